@@ -1,0 +1,306 @@
+"""Board profiles: boards.toml, a user's additions to it, and the checks on both."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgepack.errors import ConfigError, perhaps
+from edgepack.paths import data_file
+from edgepack.tables import Table, read_toml
+
+INSTRUCTION_FAMILIES = ("fma", "hwdiv", "armv8")
+TOOLCHAINS = ("zig", "gnu")
+SUITES = ("bullseye", "bookworm", "trixie")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Triple:
+    """What all boards of one GNU triple share."""
+
+    name: str
+    llvm_triple: str
+    float_abi: str
+    debian_arch: str
+    loader: str
+    runtime_flags: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Cores of one kind; a big.LITTLE board has several clusters."""
+
+    cpu: str
+    cores: int
+    max_mhz: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class VirtualProfile:
+    """How the virtual board imitates the real one.
+
+    `qemu_cpu` is a qemu-user CPU name; `model` and `part` are what /proc/cpuinfo
+    says; `suite` is the Debian release of its root file system.
+    """
+
+    suite: str
+    qemu_cpu: str
+    model: str
+    part: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """A board profile.
+
+    `clusters` has the fastest cores first. `glibc` is the floor, e.g. "2.31".
+    `cpu` "native" (board `local`) stands for the CPU edgepack runs on. `hwcaps`
+    are names of /proc/cpuinfo's Features line; `forbidden` are instruction
+    families (of INSTRUCTION_FAMILIES) that the CPU lacks. `origin` is the file
+    the profile was last changed in.
+    """
+
+    name: str
+    title: str
+    target: Triple
+    cpu: str
+    features: tuple[str, ...]
+    clusters: tuple[Cluster, ...]
+    memory_mb: int
+    glibc: str
+    os: str
+    hwcaps: tuple[str, ...]
+    forbidden: tuple[str, ...]
+    toolchain: str
+    virtual: VirtualProfile | None
+    origin: str
+
+    @property
+    def triple(self) -> str:
+        """The GNU triple, e.g. "arm-linux-gnueabihf"."""
+        return self.target.name
+
+    @property
+    def llvm_triple(self) -> str:
+        """LLVM's spelling of the triple, e.g. "armv7l-linux-gnueabihf"."""
+        return self.target.llvm_triple
+
+    @property
+    def float_abi(self) -> str:
+        """ "hard" on 32-bit ARM, else empty."""
+        return self.target.float_abi
+
+    @property
+    def debian_arch(self) -> str:
+        """Debian's name of the architecture, e.g. "armhf"."""
+        return self.target.debian_arch
+
+    @property
+    def runtime_flags(self) -> Mapping[str, tuple[str, ...]]:
+        """Code generation flags of the runtime build, per toolchain kind."""
+        return self.target.runtime_flags
+
+    @property
+    def cores(self) -> int:
+        """Cores of all clusters."""
+        return sum(cluster.cores for cluster in self.clusters)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this is the machine edgepack runs on."""
+        return self.name == "local"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `edgepack boards --json`."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "triple": self.triple,
+            "cpu": self.cpu,
+            "features": list(self.features),
+            "float_abi": self.float_abi,
+            "clusters": [vars(cluster) for cluster in self.clusters],
+            "memory_mb": self.memory_mb,
+            "glibc": self.glibc,
+            "os": self.os,
+            "hwcaps": list(self.hwcaps),
+            "forbidden": list(self.forbidden),
+            "toolchain": self.toolchain,
+            "virtual": vars(self.virtual) if self.virtual else None,
+            "origin": self.origin,
+        }
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    """ "2.31" as (2, 31), so that 2.4 < 2.31."""
+    return tuple(int(part) for part in version.split("."))
+
+
+def load_boards(extra: Sequence[Path] = ()) -> dict[str, Board]:
+    """All boards: those of edgepack, then those of each file of `extra` over them.
+
+    A user's table may hold only the keys it changes: of a board that is there
+    already, or of the one it names with `base`. Raises ConfigError.
+    """
+    builtin = data_file("boards.toml")
+    values = read_toml(builtin)
+    triples = {
+        name: _read_triple(name, Table(table, file=builtin, path=f"triples.{name}"))
+        for name, table in values["triples"].items()
+    }
+    tables: dict[str, dict[str, Any]] = values["boards"]
+    boards = {
+        name: _read_board(name, table, triples, file=builtin) for name, table in tables.items()
+    }
+    for file in extra:
+        root = Table(read_toml(file), file=file)
+        own: dict[str, Any] = root.take("boards", dict)
+        root.finish()
+        for name, table in own.items():
+            if not isinstance(table, dict):
+                raise ConfigError(f"{file}: boards.{name}: {table!r} is not a table")
+            table = dict(table)
+            base = table.pop("base", name)
+            if base not in tables and (base != name or not isinstance(base, str)):
+                raise ConfigError(
+                    f"{file}: boards.{name}.base: unknown board {base!r}",
+                    hint=perhaps(str(base), tables),
+                )
+            merged = {**tables.get(base, {}), **table}
+            tables[name] = merged
+            boards[name] = _read_board(name, merged, triples, file=file)
+            _check_with_llvm(boards[name], file)
+    return boards
+
+
+def get_board(name: str, extra: Sequence[Path] = ()) -> Board:
+    """The board called `name`; raises ConfigError with the nearest name if there is none."""
+    boards = load_boards(extra)
+    if name not in boards:
+        raise ConfigError(f"unknown board: {name}", hint=perhaps(name, boards))
+    return boards[name]
+
+
+def _read_triple(name: str, table: Table) -> Triple:
+    flags = table.take_table("runtime_flags")
+    assert flags is not None
+    triple = Triple(
+        name=name,
+        llvm_triple=table.take("llvm_triple", str),
+        float_abi=table.take("float_abi", str),
+        debian_arch=table.take("debian_arch", str),
+        loader=table.take("loader", str),
+        runtime_flags={kind: flags.take_list(kind, str) for kind in TOOLCHAINS},
+    )
+    flags.finish()
+    table.finish()
+    return triple
+
+
+def _read_board(
+    name: str, values: Mapping[str, Any], triples: Mapping[str, Triple], *, file: Path
+) -> Board:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
+        raise ConfigError(
+            f"{file}: boards: bad name {name!r}", hint="use a-z, 0-9, dot, dash and underscore"
+        )
+    table = Table(values, file=file, path=f"boards.{name}")
+    triple = table.take("triple", str)
+    if triple == "local":
+        triple = f"{platform.machine()}-linux-gnu"
+    if triple not in triples:
+        raise table.fail("triple", f"unknown triple {triple!r}", hint=perhaps(triple, triples))
+    glibc = table.take("glibc", str)
+    if glibc == "local":
+        glibc = platform.libc_ver()[1]
+    if not re.fullmatch(r"2\.\d+", glibc):
+        raise table.fail("glibc", f"{glibc!r} is not a glibc version", hint='for example "2.31"')
+    clusters = tuple(
+        _read_cluster(table, index, item)
+        for index, item in enumerate(table.take_list("clusters", dict))
+    )
+    memory_mb = table.take("memory_mb", int)
+    if name == "local":
+        clusters = clusters or (
+            Cluster(cpu="native", cores=len(os.sched_getaffinity(0)), max_mhz=0),
+        )
+        memory_mb = memory_mb or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    if not clusters or memory_mb <= 0:
+        raise table.fail("clusters" if not clusters else "memory_mb", "must not be empty")
+    forbidden = table.take_list("forbidden", str, ())
+    for family in forbidden:
+        if family not in INSTRUCTION_FAMILIES:
+            raise table.fail(
+                "forbidden",
+                f"unknown instruction family {family!r}",
+                hint=perhaps(family, INSTRUCTION_FAMILIES),
+            )
+    board = Board(
+        name=name,
+        title=table.take("title", str),
+        target=triples[triple],
+        cpu=table.take("cpu", str),
+        features=table.take_list("features", str, ()),
+        clusters=tuple(sorted(clusters, key=lambda cluster: -cluster.max_mhz)),
+        memory_mb=memory_mb,
+        glibc=glibc,
+        os=table.take("os", str),
+        hwcaps=table.take_list("hwcaps", str, ()),
+        forbidden=forbidden,
+        toolchain=table.take_choice("toolchain", TOOLCHAINS, "zig"),
+        virtual=_read_virtual(table),
+        origin=str(file),
+    )
+    table.finish()
+    return board
+
+
+def _read_cluster(table: Table, index: int, values: Mapping[str, Any]) -> Cluster:
+    item = Table(values, file=table.file, path=table.name(f"clusters[{index}]"))
+    cluster = Cluster(
+        cpu=item.take("cpu", str), cores=item.take("cores", int), max_mhz=item.take("max_mhz", int)
+    )
+    if cluster.cores <= 0:
+        raise item.fail("cores", f"{cluster.cores} is not a number of cores")
+    item.finish()
+    return cluster
+
+
+def _read_virtual(table: Table) -> VirtualProfile | None:
+    item = table.take_table("virtual", required=False)
+    if item is None:
+        return None
+    profile = VirtualProfile(
+        suite=item.take_choice("suite", SUITES),
+        qemu_cpu=item.take("qemu_cpu", str),
+        model=item.take("model", str, ""),
+        part=item.take("part", str),
+    )
+    item.finish()
+    return profile
+
+
+def _check_with_llvm(board: Board, file: Path) -> None:
+    """LLVM only warns about a name it does not know, and then compiles for another CPU."""
+    from edgepack.compiler import llvm
+
+    known = llvm.cpu_names(board.llvm_triple)
+    for cpu in (board.cpu, *(cluster.cpu for cluster in board.clusters)):
+        if cpu not in known and cpu != "native":
+            raise ConfigError(
+                f"{file}: boards.{board.name}.cpu: LLVM has no CPU {cpu!r} for {board.llvm_triple}",
+                hint=perhaps(cpu, known),
+            )
+    features = llvm.feature_names(board.llvm_triple)
+    for feature in board.features:
+        if feature[:1] not in "+-" or feature[1:] not in features:
+            raise ConfigError(
+                f"{file}: boards.{board.name}.features: LLVM has no feature {feature!r} "
+                f"for {board.llvm_triple}",
+                hint=perhaps(feature.lstrip("+-"), features) + "; write it as +name or -name",
+            )

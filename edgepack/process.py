@@ -1,0 +1,88 @@
+"""Child processes: one way to run them, log them, and say why they failed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgepack.errors import EdgepackError, TimeLimitError, ToolchainError
+
+log = logging.getLogger(__name__)
+
+_LAST_LINES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A finished process; `stdout` and `stderr` are text with bad bytes replaced."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def last_lines(text: str, count: int = _LAST_LINES) -> str:
+    """The last `count` lines of `text` that are not empty, indented by two spaces."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return "\n".join(f"  {line}" for line in lines[-count:])
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    input: bytes | None = None,
+    timeout_s: float | None = None,
+    check: bool = True,
+    error: type[EdgepackError] = ToolchainError,
+    what: str | None = None,
+) -> Result:
+    """Run `argv` to its end.
+
+    `env` is added to this process's own. `what` names the step in messages.
+    Raises `error` if the program is not there or (with `check`) fails, with its
+    last ten lines; `TimeLimitError` after `timeout_s` seconds.
+    """
+    words = tuple(str(word) for word in argv)
+    log.debug("run %s", shlex.join(words))
+    try:
+        done = subprocess.run(
+            words,
+            cwd=cwd,
+            env={**os.environ, **env} if env else None,
+            input=input,
+            stdin=subprocess.DEVNULL if input is None else None,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise error(
+            f"program not found: {words[0]}", hint="`edgepack doctor` lists what to install"
+        ) from None
+    except PermissionError:
+        raise error(f"program cannot be executed: {words[0]}") from None
+    except subprocess.TimeoutExpired:
+        raise TimeLimitError(
+            f"{what or Path(words[0]).name} took longer than {timeout_s} s: {shlex.join(words)}"
+        ) from None
+    result = Result(
+        argv=words,
+        returncode=done.returncode,
+        stdout=done.stdout.decode(errors="replace"),
+        stderr=done.stderr.decode(errors="replace"),
+    )
+    if check and result.returncode != 0:
+        output = last_lines(result.stdout + "\n" + result.stderr)
+        raise error(
+            f"{what or Path(words[0]).name} failed with exit code {result.returncode}: "
+            f"{shlex.join(words)}\n{output}"
+        )
+    return result
