@@ -161,10 +161,10 @@ def load_boards(extra: Sequence[Path] = ()) -> dict[str, Board]:
         root = Table(read_toml(file), file=file)
         own: dict[str, Any] = root.take("boards", dict)
         root.finish()
-        for name, table in own.items():
-            if not isinstance(table, dict):
-                raise ConfigError(f"{file}: boards.{name}: {table!r} is not a table")
-            table = dict(table)
+        for name, changes in own.items():
+            if not isinstance(changes, dict):
+                raise ConfigError(f"{file}: boards.{name}: {changes!r} is not a table")
+            table = dict(changes)
             base = table.pop("base", name)
             if base not in tables and (base != name or not isinstance(base, str)):
                 raise ConfigError(

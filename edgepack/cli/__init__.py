@@ -1,0 +1,90 @@
+"""The command line: one module per command, thin over the Python API."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from edgepack import __version__
+from edgepack.cli import bench, board, boards, compile, deploy, doctor, inspect, package, run
+from edgepack.cli.console import Console
+from edgepack.cli.options import COMMON_DEFAULTS, add_common
+from edgepack.errors import EXIT_CODES, EdgepackError, UsageError
+from edgepack.paths import set_cache_dir
+
+COMMANDS = (boards, doctor, inspect, compile, package, deploy, run, bench, board)
+INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with our form of messages and no abbreviated options."""
+
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint=f"see `{self.prog} --help`")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The whole command line; the docs' reference is generated from it."""
+    codes = "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
+    parser = _Parser(
+        prog="edgepack",
+        description="Take a trained ONNX model to a field board, and know that it works there.",
+        epilog=f"exit codes:\n{codes}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"edgepack {__version__}")
+    add_common(parser)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    for module in COMMANDS:
+        module.add(commands)
+    for command in commands.choices.values():
+        add_common(command)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command line and return its exit code; nothing is raised but a bug."""
+    no_color = bool(os.environ.get("NO_COLOR"))
+    console = Console(as_json="--json" in argv, no_color=no_color)
+    try:
+        args = make_parser().parse_args(argv)
+        for name, default in COMMON_DEFAULTS.items():
+            if not hasattr(args, name):
+                setattr(args, name, default)
+        console = Console(
+            as_json=args.json, verbose=args.verbose, quiet=args.quiet, no_color=no_color
+        )
+        if args.cache_dir is not None:
+            set_cache_dir(args.cache_dir)
+        code: int = args.run(args, console)
+        return code
+    except EdgepackError as error:
+        console.error(error.message, error.hint, error.exit_code)
+        return error.exit_code
+    except KeyboardInterrupt:
+        console.error("interrupted", None, INTERRUPTED)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (`edgepack boards | head`): not a mistake.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception:
+        traceback.print_exc()
+        console.error(
+            "this is a bug in edgepack",
+            "please report it with the traceback above and the output of `edgepack doctor`",
+            1,
+        )
+        return 1
+
+
+def entry_point() -> NoReturn:
+    """The `edgepack` program."""
+    sys.exit(main(sys.argv[1:]))

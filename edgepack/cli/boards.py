@@ -1,0 +1,37 @@
+"""`edgepack boards`: the profiles."""
+
+from __future__ import annotations
+
+import argparse
+
+from edgepack.boards import load_boards
+from edgepack.cli.console import Console, table
+from edgepack.cli.options import board_files
+from edgepack.errors import ConfigError, perhaps
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser("boards", help="list the board profiles")
+    parser.add_argument("name", nargs="?", help="show one board whole")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Print every board, or all of one."""
+    boards = load_boards(board_files(args))
+    if args.name is not None:
+        if args.name not in boards:
+            raise ConfigError(f"unknown board: {args.name}", hint=perhaps(args.name, boards))
+        values = boards[args.name].to_dict()
+        console.data(values, "\n".join(f"{key:<10} {value}" for key, value in values.items()))
+        return 0
+    rows = [
+        (board.name, board.cpu, board.cores, board.triple, board.glibc, board.title)
+        for board in boards.values()
+    ]
+    console.data(
+        [board.to_dict() for board in boards.values()],
+        table(rows, ("BOARD", "CPU", "CORES", "TRIPLE", "GLIBC", "")),
+    )
+    return 0

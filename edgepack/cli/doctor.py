@@ -1,0 +1,39 @@
+"""`edgepack doctor`: is everything here that a board needs?"""
+
+from __future__ import annotations
+
+import argparse
+
+from edgepack.boards import get_board
+from edgepack.cli.console import Console, table
+from edgepack.cli.options import board_files
+from edgepack.doctor import check_board, missing
+from edgepack.errors import ToolchainError
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser("doctor", help="list the tools a board needs, found or not")
+    parser.add_argument("--board", default="rasp3b", help="board profile (default: rasp3b)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Print each tool with its version or the command that installs it."""
+    board = get_board(args.board, board_files(args))
+    checks = check_board(board)
+    lost = missing(checks)
+    rows = [
+        (
+            "ok" if check.version else "MISSING" if check.required else "not found",
+            check.tool,
+            check.version or check.install,
+            check.purpose,
+        )
+        for check in checks
+    ]
+    console.data(
+        {"board": board.name, "ok": not lost, "tools": [vars(check) for check in checks]},
+        table(rows, ("", "TOOL", "VERSION OR HOW TO INSTALL", "FOR")),
+    )
+    return ToolchainError.exit_code if lost else 0

@@ -1,0 +1,94 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+USER_BOARDS = Path("~/.config/edgepack/boards.toml")
+
+
+def board_files(args: argparse.Namespace) -> list[Path]:
+    """The user's board files: the one in ~/.config if it is there, then --boards."""
+    own = USER_BOARDS.expanduser()
+    return [*([own] if own.exists() else []), *args.boards]
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """--json, -v and the rest: every command takes them, before or after its name."""
+    group = parser.add_argument_group("general options")
+    group.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, help="print data as JSON"
+    )
+    group.add_argument(
+        "-v",
+        "--verbose",
+        action="count",
+        default=argparse.SUPPRESS,
+        help="log steps; twice: commands too",
+    )
+    group.add_argument(
+        "-q", "--quiet", action="store_true", default=argparse.SUPPRESS, help="no steps, no notes"
+    )
+    group.add_argument(
+        "--boards",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help=f"add or override boards (always read: {USER_BOARDS})",
+    )
+    group.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="DIR",
+        default=argparse.SUPPRESS,
+        help="instead of ~/.cache/edgepack",
+    )
+
+
+COMMON_DEFAULTS = {"json": False, "verbose": 0, "quiet": False, "boards": [], "cache_dir": None}
+
+
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """The model and the board: what is compiled, and for what."""
+    parser.add_argument("model", nargs="?", type=Path, help="ONNX model (or from the project file)")
+    parser.add_argument(
+        "--project",
+        type=Path,
+        metavar="FILE",
+        help="project file (default: edgepack.toml if it is here and no model is given)",
+    )
+    parser.add_argument("--board", metavar="NAME", help="board profile: see `edgepack boards`")
+    parser.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="INPUT=1,3,224,224",
+        help="shape of an input that has dynamic dimensions (repeatable)",
+    )
+    parser.add_argument("--toolchain", choices=("zig", "gnu"), help="force one")
+    parser.add_argument("--name", help="name of the bundle (default: that of the model file)")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """How the device is reached."""
+    parser.add_argument(
+        "--device",
+        metavar="USER@HOST[:PORT]",
+        help="an address, a name from your OpenSSH config, `virtual` or `local`",
+    )
+    parser.add_argument("--identity", type=Path, metavar="FILE", help="private key to log in with")
+    parser.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
+    parser.add_argument("--jump", metavar="USER@HOST[:PORT]", help="jump host")
+    parser.add_argument(
+        "--accept-new-host-key",
+        action="store_true",
+        help="trust a host key seen for the first time; a changed one is always refused",
+    )
+    parser.add_argument(
+        "--root", metavar="DIR", help="folder on the device (default: edgepack/<name>)"
+    )
+    parser.add_argument(
+        "--connect-timeout", type=float, default=10.0, metavar="S", help="seconds (default: 10)"
+    )

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+
+from edgepack.boards import INSTRUCTION_FAMILIES, get_board, load_boards, version_tuple
+from edgepack.errors import ConfigError
+
+REQUIRED = {
+    "rasp3b", "rasp3b-64", "rasp4b", "rasp4b-64", "rk3399", "pynq", "ultra96",
+    "armv7", "aarch64", "local",
+}  # fmt: skip
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    return file
+
+
+def test_every_promised_board_is_there() -> None:
+    assert set(load_boards()) == REQUIRED
+
+
+def test_facts_of_the_hardware() -> None:
+    boards = load_boards()
+    assert boards["rasp3b"].glibc == "2.31"
+    assert boards["rasp3b"].float_abi == "hard"
+    assert [c.cpu for c in boards["rk3399"].clusters] == ["cortex-a72", "cortex-a53"]
+    assert boards["rk3399"].cores == 6
+    # The Cortex-A9 has neither fused multiply-add nor hardware divide.
+    assert set(boards["pynq"].forbidden) == set(INSTRUCTION_FAMILIES)
+    assert "vfpv4" not in boards["pynq"].hwcaps
+    assert boards["local"].triple == f"{platform.machine()}-linux-gnu"
+
+
+def test_names_and_features_are_llvms() -> None:
+    from edgepack.compiler import llvm
+
+    for board in load_boards().values():
+        if board.is_local:
+            continue
+        assert board.cpu in llvm.cpu_names(board.llvm_triple), board.name
+        for feature in board.features:
+            assert feature[1:] in llvm.feature_names(board.llvm_triple), board.name
+
+
+def test_a_user_file_adds_and_overrides(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        """
+        [boards.rasp3b]
+        glibc = "2.36"
+        os = "Raspberry Pi OS bookworm"
+        [boards.gate]
+        base = "pynq"
+        memory_mb = 256
+        """,
+    )
+    boards = load_boards([file])
+    assert boards["rasp3b"].glibc == "2.36"
+    assert boards["rasp3b"].cpu == "cortex-a53"
+    assert boards["rasp3b"].origin == str(file)
+    assert (boards["gate"].memory_mb, boards["gate"].cpu) == (256, "cortex-a9")
+    assert boards["pynq"].memory_mb == 512
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ('[boards.rasp3b]\ncup = "cortex-a53"', "boards.rasp3b.cup: unknown key", "'cpu'"),
+        ('[boards.rasp3b]\ncpu = "cortex-a35x"', "LLVM has no CPU 'cortex-a35x'", "'cortex-a35'"),
+        ('[boards.rasp3b]\nfeatures = ["+neno"]', "no feature '+neno'", "'neon'"),
+        ('[boards.rasp3b]\nfeatures = ["neon"]', "no feature 'neon'", "+name"),
+        ("[boards.rasp3b]\nmemory_mb = true", "boards.rasp3b.memory_mb: True", None),
+        ('[boards.rasp3b]\nmemory_mb = "big"', "'big' is not a whole number", None),
+        ("[boards.rasp3b]\nmemory_mb = 0", "memory_mb: must not be empty", None),
+        ('[boards.rasp3b]\nglibc = "new"', "'new' is not a glibc version", "2.31"),
+        ('[boards.rasp3b]\nforbidden = ["fmaa"]', "unknown instruction family 'fmaa'", "'fma'"),
+        ('[boards.rasp3b]\ntoolchain = "clang"', "unknown value 'clang'", "gnu, zig"),
+        ('[boards.rasp3b]\nclusters = [{cpu="cortex-a53", cores=0, max_mhz=1}]', "0 is not", None),
+        ('[boards.rasp3b]\nclusters = [{cpu="cortex-a53", cores=1}]', "max_mhz: missing", None),
+        ("[boards.rasp3b]\nclusters = []", "clusters: must not be empty", None),
+        ('[boards.new]\ntitle = "x"', "boards.new.triple: missing", None),
+        ('[boards.new]\nbase = "rasp3"', "unknown board 'rasp3'", "'rasp3b'"),
+        ('[boards."a b"]\nbase = "rasp3b"', "bad name 'a b'", None),
+        ("boards = 3", "boards: 3 is not a table", None),
+        ("boards.x = 3", "boards.x: 3 is not a table", None),
+        ("[boadrs.x]", "boards: missing", None),
+        ("[boards.rasp3b", "not valid TOML", None),
+    ],
+)
+def test_a_broken_file_names_the_key(
+    tmp_path: Path, text: str, message: str, hint: str | None
+) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_boards([file])
+    assert str(file) in caught.value.message
+    assert message in caught.value.message
+    if hint is not None:
+        assert hint in (caught.value.hint or "")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="file not found"):
+        load_boards([tmp_path / "none.toml"])
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_boards([tmp_path])
+    latin = tmp_path / "latin.toml"
+    latin.write_bytes('[boards.x]\ntitle = "Gerät"'.encode("latin-1"))
+    with pytest.raises(ConfigError, match="not UTF-8 at byte"):
+        load_boards([latin])
+
+
+def test_an_unknown_board_gets_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="unknown board: rasp3c") as caught:
+        get_board("rasp3c")
+    assert caught.value.hint == "perhaps you meant 'rasp3b'"
+
+
+def test_versions_compare_by_number() -> None:
+    assert version_tuple("2.4") < version_tuple("2.31")

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgepack.boards import get_board, load_boards
+from edgepack.doctor import check_board, missing
+from edgepack.errors import UsageError
+from edgepack.toolchain import (
+    GlibcTooNewError,
+    MissingCompilerError,
+    find,
+    link_shared,
+    select,
+)
+
+
+def test_zig_is_taken_for_an_old_glibc_floor() -> None:
+    choice = select(get_board("rasp3b"))
+    assert choice.toolchain.kind == "zig"
+    assert "2.31" in choice.reason
+    assert "Raspberry Pi OS bullseye" in choice.reason
+
+
+def test_a_forced_compiler_that_cannot_meet_the_floor_is_refused(
+    require_tool: Callable[..., str],
+) -> None:
+    require_tool("arm-linux-gnueabihf-g++")
+    with pytest.raises(GlibcTooNewError, match=r"board has 2\.31") as caught:
+        select(get_board("rasp3b"), force="gnu")
+    assert "--toolchain zig" in (caught.value.hint or "")
+
+
+def test_gnu_is_taken_where_it_meets_the_floor(
+    tmp_path: Path, require_tool: Callable[..., str]
+) -> None:
+    require_tool("arm-linux-gnueabihf-g++")
+    file = tmp_path / "b.toml"
+    file.write_text('[boards.new]\nbase = "rasp3b"\nglibc = "2.99"\ntoolchain = "gnu"\n')
+    board = get_board("new", [file])
+    assert select(board).toolchain.kind == "gnu"
+    assert select(board, force="gnu").reason == "asked for with --toolchain"
+
+
+def test_a_missing_compiler_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(MissingCompilerError, match="aarch64-linux-gnu-g") as caught:
+        find("gnu", get_board("rk3399"))
+    assert caught.value.hint == "sudo apt-get install g++-aarch64-linux-gnu"
+    assert any(check.version is None for check in check_board(get_board("rk3399")))
+
+
+def test_no_compiler_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr("edgepack.toolchain.zig_executable", lambda: None)
+    with pytest.raises(MissingCompilerError, match="zig"):
+        select(get_board("rasp3b"))
+    lost = missing(check_board(get_board("rasp3b")))
+    assert [check.install for check in lost] == ["pip install ziglang"]
+
+
+def test_unknown_kind() -> None:
+    with pytest.raises(UsageError, match="unknown toolchain: clang"):
+        select(get_board("rasp3b"), force="clang")
+
+
+def test_doctor_finds_what_this_test_runs_on() -> None:
+    for board in load_boards().values():
+        found = {check.tool: check.version for check in check_board(board)}
+        assert found["cmake"]
+        assert found[f"zig for {board.triple}"]
+
+
+@pytest.mark.parametrize("kind", ["zig", "gnu"])
+def test_linking_is_reproducible(
+    tmp_path: Path, kind: str, require_tool: Callable[..., str]
+) -> None:
+    require_tool("arm-linux-gnueabihf-g++")
+    from edgepack.process import run
+
+    toolchain = find(kind, get_board("pynq"))
+    flags = get_board("pynq").runtime_flags[kind]
+    files = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        source = folder / "k.c"
+        source.write_text("#include <math.h>\nfloat k(float x) { return expf(x); }\n")
+        run(
+            [*toolchain.cc, *flags, "-g0", "-O2", "-fPIC", "-c", source, "-o", folder / "k.o"],
+            env=toolchain.env,
+        )
+        link_shared(toolchain, [folder / "k.o"], folder / "model.so", flags)
+        files.append((folder / "model.so").read_bytes())
+    assert files[0][:4] == b"\x7fELF"
+    assert files[0] == files[1]
