@@ -1,0 +1,83 @@
+"""ONNX -> one library per board CPU, a plan, and the parameters.
+
+    model.onnx -importer-> Relax -lower-> fused kernels -schedule-> -plan-> graph.json, params.bin
+                                                                       |
+                                                                     build-> model.so
+
+This package is the only one that imports TVM, and only when something is compiled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgepack.boards import Board
+from edgepack.model import ModelSpec, TensorInfo, load_model
+from edgepack.paths import atomic_dir
+from edgepack.progress import NO_PROGRESS, Progress
+from edgepack.toolchain import Toolchain
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledModel:
+    """A folder with the three artifacts of a model for one board.
+
+    `arena_bytes` is the memory all tensors of a run share, inputs and outputs
+    included; `params_bytes` is the size of the mapped parameter file.
+    """
+
+    folder: Path
+    graph: Path
+    params: Path
+    library: Path
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    arena_bytes: int
+    params_bytes: int
+    model_sha256: str
+    tvm_version: str
+
+
+def compile_model(
+    spec: ModelSpec,
+    board: Board,
+    toolchain: Toolchain,
+    out: Path,
+    *,
+    progress: Progress = NO_PROGRESS,
+) -> CompiledModel:
+    """Compile a model into `out`/{model.so, graph.json, params.bin}; `out` is replaced.
+
+    Equal model, shapes, board and toolchain give equal bytes, wherever they lie.
+    Raises the errors of `edgepack.model.load_model`, `ModelError` for what only
+    shows while compiling, and `ToolchainError` when the link fails.
+    """
+    model = load_model(spec)
+
+    progress.step(f"importing {spec.path.name}")
+    import tvm
+
+    from edgepack.compiler import build, importer, llvm, lower, plan, schedule
+
+    target = llvm.tvm_target(board)
+    module = lower.lower(importer.import_model(model), target)
+    laid_out, kernels = plan.extract_plan(schedule.schedule(module, target), model)
+
+    progress.step(f"compiling {len(kernels)} kernels for {board.cpu}")
+    with atomic_dir(out) as work:
+        build.build_library(kernels, target, toolchain, work / "model.so")
+        (work / "graph.json").write_text(laid_out.to_json(), encoding="utf-8")
+        (work / "params.bin").write_bytes(laid_out.params)
+    return CompiledModel(
+        folder=out,
+        graph=out / "graph.json",
+        params=out / "params.bin",
+        library=out / "model.so",
+        inputs=laid_out.infos(laid_out.inputs),
+        outputs=laid_out.infos(laid_out.outputs),
+        arena_bytes=laid_out.arena_bytes,
+        params_bytes=len(laid_out.params),
+        model_sha256=model.sha256,
+        tvm_version=tvm.__version__,
+    )

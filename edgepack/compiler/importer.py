@@ -1,0 +1,129 @@
+"""ONNX -> Relax: everything that is known before the first inference is computed here."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.frontend.onnx import from_onnx
+
+from edgepack.compiler.operators import expand, unsupported
+from edgepack.errors import ModelError
+from edgepack.model import LoadedModel, UnsupportedOperatorError
+
+log = logging.getLogger(__name__)
+
+
+class ImportModelError(ModelError):
+    """The model is no valid ONNX graph, or holds a form of an operator that TVM refuses."""
+
+
+def import_model(model: LoadedModel) -> tvm.IRModule:
+    """A Relax module whose `main` takes the model's inputs in order, weights as constants.
+
+    Raises `ImportModelError`, or `UnsupportedOperatorError` for what is left
+    after constant folding.
+    """
+    proto = _fold(model, expand(model.proto))
+    left = unsupported(proto)
+    if left:
+        raise UnsupportedOperatorError(model.path, left)
+    said = io.StringIO()
+    try:
+        # The importer prints what it was converting when it fails, and warns about names.
+        with contextlib.redirect_stdout(said), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = from_onnx(proto, sanitize_input_names=False)
+    except Exception as error:  # TVM raises anything from AssertionError to tvm.error.*
+        first = said.getvalue().split(", with inputs")[0].strip()
+        raise ImportModelError(
+            f"{model.path}: {first or 'TVM cannot import the model'}: {_first_line(error)}"
+        ) from error
+    module = relax.transform.DecomposeOpsForInference()(module)
+    module["main"] = _FoldCheaply(module).visit_expr(module["main"])
+    return relax.transform.FoldConstant()(module)
+
+
+def _fold(model: LoadedModel, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Let onnxruntime compute what is constant, and drop what has no effect.
+
+    Only its basic level: above it nodes become its own operators. Shapes that
+    the model computes (`Shape`, `Gather`, `Concat`, `Reshape`) turn into
+    constants here, which TVM's importer needs.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+        folded = Path(folder) / "folded.onnx"
+        options.optimized_model_filepath = str(folded)
+        try:
+            onnxruntime.InferenceSession(
+                proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # its exception classes share no base but Exception
+            raise ImportModelError(
+                f"{model.path}: not a valid model: {_first_line(error)}",
+                hint="onnxruntime refuses it too; check the export",
+            ) from error
+        return onnx.load(folded)
+
+
+@mutator
+class _FoldCheaply(PyExprMutator):  # type: ignore[misc]
+    """Compute with numpy what the importer leaves around every bias and every Clip.
+
+    FoldConstant would compile a kernel for each of them (4 s for MobileNetV2). A
+    bound of Clip becomes a scalar constant, which ends up as an immediate.
+    """
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
+        if name == "relax.call_tir":
+            return self._clip(call)
+        if name not in ("relax.reshape", "relax.isnan", "relax.where"):
+            return call
+        count = 1 if name == "relax.reshape" else len(call.args)
+        values = [self._constant(arg) for arg in call.args[:count]]
+        if any(value is None for value in values):
+            return call
+        if name == "relax.reshape":
+            result = values[0].reshape([int(dim) for dim in call.ty.shape])
+        else:
+            result = {"relax.isnan": np.isnan, "relax.where": np.where}[name](*values)
+        return relax.const(result, str(call.ty.dtype))
+
+    def _clip(self, call: relax.Call) -> relax.Expr:
+        operator = {"maximum": relax.op.maximum, "minimum": relax.op.minimum}.get(
+            call.args[0].name_hint.rstrip("0123456789")
+        )
+        if operator is None or len(call.args[1]) != 2:
+            return call
+        data, bound = call.args[1]
+        value = self._constant(bound)
+        if value is None or value.size != 1 or list(data.ty.shape) != list(call.ty.shape):
+            return call
+        return operator(data, relax.const(value.reshape(()), str(bound.ty.dtype)))
+
+    def _constant(self, expr: relax.Expr) -> np.ndarray | None:
+        if isinstance(expr, relax.Var):
+            expr = self.lookup_binding(expr)
+        return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0].strip() if lines else type(error).__name__

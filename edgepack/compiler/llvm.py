@@ -1,0 +1,68 @@
+"""What TVM's LLVM knows, and a board as a TVM target."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import tvm
+from tvm.target import codegen
+
+from edgepack.boards import Board
+
+
+@cache
+def cpu_names(llvm_triple: str) -> frozenset[str]:
+    """CPU names that LLVM knows for a triple such as `armv7l-linux-gnueabihf`."""
+    return frozenset(str(name) for name in codegen.llvm_get_cpu_archlist(_bare(llvm_triple)))
+
+
+@cache
+def feature_names(llvm_triple: str) -> frozenset[str]:
+    """Features, without sign (`neon`, `vfp4`), that any CPU of a triple has."""
+    return frozenset(
+        name for cpu in cpu_names(llvm_triple) for name in _features_of(llvm_triple, cpu)
+    )
+
+
+def tvm_target(board: Board) -> tvm.target.Target:
+    """The board's CPU. Without `mfloat-abi` 32-bit ARM code passes floats in core registers."""
+    cpu, features = board.cpu, list(board.features)
+    if cpu == "native":
+        cpu = codegen.llvm_get_system_cpu()
+        features += _hidden_features(board.llvm_triple, cpu, Path("/proc/cpuinfo"))
+    config: dict[str, object] = {
+        "kind": "llvm",
+        "mtriple": board.llvm_triple,
+        "mcpu": cpu,
+        "num-cores": board.cores,
+    }
+    if features:
+        config["mattr"] = features
+    if board.float_abi:
+        config["mfloat-abi"] = board.float_abi
+    return tvm.target.Target(config)
+
+
+def _bare(llvm_triple: str) -> tvm.target.Target:
+    return tvm.target.Target({"kind": "llvm", "mtriple": llvm_triple})
+
+
+def _features_of(llvm_triple: str, cpu: str) -> frozenset[str]:
+    target = tvm.target.Target({"kind": "llvm", "mtriple": llvm_triple, "mcpu": cpu})
+    return frozenset(str(name) for name in codegen.llvm_get_cpu_features(target))
+
+
+def _hidden_features(llvm_triple: str, cpu: str, cpuinfo: Path) -> list[str]:
+    """Vector extensions that the CPU has by name, and a hypervisor or the kernel hides.
+
+    LLVM says `avx512vnni` where /proc/cpuinfo's flags say `avx512_vnni`.
+    """
+    flags = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), flags=re.MULTILINE)
+    if flags is None:
+        return []
+    shown = {flag.replace("_", "") for flag in flags[1].split()}
+    vector = re.compile(r"(avx|fma|f16c|amx|gfni|vaes|vpclmulqdq)")
+    names = sorted(name for name in _features_of(llvm_triple, cpu) if vector.match(name))
+    return [f"-{name}" for name in names if re.sub(r"[-_.]", "", name) not in shown]

@@ -1,0 +1,178 @@
+"""Which ONNX operators compile to right results.
+
+The list is TVM's own converter table, read at run time, less the forms that it
+is known to convert to something else than ONNX defines. Operators that it lacks
+but that ONNX defines by other operators are replaced by that definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx
+import onnx.inliner
+from onnx import numpy_helper
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from edgepack.model import operator_name, opset_of, walk_nodes
+
+# TVM's table knows no domains. These of its operators are onnxruntime's own.
+_MICROSOFT = frozenset(
+    {
+        "Attention",
+        "BiasGelu",
+        "EmbedLayerNormalization",
+        "FastGelu",
+        "MatMulInteger16",
+        "SkipLayerNormalization",
+    }
+)
+
+# In TVM's table, but the result's shape depends on the data (a plan has fixed
+# shapes) or is no tensor.
+_NO_PLAN = {
+    "AllClassNMS": "its output's shape depends on the data",
+    "Compress": "its output's shape depends on the data",
+    "NonMaxSuppression": "its output's shape depends on the data",
+    "NonZero": "its output's shape depends on the data",
+    "Unique": "its output's shape depends on the data",
+    "Optional": "optional values have no place in a fixed plan",
+    "OptionalHasElement": "optional values have no place in a fixed plan",
+    "OptionalGetElement": "optional values have no place in a fixed plan",
+}
+
+_DOMAINS = {"": "", "ai.onnx": "", "com.microsoft": "com.microsoft"}
+
+
+def supported_operators() -> frozenset[str]:
+    """Names, as `edgepack.model.operator_name` forms them, of what TVM converts."""
+    table = set(onnx_frontend._get_convert_map()) - set(_NO_PLAN) | {"Constant"}
+    # ONNX's operator of opset 23 has the same name as onnxruntime's, and another meaning.
+    standard = {name for name in table if name not in _MICROSOFT}
+    return frozenset(standard | {f"com.microsoft::{name}" for name in table & _MICROSOFT})
+
+
+def unsupported(proto: onnx.ModelProto) -> dict[str, str]:
+    """Operators, and forms of operators, of a model that do not compile: name -> reason.
+
+    Nodes whose inputs are all constant do not count: they are folded away.
+    """
+    supported = supported_operators()
+    proto = expand(proto)
+    context = _Context(proto)
+    problems: dict[str, str] = {}
+    for node in proto.graph.node:
+        name = operator_name(node)
+        if context.is_constant(node):
+            continue
+        if node.op_type in _NO_PLAN:
+            problems[name] = _NO_PLAN[node.op_type]
+        elif name not in supported:
+            problems[name] = "not known to the compiler"
+        elif reason := _bad_form(node, context):
+            problems[name] = reason + (f" (node '{node.name}')" if node.name else "")
+    return problems
+
+
+def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Replace model-local functions, and standard operators that TVM lacks, by their definitions.
+
+    Also nodes in a form that TVM gets wrong, where the definition gets it right.
+    """
+    supported = supported_operators()
+    if proto.functions:
+        proto = onnx.inliner.inline_local_functions(proto)
+    opset = opset_of(proto)
+    # A definition may hold operators that have one themselves.
+    for _ in range(4):
+        names = {
+            node.op_type
+            for node in walk_nodes(proto.graph)
+            if node.domain in ("", "ai.onnx")
+            and (operator_name(node) not in supported or _better_expanded(node))
+            and _has_definition(node.op_type, opset)
+        }
+        if not names:
+            break
+        proto = onnx.inliner.inline_selected_functions(
+            proto, [("", name) for name in sorted(names)], inline_schema_functions=True
+        )
+    return proto
+
+
+def _has_definition(op_type: str, opset: int) -> bool:
+    if not onnx.defs.has(op_type, max_inclusive_version=opset):
+        return False
+    schema = onnx.defs.get_schema(op_type, max_inclusive_version=opset)
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def _better_expanded(node: onnx.NodeProto) -> bool:
+    # TVM's LayerNormalization has one output only.
+    return node.op_type == "LayerNormalization" and len(node.output) > 1
+
+
+class _Context:
+    """What a check may know about a node's surroundings."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.opset = opset_of(proto)
+        self.values = {tensor.name: tensor for tensor in proto.graph.initializer}
+        self.constant = set(self.values)
+        self.used = {name for node in walk_nodes(proto.graph) for name in node.input}
+        self.used |= {value.name for value in proto.graph.output}
+        for node in proto.graph.node:
+            if node.op_type == "Constant" and node.attribute[0].HasField("t"):
+                self.values[node.output[0]] = node.attribute[0].t
+            if all(name in self.constant for name in node.input if name) and not any(
+                attribute.HasField("g") for attribute in node.attribute
+            ):
+                self.constant.update(node.output)
+
+    def is_constant(self, node: onnx.NodeProto) -> bool:
+        return all(name in self.constant for name in node.output)
+
+    def scalar(self, node: onnx.NodeProto, position: int) -> Any:
+        """Value of a constant scalar input, or None."""
+        if len(node.input) <= position or node.input[position] not in self.values:
+            return None
+        return numpy_helper.to_array(self.values[node.input[position]]).reshape(-1)[0]
+
+    def output_used(self, node: onnx.NodeProto, position: int) -> bool:
+        return len(node.output) > position and node.output[position] in self.used
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
+    for attribute in node.attribute:
+        if attribute.name == name:
+            return onnx.helper.get_attribute_value(attribute)
+    return default
+
+
+def _bad_form(node: onnx.NodeProto, context: _Context) -> str | None:
+    check = _CHECKS.get(node.op_type)
+    return check(node, context) if check else None
+
+
+def _batch_normalization(node: onnx.NodeProto, context: _Context) -> str | None:
+    if _attribute(node, "training_mode", 0) or any(context.output_used(node, i) for i in (1, 2)):
+        return "in its training form"
+    return None
+
+
+def _dropout(node: onnx.NodeProto, context: _Context) -> str | None:
+    if context.output_used(node, 1):
+        return "with its mask as an output"
+    # From opset 12 a node trains only when its third input says so.
+    if context.opset >= 12 and len(node.input) > 2 and node.input[2]:
+        training = context.scalar(node, 2)
+        if training is None or training:
+            return "in its training form"
+    return None
+
+
+_CHECKS: dict[str, Callable[[onnx.NodeProto, _Context], str | None]] = {
+    "BatchNormalization": _batch_normalization,
+    "Dropout": _dropout,
+}

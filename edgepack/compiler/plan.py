@@ -1,0 +1,314 @@
+"""The ahead-of-time plan: which kernel reads and writes which bytes, in which order.
+
+`main` of a lowered module is a straight line. It is written out as tensors with
+fixed places (in one arena, or in the parameter file) and calls.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import tvm
+from tvm import relax, te, tirx, topi
+
+from edgepack.compiler.arena import Block, align, allocate
+from edgepack.errors import ModelError
+from edgepack.model import DTYPES, DynamicShapeError, LoadedModel, TensorInfo
+
+FORMAT = "edgepack-graph"
+VERSION = 1
+
+
+class PlanError(ModelError):
+    """The model needs something at run time that a fixed list of kernel calls cannot do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """A tensor at a fixed place; `storage` is "arena" or "params", `offset` in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    storage: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A kernel call; `args` index the plan's tensors: inputs, outputs, then scratch memory."""
+
+    kernel: str
+    args: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All of a model but its kernels' code."""
+
+    model: str
+    tensors: tuple[Tensor, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    calls: tuple[Call, ...]
+    arena_bytes: int
+    params: bytes = field(repr=False)
+
+    def infos(self, indices: Sequence[int]) -> tuple[TensorInfo, ...]:
+        """Names, dtypes and shapes of some of the tensors."""
+        picked = [self.tensors[index] for index in indices]
+        return tuple(TensorInfo(name=t.name, dtype=t.dtype, shape=t.shape) for t in picked)
+
+    def to_json(self) -> str:
+        """The text of graph.json; one line per tensor and call."""
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": self.model,
+            "arena_bytes": self.arena_bytes,
+            "params_bytes": len(self.params),
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+        }
+        tensors = [
+            {
+                "name": t.name,
+                "dtype": t.dtype,
+                "shape": t.shape,
+                "storage": t.storage,
+                "offset": t.offset,
+                "bytes": t.nbytes,
+            }
+            for t in self.tensors
+        ]
+        calls = [{"kernel": call.kernel, "args": call.args} for call in self.calls]
+        text = json.dumps(head, indent=1)[:-2]
+        for key, items in (("tensors", tensors), ("calls", calls)):
+            text += f',\n "{key}": [\n' + ",\n".join(f"  {json.dumps(i)}" for i in items) + "\n ]"
+        return text + "\n}\n"
+
+
+def extract_plan(module: tvm.IRModule, model: LoadedModel) -> tuple[Plan, dict[str, tirx.PrimFunc]]:
+    """The plan of a lowered module, and the kernels it calls by name.
+
+    A kernel may have more arguments than its `call_tir` names inputs and
+    outputs: those last ones are scratch memory, which is placed in the arena for
+    the time of the call. Raises `PlanError` and `DynamicShapeError`.
+    """
+    builder = _Builder(module, model)
+    main = module["main"]
+    for parameter, info in zip(main.params, model.inputs, strict=True):
+        builder.bind_input(parameter, info)
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            builder.bind(binding.var, binding.value)
+    return builder.finish(main.body.body)
+
+
+@dataclass
+class _Value:
+    """A tensor before it has a place. `root` is the value whose bytes it shows (maybe itself)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    root: int
+    data: np.ndarray | None = None
+    pinned: bool = False
+    first: int = -1
+    last: int = -1
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * (1 if self.dtype == "bool" else np.dtype(self.dtype).itemsize)
+
+
+class _Builder:
+    def __init__(self, module: tvm.IRModule, model: LoadedModel) -> None:
+        self.module = module
+        self.model = model
+        self.values: list[_Value] = []
+        self.calls: list[Call] = []
+        self.kernels: dict[str, tirx.PrimFunc] = {}
+        self.known: dict[relax.Var, int | tuple[int, ...]] = {}
+        self.constants: dict[tuple[str, tuple[int, ...], bytes], int] = {}
+        self.inputs: list[int] = []
+
+    # ------------------------------------------------ bindings
+
+    def bind_input(self, parameter: relax.Var, info: TensorInfo) -> None:
+        index = self.new_value(parameter.ty, info.name)
+        self.values[index].pinned = True
+        self.known[parameter] = index
+        self.inputs.append(index)
+
+    def bind(self, var: relax.Var, value: relax.Expr) -> None:
+        if not isinstance(value, relax.Call):
+            self.known[var] = self.resolve(value)
+            return
+        name = value.op.name if isinstance(value.op, tvm.ir.Op) else ""
+        if name == "relax.call_tir":
+            self.known[var] = self.bind_call(value)
+        elif name == "relax.reshape":
+            source = self.one(value.args[0])
+            index = self.new_value(value.ty)
+            self.values[index].root = self.values[source].root
+            self.values[index].data = self.values[source].data
+            self.known[var] = index
+        else:
+            what = value.args[0].value if name.endswith("packed") else name or value.op
+            raise PlanError(
+                f"{self.model.path}: the model needs '{what}' at run time, which the runtime lacks"
+            )
+
+    def bind_call(self, call: relax.Call) -> int | tuple[int, ...]:
+        kernel = call.args[0].name_hint
+        function = self.module[call.args[0]]
+        if len(call.args) > 2:
+            raise DynamicShapeError(f"{self.model.path}: the shapes in '{kernel}' are not fixed")
+        inputs = [self.one(arg) for arg in call.args[1]]
+        types = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
+        outputs = [self.new_value(ty) for ty in types]
+        scratch = [
+            self.new_value(function.buffer_map[parameter])
+            for parameter in list(function.params)[len(inputs) + len(outputs) :]
+        ]
+        self.add_call(kernel, function, inputs, outputs, scratch)
+        return tuple(outputs) if isinstance(call.ty, relax.TupleType) else outputs[0]
+
+    def add_call(
+        self,
+        kernel: str,
+        function: tirx.PrimFunc,
+        inputs: list[int],
+        outputs: list[int],
+        scratch: Sequence[int] = (),
+    ) -> None:
+        now = len(self.calls)
+        self.kernels[kernel] = function
+        for index in (*outputs, *scratch):
+            self.values[index].first = now
+        for index in (*inputs, *outputs, *scratch):
+            root = self.values[self.values[index].root]
+            root.last = max(root.last, now)
+        self.calls.append(Call(kernel=kernel, args=(*inputs, *outputs, *scratch)))
+
+    # ------------------------------------------------ values
+
+    def new_value(self, like: relax.TensorType | tirx.Buffer, name: str | None = None) -> int:
+        dims = like.shape
+        if dims is None or not all(isinstance(dim, int | tirx.IntImm) for dim in dims):
+            raise DynamicShapeError(
+                f"{self.model.path}: a tensor inside the model has shape {dims}, "
+                "which depends on the data"
+            )
+        dtype = str(like.dtype)
+        if dtype not in DTYPES:
+            raise PlanError(f"{self.model.path}: a tensor inside the model has type {dtype}")
+        index = len(self.values)
+        shape = tuple(int(dim) for dim in dims)
+        self.values.append(_Value(name or f"t{index}", dtype, shape, root=index))
+        return index
+
+    def one(self, expr: relax.Expr) -> int:
+        index = self.resolve(expr)
+        assert isinstance(index, int), f"{expr} is a tuple"
+        return index
+
+    def resolve(self, expr: relax.Expr) -> int | tuple[int, ...]:
+        if isinstance(expr, relax.Var):
+            return self.known[expr]
+        if isinstance(expr, relax.Tuple):
+            return tuple(self.one(item) for item in expr.fields)
+        if isinstance(expr, relax.TupleGetItem):
+            items = self.resolve(expr.tuple_value)
+            assert isinstance(items, tuple)
+            return items[expr.index]
+        if isinstance(expr, tvm.ir.GenericConst):
+            return self.constant(expr)
+        raise PlanError(f"{self.model.path}: not a straight line of calls: {type(expr).__name__}")
+
+    def constant(self, expr: relax.Expr) -> int:
+        data = expr.value.numpy()
+        key = (str(expr.ty.dtype), tuple(data.shape), data.tobytes())
+        if key not in self.constants:
+            index = self.new_value(expr.ty)
+            self.values[index].data = data
+            self.constants[key] = index
+        return self.constants[key]
+
+    # ------------------------------------------------ the end
+
+    def finish(self, body: relax.Expr) -> tuple[Plan, dict[str, tirx.PrimFunc]]:
+        results = self.resolve(body)
+        outputs: list[int] = []
+        for info, index in zip(
+            self.model.outputs, results if isinstance(results, tuple) else (results,), strict=True
+        ):
+            root = self.values[self.values[index].root]
+            if root.pinned or root.data is not None:
+                # An input, a constant, or an output that is there already.
+                index = self.copy(index)  # noqa: PLW2901
+                root = self.values[index]
+            root.pinned = True
+            if self.values[index].name != info.name:
+                self.values[index].name = info.name
+            outputs.append(index)
+        places, arena_bytes, params = self.place()
+        tensors = tuple(
+            Tensor(
+                name=value.name,
+                dtype=value.dtype,
+                shape=value.shape,
+                storage="arena" if value.data is None else "params",
+                offset=places[value.root],
+                nbytes=value.nbytes,
+            )
+            for value in self.values
+        )
+        plan = Plan(
+            model=self.model.name,
+            tensors=tensors,
+            inputs=tuple(self.inputs),
+            outputs=tuple(outputs),
+            calls=tuple(self.calls),
+            arena_bytes=arena_bytes,
+            params=params,
+        )
+        return plan, self.kernels
+
+    def copy(self, source: int) -> int:
+        value = self.values[source]
+        index = len(self.values)
+        self.values.append(_Value(f"t{index}", value.dtype, value.shape, root=index))
+        placeholder = te.placeholder(value.shape, value.dtype, name="data")
+        function = te.create_prim_func([placeholder, topi.identity(placeholder)])
+        name = "copy_" + "_".join([value.dtype, *map(str, value.shape)])
+        self.add_call(name, function, [source], [index])
+        return index
+
+    def place(self) -> tuple[dict[int, int], int, bytes]:
+        """Offsets of the root values, the arena's size, and the parameter file."""
+        end = len(self.calls)
+        roots = [i for i, value in enumerate(self.values) if value.root == i and value.data is None]
+        blocks = [
+            # What the user reads or writes between runs must not be anyone else's.
+            Block(size=value.nbytes, first=-1, last=end)
+            if value.pinned
+            else Block(size=value.nbytes, first=value.first, last=value.last)
+            for value in (self.values[i] for i in roots)
+        ]
+        offsets, arena_bytes = allocate(blocks)
+        places = dict(zip(roots, offsets, strict=True))
+        params = bytearray()
+        for index, value in enumerate(self.values):
+            if value.root == index and value.data is not None:
+                params.extend(bytes(align(len(params)) - len(params)))
+                places[index] = len(params)
+                params.extend(value.data.tobytes())
+        return places, arena_bytes, bytes(params)

@@ -1,0 +1,489 @@
+"""ONNX models as edgepack sees them: what is in a file, and what is wrong with it.
+
+`load_model` is the only way a model enters the compiler or the reference: every
+mistake that can be known before compiling is found here and has its own error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgepack.errors import ModelError, perhaps
+
+# The element types a kernel may read or write, by their numpy names.
+DTYPES = frozenset(
+    {"float16", "float32", "float64", "bool"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+
+
+class NotOnnxError(ModelError):
+    """The file is something else than an ONNX model."""
+
+
+class TruncatedModelError(ModelError):
+    """The file, or a file of its external data, ends too early."""
+
+
+class MissingExternalDataError(ModelError):
+    """Weights that the model keeps in other files are not there."""
+
+
+class UnsupportedOperatorError(ModelError):
+    """The model holds operators, or forms of them, that cannot be compiled.
+
+    `operators` maps each one to the reason.
+    """
+
+    def __init__(self, path: Path, operators: Mapping[str, str]) -> None:
+        lines = "\n".join(f"  {name}: {reason}" for name, reason in sorted(operators.items()))
+        super().__init__(
+            f"{path}: operators that cannot be compiled ({len(operators)})\n{lines}",
+            hint="export the model for inference, or replace these layers and export it again",
+        )
+        self.operators = dict(operators)
+
+
+class DynamicShapeError(ModelError):
+    """A dimension has no value, in an input or further inside."""
+
+
+class ShapeOverrideError(ModelError):
+    """A shape was given for an input that is not there, or that cannot have it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorInfo:
+    """An input or output; a dimension is a number, a symbol's name, or None when unknown."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """What `edgepack inspect` shows.
+
+    `operators` counts nodes by type (those of other domains as `domain::type`),
+    subgraphs included. `parameters` counts elements of weights (int64 tensors,
+    which hold shapes and indices, are left out). `macs` are the multiply-adds
+    of convolutions and matrix products in one inference, None when a dynamic
+    dimension has no value. `unsupported` maps operators to why they cannot be
+    compiled.
+    """
+
+    path: Path
+    name: str
+    size_bytes: int
+    opset: int
+    producer: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    operators: Mapping[str, int]
+    unsupported: Mapping[str, str]
+    parameters: int
+    macs: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A model file and the shapes of those inputs that need one: name -> dimensions."""
+
+    path: Path
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model that can be compiled: every input has a fixed shape.
+
+    `proto` is an `onnx.ModelProto` whose graph inputs are the real inputs only.
+    `sha256` is the file's own hash; with external data, the hash of the hashes
+    of all its files.
+    """
+
+    path: Path
+    name: str
+    proto: Any
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    sha256: str
+
+
+def inspect_model(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> ModelInfo:
+    """Read what a model is made of; `shapes` as in `ModelSpec`.
+
+    Dynamic dimensions and unsupported operators are no errors here. Raises the
+    other errors of `load_model`.
+    """
+    proto, files = _read(path)
+    _drop_initialized_inputs(proto)
+    _fix_shapes(path, proto, shapes or {})
+    graph = proto.graph
+    counts = Counter(operator_name(node) for node in walk_nodes(graph))
+    return ModelInfo(
+        path=path,
+        name=path.stem,
+        size_bytes=sum(file.stat().st_size for file in files),
+        opset=opset_of(proto),
+        producer=" ".join(part for part in (proto.producer_name, proto.producer_version) if part),
+        inputs=tuple(_tensor_info(value) for value in graph.input),
+        outputs=tuple(_tensor_info(value) for value in graph.output),
+        operators=dict(sorted(counts.items())),
+        unsupported=_unsupported(proto),
+        parameters=sum(
+            math.prod(tensor.dims) for tensor in graph.initializer if _dtype(tensor) != "int64"
+        ),
+        macs=_macs(proto),
+    )
+
+
+def load_model(spec: ModelSpec) -> LoadedModel:
+    """Read a model, fix its shapes, and check that it can be compiled.
+
+    Raises `NotOnnxError`, `TruncatedModelError`, `MissingExternalDataError`,
+    `ShapeOverrideError`, `DynamicShapeError` (naming every input and dimension
+    without a value) and `UnsupportedOperatorError` (naming every operator).
+    """
+    proto, files = _read(spec.path)
+    _drop_initialized_inputs(proto)
+    _fix_shapes(spec.path, proto, spec.shapes)
+    _check_dtypes(spec.path, proto.graph)
+    _check_static(spec.path, proto.graph)
+    unsupported = _unsupported(proto)
+    if unsupported:
+        raise UnsupportedOperatorError(spec.path, unsupported)
+    return LoadedModel(
+        path=spec.path,
+        name=spec.path.stem,
+        proto=proto,
+        inputs=tuple(_tensor_info(value) for value in proto.graph.input),
+        outputs=tuple(_tensor_info(value) for value in proto.graph.output),
+        sha256=_sha256(files),
+    )
+
+
+def operator_name(node: Any) -> str:
+    """`Conv`, or `com.microsoft::FastGelu` for a node of another domain."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    return f"{domain}::{node.op_type}" if domain else str(node.op_type)
+
+
+def opset_of(proto: Any) -> int:
+    """Version of the standard operator set that the model uses."""
+    return next((int(o.version) for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+
+
+def walk_nodes(graph: Any) -> Iterator[Any]:
+    """All nodes of a graph and of its subgraphs."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for subgraph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                yield from walk_nodes(subgraph)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _read(path: Path) -> tuple[Any, list[Path]]:
+    """The model with its external data, and the files it is made of."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    if not path.is_file():
+        raise ModelError(f"{path}: no such file")
+    data = path.read_bytes()
+    if data.startswith(b"version https://git-lfs"):
+        raise NotOnnxError(
+            f"{path}: a Git LFS pointer, not the model itself", hint="fetch it with `git lfs pull`"
+        )
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+        readable = True
+    except DecodeError:
+        readable = False
+    if not readable or not proto.graph.node or not proto.opset_import:
+        if _ends_early(data, complete=readable):
+            raise TruncatedModelError(
+                f"{path}: the file ends in the middle of the model ({len(data)} bytes)",
+                hint="copy or download it again",
+            )
+        raise NotOnnxError(f"{path}: not an ONNX model")
+    return proto, [path, *_load_external_data(path, proto)]
+
+
+def _ends_early(data: bytes, *, complete: bool) -> bool:
+    """Whether `data` starts like a ModelProto and stops before its end.
+
+    Walks the top-level protobuf fields. `complete` says that the bytes can be
+    decoded: then the cut, if it is one, lies between two fields.
+    """
+    varint, fixed64, delimited, fixed32 = 0, 1, 2, 5
+    # https://github.com/onnx/onnx/blob/main/onnx/onnx.proto, message ModelProto
+    wire_types = {1: varint, 5: varint} | dict.fromkeys((2, 3, 4, 6, 7, 8, 14, 20, 25), delimited)
+    at = 0
+
+    def read_varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    fields = 0
+    try:
+        while at < len(data):
+            key = read_varint()
+            if wire_types.get(key >> 3) != key & 7:
+                return False
+            fields += 1
+            if key & 7 == varint:
+                read_varint()
+            elif key & 7 in (fixed64, fixed32):
+                return False
+            else:
+                at += read_varint()
+    except IndexError:
+        return fields > 0
+    return fields > 0 and (complete or at > len(data))
+
+
+def _load_external_data(path: Path, proto: Any) -> list[Path]:
+    """Read the tensors that are kept in files beside the model; returns those files."""
+    from onnx import external_data_helper as external
+
+    sizes: dict[Path, int] = {}
+    missing: list[str] = []
+    for tensor in external._get_all_tensors(proto):
+        if not external.uses_external_data(tensor):
+            continue
+        where = external.ExternalDataInfo(tensor)
+        file = path.parent / where.location
+        if not file.is_file():
+            missing.append(str(file))
+            continue
+        needed = (where.offset or 0) + (where.length or 0)
+        sizes[file] = max(sizes.get(file, 0), needed)
+    if missing:
+        raise MissingExternalDataError(
+            f"{path}: external data is missing: {', '.join(sorted(set(missing)))}",
+            hint=f"put the file(s) beside {path.name}; they belong to the model",
+        )
+    for file, needed in sizes.items():
+        if file.stat().st_size < needed:
+            raise TruncatedModelError(
+                f"{file}: external data of {path.name} ends early "
+                f"({file.stat().st_size} of {needed} bytes)",
+                hint="copy or download it again",
+            )
+    if sizes:
+        external.load_external_data_for_model(proto, str(path.parent))
+    return sorted(sizes)
+
+
+def _sha256(files: Sequence[Path]) -> str:
+    hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+# ---------------------------------------------------------------- shapes
+
+
+def _drop_initialized_inputs(proto: Any) -> None:
+    """Models before IR version 4 list their weights among the inputs: weights they are."""
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    real = [value for value in proto.graph.input if value.name not in weights]
+    del proto.graph.input[:]
+    proto.graph.input.extend(real)
+
+
+def _fix_shapes(path: Path, proto: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Write the given shapes into the graph, and infer what follows from them."""
+    import onnx
+
+    graph = proto.graph
+    inputs = {value.name: value for value in graph.input}
+    symbols: dict[str, tuple[int, str]] = {}
+    for name, shape in shapes.items():
+        if name not in inputs:
+            raise ShapeOverrideError(
+                f"{path}: shape given for '{name}', which is no input", hint=perhaps(name, inputs)
+            )
+        declared = _tensor_info(inputs[name]).shape
+        has_rank = inputs[name].type.tensor_type.HasField("shape")
+        if has_rank and len(declared) != len(shape):
+            raise ShapeOverrideError(
+                f"{path}: shape {_text(shape)} given for input '{name}', "
+                f"which has {len(declared)} dimensions: {_text(declared)}"
+            )
+        if any(dim < 1 for dim in shape):
+            raise ShapeOverrideError(
+                f"{path}: shape {_text(shape)} given for input '{name}': "
+                "every dimension must be 1 or more"
+            )
+        for dim, value in zip(declared, shape, strict=False):
+            if isinstance(dim, str):
+                known, by = symbols.setdefault(dim, (value, name))
+                if known != value:
+                    raise ShapeOverrideError(
+                        f"{path}: dimension '{dim}' is {known} in input '{by}' "
+                        f"and {value} in input '{name}'"
+                    )
+    if not shapes:
+        return
+    for name, value in inputs.items():
+        dims = shapes.get(name) or [
+            symbols[dim][0] if isinstance(dim, str) and dim in symbols else dim
+            for dim in _tensor_info(value).shape
+        ]
+        _set_shape(value, dims)
+    # What was recorded for the old shapes would contradict the new ones.
+    del graph.value_info[:]
+    for value in graph.output:
+        value.type.tensor_type.ClearField("shape")
+    try:
+        inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise ShapeOverrideError(
+            f"{path}: the model cannot have the shapes "
+            + ", ".join(f"{name}={_text(shape)}" for name, shape in shapes.items())
+            + f"\n{_last_line(str(error))}"
+        ) from None
+    graph.CopyFrom(inferred.graph)
+
+
+def _set_shape(value: Any, dims: Sequence[int | str | None]) -> None:
+    shape = value.type.tensor_type.shape
+    del shape.dim[:]
+    for dim in dims:
+        new = shape.dim.add()
+        if isinstance(dim, int):
+            new.dim_value = dim
+        elif dim is not None:
+            new.dim_param = dim
+
+
+def _check_static(path: Path, graph: Any) -> None:
+    problems, example = [], ""
+    for value in graph.input:
+        info = _tensor_info(value)
+        if not value.type.tensor_type.HasField("shape"):
+            problems.append(f"input '{info.name}' has no shape")
+            example = example or f"{info.name}=1,3,224,224"
+            continue
+        free = [(axis, dim) for axis, dim in enumerate(info.shape) if not isinstance(dim, int)]
+        if not free:
+            continue
+        names = ", ".join(f"{axis} ('{dim}')" if dim else f"{axis}" for axis, dim in free)
+        problems.append(f"input '{info.name}' {_text(info.shape)}: no value for dimension {names}")
+        fixed = (str(dim) if isinstance(dim, int) else "1" for dim in info.shape)
+        example = example or f"{info.name}={','.join(fixed)}"
+    if problems:
+        raise DynamicShapeError(
+            f"{path}: dynamic shape: " + "; ".join(problems),
+            hint=f"give every dimension a value, for instance --shape {example}",
+        )
+
+
+def _check_dtypes(path: Path, graph: Any) -> None:
+    for kind, values in (("input", graph.input), ("output", graph.output)):
+        for value in values:
+            if not value.type.HasField("tensor_type"):
+                raise ModelError(f"{path}: {kind} '{value.name}' is not a tensor")
+            dtype = _tensor_info(value).dtype
+            if dtype not in DTYPES:
+                raise ModelError(
+                    f"{path}: {kind} '{value.name}' has element type {dtype}",
+                    hint=f"can be: {', '.join(sorted(DTYPES))}",
+                )
+
+
+def _tensor_info(value: Any) -> TensorInfo:
+    tensor = value.type.tensor_type
+    return TensorInfo(
+        name=value.name,
+        dtype=_dtype_name(tensor.elem_type),
+        shape=tuple(
+            dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None)
+            for dim in tensor.shape.dim
+        ),
+    )
+
+
+def _dtype(tensor: Any) -> str:
+    return _dtype_name(tensor.data_type)
+
+
+def _dtype_name(element_type: int) -> str:
+    from onnx import TensorProto, helper
+
+    if element_type == TensorProto.UNDEFINED:
+        return "undefined"
+    if element_type == TensorProto.STRING:
+        return "string"
+    return str(helper.tensor_dtype_to_np_dtype(element_type))
+
+
+def _text(shape: Sequence[int | str | None]) -> str:
+    return "(" + ", ".join("?" if dim is None else str(dim) for dim in shape) + ")"
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return f"  {lines[-1].strip()}" if lines else ""
+
+
+# ---------------------------------------------------------------- operators
+
+
+def _unsupported(proto: Any) -> dict[str, str]:
+    from edgepack.compiler import operators
+
+    return operators.unsupported(proto)
+
+
+def _macs(proto: Any) -> int | None:
+    """Multiply-adds of one inference, or None when a shape is not known."""
+    import onnx
+
+    shapes: dict[str, tuple[int | str | None, ...]] = {
+        tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer
+    }
+    try:
+        graph = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
+    except (onnx.shape_inference.InferenceError, ValueError):
+        return None
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if value.type.tensor_type.HasField("shape"):
+            shapes[value.name] = _tensor_info(value).shape
+    total = 0
+    for node in graph.node:
+        if node.op_type not in ("Conv", "ConvInteger", "ConvTranspose", "Gemm", "MatMul"):
+            continue
+        known = [shapes.get(name) for name in (node.input[0], node.input[1], node.output[0])]
+        if any(shape is None or not all(isinstance(d, int) for d in shape) for shape in known):
+            return None
+        data, weight, out = ([int(dim or 0) for dim in shape or ()] for shape in known)
+        if node.op_type == "ConvTranspose":
+            total += math.prod(data) * math.prod(weight[1:])
+        elif node.op_type.startswith("Conv"):
+            total += math.prod(out) * math.prod(weight[1:])
+        elif node.op_type == "Gemm":
+            transposed = any(a.name == "transA" and a.i for a in node.attribute)
+            total += math.prod(out) * data[0 if transposed else 1]
+        else:
+            total += math.prod(out) * data[-1]
+    return total
