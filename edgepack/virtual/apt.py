@@ -1,0 +1,104 @@
+"""Foreign Debian packages, unpacked into a folder without root and without touching the system."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgepack.process import run
+from edgepack.virtual.errors import RootfsError, find_tool, missing
+
+# Names under which Debian's own archive lists its releases; third parties add a suffix or
+# a word of their own ("bookworm-pgdg", "stable/experimental").
+_RELEASES = (
+    *("bullseye", "bookworm", "trixie", "forky", "sid"),
+    *("oldoldstable", "oldstable", "stable", "testing", "unstable"),
+)
+_KEYRINGS = (
+    Path("/usr/share/keyrings/debian-archive-keyring.gpg"),
+    Path("/usr/share/keyrings/debian-archive-keyring.pgp"),
+)
+# Settings of the machine that decide whether its mirror can be reached at all.
+_INHERITED = ("Acquire::http", "Acquire::https", "Acquire::Check-")
+_TIMEOUT_S = 900
+
+
+def unpack(
+    packages: Sequence[str], folder: Path, *, suite: str, arch: str, exclude: Sequence[str] = ()
+) -> None:
+    """Unpack `packages` of a Debian `suite` and all they depend on into `folder`.
+
+    Nothing is configured and no maintainer script runs, so the architecture does not
+    matter and an ordinary user can do it, with or without user namespaces. `exclude`
+    are path patterns left out, e.g. "/usr/share/doc/*". Raises RootfsError,
+    ToolMissingError.
+    """
+    keyring = next((path for path in _KEYRINGS if path.exists()), None)
+    if keyring is None:
+        raise missing(f"the keys of Debian's archive ({_KEYRINGS[0]})", "debian-archive-keyring")
+    argv: list[str | Path] = [
+        find_tool("mmdebstrap"),
+        # For the `extract` variant this only means: no chroot, hence no privileges.
+        "--mode=chrootless",
+        "--variant=extract",
+        "--format=directory",
+        "--components=main",
+        f"--keyring={keyring}",
+        f"--architectures={arch}",
+        f"--include={','.join(packages)}",
+        '--aptopt=Acquire::Retries "3"',
+        # The security archive's index of an old release is at times out of step, which
+        # is an error to apt; a board to test on does not need it.
+        '--setup-hook=sed -i -e /security/d "$1"/etc/apt/sources.list',
+        *(f"--aptopt={line.rstrip(';')}" for line in _apt_settings()),
+        *(f"--dpkgopt=path-exclude={pattern}" for pattern in exclude),
+        suite,
+        folder,
+    ]
+    # Without a mirror mmdebstrap takes the one it knows for a suite of Debian's.
+    if url := mirror():
+        argv.append(f"deb [signed-by={keyring}] {url} {suite} main")
+    run(
+        argv,
+        timeout_s=_TIMEOUT_S,
+        error=RootfsError,
+        what=f"fetching {suite} packages for {arch}",
+    )
+
+
+def mirror() -> str | None:
+    """The Debian mirror of this machine's apt configuration, None if it has none."""
+    fields = "$(REPO_URI)|$(RELEASE)|$(COMPONENT)|$(ORIGIN)"
+    listing = run(
+        [find_tool("apt-get"), "indextargets", "--format", fields, "Created-By: Packages"],
+        error=RootfsError,
+    ).stdout
+    return choose_mirror(listing, on_debian=_on_debian())
+
+
+def choose_mirror(listing: str, *, on_debian: bool) -> str | None:
+    """The first of apt's index targets that is Debian's main archive.
+
+    `listing` has lines "uri|release|component|origin". Before the first `apt-get
+    update` apt does not know an origin and leaves the word "$(ORIGIN)": such a line is
+    trusted only `on_debian`, since Ubuntu or a vendor may use the same release names.
+    """
+    for line in listing.splitlines():
+        url, release, component, origin = line.split("|")
+        known = origin == "Debian" or (origin.startswith("$(") and on_debian)
+        if known and release in _RELEASES and component == "main" and url.startswith("http"):
+            return url
+    return None
+
+
+def _on_debian() -> bool:
+    try:
+        return platform.freedesktop_os_release().get("ID") == "debian"
+    except OSError:
+        return False
+
+
+def _apt_settings() -> list[str]:
+    dump = run([find_tool("apt-config"), "dump"], error=RootfsError).stdout
+    return [line for line in dump.splitlines() if line.startswith(_INHERITED)]

@@ -1,0 +1,196 @@
+"""Virtual boards by name: start, stop, list, log in."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import socket
+import time
+from pathlib import Path
+
+from edgepack.boards import Board
+from edgepack.errors import UsageError
+from edgepack.paths import locked, write_atomic
+from edgepack.process import last_lines
+from edgepack.progress import NO_PROGRESS, Progress
+from edgepack.virtual import files, keys, light, state, system
+from edgepack.virtual.errors import (
+    BoardConflictError,
+    BoardStartError,
+    LightBoardError,
+    NoVirtualBoardError,
+    find_tool,
+)
+from edgepack.virtual.rootfs import rootfs
+from edgepack.virtual.state import VirtualBoard
+
+log = logging.getLogger(__name__)
+
+_HOST = "127.0.0.1"
+_ANSWER_S = {"light": 60.0, "system": 240.0}
+KINDS = ("auto", "light", "system")
+
+
+def up(
+    board: Board,
+    *,
+    suite: str | None = None,
+    kind: str = "auto",
+    disk_mb: int | None = None,
+    name: str | None = None,
+    progress: Progress = NO_PROGRESS,
+) -> VirtualBoard:
+    """Start a virtual `board`, or return the one that runs under that `name` already.
+
+    `suite` is the Debian release of its root file system (the profile's by default),
+    `disk_mb` the size of its disk, `name` the board's own by default. `kind` is "light",
+    "system", or "auto": light where the machine allows it, else system. Returns when
+    its sshd answers. Raises NoVirtualBoardError, BoardConflictError, ToolMissingError,
+    RootfsError, LightBoardError (kind "light" only), BoardStartError.
+    """
+    virtual = board.virtual
+    if virtual is None:
+        raise NoVirtualBoardError(
+            f"board {board.name} has no virtual board",
+            hint=f"give it a table boards.{board.name}.virtual, or use --device",
+        )
+    name = name or board.name
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,59}", name):
+        raise UsageError(
+            f"not a name for a virtual board: {name!r}",
+            hint="use a-z, 0-9, dot and dash; at most 60 of them",
+        )
+    if kind not in KINDS:
+        raise UsageError(f"unknown kind of virtual board: {kind}", hint=f"use {', '.join(KINDS)}")
+    suite = suite or virtual.suite
+    folder = state.folder(name)
+    with locked(folder):
+        running = state.load(name)
+        if running:
+            _check_same(running, board, suite=suite, kind=kind, disk_mb=disk_mb)
+            return running
+        base = rootfs(suite, board.debian_arch, progress=progress)
+        login, host = keys.login_key(), keys.host_key(name)
+        progress.step(f"starting the virtual board {name}")
+        plan = state.Plan(
+            board=board,
+            virtual=virtual,
+            suite=suite,
+            base=base,
+            folder=folder,
+            hostname=name,
+            files=tuple(files.identity(hostname=name, login=login, host=host)),
+            disk_mb=disk_mb,
+        )
+        started = _start(plan, kind)
+        result = VirtualBoard(
+            name=name,
+            board=board.name,
+            kind=started.kind,
+            suite=suite,
+            host=_HOST,
+            port=started.port,
+            user="pi",
+            key_file=login.file,
+            host_key=f"[{_HOST}]:{started.port} {' '.join(host.public.split()[:2])}",
+            pid=started.pid,
+            started=started.started,
+            disk_mb=started.disk_mb,
+        )
+        # Saved before it answers: whatever happens from here on, `down` finds it.
+        state.save(result)
+        try:
+            _wait_for_sshd(result)
+        except BaseException:
+            state.stop(result.pid, result.started)
+            raise
+    return result
+
+
+def down(name: str) -> bool:
+    """Stop the board called `name` and delete what it wrote; its host key stays.
+
+    Returns whether there was anything to stop or delete.
+    """
+    folder = state.folder(name)
+    if name not in state.names():
+        return False
+    with locked(folder):
+        board = state.load(name)
+        if board:
+            state.stop(board.pid, board.started)
+        shutil.rmtree(folder, ignore_errors=True)
+    return True
+
+
+def list_running() -> list[VirtualBoard]:
+    """The boards that run now, by name."""
+    return [board for name in state.names() if (board := state.load(name))]
+
+
+def known_hosts(board: VirtualBoard) -> Path:
+    """A known_hosts file with the board's host key and no other."""
+    file = state.folder(board.name) / "known_hosts"
+    write_atomic(file, f"{board.host_key}\n".encode())
+    return file
+
+
+def ssh_command(board: VirtualBoard) -> list[str]:
+    """The `ssh` command that logs in to `board`; append a command to run it there."""
+    options = (
+        f'UserKnownHostsFile="{known_hosts(board)}"',
+        "GlobalKnownHostsFile=none",
+        "StrictHostKeyChecking=yes",
+        "IdentitiesOnly=yes",
+        f'IdentityFile="{board.key_file}"',
+        "LogLevel=ERROR",
+    )
+    words = [word for option in options for word in ("-o", option)]
+    login = ["-p", str(board.port), f"{board.user}@{board.host}"]
+    return [str(find_tool("ssh")), "-F", "none", *words, *login]
+
+
+def _start(plan: state.Plan, kind: str) -> state.Started:
+    if kind != "system":
+        try:
+            return light.start(plan)
+        except LightBoardError as error:
+            if kind == "light":
+                raise
+            log.warning("%s; starting the full-system board instead", error.message)
+    return system.start(plan)
+
+
+def _check_same(
+    running: VirtualBoard, board: Board, *, suite: str, kind: str, disk_mb: int | None
+) -> None:
+    asked = {"board": board.name, "suite": suite, "kind": kind, "disk_mb": disk_mb}
+    for key, value in asked.items():
+        actual = getattr(running, key)
+        if value not in (actual, None, "auto"):
+            raise BoardConflictError(
+                f"the virtual board {running.name} runs already, with {key} {actual}, not {value}",
+                hint=f"edgepack board down {running.name}",
+            )
+
+
+def _wait_for_sshd(board: VirtualBoard) -> None:
+    """Until the first line of the ssh protocol comes, not only until the port is open."""
+    deadline = time.monotonic() + _ANSWER_S[board.kind]
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection((board.host, board.port), timeout=10) as connection:
+                if connection.recv(4) == b"SSH-":
+                    return
+        except OSError:
+            # Refused or reset: not yet.
+            pass
+        if state.start_time(board.pid) != board.started:
+            break
+        time.sleep(0.05)
+    text = (state.folder(board.name) / "log").read_text(errors="replace")
+    raise BoardStartError(
+        f"the virtual board {board.name} did not answer on {board.host}:{board.port}\n"
+        + last_lines(text)
+    )
