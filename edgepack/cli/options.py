@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+from edgepack.device import SshOptions
+from edgepack.errors import UsageError
+from edgepack.project import PROJECT_FILE, Project, load_project
 
 USER_BOARDS = Path("~/.config/edgepack/boards.toml")
 
@@ -80,7 +86,9 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--identity", type=Path, metavar="FILE", help="private key to log in with")
     parser.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
-    parser.add_argument("--jump", metavar="USER@HOST[:PORT]", help="jump host")
+    parser.add_argument(
+        "--known-hosts", type=Path, metavar="FILE", help="instead of ~/.ssh/known_hosts"
+    )
     parser.add_argument(
         "--accept-new-host-key",
         action="store_true",
@@ -90,5 +98,52 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         "--root", metavar="DIR", help="folder on the device (default: edgepack/<name>)"
     )
     parser.add_argument(
-        "--connect-timeout", type=float, default=10.0, metavar="S", help="seconds (default: 10)"
+        "--connect-timeout", type=int, default=10, metavar="S", help="seconds (default: 10)"
+    )
+
+
+def parse_shapes(values: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The shapes of `--shape INPUT=1,3,224,224`; raises UsageError."""
+    shapes = {}
+    for value in values:
+        name, equals, text = value.rpartition("=")
+        sizes = text.replace("x", ",").split(",")
+        if not equals or not name or not all(size.strip().isdecimal() for size in sizes):
+            raise UsageError(
+                f"--shape: cannot read {value!r}", hint="for example --shape input=1,3,224,224"
+            )
+        shapes[name] = tuple(int(size) for size in sizes)
+    return shapes
+
+
+def project_of(args: argparse.Namespace) -> Project:
+    """The project file's values with the flags over them.
+
+    Without --project and without a model, edgepack.toml of the current folder is read.
+    """
+    path = args.project
+    if path is None and args.model is None and Path(PROJECT_FILE).exists():
+        path = Path(PROJECT_FILE)
+    flags = {
+        "name": args.name,
+        "model": args.model,
+        "board": args.board,
+        "boards": None,
+        "toolchain": args.toolchain,
+        "shapes": parse_shapes(args.shape),
+        "device": getattr(args, "device", None),
+        "root": getattr(args, "root", None),
+    }
+    project = load_project(path, flags)
+    return replace(project, boards=(*project.boards, *board_files(args)))
+
+
+def ssh_options(args: argparse.Namespace) -> SshOptions:
+    """How to log in."""
+    return SshOptions(
+        config_file=args.ssh_config,
+        identity=args.identity,
+        known_hosts=args.known_hosts,
+        accept_new_host_key=args.accept_new_host_key,
+        connect_timeout_s=args.connect_timeout,
     )

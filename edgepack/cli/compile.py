@@ -1,0 +1,63 @@
+"""`edgepack compile`: a model's three artifacts for one board."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from edgepack.cli.console import Console, megabytes
+from edgepack.cli.options import add_job, project_of
+from edgepack.compiler import CompiledModel
+from edgepack.errors import UsageError
+from edgepack.job import compile_job, make_job
+from edgepack.paths import atomic_dir
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser("compile", help="compile a model for a board's CPU")
+    add_job(parser)
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="DIR", help="folder (default: build/<name>-<board>)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Write model.so, graph.json and params.bin."""
+    job = make_job(project_of(args))
+    out: Path = args.out or Path("build") / f"{job.project.name}-{job.board.name}"
+    if out.exists() and not (out.is_dir() and _is_ours(out)):
+        raise UsageError(f"will not replace {out}: it is no folder of compiled files")
+    compiled = compile_job(job, progress=console)
+    with atomic_dir(out) as work:
+        for file in (compiled.library, compiled.graph, compiled.params):
+            shutil.copyfile(file, work / file.name)
+    console.data(
+        {
+            "folder": str(out),
+            "board": job.board.name,
+            "toolchain": job.toolchain.toolchain.title,
+            "toolchain_reason": job.toolchain.reason,
+            "arena_bytes": compiled.arena_bytes,
+            "params_bytes": compiled.params_bytes,
+            "library_bytes": compiled.library.stat().st_size,
+            "model_sha256": compiled.model_sha256,
+        },
+        f"{out}: for {job.board.name} ({job.board.cpu}), {memory(compiled)}",
+    )
+    return 0
+
+
+def memory(compiled: CompiledModel) -> str:
+    """What a run needs: the weights and one arena for all tensors."""
+    return (
+        f"weights {megabytes(compiled.params_bytes)}, arena {megabytes(compiled.arena_bytes)}, "
+        f"kernels {megabytes(compiled.library.stat().st_size)}"
+    )
+
+
+def _is_ours(folder: Path) -> bool:
+    names = {path.name for path in folder.iterdir()}
+    return names <= {"model.so", "graph.json", "params.bin"}
