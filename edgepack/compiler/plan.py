@@ -125,7 +125,9 @@ class _Value:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * (1 if self.dtype == "bool" else np.dtype(self.dtype).itemsize)
+        return math.prod(self.shape) * (
+            1 if self.dtype == "bool" else np.dtype(self.dtype).itemsize
+        )
 
 
 class _Builder:
