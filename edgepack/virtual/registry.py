@@ -83,7 +83,7 @@ def up(
             files=tuple(files.identity(hostname=name, login=login, host=host)),
             disk_mb=disk_mb,
         )
-        started = _start(plan, kind)
+        started = _start(plan, kind, progress)
         result = VirtualBoard(
             name=name,
             board=board.name,
@@ -151,7 +151,7 @@ def ssh_command(board: VirtualBoard) -> list[str]:
     return [str(find_tool("ssh")), "-F", "none", *words, *login]
 
 
-def _start(plan: state.Plan, kind: str) -> state.Started:
+def _start(plan: state.Plan, kind: str, progress: Progress) -> state.Started:
     if kind != "system":
         try:
             return light.start(plan)
@@ -159,7 +159,7 @@ def _start(plan: state.Plan, kind: str) -> state.Started:
             if kind == "light":
                 raise
             log.warning("%s; starting the full-system board instead", error.message)
-    return system.start(plan)
+    return system.start(plan, progress=progress)
 
 
 def _check_same(

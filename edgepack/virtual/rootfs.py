@@ -41,7 +41,7 @@ _CONFIG = {
     # Logins by key only; the sftp server is OpenSSH's own, with posix-rename and fsync.
     "etc/ssh/sshd_config": (
         "HostKey /etc/ssh/ssh_host_ed25519_key\n"
-        "PasswordAuthentication no\n"
+        "AuthenticationMethods publickey\n"
         "PermitRootLogin prohibit-password\n"
         "UsePAM no\n"
         "UseDNS no\n"
