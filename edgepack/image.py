@@ -82,10 +82,14 @@ def load_image(path: Path, *, accept: Collection[str] = ()) -> Pixels:
                 hint=f'to {conversion}, add "{kind}" to `accept` in the [preprocess] table; '
                 "else give a photo like those the model was trained on",
             )
+    logging = cv2.utils.logging
+    log_level = logging.setLogLevel(logging.LOG_LEVEL_SILENT)  # a damaged image is an error here
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     except cv2.error as error:
         raise NotAnImageError(f"image cannot be decoded: {path}: {error.err}") from None
+    finally:
+        logging.setLogLevel(log_level)
     if pixels is None:
         raise NotAnImageError(f"image is damaged: {path}")
     return np.asarray(pixels, np.uint8)

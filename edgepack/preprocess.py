@@ -139,7 +139,7 @@ class PreprocessSpec:
             input=table.take("input", str, None),
             color=color,
             resize=resize,
-            interpolation=table.take_choice("interpolation", INTERPOLATIONS, "linear"),
+            interpolation=_read_interpolation(table),
             crop=_read_crop(table, resize),
             layout=table.take_choice("layout", LAYOUTS, "NCHW"),
             dtype=dtype,
@@ -381,6 +381,16 @@ def _read_crop(table: Table, resize: Resize | None) -> tuple[int, int] | None:
             hint="make resize larger or crop smaller",
         )
     return crop
+
+
+def _read_interpolation(table: Table) -> str:
+    name = table.take("interpolation", str, "linear")
+    if name in INTERPOLATIONS:
+        return name
+    hint = perhaps(name, INTERPOLATIONS)
+    if name in ("bilinear", "bicubic"):  # which of the two makes a difference to the model
+        hint = f"'{name.removeprefix('bi')}' is OpenCV's, 'pil-{name}' Pillow's and torchvision's"
+    raise table.fail("interpolation", f"unknown value {name!r}", hint=hint)
 
 
 def _take_size(table: Table, key: str) -> int:

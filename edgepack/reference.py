@@ -18,6 +18,9 @@ from edgepack.preprocess import PreprocessMismatchError, PreprocessSpec
 Array = npt.NDArray[Any]
 SCORES = ("softmax", "raw")
 
+# onnxruntime's names; the other types are called as in numpy
+_DTYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
+
 
 class ReferenceRunError(ModelError):
     """onnxruntime cannot load or run the model."""
@@ -72,7 +75,7 @@ def run_reference(
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors only: they are raised anyway
+    options.log_severity_level = 4  # errors are raised anyway
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
     try:
         session = onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
@@ -88,7 +91,7 @@ def run_reference(
     for info in wanted:
         if info.name not in inputs:
             raise ReferenceInputError(f"input '{info.name}' is missing")
-        _check_shape(info.name, inputs[info.name], shapes.get(info.name, info.shape))
+        _check_input(info, inputs[info.name], shapes.get(info.name, info.shape))
     try:
         outputs = session.run(None, dict(inputs))
     except Exception as error:
@@ -96,14 +99,21 @@ def run_reference(
     return [np.asarray(output) for output in outputs]
 
 
-def _check_shape(name: str, array: Array, shape: Sequence[int | str | None]) -> None:
+def _check_input(info: Any, array: Array, shape: Sequence[int | str | None]) -> None:
     """Raises `ReferenceInputError` unless `array` fits `shape`; names and None fit any size."""
+    dtype = _DTYPES.get(info.type, info.type.removeprefix("tensor(").removesuffix(")"))
+    if array.dtype.name != dtype:
+        raise ReferenceInputError(
+            f"input '{info.name}' is {array.dtype.name}, the model's is {dtype}"
+        )
     fits = len(shape) == array.ndim and all(
         not isinstance(size, int) or size == found
         for size, found in zip(shape, array.shape, strict=True)
     )
     if not fits:
-        raise ReferenceInputError(f"input '{name}' is {array.shape}, the model's is {tuple(shape)}")
+        raise ReferenceInputError(
+            f"input '{info.name}' is {array.shape}, the model's is {tuple(shape)}"
+        )
 
 
 def make_golden(

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from edgepack.errors import ImageError
+from edgepack.image import (
+    AlphaImageError,
+    GrayImageError,
+    ImageNotFoundError,
+    NotAnImageError,
+    SixteenBitImageError,
+    load_image,
+)
+
+COLOR = np.random.RandomState(0).randint(0, 256, (20, 30, 3)).astype(np.uint8)
+GRAY = COLOR[:, :, 0]
+ALPHA = np.dstack([COLOR, GRAY])
+DEEP = COLOR.astype(np.uint16) * 257
+
+
+def opencv(pixels: np.ndarray) -> Callable[[Path], object]:
+    return lambda path: cv2.imwrite(str(path), pixels)
+
+
+def pillow(mode: str, **options: object) -> Callable[[Path], object]:
+    """A picture of COLOR (as RGB) that Pillow converts to `mode` and saves."""
+    return lambda path: Image.fromarray(COLOR).convert(mode).save(path, **options)
+
+
+def gray_alpha_deep(path: Path) -> None:
+    assert cv2.imwrite(str(path), np.dstack([DEEP, DEEP[:, :, :1]]))
+
+
+def test_color_png_is_its_pixels_as_bgr(tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "a.png"), COLOR)
+    image = load_image(tmp_path / "a.png")
+    assert image.dtype == np.uint8
+    np.testing.assert_array_equal(image, COLOR)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "error", "kind"),
+    [
+        ("gray.png", opencv(GRAY), GrayImageError, "gray"),
+        ("gray.jpg", opencv(GRAY), GrayImageError, "gray"),
+        ("bits.png", pillow("1"), GrayImageError, "gray"),
+        ("alpha.png", opencv(ALPHA), AlphaImageError, "alpha"),
+        ("palette.png", pillow("P", transparency=3), AlphaImageError, "alpha"),
+        ("key.png", pillow("RGB", transparency=(1, 2, 3)), AlphaImageError, "alpha"),
+        ("deep.png", opencv(DEEP), SixteenBitImageError, "16bit"),
+    ],
+)
+def test_other_kinds_are_refused_unless_accepted(
+    tmp_path: Path,
+    name: str,
+    write: Callable[[Path], object],
+    error: type[ImageError],
+    kind: str,
+) -> None:
+    path = tmp_path / name
+    write(path)
+    with pytest.raises(error, match=name) as caught:
+        load_image(path)
+    assert caught.value.exit_code == 2
+    assert f'"{kind}"' in (caught.value.hint or "")
+    others = {"gray", "alpha", "16bit"} - {kind}
+    with pytest.raises(error):
+        load_image(path, accept=others)
+    assert load_image(path, accept={kind}).shape == (20, 30, 3)
+
+
+def test_a_palette_without_transparency_is_color(tmp_path: Path) -> None:
+    pillow("P")(tmp_path / "p.png")
+    assert load_image(tmp_path / "p.png").shape == (20, 30, 3)
+
+
+def test_several_kinds_are_named_one_after_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "all.png"
+    Image.fromarray(COLOR).convert("LA").save(path)
+    with pytest.raises(AlphaImageError):
+        load_image(path)
+    with pytest.raises(GrayImageError):
+        load_image(path, accept={"alpha"})
+    gray_alpha_deep(path)
+    with pytest.raises(SixteenBitImageError):
+        load_image(path)
+    with pytest.raises(AlphaImageError):
+        load_image(path, accept={"16bit"})
+    np.testing.assert_array_equal(load_image(path, accept={"16bit", "alpha"}), COLOR)
+
+
+def test_what_accepting_does_to_the_pixels(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    cv2.imwrite(str(path), GRAY)
+    np.testing.assert_array_equal(load_image(path, accept=("gray",)), np.dstack([GRAY, GRAY, GRAY]))
+    cv2.imwrite(str(path), ALPHA)  # dropped, not blended
+    np.testing.assert_array_equal(load_image(path, accept=("alpha",)), COLOR)
+    cv2.imwrite(str(path), (COLOR.astype(np.uint16) << 8) | 0xFF)  # upper byte, not rounded
+    np.testing.assert_array_equal(load_image(path, accept=("16bit",)), COLOR)
+
+
+def test_exif_orientation_is_applied(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: rotate by 90 degrees clockwise
+    picture = Image.fromarray(np.repeat(np.repeat(COLOR, 8, 0), 8, 1))
+    picture.save(tmp_path / "turned.jpg", exif=exif, quality=95)
+    picture.save(tmp_path / "plain.jpg", quality=95)
+    turned, plain = load_image(tmp_path / "turned.jpg"), load_image(tmp_path / "plain.jpg")
+    np.testing.assert_array_equal(turned, np.rot90(plain, -1))
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg"])
+@pytest.mark.parametrize("part", [0.01, 0.5, 0.98])
+def test_a_truncated_image_is_refused(tmp_path: Path, suffix: str, part: float) -> None:
+    cv2.imwrite(str(tmp_path / f"whole{suffix}"), np.repeat(COLOR, 20, 0))
+    data = (tmp_path / f"whole{suffix}").read_bytes()
+    path = tmp_path / f"cut{suffix}"
+    path.write_bytes(data[: int(len(data) * part)])
+    with pytest.raises(NotAnImageError, match="cut"):
+        load_image(path)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"not an image\n",
+        b"\xff\xd8\xff",
+        b"\x89PNG\r\n\x1a\n",
+        b"\xff\xd8\xff\xe0\x00\x00" * 9,
+    ],
+    ids=["empty", "text", "jpeg-start", "png-start", "zero-length-segments"],
+)
+def test_what_is_no_image_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(data)
+    with pytest.raises(NotAnImageError, match=r"photo\.jpg"):
+        load_image(path)
+
+
+def test_formats_that_the_board_cannot_read_are_refused(tmp_path: Path) -> None:
+    for name in ("a.bmp", "a.webp", "a.tiff", "a.gif"):
+        Image.fromarray(COLOR).save(tmp_path / name)
+        with pytest.raises(NotAnImageError, match="JPEG or PNG"):
+            load_image(tmp_path / name)
+
+
+def test_a_missing_or_unreadable_file_has_an_error_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ImageNotFoundError, match=r"none\.png"):
+        load_image(tmp_path / "none.png")
+    with pytest.raises(ImageNotFoundError, match="directory"):
+        load_image(tmp_path)

@@ -1,0 +1,382 @@
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from edgepack.errors import ConfigError
+from edgepack.model import TensorInfo
+from edgepack.preprocess import (
+    INTERPOLATIONS,
+    ImageSizeError,
+    PreprocessMismatchError,
+    PreprocessSpec,
+    Resize,
+    letterbox_size,
+    scaled,
+    shortest_size,
+)
+
+IMAGENET = """
+color = "rgb"
+resize = { mode = "shortest", size = 256 }
+crop = { height = 224, width = 224 }
+scale = 0.00392156862745098
+mean = [0.485, 0.456, 0.406]
+std = [0.229, 0.224, 0.225]
+"""
+
+
+def image(height: int, width: int) -> np.ndarray:
+    return np.random.RandomState(7).randint(0, 256, (height, width, 3)).astype(np.uint8)
+
+
+def spec(toml: str) -> PreprocessSpec:
+    return PreprocessSpec.from_table(tomllib.loads(toml), file="edgepack.toml")
+
+
+# ---------------------------------------------------------------- the table
+
+
+def test_defaults() -> None:
+    assert spec("") == PreprocessSpec(
+        input=None,
+        color="rgb",
+        resize=None,
+        interpolation="linear",
+        crop=None,
+        scale=1.0,
+        mean=(0, 0, 0),
+        std=(1, 1, 1),
+        layout="NCHW",
+        dtype="float32",
+        accept=(),
+    )
+
+
+def test_every_key() -> None:
+    read = spec("""
+        input = "image"
+        color = "gray"
+        resize = { mode = "letterbox", height = 320, width = 640, fill = 0 }
+        interpolation = "pil-bicubic"
+        crop = { height = 300, width = 600 }
+        scale = 2
+        mean = [1]
+        std = [3.5]
+        layout = "NHWC"
+        accept = ["gray", "16bit", "gray"]
+    """)
+    assert read == PreprocessSpec(
+        input="image",
+        color="gray",
+        resize=Resize(mode="letterbox", height=320, width=640, fill=0),
+        interpolation="pil-bicubic",
+        crop=(300, 600),
+        scale=2.0,
+        mean=(1.0,),
+        std=(3.5,),
+        layout="NHWC",
+        accept=("16bit", "gray"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("toml", "says"),
+    [
+        ('colour = "rgb"', "preprocess.colour: unknown key.*perhaps you meant 'color'"),
+        ('color = "rbg"', "preprocess.color: unknown value 'rbg'.*perhaps you meant '(rgb|bgr)'"),
+        ("color = 3", "preprocess.color: 3 is not a string"),
+        ("resize = 256", "preprocess.resize: 256 is not a table"),
+        ('resize = { mode = "short", size = 1 }', "resize.mode: unknown value.*'shortest'"),
+        ("resize = { size = 256 }", "resize.mode: missing"),
+        ('resize = { mode = "shortest" }', "resize.size: missing"),
+        ('resize = { mode = "shortest", size = 0 }', "resize.size: 0 is not from 1 to"),
+        ('resize = { mode = "shortest", size = 20000 }', "resize.size: 20000 is not from 1 to"),
+        ('resize = { mode = "shortest", size = 1.5 }', "resize.size: 1.5 is not a whole number"),
+        ('resize = { mode = "exact", height = 4 }', "resize.width: missing"),
+        ('resize = { mode = "exact", height = 4, width = 4, size = 4 }', "resize.size: unknown"),
+        ('resize = { mode = "exact", height = 4, width = 4, fill = 4 }', "resize.fill: unknown"),
+        (
+            'resize = { mode = "letterbox", height = 4, width = 4, fill = 256 }',
+            "resize.fill: 256 is not from 0 to 255",
+        ),
+        ('interpolation = "bilinear"', "interpolation: unknown value.*'pil-bilinear'"),
+        ('interpolation = "lanczos"', "interpolation: unknown value 'lanczos'.*known:"),
+        ("crop = { height = 4 }", "crop.width: missing"),
+        ("crop = [4, 4]", "preprocess.crop: .* is not a table"),
+        (
+            'resize = { mode = "shortest", size = 4 }\ncrop = { height = 5, width = 4 }',
+            "preprocess.crop: .*larger than the resized image",
+        ),
+        ("scale = 0", "preprocess.scale: 0.0 is not"),
+        ("scale = nan", "preprocess.scale: nan is not"),
+        ("scale = true", "preprocess.scale: True is not a number"),
+        ("mean = [1, 2]", "preprocess.mean: .* has 2 values for 3 channels"),
+        ("mean = [1, inf, 2]", "preprocess.mean: .* not finite"),
+        ('mean = [1, "2", 3]', "preprocess.mean: '2' is not a number"),
+        ("std = [1, 0, 1]", "preprocess.std: .* not above 0"),
+        ('layout = "nchw"', "preprocess.layout: unknown value"),
+        ('dtype = "float16"', "preprocess.dtype: unknown value.*'float32'"),
+        ('dtype = "uint8"\nscale = 1', "preprocess.scale: cannot be used with dtype"),
+        ('accept = ["grey"]', "preprocess.accept: unknown kind 'grey'.*'gray'"),
+        ('accept = "gray"', "preprocess.accept: 'gray' is not a list"),
+    ],
+)
+def test_every_mistake_in_the_table_is_named(toml: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        spec(toml)
+    text = str(caught.value)
+    assert text.startswith("edgepack.toml: ")
+    assert re.search(says, text, re.DOTALL), text
+    assert caught.value.exit_code == 2
+
+
+def test_a_spec_made_in_code_must_have_a_mean_per_channel() -> None:
+    with pytest.raises(ValueError, match="1 values"):
+        PreprocessSpec(color="gray")
+
+
+# ---------------------------------------------------------------- preprocess.json
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        "",
+        IMAGENET,
+        'dtype = "uint8"\nlayout = "NHWC"\ncolor = "gray"',
+        'resize = { mode = "letterbox", height = 3, width = 5 }\naccept = ["alpha"]',
+        'resize = { mode = "exact", height = 3, width = 5 }\ninterpolation = "pil-bilinear"',
+    ],
+)
+def test_json_round_trip(toml: str) -> None:
+    one = PreprocessSpec.from_table({"input": "x", **tomllib.loads(toml)}, file="f")
+    text = one.to_json()
+    assert PreprocessSpec.from_json(text) == one
+    assert PreprocessSpec.from_json(text).to_json() == text
+
+
+def test_json_is_what_the_runtime_reads() -> None:
+    values = json.loads(PreprocessSpec.from_table({"input": "x"}, file="f").to_json())
+    assert values == {
+        "format": "edgepack-preprocess",
+        "version": 1,
+        "input": "x",
+        "color": "rgb",
+        "resize": None,
+        "interpolation": "linear",
+        "crop": None,
+        "layout": "NCHW",
+        "dtype": "float32",
+        "accept": [],
+        "scale": 1.0,
+        "mean": [0.0, 0.0, 0.0],
+        "std": [1.0, 1.0, 1.0],
+    }
+    bytes_ = json.loads(
+        PreprocessSpec.from_table({"input": "x", "dtype": "uint8"}, file="f").to_json()
+    )
+    assert not {"scale", "mean", "std"} & bytes_.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "not a JSON object"),
+        ("{}", "format: missing"),
+        ('{"format": "other"}', "'other' is not 'edgepack-preprocess'"),
+        ('{"format": "edgepack-preprocess", "version": 2}', "version: 2 is not 1"),
+        ('{"format": "edgepack-preprocess", "version": 1, "crop": 3}', "crop: 3 is not a table"),
+    ],
+)
+def test_bad_json_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        PreprocessSpec.from_json(text)
+
+
+# ---------------------------------------------------------------- the model's input
+
+
+def info(name: str, *shape: int, dtype: str = "float32") -> TensorInfo:
+    return TensorInfo(name=name, dtype=dtype, shape=shape)
+
+
+def test_the_only_input_is_found() -> None:
+    assert spec(IMAGENET).for_inputs([info("x", 1, 3, 224, 224)]).input == "x"
+    # Without resize and crop the photo must have the right size: seen when there is one.
+    assert spec("").for_inputs([info("x", 1, 3, 10, 20)]).input == "x"
+
+
+def test_one_of_several_inputs_must_be_named() -> None:
+    inputs = [info("image", 1, 3, 224, 224), info("size", 1, 2)]
+    with pytest.raises(PreprocessMismatchError, match="2 inputs: image, size"):
+        spec(IMAGENET).for_inputs(inputs)
+    assert spec('input = "image"' + IMAGENET).for_inputs(inputs).input == "image"
+    with pytest.raises(PreprocessMismatchError, match="perhaps you meant 'image'"):
+        spec('input = "imag"' + IMAGENET).for_inputs(inputs)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        (info("x", 1, 3, 299, 299), r"makes NCHW \(1, 3, 224, 224\)"),
+        (info("x", 1, 224, 224, 3), r"'x' is \(1, 224, 224, 3\)"),
+        (info("x", 2, 3, 224, 224), r"\(2, 3, 224, 224\)"),
+        (info("x", 10), r"\(10,\)"),
+        (info("x", 1, 3, 224, 224, dtype="uint8"), 'dtype = "uint8"'),
+    ],
+)
+def test_an_input_of_another_kind_is_refused(wanted: TensorInfo, says: str) -> None:
+    with pytest.raises(PreprocessMismatchError, match=says):
+        spec(IMAGENET).for_inputs([wanted])
+
+
+# ---------------------------------------------------------------- pixels
+
+
+@pytest.mark.parametrize(
+    ("size", "shortest", "result"),
+    [
+        ((300, 451), 256, (256, 384)),  # 384.85: torchvision rounds down
+        ((451, 300), 256, (384, 256)),
+        ((100, 100), 7, (7, 7)),
+        ((3, 1000), 256, (256, 85333)),
+    ],
+)
+def test_shortest_size(size: tuple[int, int], shortest: int, result: tuple[int, int]) -> None:
+    assert shortest_size(*size, shortest) == result
+
+
+@pytest.mark.parametrize(
+    ("size", "into", "result"),
+    [
+        ((100, 200), (640, 640), (320, 640)),
+        ((200, 100), (640, 640), (640, 320)),
+        ((101, 200), (10, 10), (5, 10)),  # 5.05
+        ((11, 20), (10, 10), (6, 10)),  # 5.5 rounds up
+        ((1, 1000), (10, 10), (1, 10)),  # at least one line
+        ((30, 40), (30, 40), (30, 40)),
+    ],
+)
+def test_letterbox_size(
+    size: tuple[int, int], into: tuple[int, int], result: tuple[int, int]
+) -> None:
+    assert letterbox_size(*size, *into) == result
+
+
+def test_letterbox_is_centred_and_filled() -> None:
+    made = PreprocessSpec(
+        color="bgr", resize=Resize(mode="letterbox", height=9, width=8, fill=7)
+    ).resized(image(4, 8))
+    assert made.shape == (9, 8, 3)
+    np.testing.assert_array_equal(made[2:6], image(4, 8))  # 5 lines over: 2 above, 3 below
+    assert (made[:2] == 7).all()
+    assert (made[6:] == 7).all()
+
+
+def test_crop_is_centred_with_the_odd_pixel_right_and_below() -> None:
+    made = PreprocessSpec(color="bgr", crop=(2, 3)).resized(image(5, 6))
+    np.testing.assert_array_equal(made, image(5, 6)[1:3, 1:4])
+    assert made.flags.c_contiguous
+
+
+def test_an_image_smaller_than_the_crop_is_refused() -> None:
+    with pytest.raises(ImageSizeError, match="6 x 5 pixels is smaller than the crop of 7 x 2"):
+        PreprocessSpec(crop=(2, 7)).resized(image(5, 6))
+
+
+def test_a_resize_without_end_is_refused() -> None:
+    with pytest.raises(ImageSizeError, match="30000 x 1 pixels"):
+        PreprocessSpec(resize=Resize(mode="shortest", height=64, width=64)).resized(image(1, 30000))
+
+
+def test_colors() -> None:
+    bgr = image(4, 5)
+    np.testing.assert_array_equal(PreprocessSpec(color="bgr").resized(bgr), bgr)
+    np.testing.assert_array_equal(PreprocessSpec(color="rgb").resized(bgr), bgr[:, :, ::-1])
+    gray = PreprocessSpec(color="gray", mean=(0,), std=(1,)).resized(bgr)
+    assert gray.shape == (4, 5, 1)
+    weights = np.array([0.114, 0.587, 0.299])  # ITU-R BT.601
+    assert np.abs(gray[:, :, 0] - bgr @ weights).max() <= 1
+
+
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+@pytest.mark.parametrize("color", ["rgb", "gray"])
+def test_every_filter_makes_the_size_asked_for(interpolation: str, color: str) -> None:
+    channels = 1 if color == "gray" else 3
+    made = PreprocessSpec(
+        color=color,
+        resize=Resize(mode="exact", height=11, width=23),
+        interpolation=interpolation,
+        mean=(0,) * channels,
+        std=(1,) * channels,
+    ).resized(image(40, 31))
+    assert made.shape == (11, 23, channels)
+    assert made.dtype == np.uint8
+
+
+def test_pillow_filters_are_pillows_and_not_opencvs() -> None:
+    photo = image(97, 64)
+    made = scaled(photo, 31, 20, "pil-bilinear")
+    want = np.asarray(Image.fromarray(photo).resize((20, 31), Image.Resampling.BILINEAR))
+    np.testing.assert_array_equal(made, want)
+    assert np.abs(made.astype(int) - scaled(photo, 31, 20, "linear")).max() > 20
+
+
+def test_ipp_is_off_while_scaling_and_back_on_after() -> None:
+    before = cv2.ipp.useIPP()
+    photo = image(67, 113)
+    cv2.ipp.setUseIPP(False)
+    want = cv2.resize(photo, (50, 40), interpolation=cv2.INTER_CUBIC)
+    cv2.ipp.setUseIPP(before)
+    np.testing.assert_array_equal(scaled(photo, 40, 50, "cubic"), want)
+    assert cv2.ipp.useIPP() == before
+
+
+# ---------------------------------------------------------------- the tensor
+
+
+def test_tensor_values_and_layout() -> None:
+    one = spec(IMAGENET)
+    pixels = image(224, 224)
+    tensor = one.tensor(pixels)
+    assert tensor.shape == (1, 3, 224, 224)
+    assert tensor.dtype == np.float32
+    assert tensor.flags.c_contiguous
+    # The definition, in double precision.
+    want = (pixels * (1 / 255) - np.array(one.mean)) / np.array(one.std)
+    assert np.abs(tensor[0] - want.transpose(2, 0, 1)).max() <= 1e-6
+    last = spec(IMAGENET + 'layout = "NHWC"').tensor(pixels)
+    assert last.shape == (1, 224, 224, 3)
+    np.testing.assert_array_equal(last[0], tensor[0].transpose(1, 2, 0))
+
+
+def test_uint8_tensor_is_the_pixels() -> None:
+    pixels = image(4, 5)
+    tensor = spec('dtype = "uint8"').tensor(pixels)
+    assert tensor.dtype == np.uint8
+    np.testing.assert_array_equal(tensor[0], pixels.transpose(2, 0, 1))
+
+
+def test_load_decodes_resizes_and_normalises(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    cv2.imwrite(str(path), image(300, 451))
+    one = spec(IMAGENET)
+    np.testing.assert_array_equal(one.load(path), one.tensor(one.load_resized(path)))
+    assert one.load(path).shape == (1, 3, 224, 224)
+
+
+def test_a_gray_photo_suits_a_gray_model(tmp_path: Path) -> None:
+    pixels: Any = image(10, 12)[:, :, 0]
+    cv2.imwrite(str(tmp_path / "a.png"), pixels)
+    made = PreprocessSpec(color="gray", mean=(0,), std=(1,)).load_resized(tmp_path / "a.png")
+    np.testing.assert_array_equal(made[:, :, 0], pixels)

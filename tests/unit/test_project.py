@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from edgepack.errors import ConfigError, UsageError
+from edgepack.preprocess import PreprocessSpec, Resize
+from edgepack.project import default_name, load_project, read_labels
+
+FULL = """
+[project]
+name = "pets"
+model = "net.onnx"
+labels = "sub/labels.txt"
+scores = "raw"
+tolerance = 0.001
+golden_image = "cat.png"
+expected_class = 3
+board = "pynq"
+boards = ["mine.toml"]
+device = "pi@10.0.0.2"
+root = "/opt/pets"
+toolchain = "gnu"
+
+[shapes]
+"image:0" = [1, 3, 8, 8]
+mask = [1, 8]
+
+[preprocess]
+color = "bgr"
+resize = { mode = "exact", height = 8, width = 8 }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "sub").mkdir()
+    for name in ("net.onnx", "other.onnx", "sub/labels.txt", "cat.png", "mine.toml"):
+        (tmp_path / name).write_text("x\n")
+    return tmp_path
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "edgepack.toml"
+    path.write_text(text)
+    return path
+
+
+def test_every_key(folder: Path) -> None:
+    project = load_project(write(folder, FULL))
+    assert project.name == "pets"
+    assert project.model == folder / "net.onnx"
+    assert project.labels == folder / "sub/labels.txt"
+    assert project.scores == "raw"
+    assert project.tolerance == 0.001
+    assert project.golden_image == folder / "cat.png"
+    assert project.expected_class == 3
+    assert project.need_board() == "pynq"
+    assert project.boards == (folder / "mine.toml",)
+    assert project.need_device() == "pi@10.0.0.2"
+    assert project.root == "/opt/pets"
+    assert project.toolchain == "gnu"
+    assert project.shapes == {"image:0": (1, 3, 8, 8), "mask": (1, 8)}
+    assert project.preprocess == PreprocessSpec(
+        color="bgr", resize=Resize(mode="exact", height=8, width=8)
+    )
+    fields = set(vars(project)) - {"origins"}
+    assert project.origins == dict.fromkeys(fields, str(folder / "edgepack.toml"))
+
+
+def test_defaults_and_where_they_come_from(folder: Path) -> None:
+    project = load_project(write(folder, '[project]\nmodel = "net.onnx"'))
+    assert project.name == "net"
+    assert project.scores == "softmax"
+    assert project.tolerance == 1e-4
+    assert project.shapes == {}
+    assert project.preprocess is None
+    assert project.origins["model"] == str(folder / "edgepack.toml")
+    assert project.origins["name"] == "default"
+    assert project.origins["board"] == "default"
+    with pytest.raises(UsageError, match="no board") as caught:
+        project.need_board()
+    assert caught.value.exit_code == 2
+    with pytest.raises(UsageError, match="no device"):
+        project.need_device()
+
+
+def test_flags_go_over_the_file_and_none_is_no_flag(folder: Path) -> None:
+    flags = {
+        "board": "rasp3b",
+        "device": None,
+        "model": folder / "other.onnx",
+        "shapes": {"mask": (1, 9)},
+    }
+    project = load_project(write(folder, FULL), flags)
+    assert project.board == "rasp3b"
+    assert project.device == "pi@10.0.0.2"
+    assert project.model == folder / "other.onnx"
+    assert project.name == "pets"
+    assert project.shapes == {"image:0": (1, 3, 8, 8), "mask": (1, 9)}
+    assert project.origins["board"] == "--board"
+    assert project.origins["model"] == "command line"
+    assert project.origins["shapes"] == "--shape"
+    assert project.origins["device"] == str(folder / "edgepack.toml")
+
+
+def test_flags_alone_are_enough(folder: Path) -> None:
+    project = load_project(None, {"model": folder / "net.onnx", "board": "local"})
+    assert project.board == "local"
+    assert project.origins["tolerance"] == "default"
+    with pytest.raises(UsageError, match="no model"):
+        load_project(None, {"board": "local"})
+    with pytest.raises(ValueError, match="bord"):
+        load_project(None, {"bord": "local"})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("[project]", "[projekt]", "project: missing|projekt: unknown key"),
+        ("[preprocess]", "[preproces]", "preproces: unknown key.*perhaps you meant 'preprocess'"),
+        ("board =", "bord =", "project.bord: unknown key.*perhaps you meant 'board'"),
+        ("scores =", "score =", "project.score: unknown key.*perhaps you meant 'scores'"),
+        ('"raw"', '"softmx"', "project.scores: unknown value.*perhaps you meant 'softmax'"),
+        ('"gnu"', '"gcc"', "project.toolchain: unknown value 'gcc'"),
+        ('"pets"', "3", "project.name: 3 is not a string"),
+        ('"pynq"', '""', "project.board: is empty"),
+        ("0.001", "0", "project.tolerance: 0.0 is not between"),
+        ("0.001", "true", "project.tolerance: True is not a number"),
+        ("= 3", "= -3", "project.expected_class: -3 is below 0"),
+        ("= 3", '= "cat"', "project.expected_class: 'cat' is not a whole number"),
+        ('["mine.toml"]', '"mine.toml"', "project.boards: .* is not a list"),
+        ('["mine.toml"]', '["gone.toml"]', "boards: no such file: .*gone"),
+        ('"net.onnx"', '"gone.onnx"', "model: no such file: .*gone"),
+        ('"net.onnx"', '"sub"', "model: not a file: .*sub"),
+        ("sub/labels", "labels", "labels: no such file"),
+        ("cat.png", "dog.png", "golden_image: no such file: .*dog"),
+        ("[1, 8]", "[1, 0]", "shapes.mask: .*size below 1"),
+        ("[1, 8]", '"1,8"', "shapes.mask: '1,8' is not a list"),
+        ("[1, 8]", "[1, 8.5]", "shapes.mask: 8.5 is not a whole number"),
+        ('color = "bgr"', 'colour = "bgr"', "preprocess.colour: unknown key"),
+        ("name =", "name", "not valid TOML: .*line 3"),
+    ],
+)
+def test_every_mistake_names_the_key(folder: Path, old: str, new: str, says: str) -> None:
+    assert old in FULL
+    path = write(folder, FULL.replace(old, new, 1))
+    with pytest.raises(ConfigError) as caught:
+        load_project(path)
+    text = str(caught.value)
+    assert text.startswith(str(path))
+    assert re.search(says, text, re.DOTALL), text
+
+
+def test_files_named_by_a_flag_are_checked_too(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--labels: labels: no such file: .*gone\.txt"):
+        load_project(write(folder, FULL), {"labels": folder / "gone.txt"})
+
+
+def test_a_file_that_is_not_there_or_not_utf8(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"file not found: .*edgepack\.toml"):
+        load_project(tmp_path / "edgepack.toml")
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_project(tmp_path)
+    (tmp_path / "edgepack.toml").write_bytes(b'[project]\nname = "caf\xe9"\n')
+    with pytest.raises(ConfigError, match="not UTF-8 at byte 21"):
+        load_project(tmp_path / "edgepack.toml")
+
+
+def test_a_golden_image_needs_preprocessing_and_a_class_needs_an_image(folder: Path) -> None:
+    start = '[project]\nmodel = "net.onnx"\n'
+    with pytest.raises(ConfigError, match="golden_image needs preprocessing"):
+        load_project(write(folder, start + 'golden_image = "cat.png"'))
+    with pytest.raises(ConfigError, match="expected_class needs a golden_image"):
+        load_project(write(folder, start + "expected_class = 3"))
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("mobilenet_v2.onnx", "mobilenet_v2"),
+        ("My Net (v2).onnx", "My-Net-v2"),
+        ("é.onnx", "model"),
+        ("-x.y.onnx", "x.y"),
+    ],
+)
+def test_default_names_are_good_folder_names(file: str, name: str) -> None:
+    assert default_name(Path("somewhere") / file) == name
+
+
+def test_labels(tmp_path: Path) -> None:
+    path = tmp_path / "labels.txt"
+    path.write_bytes("tench\r\nété, summer\n".encode())
+    assert read_labels(path) == ("tench", "été, summer")
+    path.write_text("a\n\nb\n")
+    with pytest.raises(ConfigError, match="line 2 is empty"):
+        read_labels(path)
+    path.write_text("")
+    with pytest.raises(ConfigError, match="no labels"):
+        read_labels(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        read_labels(path)
+    with pytest.raises(ConfigError, match="not found"):
+        read_labels(tmp_path / "none.txt")

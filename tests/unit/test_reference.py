@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edgepack.errors import ConfigError, MismatchError
+from edgepack.image import ImageNotFoundError
+from edgepack.model import LoadedModel, ModelSpec, TensorInfo, load_model
+from edgepack.preprocess import PreprocessMismatchError, PreprocessSpec
+from edgepack.reference import (
+    ExpectedClassError,
+    ReferenceInputError,
+    ReferenceRunError,
+    compare,
+    make_golden,
+    random_input,
+    run_reference,
+    top_k,
+)
+
+
+def save(
+    path: Path,
+    nodes: list[onnx.NodeProto],
+    inputs: dict[str, list[int | str]],
+    outputs: dict[str, list[int | str]],
+) -> Path:
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in outputs.items()],
+    )
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.fixture
+def means(tmp_path: Path) -> LoadedModel:
+    """The mean of each colour of a 4 x 6 image: three "classes"."""
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["image"], ["mean"]),
+        helper.make_node("Flatten", ["mean"], ["scores"]),
+    ]
+    path = save(tmp_path / "means.onnx", nodes, {"image": [1, 3, 4, 6]}, {"scores": [1, 3]})
+    return load_model(ModelSpec(path=path))
+
+
+@pytest.fixture
+def add(tmp_path: Path) -> Path:
+    nodes = [helper.make_node("Add", ["a", "b"], ["sum"])]
+    return save(tmp_path / "add.onnx", nodes, {"a": [2, "n"], "b": [2, "n"]}, {"sum": [2, "n"]})
+
+
+@pytest.fixture
+def green(tmp_path: Path) -> Path:
+    pixels = np.zeros((4, 6, 3), np.uint8)
+    pixels[:, :, 1] = 200
+    cv2.imwrite(str(tmp_path / "green.png"), pixels)
+    return tmp_path / "green.png"
+
+
+# ---------------------------------------------------------------- run_reference
+
+
+def test_inputs_by_position_or_name(add: Path) -> None:
+    a, b = np.full((2, 3), 1, np.float32), np.full((2, 3), 5, np.float32)
+    for inputs in ([a, b], {"b": b, "a": a}):
+        (output,) = run_reference(add, {}, inputs)
+        np.testing.assert_array_equal(output, np.full((2, 3), 6))
+    (output,) = run_reference(onnx.load(add), {"a": (2, 3), "b": (2, 3)}, [a, b])
+    assert output.shape == (2, 3)
+
+
+def test_inputs_that_do_not_fit_are_named(add: Path) -> None:
+    good = np.zeros((2, 3), np.float32)
+    with pytest.raises(ReferenceInputError, match="2 inputs, given 1"):
+        run_reference(add, {}, [good])
+    with pytest.raises(ReferenceInputError, match="input 'b' is missing"):
+        run_reference(add, {}, {"a": good})
+    with pytest.raises(ReferenceInputError, match=r"input 'a' is \(3, 3\)"):
+        run_reference(add, {}, [np.zeros((3, 3), np.float32), good])
+    with pytest.raises(
+        ReferenceInputError, match=r"input 'a' is \(2, 3\), the model's is \(2, 4\)"
+    ):
+        run_reference(add, {"a": (2, 4)}, [good, good])
+    with pytest.raises(ReferenceInputError, match="input 'a' is float64"):
+        run_reference(add, {}, [good.astype(np.float64), good])
+
+
+def test_what_onnxruntime_refuses_is_a_model_error(tmp_path: Path, add: Path) -> None:
+    (tmp_path / "no.onnx").write_bytes(b"no model")
+    with pytest.raises(ReferenceRunError, match="cannot load") as caught:
+        run_reference(tmp_path / "no.onnx", {}, [])
+    assert caught.value.exit_code == 3
+    with pytest.raises(ReferenceRunError, match="cannot run"):
+        run_reference(add, {}, [np.zeros((2, 3), np.float32), np.zeros((2, 4), np.float32)])
+
+
+# ---------------------------------------------------------------- make_golden
+
+
+def bound(model: LoadedModel, **changes: object) -> PreprocessSpec:
+    return PreprocessSpec(**changes).for_inputs(model.inputs)  # type: ignore[arg-type]
+
+
+def test_golden_from_a_photo(means: LoadedModel, green: Path) -> None:
+    golden = make_golden(
+        means,
+        preprocess=bound(means),
+        image=green,
+        expected_class=1,
+        labels=["red", "green", "blue"],
+    )
+    assert golden.image == green
+    assert golden.expected is not None
+    assert (golden.expected.index, golden.expected.label) == (1, "green")
+    np.testing.assert_array_equal(golden.outputs[0], [[0, 200, 0]])
+    assert golden.inputs[0].shape == (1, 3, 4, 6)
+
+
+def test_the_expected_class_is_the_references_first_unless_given(
+    means: LoadedModel, green: Path
+) -> None:
+    spec = bound(means)
+    golden = make_golden(means, preprocess=spec, image=green, labels=["r", "g", "b"])
+    assert golden.expected is not None
+    assert golden.expected.index == 1
+    assert make_golden(means, preprocess=spec, image=green).expected is None
+    with pytest.raises(ExpectedClassError, match=r"sees class 1 \(g\), expected 2"):
+        make_golden(means, preprocess=spec, image=green, labels=["r", "g", "b"], expected_class=2)
+
+
+def test_golden_without_a_photo_is_seeded(means: LoadedModel) -> None:
+    one, two = make_golden(means), make_golden(means)
+    np.testing.assert_array_equal(one.inputs[0], two.inputs[0])
+    np.testing.assert_array_equal(one.outputs[0], two.outputs[0])
+    assert one.expected is None
+    assert one.image is None
+    assert (make_golden(means, seed=1).inputs[0] != one.inputs[0]).any()
+
+
+def test_bad_golden_photos(means: LoadedModel, green: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs preprocessing"):
+        make_golden(means, image=green)
+    with pytest.raises(ImageNotFoundError):
+        make_golden(means, preprocess=bound(means), image=tmp_path / "none.png")
+    cv2.imwrite(str(tmp_path / "large.png"), np.zeros((5, 6, 3), np.uint8))
+    with pytest.raises(PreprocessMismatchError, match=r"makes \(1, 3, 5, 6\) of .*large"):
+        make_golden(means, preprocess=bound(means), image=tmp_path / "large.png")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"),
+    [
+        ("float32", -9, 9),
+        ("float16", -9, 9),
+        ("uint8", 0, 255),
+        ("int8", -128, 127),
+        ("int64", 0, 1),
+        ("int32", 0, 1),
+        ("bool", 0, 1),
+    ],
+)
+def test_random_inputs_are_valid_for_their_dtype(dtype: str, low: int, high: int) -> None:
+    info = TensorInfo(name="x", dtype=dtype, shape=(40, 50))
+    values = random_input(info, np.random.RandomState(0))
+    assert values.dtype.name == dtype
+    assert values.shape == (40, 50)
+    assert low <= values.min() < values.max() <= high
+    if dtype in ("uint8", "int8"):
+        assert (values.min(), values.max()) == (low, high)
+
+
+# ---------------------------------------------------------------- compare, top_k
+
+
+def test_compare_is_relative_to_the_largest_reference() -> None:
+    reference = np.array([[100.0, -200.0, 0.5]], np.float32)
+    result = compare(reference + np.array([0, 0.02, 0], np.float32), reference, 1e-4)
+    assert result.max_abs_reference == 200
+    assert result.max_abs_error == pytest.approx(0.02, rel=1e-3)
+    assert not result.ok
+    assert compare(reference + np.float32(0.0156), reference, 1e-4).ok
+    assert compare(reference, reference, 1e-4).max_abs_error == 0
+
+
+def test_compare_of_values_that_are_not_finite() -> None:
+    inf, nan = np.inf, np.nan
+    assert compare(np.array([1, inf, nan]), np.array([1, inf, nan]), 1e-4).ok
+    for got, want in ((nan, 1), (1, nan), (inf, 1), (inf, -inf), (1, inf)):
+        result = compare(np.array([2.0, got]), np.array([2.0, want]), 1e-4)
+        assert result.max_abs_error == inf
+        assert not result.ok
+
+
+def test_compare_of_zeros_bytes_and_nothing() -> None:
+    assert compare(np.zeros(3), np.zeros(3), 1e-4).ok
+    assert not compare(np.full(3, 1e-9), np.zeros(3), 1e-4).ok
+    # Differences of unsigned bytes must not wrap.
+    assert compare(np.array([1], np.uint8), np.array([3], np.uint8), 0.1).max_abs_error == 2
+    assert compare(np.zeros((0, 4)), np.zeros((0, 4)), 1e-4).ok
+    with pytest.raises(MismatchError, match=r"\(2,\), its reference \(3,\)"):
+        compare(np.zeros(2), np.zeros(3), 1e-4)
+
+
+def test_top_k() -> None:
+    output = np.array([[1.0, 3.0, 3.0, 2.0]], np.float32)
+    raw = top_k(output, ["a", "b"], k=3, scores="raw")
+    assert [(s.index, s.label, s.score) for s in raw] == [(1, "b", 3), (2, "", 3), (3, "", 2)]
+    soft = top_k(output, k=9)
+    assert [s.index for s in soft] == [1, 2, 3, 0]
+    assert sum(s.score for s in soft) == pytest.approx(1)
+    assert soft[0].score / soft[3].score == pytest.approx(np.exp(2))
+    # Large logits must not overflow.
+    assert top_k(np.array([1e4, 0], np.float32), k=1)[0].score == pytest.approx(1)
