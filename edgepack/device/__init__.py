@@ -1,0 +1,86 @@
+"""Reachable machines: over SSH, this machine, or a virtual board.
+
+`open_device` is the door; everything behind it is used through the Protocol
+`Device`. SSH libraries are imported in `edgepack.device.ssh` only.
+"""
+
+from __future__ import annotations
+
+from edgepack.boards import Board
+from edgepack.device.base import Device, RemoteResult
+from edgepack.device.errors import (
+    AuthError,
+    ChangedHostKeyError,
+    ConnectionLostError,
+    DiskFullError,
+    RemoteCommandError,
+    RemoteTimeout,
+    UnknownHostKeyError,
+    UnreachableError,
+)
+from edgepack.device.local import LocalDevice
+from edgepack.device.options import Address, SshOptions
+from edgepack.errors import UsageError
+from edgepack.progress import NO_PROGRESS, Progress
+
+__all__ = [
+    "Address",
+    "AuthError",
+    "ChangedHostKeyError",
+    "ConnectionLostError",
+    "Device",
+    "DiskFullError",
+    "LocalDevice",
+    "RemoteCommandError",
+    "RemoteResult",
+    "RemoteTimeout",
+    "SshOptions",
+    "UnknownHostKeyError",
+    "UnreachableError",
+    "open_device",
+]
+
+
+def open_device(
+    spec: str,
+    board: Board,
+    *,
+    options: SshOptions | None = None,
+    progress: Progress = NO_PROGRESS,
+) -> Device:
+    """Connect to the device `spec` names; the caller closes it.
+
+    `spec` is `user@host[:port]`, an alias of the OpenSSH configuration, `local`
+    (this machine) or `virtual` (the board's virtual board, started if needed).
+
+    Raises:
+        UsageError: `spec` has none of these forms, or `local` is used for another board.
+        ConnectError: a subclass says why the device cannot be used.
+    """
+    if spec == "local":
+        if not board.is_local:
+            raise UsageError(
+                f"--device local: {board.name} is not this machine",
+                hint=f"--board local, or the address of the {board.name}",
+            )
+        return LocalDevice()
+    from edgepack.device.ssh import SshDevice
+
+    if spec == "virtual":
+        if board.is_local:
+            return LocalDevice()
+        from edgepack import virtual
+
+        progress.step(f"starting the virtual {board.name}")
+        virtual_board = virtual.up(board)
+        return SshDevice(
+            Address(host=virtual_board.host, user=virtual_board.user, port=virtual_board.port),
+            options=SshOptions(
+                use_config=False,
+                identity=virtual_board.key_file,
+                identities_only=True,
+                host_keys=(virtual_board.host_key,),
+            ),
+            name=f"virtual {board.name}",
+        )
+    return SshDevice(Address.parse(spec), options=options or SshOptions())

@@ -1,0 +1,154 @@
+"""OpenSSH's known_hosts files: is this the key we know the host by?
+
+paramiko's own reader takes the first key of a type only and overlooks @revoked and
+patterns, so a revoked key would pass for a new one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fnmatch
+import hashlib
+import hmac
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+_DEFAULT_PORT = 22
+
+
+class Verdict(Enum):
+    """What known_hosts says about a key."""
+
+    KNOWN = "known"
+    UNKNOWN = "unknown"
+    CHANGED = "changed"
+    REVOKED = "revoked"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One line; `marker` is "", "@revoked" or "@cert-authority"."""
+
+    marker: str
+    hosts: tuple[str, ...]
+    key_type: str
+    key: bytes
+    origin: str
+
+
+class KnownHosts:
+    """The lines of some known_hosts files. Certificate authorities are not used."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._entries = tuple(entries)
+
+    @staticmethod
+    def load(paths: Sequence[Path]) -> KnownHosts:
+        """Read those of `paths` that are there; lines that make no sense are skipped."""
+        entries = []
+        for path in paths:
+            if path.is_file():
+                text = path.read_text(encoding="utf-8", errors="replace")
+                entries += _parse(text.splitlines(), str(path))
+        return KnownHosts(entries)
+
+    @staticmethod
+    def of_lines(lines: Iterable[str]) -> KnownHosts:
+        """The same from lines."""
+        return KnownHosts(_parse(lines, "host key"))
+
+    def key_types(self, host: str) -> tuple[str, ...]:
+        """Types of the keys `host` is known by, to be asked for first."""
+        return tuple(dict.fromkeys(entry.key_type for entry in self._of(host) if not entry.marker))
+
+    def check(self, host: str, key_type: str, key: bytes) -> tuple[Verdict, str]:
+        """Verdict on `key` of `host` (`name`, or `[name]:port`), and the line it rests on.
+
+        A key of another type than the known ones is CHANGED, too: the known types were
+        asked for first, so the host does not have them any more.
+        """
+        entries = self._of(host)
+        for entry in entries:
+            if entry.marker == "@revoked" and entry.key == key:
+                return Verdict.REVOKED, entry.origin
+        known = [entry for entry in entries if not entry.marker]
+        for entry in known:
+            if (entry.key_type, entry.key) == (key_type, key):
+                return Verdict.KNOWN, entry.origin
+        return (Verdict.CHANGED, known[0].origin) if known else (Verdict.UNKNOWN, "")
+
+    def _of(self, host: str) -> list[Entry]:
+        return [entry for entry in self._entries if _matches(entry.hosts, host)]
+
+
+def host_name(host: str, port: int) -> str:
+    """How known_hosts spells a host: the port only if it is not 22."""
+    return host.lower() if port == _DEFAULT_PORT else f"[{host.lower()}]:{port}"
+
+
+def fingerprint(key: bytes) -> str:
+    """As `ssh-keygen -l` prints it."""
+    digest = base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
+    return f"SHA256:{digest}"
+
+
+def append(path: Path, host: str, key_type: str, key: bytes) -> None:
+    """Add a line for `host` at the end of `path`, which is made if needed."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    old = path.read_bytes() if path.exists() else b""
+    newline = b"\n" if old and not old.endswith(b"\n") else b""
+    with path.open("ab") as file:
+        file.write(newline + f"{host} {key_type} {base64.b64encode(key).decode()}\n".encode())
+
+
+def _parse(lines: Iterable[str], origin: str) -> list[Entry]:
+    entries = []
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        marker = words.pop(0) if words and words[0].startswith("@") else ""
+        if len(words) < 3 or words[0].startswith("#"):
+            continue
+        try:
+            key = base64.b64decode(words[2], validate=True)
+        except binascii.Error:
+            continue
+        entries.append(
+            Entry(
+                marker=marker,
+                hosts=tuple(words[0].split(",")),
+                key_type=words[1],
+                key=key,
+                origin=f"{origin}:{number}",
+            )
+        )
+    return entries
+
+
+def _matches(patterns: Sequence[str], host: str) -> bool:
+    found = False
+    for pattern in patterns:
+        if pattern.startswith("|1|"):
+            found |= _matches_hash(pattern, host)
+        elif pattern.startswith("!"):
+            if _matches_glob(pattern[1:], host):
+                return False
+        else:
+            found |= _matches_glob(pattern, host)
+    return found
+
+
+def _matches_glob(pattern: str, host: str) -> bool:
+    # Only * and ? are special in known_hosts; [host]:port is literal.
+    return fnmatch.fnmatchcase(host, pattern.lower().replace("[", "[[]"))
+
+
+def _matches_hash(pattern: str, host: str) -> bool:
+    try:
+        salt, digest = (base64.b64decode(part) for part in pattern.split("|")[2:4])
+    except ValueError:
+        return False
+    # The format prescribes SHA-1 here; it hides names and protects nothing else.
+    return hmac.compare_digest(hmac.new(salt, host.encode(), hashlib.sha1).digest(), digest)

@@ -1,0 +1,67 @@
+"""Where a device is and how to get in."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgepack.errors import UsageError
+
+_ADDRESS = re.compile(
+    r"(?:(?P<user>[^@\s]+)@)?"
+    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^@:\s\[\]-][^@:\s\[\]]*))"
+    r"(?::(?P<port>[0-9]{1,5}))?"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """`host` is a name, an IP address or an alias; None leaves the rest to the configuration."""
+
+    host: str
+    user: str | None = None
+    port: int | None = None
+
+    @staticmethod
+    def parse(spec: str) -> Address:
+        """The address in `[user@]host[:port]`; IPv6 addresses go in [brackets].
+
+        Raises UsageError for anything else.
+        """
+        match = _ADDRESS.fullmatch(spec)
+        port = int(match["port"]) if match and match["port"] else None
+        if not match or (port is not None and not 0 < port < 65536):
+            raise UsageError(
+                f"--device: not a device: {spec!r}",
+                hint="user@host, user@host:port, user@[ipv6]:port, "
+                "an alias of ~/.ssh/config, local or virtual",
+            )
+        return Address(host=match["ipv6"] or match["host"], user=match["user"], port=port)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        user = f"{self.user}@" if self.user else ""
+        return f"{user}{host}:{self.port}" if self.port else f"{user}{host}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshOptions:
+    """How to connect.
+
+    `config_file` is read instead of ~/.ssh/config and /etc/ssh/ssh_config; with
+    `use_config` off none is. `identity` is tried before the agent's keys and the
+    default ones, or alone with `identities_only`. `known_hosts` is used instead of
+    ~/.ssh/known_hosts (and what UserKnownHostsFile says); `host_keys` are lines of such
+    a file, used instead of any file. `accept_new_host_key` adds the key of a host that
+    is not known yet to known_hosts; a changed key is refused in any case.
+    """
+
+    config_file: Path | None = None
+    use_config: bool = True
+    identity: Path | None = None
+    identities_only: bool = False
+    known_hosts: Path | None = None
+    host_keys: tuple[str, ...] = ()
+    accept_new_host_key: bool = False
+    connect_timeout_s: int = 10

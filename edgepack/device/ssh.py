@@ -1,0 +1,427 @@
+"""A device over SSH: fabric for the configuration and commands, paramiko for files."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import fabric
+import paramiko
+
+from edgepack.device import known_hosts, ssh_config
+from edgepack.device.base import RemoteResult
+from edgepack.device.errors import (
+    AuthError,
+    ChangedHostKeyError,
+    ConnectionLostError,
+    RemoteTimeout,
+    UnknownHostKeyError,
+    UnreachableError,
+    command_error,
+    disk_full,
+    shorten,
+)
+from edgepack.device.known_hosts import KnownHosts, Verdict
+from edgepack.device.options import Address, SshOptions
+from edgepack.errors import ConfigError, ConnectError, RemoteError
+
+log = logging.getLogger(__name__)
+# paramiko logs tracebacks of what is raised to us anyhow.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+
+# An SFTP write of this size and its header fill one SSH packet. Above 32,675 bytes
+# paramiko splits it in two, which costs up to 100 times the speed (paramiko #2438).
+_CHUNK = 32_000
+# A dead link is noticed after idle + count * interval seconds.
+_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 6}
+_SILENCE_S = 45.0
+# Key exchange and login take long on a slow board, where TCP does not.
+_PATIENCE = 3
+_NO_EXIT_STATUS = -1
+_RSA_TYPES = ("rsa-sha2-512", "rsa-sha2-256")
+
+
+class SshDevice:
+    """A machine with an SSH server that has an SFTP subsystem.
+
+    Connects at once; raises a subclass of ConnectError if that fails.
+    """
+
+    def __init__(self, address: Address, *, options: SshOptions, name: str | None = None) -> None:
+        self.name = name or str(address)
+        self._sftp: paramiko.SFTPClient | None = None
+        self._connection = _Route(options).connection(address)
+        try:
+            _open(self._connection)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(
+        self, command: str, *, timeout_s: float | None = None, check: bool = True
+    ) -> RemoteResult:
+        """See `Device.run`. After a time-out the command may go on there until it next writes."""
+        log.debug("%s: run %s", self.name, command)
+        if not self._connection.is_connected:  # fabric would connect anew without a word
+            raise self._lost("the connection is closed")
+        try:
+            result = self._execute(command, timeout_s)
+        except TimeoutError:
+            raise RemoteTimeout(
+                f"command took longer than {timeout_s} s on {self.name}: {shorten(command)}"
+            ) from None
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise self._lost(error) from None
+        if check and result.returncode != 0:
+            raise command_error(self.name, result)
+        return result
+
+    def _execute(self, command: str, timeout_s: float | None) -> RemoteResult:
+        # Not Connection.run: it connects anew by itself, and gives status -1 for a lost link.
+        deadline = time.monotonic() + timeout_s if timeout_s is not None else None
+        channel: paramiko.Channel = self._connection.create_session()
+        errors: list[bytes] = []
+        other = threading.Thread(
+            target=_drain, args=(channel.recv_stderr, channel, deadline, errors), daemon=True
+        )
+        try:
+            # The login shell may be anything.
+            channel.exec_command(f"exec env LC_ALL=C sh -c {shlex.quote(command)}")
+            channel.shutdown_write()
+            other.start()
+            output: list[bytes] = []
+            if not _drain(channel.recv, channel, deadline, output):
+                raise TimeoutError
+            other.join(_left(deadline))
+            if not channel.status_event.wait(_left(deadline)):
+                raise TimeoutError
+            status = channel.recv_exit_status()
+        finally:
+            channel.close()
+        if status == _NO_EXIT_STATUS:
+            raise EOFError("no exit status came")
+        return RemoteResult(
+            command=command,
+            returncode=status,
+            stdout=b"".join(output).decode(errors="replace"),
+            stderr=b"".join(errors).decode(errors="replace"),
+        )
+
+    def put(
+        self,
+        local: Path,
+        remote: str,
+        *,
+        offset: int = 0,
+        sent: Callable[[int], None] | None = None,
+    ) -> None:
+        """See `Device.put`. Many writes are under way at any time."""
+        log.debug("%s: put %s to %s from byte %d", self.name, local, remote, offset)
+        size = local.stat().st_size
+        try:
+            with (
+                local.open("rb") as source,
+                self._files().open(remote, "r+b" if offset else "wb") as file,
+            ):
+                source.seek(offset)
+                file.seek(offset)
+                file.set_pipelined(True)
+                while chunk := source.read(_CHUNK):
+                    # paramiko drops the answers that are still due when a file is closed,
+                    # "disk full" among them; a write that is not pipelined waits for all.
+                    if source.tell() >= size:
+                        file.set_pipelined(False)
+                    file.write(chunk)
+                    if sent:
+                        sent(len(chunk))
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise self._file_error(error, remote, needed=size) from None
+
+    def get(self, remote: str, local: Path) -> None:
+        """See `Device.get`."""
+        log.debug("%s: get %s to %s", self.name, remote, local)
+        try:
+            self._files().get(remote, str(local), max_concurrent_prefetch_requests=64)
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise self._file_error(error, remote) from None
+
+    def rename(self, old: str, new: str) -> None:
+        """See `Device.rename`."""
+        log.debug("%s: rename %s to %s", self.name, old, new)
+        try:
+            self._files().posix_rename(old, new)
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise self._file_error(error, new) from None
+
+    def mkdir(self, path: str) -> None:
+        """See `Device.mkdir`."""
+        self.run(f"mkdir -p -- {shlex.quote(path)}")
+
+    def close(self) -> None:
+        """See `Device.close`."""
+        connection = self._connection
+        while connection:
+            connection.close()
+            # A connection that broke off is not "connected", but its thread may linger.
+            connection.client.close()
+            gateway = connection.gateway
+            connection = gateway if isinstance(gateway, fabric.Connection) else None
+
+    def _files(self) -> paramiko.SFTPClient:
+        if self._sftp is None:
+            if not self._connection.is_connected:
+                raise self._lost("the connection is closed")
+            try:
+                self._sftp = self._connection.sftp()
+            except (paramiko.SSHException, EOFError) as error:
+                if not self._connection.is_connected:
+                    raise
+                raise RemoteError(
+                    f"{self.name}: its SSH server has no SFTP: {error}",
+                    hint="install an SFTP server there (Debian: openssh-sftp-server)",
+                ) from None
+            channel = self._sftp.get_channel()
+            assert channel is not None
+            channel.settimeout(_SILENCE_S)
+        return self._sftp
+
+    def _file_error(
+        self, error: Exception, path: str, *, needed: int = 0
+    ) -> RemoteError | ConnectionLostError:
+        channel = self._sftp.get_channel() if self._sftp else None
+        gone = channel is None or channel.closed or not self._connection.is_connected
+        if gone or isinstance(error, TimeoutError | EOFError | paramiko.SSHException):
+            return self._lost(error)
+        if isinstance(error, OSError) and error.errno is None and self._is_full(path, needed):
+            # SFTP has no code for ENOSPC: its server says "Failure".
+            return disk_full(self.name, f"  {path}: {error}")
+        return RemoteError(f"{path} on {self.name}: {error}")
+
+    def _is_full(self, path: str, needed: int) -> bool:
+        folder = shlex.quote(path.rpartition("/")[0] or ".")
+        done = self.run(f"df -Pk {folder}", check=False)
+        match = re.search(r"\s(-?\d+)\s+(?:\d+%|-)\s+/[^\n]*\s*\Z", done.stdout)
+        return match is not None and int(match[1]) * 1024 < needed
+
+    def _lost(self, reason: object) -> ConnectionLostError:
+        return ConnectionLostError(
+            f"connection to {self.name} lost: {str(reason) or type(reason).__name__}",
+            hint="run the command again; an upload goes on where it stopped",
+        )
+
+
+def _drain(
+    receive: Callable[[int], bytes],
+    channel: paramiko.Channel,
+    deadline: float | None,
+    into: list[bytes],
+) -> bool:
+    """Collect one stream of a command to its end; False if `deadline` comes first."""
+    try:
+        while True:
+            channel.settimeout(_left(deadline))
+            data = receive(1 << 16)
+            if not data:
+                return True
+            into.append(data)
+    except TimeoutError:
+        return False
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+class _Route:
+    """Makes the connection to a device and those to the hosts in between.
+
+    fabric would accept any host key, on the way too: `client.connect` is given a
+    transport and a policy that ask `KnownHosts` instead.
+    """
+
+    def __init__(self, options: SshOptions) -> None:
+        self._options = options
+        files = [Path.home() / ".ssh/config", Path("/etc/ssh/ssh_config")]
+        if options.config_file:
+            files = [options.config_file]
+            if not options.config_file.is_file():
+                raise ConfigError(f"no such SSH configuration: {options.config_file}")
+        self._ssh_config = ssh_config.load(files if options.use_config else [])
+
+    def connection(self, address: Address, via: tuple[str, ...] = ()) -> fabric.Connection:
+        """A connection that is not open yet; `via` are the hosts that led here."""
+        options = self._options
+        if address.host in via:
+            raise ConnectError(f"ProxyJump goes round in circles at {address.host}")
+        lookup = self._ssh_config.lookup(address.host)
+        identities = [str(options.identity)] if options.identity else []
+        identities += [path for path in lookup.get("identityfile", []) if Path(path).is_file()]
+        if options.identity and not options.identity.is_file():
+            raise AuthError(f"no such key file: {options.identity}")
+        only = options.identities_only or lookup.get("identitiesonly") == "yes"
+        connection = fabric.Connection(
+            address.host,
+            user=address.user,
+            port=address.port,
+            # Lazy: no ~/.fabric.py and the like.
+            config=fabric.Config(lazy=True, ssh_config=self._ssh_config),
+            gateway=self._gateway(address, lookup, via),
+            connect_timeout=options.connect_timeout_s,
+        )
+        host_keys = _HostKeys(connection, options, alias=lookup.get("hostkeyalias"))
+        connection.client.set_missing_host_key_policy(host_keys)
+        connection.connect_kwargs = {
+            "key_filename": list(dict.fromkeys(identities)),
+            "allow_agent": not only,
+            "look_for_keys": not only,
+            "transport_factory": host_keys.transport,
+            **dict.fromkeys(
+                ("banner_timeout", "auth_timeout", "channel_timeout"),
+                options.connect_timeout_s * _PATIENCE,
+            ),
+        }
+        return connection
+
+    def _gateway(
+        self, address: Address, lookup: paramiko.SSHConfigDict, via: tuple[str, ...]
+    ) -> fabric.Connection | str | bool:
+        jump = lookup.get("proxyjump", "none")
+        if jump.lower() != "none":
+            # a,b: first to a, from there to b, from there to the device.
+            first, *rest = jump.split(",")
+            gateway = self.connection(Address.parse(first.strip()), (*via, address.host))
+            for hop in rest:
+                following = self.connection(Address.parse(hop.strip()), (*via, address.host))
+                following.gateway = gateway
+                gateway = following
+            return gateway
+        command: str = lookup.get("proxycommand", "none")
+        # False, unlike None, keeps fabric from looking for itself.
+        return command if command.lower() != "none" else False
+
+
+class _HostKeys(paramiko.MissingHostKeyPolicy):
+    """Is asked about every host key, since paramiko itself is given no known_hosts."""
+
+    def __init__(
+        self, connection: fabric.Connection, options: SshOptions, *, alias: str | None
+    ) -> None:
+        self._where = f"{connection.host}:{connection.port}"
+        self._host = alias or known_hosts.host_name(connection.host, connection.port)
+        self._accept_new = options.accept_new_host_key
+        if options.known_hosts:
+            files = [options.known_hosts]
+        else:
+            names = connection.ssh_config.get("userknownhostsfile", "~/.ssh/known_hosts").split()
+            files = [Path(name).expanduser() for name in names]
+        self._file = files[0]
+        self._known = (
+            KnownHosts.of_lines(options.host_keys)
+            if options.host_keys
+            else KnownHosts.load([*files, Path("/etc/ssh/ssh_known_hosts")])
+        )
+
+    def transport(self, sock: socket.socket, **kwargs: object) -> paramiko.Transport:
+        """A transport that asks for the key types we know the host by first."""
+        if isinstance(sock, socket.socket):  # else a channel of the host before
+            # Else each of a command's three short messages waits for a delayed ACK.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE.items():
+                if hasattr(socket, name):  # Linux names; macOS lacks some
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        transport = paramiko.Transport(sock, **kwargs)  # type: ignore[arg-type]
+        types: list[str] = []
+        for name in self._known.key_types(self._host):
+            types += _RSA_TYPES if name == "ssh-rsa" else (name,)
+        security = transport.get_security_options()
+        offered = tuple(security.key_types)
+        first = [name for name in types if name in offered]
+        security.key_types = (*first, *(name for name in offered if name not in first))
+        return transport
+
+    def missing_host_key(
+        self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
+    ) -> None:
+        """Return if the key is good, raise if not."""
+        blob = key.asbytes()
+        kind, print_ = key.get_name(), known_hosts.fingerprint(key.asbytes())
+        verdict, origin = self._known.check(self._host, kind, blob)
+        match verdict:
+            case Verdict.KNOWN:
+                return
+            case Verdict.UNKNOWN if self._accept_new:
+                log.info("adding the %s key %s of %s to %s", kind, print_, self._where, self._file)
+                known_hosts.append(self._file, self._host, kind, blob)
+            case Verdict.UNKNOWN:
+                raise UnknownHostKeyError(
+                    f"host key of {self._where} is not known: {kind} {print_}",
+                    hint="compare it with what `ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub` says "
+                    "on the device, then use --accept-new-host-key once",
+                )
+            case Verdict.REVOKED:
+                raise ChangedHostKeyError(
+                    f"host key of {self._where} is revoked by {origin}: {kind} {print_}",
+                    hint="the device must get a new host key",
+                )
+            case Verdict.CHANGED:
+                raise ChangedHostKeyError(
+                    f"host key of {self._where} is not the one in {origin}: {kind} {print_}",
+                    hint="somebody may be listening in, or the device was set up anew; if it "
+                    f"was, remove the old key: ssh-keygen -R {shlex.quote(self._host)}",
+                )
+
+
+def _open(connection: fabric.Connection) -> None:
+    """Open `connection`, the hosts on the way to it first, and say which of them fails how."""
+    if isinstance(connection.gateway, fabric.Connection):
+        _open(connection.gateway)
+    where = f"{connection.host}:{connection.port}"
+    log.debug("connect to %s as %s", where, connection.user)
+    try:
+        connection.open()
+    except paramiko.PasswordRequiredException:
+        raise AuthError(
+            f"{where}: a key is protected by a passphrase",
+            hint="unlock it first: eval $(ssh-agent); ssh-add",
+        ) from None
+    except paramiko.AuthenticationException as error:
+        raise _refused(connection, error) from None
+    except paramiko.ChannelException as error:
+        raise UnreachableError(
+            f"{where} cannot be reached from {connection.gateway.host}: {error.text}"
+        ) from None
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        transport = connection.client.get_transport()
+        if transport is not None and transport.is_active() and transport.initial_kex_done:
+            # A key file that cannot be read, or no key at all.
+            raise _refused(connection, error) from None
+        raise UnreachableError(
+            f"{where} cannot be reached: {_reason(error)}",
+            hint="is the device on, its address right, and `ssh` to it possible?",
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, paramiko.SSHException) and "protocol banner" in str(error):
+        return "what answers is no SSH server"
+    if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
+        error = next(iter(error.errors.values()))
+    # paramiko goes on after a time-out of the key exchange, and stumbles over this.
+    if isinstance(error, TimeoutError) or str(error) == "No existing session":
+        return "no answer in time"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _refused(connection: fabric.Connection, reason: object) -> AuthError:
+    return AuthError(
+        f"{connection.host}:{connection.port} refuses {connection.user}: {str(reason).rstrip('.')}",
+        hint=f"put your key there: ssh-copy-id -p {connection.port} "
+        f"{connection.user}@{connection.host}; or name another one with --identity",
+    )

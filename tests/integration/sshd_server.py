@@ -1,0 +1,90 @@
+"""A real OpenSSH server on a loopback port, with its own keys, for the tests here."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", "test", "-f", path], check=True
+    )
+    return path
+
+
+def public(key: Path) -> str:
+    return " ".join(Path(f"{key}.pub").read_text().split()[:2])
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@dataclass(kw_only=True)
+class Sshd:
+    """A running sshd; `key` may log in, the host key is `host_key`."""
+
+    folder: Path
+    port: int
+    key: Path
+    host_key: Path
+    user: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def known_hosts_line(self) -> str:
+        return f"[127.0.0.1]:{self.port} {public(self.host_key)}"
+
+    def sessions(self) -> int:
+        """Processes that serve somebody; closed ones get a moment to end."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        deadline = time.monotonic() + 30
+        while children.read_text().split() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return len(children.read_text().split())
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+def start(folder: Path, *, extra: str = "", host_key_kind: str = "ed25519") -> Sshd:
+    """Start a server whose files are in `folder`; `extra` are more sshd_config lines."""
+    folder.mkdir()
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    key = make_key(folder / "login")
+    host_key = make_key(folder / "host", host_key_kind)
+    (folder / "authorized").write_text(public(key) + "\n")
+    port = free_port()
+    (folder / "config").write_text(
+        f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {host_key}\n"
+        f"AuthorizedKeysFile {folder}/authorized\nPidFile none\nStrictModes no\nUsePAM no\n"
+        "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin yes\n"
+        f"Subsystem sftp internal-sftp\nMaxStartups 100\n{extra}\n"
+    )
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            ["/usr/sbin/sshd", "-D", "-e", "-f", folder / "config"], stderr=log, stdout=log
+        )
+    for _ in range(200):
+        with socket.socket() as sock:
+            if sock.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.02)
+    return Sshd(
+        folder=folder,
+        port=port,
+        key=key,
+        host_key=host_key,
+        user=getpass.getuser(),
+        process=process,
+    )

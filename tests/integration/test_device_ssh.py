@@ -1,0 +1,298 @@
+"""SshDevice against a real OpenSSH server: in, and every way of not getting in."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgepack.device import (
+    Address,
+    AuthError,
+    ChangedHostKeyError,
+    ConnectionLostError,
+    RemoteCommandError,
+    RemoteTimeout,
+    SshOptions,
+    UnknownHostKeyError,
+    UnreachableError,
+)
+from edgepack.device.ssh import SshDevice
+from edgepack.errors import ConfigError, ConnectError, RemoteError
+from tests.integration import sshd_server
+from tests.integration.cutting_proxy import CuttingProxy
+from tests.integration.sshd_server import Sshd
+from tests.support import require_tool
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    require_tool("sshd", "/usr/sbin/sshd")
+    server = sshd_server.start(tmp_path_factory.mktemp("ssh") / "device")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def options(sshd: Sshd) -> SshOptions:
+    return SshOptions(
+        use_config=False,
+        identity=sshd.key,
+        identities_only=True,
+        host_keys=(sshd.known_hosts_line,),
+    )
+
+
+def address(sshd: Sshd) -> Address:
+    return Address(host="127.0.0.1", port=sshd.port)
+
+
+@pytest.fixture
+def device(sshd: Sshd, options: SshOptions) -> Iterator[SshDevice]:
+    device = SshDevice(address(sshd), options=options)
+    yield device
+    device.close()
+
+
+def test_commands(device: SshDevice) -> None:
+    done = device.run(
+        "echo 'it'\"'\"'s'; echo \"$LC_ALL\"; cat; echo error >&2; exit 3", check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "it's\nC\n", "error\n")
+    with pytest.raises(RemoteCommandError, match="exit code 1"):
+        device.run("false")
+
+
+def test_much_output_on_both_streams(device: SshDevice) -> None:
+    done = device.run("head -c 5000000 /dev/zero >&2; head -c 5000000 /dev/zero")
+    assert (len(done.stdout), len(done.stderr)) == (5_000_000, 5_000_000)
+
+
+def test_a_command_that_takes_too_long(device: SshDevice) -> None:
+    with pytest.raises(RemoteTimeout):
+        device.run("echo begun; sleep 30", timeout_s=0.3)
+    assert device.run("echo still here").stdout == "still here\n"
+
+
+def test_files(device: SshDevice, tmp_path: Path) -> None:
+    data = os.urandom(3_000_001)
+    source = tmp_path / "source"
+    source.write_bytes(data)
+    sizes: list[int] = []
+    target = f"{tmp_path}/target"
+    device.put(source, target, sent=sizes.append)
+    assert Path(target).read_bytes() == data
+    assert sum(sizes) == len(data)
+    os.truncate(target, 1_000_000)
+    device.put(source, target, offset=1_000_000)
+    assert Path(target).read_bytes() == data
+    device.get(target, tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == data
+    (tmp_path / "empty").touch()
+    device.put(tmp_path / "empty", target)
+    assert Path(target).read_bytes() == b""
+    device.rename(target, f"{tmp_path}/back")
+    assert (tmp_path / "back").read_bytes() == b""
+    device.mkdir(f"{tmp_path}/a b/c")
+    assert (tmp_path / "a b" / "c").is_dir()
+    with pytest.raises(RemoteError, match="No such file"):
+        device.put(source, f"{tmp_path}/no/folder")
+    with pytest.raises(RemoteError, match="No such file"):
+        device.rename(f"{tmp_path}/missing", target)
+
+
+def test_unknown_host_key(sshd: Sshd, options: SshOptions, tmp_path: Path) -> None:
+    known = tmp_path / "known_hosts"
+    options = replace(options, host_keys=(), known_hosts=known)
+    with pytest.raises(UnknownHostKeyError) as unknown:
+        SshDevice(address(sshd), options=options)
+    assert "SHA256:" in unknown.value.message
+    assert "--accept-new-host-key" in str(unknown.value.hint)
+    assert unknown.value.exit_code == 6
+    assert not known.exists()
+
+    SshDevice(address(sshd), options=replace(options, accept_new_host_key=True)).close()
+    assert known.read_text() == sshd.known_hosts_line + "\n"
+    SshDevice(address(sshd), options=options).close()
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "rsa"])
+def test_changed_host_key_is_refused_even_with_accept_new(
+    sshd: Sshd, options: SshOptions, tmp_path: Path, kind: str
+) -> None:
+    known = tmp_path / "known_hosts"
+    other = sshd_server.make_key(tmp_path / "other", kind)
+    known.write_text(f"[127.0.0.1]:{sshd.port} {sshd_server.public(other)}\n")
+    before = known.read_text()
+    options = replace(options, host_keys=(), known_hosts=known, accept_new_host_key=True)
+    with pytest.raises(ChangedHostKeyError, match=f"{known}:1") as changed:
+        SshDevice(address(sshd), options=options)
+    assert "ssh-keygen -R" in str(changed.value.hint)
+    assert known.read_text() == before
+
+
+def test_known_key_type_is_asked_for(options: SshOptions, tmp_path: Path) -> None:
+    """A server with two host keys of which we know the one it would not offer first."""
+    require_tool("sshd", "/usr/sbin/sshd")
+    second = sshd_server.make_key(tmp_path / "rsa", "rsa")
+    server = sshd_server.start(tmp_path / "two", extra=f"HostKey {second}")
+    try:
+        line = f"[127.0.0.1]:{server.port} {sshd_server.public(second)}"
+        options = replace(options, identity=server.key, host_keys=(line,))
+        SshDevice(address(server), options=options).close()
+    finally:
+        server.stop()
+
+
+def test_refused_key(sshd: Sshd, options: SshOptions, tmp_path: Path) -> None:
+    for kind in ("ed25519", "rsa"):
+        wrong = sshd_server.make_key(tmp_path / kind, kind)
+        with pytest.raises(AuthError, match=f"refuses {sshd.user}") as refused:
+            SshDevice(address(sshd), options=replace(options, identity=wrong))
+        assert "ssh-copy-id" in str(refused.value.hint)
+        assert refused.value.exit_code == 6
+
+
+def test_keys_that_cannot_be_used(sshd: Sshd, options: SshOptions, tmp_path: Path) -> None:
+    with pytest.raises(AuthError, match="no such key file"):
+        SshDevice(address(sshd), options=replace(options, identity=tmp_path / "missing"))
+    locked = sshd_server.make_key(tmp_path / "locked", passphrase="secret")
+    with pytest.raises(AuthError, match="passphrase") as protected:
+        SshDevice(address(sshd), options=replace(options, identity=locked))
+    assert "ssh-add" in str(protected.value.hint)
+    (tmp_path / "text").write_text("no key\n")
+    with pytest.raises(AuthError):
+        SshDevice(address(sshd), options=replace(options, identity=tmp_path / "text"))
+    with pytest.raises(AuthError):
+        SshDevice(address(sshd), options=replace(options, identity=None))
+
+
+def test_agent(
+    sshd: Sshd, options: SshOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_tool("ssh-agent")
+    path = tmp_path / "agent"
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
+    try:
+        while not path.exists():
+            assert agent.poll() is None
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+        subprocess.run(["ssh-add", "-q", sshd.key], check=True)
+        SshDevice(
+            address(sshd), options=replace(options, identity=None, identities_only=False)
+        ).close()
+    finally:
+        agent.terminate()
+        agent.wait()
+
+
+def test_unreachable(options: SshOptions) -> None:
+    port = sshd_server.free_port()
+    with pytest.raises(UnreachableError, match="refused") as refused:
+        SshDevice(Address(host="127.0.0.1", port=port), options=options)
+    assert refused.value.exit_code == 6
+    with pytest.raises(UnreachableError, match=r"board\.invalid:22"):
+        SshDevice(Address(host="board.invalid"), options=options)
+
+
+@pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", None])
+def test_something_else_answers(options: SshOptions, greeting: bytes | None) -> None:
+    """A web server, a listener that closes at once, and one that says nothing."""
+    held: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            sock, _ = listener.accept()
+            held.append(sock)
+            if greeting is not None:
+                sock.sendall(greeting)
+                sock.shutdown(socket.SHUT_RDWR)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(UnreachableError, match=r"cannot be reached: (what answers|no answer)"):
+            SshDevice(
+                Address(host="127.0.0.1", port=listener.getsockname()[1]),
+                options=replace(options, connect_timeout_s=1),
+            )
+        thread.join()
+    held[0].close()
+
+
+def test_alias_with_a_jump_host(sshd: Sshd, tmp_path: Path) -> None:
+    """The device is behind another server; all comes from the configuration."""
+    hop = sshd_server.start(tmp_path / "hop")
+    known, config = tmp_path / "known_hosts", tmp_path / "config"
+    config.write_text(
+        f"Host board\n  HostName 127.0.0.1\n  Port {sshd.port}\n  IdentityFile {sshd.key}\n"
+        "  ProxyJump hop\n"
+        f"Host hop\n  HostName 127.0.0.1\n  Port {hop.port}\n  IdentityFile {hop.key}\n"
+        f"Host *\n  IdentitiesOnly yes\n  UserKnownHostsFile {known}\n"
+    )
+    options = SshOptions(config_file=config)
+    try:
+        known.write_text(sshd.known_hosts_line + "\n")
+        with pytest.raises(UnknownHostKeyError, match=str(hop.port)):  # the hop is checked, too
+            SshDevice(Address(host="board"), options=options)
+        known.write_text(hop.known_hosts_line + "\n")
+        with pytest.raises(UnknownHostKeyError, match=str(sshd.port)):
+            SshDevice(Address(host="board"), options=options)
+        known.write_text(f"{hop.known_hosts_line}\n{sshd.known_hosts_line}\n")
+        device = SshDevice(Address(host="board"), options=options)
+        assert device.name == "board"
+        assert device.run('echo "$SSH_CONNECTION"').stdout.split()[3] == str(sshd.port)
+        device.close()
+        assert hop.sessions() == 0  # closing the device closes what is in between
+        config.write_text(config.read_text().replace(f"Port {sshd.port}", "Port 1"))
+        with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1 cannot be reached from"):
+            SshDevice(Address(host="board"), options=options)
+    finally:
+        hop.stop()
+
+
+def test_configurations_that_do_not_work(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such SSH configuration"):
+        SshDevice(Address(host="a"), options=SshOptions(config_file=tmp_path / "missing"))
+    config = tmp_path / "config"
+    config.write_text("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
+    with pytest.raises(ConnectError, match="round in circles"):
+        SshDevice(Address(host="a"), options=SshOptions(config_file=config))
+    config.write_text("Host a\n  ProxyJump a\n")
+    with pytest.raises(ConnectError, match="round in circles"):
+        SshDevice(Address(host="a"), options=SshOptions(config_file=config))
+
+
+def test_cut_connection(sshd: Sshd, options: SshOptions, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(4_000_000))
+    with CuttingProxy(sshd.port, cut_after=2_000_000) as proxy:
+        line = f"[127.0.0.1]:{proxy.port} {sshd_server.public(sshd.host_key)}"
+        device = SshDevice(
+            Address(host="127.0.0.1", port=proxy.port),
+            options=replace(options, host_keys=(line,)),
+        )
+        with pytest.raises(ConnectionLostError) as lost:
+            device.put(source, f"{tmp_path}/target")
+        assert lost.value.exit_code == 6
+        with pytest.raises(ConnectionLostError):
+            device.run("true")
+        device.close()
+    written = (tmp_path / "target").read_bytes()
+    assert 0 < len(written) < 4_000_000
+    assert source.read_bytes().startswith(written)
+
+
+def test_server_that_goes_away_during_a_command(options: SshOptions, tmp_path: Path) -> None:
+    server = sshd_server.start(tmp_path / "mortal")
+    options = replace(options, identity=server.key, host_keys=(server.known_hosts_line,))
+    device = SshDevice(address(server), options=options)
+    with pytest.raises(ConnectionLostError):
+        device.run("kill -9 $(ps -o ppid= -p $PPID) $PPID; sleep 5")
+    device.close()
+    server.stop()

@@ -1,0 +1,120 @@
+"""Addresses, configuration files, this machine as a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgepack.boards import get_board
+from edgepack.device import (
+    Address,
+    LocalDevice,
+    RemoteCommandError,
+    RemoteTimeout,
+    open_device,
+    ssh_config,
+)
+from edgepack.device.base import RemoteResult
+from edgepack.device.errors import DiskFullError, command_error
+from edgepack.errors import ConfigError, RemoteError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("spec", "address"),
+    [
+        ("board", Address(host="board")),
+        ("pi@board", Address(host="board", user="pi")),
+        ("pi@10.0.0.1:2222", Address(host="10.0.0.1", user="pi", port=2222)),
+        ("pi@[fe80::1]:22", Address(host="fe80::1", user="pi", port=22)),
+        ("[fe80::1%eth0]", Address(host="fe80::1%eth0")),
+    ],
+)
+def test_addresses(spec: str, address: Address) -> None:
+    assert Address.parse(spec) == address
+    assert str(address) == spec
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["", "@board", "pi@", "board:", "board:99999", "board:0", "a b", "-oProxyCommand=x", "fe80::1"],
+)
+def test_what_is_no_address(spec: str) -> None:
+    with pytest.raises(UsageError, match="not a device"):
+        Address.parse(spec)
+
+
+def test_local_is_for_the_local_board_only() -> None:
+    with pytest.raises(UsageError, match="rasp3b is not this machine"):
+        open_device("local", get_board("rasp3b"))
+    assert isinstance(open_device("local", get_board("local")), LocalDevice)
+
+
+def test_include_lines_of_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "conf.d" / "boards").write_text("Host pi\n  HostName 10.0.0.7\n  User pi\n")
+    (tmp_path / "config").write_text("Include conf.d/*\nHost *\n  Port 2222\n")
+    found = ssh_config.load([tmp_path / "config", tmp_path / "missing"]).lookup("pi")
+    assert (found["hostname"], found["user"], found["port"]) == ("10.0.0.7", "pi", "2222")
+
+
+def test_includes_that_never_end(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("Include config\n")
+    with pytest.raises(ConfigError, match="too deeply"):
+        ssh_config.load([tmp_path / "config"])
+
+
+def test_local_commands(tmp_path: Path) -> None:
+    device = LocalDevice(tmp_path)
+    done = device.run('echo "$PWD"; echo error >&2; exit 3', check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, f"{tmp_path}\n", "error\n")
+    with pytest.raises(RemoteCommandError) as failed:
+        device.run("for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo line $i; done; false")
+    assert "line 3\n" in failed.value.message
+    assert "line 2\n" not in failed.value.message
+    assert failed.value.exit_code == 7
+    with pytest.raises(RemoteTimeout) as late:
+        device.run("sleep 10", timeout_s=0.1)
+    assert late.value.exit_code == 9
+
+
+def test_local_files(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    device = LocalDevice(home)
+    source = tmp_path / "source"
+    source.write_bytes(b"0123456789")
+    sizes: list[int] = []
+    device.mkdir("a/b")
+    device.put(source, "a/b/file", sent=sizes.append)
+    assert sum(sizes) == 10
+    (home / "a/b/file").write_bytes(b"01234")
+    device.put(source, "a/b/file", offset=5)
+    assert (home / "a/b/file").read_bytes() == b"0123456789"
+    device.get("a/b/file", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == b"0123456789"
+    device.run("ln -s one link; ln -s two link.new")
+    device.rename("link.new", "link")
+    assert (home / "link").readlink() == Path("two")
+    with pytest.raises(RemoteError, match="missing on local: No such file"):
+        device.get("missing", tmp_path / "back")
+    with pytest.raises(RemoteError):
+        device.put(source, "no/folder")
+
+
+def test_a_full_disk_is_an_error_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(DiskFullError) as full:
+        LocalDevice(tmp_path).run("cat /etc/passwd >/dev/full")
+    assert full.value.exit_code == 7
+    assert full.value.hint is not None
+    source = tmp_path / "source"
+    source.write_bytes(b"x")
+    with pytest.raises(DiskFullError):
+        LocalDevice(tmp_path).put(source, "/dev/full")
+
+
+def test_long_commands_are_cut_in_messages() -> None:
+    result = RemoteResult(command="x" * 500 + "\nsecond", returncode=1, stdout="", stderr="")
+    message = command_error("board", result).message
+    assert "second" not in message
+    assert len(message) < 200

@@ -1,0 +1,88 @@
+"""The parsers on what boards really answer, and the commands on this machine's shells."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgepack.device import LocalDevice
+from edgepack.facts import FactsError, facts, gather, parse_cpuinfo, parse_df, parse_kernel
+from tests.support import require_tool
+
+GOLDENS = sorted((Path(__file__).parent / "facts").glob("*.json"))
+CASES = [
+    pytest.param(case, id=f"{path.stem}-{case['fact']}")
+    for path in GOLDENS
+    for case in json.loads(path.read_text())
+]
+FACTS = {fact.name: fact for fact in facts("edgepack/app")}
+
+
+def plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {key: plain(item) for key, item in vars(value).items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden(case: dict[str, Any]) -> None:
+    fact = FACTS[case["fact"]]
+    assert fact.command == case["command"], "the command changed: ask the boards again"
+    assert plain(fact.parse(case["output"])) == case["value"]
+
+
+@pytest.mark.parametrize("parse", [parse_kernel, parse_cpuinfo, parse_df])
+@pytest.mark.parametrize("text", ["", "sh: 1: cat: not found\n"])
+def test_answers_without_sense(parse: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=r"uname said|no processor|df said"):
+        parse(text)
+
+
+@pytest.mark.parametrize("shell", [["dash"], ["bash", "--posix"], ["busybox", "sh"]])
+def test_commands_run_in_every_shell(shell: list[str], tmp_path: Path) -> None:
+    require_tool(shell[0])
+    for fact in facts(str(tmp_path / "not" / "there")):
+        done = subprocess.run(
+            [*shell, "-c", f"( {fact.command} ) 2>/dev/null"],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+        )
+        assert "yntax" not in done.stderr
+        fact.parse(done.stdout)
+
+
+def test_gather_here(tmp_path: Path) -> None:
+    found = gather(LocalDevice(tmp_path), "it's/a root")
+    assert found.system == "Linux"
+    assert found.home == str(tmp_path)
+    assert found.free_disk_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.2)
+    assert found.glibc is not None
+    assert found.sha256sum == "sha256sum"
+    assert found.cores >= 1
+    assert found.memory_bytes >= found.memory_available_bytes > 0
+    assert any(loader.startswith("/lib") for loader in found.loaders)
+    assert json.loads(json.dumps(found.to_dict()))["features"] == sorted(found.features)
+    assert found.kernel in found.fingerprint
+
+
+class FakeNoisyDevice(LocalDevice):
+    """Prints a banner before each command, as login scripts do, and lacks a tool."""
+
+    def run(self, command: str, **options: Any) -> Any:
+        return super().run(f"echo Welcome!; df() {{ echo broken; }}; {command}", **options)
+
+
+def test_fact_that_cannot_be_told(tmp_path: Path) -> None:
+    with pytest.raises(FactsError, match="cannot tell its disk") as failed:
+        gather(FakeNoisyDevice(tmp_path), "root")
+    assert "df -Pk" in str(failed.value.hint)
