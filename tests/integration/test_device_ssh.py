@@ -284,7 +284,7 @@ def test_cut_connection(sshd: Sshd, options: SshOptions, tmp_path: Path) -> None
             device.run("true")
         device.close()
     written = (tmp_path / "target").read_bytes()
-    assert 0 < len(written) < 4_000_000
+    assert len(written) < 4_000_000
     assert source.read_bytes().startswith(written)
 
 
