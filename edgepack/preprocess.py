@@ -324,8 +324,11 @@ def scaled(image: Pixels, height: int, width: int, interpolation: str) -> Pixels
     if image.shape[:2] == (height, width):
         return image
     if interpolation in _PILLOW_FILTERS:
-        picture = Image.fromarray(image)
-        return np.asarray(picture.resize((width, height), _PILLOW_FILTERS[interpolation]), np.uint8)
+        # Width first, as Pillow did in one call before version 13, which begins with the height
+        # of tall photos: models were trained with the former, and it depends on no version.
+        filter_ = _PILLOW_FILTERS[interpolation]
+        wide = Image.fromarray(image).resize((width, image.shape[0]), filter_)
+        return np.asarray(wide.resize((width, height), filter_), np.uint8)
     # IPP, in x86 wheels only, rounds the cubic filter in its own way. The switch holds for
     # the calling thread.
     with_ipp = cv2.ipp.useIPP()

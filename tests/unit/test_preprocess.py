@@ -324,12 +324,29 @@ def test_every_filter_makes_the_size_asked_for(interpolation: str, color: str) -
     assert made.dtype == np.uint8
 
 
-def test_pillow_filters_are_pillows_and_not_opencvs() -> None:
-    photo = image(97, 64)
-    made = scaled(photo, 31, 20, "pil-bilinear")
-    want = np.asarray(Image.fromarray(photo).resize((20, 31), Image.Resampling.BILINEAR))
-    np.testing.assert_array_equal(made, want)
-    assert np.abs(made.astype(int) - scaled(photo, 31, 20, "linear")).max() > 20
+@pytest.mark.parametrize(
+    ("name", "filter_"),
+    [
+        ("pil-bilinear", Image.Resampling.BILINEAR),
+        ("pil-bicubic", Image.Resampling.BICUBIC),
+    ],
+)
+def test_pillow_filters_are_pillows_and_not_opencvs(name: str, filter_: Image.Resampling) -> None:
+    photo = image(64, 97)
+    made = scaled(photo, 20, 31, name)
+    np.testing.assert_array_equal(made, Image.fromarray(photo).resize((31, 20), filter_))
+    for opencv in ("linear", "area", "cubic"):
+        assert np.abs(made.astype(int) - scaled(photo, 20, 31, opencv)).max() > 20
+    gray = np.ascontiguousarray(photo[:, :, 1])
+    np.testing.assert_array_equal(scaled(gray, 20, 31, name), made[:, :, 1])
+
+
+def test_pillow_filters_scale_the_width_first() -> None:
+    tall = image(640, 60)  # the newest Pillow would begin with its height
+    first = scaled(tall, 640, 40, "pil-bicubic")
+    np.testing.assert_array_equal(
+        scaled(tall, 70, 40, "pil-bicubic"), scaled(first, 70, 40, "pil-bicubic")
+    )
 
 
 def test_ipp_is_off_while_scaling_and_back_on_after() -> None:
