@@ -196,7 +196,7 @@ def walk_nodes(graph: Any) -> Iterator[Any]:
 def _read(path: Path) -> tuple[Any, list[Path]]:
     """The model with its external data, and the files it is made of."""
     import onnx
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     if not path.is_file():
         raise ModelError(f"{path}: no such file")

@@ -96,14 +96,14 @@ class _FoldCheaply(PyExprMutator):  # type: ignore[misc]
             return self._clip(call)
         if name not in ("relax.reshape", "relax.isnan", "relax.where"):
             return call
-        count = 1 if name == "relax.reshape" else len(call.args)
-        values = [self._constant(arg) for arg in call.args[:count]]
-        if any(value is None for value in values):
+        operands = call.args[:1] if name == "relax.reshape" else call.args
+        values = [value for value in map(self._constant, operands) if value is not None]
+        if len(values) < len(operands) or not _is_static(call.ty):
             return call
         if name == "relax.reshape":
             result = values[0].reshape([int(dim) for dim in call.ty.shape])
         else:
-            result = {"relax.isnan": np.isnan, "relax.where": np.where}[name](*values)
+            result = np.isnan(values[0]) if name == "relax.isnan" else np.where(*values)
         return relax.const(result, str(call.ty.dtype))
 
     def _clip(self, call: relax.Call) -> relax.Expr:
@@ -122,6 +122,10 @@ class _FoldCheaply(PyExprMutator):  # type: ignore[misc]
         if isinstance(expr, relax.Var):
             expr = self.lookup_binding(expr)
         return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
+
+
+def _is_static(ty: relax.TensorType) -> bool:
+    return ty.shape is not None and all(isinstance(dim, tvm.tirx.IntImm) for dim in ty.shape)
 
 
 def _first_line(error: Exception) -> str:

@@ -93,11 +93,10 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
             and (operator_name(node) not in supported or _better_expanded(node))
             and _has_definition(node.op_type, opset)
         }
-        if not names:
+        inlined = _inline(proto, names) if names else None
+        if inlined is None:
             break
-        proto = onnx.inliner.inline_selected_functions(
-            proto, [("", name) for name in sorted(names)], inline_schema_functions=True
-        )
+        proto = inlined
     return proto
 
 
@@ -106,6 +105,19 @@ def _has_definition(op_type: str, opset: int) -> bool:
         return False
     schema = onnx.defs.get_schema(op_type, max_inclusive_version=opset)
     return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def _inline(proto: onnx.ModelProto, names: set[str]) -> onnx.ModelProto | None:
+    """The model with these operators inlined, or None where the inliner cannot."""
+    functions = [("", name) for name in sorted(names)]
+    try:
+        # A definition that depends on its inputs' types needs them written down.
+        typed = onnx.shape_inference.infer_shapes(proto)
+        return onnx.inliner.inline_selected_functions(
+            typed, functions, inline_schema_functions=True
+        )
+    except (RuntimeError, ValueError):
+        return None
 
 
 def _better_expanded(node: onnx.NodeProto) -> bool:
@@ -123,8 +135,9 @@ class _Context:
         self.used = {name for node in walk_nodes(proto.graph) for name in node.input}
         self.used |= {value.name for value in proto.graph.output}
         for node in proto.graph.node:
-            if node.op_type == "Constant" and node.attribute[0].HasField("t"):
-                self.values[node.output[0]] = node.attribute[0].t
+            value = _attribute(node, "value") if node.op_type == "Constant" else None
+            if value is not None:
+                self.values[node.output[0]] = value
             if all(name in self.constant for name in node.input if name) and not any(
                 attribute.HasField("g") for attribute in node.attribute
             ):
@@ -172,7 +185,18 @@ def _dropout(node: onnx.NodeProto, context: _Context) -> str | None:
     return None
 
 
+def _is_inf(node: onnx.NodeProto, context: _Context) -> str | None:
+    both = _attribute(node, "detect_positive", 1) and _attribute(node, "detect_negative", 1)
+    return None if both else "with one sign only"
+
+
+def _conv_transpose(node: onnx.NodeProto, context: _Context) -> str | None:
+    return "with output_shape" if _attribute(node, "output_shape") else None
+
+
 _CHECKS: dict[str, Callable[[onnx.NodeProto, _Context], str | None]] = {
     "BatchNormalization": _batch_normalization,
+    "ConvTranspose": _conv_transpose,
     "Dropout": _dropout,
+    "IsInf": _is_inf,
 }

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import tvm
@@ -137,7 +138,7 @@ class _Builder:
         self.values: list[_Value] = []
         self.calls: list[Call] = []
         self.kernels: dict[str, tirx.PrimFunc] = {}
-        self.known: dict[relax.Var, int | tuple[int, ...]] = {}
+        self.known: dict[Any, int | tuple[int, ...]] = {}
         self.constants: dict[tuple[str, tuple[int, ...], bytes], int] = {}
         self.inputs: list[int] = []
 
@@ -177,8 +178,7 @@ class _Builder:
         types = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
         outputs = [self.new_value(ty) for ty in types]
         scratch = [
-            self.new_value(function.buffer_map[parameter])
-            for parameter in list(function.params)[len(inputs) + len(outputs) :]
+            self.new_value(buffer) for buffer in list(function.params)[len(inputs) + len(outputs) :]
         ]
         self.add_call(kernel, function, inputs, outputs, scratch)
         return tuple(outputs) if isinstance(call.ty, relax.TupleType) else outputs[0]

@@ -2,7 +2,7 @@
 
 A rule takes a fused PrimFunc and the target, and returns the scheduled PrimFunc,
 or None for "not mine". The first that takes a kernel decides; the last takes
-everything.
+everything. Scratch memory then becomes part of the plan.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from collections.abc import Callable, Sequence
 import tvm
 from tvm import tirx
 
+from edgepack.compiler.schedule.generic import generic
+from edgepack.compiler.schedule.scratch import hoist_scratch
+
 Rule = Callable[[tirx.PrimFunc, tvm.target.Target], tirx.PrimFunc | None]
 
-RULES: Sequence[Rule] = ()
+RULES: Sequence[Rule] = (generic,)
 
 
 def schedule(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
@@ -23,5 +26,6 @@ def schedule(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     for name, function in module.functions.items():
         if isinstance(function, tirx.PrimFunc):
             results = (rule(function, target) for rule in RULES)
-            done[name] = next((result for result in results if result is not None), function)
+            scheduled = next((result for result in results if result is not None), function)
+            done[name] = hoist_scratch(scheduled)
     return done

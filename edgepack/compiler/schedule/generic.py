@@ -1,0 +1,195 @@
+"""The rule that takes everything: fused, parallel outside, contiguous inside.
+
+Element-wise stages are inlined into what reads them. What follows a reduction
+runs right after it, on a tile that is still in cache. The innermost loop walks
+contiguous memory, so that LLVM turns it into vector code whatever its length.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
+
+_realize = tvm.get_global_func("s_tir.schedule.GetSBlockRealize")
+
+# A kernel with fewer steps than this is over before other threads are awake.
+_PARALLEL_STEPS = 1 << 15
+# Elements of an accumulator tile. TVM keeps up to 1 KiB on the stack
+# (kMaxStackAlloca) and asks the workspace pool for more; 240 float32 fit.
+_TILE = 240
+# Rows of the tile: outputs that share each load of the inner loop.
+_ROWS = 4
+
+
+def generic(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc | None:
+    """Schedule any function made of blocks (only `te.extern` makes others)."""
+    if not isinstance(function.body, s_tir.SBlockRealize):
+        return None
+    cores = int(target.attrs.get("num-cores", 1))
+    sch = s_tir.Schedule(function)
+    root = sch.get_sblock("root")
+    _inline(sch, root)
+    attached: set[str] = set()
+    for block in sch.get_child_blocks(root):
+        nest = _Nest.of(sch, block)
+        if nest is None or sch.get(block).name_hint in attached:
+            continue
+        sch.reorder(*nest.units, *nest.spatial, *nest.reduction)
+        if nest.reduction:
+            follower = _reduction(sch, nest, cores)
+            if follower is not None:
+                attached.add(sch.get(follower).name_hint)
+        else:
+            _parallel(sch, nest.spatial[:-1] or nest.spatial, nest.steps, cores)
+    return sch.mod["main"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Nest:
+    """A block and the loops around it, in order; spatial loops of one step apart."""
+
+    block: SBlockRV
+    units: list[LoopRV]
+    spatial: list[LoopRV]
+    reduction: list[LoopRV]
+    # Iteration variables of `spatial`, for looking them up in index expressions.
+    variables: list[tirx.Var]
+    shape: list[int]
+    steps: int
+
+    @staticmethod
+    def of(sch: s_tir.Schedule, block: SBlockRV) -> _Nest | None:
+        """None where loops and iteration variables are not one to one (scans, scatters)."""
+        nest = _Nest(
+            block=block, units=[], spatial=[], reduction=[], variables=[], shape=[], steps=1
+        )
+        loops, axes = sch.get_loops(block), sch.get(block).iter_vars
+        bindings = _realize(sch, block).iter_values
+        if len(loops) != len(axes):
+            return None
+        steps = 1
+        for loop, axis, binding in zip(loops, axes, bindings, strict=True):
+            if not isinstance(axis.dom.extent, tirx.IntImm):
+                return None
+            if not binding.same_as(sch.get(loop).loop_var):
+                return None
+            extent = int(axis.dom.extent)
+            steps *= extent
+            if axis.iter_type == tirx.IterVar.CommReduce:
+                nest.reduction.append(loop)
+            elif axis.iter_type == tirx.IterVar.DataPar:
+                nest.shape.append(extent)
+                if extent == 1:
+                    nest.units.append(loop)
+                else:
+                    nest.spatial.append(loop)
+                    nest.variables.append(axis.var)
+            else:
+                return None
+        return replace(nest, steps=steps)
+
+
+def _inline(sch: s_tir.Schedule, root: SBlockRV) -> None:
+    """Compute element-wise blocks where they are read, unless that repeats real work."""
+    for block in sch.get_child_blocks(root):
+        nest = _Nest.of(sch, block)
+        if nest is None or nest.reduction:
+            continue
+        consumers = [_Nest.of(sch, consumer) for consumer in sch.get_consumers(block)]
+        into_loops = any(nest is None or nest.reduction for nest in consumers)
+        # A plain copy costs nothing wherever it is read. Anything else in a
+        # reduction would be done again for every element that is summed.
+        if _is_copy(sch.get(block)) or (len(consumers) == 1 and not into_loops):
+            with contextlib.suppress(ScheduleError):
+                sch.compute_inline(block)
+
+
+def _is_copy(block: s_tir.SBlock) -> bool:
+    return isinstance(block.body, tirx.BufferStore) and isinstance(
+        block.body.value, tvm.ir.TensorLoad
+    )
+
+
+def _reduction(sch: s_tir.Schedule, nest: _Nest, cores: int) -> SBlockRV | None:
+    """Tile a reduction, and run its element-wise follower tile by tile.
+
+    The loops become: outer spatial (parallel), reduction, rows, columns; or just
+    outer spatial, reduction where no spatial loop walks contiguous memory.
+    Returns the follower, or None.
+    """
+    outer, tile = list(nest.spatial), []
+    if nest.spatial and _walks_memory(sch.get(nest.block), nest.variables[-1]):
+        columns = _divisor(_extent(sch, outer[-1]), _TILE // _ROWS)
+        high, low = sch.split(outer.pop(), [None, columns])
+        outer.append(high)
+        tile = [low]
+        shared = [i for i in range(len(nest.variables) - 1) if _is_shared(sch, nest, i)]
+        if shared:
+            rows = _divisor(_extent(sch, outer[shared[-1]]), _ROWS)
+            high, low = sch.split(outer[shared[-1]], [None, rows])
+            outer[shared[-1]] = high
+            tile.insert(0, low)
+    sch.reorder(*outer, *nest.reduction, *tile)
+    for loop in tile[:-1]:
+        sch.unroll(loop)
+    parallel = _parallel(sch, outer, nest.steps, cores)
+    follower = None
+    if parallel is not None or outer:
+        follower = _attach_follower(sch, nest, outer[-1] if parallel is None else parallel)
+    sch.decompose_reduction(nest.block, nest.reduction[0])
+    return follower
+
+
+def _attach_follower(sch: s_tir.Schedule, nest: _Nest, loop: LoopRV) -> SBlockRV | None:
+    consumers = sch.get_consumers(nest.block)
+    if len(consumers) != 1:
+        return None
+    follower = _Nest.of(sch, consumers[0])
+    if follower is None or follower.reduction or follower.shape != nest.shape:
+        return None
+    with contextlib.suppress(ScheduleError):
+        sch.reverse_compute_at(follower.block, loop)
+        return follower.block
+    return None
+
+
+def _parallel(sch: s_tir.Schedule, loops: list[LoopRV], steps: int, cores: int) -> LoopRV | None:
+    """Fuse all `loops` into one that runs on all cores, if the work is worth it."""
+    if not loops:
+        return None
+    fused = sch.fuse(*loops)
+    if cores > 1 and steps >= _PARALLEL_STEPS:
+        sch.parallel(fused)
+    return fused
+
+
+def _walks_memory(block: s_tir.SBlock, variable: tirx.Var) -> bool:
+    """Whether a step of `variable` is a step to the next element of an operand."""
+    return any(_uses(region.region[-1].min, variable) for region in block.reads if region.region)
+
+
+def _is_shared(sch: s_tir.Schedule, nest: _Nest, index: int) -> bool:
+    """Whether an operand that walks with the last spatial axis is the same along axis `index`."""
+    return any(
+        region.region
+        and _uses(region.region[-1].min, nest.variables[-1])
+        and not any(_uses(axis.min, nest.variables[index]) for axis in region.region)
+        for region in sch.get(nest.block).reads
+    )
+
+
+def _uses(expr: tirx.Expr, variable: tirx.Var) -> bool:
+    return any(var.same_as(variable) for var in tirx.analysis.undefined_vars(expr))
+
+
+def _extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
+    return int(sch.get(loop).extent)
+
+
+def _divisor(extent: int, limit: int) -> int:
+    """The largest divisor of `extent` up to `limit`."""
+    return max(d for d in range(1, min(extent, limit) + 1) if extent % d == 0)
