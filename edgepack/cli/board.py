@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import subprocess
 
-from edgepack.boards import get_board
+from edgepack.boards import SUITES, get_board
 from edgepack.cli.console import Console, table
-from edgepack.cli.options import board_files
+from edgepack.cli.options import add_common, board_files
 from edgepack.errors import UsageError
 from edgepack.virtual import down, list_running, ssh_command, up
 
@@ -15,19 +15,25 @@ from edgepack.virtual import down, list_running, ssh_command, up
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command and its four actions."""
     parser = commands.add_parser("board", help="virtual boards: up, down, list, ssh")
-    parser.add_argument("action", choices=("up", "down", "list", "ssh"))
-    parser.add_argument("name", nargs="?", help="board profile (up), or running board")
-    parser.add_argument(
-        "remote", nargs=argparse.REMAINDER, metavar="COMMAND", help="for ssh: run this command"
-    )
-    parser.add_argument("--suite", help="Debian release of its root file system (up)")
-    parser.add_argument(
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    start = actions.add_parser("up", help="start a board; one that runs is left alone")
+    start.add_argument("name", help="board profile: see `edgepack boards`")
+    start.add_argument("--suite", choices=SUITES, help="Debian release of its root file system")
+    start.add_argument(
         "--kind",
         choices=("auto", "light", "system"),
         default="auto",
         help="light: namespaces and user-mode emulation; system: a whole emulated machine",
     )
-    parser.add_argument("--disk-mb", type=int, help="size of its disk (up)")
+    start.add_argument("--disk-mb", type=int, metavar="N", help="size of its disk in MiB")
+    stop = actions.add_parser("down", help="stop a board and forget what was written to it")
+    stop.add_argument("name", help="running board")
+    actions.add_parser("list", help="list the running boards")
+    enter = actions.add_parser("ssh", help="log in, or run a command")
+    enter.add_argument("name", help="running board")
+    enter.add_argument("remote", nargs="*", metavar="COMMAND", help="after `--`")
+    for action in actions.choices.values():
+        add_common(action)
     parser.set_defaults(run=run)
 
 
@@ -40,8 +46,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
             [vb.to_dict() for vb in running], table(rows, ("NAME", "KIND", "SUITE", "ADDRESS"))
         )
         return 0
-    if args.name is None:
-        raise UsageError(f"board {args.action} needs a name", hint="see `edgepack boards`")
     if args.action == "down":
         down(args.name)
         console.data({"name": args.name, "running": False}, f"{args.name} is down")
@@ -53,8 +57,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 f"no virtual board is running under this name: {args.name}",
                 hint=f"edgepack board up {args.name}",
             )
-        remote = args.remote[1:] if args.remote[:1] == ["--"] else args.remote
-        return subprocess.run([*ssh_command(found[0]), *remote], check=False).returncode
+        return subprocess.run([*ssh_command(found[0]), *args.remote], check=False).returncode
     board = get_board(args.name, board_files(args))
     vb = up(board, suite=args.suite, kind=args.kind, disk_mb=args.disk_mb, progress=console)
     console.data(

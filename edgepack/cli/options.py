@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgepack.device import SshOptions
+from edgepack.boards import get_board
+from edgepack.device import Device, SshOptions, open_device
 from edgepack.errors import UsageError
+from edgepack.progress import Progress
 from edgepack.project import PROJECT_FILE, Project, load_project
 
 USER_BOARDS = Path("~/.config/edgepack/boards.toml")
@@ -147,3 +149,45 @@ def ssh_options(args: argparse.Namespace) -> SshOptions:
         accept_new_host_key=args.accept_new_host_key,
         connect_timeout_s=args.connect_timeout,
     )
+
+
+def default_root(name: str) -> str:
+    """The folder of a model on a device, below the login's home."""
+    return f"edgepack/{name}"
+
+
+def add_release(parser: argparse.ArgumentParser) -> None:
+    """Which deployed model is meant."""
+    parser.add_argument(
+        "--project",
+        type=Path,
+        metavar="FILE",
+        help="project file (default: edgepack.toml, if it is here)",
+    )
+    parser.add_argument("--board", metavar="NAME", help="board profile, for --device virtual")
+    parser.add_argument("--name", help="name of the deployed bundle")
+
+
+def open_release(args: argparse.Namespace, progress: Progress) -> tuple[Device, str]:
+    """The connected device and the folder of the model on it."""
+    path = args.project
+    if path is None and args.name is None and args.root is None and Path(PROJECT_FILE).exists():
+        path = Path(PROJECT_FILE)
+    project = load_project(path) if path is not None else None
+    name = args.name or (project.name if project else None)
+    spec = args.device or (project.device if project else None)
+    root = (
+        args.root or (project.root if project else None) or (default_root(name) if name else None)
+    )
+    if root is None:
+        raise UsageError(
+            "which deployed model?", hint="give --project FILE, --name NAME or --root DIR"
+        )
+    if spec is None:
+        raise UsageError("no device given", hint="add --device user@address")
+    board = args.board or (project.board if project else None)
+    if board is None and spec == "virtual":
+        raise UsageError("--device virtual needs a board", hint="add --board NAME")
+    files = [*(project.boards if project else ()), *board_files(args)]
+    profile = get_board(board or "local", files)
+    return open_device(spec, profile, options=ssh_options(args), progress=progress), root

@@ -1,0 +1,41 @@
+"""`edgepack bench`: how fast the deployed model is, on the device."""
+
+from __future__ import annotations
+
+import argparse
+
+from edgepack.cli.console import Console
+from edgepack.cli.options import add_device, add_release, open_release
+from edgepack.cli.report import answer_lines, bench_lines
+from edgepack.remote_app import RunRequest, run_on_device
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser("bench", help="time the deployed model on the device")
+    add_release(parser)
+    add_device(parser)
+    parser.add_argument("-n", "--runs", type=int, default=20, metavar="N", help="default: 20")
+    parser.add_argument("--warmup", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--threads", type=int, metavar="N", help="default: the fastest cluster")
+    parser.add_argument(
+        "--affinity", metavar="CPUS", help="big, little, all, none or a list such as 0,2-3"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Run the golden input `--runs` times."""
+    options = ["--bench", str(args.runs), "--warmup", str(args.warmup)]
+    for name in ("threads", "affinity"):
+        if (value := getattr(args, name)) is not None:
+            options += [f"--{name}", str(value)]
+    device, root = open_release(args, console)
+    try:
+        console.step(f"{args.warmup} + {args.runs} runs on {device.name}")
+        answer = run_on_device(device, root, RunRequest(golden=True, options=tuple(options)))
+    finally:
+        device.close()
+    lines = bench_lines(answer["bench"]) + answer_lines({**answer, "top": ()})
+    console.data(answer, "\n".join(lines))
+    return 0

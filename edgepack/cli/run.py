@@ -1,0 +1,69 @@
+"""`edgepack run`: one image or input through what is deployed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from edgepack.cli.console import Console
+from edgepack.cli.options import add_device, add_release, open_release
+from edgepack.cli.report import answer_lines
+from edgepack.errors import UsageError
+from edgepack.remote_app import RunRequest, run_on_device
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser("run", help="run the deployed model on an image or a tensor")
+    add_release(parser)
+    add_device(parser)
+    parser.add_argument("--image", type=Path, metavar="FILE", help="a photo")
+    parser.add_argument(
+        "--input",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help=".npy or .raw, one for each input of the model, in order",
+    )
+    parser.add_argument("--golden", action="store_true", help="the golden input, with comparison")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the output as .npy")
+    parser.add_argument("--expected", type=Path, metavar="FILE", help="compare with this .npy")
+    parser.add_argument("--tolerance", type=float, metavar="T", help="for --expected and --golden")
+    parser.add_argument("--top", type=int, metavar="K", help="classes to print (default: 5)")
+    parser.add_argument("--threads", type=int, metavar="N", help="default: the fastest cluster")
+    parser.add_argument(
+        "--affinity", metavar="CPUS", help="big, little, all, none or a list such as 0,2-3"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Upload, run, print."""
+    if sum((args.image is not None, bool(args.input), args.golden)) != 1:
+        raise UsageError("give one of --image, --input and --golden")
+    options = [
+        word
+        for name in ("tolerance", "top", "threads", "affinity")
+        if (value := getattr(args, name)) is not None
+        for word in (f"--{name}", str(value))
+    ]
+    device, root = open_release(args, console)
+    try:
+        answer = run_on_device(
+            device,
+            root,
+            RunRequest(
+                image=args.image,
+                inputs=tuple(args.input),
+                golden=args.golden,
+                output=args.output,
+                expected=args.expected,
+                options=tuple(options),
+            ),
+        )
+    finally:
+        device.close()
+    source = args.image or (args.input[0] if args.input else "golden input")
+    console.data(answer, "\n".join([f"{source} on {device.name}:", *answer_lines(answer)]))
+    return 0

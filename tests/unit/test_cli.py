@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from edgepack.cli import COMMANDS, main, make_parser
+from edgepack.cli.options import parse_shapes
+from edgepack.errors import EXIT_CODES, UsageError
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(argv)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_every_command_of_the_issue_is_there() -> None:
+    names = {module.__name__.rpartition(".")[2] for module in COMMANDS}
+    expected = {"boards", "doctor", "inspect", "compile", "package", "deploy", "run", "bench"}
+    assert names == expected | {"board"}
+
+
+def test_general_options_work_before_and_after_the_command() -> None:
+    parser = make_parser()
+    for argv in (["--json", "-v", "boards"], ["boards", "--json", "-v"]):
+        args = parser.parse_args(argv)
+        assert (args.json, args.verbose) == (True, 1)
+
+
+def test_help_lists_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        make_parser().parse_args(["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for code, meaning in EXIT_CODES.items():
+        assert f"{code:>3}  {meaning}" in text
+
+
+def test_data_goes_to_stdout_and_is_json_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "boards", "--json")
+    assert (code, err) == (0, "")
+    assert {board["name"] for board in json.loads(out)} >= {"rasp3b", "pynq"}
+    code, out, _ = run(capsys, "boards", "pynq")
+    assert code == 0
+    assert "cortex-a9" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message", "hint"),
+    [
+        (["boards", "rasp3c"], 2, "unknown board: rasp3c", "perhaps you meant 'rasp3b'"),
+        (["fly"], 2, "invalid choice: 'fly'", "--help"),
+        (["boards", "--jsn"], 2, "unrecognized arguments: --jsn", "--help"),
+        (["compile"], 2, "no model given", "edgepack.toml"),
+        (["compile", "none.onnx", "--board", "rasp3b"], 2, "no such file: none.onnx", None),
+        (["run", "--device", "x", "--golden"], 2, "which deployed model?", "--name"),
+        (["run", "--name", "m", "--golden"], 2, "no device given", "--device"),
+        (["run", "--name", "m", "--device", "virtual", "--golden"], 2, "needs a board", "--board"),
+        (["run", "--name", "m", "--device", "x"], 2, "give one of --image", None),
+        (["deploy", "--bundle", "none.tar.gz", "--device", "x"], 5, "no such bundle", None),
+        (["deploy", "--bundle", "none.tar.gz"], 2, "no device given", "--device"),
+        (["board", "up"], 2, "required: name", "--help"),
+        (["board", "ssh", "none"], 2, "no virtual board is running", "board up none"),
+        (["boards", "--boards", "none.toml"], 2, "file not found: none.toml", None),
+        (["inspect", "none.onnx"], 3, "none.onnx", None),
+        (["inspect", "x.onnx", "--shape", "3"], 2, "cannot read '3'", "1,3,224,224"),
+    ],
+)
+def test_mistakes_are_one_line_with_a_hint_and_an_exit_code(
+    argv: list[str],
+    code: int,
+    message: str,
+    hint: str | None,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found, out, err = run(capsys, *argv)
+    assert found == code, err
+    assert out == ""
+    assert err.startswith("error: ")
+    assert message in err
+    assert "Traceback" not in err
+    if hint is not None:
+        assert hint in err.partition("\nhint: ")[2]
+    found, out, _ = run(capsys, *argv, "--json")
+    assert found == code
+    assert message in json.loads(out)["error"]["message"]
+    assert json.loads(out)["error"]["code"] == code
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bug_is_a_traceback_and_how_to_report_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(args: argparse.Namespace, console: object) -> int:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("edgepack.cli.boards.run", broken)
+    code, _, err = run(capsys, "boards")
+    assert code == 1
+    assert "RuntimeError: planted" in err
+    assert "please report it" in err
+
+
+def test_an_interrupt_has_its_own_exit_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(args: argparse.Namespace, console: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edgepack.cli.boards.run", interrupted)
+    code, _, err = run(capsys, "boards")
+    assert (code, err) == (130, "error: interrupted\n")
+
+
+def test_shapes_are_parsed() -> None:
+    assert parse_shapes(["a=1,3,8,8", "b:0=4x5"]) == {"a": (1, 3, 8, 8), "b:0": (4, 5)}
+    for bad in ("a", "=1", "a=", "a=1,,2", "a=-1"):
+        with pytest.raises(UsageError):
+            parse_shapes([bad])
+
+
+def test_doctor_fails_when_a_required_tool_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = run(capsys, "doctor", "--board", "rasp3b", "--json")
+    assert (code, json.loads(out)["ok"]) == (0, True)
+    monkeypatch.setattr("edgepack.toolchain.zig_executable", lambda: None)
+    code, out, _ = run(capsys, "doctor", "--board", "rasp3b")
+    assert code == 4
+    assert "MISSING" in out
+    assert "pip install ziglang" in out
