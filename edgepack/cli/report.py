@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgepack.cli.console import megabytes
-from edgepack.deploy import Report, Smoke
+from edgepack.deploy import Report
+from edgepack.smoke import Smoke
 
 
 def top_lines(top: Sequence[Mapping[str, Any]]) -> list[str]:
