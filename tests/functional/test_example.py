@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import onnx
@@ -16,21 +14,9 @@ from edgepack.model import ModelSpec, load_model
 from edgepack.preprocess import PreprocessSpec
 from edgepack.project import load_project, read_labels
 from edgepack.reference import make_golden, top_k
+from tests.example import load_build
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "mobilenetv2"
-
-
-def load_module(name: str) -> ModuleType:
-    location = importlib.util.spec_from_file_location(f"mobilenetv2_{name}", EXAMPLE / f"{name}.py")
-    assert location is not None
-    assert location.loader is not None
-    module = importlib.util.module_from_spec(location)
-    sys.modules[location.name] = module
-    location.loader.exec_module(module)
-    return module
-
-
-build = load_module("build")
+build = load_build()
 checkpoint = sys.modules["checkpoint"]
 
 
