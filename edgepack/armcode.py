@@ -268,7 +268,7 @@ def _thumb_constants(code: bytes, start: int) -> list[tuple[int, int]]:
                 target, size = pc + sign * (low & 0xFFF), 4
             elif half & 0xFF3F == 0xED1F and low & 0x0E00 == 0x0A00:  # vldr
                 target, size = pc + sign * (low & 0xFF) * 4, 8 if low & 0x100 else 4
-            elif half & 0xFE7F == 0xE85F and half & 0x0140:  # ldrd
+            elif half & 0xFF7F == 0xE95F:  # ldrd
                 target, size = pc + sign * (low & 0xFF) * 4, 8
             elif half & 0xFBFF == 0xF20F and not low & 0x8000:  # adr
                 target = pc + ((half >> 10 & 1) << 11 | (low >> 12 & 7) << 8 | low & 0xFF)
