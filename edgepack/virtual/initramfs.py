@@ -25,7 +25,7 @@ while [ ! -b /dev/vda ] && [ $tries -lt 200 ]; do usleep 50000; tries=$((tries +
 mount -t ext4 /dev/vda /disk || fail 'the disk cannot be mounted'
 cp -a /files/. /disk/ || fail 'the disk cannot be written'
 for folder in dev proc sys; do mount --move /$folder /disk/$folder; done
-exec switch_root /disk /sbin/board-init
+exec switch_root /disk /etc/board-init
 """
 
 

@@ -99,10 +99,7 @@ def main() -> None:
         end.close()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _killer(parent))
-    if unshared_out.read(1):
-        mapped_in.write(_map_ids(parent))
-        mapped_in.close()
-    report = json.loads(ready_out.readline() or b'{"error": "died", "forbidden": false}')
+    report = _report(parent, unshared_out, mapped_in, ready_out)
     if "error" not in report:
         report["port"] = listener.getsockname()[1]
     listener.close()
@@ -110,6 +107,19 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     _, status = os.waitpid(parent, 0)
     sys.exit(os.waitstatus_to_exitcode(status) & 255)
+
+
+def _report(parent: int, unshared: Any, mapped: Any, ready: Any) -> dict[str, Any]:
+    """Map the ids once the namespace is there, then hear how the start went."""
+    if unshared.read(1):
+        try:
+            mapped.write(_map_ids(parent))
+        except OSError as error:
+            os.kill(parent, signal.SIGKILL)
+            return {"error": f"mapping user ids: {error}", "forbidden": True}
+    mapped.close()
+    report: dict[str, Any] = json.loads(ready.readline() or b'{"error": "it died"}')
+    return report
 
 
 def _pipe() -> tuple[Any, Any]:

@@ -103,7 +103,7 @@ def _emulator(arch: str) -> Path:
         # From Debian 13 on, the package qemu-user itself is static.
         with contextlib.suppress(ToolMissingError):
             plain = find_tool(f"qemu-{arch}")
-            if b"/lib64/ld-linux-" not in plain.read_bytes()[:4096]:
+            if b"/ld-linux-" not in plain.read_bytes()[:4096]:
                 return plain
         raise
 

@@ -189,7 +189,8 @@ def _wait_for_sshd(board: VirtualBoard) -> None:
         if state.start_time(board.pid) != board.started:
             break
         time.sleep(0.05)
-    text = (state.folder(board.name) / "log").read_text(errors="replace")
+    logs = (state.folder(board.name) / name for name in ("console", "log"))
+    text = "\n".join(log.read_text(errors="replace") for log in logs if log.exists())
     raise BoardStartError(
         f"the virtual board {board.name} did not answer on {board.host}:{board.port}\n"
         + last_lines(text)

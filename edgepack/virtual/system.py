@@ -69,7 +69,7 @@ def start(plan: Plan, *, progress: Progress = NO_PROGRESS) -> Started:
     machine = [
         *("-machine", "virt", "-cpu", _cpu(plan.board), "-smp", str(plan.board.cores)),
         *("-m", str(memory_mb), "-nodefaults", "-no-user-config", "-display", "none"),
-        *("-serial", f"file:{plan.folder / 'console'}", "-no-reboot"),
+        *("-serial", f"file:{_escaped(plan.folder / 'console')}", "-no-reboot"),
         *("-kernel", str(boot.image), "-initrd", str(archive)),
         *("-append", "console=ttyAMA0 loglevel=4 panic=-1"),
         *("-drive", f"file={_escaped(image)},format=raw,if=none,id=disk"),
@@ -104,7 +104,8 @@ def _disk(plan: Plan, size_mb: int) -> Path:
 def _init(board: Board) -> BoardFile:
     personality = "setarch linux32 " if board.debian_arch == "armhf" else ""
     text = _INIT.format(personality=personality)
-    return BoardFile(path="/sbin/board-init", text=text, mode=0o755)
+    # In /etc, since /sbin is a folder in one suite and a link in another.
+    return BoardFile(path="/etc/board-init", text=text, mode=0o755)
 
 
 def _cpu(board: Board) -> str:
