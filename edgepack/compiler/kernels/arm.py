@@ -1,0 +1,447 @@
+"""The inner loops of convolutions in assembly, for ARM.
+
+Left to itself LLVM reorders the loads of such a loop until the sums no longer fit the
+registers, on 32-bit ARM above all (16 registers: up to 46 stack accesses per 32 multiply-adds).
+Here a whole tile (start with the bias, reduce, finish, store) is one block of inline assembly,
+so that every register is where the tile's size said it would be.
+
+Four input channels of a pixel are one register, and multiply-adds take one lane of it:
+
+    sum[r][v] += weights[v] * input[r].lane[k]        for k in 0..3
+
+Registers, from the lowest: the inputs of R pixels; a ring that the weights stream through in
+the order of use, refilled as soon as there is room; the R x V sums.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edgepack.compiler.kernels.cpu import CpuModel
+
+# Bytes of a vector register, and float32 lanes in it.
+QUAD = 16
+LANES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Micro:
+    """The micro-kernels of one instruction set."""
+
+    isa: str
+    registers: int
+
+    @classmethod
+    def of(cls, cpu: CpuModel) -> Micro | None:
+        """The micro-kernels for a CPU, None if there are none."""
+        if cpu.isa not in _WRITERS:
+            return None
+        return cls(isa=cpu.isa, registers=cpu.registers)
+
+    def fits(self, pixels: int, vectors: int) -> bool:
+        """Whether a tile leaves at least two registers for weights."""
+        # vldm and vstm move at most 8 registers; lanes can be taken of q0 to q7 only.
+        most = 8 if self.isa == "armv7" else 16
+        return pixels <= most and pixels * vectors + pixels + 2 <= self.registers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """What is done to a sum before it is stored: "maximum" or "minimum" with `value`, or
+    "add" of the operand tensor."""
+
+    name: str
+    value: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileCode:
+    """All that a tile's code depends on; steps are distances in bytes.
+
+    `blocks` whole input blocks are followed by one of `last_lanes` channels (0: by none).
+    """
+
+    isa: str
+    registers: int
+    pixels: int
+    vectors: int
+    blocks: int
+    last_lanes: int
+    kernel: tuple[int, int]
+    pixel_step: int
+    column_step: int
+    row_step: int
+    plane_step: int
+    out_step: int
+    operand_step: int
+    finish: tuple[Finish, ...] = ()
+
+    def llvm_ir(self, name: str) -> str:
+        """An LLVM function `void name(target, source, weights, bias, operand)` of pointers."""
+        writer = _WRITERS[self.isa](self)
+        writer.tile()
+        return writer.llvm_ir(name)
+
+
+class _Writer(ABC):
+    """Writes the assembly of one tile. Core registers have names; the assembler's text refers
+    to them as {name}, vector registers are numbers."""
+
+    pointers = ("target", "source", "weights", "bias", "operand")
+    # How LLVM calls vector registers and integers of a core register's size.
+    vector_prefix = ""
+    word = ""
+
+    def __init__(self, code: TileCode) -> None:
+        self.code = code
+        self.lines: list[str] = []
+        self.temporaries: list[str] = []
+        self.constants: dict[int, str] = {}
+        self.labels = 0
+        first_sum = code.registers - code.pixels * code.vectors
+        self.inputs = list(range(code.pixels))
+        self.ring = list(range(code.pixels, first_sum))
+        # The sums of a vector lie side by side, as its pixels do in memory.
+        self.sums = [
+            [first_sum + v * code.pixels + r for r in range(code.pixels)]
+            for v in range(code.vectors)
+        ]
+
+    # ------------------------------------------------ what instruction sets differ in
+
+    @abstractmethod
+    def set_constant(self, register: str, value: int) -> None:
+        """Put a 32-bit pattern, or a (negative) distance, into a core register."""
+
+    @abstractmethod
+    def add(self, register: str, value: int) -> None:
+        """Move a pointer."""
+
+    @abstractmethod
+    def load(self, vectors: Sequence[int], register: str, *, advance: bool) -> None:
+        """Load vectors that follow each other in memory and by number."""
+
+    @abstractmethod
+    def load_strided(self, vectors: Sequence[int], register: str, step: int) -> int:
+        """Load vectors `step` bytes apart; the bytes that the pointer moved."""
+
+    @abstractmethod
+    def store(self, vectors: Sequence[int], register: str) -> None:
+        """Store vectors side by side."""
+
+    @abstractmethod
+    def multiply_add(self, total: int, vector: int, lanes: int, lane: int) -> None:
+        """total += vector * lanes[lane]"""
+
+    @abstractmethod
+    def binary(self, name: str, total: int, other: int) -> None:
+        """total = maximum, minimum or sum of it and the other"""
+
+    @abstractmethod
+    def move(self, to: int, vector: int) -> None:
+        """Copy a vector."""
+
+    @abstractmethod
+    def spread(self, vector: int, register: str) -> None:
+        """A core register's 32 bits in every lane."""
+
+    @abstractmethod
+    def count_down(self, register: str, label: int) -> None:
+        """Decrement, and jump back unless zero."""
+
+    # ------------------------------------------------ a tile
+
+    def tile(self) -> None:
+        """The whole tile."""
+        code = self.code
+        for sums in self.sums:
+            self.load(sums[:1], "bias", advance=True)
+            for total in sums[1:]:
+                self.move(total, sums[0])
+        if code.blocks:
+            self._blocks(code.blocks, LANES)
+        if code.last_lanes:
+            self._blocks(1, code.last_lanes)
+        for finish in code.finish:
+            self._finish(finish)
+        for v, sums in enumerate(self.sums):
+            if v:
+                self.add("target", code.out_step)
+            self.store(sums, "target")
+
+    def _blocks(self, count: int, lanes: int) -> None:
+        """Reduce over `count` input blocks of which `lanes` channels count."""
+        code = self.code
+        rows, columns = code.kernel
+        if rows == columns == 1:
+            # Two blocks per turn: half the counting.
+            self._loop("block", count // 2, lambda: self._tap(lanes, 2))
+            self._loop("block", count % 2, lambda: self._tap(lanes, 1))
+            return
+
+        def one_row() -> None:
+            for column in range(columns):
+                moved = self._reduce(lanes)
+                last = column == columns - 1
+                step = code.row_step - (columns - 1) * code.column_step
+                self.add("source", (step if last else code.column_step) - moved)
+
+        def one_block() -> None:
+            self._loop("row", rows, one_row)
+            self.add("source", code.plane_step - rows * code.row_step)
+
+        self._loop("block", count, one_block)
+
+    def _tap(self, lanes: int, times: int) -> None:
+        for _ in range(times):
+            moved = self._reduce(lanes)
+            self.add("source", self.code.plane_step - moved)
+
+    def _reduce(self, lanes: int) -> int:
+        """One point of the window in one block; the bytes that the source pointer moved."""
+        code = self.code
+        if code.pixel_step == QUAD:
+            self.load(self.inputs, "source", advance=False)
+            moved = 0
+        else:
+            moved = self.load_strided(self.inputs, "source", code.pixel_step)
+        stream = lanes * code.vectors
+        loaded = 0
+        for used in range(stream):
+            room = self._room(loaded, used, stream)
+            if room:
+                start = loaded % len(self.ring)
+                self.load(self.ring[start : start + room], "weights", advance=True)
+                loaded += room
+            lane, v = divmod(used, code.vectors)
+            vector = self.ring[used % len(self.ring)]
+            for r in range(code.pixels):
+                self.multiply_add(self.sums[v][r], vector, self.inputs[r], lane)
+        return moved
+
+    def _room(self, loaded: int, used: int, stream: int) -> int:
+        """How many weights to load before the `used`-th is needed: pairs, or what is left."""
+        size = len(self.ring)
+        start = loaded % size
+        room = min(size - start, stream - loaded, size - (loaded - used))
+        if room >= 2:
+            return self._together(room)
+        return room if loaded == used or (room and stream - loaded == 1) else 0
+
+    def _together(self, room: int) -> int:
+        return 2 if room < 4 else 4
+
+    def _finish(self, finish: Finish) -> None:
+        code = self.code
+        if finish.name == "add":
+            for v, sums in enumerate(self.sums):
+                if v:
+                    self.add("operand", code.operand_step)
+                self.load(self.inputs, "operand", advance=False)
+                for total, other in zip(sums, self.inputs, strict=True):
+                    self.binary("add", total, other)
+            return
+        bound = self.ring[0]
+        bits = self._temporary("bits")
+        self.set_constant(bits, _float_bits(finish.value))
+        self.spread(bound, bits)
+        for sums in self.sums:
+            for total in sums:
+                self.binary(finish.name, total, bound)
+
+    # ------------------------------------------------ pieces
+
+    def _loop(self, name: str, count: int, body: Callable[[], None]) -> None:
+        if count <= 0:
+            return
+        if count == 1:
+            body()
+            return
+        counter = self._temporary(name)
+        self.set_constant(counter, count)
+        self.labels += 1
+        label = self.labels
+        self.lines.append(f"{label}:")
+        body()
+        self.count_down(counter, label)
+
+    def _temporary(self, name: str) -> str:
+        if name not in self.temporaries:
+            self.temporaries.append(name)
+        return name
+
+    def kept(self, value: int) -> str:
+        """A core register that holds a constant from the start on."""
+        if value not in self.constants:
+            self.constants[value] = self._temporary(f"constant{len(self.constants)}")
+        return self.constants[value]
+
+    def llvm_ir(self, name: str) -> str:
+        """The function around the assembly."""
+        body, self.lines = self.lines, []
+        for value, register in self.constants.items():
+            self.set_constant(register, value)
+        lines = self.lines + body
+        registers = [*self.pointers, *self.temporaries]
+        numbers = {register: f"${index}" for index, register in enumerate(registers)}
+        numbers |= {f"{register}_w": f"${{{index}:w}}" for index, register in enumerate(registers)}
+        text = "\\0A".join(line.format(**numbers) for line in lines)
+        outputs = ["=&r"] * len(registers)
+        inputs = [str(index) for index in range(len(self.pointers))]
+        vectors = [f"~{{{self.vector_prefix}{index}}}" for index in range(self.code.registers)]
+        constraints = ",".join([*outputs, *inputs, *vectors, "~{cc}", "~{memory}"])
+        types = ", ".join(["ptr"] * len(self.pointers) + [self.word] * len(self.temporaries))
+        arguments = ", ".join(f"ptr %{pointer}" for pointer in self.pointers)
+        return (
+            f"define internal i32 @{name}({arguments}) alwaysinline nounwind {{\n"
+            f'  %r = call {{ {types} }} asm sideeffect "{text}", "{constraints}"({arguments})\n'
+            "  ret i32 0\n"
+            "}\n"
+        )
+
+
+class _Armv7(_Writer):
+    vector_prefix = "q"
+    word = "i32"
+
+    def set_constant(self, register: str, value: int) -> None:
+        value &= 0xFFFFFFFF
+        self.lines.append(f"movw {{{register}}}, #{value & 0xFFFF}")
+        if value >> 16:
+            self.lines.append(f"movt {{{register}}}, #{value >> 16}")
+
+    def add(self, register: str, value: int) -> None:
+        if value == 0:
+            return
+        name = "add" if value > 0 else "sub"
+        if _encodable(abs(value)):
+            self.lines.append(f"{name} {{{register}}}, {{{register}}}, #{abs(value)}")
+        else:
+            self.lines.append(f"add {{{register}}}, {{{register}}}, {{{self.kept(value)}}}")
+
+    def load(self, vectors: Sequence[int], register: str, *, advance: bool) -> None:
+        mark = "!" if advance else ""
+        self.lines.append(f"vldmia {{{register}}}{mark}, {_doubles(vectors)}")
+
+    def load_strided(self, vectors: Sequence[int], register: str, step: int) -> int:
+        for vector in vectors:
+            self.lines.append(
+                f"vld1.32 {_doubles([vector])}, [{{{register}}}], {{{self.kept(step)}}}"
+            )
+        return step * len(vectors)
+
+    def store(self, vectors: Sequence[int], register: str) -> None:
+        self.lines.append(f"vstmia {{{register}}}, {_doubles(vectors)}")
+
+    def multiply_add(self, total: int, vector: int, lanes: int, lane: int) -> None:
+        # There is no fused form by lane on ARMv7.
+        self.lines.append(f"vmla.f32 q{total}, q{vector}, d{2 * lanes + lane // 2}[{lane % 2}]")
+
+    def binary(self, name: str, total: int, other: int) -> None:
+        mnemonic = {"maximum": "vmax", "minimum": "vmin", "add": "vadd"}[name]
+        self.lines.append(f"{mnemonic}.f32 q{total}, q{total}, q{other}")
+
+    def move(self, to: int, vector: int) -> None:
+        self.lines.append(f"vmov q{to}, q{vector}")
+
+    def spread(self, vector: int, register: str) -> None:
+        self.lines.append(f"vdup.32 q{vector}, {{{register}}}")
+
+    def count_down(self, register: str, label: int) -> None:
+        self.lines.append(f"subs {{{register}}}, {{{register}}}, #1")
+        self.lines.append(f"bne {label}b")
+
+
+class _Aarch64(_Writer):
+    vector_prefix = "v"
+    word = "i64"
+
+    def set_constant(self, register: str, value: int) -> None:
+        value &= 0xFFFFFFFFFFFFFFFF
+        parts = [value >> shift & 0xFFFF for shift in (0, 16, 32, 48)]
+        if value >> 63:
+            # A negative distance: start from all ones.
+            self.lines.append(f"mov {{{register}}}, #-1")
+            first = False
+        else:
+            self.lines.append(f"movz {{{register}}}, #{parts[0]}")
+            first = True
+        for index, part in enumerate(parts):
+            if (first and index == 0) or part == (0 if first else 0xFFFF):
+                continue
+            self.lines.append(f"movk {{{register}}}, #{part}, lsl #{16 * index}")
+
+    def add(self, register: str, value: int) -> None:
+        if value == 0:
+            return
+        size, name = abs(value), "add" if value > 0 else "sub"
+        if size < 4096:
+            self.lines.append(f"{name} {{{register}}}, {{{register}}}, #{size}")
+        elif size % 4096 == 0 and size < 4096 * 4096:
+            self.lines.append(
+                f"{name} {{{register}}}, {{{register}}}, #{size // 4096}, lsl #12"
+            )
+        else:
+            self.lines.append(f"add {{{register}}}, {{{register}}}, {{{self.kept(value)}}}")
+
+    def load(self, vectors: Sequence[int], register: str, *, advance: bool) -> None:
+        self._move_many("ld", vectors, register, advance=advance)
+
+    def load_strided(self, vectors: Sequence[int], register: str, step: int) -> int:
+        for index, vector in enumerate(vectors):
+            self.lines.append(f"ldr q{vector}, [{{{register}}}, #{index * step}]")
+        return 0
+
+    def store(self, vectors: Sequence[int], register: str) -> None:
+        self._move_many("st", vectors, register, advance=False)
+
+    def _move_many(
+        self, name: str, vectors: Sequence[int], register: str, *, advance: bool
+    ) -> None:
+        """Pairs of vectors by ldp or stp, an odd one by ldr or str."""
+        for index in range(0, len(vectors), 2):
+            pair = vectors[index : index + 2]
+            mnemonic = name + ("p" if len(pair) == 2 else "r")
+            names = ", ".join(f"q{vector}" for vector in pair)
+            if advance:
+                address = f"[{{{register}}}], #{QUAD * len(pair)}"
+            else:
+                address = f"[{{{register}}}, #{QUAD * index}]"
+            self.lines.append(f"{mnemonic} {names}, {address}")
+
+    def multiply_add(self, total: int, vector: int, lanes: int, lane: int) -> None:
+        self.lines.append(f"fmla v{total}.4s, v{vector}.4s, v{lanes}.s[{lane}]")
+
+    def binary(self, name: str, total: int, other: int) -> None:
+        mnemonic = {"maximum": "fmax", "minimum": "fmin", "add": "fadd"}[name]
+        self.lines.append(f"{mnemonic} v{total}.4s, v{total}.4s, v{other}.4s")
+
+    def move(self, to: int, vector: int) -> None:
+        self.lines.append(f"mov v{to}.16b, v{vector}.16b")
+
+    def spread(self, vector: int, register: str) -> None:
+        self.lines.append(f"dup v{vector}.4s, {{{register}_w}}")
+
+    def count_down(self, register: str, label: int) -> None:
+        self.lines.append(f"subs {{{register}}}, {{{register}}}, #1")
+        self.lines.append(f"b.ne {label}b")
+
+
+_WRITERS: dict[str, Callable[[TileCode], _Writer]] = {"armv7": _Armv7, "aarch64": _Aarch64}
+
+
+def _doubles(vectors: Sequence[int]) -> str:
+    """Quad registers as the range of double registers that vldm wants, braces escaped."""
+    return f"{{{{d{2 * vectors[0]}-d{2 * vectors[-1] + 1}}}}}"
+
+
+def _encodable(value: int) -> bool:
+    """Whether ARM can add a value as an immediate: 8 bits at an even position."""
+    return any(value >> shift << shift == value and value >> shift < 256 for shift in range(0, 25, 2))
+
+
+def _float_bits(value: float) -> int:
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])

@@ -1,0 +1,537 @@
+"""Convolution of any window, stride, dilation and grouping; a matrix product is one of 1x1.
+
+    for each panel of V output blocks           one of the two orders,
+        for each row, tile of R pixels          by what has to be read more often
+            R x V sums in registers, started with the bias
+            for each input block, window row, window column, channel of the block
+                sums[r][v] += input[r] * weights[v]
+            expression, store
+
+Weights are packed so that the reduction reads them front to back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import tirx
+
+from edgepack.compiler.kernels import arm, tile, tir
+from edgepack.compiler.kernels.arm import LANES, QUAD
+from edgepack.compiler.kernels.cpu import CpuModel
+from edgepack.compiler.kernels.expression import Expression, Operand, Scalar, Step
+from edgepack.compiler.kernels.graph import Convolution, Layer, extent
+from edgepack.compiler.kernels.layout import (
+    Blocked,
+    Halo,
+    Image,
+    clear_halos,
+    conv_halo,
+    pack_channels,
+)
+from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site, product, worth_sharing
+
+# Multiply-adds in the unrolled body of the reduction: enough to hide its loop, small enough
+# to stay in the decoded-instruction cache (about 1500 entries on Haswell, 4000 on Zen).
+_UNROLLED = 128
+
+
+def halo(layer: Layer) -> Halo:
+    """What the window reads around the image."""
+    operator = layer.operator
+    assert isinstance(operator, Convolution)
+    return conv_halo(
+        size=extent(layer.inputs[0])[2:],
+        kernel=operator.kernel,
+        stride=operator.stride,
+        dilation=operator.dilation,
+        before=operator.before,
+        out=extent(layer.output)[2:],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The reduction and the channels of one group, in blocks.
+
+    `last_lanes` channels of the last input block hold something.
+    """
+
+    groups: int
+    in_blocks: int
+    in_block: int
+    last_lanes: int
+    out_blocks: int
+    lanes: int
+    kernel: tuple[int, int]
+
+    @property
+    def reduction(self) -> int:
+        """Multiply-adds per result."""
+        return product(self.kernel) * ((self.in_blocks - 1) * self.in_block + self.last_lanes)
+
+    def panel(self, vectors: int) -> int:
+        """Weights of `vectors` blocks of output channels."""
+        return self.reduction * vectors * self.lanes
+
+
+def merged_groups(operator: Convolution, in_block: int, out_block: int) -> int:
+    """How many neighbouring groups to treat as one, so that each has whole blocks.
+
+    The merged group's weights are zero between channels of different groups. All of them
+    merged make a plain convolution.
+    """
+    ins, outs = operator.weight.shape[1], operator.weight.shape[0] // operator.groups
+    for merged in range(1, operator.groups):
+        whole = ins * merged % in_block == 0 and outs * merged % out_block == 0
+        if operator.groups % merged == 0 and whole:
+            return merged
+    return operator.groups
+
+
+def _dense_weight(operator: Convolution, merged: int) -> np.ndarray:
+    """Weights [groups, out, in, rows, columns] with `merged` groups made one."""
+    weight, groups = operator.weight, operator.groups
+    outs, ins = weight.shape[0] // groups, weight.shape[1]
+    dense = np.zeros((groups // merged, outs * merged, ins * merged, *weight.shape[2:]), "float32")
+    split = weight.reshape(groups // merged, merged, outs, ins, *weight.shape[2:])
+    for i in range(merged):
+        dense[:, i * outs : (i + 1) * outs, i * ins : (i + 1) * ins] = split[:, i]
+    return dense
+
+
+def pack_weights(weight: np.ndarray, shape: Shape, vectors: int) -> np.ndarray:
+    """[groups, out, in, rows, columns] -> the order in which the reduction reads them.
+
+    Per group and panel: [in block][row][column][channel of the block][vectors * lanes].
+    """
+    groups, outs, ins, rows, columns = weight.shape
+    padded = np.zeros((groups, shape.out_blocks * shape.lanes, ins, rows, columns), "float32")
+    padded[:, :outs] = weight
+    pieces = []
+    for group in padded:
+        start = 0
+        for size, count in tile.parts(shape.out_blocks, vectors):
+            for _ in range(count):
+                panel = group[start : start + size * shape.lanes]
+                start += size * shape.lanes
+                for first in range(0, ins, shape.in_block):
+                    block = panel[:, first : first + shape.in_block]
+                    pieces.append(block.transpose(2, 3, 1, 0).ravel())
+    return np.concatenate(pieces)
+
+
+def make(site: Site) -> Kernel:
+    """The kernel of a convolution."""
+    operator = site.layer.operator
+    assert isinstance(operator, Convolution)
+    source, output = site.inputs[0], site.output
+    merged = merged_groups(operator, source.block, output.block)
+    weight = _dense_weight(operator, merged)
+    ins = weight.shape[2]
+    shape = Shape(
+        groups=weight.shape[0],
+        in_blocks=-(-ins // source.block),
+        in_block=source.block,
+        last_lanes=(ins - 1) % source.block + 1,
+        out_blocks=-(-weight.shape[1] // output.block),
+        lanes=output.block,
+        kernel=operator.kernel,
+    )
+    flat = _is_flat(operator, site)
+    if flat:
+        view_in, view_out = source.flat, output.flat
+    else:
+        view_in, view_out = source, output
+    micro = arm.Micro.of(site.cpu)
+    chosen = tile.choose(
+        width=view_out.width,
+        rows=view_out.height * output.batch,
+        blocks=shape.out_blocks,
+        lanes=shape.lanes,
+        reduction=shape.reduction,
+        cpu=site.cpu,
+        fits=micro and micro.fits,
+    )
+    kernel = _Loops(site, operator, shape, chosen, view_in, view_out, flat)
+    packed = pack_weights(weight, shape, chosen.vectors)
+    bias = np.zeros(output.channels, "float32") if operator.bias is None else operator.bias
+    rows, columns = operator.kernel
+    name = f"conv{rows}x{columns}_{source.channels}_{output.channels}_{output.height}x{output.width}"
+    if operator.stride != (1, 1):
+        name += f"_s{operator.stride[0]}"
+    return Kernel(
+        name=name,
+        function=kernel.function(packed.size),
+        constants=(packed, pack_channels(bias, output), *kernel.epilogue.packed),
+        tile=f"{chosen}{' flat' if flat else ''}{' pixels' if kernel.pixels_outer else ''}",
+        macs=operator.weight.size * output.height * output.width * output.batch,
+        cycles=chosen.cycles * shape.groups,
+    )
+
+
+def _is_flat(operator: Convolution, site: Site) -> bool:
+    """Whether rows do not matter: 1x1 on tensors without halos is one long row of pixels."""
+    layouts = (site.inputs[0], site.output, *site.operands)
+    return (
+        operator.kernel == operator.stride == (1, 1)
+        and operator.before == (0, 0)
+        and not any(layout.halo for layout in layouts)
+    )
+
+
+class _Loops:
+    """The loops of one convolution."""
+
+    def __init__(
+        self,
+        site: Site,
+        operator: Convolution,
+        shape: Shape,
+        chosen: tile.Tile,
+        view_in: Blocked,
+        view_out: Blocked,
+        flat: bool,
+    ) -> None:
+        self.site = site
+        self.operator = operator
+        self.shape = shape
+        self.tile = chosen
+        # The window of output pixel 0 starts this far from the image's corner.
+        self.source = Image("source", site.inputs[0], view_in)
+        self.target = Image("target", site.output, view_out)
+        self.epilogue = Epilogue(site, flat=flat)
+        self.bias = tir.buffer("bias", (site.output.blocks * shape.lanes,))
+        self.micro = arm.Micro.of(site.cpu)
+        self.pixels_outer = _pixels_outer(site.cpu, shape, chosen, view_in, view_out)
+        self.imports: dict[str, str] = {}
+
+    def function(self, weights: int) -> tirx.PrimFunc:
+        """The whole kernel; `weights` is the size of the packed weights."""
+        self.weights = tir.buffer("weights", (weights,))
+        layout = self.target.layout
+        body = tir.loop_of("n", layout.batch, lambda n: self._groups(n))
+        arguments = [
+            self.source.buffer,
+            *self.epilogue.operand_buffers,
+            self.weights,
+            self.bias,
+            *self.epilogue.constants,
+            self.target.buffer,
+        ]
+        whole = tir.sequence(clear_halos(self.target), body)
+        for text in self.imports.values():
+            whole = tir.imported(text, whole)
+        return tir.function(arguments, whole)
+
+    def _groups(self, n: tir.Expr) -> tir.Stmt:
+        order = self._pixels_outer if self.pixels_outer else self._panels_outer
+        return tir.loop_of("group", self.shape.groups, lambda group: order(n, group))
+
+    def _panels_outer(self, n: tir.Expr, group: tir.Expr) -> tir.Stmt:
+        """Each panel of weights is used for the whole image before the next one is read."""
+        rows = self.target.layout.height
+
+        def panel(index: tir.Expr, vectors: int) -> tir.Stmt:
+            return tir.loop_of(
+                "row",
+                rows,
+                lambda row: self._along_row(
+                    lambda column, pixels: self._tile(
+                        n, group, index, vectors, row, column, pixels
+                    )
+                ),
+            )
+
+        return self._over_panels(panel, parallel=self._shared)
+
+    def _pixels_outer(self, n: tir.Expr, group: tir.Expr) -> tir.Stmt:
+        """Each row of pixels is finished in all channels before the next one is read."""
+        rows = self.target.layout.height
+
+        def one_row(row: tir.Expr) -> tir.Stmt:
+            return self._along_row(
+                lambda column, pixels: self._over_panels(
+                    lambda index, vectors: self._tile(
+                        n, group, index, vectors, row, column, pixels
+                    )
+                ),
+                parallel=self._shared and rows == 1,
+            )
+
+        return tir.loop_of("row", rows, one_row, parallel=self._shared)
+
+    @property
+    def _shared(self) -> bool:
+        return worth_sharing(self.tile.cycles, self.site.cpu)
+
+    def _over_panels(self, body, *, parallel: bool = False) -> tir.Stmt:  # type: ignore[no-untyped-def]
+        vectors = self.tile.vectors
+        full, rest = divmod(self.shape.out_blocks, vectors)
+        return tir.split(
+            "panel",
+            full,
+            lambda index: body(index, vectors),
+            (lambda: body(full, rest)) if rest else None,
+            parallel=parallel,
+        )
+
+    def _along_row(self, body, *, parallel: bool = False) -> tir.Stmt:  # type: ignore[no-untyped-def]
+        pixels = self.tile.pixels
+        full, rest = divmod(self.target.layout.width, pixels)
+        return tir.split(
+            "tile",
+            full,
+            lambda index: body(index * pixels, pixels),
+            (lambda: body(full * pixels, rest)) if rest else None,
+            parallel=parallel,
+        )
+
+    # ------------------------------------------------ one tile
+
+    def _tile(
+        self,
+        n: tir.Expr,
+        group: tir.Expr,
+        panel: tir.Expr,
+        vectors: int,
+        row: tir.Expr,
+        column: tir.Expr,
+        pixels: int,
+    ) -> tir.Stmt:
+        """`pixels` results from `column` on, in `vectors` blocks from panel `panel` on."""
+        shape = self.shape
+        # `panel` counts panels of the full size; only the last one may be smaller.
+        block = panel * self.tile.vectors
+        weights = group * shape.panel(shape.out_blocks) + panel * shape.panel(self.tile.vectors)
+        channel_block = group * shape.out_blocks + block
+        place = _Place(
+            in_plane=n * self.source.layout.blocks + group * shape.in_blocks,
+            out_plane=n * self.target.layout.blocks + channel_block,
+            channel_block=channel_block,
+            weights=weights,
+            row=row,
+            column=column,
+            pixels=pixels,
+            vectors=vectors,
+        )
+        if self.micro is not None:
+            return self._micro_tile(place)
+        return self._llvm_tile(place)
+
+    def _llvm_tile(self, place: _Place) -> tir.Stmt:
+        lanes = self.shape.lanes
+        sums = [
+            [tir.Local(f"sum_{r}_{v}", lanes) for v in range(place.vectors)]
+            for r in range(place.pixels)
+        ]
+        every = [(r, v) for r in range(place.pixels) for v in range(place.vectors)]
+        start = [
+            sums[r][v].set(tir.load(self.bias, [(place.channel_block + v) * lanes], lanes))
+            for r, v in every
+        ]
+        names = tir.Names()
+        for r, v in every:
+            at = (place.out_plane + v, place.row, place.column + r)
+            result = self.epilogue.apply(
+                names, sums[r][v].get(), *at, channel_block=place.channel_block + v
+            )
+            names.add(self.target.store(result, *at))
+        shape = self.shape
+        whole = shape.in_blocks - (shape.last_lanes < shape.in_block)
+        reduction = []
+        if whole:
+            reduction.append(
+                tir.loop_of(
+                    "in_block",
+                    whole,
+                    lambda block: self._reduce(place, sums, block, shape.in_block),
+                )
+            )
+        if whole < shape.in_blocks:
+            reduction.append(self._reduce(place, sums, whole, shape.last_lanes))
+        declared = [sums[r][v].declare() for r, v in every]
+        return tir.sequence(*declared, *start, *reduction, names.done())
+
+    def _reduce(
+        self, place: _Place, sums: list[list[tir.Local]], block: tir.Expr, channels: int
+    ) -> tir.Stmt:
+        """Add what one block of input channels contributes."""
+        shape = self.shape
+        rows, columns = shape.kernel
+        wide = place.vectors * shape.lanes
+        unrolled = max(
+            step
+            for step in range(1, channels + 1)
+            if channels % step == 0
+            and (step == 1 or step * columns * place.pixels * place.vectors <= _UNROLLED)
+        )
+        block_weights = place.weights + block * (product(shape.kernel) * shape.in_block * wide)
+
+        def steps(row: tir.Expr, part: tir.Expr) -> tir.Stmt:
+            names = tir.Names()
+            for column in range(columns):
+                for step in range(unrolled):
+                    channel = part * unrolled + step
+                    at = block_weights + ((row * columns + column) * channels + channel) * wide
+                    weights = [
+                        names.bind("w", tir.load(self.weights, [at + v * shape.lanes], shape.lanes))
+                        for v in range(place.vectors)
+                    ]
+                    for r in range(place.pixels):
+                        value = tir.load(
+                            self.source.buffer,
+                            self.source.at(
+                                place.in_plane + block, *self._input(place, r, row, column), channel
+                            ),
+                        )
+                        spread = names.bind("x", tir.spread(value, shape.lanes))
+                        for v in range(place.vectors):
+                            total = sums[r][v]
+                            names.add(total.set(total.get() + spread * weights[v]))
+            return names.done()
+
+        return tir.loop_of(
+            "window_row",
+            rows,
+            lambda row: tir.loop_of("part", channels // unrolled, lambda part: steps(row, part)),
+        )
+
+    def _input(
+        self, place: _Place, pixel: int, row: tir.Expr, column: int
+    ) -> tuple[tir.Expr, tir.Expr]:
+        """The input pixel under a point of the window, counted from the image's corner."""
+        operator = self.operator
+        return (
+            place.row * operator.stride[0] + row * operator.dilation[0] - operator.before[0],
+            (place.column + pixel) * operator.stride[1]
+            + column * operator.dilation[1]
+            - operator.before[1],
+        )
+
+    def _micro_tile(self, place: _Place) -> tir.Stmt:
+        """The tile in assembly; an expression that it cannot finish follows as a pass over it."""
+        assert self.micro is not None
+        shape, operator = self.shape, self.operator
+        finish = _finish(self.epilogue.expression)
+        in_row = QUAD * self.source.buffer.shape[2].value
+        out_plane = QUAD * product([int(dim) for dim in self.target.buffer.shape[1:3]])
+        adds = any(item.name == "add" for item in finish or ())
+        operand = self.epilogue.operands[0] if adds else None
+        code = arm.TileCode(
+            isa=self.micro.isa,
+            registers=self.micro.registers,
+            pixels=place.pixels,
+            vectors=place.vectors,
+            blocks=shape.in_blocks - (shape.last_lanes < LANES),
+            last_lanes=shape.last_lanes % LANES,
+            kernel=shape.kernel,
+            pixel_step=QUAD * operator.stride[1],
+            column_step=QUAD * operator.dilation[1],
+            row_step=in_row * operator.dilation[0],
+            plane_step=in_row * self.source.buffer.shape[1].value,
+            out_step=out_plane,
+            operand_step=QUAD * product([int(dim) for dim in operand.buffer.shape[1:3]])
+            if operand
+            else 0,
+            finish=finish or (),
+        )
+        at = (place.out_plane, place.row, place.column)
+        source = self.source.at(place.in_plane, *self._input(place, 0, 0, 0))
+        where = [
+            (self.target.buffer, self.target.at(*at)),
+            (self.source.buffer, source),
+            (self.weights, [place.weights]),
+            (self.bias, [place.channel_block * shape.lanes]),
+            (operand.buffer, operand.at(*at)) if operand else (self.target.buffer, self.target.at(*at)),
+        ]
+        call = tirx.call_extern(
+            "int32",
+            self._import(code),
+            *(tirx.address_of(tir.load(buffer, items)) for buffer, items in where),
+        )
+        if finish is not None:
+            return tir.evaluate(call)
+        names = tir.Names()
+        for v in range(place.vectors):
+            for r in range(place.pixels):
+                pixel = (place.out_plane + v, place.row, place.column + r)
+                result = self.epilogue.apply(
+                    names, self.target.load(*pixel), *pixel, channel_block=place.channel_block + v
+                )
+                names.add(self.target.store(result, *pixel))
+        return tir.sequence(tir.evaluate(call), names.done())
+
+    def _import(self, code: arm.TileCode) -> str:
+        """The name of a tile's function; names are of the text, so that equal ones agree."""
+        text = code.llvm_ir("NAME")
+        name = "tile_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.imports[name] = text.replace("@NAME(", f"@{name}(")
+        return name
+
+
+def _finish(steps: Expression) -> tuple[arm.Finish, ...] | None:
+    """An expression as a chain that the assembly can do; None if it is anything else."""
+    chain = []
+    for index, operation in enumerate(steps):
+        match operation.name, operation.arguments:
+            case ("maximum" | "minimum"), (Step(index=i), Scalar(value=value)) if i == index:
+                chain.append(arm.Finish(name=operation.name, value=value))
+            case "add", (Step(index=i), Operand(index=0, pixel=False)) if i == index:
+                chain.append(arm.Finish(name="add"))
+            case "add", (Operand(index=0, pixel=False), Step(index=i)) if i == index:
+                chain.append(arm.Finish(name="add"))
+            case _:
+                return None
+    return tuple(chain)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where a tile lies in the tensors and in the packed weights."""
+
+    in_plane: tir.Expr
+    out_plane: tir.Expr
+    channel_block: tir.Expr
+    weights: tir.Expr
+    row: tir.Expr
+    column: tir.Expr
+    pixels: int
+    vectors: int
+
+
+def _pixels_outer(
+    cpu: CpuModel, shape: Shape, chosen: tile.Tile, view_in: Blocked, view_out: Blocked
+) -> bool:
+    """Which of image and weights is better read again and again.
+
+    Panels outside: the image is read once per panel. Pixels outside: all weights are read
+    once per row of pixels (per tile, when the image is one flat row).
+    """
+    panels = -(-shape.out_blocks // chosen.vectors)
+    per_row = view_out.width > 1 and view_out.height == 1
+    rows = -(-view_out.width // chosen.pixels) if per_row else view_out.height
+    image_bytes = view_in.nbytes // view_in.batch // shape.groups
+    weight_bytes = 4 * shape.panel(shape.out_blocks)
+    outside = rows * weight_bytes + image_bytes < panels * image_bytes + weight_bytes
+    if cpu.cores > 1:
+        # Rather the order that keeps all cores busy.
+        busy = {True: _balance(rows, cpu.cores), False: _balance(panels, cpu.cores)}
+        if busy[outside] < 0.8 and busy[not outside] > busy[outside]:
+            return not outside
+    return outside
+
+
+def _balance(items: int, cores: int) -> float:
+    """The share of time that the cores are busy with `items` equal pieces of work."""
+    return items / (-(-items // cores) * cores)
+
+
+def takes(layer: Layer, cpu: CpuModel) -> bool:
+    """Every convolution of float32 images."""
+    return isinstance(layer.operator, Convolution)
+
+
+RULE = Rule(name="conv", takes=takes, make=make, halo=halo)

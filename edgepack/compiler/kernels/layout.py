@@ -1,0 +1,172 @@
+"""The blocked layout that all fast kernels read and write.
+
+A tensor of C channels lies as blocks of a few channels (as many as fit a vector), each block
+an image of its own: `[batch * blocks][top + H + bottom][left + W + right][block]`. A pixel of
+a block is one vector, neighbours are next to each other, and a convolution's window never
+needs a bounds check: the zeros around the image (its halo) are written by its producer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edgepack.compiler.kernels import tir
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halo:
+    """Rows and columns of zeros around each image."""
+
+    top: int = 0
+    left: int = 0
+    bottom: int = 0
+    right: int = 0
+
+    def __bool__(self) -> bool:
+        return any((self.top, self.left, self.bottom, self.right))
+
+    def union(self, other: Halo) -> Halo:
+        """The smallest halo that has both inside."""
+        return Halo(
+            top=max(self.top, other.top),
+            left=max(self.left, other.left),
+            bottom=max(self.bottom, other.bottom),
+            right=max(self.right, other.right),
+        )
+
+
+NO_HALO = Halo()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocked:
+    """A blocked tensor; its last block may have channels that hold nothing of meaning."""
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+    block: int
+    halo: Halo = NO_HALO
+
+    @property
+    def blocks(self) -> int:
+        """Blocks per image of the batch."""
+        return -(-self.channels // self.block)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape in memory."""
+        halo = self.halo
+        return (
+            self.batch * self.blocks,
+            halo.top + self.height + halo.bottom,
+            halo.left + self.width + halo.right,
+            self.block,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory, halo included."""
+        return 4 * int(np.prod(self.shape))
+
+    @property
+    def flat(self) -> Blocked:
+        """The same tensor as one row of pixels; only without a halo.
+
+        The rows follow each other in memory, so that pixel p of row 0 is pixel p of the image.
+        """
+        assert not self.halo
+        return replace(self, height=1, width=self.height * self.width)
+
+
+class Image:
+    """A blocked tensor inside a kernel."""
+
+    def __init__(self, name: str, layout: Blocked, view: Blocked | None = None) -> None:
+        self.layout = view or layout
+        self.buffer = tir.buffer(name, layout.shape)
+
+    def at(
+        self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, lane: tir.Expr = 0
+    ) -> list[tir.Expr]:
+        """Indices of a pixel, counted from the image's corner, not the halo's."""
+        return [plane, row + self.layout.halo.top, column + self.layout.halo.left, lane]
+
+    def load(self, plane: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Expr:
+        """All channels of a block at a pixel."""
+        return tir.load(self.buffer, self.at(plane, row, column), self.layout.block)
+
+    def store(
+        self, value: tir.Expr, plane: tir.Expr, row: tir.Expr, column: tir.Expr
+    ) -> tir.Stmt:
+        """Write all channels of a block at a pixel."""
+        return tir.store(self.buffer, value, self.at(plane, row, column), self.layout.block)
+
+    def clear_halo(self, plane: tir.Expr) -> tir.Stmt | None:
+        """Write the zeros around one plane."""
+        layout, halo = self.layout, self.layout.halo
+        zero = tir.number(0.0, layout.block)
+        wide = halo.left + layout.width + halo.right
+
+        def clear(row: int, rows: int, column: int, columns: int) -> tir.Stmt | None:
+            if rows <= 0 or columns <= 0:
+                return None
+            return tir.loop_of(
+                "row",
+                rows,
+                lambda i: tir.loop_of(
+                    "column",
+                    columns,
+                    lambda j: tir.store(
+                        self.buffer, zero, [plane, i + row, j + column, 0], layout.block
+                    ),
+                ),
+            )
+
+        parts = [
+            clear(0, halo.top, 0, wide),
+            clear(halo.top, layout.height, 0, halo.left),
+            clear(halo.top, layout.height, halo.left + layout.width, halo.right),
+            clear(halo.top + layout.height, halo.bottom, 0, wide),
+        ]
+        return tir.sequence(*parts) if any(part is not None for part in parts) else None
+
+
+def clear_halos(image: Image) -> tir.Stmt | None:
+    """Write the zeros around all planes of a tensor."""
+    if not image.layout.halo:
+        return None
+
+    def clear(plane: tir.Expr) -> tir.Stmt:
+        statement = image.clear_halo(plane)
+        assert statement is not None
+        return statement
+
+    return tir.loop_of("plane", image.layout.shape[0], clear)
+
+
+def pack_channels(values: np.ndarray, layout: Blocked) -> np.ndarray:
+    """One float32 per channel, padded with zeros to whole blocks."""
+    packed = np.zeros(layout.blocks * layout.block, "float32")
+    packed[: layout.channels] = values
+    return packed
+
+
+def conv_halo(
+    size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int],
+    before: Sequence[int], out: Sequence[int],
+) -> Halo:
+    """The halo a window needs: what it reads before the first and after the last pixel.
+
+    Each argument is (vertical, horizontal); `before` is the padding at top and left. Padding
+    after the image that no window reaches is not part of it.
+    """
+    after = [
+        max(0, (out[i] - 1) * stride[i] + (kernel[i] - 1) * dilation[i] - before[i] - size[i] + 1)
+        for i in (0, 1)
+    ]
+    return Halo(top=before[0], left=before[1], bottom=after[0], right=after[1])

@@ -1,0 +1,227 @@
+"""Maximum and average pooling, and the mean of whole images.
+
+Windows that reach over the border are cut to the image, so pooling needs no halo. The image
+is cut into its border rows and columns, where each position has a window of its own, and the
+inside, which is a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tvm import tirx
+
+from edgepack.compiler.kernels import tir
+from edgepack.compiler.kernels.cpu import CpuModel
+from edgepack.compiler.kernels.graph import GlobalAverage, Layer, Pooling, extent
+from edgepack.compiler.kernels.layout import Image, clear_halos
+from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site, product, worth_sharing
+
+# Border positions are unrolled; a window that leaves more of them than this is rare, and is
+# left to TVM.
+_MOST_BORDER = 8
+# Sums that a mean runs in parallel: hides the latency of the addition.
+_SUMS = 4
+
+
+def _borders(axis: int, operator: Pooling, size: int, out: int) -> tuple[int, int]:
+    """Output positions before and after the ones whose window is inside the image."""
+    reach = (operator.kernel[axis] - 1) * operator.dilation[axis]
+    stride, before = operator.stride[axis], operator.before[axis]
+    first = min(out, -(-before // stride))
+    last = max(first, min(out, (size - 1 - reach + before) // stride + 1))
+    return first, out - last
+
+
+def _positions(
+    axis: int, operator: Pooling, size: int, out: int
+) -> Iterator[tuple[int, int, tuple[int, ...], int]]:
+    """(first, count, taps, divisor) of runs of output positions with equal windows.
+
+    `taps` are the window's points inside the image, `divisor` how many points of this axis
+    the average counts.
+    """
+    before, after = _borders(axis, operator, size, out)
+
+    def window(position: int) -> tuple[tuple[int, ...], int]:
+        start = position * operator.stride[axis] - operator.before[axis]
+        at = [start + tap * operator.dilation[axis] for tap in range(operator.kernel[axis])]
+        inside = tuple(tap for tap, point in enumerate(at) if 0 <= point < size)
+        counted = sum(point < size + operator.after[axis] for point in at)
+        return inside, counted if operator.count_padding else len(inside)
+
+    for position in range(before):
+        yield position, 1, *window(position)
+    if out - before - after:
+        yield before, out - before - after, *window(before)
+    for position in range(out - after, out):
+        yield position, 1, *window(position)
+
+
+def takes_window(layer: Layer, cpu: CpuModel) -> bool:
+    """Pooling whose windows all touch the image."""
+    operator = layer.operator
+    if not isinstance(operator, Pooling):
+        return False
+    size, out = extent(layer.inputs[0])[2:], extent(layer.output)[2:]
+    for axis in (0, 1):
+        runs = list(_positions(axis, operator, size[axis], out[axis]))
+        if sum(_borders(axis, operator, size[axis], out[axis])) > _MOST_BORDER:
+            return False
+        if not all(taps for _, _, taps, _ in runs):
+            return False
+    return True
+
+
+def make_window(site: Site) -> Kernel:
+    """The kernel of a pooling."""
+    operator = site.layer.operator
+    assert isinstance(operator, Pooling)
+    layout, output = site.inputs[0], site.output
+    lanes = output.block
+    source, target = Image("source", layout), Image("target", output)
+    epilogue = Epilogue(site)
+    combine: Callable[..., tirx.Expr] = tirx.max if operator.kind == "max" else tirx.Add
+
+    def point(
+        n: tir.Expr,
+        block: tir.Expr,
+        at: tuple[tir.Expr, tir.Expr],
+        taps: tuple[tuple[int, ...], tuple[int, ...]],
+        divisor: int,
+    ) -> tir.Stmt:
+        names = tir.Names()
+        plane = n * output.blocks + block
+        result = None
+        for i in taps[0]:
+            for j in taps[1]:
+                where = [
+                    at[axis] * operator.stride[axis]
+                    + tap * operator.dilation[axis]
+                    - operator.before[axis]
+                    for axis, tap in ((0, i), (1, j))
+                ]
+                value = names.bind("x", source.load(plane, where[0], where[1]))
+                result = value if result is None else names.bind("r", combine(result, value))
+        assert result is not None
+        if operator.kind == "average" and divisor != 1:
+            result = result * tir.number(1 / divisor, lanes)
+        result = epilogue.apply(names, result, plane, *at, channel_block=block)
+        names.add(target.store(result, plane, *at))
+        return names.done()
+
+    rows = list(_positions(0, operator, layout.height, output.height))
+    columns = list(_positions(1, operator, layout.width, output.width))
+
+    def one_block(n: tir.Expr, block: tir.Expr) -> tir.Stmt:
+        return tir.sequence(
+            *(
+                tir.loop_of(
+                    "row",
+                    row_count,
+                    lambda row, r=(first_row, row_taps, row_divisor): tir.sequence(
+                        *(
+                            tir.loop_of(
+                                "column",
+                                count,
+                                lambda column, c=(first, taps, divisor): point(
+                                    n, block, (row + r[0], column + c[0]), (r[1], c[1]), r[2] * c[2]
+                                ),
+                            )
+                            for first, count, taps, divisor in columns
+                        )
+                    ),
+                )
+                for first_row, row_count, row_taps, row_divisor in rows
+            )
+        )
+
+    points = product((*output.shape[:1], output.height, output.width))
+    cycles = points * product(operator.kernel) / site.cpu.loads_per_cycle
+    body = _over_blocks(site, cycles, one_block)
+    name = f"{operator.kind}_pool{operator.kernel[0]}x{operator.kernel[1]}"
+    return Kernel(
+        name=f"{name}_{output.channels}_{output.height}x{output.width}",
+        function=tir.function(
+            [source.buffer, *epilogue.operand_buffers, *epilogue.constants, target.buffer],
+            tir.sequence(clear_halos(target), body),
+        ),
+        constants=epilogue.packed,
+        cycles=cycles,
+    )
+
+
+def _over_blocks(
+    site: Site, cycles: float, one_block: Callable[[tir.Expr, tir.Expr], tir.Stmt]
+) -> tir.Stmt:
+    parallel = worth_sharing(cycles, site.cpu)
+    return tir.loop_of(
+        "n",
+        site.output.batch,
+        lambda n: tir.loop_of(
+            "block", site.output.blocks, lambda block: one_block(n, block), parallel=parallel
+        ),
+    )
+
+
+def takes_mean(layer: Layer, cpu: CpuModel) -> bool:
+    """The mean of each channel's image."""
+    return isinstance(layer.operator, GlobalAverage)
+
+
+def make_mean(site: Site) -> Kernel:
+    """The kernel of a mean."""
+    layout, output = site.inputs[0], site.output
+    lanes = output.block
+    source, target = Image("source", layout), Image("target", output)
+    epilogue = Epilogue(site)
+    pixels = layout.height * layout.width
+
+    def one_block(n: tir.Expr, block: tir.Expr) -> tir.Stmt:
+        plane = n * output.blocks + block
+        sums = [tir.Local(f"sum{i}", lanes) for i in range(_SUMS)]
+
+        def add(row: tir.Expr, column: tir.Expr, count: int) -> tir.Stmt:
+            return tir.sequence(
+                *(
+                    sums[i].set(sums[i].get() + source.load(plane, row, column + i))
+                    for i in range(count)
+                )
+            )
+
+        def along(row: tir.Expr) -> tir.Stmt:
+            full, rest = divmod(layout.width, _SUMS)
+            return tir.sequence(
+                tir.loop_of("part", full, lambda part: add(row, part * _SUMS, _SUMS))
+                if full
+                else None,
+                add(row, full * _SUMS, rest) if rest else None,
+            )
+
+        total = (sums[0].get() + sums[1].get()) + (sums[2].get() + sums[3].get())
+        names = tir.Names()
+        result = epilogue.apply(
+            names, total * tir.number(1 / pixels, lanes), plane, 0, 0, channel_block=block
+        )
+        names.add(target.store(result, plane, 0, 0))
+        return tir.sequence(
+            *(item.declare() for item in sums),
+            *(item.set(tir.number(0.0, lanes)) for item in sums),
+            tir.loop_of("row", layout.height, along),
+            names.done(),
+        )
+
+    cycles = output.shape[0] * pixels / site.cpu.loads_per_cycle
+    return Kernel(
+        name=f"mean_{output.channels}_{layout.height}x{layout.width}",
+        function=tir.function(
+            [source.buffer, *epilogue.operand_buffers, *epilogue.constants, target.buffer],
+            tir.sequence(clear_halos(target), _over_blocks(site, cycles, one_block)),
+        ),
+        constants=epilogue.packed,
+        cycles=cycles,
+    )
+
+
+WINDOW = Rule(name="pool", takes=takes_window, make=make_window)
+MEAN = Rule(name="mean", takes=takes_mean, make=make_mean)

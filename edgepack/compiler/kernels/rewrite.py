@@ -1,0 +1,297 @@
+"""A Relax module -> the same with fast kernels for every layer that a rule takes.
+
+Layers that no rule takes stay Relax operators on plain tensors; where the two kinds meet, a
+tensor is packed into the blocked layout or unpacked from it, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+
+from edgepack.compiler.kernels import convolution, copies, depthwise, pointwise, pooling
+from edgepack.compiler.kernels.cpu import CpuModel, cpu_model
+from edgepack.compiler.kernels.fuse import fuse
+from edgepack.compiler.kernels.graph import (
+    Concatenation,
+    Foreign,
+    Layer,
+    Pointwise,
+    Value,
+    View,
+    extent,
+    is_image,
+    read_layers,
+    shape_of,
+    variables,
+)
+from edgepack.compiler.kernels.layout import NO_HALO, Blocked, Halo
+from edgepack.compiler.kernels.rule import Kernel, Rule, Site
+
+# Tried in order; the first that takes a layer makes its kernel.
+RULES: tuple[Rule, ...] = (
+    depthwise.RULE,
+    convolution.RULE,
+    pooling.WINDOW,
+    pooling.MEAN,
+    pointwise.POINTWISE,
+    pointwise.CONCAT,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerReport:
+    """What became of a layer: for `edgepack compile --explain`.
+
+    `shape` is (N, C, H, W) of the result; `tile` is pixels x vectors; `cycles` is the cost
+    model's estimate for one core; `nbytes` are read and written once.
+    """
+
+    kernel: str
+    rule: str
+    shape: tuple[int, ...]
+    tile: str
+    macs: int
+    cycles: float
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewritten:
+    """A module that calls `kernels` by name (as `call_dps_packed`), and what they are."""
+
+    module: tvm.IRModule
+    kernels: dict[str, tirx.PrimFunc]
+    reports: tuple[LayerReport, ...]
+
+
+def rewrite(module: tvm.IRModule, target: tvm.target.Target) -> Rewritten:
+    """Put fast kernels into `main`, a function of one dataflow block.
+
+    The result's `main` has the same inputs and outputs. Equal modules give equal results,
+    names included.
+    """
+    main = module["main"]
+    writer = _Writer(main, cpu_model(target))
+    new_main = writer.write()
+    functions = {var: function for var, function in module.functions.items()}
+    updated = tvm.IRModule(functions, attrs=module.attrs)
+    updated["main"] = new_main
+    return Rewritten(
+        module=updated, kernels=writer.kernels.functions, reports=tuple(writer.reports)
+    )
+
+
+class _Kernels:
+    """Kernels by name; equal ones are kept once."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, tirx.PrimFunc] = {}
+
+    def add(self, name: str, function: tirx.PrimFunc) -> str:
+        candidate, count = name, 1
+        while candidate in self.functions:
+            if tvm_ffi.structural_equal(self.functions[candidate], function):
+                return candidate
+            count += 1
+            candidate = f"{name}_v{count}"
+        self.functions[candidate] = function
+        return candidate
+
+
+class _Writer:
+    def __init__(self, main: relax.Function, cpu: CpuModel) -> None:
+        self.main = main
+        self.cpu = cpu
+        self.builder = relax.BlockBuilder()
+        self.kernels = _Kernels()
+        self.reports: list[LayerReport] = []
+        layers = read_layers(main)
+        self.outputs = variables(main.body.body)
+        # Views share the bytes of the value they show: it stands for them everywhere.
+        self.root: dict[Value, Value] = {}
+        self.layers = fuse(self._without_views(layers), [self._root(v) for v in self.outputs])
+        self.rules: dict[Value, Rule] = {}
+        self.layouts: dict[Value, Blocked] = {}
+        # Where each value is, in the new function: plain as the model has it, or blocked.
+        self.plain: dict[Value, relax.Expr] = {}
+        self.blocked: dict[Value, relax.Expr] = {}
+
+    # ------------------------------------------------ decisions
+
+    def _root(self, value: Value) -> Value:
+        return self.root.get(value, value)
+
+    def _without_views(self, layers: Sequence[Layer]) -> list[Layer]:
+        left = []
+        for layer in layers:
+            if isinstance(layer.operator, View):
+                self.root[layer.output] = self._root(layer.inputs[0])
+                continue
+            left.append(
+                Layer(
+                    operator=layer.operator,
+                    inputs=tuple(self._root(value) for value in layer.inputs),
+                    output=layer.output,
+                    expression=layer.expression,
+                    operands=tuple(self._root(value) for value in layer.operands),
+                    constants=layer.constants,
+                    bindings=layer.bindings,
+                )
+            )
+        return left
+
+    def _decide(self) -> None:
+        """Choose each layer's rule, and with it which values are blocked and their halos."""
+        halos: dict[Value, Halo] = {}
+        for layer in self.layers:
+            rule = self._rule(layer)
+            if rule is None:
+                continue
+            self.rules[layer.output] = rule
+            wanted = rule.halo(layer)
+            for value in layer.inputs:
+                halos[value] = halos.get(value, NO_HALO).union(wanted)
+        for layer in self.layers:
+            if layer.output in self.rules:
+                for value in (*layer.inputs, *layer.operands, layer.output):
+                    self.layouts[value] = self._layout(value, halos.get(value, NO_HALO))
+
+    def _rule(self, layer: Layer) -> Rule | None:
+        if isinstance(layer.operator, Foreign):
+            return None
+        if isinstance(layer.operator, Pointwise | Concatenation):
+            # Not worth a change of layout by themselves.
+            read = (*layer.inputs, *layer.operands)
+            if not any(value in self.rules for value in read):
+                return None
+        return next((rule for rule in RULES if rule.takes(layer, self.cpu)), None)
+
+    def _layout(self, value: Value, halo: Halo) -> Blocked:
+        batch, channels, height, width = extent(value)
+        return Blocked(
+            batch=batch,
+            channels=channels,
+            height=height,
+            width=width,
+            block=self.cpu.block(channels),
+            halo=halo,
+        )
+
+    # ------------------------------------------------ the new function
+
+    def write(self) -> relax.Function:
+        """Emit everything in order; only what is needed in another layout is converted."""
+        self._decide()
+        parameters = [relax.Var(p.name, p.ty) for p in self.main.params]
+        for old, new in zip(self.main.params, parameters, strict=True):
+            self.plain[old] = new
+        with self.builder.function("main", parameters, attrs=dict(self.main.attrs or {})):
+            with self.builder.dataflow():
+                for layer in self.layers:
+                    self._write_layer(layer)
+                result = self.builder.emit_output(self._substitute(self.main.body.body))
+            self.builder.emit_func_output(result)
+        return self.builder.get()["main"]
+
+    def _write_layer(self, layer: Layer) -> None:
+        rule = self.rules.get(layer.output)
+        if rule is None:
+            for var, value in layer.bindings:
+                self.plain[var] = self.builder.emit(self._substitute(value))
+            return
+        site = Site(
+            layer=layer,
+            inputs=tuple(self.layouts[value] for value in layer.inputs),
+            operands=tuple(self.layouts[value] for value in layer.operands),
+            output=self.layouts[layer.output],
+            cpu=self.cpu,
+        )
+        kernel = rule.make(site)
+        read = [self._blocked(value) for value in (*layer.inputs, *layer.operands)]
+        read += [relax.const(np.ascontiguousarray(values)) for values in kernel.constants]
+        name, self.blocked[layer.output] = self._call(
+            kernel.name, kernel.function, read, site.output.shape
+        )
+        self.reports.append(self._report(rule, site, kernel, name))
+
+    def _report(self, rule: Rule, site: Site, kernel: Kernel, name: str) -> LayerReport:
+        layouts = (*site.inputs, *site.operands, site.output)
+        constants = sum(values.nbytes for values in kernel.constants)
+        return LayerReport(
+            kernel=name,
+            rule=rule.name,
+            shape=extent(site.layer.output),
+            tile=kernel.tile,
+            macs=kernel.macs,
+            cycles=kernel.cycles,
+            nbytes=sum(layout.nbytes for layout in layouts) + constants,
+        )
+
+    def _call(
+        self, name: str, function: tirx.PrimFunc, read: Sequence[relax.Expr], shape: Sequence[int]
+    ) -> tuple[str, relax.Expr]:
+        kept = self.kernels.add(name, function)
+        call = relax.call_dps_packed(
+            kept, list(read), relax.TensorType(list(shape), "float32")
+        )
+        return kept, self.builder.emit(call)
+
+    def _blocked(self, value: Value) -> relax.Expr:
+        """A value in the blocked layout, packed from the plain one the first time."""
+        if value not in self.blocked:
+            layout, plain = self.layouts[value], shape_of(value)
+            data = self._plain(value)
+            if _same_bytes(layout):
+                packed = self.builder.emit(relax.op.reshape(data, layout.shape))
+            else:
+                size = "x".join(map(str, plain))
+                _, packed = self._call(f"pack_{size}", copies.pack(plain, layout), [data], layout.shape)
+            self.blocked[value] = packed
+        return self.blocked[value]
+
+    def _plain(self, value: Value) -> relax.Expr:
+        """A value as the model has it, unpacked from the blocked layout the first time."""
+        if value in self.plain:
+            return self.plain[value]
+        root, shape = self._root(value), shape_of(value)
+        if root in self.blocked:
+            layout = self.layouts[root]
+            if _same_bytes(layout):
+                made = self.builder.emit(relax.op.reshape(self.blocked[root], shape))
+            else:
+                size = "x".join(map(str, shape))
+                _, made = self._call(
+                    f"unpack_{size}", copies.unpack(layout, shape), [self.blocked[root]], shape
+                )
+        else:
+            made = self.builder.emit(relax.op.reshape(self.plain[root], shape))
+        self.plain[value] = made
+        return made
+
+    def _substitute(self, expr: relax.Expr) -> relax.Expr:
+        """An expression of the old function in terms of the new one, on plain tensors."""
+        if isinstance(expr, relax.Var):
+            return self._plain(expr)
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self._substitute(item) for item in expr.fields])
+        if isinstance(expr, relax.TupleGetItem):
+            return relax.TupleGetItem(self._substitute(expr.tuple_value), expr.index)
+        if isinstance(expr, relax.Call):
+            arguments = [self._substitute(argument) for argument in expr.args]
+            return relax.Call(expr.op, arguments, expr.attrs, expr.ty_args)
+        return expr
+
+
+def _same_bytes(layout: Blocked) -> bool:
+    """Whether the blocked and the plain tensor have the same bytes in the same order."""
+    one_pixel = layout.height == layout.width == 1 and not layout.halo
+    return one_pixel and layout.channels % layout.block == 0
+
+
+__all__ = ["RULES", "LayerReport", "Rewritten", "is_image", "rewrite"]

@@ -1,0 +1,123 @@
+"""What a rule is: it turns one layer at one place of the network into a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from tvm import tirx
+
+from edgepack.compiler.kernels import expression, tir
+from edgepack.compiler.kernels.cpu import CpuModel
+from edgepack.compiler.kernels.graph import Layer
+from edgepack.compiler.kernels.layout import NO_HALO, Blocked, Halo, Image, pack_channels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A layer with the layouts of its tensors and the CPU it will run on."""
+
+    layer: Layer
+    inputs: tuple[Blocked, ...]
+    operands: tuple[Blocked, ...]
+    output: Blocked
+    cpu: CpuModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """The code of a layer and the constants it takes.
+
+    The function's arguments are the layer's inputs, its operands, `constants` (already packed)
+    and the output. `tile`, `macs` (multiply-adds) and `cycles` (the cost model's) are for
+    people to read.
+    """
+
+    name: str
+    function: tirx.PrimFunc
+    constants: tuple[np.ndarray, ...] = field(repr=False)
+    tile: str = ""
+    macs: int = 0
+    cycles: float = 0.0
+
+
+def _no_halo(layer: Layer) -> Halo:
+    return NO_HALO
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """`takes` says whether a layer is this rule's, `make` makes its kernel.
+
+    `halo` is what the kernel wants around the layer's inputs.
+    """
+
+    name: str
+    takes: Callable[[Layer, CpuModel], bool]
+    make: Callable[[Site], Kernel]
+    halo: Callable[[Layer], Halo] = _no_halo
+
+
+class Epilogue:
+    """The layer's expression inside a kernel: its operands and constants as arguments."""
+
+    def __init__(self, site: Site, *, flat: bool = False) -> None:
+        layer = site.layer
+        self.expression = layer.expression
+        self.output = site.output
+        self.operands = [
+            Image(f"operand{i}", layout, layout.flat if flat and _same(layout, site) else None)
+            for i, layout in enumerate(site.operands)
+        ]
+        self.packed = tuple(pack_channels(values, site.output) for values in layer.constants)
+        self.constants = [
+            tir.buffer(f"constant{i}", values.shape) for i, values in enumerate(self.packed)
+        ]
+
+    @property
+    def operand_buffers(self) -> list[tirx.Buffer]:
+        """Arguments that follow the inputs."""
+        return [image.buffer for image in self.operands]
+
+    def apply(
+        self,
+        names: tir.Names,
+        value: tirx.Expr,
+        plane: tir.Expr,
+        row: tir.Expr,
+        column: tir.Expr,
+        channel_block: tir.Expr | None = None,
+    ) -> tirx.Expr:
+        """The result for one pixel of one plane; `channel_block` where it is not the plane."""
+        lanes = self.output.block
+        block = plane if channel_block is None else channel_block
+        if not self.expression:
+            return value
+
+        def channel(index: int) -> tirx.Expr:
+            return tir.load(self.constants[index], [block * lanes], lanes)
+
+        def operand(index: int, pixel: bool) -> tirx.Expr:
+            image = self.operands[index]
+            return image.load(plane, 0, 0) if pixel else image.load(plane, row, column)
+
+        return expression.evaluate(self.expression, value, lanes, names, channel, operand)
+
+
+def _same(layout: Blocked, site: Site) -> bool:
+    return (layout.height, layout.width) == (site.output.height, site.output.width)
+
+
+def worth_sharing(cycles: float, cpu: CpuModel) -> bool:
+    """Whether work is large enough to be shared between the cores.
+
+    Waking the other threads and waiting for them costs some 5 to 10 microseconds, about
+    10,000 cycles of a 1 to 2 GHz core.
+    """
+    return cpu.cores > 1 and cycles > 40_000
+
+
+def product(values: Sequence[int]) -> int:
+    """The product of some sizes."""
+    return int(np.prod(values, dtype=np.int64))

@@ -1,0 +1,147 @@
+"""Building blocks of kernels written directly as loops, without a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tvm
+from tvm import tirx
+
+Expr = tirx.Expr | int
+Stmt = tirx.Stmt
+
+_SERIAL = tirx.ForKind.SERIAL
+_PARALLEL = tirx.ForKind.PARALLEL
+
+
+def var(name: str) -> tirx.Var:
+    """A loop counter."""
+    return tirx.Var(name, "int32")
+
+
+def integer(value: int) -> tirx.IntImm:
+    """An int32 constant."""
+    return tirx.IntImm("int32", value)
+
+
+def number(value: float, lanes: int = 1) -> tirx.Expr:
+    """A float32 constant, in every lane."""
+    return spread(tirx.FloatImm("float32", value), lanes)
+
+
+def spread(value: tirx.Expr, lanes: int) -> tirx.Expr:
+    """A scalar in every lane of a vector."""
+    return tirx.Broadcast(value, lanes) if lanes > 1 else value
+
+
+def sequence(*statements: Stmt | None) -> Stmt:
+    """Statements one after the other; None is left out."""
+    items = [item for item in statements if item is not None]
+    return items[0] if len(items) == 1 else tirx.SeqStmt(items)
+
+
+def loop(counter: tirx.Var, extent: int, body: Stmt, *, parallel: bool = False) -> Stmt:
+    """`for counter in range(extent)`, shared out between the cores if `parallel`."""
+    return tirx.For(
+        counter, integer(0), integer(extent), _PARALLEL if parallel else _SERIAL, body
+    )
+
+
+def loop_of(
+    name: str, extent: int, body: Callable[[Expr], Stmt], *, parallel: bool = False
+) -> Stmt:
+    """A loop whose body is a function of its counter; a loop of one turn is just its body."""
+    if extent == 1:
+        return body(0)
+    counter = var(name)
+    return loop(counter, extent, body(counter), parallel=parallel)
+
+
+def split(
+    name: str, full: int, body: Callable[[Expr], Stmt], rest: Callable[[], Stmt] | None, **kind: bool
+) -> Stmt:
+    """A loop of `full` equal turns and, in the same loop, a last different one."""
+    if rest is None:
+        return loop_of(name, full, body, **kind)
+    if full == 0:
+        return rest()
+    counter = var(name)
+    inside = tirx.IfThenElse(counter < full, body(counter), rest())
+    return loop(counter, full + 1, inside, **kind)
+
+
+def indices(items: Sequence[Expr], lanes: int) -> list[tirx.Expr]:
+    """Buffer indices of `lanes` elements that lie one after the other."""
+    exprs = [integer(item) if isinstance(item, int) else item for item in items]
+    if lanes > 1:
+        exprs[-1] = tirx.Ramp(exprs[-1], integer(1), lanes)
+    return exprs
+
+
+def load(buffer: tirx.Buffer, items: Sequence[Expr], lanes: int = 1) -> tirx.Expr:
+    """`lanes` elements of a buffer as a vector."""
+    return tirx.BufferLoad(buffer, indices(items, lanes))
+
+
+def store(buffer: tirx.Buffer, value: tirx.Expr, items: Sequence[Expr], lanes: int = 1) -> Stmt:
+    """Write a vector of `lanes` elements."""
+    return tirx.BufferStore(buffer, value, indices(items, lanes))
+
+
+def buffer(name: str, shape: Sequence[int]) -> tirx.Buffer:
+    """A float32 argument of a kernel."""
+    return tirx.decl_buffer([integer(dim) for dim in shape], "float32", name)
+
+
+class Local:
+    """A vector variable that lives in a register."""
+
+    def __init__(self, name: str, lanes: int) -> None:
+        self.lanes = lanes
+        self.buffer = tirx.decl_buffer([integer(lanes)], "float32", name, scope="local")
+
+    def declare(self) -> Stmt:
+        """Its declaration; without the annotation it would be taken from the heap."""
+        return tirx.AllocBuffer(
+            self.buffer, {"disable_lower_builtin": tirx.IntImm("bool", 1)}
+        )
+
+    def get(self) -> tirx.Expr:
+        return load(self.buffer, [0], self.lanes)
+
+    def set(self, value: tirx.Expr) -> Stmt:
+        return store(self.buffer, value, [0], self.lanes)
+
+
+class Names:
+    """Binds values to names, so that each is computed once, in the order of binding."""
+
+    def __init__(self) -> None:
+        self.statements: list[Stmt] = []
+
+    def bind(self, name: str, value: tirx.Expr) -> tirx.Var:
+        bound = tirx.Var(name, value.ty)
+        self.statements.append(tirx.Bind(bound, value))
+        return bound
+
+    def add(self, statement: Stmt) -> None:
+        self.statements.append(statement)
+
+    def done(self) -> Stmt:
+        return sequence(*self.statements)
+
+
+def function(arguments: Sequence[tirx.Buffer], body: Stmt) -> tirx.PrimFunc:
+    """A kernel: inputs first, then constants, then the output."""
+    made = tirx.PrimFunc(list(arguments), body)
+    return made.with_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})
+
+
+def evaluate(value: tirx.Expr) -> Stmt:
+    """A call for its effect."""
+    return tirx.Evaluate(value)
+
+
+def imported(llvm_ir: str, body: Stmt) -> Stmt:
+    """`body`, which may call the functions of a piece of LLVM IR."""
+    return tirx.AttrStmt(integer(0), "pragma_import_llvm", tvm.ir.StringImm(llvm_ir), body)
