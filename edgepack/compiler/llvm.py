@@ -34,7 +34,7 @@ def tvm_target(board: Board) -> tvm.target.Target:
         features += _hidden_features(board.llvm_triple, cpu, Path("/proc/cpuinfo"))
     config: dict[str, object] = {
         "kind": "llvm",
-        "mtriple": board.llvm_triple,
+        "mtriple": _with_vendor(board.llvm_triple),
         "mcpu": cpu,
         "num-cores": board.cores,
     }
@@ -43,6 +43,16 @@ def tvm_target(board: Board) -> tvm.target.Target:
     if board.float_abi:
         config["mfloat-abi"] = board.float_abi
     return tvm.target.Target(config)
+
+
+def _with_vendor(llvm_triple: str) -> str:
+    """The triple in four parts: TVM passes it on as it is, and LLVM reads it by position.
+
+    In `armv7l-linux-gnueabihf` it would see the vendor "linux" and no system, and
+    call `__divsi3`, which the ARM EABI has under another name.
+    """
+    arch, *rest = llvm_triple.split("-")
+    return "-".join([arch, "unknown", *rest] if len(rest) == 2 else [arch, *rest])
 
 
 def _bare(llvm_triple: str) -> tvm.target.Target:
