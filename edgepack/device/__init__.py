@@ -72,7 +72,7 @@ def open_device(
         from edgepack import virtual
 
         progress.step(f"starting the virtual {board.name}")
-        virtual_board = virtual.up(board)
+        virtual_board = virtual.up(board, progress=progress)
         return SshDevice(
             Address(host=virtual_board.host, user=virtual_board.user, port=virtual_board.port),
             options=SshOptions(
