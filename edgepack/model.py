@@ -181,6 +181,16 @@ def opset_of(proto: Any) -> int:
     return next((int(o.version) for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
+def infer_shapes(proto: Any) -> Any:
+    """The model with the shapes and types of what is inside, as far as onnx can tell."""
+    import onnx
+
+    try:
+        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except (onnx.shape_inference.InferenceError, ValueError):
+        return proto
+
+
 def walk_nodes(graph: Any) -> Iterator[Any]:
     """All nodes of a graph and of its subgraphs."""
     for node in graph.node:
@@ -255,7 +265,8 @@ def _ends_early(data: bytes, *, complete: bool) -> bool:
             elif key & 7 in (fixed64, fixed32):
                 return False
             else:
-                at += read_varint()
+                size = read_varint()
+                at += size
     except IndexError:
         return fields > 0
     return fields > 0 and (complete or at > len(data))
@@ -357,6 +368,8 @@ def _fix_shapes(path: Path, proto: Any, shapes: Mapping[str, tuple[int, ...]]) -
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
+        if _unsupported(proto):
+            return  # Nothing can be inferred through operators that onnx does not know.
         raise ShapeOverrideError(
             f"{path}: the model cannot have the shapes "
             + ", ".join(f"{name}={_text(shape)}" for name, shape in shapes.items())
@@ -417,7 +430,8 @@ def _tensor_info(value: Any) -> TensorInfo:
         name=value.name,
         dtype=_dtype_name(tensor.elem_type),
         shape=tuple(
-            dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None)
+            # Old exporters write 0 for a dimension they do not know.
+            dim.dim_value if dim.dim_value > 0 else (dim.dim_param or None)
             for dim in tensor.shape.dim
         ),
     )
@@ -457,15 +471,10 @@ def _unsupported(proto: Any) -> dict[str, str]:
 
 def _macs(proto: Any) -> int | None:
     """Multiply-adds of one inference, or None when a shape is not known."""
-    import onnx
-
     shapes: dict[str, tuple[int | str | None, ...]] = {
         tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer
     }
-    try:
-        graph = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
-    except (onnx.shape_inference.InferenceError, ValueError):
-        return None
+    graph = infer_shapes(proto).graph
     for value in (*graph.input, *graph.value_info, *graph.output):
         if value.type.tensor_type.HasField("shape"):
             shapes[value.name] = _tensor_info(value).shape

@@ -61,7 +61,7 @@ def compile_model(
     from edgepack.compiler import build, importer, llvm, lower, plan, schedule
 
     target = llvm.tvm_target(board)
-    module = lower.lower(importer.import_model(model), target)
+    module = lower.lower(importer.import_model(model), target, model)
     laid_out, kernels = plan.extract_plan(schedule.schedule(module, target), model)
 
     progress.step(f"compiling {len(kernels)} kernels for {board.cpu}")

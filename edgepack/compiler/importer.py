@@ -18,9 +18,17 @@ from tvm.relax.frontend.onnx import from_onnx
 
 from edgepack.compiler.operators import expand, unsupported
 from edgepack.errors import ModelError
-from edgepack.model import LoadedModel, UnsupportedOperatorError
+from edgepack.model import (
+    DynamicShapeError,
+    LoadedModel,
+    UnsupportedOperatorError,
+    infer_shapes,
+)
 
 log = logging.getLogger(__name__)
+
+
+DATA_SHAPE_HINT = "make the inputs that hold shapes, sizes or axes constants of the model"
 
 
 class ImportModelError(ModelError):
@@ -30,8 +38,8 @@ class ImportModelError(ModelError):
 def import_model(model: LoadedModel) -> tvm.IRModule:
     """A Relax module whose `main` takes the model's inputs in order, weights as constants.
 
-    Raises `ImportModelError`, or `UnsupportedOperatorError` for what is left
-    after constant folding.
+    Raises `ImportModelError`, `DynamicShapeError` for a shape inside that depends on
+    the data, or `UnsupportedOperatorError` for what is left after constant folding.
     """
     proto = _fold(model, expand(model.proto))
     left = unsupported(proto)
@@ -44,13 +52,14 @@ def import_model(model: LoadedModel) -> tvm.IRModule:
             warnings.simplefilter("ignore")
             module = from_onnx(proto, sanitize_input_names=False)
     except Exception as error:  # TVM raises anything from AssertionError to tvm.error.*
+        _check_static(model, proto)
         first = said.getvalue().split(", with inputs")[0].strip()
         raise ImportModelError(
-            f"{model.path}: {first or 'TVM cannot import the model'}: {_first_line(error)}"
+            f"{model.path}: {first or 'TVM cannot import the model'}: {first_line(error)}"
         ) from error
     module = relax.transform.DecomposeOpsForInference()(module)
     module["main"] = _FoldCheaply(module).visit_expr(module["main"])
-    return relax.transform.FoldConstant()(module)
+    return module
 
 
 def _fold(model: LoadedModel, proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -75,10 +84,29 @@ def _fold(model: LoadedModel, proto: onnx.ModelProto) -> onnx.ModelProto:
             )
         except Exception as error:  # its exception classes share no base but Exception
             raise ImportModelError(
-                f"{model.path}: not a valid model: {_first_line(error)}",
+                f"{model.path}: not a valid model: {first_line(error)}",
                 hint="onnxruntime refuses it too; check the export",
             ) from error
         return onnx.load(folded)
+
+
+def _check_static(model: LoadedModel, proto: onnx.ModelProto) -> None:
+    """Say so if the reason why a model cannot be imported is a shape inside it."""
+    graph = infer_shapes(proto).graph
+    known = {
+        value.name
+        for value in (*graph.value_info, *graph.output)
+        if all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
+        and value.type.tensor_type.HasField("shape")
+    }
+    for node in graph.node:
+        unknown = [name for name in node.output if name and name not in known]
+        if unknown:
+            raise DynamicShapeError(
+                f"{model.path}: the shape of '{unknown[0]}' ({node.op_type} '{node.name}') "
+                "depends on the data",
+                hint=DATA_SHAPE_HINT,
+            )
 
 
 @mutator
@@ -128,6 +156,7 @@ def _is_static(ty: relax.TensorType) -> bool:
     return ty.shape is not None and all(isinstance(dim, tvm.tirx.IntImm) for dim in ty.shape)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an exception of TVM or onnxruntime says, without its trace of C++ frames."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip() if lines else type(error).__name__

@@ -5,23 +5,58 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from edgepack.compiler.importer import DATA_SHAPE_HINT, ImportModelError, first_line
+from edgepack.model import DynamicShapeError, LoadedModel
 
-def lower(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+
+def lower(module: tvm.IRModule, target: tvm.target.Target, model: LoadedModel) -> tvm.IRModule:
     """Turn every operator into a PrimFunc and fuse those that can share their loops.
 
     In the result `main` is a dataflow block of `call_tir` and `reshape` only; a
-    reshape moves no data.
+    reshape moves no data. Raises `ImportModelError` for a form of an operator that
+    TVM converts but has no code for (a maximum of booleans, an integer power), and
+    `DynamicShapeError` where a shape inside depends on the data.
     """
     transform = relax.transform
-    with target:
-        return tvm.transform.Sequential(
-            [
-                transform.LegalizeOps(),
-                transform.AnnotateTIROpPattern(),
-                transform.FoldConstant(),
-                transform.FuseOps(),
-                transform.FuseTIR(),
-                transform.DeadCodeElimination(),
-                transform.RewriteDataflowReshape(),
-            ]
-        )(module)
+    passes = tvm.transform.Sequential(
+        [
+            transform.FoldConstant(),
+            transform.LegalizeOps(),
+            transform.AnnotateTIROpPattern(),
+            transform.FoldConstant(),
+            transform.FuseOps(),
+            transform.FuseTIR(),
+            transform.DeadCodeElimination(),
+            transform.RewriteDataflowReshape(),
+        ]
+    )
+    try:
+        with target:
+            lowered = passes(module)
+    except Exception as error:  # TVM's errors share no base
+        raise ImportModelError(
+            f"{model.path}: TVM cannot lower the model: {first_line(error)}"
+        ) from error
+    _check_shape(lowered["main"].ret_ty, model)
+    for block in lowered["main"].body.blocks:
+        for binding in block.bindings:
+            _check_shape(binding.var.ty, model)
+    return lowered
+
+
+def _check_shape(ty: tvm.ir.Type, model: LoadedModel) -> None:
+    """A plan needs every shape as numbers; nothing is to be had from empty tensors."""
+    if isinstance(ty, relax.TupleType):
+        for field in ty.fields:
+            _check_shape(field, model)
+    elif isinstance(ty, relax.TensorType):
+        dims = ty.shape
+        if dims is None or not all(isinstance(dim, tvm.tirx.IntImm) for dim in dims):
+            shape = "unknown" if dims is None else tuple(str(dim) for dim in dims)
+            raise DynamicShapeError(
+                f"{model.path}: a tensor inside the model has a shape that depends on the data: "
+                f"{shape}",
+                hint=DATA_SHAPE_HINT,
+            )
+        if any(int(dim) == 0 for dim in dims):
+            raise ImportModelError(f"{model.path}: a tensor inside the model is empty: {dims}")

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx.inliner
 from onnx import numpy_helper
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from edgepack.model import operator_name, opset_of, walk_nodes
+from edgepack.model import infer_shapes, operator_name, opset_of, walk_nodes
 
 # TVM's table knows no domains. These of its operators are onnxruntime's own.
 _MICROSOFT = frozenset(
@@ -29,13 +30,13 @@ _MICROSOFT = frozenset(
     }
 )
 
-# In TVM's table, but the result's shape depends on the data (a plan has fixed
-# shapes) or is no tensor.
+# In TVM's table, but a plan of kernel calls on tensors of fixed shapes cannot hold it.
 _NO_PLAN = {
     "AllClassNMS": "its output's shape depends on the data",
     "Compress": "its output's shape depends on the data",
     "NonMaxSuppression": "its output's shape depends on the data",
     "NonZero": "its output's shape depends on the data",
+    "TopK": "it sorts, for which the runtime has no kernel",
     "Unique": "its output's shape depends on the data",
     "Optional": "optional values have no place in a fixed plan",
     "OptionalHasElement": "optional values have no place in a fixed plan",
@@ -84,6 +85,7 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
     opset = opset_of(proto)
+    failed: set[str] = set()
     # A definition may hold operators that have one themselves.
     for _ in range(4):
         names = {
@@ -93,10 +95,12 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
             and (operator_name(node) not in supported or _better_expanded(node))
             and _has_definition(node.op_type, opset)
         }
-        inlined = _inline(proto, names) if names else None
-        if inlined is None:
-            break
-        proto = inlined
+        for name in sorted(names - failed):
+            inlined = _inline(proto, name)
+            if inlined is None:
+                failed.add(name)
+            else:
+                proto = inlined
     return proto
 
 
@@ -107,17 +111,23 @@ def _has_definition(op_type: str, opset: int) -> bool:
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
-def _inline(proto: onnx.ModelProto, names: set[str]) -> onnx.ModelProto | None:
-    """The model with these operators inlined, or None where the inliner cannot."""
-    functions = [("", name) for name in sorted(names)]
+def _inline(proto: onnx.ModelProto, name: str) -> onnx.ModelProto | None:
+    """The model with an operator inlined, or None where onnx cannot (some optional inputs)."""
+    # A definition that depends on its inputs' types needs them written down.
+    typed = onnx.ModelProto()
+    typed.CopyFrom(infer_shapes(proto))
+    typed.graph.value_info.extend(
+        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in typed.graph.initializer
+    )
     try:
-        # A definition that depends on its inputs' types needs them written down.
-        typed = onnx.shape_inference.infer_shapes(proto)
-        return onnx.inliner.inline_selected_functions(
-            typed, functions, inline_schema_functions=True
+        inlined = onnx.inliner.inline_selected_functions(
+            typed, [("", name)], inline_schema_functions=True
         )
-    except (RuntimeError, ValueError):
+    except RuntimeError:
         return None
+    del inlined.graph.value_info[:]
+    return inlined
 
 
 def _better_expanded(node: onnx.NodeProto) -> bool:
@@ -134,6 +144,7 @@ class _Context:
         self.constant = set(self.values)
         self.used = {name for node in walk_nodes(proto.graph) for name in node.input}
         self.used |= {value.name for value in proto.graph.output}
+        self.shapes = _shapes(proto)
         for node in proto.graph.node:
             value = _attribute(node, "value") if node.op_type == "Constant" else None
             if value is not None:
@@ -146,14 +157,24 @@ class _Context:
     def is_constant(self, node: onnx.NodeProto) -> bool:
         return all(name in self.constant for name in node.output)
 
-    def scalar(self, node: onnx.NodeProto, position: int) -> Any:
-        """Value of a constant scalar input, or None."""
+    def array(self, node: onnx.NodeProto, position: int) -> np.ndarray | None:
+        """Value of a constant input, or None."""
         if len(node.input) <= position or node.input[position] not in self.values:
             return None
-        return numpy_helper.to_array(self.values[node.input[position]]).reshape(-1)[0]
+        return np.asarray(numpy_helper.to_array(self.values[node.input[position]]))
 
     def output_used(self, node: onnx.NodeProto, position: int) -> bool:
         return len(node.output) > position and node.output[position] in self.used
+
+
+def _shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors inside, where they are known and fixed."""
+    graph = infer_shapes(proto).graph
+    return {
+        value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        for value in (*graph.input, *graph.value_info)
+        if all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
+    }
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
@@ -179,19 +200,39 @@ def _dropout(node: onnx.NodeProto, context: _Context) -> str | None:
         return "with its mask as an output"
     # From opset 12 a node trains only when its third input says so.
     if context.opset >= 12 and len(node.input) > 2 and node.input[2]:
-        training = context.scalar(node, 2)
-        if training is None or training:
+        training = context.array(node, 2)
+        if training is None or training.any():
             return "in its training form"
     return None
 
 
-def _is_inf(node: onnx.NodeProto, context: _Context) -> str | None:
+def _is_inf(node: onnx.NodeProto, _: _Context) -> str | None:
     both = _attribute(node, "detect_positive", 1) and _attribute(node, "detect_negative", 1)
     return None if both else "with one sign only"
 
 
-def _conv_transpose(node: onnx.NodeProto, context: _Context) -> str | None:
+def _conv_transpose(node: onnx.NodeProto, _: _Context) -> str | None:
     return "with output_shape" if _attribute(node, "output_shape") else None
+
+
+def _resize(node: onnx.NodeProto, context: _Context) -> str | None:
+    if _attribute(node, "antialias", 0):
+        return "with antialias"
+    if _attribute(node, "coordinate_transformation_mode", b"") == b"half_pixel_symmetric":
+        return "with half_pixel_symmetric"
+    if _attribute(node, "axes"):
+        return "with axes"
+    if _attribute(node, "keep_aspect_ratio_policy", b"stretch") != b"stretch":
+        return "with an aspect ratio policy"
+    # TVM maps coordinates by the ratio of the sizes, ONNX by the scales that were given.
+    scales = context.array(node, 2)
+    shape = context.shapes.get(node.input[0])
+    nearest = _attribute(node, "mode", b"nearest") == b"nearest"
+    if scales is not None and scales.size and shape is not None and not nearest:
+        sizes = scales.astype("float64") * np.array(shape)
+        if not np.allclose(sizes, np.round(sizes), atol=1e-3):
+            return "with scales that give no whole size"
+    return None
 
 
 _CHECKS: dict[str, Callable[[onnx.NodeProto, _Context], str | None]] = {
@@ -199,4 +240,5 @@ _CHECKS: dict[str, Callable[[onnx.NodeProto, _Context], str | None]] = {
     "ConvTranspose": _conv_transpose,
     "Dropout": _dropout,
     "IsInf": _is_inf,
+    "Resize": _resize,
 }

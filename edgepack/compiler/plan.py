@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax, te, tirx, topi
 
 from edgepack.compiler.arena import Block, align, allocate
 from edgepack.errors import ModelError
-from edgepack.model import DTYPES, DynamicShapeError, LoadedModel, TensorInfo
+from edgepack.model import DTYPES, LoadedModel, TensorInfo
 
 FORMAT = "edgepack-graph"
 VERSION = 1
@@ -99,7 +100,7 @@ def extract_plan(module: tvm.IRModule, model: LoadedModel) -> tuple[Plan, dict[s
 
     A kernel may have more arguments than its `call_tir` names inputs and
     outputs: those last ones are scratch memory, which is placed in the arena for
-    the time of the call. Raises `PlanError` and `DynamicShapeError`.
+    the time of the call. Raises `PlanError`.
     """
     builder = _Builder(module, model)
     main = module["main"]
@@ -172,8 +173,6 @@ class _Builder:
     def bind_call(self, call: relax.Call) -> int | tuple[int, ...]:
         kernel = call.args[0].name_hint
         function = self.module[call.args[0]]
-        if len(call.args) > 2:
-            raise DynamicShapeError(f"{self.model.path}: the shapes in '{kernel}' are not fixed")
         inputs = [self.one(arg) for arg in call.args[1]]
         types = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
         outputs = [self.new_value(ty) for ty in types]
@@ -192,6 +191,7 @@ class _Builder:
         scratch: Sequence[int] = (),
     ) -> None:
         now = len(self.calls)
+        tvm_ffi.structural_walk(function.body, (tvm.ir.Call, self.check_call))
         self.kernels[kernel] = function
         for index in (*outputs, *scratch):
             self.values[index].first = now
@@ -200,20 +200,22 @@ class _Builder:
             root.last = max(root.last, now)
         self.calls.append(Call(kernel=kernel, args=(*inputs, *outputs, *scratch)))
 
+    def check_call(self, call: tvm.ir.Call) -> None:
+        """A kernel can call what is linked into it, but nothing by its name in TVM's registry."""
+        if isinstance(call.op, tvm.ir.Op) and call.op.name == "tirx.tvm_call_packed":
+            raise PlanError(
+                f"{self.model.path}: the model needs '{call.args[0].value}' at run time, "
+                "which the runtime lacks"
+            )
+
     # ------------------------------------------------ values
 
     def new_value(self, like: relax.TensorType | tirx.Buffer, name: str | None = None) -> int:
-        dims = like.shape
-        if dims is None or not all(isinstance(dim, int | tirx.IntImm) for dim in dims):
-            raise DynamicShapeError(
-                f"{self.model.path}: a tensor inside the model has shape {dims}, "
-                "which depends on the data"
-            )
         dtype = str(like.dtype)
         if dtype not in DTYPES:
             raise PlanError(f"{self.model.path}: a tensor inside the model has type {dtype}")
         index = len(self.values)
-        shape = tuple(int(dim) for dim in dims)
+        shape = tuple(int(dim) for dim in like.shape)
         self.values.append(_Value(name or f"t{index}", dtype, shape, root=index))
         return index
 
@@ -230,7 +232,7 @@ class _Builder:
         if isinstance(expr, relax.TupleGetItem):
             items = self.resolve(expr.tuple_value)
             assert isinstance(items, tuple)
-            return items[expr.index]
+            return items[int(expr.index)]
         if isinstance(expr, tvm.ir.GenericConst):
             return self.constant(expr)
         raise PlanError(f"{self.model.path}: not a straight line of calls: {type(expr).__name__}")

@@ -26,8 +26,11 @@ _ROWS = 4
 
 
 def generic(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc | None:
-    """Schedule any function made of blocks (only `te.extern` makes others)."""
-    if not isinstance(function.body, s_tir.SBlockRealize):
+    """Schedule any function made of blocks; `te.extern` makes others, which stay as they are."""
+    if (
+        not isinstance(function.body, s_tir.SBlockRealize)
+        or function.body.block.name_hint != "root"
+    ):
         return None
     cores = int(target.attrs.get("num-cores", 1))
     sch = s_tir.Schedule(function)

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edgepack.errors import ModelError
+from edgepack.model import (
+    DynamicShapeError,
+    MissingExternalDataError,
+    ModelSpec,
+    NotOnnxError,
+    ShapeOverrideError,
+    TruncatedModelError,
+    UnsupportedOperatorError,
+    inspect_model,
+    load_model,
+)
+from tests import onnx_models
+from tests.onnx_models import Builder
+
+
+def test_inspect_reads_inputs_operators_parameters_and_macs(tmp_path: Path) -> None:
+    path = onnx_models.one_conv(tmp_path / "net.onnx", "batch")
+    info = inspect_model(path)
+    assert (info.name, info.opset, info.size_bytes) == ("net", 17, path.stat().st_size)
+    assert info.inputs[0].shape == ("batch", 3, 16, 16)
+    assert info.inputs[0].dtype == "float32"
+    assert info.operators == {"Conv": 1, "Relu": 1}
+    assert info.parameters == 8 * 3 * 3 * 3 + 8
+    assert info.macs is None
+    assert inspect_model(path, {"image": (2, 3, 16, 16)}).macs == 2 * 8 * 16 * 16 * 3 * 3 * 3
+
+
+def test_macs_of_matrix_products_and_transposed_convolutions(tmp_path: Path) -> None:
+    b = Builder()
+    x = b.op("Gemm", "x", b.weight(4, 6), transB=1)
+    b.op("MatMul", x, b.weight(4, 5), outputs=["y"])
+    b.op("ConvTranspose", "z", b.weight(3, 2, 2, 2), strides=[2, 2], outputs=["w"])
+    path = b.save(
+        tmp_path / "m.onnx",
+        {"x": [7, 6], "z": [1, 3, 5, 5]},
+        {"y": [7, 5], "w": [1, 2, 10, 10]},
+    )
+    assert inspect_model(path).macs == 7 * 4 * 6 + 7 * 5 * 4 + 3 * 5 * 5 * 2 * 2 * 2
+
+
+def test_inspect_counts_nodes_of_subgraphs_and_names_what_cannot_be_compiled(
+    tmp_path: Path,
+) -> None:
+    b = Builder()
+    branch = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["n"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("n", TensorProto.FLOAT, [2])],
+    )
+    flag = b.op("Cast", b.op("ReduceSum", "x", keepdims=0), to=TensorProto.BOOL)
+    b.op("If", flag, then_branch=branch, else_branch=branch, outputs=["y"])
+    b.op("NonZero", "x", outputs=["where"])
+    path = b.save(tmp_path / "m.onnx", {"x": [2]}, {"y": [2], "where": [1, None]})
+    info = inspect_model(path)
+    assert info.operators == {"Cast": 1, "If": 1, "Neg": 2, "NonZero": 1, "ReduceSum": 1}
+    assert set(info.unsupported) == {"If", "NonZero"}
+
+
+def test_load_fixes_every_shape_and_hashes_the_file(tmp_path: Path) -> None:
+    path = onnx_models.one_conv(tmp_path / "net.onnx", "batch")
+    model = load_model(ModelSpec(path=path, shapes={"image": (4, 3, 16, 16)}))
+    assert model.inputs[0].shape == (4, 3, 16, 16)
+    assert model.outputs[0].shape == (4, 8, 16, 16)
+    assert model.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_fixed_shape_can_be_changed(tmp_path: Path) -> None:
+    path = onnx_models.one_conv(tmp_path / "net.onnx", 10)
+    model = load_model(ModelSpec(path=path, shapes={"image": (1, 3, 32, 24)}))
+    assert model.outputs[0].shape == (1, 8, 32, 24)
+
+
+def test_a_symbol_given_in_one_input_holds_in_the_others(tmp_path: Path) -> None:
+    b = Builder()
+    b.op("Add", "left", "right", outputs=["sum"])
+    path = b.save(tmp_path / "m.onnx", {"left": ["n", 3], "right": ["n", 3]}, {"sum": ["n", 3]})
+    model = load_model(ModelSpec(path=path, shapes={"left": (5, 3)}))
+    assert [t.shape for t in model.inputs + model.outputs] == [(5, 3)] * 3
+    with pytest.raises(ShapeOverrideError, match="'n' is 5 in input 'left' and 6 in input 'right'"):
+        load_model(ModelSpec(path=path, shapes={"left": (5, 3), "right": (6, 3)}))
+
+
+def test_weights_listed_among_the_inputs_are_weights(tmp_path: Path) -> None:
+    path = onnx_models.one_conv(tmp_path / "net.onnx")
+    proto = onnx.load(path)
+    weight = proto.graph.initializer[0]
+    proto.graph.input.append(
+        helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims)
+    )
+    onnx.save(proto, path)
+    assert [t.name for t in load_model(ModelSpec(path=path)).inputs] == ["image"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "text"),
+    [
+        ("batch", r"input 'image' \(batch, 3, 16, 16\): no value for dimension 0 \('batch'\)"),
+        (None, r"input 'image' \(\?, 3, 16, 16\): no value for dimension 0"),
+        (0, r"no value for dimension 0"),
+    ],
+)
+def test_dynamic_dimension_without_a_value(
+    tmp_path: Path, batch: int | str | None, text: str
+) -> None:
+    path = onnx_models.one_conv(tmp_path / "net.onnx", batch)
+    with pytest.raises(DynamicShapeError, match=text) as caught:
+        load_model(ModelSpec(path=path))
+    assert caught.value.hint is not None
+    assert "--shape image=1,3,16,16" in caught.value.hint
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("shapes", "text", "hint"),
+    [
+        ({"imgae": (1, 3, 16, 16)}, "'imgae', which is no input", "perhaps you meant 'image'"),
+        ({"image": (1, 3, 16)}, "which has 4 dimensions", None),
+        ({"image": (1, 3, 16, 0)}, "every dimension must be 1 or more", None),
+    ],
+)
+def test_bad_shape_override(
+    tmp_path: Path, shapes: dict[str, tuple[int, ...]], text: str, hint: str | None
+) -> None:
+    path = onnx_models.one_conv(tmp_path / "net.onnx")
+    with pytest.raises(ShapeOverrideError, match=text) as caught:
+        load_model(ModelSpec(path=path, shapes=shapes))
+    assert caught.value.hint == hint
+
+
+def test_shape_that_the_model_contradicts(tmp_path: Path) -> None:
+    b = Builder()
+    b.op("MatMul", "x", b.weight(6, 4), outputs=["y"])
+    path = b.save(tmp_path / "m.onnx", {"x": ["n", "k"]}, {"y": ["n", 4]})
+    with pytest.raises(ShapeOverrideError, match=r"cannot have the shapes x=\(1, 5\)"):
+        load_model(ModelSpec(path=path, shapes={"x": (1, 5)}))
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no such file"):
+        load_model(ModelSpec(path=tmp_path / "none.onnx"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x89PNG\r\n\x1a\n" + b"\0" * 64, b"hello, this is a text file\n", b"PK\x03\x04" * 40],
+    ids=["empty", "png", "text", "zip"],
+)
+def test_file_that_is_no_model(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(data)
+    with pytest.raises(NotOnnxError, match=r"model\.onnx: not an ONNX model"):
+        load_model(ModelSpec(path=path))
+
+
+def test_git_lfs_pointer(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+    with pytest.raises(NotOnnxError, match="Git LFS pointer"):
+        load_model(ModelSpec(path=path))
+
+
+def test_truncated_at_any_byte(tmp_path: Path) -> None:
+    data = onnx_models.one_conv(tmp_path / "whole.onnx").read_bytes()
+    path = tmp_path / "cut.onnx"
+    # The first two bytes are the IR version: before them there is nothing to know it by.
+    for size in [2, 3, 5, 20, len(data) // 2, *range(len(data) - 12, len(data))]:
+        path.write_bytes(data[:size])
+        with pytest.raises(TruncatedModelError, match=f"{size} bytes"):
+            load_model(ModelSpec(path=path))
+
+
+def test_external_data_missing_and_truncated(tmp_path: Path) -> None:
+    proto = onnx.load(onnx_models.one_conv(tmp_path / "whole.onnx"))
+    path = tmp_path / "net.onnx"
+    onnx.save(proto, path, save_as_external_data=True, location="net.weights", size_threshold=0)
+    whole = load_model(ModelSpec(path=path))
+    assert whole.sha256 != hashlib.sha256(path.read_bytes()).hexdigest()
+    weights = tmp_path / "net.weights"
+    data = weights.read_bytes()
+
+    weights.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    assert load_model(ModelSpec(path=path)).sha256 != whole.sha256
+
+    weights.write_bytes(data[:-4])
+    with pytest.raises(TruncatedModelError, match=r"net\.weights: external data"):
+        load_model(ModelSpec(path=path))
+    weights.unlink()
+    with pytest.raises(MissingExternalDataError, match=r"net\.weights"):
+        load_model(ModelSpec(path=path))
+
+
+def test_every_unsupported_operator_is_listed(tmp_path: Path) -> None:
+    b = Builder()
+    x = b.op("BatchNormalization", "x", *(b.weight(3) for _ in range(4)), training_mode=1)
+    x = b.op("Dropout", x, b.const(0.5, "float32"), b.const(True, "bool"))
+    x = b.op("GRU", x, b.weight(1, 12, 5), b.weight(1, 12, 4), hidden_size=4)
+    b.op("NonZero", x, outputs=["y"])
+    b.nodes.append(helper.make_node("Fancy", ["x"], ["z"], domain="org.example"))
+    path = b.save(
+        tmp_path / "m.onnx",
+        {"x": [2, 3, 5]},
+        {"y": [None, None], "z": [1]},
+        {"y": TensorProto.INT64},
+    )
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        load_model(ModelSpec(path=path))
+    assert set(caught.value.operators) == {
+        "BatchNormalization",
+        "Dropout",
+        "GRU",
+        "NonZero",
+        "org.example::Fancy",
+    }
+    assert "training form" in caught.value.operators["Dropout"]
+
+
+def test_unsupported_operator_on_constants_is_no_problem(tmp_path: Path) -> None:
+    b = Builder()
+    b.op("Add", "x", b.op("Cast", b.op("NonZero", b.weight(3)), to=1), outputs=["y"])
+    path = b.save(tmp_path / "m.onnx", {"x": [1, 3]}, {"y": [1, 3]})
+    load_model(ModelSpec(path=path))
+
+
+def test_strings_and_sequences_are_refused(tmp_path: Path) -> None:
+    b = Builder()
+    b.op("Identity", "x", outputs=["y"])
+    string = TensorProto.STRING
+    path = b.save(tmp_path / "m.onnx", {"x": [1]}, {"y": [1]}, {"x": string, "y": string})
+    with pytest.raises(ModelError, match="input 'x' has element type string"):
+        load_model(ModelSpec(path=path))
+
+
+def test_values_are_frozen(tmp_path: Path) -> None:
+    spec = ModelSpec(path=tmp_path)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        spec.path = tmp_path  # type: ignore[misc]
