@@ -149,14 +149,21 @@ def guessed_spans(data: bytes, base: int, starts: Mapping[int, str]) -> list[Spa
     """
     end = base + len(data)
     bounds = sorted({base, *(start for start in starts if base <= start < end)})
+    parts = [
+        (start, data[start - base : stop - base])
+        for start, stop in zip(bounds, [*bounds[1:], end], strict=True)
+    ]
+    likely = [_looks_like_arm(code, start) for start, code in parts]
+    # A compiler makes one kind; the other comes with the C library's own files, if at all.
+    all_arm = sum(likely) > 0.9 * len(likely)
     spans: list[Span] = []
-    for start, stop in zip(bounds, [*bounds[1:], end], strict=True):
-        code = data[start - base : stop - base]
-        if (starts.get(start) or _likely_mode(code, start)) == "arm":
+    for (start, code), arm in zip(parts, likely, strict=True):
+        mode = starts.get(start) or ("arm" if arm or all_arm else "thumb")
+        if mode == "arm":
             constants = _arm_constants(_arm_words(code), start)
-            spans += _without(constants, start, stop, "arm")
         else:
-            spans += _without(_thumb_constants(code, start), start, stop, "thumb")
+            constants = _thumb_constants(code, start)
+        spans += _without(constants, start, start + len(code), mode)
     return spans
 
 
@@ -198,11 +205,14 @@ def _thumb_starts(code: bytes) -> Iterator[int]:
         index += 2 if halves[index] >= 0xE800 else 1
 
 
-def _likely_mode(code: bytes, start: int) -> str:
-    """Most ARM instructions run always: condition 1110. In Thumb code few words look so."""
-    words = _arm_words(code)[:64]
-    always = words >> np.uint32(28) == 14
-    return "arm" if start % 4 == 0 and words.size and np.mean(always) > 0.6 else "thumb"
+def _looks_like_arm(code: bytes, start: int) -> bool:
+    """Most ARM instructions run always (condition 1110) or are NEON's (0xF2 to 0xF4).
+
+    In Thumb code, cut into words, few look so.
+    """
+    tops = _arm_words(code)[:64] >> np.uint32(24)
+    likely = (tops >> np.uint32(4) == 14) | (tops & np.uint32(0xFE) == 0xF2) | (tops == 0xF4)
+    return start % 4 == 0 and tops.size > 0 and float(np.mean(likely)) > 0.6
 
 
 def _arm_constants(words: Words, start: int) -> list[tuple[int, int]]:
@@ -320,10 +330,13 @@ def _without(constants: Sequence[tuple[int, int]], start: int, stop: int, mode: 
 
 
 def function_at(functions: Sequence[tuple[int, int, str]], address: int) -> str:
-    """Name of the function (start, size, name), sorted, that holds `address`, or ""."""
+    """Name of the function (start, size, name; sorted) that holds `address`.
+
+    Behind its end, the name with the distance: some code has no symbol, as that of
+    parallel loops. Empty if nothing precedes.
+    """
     index = bisect.bisect_right(functions, (address, 1 << 63, "")) - 1
-    if index >= 0:
-        start, size, name = functions[index]
-        if address < start + size:
-            return name
-    return ""
+    if index < 0:
+        return ""
+    start, size, name = functions[index]
+    return name if address < start + size else f"{name}+{address - start:#x}"

@@ -273,7 +273,7 @@ def test_disk_space(tmp_path: Path, parts: Parts) -> None:
 
 
 def test_memory(tmp_path: Path, parts: Parts) -> None:
-    compiled = {
+    compiled: dict[str, Any] = {
         "library": parts.library,
         "graph": tmp_path / "parts" / "graph.json",
         "params": tmp_path / "parts" / "params.bin",

@@ -98,6 +98,6 @@ def test_unknown_modes_are_told_by_conditions() -> None:
 
 def test_function_at() -> None:
     functions = [(0x10, 8, "f"), (0x20, 4, "g")]
-    assert [function_at(functions, at) for at in (0, 0x10, 0x17, 0x18, 0x23, 0x24)] == [
-        *("", "f", "f", "", "g", ""),
-    ]
+    addresses = (0, 0x10, 0x17, 0x18, 0x23, 0x24)
+    names = ["", "f", "f", "f+0x8", "g", "g+0x4"]
+    assert [function_at(functions, address) for address in addresses] == names

@@ -9,6 +9,7 @@ import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,7 +141,7 @@ def test_several_inputs_and_outputs(tmp_path: Path) -> None:
      ({"golden": golden(image=Path("nowhere.png"))}, "cannot read nowhere.png"),
      ({"runtime": FakeRuntime(app=Path("nowhere"))}, "cannot read nowhere")],
 )  # fmt: skip
-def test_what_cannot_be_packed(tmp_path: Path, change: dict[str, object], message: str) -> None:
+def test_what_cannot_be_packed(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(BundleError, match=message):
         small_bundle(tmp_path, **change)
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
