@@ -25,8 +25,8 @@ trap 'printf x >>"$COUNT"; n=$(<"$COUNT"); [ ${#n} -ne "$FATAL" ] || kill -KILL 
 class FakeDyingDevice(LocalDevice):
     """This machine, until operation `fatal`; 0 is never.
 
-    An operation is a simple command of a script, the beginning and the middle
-    of a `put`, and either side of a rename. Commands before the deploy holds its lock only read, and are not counted.
+    An operation is a simple command of a script, the beginning and the middle of a
+    `put`, and either side of a rename. The first command, which asks for facts, is none.
     """
 
     _facts: ClassVar[dict[str, RemoteResult]] = {}

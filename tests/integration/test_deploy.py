@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import socket
 import subprocess
 import threading
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgepack import deploy as deploy_module
 from edgepack.bundle import Bundle, open_bundle
 from edgepack.deploy import (
     CorruptTransferError,
@@ -228,7 +230,7 @@ def test_current_release_that_fails_on_a_changed_system(
     def fail(*_: object) -> None:
         raise MismatchError("outputs differ")
 
-    monkeypatch.setattr(deploy_module, "run_smoke", fail)
+    monkeypatch.setattr(importlib.import_module("edgepack.deploy"), "run_smoke", fail)
     with pytest.raises(OutputsDifferError, match="is current again"):
         deploy(bundles["b"], LocalDevice(home), ROOT)
     assert current(home) == bundles["a"].manifest.release
@@ -319,7 +321,7 @@ def boot_id() -> str:
 
 
 def my_name() -> str:
-    return f"{deploy_module.socket.gethostname()}-{deploy_module.uuid.getnode():012x}"
+    return f"{socket.gethostname()}-{uuid.getnode():012x}"
 
 
 def test_lock_of_another_machine(
