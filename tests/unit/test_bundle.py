@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import os
+import random
 import shutil
 import stat
 import subprocess
@@ -302,3 +303,25 @@ def test_the_first_bundle_schema_is_still_read() -> None:
     assert bundle.manifest.schema == 1
     assert bundle.manifest.versions.edgepack == "0.1.0"
     assert bundle.manifest.folder_name == bundle.path.name
+
+
+@pytest.mark.parametrize("layer", ["gzip", "tar", "manifest"])
+def test_random_damage_gives_typed_errors_only(tmp_path: Path, layer: str) -> None:
+    chance = random.Random(layer)
+    small = small_bundle(tmp_path)
+    archive = tmp_path / "bad.tar.gz"
+    write_tarball(small, archive)
+    good = archive.read_bytes()
+    refused = 0
+    for _ in range(150):
+        data = bytearray(gzip.decompress(good) if layer != "gzip" else good)
+        # The first 4 kB are the manifest's header and the manifest.
+        start, end = {"gzip": (0, len(data)), "tar": (0, 512), "manifest": (512, 4096)}[layer]
+        for _ in range(chance.choice((1, 1, 5))):
+            data[chance.randrange(start, end)] = chance.choice((0, 32, 47, 48, 57, 92, 123, 255))
+        archive.write_bytes(data if layer == "gzip" else gzip.compress(data, 1))
+        try:
+            assert open_bundle(archive).manifest == small.manifest
+        except BundleError:
+            refused += 1
+    assert refused > 100
