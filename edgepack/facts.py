@@ -192,11 +192,12 @@ def facts(root: str) -> tuple[Fact, ...]:
         ),
         Fact(
             name="libc",
-            # Loaders before glibc 2.33 take --version for a program; ldd may lack its bash.
+            # The first that answers. Loaders before glibc 2.33 take --version for a program;
+            # getconf and ldd may not be installed; the library itself is a program, too.
             command=(
-                f'{{ for l in {loaders}; do [ -x "$l" ] && "$l" --version; done; '
-                "getconf GNU_LIBC_VERSION; ldd --version; "
-                'for l in /lib/libc.so.6 /lib/*/libc.so.6; do [ -x "$l" ] && "$l"; done; } 2>&1'
+                f'for l in {loaders}; do [ -x "$l" ] && "$l" --version 2>&1 && exit; done; '
+                "getconf GNU_LIBC_VERSION && exit; ldd --version && exit; "
+                'for l in /lib/libc.so.6 /lib/*/libc.so.6; do [ -x "$l" ] && "$l" && exit; done; :'
             ),
             parse=parse_libc,
         ),
@@ -244,10 +245,10 @@ def parse_loaders(text: str) -> tuple[str, ...]:
 
 
 def parse_libc(text: str) -> Libc:
-    """The first of: loader, getconf, ldd, the library itself, that says a version.
+    """What the loader, getconf, ldd or the library itself says.
 
-    They are asked in that order; where a musl loader lies beside a glibc one (a
-    compatibility package), glibc counts, for that is what our programs need.
+    musl's loader fails after it has said its version, so that others are asked, too: if
+    there is a glibc beside it, that one counts, for it is what our programs need.
     """
     glibc = re.search(
         r"^(?:ld\.so|GNU C Library|ldd) \(.*?\).*?(?:version )?(\d+\.\d+)\.?(?:\s|$)"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import shutil
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 from edgepack.device.base import RemoteResult
 from edgepack.device.errors import RemoteTimeout, command_error, disk_full, shorten
-from edgepack.errors import RemoteError, TimeLimitError
-from edgepack.process import run
+from edgepack.errors import RemoteError
 
 log = logging.getLogger(__name__)
 
@@ -30,21 +32,34 @@ class LocalDevice:
         self, command: str, *, timeout_s: float | None = None, check: bool = True
     ) -> RemoteResult:
         """See `Device.run`."""
+        log.debug("%s: run %s", self.name, command)
+        process = subprocess.Popen(
+            ["env", "LC_ALL=C", f"HOME={self._home}", "sh", "-c", command],
+            cwd=self._home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
         try:
-            done = run(
-                ["sh", "-c", command],
-                cwd=self._home,
-                env={"LC_ALL": "C", "HOME": str(self._home)},
-                timeout_s=timeout_s,
-                check=False,
-                error=RemoteError,
-            )
-        except TimeLimitError:
-            raise RemoteTimeout(
-                f"command took longer than {timeout_s} s on {self.name}: {shorten(command)}"
-            ) from None
+            output, errors = process.communicate(timeout=timeout_s)
+        except BaseException as error:
+            # What the shell started must go too: it holds the pipes, and the processor.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise RemoteTimeout(
+                    f"command took longer than {timeout_s} s on {self.name}: {shorten(command)}"
+                ) from None
+            raise
+        # A shell would say 128 + n of a program that died of signal n.
+        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
         result = RemoteResult(
-            command=command, returncode=done.returncode, stdout=done.stdout, stderr=done.stderr
+            command=command,
+            returncode=code,
+            stdout=output.decode(errors="replace"),
+            stderr=errors.decode(errors="replace"),
         )
         if check and result.returncode != 0:
             raise command_error(self.name, result)

@@ -38,9 +38,15 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 # An SFTP write of this size and its header fill one SSH packet. Above 32,675 bytes
 # paramiko splits it in two, which costs up to 100 times the speed (paramiko #2438).
 _CHUNK = 32_000
-# A dead link is noticed after idle + count * interval seconds.
-_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 6}
-_SILENCE_S = 45.0
+# A dead link is noticed after idle + count * interval seconds, or if data stay without an
+# answer for that many milliseconds; the kernel alone would wait for a quarter of an hour.
+_SILENCE_S = 120
+_TCP_OPTIONS = {
+    "TCP_KEEPIDLE": 15,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 6,
+    "TCP_USER_TIMEOUT": _SILENCE_S * 1000,
+}
 # Key exchange and login take long on a slow board, where TCP does not.
 _PATIENCE = 3
 _NO_EXIT_STATUS = -1
@@ -333,7 +339,7 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):
             # Else each of a command's three short messages waits for a delayed ACK.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in _KEEPALIVE.items():
+            for name, value in _TCP_OPTIONS.items():
                 if hasattr(socket, name):  # Linux names; macOS lacks some
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         transport = paramiko.Transport(sock, **kwargs)  # type: ignore[arg-type]

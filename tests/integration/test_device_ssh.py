@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -254,6 +255,31 @@ def test_alias_with_a_jump_host(sshd: Sshd, tmp_path: Path) -> None:
             SshDevice(Address(host="board"), options=options)
     finally:
         hop.stop()
+
+
+def test_proxy_command(sshd: Sshd, tmp_path: Path) -> None:
+    forward = tmp_path / "forward.py"
+    forward.write_text(
+        "import os, socket, sys, threading\n"
+        "sock = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
+        "def back():\n"
+        "    while data := sock.recv(65536): os.write(1, data)\n"
+        "    os._exit(0)\n"
+        "threading.Thread(target=back).start()\n"
+        "while data := os.read(0, 65536): sock.sendall(data)\n"
+    )
+    known, config = tmp_path / "known_hosts", tmp_path / "config"
+    known.write_text(sshd.known_hosts_line + "\n")
+    config.write_text(
+        f"Host board\n  HostName 127.0.0.1\n  Port {sshd.port}\n  IdentityFile {sshd.key}\n"
+        f"  UserKnownHostsFile {known}\n  ProxyCommand {sys.executable} {forward} %h %p\n"
+    )
+    device = SshDevice(Address(host="board"), options=SshOptions(config_file=config))
+    assert device.run("echo hello").stdout == "hello\n"
+    device.close()
+    config.write_text(config.read_text().replace(str(forward), "/nonexistent.py"))
+    with pytest.raises(UnreachableError, match=f"127.0.0.1:{sshd.port} cannot be reached"):
+        SshDevice(Address(host="board"), options=SshOptions(config_file=config))
 
 
 def test_configurations_that_do_not_work(tmp_path: Path) -> None:

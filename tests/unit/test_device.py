@@ -74,8 +74,9 @@ def test_local_commands(tmp_path: Path) -> None:
     assert "line 2\n" not in failed.value.message
     assert failed.value.exit_code == 7
     with pytest.raises(RemoteTimeout) as late:
-        device.run("sleep 10", timeout_s=0.1)
+        device.run("sleep 1000; true", timeout_s=0.1)
     assert late.value.exit_code == 9
+    assert device.run("kill -SEGV $$", check=False).returncode == 139
 
 
 def test_local_files(tmp_path: Path) -> None:
