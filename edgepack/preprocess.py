@@ -35,7 +35,8 @@ MAX_SIDE = 16384
 MAX_RESIZED_PIXELS = 1 << 26
 """A long thin photo would otherwise take any amount of memory; the runtime has this limit too."""
 
-# OpenCV's filters sample a few source pixels whatever the scale; Pillow's widen with it.
+# OpenCV's linear and cubic take the same few source pixels at any scale; Pillow's filters widen
+# when they shrink an image (antialias).
 _OPENCV_FILTERS = {
     "linear": cv2.INTER_LINEAR,
     "nearest": cv2.INTER_NEAREST,
