@@ -20,6 +20,7 @@ from edgepack.cli.report import deploy_lines
 from edgepack.deploy import KEEP_RELEASES, deploy, preview
 from edgepack.device import open_device
 from edgepack.errors import UsageError
+from edgepack.gate import check_bundle
 from edgepack.job import make_job, package_job
 from edgepack.paths import cache_dir
 
@@ -56,6 +57,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             raise UsageError("no device given", hint="add --device user@address")
         bundle = open_bundle(args.bundle)
         board = get_board(args.board or bundle.manifest.board, board_files(args))
+        check_bundle(bundle, board)
         spec: str = args.device
         root = args.root or default_root(bundle.manifest.name)
     else:
