@@ -1,0 +1,57 @@
+#include "bundle.h"
+
+#include <fstream>
+#include <system_error>
+
+#include <edgepack/error.h>
+
+#include "platform/tvm_ffi/json.h"
+
+namespace edgepack {
+namespace {
+
+std::vector<std::string> ReadLabels(const std::filesystem::path& path) {
+  std::vector<std::string> labels;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.empty() && line.back() == '\r') line.pop_back();
+    labels.push_back(line);
+  }
+  return labels;
+}
+
+}  // namespace
+
+std::filesystem::path BundleFolder::golden(const std::string& kind, std::size_t index) const {
+  const std::string number = index == 0 ? "" : "." + std::to_string(index);
+  return path / "golden" / (kind + number + ".npy");
+}
+
+BundleFolder OpenBundle(const std::filesystem::path& path) {
+  if (!std::filesystem::is_directory(path)) {
+    throw BundleError("there is no bundle in " + path.string(), "give its folder with --bundle");
+  }
+  BundleFolder bundle;
+  bundle.path = path;
+  const JsonNode manifest = JsonNode::File(path / "manifest.json");
+  if (manifest.Has("scores")) {
+    const std::string scores = manifest["scores"].String();
+    if (scores != "softmax" && scores != "raw") {
+      manifest["scores"].Fail("'" + scores + "' is neither softmax nor raw");
+    }
+    bundle.softmax = scores == "softmax";
+  }
+  bundle.labels = ReadLabels(path / "labels.txt");
+  return bundle;
+}
+
+std::filesystem::path OwnBundle() {
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error || !program.has_parent_path()) {
+    throw BundleError("cannot find this program's own folder", "give the bundle with --bundle");
+  }
+  return program.parent_path().parent_path();
+}
+
+}  // namespace edgepack

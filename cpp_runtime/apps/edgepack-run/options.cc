@@ -1,0 +1,141 @@
+#include "options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <functional>
+#include <map>
+
+#include <edgepack/error.h>
+
+namespace edgepack {
+namespace {
+
+constexpr int kMaxThreads = 64;
+constexpr int kMaxRuns = 1000000;
+
+int ToInt(const std::string& flag, const std::string& text, int min, int max) {
+  int value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [next, status] = std::from_chars(text.data(), end, value);
+  if (status != std::errc() || next != end || value < min || value > max) {
+    throw UsageError(flag + ": '" + text + "' is not a whole number from " + std::to_string(min) +
+                     " to " + std::to_string(max));
+  }
+  return value;
+}
+
+double ToTolerance(const std::string& flag, const std::string& text) {
+  char* next = nullptr;
+  const double value = std::strtod(text.c_str(), &next);
+  if (text.empty() || *next != '\0' || !std::isfinite(value) || value < 0) {
+    throw UsageError(flag + ": '" + text + "' is not a number of 0 or more");
+  }
+  return value;
+}
+
+void CheckCombination(const Options& options) {
+  if (options.version || options.help) return;
+  const int sources = static_cast<int>(options.image.has_value()) +
+                      static_cast<int>(!options.inputs.empty()) + static_cast<int>(options.golden);
+  if (sources != 1) {
+    throw UsageError(sources == 0 ? "no input" : "--image, --input and --golden exclude each other",
+                     "give one of --image FILE, --input FILE.npy or --golden");
+  }
+  if (options.golden && !options.expected.empty()) {
+    throw UsageError("--expected cannot be used with --golden, which has its own");
+  }
+  const bool image_only = options.save_resized || options.save_tensor || options.preprocess_only;
+  if (image_only && !options.image) {
+    throw UsageError("--save-resized, --save-tensor and --preprocess-only need --image");
+  }
+  if (options.preprocess_only &&
+      (!options.outputs.empty() || !options.expected.empty() || options.bench || options.top)) {
+    throw UsageError("--preprocess-only does not run the model",
+                     "leave out --output, --expected, --bench and --top");
+  }
+}
+
+}  // namespace
+
+Options ParseOptions(const std::vector<std::string>& words) {
+  Options options;
+  const std::map<std::string, std::function<void()>> switches = {
+      {"--golden", [&] { options.golden = true; }},
+      {"--json", [&] { options.json = true; }},
+      {"--preprocess-only", [&] { options.preprocess_only = true; }},
+      {"--version", [&] { options.version = true; }},
+      {"--help", [&] { options.help = true; }},
+  };
+  using Value = const std::string&;
+  const std::map<std::string, std::function<void(Value)>> values = {
+      {"--bundle", [&](Value text) { options.bundle = text; }},
+      {"--image", [&](Value text) { options.image = text; }},
+      {"--input", [&](Value text) { options.inputs.emplace_back(text); }},
+      {"--output", [&](Value text) { options.outputs.emplace_back(text); }},
+      {"--expected", [&](Value text) { options.expected.emplace_back(text); }},
+      {"--tolerance", [&](Value text) { options.tolerance = ToTolerance("--tolerance", text); }},
+      {"--top", [&](Value text) { options.top = ToInt("--top", text, 0, kMaxRuns); }},
+      {"--bench", [&](Value text) { options.bench = ToInt("--bench", text, 1, kMaxRuns); }},
+      {"--warmup", [&](Value text) { options.warmup = ToInt("--warmup", text, 0, kMaxRuns); }},
+      {"--threads",
+       [&](Value text) { options.threads = ToInt("--threads", text, 1, kMaxThreads); }},
+      {"--affinity", [&](Value text) { options.affinity = text; }},
+      {"--save-resized", [&](Value text) { options.save_resized = text; }},
+      {"--save-tensor", [&](Value text) { options.save_tensor = text; }},
+  };
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    // --flag value and --flag=value are the same.
+    const std::size_t equals = words[i].find('=');
+    const std::string flag = words[i].substr(0, equals);
+    if (const auto found = switches.find(flag); found != switches.end()) {
+      if (equals != std::string::npos) throw UsageError(flag + " takes no value");
+      found->second();
+    } else if (const auto taker = values.find(flag); taker != values.end()) {
+      if (equals != std::string::npos) {
+        taker->second(words[i].substr(equals + 1));
+      } else if (++i < words.size()) {
+        taker->second(words[i]);
+      } else {
+        throw UsageError(flag + " needs a value");
+      }
+    } else {
+      throw UsageError(
+          (flag.rfind('-', 0) == 0 ? "unknown flag: " : "unexpected word: ") + words[i],
+          "edgepack-run --help lists the flags");
+    }
+  }
+  CheckCombination(options);
+  return options;
+}
+
+const char* HelpText() {
+  return R"(Runs a compiled model of an edgepack bundle.
+
+usage: edgepack-run (--image FILE | --input FILE ... | --golden) [options]
+
+  --bundle DIR         the bundle; default: the folder above the program's own bin/
+  --image FILE         a JPEG or PNG photo, preprocessed by the bundle's preprocess.json
+  --input FILE         a tensor, .npy or raw bytes; repeat for a model with several inputs
+  --golden             the bundle's golden input, compared with its golden output
+  --output FILE        write an output as .npy; repeat for several
+  --expected FILE      compare an output with this .npy; repeat for several
+  --tolerance T        largest error over largest reference value that is ok (1e-4)
+  --top N              print the N best classes (5, if the output is one vector of scores)
+  --bench N            time N runs, after
+  --warmup N           this many that are not timed (3)
+  --threads N          default: one per core of the fastest kind
+  --affinity WHERE     big, little, all, none, or CPU numbers such as 0,2-3
+  --json               one JSON object instead of words
+  --save-resized FILE  write the resized and cropped photo as .npy (uint8 HWC)
+  --save-tensor FILE   write the model's input as .npy
+  --preprocess-only    do not run the model
+  --version, --help
+
+exit codes: 0 ok, 1 a bug, 2 usage or image, 3 tensor does not fit the model, 5 damaged bundle,
+            8 outputs differ
+)";
+}
+
+}  // namespace edgepack

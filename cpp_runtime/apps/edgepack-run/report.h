@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include <edgepack/error.h>
+#include <edgepack/tensor.h>
+
+#include "scores.h"
+
+namespace edgepack {
+
+/// What a run found out. What was not asked for is empty and not printed.
+struct Report {
+  struct Labelled {
+    Score score;
+    std::optional<std::string> label;
+  };
+  struct Bench {
+    int warmup = 0;
+    std::vector<double> times_ms;
+  };
+
+  std::optional<std::string> model;
+  int threads = 1;
+  std::vector<int> cpus;
+  std::optional<double> load_ms;
+  std::optional<double> decode_ms;
+  std::optional<double> preprocess_ms;
+  std::optional<double> run_ms;
+  std::size_t rss_peak_bytes = 0;
+  std::size_t arena_bytes = 0;
+  std::size_t params_bytes = 0;
+  std::size_t workspace_peak_bytes = 0;
+  std::vector<TensorInfo> outputs;
+  std::vector<Labelled> top;
+  std::optional<Bench> bench;
+  std::optional<Comparison> expected;
+};
+
+/// One JSON object and a newline. A number that is not finite becomes null.
+void PrintJson(const Report& report, std::ostream& out);
+/// The same in words.
+void PrintText(const Report& report, std::ostream& out);
+/// {"error": {"code", "message", "hint"}} and a newline.
+void PrintJsonError(ExitCode code, const std::string& message, const std::string& hint,
+                    std::ostream& out);
+
+}  // namespace edgepack

@@ -1,0 +1,335 @@
+#include "run_app.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <fstream>
+#include <sys/resource.h>
+#include <system_error>
+
+#include <edgepack/cpu_topology.h>
+#include <edgepack/error.h>
+#include <edgepack/model.h>
+#include <edgepack/npy.h>
+#include <edgepack/preprocessor.h>
+#include <edgepack/thread_pool.h>
+#include <edgepack/workspace.h>
+#include <opencv2/core.hpp>
+
+#include "bundle.h"
+#include "memory_map.h"
+#include "options.h"
+#include "report.h"
+#include "statistics.h"
+
+namespace edgepack {
+namespace {
+
+constexpr int kDefaultTop = 5;
+
+class Stopwatch {
+ public:
+  [[nodiscard]] double ms() const {
+    return std::chrono::duration<double, std::milli>(Clock::now() - start_).count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_ = Clock::now();
+};
+
+/// The most memory this process ever had in RAM.
+std::size_t PeakRssBytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string key; status >> key; status.ignore(4096, '\n')) {
+    std::size_t kib = 0;
+    if (key == "VmHWM:" && status >> kib) return kib * 1024;
+  }
+  struct rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<std::size_t>(usage.ru_maxrss) * 1024;
+}
+
+/// A .npy file the user named.
+NpyFile OpenNpy(const std::filesystem::path& path) {
+  try {
+    return NpyFile::Open(path);
+  } catch (const std::system_error& error) {
+    throw UsageError("cannot read " + path.string() + ": " + error.code().message());
+  } catch (const std::runtime_error& error) {
+    throw UsageError(path.string() + " " + error.what());
+  }
+}
+
+/// A .npy file of the bundle.
+NpyFile OpenGolden(const std::filesystem::path& path) {
+  try {
+    return NpyFile::Open(path);
+  } catch (const std::system_error& error) {
+    throw BundleError("cannot read " + path.string() + ": " + error.code().message());
+  } catch (const std::runtime_error& error) {
+    throw BundleError(path.string() + " " + error.what());
+  }
+}
+
+/// "input.npy: " before the message of a tensor that does not fit.
+void SetInputFrom(const std::filesystem::path& path, const NpyFile& file, std::size_t index,
+                  Model* model) {
+  try {
+    model->SetInput(index, file.info(), file.data());
+  } catch (const ModelInputError& error) {
+    throw ModelInputError(path.string() + ": " + error.what(), error.hint());
+  }
+}
+
+void SetRawInput(const std::filesystem::path& path, std::size_t index, Model* model) {
+  try {
+    const MemoryMap file = MemoryMap::File(path);
+    const TensorInfo& info = *model->inputs().at(index).info;
+    if (file.size() != info.bytes) {
+      throw ModelInputError(path.string() + ": input '" + info.name + "' is " +
+                            std::string(Name(info.dtype)) + " " + ToString(info.shape) + ", " +
+                            std::to_string(info.bytes) + " bytes; the file has " +
+                            std::to_string(file.size()));
+    }
+    model->SetInput(index, info, file.data());
+  } catch (const std::system_error& error) {
+    throw UsageError("cannot read " + path.string() + ": " + error.code().message());
+  }
+}
+
+void SetInputs(const std::vector<std::filesystem::path>& paths, Model* model) {
+  if (paths.size() != model->inputs().size()) {
+    std::string names;
+    for (const TensorView& input : model->inputs()) {
+      names += (names.empty() ? "" : ", ") + input.info->name;
+    }
+    throw ModelInputError("the model has " + std::to_string(model->inputs().size()) + " inputs (" +
+                              names + "), " + std::to_string(paths.size()) + " given",
+                          "give one --input for each, in this order");
+  }
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    if (paths[i].extension() == ".npy") {
+      SetInputFrom(paths[i], OpenNpy(paths[i]), i, model);
+    } else {
+      SetRawInput(paths[i], i, model);
+    }
+  }
+}
+
+void SetGoldenInputs(const BundleFolder& bundle, Model* model) {
+  for (std::size_t i = 0; i < model->inputs().size(); ++i) {
+    const std::filesystem::path path = bundle.golden("input", i);
+    const NpyFile file = OpenGolden(path);
+    try {
+      model->SetInput(i, file.info(), file.data());
+    } catch (const ModelInputError& error) {
+      throw BundleError(path.string() + ": " + error.what());
+    }
+  }
+}
+
+/// Where the image's tensor goes: the model's input itself, without a copy.
+TensorView ImageInput(const Model& model, const std::string& name) {
+  for (const TensorView& input : model.inputs()) {
+    if (input.info->name == name) return input;
+  }
+  throw BundleError("preprocess.json: the model has no input '" + name + "'");
+}
+
+void SaveResized(const std::filesystem::path& path, const cv::Mat& resized) {
+  const cv::Mat packed = resized.isContinuous() ? resized : resized.clone();
+  WriteNpy(path, DType::kUInt8, {packed.rows, packed.cols, packed.channels()}, packed.data);
+}
+
+/// Photo to tensor: into the model, or (without one) into memory of its own.
+void Preprocess(const Options& options, const BundleFolder& bundle, Model* model, Report* report) {
+  const Preprocessor preprocessor(LoadPreprocessSpec(bundle.preprocess()));
+  const Stopwatch decode;
+  const cv::Mat image = preprocessor.Decode(*options.image);
+  report->decode_ms = decode.ms();
+  const Stopwatch preprocess;
+  const cv::Mat resized = preprocessor.Resized(image);
+  TensorInfo info = preprocessor.InfoOf(resized);
+  std::vector<char> own;
+  TensorView target;
+  if (model != nullptr) {
+    target = ImageInput(*model, info.name);
+    if (model->inputs().size() != 1) {
+      throw ModelInputError("the model has " + std::to_string(model->inputs().size()) +
+                                " inputs, an image is only one of them",
+                            "use --input");
+    }
+    if (target.info->dtype != info.dtype || target.info->shape != info.shape) {
+      throw ModelInputError(
+          options.image->string() + ": the preprocessing makes " + std::string(Name(info.dtype)) +
+              " " + ToString(info.shape) + ", input '" + info.name + "' is " +
+              std::string(Name(target.info->dtype)) + " " + ToString(target.info->shape),
+          "set resize and crop in the [preprocess] table so that they fit every photo");
+    }
+  } else {
+    own.resize(info.bytes);
+    target = {&info, own.data()};
+  }
+  preprocessor.ToTensor(resized, target.data);
+  report->preprocess_ms = preprocess.ms();
+  if (options.save_resized) SaveResized(*options.save_resized, resized);
+  if (options.save_tensor) WriteNpy(*options.save_tensor, info.dtype, info.shape, target.data);
+}
+
+void Run(const Options& options, Model* model, Report* report) {
+  if (!options.bench) {
+    const Stopwatch run;
+    model->Run();
+    report->run_ms = run.ms();
+    return;
+  }
+  for (int i = 0; i < options.warmup; ++i) model->Run();
+  Report::Bench bench;
+  bench.warmup = options.warmup;
+  bench.times_ms.reserve(static_cast<std::size_t>(*options.bench));
+  for (int i = 0; i < *options.bench; ++i) {
+    const Stopwatch run;
+    model->Run();
+    bench.times_ms.push_back(run.ms());
+  }
+  report->run_ms = Summarise(bench.times_ms).p50;
+  report->bench = std::move(bench);
+}
+
+/// The worse of two comparisons, by error over what is tolerated.
+Comparison Worse(const Comparison& a, const Comparison& b) {
+  if (a.ok() != b.ok()) return a.ok() ? b : a;
+  return a.max_abs_error * b.max_abs_reference >= b.max_abs_error * a.max_abs_reference ? a : b;
+}
+
+template <typename MismatchError>
+void CompareOutput(const Model& model, std::size_t index, const std::filesystem::path& path,
+                   const NpyFile& file, double tolerance, Report* report) {
+  const TensorView& output = model.outputs()[index];
+  if (file.info().dtype != output.info->dtype || file.info().shape != output.info->shape) {
+    throw MismatchError(path.string() + " is " + std::string(Name(file.info().dtype)) + " " +
+                        ToString(file.info().shape) + ", output '" + output.info->name + "' is " +
+                        std::string(Name(output.info->dtype)) + " " + ToString(output.info->shape));
+  }
+  const Comparison comparison = Compare(output, file.data(), tolerance);
+  report->expected = report->expected ? Worse(*report->expected, comparison) : comparison;
+}
+
+void CompareOutputs(const Options& options, const BundleFolder& bundle, const Model& model,
+                    Report* report) {
+  if (options.golden) {
+    for (std::size_t i = 0; i < model.outputs().size(); ++i) {
+      const std::filesystem::path path = bundle.golden("output", i);
+      CompareOutput<BundleError>(model, i, path, OpenGolden(path), options.tolerance, report);
+    }
+  }
+  for (std::size_t i = 0; i < options.expected.size(); ++i) {
+    const std::filesystem::path& path = options.expected[i];
+    CompareOutput<ModelInputError>(model, i, path, OpenNpy(path), options.tolerance, report);
+  }
+}
+
+void FindTop(const Options& options, const BundleFolder& bundle, const Model& model,
+             Report* report) {
+  const TensorView& output = model.outputs().front();
+  const int count = options.top.value_or(IsVector(output.info->shape) ? kDefaultTop : 0);
+  for (const Score& score : TopScores(output, static_cast<std::size_t>(count), bundle.softmax)) {
+    Report::Labelled top{score, {}};
+    if (score.index < bundle.labels.size()) top.label = bundle.labels[score.index];
+    report->top.push_back(std::move(top));
+  }
+}
+
+void CheckCounts(const Options& options, const Model& model) {
+  const std::size_t count = model.outputs().size();
+  if (options.outputs.size() > count || options.expected.size() > count) {
+    throw UsageError("more --output or --expected files than the model has outputs, " +
+                     std::to_string(count));
+  }
+}
+
+void ConfigureThreads(const Options& options, Report* report) {
+  const std::vector<Cpu> allowed = AllowedCpus();
+  const Placement placement = Place(allowed, options.threads, options.affinity);
+  ThreadPool::Global().Configure(placement.threads, placement.cpus);
+  report->threads = placement.threads;
+  report->cpus = placement.cpus;
+  if (report->cpus.empty()) {
+    for (const Cpu& cpu : allowed) report->cpus.push_back(cpu.id);
+  }
+}
+
+Report Execute(const Options& options) {
+  Report report;
+  const BundleFolder bundle = OpenBundle(options.bundle ? *options.bundle : OwnBundle());
+  if (options.preprocess_only) {
+    Preprocess(options, bundle, nullptr, &report);
+    report.rss_peak_bytes = PeakRssBytes();
+    return report;
+  }
+  ConfigureThreads(options, &report);
+  const Stopwatch load;
+  Model model(bundle.model());
+  report.load_ms = load.ms();
+  CheckCounts(options, model);
+  report.model = model.name();
+  report.arena_bytes = model.arena_bytes();
+  report.params_bytes = model.params_bytes();
+  for (const TensorView& output : model.outputs()) report.outputs.push_back(*output.info);
+
+  if (options.image) {
+    Preprocess(options, bundle, &model, &report);
+  } else if (options.golden) {
+    SetGoldenInputs(bundle, &model);
+  } else {
+    SetInputs(options.inputs, &model);
+  }
+  Run(options, &model, &report);
+  report.workspace_peak_bytes = Workspace::Global().peak_bytes();
+  CompareOutputs(options, bundle, model, &report);
+  FindTop(options, bundle, model, &report);
+  for (std::size_t i = 0; i < options.outputs.size(); ++i) {
+    const TensorView& output = model.outputs()[i];
+    WriteNpy(options.outputs[i], output.info->dtype, output.info->shape, output.data);
+  }
+  report.rss_peak_bytes = PeakRssBytes();
+  return report;
+}
+
+int Fail(ExitCode code, const std::string& message, const std::string& hint, bool json,
+         std::ostream& out, std::ostream& err) {
+  err << "error: " << message << "\n";
+  if (!hint.empty()) err << "\nhint: " << hint << "\n";
+  if (json) PrintJsonError(code, message, hint, out);
+  return static_cast<int>(code);
+}
+
+}  // namespace
+
+int RunApp(const std::vector<std::string>& words, std::ostream& out, std::ostream& err) {
+  const bool json = std::find(words.begin(), words.end(), "--json") != words.end();
+  try {
+    const Options options = ParseOptions(words);
+    if (options.help) {
+      out << HelpText();
+      return 0;
+    }
+    if (options.version) {
+      out << "edgepack-run " << EDGEPACK_VERSION << ", OpenCV " << CV_VERSION << "\n";
+      return 0;
+    }
+    const Report report = Execute(options);
+    options.json ? PrintJson(report, out) : PrintText(report, out);
+    const bool ok = !report.expected || report.expected->ok();
+    return static_cast<int>(ok ? ExitCode::kOk : ExitCode::kOutputsDiffer);
+  } catch (const Error& error) {
+    return Fail(error.code(), error.what(), error.hint(), json, out, err);
+  } catch (const std::exception& error) {
+    return Fail(ExitCode::kBug, error.what(),
+                "this is a bug in edgepack, or a model it does not fit: please report it", json,
+                out, err);
+  }
+}
+
+}  // namespace edgepack

@@ -1,0 +1,33 @@
+# tvm_ffi from the C++ source that the apache-tvm-ffi package ships; only what runs a model and
+# reads JSON (no module loader, no RPC, no Python).
+set(EDGEPACK_TVM_FFI_DIR "" CACHE PATH "folder of the Python package tvm_ffi")
+set(EDGEPACK_PYTHON "python3" CACHE STRING "a Python that has it, if the folder is not given")
+if(NOT EDGEPACK_TVM_FFI_DIR)
+  execute_process(
+    COMMAND "${EDGEPACK_PYTHON}" -c
+      "import importlib.util as u; print(u.find_spec('tvm_ffi').submodule_search_locations[0])"
+    OUTPUT_VARIABLE EDGEPACK_TVM_FFI_DIR OUTPUT_STRIP_TRAILING_WHITESPACE
+    COMMAND_ERROR_IS_FATAL ANY)
+endif()
+
+set(_src "${EDGEPACK_TVM_FFI_DIR}/src/ffi")
+add_library(tvm_ffi STATIC
+  ${_src}/backtrace.cc
+  ${_src}/container.cc
+  ${_src}/custom_allocator.cc
+  ${_src}/dtype.cc
+  ${_src}/error.cc
+  ${_src}/extra/json_parser.cc
+  ${_src}/extra/json_writer.cc
+  ${_src}/function.cc
+  ${_src}/init_once.cc
+  ${_src}/object.cc
+  ${_src}/tensor.cc)
+target_include_directories(tvm_ffi SYSTEM PUBLIC
+  "${EDGEPACK_TVM_FFI_DIR}/include" "${EDGEPACK_TVM_FFI_DIR}/3rdparty/dlpack/include")
+target_compile_definitions(tvm_ffi PRIVATE
+  TVM_FFI_USE_LIBBACKTRACE=0 TVM_FFI_BACKTRACE_ON_SEGFAULT=0)
+target_compile_options(tvm_ffi PRIVATE -w)
+target_compile_options(tvm_ffi PUBLIC
+  "-ffile-prefix-map=${EDGEPACK_TVM_FFI_DIR}=tvm_ffi")
+target_link_libraries(tvm_ffi PRIVATE edgepack_options)

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <edgepack/tensor.h>
+
+namespace edgepack {
+
+/// A compiled model: the kernels of model.so, called in the order of graph.json, on parameters
+/// that are mapped from params.bin and never copied.
+///
+/// Kernels run on ThreadPool::Global() and take scratch memory from Workspace::Global().
+class Model {
+ public:
+  /// Loads the three files of `folder`. Throws BundleError.
+  explicit Model(const std::filesystem::path& folder);
+  ~Model();
+  Model(Model&&) noexcept;
+  Model& operator=(Model&&) noexcept;
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  [[nodiscard]] const std::string& name() const;
+  [[nodiscard]] std::size_t arena_bytes() const;
+  [[nodiscard]] std::size_t params_bytes() const;
+
+  /// Inputs and outputs by position. The data lies in the model's own memory and stays where it
+  /// is: write into an input and read an output in place.
+  [[nodiscard]] const std::vector<TensorView>& inputs() const;
+  [[nodiscard]] const std::vector<TensorView>& outputs() const;
+
+  /// Copies a packed tensor into input `index`. Throws ModelInputError if there is no such input,
+  /// or if dtype or shape is not the input's.
+  void SetInput(std::size_t index, const TensorInfo& info, const void* data);
+
+  /// Computes the outputs. Throws std::runtime_error with a kernel's message if it fails.
+  void Run();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace edgepack

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+namespace edgepack {
+
+/// preprocess.json: how a photo becomes the model's input. edgepack/preprocess.py is its mirror.
+struct PreprocessSpec {
+  enum class Color { kRgb, kBgr, kGray };
+  enum class Interpolation { kLinear, kNearest, kArea, kCubic, kPilBilinear, kPilBicubic };
+  enum class Layout { kNchw, kNhwc };
+
+  struct Size {
+    int height = 0;
+    int width = 0;
+  };
+
+  struct Resize {
+    /// The shorter side becomes size.height; to size; or as large as fits into size.
+    enum class Mode { kShortest, kExact, kLetterbox };
+    Mode mode = Mode::kExact;
+    Size size;
+    int fill = 0;  ///< of a letterbox's border
+  };
+
+  /// Kinds of image that are converted, not refused.
+  struct Accept {
+    bool gray = false;
+    bool alpha = false;
+    bool sixteen_bit = false;
+  };
+
+  std::string input;
+  Color color = Color::kRgb;
+  std::optional<Resize> resize;
+  Interpolation interpolation = Interpolation::kLinear;
+  std::optional<Size> crop;
+  /// float32 tensors hold (pixel * scale - mean) / std, per channel in the order of `color`.
+  /// Otherwise they are uint8 and hold the pixels as they are.
+  bool normalise = true;
+  double scale = 1;
+  std::array<double, 3> mean = {0, 0, 0};
+  std::array<double, 3> std = {1, 1, 1};
+  Layout layout = Layout::kNchw;
+  Accept accept;
+
+  [[nodiscard]] int channels() const { return color == Color::kGray ? 1 : 3; }
+};
+
+/// Reads and checks preprocess.json. Throws BundleError.
+PreprocessSpec LoadPreprocessSpec(const std::filesystem::path& path);
+
+}  // namespace edgepack

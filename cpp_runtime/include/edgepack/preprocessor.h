@@ -1,0 +1,40 @@
+#pragma once
+
+#include <filesystem>
+
+#include <edgepack/preprocess_spec.h>
+#include <edgepack/tensor.h>
+
+namespace cv {
+class Mat;
+}  // namespace cv
+
+namespace edgepack {
+
+/// From a photo to the model's input, by a PreprocessSpec: decode, colour, resize, crop, tensor.
+///
+/// A frame of a camera can enter at Resized. Throws ImageError for images the spec refuses.
+class Preprocessor {
+ public:
+  explicit Preprocessor(PreprocessSpec spec) : spec_(std::move(spec)) {}
+
+  [[nodiscard]] const PreprocessSpec& spec() const { return spec_; }
+
+  /// The image of a JPEG or PNG file as 8-bit BGR (CV_8UC3), EXIF orientation applied.
+  [[nodiscard]] cv::Mat Decode(const std::filesystem::path& path) const;
+
+  /// A BGR image (CV_8UC3) resized and cropped: CV_8UC3 with channels in the order of the spec's
+  /// colour, or CV_8UC1 for gray.
+  [[nodiscard]] cv::Mat Resized(const cv::Mat& bgr) const;
+
+  /// Shape and dtype of the tensor that ToTensor makes of `resized`: (1, C, H, W) or (1, H, W, C).
+  [[nodiscard]] TensorInfo InfoOf(const cv::Mat& resized) const;
+
+  /// Writes the tensor of an image that Resized made; `out` has InfoOf(resized).bytes bytes.
+  void ToTensor(const cv::Mat& resized, void* out) const;
+
+ private:
+  PreprocessSpec spec_;
+};
+
+}  // namespace edgepack

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <edgepack/tensor.h>
+
+namespace edgepack {
+
+enum class Storage { kArena, kParams };
+
+/// A tensor of the plan: `info.bytes` bytes at `offset` in its storage.
+struct GraphTensor {
+  TensorInfo info;
+  Storage storage = Storage::kArena;
+  std::size_t offset = 0;
+};
+
+/// One kernel call in destination passing style: inputs first, then outputs.
+struct GraphCall {
+  std::string kernel;
+  std::vector<std::size_t> args;
+};
+
+/// The plan made ahead of time, graph.json.
+struct Graph {
+  std::string model;
+  std::size_t arena_bytes = 0;
+  std::size_t params_bytes = 0;
+  std::vector<GraphTensor> tensors;
+  std::vector<std::size_t> inputs;
+  std::vector<std::size_t> outputs;
+  std::vector<GraphCall> calls;
+};
+
+/// Reads and checks graph.json: after this every index and every offset is in bounds.
+/// Throws BundleError.
+Graph LoadGraph(const std::filesystem::path& path);
+
+}  // namespace edgepack

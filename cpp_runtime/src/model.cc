@@ -1,0 +1,157 @@
+#include <cstring>
+#include <deque>
+#include <new>
+#include <system_error>
+#include <utility>
+
+#include <edgepack/error.h>
+#include <edgepack/model.h>
+#include <tvm/ffi/c_api.h>
+
+#include "graph.h"
+#include "memory_map.h"
+#include "platform/tvm_ffi/kernel_library.h"
+
+namespace edgepack {
+namespace {
+
+DLDataType ToDLDataType(DType dtype) {
+  const auto bits = static_cast<std::uint8_t>(8 * ItemSize(dtype));
+  switch (dtype) {
+    case DType::kBool:
+      return {kDLBool, bits, 1};
+    case DType::kInt8:
+    case DType::kInt16:
+    case DType::kInt32:
+    case DType::kInt64:
+      return {kDLInt, bits, 1};
+    case DType::kUInt8:
+    case DType::kUInt16:
+    case DType::kUInt32:
+    case DType::kUInt64:
+      return {kDLUInt, bits, 1};
+    case DType::kFloat16:
+    case DType::kFloat32:
+    case DType::kFloat64:
+      break;
+  }
+  return {kDLFloat, bits, 1};
+}
+
+struct BoundCall {
+  const std::string* name;
+  TVMFFISafeCallType function;
+  std::vector<TVMFFIAny> args;
+};
+
+MemoryMap MapParams(const std::filesystem::path& path, std::size_t bytes) {
+  try {
+    MemoryMap params = MemoryMap::File(path);
+    if (params.size() != bytes) {
+      throw BundleError("params.bin has " + std::to_string(params.size()) +
+                        " bytes, graph.json says " + std::to_string(bytes));
+    }
+    params.Prefetch();
+    return params;
+  } catch (const std::system_error& error) {
+    throw BundleError("cannot read " + path.string() + ": " + error.code().message());
+  }
+}
+
+MemoryMap MakeArena(std::size_t bytes) {
+  try {
+    return MemoryMap::Zeroed(bytes);
+  } catch (const std::bad_alloc&) {
+    throw BundleError("there is no memory for an arena of " + std::to_string(bytes) + " bytes",
+                      "use a smaller model or input, or a board with more memory");
+  }
+}
+
+}  // namespace
+
+struct Model::State {
+  explicit State(const std::filesystem::path& folder)
+      : graph(LoadGraph(folder / "graph.json")),
+        params(MapParams(folder / "params.bin", graph.params_bytes)),
+        library(folder / "model.so"),
+        arena(MakeArena(graph.arena_bytes)) {
+    tensors.reserve(graph.tensors.size());
+    for (GraphTensor& tensor : graph.tensors) {
+      const MemoryMap& storage = tensor.storage == Storage::kArena ? arena : params;
+      DLTensor view = {};
+      view.data = storage.data() + tensor.offset;
+      view.device = {kDLCPU, 0};
+      view.ndim = static_cast<std::int32_t>(tensor.info.shape.size());
+      view.dtype = ToDLDataType(tensor.info.dtype);
+      view.shape = tensor.info.shape.data();
+      view.strides = Strides(tensor.info.shape);
+      tensors.push_back(view);
+    }
+    for (const std::size_t index : graph.inputs) inputs.push_back(View(index));
+    for (const std::size_t index : graph.outputs) outputs.push_back(View(index));
+    calls.reserve(graph.calls.size());
+    for (const GraphCall& call : graph.calls) {
+      BoundCall bound = {&call.kernel, library.Find(call.kernel), {}};
+      bound.args.reserve(call.args.size());
+      for (const std::size_t index : call.args) {
+        TVMFFIAny arg = {};
+        arg.type_index = kTVMFFIDLTensorPtr;
+        arg.v_ptr = &tensors[index];
+        bound.args.push_back(arg);
+      }
+      calls.push_back(std::move(bound));
+    }
+  }
+
+  TensorView View(std::size_t index) { return {&graph.tensors[index].info, tensors[index].data}; }
+
+  /// Packed strides in elements; they live as long as the model.
+  std::int64_t* Strides(const Shape& shape) {
+    std::vector<std::int64_t>& result = strides.emplace_back(shape.size(), 1);
+    for (std::size_t i = shape.size(); i-- > 1;) result[i - 1] = result[i] * shape[i];
+    return result.data();
+  }
+
+  Graph graph;
+  MemoryMap params;
+  KernelLibrary library;
+  MemoryMap arena;
+  std::deque<std::vector<std::int64_t>> strides;
+  std::vector<DLTensor> tensors;
+  std::vector<TensorView> inputs;
+  std::vector<TensorView> outputs;
+  std::vector<BoundCall> calls;
+};
+
+Model::Model(const std::filesystem::path& folder) : state_(std::make_unique<State>(folder)) {}
+Model::~Model() = default;
+Model::Model(Model&&) noexcept = default;
+Model& Model::operator=(Model&&) noexcept = default;
+
+const std::string& Model::name() const { return state_->graph.model; }
+std::size_t Model::arena_bytes() const { return state_->graph.arena_bytes; }
+std::size_t Model::params_bytes() const { return state_->graph.params_bytes; }
+const std::vector<TensorView>& Model::inputs() const { return state_->inputs; }
+const std::vector<TensorView>& Model::outputs() const { return state_->outputs; }
+
+void Model::SetInput(std::size_t index, const TensorInfo& info, const void* data) {
+  if (index >= state_->inputs.size()) {
+    throw ModelInputError("the model has " + std::to_string(state_->inputs.size()) +
+                          " inputs, there is no number " + std::to_string(index));
+  }
+  const TensorView& input = state_->inputs[index];
+  if (info.dtype != input.info->dtype || info.shape != input.info->shape) {
+    throw ModelInputError("input '" + input.info->name + "' is " +
+                          std::string(Name(input.info->dtype)) + " " + ToString(input.info->shape) +
+                          ", not " + std::string(Name(info.dtype)) + " " + ToString(info.shape));
+  }
+  std::memcpy(input.data, data, input.info->bytes);
+}
+
+void Model::Run() {
+  for (const BoundCall& call : state_->calls) {
+    Call(*call.name, call.function, call.args.data(), static_cast<int>(call.args.size()));
+  }
+}
+
+}  // namespace edgepack

@@ -1,0 +1,127 @@
+// The algorithm of Pillow's src/libImaging/Resample.c (8 bits per channel), written anew.
+#include "platform/opencv/pillow_resize.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+namespace edgepack {
+namespace {
+
+/// Weights are integers of this many fractional bits: a pixel has 8 bits, and 2 are left for sums
+/// outside 0..1 of a filter with negative lobes.
+constexpr int kPrecisionBits = 32 - 8 - 2;
+constexpr std::int32_t kHalf = 1 << (kPrecisionBits - 1);
+
+double Bilinear(double x) {
+  x = std::fabs(x);
+  return x < 1.0 ? 1.0 - x : 0.0;
+}
+
+double Bicubic(double x) {
+  constexpr double a = -0.5;
+  x = std::fabs(x);
+  if (x < 1.0) return ((a + 2.0) * x - (a + 3.0)) * x * x + 1;
+  if (x < 2.0) return (((x - 5) * x + 8) * x - 4) * a;
+  return 0.0;
+}
+
+/// The source pixels of one output position: weights of pixels first, first + 1, ...
+struct Taps {
+  int first = 0;
+  std::vector<std::int32_t> weights;
+};
+
+std::vector<Taps> ComputeTaps(int in_size, int out_size, PillowFilter filter) {
+  const bool bilinear = filter == PillowFilter::kBilinear;
+  const double scale = static_cast<double>(in_size) / out_size;
+  const double filter_scale = std::max(scale, 1.0);
+  const double support = (bilinear ? 1.0 : 2.0) * filter_scale;
+  const double step = 1.0 / filter_scale;
+  std::vector<Taps> result(static_cast<std::size_t>(out_size));
+  std::vector<double> weights;
+  for (int out = 0; out < out_size; ++out) {
+    const double center = (out + 0.5) * scale;
+    const int first = std::max(static_cast<int>(center - support + 0.5), 0);
+    const int last = std::min(static_cast<int>(center + support + 0.5), in_size);
+    weights.clear();
+    double sum = 0;
+    for (int in = first; in < last; ++in) {
+      const double x = (in - center + 0.5) * step;
+      weights.push_back(bilinear ? Bilinear(x) : Bicubic(x));
+      sum += weights.back();
+    }
+    Taps& taps = result[static_cast<std::size_t>(out)];
+    taps.first = first;
+    taps.weights.reserve(weights.size());
+    for (double weight : weights) {
+      if (sum != 0.0) weight /= sum;
+      // Rounded half away from zero.
+      taps.weights.push_back(
+          static_cast<std::int32_t>((weight < 0 ? -0.5 : 0.5) + weight * (1 << kPrecisionBits)));
+    }
+  }
+  return result;
+}
+
+std::uint8_t Clip(std::int32_t sum) {
+  return static_cast<std::uint8_t>(std::clamp(sum >> kPrecisionBits, 0, 255));
+}
+
+template <int kChannels>
+void ResizeRow(const std::uint8_t* in, std::uint8_t* out, const std::vector<Taps>& columns) {
+  for (const Taps& taps : columns) {
+    std::int32_t sums[kChannels];
+    std::fill(sums, sums + kChannels, kHalf);
+    const std::uint8_t* pixel = in + static_cast<std::ptrdiff_t>(taps.first) * kChannels;
+    for (const std::int32_t weight : taps.weights) {
+      for (int c = 0; c < kChannels; ++c) sums[c] += pixel[c] * weight;
+      pixel += kChannels;
+    }
+    for (int c = 0; c < kChannels; ++c) *out++ = Clip(sums[c]);
+  }
+}
+
+cv::Mat ResizeAcross(const cv::Mat& image, int width, PillowFilter filter) {
+  const std::vector<Taps> columns = ComputeTaps(image.cols, width, filter);
+  cv::Mat out(image.rows, width, image.type());
+  for (int y = 0; y < image.rows; ++y) {
+    if (image.channels() == 1) {
+      ResizeRow<1>(image.ptr(y), out.ptr(y), columns);
+    } else {
+      ResizeRow<3>(image.ptr(y), out.ptr(y), columns);
+    }
+  }
+  return out;
+}
+
+cv::Mat ResizeDown(const cv::Mat& image, int height, PillowFilter filter) {
+  const std::vector<Taps> rows = ComputeTaps(image.rows, height, filter);
+  cv::Mat out(height, image.cols, image.type());
+  const auto length = static_cast<std::size_t>(image.cols) * image.elemSize();
+  std::vector<std::int32_t> sums(length);
+  for (int y = 0; y < height; ++y) {
+    const Taps& taps = rows[static_cast<std::size_t>(y)];
+    std::fill(sums.begin(), sums.end(), kHalf);
+    for (std::size_t k = 0; k < taps.weights.size(); ++k) {
+      const std::uint8_t* in = image.ptr(taps.first + static_cast<int>(k));
+      const std::int32_t weight = taps.weights[k];
+      for (std::size_t x = 0; x < length; ++x) sums[x] += in[x] * weight;
+    }
+    std::uint8_t* row = out.ptr(y);
+    for (std::size_t x = 0; x < length; ++x) row[x] = Clip(sums[x]);
+  }
+  return out;
+}
+
+}  // namespace
+
+cv::Mat PillowResize(const cv::Mat& image, cv::Size size, PillowFilter filter) {
+  cv::Mat result = image;
+  if (size.width != image.cols) result = ResizeAcross(result, size.width, filter);
+  if (size.height != image.rows) result = ResizeDown(result, size.height, filter);
+  return result;
+}
+
+}  // namespace edgepack

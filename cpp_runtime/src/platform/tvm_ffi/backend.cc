@@ -1,0 +1,94 @@
+// The functions that TVM's generated code calls through __TVM* pointers. Signatures:
+// tvm/runtime/c_backend_api.h and tvm/ffi/c_api.h of TVM 0.27.
+#include "platform/tvm_ffi/backend.h"
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include <edgepack/thread_pool.h>
+#include <edgepack/workspace.h>
+#include <tvm/ffi/c_api.h>
+
+namespace edgepack {
+namespace {
+
+/// TVMParallelGroupEnv: what a parallel task is told.
+struct ParallelGroupEnv {
+  void* sync_handle;
+  std::int32_t num_task;
+};
+
+using ParallelLambda = int (*)(int task_id, ParallelGroupEnv* env, void* data);
+
+int ParallelLaunch(ParallelLambda function, void* data, int num_task) {
+  // A kernel's message lies with the thread that failed; the first one goes to the caller.
+  std::mutex mutex;
+  TVMFFIObjectHandle message = nullptr;
+  const int status = ThreadPool::Global().Run(num_task, [&](int task, ThreadPool::Group& group) {
+    ParallelGroupEnv env{&group, group.tasks()};
+    const int result = function(task, &env, data);
+    if (result != 0) {
+      TVMFFIObjectHandle raised = nullptr;
+      TVMFFIErrorMoveFromRaised(&raised);
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (message == nullptr) std::swap(message, raised);
+      if (raised != nullptr) TVMFFIObjectDecRef(raised);
+    }
+    return result;
+  });
+  if (message != nullptr) {
+    TVMFFIErrorSetRaised(message);
+    TVMFFIObjectDecRef(message);
+  }
+  return status;
+}
+
+int ParallelBarrier(int /*task_id*/, ParallelGroupEnv* env) {
+  if (static_cast<ThreadPool::Group*>(env->sync_handle)->Wait()) return 0;
+  TVMFFIErrorSetRaisedFromCStr("RuntimeError", "a parallel barrier did not open");
+  return -1;
+}
+
+void* AllocWorkspace(int /*device_type*/, int /*device_id*/, std::uint64_t bytes,
+                     int /*dtype_code*/, int /*dtype_bits*/) {
+  return Workspace::Global().Allocate(bytes);
+}
+
+int FreeWorkspace(int /*device_type*/, int /*device_id*/, void* pointer) {
+  Workspace::Global().Free(pointer);
+  return 0;
+}
+
+/// A kernel that calls a function of TVM's own runtime, which is not on the board.
+int LookupFromImports(void* /*library*/, const char* name, void** /*out*/) {
+  const std::string message =
+      std::string("the kernel needs the function '") + name + "', which edgepack-run does not have";
+  TVMFFIErrorSetRaisedFromCStr("RuntimeError", message.c_str());
+  return -1;
+}
+
+template <typename Function>
+void* Address(Function* function) {
+  return reinterpret_cast<void*>(function);
+}
+
+}  // namespace
+
+const std::vector<ContextSymbol>& ContextSymbols() {
+  static const std::vector<ContextSymbol> kSymbols = {
+      {"__TVMFFIFunctionCall", Address(&TVMFFIFunctionCall)},
+      {"__TVMFFIErrorSetRaisedFromCStr", Address(&TVMFFIErrorSetRaisedFromCStr)},
+      {"__TVMFFIErrorSetRaisedFromCStrParts", Address(&TVMFFIErrorSetRaisedFromCStrParts)},
+      {"__TVMFFIHandleInitOnce", Address(&TVMFFIHandleInitOnce)},
+      {"__TVMFFIEnvModLookupFromImports", Address(&LookupFromImports)},
+      {"__TVMBackendAllocWorkspace", Address(&AllocWorkspace)},
+      {"__TVMBackendFreeWorkspace", Address(&FreeWorkspace)},
+      {"__TVMBackendParallelLaunch", Address(&ParallelLaunch)},
+      {"__TVMBackendParallelBarrier", Address(&ParallelBarrier)},
+  };
+  return kSymbols;
+}
+
+}  // namespace edgepack

@@ -1,0 +1,128 @@
+#include <string>
+
+#include <doctest/doctest.h>
+#include <edgepack/error.h>
+#include <opencv2/imgcodecs.hpp>
+
+#include "platform/opencv/decode.h"
+#include "support.h"
+
+namespace edgepack::testing {
+namespace {
+
+using Accept = PreprocessSpec::Accept;
+
+/// A picture without two equal neighbours in any direction.
+cv::Mat Picture(int type) {
+  cv::Mat image(5, 7, type);
+  const auto length = static_cast<std::size_t>(image.cols) * image.elemSize();
+  for (int y = 0; y < image.rows; ++y) {
+    for (std::size_t x = 0; x < length; ++x) {
+      image.ptr(y)[x] = static_cast<unsigned char>(static_cast<std::size_t>(y) * 41 + x * 7);
+    }
+  }
+  return image;
+}
+
+std::string Encoded(const std::string& extension, const cv::Mat& image) {
+  std::vector<unsigned char> bytes;
+  REQUIRE(cv::imencode(extension, image, bytes));
+  return {bytes.begin(), bytes.end()};
+}
+
+cv::Mat Decode(const std::string& bytes, const Accept& accept = {}) {
+  const TempFolder folder;
+  WriteFile(folder / "photo", bytes);
+  return DecodeImage(folder / "photo", accept);
+}
+
+std::string DecodeError(const std::string& bytes) {
+  return MessageOf<ImageError>([&] { Decode(bytes); });
+}
+
+bool Equal(const cv::Mat& a, const cv::Mat& b) {
+  return a.size() == b.size() && a.type() == b.type() && cv::norm(a, b, cv::NORM_INF) == 0;
+}
+
+/// A JPEG of `image` with an Exif orientation, as cameras write it.
+std::string WithOrientation(const cv::Mat& image, char orientation) {
+  std::string exif(
+      "\xff\xe1\x00\x22"
+      "Exif\0\0"
+      "MM\0\x2a\0\0\0\x08"
+      "\0\x01",
+      20);
+  exif +=
+      std::string("\x01\x12\0\x03\0\0\0\x01\0", 9) + orientation + std::string("\0\0\0\0\0\0", 6);
+  exif += '\0';
+  std::string jpeg = Encoded(".jpg", image);
+  return jpeg.insert(2, exif);
+}
+
+}  // namespace
+
+TEST_CASE("colour images") {
+  const cv::Mat picture = Picture(CV_8UC3);
+  CHECK(Equal(Decode(Encoded(".png", picture)), picture));
+  CHECK(Decode(Encoded(".jpg", picture)).size() == picture.size());
+}
+
+TEST_CASE("images of another kind are refused, each with its own message, or accepted") {
+  const std::string gray = Encoded(".png", Picture(CV_8UC1));
+  CHECK(Contains(DecodeError(gray), "image is gray: "));
+  CHECK(Decode(gray, {true, false, false}).type() == CV_8UC3);
+
+  const std::string gray_jpeg = Encoded(".jpg", Picture(CV_8UC1));
+  CHECK(Contains(DecodeError(gray_jpeg), "image is gray: "));
+  CHECK(Decode(gray_jpeg, {true, false, false}).type() == CV_8UC3);
+
+  const std::string alpha = Encoded(".png", Picture(CV_8UC4));
+  CHECK(Contains(DecodeError(alpha), "image has an alpha channel: "));
+  CHECK(Decode(alpha, {false, true, false}).type() == CV_8UC3);
+
+  const std::string sixteen = Encoded(".png", Picture(CV_16UC3));
+  CHECK(Contains(DecodeError(sixteen), "image has 16 bits per channel: "));
+  CHECK(Decode(sixteen, {false, false, true}).type() == CV_8UC3);
+}
+
+TEST_CASE("transparent colours are an alpha channel") {
+  // tRNS after IHDR: length 6, a colour, and a checksum that nobody reads here.
+  std::string png = Encoded(".png", Picture(CV_8UC3));
+  png.insert(33, std::string("\0\0\0\x06tRNS\0\x01\0\x02\0\x03\0\0\0\0", 18));
+  CHECK(Contains(DecodeError(png), "alpha"));
+}
+
+TEST_CASE("files that are no image") {
+  CHECK(Contains(DecodeError(""), "not a JPEG or PNG image"));
+  CHECK(Contains(DecodeError("GIF89a"), "not a JPEG or PNG image"));
+  CHECK(Contains(DecodeError(Encoded(".bmp", Picture(CV_8UC3))), "not a JPEG or PNG image"));
+  const TempFolder folder;
+  const auto error = [&](const std::string& name) {
+    return MessageOf<ImageError>([&] { DecodeImage(folder / name, {}); });
+  };
+  CHECK(Contains(error("none.png"), "image not found"));
+  CHECK(Contains(error("."), "cannot read image"));
+}
+
+TEST_CASE("images cut off at every place are errors or images, never crashes") {
+  for (const char* extension : {".png", ".jpg"}) {
+    const std::string whole = Encoded(extension, Picture(CV_8UC3));
+    for (std::size_t size = 0; size < whole.size(); ++size) {
+      try {
+        CHECK(Decode(whole.substr(0, size)).channels() == 3);
+      } catch (const ImageError& error) {
+        CHECK_FALSE(std::string(error.what()).empty());
+      }
+    }
+  }
+}
+
+TEST_CASE("Exif orientation is applied") {
+  const cv::Mat picture = Picture(CV_8UC3);
+  const cv::Mat upright = Decode(WithOrientation(picture, 1));
+  const cv::Mat turned = Decode(WithOrientation(picture, 6));
+  CHECK(upright.size() == picture.size());
+  CHECK(turned.size() == cv::Size(picture.rows, picture.cols));
+}
+
+}  // namespace edgepack::testing

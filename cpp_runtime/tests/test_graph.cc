@@ -1,0 +1,82 @@
+#include <doctest/doctest.h>
+#include <edgepack/error.h>
+
+#include "graph.h"
+#include "support.h"
+
+namespace edgepack::testing {
+namespace {
+
+std::string LoadError(const std::string& text) {
+  const TempFolder folder;
+  WriteFile(folder / "graph.json", text);
+  return MessageOf<BundleError>([&] { LoadGraph(folder / "graph.json"); });
+}
+
+std::string LoadError(std::string_view from, std::string_view to) {
+  return LoadError(Replace(GraphText(), from, to));
+}
+
+}  // namespace
+
+TEST_CASE("a graph is read") {
+  const TempFolder folder;
+  WriteFile(folder / "graph.json", GraphText());
+  const Graph graph = LoadGraph(folder / "graph.json");
+  CHECK(graph.model == "tiny");
+  CHECK(graph.arena_bytes == 256);
+  CHECK(graph.params_bytes == 16);
+  REQUIRE(graph.tensors.size() == 4);
+  CHECK(graph.tensors[1].storage == Storage::kParams);
+  CHECK(graph.tensors[3].offset == 128);
+  CHECK(graph.inputs == std::vector<std::size_t>{0});
+  CHECK(graph.outputs == std::vector<std::size_t>{3});
+  REQUIRE(graph.calls.size() == 2);
+  CHECK(graph.calls[0].kernel == "add");
+  CHECK(graph.calls[0].args == std::vector<std::size_t>{0, 1, 2});
+}
+
+TEST_CASE("text that is no graph") {
+  CHECK(Contains(LoadError(""), "graph.json is not JSON"));
+  CHECK(Contains(LoadError(GraphText().substr(0, 300)), "graph.json is not JSON"));
+  CHECK(Contains(LoadError(std::string(100000, '[')), "nested too deep"));
+  CHECK(Contains(LoadError("[]"), "is not an object"));
+  CHECK(Contains(LoadError("{}"), "is not an edgepack graph"));
+  CHECK(Contains(LoadError(R"("version": 1)", R"("version": 2)"), "reads version 1"));
+  CHECK(Contains(LoadError("\"model\": \"tiny\"", "\"model\": 3"), "model: is not a string"));
+  CHECK(Contains(LoadError("\"model\"", "\"modell\""), "unknown key 'modell'"));
+  CHECK(Contains(LoadError("\"arena_bytes\": 256,", ""), "has no 'arena_bytes'"));
+  CHECK(Contains(LoadError("\"arena_bytes\": 256", "\"arena_bytes\": 2.5"), "not a whole number"));
+  CHECK(Contains(LoadError("\"arena_bytes\": 256", "\"arena_bytes\": 1e400"), "is not JSON"));
+  CHECK(Contains(LoadError("\"inputs\": [0]", "\"inputs\": 0"), "inputs: is not a list"));
+}
+
+TEST_CASE("tensors out of bounds") {
+  CHECK(Contains(LoadError("\"offset\": 128", "\"offset\": 256"),
+                 "tensors[3].offset: 256 + 16 bytes is outside the arena of 256"));
+  CHECK(Contains(LoadError("\"offset\": 128", "\"offset\": -64"), "is not between 0"));
+  CHECK(Contains(LoadError("\"offset\": 128", "\"offset\": 9223372036854775744"), "outside"));
+  CHECK(Contains(LoadError("\"offset\": 128", "\"offset\": 100"), "not a multiple of 64"));
+  CHECK(Contains(LoadError("\"params_bytes\": 16", "\"params_bytes\": 15"), "outside the params"));
+  CHECK(Contains(LoadError("\"bytes\": 16", "\"bytes\": 20"), "20 does not fit shape (1, 4)"));
+  CHECK(Contains(LoadError("[1, 4]", "[1, -4]"), "shape[1]: -4 is not between"));
+  CHECK(Contains(LoadError("[1, 4]", "[4294967296, 4294967296]"), "does not fit shape"));
+  CHECK(Contains(LoadError("float32", "float33"), "unknown dtype 'float33'"));
+  CHECK(Contains(LoadError("\"storage\": \"arena\"", "\"storage\": \"disk\""), "unknown storage"));
+  CHECK(
+      Contains(LoadError("[1, 4]", "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,4]"), "too many dimensions"));
+}
+
+TEST_CASE("indices out of bounds") {
+  CHECK(
+      Contains(LoadError("\"outputs\": [3]", "\"outputs\": [4]"), "there is no tensor 4 among 4"));
+  CHECK(Contains(LoadError("\"outputs\": [3]", "\"outputs\": []"), "outputs: is empty"));
+  CHECK(Contains(LoadError("\"inputs\": [0]", "\"inputs\": [1]"), "tensor 1 is not in the arena"));
+  CHECK(Contains(LoadError("\"inputs\": [0]", "\"inputs\": [0, 0]"), "named twice"));
+  CHECK(Contains(LoadError("[0, 1, 2]", "[0, 1, 22]"), "calls[0].args[2]: there is no tensor 22"));
+  CHECK(Contains(LoadError("[0, 1, 2]", "[0, 2, 1]"), "must write into the arena"));
+  CHECK(Contains(LoadError("[0, 1, 2]", "[]"), "must write into the arena"));
+  CHECK(Contains(LoadError("\"kernel\": \"add\"", "\"kernel\": \"\""), "kernel: is empty"));
+}
+
+}  // namespace edgepack::testing

@@ -1,0 +1,62 @@
+#include <doctest/doctest.h>
+#include <edgepack/error.h>
+
+#include "options.h"
+#include "support.h"
+
+namespace edgepack::testing {
+namespace {
+
+std::string ParseError(const std::vector<std::string>& words) {
+  return MessageOf<UsageError>([&] { ParseOptions(words); });
+}
+
+}  // namespace
+
+TEST_CASE("flags are read") {
+  const Options options =
+      ParseOptions({"--input",     "a.npy", "--input=b.npy", "--output", "c.npy",
+                    "--tolerance", "1e-3",  "--bench",       "10",       "--warmup=0",
+                    "--threads",   "2",     "--affinity",    "0,2-3",    "--json",
+                    "--top",       "3",     "--expected",    "d.npy",    "--bundle",
+                    "/b"});
+  CHECK(options.inputs.size() == 2);
+  CHECK(options.inputs[1] == "b.npy");
+  CHECK(options.outputs.at(0) == "c.npy");
+  CHECK(options.tolerance == 1e-3);
+  CHECK(options.bench == 10);
+  CHECK(options.warmup == 0);
+  CHECK(options.threads == 2);
+  CHECK(options.affinity == "0,2-3");
+  CHECK(options.json);
+  CHECK(options.top == 3);
+  CHECK(options.expected.at(0) == "d.npy");
+  CHECK(options.bundle == "/b");
+  CHECK(ParseOptions({"--help"}).help);
+  CHECK(ParseOptions({"--version"}).version);
+}
+
+TEST_CASE("mistakes") {
+  CHECK(ParseError({"--golden", "--tresholds"}) == "unknown flag: --tresholds");
+  CHECK(ParseError({"--golden", "-j"}) == "unknown flag: -j");
+  CHECK(ParseError({"photo.jpg"}) == "unexpected word: photo.jpg");
+  CHECK(ParseError({"--golden", "--json=yes"}) == "--json takes no value");
+  CHECK(ParseError({"--image"}) == "--image needs a value");
+  CHECK(ParseError({}) == "no input");
+  CHECK(Contains(ParseError({"--golden", "--image", "a"}), "exclude each other"));
+  CHECK(Contains(ParseError({"--golden", "--expected", "a"}), "has its own"));
+  CHECK(Contains(ParseError({"--golden", "--preprocess-only"}), "need --image"));
+  CHECK(
+      Contains(ParseError({"--image", "a", "--preprocess-only", "--bench", "1"}), "does not run"));
+  for (const char* value : {"", "x", "0", "-1", "1.5", "2x", "99999999999"}) {
+    CAPTURE(value);
+    CHECK(Contains(ParseError({"--golden", "--bench", value}), "--bench: '"));
+    CHECK(Contains(ParseError({"--golden", "--threads", value}), "--threads: '"));
+  }
+  for (const char* value : {"", "x", "-1", "nan", "inf", "1e-4x"}) {
+    CAPTURE(value);
+    CHECK(Contains(ParseError({"--golden", "--tolerance", value}), "--tolerance: '"));
+  }
+}
+
+}  // namespace edgepack::testing

@@ -1,0 +1,72 @@
+#include <doctest/doctest.h>
+#include <edgepack/error.h>
+#include <edgepack/preprocess_spec.h>
+
+#include "support.h"
+
+namespace edgepack::testing {
+namespace {
+
+const char* const kText = R"({
+  "format": "edgepack-preprocess", "version": 1, "input": "input", "color": "rgb",
+  "resize": {"mode": "shortest", "size": 256}, "interpolation": "pil-bilinear",
+  "crop": {"height": 224, "width": 192}, "scale": 0.5, "mean": [1, 2, 3], "std": [4, 5, 6.5],
+  "layout": "NHWC", "dtype": "float32", "accept": ["gray"]})";
+
+PreprocessSpec Load(const std::string& text) {
+  const TempFolder folder;
+  WriteFile(folder / "preprocess.json", text);
+  return LoadPreprocessSpec(folder / "preprocess.json");
+}
+
+std::string LoadError(std::string_view from, std::string_view to) {
+  return MessageOf<BundleError>([&] { Load(Replace(kText, from, to)); });
+}
+
+}  // namespace
+
+TEST_CASE("a spec is read") {
+  const PreprocessSpec spec = Load(kText);
+  CHECK(spec.input == "input");
+  CHECK(spec.color == PreprocessSpec::Color::kRgb);
+  REQUIRE(spec.resize);
+  CHECK(spec.resize->mode == PreprocessSpec::Resize::Mode::kShortest);
+  CHECK(spec.resize->size.height == 256);
+  CHECK(spec.interpolation == PreprocessSpec::Interpolation::kPilBilinear);
+  REQUIRE(spec.crop);
+  CHECK(spec.crop->width == 192);
+  CHECK(spec.scale == 0.5);
+  CHECK(spec.std[2] == 6.5);
+  CHECK(spec.layout == PreprocessSpec::Layout::kNhwc);
+  CHECK(spec.accept.gray);
+  CHECK_FALSE(spec.accept.alpha);
+}
+
+TEST_CASE("uint8 and gray") {
+  const PreprocessSpec spec = Load(R"({
+    "format": "edgepack-preprocess", "version": 1, "input": "x", "color": "gray", "resize": null,
+    "interpolation": "linear", "crop": null, "layout": "NCHW", "dtype": "uint8", "accept": []})");
+  CHECK_FALSE(spec.normalise);
+  CHECK_FALSE(spec.resize);
+  CHECK_FALSE(spec.crop);
+  CHECK(spec.channels() == 1);
+  CHECK(spec.accept.gray);
+}
+
+TEST_CASE("mistakes") {
+  CHECK(Contains(LoadError("edgepack-preprocess", "other"), "is not an edgepack preprocessing"));
+  CHECK(Contains(LoadError("\"version\": 1", "\"version\": 2"), "reads version 1"));
+  CHECK(Contains(LoadError("\"rgb\"", "\"rbg\""), "color: 'rbg' is none of rgb, bgr, gray"));
+  CHECK(Contains(LoadError("256", "0"), "resize.size: 0 is not between 1"));
+  CHECK(Contains(LoadError("256", "99999"), "resize.size: 99999"));
+  CHECK(Contains(LoadError("\"size\"", "\"sizes\""), "has no 'size'"));
+  CHECK(Contains(LoadError("\"shortest\"", "\"exact\""), "resize: has no 'height'"));
+  CHECK(Contains(LoadError("[1, 2, 3]", "[1, 2]"), "mean: needs 3 values"));
+  CHECK(Contains(LoadError("6.5", "0"), "std: is not above 0"));
+  CHECK(Contains(LoadError("6.5", "NaN"), "is not a finite number"));
+  CHECK(Contains(LoadError("\"float32\"", "\"uint8\""), "takes the pixels as they are"));
+  CHECK(Contains(LoadError("\"accept\": [\"gray\"]", "\"accept\": [\"grey\"]"), "accept[0]"));
+  CHECK(Contains(LoadError("\"crop\"", "\"crops\""), "unknown key 'crops'"));
+}
+
+}  // namespace edgepack::testing

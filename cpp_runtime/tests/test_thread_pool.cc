@@ -1,0 +1,118 @@
+#include <atomic>
+#include <sched.h>
+#include <set>
+#include <thread>
+
+#include <doctest/doctest.h>
+#include <edgepack/error.h>
+#include <edgepack/thread_pool.h>
+
+namespace edgepack {
+namespace {
+
+using Group = ThreadPool::Group;
+
+}  // namespace
+
+TEST_CASE("each task runs once") {
+  for (const int threads : {1, 2, 5}) {
+    ThreadPool pool;
+    pool.Configure(threads, {});
+    CHECK(pool.threads() == threads);
+    for (const int tasks : {0, 1, 2, 5, 17}) {
+      std::vector<std::atomic<int>> counts(static_cast<std::size_t>(tasks > 0 ? tasks : threads));
+      const int status = pool.Run(tasks, [&](int task, Group& group) {
+        ++counts[static_cast<std::size_t>(task)];
+        return group.tasks() == static_cast<int>(counts.size()) ? 0 : 1;
+      });
+      CHECK(status == 0);
+      for (const auto& count : counts) CHECK(count == 1);
+    }
+  }
+}
+
+TEST_CASE("many short launches") {
+  ThreadPool pool;
+  pool.Configure(3, {});
+  std::atomic<int> sum{0};
+  for (int i = 0; i < 5000; ++i) {
+    pool.Run(0, [&](int /*task*/, Group& /*group*/) {
+      ++sum;
+      return 0;
+    });
+  }
+  CHECK(sum == 15000);
+}
+
+TEST_CASE("a failed task fails the launch") {
+  ThreadPool pool;
+  for (const int threads : {1, 4}) {
+    pool.Configure(threads, {});
+    CHECK(pool.Run(4, [](int task, Group&) { return task == 2 ? 7 : 0; }) == 7);
+    CHECK(pool.Run(4, [](int, Group&) { return 0; }) == 0);
+  }
+}
+
+TEST_CASE("a launch from inside a task runs on its thread") {
+  ThreadPool pool;
+  pool.Configure(3, {});
+  std::atomic<int> count{0};
+  std::atomic<bool> elsewhere{false};
+  pool.Run(0, [&](int, Group&) {
+    const auto thread = std::this_thread::get_id();
+    return pool.Run(4, [&](int, Group&) {
+      ++count;
+      if (std::this_thread::get_id() != thread) elsewhere = true;
+      return 0;
+    });
+  });
+  CHECK(count == 12);
+  CHECK_FALSE(elsewhere);
+}
+
+TEST_CASE("barriers") {
+  ThreadPool pool;
+  pool.Configure(3, {});
+  std::atomic<int> arrived{0};
+  const int status = pool.Run(0, [&](int, Group& group) {
+    for (int round = 1; round <= 20; ++round) {
+      ++arrived;
+      if (!group.Wait() || arrived < 3 * round || !group.Wait()) return 1;
+    }
+    return 0;
+  });
+  CHECK(status == 0);
+  SUBCASE("cannot open with more tasks than threads") {
+    CHECK(pool.Run(4, [](int, Group& group) { return group.Wait() ? 0 : 1; }) == 1);
+  }
+  SUBCASE("do not wait for a task that failed") {
+    CHECK(pool.Run(3, [](int task, Group& group) { return task == 1 || !group.Wait() ? 1 : 0; }) ==
+          1);
+  }
+  SUBCASE("of one task are open") {
+    pool.Configure(1, {});
+    CHECK(pool.Run(0, [](int, Group& group) { return group.Wait() ? 0 : 1; }) == 0);
+  }
+}
+
+TEST_CASE("threads stay on their CPUs") {
+  cpu_set_t before;
+  CPU_ZERO(&before);
+  REQUIRE(sched_getaffinity(0, sizeof(before), &before) == 0);
+  int first = 0;
+  while (!CPU_ISSET(static_cast<unsigned>(first), &before)) ++first;
+  {
+    ThreadPool pool;
+    pool.Configure(2, {first});
+    std::atomic<bool> outside{false};
+    pool.Run(0, [&](int, Group&) {
+      if (sched_getcpu() != first) outside = true;
+      return 0;
+    });
+    CHECK_FALSE(outside);
+    CHECK_THROWS_AS(pool.Configure(2, {CPU_SETSIZE - 1}), UsageError);
+  }
+  sched_setaffinity(0, sizeof(before), &before);
+}
+
+}  // namespace edgepack
