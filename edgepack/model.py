@@ -315,6 +315,7 @@ def _sha256(files: Sequence[Path]) -> str:
 
 def _drop_initialized_inputs(proto: Any) -> None:
     """Models before IR version 4 list their weights among the inputs: weights they are."""
+    proto.ir_version = max(proto.ir_version, 4)
     weights = {tensor.name for tensor in proto.graph.initializer}
     real = [value for value in proto.graph.input if value.name not in weights]
     del proto.graph.input[:]

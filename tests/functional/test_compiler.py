@@ -16,7 +16,7 @@ from onnx import TensorProto, numpy_helper
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model
 from edgepack.model import DynamicShapeError, ModelSpec, UnsupportedOperatorError
-from edgepack.toolchain import select
+from edgepack.toolchain import find, select
 from tests import onnx_models
 from tests.onnx_models import Builder
 from tests.plan_on_arm import run_plan_on_arm
@@ -114,6 +114,25 @@ def test_cortex_a9_code_has_no_fused_multiply_add_and_no_hardware_divide(tmp_pat
         assert "vmul.f32" in mnemonics or name != "branches"
         bad = ("vfma", "vfms", "vfnma", "vfnms", "sdiv", "udiv")
         assert not [m for m in mnemonics if m.startswith(bad)]
+
+
+@pytest.mark.parametrize("board", ["pynq", "rk3399"])
+def test_library_linked_by_gcc_needs_libc_and_libm_only(tmp_path: Path, board: str) -> None:
+    profile = get_board(board)
+    readelf = require_tool(f"{profile.triple}-readelf")
+    path = onnx_models.half_floats(tmp_path / "model.onnx")
+    toolchain = find("gnu", profile)
+    compiled = compile_model(ModelSpec(path=path), profile, toolchain, tmp_path / "out")
+    text = subprocess.run(
+        [readelf, "-dW", "--dyn-syms", compiled.library], capture_output=True, text=True, check=True
+    ).stdout
+    needed = {line.split("[")[1].rstrip("]") for line in text.splitlines() if "(NEEDED)" in line}
+    assert needed <= {"libc.so.6", "libm.so.6"}
+    missing = [
+        line.split()[7] for line in text.splitlines() if " UND " in line and line.split()[7:]
+    ]
+    own = [name for name in missing if "@" not in name and not name.startswith("_")]
+    assert own == ["TVMFFIErrorSetRaisedFromCStrParts"]
 
 
 def test_equal_input_gives_equal_bytes_in_another_folder_and_process(tmp_path: Path) -> None:

@@ -95,12 +95,15 @@ def test_a_symbol_given_in_one_input_holds_in_the_others(tmp_path: Path) -> None
 def test_weights_listed_among_the_inputs_are_weights(tmp_path: Path) -> None:
     path = onnx_models.one_conv(tmp_path / "net.onnx")
     proto = onnx.load(path)
+    proto.ir_version = 3
     weight = proto.graph.initializer[0]
     proto.graph.input.append(
         helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims)
     )
     onnx.save(proto, path)
-    assert [t.name for t in load_model(ModelSpec(path=path)).inputs] == ["image"]
+    model = load_model(ModelSpec(path=path))
+    assert [t.name for t in model.inputs] == ["image"]
+    assert model.proto.ir_version >= 4
 
 
 @pytest.mark.parametrize(
