@@ -17,7 +17,7 @@ from edgepack.virtual.errors import (
     RootfsError,
     ToolMissingError,
 )
-from edgepack.virtual.registry import down, known_hosts, list_running, ssh_command, up
+from edgepack.virtual.registry import cut_power, down, known_hosts, list_running, ssh_command, up
 from edgepack.virtual.state import VirtualBoard
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "RootfsError",
     "ToolMissingError",
     "VirtualBoard",
+    "cut_power",
     "down",
     "known_hosts",
     "list_running",

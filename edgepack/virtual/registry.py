@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import signal
 import socket
 import time
 from pathlib import Path
@@ -122,6 +123,15 @@ def down(name: str) -> bool:
             state.stop(board.pid, board.started)
         shutil.rmtree(folder, ignore_errors=True)
     return True
+
+
+def cut_power(board: VirtualBoard) -> None:
+    """End `board` at once, as pulling its plug would; nothing it has not synced is safe.
+
+    A full-system board keeps its disk: `up` with the same choices boots from it. A light
+    board writes to memory, so it comes back empty.
+    """
+    state.stop(board.pid, board.started, (signal.SIGKILL,))
 
 
 def list_running() -> list[VirtualBoard]:

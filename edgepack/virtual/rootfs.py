@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 from edgepack.paths import atomic_dir, cache_dir, locked
@@ -24,7 +25,9 @@ _EXCLUDE = (
     *("/usr/share/perl5/*", "/usr/share/bash-completion/*", "/usr/share/lintian/*"),
     *("/usr/lib/*/perl-base/*", "/usr/lib/*/gconv/*", "/usr/lib/locale/*"),
 )
-_FOLDERS = ("dev", "home", "proc", "root", "run", "sys", "tmp", "var/log", "var/tmp")
+# Device nodes that only root can make or copy; each board has its own /dev.
+_EMPTIED = "dev"
+_FOLDERS = (_EMPTIED, "home", "proc", "root", "run", "sys", "tmp", "var/log", "var/tmp")
 _CONFIG = {
     "etc/passwd": (
         "root:x:0:0:root:/root:/bin/bash\n"
@@ -63,7 +66,7 @@ def rootfs(suite: str, arch: str, *, progress: Progress = NO_PROGRESS) -> Path:
     keys are not in it but come with each board. Made once (about 10 s, 50 MB), then taken
     from the cache. Raises RootfsError, ToolMissingError.
     """
-    recipe = json.dumps([_PACKAGES, _EXCLUDE, _FOLDERS, _CONFIG, _LINKS])
+    recipe = json.dumps([_PACKAGES, _EXCLUDE, _EMPTIED, _FOLDERS, _CONFIG, _LINKS])
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:12]
     folder = cache_dir() / "rootfs" / f"{suite}-{arch}-{digest}"
     with locked(folder):
@@ -76,6 +79,7 @@ def rootfs(suite: str, arch: str, *, progress: Progress = NO_PROGRESS) -> Path:
 
 
 def _configure(root: Path) -> None:
+    shutil.rmtree(root / _EMPTIED, ignore_errors=True)
     for name in _FOLDERS:
         (root / name).mkdir(parents=True, exist_ok=True)
     (root / "tmp").chmod(0o1777)

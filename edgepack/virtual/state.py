@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -115,24 +116,24 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def stop(pid: int, started: int) -> None:
-    """End the process named by `pid` and `started`: politely, then for good.
+def stop(
+    pid: int,
+    started: int,
+    signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGKILL),
+) -> None:
+    """End the process named by `pid` and `started` and wait for it: politely, then for good.
 
     Raises BoardStartError if it will not die.
     """
-    for number, wait_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, _STOP_S)):
+    for number in signals:
         if start_time(pid) != started:
-            return
+            break
         os.kill(pid, number)
-        deadline = time.monotonic() + wait_s
+        deadline = time.monotonic() + _STOP_S
         while start_time(pid) == started and time.monotonic() < deadline:
-            reap(pid)
             time.sleep(0.02)
     if start_time(pid) == started:
         raise BoardStartError(f"process {pid} of a virtual board does not end")
-
-
-def reap(pid: int) -> None:
-    """Collect process `pid` if it was this process's own child and has ended."""
+    # Ours to collect if this very process started it.
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgepack import paths, virtual
+from edgepack.boards import Board, get_board
+from edgepack.errors import UsageError
+from edgepack.virtual import errors, state
+from edgepack.virtual.state import VirtualBoard
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(paths, "_cache_dir", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def rasp3b() -> Board:
+    return get_board("rasp3b")
+
+
+@pytest.fixture
+def running() -> VirtualBoard:
+    """The record of a light rasp3b, as if this process were it."""
+    started = state.start_time(os.getpid())
+    assert started is not None
+    board = VirtualBoard(
+        name="rasp3b",
+        board="rasp3b",
+        kind="light",
+        suite="bullseye",
+        host="127.0.0.1",
+        port=2222,
+        user="pi",
+        key_file=Path("/a folder/login"),
+        host_key="[127.0.0.1]:2222 ssh-ed25519 AAAA",
+        pid=os.getpid(),
+        started=started,
+        disk_mb=1024,
+    )
+    state.save(board)
+    return board
+
+
+def test_this_machine_has_no_virtual_board() -> None:
+    with pytest.raises(errors.NoVirtualBoardError, match="board local") as caught:
+        virtual.up(get_board("local"))
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/b", "A", "-x", "a" * 61, "a b"])
+def test_a_name_is_no_path(rasp3b: Board, name: str) -> None:
+    with pytest.raises(UsageError, match="not a name"):
+        virtual.up(rasp3b, name=name)
+
+
+def test_unknown_kind(rasp3b: Board) -> None:
+    with pytest.raises(UsageError, match="heavy"):
+        virtual.up(rasp3b, kind="heavy")
+
+
+def test_up_returns_what_runs(rasp3b: Board, running: VirtualBoard) -> None:
+    assert virtual.up(rasp3b) == running
+    assert virtual.up(rasp3b, kind="light", suite="bullseye", disk_mb=1024) == running
+    assert virtual.list_running() == [running]
+
+
+def test_up_refuses_another_board_of_that_name(rasp3b: Board, running: VirtualBoard) -> None:
+    for wish in ({"suite": "trixie"}, {"kind": "system"}, {"disk_mb": 64}):
+        with pytest.raises(errors.BoardConflictError) as caught:
+            virtual.up(rasp3b, **wish)  # type: ignore[arg-type]
+        (key, value) = next(iter(wish.items()))
+        assert f"{key} {getattr(running, key)}, not {value}" in str(caught.value)
+        assert "edgepack board down rasp3b" in str(caught.value)
+    with pytest.raises(errors.BoardConflictError, match="board rasp3b, not pynq"):
+        virtual.up(get_board("pynq"), name="rasp3b")
+
+
+def test_down_of_nothing(running: VirtualBoard) -> None:
+    assert virtual.down("pynq") is False
+    assert virtual.down("../boards") is False
+
+
+def test_down_of_a_board_that_died_deletes_its_files(running: VirtualBoard) -> None:
+    state.save(replace(running, started=1))
+    assert virtual.list_running() == []
+    assert virtual.down("rasp3b") is True
+    assert not state.folder("rasp3b").exists()
+
+
+def test_ssh_command_trusts_one_key_only(running: VirtualBoard) -> None:
+    command = virtual.ssh_command(running)
+    assert command[-1] == "pi@127.0.0.1"
+    assert "StrictHostKeyChecking=yes" in command
+    assert 'IdentityFile="/a folder/login"' in command
+    assert virtual.known_hosts(running).read_text() == running.host_key + "\n"
+
+
+def test_missing_programs_name_their_package(
+    monkeypatch: pytest.MonkeyPatch, rasp3b: Board
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(errors.ToolMissingError) as caught:
+        virtual.up(rasp3b)
+    assert "sudo apt-get install mmdebstrap" in str(caught.value)
+    assert caught.value.exit_code == 4
+    for tool, package in (
+        ("qemu-arm-static", "qemu-user-static"),
+        ("qemu-system-aarch64", "qemu-system-arm"),
+        ("mke2fs", "e2fsprogs"),
+    ):
+        with pytest.raises(errors.ToolMissingError, match=tool) as caught:
+            errors.find_tool(tool)
+        assert caught.value.hint == f"sudo apt-get install {package}"
