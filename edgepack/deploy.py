@@ -158,7 +158,8 @@ def deploy(
 def _plan(bundle: Bundle, facts: DeviceFacts, state: DeviceState, keep: int) -> DeployPlan:
     tested = from_record(state.smoke, facts.fingerprint) is not None
     todo = plan(bundle, state, tested=tested, sha256sum=facts.sha256sum, keep=keep)
-    gate.check_device(bundle, facts, send_bytes=todo.send_bytes)
+    if todo.send_bytes:
+        gate.check_device(bundle, facts, send_bytes=todo.send_bytes)
     return todo
 
 

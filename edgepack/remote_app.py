@@ -6,7 +6,7 @@ import contextlib
 import json
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from edgepack.device.errors import shorten
 from edgepack.errors import (
     BundleError,
     EdgepackError,
-    ImageError,
     MismatchError,
     ModelError,
     RemoteError,
@@ -63,7 +62,7 @@ def run_on_device(device: Device, root: str, request: RunRequest) -> dict[str, A
 
     Files go to a temporary folder there and are removed again. Raises RemoteError if
     nothing is deployed or the app fails, and the class of the app's own exit code
-    (ImageError, UsageError, ModelError, BundleError, MismatchError).
+    (UsageError, ModelError, BundleError, MismatchError).
     """
     uploads = [path for path in (request.image, *request.inputs, request.expected) if path]
     for path in uploads:
@@ -85,7 +84,11 @@ def run_on_device(device: Device, root: str, request: RunRequest) -> dict[str, A
             words += ["--output", f"{folder}/output.npy"]
         command = app_command(app, [*words, *request.options])
         done = device.run(command, timeout_s=request.timeout_s, check=False)
-        answer = parse_answer(device, done)
+        stdout = done.stdout
+        for path, name in remote.items():
+            # Messages name the files that the user knows, inside the JSON's quotes.
+            stdout = stdout.replace(name, json.dumps(str(path))[1:-1])
+        answer = parse_answer(device, replace(done, stdout=stdout))
         if request.output:
             device.get(f"{folder}/output.npy", request.output)
         return answer
@@ -128,8 +131,6 @@ def parse_answer(device: Device, done: RemoteResult) -> dict[str, Any]:
     if isinstance(said, dict) and isinstance(said.get("message"), str):
         message, hint = said["message"], said.get("hint") or None
         kind = _ERRORS.get(done.returncode, RemoteError)
-        if kind is UsageError and "image" in message:
-            kind = ImageError
     elif done.returncode == MismatchError.exit_code:
         expected = answer.get("expected", {}) if answer else {}
         message, hint, kind = f"outputs differ: {expected}", None, MismatchError

@@ -357,14 +357,21 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):
     ) -> None:
         """Return if the key is good, raise if not."""
         blob = key.asbytes()
-        kind, print_ = key.get_name(), known_hosts.fingerprint(key.asbytes())
+        kind, print_ = key.get_name(), known_hosts.fingerprint(blob)
         verdict, origin = self._known.check(self._host, kind, blob)
         match verdict:
             case Verdict.KNOWN:
                 return
             case Verdict.UNKNOWN if self._accept_new:
                 log.info("adding the %s key %s of %s to %s", kind, print_, self._where, self._file)
-                known_hosts.append(self._file, self._host, kind, blob)
+                try:
+                    known_hosts.append(self._file, self._host, kind, blob)
+                except OSError as error:
+                    raise UnknownHostKeyError(
+                        f"host key of {self._where} cannot be added to {self._file}: "
+                        f"{error.strerror}",
+                        hint="use another file with --known-hosts FILE",
+                    ) from None
             case Verdict.UNKNOWN:
                 raise UnknownHostKeyError(
                     f"host key of {self._where} is not known: {kind} {print_}",

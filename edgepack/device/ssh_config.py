@@ -23,7 +23,9 @@ def load(files: list[Path]) -> paramiko.SSHConfig:
             try:
                 config.parse(_expanded(file, depth=0))
             except (paramiko.SSHException, OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"{file}: {error}") from None
+                raise ConfigError(
+                    f"{file}: {error}", hint="use another configuration with --ssh-config FILE"
+                ) from None
     return config
 
 

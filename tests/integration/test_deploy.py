@@ -27,7 +27,7 @@ from edgepack.deploy import (
     preview,
 )
 from edgepack.device import ConnectionLostError, DiskFullError, LocalDevice
-from edgepack.errors import BundleError, ImageError, MismatchError, RemoteError, UsageError
+from edgepack.errors import BundleError, MismatchError, RemoteError, UsageError
 from edgepack.manifest import MANIFEST_NAME, PARAMS
 from edgepack.release import wanted_files
 from edgepack.remote_app import RunRequest, run_on_device
@@ -496,7 +496,7 @@ def test_run_on_a_device(bundles: dict[str, Bundle], home: Path, tmp_path: Path)
     assert np.load(out).shape == (1, 4)
     assert run_on_device(device, ROOT, RunRequest(golden=True))["expected"]["ok"] is True
     (tmp_path / "text.png").write_text("no image")
-    with pytest.raises(ImageError, match="not an image") as bad:
+    with pytest.raises(UsageError, match=f"not an image: {tmp_path}/text.png") as bad:
         run_on_device(device, ROOT, RunRequest(image=tmp_path / "text.png"))
     assert bad.value.hint == "use a PNG"
     with pytest.raises(UsageError, match="no such file"):

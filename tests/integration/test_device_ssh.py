@@ -118,6 +118,10 @@ def test_unknown_host_key(sshd: Sshd, options: SshOptions, tmp_path: Path) -> No
     assert unknown.value.exit_code == 6
     assert not known.exists()
 
+    folder = replace(options, accept_new_host_key=True, known_hosts=tmp_path)
+    with pytest.raises(UnknownHostKeyError, match="cannot be added"):
+        SshDevice(address(sshd), options=folder)
+
     SshDevice(address(sshd), options=replace(options, accept_new_host_key=True)).close()
     assert known.read_text() == sshd.known_hosts_line + "\n"
     SshDevice(address(sshd), options=options).close()
@@ -279,7 +283,9 @@ def test_proxy_command(sshd: Sshd, tmp_path: Path) -> None:
     device.close()
     config.write_text(config.read_text().replace(str(forward), "/nonexistent.py"))
     with pytest.raises(UnreachableError, match=f"127.0.0.1:{sshd.port} cannot be reached"):
-        SshDevice(Address(host="board"), options=SshOptions(config_file=config))
+        SshDevice(
+            Address(host="board"), options=SshOptions(config_file=config, connect_timeout_s=1)
+        )
 
 
 def test_configurations_that_do_not_work(tmp_path: Path) -> None:
