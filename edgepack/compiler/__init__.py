@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgepack.boards import Board
+from edgepack.compiler.report import LayerReport
 from edgepack.model import ModelSpec, TensorInfo, load_model
 from edgepack.paths import atomic_dir
 from edgepack.progress import NO_PROGRESS, Progress
@@ -24,7 +25,8 @@ class CompiledModel:
     """A folder with the three artifacts of a model for one board.
 
     `arena_bytes` is the memory all tensors of a run share, inputs and outputs
-    included; `params_bytes` is the size of the mapped parameter file.
+    included; `params_bytes` is the size of the mapped parameter file. `layers` tells
+    for each kernel call where it came from and what it costs.
     """
 
     folder: Path
@@ -37,6 +39,7 @@ class CompiledModel:
     params_bytes: int
     model_sha256: str
     tvm_version: str
+    layers: tuple[LayerReport, ...] = ()
 
 
 def compile_model(
@@ -61,8 +64,8 @@ def compile_model(
     from edgepack.compiler import build, importer, llvm, lower, plan, schedule
 
     target = llvm.tvm_target(board)
-    module = lower.lower(importer.import_model(model), target, model)
-    laid_out, kernels = plan.extract_plan(schedule.schedule(module, target), model)
+    module, fast = lower.lower(importer.import_model(model), target, model)
+    laid_out, kernels = plan.extract_plan(schedule.schedule(module, target), model, fast.kernels)
 
     progress.step(f"compiling {len(kernels)} kernels for {board.cpu}")
     with atomic_dir(out) as work:
@@ -80,4 +83,5 @@ def compile_model(
         params_bytes=len(laid_out.params),
         model_sha256=model.sha256,
         tvm_version=tvm.__version__,
+        layers=plan.report_layers(laid_out, fast.reports),
     )

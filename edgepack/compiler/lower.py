@@ -1,47 +1,63 @@
-"""Relax operators -> fused PrimFuncs, called in a straight line."""
+"""Relax operators -> kernels, called in a straight line.
+
+What the kernel library has a rule for goes there; TVM lowers and fuses the rest.
+"""
 
 from __future__ import annotations
 
 import tvm
 from tvm import relax
 
+from edgepack.compiler import kernels
 from edgepack.compiler.importer import DATA_SHAPE_HINT, ImportModelError, first_line
 from edgepack.model import DynamicShapeError, LoadedModel
 
 
-def lower(module: tvm.IRModule, target: tvm.target.Target, model: LoadedModel) -> tvm.IRModule:
-    """Turn every operator into a PrimFunc and fuse those that can share their loops.
+def lower(
+    module: tvm.IRModule, target: tvm.target.Target, model: LoadedModel
+) -> tuple[tvm.IRModule, kernels.Rewritten]:
+    """Turn every operator into a kernel.
 
-    In the result `main` is a dataflow block of `call_tir` and `reshape` only; a
-    reshape moves no data. Raises `ImportModelError` for a form of an operator that
-    TVM converts but has no code for (a maximum of booleans, an integer power), and
-    `DynamicShapeError` where a shape inside depends on the data.
+    In the resulting module `main` is a dataflow block of three things only: `call_dps_packed`
+    of a kernel of the library (those come with the second result), `call_tir` of a PrimFunc of
+    the module, where operators that can share their loops are fused, and `reshape`, which moves
+    no data. Raises `ImportModelError` for a form of an operator that TVM converts but has no
+    code for (a maximum of booleans, an integer power), and `DynamicShapeError` where a shape
+    inside depends on the data.
     """
     transform = relax.transform
-    passes = tvm.transform.Sequential(
-        [
-            transform.FoldConstant(),
-            transform.LegalizeOps(),
-            transform.AnnotateTIROpPattern(),
-            transform.FoldConstant(),
-            transform.FuseOps(),
-            transform.FuseTIR(),
-            transform.DeadCodeElimination(),
-            transform.RewriteDataflowReshape(),
-        ]
-    )
-    try:
-        with target:
-            lowered = passes(module)
-    except Exception as error:  # TVM's errors share no base
-        raise ImportModelError(
-            f"{model.path}: TVM cannot lower the model: {first_line(error)}"
-        ) from error
+    folded = _apply([transform.FoldConstant()], module, target, model)
+    fast = kernels.rewrite(folded, target)
+    passes = [
+        transform.LegalizeOps(),
+        transform.AnnotateTIROpPattern(),
+        transform.FoldConstant(),
+        transform.FuseOps(),
+        transform.FuseTIR(),
+        transform.DeadCodeElimination(),
+        transform.RewriteDataflowReshape(),
+    ]
+    lowered = _apply(passes, fast.module, target, model)
     _check_shape(lowered["main"].ret_ty, model)
     for block in lowered["main"].body.blocks:
         for binding in block.bindings:
             _check_shape(binding.var.ty, model)
-    return lowered
+    return lowered, fast
+
+
+def _apply(
+    passes: list[tvm.transform.Pass],
+    module: tvm.IRModule,
+    target: tvm.target.Target,
+    model: LoadedModel,
+) -> tvm.IRModule:
+    try:
+        with target:
+            return tvm.transform.Sequential(passes)(module)
+    except Exception as error:  # TVM's errors share no base
+        raise ImportModelError(
+            f"{model.path}: TVM cannot lower the model: {first_line(error)}"
+        ) from error
 
 
 def _check_shape(ty: tvm.ir.Type, model: LoadedModel) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ import tvm_ffi
 from tvm import relax, te, tirx, topi
 
 from edgepack.compiler.arena import Block, align, allocate
+from edgepack.compiler.report import LayerReport
 from edgepack.errors import ModelError
 from edgepack.model import DTYPES, LoadedModel, TensorInfo
 
@@ -95,14 +96,17 @@ class Plan:
         return text + "\n}\n"
 
 
-def extract_plan(module: tvm.IRModule, model: LoadedModel) -> tuple[Plan, dict[str, tirx.PrimFunc]]:
+def extract_plan(
+    module: tvm.IRModule, model: LoadedModel, library: Mapping[str, tirx.PrimFunc]
+) -> tuple[Plan, dict[str, tirx.PrimFunc]]:
     """The plan of a lowered module, and the kernels it calls by name.
 
-    A kernel may have more arguments than its `call_tir` names inputs and
-    outputs: those last ones are scratch memory, which is placed in the arena for
-    the time of the call. Raises `PlanError`.
+    `library` has the kernels that the module calls as packed functions. A kernel
+    may have more arguments than its call names inputs and outputs: those last
+    ones are scratch memory, which is placed in the arena for the time of the
+    call. Raises `PlanError`.
     """
-    builder = _Builder(module, model)
+    builder = _Builder(module, model, library)
     main = module["main"]
     for parameter, info in zip(main.params, model.inputs, strict=True):
         builder.bind_input(parameter, info)
@@ -110,6 +114,26 @@ def extract_plan(module: tvm.IRModule, model: LoadedModel) -> tuple[Plan, dict[s
         for binding in block.bindings:
             builder.bind(binding.var, binding.value)
     return builder.finish(main.body.body)
+
+
+def report_layers(plan: Plan, fast: Sequence[LayerReport]) -> tuple[LayerReport, ...]:
+    """A report per call of the plan; `fast` has those of the kernel library, in order."""
+    library, known = {report.kernel for report in fast}, iter(fast)
+
+    def generic(call: Call) -> LayerReport:
+        tensors = [plan.tensors[index] for index in call.args]
+        # Scratch memory is rare, and smaller than a result that is worth a look.
+        return LayerReport(
+            kernel=call.kernel,
+            rule="generic",
+            shape=tensors[-1].shape,
+            tile="",
+            macs=0,
+            cycles=0.0,
+            nbytes=sum(tensor.nbytes for tensor in tensors),
+        )
+
+    return tuple(next(known) if call.kernel in library else generic(call) for call in plan.calls)
 
 
 @dataclass
@@ -133,8 +157,11 @@ class _Value:
 
 
 class _Builder:
-    def __init__(self, module: tvm.IRModule, model: LoadedModel) -> None:
+    def __init__(
+        self, module: tvm.IRModule, model: LoadedModel, library: Mapping[str, tirx.PrimFunc]
+    ) -> None:
         self.module = module
+        self.library = library
         self.model = model
         self.values: list[_Value] = []
         self.calls: list[Call] = []
@@ -157,7 +184,12 @@ class _Builder:
             return
         name = value.op.name if isinstance(value.op, tvm.ir.Op) else ""
         if name == "relax.call_tir":
-            self.known[var] = self.bind_call(value)
+            self.known[var] = self.bind_call(
+                value, value.args[0].name_hint, self.module[value.args[0]]
+            )
+        elif name == "relax.call_dps_packed" and value.args[0].global_symbol in self.library:
+            kernel = value.args[0].global_symbol
+            self.known[var] = self.bind_call(value, kernel, self.library[kernel])
         elif name == "relax.reshape":
             source = self.one(value.args[0])
             index = self.new_value(value.ty)
@@ -170,9 +202,9 @@ class _Builder:
                 f"{self.model.path}: the model needs '{what}' at run time, which the runtime lacks"
             )
 
-    def bind_call(self, call: relax.Call) -> int | tuple[int, ...]:
-        kernel = call.args[0].name_hint
-        function = self.module[call.args[0]]
+    def bind_call(
+        self, call: relax.Call, kernel: str, function: tirx.PrimFunc
+    ) -> int | tuple[int, ...]:
         inputs = [self.one(arg) for arg in call.args[1]]
         types = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
         outputs = [self.new_value(ty) for ty in types]

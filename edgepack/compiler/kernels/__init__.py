@@ -7,6 +7,6 @@
 register tiles, `layout` the layout of the tensors, `arm` the micro-kernels in assembly.
 """
 
-from edgepack.compiler.kernels.rewrite import LayerReport, Rewritten, rewrite
+from edgepack.compiler.kernels.rewrite import Rewritten, rewrite
 
-__all__ = ["LayerReport", "Rewritten", "rewrite"]
+__all__ = ["Rewritten", "rewrite"]

@@ -381,9 +381,7 @@ class _Aarch64(_Writer):
         if size < 4096:
             self.lines.append(f"{name} {{{register}}}, {{{register}}}, #{size}")
         elif size % 4096 == 0 and size < 4096 * 4096:
-            self.lines.append(
-                f"{name} {{{register}}}, {{{register}}}, #{size // 4096}, lsl #12"
-            )
+            self.lines.append(f"{name} {{{register}}}, {{{register}}}, #{size // 4096}, lsl #12")
         else:
             self.lines.append(f"add {{{register}}}, {{{register}}}, {{{self.kept(value)}}}")
 
@@ -440,7 +438,9 @@ def _doubles(vectors: Sequence[int]) -> str:
 
 def _encodable(value: int) -> bool:
     """Whether ARM can add a value as an immediate: 8 bits at an even position."""
-    return any(value >> shift << shift == value and value >> shift < 256 for shift in range(0, 25, 2))
+    return any(
+        value >> shift << shift == value and value >> shift < 256 for shift in range(0, 25, 2)
+    )
 
 
 def _float_bits(value: float) -> int:

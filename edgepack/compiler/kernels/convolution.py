@@ -13,6 +13,7 @@ Weights are packed so that the reduction reads them front to back.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -153,13 +154,15 @@ def make(site: Site) -> Kernel:
         lanes=shape.lanes,
         reduction=shape.reduction,
         cpu=site.cpu,
-        fits=micro and micro.fits,
+        fits=micro.fits if micro else None,
     )
     kernel = _Loops(site, operator, shape, chosen, view_in, view_out, flat)
     packed = pack_weights(weight, shape, chosen.vectors)
     bias = np.zeros(output.channels, "float32") if operator.bias is None else operator.bias
     rows, columns = operator.kernel
-    name = f"conv{rows}x{columns}_{source.channels}_{output.channels}_{output.height}x{output.width}"
+    name = (
+        f"conv{rows}x{columns}_{source.channels}_{output.channels}_{output.height}x{output.width}"
+    )
     if operator.stride != (1, 1):
         name += f"_s{operator.stride[0]}"
     return Kernel(
@@ -212,7 +215,7 @@ class _Loops:
         """The whole kernel; `weights` is the size of the packed weights."""
         self.weights = tir.buffer("weights", (weights,))
         layout = self.target.layout
-        body = tir.loop_of("n", layout.batch, lambda n: self._groups(n))
+        body = tir.loop_of("n", layout.batch, self._groups)
         arguments = [
             self.source.buffer,
             *self.epilogue.operand_buffers,
@@ -239,9 +242,7 @@ class _Loops:
                 "row",
                 rows,
                 lambda row: self._along_row(
-                    lambda column, pixels: self._tile(
-                        n, group, index, vectors, row, column, pixels
-                    )
+                    lambda column, pixels: self._tile(n, group, index, vectors, row, column, pixels)
                 ),
             )
 
@@ -254,9 +255,7 @@ class _Loops:
         def one_row(row: tir.Expr) -> tir.Stmt:
             return self._along_row(
                 lambda column, pixels: self._over_panels(
-                    lambda index, vectors: self._tile(
-                        n, group, index, vectors, row, column, pixels
-                    )
+                    lambda index, vectors: self._tile(n, group, index, vectors, row, column, pixels)
                 ),
                 parallel=self._shared and rows == 1,
             )
@@ -267,7 +266,9 @@ class _Loops:
     def _shared(self) -> bool:
         return worth_sharing(self.tile.cycles, self.site.cpu)
 
-    def _over_panels(self, body, *, parallel: bool = False) -> tir.Stmt:  # type: ignore[no-untyped-def]
+    def _over_panels(
+        self, body: Callable[[tir.Expr, int], tir.Stmt], *, parallel: bool = False
+    ) -> tir.Stmt:
         vectors = self.tile.vectors
         full, rest = divmod(self.shape.out_blocks, vectors)
         return tir.split(
@@ -278,7 +279,9 @@ class _Loops:
             parallel=parallel,
         )
 
-    def _along_row(self, body, *, parallel: bool = False) -> tir.Stmt:  # type: ignore[no-untyped-def]
+    def _along_row(
+        self, body: Callable[[tir.Expr, int], tir.Stmt], *, parallel: bool = False
+    ) -> tir.Stmt:
         pixels = self.tile.pixels
         full, rest = divmod(self.target.layout.width, pixels)
         return tir.split(
@@ -445,7 +448,9 @@ class _Loops:
             (self.source.buffer, source),
             (self.weights, [place.weights]),
             (self.bias, [place.channel_block * shape.lanes]),
-            (operand.buffer, operand.at(*at)) if operand else (self.target.buffer, self.target.at(*at)),
+            (operand.buffer, operand.at(*at))
+            if operand
+            else (self.target.buffer, self.target.at(*at)),
         ]
         call = tirx.call_extern(
             "int32",
@@ -477,7 +482,7 @@ def _finish(steps: Expression) -> tuple[arm.Finish, ...] | None:
     chain = []
     for index, operation in enumerate(steps):
         match operation.name, operation.arguments:
-            case ("maximum" | "minimum"), (Step(index=i), Scalar(value=value)) if i == index:
+            case (("maximum" | "minimum"), (Step(index=i), Scalar(value=value))) if i == index:
                 chain.append(arm.Finish(name=operation.name, value=value))
             case "add", (Step(index=i), Operand(index=0, pixel=False)) if i == index:
                 chain.append(arm.Finish(name="add"))
@@ -529,7 +534,7 @@ def _balance(items: int, cores: int) -> float:
     return items / (-(-items // cores) * cores)
 
 
-def takes(layer: Layer, cpu: CpuModel) -> bool:
+def takes(layer: Layer, _cpu: CpuModel) -> bool:
     """Every convolution of float32 images."""
     return isinstance(layer.operator, Convolution)
 

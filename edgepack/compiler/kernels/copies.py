@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from tvm import tirx
-
 from edgepack.compiler.kernels import tir
 from edgepack.compiler.kernels.layout import Blocked, Image, clear_halos
+from edgepack.compiler.kernels.rule import Kernel
 
 
-def pack(plain: tuple[int, ...], layout: Blocked) -> tirx.PrimFunc:
+def pack(plain: tuple[int, ...], layout: Blocked) -> Kernel:
     """NCHW or NC -> blocked, halo and unused channels set to zero."""
     source = tir.buffer("source", plain)
     target = Image("target", layout)
@@ -43,35 +42,31 @@ def pack(plain: tuple[int, ...], layout: Blocked) -> tirx.PrimFunc:
             copy_block(n, layout.blocks - 1, last),
         ),
     )
-    return tir.function([source, target.buffer], tir.sequence(clear_halos(target), body))
+    function = tir.function([source, target.buffer], tir.sequence(clear_halos(target), body))
+    return Kernel(name=f"pack_{_size(plain)}", function=function, constants=())
 
 
-def unpack(layout: Blocked, plain: tuple[int, ...]) -> tirx.PrimFunc:
+def unpack(layout: Blocked, plain: tuple[int, ...]) -> Kernel:
     """Blocked -> NCHW or NC."""
     source = Image("source", layout)
     target = tir.buffer("target", plain)
 
-    def copy(n: tir.Expr, block: tir.Expr, lane: int, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
+    def one_channel(n: tir.Expr, block: tir.Expr, lane: int) -> tir.Stmt:
         channel = block * layout.block + lane
-        value = tir.load(source.buffer, source.at(n * layout.blocks + block, row, column, lane))
-        where = [n, channel, row, column] if len(plain) == 4 else [n, channel]
-        return tir.store(target, value, where)
+
+        def copy(row: tir.Expr, column: tir.Expr) -> tir.Stmt:
+            at = source.at(n * layout.blocks + block, row, column, lane)
+            where = [n, channel, row, column] if len(plain) == 4 else [n, channel]
+            return tir.store(target, tir.load(source.buffer, at), where)
+
+        return tir.loop_of(
+            "row",
+            layout.height,
+            lambda row: tir.loop_of("column", layout.width, lambda column: copy(row, column)),
+        )
 
     def block_of(n: tir.Expr, block: tir.Expr, valid: int) -> tir.Stmt:
-        return tir.sequence(
-            *(
-                tir.loop_of(
-                    "row",
-                    layout.height,
-                    lambda row, lane=lane: tir.loop_of(
-                        "column",
-                        layout.width,
-                        lambda column: copy(n, block, lane, row, column),
-                    ),
-                )
-                for lane in range(valid)
-            )
-        )
+        return tir.sequence(*(one_channel(n, block, lane) for lane in range(valid)))
 
     last = layout.channels % layout.block or layout.block
     body = tir.loop_of(
@@ -84,4 +79,9 @@ def unpack(layout: Blocked, plain: tuple[int, ...]) -> tirx.PrimFunc:
             block_of(n, layout.blocks - 1, last),
         ),
     )
-    return tir.function([source.buffer, target], body)
+    function = tir.function([source.buffer, target], body)
+    return Kernel(name=f"unpack_{_size(plain)}", function=function, constants=())
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))

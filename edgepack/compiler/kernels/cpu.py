@@ -133,7 +133,7 @@ _PORTABLE = replace(CORTEX_A72, name="portable", isa="", registers=16)
 def cpu_model(target: tvm.target.Target) -> CpuModel:
     """The model of a TVM target's CPU; the nearest one where the CPU has none of its own."""
     triple = str(target.attrs.get("mtriple", ""))
-    family = "armv7" if triple.startswith("armv7") else triple.split("-")[0]
+    family = "armv7" if triple.startswith("armv7") else triple.split("-", maxsplit=1)[0]
     model = _BY_NAME.get(family, {}).get(str(target.attrs.get("mcpu", "")))
     if family == "x86_64":
         features = set(map(str, codegen.llvm_get_cpu_features(target)))

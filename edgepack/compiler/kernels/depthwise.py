@@ -1,8 +1,8 @@
 """Depthwise convolution: each channel on its own, so vectors run along the channels.
 
-    for each block of channels, row, tile of R pixels
-        R sums in registers; each input vector of a window row is loaded once and used by
-        all the pixels whose window it is in
+for each block of channels, row, tile of R pixels
+    R sums in registers; each input vector of a window row is loaded once and used by
+    all the pixels whose window it is in
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site, product
 _HELD_WEIGHTS = 9
 
 
-def takes(layer: Layer, cpu: CpuModel) -> bool:
+def takes(layer: Layer, _cpu: CpuModel) -> bool:
     """Convolutions with as many groups as input and output channels."""
     operator = layer.operator
     if not isinstance(operator, Convolution) or operator.groups == 1:
         return False
     outs, ins = operator.weight.shape[:2]
-    return ins == 1 and outs == operator.groups
+    return bool(ins == 1 and outs == operator.groups)
 
 
 def pack_weights(weight: np.ndarray, layout: Blocked) -> np.ndarray:
@@ -34,8 +34,8 @@ def pack_weights(weight: np.ndarray, layout: Blocked) -> np.ndarray:
     rows, columns = weight.shape[2:]
     packed = np.zeros((layout.blocks * layout.block, rows, columns), "float32")
     packed[: layout.channels] = weight[:, 0]
-    packed = packed.reshape(layout.blocks, layout.block, rows, columns)
-    return np.ascontiguousarray(packed.transpose(0, 2, 3, 1))
+    blocked = packed.reshape(layout.blocks, layout.block, rows, columns)
+    return np.ascontiguousarray(blocked.transpose(0, 2, 3, 1))
 
 
 def _pixels(width: int, operator: Convolution, cpu: CpuModel) -> int:
@@ -66,7 +66,10 @@ def make(site: Site) -> Kernel:
     pixels = _pixels(output.width, operator, site.cpu)
     source, target = Image("source", site.inputs[0]), Image("target", output)
     packed = pack_weights(operator.weight, output)
-    weights, bias = tir.buffer("weights", packed.shape), tir.buffer("bias", (output.blocks * lanes,))
+    weights, bias = (
+        tir.buffer("weights", packed.shape),
+        tir.buffer("bias", (output.blocks * lanes,)),
+    )
     epilogue = Epilogue(site)
     rows, columns = operator.kernel
     macs = operator.weight.size * output.height * output.width * output.batch
@@ -90,7 +93,9 @@ def make(site: Site) -> Kernel:
                     if at not in seen:
                         value = source.load(
                             plane,
-                            row * operator.stride[0] + i * operator.dilation[0] - operator.before[0],
+                            row * operator.stride[0]
+                            + i * operator.dilation[0]
+                            - operator.before[0],
                             column * operator.stride[1] + at - operator.before[1],
                         )
                         seen[at] = names.bind("x", value)

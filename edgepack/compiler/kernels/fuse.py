@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -199,7 +199,7 @@ def _scaled(operator: Convolution, value: np.ndarray) -> Convolution:
     return replace(operator, weight=operator.weight * value[:, None, None, None], bias=bias)
 
 
-_AFFINE = {
+_AFFINE: dict[str, Callable[[Convolution, np.ndarray], Convolution]] = {
     "add": _shifted,
     "subtract": lambda operator, value: _shifted(operator, -value),
     "multiply": _scaled,

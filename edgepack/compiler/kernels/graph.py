@@ -6,8 +6,10 @@ What no layer describes stays as it is (`Foreign`), and is lowered by TVM.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import tvm
@@ -25,7 +27,7 @@ from edgepack.compiler.kernels.expression import (
 )
 
 # A tensor between layers. Relax variables compare by identity.
-Value = relax.Var
+Value: TypeAlias = relax.Var
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,9 +93,7 @@ class View:
     """The input's bytes with another shape, of the same channels: (N, C, 1, 1) and (N, C)."""
 
 
-Operator = (
-    Convolution | Pooling | GlobalAverage | Pointwise | Concatenation | Foreign | View
-)
+Operator = Convolution | Pooling | GlobalAverage | Pointwise | Concatenation | Foreign | View
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -154,12 +154,12 @@ def _read(var: relax.Var, value: relax.Expr) -> Layer:
     layer = None
     if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and is_image(var):
         reader = _READERS.get(value.op.name.removeprefix("relax."))
-        layer = reader and reader(var, value)
+        layer = reader(var, value) if reader else None
     elif isinstance(value, relax.Var) and is_image(var):
         layer = Layer(operator=View(), inputs=(value,), output=var)
-    if layer is None:
-        layer = Layer(operator=Foreign(), inputs=tuple(variables(value)), output=var)
-    elif not all(isinstance(item, relax.Var) and is_image(item) for item in layer.inputs):
+    if layer is None or not all(
+        isinstance(item, relax.Var) and is_image(item) for item in layer.inputs
+    ):
         layer = Layer(operator=Foreign(), inputs=tuple(variables(value)), output=var)
     return replace(layer, bindings=((var, value),))
 
@@ -336,9 +336,7 @@ def _with_scalar(name: str, scalar: float, var: relax.Var, call: relax.Call) -> 
     if layer is None:
         return None
     operation = Operation(name=name, arguments=(Step(index=0), Scalar(value=scalar)))
-    return Layer(
-        operator=layer.operator, inputs=layer.inputs, output=var, expression=(operation,)
-    )
+    return Layer(operator=layer.operator, inputs=layer.inputs, output=var, expression=(operation,))
 
 
 def _prelu(var: relax.Var, call: relax.Call) -> Layer | None:
@@ -352,7 +350,11 @@ def _prelu(var: relax.Var, call: relax.Call) -> Layer | None:
     return _pointwise("prelu", var, [call.args[0], relax.const(shaped)])
 
 
-_READERS = {
+def _same_name(name: str, var: relax.Var, call: relax.Call) -> Layer | None:
+    return _pointwise(name, var, call.args)
+
+
+_READERS: dict[str, Callable[[relax.Var, relax.Call], Layer | None]] = {
     "nn.conv2d": _conv2d,
     "matmul": _matmul,
     "nn.max_pool2d": lambda var, call: _pool("max", var, call),
@@ -367,8 +369,4 @@ _READERS = {
     "nn.leakyrelu": lambda var, call: _with_scalar("prelu", float(call.attrs.alpha), var, call),
     "nn.prelu": _prelu,
     "nn.silu": lambda var, call: _pointwise("silu", var, call.args),
-} | {
-    name: (lambda var, call, name=name: _pointwise(name, var, call.args))
-    for name, (count, _) in FUNCTIONS.items()
-    if name not in ("prelu", "silu") and count
-}
+} | {name: partial(_same_name, name) for name in FUNCTIONS if name not in ("prelu", "silu")}

@@ -100,9 +100,7 @@ class Image:
         """All channels of a block at a pixel."""
         return tir.load(self.buffer, self.at(plane, row, column), self.layout.block)
 
-    def store(
-        self, value: tir.Expr, plane: tir.Expr, row: tir.Expr, column: tir.Expr
-    ) -> tir.Stmt:
+    def store(self, value: tir.Expr, plane: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
         """Write all channels of a block at a pixel."""
         return tir.store(self.buffer, value, self.at(plane, row, column), self.layout.block)
 
@@ -157,8 +155,12 @@ def pack_channels(values: np.ndarray, layout: Blocked) -> np.ndarray:
 
 
 def conv_halo(
-    size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int],
-    before: Sequence[int], out: Sequence[int],
+    size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    before: Sequence[int],
+    out: Sequence[int],
 ) -> Halo:
     """The halo a window needs: what it reads before the first and after the last pixel.
 

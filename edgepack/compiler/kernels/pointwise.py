@@ -9,7 +9,7 @@ from edgepack.compiler.kernels.layout import Image, clear_halos
 from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site, worth_sharing
 
 
-def takes_pointwise(layer: Layer, cpu: CpuModel) -> bool:
+def takes_pointwise(layer: Layer, _cpu: CpuModel) -> bool:
     """Any element-wise expression."""
     return isinstance(layer.operator, Pointwise)
 
@@ -76,32 +76,29 @@ def make_concat(site: Site) -> Kernel:
     target = Image("target", output)
     sources = [Image(f"source{i}", layout) for i, layout in enumerate(site.inputs)]
 
-    def copy(source: Image, first: int, n: tir.Expr, block: tir.Expr) -> tir.Stmt:
-        return tir.loop_of(
-            "row",
-            output.height,
-            lambda row: tir.loop_of(
-                "column",
-                output.width,
-                lambda column: target.store(
-                    source.load(n * source.layout.blocks + block, row, column),
-                    n * output.blocks + first + block,
-                    row,
-                    column,
+    def copy(source: Image, first: int, n: tir.Expr) -> tir.Stmt:
+        def plane(block: tir.Expr) -> tir.Stmt:
+            return tir.loop_of(
+                "row",
+                output.height,
+                lambda row: tir.loop_of(
+                    "column",
+                    output.width,
+                    lambda column: target.store(
+                        source.load(n * source.layout.blocks + block, row, column),
+                        n * output.blocks + first + block,
+                        row,
+                        column,
+                    ),
                 ),
-            ),
-        )
+            )
+
+        return tir.loop_of("block", source.layout.blocks, plane)
 
     def all_of(n: tir.Expr) -> tir.Stmt:
         copies, first = [], 0
         for source in sources:
-            copies.append(
-                tir.loop_of(
-                    "block",
-                    source.layout.blocks,
-                    lambda block, s=source, f=first: copy(s, f, n, block),
-                )
-            )
+            copies.append(copy(source, first, n))
             first += source.layout.blocks
         return tir.sequence(*copies)
 

@@ -8,6 +8,7 @@ inside, which is a loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from tvm import tirx
 
@@ -33,42 +34,50 @@ def _borders(axis: int, operator: Pooling, size: int, out: int) -> tuple[int, in
     return first, out - last
 
 
-def _positions(
-    axis: int, operator: Pooling, size: int, out: int
-) -> Iterator[tuple[int, int, tuple[int, ...], int]]:
-    """(first, count, taps, divisor) of runs of output positions with equal windows.
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """`count` output positions from `first` on with equal windows along one axis.
 
-    `taps` are the window's points inside the image, `divisor` how many points of this axis
-    the average counts.
+    `taps` are the window's points inside the image, `divisor` how many of its points the
+    average counts.
     """
+
+    first: int
+    count: int
+    taps: tuple[int, ...]
+    divisor: int
+
+
+def _runs(axis: int, operator: Pooling, size: int, out: int) -> Iterator[_Run]:
+    """All output positions of an axis: the borders one by one, the inside as one run."""
     before, after = _borders(axis, operator, size, out)
 
-    def window(position: int) -> tuple[tuple[int, ...], int]:
+    def run(position: int, count: int = 1) -> _Run:
         start = position * operator.stride[axis] - operator.before[axis]
         at = [start + tap * operator.dilation[axis] for tap in range(operator.kernel[axis])]
         inside = tuple(tap for tap, point in enumerate(at) if 0 <= point < size)
         counted = sum(point < size + operator.after[axis] for point in at)
-        return inside, counted if operator.count_padding else len(inside)
+        divisor = counted if operator.count_padding else len(inside)
+        return _Run(first=position, count=count, taps=inside, divisor=divisor)
 
     for position in range(before):
-        yield position, 1, *window(position)
+        yield run(position)
     if out - before - after:
-        yield before, out - before - after, *window(before)
+        yield run(before, out - before - after)
     for position in range(out - after, out):
-        yield position, 1, *window(position)
+        yield run(position)
 
 
-def takes_window(layer: Layer, cpu: CpuModel) -> bool:
+def takes_window(layer: Layer, _cpu: CpuModel) -> bool:
     """Pooling whose windows all touch the image."""
     operator = layer.operator
     if not isinstance(operator, Pooling):
         return False
     size, out = extent(layer.inputs[0])[2:], extent(layer.output)[2:]
     for axis in (0, 1):
-        runs = list(_positions(axis, operator, size[axis], out[axis]))
         if sum(_borders(axis, operator, size[axis], out[axis])) > _MOST_BORDER:
             return False
-        if not all(taps for _, _, taps, _ in runs):
+        if not all(run.taps for run in _runs(axis, operator, size[axis], out[axis])):
             return False
     return True
 
@@ -110,31 +119,33 @@ def make_window(site: Site) -> Kernel:
         names.add(target.store(result, plane, *at))
         return names.done()
 
-    rows = list(_positions(0, operator, layout.height, output.height))
-    columns = list(_positions(1, operator, layout.width, output.width))
+    rows = list(_runs(0, operator, layout.height, output.height))
+    columns = list(_runs(1, operator, layout.width, output.width))
+
+    def run(n: tir.Expr, block: tir.Expr, row: tir.Expr, down: _Run, across: _Run) -> tir.Stmt:
+        return tir.loop_of(
+            "column",
+            across.count,
+            lambda column: point(
+                n,
+                block,
+                (row, column + across.first),
+                (down.taps, across.taps),
+                down.divisor * across.divisor,
+            ),
+        )
+
+    def band(n: tir.Expr, block: tir.Expr, down: _Run) -> tir.Stmt:
+        return tir.loop_of(
+            "row",
+            down.count,
+            lambda row: tir.sequence(
+                *(run(n, block, row + down.first, down, across) for across in columns)
+            ),
+        )
 
     def one_block(n: tir.Expr, block: tir.Expr) -> tir.Stmt:
-        return tir.sequence(
-            *(
-                tir.loop_of(
-                    "row",
-                    row_count,
-                    lambda row, r=(first_row, row_taps, row_divisor): tir.sequence(
-                        *(
-                            tir.loop_of(
-                                "column",
-                                count,
-                                lambda column, c=(first, taps, divisor): point(
-                                    n, block, (row + r[0], column + c[0]), (r[1], c[1]), r[2] * c[2]
-                                ),
-                            )
-                            for first, count, taps, divisor in columns
-                        )
-                    ),
-                )
-                for first_row, row_count, row_taps, row_divisor in rows
-            )
-        )
+        return tir.sequence(*(band(n, block, down) for down in rows))
 
     points = product((*output.shape[:1], output.height, output.width))
     cycles = points * product(operator.kernel) / site.cpu.loads_per_cycle
@@ -164,7 +175,7 @@ def _over_blocks(
     )
 
 
-def takes_mean(layer: Layer, cpu: CpuModel) -> bool:
+def takes_mean(layer: Layer, _cpu: CpuModel) -> bool:
     """The mean of each channel's image."""
     return isinstance(layer.operator, GlobalAverage)
 

@@ -25,13 +25,13 @@ from edgepack.compiler.kernels.graph import (
     Value,
     View,
     extent,
-    is_image,
     read_layers,
     shape_of,
     variables,
 )
 from edgepack.compiler.kernels.layout import NO_HALO, Blocked, Halo
-from edgepack.compiler.kernels.rule import Kernel, Rule, Site
+from edgepack.compiler.kernels.rule import Kernel, Rule, Site, product
+from edgepack.compiler.report import LayerReport
 
 # Tried in order; the first that takes a layer makes its kernel.
 RULES: tuple[Rule, ...] = (
@@ -44,26 +44,16 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerReport:
-    """What became of a layer: for `edgepack compile --explain`.
-
-    `shape` is (N, C, H, W) of the result; `tile` is pixels x vectors; `cycles` is the cost
-    model's estimate for one core; `nbytes` are read and written once.
-    """
-
-    kernel: str
-    rule: str
-    shape: tuple[int, ...]
-    tile: str
-    macs: int
-    cycles: float
-    nbytes: int
+# What reports call the kernels that change a tensor's layout.
+LAYOUT = "layout"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rewritten:
-    """A module that calls `kernels` by name (as `call_dps_packed`), and what they are."""
+    """A module that calls `kernels` by name (as `call_dps_packed`), and what they are.
+
+    `reports` has one entry per call, in order.
+    """
 
     module: tvm.IRModule
     kernels: dict[str, tirx.PrimFunc]
@@ -79,7 +69,7 @@ def rewrite(module: tvm.IRModule, target: tvm.target.Target) -> Rewritten:
     main = module["main"]
     writer = _Writer(main, cpu_model(target))
     new_main = writer.write()
-    functions = {var: function for var, function in module.functions.items()}
+    functions = dict(module.functions.items())
     updated = tvm.IRModule(functions, attrs=module.attrs)
     updated["main"] = new_main
     return Rewritten(
@@ -215,32 +205,35 @@ class _Writer:
         kernel = rule.make(site)
         read = [self._blocked(value) for value in (*layer.inputs, *layer.operands)]
         read += [relax.const(np.ascontiguousarray(values)) for values in kernel.constants]
-        name, self.blocked[layer.output] = self._call(
-            kernel.name, kernel.function, read, site.output.shape
-        )
-        self.reports.append(self._report(rule, site, kernel, name))
-
-    def _report(self, rule: Rule, site: Site, kernel: Kernel, name: str) -> LayerReport:
-        layouts = (*site.inputs, *site.operands, site.output)
-        constants = sum(values.nbytes for values in kernel.constants)
-        return LayerReport(
-            kernel=name,
-            rule=rule.name,
-            shape=extent(site.layer.output),
-            tile=kernel.tile,
-            macs=kernel.macs,
-            cycles=kernel.cycles,
-            nbytes=sum(layout.nbytes for layout in layouts) + constants,
+        self.blocked[layer.output] = self._call(
+            rule.name, kernel, read, shape=site.output.shape, shown=shape_of(layer.output)
         )
 
     def _call(
-        self, name: str, function: tirx.PrimFunc, read: Sequence[relax.Expr], shape: Sequence[int]
-    ) -> tuple[str, relax.Expr]:
-        kept = self.kernels.add(name, function)
-        call = relax.call_dps_packed(
-            kept, list(read), relax.TensorType(list(shape), "float32")
+        self,
+        rule: str,
+        kernel: Kernel,
+        read: Sequence[relax.Expr],
+        *,
+        shape: Sequence[int],
+        shown: tuple[int, ...],
+    ) -> relax.Expr:
+        """Emit a kernel's call; its result has `shape`, and is `shown` in the report."""
+        name = self.kernels.add(kernel.name, kernel.function)
+        call = relax.call_dps_packed(name, list(read), relax.TensorType(list(shape), "float32"))
+        elements = sum(product(shape_of(expr)) for expr in read) + product(shape)
+        self.reports.append(
+            LayerReport(
+                kernel=name,
+                rule=rule,
+                shape=shown,
+                tile=kernel.tile,
+                macs=kernel.macs,
+                cycles=kernel.cycles,
+                nbytes=4 * elements,
+            )
         )
-        return kept, self.builder.emit(call)
+        return self.builder.emit(call)
 
     def _blocked(self, value: Value) -> relax.Expr:
         """A value in the blocked layout, packed from the plain one the first time."""
@@ -250,8 +243,8 @@ class _Writer:
             if _same_bytes(layout):
                 packed = self.builder.emit(relax.op.reshape(data, layout.shape))
             else:
-                size = "x".join(map(str, plain))
-                _, packed = self._call(f"pack_{size}", copies.pack(plain, layout), [data], layout.shape)
+                kernel = copies.pack(plain, layout)
+                packed = self._call(LAYOUT, kernel, [data], shape=layout.shape, shown=plain)
             self.blocked[value] = packed
         return self.blocked[value]
 
@@ -265,10 +258,8 @@ class _Writer:
             if _same_bytes(layout):
                 made = self.builder.emit(relax.op.reshape(self.blocked[root], shape))
             else:
-                size = "x".join(map(str, shape))
-                _, made = self._call(
-                    f"unpack_{size}", copies.unpack(layout, shape), [self.blocked[root]], shape
-                )
+                kernel = copies.unpack(layout, shape)
+                made = self._call(LAYOUT, kernel, [self.blocked[root]], shape=shape, shown=shape)
         else:
             made = self.builder.emit(relax.op.reshape(self.plain[root], shape))
         self.plain[value] = made
@@ -292,6 +283,3 @@ def _same_bytes(layout: Blocked) -> bool:
     """Whether the blocked and the plain tensor have the same bytes in the same order."""
     one_pixel = layout.height == layout.width == 1 and not layout.halo
     return one_pixel and layout.channels % layout.block == 0
-
-
-__all__ = ["RULES", "LayerReport", "Rewritten", "is_image", "rewrite"]

@@ -42,7 +42,7 @@ class Kernel:
     cycles: float = 0.0
 
 
-def _no_halo(layer: Layer) -> Halo:
+def _no_halo(_layer: Layer) -> Halo:
     return NO_HALO
 
 

@@ -98,9 +98,7 @@ def _cycles(
     cpu: CpuModel,
 ) -> float:
     return rows * sum(
-        pixel_tiles
-        * vector_tiles
-        * _tile_cycles(lanes, reduction, tile_pixels, tile_vectors, cpu)
+        pixel_tiles * vector_tiles * _tile_cycles(lanes, reduction, tile_pixels, tile_vectors, cpu)
         for tile_pixels, pixel_tiles in parts(width, pixels)
         for tile_vectors, vector_tiles in parts(blocks, vectors)
     )

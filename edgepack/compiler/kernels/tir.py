@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import tvm
 from tvm import tirx
 
-Expr = tirx.Expr | int
-Stmt = tirx.Stmt
+Expr: TypeAlias = tirx.Expr | int
+Stmt: TypeAlias = tirx.Stmt
 
 _SERIAL = tirx.ForKind.SERIAL
 _PARALLEL = tirx.ForKind.PARALLEL
@@ -42,9 +43,7 @@ def sequence(*statements: Stmt | None) -> Stmt:
 
 def loop(counter: tirx.Var, extent: int, body: Stmt, *, parallel: bool = False) -> Stmt:
     """`for counter in range(extent)`, shared out between the cores if `parallel`."""
-    return tirx.For(
-        counter, integer(0), integer(extent), _PARALLEL if parallel else _SERIAL, body
-    )
+    return tirx.For(counter, integer(0), integer(extent), _PARALLEL if parallel else _SERIAL, body)
 
 
 def loop_of(
@@ -58,7 +57,11 @@ def loop_of(
 
 
 def split(
-    name: str, full: int, body: Callable[[Expr], Stmt], rest: Callable[[], Stmt] | None, **kind: bool
+    name: str,
+    full: int,
+    body: Callable[[Expr], Stmt],
+    rest: Callable[[], Stmt] | None,
+    **kind: bool,
 ) -> Stmt:
     """A loop of `full` equal turns and, in the same loop, a last different one."""
     if rest is None:
@@ -102,9 +105,7 @@ class Local:
 
     def declare(self) -> Stmt:
         """Its declaration; without the annotation it would be taken from the heap."""
-        return tirx.AllocBuffer(
-            self.buffer, {"disable_lower_builtin": tirx.IntImm("bool", 1)}
-        )
+        return tirx.AllocBuffer(self.buffer, {"disable_lower_builtin": tirx.IntImm("bool", 1)})
 
     def get(self) -> tirx.Expr:
         return load(self.buffer, [0], self.lanes)

@@ -1,0 +1,25 @@
+"""What became of each layer, for people to read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerReport:
+    """One kernel call of the plan.
+
+    `rule` is the rule that made the kernel: one of `kernels.rewrite.RULES`, "layout" for a
+    change of layout, "generic" for what TVM lowered. `shape` is the result's as the model has
+    it, `tile` the register tile as pixels x vectors. `macs` are multiply-adds, `cycles` the
+    cost model's estimate for one core (0: none was made), `nbytes` what is read and written,
+    each tensor once.
+    """
+
+    kernel: str
+    rule: str
+    shape: tuple[int, ...]
+    tile: str
+    macs: int
+    cycles: float
+    nbytes: int

@@ -1,0 +1,225 @@
+"""Every family of kernels on every instruction set, against onnxruntime.
+
+All cases are outputs of one model, so that each target compiles once. Sizes, strides, pads and
+channel counts are no multiples of anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from edgepack.boards import Board, get_board
+from edgepack.compiler import compile_model
+from edgepack.model import ModelSpec
+from edgepack.toolchain import select
+from tests.onnx_models import Builder
+from tests.plan_on_arm import run_plan_on_arm
+from tests.plan_runner import run_plan
+from tests.support import require_tool
+
+INPUTS: dict[str, tuple[int, ...]] = {
+    "image": (1, 3, 19, 23),
+    "seven": (1, 7, 13, 11),
+    "wide": (1, 40, 9, 10),
+    "batch": (3, 12, 8, 9),
+    "many": (1, 96, 7, 7),
+    "rows": (2, 37),
+}
+
+
+def convolutions(net: Builder) -> dict[str, str]:
+    """Windows, strides, dilations, asymmetric pads, groups, odd channel counts."""
+    return {
+        "first layer": net.conv("image", 3, 32, 3, strides=[2, 2]),
+        "1x1": net.conv("seven", 7, 13, 1),
+        "1x1 flat": net.conv("many", 96, 88, 1),
+        "1x1 strided": net.conv("wide", 40, 24, 1, strides=[2, 2]),
+        "1x1 one output": net.conv("seven", 7, 1, 1),
+        "3x3 batch": net.conv("batch", 12, 20, 3),
+        "3x3 prime outputs": net.conv("wide", 40, 53, 3),
+        "5x5": net.conv("image", 3, 10, 5, pads=[2, 1, 0, 3]),
+        "7x7 strided": net.conv("image", 3, 17, 7, strides=[2, 3]),
+        "dilated": net.conv("seven", 7, 9, 3, dilations=[2, 3], pads=[2, 3, 2, 3]),
+        "groups of 10": net.conv("wide", 40, 60, 3, group=4),
+        "groups of 4": net.conv("many", 96, 48, 3, group=24),
+        "groups of odd size": net.conv("batch", 12, 9, 3, group=3),
+        "multiplied depthwise": net.conv("seven", 7, 14, 3, group=7),
+        "depthwise 3x3": net.conv("wide", 40, 40, 3, group=40),
+        "depthwise 3x3 strided": net.conv("seven", 7, 7, 3, group=7, strides=[2, 2]),
+        "depthwise 5x5 batch": net.conv("batch", 12, 12, 5, group=12),
+        "depthwise 7x7": net.conv("many", 96, 96, 7, group=96),
+        "depthwise dilated": net.conv(
+            "wide", 40, 40, 3, group=40, dilations=[2, 2], pads=[2, 2, 2, 2]
+        ),
+        "depthwise one row": net.conv("wide", 40, 40, 3, group=40, pads=[0, 1, 0, 0]),
+    }
+
+
+def poolings(net: Builder) -> dict[str, str]:
+    """Borders, ceiling mode, padding counted or not, negative values under a maximum."""
+    return {
+        "max 3x3": net.op("MaxPool", "seven", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        "max strided": net.op(
+            "MaxPool", "wide", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]
+        ),
+        "max ceiling": net.op("MaxPool", "batch", kernel_shape=[3, 2], strides=[2, 2], ceil_mode=1),
+        "average": net.op("AveragePool", "seven", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        "average with padding": net.op(
+            "AveragePool", "seven", kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1
+        ),
+        "average strided": net.op("AveragePool", "wide", kernel_shape=[2, 2], strides=[2, 2]),
+        "mean": net.op("GlobalAveragePool", "seven"),
+        "mean of a batch": net.op("ReduceMean", "batch", axes=[2, 3], keepdims=0),
+    }
+
+
+def products(net: Builder) -> dict[str, str]:
+    """Matrix products with constants."""
+    hidden = net.op("Gemm", "rows", net.weight(24, 37), net.weight(24), transB=1)
+    hidden = net.op("Relu", hidden)
+    pooled = net.op("Flatten", net.op("GlobalAveragePool", "many"))
+    return {
+        "two layers": net.op("Gemm", hidden, net.weight(24, 10), net.weight(10)),
+        "matmul": net.op("MatMul", "rows", net.weight(37, 32)),
+        "one row": net.op("Gemm", pooled, net.weight(101, 96), net.weight(101), transB=1),
+    }
+
+
+def expressions(net: Builder) -> dict[str, str]:
+    """What is fused into a producer: activations, sums, gates, and values read twice."""
+
+    def after(op_type: str, *more: str, **attributes: object) -> str:
+        return net.op(op_type, net.conv("seven", 7, 11, 3), *more, **attributes)
+
+    limits = [net.const(0.0, "float32"), net.const(6.0, "float32")]
+    shared = net.conv("wide", 40, 40, 1)
+    gate = net.op("Relu", net.conv(net.op("GlobalAveragePool", shared), 40, 8, 1))
+    gate = net.op("Sigmoid", net.conv(gate, 8, 40, 1))
+    left, right = net.conv("wide", 40, 24, 1), net.conv("wide", 40, 24, 3)
+    logits = net.conv("seven", 7, 11, 1)
+    wide = net.conv("many", 96, 96, 1)
+    normalised = net.op(
+        "BatchNormalization",
+        net.op("Relu", net.conv("seven", 7, 11, 1)),
+        *(net.const(net.random.uniform(0.5, 2, size=11), "float32") for _ in range(4)),
+    )
+    return {
+        "relu": after("Relu"),
+        "clip": after("Clip", *limits),
+        "leaky": after("LeakyRelu", alpha=0.1),
+        "prelu": after("PRelu", net.weight(11, 1, 1)),
+        "sigmoid": after("Sigmoid"),
+        "tanh": after("Tanh"),
+        "hard swish": after("HardSwish"),
+        "hard sigmoid": after("HardSigmoid", alpha=0.2, beta=0.4),
+        "silu": net.op("Mul", logits, net.op("Sigmoid", logits)),
+        "exponential": after("Exp"),
+        "batch norm after relu": normalised,
+        "sum of two convolutions": net.op("Relu", net.op("Add", left, right)),
+        "sum with itself": net.op("Add", wide, wide),
+        "gated": net.op("Mul", shared, gate),
+        "swapped operands": net.op("Sub", net.const(1.5, "float32"), net.conv("wide", 40, 12, 1)),
+        "residual": net.op("Add", "many", net.conv("many", 96, 96, 3)),
+    }
+
+
+def networks(net: Builder) -> dict[str, str]:
+    """Layers that follow each other: halos, concatenation, and operators left to TVM between."""
+    data = net.op("Relu", net.conv("image", 3, 16, 3, strides=[2, 2]))
+    data = net.op("MaxPool", data, kernel_shape=[3, 3], strides=[2, 2])
+    squeezed = net.op("Relu", net.conv(data, 16, 8, 1))
+    left = net.op("Relu", net.conv(squeezed, 8, 16, 1))
+    right = net.op("Relu", net.conv(squeezed, 8, 16, 3))
+    fire = net.op("Concat", left, right, axis=1)
+    odd = net.op("Concat", net.conv(fire, 32, 5, 1), net.conv(fire, 32, 6, 1), axis=1)
+    softmax = net.op("Softmax", net.op("Flatten", net.op("GlobalAveragePool", fire)), axis=1)
+    transposed = net.op("Transpose", fire, perm=[0, 2, 3, 1])
+    return {
+        "fire": fire,
+        "concatenation of odd counts": net.conv(odd, 11, 7, 3),
+        "softmax": softmax,
+        "foreign in between": net.op("Exp", transposed),
+        "the same value twice": net.op("Relu", fire),
+    }
+
+
+FAMILIES = (convolutions, poolings, products, expressions, networks)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    net = Builder(seed=3)
+    outputs = {}
+    for family in FAMILIES:
+        outputs |= {
+            net.op("Identity", value, outputs=[name]): None for name, value in family(net).items()
+        }
+    path = tmp_path_factory.mktemp("model") / "families.onnx"
+    proto = onnx.shape_inference.infer_shapes(net.model(INPUTS, outputs, opset=17))
+    onnx.save(proto, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def inputs() -> list[np.ndarray]:
+    random = np.random.default_rng(5)
+    return [random.normal(size=shape).astype("float32") for shape in INPUTS.values()]
+
+
+def check(model: Path, inputs: list[np.ndarray], got: list[np.ndarray]) -> None:
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    expected = session.run(None, dict(zip(INPUTS, inputs, strict=True)))
+    wrong = []
+    for output, mine, theirs in zip(session.get_outputs(), got, expected, strict=True):
+        error = np.abs(mine - theirs).max() / np.abs(theirs).max()
+        if not error <= 1e-4:
+            wrong.append(f"{output.name}: {error:.1e}")
+    assert not wrong
+
+
+def x86_board(cpu: str) -> Board:
+    board = get_board("local")
+    if board.llvm_triple != "x86_64-linux-gnu":
+        pytest.skip("not an x86-64 machine")
+    return board if cpu == "native" else replace(board, cpu=cpu)
+
+
+# AVX-512 or what there is, AVX2, SSE4.2 without fused multiply-add.
+@pytest.mark.parametrize("cpu", ["native", "haswell", "nehalem"])
+def test_x86(tmp_path: Path, model: Path, inputs: list[np.ndarray], cpu: str) -> None:
+    if cpu == "haswell" and "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this CPU has no AVX2")
+    board = x86_board(cpu)
+    compiled = compile_model(
+        ModelSpec(path=model), board, select(board, "gnu").toolchain, tmp_path / "out"
+    )
+    check(model, inputs, run_plan(compiled.folder, inputs, runs=2))
+
+
+@pytest.mark.parametrize(
+    ("board", "cpu"),
+    [("rasp3b", "max"), ("pynq", "cortex-a9"), ("rk3399", "cortex-a72"), ("ultra96", "cortex-a53")],
+)
+def test_arm(tmp_path: Path, model: Path, inputs: list[np.ndarray], board: str, cpu: str) -> None:
+    profile = get_board(board)
+    compiler = require_tool(f"{profile.triple}-gcc")
+    arch = "aarch64" if profile.triple.startswith("aarch64") else "arm"
+    qemu = require_tool(f"qemu-{arch}-static", f"qemu-{arch}")
+    compiled = compile_model(
+        ModelSpec(path=model), profile, select(profile).toolchain, tmp_path / "out"
+    )
+    (tmp_path / "run").mkdir()
+    got = run_plan_on_arm(
+        compiled.folder,
+        inputs,
+        compiler=compiler,
+        qemu=[qemu, "-cpu", cpu, "-L", f"/usr/{profile.triple}"],
+        work=tmp_path / "run",
+    )
+    check(model, inputs, got)
