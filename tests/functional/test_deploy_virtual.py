@@ -43,8 +43,9 @@ def cache() -> Iterator[None]:
     require_tool("mmdebstrap")
     real = paths.cache_dir()
     with tempfile.TemporaryDirectory(prefix="edgepack-test-") as name:
-        (real / "rootfs").mkdir(exist_ok=True)
-        (Path(name) / "rootfs").symlink_to(real / "rootfs")
+        for shared in ("rootfs", "kernel"):
+            (real / shared).mkdir(exist_ok=True)
+            (Path(name) / shared).symlink_to(real / shared)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(paths, "_cache_dir", Path(name))
             yield
@@ -65,7 +66,9 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Bundle]:
     )
 
 
-def connect(board: VirtualBoard, *, port: int | None = None, **changes: Any) -> SshDevice:
+def connect(
+    board: VirtualBoard, *, port: int | None = None, kind: type[SshDevice] = SshDevice
+) -> SshDevice:
     port = port or board.port
     options = SshOptions(
         use_config=False,
@@ -73,9 +76,7 @@ def connect(board: VirtualBoard, *, port: int | None = None, **changes: Any) -> 
         identities_only=True,
         host_keys=(board.host_key.replace(f":{board.port} ", f":{port} "),),
     )
-    return SshDevice(
-        Address(host=board.host, user=board.user, port=port), options=options, **changes
-    )
+    return kind(Address(host=board.host, user=board.user, port=port), options=options)
 
 
 def test_deploy_redeploy_and_one_weight(bundles: tuple[Bundle, Bundle], tmp_path: Path) -> None:
@@ -137,12 +138,7 @@ def test_full_disk(bundles: tuple[Bundle, Bundle]) -> None:
                     self.run(f"{fill}; truncate -s -3M fill")
                 super().put(local, remote, **options)
 
-        filling = FillingDevice(
-            Address(host=board.host, user=board.user, port=board.port),
-            options=SshOptions(
-                use_config=False, identity=board.key_file, host_keys=(board.host_key,)
-            ),
-        )
+        filling = connect(board, kind=FillingDevice)
         with pytest.raises(DiskFullError) as full:
             deploy(second, filling, ROOT)
         filling.close()
@@ -180,3 +176,55 @@ def test_cut_in_mid_upload(bundles: tuple[Bundle, Bundle]) -> None:
     finally:
         device.close()
         virtual.down("cut")
+
+
+@pytest.mark.slow
+def test_power_cut(bundles: tuple[Bundle, Bundle]) -> None:
+    """What is current after the power came back is whole, and what a deploy reported stays."""
+    require_tool("qemu-system-aarch64")
+    first, second = bundles
+    profile = get_board("rasp3b")
+    board = virtual.up(profile, name="power", kind="system")
+
+    class CutDevice(SshDevice):
+        """Cuts the board's power right after the rename that makes a release current."""
+
+        def rename(self, old: str, new: str) -> None:
+            super().rename(old, new)
+            if new.endswith("/current"):
+                virtual.cut_power(board)
+
+    def release_that_is_current() -> str:
+        device = connect(board)
+        try:
+            name = device.run(f"readlink {ROOT}/current").stdout.strip()
+            folder = f"{ROOT}/{name}"
+            listed = first if name.endswith(first.manifest.release) else second
+            sums = device.run(f"cd {folder} && find . -type f -exec sha256sum {{}} +").stdout
+        finally:
+            device.close()
+        found = {path[2:]: digest for digest, path in map(str.split, sums.splitlines())}
+        assert found == {path: file.sha256 for path, file in wanted_files(listed).items()}
+        return listed.manifest.release
+
+    try:
+        device = connect(board)
+        deploy(first, device, ROOT)
+        virtual.cut_power(board)
+        device.close()
+        board = virtual.up(profile, name="power", kind="system")
+        assert release_that_is_current() == first.manifest.release
+
+        cut = connect(board, kind=CutDevice)
+        with pytest.raises(ConnectionLostError):
+            deploy(second, cut, ROOT)
+        cut.close()
+        board = virtual.up(profile, name="power", kind="system")
+        release_that_is_current()
+
+        device = connect(board)
+        deploy(second, device, ROOT)
+        device.close()
+        assert release_that_is_current() == second.manifest.release
+    finally:
+        virtual.down("power")
