@@ -1,0 +1,210 @@
+"""Preprocessing in Python against the runtime's, on this machine and on both ARM triples.
+
+Resized image and tensor must be equal to the byte: for every filter, way to resize and
+colour, over photos and images of odd sizes. Both sides must refuse the same images.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from edgepack.boards import get_board
+from edgepack.errors import ImageError
+from edgepack.preprocess import COLORS, INTERPOLATIONS, LAYOUTS, PreprocessSpec, Resize
+from edgepack.runtime_build import build_runtime
+from edgepack.toolchain import select
+from tests.example import load_build
+from tests.support import require_tool
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+# A board of each triple, the toolchain, and what runs its programs here.
+RUNTIMES = {
+    "local": ("local", None, None),
+    "armhf-zig": ("rasp3b", "zig", "qemu-arm-static"),
+    "aarch64-zig": ("rasp3b-64", "zig", "qemu-aarch64-static"),
+}
+RESIZES = {
+    "shortest": (Resize(mode="shortest", height=96, width=96), (80, 88)),
+    "exact": (Resize(mode="exact", height=61, width=83), None),
+    "half": (Resize(mode="exact", height=150, width=226), None),  # a fast way of its own for area
+    "larger": (Resize(mode="exact", height=331, width=517), (224, 224)),
+    "letterbox": (Resize(mode="letterbox", height=128, width=160), None),
+}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """edgepack-run, how to start it here, and a folder to play the bundle."""
+
+    command: tuple[str, ...]
+    folder: Path
+
+    def preprocess(self, spec: PreprocessSpec, photo: Path) -> subprocess.CompletedProcess[str]:
+        """Run it on `photo`."""
+        (self.folder / "manifest.json").write_text("{}")
+        (self.folder / "preprocess.json").write_text(spec.to_json())
+        self.resized.unlink(missing_ok=True)
+        self.tensor.unlink(missing_ok=True)
+        words = ["--bundle", str(self.folder), "--image", str(photo), "--preprocess-only"]
+        words += ["--save-resized", str(self.resized), "--save-tensor", str(self.tensor)]
+        return subprocess.run(
+            [*self.command, *words], capture_output=True, text=True, timeout=120, check=False
+        )
+
+    @property
+    def resized(self) -> Path:
+        return self.folder / "resized.npy"
+
+    @property
+    def tensor(self) -> Path:
+        return self.folder / "tensor.npy"
+
+
+@pytest.fixture(scope="module", params=list(RUNTIMES))
+def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runtime:
+    name, toolchain, emulator = RUNTIMES[request.param]
+    board = get_board(name)
+    start = (require_tool(emulator), "-L", f"/usr/{board.triple}") if emulator else ()
+    build = build_runtime(board, select(board, toolchain).toolchain)
+    return Runtime(command=(*start, str(build.app)), folder=tmp_path_factory.mktemp(name))
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Real photos as PNG and (turned by EXIF) as JPEG, and noise of odd sizes."""
+    folder = tmp_path_factory.mktemp("photos")
+    sources = load_build().fetch()
+    chelsea = cv2.imread(str(sources / "chelsea.png"))
+    assert chelsea is not None
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(chelsea[:, :, ::-1]).save(folder / "turned.jpg", exif=exif, quality=80)
+    noise = np.random.RandomState(3).randint(0, 256, (101, 67, 3)).astype(np.uint8)
+    cv2.imwrite(str(folder / "noise.png"), noise)
+    cv2.imwrite(str(folder / "long.png"), np.tile(noise, (1, 7, 1))[:41])
+    cv2.imwrite(str(folder / "tiny.png"), noise[:5, :7])
+    made = [folder / name for name in ("turned.jpg", "noise.png", "long.png", "tiny.png")]
+    return [sources / "chelsea.png", sources / "coffee.png", *made]
+
+
+def make_spec(
+    color: str, *, resize: Resize | None = None, crop: tuple[int, int] | None = None
+) -> PreprocessSpec:
+    channels = 1 if color == "gray" else 3
+    return PreprocessSpec(
+        input="x",
+        color=color,
+        resize=resize,
+        crop=crop,
+        scale=1 / 255,
+        mean=MEAN[:channels],
+        std=STD[:channels],
+    )
+
+
+def check(runtime: Runtime, spec: PreprocessSpec, photo: Path) -> None:
+    done = runtime.preprocess(spec, photo)
+    assert done.returncode == 0, done.stderr
+    resized, tensor = np.load(runtime.resized), np.load(runtime.tensor)
+    want = spec.load_resized(photo)
+    np.testing.assert_array_equal(resized, want, f"{photo.name}: {spec}", strict=True)
+    np.testing.assert_array_equal(
+        tensor.view(np.uint8), spec.tensor(want).view(np.uint8), f"{photo.name}: {spec}"
+    )
+
+
+def check_refused(runtime: Runtime, spec: PreprocessSpec, photo: Path, error: ImageError) -> None:
+    done = runtime.preprocess(spec, photo)
+    assert done.returncode == error.exit_code == 2, f"{photo.name}: {spec}"
+    # libpng and OpenCV may have said something before.
+    assert f"error: {error.message}" in done.stderr.splitlines()
+    assert not runtime.resized.exists()
+
+
+@pytest.mark.parametrize("way", RESIZES)
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+def test_pixels_and_tensors_are_equal(
+    runtime: Runtime, photos: list[Path], interpolation: str, way: str
+) -> None:
+    resize, crop = RESIZES[way]
+    # Each photo in one of the colours and layouts; over all ways, every pair of both.
+    start = list(RESIZES).index(way)
+    kinds = itertools.islice(itertools.cycle(itertools.product(COLORS, LAYOUTS)), start, None)
+    for photo, (color, layout) in zip(photos, kinds, strict=False):
+        spec = make_spec(color, resize=resize, crop=crop)
+        check(runtime, replace(spec, interpolation=interpolation, layout=layout), photo)
+
+
+def test_pixels_without_resize_are_equal(runtime: Runtime, photos: list[Path]) -> None:
+    for photo in photos:
+        check(runtime, make_spec("rgb"), photo)
+        check(runtime, make_spec("gray", crop=(5, 3)), photo)
+        for layout in LAYOUTS:
+            check(runtime, PreprocessSpec(input="x", dtype="uint8", layout=layout), photo)
+
+
+@pytest.fixture(scope="module")
+def odd_images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Images of kinds that are refused by default, and files that are none."""
+    folder = tmp_path_factory.mktemp("odd")
+    noise = np.random.RandomState(4).randint(0, 256, (33, 47, 4)).astype(np.uint8)
+    color = Image.fromarray(noise[:, :, :3])
+    cv2.imwrite(str(folder / "gray.png"), noise[:, :, 0])
+    cv2.imwrite(str(folder / "gray.jpg"), noise[:, :, 0])
+    cv2.imwrite(str(folder / "alpha.png"), noise)
+    cv2.imwrite(str(folder / "deep.png"), noise[:, :, :3].astype(np.uint16) * 257 + 3)
+    cv2.imwrite(str(folder / "deep-alpha.png"), noise.astype(np.uint16) * 257)
+    color.convert("LA").save(folder / "gray-alpha.png")
+    color.convert("1").save(folder / "bits.png")
+    color.convert("P").save(folder / "palette.png", transparency=3)
+    color.save(folder / "key.png", transparency=(1, 2, 3))
+    color.save(folder / "photo.bmp")
+    color.save(folder / "photo.webp")
+    color.save(folder / "whole.jpg")
+    color.save(folder / "whole.png")
+    for name in ("whole.jpg", "whole.png"):
+        data = (folder / name).read_bytes()
+        (folder / f"cut-{name}").write_bytes(data[: len(data) // 2])
+    (folder / "text.jpg").write_text("not an image\n")
+    (folder / "empty.png").write_bytes(b"")
+    return {path.name: path for path in folder.iterdir()} | {"none.png": folder / "none.png"}
+
+
+def test_the_same_images_are_refused_in_the_same_words(
+    runtime: Runtime, odd_images: dict[str, Path]
+) -> None:
+    refused = set()
+    for name, path in odd_images.items():
+        for color, accept in itertools.product(
+            ("rgb", "gray"), ((), ("gray",), ("16bit", "alpha"), ("16bit", "alpha", "gray"))
+        ):
+            spec = replace(make_spec(color), accept=accept)
+            try:
+                spec.load_resized(path)
+            except ImageError as error:
+                check_refused(runtime, spec, path, error)
+                refused.add(name)
+            else:
+                check(runtime, spec, path)
+    assert refused == set(odd_images) - {"whole.jpg", "whole.png"}
+
+
+def test_images_of_impossible_sizes_are_refused(runtime: Runtime, tmp_path: Path) -> None:
+    path = tmp_path / "line.png"
+    cv2.imwrite(str(path), np.zeros((2, 9999, 3), np.uint8))
+    for spec in (
+        make_spec("rgb", crop=(3, 3)),
+        make_spec("rgb", resize=Resize(mode="shortest", height=4000, width=4000)),
+    ):
+        with pytest.raises(ImageError) as caught:
+            spec.load_resized(path)
+        check_refused(runtime, spec, path, caught.value)
