@@ -257,6 +257,8 @@ def _compile(source: Path, prefix: Path, options: Sequence[str], toolchain: Tool
             f"-DCMAKE_INSTALL_PREFIX={prefix}",
             f"-DCMAKE_PROJECT_OpenCV_INCLUDE={_slim_file()}",
             *toolchain.cmake_args,
+            # libpng has a file of assembly for 64-bit ARM; CMake would call zig without a target.
+            f"-DCMAKE_ASM_COMPILER={';'.join(map(str, toolchain.cc))}",
             *(f"-D{option}" for option in options),
             # No folder of this machine in the library; two roundings of a product and a sum,
             # so that resized pixels are the same on every CPU.
