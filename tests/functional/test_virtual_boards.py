@@ -110,7 +110,7 @@ def test_a_board_is_what_it_says(name: str, suite: str, machine: str, glibc: str
         assert memory_kb == profile.memory_mb * 1024
         assert on(board, "cat /sys/devices/system/cpu/present") == f"0-{profile.cores - 1}\n"
         tools = ("sh", "sha256sum", "df", "ln", "mv", "tar", "cat", "mkdir", "sync", "getconf")
-        assert len(on(board, f"which {' '.join(tools)}").split()) == len(tools)
+        assert len(on(board, f"type -P {' '.join(tools)}").split()) == len(tools)
         # Nothing of this machine is there: neither its files nor its network.
         assert "No such file" in on(board, f"ls {state.folder(name)}", check=False)
         assert on(board, "ip -o link | wc -l") == "1\n"
