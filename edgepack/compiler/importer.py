@@ -60,7 +60,9 @@ def import_model(model: LoadedModel) -> tvm.IRModule:
         ) from error
     module = relax.transform.DecomposeOpsForInference()(module)
     module["main"] = _FoldCheaply(module).visit_expr(module["main"])
-    return module
+    # The only operators that LegalizeOps leaves as they are: CumSum and CumProd.
+    with tvm.target.Target("llvm"):
+        return relax.backend.DispatchSortScan()(module)
 
 
 def _fold(model: LoadedModel, proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -215,6 +215,18 @@ def _conv_transpose(node: onnx.NodeProto, _: _Context) -> str | None:
     return "with output_shape" if _attribute(node, "output_shape") else None
 
 
+def _roi_align(node: onnx.NodeProto, context: _Context) -> str | None:
+    # Boxes that reach over the border are sampled elsewhere than onnxruntime samples them.
+    default = b"half_pixel" if context.opset >= 16 else b"output_half_pixel"
+    if _attribute(node, "coordinate_transformation_mode", default) != b"output_half_pixel":
+        return "with half_pixel coordinates"
+    return "with mode max" if _attribute(node, "mode", b"avg") == b"max" else None
+
+
+def _space_to_depth(node: onnx.NodeProto, _: _Context) -> str | None:
+    return "with a mode" if _attribute(node, "mode", b"DCR") != b"DCR" else None
+
+
 def _resize(node: onnx.NodeProto, context: _Context) -> str | None:
     if _attribute(node, "antialias", 0):
         return "with antialias"
@@ -241,4 +253,6 @@ _CHECKS: dict[str, Callable[[onnx.NodeProto, _Context], str | None]] = {
     "Dropout": _dropout,
     "IsInf": _is_inf,
     "Resize": _resize,
+    "RoiAlign": _roi_align,
+    "SpaceToDepth": _space_to_depth,
 }

@@ -231,6 +231,17 @@ def test_operators_that_tvm_lacks_are_replaced_by_their_definition(tmp_path: Pat
     assert_close(run_plan(compiled.folder, inputs), reference(path, inputs))
 
 
+def test_sequences_of_fixed_length_and_running_sums(tmp_path: Path) -> None:
+    b = Builder()
+    parts = b.op("SplitToSequence", "x", b.const(2, "int64"), axis=0)
+    second = b.op("SequenceAt", parts, b.const(1, "int64"))
+    b.op("CumSum", second, b.const(1, "int64"), outputs=["y"])
+    path = b.save(tmp_path / "model.onnx", {"x": [4, 3]}, {"y": [2, 3]})
+    compiled = compile_for(path, tmp_path / "out")
+    inputs = random_inputs(path)
+    assert_close(run_plan(compiled.folder, inputs), reference(path, inputs))
+
+
 def test_shapes_that_the_model_computes_are_folded(tmp_path: Path) -> None:
     b = Builder()
     x = b.conv("x", 3, 8)

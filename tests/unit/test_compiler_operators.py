@@ -1,0 +1,128 @@
+"""The list of operators is TVM's own, less what it gets wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto
+
+from edgepack.compiler import operators
+from edgepack.model import ModelSpec, UnsupportedOperatorError, load_model
+from tests.onnx_models import Builder
+
+
+def refused(tmp_path: Path, builder: Builder, shape: tuple[int, ...], dtype: int = 1) -> str:
+    """Why the model, from `x` of a shape to `y`, is refused; empty if it is not."""
+    proto = builder.model({"x": shape}, {"y": None}, {"y": dtype})
+    path = tmp_path / "model.onnx"
+    onnx.save(proto, path)
+    try:
+        load_model(ModelSpec(path=path))
+    except UnsupportedOperatorError as error:
+        (reason,) = error.operators.values()
+        return reason
+    return ""
+
+
+def test_the_list_holds_what_tvm_converts_and_not_what_no_plan_can_hold() -> None:
+    supported = operators.supported_operators()
+    assert {"Conv", "Gemm", "Softmax", "Resize", "Constant"} <= supported
+    assert {"com.microsoft::FastGelu", "com.microsoft::Attention"} <= supported
+    assert not {"Attention", "FastGelu", "NonZero", "TopK", "LSTM", "AllClassNMS"} & supported
+
+
+@pytest.mark.parametrize("opset", [11, 13])
+def test_dropout_counts_only_when_it_trains(tmp_path: Path, opset: int) -> None:
+    b = Builder()
+    ratio = {"ratio": 0.5} if opset < 12 else {}
+    b.op("Dropout", "x", outputs=["y"], **ratio)
+    onnx.save(b.model({"x": [2]}, {"y": [2]}, opset=opset), tmp_path / "m.onnx")
+    load_model(ModelSpec(path=tmp_path / "m.onnx"))
+
+
+def test_dropout_that_trains_or_gives_its_mask(tmp_path: Path) -> None:
+    b = Builder()
+    b.op("Dropout", "x", b.const(0.5, "float32"), b.const(True, "bool"), outputs=["y"])
+    assert "training form" in refused(tmp_path, b, (2,))
+    b = Builder()
+    b.op("Dropout", "x", outputs=["v", "mask"])
+    b.op("Cast", "mask", to=1, outputs=["y"])
+    assert "mask" in refused(tmp_path, b, (2,))
+
+
+def test_batch_normalization_that_trains(tmp_path: Path) -> None:
+    for training in (0, 1):
+        b = Builder()
+        weights = [b.weight(3) for _ in range(4)]
+        b.op("BatchNormalization", "x", *weights, training_mode=training, outputs=["y"])
+        assert ("training form" in refused(tmp_path, b, (1, 3, 4))) == bool(training)
+
+
+def test_is_inf_of_one_sign(tmp_path: Path) -> None:
+    for positive in (0, 1):
+        b = Builder()
+        b.op("IsInf", "x", detect_positive=positive, outputs=["y"])
+        assert ("one sign" in refused(tmp_path, b, (2,), TensorProto.BOOL)) == (not positive)
+
+
+def test_conv_transpose_with_output_shape(tmp_path: Path) -> None:
+    for extra in ({}, {"output_shape": [10, 8]}):
+        b = Builder()
+        b.op("ConvTranspose", "x", b.weight(1, 2, 3, 3), strides=[3, 2], outputs=["y"], **extra)
+        assert ("output_shape" in refused(tmp_path, b, (1, 1, 3, 3))) == bool(extra)
+
+
+@pytest.mark.parametrize(
+    ("scales", "attributes", "reason"),
+    [
+        ([1, 1, 2, 2], {"mode": "linear"}, ""),
+        ([1, 1, 0.5, 0.5], {"mode": "linear"}, ""),
+        ([1, 1, 0.6, 0.6], {"mode": "nearest"}, ""),
+        ([1, 1, 0.6, 0.6], {"mode": "linear"}, "no whole size"),
+        ([1, 1, 0.5, 0.5], {"mode": "linear", "antialias": 1}, "antialias"),
+        (
+            [1, 1, 2, 2],
+            {"mode": "linear", "coordinate_transformation_mode": "half_pixel_symmetric"},
+            "half_pixel_symmetric",
+        ),
+        ([2, 2], {"axes": [2, 3]}, "axes"),
+    ],
+)
+def test_resize(
+    tmp_path: Path, scales: list[float], attributes: dict[str, object], reason: str
+) -> None:
+    b = Builder()
+    b.op("Resize", "x", "", b.const(scales, "float32"), outputs=["y"], **attributes)
+    proto = b.model({"x": (1, 1, 4, 4)}, {"y": None}, opset=19)
+    onnx.save(proto, tmp_path / "m.onnx")
+    try:
+        load_model(ModelSpec(path=tmp_path / "m.onnx"))
+        assert not reason
+    except UnsupportedOperatorError as error:
+        assert reason
+        assert reason in error.operators["Resize"]
+
+
+def test_roi_align(tmp_path: Path) -> None:
+    forms = {
+        "half_pixel": {},
+        "mode max": {"mode": "max", "coordinate_transformation_mode": "output_half_pixel"},
+        "": {"coordinate_transformation_mode": "output_half_pixel"},
+    }
+    for reason, attributes in forms.items():
+        b = Builder()
+        boxes, batch = b.const([[0, 0, 4, 4]], "float32"), b.const([0], "int64")
+        b.op("RoiAlign", "x", boxes, batch, outputs=["y"], **attributes)
+        said = refused(tmp_path, b, (1, 1, 6, 6))
+        assert reason in said
+        assert bool(reason) == bool(said)
+
+
+def test_expand_replaces_what_tvm_lacks(tmp_path: Path) -> None:
+    b = Builder()
+    b.op("Celu", b.op("HardSwish", "x"), outputs=["y"])
+    types = {node.op_type for node in operators.expand(b.model({"x": [2]}, {"y": [2]})).graph.node}
+    assert "Celu" not in types
+    assert "HardSwish" in types
