@@ -51,10 +51,10 @@ class SshOptions:
 
     `config_file` is read instead of ~/.ssh/config and /etc/ssh/ssh_config; with
     `use_config` off none is. `identity` is tried before the agent's keys and the
-    default ones, or alone with `identities_only`. `known_hosts` is used instead of
-    ~/.ssh/known_hosts (and what UserKnownHostsFile says); `host_keys` are lines of such
-    a file, used instead of any file. `accept_new_host_key` adds the key of a host that
-    is not known yet to known_hosts; a changed key is refused in any case.
+    default ones; with `identities_only` neither of those is tried. `known_hosts` is used
+    instead of ~/.ssh/known_hosts (and what UserKnownHostsFile says); `host_keys` are
+    lines of such a file, used instead of any file. `accept_new_host_key` adds the key of
+    a host that is not known yet to known_hosts; a changed key is refused in any case.
     """
 
     config_file: Path | None = None

@@ -1,9 +1,8 @@
-"""A device over SSH: fabric for the configuration and commands, paramiko for files."""
+"""A device over SSH: fabric for the configuration and the way there, paramiko for the rest."""
 
 from __future__ import annotations
 
 import logging
-import re
 import shlex
 import socket
 import threading
@@ -30,6 +29,7 @@ from edgepack.device.errors import (
 from edgepack.device.known_hosts import KnownHosts, Verdict
 from edgepack.device.options import Address, SshOptions
 from edgepack.errors import ConfigError, ConnectError, RemoteError
+from edgepack.facts import parse_df
 
 log = logging.getLogger(__name__)
 # paramiko logs tracebacks of what is raised to us anyhow.
@@ -212,8 +212,10 @@ class SshDevice:
     def _is_full(self, path: str, needed: int) -> bool:
         folder = shlex.quote(path.rpartition("/")[0] or ".")
         done = self.run(f"df -Pk {folder}", check=False)
-        match = re.search(r"\s(-?\d+)\s+(?:\d+%|-)\s+/[^\n]*\s*\Z", done.stdout)
-        return match is not None and int(match[1]) * 1024 < needed
+        try:
+            return parse_df(done.stdout) < needed
+        except ValueError:
+            return False
 
     def _lost(self, reason: object) -> ConnectionLostError:
         return ConnectionLostError(
@@ -270,7 +272,7 @@ class _Route:
         identities += [path for path in lookup.get("identityfile", []) if Path(path).is_file()]
         if options.identity and not options.identity.is_file():
             raise AuthError(f"no such key file: {options.identity}")
-        only = options.identities_only or lookup.get("identitiesonly") == "yes"
+        only = options.identities_only or lookup.get("identitiesonly", "no").lower() == "yes"
         connection = fabric.Connection(
             address.host,
             user=address.user,
@@ -285,7 +287,7 @@ class _Route:
         connection.connect_kwargs = {
             "key_filename": list(dict.fromkeys(identities)),
             "allow_agent": not only,
-            "look_for_keys": not only,
+            "look_for_keys": not (only and identities),
             "transport_factory": host_keys.transport,
             **dict.fromkeys(
                 ("banner_timeout", "auth_timeout", "channel_timeout"),
