@@ -68,7 +68,9 @@ def up(
     folder = state.folder(name)
     with locked(folder):
         running = state.load(name)
-        if running:
+        if running and not running.is_usable:
+            state.stop(running.pid, running.started)
+        elif running:
             _check_same(running, board, suite=suite, kind=kind, disk_mb=disk_mb)
             return running
         base = rootfs(suite, board.debian_arch, progress=progress)
@@ -98,6 +100,7 @@ def up(
             pid=started.pid,
             started=started.started,
             disk_mb=started.disk_mb,
+            base=base,
         )
         # Saved before it answers: whatever happens from here on, `down` finds it.
         state.save(result)

@@ -24,9 +24,9 @@ class VirtualBoard:
     """A running virtual board, reached as `user`@`host`:`port` with `key_file`.
 
     `board` is the profile's name, `kind` "light" or "system", `host_key` the
-    known_hosts line of its sshd. `pid` is the process that ends with the board and
-    `started` that process's start time in clock ticks since boot: together they name it
-    for good. `disk_mb` is the size of its disk.
+    known_hosts line of its sshd, `base` the root file system it runs on. `pid` is the
+    process that ends with the board and `started` that process's start time in clock
+    ticks since boot: together they name it for good. `disk_mb` is the size of its disk.
     """
 
     name: str
@@ -41,10 +41,16 @@ class VirtualBoard:
     pid: int
     started: int
     disk_mb: int
+    base: Path
 
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
-        return {**asdict(self), "key_file": str(self.key_file)}
+        return {**asdict(self), "key_file": str(self.key_file), "base": str(self.base)}
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether its files are still there: someone may have cleaned the cache under it."""
+        return self.base.exists() and self.key_file.exists()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +98,8 @@ def load(name: str) -> VirtualBoard | None:
     """The board called `name` if it runs. A file left by one that died does not count."""
     try:
         values = json.loads((folder(name) / "board.json").read_text())
-        board = VirtualBoard(**{**values, "key_file": Path(values["key_file"])})
+        files = {key: Path(values[key]) for key in ("key_file", "base")}
+        board = VirtualBoard(**{**values, **files})
     except (FileNotFoundError, json.JSONDecodeError, TypeError, KeyError):
         # Nothing there, or written by another version of edgepack.
         return None

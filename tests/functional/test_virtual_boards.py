@@ -154,6 +154,17 @@ def test_a_killed_board_is_gone_and_comes_back() -> None:
     virtual.down(again.name)
 
 
+def test_a_board_whose_files_were_deleted_is_started_anew(cache: Path) -> None:
+    rasp3b = get_board("rasp3b")
+    board = virtual.up(rasp3b)
+    shutil.rmtree(cache / "virtual/keys")
+    again = virtual.up(rasp3b)
+    assert again.pid != board.pid
+    assert state.start_time(board.pid) is None
+    assert on(again, "echo alive") == "alive\n"
+    virtual.down(again.name)
+
+
 def test_two_boards_at_once(require_tool: RequireTool, tmp_path: Path) -> None:
     """They differ in CPU: SDIV works on a Cortex-A53 and is an illegal instruction on an A9."""
     divide = compile_for_arm(

@@ -26,7 +26,7 @@ def rasp3b() -> Board:
 
 
 @pytest.fixture
-def running() -> VirtualBoard:
+def running(cache: Path) -> VirtualBoard:
     """The record of a light rasp3b, as if this process were it."""
     started = state.start_time(os.getpid())
     assert started is not None
@@ -38,12 +38,15 @@ def running() -> VirtualBoard:
         host="127.0.0.1",
         port=2222,
         user="pi",
-        key_file=Path("/a folder/login"),
+        key_file=cache / "a folder" / "login",
         host_key="[127.0.0.1]:2222 ssh-ed25519 AAAA",
         pid=os.getpid(),
         started=started,
         disk_mb=1024,
+        base=Path("/usr"),
     )
+    board.key_file.parent.mkdir()
+    board.key_file.touch()
     state.save(board)
     return board
 
@@ -98,7 +101,7 @@ def test_ssh_command_trusts_one_key_only(running: VirtualBoard) -> None:
     command = virtual.ssh_command(running)
     assert command[-1] == "pi@127.0.0.1"
     assert "StrictHostKeyChecking=yes" in command
-    assert 'IdentityFile="/a folder/login"' in command
+    assert f'IdentityFile="{running.key_file}"' in command
     assert virtual.known_hosts(running).read_text() == running.host_key + "\n"
 
 

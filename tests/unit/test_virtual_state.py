@@ -35,6 +35,7 @@ def board(**changes: object) -> VirtualBoard:
         pid=os.getpid(),
         started=started,
         disk_mb=1024,
+        base=Path("/usr"),
     )
     return replace(record, **changes)  # type: ignore[arg-type]
 
