@@ -31,3 +31,15 @@ add_library(edgepack_static_runtime INTERFACE)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT EDGEPACK_SANITIZE)
   target_link_options(edgepack_static_runtime INTERFACE -static-libstdc++ -static-libgcc)
 endif()
+
+# A model library takes tvm_ffi's C functions from the program. zig's linker knows no list of symbols:
+# there everything that is not hidden is exported, which is little else.
+function(edgepack_export_tvm_ffi target)
+  if(DEFINED EDGEPACK_ZIG)
+    set_target_properties(${target} PROPERTIES ENABLE_EXPORTS ON)
+  else()
+    set(list "${PROJECT_SOURCE_DIR}/cmake/exports.txt")
+    target_link_options(${target} PRIVATE "-Wl,--dynamic-list=${list}")
+    set_target_properties(${target} PROPERTIES LINK_DEPENDS "${list}")
+  endif()
+endfunction()

@@ -31,3 +31,7 @@ target_compile_options(tvm_ffi PRIVATE -w)
 target_compile_options(tvm_ffi PUBLIC
   "-ffile-prefix-map=${EDGEPACK_TVM_FFI_DIR}=tvm_ffi")
 target_link_libraries(tvm_ffi PRIVATE edgepack_options)
+if(EDGEPACK_SANITIZE)
+  # It takes the address of the first member of "no error".
+  set_source_files_properties(${_src}/error.cc PROPERTIES COMPILE_OPTIONS -fno-sanitize=null)
+endif()

@@ -84,11 +84,10 @@ static int BarrierTask(int task, ParallelGroupEnv* env, void* data) {
 /* out[0] = 1 if a barrier held back every task until the last one came. */
 KERNEL(barrier) {
   UNUSED(self);
-  UNUSED(count);
   UNUSED(result);
   int32_t arrived = 0;
   const int status = __TVMBackendParallelLaunch(BarrierTask, &arrived, 0);
-  Data(args, 1)[0] = status == 0;
+  Data(args, count - 1)[0] = status == 0;
   return status;
 }
 

@@ -54,7 +54,6 @@ std::string WithOrientation(const cv::Mat& image, char orientation) {
       20);
   exif +=
       std::string("\x01\x12\0\x03\0\0\0\x01\0", 9) + orientation + std::string("\0\0\0\0\0\0", 6);
-  exif += '\0';
   std::string jpeg = Encoded(".jpg", image);
   return jpeg.insert(2, exif);
 }
@@ -108,11 +107,10 @@ TEST_CASE("images cut off at every place are errors or images, never crashes") {
   for (const char* extension : {".png", ".jpg"}) {
     const std::string whole = Encoded(extension, Picture(CV_8UC3));
     for (std::size_t size = 0; size < whole.size(); ++size) {
-      try {
-        CHECK(Decode(whole.substr(0, size)).channels() == 3);
-      } catch (const ImageError& error) {
-        CHECK_FALSE(std::string(error.what()).empty());
-      }
+      cv::Mat image;
+      const std::string message =
+          MessageOf<ImageError>([&] { image = Decode(whole.substr(0, size)); });
+      CHECK(image.empty() != message.empty());
     }
   }
 }
