@@ -1,3 +1,93 @@
-"""edgepack: take a trained ONNX model to an ARM field board, and know that it works there."""
+"""edgepack: take a trained ONNX model to an ARM field board, and know that it works there.
+
+    project = load_project(Path("edgepack.toml"))
+    job = make_job(project)
+    bundle = package_job(job, Path("dist"))
+    device = open_device("pi@192.168.1.20", job.board)
+    report = deploy_bundle(bundle, device, "edgepack/flowers")
+
+Names are imported when they are first used, so that `import edgepack` stays quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from edgepack.boards import Board, get_board, load_boards
+    from edgepack.bundle import Bundle, open_bundle, write_tarball
+    from edgepack.compiler import CompiledModel, compile_model
+    from edgepack.deploy import Report, deploy_bundle, preview
+    from edgepack.device import Device, SshOptions, open_device
+    from edgepack.errors import EdgepackError
+    from edgepack.facts import DeviceFacts
+    from edgepack.job import Job, compile_job, make_job, package_job
+    from edgepack.model import ModelInfo, ModelSpec, inspect_model, load_model
+    from edgepack.preprocess import PreprocessSpec
+    from edgepack.project import Project, load_project
+    from edgepack.remote_app import RunRequest, run_on_device
+    from edgepack.runtime_build import RuntimeBuild, build_runtime
+    from edgepack.toolchain import Toolchain, select
+
+_HOME = {
+    "boards": ("Board", "get_board", "load_boards"),
+    "bundle": ("Bundle", "open_bundle", "write_tarball"),
+    "compiler": ("CompiledModel", "compile_model"),
+    "deploy": ("Report", "deploy_bundle", "preview"),
+    "device": ("Device", "SshOptions", "open_device"),
+    "errors": ("EdgepackError",),
+    "facts": ("DeviceFacts",),
+    "job": ("Job", "compile_job", "make_job", "package_job"),
+    "model": ("ModelInfo", "ModelSpec", "inspect_model", "load_model"),
+    "preprocess": ("PreprocessSpec",),
+    "project": ("Project", "load_project"),
+    "remote_app": ("RunRequest", "run_on_device"),
+    "runtime_build": ("RuntimeBuild", "build_runtime"),
+    "toolchain": ("Toolchain", "select"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [  # noqa: RUF022 - in the order of use
+    "load_project",
+    "Project",
+    "load_boards",
+    "get_board",
+    "Board",
+    "select",
+    "Toolchain",
+    "inspect_model",
+    "ModelInfo",
+    "load_model",
+    "ModelSpec",
+    "make_job",
+    "Job",
+    "compile_job",
+    "compile_model",
+    "CompiledModel",
+    "build_runtime",
+    "RuntimeBuild",
+    "PreprocessSpec",
+    "package_job",
+    "Bundle",
+    "open_bundle",
+    "write_tarball",
+    "open_device",
+    "Device",
+    "SshOptions",
+    "DeviceFacts",
+    "preview",
+    "deploy_bundle",
+    "Report",
+    "run_on_device",
+    "RunRequest",
+    "EdgepackError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'edgepack' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"edgepack.{_MODULE_OF[name]}"), name)

@@ -102,7 +102,7 @@ class Report:
 
 
 def preview(bundle: Bundle, device: Device, root: str, *, keep: int = KEEP_RELEASES) -> DeployPlan:
-    """What `deploy` would do, for --dry-run: only reads from the device.
+    """What `deploy_bundle` would do, for --dry-run: only reads from the device.
 
     Raises what the gate and the device raise.
     """
@@ -113,7 +113,7 @@ def preview(bundle: Bundle, device: Device, root: str, *, keep: int = KEEP_RELEA
     return _plan(bundle, facts, parse_state(answer, release), keep)
 
 
-def deploy(
+def deploy_bundle(
     bundle: Bundle,
     device: Device,
     root: str,

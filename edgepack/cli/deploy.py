@@ -17,7 +17,7 @@ from edgepack.cli.options import (
     ssh_options,
 )
 from edgepack.cli.report import deploy_lines
-from edgepack.deploy import KEEP_RELEASES, deploy, preview
+from edgepack.deploy import KEEP_RELEASES, deploy_bundle, preview
 from edgepack.device import open_device
 from edgepack.errors import UsageError
 from edgepack.gate import check_bundle
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             steps = preview(bundle, device, root, keep=args.keep)
             console.data(steps.to_dict(), _plan_text(bundle, device.name, steps.lines()))
             return 0
-        report = deploy(bundle, device, root, keep=args.keep, progress=console)
+        report = deploy_bundle(bundle, device, root, keep=args.keep, progress=console)
     finally:
         device.close()
     console.data(report.to_dict(), "\n".join(deploy_lines(report, bundle.manifest.name)))

@@ -13,7 +13,7 @@ import pytest
 from edgepack import paths, virtual
 from edgepack.boards import get_board
 from edgepack.bundle import Bundle
-from edgepack.deploy import deploy, preview
+from edgepack.deploy import deploy_bundle, preview
 from edgepack.device import (
     Address,
     ConnectionLostError,
@@ -94,14 +94,14 @@ def test_deploy_redeploy_and_one_weight(bundles: tuple[Bundle, Bundle], tmp_path
         assert preview(first, device, ROOT).send_bytes == sum(
             file.size for file in wanted_files(first).values()
         )
-        report = deploy(first, device, ROOT)
+        report = deploy_bundle(first, device, ROOT)
         assert (report.outcome, report.before) == ("deployed", None)
         assert report.smoke.top[0]["label"] == "dog"
 
-        unchanged = deploy(first, device, ROOT)
+        unchanged = deploy_bundle(first, device, ROOT)
         assert (unchanged.outcome, unchanged.sent_bytes) == ("unchanged", 0)
 
-        changed = deploy(second, device, ROOT)
+        changed = deploy_bundle(second, device, ROOT)
         assert set(changed.sent_files) == {PARAMS, MANIFEST_NAME}
         assert changed.previous == report.release
         links = device.run(f"cd {ROOT} && readlink current previous").stdout.split()
@@ -124,10 +124,10 @@ def test_full_disk(bundles: tuple[Bundle, Bundle]) -> None:
     device = connect(board)
     fill = "dd if=/dev/zero of=fill bs=1M 2>/dev/null"
     try:
-        report = deploy(first, device, ROOT)
+        report = deploy_bundle(first, device, ROOT)
         device.run(f"{fill}; truncate -s -3M fill")
         with pytest.raises(GateError, match="must be sent"):
-            deploy(second, device, ROOT)
+            deploy_bundle(second, device, ROOT)
         device.run("rm fill")
 
         before = device.run(f"cd {ROOT} && find . | sort").stdout
@@ -140,14 +140,14 @@ def test_full_disk(bundles: tuple[Bundle, Bundle]) -> None:
 
         filling = connect(board, kind=FillingDevice)
         with pytest.raises(DiskFullError) as full:
-            deploy(second, filling, ROOT)
+            deploy_bundle(second, filling, ROOT)
         filling.close()
         assert full.value.exit_code == 7
         assert device.run(f"cd {ROOT} && find . | sort").stdout == before
         current = device.run(f"readlink {ROOT}/current").stdout.strip()
         assert current == f"releases/{report.release}"
         device.run("rm fill")
-        assert deploy(second, device, ROOT).previous == report.release
+        assert deploy_bundle(second, device, ROOT).previous == report.release
     finally:
         device.close()
         virtual.down("small")
@@ -158,11 +158,11 @@ def test_cut_in_mid_upload(bundles: tuple[Bundle, Bundle]) -> None:
     board = virtual.up(get_board("rasp3b"), name="cut")
     device = connect(board)
     try:
-        report = deploy(first, device, ROOT)
+        report = deploy_bundle(first, device, ROOT)
         with CuttingProxy(board.port, cut_after=8_000_000) as proxy:
             cut = connect(board, port=proxy.port)
             with pytest.raises(ConnectionLostError, match="lost"):
-                deploy(second, cut, ROOT)
+                deploy_bundle(second, cut, ROOT)
             cut.close()
         current = device.run(f"readlink {ROOT}/current").stdout.strip()
         assert current == f"releases/{report.release}"
@@ -170,7 +170,7 @@ def test_cut_in_mid_upload(bundles: tuple[Bundle, Bundle]) -> None:
         arrived = int(device.run(f"wc -c <{part}").stdout)
         assert 0 < arrived < _WEIGHTS
 
-        again = deploy(second, device, ROOT)
+        again = deploy_bundle(second, device, ROOT)
         assert again.model_bytes_sent == _WEIGHTS - arrived
         assert again.previous == report.release
     finally:
@@ -209,7 +209,7 @@ def test_power_cut(bundles: tuple[Bundle, Bundle]) -> None:
 
     try:
         device = connect(board)
-        deploy(first, device, ROOT)
+        deploy_bundle(first, device, ROOT)
         virtual.cut_power(board)
         device.close()
         board = virtual.up(profile, name="power", kind="system")
@@ -217,13 +217,13 @@ def test_power_cut(bundles: tuple[Bundle, Bundle]) -> None:
 
         cut = connect(board, kind=CutDevice)
         with pytest.raises(ConnectionLostError):
-            deploy(second, cut, ROOT)
+            deploy_bundle(second, cut, ROOT)
         cut.close()
         board = virtual.up(profile, name="power", kind="system")
         release_that_is_current()
 
         device = connect(board)
-        deploy(second, device, ROOT)
+        deploy_bundle(second, device, ROOT)
         device.close()
         assert release_that_is_current() == second.manifest.release
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import socket
@@ -23,7 +22,7 @@ from edgepack.deploy import (
     OutputsDifferError,
     Report,
     SmokeTestError,
-    deploy,
+    deploy_bundle,
     preview,
 )
 from edgepack.device import ConnectionLostError, DiskFullError, LocalDevice
@@ -101,7 +100,7 @@ def assert_tidy(home: Path, *releases: str) -> None:
 
 def test_first_deploy(bundles: dict[str, Bundle], home: Path) -> None:
     bundle = bundles["a"]
-    report = deploy(bundle, LocalDevice(home), ROOT)
+    report = deploy_bundle(bundle, LocalDevice(home), ROOT)
     files = wanted_files(bundle)
     assert report.outcome == "deployed"
     assert report.before is report.previous is None
@@ -125,10 +124,10 @@ def test_first_deploy(bundles: dict[str, Bundle], home: Path) -> None:
 def test_unchanged_redeploy_sends_and_changes_nothing(
     bundles: dict[str, Bundle], home: Path
 ) -> None:
-    deploy(bundles["a"], LocalDevice(home), ROOT)
+    deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
     before = snapshot(home)
     device = FakeDyingDevice(home)
-    report = deploy(bundles["a"], device, ROOT)
+    report = deploy_bundle(bundles["a"], device, ROOT)
     assert (report.outcome, report.sent_bytes, report.smoke_fresh) == ("unchanged", 0, False)
     assert report.smoke.top[0]["label"] == "dog"  # of the record
     assert len(device.commands) == 3  # facts; lock and state; unlock
@@ -136,8 +135,8 @@ def test_unchanged_redeploy_sends_and_changes_nothing(
 
 
 def test_one_changed_weight_sends_weights_only(bundles: dict[str, Bundle], home: Path) -> None:
-    deploy(bundles["a"], LocalDevice(home), ROOT)
-    report = deploy(bundles["b"], LocalDevice(home), ROOT)
+    deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
+    report = deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
     assert set(report.sent_files) == {PARAMS, MANIFEST_NAME}
     assert report.model_bytes_sent == bundles["b"].file(PARAMS).stat().st_size
     assert set(report.reused_files) == set(wanted_files(bundles["b"])) - set(report.sent_files)
@@ -148,9 +147,9 @@ def test_one_changed_weight_sends_weights_only(bundles: dict[str, Bundle], home:
 
 
 def test_back_to_an_older_release(bundles: dict[str, Bundle], home: Path) -> None:
-    deploy(bundles["a"], LocalDevice(home), ROOT)
-    deploy(bundles["b"], LocalDevice(home), ROOT)
-    report = deploy(bundles["a"], LocalDevice(home), ROOT)
+    deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
+    deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
+    report = deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
     assert (report.outcome, report.sent_bytes) == ("activated", 0)
     assert current(home) == bundles["a"].manifest.release
     assert release_of(home / ROOT / "previous") == bundles["b"].manifest.release
@@ -159,7 +158,7 @@ def test_back_to_an_older_release(bundles: dict[str, Bundle], home: Path) -> Non
 def test_old_releases_are_removed(bundles: dict[str, Bundle], home: Path) -> None:
     names = [bundles[name].manifest.release for name in "abc"]
     for name in "abc":
-        report = deploy(bundles[name], LocalDevice(home), ROOT, keep=2)
+        report = deploy_bundle(bundles[name], LocalDevice(home), ROOT, keep=2)
     assert report.removed == (names[0],)
     assert_tidy(home, *names[1:])
 
@@ -168,7 +167,7 @@ def test_preview_changes_nothing(bundles: dict[str, Bundle], home: Path) -> None
     todo = preview(bundles["a"], LocalDevice(home), ROOT)
     assert todo.send_bytes > 0
     assert list(home.iterdir()) == []
-    deploy(bundles["a"], LocalDevice(home), ROOT)
+    deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
     before = snapshot(home)
     assert preview(bundles["a"], LocalDevice(home), ROOT).steps == ()
     assert {send.path for send in preview(bundles["b"], LocalDevice(home), ROOT).sends} == {
@@ -181,7 +180,7 @@ def test_preview_changes_nothing(bundles: dict[str, Bundle], home: Path) -> None
 def test_the_gate_comes_before_any_byte(tmp_path: Path, home: Path) -> None:
     bundle = fake_bundle(tmp_path, board="rasp3b")
     with pytest.raises(BundleError):
-        deploy(bundle, LocalDevice(home), ROOT)
+        deploy_bundle(bundle, LocalDevice(home), ROOT)
     assert list(home.iterdir()) == []
 
 
@@ -201,17 +200,17 @@ def test_a_release_that_fails_its_test(
     message: str,
 ) -> None:
     with pytest.raises(error, match=message) as first:
-        deploy(bundles[name], LocalDevice(home), ROOT)
+        deploy_bundle(bundles[name], LocalDevice(home), ROOT)
     assert first.value.exit_code == (7 if error is SmokeTestError else 8)
     assert "none is current now" in first.value.message
     assert current(home) is None
 
     good, older = bundles["b"].manifest.release, bundles["a"].manifest.release
-    deploy(bundles["a"], LocalDevice(home), ROOT)
-    deploy(bundles["b"], LocalDevice(home), ROOT)
+    deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
+    deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
     for _ in range(2):
         with pytest.raises(error, match=f"Release {good} is current again"):
-            deploy(bundles[name], LocalDevice(home), ROOT)
+            deploy_bundle(bundles[name], LocalDevice(home), ROOT)
         assert current(home) == good
         assert release_of(home / ROOT / "previous") == older
 
@@ -220,19 +219,19 @@ def test_current_release_that_fails_on_a_changed_system(
     bundles: dict[str, Bundle], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another kernel, say: the record of the test no longer counts."""
-    deploy(bundles["a"], LocalDevice(home), ROOT)
-    deploy(bundles["b"], LocalDevice(home), ROOT)
+    deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
+    deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
     record = home / ROOT / "releases" / f"{bundles['b'].manifest.release}.smoke.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "fingerprint": "other"}))
-    assert deploy(bundles["b"], LocalDevice(home), ROOT).smoke_fresh
+    assert deploy_bundle(bundles["b"], LocalDevice(home), ROOT).smoke_fresh
     record.write_text("{}")
 
     def fail(*_: object) -> None:
         raise MismatchError("outputs differ")
 
-    monkeypatch.setattr(importlib.import_module("edgepack.deploy"), "run_smoke", fail)
+    monkeypatch.setattr("edgepack.deploy.run_smoke", fail)
     with pytest.raises(OutputsDifferError, match="is current again"):
-        deploy(bundles["b"], LocalDevice(home), ROOT)
+        deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
     assert current(home) == bundles["a"].manifest.release
 
 
@@ -244,9 +243,9 @@ def damage(file: Path) -> None:
 
 
 def test_damaged_release_is_repaired(bundles: dict[str, Bundle], home: Path) -> None:
-    release = deploy(bundles["a"], LocalDevice(home), ROOT).release
+    release = deploy_bundle(bundles["a"], LocalDevice(home), ROOT).release
     damage(home / ROOT / "releases" / release / PARAMS)
-    report = deploy(bundles["a"], LocalDevice(home), ROOT)
+    report = deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
     assert report.sent_files == (PARAMS,)
     assert current(home) == release
     assert_tidy(home, release)
@@ -254,11 +253,11 @@ def test_damaged_release_is_repaired(bundles: dict[str, Bundle], home: Path) -> 
 
 def test_damaged_file_is_not_taken_over(bundles: dict[str, Bundle], home: Path) -> None:
     """Its manifest says it is the same file; its content is not."""
-    old = deploy(bundles["a"], LocalDevice(home), ROOT).release
+    old = deploy_bundle(bundles["a"], LocalDevice(home), ROOT).release
     damaged = home / ROOT / "releases" / old / "model/model.so"
     damage(damaged)
     content = damaged.read_bytes()
-    report = deploy(bundles["b"], LocalDevice(home), ROOT)
+    report = deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
     assert set(report.sent_files) == {PARAMS, MANIFEST_NAME, "model/model.so"}
     assert current(home) == report.release
     assert damaged.read_bytes() == content  # not written through a shared link
@@ -267,9 +266,9 @@ def test_damaged_file_is_not_taken_over(bundles: dict[str, Bundle], home: Path) 
 def test_executable_that_was_sent_again_is_executable(
     bundles: dict[str, Bundle], home: Path
 ) -> None:
-    old = deploy(bundles["a"], LocalDevice(home), ROOT).release
+    old = deploy_bundle(bundles["a"], LocalDevice(home), ROOT).release
     damage(home / ROOT / "releases" / old / "bin/edgepack-run")
-    deploy(bundles["b"], LocalDevice(home), ROOT)
+    deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
     assert os.access(home / ROOT / "current/bin/edgepack-run", os.X_OK)
 
 
@@ -284,7 +283,7 @@ class FakeCorruptingDevice(LocalDevice):
 
 def test_transfer_that_never_gets_right(bundles: dict[str, Bundle], home: Path) -> None:
     with pytest.raises(CorruptTransferError, match=PARAMS) as corrupt:
-        deploy(bundles["a"], FakeCorruptingDevice(home), ROOT)
+        deploy_bundle(bundles["a"], FakeCorruptingDevice(home), ROOT)
     assert corrupt.value.exit_code == 7
     assert current(home) is None
 
@@ -299,10 +298,10 @@ class FakeFullDevice(LocalDevice):
 
 
 def test_full_disk_is_left_as_it_was(bundles: dict[str, Bundle], home: Path) -> None:
-    deploy(bundles["a"], LocalDevice(home), ROOT)
+    deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
     before = snapshot(home)
     with pytest.raises(DiskFullError):
-        deploy(bundles["b"], FakeFullDevice(home), ROOT)
+        deploy_bundle(bundles["b"], FakeFullDevice(home), ROOT)
     assert snapshot(home) == before
 
 
@@ -329,7 +328,7 @@ def test_lock_of_another_machine(
 ) -> None:
     link = lock(f"laptop-001122334455 1 token {boot_id()}")
     with pytest.raises(LockedError, match="laptop-001122334455 is deploying") as locked:
-        deploy(bundles["a"], LocalDevice(home), ROOT)
+        deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
     assert locked.value.exit_code == 7
     assert ".lock" in str(locked.value.hint)
     assert link.is_symlink()
@@ -347,7 +346,7 @@ def test_locks_of_the_dead(
         f"{my_name()} {os.getpid()} token {boot_id()}",  # ours, of a connection that was lost
     ):
         link = lock(owner)
-        deploy(bundles["a"], LocalDevice(home), ROOT)
+        deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
         assert not link.is_symlink()
         assert current(home) == bundles["a"].manifest.release
         subprocess.run(["rm", "-r", home / ROOT], check=True)
@@ -358,7 +357,7 @@ def test_lock_of_a_living_process_here(
 ) -> None:
     lock(f"{my_name()} {os.getppid()} token {boot_id()}")
     with pytest.raises(LockedError):
-        deploy(bundles["a"], LocalDevice(home), ROOT)
+        deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
 
 
 class FakeWaitingDevice(LocalDevice):
@@ -379,16 +378,16 @@ def test_two_deploys_at_once(bundles: dict[str, Bundle], home: Path) -> None:
     device = FakeWaitingDevice(home)
     reports: list[Report] = []
     thread = threading.Thread(
-        target=lambda: reports.append(deploy(bundles["a"], device, ROOT)), daemon=True
+        target=lambda: reports.append(deploy_bundle(bundles["a"], device, ROOT)), daemon=True
     )
     thread.start()
     assert device.uploading.wait(60)
     with pytest.raises(LockedError):
-        deploy(bundles["b"], LocalDevice(home), ROOT)
+        deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
     device.go_on.set()
     thread.join(60)
     assert current(home) == reports[0].release
-    deploy(bundles["b"], LocalDevice(home), ROOT)
+    deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
     assert_tidy(home, bundles["a"].manifest.release, bundles["b"].manifest.release)
 
 
@@ -408,14 +407,14 @@ def test_death_at_every_moment(
     start = tmp_path / "start"
     start.mkdir()
     for letter in before:
-        deploy(bundles[letter], FakeDyingDevice(start), ROOT)
+        deploy_bundle(bundles[letter], FakeDyingDevice(start), ROOT)
 
     def attempt(home: Path, *, fatal: int = 0) -> Report | None:
         device = FakeDyingDevice(home, fatal=fatal)
         if not fails:
-            return deploy(bundle, device, ROOT, keep=keep)
+            return deploy_bundle(bundle, device, ROOT, keep=keep)
         with pytest.raises(OutputsDifferError):
-            deploy(bundle, device, ROOT, keep=keep)
+            deploy_bundle(bundle, device, ROOT, keep=keep)
         return None
 
     for fatal in range(1, 1000):
@@ -448,12 +447,12 @@ def test_cut_upload_sends_the_rest_only(bundles: dict[str, Bundle], tmp_path: Pa
         home = tmp_path / f"home{fatal}"
         home.mkdir()
         with pytest.raises(ConnectionLostError):
-            deploy(bundles["a"], FakeDyingDevice(home, fatal=fatal), ROOT)
+            deploy_bundle(bundles["a"], FakeDyingDevice(home, fatal=fatal), ROOT)
         part = home / ROOT / "releases" / f"{bundles['a'].manifest.release}.part"
         if (part / PARAMS).exists() and 0 < (part / PARAMS).stat().st_size < size:
             break
     arrived = {str(path.relative_to(part)) for path in part.rglob("*") if path.is_file()}
-    report = deploy(bundles["a"], LocalDevice(home), ROOT)
+    report = deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
     assert PARAMS in report.sent_files
     assert report.model_bytes_sent < sum(
         file.size
@@ -467,14 +466,14 @@ def test_a_half_sent_file_shared_with_another_release(
     bundles: dict[str, Bundle], home: Path
 ) -> None:
     """A truncated link is not written through."""
-    old = deploy(bundles["a"], LocalDevice(home), ROOT).release
+    old = deploy_bundle(bundles["a"], LocalDevice(home), ROOT).release
     new = bundles["b"].manifest.release
     source = home / ROOT / "releases" / old / PARAMS
     source.write_bytes(bundles["b"].file(PARAMS).read_bytes()[:5000])
     part = home / ROOT / "releases" / f"{new}.part" / "model"
     part.mkdir(parents=True)
     (part / "params.bin").hardlink_to(source)
-    report = deploy(bundles["b"], LocalDevice(home), ROOT)
+    report = deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
     assert report.model_bytes_sent == bundles["b"].file(PARAMS).stat().st_size - 5000
     assert source.stat().st_size == 5000
     assert current(home) == new
@@ -487,7 +486,7 @@ def test_run_on_a_device(bundles: dict[str, Bundle], home: Path, tmp_path: Path)
     with pytest.raises(RemoteError, match=r"there is no .*edgepack-run") as missing:
         run_on_device(device, ROOT, RunRequest(image=photo))
     assert "edgepack deploy" in str(missing.value.hint)
-    deploy(bundles["a"], device, ROOT)
+    deploy_bundle(bundles["a"], device, ROOT)
     out = tmp_path / "out.npy"
     answer = run_on_device(
         device, ROOT, RunRequest(image=photo, output=out, options=("--top", "3"))

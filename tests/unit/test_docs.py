@@ -1,0 +1,35 @@
+"""What the documents say is true: generated pages are fresh, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from edgepack.process import run
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    path
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
+)
+
+
+def test_generated_reference_is_fresh() -> None:
+    run(["python", ROOT / "docs" / "generate.py", "--check"], cwd=ROOT)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_boards_page_knows_every_key() -> None:
+    page = (ROOT / "docs" / "reference" / "boards.md").read_text()
+    keys = re.findall(r"take(?:_\w+)?\(\s*\"(\w+)\"", (ROOT / "edgepack" / "boards.py").read_text())
+    of_triples = {"llvm_triple", "float_abi", "debian_arch", "loader", "runtime_flags", "boards"}
+    for key in set(keys) - of_triples:
+        assert f"`{key}`" in page, key
