@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,15 +55,15 @@ def run(
     words = tuple(str(word) for word in argv)
     log.debug("run %s", shlex.join(words))
     try:
-        done = subprocess.run(
+        # A group of its own, so that a time limit ends what the program started, too.
+        child = subprocess.Popen(
             words,
             cwd=cwd,
             env={**os.environ, **env} if env else None,
-            input=input,
-            stdin=subprocess.DEVNULL if input is None else None,
-            capture_output=True,
-            timeout=timeout_s,
-            check=False,
+            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
     except FileNotFoundError:
         raise error(
@@ -69,15 +71,22 @@ def run(
         ) from None
     except PermissionError:
         raise error(f"program cannot be executed: {words[0]}") from None
-    except subprocess.TimeoutExpired:
-        raise TimeLimitError(
-            f"{what or Path(words[0]).name} took longer than {timeout_s} s: {shlex.join(words)}"
-        ) from None
+    with child:
+        try:
+            stdout, stderr = child.communicate(input, timeout_s)
+        except BaseException as reason:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            if not isinstance(reason, subprocess.TimeoutExpired):
+                raise
+            raise TimeLimitError(
+                f"{what or Path(words[0]).name} took longer than {timeout_s} s: {shlex.join(words)}"
+            ) from None
     result = Result(
         argv=words,
-        returncode=done.returncode,
-        stdout=done.stdout.decode(errors="replace"),
-        stderr=done.stderr.decode(errors="replace"),
+        returncode=child.returncode,
+        stdout=stdout.decode(errors="replace"),
+        stderr=stderr.decode(errors="replace"),
     )
     if check and result.returncode != 0:
         output = last_lines(result.stdout + "\n" + result.stderr)

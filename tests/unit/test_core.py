@@ -72,6 +72,8 @@ def test_run_names_a_missing_program_and_a_time_limit() -> None:
         run(["no-such-program"])
     with pytest.raises(TimeLimitError, match=r"longer than 0\.05 s"):
         run(["sleep", "5"], timeout_s=0.05)
+    with pytest.raises(TimeLimitError):  # the grandchild holds the pipes open
+        run(["sh", "-c", "sleep 60 & wait"], timeout_s=0.05)
     assert run(["false"], check=False).returncode == 1
     assert run(["cat"], input=b"in").stdout == "in"
     assert run(["sh", "-c", "echo $EDGEPACK_TEST"], env={"EDGEPACK_TEST": "x"}).stdout == "x\n"
