@@ -27,6 +27,7 @@ def lower(
     """
     transform = relax.transform
     folded = _apply([transform.FoldConstant()], module, target, model)
+    _check_shapes(folded["main"], model)
     fast = kernels.rewrite(folded, target)
     passes = [
         transform.LegalizeOps(),
@@ -37,12 +38,7 @@ def lower(
         transform.DeadCodeElimination(),
         transform.RewriteDataflowReshape(),
     ]
-    lowered = _apply(passes, fast.module, target, model)
-    _check_shape(lowered["main"].ret_ty, model)
-    for block in lowered["main"].body.blocks:
-        for binding in block.bindings:
-            _check_shape(binding.var.ty, model)
-    return lowered, fast
+    return _apply(passes, fast.module, target, model), fast
 
 
 def _apply(
@@ -58,6 +54,13 @@ def _apply(
         raise ImportModelError(
             f"{model.path}: TVM cannot lower the model: {first_line(error)}"
         ) from error
+
+
+def _check_shapes(main: relax.Function, model: LoadedModel) -> None:
+    _check_shape(main.ret_ty, model)
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            _check_shape(binding.var.ty, model)
 
 
 def _check_shape(ty: tvm.ir.Type, model: LoadedModel) -> None:
