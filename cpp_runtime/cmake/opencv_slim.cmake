@@ -25,6 +25,8 @@ function(_edgepack_slim)
     batch_distance bindings_utils command_line_parser conjugate_gradient cuda_gpu_mat
     cuda_gpu_mat_nd cuda_host_mem cuda_info cuda_stream directx downhill_simplex gl_core_3_1 lda
     lpsolver opengl ovx samples va_intel)
+  # What getBuildInformation says: folders and tools of the building machine.
+  file(WRITE "${OPENCV_MODULE_opencv_core_BINARY_DIR}/version_string.inc" "\"built for edgepack\"\n")
 endfunction()
 
 cmake_language(DEFER CALL _edgepack_slim)

@@ -46,10 +46,10 @@ TEST_CASE("threads do not get each other's blocks") {
   std::vector<std::thread> threads;
   for (int id = 0; id < 4; ++id) {
     threads.emplace_back([&workspace, id] {
-      for (std::uint64_t i = 0; i < 300; ++i) {
+      for (std::size_t i = 0; i < 300; ++i) {
         auto* block = static_cast<unsigned char*>(workspace.Allocate(i + 1));
         std::memset(block, id, i + 1);
-        for (std::uint64_t k = 0; k <= i; ++k) REQUIRE(block[k] == id);
+        for (std::size_t k = 0; k <= i; ++k) REQUIRE(block[k] == id);
         workspace.Free(block);
       }
     });

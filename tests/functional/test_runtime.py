@@ -1,0 +1,163 @@
+"""The runtime's own tests (ctest) on this machine, with sanitizers, and under qemu on both ARMs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from edgepack import opencv_build, runtime_build
+from edgepack.boards import get_board
+from edgepack.opencv_build import build_opencv, jobs, tool
+from edgepack.paths import cache_dir, data_file, locked
+from edgepack.process import run
+from edgepack.toolchain import Toolchain, find
+from tests.support import require_tool
+
+SOURCE = data_file("cpp_runtime")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A preset of cpp_runtime/CMakePresets.json and what it needs on this machine."""
+
+    board: str
+    toolchain: str
+    tools: tuple[str, ...] = ()
+
+
+PRESETS = {
+    "host": Preset(board="local", toolchain="gnu", tools=("g++",)),
+    "host-sanitize": Preset(board="local", toolchain="gnu", tools=("g++",)),
+    "armhf": Preset(board="pynq", toolchain="zig", tools=("qemu-arm-static",)),
+    "aarch64": Preset(board="rasp3b-64", toolchain="zig", tools=("qemu-aarch64-static",)),
+}
+
+
+def configure(name: str) -> tuple[Path, Toolchain]:
+    """Configure a preset; returns its build folder, kept in the cache, and its toolchain."""
+    preset = PRESETS[name]
+    for program in preset.tools:
+        require_tool(program)
+    board = get_board(preset.board)
+    toolchain = find(preset.toolchain, board)
+    opencv = build_opencv(board, toolchain)
+    build = cache_dir() / "ctest" / name
+    run(
+        [
+            tool("cmake"),
+            f"--preset={name}",
+            f"-B{build}",
+            # The cache may have been filled from another checkout.
+            "--fresh",
+            *runtime_build.cmake_arguments(
+                opencv, toolchain, board.runtime_flags[preset.toolchain]
+            ),
+        ],
+        cwd=SOURCE,
+        env=toolchain.env,
+        what=f"configuring preset {name}",
+    )
+    return build, toolchain
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_ctest(name: str) -> None:
+    with locked(cache_dir() / "ctest" / name):
+        build, toolchain = configure(name)
+        run(
+            [tool("cmake"), "--build", build, "--parallel", str(jobs())],
+            env=toolchain.env,
+            what=f"building preset {name}",
+        )
+        run(
+            [tool("ctest"), f"--preset={name}", "--test-dir", build],
+            cwd=SOURCE,
+            what=f"ctest of preset {name}",
+        )
+
+
+def own_sources(*suffixes: str) -> list[Path]:
+    return sorted(
+        path
+        for folder in ("include", "src", "apps", "tests")
+        for path in (SOURCE / folder).rglob("*")
+        if path.suffix in suffixes
+    )
+
+
+def test_clang_format() -> None:
+    run(
+        [require_tool("clang-format-14", "clang-format"), "--dry-run", "--Werror"]
+        + [str(path) for path in own_sources(".cc", ".h", ".c")],
+        what="clang-format",
+    )
+
+
+def test_clang_tidy() -> None:
+    program = require_tool("run-clang-tidy-14", "run-clang-tidy")
+    with locked(cache_dir() / "ctest" / "host"):
+        build, _ = configure("host")
+        run(
+            [program, "-quiet", "-p", build, "-j", str(jobs()), "cpp_runtime/(src|apps)/"],
+            what="clang-tidy",
+        )
+
+
+@pytest.mark.parametrize(
+    ("board", "kind", "limit_bytes"), [("rasp3b", "zig", 3_500_000), ("rasp3b-64", "zig", None)]
+)
+def test_app_needs_little_of_a_board(board: str, kind: str, limit_bytes: int | None) -> None:
+    from elftools.elf.elffile import ELFFile
+
+    profile = get_board(board)
+    build = runtime_build.build_runtime(profile, find(kind, profile))
+    if limit_bytes is not None:
+        assert build.app.stat().st_size <= limit_bytes
+    with build.app.open("rb") as file:
+        elf = ELFFile(file)
+        needed = {tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")}
+        versions = {
+            name.name
+            for _, names in elf.get_section_by_name(".gnu.version_r").iter_versions()
+            for name in names
+        }
+        assert elf.get_section_by_name(".symtab") is None
+    libraries = {name.split(".so")[0] for name in needed}
+    assert libraries <= {
+        "libc",
+        "libm",
+        "libdl",
+        "libpthread",
+        profile.target.loader[5:].split(".so")[0],
+    }
+    newest = max(tuple(map(int, name[6:].split("."))) for name in versions if name[:6] == "GLIBC_")
+    assert newest <= (2, 28)
+    content = build.app.read_bytes()
+    for folder in (Path.home(), SOURCE, runtime_build.tvm_ffi_folder()):
+        assert os.fsencode(folder) not in content
+
+
+def test_equal_bytes_from_another_checkout_and_cache(tmp_path: Path) -> None:
+    import shutil
+
+    board = get_board("rasp3b")
+    toolchain = find("zig", board)
+    build = runtime_build.build_runtime(board, toolchain)
+    opencv = build_opencv(board, toolchain)
+    prefix = tmp_path / "somewhere" / "else" / "opencv"
+    shutil.copytree(opencv.prefix, prefix)
+    source = tmp_path / "checkout" / "cpp_runtime"
+    shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("build"))
+    out = tmp_path / "out"
+    out.mkdir()
+    runtime_build._compile(
+        source,
+        out,
+        opencv_build.OpenCvBuild(prefix=prefix, version=opencv.version, key=opencv.key),
+        toolchain,
+        board.runtime_flags["zig"],
+    )
+    assert (out / "edgepack-run").read_bytes() == build.app.read_bytes()
