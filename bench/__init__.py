@@ -1,0 +1,8 @@
+"""How fast edgepack's code is beside other runtimes: `python -m bench`, see docs/performance.md.
+
+    models -> convert -> workers (one process per engine) -> host: CPU times     -> report
+                                                          -> arm:  instructions  -> report
+    compiled model.so -> mca: cycles and stack references of the hottest loops
+
+Peers are installed for the benchmark only, each at a pinned version (peers.toml).
+"""

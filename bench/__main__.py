@@ -1,0 +1,67 @@
+"""`python -m bench`: see `--help` and docs/performance.md."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import arm, host, mca
+from bench.models import MODELS
+from bench.ours import NAME
+from bench.peers import TITLES
+from bench.results import DOCS, write_section
+from edgepack.cli.console import Console
+from edgepack.errors import EdgepackError
+from edgepack.paths import set_cache_dir
+
+ENGINES = (NAME, *TITLES)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="bench", description="Measure edgepack beside other runtimes.", allow_abbrev=False
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--arm", action="store_true", help="count instructions under qemu")
+    what.add_argument("--mca", action="store_true", help="hottest loops under llvm-mca")
+    what.add_argument("--report", action="store_true", help="only print what was measured")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--boards", nargs="+", choices=arm.BOARDS, default=list(arm.BOARDS))
+    parser.add_argument("--rounds", type=int, default=5, help="of this machine's measurement")
+    parser.add_argument("--docs", action="store_true", help=f"write the tables into {DOCS.name}")
+    parser.add_argument("--cache-dir", type=Path)
+    parser.add_argument("-v", "--verbose", action="count", default=0)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code."""
+    args = make_parser().parse_args(argv)
+    console = Console(verbose=args.verbose)
+    if args.cache_dir is not None:
+        set_cache_dir(args.cache_dir)
+    try:
+        if args.arm:
+            arm.measure(args.boards, args.models, args.engines, console)
+        elif args.mca:
+            mca.measure(args.boards, args.models, console)
+        elif not args.report:
+            host.measure(args.models, args.engines, console, rounds=args.rounds)
+    except EdgepackError as error:
+        console.error(str(error), error.hint, error.exit_code)
+        return error.exit_code
+    sections = {"arm": arm.report(), "mca": mca.report(), "host": host.report()}
+    chosen = [name for name in ("arm", "mca") if getattr(args, name)] or ["host"]
+    print("\n\n".join(sections[name] for name in (sections if args.report else chosen)))
+    if args.docs:
+        for name, text in sections.items():
+            write_section(name, text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

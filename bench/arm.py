@@ -1,0 +1,176 @@
+"""Guest instructions of one inference, one thread, under qemu-user.
+
+Counted for N and for 2N inferences by a plugin (insn_count.c): the difference, over N, is
+that of an inference alone, without loading, packing and Python's start. The same machine code
+gives the same count to within some thousands, on whatever machine and however loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bench import ours
+from bench.convert import converted
+from bench.fetch import bench_dir
+from bench.models import MODELS, BenchModel, get_model
+from bench.ours import NAME, TOLERANCE
+from bench.peers import ARM_WHEELS, TITLES, Emulator, emulator
+from bench.results import Figure, Rows, largest_error, load, ordered, store, table
+from edgepack.boards import Board, get_board
+from edgepack.errors import EdgepackError, RemoteError
+from edgepack.paths import locked, write_atomic
+from edgepack.process import run
+from edgepack.progress import Progress
+from edgepack.reference import run_reference
+
+log = logging.getLogger(__name__)
+
+PLUGIN_SOURCE = Path(__file__).with_name("insn_count.c")
+# One board per kind of core; boards.toml says which.
+BOARDS = ("rasp3b", "pynq", "rasp4b-64", "rasp3b-64")
+_TIMEOUT_S = 1800.0
+
+
+class CountError(RemoteError):
+    """A program failed under qemu."""
+
+
+def build_plugin() -> Path:
+    """insn_count.so, from the cache if it was built before."""
+    source = PLUGIN_SOURCE.read_bytes()
+    out = bench_dir() / f"insn_count-{hashlib.sha256(source).hexdigest()[:12]}.so"
+    with locked(out):
+        if not out.exists():
+            with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+                library = Path(folder) / "plugin.so"
+                flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
+                run(["cc", *flags, PLUGIN_SOURCE, "-o", library])
+                write_atomic(out, library.read_bytes())
+    return out
+
+
+def difference(count: Callable[[int], int], runs: int) -> int:
+    """Instructions of one inference, `count(n)` being those of a process with n of them."""
+    return (count(2 * runs) - count(runs)) // runs
+
+
+def count_peer(emulator: Emulator, engine: str, model: BenchModel, *, runs: int = 1) -> Figure:
+    """A peer's figure for a model. Raises CountError or MismatchError."""
+    x = model.sample()
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
+        folder = Path(name)
+        np.save(folder / "input.npy", x)
+        arguments: list[str | Path] = [converted(model, engine), folder / "input.npy", folder, "1"]
+
+        def count(inferences: int) -> int:
+            return _count(
+                lambda plugin: emulator.peer(engine, plugin, arguments),
+                folder / "count",
+                f"{engine} on {model.name}",
+                f"{inferences}\n".encode(),
+            )
+
+        instructions = difference(count, runs)
+        references = run_reference(model.path, {}, [x])
+        outputs = [np.load(folder / f"{i}.npy") for i in range(len(references))]
+    return Figure(value=instructions, error=largest_error(outputs, references, TOLERANCE))
+
+
+def count_ours(
+    emulator: Emulator, model: BenchModel, progress: Progress, *, runs: int = 1
+) -> Figure:
+    """Our figure for a model. Raises CountError, MismatchError, and what packaging raises."""
+    packaged = ours.package(model, emulator.board.name, progress)
+    error = 0.0
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
+
+        def count(inferences: int) -> int:
+            nonlocal error
+            app, *arguments = packaged.argv(runs=inferences, threads=1)
+            reports: list[str] = []
+            instructions = _count(
+                lambda plugin: [*emulator.argv(Path(app), plugin=plugin, env={}), *arguments],
+                Path(name) / "count",
+                f"edgepack-run on {model.name}",
+                None,
+                reports,
+            )
+            error = ours.check(json.loads(reports[0]), model.name)
+            return instructions
+
+        return Figure(value=difference(count, runs), error=error)
+
+
+def _count(
+    argv: Callable[[str], list[str | Path]],
+    out: Path,
+    what: str,
+    stdin: bytes | None,
+    stdout: list[str] | None = None,
+) -> int:
+    done = run(
+        argv(f"{build_plugin()},out={out}"),
+        input=stdin,
+        timeout_s=_TIMEOUT_S,
+        check=False,
+        error=CountError,
+    )
+    if done.returncode != 0 or not out.exists():
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise CountError(f"{what}: {lines[-1]}")
+    if stdout is not None:
+        stdout.append(done.stdout)
+    return int(out.read_text())
+
+
+def measure(
+    boards: Sequence[str], models: Sequence[str], engines: Sequence[str], progress: Progress
+) -> None:
+    """Counts and stores figures, one after the other; a failure is a figure too."""
+    for board in map(get_board, boards):
+        emulated = emulator(board, progress)
+        for model in map(get_model, models):
+            for engine in (NAME, *ARM_WHEELS[board.debian_arch]):
+                if engine not in engines:
+                    continue
+                progress.step(f"{board.name}: {model.name}: {engine}")
+                try:
+                    if engine == NAME:
+                        figure = count_ours(emulated, model, progress)
+                    else:
+                        figure = count_peer(emulated, engine, model)
+                except EdgepackError as error:
+                    log.warning("%s", error)
+                    figure = Figure(failed=_reason(str(error)))
+                store("arm", {board.name: {model.name: {engine: figure}}})
+
+
+def _reason(message: str) -> str:
+    """A word for a table's cell."""
+    return "illegal instruction" if "Illegal instruction" in message else "fails"
+
+
+def report() -> str:
+    """Markdown of all figures so far, in millions of instructions."""
+    tables = load("arm")
+    return "\n\n".join(
+        f"{_title(get_board(name))}\n\n{_table(get_board(name), tables[name])}"
+        for name in BOARDS
+        if name in tables
+    )
+
+
+def _title(board: Board) -> str:
+    return f"**{board.triple}, {board.cpu}** (board {board.name})"
+
+
+def _table(board: Board, rows: Rows) -> str:
+    engines = list(ARM_WHEELS[board.debian_arch])
+    return table(ordered(rows, MODELS), engines, TITLES, scale=1e6, digits=1)

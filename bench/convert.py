@@ -1,0 +1,83 @@
+"""ONNX -> each peer's own format, cached."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+from bench import tflite
+from bench.fetch import Wheel, bench_dir, unpacked
+from bench.models import BenchModel
+from edgepack.paths import atomic_dir, locked
+from edgepack.process import run
+
+# ncnn's own converter, a static program; the package's Python side would need torch.
+_PNNX = Wheel(
+    name="pnnx",
+    version="20261020",
+    platform="manylinux_2_17_x86_64",
+    sha256="d50d921e5897293d616444191c1a2dc5366423c81bdb4bd22a985fe8071cf17c",
+)
+_LITERT = Wheel(
+    name="ai_edge_litert",
+    version="2.3.0",
+    platform="manylinux_2_27_x86_64",
+    sha256="1f15078a6725d2357d9de9221664c29afa0545d807559c5f7199ce5e40b96b23",
+)
+_SCHEMA = "ai_edge_litert/schema_py_generated.py"
+
+
+def converted(model: BenchModel, engine: str) -> Path:
+    """What the worker loads for `engine`: the ONNX file itself, or its converted form.
+
+    Raises ToolchainError or NotConvertibleError if it cannot be converted.
+    """
+    match engine:
+        case "ncnn":
+            return _to_ncnn(model) / "model"
+        case "litert" | "tflite":
+            return _to_tflite(model) / "model.tflite"
+        case _:
+            return model.path
+
+
+def _to_ncnn(model: BenchModel) -> Path:
+    folder = _folder(model, "ncnn", _PNNX.sha256)
+    with locked(folder):
+        if not folder.is_dir():
+            pnnx = unpacked(_PNNX) / "pnnx" / "pnnx"
+            pnnx.chmod(0o755)
+            shape = ",".join(map(str, model.shape))
+            with (
+                tempfile.TemporaryDirectory(prefix="edgepack-") as scratch,
+                atomic_dir(folder) as work,
+            ):
+                shutil.copyfile(model.path, Path(scratch) / "model.onnx")
+                run(
+                    [pnnx, "model.onnx", "fp16=0", f"inputshape=[{shape}]"],
+                    cwd=Path(scratch),
+                    what=f"pnnx on {model.name}",
+                )
+                for suffix in ("param", "bin"):
+                    shutil.move(Path(scratch) / f"model.ncnn.{suffix}", work / f"model.{suffix}")
+    return folder
+
+
+def _to_tflite(model: BenchModel) -> Path:
+    source = hashlib.sha256(Path(tflite.__file__).read_bytes()).hexdigest()
+    folder = _folder(model, "tflite", source + _LITERT.sha256)
+    with locked(folder):
+        if not folder.is_dir():
+            schema = unpacked(_LITERT, lambda name: name == _SCHEMA) / _SCHEMA
+            with atomic_dir(folder) as work:
+                (work / "model.tflite").write_bytes(tflite.convert(model.path, schema))
+    return folder
+
+
+def _folder(model: BenchModel, kind: str, tool: str) -> Path:
+    content = hashlib.sha256(model.path.read_bytes()).hexdigest()
+    key = hashlib.sha256(json.dumps([content, tool]).encode()).hexdigest()[:12]
+    return bench_dir() / kind / f"{model.name}-{key}"

@@ -1,0 +1,246 @@
+"""This machine: one process per engine, interleaved rounds, equal inputs.
+
+One thread is measured in CPU time of the process, which other load on the machine hardly
+touches; all threads in wall time, of which the shortest counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import ours
+from bench.convert import converted
+from bench.models import MODELS, BenchModel, get_model
+from bench.ours import NAME, TOLERANCE
+from bench.peers import HOST_ENGINES, TITLES, WORKER, host_python
+from bench.results import (
+    Figure,
+    Rows,
+    geometric_mean,
+    largest_error,
+    load,
+    median,
+    ordered,
+    store,
+    table,
+)
+from edgepack.errors import EdgepackError, RemoteError
+from edgepack.process import last_lines
+from edgepack.progress import Progress
+from edgepack.reference import run_reference
+
+log = logging.getLogger(__name__)
+
+_BATCH_MS = 200.0
+_MAX_BATCH = 50
+
+
+class EngineError(RemoteError):
+    """An engine's process ended, or did not start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Milliseconds per inference: CPU time of the process, and wall time."""
+
+    cpu_ms: tuple[float, ...]
+    wall_ms: tuple[float, ...]
+
+
+# Runs a model so many times.
+Runner = Callable[[int], Times]
+
+
+@dataclass(kw_only=True)
+class _Entry:
+    """An engine in a measurement: how to run it, and what was found."""
+
+    run: Runner
+    error: float
+    batch: int = 1
+    cpu_ms: list[float] = field(default_factory=list)
+    wall_ms: list[float] = field(default_factory=list)
+
+
+def measure(
+    models: Sequence[str], engines: Sequence[str], progress: Progress, *, rounds: int
+) -> None:
+    """Measures and stores figures, with one thread and with all; a failure is a figure too."""
+    cores = len(os.sched_getaffinity(0))
+    for model in map(get_model, models):
+        for threads in sorted({1, cores}):
+            progress.step(f"{model.name}: {threads} thread{'s' if threads > 1 else ''}")
+            cpu: dict[str, Figure] = {}
+            wall: dict[str, Figure] = {}
+            with contextlib.ExitStack() as stack:
+                entries = _start(stack, model, engines, threads, progress, failed=cpu)
+                _rounds(entries, rounds)
+            for engine, entry in entries.items():
+                cpu[engine] = Figure(value=median(entry.cpu_ms), error=entry.error)
+                wall[engine] = Figure(value=min(entry.wall_ms), error=entry.error)
+            tables = {f"wall_ms_{threads}": {model.name: wall}}
+            if threads == 1:
+                tables["cpu_ms_1"] = {model.name: cpu}
+            store("host", tables)
+
+
+def _start(
+    stack: contextlib.ExitStack,
+    model: BenchModel,
+    engines: Sequence[str],
+    threads: int,
+    progress: Progress,
+    *,
+    failed: dict[str, Figure],
+) -> dict[str, _Entry]:
+    """Starts the engines and checks the outputs of each one's first run."""
+    references = run_reference(model.path, {}, [model.sample()])
+    entries = {}
+    for engine in (NAME, *HOST_ENGINES):
+        if engine not in engines:
+            continue
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepack-")))
+        try:
+            if engine == NAME:
+                entry = _start_ours(model, threads, progress)
+            else:
+                np.save(folder / "input.npy", model.sample())
+                python = host_python(progress)
+                arguments = (converted(model, engine), folder / "input.npy", folder, str(threads))
+                run = stack.enter_context(worker([python, WORKER, engine, *arguments]))
+                first = run(1)
+                outputs = [np.load(folder / f"{i}.npy") for i in range(len(references))]
+                entry = _Entry(run=run, error=largest_error(outputs, references, TOLERANCE))
+                entry.batch = _batch(first)
+        except EdgepackError as error:
+            log.warning("%s", error)
+            failed[engine] = Figure(failed="fails")
+        else:
+            entries[engine] = entry
+    return entries
+
+
+def _start_ours(model: BenchModel, threads: int, progress: Progress) -> _Entry:
+    packaged = ours.package(model, "local", progress)
+    report, _ = _timed(packaged.argv(runs=1, threads=threads))
+    error = ours.check(report, model.name)
+
+    def run(count: int) -> Times:
+        """A process per round; CPU time is the difference of N and 2N runs, over N."""
+        _, short = _timed(packaged.argv(runs=count, threads=threads))
+        report, long = _timed(packaged.argv(runs=2 * count, threads=threads))
+        return Times(cpu_ms=((long - short) / count,), wall_ms=tuple(report["bench"]["times_ms"]))
+
+    return _Entry(run=run, error=error, batch=_batch(run(1)))
+
+
+def _timed(argv: Sequence[str | Path]) -> tuple[dict[str, Any], float]:
+    """The JSON a program prints, and the CPU milliseconds it took."""
+    words = [str(word) for word in argv]
+    log.debug("run %s", shlex.join(words))
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        text = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            assert process.stderr is not None
+            output = last_lines(process.stderr.read().decode(errors="replace"))
+            raise EngineError(f"{shlex.join(words)}\n{output}")
+    report: dict[str, Any] = json.loads(text)
+    return report, (usage.ru_utime + usage.ru_stime) * 1e3
+
+
+@contextlib.contextmanager
+def worker(argv: Sequence[str | Path]) -> Iterator[Runner]:
+    """A worker.py in a process of its own, for as long as the block lasts."""
+    words = [str(word) for word in argv]
+    log.debug("run %s", shlex.join(words))
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        source, sink = process.stdout, process.stdin
+
+        def run(count: int) -> Times:
+            try:
+                sink.write(f"{count}\n")
+                sink.flush()
+            except BrokenPipeError:
+                pass  # what it said on its standard error is told below
+            # Engines may print lines of their own.
+            for line in source:
+                if line.startswith("{"):
+                    answer = json.loads(line)
+                    return Times(cpu_ms=tuple(answer["cpu_ms"]), wall_ms=tuple(answer["wall_ms"]))
+            errors.seek(0)
+            output = last_lines(errors.read().decode(errors="replace"))
+            raise EngineError(f"{shlex.join(words)}\n{output}")
+
+        try:
+            yield run
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                sink.close()
+
+
+def _batch(first: Times) -> int:
+    """How many runs fill a round."""
+    return max(1, min(_MAX_BATCH, round(_BATCH_MS / max(min(first.wall_ms), 0.1))))
+
+
+def _rounds(entries: dict[str, _Entry], rounds: int) -> None:
+    """Every engine in turn, again and again: what disturbs the machine disturbs them all."""
+    for _ in range(rounds):
+        for entry in entries.values():
+            times = entry.run(entry.batch)
+            entry.cpu_ms.extend(times.cpu_ms)
+            entry.wall_ms.extend(times.wall_ms)
+
+
+def report() -> str:
+    """Markdown of all figures so far, in milliseconds."""
+    tables = load("host")
+    parts = []
+    for key, rows in sorted(tables.items()):
+        kind, threads = key.rsplit("_", 1)
+        if key == "wall_ms_1":
+            continue  # the same as CPU time on an idle machine; kept for the speed-up
+        what = "median CPU time" if kind == "cpu_ms" else "shortest wall time"
+        title = f"**{threads} thread{'s' if threads != '1' else ''}, {what}, ms**"
+        found = table(ordered(rows, MODELS), HOST_ENGINES, TITLES, scale=1, digits=2)
+        parts.append(f"{title}\n\n{found}")
+        if kind == "wall_ms":
+            parts += _speed_up(tables["wall_ms_1"], rows, threads)
+    return "\n\n".join(parts)
+
+
+def _speed_up(one: Rows, many: Rows, threads: str) -> list[str]:
+    """Our own wall time with one thread over that with `threads`."""
+    found = {}
+    for model, figures in many.items():
+        before = one.get(model, {}).get(NAME, Figure()).value
+        after = figures.get(NAME, Figure()).value
+        if before and after:
+            found[model] = before / after
+    mean = geometric_mean(found.values())
+    if mean is None:
+        return []
+    each = ", ".join(f"{model} {value:.2f}" for model, value in found.items())
+    return [f"{NAME} with {threads} threads over one: {each}; geometric mean {mean:.2f}."]

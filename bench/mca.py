@@ -1,0 +1,220 @@
+"""The hottest loops of a compiled model under llvm-mca: floating-point operations per cycle.
+
+Instruction counts can mislead: a spill hits the cache, and an in-order core waits for its
+operands. llvm-mca plays LLVM's own model of the core, with a perfect first-level cache. It
+comes with Debian's package `llvm`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elftools.elf.elffile import ELFFile
+
+from bench import ours
+from bench.models import get_model
+from bench.results import RESULTS
+from edgepack.boards import Board, get_board
+from edgepack.errors import ToolchainError
+from edgepack.paths import write_atomic
+from edgepack.process import run
+from edgepack.progress import Progress
+
+_ITERATIONS = 100
+_SHOWN = 16
+
+# `  1f20: e8bd8070  vmla.f32 q8, q9, d2[0]  @ comment`, with --no-show-raw-insn
+_LABEL = re.compile(r"^(?P<address>[0-9a-f]+) <[^>]+>:$")
+_INSTRUCTION = re.compile(r"^\s*(?P<address>[0-9a-f]+):\s+(?P<text>\S.*)$")
+_BRANCH = re.compile(r"^(?:b[.a-z]*|cbn?z|tbn?z)\s+(?:.*,\s*)?(?:0x|#)?(?P<target>[0-9a-f]+)\b")
+_CALL = re.compile(r"^bl[xr]?\s")
+_COMMENT = re.compile(r"\s*(?:[@;]|//|<).*$")
+_MULTIPLE = re.compile(
+    r"^v(?P<which>ld|st)mia (?P<base>\w+)(?P<back>!?), {(?P<registers>[d\d, ]+)}$"
+)
+_FRAME = re.compile(r"^(?:mov|add)\s+(?P<register>r11|r7|x29),\s*sp\b")
+
+# Operations per lane: 2 for a fused or chained multiply-add, else 1.
+_OPERATIONS = {"fmla": 2, "fmls": 2, "vfma": 2, "vfms": 2, "vmla": 2, "vmls": 2}
+_OPERATIONS |= dict.fromkeys(("fmul", "fadd", "fsub", "vmul", "vadd", "vsub"), 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """An innermost loop: its instructions, without comments, and the function it is in."""
+
+    function: str
+    instructions: tuple[str, ...]
+    frame_registers: frozenset[str] = frozenset({"sp"})
+
+    @property
+    def flop(self) -> int:
+        """Floating-point operations of one pass."""
+        return sum(map(operations, self.instructions))
+
+    @property
+    def stack_references(self) -> int:
+        """Instructions that name the stack or frame pointer."""
+        words = [set(re.findall(r"\w+", text)) for text in self.instructions]
+        return sum(bool(found & self.frame_registers) for found in words)
+
+
+def operations(instruction: str) -> int:
+    """Floating-point operations of one vector instruction; 0 for all others."""
+    mnemonic, _, operands = instruction.partition(" ")
+    name, _, kind = mnemonic.partition(".")
+    target = operands.split(",")[0].strip()
+    if name[:1] == "v" and kind == "f32" and target[:1] in ("q", "d"):
+        lanes = 4 if target[0] == "q" else 2
+    elif found := re.fullmatch(r"v\d+\.([24])s", target):
+        lanes = int(found[1])
+    else:
+        return 0
+    return lanes * _OPERATIONS.get(name, 0)
+
+
+def loops(disassembly: str, functions: Mapping[int, str]) -> Iterator[Loop]:
+    """The innermost loops without calls in objdump's output.
+
+    `functions` are names by address: objdump itself shows ARM's mapping symbols in their place.
+    """
+    for name, code in _split(disassembly, functions):
+        addresses = {address: index for index, (address, _) in enumerate(code)}
+        spans = []
+        for index, (_, text) in enumerate(code):
+            found = _BRANCH.match(text)
+            start = addresses.get(int(found["target"], 16)) if found else None
+            if start is not None and start <= index:
+                spans.append((start, index))
+        frames = {found["register"] for _, text in code if (found := _FRAME.match(text))}
+        for start, end in spans:
+            inner = any((a, b) != (start, end) and start <= a and b <= end for a, b in spans)
+            body = tuple(_COMMENT.sub("", text) for _, text in code[start:end])
+            if not inner and not any(map(_CALL.match, body)):
+                yield Loop(
+                    function=name,
+                    instructions=body,
+                    frame_registers=frozenset({"sp", *frames}),
+                )
+
+
+def _split(
+    disassembly: str, functions: Mapping[int, str]
+) -> Iterator[tuple[str, list[tuple[int, str]]]]:
+    name, code = "", list[tuple[int, str]]()
+    for line in disassembly.splitlines():
+        if found := _LABEL.match(line):
+            if start := functions.get(int(found["address"], 16)):
+                yield name, code
+                name, code = start, []
+        elif found := _INSTRUCTION.match(line):
+            code.append((int(found["address"], 16), found["text"].replace("\t", " ").strip()))
+    yield name, code
+
+
+def function_names(library: Path) -> dict[int, str]:
+    """Functions of an ELF file by address, without the entry points' common prefix."""
+    with library.open("rb") as file:
+        table = ELFFile(file).get_section_by_name(".symtab")
+        return {
+            symbol["st_value"]: symbol.name.removeprefix("__tvm_ffi_")
+            for symbol in table.iter_symbols()
+            if symbol["st_info"]["type"] == "STT_FUNC" and symbol["st_value"]
+        }
+
+
+def simplified(instruction: str) -> list[str]:
+    """Instructions that llvm-mca has costs for on every core.
+
+    LLVM's Cortex-A9 gives none for loads of many registers, so these become loads of two, which
+    that core moves per cycle.
+    """
+    found = _MULTIPLE.match(instruction)
+    if found is None:
+        return [instruction]
+    registers = found["registers"].split(", ")
+    back = "!" if found["back"] else ""
+    return [
+        f"v{found['which']}1.64 {{{', '.join(registers[at : at + 2])}}}, [{found['base']}]{back}"
+        for at in range(0, len(registers), 2)
+    ]
+
+
+def cycles(loop: Loop, board: Board) -> float | None:
+    """Cycles of one pass on the board's core, once it is under way.
+
+    None where LLVM has no description of the core (Cortex-A53 in 32-bit state), or where it
+    lacks one of the instructions.
+    """
+    arguments = [f"-mtriple={board.llvm_triple}", f"-mcpu={board.cpu}"]
+    if board.debian_arch == "armhf":
+        arguments.append(f"-mattr={','.join(board.features)}")
+    done = run(
+        [
+            *(_tool("llvm-mca"), *arguments, f"-iterations={_ITERATIONS}"),
+            *("-summary-view", "-resource-pressure=false", "-instruction-info=false"),
+        ],
+        input="\n".join(line for text in loop.instructions for line in simplified(text)).encode(),
+        check=False,
+    )
+    found = re.search(r"Total Cycles:\s+(\d+)", done.stdout)
+    return int(found[1]) / _ITERATIONS if found else None
+
+
+def _tool(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise ToolchainError(f"program not found: {name}", hint="apt install llvm")
+    return path
+
+
+def analyse(library: Path, board: Board) -> str:
+    """Markdown: each function's loop with most operations per pass, equal loops in one row."""
+    argv = [_tool("llvm-objdump"), "-d", "--no-show-raw-insn"]
+    if board.debian_arch == "armhf":
+        argv.append(f"--mattr={','.join(board.features)}")
+    text = run([*argv, library]).stdout
+    best: dict[str, Loop] = {}
+    for loop in loops(text, function_names(library)):
+        if loop.flop > best[loop.function].flop if loop.function in best else loop.flop:
+            best[loop.function] = loop
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for loop in sorted(best.values(), key=lambda loop: (-loop.flop, loop.function)):
+        spent = cycles(loop, board)
+        figures = (
+            str(loop.flop),
+            str(len(loop.instructions)),
+            str(loop.stack_references),
+            f"{loop.flop / len(loop.instructions):.2f}",
+            f"{spent:.0f}" if spent else "-",
+            f"{loop.flop / spent:.2f}" if spent else "-",
+        )
+        groups.setdefault(figures, []).append(loop.function.removesuffix("_compute_"))
+    lines = [
+        "| function | functions | FLOP | instructions | of them on the stack "
+        "| FLOP / instruction | cycles | FLOP / cycle |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row, names in list(groups.items())[:_SHOWN]:
+        lines.append(f"| {' | '.join((names[0], str(len(names)), *row))} |")
+    return "\n".join(lines)
+
+
+def measure(boards: Sequence[str], models: Sequence[str], progress: Progress) -> None:
+    """Analyses and stores the tables of every board and model."""
+    for board in map(get_board, boards):
+        for model in map(get_model, models):
+            progress.step(f"{board.name}: {model.name}")
+            table = analyse(ours.compiled_library(model, board.name, progress), board)
+            path = RESULTS / "mca" / f"{board.name}-{model.name}.md"
+            text = f"**{model.name}, {board.name}** ({board.cpu}, {board.triple})\n\n{table}\n"
+            write_atomic(path, text.encode())
+
+
+def report() -> str:
+    """Markdown of all tables so far."""
+    return "\n\n".join(path.read_text().strip() for path in sorted((RESULTS / "mca").glob("*.md")))

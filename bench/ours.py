@@ -1,0 +1,59 @@
+"""edgepack's own side: bundles of the benchmark's models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.fetch import bench_dir
+from bench.models import BenchModel
+from edgepack.errors import MismatchError
+from edgepack.job import Job, compile_job, make_job, package_job
+from edgepack.progress import Progress
+from edgepack.project import load_project
+
+NAME = "edgepack"
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packaged:
+    """A bundle's folder, and the bytes its tensors share at run time."""
+
+    folder: Path
+    arena_bytes: int
+
+    def argv(self, *, runs: int, threads: int) -> list[str | Path]:
+        """Runs the golden input `runs` times, after one time to warm up."""
+        words = f"--golden --bench {runs} --warmup 1 --threads {threads} --affinity none --json"
+        app = self.folder / "bin" / "edgepack-run"
+        return [app, "--bundle", self.folder, *words.split()]
+
+
+def package(model: BenchModel, board_name: str, progress: Progress) -> Packaged:
+    """The bundle of `model` for a board. Its golden input is the model's sample."""
+    progress.step(f"packaging {model.name} for {board_name}")
+    job = _job(model, board_name)
+    out = bench_dir() / "bundles" / f"{model.name}-{board_name}"
+    bundle = package_job(job, out, progress=progress)
+    return Packaged(folder=bundle.path, arena_bytes=bundle.manifest.model.arena_bytes)
+
+
+def compiled_library(model: BenchModel, board_name: str, progress: Progress) -> Path:
+    """The kernels of `model` for a board."""
+    return compile_job(_job(model, board_name), progress=progress).library
+
+
+def _job(model: BenchModel, board_name: str) -> Job:
+    flags = {"model": model.path, "name": model.name, "board": board_name, "scores": "raw"}
+    return make_job(load_project(None, flags))
+
+
+def check(report: dict[str, object], what: str) -> float:
+    """Largest |error| over largest |reference| in edgepack-run's JSON; raises MismatchError."""
+    expected = report["expected"]
+    assert isinstance(expected, dict)
+    error = float(expected["max_abs_error"]) / float(expected["max_abs_reference"])
+    if not expected["ok"]:
+        raise MismatchError(f"{what}: outputs differ by {error:.1e} of their largest value")
+    return error

@@ -1,0 +1,182 @@
+"""The benchmark's own arithmetic and parsers: bench/{results,mca,network,host,arm}.py."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from bench import arm, host, mca, results
+from bench.network import Network
+from bench.results import Figure
+from edgepack.boards import get_board
+from edgepack.errors import MismatchError
+
+TITLES = {"a": "A 1.0", "b": "B 2.0"}
+
+
+def test_ratio_is_ours_over_the_best_peers() -> None:
+    figures = {"edgepack": Figure(value=6), "a": Figure(value=8), "b": Figure(value=12)}
+    assert results.ratio(figures) == 0.75
+    assert results.ratio({"edgepack": Figure(value=6), "a": Figure(failed="fails")}) is None
+    assert results.ratio({"a": Figure(value=6)}) is None
+
+
+def test_geometric_mean() -> None:
+    assert results.geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
+    assert results.geometric_mean([]) is None
+
+
+def test_table_marks_the_best_peer_and_says_what_fails() -> None:
+    rows = {
+        "m1": {"edgepack": Figure(value=6e6), "a": Figure(value=8e6), "b": Figure(failed="fails")},
+        "m2": {"a": Figure(value=2e6)},
+    }
+    assert results.table(rows, ["a", "b"], TITLES, scale=1e6, digits=1).splitlines() == [
+        "| model | edgepack | A 1.0 | B 2.0 | ratio |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| m1 | 6.0 | **8.0** | fails | 0.75 |",
+        "| m2 | - | **2.0** | - | - |",
+        "| geometric mean of 1 |  |  |  | 0.75 |",
+    ]
+
+
+def test_results_are_kept_until_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    results.store("arm", {"board": {"m": {"a": Figure(value=1), "b": Figure(value=2)}}})
+    results.store("arm", {"board": {"m": {"a": Figure(failed="fails")}}})
+    assert results.load("arm") == {
+        "board": {"m": {"a": Figure(failed="fails"), "b": Figure(value=2)}}
+    }
+    assert results.load("none") == {}
+
+
+def test_section_of_a_document_is_replaced(tmp_path: Path) -> None:
+    document = tmp_path / "doc.md"
+    document.write_text("before\n<!-- x -->\nold\n<!-- /x -->\nafter\n")
+    results.write_section("x", "new", document)
+    assert document.read_text() == "before\n<!-- x -->\n\nnew\n\n<!-- /x -->\nafter\n"
+    with pytest.raises(ValueError, match="no section y"):
+        results.write_section("y", "new", document)
+
+
+def test_outputs_beyond_the_tolerance_are_refused() -> None:
+    reference = np.array([[1.0, -2.0]], np.float32)
+    near = np.array([1.0, -2.0001], np.float32)
+    assert results.largest_error([near], [reference], 1e-4) == pytest.approx(5e-5, rel=1e-2)
+    with pytest.raises(MismatchError, match="differ by"):
+        results.largest_error([near + 1], [reference], 1e-4)
+
+
+def test_every_board_of_the_tables_is_an_arm_one() -> None:
+    assert {get_board(name).debian_arch for name in arm.BOARDS} == {"armhf", "arm64"}
+
+
+def test_difference_takes_away_what_does_not_depend_on_the_number_of_runs() -> None:
+    assert arm.difference(lambda runs: 1000 + 7 * runs, 3) == 7
+
+
+@pytest.mark.parametrize(
+    ("instruction", "flop"),
+    [
+        ("fmla v0.4s, v1.4s, v2.s[0]", 8),
+        ("fadd v0.2s, v1.2s, v2.2s", 2),
+        ("fmla v0.8h, v1.8h, v2.8h", 0),
+        ("vmla.f32 q8, q9, d2[0]", 8),
+        ("vfma.f32 d8, d9, d2", 4),
+        ("vmul.f32 q8, q9, q2", 4),
+        ("vmul.i32 q8, q9, q2", 0),
+        ("vadd.f32 s0, s1, s2", 0),
+        ("ldr q0, [x0], #16", 0),
+    ],
+)
+def test_floating_point_operations(instruction: str, flop: int) -> None:
+    assert mca.operations(instruction) == flop
+
+
+# Addresses are those of a nest: the outer loop from 4, the inner one from 8.
+DISASSEMBLY = """
+00000000 <$a>:
+       0: add\tr11, sp, #8
+       4: mov\tr0, #0
+       8: vldmia\tr5!, {d0, d1, d2, d3}
+       c: vmla.f32\tq8, q1, d0[0]    @ a comment
+      10: vldr\td4, [r11, #-16]
+      14: subs\tr0, r0, #1
+      18: bne\t0x8 <kernel+0x8>
+      1c: bgt\t0x4 <kernel+0x4>
+      20: bx\tlr
+
+00000040 <other>:
+      40: bl\t0x0 <kernel>
+      44: b\t0x40 <other>
+"""
+
+
+def test_innermost_loops_without_calls() -> None:
+    (loop,) = mca.loops(DISASSEMBLY, {0x0: "kernel", 0x40: "other"})
+    assert loop.function == "kernel"
+    assert loop.instructions == (
+        "vldmia r5!, {d0, d1, d2, d3}",
+        "vmla.f32 q8, q1, d0[0]",
+        "vldr d4, [r11, #-16]",
+        "subs r0, r0, #1",
+    )
+    assert loop.flop == 8
+    assert loop.stack_references == 1  # r11 is this function's frame pointer
+
+
+def test_loads_of_many_registers_are_split_for_llvm_mca() -> None:
+    assert mca.simplified("vldmia r5!, {d0, d1, d2, d3}") == [
+        "vld1.64 {d0, d1}, [r5]!",
+        "vld1.64 {d2, d3}, [r5]!",
+    ]
+    assert mca.simplified("vstmia r5, {d8}") == ["vst1.64 {d8}, [r5]"]
+    assert mca.simplified("fmla v0.4s, v1.4s, v2.s[0]") == ["fmla v0.4s, v1.4s, v2.s[0]"]
+
+
+def test_random_network_is_the_same_every_time_and_keeps_its_scale() -> None:
+    def make() -> bytes:
+        net = Network("tiny", size=16)
+        x = net.relu(net.conv(net.input, "stem", 8, kernel=3, stride=2))
+        for index in range(20):
+            x = net.relu(net.conv(x, f"{index}", 8, kernel=3))
+        gated = net.squeeze_excite(net.hardswish(x), "se", 4)
+        return net.finish(net.dense(net.pool(gated), "fc", 10)).SerializeToString(
+            deterministic=True
+        )
+
+    model = make()
+    assert model == make()
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    x = np.random.RandomState(0).standard_normal((1, 3, 16, 16)).astype(np.float32)
+    (logits,) = session.run(None, {"input": x})
+    assert logits.shape == (1, 10)
+    assert 1e-3 < np.abs(logits).max() < 1e3
+
+
+def test_worker_process_answers_and_says_why_it_ended(tmp_path: Path) -> None:
+    script = tmp_path / "fake.py"
+    script.write_text(
+        "import json, sys\n"
+        "print('a line of the engine itself', flush=True)\n"
+        "for line in sys.stdin:\n"
+        "    if line == '3\\n': sys.exit('out of order')\n"
+        "    n = int(line)\n"
+        "    print(json.dumps({'cpu_ms': [1.0] * n, 'wall_ms': [2.0] * n}), flush=True)\n"
+    )
+    with host.worker([sys.executable, script]) as run:
+        assert run(2) == host.Times(cpu_ms=(1.0, 1.0), wall_ms=(2.0, 2.0))
+        with pytest.raises(host.EngineError, match="out of order"):
+            run(3)
+
+
+def test_stored_results_are_readable() -> None:
+    """bench/results is written by the benchmark and read for docs/performance.md."""
+    for path in results.RESULTS.glob("*.json"):
+        assert json.loads(path.read_text())
+        assert results.load(path.stem)
