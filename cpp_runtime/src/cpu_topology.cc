@@ -14,8 +14,8 @@ namespace {
 /// few per cent in their highest frequency.
 constexpr double kSameKind = 0.9;
 
-long ReadNumber(const std::filesystem::path& path) {
-  long value = 0;
+std::int64_t ReadNumber(const std::filesystem::path& path) {
+  std::int64_t value = 0;
   std::ifstream(path) >> value;
   return value;
 }
@@ -23,7 +23,7 @@ long ReadNumber(const std::filesystem::path& path) {
 /// CPUs of one kind each, fastest first.
 std::vector<std::vector<int>> Kinds(const std::vector<Cpu>& allowed) {
   std::vector<std::vector<int>> kinds;
-  long top = 0;
+  std::int64_t top = 0;
   for (const Cpu& cpu : allowed) {
     if (kinds.empty() || static_cast<double>(cpu.capacity) < kSameKind * static_cast<double>(top)) {
       kinds.emplace_back();
@@ -80,7 +80,7 @@ std::vector<Cpu> AllowedCpus(const std::filesystem::path& sys) {
   for (int id = 0; id < CPU_SETSIZE; ++id) {
     if (!CPU_ISSET(static_cast<unsigned>(id), &set)) continue;
     const std::filesystem::path folder = sys / ("cpu" + std::to_string(id));
-    long capacity = ReadNumber(folder / "cpu_capacity");
+    std::int64_t capacity = ReadNumber(folder / "cpu_capacity");
     if (capacity == 0) capacity = ReadNumber(folder / "cpufreq" / "cpuinfo_max_freq");
     cpus.push_back({id, capacity});
   }

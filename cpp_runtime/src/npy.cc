@@ -129,7 +129,7 @@ NpyFile NpyFile::Open(const std::filesystem::path& path) {
   const std::string_view file(map->data(), map->size());
   // Magic, two version bytes, and a header length of two bytes (1.0) or four (2.0, 3.0).
   if (file.size() < 10 || file.substr(0, kMagic.size()) != kMagic) Fail("is not a .npy file");
-  const int version = file[6];
+  const int version = static_cast<unsigned char>(file[6]);
   if (version < 1 || version > 3) Fail("has .npy version " + std::to_string(version));
   const std::size_t length_bytes = version == 1 ? 2 : 4;
   const std::size_t begin = 8 + length_bytes;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -10,7 +11,7 @@ namespace edgepack {
 /// A CPU this process may use. `capacity` compares CPUs of one machine; 0 if nothing is known.
 struct Cpu {
   int id = 0;
-  long capacity = 0;
+  std::int64_t capacity = 0;
 };
 
 /// The CPUs of this process's affinity mask, fastest first: by the kernel's cpu_capacity, or by

@@ -20,12 +20,13 @@ void Store16(const cv::v_uint8x16& pixels, const cv::v_float32x4& scale,
              const cv::v_float32x4& bias, float* out) {
   cv::v_uint16x8 half[2];
   cv::v_expand(pixels, half[0], half[1]);
-  for (int i = 0; i < 2; ++i) {
+  for (const cv::v_uint16x8& pixels8 : half) {
     cv::v_uint32x4 quarter[2];
-    cv::v_expand(half[i], quarter[0], quarter[1]);
-    for (int j = 0; j < 2; ++j) {
-      const cv::v_float32x4 value = cv::v_cvt_f32(cv::v_reinterpret_as_s32(quarter[j]));
-      cv::v_store(out + 8 * i + 4 * j, cv::v_add(cv::v_mul(value, scale), bias));
+    cv::v_expand(pixels8, quarter[0], quarter[1]);
+    for (const cv::v_uint32x4& pixels4 : quarter) {
+      const cv::v_float32x4 value = cv::v_cvt_f32(cv::v_reinterpret_as_s32(pixels4));
+      cv::v_store(out, cv::v_add(cv::v_mul(value, scale), bias));
+      out += 4;
     }
   }
 }
@@ -97,6 +98,7 @@ void MatToHwc(const cv::Mat& image, const Normalisation& normalisation, float* o
 
 void MatToChw(const cv::Mat& image, std::uint8_t* out) {
   std::vector<cv::Mat> planes;
+  planes.reserve(3);
   for (int c = 0; c < image.channels(); ++c) {
     planes.emplace_back(image.rows, image.cols, CV_8UC1,
                         out + static_cast<std::size_t>(c) * image.total());

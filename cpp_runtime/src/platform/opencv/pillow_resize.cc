@@ -27,6 +27,9 @@ double Bicubic(double x) {
   return 0.0;
 }
 
+/// Towards zero, as Pillow's casts do.
+int Truncated(double x) { return static_cast<int>(x); }
+
 /// The source pixels of one output position: weights of pixels first, first + 1, ...
 struct Taps {
   int first = 0;
@@ -43,8 +46,8 @@ std::vector<Taps> ComputeTaps(int in_size, int out_size, PillowFilter filter) {
   std::vector<double> weights;
   for (int out = 0; out < out_size; ++out) {
     const double center = (out + 0.5) * scale;
-    const int first = std::max(static_cast<int>(center - support + 0.5), 0);
-    const int last = std::min(static_cast<int>(center + support + 0.5), in_size);
+    const int first = std::max(Truncated(center - support + 0.5), 0);
+    const int last = std::min(Truncated(center + support + 0.5), in_size);
     weights.clear();
     double sum = 0;
     for (int in = first; in < last; ++in) {

@@ -55,7 +55,8 @@ JsonNode JsonNode::Parse(std::string_view text, std::string where) {
   if (NestedTooDeep(text)) throw BundleError(where + ": nested too deep");
   ffi::String error;
   ffi::json::Value value = ffi::json::Parse(ffi::String(text.data(), text.size()), &error);
-  if (!error.empty()) throw BundleError(where + " is not JSON: " + std::string(error));
+  if (!error.empty())
+    throw BundleError(where + " is not JSON: " + std::string(error.data(), error.size()));
   return {std::move(value), std::move(where)};
 }
 
