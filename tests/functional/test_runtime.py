@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from edgepack import opencv_build, runtime_build
 from edgepack.boards import get_board
@@ -110,8 +112,6 @@ def test_clang_tidy() -> None:
     ("board", "kind", "limit_bytes"), [("rasp3b", "zig", 3_500_000), ("rasp3b-64", "zig", None)]
 )
 def test_app_needs_little_of_a_board(board: str, kind: str, limit_bytes: int | None) -> None:
-    from elftools.elf.elffile import ELFFile
-
     profile = get_board(board)
     build = runtime_build.build_runtime(profile, find(kind, profile))
     if limit_bytes is not None:
@@ -141,8 +141,6 @@ def test_app_needs_little_of_a_board(board: str, kind: str, limit_bytes: int | N
 
 
 def test_equal_bytes_from_another_checkout_and_cache(tmp_path: Path) -> None:
-    import shutil
-
     board = get_board("rasp3b")
     toolchain = find("zig", board)
     build = runtime_build.build_runtime(board, toolchain)
