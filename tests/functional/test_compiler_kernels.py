@@ -191,7 +191,9 @@ def x86_board(cpu: str) -> Board:
 
 
 # AVX-512 or what there is, AVX2, SSE4.2 without fused multiply-add.
-@pytest.mark.parametrize("cpu", ["native", "haswell", "nehalem"])
+@pytest.mark.parametrize(
+    "cpu", ["native", pytest.param("haswell", marks=pytest.mark.slow), "nehalem"]
+)
 def test_x86(tmp_path: Path, model: Path, inputs: list[np.ndarray], cpu: str) -> None:
     if cpu == "haswell" and "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this CPU has no AVX2")
@@ -204,7 +206,12 @@ def test_x86(tmp_path: Path, model: Path, inputs: list[np.ndarray], cpu: str) ->
 
 @pytest.mark.parametrize(
     ("board", "cpu"),
-    [("rasp3b", "max"), ("pynq", "cortex-a9"), ("rk3399", "cortex-a72"), ("ultra96", "cortex-a53")],
+    [
+        ("rasp3b", "max"),
+        ("pynq", "cortex-a9"),
+        ("rk3399", "cortex-a72"),
+        pytest.param("ultra96", "cortex-a53", marks=pytest.mark.slow),
+    ],
 )
 def test_arm(tmp_path: Path, model: Path, inputs: list[np.ndarray], board: str, cpu: str) -> None:
     profile = get_board(board)

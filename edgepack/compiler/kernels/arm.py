@@ -1,51 +1,51 @@
-"""The inner loops of convolutions in assembly, for ARM.
+"""Tiles of convolutions in assembly, for ARM.
 
 Left to itself LLVM reorders the loads of such a loop until the sums no longer fit the
 registers, on 32-bit ARM above all (16 registers: up to 46 stack accesses per 32 multiply-adds).
 Here a whole tile (start with the bias, reduce, finish, store) is one block of inline assembly,
 so that every register is where the tile's size said it would be.
 
-Four input channels of a pixel are one register, and multiply-adds take one lane of it:
-
-    sum[r][v] += weights[v] * input[r].lane[k]        for k in 0..3
-
-Registers, from the lowest: the inputs of R pixels; a ring that the weights stream through in
-the order of use, refilled as soon as there is room; the R x V sums.
+The R x V sums of a tile are the highest registers. The lower ones are the reduction's.
 """
 
 from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from edgepack.compiler.kernels.cpu import CpuModel
 
 # Bytes of a vector register, and float32 lanes in it.
 QUAD = 16
 LANES = 4
+# vldm and vstm of ARMv7 move at most 16 double registers.
+_MOST_AT_ONCE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Micro:
-    """The micro-kernels of one instruction set."""
+class Isa:
+    """An instruction set that tiles can be written in."""
 
-    isa: str
+    name: str
     registers: int
 
     @classmethod
-    def of(cls, cpu: CpuModel) -> Micro | None:
-        """The micro-kernels for a CPU, None if there are none."""
-        if cpu.isa not in _WRITERS:
-            return None
-        return cls(isa=cpu.isa, registers=cpu.registers)
+    def of(cls, cpu: CpuModel) -> Isa | None:
+        """The instruction set of a CPU, None if no tiles can be written in it."""
+        return cls(name=cpu.isa, registers=cpu.registers) if cpu.isa in _WRITERS else None
 
-    def fits(self, pixels: int, vectors: int) -> bool:
+    def fits_convolution(self, pixels: int, vectors: int) -> bool:
         """Whether a tile leaves at least two registers for weights."""
-        # vldm and vstm move at most 8 registers; lanes can be taken of q0 to q7 only.
-        most = 8 if self.isa == "armv7" else 16
+        # ARMv7 takes lanes of q0 to q7 only, and the inputs are the lowest registers.
+        most = _MOST_AT_ONCE if self.name == "armv7" else 16
         return pixels <= most and pixels * vectors + pixels + 2 <= self.registers
+
+    def most_depthwise(self, columns: int) -> int:
+        """Pixels of the largest depthwise tile that leaves two registers for inputs; may be 0."""
+        return max(0, min(_MOST_AT_ONCE, self.registers - columns - 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,17 +57,25 @@ class Finish:
     value: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class TileCode:
-    """All that a tile's code depends on; steps are distances in bytes.
+class Reduction(Protocol):
+    """What a tile adds to its sums; all steps of reductions are distances in bytes."""
 
+    def write(self, writer: Writer) -> None:
+        """Write it, with the registers of `writer.free`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convolve:
+    """Sums over input channels. Four channels of a pixel are one register, and multiply-adds
+    take one lane of it:
+
+        sum[r][v] += weights[v] * input[r].lane[k]        for k in 0..3
+
+    The inputs of the R pixels are the lowest registers; the others are a ring that the weights
+    stream through in the order of use, refilled as soon as there is room.
     `blocks` whole input blocks are followed by one of `last_lanes` channels (0: by none).
     """
 
-    isa: str
-    registers: int
-    pixels: int
-    vectors: int
     blocks: int
     last_lanes: int
     kernel: tuple[int, int]
@@ -75,35 +83,127 @@ class TileCode:
     column_step: int
     row_step: int
     plane_step: int
+
+    def write(self, writer: Writer) -> None:
+        """Write the loops over blocks and window rows."""
+        if self.blocks:
+            self._blocks(writer, self.blocks, LANES)
+        if self.last_lanes:
+            self._blocks(writer, 1, self.last_lanes)
+
+    def _blocks(self, writer: Writer, count: int, lanes: int) -> None:
+        """Reduce over `count` input blocks of which `lanes` channels count."""
+        rows, columns = self.kernel
+        if rows == columns == 1:
+
+            def points(times: int) -> None:
+                for _ in range(times):
+                    moved = self._point(writer, lanes)
+                    writer.add("source", self.plane_step - moved)
+
+            # Two blocks per turn: half the counting.
+            writer.loop("block", count // 2, lambda: points(2))
+            writer.loop("block", count % 2, lambda: points(1))
+            return
+
+        def one_row() -> None:
+            for _ in range(columns - 1):
+                moved = self._point(writer, lanes)
+                writer.add("source", self.column_step - moved)
+            moved = self._point(writer, lanes)
+            writer.add("source", self.row_step - (columns - 1) * self.column_step - moved)
+
+        def one_block() -> None:
+            writer.loop("row", rows, one_row)
+            writer.add("source", self.plane_step - rows * self.row_step)
+
+        writer.loop("block", count, one_block)
+
+    def _point(self, writer: Writer, lanes: int) -> int:
+        """One point of the window in one block; the bytes that the source pointer moved."""
+        vectors, pixels = len(writer.sums), len(writer.sums[0])
+        inputs, ring = writer.free[:pixels], writer.free[pixels:]
+        moved = 0
+        if self.pixel_step == QUAD:
+            writer.load(inputs, "source", advance=False)
+        else:
+            moved = writer.load_strided(inputs, "source", self.pixel_step)
+        for used, vector in writer.stream(ring, lanes * vectors, "weights"):
+            lane, v = divmod(used, vectors)
+            for r in range(pixels):
+                writer.multiply_add_lane(writer.sums[v][r], vector, inputs[r], lane)
+        return moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Depthwise:
+    """Sums over the window of one block of channels.
+
+    A window row's weights are the lowest registers; the inputs stream through the others, each
+    loaded once and added to the pixels whose window it is in.
+    """
+
+    kernel: tuple[int, int]
+    stride: int
+    row_step: int
+
+    def write(self, writer: Writer) -> None:
+        """Write the window's rows."""
+        rows, columns = self.kernel
+        sums = writer.sums[0]
+        weights, ring = writer.free[:columns], writer.free[columns:]
+        inputs = (len(sums) - 1) * self.stride + columns
+        for row in range(rows):
+            if row:
+                writer.add("source", self.row_step - QUAD * inputs)
+            writer.load(weights, "weights", advance=True)
+            for at, vector in writer.stream(ring, inputs, "source"):
+                for r, total in enumerate(sums):
+                    column = at - r * self.stride
+                    if 0 <= column < columns:
+                        writer.multiply_add(total, vector, weights[column])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """All that a tile's code depends on: `pixels` x `vectors` sums.
+
+    `out_step` and `operand_step` are the bytes from one vector's plane to the next's, in the
+    target and in the tensor that `finish` adds.
+    """
+
+    isa: Isa
+    pixels: int
+    vectors: int
+    reduction: Reduction
+    finish: tuple[Finish, ...]
     out_step: int
     operand_step: int
-    finish: tuple[Finish, ...] = ()
 
     def llvm_ir(self, name: str) -> str:
-        """An LLVM function `void name(target, source, weights, bias, operand)` of pointers."""
-        writer = _WRITERS[self.isa](self)
+        """An LLVM function `name(target, source, weights, bias, operand)` of pointers."""
+        writer = _WRITERS[self.isa.name](self)
         writer.tile()
         return writer.llvm_ir(name)
 
 
-class _Writer(ABC):
+class Writer(ABC):
     """Writes the assembly of one tile. Core registers have names; the assembler's text refers
-    to them as {name}, vector registers are numbers."""
+    to them as {name}. Vector registers are numbers."""
 
     pointers = ("target", "source", "weights", "bias", "operand")
     # How LLVM calls vector registers and integers of a core register's size.
     vector_prefix = ""
     word = ""
 
-    def __init__(self, code: TileCode) -> None:
+    def __init__(self, code: Tile) -> None:
         self.code = code
         self.lines: list[str] = []
         self.temporaries: list[str] = []
         self.constants: dict[int, str] = {}
         self.labels = 0
-        first_sum = code.registers - code.pixels * code.vectors
-        self.inputs = list(range(code.pixels))
-        self.ring = list(range(code.pixels, first_sum))
+        first_sum = code.isa.registers - code.pixels * code.vectors
+        self.free = list(range(first_sum))
         # The sums of a vector lie side by side, as its pixels do in memory.
         self.sums = [
             [first_sum + v * code.pixels + r for r in range(code.pixels)]
@@ -133,8 +233,12 @@ class _Writer(ABC):
         """Store vectors side by side."""
 
     @abstractmethod
-    def multiply_add(self, total: int, vector: int, lanes: int, lane: int) -> None:
+    def multiply_add_lane(self, total: int, vector: int, lanes: int, lane: int) -> None:
         """total += vector * lanes[lane]"""
+
+    @abstractmethod
+    def multiply_add(self, total: int, left: int, right: int) -> None:
+        """total += left * right"""
 
     @abstractmethod
     def binary(self, name: str, total: int, other: int) -> None:
@@ -156,96 +260,28 @@ class _Writer(ABC):
 
     def tile(self) -> None:
         """The whole tile."""
-        code = self.code
         for sums in self.sums:
             self.load(sums[:1], "bias", advance=True)
             for total in sums[1:]:
                 self.move(total, sums[0])
-        if code.blocks:
-            self._blocks(code.blocks, LANES)
-        if code.last_lanes:
-            self._blocks(1, code.last_lanes)
-        for finish in code.finish:
+        self.code.reduction.write(self)
+        for finish in self.code.finish:
             self._finish(finish)
         for v, sums in enumerate(self.sums):
             if v:
-                self.add("target", code.out_step)
+                self.add("target", self.code.out_step)
             self.store(sums, "target")
 
-    def _blocks(self, count: int, lanes: int) -> None:
-        """Reduce over `count` input blocks of which `lanes` channels count."""
-        code = self.code
-        rows, columns = code.kernel
-        if rows == columns == 1:
-            # Two blocks per turn: half the counting.
-            self._loop("block", count // 2, lambda: self._tap(lanes, 2))
-            self._loop("block", count % 2, lambda: self._tap(lanes, 1))
-            return
-
-        def one_row() -> None:
-            for column in range(columns):
-                moved = self._reduce(lanes)
-                last = column == columns - 1
-                step = code.row_step - (columns - 1) * code.column_step
-                self.add("source", (step if last else code.column_step) - moved)
-
-        def one_block() -> None:
-            self._loop("row", rows, one_row)
-            self.add("source", code.plane_step - rows * code.row_step)
-
-        self._loop("block", count, one_block)
-
-    def _tap(self, lanes: int, times: int) -> None:
-        for _ in range(times):
-            moved = self._reduce(lanes)
-            self.add("source", self.code.plane_step - moved)
-
-    def _reduce(self, lanes: int) -> int:
-        """One point of the window in one block; the bytes that the source pointer moved."""
-        code = self.code
-        if code.pixel_step == QUAD:
-            self.load(self.inputs, "source", advance=False)
-            moved = 0
-        else:
-            moved = self.load_strided(self.inputs, "source", code.pixel_step)
-        stream = lanes * code.vectors
-        loaded = 0
-        for used in range(stream):
-            room = self._room(loaded, used, stream)
-            if room:
-                start = loaded % len(self.ring)
-                self.load(self.ring[start : start + room], "weights", advance=True)
-                loaded += room
-            lane, v = divmod(used, code.vectors)
-            vector = self.ring[used % len(self.ring)]
-            for r in range(code.pixels):
-                self.multiply_add(self.sums[v][r], vector, self.inputs[r], lane)
-        return moved
-
-    def _room(self, loaded: int, used: int, stream: int) -> int:
-        """How many weights to load before the `used`-th is needed: pairs, or what is left."""
-        size = len(self.ring)
-        start = loaded % size
-        room = min(size - start, stream - loaded, size - (loaded - used))
-        if room >= 2:
-            return self._together(room)
-        return room if loaded == used or (room and stream - loaded == 1) else 0
-
-    def _together(self, room: int) -> int:
-        return 2 if room < 4 else 4
-
     def _finish(self, finish: Finish) -> None:
-        code = self.code
         if finish.name == "add":
             for v, sums in enumerate(self.sums):
                 if v:
-                    self.add("operand", code.operand_step)
-                self.load(self.inputs, "operand", advance=False)
-                for total, other in zip(sums, self.inputs, strict=True):
-                    self.binary("add", total, other)
+                    self.add("operand", self.code.operand_step)
+                for index, other in self.stream(self.free, len(sums), "operand"):
+                    self.binary("add", sums[index], other)
+                self.add("operand", -QUAD * len(sums))
             return
-        bound = self.ring[0]
-        bits = self._temporary("bits")
+        bound, bits = self.free[0], self._temporary("bits")
         self.set_constant(bits, _float_bits(finish.value))
         self.spread(bound, bits)
         for sums in self.sums:
@@ -254,19 +290,36 @@ class _Writer(ABC):
 
     # ------------------------------------------------ pieces
 
-    def _loop(self, name: str, count: int, body: Callable[[], None]) -> None:
-        if count <= 0:
-            return
+    def stream(self, ring: Sequence[int], count: int, register: str) -> Iterator[tuple[int, int]]:
+        """Load `count` vectors through a ring of registers, and yield (index, register) of each.
+
+        What is written between two yields is done with the vector. The pointer moves along.
+        """
+        size = len(ring)
+        loaded = 0
+        for used in range(count):
+            start = loaded % size
+            room = min(size - start, count - loaded, size - (loaded - used))
+            # As many at once as one instruction can, but never a single one ahead of time
+            # unless it is the last.
+            together = min(room, _MOST_AT_ONCE) & ~1 or room
+            if together > 1 or (room and (loaded == used or count - loaded == 1)):
+                self.load(ring[start : start + together], register, advance=True)
+                loaded += together
+            yield used, ring[used % size]
+
+    def loop(self, name: str, count: int, body: Callable[[], None]) -> None:
+        """`count` turns of what `body` writes."""
         if count == 1:
             body()
-            return
-        counter = self._temporary(name)
-        self.set_constant(counter, count)
-        self.labels += 1
-        label = self.labels
-        self.lines.append(f"{label}:")
-        body()
-        self.count_down(counter, label)
+        elif count > 1:
+            counter = self._temporary(name)
+            self.set_constant(counter, count)
+            self.labels += 1
+            label = self.labels
+            self.lines.append(f"{label}:")
+            body()
+            self.count_down(counter, label)
 
     def _temporary(self, name: str) -> str:
         if name not in self.temporaries:
@@ -291,7 +344,7 @@ class _Writer(ABC):
         text = "\\0A".join(line.format(**numbers) for line in lines)
         outputs = ["=&r"] * len(registers)
         inputs = [str(index) for index in range(len(self.pointers))]
-        vectors = [f"~{{{self.vector_prefix}{index}}}" for index in range(self.code.registers)]
+        vectors = [f"~{{{self.vector_prefix}{index}}}" for index in range(self.code.isa.registers)]
         constraints = ",".join([*outputs, *inputs, *vectors, "~{cc}", "~{memory}"])
         types = ", ".join(["ptr"] * len(self.pointers) + [self.word] * len(self.temporaries))
         arguments = ", ".join(f"ptr %{pointer}" for pointer in self.pointers)
@@ -303,7 +356,7 @@ class _Writer(ABC):
         )
 
 
-class _Armv7(_Writer):
+class _Armv7(Writer):
     vector_prefix = "q"
     word = "i32"
 
@@ -336,9 +389,12 @@ class _Armv7(_Writer):
     def store(self, vectors: Sequence[int], register: str) -> None:
         self.lines.append(f"vstmia {{{register}}}, {_doubles(vectors)}")
 
-    def multiply_add(self, total: int, vector: int, lanes: int, lane: int) -> None:
+    def multiply_add_lane(self, total: int, vector: int, lanes: int, lane: int) -> None:
         # There is no fused form by lane on ARMv7.
         self.lines.append(f"vmla.f32 q{total}, q{vector}, d{2 * lanes + lane // 2}[{lane % 2}]")
+
+    def multiply_add(self, total: int, left: int, right: int) -> None:
+        self.lines.append(f"vmla.f32 q{total}, q{left}, q{right}")
 
     def binary(self, name: str, total: int, other: int) -> None:
         mnemonic = {"maximum": "vmax", "minimum": "vmin", "add": "vadd"}[name]
@@ -355,7 +411,7 @@ class _Armv7(_Writer):
         self.lines.append(f"bne {label}b")
 
 
-class _Aarch64(_Writer):
+class _Aarch64(Writer):
     vector_prefix = "v"
     word = "i64"
 
@@ -410,8 +466,11 @@ class _Aarch64(_Writer):
                 address = f"[{{{register}}}, #{QUAD * index}]"
             self.lines.append(f"{mnemonic} {names}, {address}")
 
-    def multiply_add(self, total: int, vector: int, lanes: int, lane: int) -> None:
+    def multiply_add_lane(self, total: int, vector: int, lanes: int, lane: int) -> None:
         self.lines.append(f"fmla v{total}.4s, v{vector}.4s, v{lanes}.s[{lane}]")
+
+    def multiply_add(self, total: int, left: int, right: int) -> None:
+        self.lines.append(f"fmla v{total}.4s, v{left}.4s, v{right}.4s")
 
     def binary(self, name: str, total: int, other: int) -> None:
         mnemonic = {"maximum": "fmax", "minimum": "fmin", "add": "fadd"}[name]
@@ -428,7 +487,7 @@ class _Aarch64(_Writer):
         self.lines.append(f"b.ne {label}b")
 
 
-_WRITERS: dict[str, Callable[[TileCode], _Writer]] = {"armv7": _Armv7, "aarch64": _Aarch64}
+_WRITERS: dict[str, Callable[[Tile], Writer]] = {"armv7": _Armv7, "aarch64": _Aarch64}
 
 
 def _doubles(vectors: Sequence[int]) -> str:

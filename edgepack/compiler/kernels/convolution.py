@@ -12,17 +12,15 @@ Weights are packed so that the reduction reads them front to back.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from tvm import tirx
 
-from edgepack.compiler.kernels import arm, tile, tir
+from edgepack.compiler.kernels import arm, micro, tile, tir
 from edgepack.compiler.kernels.arm import LANES, QUAD
 from edgepack.compiler.kernels.cpu import CpuModel
-from edgepack.compiler.kernels.expression import Expression, Operand, Scalar, Step
 from edgepack.compiler.kernels.graph import Convolution, Layer, extent
 from edgepack.compiler.kernels.layout import (
     Blocked,
@@ -146,7 +144,7 @@ def make(site: Site) -> Kernel:
         view_in, view_out = source.flat, output.flat
     else:
         view_in, view_out = source, output
-    micro = arm.Micro.of(site.cpu)
+    isa = arm.Isa.of(site.cpu)
     chosen = tile.choose(
         width=view_out.width,
         rows=view_out.height * output.batch,
@@ -154,7 +152,7 @@ def make(site: Site) -> Kernel:
         lanes=shape.lanes,
         reduction=shape.reduction,
         cpu=site.cpu,
-        fits=micro.fits if micro else None,
+        fits=isa.fits_convolution if isa else None,
     )
     kernel = _Loops(site, operator, shape, chosen, view_in, view_out, flat)
     packed = pack_weights(weight, shape, chosen.vectors)
@@ -207,13 +205,17 @@ class _Loops:
         self.target = Image("target", site.output, view_out)
         self.epilogue = Epilogue(site, flat=flat)
         self.bias = tir.buffer("bias", (site.output.blocks * shape.lanes,))
-        self.micro = arm.Micro.of(site.cpu)
+        self.tiles: micro.Tiles | None = None
         self.pixels_outer = _pixels_outer(site.cpu, shape, chosen, view_in, view_out)
-        self.imports: dict[str, str] = {}
 
     def function(self, weights: int) -> tirx.PrimFunc:
         """The whole kernel; `weights` is the size of the packed weights."""
         self.weights = tir.buffer("weights", (weights,))
+        isa = arm.Isa.of(self.site.cpu)
+        if isa is not None:
+            self.tiles = micro.Tiles(
+                isa, self.source, self.target, self.weights, self.bias, self.epilogue
+            )
         layout = self.target.layout
         body = tir.loop_of("n", layout.batch, self._groups)
         arguments = [
@@ -225,8 +227,8 @@ class _Loops:
             self.target.buffer,
         ]
         whole = tir.sequence(clear_halos(self.target), body)
-        for text in self.imports.values():
-            whole = tir.imported(text, whole)
+        if self.tiles is not None:
+            whole = self.tiles.imported(whole)
         return tir.function(arguments, whole)
 
     def _groups(self, n: tir.Expr) -> tir.Stmt:
@@ -312,7 +314,7 @@ class _Loops:
         channel_block = group * shape.out_blocks + block
         place = _Place(
             in_plane=n * self.source.layout.blocks + group * shape.in_blocks,
-            out_plane=n * self.target.layout.blocks + channel_block,
+            plane=n * self.target.layout.blocks + channel_block,
             channel_block=channel_block,
             weights=weights,
             row=row,
@@ -320,8 +322,8 @@ class _Loops:
             pixels=pixels,
             vectors=vectors,
         )
-        if self.micro is not None:
-            return self._micro_tile(place)
+        if self.tiles is not None:
+            return self._micro_tile(self.tiles, place)
         return self._llvm_tile(place)
 
     def _llvm_tile(self, place: _Place) -> tir.Stmt:
@@ -337,11 +339,14 @@ class _Loops:
         ]
         names = tir.Names()
         for r, v in every:
-            at = (place.out_plane + v, place.row, place.column + r)
-            result = self.epilogue.apply(
-                names, sums[r][v].get(), *at, channel_block=place.channel_block + v
-            )
+            at = (place.plane + v, place.row, place.column + r)
+            result = sums[r][v].get()
+            if not self.epilogue.is_long:
+                block = place.channel_block + v
+                result = self.epilogue.apply(names, result, *at, channel_block=block)
             names.add(self.target.store(result, *at))
+        if self.epilogue.is_long:
+            names.add(self.epilogue.pass_over(self.target, place))
         shape = self.shape
         whole = shape.in_blocks - (shape.last_lanes < shape.in_block)
         reduction = []
@@ -414,83 +419,32 @@ class _Loops:
             - operator.before[1],
         )
 
-    def _micro_tile(self, place: _Place) -> tir.Stmt:
-        """The tile in assembly; an expression that it cannot finish follows as a pass over it."""
-        assert self.micro is not None
+    def _micro_tile(self, tiles: micro.Tiles, place: _Place) -> tir.Stmt:
+        """The tile in assembly."""
         shape, operator = self.shape, self.operator
-        finish = _finish(self.epilogue.expression)
-        in_row = QUAD * self.source.buffer.shape[2].value
-        out_plane = QUAD * product([int(dim) for dim in self.target.buffer.shape[1:3]])
-        adds = any(item.name == "add" for item in finish or ())
-        operand = self.epilogue.operands[0] if adds else None
-        code = arm.TileCode(
-            isa=self.micro.isa,
-            registers=self.micro.registers,
-            pixels=place.pixels,
-            vectors=place.vectors,
+        row_step = micro.row_bytes(self.source)
+        reduction = arm.Convolve(
             blocks=shape.in_blocks - (shape.last_lanes < LANES),
             last_lanes=shape.last_lanes % LANES,
             kernel=shape.kernel,
             pixel_step=QUAD * operator.stride[1],
             column_step=QUAD * operator.dilation[1],
-            row_step=in_row * operator.dilation[0],
-            plane_step=in_row * self.source.buffer.shape[1].value,
-            out_step=out_plane,
-            operand_step=QUAD * product([int(dim) for dim in operand.buffer.shape[1:3]])
-            if operand
-            else 0,
-            finish=finish or (),
+            row_step=row_step * operator.dilation[0],
+            plane_step=micro.plane_bytes(self.source),
         )
-        at = (place.out_plane, place.row, place.column)
-        source = self.source.at(place.in_plane, *self._input(place, 0, 0, 0))
-        where = [
-            (self.target.buffer, self.target.at(*at)),
-            (self.source.buffer, source),
-            (self.weights, [place.weights]),
-            (self.bias, [place.channel_block * shape.lanes]),
-            (operand.buffer, operand.at(*at))
-            if operand
-            else (self.target.buffer, self.target.at(*at)),
-        ]
-        call = tirx.call_extern(
-            "int32",
-            self._import(code),
-            *(tirx.address_of(tir.load(buffer, items)) for buffer, items in where),
+        return tiles.call(
+            reduction,
+            micro.Place(
+                source=self.source.at(place.in_plane, *self._input(place, 0, 0, 0)),
+                weights=[place.weights],
+                plane=place.plane,
+                channel_block=place.channel_block,
+                row=place.row,
+                column=place.column,
+                pixels=place.pixels,
+                vectors=place.vectors,
+            ),
         )
-        if finish is not None:
-            return tir.evaluate(call)
-        names = tir.Names()
-        for v in range(place.vectors):
-            for r in range(place.pixels):
-                pixel = (place.out_plane + v, place.row, place.column + r)
-                result = self.epilogue.apply(
-                    names, self.target.load(*pixel), *pixel, channel_block=place.channel_block + v
-                )
-                names.add(self.target.store(result, *pixel))
-        return tir.sequence(tir.evaluate(call), names.done())
-
-    def _import(self, code: arm.TileCode) -> str:
-        """The name of a tile's function; names are of the text, so that equal ones agree."""
-        text = code.llvm_ir("NAME")
-        name = "tile_" + hashlib.sha256(text.encode()).hexdigest()[:16]
-        self.imports[name] = text.replace("@NAME(", f"@{name}(")
-        return name
-
-
-def _finish(steps: Expression) -> tuple[arm.Finish, ...] | None:
-    """An expression as a chain that the assembly can do; None if it is anything else."""
-    chain = []
-    for index, operation in enumerate(steps):
-        match operation.name, operation.arguments:
-            case (("maximum" | "minimum"), (Step(index=i), Scalar(value=value))) if i == index:
-                chain.append(arm.Finish(name=operation.name, value=value))
-            case "add", (Step(index=i), Operand(index=0, pixel=False)) if i == index:
-                chain.append(arm.Finish(name="add"))
-            case "add", (Operand(index=0, pixel=False), Step(index=i)) if i == index:
-                chain.append(arm.Finish(name="add"))
-            case _:
-                return None
-    return tuple(chain)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -498,7 +452,7 @@ class _Place:
     """Where a tile lies in the tensors and in the packed weights."""
 
     in_plane: tir.Expr
-    out_plane: tir.Expr
+    plane: tir.Expr
     channel_block: tir.Expr
     weights: tir.Expr
     row: tir.Expr

@@ -51,22 +51,26 @@ def unpack(layout: Blocked, plain: tuple[int, ...]) -> Kernel:
     source = Image("source", layout)
     target = tir.buffer("target", plain)
 
-    def one_channel(n: tir.Expr, block: tir.Expr, lane: int) -> tir.Stmt:
+    def copy(
+        n: tir.Expr, block: tir.Expr, lane: tir.Expr, row: tir.Expr, column: tir.Expr
+    ) -> tir.Stmt:
         channel = block * layout.block + lane
-
-        def copy(row: tir.Expr, column: tir.Expr) -> tir.Stmt:
-            at = source.at(n * layout.blocks + block, row, column, lane)
-            where = [n, channel, row, column] if len(plain) == 4 else [n, channel]
-            return tir.store(target, tir.load(source.buffer, at), where)
-
-        return tir.loop_of(
-            "row",
-            layout.height,
-            lambda row: tir.loop_of("column", layout.width, lambda column: copy(row, column)),
-        )
+        at = source.at(n * layout.blocks + block, row, column, lane)
+        where = [n, channel, row, column] if len(plain) == 4 else [n, channel]
+        return tir.store(target, tir.load(source.buffer, at), where)
 
     def block_of(n: tir.Expr, block: tir.Expr, valid: int) -> tir.Stmt:
-        return tir.sequence(*(one_channel(n, block, lane) for lane in range(valid)))
+        return tir.loop_of(
+            "lane",
+            valid,
+            lambda lane: tir.loop_of(
+                "row",
+                layout.height,
+                lambda row: tir.loop_of(
+                    "column", layout.width, lambda column: copy(n, block, lane, row, column)
+                ),
+            ),
+        )
 
     last = layout.channels % layout.block or layout.block
     body = tir.loop_of(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import tirx
 
-from edgepack.compiler.kernels import convolution, tir
+from edgepack.compiler.kernels import arm, convolution, micro, tir
 from edgepack.compiler.kernels.cpu import CpuModel
 from edgepack.compiler.kernels.graph import Convolution, Layer
 from edgepack.compiler.kernels.layout import Blocked, Image, clear_halos, pack_channels
@@ -57,110 +57,161 @@ def _pixels(width: int, operator: Convolution, cpu: CpuModel) -> int:
     return min(range(1, min(width, most) + 1), key=lambda pixels: (cost(pixels), -pixels))
 
 
+def _even_parts(width: int, most: int) -> int:
+    """The tile of at most `most` pixels that cuts a row into the fewest, most equal parts."""
+    return -(-width // -(-width // most))
+
+
 def make(site: Site) -> Kernel:
     """The kernel of a depthwise convolution."""
-    operator = site.layer.operator
-    assert isinstance(operator, Convolution)
-    output = site.output
-    lanes = output.block
-    pixels = _pixels(output.width, operator, site.cpu)
-    source, target = Image("source", site.inputs[0]), Image("target", output)
-    packed = pack_weights(operator.weight, output)
-    weights, bias = (
-        tir.buffer("weights", packed.shape),
-        tir.buffer("bias", (output.blocks * lanes,)),
-    )
-    epilogue = Epilogue(site)
-    rows, columns = operator.kernel
-    macs = operator.weight.size * output.height * output.width * output.batch
-    cycles = macs / lanes / site.cpu.lanes[lanes] * 2
+    return _Loops(site).kernel()
 
-    def one_tile(
-        plane: tir.Expr,
-        block: tir.Expr,
-        held: dict[tuple[int, int], tirx.Var],
-        row: tir.Expr,
-        column: tir.Expr,
-        count: int,
-    ) -> tir.Stmt:
-        names = tir.Names()
-        sums = [tir.load(bias, [block * lanes], lanes)] * count
-        for i in range(rows):
-            seen: dict[int, tirx.Var] = {}
-            for r in range(count):
-                for j in range(columns):
-                    at = r * operator.stride[1] + j * operator.dilation[1]
-                    if at not in seen:
-                        value = source.load(
-                            plane,
-                            row * operator.stride[0]
-                            + i * operator.dilation[0]
-                            - operator.before[0],
-                            column * operator.stride[1] + at - operator.before[1],
-                        )
-                        seen[at] = names.bind("x", value)
-                    weight = held.get((i, j))
-                    if weight is None:
-                        weight = tir.load(weights, [block, i, j, 0], lanes)
-                    sums[r] = names.bind("sum", sums[r] + seen[at] * weight)
-        for r in range(count):
-            result = epilogue.apply(names, sums[r], plane, row, column + r, channel_block=block)
-            names.add(target.store(result, plane, row, column + r))
-        return names.done()
 
-    def one_block(n: tir.Expr, block: tir.Expr) -> tir.Stmt:
-        plane = n * output.blocks + block
+class _Loops:
+    """The loops of one depthwise convolution."""
+
+    def __init__(self, site: Site) -> None:
+        operator = site.layer.operator
+        assert isinstance(operator, Convolution)
+        self.site = site
+        self.operator = operator
+        self.output = site.output
+        self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
+        self.packed = pack_weights(operator.weight, site.output)
+        self.weights = tir.buffer("weights", self.packed.shape)
+        self.bias = tir.buffer("bias", (site.output.blocks * site.output.block,))
+        self.epilogue = Epilogue(site)
+        self.tiles: micro.Tiles | None = None
+        isa = arm.Isa.of(site.cpu)
+        most = isa.most_depthwise(operator.kernel[1]) if isa else 0
+        # With 32 registers LLVM's own code is as good.
+        if isa is not None and isa.registers == 16 and most and operator.dilation[1] == 1:
+            self.pixels = _even_parts(site.output.width, most)
+            self.tiles = micro.Tiles(
+                isa, self.source, self.target, self.weights, self.bias, self.epilogue
+            )
+        else:
+            self.pixels = _pixels(site.output.width, operator, site.cpu)
+
+    def kernel(self) -> Kernel:
+        """Code, constants and what they cost."""
+        output, operator = self.output, self.operator
+        rows, columns = operator.kernel
+        macs = operator.weight.size * output.height * output.width * output.batch
+        # As many loads and stores as arithmetic, roughly.
+        cycles = 2 * macs / output.block / self.site.cpu.lanes[output.block]
+        parallel = worth_sharing(cycles, self.site.cpu)
+        loops = tir.loop_of(
+            "n",
+            output.batch,
+            lambda n: tir.loop_of(
+                "block", output.blocks, lambda block: self._block(n, block), parallel=parallel
+            ),
+        )
+        body = tir.sequence(clear_halos(self.target), loops)
+        arguments = [
+            self.source.buffer,
+            *self.epilogue.operand_buffers,
+            self.weights,
+            self.bias,
+            *self.epilogue.constants,
+            self.target.buffer,
+        ]
+        bias = np.zeros(output.channels, "float32") if operator.bias is None else operator.bias
+        name = f"depthwise{rows}x{columns}_{output.channels}_{output.height}x{output.width}"
+        if operator.stride != (1, 1):
+            name += f"_s{operator.stride[0]}"
+        return Kernel(
+            name=name,
+            function=tir.function(arguments, self.tiles.imported(body) if self.tiles else body),
+            constants=(self.packed, pack_channels(bias, output), *self.epilogue.packed),
+            tile=f"{self.pixels}x1",
+            macs=macs,
+            cycles=cycles,
+        )
+
+    def _block(self, n: tir.Expr, block: tir.Expr) -> tir.Stmt:
+        """One block of channels of one image."""
+        lanes = self.output.block
+        rows, columns = self.operator.kernel
         names = tir.Names()
         held = {}
-        if rows * columns <= _HELD_WEIGHTS:
+        if self.tiles is None and rows * columns <= _HELD_WEIGHTS:
             for i in range(rows):
                 for j in range(columns):
-                    held[i, j] = names.bind("w", tir.load(weights, [block, i, j, 0], lanes))
-        full, rest = divmod(output.width, pixels)
-        names.add(
-            tir.loop_of(
-                "row",
-                output.height,
-                lambda row: tir.sequence(
-                    tir.loop_of(
-                        "tile",
-                        full,
-                        lambda t: one_tile(plane, block, held, row, t * pixels, pixels),
-                    ),
-                    one_tile(plane, block, held, row, full * pixels, rest) if rest else None,
-                ),
+                    value = tir.load(self.weights, [block, i, j, 0], lanes)
+                    held[i, j] = names.bind("w", value)
+        plane = n * self.output.blocks + block
+        full, rest = divmod(self.output.width, self.pixels)
+
+        def tile(row: tir.Expr, column: tir.Expr, pixels: int) -> tir.Stmt:
+            place = micro.Place(
+                source=self._input(plane, row, column, 0, 0),
+                weights=[block, 0, 0, 0],
+                plane=plane,
+                channel_block=block,
+                row=row,
+                column=column,
+                pixels=pixels,
+                vectors=1,
             )
-        )
+            return self._micro_tile(place) if self.tiles else self._llvm_tile(place, held)
+
+        def along(row: tir.Expr) -> tir.Stmt:
+            return tir.sequence(
+                tir.loop_of("tile", full, lambda t: tile(row, t * self.pixels, self.pixels)),
+                tile(row, full * self.pixels, rest) if rest else None,
+            )
+
+        names.add(tir.loop_of("row", self.output.height, along))
         return names.done()
 
-    parallel = worth_sharing(cycles, site.cpu)
-    body = tir.loop_of(
-        "n",
-        output.batch,
-        lambda n: tir.loop_of(
-            "block", output.blocks, lambda block: one_block(n, block), parallel=parallel
-        ),
-    )
-    arguments = [
-        source.buffer,
-        *epilogue.operand_buffers,
-        weights,
-        bias,
-        *epilogue.constants,
-        target.buffer,
-    ]
-    bias_values = np.zeros(output.channels, "float32") if operator.bias is None else operator.bias
-    name = f"depthwise{rows}x{columns}_{output.channels}_{output.height}x{output.width}"
-    if operator.stride != (1, 1):
-        name += f"_s{operator.stride[0]}"
-    return Kernel(
-        name=name,
-        function=tir.function(arguments, tir.sequence(clear_halos(target), body)),
-        constants=(packed, pack_channels(bias_values, output), *epilogue.packed),
-        tile=str(pixels),
-        macs=macs,
-        cycles=cycles,
-    )
+    def _input(
+        self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, down: int, across: int
+    ) -> list[tir.Expr]:
+        """Indices of the input `down` and `across` from the window's corner, in pixels."""
+        operator = self.operator
+        return self.source.at(
+            plane,
+            row * operator.stride[0] + down - operator.before[0],
+            column * operator.stride[1] + across - operator.before[1],
+        )
+
+    def _micro_tile(self, place: micro.Place) -> tir.Stmt:
+        assert self.tiles is not None
+        reduction = arm.Depthwise(
+            kernel=self.operator.kernel,
+            stride=self.operator.stride[1],
+            row_step=micro.row_bytes(self.source) * self.operator.dilation[0],
+        )
+        return self.tiles.call(reduction, place)
+
+    def _llvm_tile(self, place: micro.Place, held: dict[tuple[int, int], tirx.Var]) -> tir.Stmt:
+        """Weights are taken from `held`, or loaded where they are used."""
+        operator, lanes = self.operator, self.output.block
+        rows, columns = operator.kernel
+        block = place.channel_block
+        names = tir.Names()
+        sums = [tir.load(self.bias, [block * lanes], lanes)] * place.pixels
+        for i in range(rows):
+            seen: dict[int, tirx.Var] = {}
+            for r in range(place.pixels):
+                for j in range(columns):
+                    across = r * operator.stride[1] + j * operator.dilation[1]
+                    if across not in seen:
+                        at = self._input(
+                            place.plane, place.row, place.column, i * operator.dilation[0], across
+                        )
+                        seen[across] = names.bind("x", tir.load(self.source.buffer, at, lanes))
+                    weight = held.get((i, j))
+                    if weight is None:
+                        weight = tir.load(self.weights, [block, i, j, 0], lanes)
+                    sums[r] = names.bind("sum", sums[r] + seen[across] * weight)
+        for r, total in enumerate(sums):
+            pixel = (place.plane, place.row, place.column + r)
+            result = self.epilogue.apply(names, total, *pixel, channel_block=block)
+            names.add(self.target.store(result, *pixel))
+        return names.done()
 
 
 RULE = Rule(name="depthwise", takes=takes, make=make, halo=convolution.halo)

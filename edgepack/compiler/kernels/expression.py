@@ -123,6 +123,10 @@ FUNCTIONS: dict[str, tuple[int, Callable[..., tirx.Expr]]] = {
 }
 
 
+# Functions of dozens of instructions.
+LONG = frozenset({"exp", "sigmoid", "tanh", "silu"})
+
+
 def evaluate(
     expression: Expression,
     start: tirx.Expr,
@@ -154,10 +158,3 @@ def evaluate(
         result = compute(*(argument(item) for item in operation.arguments), lanes)
         values.append(names.bind("v", result))
     return values[-1]
-
-
-def clip_of(operation: Operation) -> tuple[str, float] | None:
-    """("maximum" or "minimum", bound) when the operation bounds the step before it."""
-    if operation.name in ("maximum", "minimum") and isinstance(operation.arguments[1], Scalar):
-        return operation.name, operation.arguments[1].value
-    return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 from tvm import tirx
@@ -103,6 +105,43 @@ class Epilogue:
             return image.load(plane, 0, 0) if pixel else image.load(plane, row, column)
 
         return expression.evaluate(self.expression, value, lanes, names, channel, operand)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is so much code that it should be in a loop, not once per sum."""
+        return any(operation.name in expression.LONG for operation in self.expression)
+
+    def pass_over(self, target: Image, tile: _Results) -> tir.Stmt:
+        """Apply the expression to results that are stored already, as they come."""
+
+        def one(v: int, r: tir.Expr) -> tir.Stmt:
+            at = (tile.plane + v, tile.row, tile.column + r)
+            names = tir.Names()
+            block = tile.channel_block + v
+            result = self.apply(names, target.load(*at), *at, channel_block=block)
+            names.add(target.store(result, *at))
+            return names.done()
+
+        return tir.sequence(
+            *(tir.loop_of("pixel", tile.pixels, partial(one, v)) for v in range(tile.vectors))
+        )
+
+
+class _Results(Protocol):
+    """`pixels` x `vectors` results from a pixel of a plane on."""
+
+    @property
+    def plane(self) -> tir.Expr: ...
+    @property
+    def channel_block(self) -> tir.Expr: ...
+    @property
+    def row(self) -> tir.Expr: ...
+    @property
+    def column(self) -> tir.Expr: ...
+    @property
+    def pixels(self) -> int: ...
+    @property
+    def vectors(self) -> int: ...
 
 
 def _same(layout: Blocked, site: Site) -> bool:

@@ -74,11 +74,7 @@ def choose(
         for pixels in range(1, min(_MOST_PIXELS, width) + 1)
         if fits(pixels, vectors)
     )
-    # Of equal cost the tile with fewer loads per multiply-add.
-    return min(
-        candidates,
-        key=lambda tile: (tile.cycles, (tile.pixels + tile.vectors) / tile.pixels / tile.vectors),
-    )
+    return min(candidates, key=lambda tile: tile.cycles)
 
 
 def _llvm_holds(pixels: int, vectors: int, cpu: CpuModel) -> bool:
@@ -111,9 +107,9 @@ def _tile_cycles(lanes: int, reduction: int, pixels: int, vectors: int, cpu: Cpu
     inputs = pixels if cpu.memory_operand else pixels / lanes
     loads = (inputs + vectors) / cpu.loads_per_cycle
     step = max(arithmetic, float(cpu.fma_latency), loads)
-    if cpu.in_order:
-        # Loads that find no free issue slot beside the arithmetic.
-        step += loads / 4
+    # Loads that find no free issue slot beside the arithmetic, or miss the cache: the part
+    # of them is a guess, but a tile with fewer loads should win when all else is equal.
+    step += loads / (4 if cpu.in_order else 16)
     panel_bytes = 4 * reduction * vectors * lanes
     if panel_bytes > cpu.l1_bytes / 2:
         bandwidth = _L3_BANDWIDTH if panel_bytes > cpu.l2_bytes / 2 else _L2_BANDWIDTH

@@ -1,0 +1,119 @@
+"""Calls of assembly tiles from kernels."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from edgepack.compiler.kernels import arm, tir
+from edgepack.compiler.kernels.arm import QUAD
+from edgepack.compiler.kernels.expression import Expression, Operand, Scalar, Step
+from edgepack.compiler.kernels.layout import Image
+from edgepack.compiler.kernels.rule import Epilogue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a tile lies: its first result, and where its weights and bias start.
+
+    `source` are buffer indices of the first input, `weights` those of the first weight.
+    """
+
+    source: list[tir.Expr]
+    weights: list[tir.Expr]
+    plane: tir.Expr
+    channel_block: tir.Expr
+    row: tir.Expr
+    column: tir.Expr
+    pixels: int
+    vectors: int
+
+
+class Tiles:
+    """The assembly tiles of one kernel."""
+
+    def __init__(
+        self,
+        isa: arm.Isa,
+        source: Image,
+        target: Image,
+        weights: tirx.Buffer,
+        bias: tirx.Buffer,
+        epilogue: Epilogue,
+    ) -> None:
+        self.isa = isa
+        self.source, self.target = source, target
+        self.weights, self.bias = weights, bias
+        self.epilogue = epilogue
+        self.finish = _finish(epilogue.expression)
+        self.imports: dict[str, str] = {}
+
+    def call(self, reduction: arm.Reduction, place: Place) -> tir.Stmt:
+        """A tile; an expression that assembly cannot finish follows as a pass over it."""
+        finish = self.finish or ()
+        added = any(item.name == "add" for item in finish)
+        # Where nothing is added the pointer is not used.
+        operand = self.epilogue.operands[0] if added else self.target
+        code = arm.Tile(
+            isa=self.isa,
+            pixels=place.pixels,
+            vectors=place.vectors,
+            reduction=reduction,
+            finish=finish,
+            out_step=plane_bytes(self.target),
+            operand_step=plane_bytes(operand),
+        )
+        at = (place.plane, place.row, place.column)
+        where = [
+            (self.target.buffer, self.target.at(*at)),
+            (self.source.buffer, place.source),
+            (self.weights, place.weights),
+            (self.bias, [place.channel_block * arm.LANES]),
+            (operand.buffer, operand.at(*at)),
+        ]
+        pointers = (tirx.address_of(tir.load(buffer, items)) for buffer, items in where)
+        call = tir.evaluate(tirx.call_extern("int32", self._name(code), *pointers))
+        if self.finish is not None:
+            return call
+        return tir.sequence(call, self.epilogue.pass_over(self.target, place))
+
+    def _name(self, code: arm.Tile) -> str:
+        """The name of a tile's function; a hash of its text, so that equal ones agree."""
+        text = code.llvm_ir("NAME")
+        name = "tile_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.imports[name] = text.replace("@NAME(", f"@{name}(")
+        return name
+
+    def imported(self, body: tir.Stmt) -> tir.Stmt:
+        """A kernel's body with the code of all tiles called so far."""
+        for text in self.imports.values():
+            body = tir.imported(text, body)
+        return body
+
+
+def row_bytes(image: Image) -> int:
+    """From one row to the next, halo included."""
+    return QUAD * int(image.buffer.shape[2])
+
+
+def plane_bytes(image: Image) -> int:
+    """From one block of channels to the next."""
+    return row_bytes(image) * int(image.buffer.shape[1])
+
+
+def _finish(steps: Expression) -> tuple[arm.Finish, ...] | None:
+    """An expression as a chain that the assembly can do; None if it is anything else."""
+    chain = []
+    for index, operation in enumerate(steps):
+        match operation.name, operation.arguments:
+            case (("maximum" | "minimum"), (Step(index=i), Scalar(value=value))) if i == index:
+                chain.append(arm.Finish(name=operation.name, value=value))
+            case "add", (Step(index=i), Operand(index=0, pixel=False)) if i == index:
+                chain.append(arm.Finish(name="add"))
+            case "add", (Operand(index=0, pixel=False), Step(index=i)) if i == index:
+                chain.append(arm.Finish(name="add"))
+            case _:
+                return None
+    return tuple(chain)

@@ -1,0 +1,369 @@
+"""The parts of the kernel library that need no compiler: layouts, tiles, packing, fusion."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from edgepack.compiler.kernels import arm, convolution, depthwise, pooling, tile
+from edgepack.compiler.kernels.cpu import (
+    AVX2,
+    CORTEX_A9,
+    CORTEX_A53,
+    CORTEX_A53_32,
+    CORTEX_A72,
+    SSE,
+    ZEN4,
+    CpuModel,
+    cpu_model,
+)
+from edgepack.compiler.kernels.expression import Operand, Operation, PerChannel, Scalar, Step
+from edgepack.compiler.kernels.fuse import fuse
+from edgepack.compiler.kernels.graph import Convolution, Layer, Pointwise, Pooling, Value
+from edgepack.compiler.kernels.layout import Blocked, Halo, conv_halo
+
+CPUS = (ZEN4, AVX2, SSE, CORTEX_A72, CORTEX_A53, CORTEX_A53_32, CORTEX_A9)
+
+
+# ------------------------------------------------ CPU models
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"mtriple": "armv7l-unknown-linux-gnueabihf", "mcpu": "cortex-a9"}, "cortex-a9"),
+        ({"mtriple": "armv7l-unknown-linux-gnueabihf", "mcpu": "cortex-a53"}, "cortex-a53-32"),
+        ({"mtriple": "aarch64-unknown-linux-gnu", "mcpu": "cortex-a53"}, "cortex-a53"),
+        ({"mtriple": "aarch64-unknown-linux-gnu", "mcpu": "generic"}, "cortex-a72"),
+        ({"mtriple": "x86_64-unknown-linux-gnu", "mcpu": "znver4"}, "zen4"),
+        ({"mtriple": "x86_64-unknown-linux-gnu", "mcpu": "skylake-avx512"}, "avx512"),
+        ({"mtriple": "x86_64-unknown-linux-gnu", "mcpu": "haswell"}, "avx2"),
+        ({"mtriple": "x86_64-unknown-linux-gnu", "mcpu": "x86-64-v2"}, "sse4.2"),
+        # A hypervisor may hide what the CPU's name promises.
+        (
+            {"mtriple": "x86_64-unknown-linux-gnu", "mcpu": "znver4", "mattr": ["-avx512f"]},
+            "avx2",
+        ),
+    ],
+)
+def test_a_target_has_the_model_of_its_cpu(config: dict[str, object], expected: str) -> None:
+    import tvm
+
+    model = cpu_model(tvm.target.Target({"kind": "llvm", "num-cores": 4, **config}))
+    assert model.name == expected
+    assert model.cores == 4
+
+
+@pytest.mark.parametrize(
+    ("cpu", "channels", "block"),
+    [
+        (ZEN4, 64, 16),
+        (ZEN4, 24, 8),
+        (ZEN4, 3, 4),
+        (ZEN4, 1000, 8),
+        (AVX2, 20, 4),
+        (CORTEX_A9, 7, 4),
+    ],
+)
+def test_block_pads_channels_least(cpu: CpuModel, channels: int, block: int) -> None:
+    assert cpu.block(channels) == block
+
+
+# ------------------------------------------------ tiles
+
+
+@pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
+def test_tiles_fit_the_registers_and_the_layer(cpu: CpuModel) -> None:
+    random = np.random.default_rng(0)
+    isa = arm.Isa.of(cpu)
+    for _ in range(40):
+        width, blocks = (int(v) for v in random.integers(1, 60, size=2))
+        chosen = tile.choose(
+            width=width,
+            rows=7,
+            blocks=blocks,
+            lanes=cpu.widest,
+            reduction=int(random.integers(1, 500)),
+            cpu=cpu,
+            fits=isa.fits_convolution if isa else None,
+        )
+        assert chosen.pixels <= width
+        assert chosen.vectors <= blocks
+        assert chosen.pixels * chosen.vectors < cpu.registers
+
+
+def test_tile_of_a_wide_layer_is_limited_by_arithmetic_not_by_loads() -> None:
+    chosen = tile.choose(width=196, rows=1, blocks=36, lanes=16, reduction=96, cpu=ZEN4)
+    ideal = 196 * 36 * 96 / ZEN4.lanes[16]
+    assert chosen.cycles < 1.1 * ideal
+
+
+def test_parts_cover_the_whole() -> None:
+    assert list(tile.parts(10, 4)) == [(4, 2), (2, 1)]
+    assert list(tile.parts(8, 4)) == [(4, 2)]
+    assert list(tile.parts(3, 4)) == [(3, 1)]
+
+
+# ------------------------------------------------ layouts and packing
+
+
+def test_blocked_shape_has_halo_and_padded_channels() -> None:
+    layout = Blocked(
+        batch=2,
+        channels=10,
+        height=5,
+        width=6,
+        block=4,
+        halo=Halo(top=1, left=2, bottom=0, right=1),
+    )
+    assert layout.blocks == 3
+    assert layout.shape == (6, 6, 9, 4)
+    assert layout.nbytes == 6 * 6 * 9 * 4 * 4
+
+
+def test_halo_is_what_the_window_reads_and_no_more() -> None:
+    # 3x3, stride 2 on 8x8 with pads 1: the last window ends inside.
+    halo = conv_halo(
+        size=(8, 8), kernel=(3, 3), stride=(2, 2), dilation=(1, 1), before=(1, 1), out=(4, 4)
+    )
+    assert halo == Halo(top=1, left=1)
+    same = conv_halo(
+        size=(8, 8), kernel=(3, 3), stride=(1, 1), dilation=(2, 2), before=(2, 2), out=(8, 8)
+    )
+    assert same == Halo(top=2, left=2, bottom=2, right=2)
+
+
+def conv(weight: np.ndarray, groups: int = 1, bias: np.ndarray | None = None) -> Convolution:
+    return Convolution(
+        weight=weight, bias=bias, stride=(1, 1), before=(0, 0), dilation=(1, 1), groups=groups
+    )
+
+
+def test_weights_are_packed_in_the_order_of_use() -> None:
+    weight = np.arange(1 * 6 * 5 * 1 * 2, dtype="float32").reshape(1, 6, 5, 1, 2)
+    shape = convolution.Shape(
+        groups=1, in_blocks=2, in_block=4, last_lanes=1, out_blocks=2, lanes=4, kernel=(1, 2)
+    )
+    packed = convolution.pack_weights(weight, shape, vectors=1)
+    assert packed.size == 2 * shape.panel(1)
+    # Panel 0, block 0, column 0, channel 0; then channel 1; block 1 has one channel per column.
+    assert packed[:4].tolist() == weight[0, :4, 0, 0, 0].tolist()
+    assert packed[4:8].tolist() == weight[0, :4, 1, 0, 0].tolist()
+    assert packed[16:20].tolist() == weight[0, :4, 0, 0, 1].tolist()
+    assert packed[32:36].tolist() == weight[0, :4, 4, 0, 0].tolist()
+    # Panel 1 has two channels that are there.
+    assert packed[40:44].tolist() == [*weight[0, 4:6, 0, 0, 0].tolist(), 0, 0]
+
+
+def test_groups_are_merged_until_blocks_are_whole() -> None:
+    # 24 groups of 4 to 2 channels: two groups make 4 outputs.
+    weight = np.ones((48, 4, 1, 1), "float32")
+    assert convolution.merged_groups(conv(weight, groups=24), in_block=4, out_block=4) == 2
+    # Groups of 3 never fill blocks of 4 before all 2 are merged.
+    assert convolution.merged_groups(conv(weight[:6, :3], groups=2), in_block=4, out_block=4) == 2
+
+
+def test_depthwise_weights_lie_by_block() -> None:
+    weight = np.arange(5 * 4, dtype="float32").reshape(5, 1, 2, 2)
+    layout = Blocked(batch=1, channels=5, height=3, width=3, block=4)
+    packed = depthwise.pack_weights(weight, layout)
+    assert packed.shape == (2, 2, 2, 4)
+    assert packed[0, 1, 0].tolist() == weight[:4, 0, 1, 0].tolist()
+    assert packed[1, 0, 1].tolist() == [weight[4, 0, 0, 1], 0, 0, 0]
+
+
+# ------------------------------------------------ pooling
+
+
+def pool(**changes: object) -> Pooling:
+    values: dict[str, object] = {
+        "kind": "average",
+        "kernel": (3, 3),
+        "stride": (1, 1),
+        "before": (1, 1),
+        "after": (1, 1),
+        "dilation": (1, 1),
+        "count_padding": False,
+    }
+    return Pooling(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_border_windows_are_cut_to_the_image() -> None:
+    runs = list(pooling._runs(0, pool(), size=5, out=5))
+    assert [(run.first, run.count, run.taps, run.divisor) for run in runs] == [
+        (0, 1, (1, 2), 2),
+        (1, 3, (0, 1, 2), 3),
+        (4, 1, (0, 1), 2),
+    ]
+
+
+def test_ceiling_mode_counts_padding_only_as_far_as_it_goes() -> None:
+    operator = pool(kernel=(3, 3), stride=(2, 2), before=(0, 0), after=(1, 1), count_padding=True)
+    runs = list(pooling._runs(0, operator, size=6, out=3))
+    assert [(run.first, run.count, run.divisor) for run in runs] == [(0, 2, 3), (2, 1, 3)]
+
+
+# ------------------------------------------------ assembly
+
+
+def code(reduction: arm.Reduction, isa: arm.Isa, **changes: object) -> list[str]:
+    values: dict[str, object] = {
+        "isa": isa,
+        "pixels": 4,
+        "vectors": 2,
+        "reduction": reduction,
+        "finish": (),
+        "out_step": 4096,
+        "operand_step": 4096,
+    }
+    text = arm.Tile(**{**values, **changes}).llvm_ir("tile")  # type: ignore[arg-type]
+    body = re.search(r'asm sideeffect "(.*?)"', text)
+    assert body
+    return body[1].split("\\0A")
+
+
+ONE_BY_ONE = arm.Convolve(
+    blocks=24,
+    last_lanes=0,
+    kernel=(1, 1),
+    pixel_step=16,
+    column_step=16,
+    row_step=1024,
+    plane_step=3136,
+)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "pixels", "vectors", "fma", "most"),
+    [(CORTEX_A9, 4, 2, "vmla", 1.2), (CORTEX_A72, 7, 3, "fmla", 1.15)],
+)
+def test_hot_loop_is_arithmetic_and_never_touches_the_stack(
+    cpu: CpuModel, pixels: int, vectors: int, fma: str, most: float
+) -> None:
+    isa = arm.Isa.of(cpu)
+    assert isa is not None
+    lines = code(ONE_BY_ONE, isa, pixels=pixels, vectors=vectors)
+    start, end = lines.index("1:"), next(i for i, line in enumerate(lines) if "1b" in line)
+    loop = lines[start + 1 : end + 1]
+    arithmetic = [line for line in loop if line.startswith(fma)]
+    # Two blocks of four channels per turn.
+    assert len(arithmetic) == 2 * 4 * pixels * vectors
+    assert len(loop) <= most * len(arithmetic)
+    assert not [line for line in lines if "sp" in line.split()]
+
+
+def test_armv7_takes_lanes_of_low_registers_only() -> None:
+    isa = arm.Isa.of(CORTEX_A9)
+    assert isa is not None
+    assert isa.fits_convolution(4, 2)
+    assert not isa.fits_convolution(4, 3)
+    assert not isa.fits_convolution(9, 1)
+    for line in code(ONE_BY_ONE, isa, pixels=7, vectors=1):
+        lane = re.search(r"d(\d+)\[", line)
+        assert lane is None or int(lane[1]) < 16
+
+
+def test_depthwise_loads_each_input_once() -> None:
+    isa = arm.Isa.of(CORTEX_A9)
+    assert isa is not None
+    reduction = arm.Depthwise(kernel=(3, 3), stride=2, row_step=512)
+    lines = code(reduction, isa, pixels=5, vectors=1)
+    assert len([line for line in lines if line.startswith("vmla")]) == 5 * 9
+    loaded = sum(
+        (int(match[2]) - int(match[1]) + 1) // 2
+        for line in lines
+        if line.startswith("vldmia $1")
+        for match in re.finditer(r"d(\d+)-d(\d+)", line)
+    )
+    assert loaded == 3 * (4 * 2 + 3)
+
+
+# ------------------------------------------------ fusion
+
+
+def value(name: str, *shape: int) -> Value:
+    return relax.Var(name, relax.TensorType(list(shape), "float32"))
+
+
+def pointwise(
+    name: str, source: Value, output: Value, *arguments: object, operands: tuple[Value, ...] = ()
+) -> Layer:
+    operation = Operation(name=name, arguments=(Step(index=0), *arguments))  # type: ignore[arg-type]
+    return Layer(
+        operator=Pointwise(),
+        inputs=(source,),
+        output=output,
+        expression=(operation,),
+        operands=operands,
+    )
+
+
+def convolved(source: Value, output: Value) -> Layer:
+    return Layer(operator=conv(np.ones((4, 4, 1, 1), "float32")), inputs=(source,), output=output)
+
+
+def test_bias_scale_and_activation_go_into_the_convolution() -> None:
+    x, a, b, c, d = (value(name, 1, 4, 5, 5) for name in "xabcd")
+    bias = Layer(
+        operator=Pointwise(),
+        inputs=(a,),
+        output=b,
+        expression=(Operation(name="add", arguments=(Step(index=0), PerChannel(index=0))),),
+        constants=(np.arange(4, dtype="float32"),),
+    )
+    scale = pointwise("multiply", b, c, Scalar(value=2.0))
+    relu = pointwise("maximum", c, d, Scalar(value=0.0))
+    (layer,) = fuse([convolved(x, a), bias, scale, relu], [d])
+    assert isinstance(layer.operator, Convolution)
+    assert layer.operator.bias is not None
+    assert layer.operator.bias.tolist() == [0, 2, 4, 6]
+    assert (layer.operator.weight == 2).all()
+    assert layer.output.same_as(d)
+    assert [operation.name for operation in layer.expression] == ["maximum"]
+
+
+def test_the_later_of_two_convolutions_takes_the_sum() -> None:
+    x, a, b, c = (value(name, 1, 4, 5, 5) for name in "xabc")
+    layers = [
+        convolved(x, a),
+        convolved(x, b),
+        pointwise("add", a, c, Operand(index=0), operands=(b,)),
+    ]
+    first, second = fuse(layers, [c])
+    assert first.output.same_as(a)
+    assert first.expression == ()
+    assert second.output.same_as(c)
+    assert [operand.same_as(a) for operand in second.operands] == [True]
+
+
+def test_a_value_read_elsewhere_is_not_fused_away() -> None:
+    x, a, b, c = (value(name, 1, 4, 5, 5) for name in "xabc")
+    layers = [
+        convolved(x, a),
+        pointwise("maximum", a, b, Scalar(value=0.0)),
+        pointwise("multiply", a, c, Scalar(value=3.0)),
+    ]
+    assert len(fuse(layers, [b, c])) == 3
+    # As a result of the function it has to be there, too.
+    assert len(fuse(layers[:2], [a, b])) == 2
+
+
+def test_a_value_and_its_gate_become_one_expression() -> None:
+    x, a, b, c = (value(name, 1, 4, 5, 5) for name in "xabc")
+    layers = [
+        convolved(x, a),
+        Layer(
+            operator=Pointwise(),
+            inputs=(a,),
+            output=b,
+            expression=(Operation(name="sigmoid", arguments=(Step(index=0),)),),
+        ),
+        pointwise("multiply", a, c, Operand(index=0), operands=(b,)),
+    ]
+    (layer,) = fuse(layers, [c])
+    assert [operation.name for operation in layer.expression] == ["sigmoid", "multiply"]
+    assert layer.expression[1].arguments == (Step(index=0), Step(index=1))
+    assert layer.operands == ()
