@@ -1,0 +1,249 @@
+"""The main job, whole: a trained model on virtual boards, over SSH, with real photos."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from edgepack import virtual
+from edgepack.boards import get_board
+from edgepack.bundle import Bundle, open_bundle, write_tarball
+from edgepack.cli import main
+from edgepack.deploy import Report, deploy_bundle
+from edgepack.device import Device, open_device
+from edgepack.device.options import Address, SshOptions
+from edgepack.device.ssh import SshDevice
+from edgepack.gate import GateError
+from edgepack.job import make_job, package_job
+from edgepack.process import run
+from edgepack.project import Project, load_project
+from edgepack.reference import compare, run_reference
+from edgepack.remote_app import RunRequest, run_on_device
+from tests.example import load_build
+
+ROOT = "edgepack/mobilenetv2"
+CAT, ESPRESSO = 285, 967
+BOARDS = ("local", "rasp3b", "pynq", "rk3399", "ultra96")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return load_project(load_build().build(tmp_path_factory.mktemp("example")))
+
+
+@pytest.fixture(scope="module")
+def bundle_for(
+    project: Project, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Bundle]:
+    made: dict[str, Bundle] = {}
+
+    def make(board: str) -> Bundle:
+        if board not in made:
+            job = make_job(replace(project, board=board))
+            made[board] = package_job(job, tmp_path_factory.mktemp(board))
+        return made[board]
+
+    return make
+
+
+@pytest.fixture
+def local_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of its own for board `local`, which deploys below the home folder."""
+    from edgepack import paths
+
+    monkeypatch.setattr(paths, "_cache_dir", paths.cache_dir())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def connect(vb: virtual.VirtualBoard) -> SshDevice:
+    return SshDevice(
+        Address(host=vb.host, user=vb.user, port=vb.port),
+        options=SshOptions(
+            use_config=False,
+            identity=vb.key_file,
+            identities_only=True,
+            host_keys=(vb.host_key,),
+        ),
+        name=vb.name,
+    )
+
+
+@pytest.fixture
+def fresh_board(request: pytest.FixtureRequest) -> Iterator[Callable[..., SshDevice]]:
+    """Starts a virtual board of this test's own and connects to it."""
+    names: list[str] = []
+    devices: list[Device] = []
+
+    def start(board: str, **options: Any) -> SshDevice:
+        name = f"flow-{board}-{options.get('suite') or 'own'}-{options.get('kind', 'light')}"
+        names.append(name)
+        device = connect(virtual.up(get_board(board), name=name, **options))
+        devices.append(device)
+        return device
+
+    yield start
+    for device in devices:
+        device.close()
+    for name in names:
+        virtual.down(name)
+
+
+def check_smoke(report: Report) -> None:
+    assert report.smoke_fresh
+    assert report.smoke.max_abs_error <= 1e-4 * report.smoke.max_abs_reference
+    assert report.smoke.max_abs_reference > 1
+    assert report.smoke.top[0]["index"] == CAT
+    assert report.smoke.top[0]["label"] == "Egyptian cat"
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_outputs_on_every_board_equal_the_reference(
+    board: str,
+    project: Project,
+    bundle_for: Callable[[str], Bundle],
+    fresh_board: Callable[..., SshDevice],
+    local_home: Path,
+    tmp_path: Path,
+) -> None:
+    profile = get_board(board)
+    device = open_device("local", profile) if profile.is_local else fresh_board(board)
+    report = deploy_bundle(bundle_for(board), device, ROOT)
+    assert report.outcome == "deployed"
+    check_smoke(report)
+
+    # The second photo, and the comparison made here, not by the app itself.
+    photo = project.model.parent / "coffee.png"
+    output = tmp_path / "logits.npy"
+    answer = run_on_device(device, ROOT, RunRequest(image=photo, output=output))
+    assert answer["top"][0]["index"] == ESPRESSO
+    assert project.preprocess is not None
+    tensor = project.preprocess.load(photo)
+    (reference,) = run_reference(project.model, {}, [tensor])
+    found = compare(np.load(output), reference, 1e-4)
+    assert found.ok, found
+
+
+def test_unchanged_redeploy_sends_nothing_and_one_weight_only_the_parameters(
+    project: Project,
+    bundle_for: Callable[[str], Bundle],
+    fresh_board: Callable[..., SshDevice],
+    tmp_path: Path,
+) -> None:
+    device = fresh_board("rasp3b")
+    first = deploy_bundle(bundle_for("rasp3b"), device, ROOT)
+    assert first.model_bytes_sent > 10e6
+    again = deploy_bundle(bundle_for("rasp3b"), device, ROOT)
+    assert (again.outcome, again.sent_bytes) == ("unchanged", 0)
+
+    model = onnx.load(project.model)
+    (weight,) = (item for item in model.graph.initializer if item.name == "classifier.1.bias")
+    values = onnx.numpy_helper.to_array(weight).copy()
+    values[0] += 0.5
+    weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    changed = tmp_path / project.model.name
+    onnx.save(model, changed)
+    bundle = package_job(make_job(replace(project, model=changed)), tmp_path / "out")
+    report = deploy_bundle(bundle, device, ROOT)
+    check_smoke(report)
+    model_files = [name for name in report.sent_files if name.startswith("model/")]
+    assert model_files == ["model/params.bin"]
+    assert "bin/edgepack-run" in report.reused_files
+    assert report.previous == first.release
+
+
+@pytest.mark.parametrize("suite", ["bookworm", "trixie"])  # bullseye is the profile's own
+def test_the_rasp3b_bundle_runs_on_newer_systems_too(
+    suite: str, bundle_for: Callable[[str], Bundle], fresh_board: Callable[..., SshDevice]
+) -> None:
+    report = deploy_bundle(bundle_for("rasp3b"), fresh_board("rasp3b", suite=suite), ROOT)
+    check_smoke(report)
+    assert report.facts.glibc == {"bookworm": "2.36", "trixie": "2.41"}[suite]
+
+
+def test_a_bundle_for_cortex_a53_is_refused_for_pynq_before_the_upload(
+    bundle_for: Callable[[str], Bundle], fresh_board: Callable[..., SshDevice]
+) -> None:
+    device = fresh_board("pynq")
+    with pytest.raises(GateError, match="vfpv4"):
+        deploy_bundle(bundle_for("rasp3b"), device, ROOT)
+    assert device.run("ls -A").stdout.split().count("edgepack") == 0
+
+
+def test_memory_on_a_full_system_board_is_what_was_promised(
+    bundle_for: Callable[[str], Bundle], fresh_board: Callable[..., SshDevice]
+) -> None:
+    device = fresh_board("rasp3b", kind="system")
+    bundle = bundle_for("rasp3b")
+    report = deploy_bundle(bundle, device, ROOT)
+    answer = report.smoke.golden
+    budget = answer["params_bytes"] + answer["arena_bytes"] + 8_000_000
+    print(f"load {answer['load_ms']:.1f} ms, peak RSS {answer['rss_peak_bytes']}, of {budget}")
+    assert answer["arena_bytes"] == bundle.manifest.model.arena_bytes
+    assert 0 < answer["rss_peak_bytes"] <= budget
+
+
+def test_two_folders_give_the_same_tarball(project: Project, tmp_path: Path) -> None:
+    digests = set()
+    for name in ("one", "two/deeper"):
+        folder = tmp_path / name
+        shutil.copytree(project.model.parent, folder)
+        own = load_project(folder / "edgepack.toml")
+        bundle = package_job(make_job(own), folder / "dist")
+        digests.add(write_tarball(bundle, folder / "bundle.tar.gz"))
+    assert len(digests) == 1
+
+
+def test_a_tarball_works_without_a_network(
+    bundle_for: Callable[[str], Bundle], fresh_board: Callable[..., SshDevice], tmp_path: Path
+) -> None:
+    bundle = bundle_for("rasp3b")
+    tarball = tmp_path / "bundle.tar.gz"
+    write_tarball(bundle, tarball)
+    assert open_bundle(tarball).manifest == bundle.manifest
+    device = fresh_board("rasp3b")
+    device.put(tarball, "bundle.tar.gz")
+    done = device.run("tar xzf bundle.tar.gz && */bin/edgepack-run --golden --json")
+    assert json.loads(done.stdout)["expected"]["ok"] is True
+
+
+def test_the_command_line_end_to_end(
+    project: Project, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """deploy, deploy again, run, bench and package as a user types them."""
+    where = ["--project", str(project.model.parent / "edgepack.toml"), "--board", "rk3399"]
+    device = ["--device", "virtual", "--root", f"e/{tmp_path.name}"]
+    try:
+        assert main(["deploy", *where, *device, "--dry-run"]) == 0
+        assert "send" in capsys.readouterr().out
+        assert main(["deploy", *where, *device]) == 0
+        out = capsys.readouterr().out
+        assert "Egyptian cat" in out
+        assert "smoke test passed" in out
+        photo = str(project.model.parent / "coffee.png")
+        assert main(["run", *where, *device, "--image", photo, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["top"][0]["label"] == "espresso"
+        assert main(["bench", *where, *device, "-n", "2", "--warmup", "0", "--json"]) == 0
+        bench = json.loads(capsys.readouterr().out)["bench"]
+        assert bench["runs"] == len(bench["times_ms"]) == 2
+        out_dir = str(tmp_path / "dist")
+        assert main(["package", *where, "-o", out_dir, "--json"]) == 0
+        made = json.loads(capsys.readouterr().out)
+        sums = run(["sha256sum", made["tarball"]]).stdout.split()[0]
+        assert made["tarball_sha256"] == sums
+        bad = tmp_path / "bad.png"
+        bad.write_text("no image")
+        assert main(["run", *where, *device, "--image", str(bad)]) == 2
+        assert main(["compile", *where, "-o", str(tmp_path / "c")]) == 0
+        names = {path.name for path in (tmp_path / "c").iterdir()}
+        assert names == {"model.so", "graph.json", "params.bin"}
+    finally:
+        virtual.down("rk3399")
