@@ -23,7 +23,7 @@ _MOST_VECTORS = 8
 # Bytes per cycle at which a panel of weights streams in when it is too large for L1 (it
 # then comes from L2) or for half of L2 (it comes from L3 or memory). Measured on Zen 4.
 _L2_BANDWIDTH = 24
-_L3_BANDWIDTH = 8
+_L3_BANDWIDTH = 16
 # Cycles to enter a tile: addresses, loop start, a mispredicted exit.
 _TILE_START = 20
 
