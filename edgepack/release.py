@@ -34,6 +34,9 @@ _SIZE_LINE = re.compile(r"\s*([0-9]+) \./(.+)")
 
 StepKind = Literal["prepare", "send", "verify", "publish", "activate", "smoke", "prune"]
 
+_NAMED_FILES = 4
+"""Files that a step names; the largest come first."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -391,10 +394,13 @@ def _upload_steps(
     modes = f"chmod 0755 {' '.join(sorted(executables))}" if executables else ":"
     steps = [prepare]
     if sends:
-        names = ", ".join(
-            f"{send.path} from byte {send.offset}" if send.offset else send.path for send in sends
-        )
-        steps.append(Step(kind="send", text=f"{total} bytes: {names}", sends=sends))
+        names = [
+            f"{send.path} from byte {send.offset}" if send.offset else send.path
+            for send in sorted(sends, key=lambda send: send.offset - send.size)
+        ]
+        if len(names) > _NAMED_FILES:
+            names[_NAMED_FILES:] = [f"and {len(names) - _NAMED_FILES} more"]
+        steps.append(Step(kind="send", text=f"{total} bytes: {', '.join(names)}", sends=sends))
     return [
         *steps,
         Step(
