@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from edgepack.paths import set_cache_dir
 from tests import support
+
+
+def pytest_configure() -> None:
+    # The same cache as ./dev uses.
+    if cache := os.environ.get("EDGEPACK_CACHE"):
+        set_cache_dir(Path(cache))
 
 
 @pytest.fixture(scope="session")
