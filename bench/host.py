@@ -81,6 +81,9 @@ def measure(
     cores = len(os.sched_getaffinity(0))
     for model in map(get_model, models):
         for threads in sorted({1, cores}):
+            if threads > 1 and os.getloadavg()[0] > cores:
+                progress.step(f"{model.name}: not with {threads} threads, this machine is busy")
+                continue
             progress.step(f"{model.name}: {threads} thread{'s' if threads > 1 else ''}")
             cpu: dict[str, Figure] = {}
             wall: dict[str, Figure] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,9 @@ def package(model: BenchModel, board_name: str, progress: Progress) -> Packaged:
     job = _job(model, board_name)
     out = bench_dir() / "bundles" / f"{model.name}-{board_name}"
     bundle = package_job(job, out, progress=progress)
+    for other in out.iterdir():  # of kernels that have changed since
+        if other != bundle.path:
+            shutil.rmtree(other, ignore_errors=True)
     return Packaged(folder=bundle.path, arena_bytes=bundle.manifest.model.arena_bytes)
 
 

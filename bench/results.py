@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bench.fetch import bench_dir
 from bench.ours import NAME
 from edgepack.errors import MismatchError
-from edgepack.paths import write_atomic
+from edgepack.paths import locked, write_atomic
 from edgepack.reference import compare
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -58,19 +59,20 @@ def load(name: str) -> dict[str, Rows]:
 
 def store(name: str, tables: Mapping[str, Rows]) -> None:
     """Writes bench/results/<name>.json, keeping figures that are there and not in `tables`."""
-    merged = load(name)
-    for key, rows in tables.items():
-        for row, figures in rows.items():
-            merged.setdefault(key, {}).setdefault(row, {}).update(figures)
-    plain = {
-        key: {
-            row: {engine: figure.to_dict() for engine, figure in figures.items()}
-            for row, figures in rows.items()
+    with locked(bench_dir() / "results"):
+        merged = load(name)
+        for key, rows in tables.items():
+            for row, figures in rows.items():
+                merged.setdefault(key, {}).setdefault(row, {}).update(figures)
+        plain = {
+            key: {
+                row: {engine: figure.to_dict() for engine, figure in figures.items()}
+                for row, figures in rows.items()
+            }
+            for key, rows in merged.items()
         }
-        for key, rows in merged.items()
-    }
-    text = json.dumps(plain, indent=1, sort_keys=True) + "\n"
-    write_atomic(RESULTS / f"{name}.json", text.encode())
+        text = json.dumps(plain, indent=1, sort_keys=True) + "\n"
+        write_atomic(RESULTS / f"{name}.json", text.encode())
 
 
 def largest_error(

@@ -47,6 +47,7 @@ def test_results_are_kept_until_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "bench_dir", lambda: tmp_path)
     results.store("arm", {"board": {"m": {"a": Figure(value=1), "b": Figure(value=2)}}})
     results.store("arm", {"board": {"m": {"a": Figure(failed="fails")}}})
     assert results.load("arm") == {
