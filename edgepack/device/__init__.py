@@ -22,6 +22,7 @@ from edgepack.device.local import LocalDevice
 from edgepack.device.options import Address, SshOptions
 from edgepack.errors import UsageError
 from edgepack.progress import NO_PROGRESS, Progress
+from edgepack.virtual.state import VirtualBoard
 
 __all__ = [
     "Address",
@@ -38,6 +39,7 @@ __all__ = [
     "UnknownHostKeyError",
     "UnreachableError",
     "open_device",
+    "open_virtual",
 ]
 
 
@@ -72,15 +74,21 @@ def open_device(
         from edgepack import virtual
 
         progress.step(f"starting the virtual {board.name}")
-        virtual_board = virtual.up(board, progress=progress)
-        return SshDevice(
-            Address(host=virtual_board.host, user=virtual_board.user, port=virtual_board.port),
-            options=SshOptions(
-                use_config=False,
-                identity=virtual_board.key_file,
-                identities_only=True,
-                host_keys=(virtual_board.host_key,),
-            ),
-            name=f"virtual {board.name}",
-        )
+        return open_virtual(virtual.up(board, progress=progress))
     return SshDevice(Address.parse(spec), options=options or SshOptions())
+
+
+def open_virtual(board: VirtualBoard) -> Device:
+    """Connect to a running virtual board, by its own key and host key."""
+    from edgepack.device.ssh import SshDevice
+
+    return SshDevice(
+        Address(host=board.host, user=board.user, port=board.port),
+        options=SshOptions(
+            use_config=False,
+            identity=board.key_file,
+            identities_only=True,
+            host_keys=(board.host_key,),
+        ),
+        name=f"virtual {board.name}",
+    )

@@ -18,9 +18,7 @@ from edgepack.boards import get_board
 from edgepack.bundle import Bundle, open_bundle, write_tarball
 from edgepack.cli import main
 from edgepack.deploy import Report, deploy_bundle
-from edgepack.device import Device, open_device
-from edgepack.device.options import Address, SshOptions
-from edgepack.device.ssh import SshDevice
+from edgepack.device import Device, open_device, open_virtual
 from edgepack.gate import GateError
 from edgepack.job import make_job, package_job
 from edgepack.process import run
@@ -64,29 +62,16 @@ def local_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def connect(vb: virtual.VirtualBoard) -> SshDevice:
-    return SshDevice(
-        Address(host=vb.host, user=vb.user, port=vb.port),
-        options=SshOptions(
-            use_config=False,
-            identity=vb.key_file,
-            identities_only=True,
-            host_keys=(vb.host_key,),
-        ),
-        name=vb.name,
-    )
-
-
 @pytest.fixture
-def fresh_board(request: pytest.FixtureRequest) -> Iterator[Callable[..., SshDevice]]:
+def fresh_board(request: pytest.FixtureRequest) -> Iterator[Callable[..., Device]]:
     """Starts a virtual board of this test's own and connects to it."""
     names: list[str] = []
     devices: list[Device] = []
 
-    def start(board: str, **options: Any) -> SshDevice:
+    def start(board: str, **options: Any) -> Device:
         name = f"flow-{board}-{options.get('suite') or 'own'}-{options.get('kind', 'light')}"
         names.append(name)
-        device = connect(virtual.up(get_board(board), name=name, **options))
+        device = open_virtual(virtual.up(get_board(board), name=name, **options))
         devices.append(device)
         return device
 
@@ -110,7 +95,7 @@ def test_outputs_on_every_board_equal_the_reference(
     board: str,
     project: Project,
     bundle_for: Callable[[str], Bundle],
-    fresh_board: Callable[..., SshDevice],
+    fresh_board: Callable[..., Device],
     local_home: Path,
     tmp_path: Path,
 ) -> None:
@@ -135,7 +120,7 @@ def test_outputs_on_every_board_equal_the_reference(
 def test_unchanged_redeploy_sends_nothing_and_one_weight_only_the_parameters(
     project: Project,
     bundle_for: Callable[[str], Bundle],
-    fresh_board: Callable[..., SshDevice],
+    fresh_board: Callable[..., Device],
     tmp_path: Path,
 ) -> None:
     device = fresh_board("rasp3b")
@@ -162,7 +147,7 @@ def test_unchanged_redeploy_sends_nothing_and_one_weight_only_the_parameters(
 
 @pytest.mark.parametrize("suite", ["bookworm", "trixie"])  # bullseye is the profile's own
 def test_the_rasp3b_bundle_runs_on_newer_systems_too(
-    suite: str, bundle_for: Callable[[str], Bundle], fresh_board: Callable[..., SshDevice]
+    suite: str, bundle_for: Callable[[str], Bundle], fresh_board: Callable[..., Device]
 ) -> None:
     report = deploy_bundle(bundle_for("rasp3b"), fresh_board("rasp3b", suite=suite), ROOT)
     check_smoke(report)
@@ -170,7 +155,7 @@ def test_the_rasp3b_bundle_runs_on_newer_systems_too(
 
 
 def test_a_bundle_for_cortex_a53_is_refused_for_pynq_before_the_upload(
-    bundle_for: Callable[[str], Bundle], fresh_board: Callable[..., SshDevice]
+    bundle_for: Callable[[str], Bundle], fresh_board: Callable[..., Device]
 ) -> None:
     device = fresh_board("pynq")
     with pytest.raises(GateError, match="vfpv4"):
@@ -179,7 +164,7 @@ def test_a_bundle_for_cortex_a53_is_refused_for_pynq_before_the_upload(
 
 
 def test_memory_on_a_full_system_board_is_what_was_promised(
-    bundle_for: Callable[[str], Bundle], fresh_board: Callable[..., SshDevice]
+    bundle_for: Callable[[str], Bundle], fresh_board: Callable[..., Device]
 ) -> None:
     device = fresh_board("rasp3b", kind="system")
     bundle = bundle_for("rasp3b")
@@ -203,7 +188,7 @@ def test_two_folders_give_the_same_tarball(project: Project, tmp_path: Path) -> 
 
 
 def test_a_tarball_works_without_a_network(
-    bundle_for: Callable[[str], Bundle], fresh_board: Callable[..., SshDevice], tmp_path: Path
+    bundle_for: Callable[[str], Bundle], fresh_board: Callable[..., Device], tmp_path: Path
 ) -> None:
     bundle = bundle_for("rasp3b")
     tarball = tmp_path / "bundle.tar.gz"
