@@ -154,6 +154,32 @@ def test_the_rasp3b_bundle_runs_on_newer_systems_too(
     assert report.facts.glibc == {"bookworm": "2.36", "trixie": "2.41"}[suite]
 
 
+def test_the_gnu_toolchain_serves_boards_with_a_new_enough_glibc(
+    project: Project, tmp_path: Path, require_tool: Callable[..., str]
+) -> None:
+    require_tool("arm-linux-gnueabihf-g++")
+    boards = tmp_path / "boards.toml"
+    boards.write_text(
+        """
+        [boards.gnu]
+        base = "rasp3b"
+        glibc = "2.41"
+        os = "Debian trixie"
+        virtual = { suite = "trixie", qemu_cpu = "max", part = "0xd03" }
+        """
+    )
+    own = replace(project, board="gnu", boards=(boards,), toolchain="gnu")
+    job = make_job(own)
+    bundle = package_job(job, tmp_path)
+    assert bundle.manifest.versions.toolchain.startswith("gnu ")
+    device = open_virtual(virtual.up(job.board))
+    try:
+        check_smoke(deploy_bundle(bundle, device, ROOT))
+    finally:
+        device.close()
+        virtual.down("gnu")
+
+
 def test_a_bundle_for_cortex_a53_is_refused_for_pynq_before_the_upload(
     bundle_for: Callable[[str], Bundle], fresh_board: Callable[..., Device]
 ) -> None:
