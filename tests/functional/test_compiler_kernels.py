@@ -6,6 +6,7 @@ channel counts are no multiples of anything.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 
 from edgepack.boards import Board, get_board
 from edgepack.compiler import compile_model
+from edgepack.compiler.kernels.rewrite import LAYOUT, RULES
 from edgepack.model import ModelSpec
 from edgepack.toolchain import select
 from tests.onnx_models import Builder
@@ -30,6 +32,7 @@ INPUTS: dict[str, tuple[int, ...]] = {
     "batch": (3, 12, 8, 9),
     "many": (1, 96, 7, 7),
     "rows": (2, 37),
+    "matrix": (33, 50),
 }
 
 
@@ -57,8 +60,32 @@ def convolutions(net: Builder) -> dict[str, str]:
         "depthwise dilated": net.conv(
             "wide", 40, 40, 3, group=40, dilations=[2, 2], pads=[2, 2, 2, 2]
         ),
+        "depthwise 11x11": net.conv("many", 96, 96, 11, group=96),
         "depthwise one row": net.conv("wide", 40, 40, 3, group=40, pads=[0, 1, 0, 0]),
     }
+
+
+def random_convolutions(net: Builder) -> dict[str, str]:
+    """Whatever comes: the seed is fixed, and the name of a case tells what it was."""
+    random = np.random.default_rng(11)
+    cases = {}
+    for _ in range(12):
+        source = str(random.choice(["image", "seven", "wide", "batch", "many"]))
+        channels = INPUTS[source][1]
+        group = int(random.choice([g for g in range(1, channels + 1) if channels % g == 0]))
+        outs = group * int(random.integers(1, 1 + max(1, 40 // group)))
+        kernel = int(random.integers(1, 6))
+        options = {
+            "strides": random.integers(1, 4, size=2).tolist(),
+            "pads": random.integers(0, kernel, size=4).tolist(),
+            "dilations": [1, 1] if kernel > 3 else random.integers(1, 3, size=2).tolist(),
+        }
+        what = " ".join(f"{key}={value}" for key, value in options.items())
+        name = f"{source} {channels}->{outs} k={kernel} group={group} {what}"
+        cases[name] = net.op(
+            "Relu", net.conv(source, channels, outs, kernel, group=group, **options)
+        )
+    return cases
 
 
 def poolings(net: Builder) -> dict[str, str]:
@@ -75,6 +102,8 @@ def poolings(net: Builder) -> dict[str, str]:
         ),
         "average strided": net.op("AveragePool", "wide", kernel_shape=[2, 2], strides=[2, 2]),
         "mean": net.op("GlobalAveragePool", "seven"),
+        "mean by a window": net.op("AveragePool", "many", kernel_shape=[7, 7]),
+        "max of a large window": net.op("MaxPool", "seven", kernel_shape=[9, 9]),
         "mean of a batch": net.op("ReduceMean", "batch", axes=[2, 3], keepdims=0),
     }
 
@@ -86,6 +115,10 @@ def products(net: Builder) -> dict[str, str]:
     pooled = net.op("Flatten", net.op("GlobalAveragePool", "many"))
     return {
         "two layers": net.op("Gemm", hidden, net.weight(24, 10), net.weight(10)),
+        "product of matrices": net.op("Relu", net.op("MatMul", "matrix", net.weight(50, 70))),
+        "matrix plus row": net.op(
+            "Add", net.op("MatMul", "matrix", net.weight(50, 20)), net.weight(1, 20)
+        ),
         "matmul": net.op("MatMul", "rows", net.weight(37, 32)),
         "one row": net.op("Gemm", pooled, net.weight(101, 96), net.weight(101), transB=1),
     }
@@ -149,7 +182,7 @@ def networks(net: Builder) -> dict[str, str]:
     }
 
 
-FAMILIES = (convolutions, poolings, products, expressions, networks)
+FAMILIES = (convolutions, random_convolutions, poolings, products, expressions, networks)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +225,12 @@ def x86_board(cpu: str) -> Board:
 
 # AVX-512 or what there is, AVX2, SSE4.2 without fused multiply-add.
 @pytest.mark.parametrize(
-    "cpu", ["native", pytest.param("haswell", marks=pytest.mark.slow), "nehalem"]
+    "cpu",
+    [
+        "native",
+        pytest.param("haswell", marks=pytest.mark.slow),
+        pytest.param("nehalem", marks=pytest.mark.slow),
+    ],
 )
 def test_x86(tmp_path: Path, model: Path, inputs: list[np.ndarray], cpu: str) -> None:
     if cpu == "haswell" and "avx2" not in Path("/proc/cpuinfo").read_text():
@@ -202,6 +240,13 @@ def test_x86(tmp_path: Path, model: Path, inputs: list[np.ndarray], cpu: str) ->
         ModelSpec(path=model), board, select(board, "gnu").toolchain, tmp_path / "out"
     )
     check(model, inputs, run_plan(compiled.folder, inputs, runs=2))
+    calls = json.loads(compiled.graph.read_text())["calls"]
+    assert [layer.kernel for layer in compiled.layers] == [call["kernel"] for call in calls]
+    assert {layer.rule for layer in compiled.layers} == {
+        *(rule.name for rule in RULES),
+        LAYOUT,
+        "generic",
+    }
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def pack(plain: tuple[int, ...], layout: Blocked) -> Kernel:
             lanes = []
             for lane in range(layout.block):
                 channel = block * layout.block + lane
-                where = [n, channel, row, column] if len(plain) == 4 else [n, channel]
+                where = [n, channel, row, column] if len(plain) == 4 else [column, channel]
                 value = tir.load(source, where) if lane < valid else tir.number(0.0)
                 at = target.at(n * layout.blocks + block, row, column, lane)
                 lanes.append(tir.store(target.buffer, value, at))
@@ -56,7 +56,7 @@ def unpack(layout: Blocked, plain: tuple[int, ...]) -> Kernel:
     ) -> tir.Stmt:
         channel = block * layout.block + lane
         at = source.at(n * layout.blocks + block, row, column, lane)
-        where = [n, channel, row, column] if len(plain) == 4 else [n, channel]
+        where = [n, channel, row, column] if len(plain) == 4 else [column, channel]
         return tir.store(target, tir.load(source.buffer, at), where)
 
     def block_of(n: tir.Expr, block: tir.Expr, valid: int) -> tir.Stmt:

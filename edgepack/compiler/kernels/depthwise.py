@@ -18,15 +18,17 @@ from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site, product
 
 # Weights of windows up to this size stay in registers for all rows of a block.
 _HELD_WEIGHTS = 9
+# Windows are unrolled. A larger one goes to the convolution rule, which has loops for them.
+_MOST_POINTS = 81
 
 
 def takes(layer: Layer, _cpu: CpuModel) -> bool:
-    """Convolutions with as many groups as input and output channels."""
+    """Convolutions with as many groups as input and output channels, of usual windows."""
     operator = layer.operator
     if not isinstance(operator, Convolution) or operator.groups == 1:
         return False
     outs, ins = operator.weight.shape[:2]
-    return bool(ins == 1 and outs == operator.groups)
+    return bool(ins == 1 and outs == operator.groups and product(operator.kernel) <= _MOST_POINTS)
 
 
 def pack_weights(weight: np.ndarray, layout: Blocked) -> np.ndarray:

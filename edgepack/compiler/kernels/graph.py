@@ -90,7 +90,7 @@ class Foreign:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """The input's bytes with another shape, of the same channels: (N, C, 1, 1) and (N, C)."""
+    """The input's bytes with another shape, of the same channels: (1, C, 1, 1) and (1, C)."""
 
 
 Operator = Convolution | Pooling | GlobalAverage | Pointwise | Concatenation | Foreign | View
@@ -130,9 +130,12 @@ def is_image(value: relax.Expr) -> bool:
 
 
 def extent(value: relax.Expr) -> tuple[int, int, int, int]:
-    """(N, C, H, W) of an image; H = W = 1 for (N, C)."""
+    """(N, C, H, W) of an image. The rows of a matrix (N, C) are its pixels: (1, C, 1, N).
+
+    So a matrix product has tiles of rows, and reads its weights once, not once per row.
+    """
     shape = shape_of(value)
-    n, c, h, w = shape if len(shape) == 4 else (*shape, 1, 1)
+    n, c, h, w = shape if len(shape) == 4 else (1, shape[1], 1, shape[0])
     return n, c, h, w
 
 
@@ -230,14 +233,21 @@ def _pool(kind: str, var: relax.Var, call: relax.Call) -> Layer | None:
     )
     if kind == "average" and operator.dilation != (1, 1):
         return None
+    whole = operator.kernel == extent(call.args[0])[2:] and extent(var)[2:] == (1, 1)
+    if kind == "average" and whole and (*operator.before, *operator.after) == (0, 0, 0, 0):
+        return Layer(operator=GlobalAverage(), inputs=(call.args[0],), output=var)
     return Layer(operator=operator, inputs=(call.args[0],), output=var)
 
 
 def _mean(var: relax.Var, call: relax.Call) -> Layer | None:
     axes = sorted(int(axis) % 4 for axis in call.attrs.axis or ())
-    if len(shape_of(call.args[0])) != 4 or axes != [2, 3] or not is_image(call.args[0]):
+    data = call.args[0]
+    if len(shape_of(data)) != 4 or axes != [2, 3] or not is_image(data):
         return None
-    return Layer(operator=GlobalAverage(), inputs=(call.args[0],), output=var)
+    if extent(var) != (*extent(data)[:2], 1, 1):
+        # A matrix with a row per image; its rows are pixels.
+        return None
+    return Layer(operator=GlobalAverage(), inputs=(data,), output=var)
 
 
 def _adaptive(var: relax.Var, call: relax.Call) -> Layer | None:

@@ -18,6 +18,8 @@ from edgepack.compiler.kernels.graph import GlobalAverage, Layer, Pooling, exten
 from edgepack.compiler.kernels.layout import Image, clear_halos
 from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site, product, worth_sharing
 
+# Windows are unrolled; larger ones would be more code than they are worth.
+_MOST_POINTS = 64
 # Border positions are unrolled; a window that leaves more of them than this is rare, and is
 # left to TVM.
 _MOST_BORDER = 8
@@ -69,9 +71,9 @@ def _runs(axis: int, operator: Pooling, size: int, out: int) -> Iterator[_Run]:
 
 
 def takes_window(layer: Layer, _cpu: CpuModel) -> bool:
-    """Pooling whose windows all touch the image."""
+    """Pooling with windows that are not huge and all touch the image."""
     operator = layer.operator
-    if not isinstance(operator, Pooling):
+    if not isinstance(operator, Pooling) or product(operator.kernel) > _MOST_POINTS:
         return False
     size, out = extent(layer.inputs[0])[2:], extent(layer.output)[2:]
     for axis in (0, 1):
