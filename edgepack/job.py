@@ -18,6 +18,7 @@ from edgepack import compiler, gate
 from edgepack.boards import Board, get_board
 from edgepack.bundle import Bundle, make_bundle
 from edgepack.compiler import CompiledModel, compile_model
+from edgepack.compiler.report import LayerReport
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, load_model
 from edgepack.paths import cache_dir, locked
 from edgepack.preprocess import PreprocessSpec
@@ -149,6 +150,9 @@ def _read_compiled(folder: Path) -> CompiledModel:
             TensorInfo(name=item["name"], dtype=item["dtype"], shape=tuple(item["shape"]))
             for item in meta[key]
         )
+    meta["layers"] = tuple(
+        LayerReport(**{**item, "shape": tuple(item["shape"])}) for item in meta["layers"]
+    )
     return CompiledModel(
         folder=folder,
         graph=folder / "graph.json",

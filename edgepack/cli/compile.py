@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
-from edgepack.cli.console import Console, megabytes
+from edgepack.cli.console import Console, megabytes, table
 from edgepack.cli.options import add_job, project_of
 from edgepack.compiler import CompiledModel
 from edgepack.errors import UsageError
@@ -21,6 +22,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "-o", "--out", type=Path, metavar="DIR", help="folder (default: build/<name>-<board>)"
     )
+    parser.add_argument(
+        "--explain", action="store_true", help="print each kernel call: rule, tile, MACs, cycles"
+    )
     parser.set_defaults(run=run)
 
 
@@ -34,6 +38,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     with atomic_dir(out) as work:
         for file in (compiled.library, compiled.graph, compiled.params):
             shutil.copyfile(file, work / file.name)
+    summary = f"{out}: for {job.board.name} ({job.board.cpu}), {memory(compiled)}"
     console.data(
         {
             "folder": str(out),
@@ -44,10 +49,36 @@ def run(args: argparse.Namespace, console: Console) -> int:
             "params_bytes": compiled.params_bytes,
             "library_bytes": compiled.library.stat().st_size,
             "model_sha256": compiled.model_sha256,
+            **({"layers": [asdict(layer) for layer in compiled.layers]} if args.explain else {}),
         },
-        f"{out}: for {job.board.name} ({job.board.cpu}), {memory(compiled)}",
+        f"{explanation(compiled)}\n\n{summary}" if args.explain else summary,
     )
     return 0
+
+
+def explanation(compiled: CompiledModel) -> str:
+    """A table of all kernel calls; the share is of the cost model's cycles.
+
+    A dash stands for calls that no cost model covers: changes of layout, and what TVM
+    lowered.
+    """
+    total = sum(layer.cycles for layer in compiled.layers)
+    rows = [
+        (
+            layer.kernel,
+            layer.rule,
+            "x".join(map(str, layer.shape)),
+            layer.tile or "-",
+            f"{layer.macs / 1e6:.2f}",
+            f"{layer.nbytes / 1e3:.0f}",
+            f"{layer.cycles / 1e3:.0f}" if layer.cycles else "-",
+            f"{layer.cycles / total:.1%}" if layer.cycles else "-",
+        )
+        for layer in compiled.layers
+    ]
+    return table(
+        rows, ("KERNEL", "RULE", "SHAPE", "TILE", "M MACS", "KB", "K CYCLES", "SHARE OF CYCLES")
+    )
 
 
 def memory(compiled: CompiledModel) -> str:

@@ -253,7 +253,10 @@ def test_the_command_line_end_to_end(
         bad = tmp_path / "bad.png"
         bad.write_text("no image")
         assert main(["run", *where, *device, "--image", str(bad)]) == 2
-        assert main(["compile", *where, "-o", str(tmp_path / "c")]) == 0
+        assert main(["compile", *where, "-o", str(tmp_path / "c"), "--explain", "--json"]) == 0
+        layers = json.loads(capsys.readouterr().out)["layers"]
+        # 300.8 M are the model's multiply-adds (edgepack inspect counts them in the ONNX file).
+        assert sum(layer["macs"] for layer in layers) == pytest.approx(300.8e6, rel=0.001)
         names = {path.name for path in (tmp_path / "c").iterdir()}
         assert names == {"model.so", "graph.json", "params.bin"}
     finally:
