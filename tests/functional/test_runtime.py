@@ -74,9 +74,9 @@ def test_ctest(name: str) -> None:
             env=toolchain.env,
             what=f"building preset {name}",
         )
+        # The test presets say the same, but write their logs into the checkout.
         run(
-            [tool("ctest"), f"--preset={name}", "--test-dir", build],
-            cwd=SOURCE,
+            [tool("ctest"), "--test-dir", build, "--output-on-failure", "--no-tests=error"],
             what=f"ctest of preset {name}",
         )
 
