@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,10 @@ def run_on_device(device: Device, root: str, request: RunRequest) -> dict[str, A
     for path in uploads:
         if not path.is_file():
             raise UsageError(f"no such file: {path}")
+    if request.output and not request.output.parent.is_dir():
+        raise UsageError(
+            f"no such folder: {request.output.parent}", hint="it is to hold the output"
+        )
     app = f"{root}/current/{APP}"
     with _temporary_folder(device, app, needed=bool(uploads or request.output)) as folder:
         remote = {path: f"{folder}/{i}{path.suffix.lower()}" for i, path in enumerate(uploads)}
@@ -86,8 +90,11 @@ def run_on_device(device: Device, root: str, request: RunRequest) -> dict[str, A
         done = device.run(command, timeout_s=request.timeout_s, check=False)
         stdout = done.stdout
         for path, name in remote.items():
-            # Messages name the files that the user knows, inside the JSON's quotes.
-            stdout = stdout.replace(name, json.dumps(str(path))[1:-1])
+            # Messages name the files that the user knows, inside the JSON's quotes; a slash
+            # may be escaped there.
+            known = json.dumps(str(path))[1:-1]
+            for spelling in (name, name.replace("/", "\\/")):
+                stdout = stdout.replace(spelling, known)
         answer = parse_answer(device, replace(done, stdout=stdout))
         if request.output:
             device.get(f"{folder}/output.npy", request.output)
@@ -132,8 +139,7 @@ def parse_answer(device: Device, done: RemoteResult) -> dict[str, Any]:
         message, hint = said["message"], said.get("hint") or None
         kind = _ERRORS.get(done.returncode, RemoteError)
     elif done.returncode == MismatchError.exit_code:
-        expected = answer.get("expected", {}) if answer else {}
-        message, hint, kind = f"outputs differ: {expected}", None, MismatchError
+        message, hint, kind = _difference(answer or {}), None, MismatchError
     elif done.returncode in _SHELL_CODES:
         what, hint = _SHELL_CODES[done.returncode]
         message, kind = f"edgepack-run: {what}", RemoteError
@@ -142,6 +148,17 @@ def parse_answer(device: Device, done: RemoteResult) -> dict[str, Any]:
         message = f"edgepack-run failed with exit code {done.returncode}: "
         message, hint, kind = f"{message}{shorten(done.command)}\n{lines}", None, RemoteError
     raise kind(f"{device.name}: {message}".rstrip(), hint=hint)
+
+
+def _difference(answer: Mapping[str, Any]) -> str:
+    try:
+        expected = answer["expected"]
+        return (
+            f"outputs differ by {float(expected['max_abs_error']):.3g}, allowed are "
+            f"{float(expected['tolerance']):g} of {float(expected['max_abs_reference']):.3g}"
+        )
+    except (KeyError, TypeError, ValueError):
+        return "outputs differ"
 
 
 def _json_object(text: str) -> dict[str, Any] | None:

@@ -42,7 +42,9 @@ while [ $# -gt 0 ]; do
     --image) [ -s "$2" ] || exit 2
       case $(head -c 4 "$2") in
         *PNG) ;;
-        *) echo '{"error":{"code":2,"message":"not an image: '"$2"'","hint":"use a PNG"}}'; exit 2;;
+        *) name=$(printf %s "$2" | sed 's|/|\\\\/|g')  # as the real one writes JSON
+          echo '{"error":{"code":2,"message":"not an image: '"$name"'","hint":"use a PNG"}}'
+          exit 2;;
       esac
       top='"top":[{"index":1,"label":"dog","score":0.9}],'; shift 2;;
     --output) output=$2; shift 2;;

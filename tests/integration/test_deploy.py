@@ -500,6 +500,8 @@ def test_run_on_a_device(bundles: dict[str, Bundle], home: Path, tmp_path: Path)
     assert bad.value.hint == "use a PNG"
     with pytest.raises(UsageError, match="no such file"):
         run_on_device(device, ROOT, RunRequest(image=tmp_path / "missing.png"))
+    with pytest.raises(UsageError, match=r"no such folder: .*/nowhere"):
+        run_on_device(device, ROOT, RunRequest(golden=True, output=tmp_path / "nowhere/o.npy"))
     (home / ROOT / "current" / PARAMS).write_bytes(b"")
     with pytest.raises(RemoteError, match="exit code 5"):
         run_on_device(device, ROOT, RunRequest(golden=True))
