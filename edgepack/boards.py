@@ -290,10 +290,12 @@ def _check_with_llvm(board: Board, file: Path) -> None:
     from edgepack.compiler import llvm
 
     known = llvm.cpu_names(board.llvm_triple)
-    for cpu in (board.cpu, *(cluster.cpu for cluster in board.clusters)):
+    named = [("cpu", board.cpu), *(("clusters: cpu", cluster.cpu) for cluster in board.clusters)]
+    for key, cpu in named:
         if cpu not in known and cpu != "native":
             raise ConfigError(
-                f"{file}: boards.{board.name}.cpu: LLVM has no CPU {cpu!r} for {board.llvm_triple}",
+                f"{file}: boards.{board.name}.{key}: LLVM has no CPU {cpu!r} "
+                f"for {board.llvm_triple}",
                 hint=perhaps(cpu, known),
             )
     features = llvm.feature_names(board.llvm_triple)

@@ -106,5 +106,7 @@ EXIT_CODES = {
 def perhaps(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelt `name`: the nearest of `known`, or all of them."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    # Letters that only changed places are nearer than others.
+    near.sort(key=lambda other: sorted(other) != sorted(name))
     return f"perhaps you meant '{near[0]}'" if near else f"known: {', '.join(names)}"

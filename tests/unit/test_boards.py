@@ -71,6 +71,12 @@ def test_a_user_file_adds_and_overrides(tmp_path: Path) -> None:
     ("text", "message", "hint"),
     [
         ('[boards.rasp3b]\ncup = "cortex-a53"', "boards.rasp3b.cup: unknown key", "'cpu'"),
+        (
+            '[boards.x]\nbase = "armv7"\n'
+            'clusters = [{ cpu = "cortex-a99", cores = 2, max_mhz = 1 }]',
+            "boards.x.clusters: cpu: LLVM has no CPU 'cortex-a99'",
+            "'cortex-a9'",
+        ),
         ('[boards.rasp3b]\ncpu = "cortex-a35x"', "LLVM has no CPU 'cortex-a35x'", "'cortex-a35'"),
         ('[boards.rasp3b]\nfeatures = ["+neno"]', "no feature '+neno'", "'neon'"),
         ('[boards.rasp3b]\nfeatures = ["neon"]', "no feature 'neon'", "+name"),

@@ -26,6 +26,7 @@ def test_every_error_class_has_an_exit_code_of_the_table() -> None:
 
 def test_perhaps_falls_back_to_all_names() -> None:
     assert perhaps("rasp3", ["rasp3b", "pynq"]) == "perhaps you meant 'rasp3b'"
+    assert perhaps("raspb3", ["rasp3b", "rasp4b"]) == "perhaps you meant 'rasp3b'"
     assert perhaps("zzz", ["rasp3b", "pynq"]) == "known: pynq, rasp3b"
 
 
