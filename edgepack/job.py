@@ -9,16 +9,18 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from edgepack import compiler, gate
-from edgepack.boards import Board, get_board
+from edgepack.boards import Board, load_boards
 from edgepack.bundle import Bundle, make_bundle
 from edgepack.compiler import CompiledModel, compile_model
 from edgepack.compiler.report import LayerReport
+from edgepack.errors import ConfigError, perhaps
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, load_model
 from edgepack.paths import cache_dir, locked
 from edgepack.preprocess import PreprocessSpec
@@ -54,21 +56,48 @@ class Job:
 def make_job(project: Project) -> Job:
     """Check everything that can be known before compiling.
 
-    Raises UsageError without a board, and what boards, toolchains, models, preprocessing
+    Raises UsageError without a board, ConfigError if the board is unknown or the labels are
+    not as many as the classes, and what boards, toolchains, models, preprocessing
     and labels raise.
     """
-    board = get_board(project.need_board(), project.boards)
+    board = _board(project)
     toolchain = select(board, project.toolchain)
     model = load_model(ModelSpec(path=project.model, shapes=project.shapes))
     preprocess = project.preprocess
+    labels = read_labels(project.labels) if project.labels else None
+    if labels is not None:
+        _check_labels(project, labels, model.outputs[0])
     return Job(
         project=project,
         board=board,
         toolchain=toolchain,
         model=model,
         preprocess=preprocess.for_inputs(model.inputs) if preprocess else None,
-        labels=read_labels(project.labels) if project.labels else None,
+        labels=labels,
     )
+
+
+def _board(project: Project) -> Board:
+    name = project.need_board()
+    boards = load_boards(project.boards)
+    if name not in boards:
+        origin = project.origins.get("board", "board")
+        raise ConfigError(f"{origin}: unknown board: {name}", hint=perhaps(name, boards))
+    return boards[name]
+
+
+def _check_labels(project: Project, labels: Sequence[str], output: TensorInfo) -> None:
+    """Raise ConfigError if an output of one score per class has another number of classes."""
+    sizes = [size for size in output.shape if isinstance(size, int)]
+    classes = max(sizes, default=1)
+    if len(sizes) < len(output.shape) or math.prod(sizes) != classes or classes == 1:
+        return  # boxes, masks and the like
+    if len(labels) != classes:
+        raise ConfigError(
+            f"{project.labels}: {len(labels)} labels, but the model's output '{output.name}' has "
+            f"{classes} classes",
+            hint="one line for each class, in the order of the output",
+        )
 
 
 def compile_job(job: Job, *, progress: Progress = NO_PROGRESS) -> CompiledModel:
