@@ -85,7 +85,7 @@ def _compiler(kind: str, board: Board) -> Check:
         version = None
     return Check(
         tool=f"{kind} for {board.triple}",
-        purpose="compiling" if preferred else "compiling, instead of the other",
+        purpose="compiling" if preferred else f"compiling with --toolchain {kind}",
         required=preferred,
         version=version,
         install=install,

@@ -209,7 +209,7 @@ def _read(path: Path) -> tuple[Any, list[Path]]:
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     if not path.is_file():
-        raise ModelError(f"{path}: no such file")
+        raise ModelError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
     data = path.read_bytes()
     if data.startswith(b"version https://git-lfs"):
         raise NotOnnxError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import traceback
@@ -12,12 +13,24 @@ from typing import NoReturn
 from edgepack import __version__
 from edgepack.cli import bench, board, boards, compile, deploy, doctor, inspect, package, run
 from edgepack.cli.console import Console
-from edgepack.cli.options import COMMON_DEFAULTS, add_common
+from edgepack.cli.options import COMMON_DEFAULTS, add_common, check_writable
 from edgepack.errors import EXIT_CODES, EdgepackError, UsageError
 from edgepack.paths import set_cache_dir
 
 COMMANDS = (boards, doctor, inspect, compile, package, deploy, run, bench, board)
 INTERRUPTED = 130
+# What this machine's file system refuses is no bug; ENOENT would be one.
+FILE_ERRORS = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+)
+FILE_ERROR = UsageError.exit_code
 
 
 class _Parser(argparse.ArgumentParser):
@@ -62,6 +75,7 @@ def main(argv: Sequence[str]) -> int:
             as_json=args.json, verbose=args.verbose, quiet=args.quiet, no_color=no_color
         )
         if args.cache_dir is not None:
+            check_writable(args.cache_dir, "--cache-dir")
             set_cache_dir(args.cache_dir)
         code: int = args.run(args, console)
         return code
@@ -75,7 +89,10 @@ def main(argv: Sequence[str]) -> int:
         # The reader of our output has gone (`edgepack boards | head`): not a mistake.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FILE_ERRORS:
+            console.error(f"{error.filename or 'a file'}: {error.strerror}", None, FILE_ERROR)
+            return FILE_ERROR
         traceback.print_exc()
         console.error(
             "this is a bug in edgepack",

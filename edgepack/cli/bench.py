@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from edgepack.cli.console import Console
-from edgepack.cli.options import add_device, add_release, open_release
+from edgepack.cli.options import add_device, add_release, open_release, positive
 from edgepack.cli.report import answer_lines, bench_lines
 from edgepack.remote_app import RunRequest, run_on_device
 
@@ -15,7 +15,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("bench", help="time the deployed model on the device")
     add_release(parser)
     add_device(parser)
-    parser.add_argument("-n", "--runs", type=int, default=20, metavar="N", help="default: 20")
+    parser.add_argument("-n", "--runs", type=positive, default=20, metavar="N", help="default: 20")
     parser.add_argument("--warmup", type=int, default=3, metavar="N", help="default: 3")
     parser.add_argument("--threads", type=int, metavar="N", help="default: the fastest cluster")
     parser.add_argument(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import subprocess
 
-from edgepack.boards import SUITES, get_board
+from edgepack.boards import SUITES, get_board, load_boards
 from edgepack.cli.console import Console, table
-from edgepack.cli.options import add_common, board_files
+from edgepack.cli.options import add_common, board_files, positive
 from edgepack.errors import UsageError
 from edgepack.virtual import down, list_running, ssh_command, up
 
@@ -25,7 +25,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         default="auto",
         help="light: namespaces and user-mode emulation; system: a whole emulated machine",
     )
-    start.add_argument("--disk-mb", type=int, metavar="N", help="size of its disk in MiB")
+    start.add_argument("--disk-mb", type=positive, metavar="N", help="size of its disk in MiB")
     stop = actions.add_parser("down", help="stop a board and forget what was written to it")
     stop.add_argument("name", help="running board")
     actions.add_parser("list", help="list the running boards")
@@ -47,7 +47,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
         )
         return 0
     if args.action == "down":
-        down(args.name)
+        if not down(args.name) and args.name not in load_boards(board_files(args)):
+            raise UsageError(
+                f"no virtual board is running under this name: {args.name}",
+                hint="`edgepack board list` lists those that run",
+            )
         console.data({"name": args.name, "running": False}, f"{args.name} is down")
         return 0
     if args.action == "ssh":

@@ -24,7 +24,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
         if args.name not in boards:
             raise ConfigError(f"unknown board: {args.name}", hint=perhaps(args.name, boards))
         values = boards[args.name].to_dict()
-        console.data(values, "\n".join(f"{key:<10} {value}" for key, value in values.items()))
+        console.data(
+            values, "\n".join(f"{key:<10} {_text(value)}".rstrip() for key, value in values.items())
+        )
         return 0
     rows = [
         (board.name, board.cpu, board.cores, board.triple, board.glibc, board.title)
@@ -35,3 +37,17 @@ def run(args: argparse.Namespace, console: Console) -> int:
         table(rows, ("BOARD", "CPU", "CORES", "TRIPLE", "GLIBC", "")),
     )
     return 0
+
+
+def _text(value: object) -> str:
+    """A value of a profile for a person."""
+    match value:
+        case None:
+            return "none"
+        case dict():
+            return ", ".join(f"{key} {_text(item)}" for key, item in value.items() if item != "")
+        case list():
+            separator = "; " if value and isinstance(value[0], dict) else " "
+            return separator.join(_text(item) for item in value) or "none"
+        case _:
+            return str(value)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from edgepack.cli.console import Console, megabytes, table
-from edgepack.cli.options import add_job, project_of
+from edgepack.cli.options import add_job, check_writable, project_of
 from edgepack.compiler import CompiledModel
 from edgepack.errors import UsageError
 from edgepack.job import compile_job, make_job
@@ -34,6 +34,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     out: Path = args.out or Path("build") / f"{job.project.name}-{job.board.name}"
     if out.exists() and not (out.is_dir() and _is_ours(out)):
         raise UsageError(f"will not replace {out}: it is no folder of compiled files")
+    check_writable(out.parent, "--out")
     compiled = compile_job(job, progress=console)
     with atomic_dir(out) as work:
         for file in (compiled.library, compiled.graph, compiled.params):

@@ -38,7 +38,8 @@ class Console:
         self._color = self._tty and not no_color
         level = logging.DEBUG if verbose > 1 else logging.INFO if verbose else logging.WARNING
         handler = logging.StreamHandler(self._err)
-        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        form = "%(levelname)s %(name)s: %(message)s" if verbose else "warning: %(message)s"
+        handler.setFormatter(logging.Formatter(form))
         root = logging.getLogger("edgepack")
         root.handlers[:] = [handler]
         root.setLevel(level)

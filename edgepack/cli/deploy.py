@@ -13,6 +13,7 @@ from edgepack.cli.options import (
     add_job,
     board_files,
     default_root,
+    positive,
     project_of,
     ssh_options,
 )
@@ -40,7 +41,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--keep",
-        type=int,
+        type=positive,
         default=KEEP_RELEASES,
         metavar="N",
         help=f"releases that stay on the device (default: {KEEP_RELEASES})",

@@ -14,7 +14,9 @@ from edgepack.errors import ToolchainError
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     parser = commands.add_parser("doctor", help="list the tools a board needs, found or not")
-    parser.add_argument("--board", default="rasp3b", help="board profile (default: rasp3b)")
+    parser.add_argument(
+        "--board", metavar="NAME", default="rasp3b", help="board profile (default: rasp3b)"
+    )
     parser.set_defaults(run=run)
 
 

@@ -36,13 +36,18 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _text(info: ModelInfo) -> str:
-    macs = "unknown (dynamic shapes)" if info.macs is None else f"{info.macs / 1e6:.1f} M"
+    macs = (
+        "unknown: dynamic shapes (see --shape)"
+        if info.macs is None
+        else f"{info.macs / 1e6:.1f} M per inference"
+    )
     lines = [
-        f"{info.path}: {megabytes(info.size_bytes)}, opset {info.opset}, made by {info.producer}",
+        f"{info.path}: {megabytes(info.size_bytes)}, opset {info.opset}"
+        + (f", made by {info.producer}" if info.producer else ""),
         *_tensors("inputs", info.inputs),
         *_tensors("outputs", info.outputs),
         f"parameters  {info.parameters / 1e6:.2f} M",
-        f"MACs        {macs} per inference",
+        f"MACs        {macs}",
         f"operators   {sum(info.operators.values())}",
     ]
     for name, count in sorted(info.operators.items(), key=lambda item: (-item[1], item[0])):

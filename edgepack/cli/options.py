@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -100,8 +101,31 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         "--root", metavar="DIR", help="folder on the device (default: edgepack/<name>)"
     )
     parser.add_argument(
-        "--connect-timeout", type=int, default=10, metavar="S", help="seconds (default: 10)"
+        "--connect-timeout", type=positive, default=10, metavar="S", help="seconds (default: 10)"
     )
+
+
+def positive(text: str) -> int:
+    """The type of options that are a count."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def check_writable(folder: Path, option: str) -> None:
+    """Raise UsageError unless `folder` can be made, or written to: before any long step."""
+    at = folder.absolute()
+    while not (at.exists() or at.is_symlink()):
+        at = at.parent
+    if not at.is_dir():
+        raise UsageError(f"{option}: not a folder: {at}")
+    try:
+        with tempfile.TemporaryFile(dir=at):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{option}: cannot write to {at}: {error.strerror}", hint="name another folder"
+        ) from None
 
 
 def parse_shapes(values: Sequence[str]) -> dict[str, tuple[int, ...]]:

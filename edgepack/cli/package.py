@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgepack.bundle import write_tarball
 from edgepack.cli.console import Console, megabytes
-from edgepack.cli.options import add_job, project_of
+from edgepack.cli.options import add_job, check_writable, project_of
 from edgepack.errors import UsageError
 from edgepack.job import make_job, package_job
 
@@ -28,6 +28,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "0")
     if not epoch.isdecimal():
         raise UsageError(f"SOURCE_DATE_EPOCH: not a number of seconds: {epoch!r}")
+    check_writable(args.out, "--out")
     job = make_job(project_of(args))
     bundle = package_job(job, args.out, progress=console)
     tarball = args.out / f"{bundle.path.name}.tar.gz"

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from edgepack.cli.console import Console
-from edgepack.cli.options import add_device, add_release, open_release
+from edgepack.cli.options import add_device, add_release, check_writable, open_release
 from edgepack.cli.report import answer_lines
 from edgepack.errors import UsageError
 from edgepack.remote_app import RunRequest, run_on_device
@@ -42,6 +42,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Upload, run, print."""
     if sum((args.image is not None, bool(args.input), args.golden)) != 1:
         raise UsageError("give one of --image, --input and --golden")
+    if args.output is not None:
+        check_writable(args.output.parent, "--output")
     options = [
         word
         for name in ("tolerance", "top", "threads", "affinity")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 from pathlib import Path
 
@@ -46,6 +47,8 @@ def test_data_goes_to_stdout_and_is_json_on_request(capsys: pytest.CaptureFixtur
     code, out, _ = run(capsys, "boards", "pynq")
     assert code == 0
     assert "cortex-a9" in out
+    assert "clusters   cpu cortex-a9, cores 2, max_mhz 650\n" in out
+    assert "[" not in out
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,14 @@ def test_data_goes_to_stdout_and_is_json_on_request(capsys: pytest.CaptureFixtur
         (["board", "up"], 2, "required: name", "--help"),
         (["board", "ssh", "none"], 2, "no virtual board is running", "board up none"),
         (["boards", "--boards", "none.toml"], 2, "file not found: none.toml", None),
+        (["board", "down", "none"], 2, "no virtual board is running", "board list"),
+        (["board", "up", "rasp3b", "--disk-mb", "-3"], 2, "'-3' is not a whole number", "--help"),
+        (["bench", "-n", "0"], 2, "--runs: '0' is not a whole number of 1 or more", "--help"),
+        (["deploy", "--keep", "0"], 2, "--keep: '0' is not a whole number", "--help"),
+        (["deploy", "--connect-timeout", "x"], 2, "'x' is not a whole number", "--help"),
+        (["package", "-o", "/dev/null/x"], 2, "--out: not a folder: /dev/null", None),
+        (["--cache-dir", "/proc/none", "boards"], 2, "cannot write to /proc", "another folder"),
+        (["inspect", "."], 3, ".: not a file", None),
         (["inspect", "none.onnx"], 3, "none.onnx", None),
         (["inspect", "x.onnx", "--shape", "3"], 2, "cannot read '3'", "1,3,224,224"),
     ],
@@ -105,6 +116,17 @@ def test_a_bug_is_a_traceback_and_how_to_report_it(
     assert code == 1
     assert "RuntimeError: planted" in err
     assert "please report it" in err
+
+
+def test_a_file_system_that_refuses_is_no_bug(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(args: argparse.Namespace, console: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", "dist/model.so")
+
+    monkeypatch.setattr("edgepack.cli.boards.run", full)
+    code, _, err = run(capsys, "boards")
+    assert (code, err) == (2, "error: dist/model.so: No space left on device\n")
 
 
 def test_an_interrupt_has_its_own_exit_code(
