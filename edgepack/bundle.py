@@ -281,7 +281,10 @@ def _open_folder(folder: Path, *, shown_as: Path | None = None) -> Bundle:
             f"not a bundle: {shown_as or folder}: {MANIFEST_NAME}: {error.strerror}",
             hint="`edgepack package` makes bundles",
         ) from None
-    document = manifest.parse_manifest(data)
+    try:
+        document = manifest.parse_manifest(data)
+    except manifest.ManifestError as error:
+        raise type(error)(f"{shown_as or folder}: {error.message}", hint=error.hint) from None
     _verify(folder, document, shown_as=shown_as or folder)
     return Bundle(path=folder, manifest=document, manifest_sha256=_sha256(data))
 
