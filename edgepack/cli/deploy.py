@@ -54,6 +54,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.bundle is not None:
         if args.model is not None or args.project is not None:
             raise UsageError("--bundle goes without a model and without --project")
+        if args.name is not None or args.toolchain is not None or args.shape:
+            raise UsageError("--bundle goes without --name, --toolchain and --shape: it is made")
         if args.device is None:
             raise UsageError("no device given", hint="add --device user@address")
         bundle = open_bundle(args.bundle)

@@ -186,16 +186,20 @@ def add_release(parser: argparse.ArgumentParser) -> None:
         "--project",
         type=Path,
         metavar="FILE",
-        help="project file (default: edgepack.toml, if it is here)",
+        help="project file (default: edgepack.toml if it is here and flags leave something open)",
     )
     parser.add_argument("--board", metavar="NAME", help="board profile, for --device virtual")
     parser.add_argument("--name", help="name of the deployed bundle")
 
 
 def open_release(args: argparse.Namespace, progress: Progress) -> tuple[Device, str]:
-    """The connected device and the folder of the model on it."""
+    """The connected device and the folder of the model on it.
+
+    Without --project, edgepack.toml of the current folder gives what the flags leave open.
+    """
     path = args.project
-    if path is None and args.name is None and args.root is None and Path(PROJECT_FILE).exists():
+    all_given = (args.name or args.root) and (args.board or args.device not in (None, "virtual"))
+    if path is None and not all_given and Path(PROJECT_FILE).exists():
         path = Path(PROJECT_FILE)
     project = load_project(path) if path is not None else None
     name = args.name or (project.name if project else None)

@@ -64,6 +64,7 @@ def test_data_goes_to_stdout_and_is_json_on_request(capsys: pytest.CaptureFixtur
         (["run", "--name", "m", "--device", "virtual", "--golden"], 2, "needs a board", "--board"),
         (["run", "--name", "m", "--device", "x"], 2, "give one of --image", None),
         (["deploy", "--bundle", "none.tar.gz", "--device", "x"], 5, "no such bundle", None),
+        (["deploy", "--bundle", "b", "--name", "m"], 2, "goes without --name", None),
         (["deploy", "--bundle", "none.tar.gz"], 2, "no device given", "--device"),
         (["board", "up"], 2, "required: name", "--help"),
         (["board", "ssh", "none"], 2, "no virtual board is running", "board up none"),
@@ -138,6 +139,23 @@ def test_an_interrupt_has_its_own_exit_code(
     monkeypatch.setattr("edgepack.cli.boards.run", interrupted)
     code, _, err = run(capsys, "boards")
     assert (code, err) == (130, "error: interrupted\n")
+
+
+def test_run_takes_from_the_project_file_what_flags_leave_open(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.onnx").write_text("x")
+    (tmp_path / "edgepack.toml").write_text(
+        '[project]\nmodel = "net.onnx"\ndevice = "pi@127.0.0.1:1"\n'
+    )
+    code, _, err = run(capsys, "run", "--name", "other", "--golden")
+    assert code == 6
+    assert "127.0.0.1:1 cannot be reached" in err
+    # A file that is not needed is not read.
+    (tmp_path / "edgepack.toml").write_text("broken")
+    assert run(capsys, "run", "--name", "m", "--device", "pi@127.0.0.1:1", "--golden")[0] == 6
+    assert run(capsys, "run", "--name", "m", "--golden")[0] == 2
 
 
 def test_shapes_are_parsed() -> None:
