@@ -91,3 +91,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'edgepack' has no attribute {name!r}")
     return getattr(importlib.import_module(f"edgepack.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import edgepack
 from edgepack.errors import (
     EXIT_CODES,
     ConfigError,
@@ -22,6 +23,11 @@ from edgepack.tables import Table, read_json
 def test_every_error_class_has_an_exit_code_of_the_table() -> None:
     codes = {cls.exit_code for cls in EdgepackError.__subclasses__()}
     assert codes == set(EXIT_CODES) - {0, 1, 130}
+
+
+def test_the_package_lists_its_api() -> None:
+    assert dir(edgepack) == sorted(edgepack.__all__)
+    assert all(getattr(edgepack, name) for name in dir(edgepack))
 
 
 def test_perhaps_falls_back_to_all_names() -> None:
