@@ -26,9 +26,10 @@ _EXCLUDE = (
     *("/usr/share/perl/*", "/usr/lib/*/perl/*", "/usr/lib/*/perl-base/*"),
     *("/usr/lib/*/gconv/*", "/usr/lib/locale/*"),
 )
-# Device nodes that only root can make or copy; each board has its own /dev.
-_EMPTIED = "dev"
-_FOLDERS = (_EMPTIED, "home", "proc", "root", "run", "sys", "tmp", "var/log", "var/tmp")
+# Device nodes that only root can make or copy (each board has its own /dev), and what belongs
+# to apt's own user where that user could write to it.
+_EMPTIED = ("dev", "var/cache/apt", "var/lib/apt")
+_FOLDERS = (*_EMPTIED, "home", "proc", "root", "run", "sys", "tmp", "var/log", "var/tmp")
 _CONFIG = {
     "etc/passwd": (
         "root:x:0:0:root:/root:/bin/bash\n"
@@ -80,7 +81,8 @@ def rootfs(suite: str, arch: str, *, progress: Progress = NO_PROGRESS) -> Path:
 
 
 def _configure(root: Path) -> None:
-    shutil.rmtree(root / _EMPTIED, ignore_errors=True)
+    for name in _EMPTIED:
+        shutil.rmtree(root / name, ignore_errors=True)
     for name in _FOLDERS:
         (root / name).mkdir(parents=True, exist_ok=True)
     (root / "tmp").chmod(0o1777)

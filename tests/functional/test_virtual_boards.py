@@ -118,6 +118,16 @@ def test_a_board_is_what_it_says(name: str, suite: str, machine: str, glibc: str
         assert virtual.down(name)
 
 
+def test_a_root_file_system_belongs_to_its_maker(tmp_path: Path) -> None:
+    # In a folder that apt's own user can reach, apt would hand parts of it to that user.
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "_cache_dir", tmp_path)
+        base = rootfs("bullseye", "armhf")
+    assert {path.lstat().st_uid for path in base.rglob("*")} == {os.getuid()}
+
+
 def test_up_is_idempotent_and_down_leaves_nothing() -> None:
     rasp3b = get_board("rasp3b")
     board = virtual.up(rasp3b)
