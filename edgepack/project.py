@@ -18,6 +18,7 @@ from typing import Any
 
 from edgepack.bundle import DEFAULT_TOLERANCE
 from edgepack.errors import ConfigError, UsageError, perhaps
+from edgepack.manifest import ManifestError, check_name
 from edgepack.preprocess import PreprocessSpec
 from edgepack.reference import SCORES
 from edgepack.tables import Table, read_text, read_toml
@@ -111,6 +112,12 @@ def load_project(path: Path | None, flags: Mapping[str, Any] | None = None) -> P
     origins = dict.fromkeys(values, "default")
     origins |= dict.fromkeys(from_file, str(path))
     origins |= {key: _FLAG_NAMES.get(key, f"--{key.replace('_', '-')}") for key in given}
+    try:
+        check_name(values["name"], "name")
+    except ManifestError as error:
+        raise ConfigError(
+            f"{origins['name']}: not a name for a bundle: {values['name']!r}", hint=error.hint
+        ) from None
     _check_files(values, origins)
     if values["golden_image"] is not None and values["preprocess"] is None:
         raise ConfigError(
@@ -127,7 +134,7 @@ def load_project(path: Path | None, flags: Mapping[str, Any] | None = None) -> P
 
 def default_name(model: Path) -> str:
     """A bundle's name made from the model file's: letters, digits, `.`, `_`, `+`, `-`."""
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", model.stem).strip("-.+") or "model"
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", model.stem)[:64].strip("-.+") or "model"
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
