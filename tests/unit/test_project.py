@@ -51,7 +51,7 @@ def write(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize("name", ["a b", "../x", ".x", "x" * 65])
 def test_bad_names_are_refused_before_anything_is_made(folder: Path, name: str) -> None:
     path = write(folder, FULL.replace('"pets"', f'"{name}"'))
-    with pytest.raises(ConfigError, match="edgepack.toml: not a name for a bundle: ") as caught:
+    with pytest.raises(ConfigError, match=r"edgepack\.toml: not a name for a bundle: ") as caught:
         load_project(path)
     assert "letters, digits" in str(caught.value.hint)
     with pytest.raises(ConfigError, match="--name: not a name for a bundle: ''"):
