@@ -38,6 +38,7 @@ from edgepack.manifest import (
     MANIFEST_NAME,
     Compatible,
     FileEntry,
+    Health,
     Manifest,
     SourceModel,
     Tensor,
@@ -174,6 +175,8 @@ def make_bundle(
     model_file: str,
     scores: str = "softmax",
     tolerance: float = DEFAULT_TOLERANCE,
+    version: int = 0,
+    health: Health = manifest.DEFAULT_HEALTH,
     model_license: str | None = None,
 ) -> Bundle:
     """Write the bundle folder `<name>-<board>-<release>` into `out`.
@@ -200,6 +203,8 @@ def make_bundle(
             name=manifest.check_name(name, "bundle name"),
             board=manifest.check_name(board.name, "board name"),
             release="",
+            version=version,
+            health=health,
             compatible=Compatible(
                 triple=board.triple, cpu=board.cpu, hwcaps=board.hwcaps, glibc=board.glibc
             ),

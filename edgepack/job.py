@@ -143,6 +143,8 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
         model_file=job.project.model.name,
         scores=job.project.scores,
         tolerance=job.project.tolerance,
+        version=job.project.version,
+        health=job.project.health,
     )
     progress.step(f"checking every ELF file against {job.board.name}")
     gate.check_bundle(bundle, job.board)

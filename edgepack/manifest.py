@@ -11,14 +11,16 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import PurePosixPath
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from edgepack.errors import BundleError
 from edgepack.tables import Table
 
-SCHEMA = 1
+SCHEMA = 2
+SCHEMAS = (1, 2)
+"""What is read; what is written is `SCHEMA`."""
 MANIFEST_NAME = "manifest.json"
 APP = "bin/edgepack-run"
 LIBRARY = "model/model.so"
@@ -36,6 +38,9 @@ DTYPES = (
 # Names and paths become shell words, tar headers and device paths: letters, digits
 # and a few signs only, and no part that begins with '-' or '.'.
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@-]*")
+# A million seconds, milliseconds or megabytes: whatever is more is a slip of the unit.
+_LARGEST_BOUND = 10**6
+_SINCE_2 = ("version", "health", "service")
 _RELEASE = re.compile(r"[0-9a-f]{12}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GLIBC = re.compile(r"[0-9]+\.[0-9]+")
@@ -100,20 +105,41 @@ class Versions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Health:
+    """What the release must keep to in its test on the device.
+
+    `timeout_s` bounds the whole test. `max_latency_ms` bounds one run of the model, without
+    loading, and `max_memory_mb` the app's peak resident set (10^6 bytes); None is no bound.
+    """
+
+    timeout_s: float = 600.0
+    max_latency_ms: float | None = None
+    max_memory_mb: float | None = None
+
+
+DEFAULT_HEALTH = Health()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """manifest.json, schema 1.
+    """manifest.json.
 
     `release` is the first 12 hex digits of the SHA-256 over everything else here,
-    the file table included. `tolerance` bounds max |error| / max |reference| of the
-    golden outputs. `scores` says whether the app applies softmax before it ranks.
+    the file table included. `version` is the maker's own number; a device that has signers
+    pinned takes no lower one than it has had. `tolerance` bounds max |error| /
+    max |reference| of the golden outputs. `scores` says whether the app applies softmax
+    before it ranks. Schema 1 has neither `version`, `health` nor `service`.
     """
 
     schema: int = SCHEMA
     name: str
     board: str
     release: str
+    version: int = 0
     compatible: Compatible
     model: SourceModel
+    health: Health = DEFAULT_HEALTH
+    service: Mapping[str, Any] | None = None
     tolerance: float
     scores: str
     versions: Versions
@@ -121,7 +147,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The manifest as UTF-8 JSON with sorted keys, the same bytes for the same content."""
-        text = json.dumps(asdict(self), sort_keys=True, indent=2, ensure_ascii=False)
+        text = json.dumps(_document(self), sort_keys=True, indent=2, ensure_ascii=False)
         return text.encode() + b"\n"
 
     @property
@@ -148,8 +174,13 @@ def release_id(document: Mapping[str, object]) -> str:
 
 def with_release(manifest: Manifest) -> Manifest:
     """`manifest` with its `release` computed from the rest."""
-    fields = {name: getattr(manifest, name) for name in manifest.__dataclass_fields__}
-    return Manifest(**{**fields, "release": release_id(asdict(manifest))})
+    return replace(manifest, release=release_id(_document(manifest)))
+
+
+def _document(manifest: Manifest) -> dict[str, Any]:
+    """The JSON object, without what its schema does not have."""
+    missing = _SINCE_2 if manifest.schema == 1 else ()
+    return {key: value for key, value in asdict(manifest).items() if key not in missing}
 
 
 def check_name(value: str, what: str) -> str:
@@ -196,12 +227,22 @@ def parse_manifest(data: bytes) -> Manifest:
         raise ManifestError(f"{MANIFEST_NAME}: not a JSON object")
     top = Table(document, file=MANIFEST_NAME, error=ManifestError)
     schema = _size(top, "schema")
-    if schema != SCHEMA:
+    if schema not in SCHEMAS:
         raise UnsupportedSchemaError(
-            f"{MANIFEST_NAME}: schema {schema}; this edgepack reads schema {SCHEMA}",
+            f"{MANIFEST_NAME}: schema {schema}; this edgepack reads schema "
+            f"{' and '.join(map(str, SCHEMAS))}",
             hint="make the bundle again with this edgepack, or use the edgepack that made it",
         )
+    since_2: dict[str, Any] = {}
+    if schema >= 2:
+        since_2 = {
+            "version": _size(top, "version"),
+            "health": parse_health(_table(top, "health")),
+            "service": top.take("service", dict, None),
+        }
     manifest = Manifest(
+        schema=schema,
+        **since_2,
         name=check_name(top.take("name", str), f"{MANIFEST_NAME}: name"),
         board=check_name(top.take("board", str), f"{MANIFEST_NAME}: board"),
         release=_matching(top, "release", _RELEASE, "12 hex digits"),
@@ -231,6 +272,22 @@ def _compatible(table: Table) -> Compatible:
     )
     table.finish()
     return value
+
+
+def parse_health(table: Table) -> Health:
+    """The health table of a manifest, or of a project file, where keys may be left out.
+
+    Raises what `table` raises, for a bound that is not above 0 too.
+    """
+    values: dict[str, Any] = {}
+    for key in asdict(DEFAULT_HEALTH):
+        value = table.take(key, float, None)
+        if value is not None and not 0 < value <= _LARGEST_BOUND:
+            raise table.fail(key, f"{value} is not above 0, or beyond {_LARGEST_BOUND}")
+        values[key] = value
+    table.finish()
+    given = {key: value for key, value in values.items() if value is not None}
+    return replace(DEFAULT_HEALTH, **given)
 
 
 def _source_model(table: Table) -> SourceModel:

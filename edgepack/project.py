@@ -3,6 +3,7 @@
     [project]       model, labels, golden image, board, device ...
     [shapes]        input = [1, 3, 224, 224], for inputs with dynamic dimensions
     [preprocess]    see `edgepack.preprocess`
+    [health]        timeout_s, max_latency_ms, max_memory_mb of the test on the device
 
 Each value is the flag's, else the file's, else a default; `Project.origins` remembers.
 Paths in the file are relative to the file.
@@ -18,7 +19,7 @@ from typing import Any
 
 from edgepack.bundle import DEFAULT_TOLERANCE
 from edgepack.errors import ConfigError, UsageError, perhaps
-from edgepack.manifest import ManifestError, check_name
+from edgepack.manifest import DEFAULT_HEALTH, Health, ManifestError, check_name, parse_health
 from edgepack.preprocess import PreprocessSpec
 from edgepack.reference import SCORES
 from edgepack.tables import Table, read_text, read_toml
@@ -27,8 +28,9 @@ PROJECT_FILE = "edgepack.toml"
 TOOLCHAINS = ("zig", "gnu")
 
 _PATHS = ("model", "labels", "golden_image")
-_FLAG_NAMES = {"model": "command line", "shapes": "--shape"}
+_FLAG_NAMES = {"model": "command line", "shapes": "--shape", "version": "--release-version"}
 _DEFAULTS: Mapping[str, Any] = {
+    "version": 0,
     "labels": None,
     "scores": "softmax",
     "tolerance": DEFAULT_TOLERANCE,
@@ -41,6 +43,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "toolchain": None,
     "shapes": {},
     "preprocess": None,
+    "health": DEFAULT_HEALTH,
 }
 
 
@@ -48,15 +51,18 @@ _DEFAULTS: Mapping[str, Any] = {
 class Project:
     """One model and where it goes.
 
-    `name` is that of the bundle and of the folder on the device. `labels` is a file with
-    one class name per line. `scores` says whether the outputs need a softmax ("softmax")
+    `name` is that of the bundle and of the folder on the device. `version` is the release's
+    number, which a device with pinned signers never takes lower than before. `labels` is a
+    file with one class name per line. `scores` says whether the outputs need a softmax ("softmax")
     or are ranked as they are ("raw"). `tolerance` bounds max |error| / max |reference|.
     `golden_image` is the photo of the smoke test, `expected_class` what must be seen in
-    it. `boards` are files of own board profiles. `root` is the folder on the device.
+    it. `boards` are files of own board profiles. `root` is the folder on the device. `health`
+    bounds the test there.
     `origins` says for each field "default", the project file, or the flag it is from.
     """
 
     name: str
+    version: int
     model: Path
     labels: Path | None
     scores: str
@@ -70,6 +76,7 @@ class Project:
     toolchain: str | None
     shapes: Mapping[str, tuple[int, ...]]
     preprocess: PreprocessSpec | None
+    health: Health
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def need_board(self) -> str:
@@ -169,6 +176,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     table = top.take_table("project")
     shapes: dict[str, Any] = top.take("shapes", dict, {})
     preprocess: dict[str, Any] | None = top.take("preprocess", dict, None)
+    health = top.take_table("health", required=False)
     top.finish()
     assert table is not None
 
@@ -193,8 +201,12 @@ def _read_file(path: Path) -> dict[str, Any]:
     values["expected_class"] = table.take("expected_class", int, None)
     if values["expected_class"] is not None and values["expected_class"] < 0:
         raise table.fail("expected_class", f"{values['expected_class']} is below 0")
+    values["version"] = table.take("version", int, None)
+    if values["version"] is not None and not 0 <= values["version"] < 2**63:
+        raise table.fail("version", f"{values['version']} is not a whole number of 0 or more")
     table.finish()
 
+    values["health"] = parse_health(health) if health is not None else None
     values["shapes"] = _read_shapes(Table(shapes, file=path, path="shapes"), shapes)
     if preprocess is not None:
         values["preprocess"] = PreprocessSpec.from_table(preprocess, file=path)

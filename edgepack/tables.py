@@ -102,6 +102,8 @@ class Table:
                 raise self.fail(key, "missing", hint=f"it must be {_NAMES.get(kind, kind)}")
             return default
         value = self._left.pop(key)
+        if value is None and default is None:  # JSON's null; TOML has none
+            return None
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

@@ -18,6 +18,50 @@ class RemoteResult:
     stderr: str
 
 
+class Stream(Protocol):
+    """The standard input and output of a command that is running on a device.
+
+    Raises ConnectionLostError if the connection goes away, or nothing moves for too long.
+    """
+
+    def write(self, data: bytes) -> None:
+        """Send all of `data`. Raises BrokenPipeError if the command reads no more."""
+
+    def read_line(self, timeout_s: float | None = None) -> bytes:
+        """The next line of the output with its end; empty when there is no more."""
+
+    def finish(self) -> RemoteResult:
+        """Close the input and wait for the end; `stdout` is what was not read, `stderr` all."""
+
+    def close(self) -> None:
+        """Close both, whatever the command does; it may go on."""
+
+
+class LineReader:
+    """Lines out of the pieces that `receive(timeout_s)` gives; an empty piece is the end."""
+
+    def __init__(self, receive: Callable[[float | None], bytes]) -> None:
+        self._receive = receive
+        self._rest = b""
+
+    def read_line(self, timeout_s: float | None) -> bytes:
+        """See `Stream.read_line`."""
+        pieces = [self._rest]
+        while b"\n" not in pieces[-1]:
+            pieces.append(self._receive(timeout_s))
+            if not pieces[-1]:
+                break
+        line, end, self._rest = b"".join(pieces).partition(b"\n")
+        return line + end
+
+    def read_all(self) -> bytes:
+        """All that is left."""
+        pieces = [self._rest]
+        while piece := self._receive(None):
+            pieces.append(piece)
+        return b"".join(pieces)
+
+
 class Device(Protocol):
     """A machine with a POSIX shell.
 
@@ -37,6 +81,13 @@ class Device(Protocol):
             DiskFullError: it failed with "No space left on device" and `check` is set.
             RemoteTimeout: it took longer than `timeout_s` seconds.
             ConnectionLostError: the connection went away meanwhile.
+        """
+
+    def open(self, command: str) -> Stream:
+        """Start `command`, to talk to it.
+
+        Raises:
+            ConnectionLostError: the connection went away.
         """
 
     def put(
@@ -72,6 +123,9 @@ class Device(Protocol):
 
     def mkdir(self, path: str) -> None:
         """Make the folder `path` and those above it; no error if it is there."""
+
+    def reconnect(self) -> None:
+        """Connect anew, after ConnectionLostError. Raises what connecting raises."""
 
     def close(self) -> None:
         """Let go of the connection."""

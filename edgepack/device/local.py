@@ -6,14 +6,22 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from edgepack.device.base import RemoteResult
-from edgepack.device.errors import RemoteTimeout, command_error, disk_full, shorten
+from edgepack.device.base import LineReader, RemoteResult, Stream
+from edgepack.device.errors import (
+    ConnectionLostError,
+    RemoteTimeout,
+    command_error,
+    disk_full,
+    shorten,
+)
 from edgepack.errors import RemoteError
 
 log = logging.getLogger(__name__)
@@ -33,14 +41,7 @@ class LocalDevice:
     ) -> RemoteResult:
         """See `Device.run`."""
         log.debug("%s: run %s", self.name, command)
-        process = subprocess.Popen(
-            ["env", "LC_ALL=C", f"HOME={self._home}", "sh", "-c", command],
-            cwd=self._home,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        process = self._start(command, stdin=subprocess.DEVNULL)
         try:
             output, errors = process.communicate(timeout=timeout_s)
         except BaseException as error:
@@ -53,17 +54,25 @@ class LocalDevice:
                     f"command took longer than {timeout_s} s on {self.name}: {shorten(command)}"
                 ) from None
             raise
-        # A shell would say 128 + n of a program that died of signal n.
-        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-        result = RemoteResult(
-            command=command,
-            returncode=code,
-            stdout=output.decode(errors="replace"),
-            stderr=errors.decode(errors="replace"),
-        )
+        result = _result(command, process.returncode, output, errors)
         if check and result.returncode != 0:
             raise command_error(self.name, result)
         return result
+
+    def open(self, command: str) -> Stream:
+        """See `Device.open`."""
+        log.debug("%s: open %s", self.name, command)
+        return _LocalStream(self.name, command, self._start(command, stdin=subprocess.PIPE))
+
+    def _start(self, command: str, *, stdin: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            ["env", "LC_ALL=C", f"HOME={self._home}", "sh", "-c", command],
+            cwd=self._home,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
 
     def put(
         self,
@@ -107,6 +116,9 @@ class LocalDevice:
         except OSError as error:
             raise self._error(error, path) from None
 
+    def reconnect(self) -> None:
+        """See `Device.reconnect`."""
+
     def close(self) -> None:
         """See `Device.close`."""
 
@@ -114,3 +126,59 @@ class LocalDevice:
         if error.errno == errno.ENOSPC:
             return disk_full(self.name, str(error))
         return RemoteError(f"{path} on {self.name}: {error.strerror}")
+
+
+class _LocalStream:
+    """See `Stream`."""
+
+    def __init__(self, name: str, command: str, process: subprocess.Popen[bytes]) -> None:
+        self._name, self._command = name, command
+        self._process = process
+        assert process.stdin and process.stdout and process.stderr  # all are pipes
+        self._stdin, self._stdout = process.stdin, process.stdout
+        self._lines = LineReader(self._receive)
+        # A command that complains much would stop at a full pipe.
+        self._errors: list[bytes] = []
+        self._listener = threading.Thread(
+            target=self._errors.extend, args=(process.stderr,), daemon=True
+        )
+        self._listener.start()
+
+    def write(self, data: bytes) -> None:
+        """See `Stream.write`."""
+        self._stdin.write(data)
+        self._stdin.flush()
+
+    def read_line(self, timeout_s: float | None = None) -> bytes:
+        """See `Stream.read_line`."""
+        return self._lines.read_line(timeout_s)
+
+    def finish(self) -> RemoteResult:
+        """See `Stream.finish`."""
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.close()
+        output = self._lines.read_all()
+        code = self._process.wait()
+        self._listener.join()
+        return _result(self._command, code, output, b"".join(self._errors))
+
+    def close(self) -> None:
+        """See `Stream.close`."""
+        for pipe in (self._stdin, self._stdout):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+    def _receive(self, timeout_s: float | None) -> bytes:
+        if not select.select([self._stdout], [], [], timeout_s)[0]:
+            raise ConnectionLostError(f"{self._name}: no answer for {timeout_s} s")
+        return os.read(self._stdout.fileno(), _CHUNK)
+
+
+def _result(command: str, code: int, output: bytes, errors: bytes) -> RemoteResult:
+    return RemoteResult(
+        command=command,
+        # A shell would say 128 + n of a program that died of signal n.
+        returncode=code if code >= 0 else 128 - code,
+        stdout=output.decode(errors="replace"),
+        stderr=errors.decode(errors="replace"),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shlex
 import socket
@@ -14,7 +15,7 @@ import fabric
 import paramiko
 
 from edgepack.device import known_hosts, ssh_config
-from edgepack.device.base import RemoteResult
+from edgepack.device.base import LineReader, RemoteResult, Stream
 from edgepack.device.errors import (
     AuthError,
     ChangedHostKeyError,
@@ -61,8 +62,12 @@ class SshDevice:
 
     def __init__(self, address: Address, *, options: SshOptions, name: str | None = None) -> None:
         self.name = name or str(address)
+        self._address, self._options = address, options
+        self._connect()
+
+    def _connect(self) -> None:
         self._sftp: paramiko.SFTPClient | None = None
-        self._connection = _Route(options).connection(address)
+        self._connection = _Route(self._options).connection(self._address)
         try:
             _open(self._connection)
         except BaseException:
@@ -74,8 +79,6 @@ class SshDevice:
     ) -> RemoteResult:
         """See `Device.run`. After a time-out the command may go on there until it next writes."""
         log.debug("%s: run %s", self.name, command)
-        if not self._connection.is_connected:  # fabric would connect anew without a word
-            raise self._lost("the connection is closed")
         try:
             result = self._execute(command, timeout_s)
         except TimeoutError:
@@ -89,16 +92,13 @@ class SshDevice:
         return result
 
     def _execute(self, command: str, timeout_s: float | None) -> RemoteResult:
-        # Not Connection.run: it connects anew by itself, and gives status -1 for a lost link.
         deadline = time.monotonic() + timeout_s if timeout_s is not None else None
-        channel: paramiko.Channel = self._connection.create_session()
+        channel = self._channel(command)
         errors: list[bytes] = []
         other = threading.Thread(
             target=_drain, args=(channel.recv_stderr, channel, deadline, errors), daemon=True
         )
         try:
-            # The login shell may be anything.
-            channel.exec_command(f"exec env LC_ALL=C sh -c {shlex.quote(command)}")
             channel.shutdown_write()
             other.start()
             output: list[bytes] = []
@@ -118,6 +118,23 @@ class SshDevice:
             stdout=b"".join(output).decode(errors="replace"),
             stderr=b"".join(errors).decode(errors="replace"),
         )
+
+    def open(self, command: str) -> Stream:
+        """See `Device.open`."""
+        log.debug("%s: open %s", self.name, command)
+        try:
+            return _SshStream(command, self._channel(command), self._lost)
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise self._lost(error) from None
+
+    def _channel(self, command: str) -> paramiko.Channel:
+        # Not Connection.run: it connects anew by itself, and gives status -1 for a lost link.
+        if not self._connection.is_connected:
+            raise self._lost("the connection is closed")
+        channel: paramiko.Channel = self._connection.create_session()
+        # The login shell may be anything.
+        channel.exec_command(f"exec env LC_ALL=C sh -c {shlex.quote(command)}")
+        return channel
 
     def put(
         self,
@@ -168,6 +185,11 @@ class SshDevice:
     def mkdir(self, path: str) -> None:
         """See `Device.mkdir`."""
         self.run(f"mkdir -p -- {shlex.quote(path)}")
+
+    def reconnect(self) -> None:
+        """See `Device.reconnect`."""
+        self.close()
+        self._connect()
 
     def close(self) -> None:
         """See `Device.close`."""
@@ -222,6 +244,83 @@ class SshDevice:
             f"connection to {self.name} lost: {str(reason) or type(reason).__name__}",
             hint="run the command again; an upload goes on where it stopped",
         )
+
+
+class _SshStream:
+    """See `Stream`."""
+
+    def __init__(
+        self,
+        command: str,
+        channel: paramiko.Channel,
+        lost: Callable[[object], ConnectionLostError],
+    ) -> None:
+        self._command = command
+        self._channel = channel
+        self._lost = lost
+        transport = channel.get_transport()
+        assert transport is not None  # the channel was opened through it
+        self._transport = transport
+        self._lines = LineReader(self._receive)
+        # Errors that nobody reads would fill the window, and stop the command.
+        self._errors: list[bytes] = []
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def write(self, data: bytes) -> None:
+        """See `Stream.write`."""
+        try:
+            for start in range(0, len(data), _CHUNK):
+                self._channel.settimeout(_SILENCE_S)
+                self._channel.sendall(data[start : start + _CHUNK])
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            if self._transport.is_active() and not isinstance(error, TimeoutError):
+                raise BrokenPipeError from None
+            raise self._lost(error) from None
+
+    def read_line(self, timeout_s: float | None = None) -> bytes:
+        """See `Stream.read_line`."""
+        return self._lines.read_line(timeout_s)
+
+    def finish(self) -> RemoteResult:
+        """See `Stream.finish`."""
+        with contextlib.suppress(OSError):
+            self._channel.shutdown_write()
+        output = self._lines.read_all()
+        self._listener.join()
+        status = self._channel.recv_exit_status()
+        self.close()
+        if status == _NO_EXIT_STATUS:
+            raise self._lost("no exit status came")
+        return RemoteResult(
+            command=self._command,
+            returncode=status,
+            stdout=output.decode(errors="replace"),
+            stderr=b"".join(self._errors).decode(errors="replace"),
+        )
+
+    def close(self) -> None:
+        """See `Stream.close`."""
+        self._channel.close()
+
+    def _listen(self) -> None:
+        # The time-out is that of whoever else waits for the channel.
+        while True:
+            with contextlib.suppress(TimeoutError):
+                data = self._channel.recv_stderr(1 << 16)
+                if not data:
+                    return
+                self._errors.append(data)
+
+    def _receive(self, timeout_s: float | None) -> bytes:
+        try:
+            self._channel.settimeout(timeout_s)
+            data: bytes = self._channel.recv(1 << 16)
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise self._lost(error) from None
+        if not data and not self._transport.is_active():
+            raise self._lost("it was cut")
+        return data
 
 
 def _drain(
@@ -352,6 +451,9 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):
         offered = tuple(security.key_types)
         first = [name for name in types if name in offered]
         security.key_types = (*first, *(name for name in offered if name not in first))
+        # One pass over the data instead of two, for cipher and MAC.
+        gcm = [name for name in security.ciphers if "gcm" in name]
+        security.ciphers = (*gcm, *(name for name in security.ciphers if name not in gcm))
         return transport
 
     def missing_host_key(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import subprocess
@@ -73,6 +74,34 @@ def test_commands(device: SshDevice) -> None:
 def test_much_output_on_both_streams(device: SshDevice) -> None:
     done = device.run("head -c 5000000 /dev/zero >&2; head -c 5000000 /dev/zero")
     assert (len(done.stdout), len(done.stderr)) == (5_000_000, 5_000_000)
+
+
+def test_talking_to_a_command(device: SshDevice) -> None:
+    data = os.urandom(5_000_000)
+    stream = device.open(
+        "head -c 5000000 | sha256sum; read -r word; echo $word; echo x >&2; exit 3"
+    )
+    stream.write(data)
+    assert stream.read_line().split()[0] == hashlib.sha256(data).hexdigest().encode()
+    stream.write(b"hello\n")
+    assert stream.read_line(30) == b"hello\n"
+    assert stream.read_line() == b""
+    done = stream.finish()
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "x\n")
+
+
+def test_a_command_that_hangs_up_or_is_silent(device: SshDevice) -> None:
+    stream = device.open("echo why; exit 1")
+    with pytest.raises(BrokenPipeError):
+        while True:
+            stream.write(bytes(1 << 16))
+    assert stream.read_line() == b"why\n"
+    assert stream.finish().returncode == 1
+    silent = device.open("sleep 30")
+    with pytest.raises(ConnectionLostError):
+        silent.read_line(0.1)
+    silent.close()
+    assert device.run("echo still here").stdout == "still here\n"
 
 
 def test_a_command_that_takes_too_long(device: SshDevice) -> None:
@@ -314,6 +343,12 @@ def test_cut_connection(sshd: Sshd, options: SshOptions, tmp_path: Path) -> None
         assert lost.value.exit_code == 6
         with pytest.raises(ConnectionLostError):
             device.run("true")
+        device.reconnect()
+        stream = device.open("cat >/dev/null; echo all")
+        with pytest.raises(ConnectionLostError):
+            for _ in range(40):
+                stream.write(bytes(100_000))
+            stream.read_line()
         device.close()
     written = (tmp_path / "target").read_bytes()
     assert len(written) < 4_000_000

@@ -9,6 +9,7 @@ import pytest
 from edgepack.boards import get_board
 from edgepack.device import (
     Address,
+    ConnectionLostError,
     LocalDevice,
     RemoteCommandError,
     RemoteTimeout,
@@ -119,3 +120,26 @@ def test_long_commands_are_cut_in_messages() -> None:
     message = command_error("board", result).message
     assert "second" not in message
     assert len(message) < 200
+
+
+def test_talking_to_a_local_command(tmp_path: Path) -> None:
+    device = LocalDevice(tmp_path)
+    stream = device.open(
+        'while read -r word; do echo "<$word>"; done; echo late; echo no >&2; exit 4'
+    )
+    stream.write(b"a\nb c\n")
+    assert [stream.read_line(), stream.read_line()] == [b"<a>\n", b"<b c>\n"]
+    with pytest.raises(ConnectionLostError, match=r"no answer for 0\.1 s"):
+        stream.read_line(0.1)
+    done = stream.finish()
+    assert (done.returncode, done.stdout, done.stderr) == (4, "late\n", "no\n")
+
+
+def test_a_command_that_hangs_up(tmp_path: Path) -> None:
+    stream = LocalDevice(tmp_path).open("echo why; exec <&-; sleep 0.2; exit 1")
+    with pytest.raises(BrokenPipeError):
+        while True:
+            stream.write(bytes(1 << 16))
+    assert stream.read_line() == b"why\n"
+    assert stream.read_line() == b""
+    assert stream.finish().returncode == 1

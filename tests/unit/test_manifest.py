@@ -8,6 +8,7 @@ import pytest
 
 from edgepack.errors import BundleError
 from edgepack.manifest import (
+    Health,
     Manifest,
     ManifestError,
     UnsupportedSchemaError,
@@ -55,8 +56,27 @@ def test_a_changed_manifest_is_noticed(document: dict[str, Any]) -> None:
 
 
 def test_another_schema_is_refused_before_anything_else(document: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedSchemaError, match="schema 2; this edgepack reads schema 1"):
-        parse_manifest(encode({"schema": 2, "news": True}))
+    with pytest.raises(UnsupportedSchemaError, match="schema 3; this edgepack reads schema 1 and"):
+        parse_manifest(encode({"schema": 3, "news": True}))
+
+
+def test_the_first_schema_has_no_version_health_and_service(document: dict[str, Any]) -> None:
+    old = {**document, "schema": 1}
+    with pytest.raises(ManifestError, match="unknown key"):
+        parse_manifest(encode(old))
+    for key in ("version", "health", "service"):
+        del old[key]
+    read = parse_manifest(encode(old))
+    assert (read.version, read.health, read.service) == (0, Health(), None)
+    assert json.loads(read.to_bytes()) == {**old, "release": release_id(old)}
+
+
+def test_bounds_of_the_health_gate(document: dict[str, Any]) -> None:
+    assert document["health"] == {
+        "timeout_s": 600.0, "max_latency_ms": None, "max_memory_mb": None
+    }  # fmt: skip
+    document["health"] = {"timeout_s": 5, "max_latency_ms": 20.5, "max_memory_mb": None}
+    assert parse_manifest(encode(document)).health == Health(timeout_s=5, max_latency_ms=20.5)
 
 
 def dotted(document: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
@@ -70,7 +90,7 @@ def dotted(document: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
     "path",
     ["schema", "name", "board", "release", "compatible", "compatible|cpu", "compatible|hwcaps",
      "model", "model|sha256", "model|inputs", "model|arena_bytes", "tolerance", "scores",
-     "versions", "versions|tvm", "files", "files|model/model.so|mode"],
+     "version", "health", "versions", "versions|tvm", "files", "files|model/model.so|mode"],
 )  # fmt: skip
 def test_every_key_must_be_there(document: dict[str, Any], path: str) -> None:
     table, key = dotted(document, path)
@@ -80,7 +100,9 @@ def test_every_key_must_be_there(document: dict[str, Any], path: str) -> None:
         parse_manifest(data)
 
 
-@pytest.mark.parametrize("path", ["", "compatible", "model", "versions", "files|model/model.so"])
+@pytest.mark.parametrize(
+    "path", ["", "compatible", "model", "health", "versions", "files|model/model.so"]
+)
 def test_no_other_key_may_be_there(document: dict[str, Any], path: str) -> None:
     table, key = dotted(document, f"{path}|surprise" if path else "surprise")
     table[key] = 1
@@ -97,6 +119,8 @@ def test_no_other_key_may_be_there(document: dict[str, Any], path: str) -> None:
      ("model|inputs", [1]), ("model|inputs", [{"name": "x", "dtype": "float31", "shape": [1]}]),
      ("model|inputs", [{"name": "x", "dtype": "float32", "shape": [-1]}]),
      ("tolerance", 0), ("tolerance", 1), ("tolerance", "small"), ("scores", "logits"),
+     ("version", -1), ("version", "1"), ("health", []), ("health|timeout_s", 0),
+     ("health|timeout_s", 2e6), ("health|max_latency_ms", -1), ("service", "unit"),
      ("files", []), ("files|model/model.so", "x"), ("files|model/model.so|size", "1"),
      ("files|model/model.so|mode", "4755"), ("files|model/model.so|sha256", "ab")],
 )  # fmt: skip

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from edgepack.errors import ConfigError, UsageError
+from edgepack.manifest import Health
 from edgepack.preprocess import PreprocessSpec, Resize
 from edgepack.project import default_name, load_project, read_labels
 
@@ -18,6 +19,7 @@ scores = "raw"
 tolerance = 0.001
 golden_image = "cat.png"
 expected_class = 3
+version = 7
 board = "pynq"
 boards = ["mine.toml"]
 device = "pi@10.0.0.2"
@@ -31,6 +33,10 @@ mask = [1, 8]
 [preprocess]
 color = "bgr"
 resize = { mode = "exact", height = 8, width = 8 }
+
+[health]
+timeout_s = 30
+max_latency_ms = 12.5
 """
 
 
@@ -67,6 +73,8 @@ def test_every_key(folder: Path) -> None:
     assert project.tolerance == 0.001
     assert project.golden_image == folder / "cat.png"
     assert project.expected_class == 3
+    assert project.version == 7
+    assert project.health == Health(timeout_s=30, max_latency_ms=12.5, max_memory_mb=None)
     assert project.need_board() == "pynq"
     assert project.boards == (folder / "mine.toml",)
     assert project.need_device() == "pi@10.0.0.2"
@@ -139,6 +147,9 @@ def test_flags_alone_are_enough(folder: Path) -> None:
         ('"pynq"', '""', "project.board: is empty"),
         ("0.001", "0", "project.tolerance: 0.0 is not between"),
         ("0.001", "true", "project.tolerance: True is not a number"),
+        ("= 7", "= -7", "project.version: -7 is not a whole number of 0 or more"),
+        ("= 30", "= 0", "health.timeout_s: 0.0 is not above 0"),
+        ("max_latency_ms", "max_latency_s", "health.max_latency_s: unknown key"),
         ("= 3", "= -3", "project.expected_class: -3 is below 0"),
         ("= 3", '= "cat"', "project.expected_class: 'cat' is not a whole number"),
         ('["mine.toml"]', '"mine.toml"', "project.boards: .* is not a list"),
