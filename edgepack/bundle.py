@@ -46,6 +46,7 @@ from edgepack.manifest import (
 )
 from edgepack.model import TensorInfo
 from edgepack.paths import atomic_dir, cache_dir, locked
+from edgepack.service import Service
 from edgepack.toolchain import Toolchain
 
 log = logging.getLogger(__name__)
@@ -177,6 +178,7 @@ def make_bundle(
     tolerance: float = DEFAULT_TOLERANCE,
     version: int = 0,
     health: Health = manifest.DEFAULT_HEALTH,
+    service: Service | None = None,
     model_license: str | None = None,
 ) -> Bundle:
     """Write the bundle folder `<name>-<board>-<release>` into `out`.
@@ -205,6 +207,7 @@ def make_bundle(
             release="",
             version=version,
             health=health,
+            service=service,
             compatible=Compatible(
                 triple=board.triple, cpu=board.cpu, hwcaps=board.hwcaps, glibc=board.glibc
             ),

@@ -145,6 +145,7 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
         tolerance=job.project.tolerance,
         version=job.project.version,
         health=job.project.health,
+        service=job.project.service,
     )
     progress.step(f"checking every ELF file against {job.board.name}")
     gate.check_bundle(bundle, job.board)

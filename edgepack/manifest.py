@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any, NoReturn
 
 from edgepack.errors import BundleError
+from edgepack.service import Service, take_service
 from edgepack.tables import Table
 
 SCHEMA = 2
@@ -139,7 +140,7 @@ class Manifest:
     compatible: Compatible
     model: SourceModel
     health: Health = DEFAULT_HEALTH
-    service: Mapping[str, Any] | None = None
+    service: Service | None = None
     tolerance: float
     scores: str
     versions: Versions
@@ -238,7 +239,7 @@ def parse_manifest(data: bytes) -> Manifest:
         since_2 = {
             "version": _size(top, "version"),
             "health": parse_health(_table(top, "health")),
-            "service": top.take("service", dict, None),
+            "service": take_service(top),
         }
     manifest = Manifest(
         schema=schema,

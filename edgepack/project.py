@@ -4,6 +4,7 @@
     [shapes]        input = [1, 3, 224, 224], for inputs with dynamic dimensions
     [preprocess]    see `edgepack.preprocess`
     [health]        timeout_s, max_latency_ms, max_memory_mb of the test on the device
+    [service]       args, restart, watchdog_s, memory_mb, user: see `edgepack.service`
 
 Each value is the flag's, else the file's, else a default; `Project.origins` remembers.
 Paths in the file are relative to the file.
@@ -22,6 +23,7 @@ from edgepack.errors import ConfigError, UsageError, perhaps
 from edgepack.manifest import DEFAULT_HEALTH, Health, ManifestError, check_name, parse_health
 from edgepack.preprocess import PreprocessSpec
 from edgepack.reference import SCORES
+from edgepack.service import Service, take_service
 from edgepack.tables import Table, read_text, read_toml
 
 PROJECT_FILE = "edgepack.toml"
@@ -44,6 +46,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "shapes": {},
     "preprocess": None,
     "health": DEFAULT_HEALTH,
+    "service": None,
 }
 
 
@@ -57,7 +60,7 @@ class Project:
     or are ranked as they are ("raw"). `tolerance` bounds max |error| / max |reference|.
     `golden_image` is the photo of the smoke test, `expected_class` what must be seen in
     it. `boards` are files of own board profiles. `root` is the folder on the device. `health`
-    bounds the test there.
+    bounds the test there, `service` says how it runs when nobody is logged in.
     `origins` says for each field "default", the project file, or the flag it is from.
     """
 
@@ -77,6 +80,7 @@ class Project:
     shapes: Mapping[str, tuple[int, ...]]
     preprocess: PreprocessSpec | None
     health: Health
+    service: Service | None
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def need_board(self) -> str:
@@ -177,6 +181,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     shapes: dict[str, Any] = top.take("shapes", dict, {})
     preprocess: dict[str, Any] | None = top.take("preprocess", dict, None)
     health = top.take_table("health", required=False)
+    service = take_service(top)
     top.finish()
     assert table is not None
 
@@ -207,6 +212,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     table.finish()
 
     values["health"] = parse_health(health) if health is not None else None
+    values["service"] = service
     values["shapes"] = _read_shapes(Table(shapes, file=path, path="shapes"), shapes)
     if preprocess is not None:
         values["preprocess"] = PreprocessSpec.from_table(preprocess, file=path)

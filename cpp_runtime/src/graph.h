@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include <edgepack/model.h>
 #include <edgepack/tensor.h>
 
 namespace edgepack {
@@ -21,7 +20,7 @@ struct GraphTensor {
 
 /// One kernel call in destination passing style: inputs first, then outputs.
 struct GraphCall {
-  Layer layer;
+  std::string kernel;
   std::vector<std::size_t> args;
 };
 

@@ -66,8 +66,6 @@ def explanation(compiled: CompiledModel) -> str:
     total = sum(layer.cycles for layer in compiled.layers)
     rows = [
         (
-            layer.layer or "-",
-            layer.operator,
             layer.kernel,
             layer.rule,
             "x".join(map(str, layer.shape)),
@@ -79,8 +77,9 @@ def explanation(compiled: CompiledModel) -> str:
         )
         for layer in compiled.layers
     ]
-    header = "LAYER,OPERATOR,KERNEL,RULE,SHAPE,TILE,M MACS,KB,K CYCLES,SHARE OF CYCLES"
-    return table(rows, header.split(","))
+    return table(
+        rows, ("KERNEL", "RULE", "SHAPE", "TILE", "M MACS", "KB", "K CYCLES", "SHARE OF CYCLES")
+    )
 
 
 def memory(compiled: CompiledModel) -> str:

@@ -1,4 +1,4 @@
-"""`edgepack package`: a bundle, as a folder and as a tarball for devices without a network."""
+"""`edgepack package`: a bundle as a folder, and as what the device's update system takes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from edgepack.bundle import write_tarball
+from edgepack import formats
 from edgepack.cli.console import Console, megabytes
 from edgepack.cli.options import add_job, check_writable, project_of
 from edgepack.errors import UsageError
@@ -15,39 +15,61 @@ from edgepack.job import make_job, package_job
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
-    parser = commands.add_parser("package", help="make a bundle and its tarball")
+    parser = commands.add_parser("package", help="make a bundle, and a file that carries it")
     add_job(parser)
     parser.add_argument(
         "-o", "--out", type=Path, default=Path("dist"), metavar="DIR", help="default: dist"
+    )
+    parser.add_argument(
+        "--format",
+        choices=tuple(formats.FORMATS),
+        default="tar",
+        help="what carries the bundle to the device (default: tar)",
+    )
+    parser.add_argument(
+        "--pem-key", type=Path, metavar="FILE", help="private key that signs for mender or rauc"
+    )
+    parser.add_argument(
+        "--pem-cert", type=Path, metavar="FILE", help="certificate of that key, for rauc"
+    )
+    parser.add_argument(
+        "--compatible",
+        metavar="NAME",
+        help="device type of mender, compatible of rauc (default: the board's name)",
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Write the bundle's folder and the same as a tarball."""
+    """Write the bundle's folder and the file in the chosen format."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "0")
     if not epoch.isdecimal():
         raise UsageError(f"SOURCE_DATE_EPOCH: not a number of seconds: {epoch!r}")
     check_writable(args.out, "--out")
+    options = formats.Options(
+        epoch=int(epoch), key=args.pem_key, cert=args.pem_cert, compatible=args.compatible
+    )
+    formats.check(args.format, options)
     job = make_job(project_of(args))
     bundle = package_job(job, args.out, progress=console)
-    tarball = args.out / f"{bundle.path.name}.tar.gz"
-    digest = write_tarball(bundle, tarball, mtime=int(epoch))
+    package = formats.write_package(args.format, bundle, job.board, args.out, options)
     model = bundle.manifest.model
     console.data(
         {
             "bundle": str(bundle.path),
-            "tarball": str(tarball),
-            "tarball_sha256": digest,
-            "tarball_bytes": tarball.stat().st_size,
+            "format": package.format,
+            "package": str(package.path),
+            "package_sha256": package.sha256,
+            "package_bytes": package.size_bytes,
             "release": bundle.manifest.release,
             "board": job.board.name,
             "arena_bytes": model.arena_bytes,
             "params_bytes": model.params_bytes,
         },
         f"bundle   {bundle.path}\n"
-        f"tarball  {tarball} ({megabytes(tarball.stat().st_size)}, sha256 {digest})\n"
+        f"{package.format:<8} {package.path} "
+        f"({megabytes(package.size_bytes)}, sha256 {package.sha256})\n"
         f"memory   weights {megabytes(model.params_bytes)}, arena {megabytes(model.arena_bytes)}\n"
-        f"on the board: tar xf {tarball.name} && {bundle.path.name}/bin/edgepack-run --golden",
+        f"next     {package.use}",
     )
     return 0

@@ -9,6 +9,7 @@ from edgepack.errors import ConfigError, UsageError
 from edgepack.manifest import Health
 from edgepack.preprocess import PreprocessSpec, Resize
 from edgepack.project import default_name, load_project, read_labels
+from edgepack.service import Service
 
 FULL = """
 [project]
@@ -37,6 +38,10 @@ resize = { mode = "exact", height = 8, width = 8 }
 [health]
 timeout_s = 30
 max_latency_ms = 12.5
+
+[service]
+args = ["--watch", "/photos"]
+memory_mb = 200
 """
 
 
@@ -75,6 +80,7 @@ def test_every_key(folder: Path) -> None:
     assert project.expected_class == 3
     assert project.version == 7
     assert project.health == Health(timeout_s=30, max_latency_ms=12.5, max_memory_mb=None)
+    assert project.service == Service(args=("--watch", "/photos"), memory_mb=200)
     assert project.need_board() == "pynq"
     assert project.boards == (folder / "mine.toml",)
     assert project.need_device() == "pi@10.0.0.2"

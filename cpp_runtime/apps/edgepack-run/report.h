@@ -9,7 +9,6 @@
 #include <edgepack/error.h>
 #include <edgepack/tensor.h>
 
-#include "profile.h"
 #include "scores.h"
 
 namespace edgepack {
@@ -39,7 +38,6 @@ struct Report {
   std::vector<TensorInfo> outputs;
   std::vector<Labelled> top;
   std::optional<Bench> bench;
-  std::optional<Profile> profile;
   std::optional<Comparison> expected;
 };
 

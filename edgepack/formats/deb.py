@@ -1,0 +1,99 @@
+"""A Debian package: apt brings the bundle, the bundle's own installer makes it run.
+
+The package holds the bundle in /usr/lib/edgepack/<name>. Its postinst installs from there
+into /var/lib/edgepack/<name>: verified, tested on the device, switched in one step. A
+release that fails its test fails the package's configuration, and the one before it runs
+on, which plain files in a package could not do: dpkg has replaced them by then. The price
+is the disk, which holds the bundle twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from edgepack.errors import BundleError
+from edgepack.formats.base import (
+    Package,
+    Request,
+    copy_bundle,
+    need_installer,
+    package,
+    replacing,
+    run_tool,
+    script,
+)
+from edgepack.manifest import Manifest
+
+log = logging.getLogger(__name__)
+
+_SCRIPTS = ("postinst", "prerm", "postrm")
+# deb-control(5): lower case, at least two signs, the first of them a letter or digit.
+_NAME = re.compile(r"[a-z0-9][a-z0-9.+-]+")
+
+
+def package_name(manifest: Manifest) -> str:
+    """ "edgepack-" and the bundle's name as Debian spells it: `Cat_or_Dog` is cat-or-dog."""
+    name = "edgepack-" + re.sub(r"[^a-z0-9.+-]", "-", manifest.name.lower())
+    if not _NAME.fullmatch(name):
+        raise BundleError(f"{manifest.name!r} cannot be made the name of a Debian package")
+    return name
+
+
+def package_version(manifest: Manifest) -> str:
+    """The release number, which orders, and the release's id, which tells apart."""
+    return f"{manifest.version}+{manifest.release}"
+
+
+def write(request: Request) -> Package:
+    """Write `<package>_<version>_<architecture>.deb` with dpkg-deb."""
+    bundle, manifest = request.bundle, request.bundle.manifest
+    need_installer(bundle)
+    if manifest.version == 0:
+        log.warning(
+            "%s has version 0: apt cannot tell which of two releases is the newer one; set "
+            "`version` in edgepack.toml",
+            manifest.name,
+        )
+    name, version = package_name(manifest), package_version(manifest)
+    target = request.out / f"{name}_{version}_{request.board.debian_arch}.deb"
+    values = {"NAME": manifest.name, "PACKAGE": name}
+    with replacing(target) as work:
+        root = work / "root"
+        root.mkdir(mode=0o755)
+        copy_bundle(bundle, root / "usr/lib/edgepack" / manifest.name)
+        for folder in ("usr", "usr/lib", "usr/lib/edgepack"):
+            (root / folder).chmod(0o755)
+        control = root / "DEBIAN"
+        control.mkdir(mode=0o755)
+        (control / "control").write_text(_control(request, name, version))
+        (control / "control").chmod(0o644)
+        for kind in _SCRIPTS:
+            (control / kind).write_text(script(f"deb-{kind}.sh", values))
+            (control / kind).chmod(0o755)
+        # xz: the dpkg of older systems reads no zstd. One thread: more give other bytes.
+        run_tool(
+            "dpkg-deb",
+            ["--root-owner-group", "-Zxz", "--build", root, work / target.name],
+            env={"SOURCE_DATE_EPOCH": str(request.options.epoch), "DPKG_DEB_THREADS_MAX": "1"},
+        )
+    return package("deb", target, f"apt install ./{target.name}")
+
+
+def _control(request: Request, name: str, version: str) -> str:
+    manifest = request.bundle.manifest
+    installed_kb = -(-manifest.total_bytes // 1024)
+    return f"""Package: {name}
+Version: {version}
+Architecture: {request.board.debian_arch}
+Maintainer: nobody <nobody@localhost>
+Installed-Size: {installed_kb}
+Depends: libc6 (>= {manifest.compatible.glibc})
+Section: misc
+Priority: optional
+Description: {manifest.name} for {manifest.board}, release {manifest.release}
+ The model {manifest.model.file}, compiled ahead of time, and the program that runs it.
+ .
+ It is tested on the device while it is installed; if the test fails, the release
+ before it stays.
+"""

@@ -1,0 +1,19 @@
+#!/bin/sh
+# Installs the release that this package brought, or fails and leaves the one before it.
+set -e
+
+name=@NAME@
+root=/var/lib/edgepack/$name
+unit=edgepack-$name.service
+
+if [ "$1" = configure ]; then
+    mkdir -p "$root"
+    "/usr/lib/edgepack/$name/install" --root "$root" --by dpkg
+    # A service notices the new release by itself; here it is started for the first time.
+    if [ -d /run/systemd/system ] && [ -e "/lib/systemd/system/$unit" ]; then
+        systemctl daemon-reload
+        if [ -z "$2" ]; then
+            systemctl enable --now "$unit"
+        fi
+    fi
+fi
