@@ -66,6 +66,20 @@ class Shape:
     lanes: int
     kernel: tuple[int, int]
 
+    @classmethod
+    def of(cls, weight: np.ndarray, in_block: int, lanes: int) -> Shape:
+        """That of weights [groups, out, in, rows, columns]."""
+        groups, outs, ins, rows, columns = weight.shape
+        return cls(
+            groups=groups,
+            in_blocks=-(-ins // in_block),
+            in_block=in_block,
+            last_lanes=(ins - 1) % in_block + 1,
+            out_blocks=-(-outs // lanes),
+            lanes=lanes,
+            kernel=(rows, columns),
+        )
+
     @property
     def reduction(self) -> int:
         """Multiply-adds per result."""
@@ -122,6 +136,32 @@ def pack_weights(weight: np.ndarray, shape: Shape, vectors: int) -> np.ndarray:
     return np.concatenate(pieces)
 
 
+def choose_tile(
+    output: Blocked, *, blocks: int, reduction: int, cpu: CpuModel, groups: int = 1
+) -> tile.Tile:
+    """The cheapest tile for one group's `blocks` blocks of output channels."""
+    isa = arm.Isa.of(cpu)
+    return tile.choose(
+        width=output.width,
+        rows=output.height * output.batch * groups,
+        blocks=blocks,
+        lanes=output.block,
+        reduction=reduction,
+        cpu=cpu,
+        fits=isa.fits_convolution if isa else None,
+    )
+
+
+def stream_cycles(weights: int, times: int, cpu: CpuModel) -> float:
+    """What reading `weights` bytes of weights costs beyond the arithmetic.
+
+    They come from memory the first time, for no cache holds a whole network, and again each time
+    if they do not fit the second-level cache. Cores that issue in order wait for them.
+    """
+    fetched = weights * (times if weights > cpu.l2_bytes / 2 else 1)
+    return fetched / cpu.memory_bandwidth / (1 if cpu.in_order else 2)
+
+
 def make(site: Site) -> Kernel:
     """The kernel of a convolution."""
     operator = site.layer.operator
@@ -129,34 +169,34 @@ def make(site: Site) -> Kernel:
     source, output = site.inputs[0], site.output
     merged = merged_groups(operator, source.block, output.block)
     weight = _dense_weight(operator, merged)
-    ins = weight.shape[2]
-    shape = Shape(
-        groups=weight.shape[0],
-        in_blocks=-(-ins // source.block),
-        in_block=source.block,
-        last_lanes=(ins - 1) % source.block + 1,
-        out_blocks=-(-weight.shape[1] // output.block),
-        lanes=output.block,
-        kernel=operator.kernel,
-    )
+    shape = Shape.of(weight, source.block, output.block)
     flat = _is_flat(operator, site)
-    if flat:
-        view_in, view_out = source.flat, output.flat
-    else:
-        view_in, view_out = source, output
-    isa = arm.Isa.of(site.cpu)
-    chosen = tile.choose(
-        width=view_out.width,
-        rows=view_out.height * output.batch,
+    view_out = output.flat if flat else output
+    chosen = choose_tile(
+        view_out,
         blocks=shape.out_blocks,
-        lanes=shape.lanes,
         reduction=shape.reduction,
         cpu=site.cpu,
-        fits=isa.fits_convolution if isa else None,
+        groups=shape.groups,
     )
-    kernel = _Loops(site, operator, shape, chosen, view_in, view_out, flat)
     packed = pack_weights(weight, shape, chosen.vectors)
     bias = np.zeros(output.channels, "float32") if operator.bias is None else operator.bias
+    packed_bias = pack_channels(bias, output)
+    loops = Loops(
+        cpu=site.cpu,
+        operator=operator,
+        shape=shape,
+        tile=chosen,
+        source=Image("source", source, source.flat if flat else source),
+        target=Image("target", output, view_out),
+        weights=tir.buffer("weights", packed.shape),
+        bias=tir.buffer("bias", packed_bias.shape),
+        epilogue=Epilogue(site, flat=flat),
+    )
+    whole = tir.sequence(
+        clear_halos(loops.target),
+        tir.loop_of("n", output.batch, lambda n: loops.image(n, parallel=loops.worth_sharing)),
+    )
     rows, columns = operator.kernel
     name = (
         f"conv{rows}x{columns}_{source.channels}_{output.channels}_{output.height}x{output.width}"
@@ -165,11 +205,21 @@ def make(site: Site) -> Kernel:
         name += f"_s{operator.stride[0]}"
     return Kernel(
         name=name,
-        function=kernel.function(packed.size),
-        constants=(packed, pack_channels(bias, output), *kernel.epilogue.packed),
-        tile=f"{chosen}{' flat' if flat else ''}{' pixels' if kernel.pixels_outer else ''}",
+        function=tir.function(
+            [
+                loops.source.buffer,
+                *loops.epilogue.operand_buffers,
+                loops.weights,
+                loops.bias,
+                *loops.epilogue.constants,
+                loops.target.buffer,
+            ],
+            loops.imported(whole),
+        ),
+        constants=(packed, packed_bias, *loops.epilogue.packed),
+        tile=f"{chosen}{' flat' if flat else ''}{' pixels' if loops.pixels_outer else ''}",
         macs=operator.weight.size * output.height * output.width * output.batch,
-        cycles=chosen.cycles * shape.groups,
+        cycles=chosen.cycles,
     )
 
 
@@ -183,59 +233,58 @@ def _is_flat(operator: Convolution, site: Site) -> bool:
     )
 
 
-class _Loops:
-    """The loops of one convolution."""
+class Loops:
+    """The loops of one convolution.
+
+    A group's planes follow the one before's in `source` and `target`; there may be more of them
+    than `shape` says.
+    """
 
     def __init__(
         self,
-        site: Site,
+        *,
+        cpu: CpuModel,
         operator: Convolution,
         shape: Shape,
-        chosen: tile.Tile,
-        view_in: Blocked,
-        view_out: Blocked,
-        flat: bool,
+        tile: tile.Tile,
+        source: Image,
+        target: Image,
+        weights: tirx.Buffer,
+        bias: tirx.Buffer,
+        epilogue: Epilogue,
     ) -> None:
-        self.site = site
+        self.cpu = cpu
         self.operator = operator
         self.shape = shape
-        self.tile = chosen
-        # The window of output pixel 0 starts this far from the image's corner.
-        self.source = Image("source", site.inputs[0], view_in)
-        self.target = Image("target", site.output, view_out)
-        self.epilogue = Epilogue(site, flat=flat)
-        self.bias = tir.buffer("bias", (site.output.blocks * shape.lanes,))
-        self.tiles: micro.Tiles | None = None
-        self.pixels_outer = _pixels_outer(site.cpu, shape, chosen, view_in, view_out)
+        self.tile = tile
+        self.source, self.target = source, target
+        self.weights, self.bias = weights, bias
+        self.epilogue = epilogue
+        self.pixels_outer = _pixels_outer(cpu, shape, tile, source.layout, target.layout)
+        isa = arm.Isa.of(cpu)
+        self.tiles = micro.Tiles(isa, source, target, weights, bias, epilogue) if isa else None
 
-    def function(self, weights: int) -> tirx.PrimFunc:
-        """The whole kernel; `weights` is the size of the packed weights."""
-        self.weights = tir.buffer("weights", (weights,))
-        isa = arm.Isa.of(self.site.cpu)
-        if isa is not None:
-            self.tiles = micro.Tiles(
-                isa, self.source, self.target, self.weights, self.bias, self.epilogue
-            )
-        layout = self.target.layout
-        body = tir.loop_of("n", layout.batch, self._groups)
-        arguments = [
-            self.source.buffer,
-            *self.epilogue.operand_buffers,
-            self.weights,
-            self.bias,
-            *self.epilogue.constants,
-            self.target.buffer,
-        ]
-        whole = tir.sequence(clear_halos(self.target), body)
-        if self.tiles is not None:
-            whole = self.tiles.imported(whole)
-        return tir.function(arguments, whole)
+    def imported(self, body: tir.Stmt) -> tir.Stmt:
+        """`body`, which has these loops, with the code that they call."""
+        return self.tiles.imported(body) if self.tiles else body
 
-    def _groups(self, n: tir.Expr) -> tir.Stmt:
-        order = self._pixels_outer if self.pixels_outer else self._panels_outer
-        return tir.loop_of("group", self.shape.groups, lambda group: order(n, group))
+    @property
+    def worth_sharing(self) -> bool:
+        """Whether a group is enough work for all cores."""
+        return worth_sharing(self.tile.cycles / self.shape.groups, self.cpu)
 
-    def _panels_outer(self, n: tir.Expr, group: tir.Expr) -> tir.Stmt:
+    def image(self, n: tir.Expr, *, parallel: bool) -> tir.Stmt:
+        """One image of the batch, shared out within each group if `parallel`."""
+        return tir.loop_of(
+            "group", self.shape.groups, lambda group: self.group(n, group, parallel=parallel)
+        )
+
+    def group(self, n: tir.Expr, group: tir.Expr, *, parallel: bool = False) -> tir.Stmt:
+        """One group of one image."""
+        order = self._pixels_first if self.pixels_outer else self._panels_first
+        return order(n, group, parallel)
+
+    def _panels_first(self, n: tir.Expr, group: tir.Expr, parallel: bool) -> tir.Stmt:
         """Each panel of weights is used for the whole image before the next one is read."""
         rows = self.target.layout.height
 
@@ -248,9 +297,9 @@ class _Loops:
                 ),
             )
 
-        return self._over_panels(panel, parallel=self._shared)
+        return self._over_panels(panel, parallel=parallel)
 
-    def _pixels_outer(self, n: tir.Expr, group: tir.Expr) -> tir.Stmt:
+    def _pixels_first(self, n: tir.Expr, group: tir.Expr, parallel: bool) -> tir.Stmt:
         """Each row of pixels is finished in all channels before the next one is read."""
         rows = self.target.layout.height
 
@@ -259,14 +308,10 @@ class _Loops:
                 lambda column, pixels: self._over_panels(
                     lambda index, vectors: self._tile(n, group, index, vectors, row, column, pixels)
                 ),
-                parallel=self._shared and rows == 1,
+                parallel=parallel and rows == 1,
             )
 
-        return tir.loop_of("row", rows, one_row, parallel=self._shared)
-
-    @property
-    def _shared(self) -> bool:
-        return worth_sharing(self.tile.cycles, self.site.cpu)
+        return tir.loop_of("row", rows, one_row, parallel=parallel)
 
     def _over_panels(
         self, body: Callable[[tir.Expr, int], tir.Stmt], *, parallel: bool = False
@@ -311,10 +356,11 @@ class _Loops:
         # `panel` counts panels of the full size; only the last one may be smaller.
         block = panel * self.tile.vectors
         weights = group * shape.panel(shape.out_blocks) + panel * shape.panel(self.tile.vectors)
-        channel_block = group * shape.out_blocks + block
+        source, target = self.source.layout, self.target.layout
+        channel_block = group * (target.blocks // shape.groups) + block
         place = _Place(
-            in_plane=n * self.source.layout.blocks + group * shape.in_blocks,
-            plane=n * self.target.layout.blocks + channel_block,
+            in_plane=n * source.blocks + group * (source.blocks // shape.groups),
+            plane=n * target.blocks + channel_block,
             channel_block=channel_block,
             weights=weights,
             row=row,
@@ -477,15 +523,10 @@ def _pixels_outer(
     outside = rows * weight_bytes + image_bytes < panels * image_bytes + weight_bytes
     if cpu.cores > 1:
         # Rather the order that keeps all cores busy.
-        busy = {True: _balance(rows, cpu.cores), False: _balance(panels, cpu.cores)}
+        busy = {True: tile.balance(rows, cpu.cores), False: tile.balance(panels, cpu.cores)}
         if busy[outside] < 0.8 and busy[not outside] > busy[outside]:
             return not outside
     return outside
-
-
-def _balance(items: int, cores: int) -> float:
-    """The share of time that the cores are busy with `items` equal pieces of work."""
-    return items / (-(-items // cores) * cores)
 
 
 def takes(layer: Layer, _cpu: CpuModel) -> bool:

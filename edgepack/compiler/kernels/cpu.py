@@ -23,6 +23,7 @@ class CpuModel:
     number of multiply-adds of that width that start per cycle (0.5: one every second cycle).
     `loads_per_cycle` counts vector loads of any width. `fma_latency` is in cycles.
     `in_order` cores pay for a load where an out-of-order core hides it behind arithmetic.
+    `memory_bandwidth` is what one core reads from memory, in bytes per cycle.
     `memory_operand`: an instruction may read one operand from memory (x86).
     `isa` is "x86", "aarch64", "armv7", or "" where only portable code is made.
     """
@@ -37,6 +38,7 @@ class CpuModel:
     memory_operand: bool
     l1_bytes: int
     l2_bytes: int
+    memory_bandwidth: float
     cores: int = 1
 
     @property
@@ -67,6 +69,7 @@ ZEN4 = CpuModel(
     memory_operand=True,
     l1_bytes=32 * KIB,
     l2_bytes=1024 * KIB,
+    memory_bandwidth=8,
 )
 # Skylake-SP and later Xeons: two 512-bit FMA units, latency 4, two 512-bit loads per cycle.
 # Intel 64 Optimization Reference Manual, 248966, section 2.6.
@@ -84,6 +87,7 @@ AVX2 = CpuModel(
     memory_operand=True,
     l1_bytes=32 * KIB,
     l2_bytes=256 * KIB,
+    memory_bandwidth=4,
 )
 # Nehalem class, no FMA: a multiply (port 0) and an add (port 1), latency 4 + 3, one load.
 SSE = replace(
@@ -103,6 +107,7 @@ CORTEX_A72 = CpuModel(
     memory_operand=False,
     l1_bytes=32 * KIB,
     l2_bytes=1024 * KIB,
+    memory_bandwidth=2.5,
 )
 # Cortex-A53: in order, dual issue, one 128-bit FMLA per cycle of latency 4 (forwarded), one
 # 64-bit load port: a 128-bit load takes it twice. LLVM AArch64SchedA53.td. L2 is 512 KiB on
@@ -114,6 +119,7 @@ CORTEX_A53 = replace(
     in_order=True,
     l1_bytes=32 * KIB,
     l2_bytes=256 * KIB,
+    memory_bandwidth=1.7,
 )
 # The 32-bit state of both has 16 registers of 128 bits.
 CORTEX_A72_32 = replace(CORTEX_A72, name="cortex-a72-32", isa="armv7", registers=16)

@@ -9,6 +9,7 @@ needs a bounds check: the zeros around the image (its halo) are written by its p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -89,6 +90,12 @@ class Image:
     def __init__(self, name: str, layout: Blocked, view: Blocked | None = None) -> None:
         self.layout = view or layout
         self.buffer = tir.buffer(name, layout.shape)
+
+    def viewed(self, view: Blocked) -> Image:
+        """The same memory, with other extents."""
+        image = copy(self)
+        image.layout = view
+        return image
 
     def at(
         self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, lane: tir.Expr = 0

@@ -14,7 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from edgepack.compiler.kernels import convolution, copies, depthwise, pointwise, pooling
+from edgepack.compiler.kernels import convolution, copies, depthwise, pointwise, pooling, winograd
 from edgepack.compiler.kernels.cpu import CpuModel, cpu_model
 from edgepack.compiler.kernels.fuse import fuse
 from edgepack.compiler.kernels.graph import (
@@ -36,6 +36,7 @@ from edgepack.compiler.report import LayerReport
 # Tried in order; the first that takes a layer makes its kernel.
 RULES: tuple[Rule, ...] = (
     depthwise.RULE,
+    winograd.RULE,
     convolution.RULE,
     pooling.WINDOW,
     pooling.MEAN,

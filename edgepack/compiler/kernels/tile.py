@@ -48,6 +48,11 @@ def parts(total: int, size: int) -> Iterator[tuple[int, int]]:
         yield total % size, 1
 
 
+def balance(items: int, cores: int) -> float:
+    """The share of time that the cores are busy with `items` equal pieces of work."""
+    return items / (-(-items // cores) * cores)
+
+
 def choose(
     *,
     width: int,
