@@ -61,7 +61,7 @@ class GateError(BundleError):
         if len(problems) > _SHOWN_PROBLEMS:
             lines.append(f"and {len(problems) - _SHOWN_PROBLEMS} more")
         super().__init__(
-            f"{bundle.path.name} cannot run on {where}: " + "\n  ".join(lines),
+            f"{bundle.path.name} does not fit {where}: " + "\n  ".join(lines),
             hint=problems[0].hint,
         )
         self.problems = tuple(problems)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgepack.errors import ModelError, perhaps
+from edgepack.errors import ModelError, UsageError, perhaps
 
 # The element types a kernel may read or write, by their numpy names.
 DTYPES = frozenset(
@@ -209,7 +209,7 @@ def _read(path: Path) -> tuple[Any, list[Path]]:
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     if not path.is_file():
-        raise ModelError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+        raise UsageError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
     data = path.read_bytes()
     if data.startswith(b"version https://git-lfs"):
         raise NotOnnxError(

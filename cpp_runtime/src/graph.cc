@@ -78,8 +78,16 @@ std::vector<std::size_t> ReadEnds(const JsonNode& node, const Graph& graph) {
 GraphCall ReadCall(const JsonNode& node, const Graph& graph) {
   node.CheckKeys({"kernel", "args", "layer"});
   GraphCall call;
-  call.kernel = node["kernel"].String();
-  if (call.kernel.empty()) node["kernel"].Fail("is empty");
+  call.layer.kernel = node["kernel"].String();
+  if (call.layer.kernel.empty()) node["kernel"].Fail("is empty");
+  // The first plans had none.
+  if (node.Has("layer")) {
+    const JsonNode layer = node["layer"];
+    layer.CheckKeys({"name", "operator", "macs"});
+    call.layer.name = layer["name"].String();
+    call.layer.op = layer["operator"].String();
+    call.layer.macs = layer["macs"].Size();
+  }
   call.args = ReadIndices(node["args"], graph.tensors.size());
   if (call.args.empty() || graph.tensors[call.args.back()].storage != Storage::kArena) {
     node["args"].Fail("a kernel must write into the arena");

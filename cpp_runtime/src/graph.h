@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <edgepack/model.h>
 #include <edgepack/tensor.h>
 
 namespace edgepack {
@@ -20,7 +21,7 @@ struct GraphTensor {
 
 /// One kernel call in destination passing style: inputs first, then outputs.
 struct GraphCall {
-  std::string kernel;
+  Layer layer;
   std::vector<std::size_t> args;
 };
 

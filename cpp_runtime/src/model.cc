@@ -1,3 +1,4 @@
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <new>
@@ -39,7 +40,6 @@ DLDataType ToDLDataType(DType dtype) {
 }
 
 struct BoundCall {
-  const std::string* name;
   TVMFFISafeCallType function;
   std::vector<TVMFFIAny> args;
 };
@@ -90,8 +90,8 @@ struct Model::State {
     for (const std::size_t index : graph.inputs) inputs.push_back(View(index));
     for (const std::size_t index : graph.outputs) outputs.push_back(View(index));
     calls.reserve(graph.calls.size());
-    for (const GraphCall& call : graph.calls) {
-      BoundCall bound = {&call.kernel, library.Find(call.kernel), {}};
+    for (GraphCall& call : graph.calls) {
+      BoundCall bound = {library.Find(call.layer.kernel), {}};
       bound.args.reserve(call.args.size());
       for (const std::size_t index : call.args) {
         TVMFFIAny arg = {};
@@ -100,7 +100,13 @@ struct Model::State {
         bound.args.push_back(arg);
       }
       calls.push_back(std::move(bound));
+      layers.push_back(std::move(call.layer));
     }
+  }
+
+  void CallKernel(std::size_t index) const {
+    const BoundCall& call = calls[index];
+    Call(layers[index].kernel, call.function, call.args.data(), static_cast<int>(call.args.size()));
   }
 
   TensorView View(std::size_t index) { return {&graph.tensors[index].info, tensors[index].data}; }
@@ -121,6 +127,7 @@ struct Model::State {
   std::vector<TensorView> inputs;
   std::vector<TensorView> outputs;
   std::vector<BoundCall> calls;
+  std::vector<Layer> layers;
 };
 
 Model::Model(const std::filesystem::path& folder) : state_(std::make_unique<State>(folder)) {}
@@ -131,6 +138,7 @@ Model& Model::operator=(Model&&) noexcept = default;
 const std::string& Model::name() const { return state_->graph.model; }
 std::size_t Model::arena_bytes() const { return state_->graph.arena_bytes; }
 std::size_t Model::params_bytes() const { return state_->graph.params_bytes; }
+const std::vector<Layer>& Model::layers() const { return state_->layers; }
 const std::vector<TensorView>& Model::inputs() const { return state_->inputs; }
 const std::vector<TensorView>& Model::outputs() const { return state_->outputs; }
 
@@ -149,8 +157,18 @@ void Model::SetInput(std::size_t index, const TensorInfo& info, const void* data
 }
 
 void Model::Run() {
-  for (const BoundCall& call : state_->calls) {
-    Call(*call.name, call.function, call.args.data(), static_cast<int>(call.args.size()));
+  for (std::size_t i = 0; i < state_->calls.size(); ++i) state_->CallKernel(i);
+}
+
+void Model::Run(std::vector<double>* times_ms) {
+  using Clock = std::chrono::steady_clock;
+  times_ms->resize(state_->calls.size());
+  Clock::time_point start = Clock::now();
+  for (std::size_t i = 0; i < state_->calls.size(); ++i) {
+    state_->CallKernel(i);
+    const Clock::time_point end = Clock::now();
+    (*times_ms)[i] = std::chrono::duration<double, std::milli>(end - start).count();
+    start = end;
   }
 }
 

@@ -50,7 +50,7 @@ const std::string& GraphText() {
       {"name": "s", "dtype": "float32", "shape": [1, 4], "storage": "arena", "offset": 64, "bytes": 16},
       {"name": "y", "dtype": "float32", "shape": [1, 4], "storage": "arena", "offset": 128, "bytes": 16}],
     "inputs": [0], "outputs": [3],
-    "calls": [{"kernel": "add", "args": [0, 1, 2], "layer": "Add_0"},
+    "calls": [{"kernel": "add", "args": [0, 1, 2], "layer": {"name": "plus", "operator": "Add", "macs": 6000}},
               {"kernel": "twice", "args": [2, 3]}]})";
   return kText;
 }

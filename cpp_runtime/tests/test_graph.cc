@@ -32,8 +32,15 @@ TEST_CASE("a graph is read") {
   CHECK(graph.inputs == std::vector<std::size_t>{0});
   CHECK(graph.outputs == std::vector<std::size_t>{3});
   REQUIRE(graph.calls.size() == 2);
-  CHECK(graph.calls[0].kernel == "add");
+  CHECK(graph.calls[0].layer.kernel == "add");
+  CHECK(graph.calls[0].layer.name == "plus");
+  CHECK(graph.calls[0].layer.op == "Add");
+  CHECK(graph.calls[0].layer.macs == 6000);
   CHECK(graph.calls[0].args == std::vector<std::size_t>{0, 1, 2});
+  // As all calls were in the first plans.
+  CHECK(graph.calls[1].layer.kernel == "twice");
+  CHECK(graph.calls[1].layer.name.empty());
+  CHECK(graph.calls[1].layer.macs == 0);
 }
 
 TEST_CASE("text that is no graph") {
@@ -48,6 +55,8 @@ TEST_CASE("text that is no graph") {
   CHECK(Contains(LoadError("\"arena_bytes\": 256,", ""), "has no 'arena_bytes'"));
   CHECK(Contains(LoadError("\"arena_bytes\": 256", "\"arena_bytes\": 2.5"), "not a whole number"));
   CHECK(Contains(LoadError("\"arena_bytes\": 256", "\"arena_bytes\": 1e400"), "is not JSON"));
+  CHECK(Contains(LoadError("\"macs\": 6000", "\"macs\": -1"), "calls[0].layer.macs: -1 is not"));
+  CHECK(Contains(LoadError("\"macs\"", "\"max\""), "calls[0].layer: unknown key 'max'"));
   CHECK(Contains(LoadError("\"inputs\": [0]", "\"inputs\": 0"), "inputs: is not a list"));
 }
 

@@ -54,6 +54,22 @@ TEST_CASE("a model runs, again and again, on any number of threads") {
   ThreadPool::Global().Configure(1, {});
 }
 
+TEST_CASE("a run with times computes the same") {
+  const TempFolder folder;
+  WriteModel(folder.path());
+  Model model(folder.path());
+  const float input[] = {1, 2, 3, 4};
+  model.SetInput(0, Info(DType::kFloat32, {1, 4}), input);
+  std::vector<double> times = {-1};
+  model.Run(&times);
+  CHECK(Output(model) == std::vector<float>{22, 44, 66, 88});
+  REQUIRE(times.size() == model.layers().size());
+  REQUIRE(times.size() == 2);
+  for (const double time : times) CHECK(time >= 0);
+  CHECK(model.layers()[0].name == "plus");
+  CHECK(model.layers()[1].kernel == "twice");
+}
+
 TEST_CASE("tensors that do not fit") {
   const TempFolder folder;
   WriteModel(folder.path());

@@ -32,6 +32,7 @@ TEST_CASE("flags are read") {
   CHECK(options.top == 3);
   CHECK(options.expected.at(0) == "d.npy");
   CHECK(options.bundle == "/b");
+  CHECK(ParseOptions({"--golden", "--bench", "2", "--profile"}).profile);
   CHECK(ParseOptions({"--help"}).help);
   CHECK(ParseOptions({"--version"}).version);
 }
@@ -45,6 +46,7 @@ TEST_CASE("mistakes") {
   CHECK(ParseError({}) == "no input");
   CHECK(Contains(ParseError({"--golden", "--image", "a"}), "exclude each other"));
   CHECK(Contains(ParseError({"--golden", "--expected", "a"}), "has its own"));
+  CHECK(ParseError({"--golden", "--profile"}) == "--profile needs --bench");
   CHECK(Contains(ParseError({"--golden", "--preprocess-only"}), "need --image"));
   CHECK(
       Contains(ParseError({"--image", "a", "--preprocess-only", "--bench", "1"}), "does not run"));

@@ -62,6 +62,21 @@ TEST_CASE("the golden test") {
   CHECK(json["top"].Elements().at(1)["label"].String() == "cat");
 }
 
+TEST_CASE("a profile has every call") {
+  const TempFolder folder;
+  WriteBundle(folder.path());
+  const JsonNode profile =
+      Run(folder, {"--golden", "--json", "--bench", "5", "--profile"}).json()["profile"];
+  CHECK(profile["runs"].Int() == 5);
+  const std::vector<JsonNode> layers = profile["layers"].Elements();
+  REQUIRE(layers.size() == 2);
+  CHECK(layers[0]["operator"].String() == "Add");
+  CHECK(layers[0]["macs"].Int() == 6000);
+  double shares = 0;
+  for (const JsonNode& layer : layers) shares += layer["share"].Number();
+  CHECK(shares == doctest::Approx(1));
+}
+
 TEST_CASE("outputs that differ") {
   const TempFolder folder;
   WriteBundle(folder.path());

@@ -100,8 +100,3 @@ def main(argv: Sequence[str]) -> int:
             1,
         )
         return 1
-
-
-def entry_point() -> NoReturn:
-    """The `edgepack` program."""
-    sys.exit(main(sys.argv[1:]))

@@ -6,7 +6,7 @@ import argparse
 
 from edgepack.cli.console import Console
 from edgepack.cli.options import add_device, add_release, open_release, positive
-from edgepack.cli.report import answer_lines, bench_lines
+from edgepack.cli.report import answer_lines, bench_lines, profile_lines
 from edgepack.remote_app import RunRequest, run_on_device
 
 
@@ -21,6 +21,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--affinity", metavar="CPUS", help="big, little, all, none or a list such as 0,2-3"
     )
+    parser.add_argument(
+        "--profile", action="store_true", help="time each layer too, in N runs of their own"
+    )
     parser.set_defaults(run=run)
 
 
@@ -30,6 +33,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     for name in ("threads", "affinity"):
         if (value := getattr(args, name)) is not None:
             options += [f"--{name}", str(value)]
+    if args.profile:
+        options.append("--profile")
     device, root = open_release(args, console)
     try:
         console.step(f"{args.warmup} + {args.runs} runs on {device.name}")
@@ -37,5 +42,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     finally:
         device.close()
     lines = bench_lines(answer["bench"]) + answer_lines({**answer, "top": ()})
+    if args.profile:
+        lines += ["", *profile_lines(answer["profile"])]
     console.data(answer, "\n".join(lines))
     return 0

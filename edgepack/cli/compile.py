@@ -66,6 +66,8 @@ def explanation(compiled: CompiledModel) -> str:
     total = sum(layer.cycles for layer in compiled.layers)
     rows = [
         (
+            layer.layer or "-",
+            layer.operator,
             layer.kernel,
             layer.rule,
             "x".join(map(str, layer.shape)),
@@ -77,9 +79,8 @@ def explanation(compiled: CompiledModel) -> str:
         )
         for layer in compiled.layers
     ]
-    return table(
-        rows, ("KERNEL", "RULE", "SHAPE", "TILE", "M MACS", "KB", "K CYCLES", "SHARE OF CYCLES")
-    )
+    header = "LAYER,OPERATOR,KERNEL,RULE,SHAPE,TILE,M MACS,KB,K CYCLES,SHARE OF CYCLES"
+    return table(rows, header.split(","))
 
 
 def memory(compiled: CompiledModel) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgepack.cli.console import megabytes
+from edgepack.cli.console import megabytes, table
 from edgepack.deploy import Report
 from edgepack.smoke import Smoke
 
@@ -61,6 +61,26 @@ def bench_lines(bench: Mapping[str, Any]) -> list[str]:
         f"mean      {bench['mean_ms']:.2f} ms, std {bench['std_ms']:.2f}",
         f"p50/90/99 {bench['p50_ms']:.2f} / {bench['p90_ms']:.2f} / {bench['p99_ms']:.2f} ms",
         f"min, max  {bench['min_ms']:.2f}, {bench['max_ms']:.2f} ms",
+    ]
+
+
+def profile_lines(profile: Mapping[str, Any]) -> list[str]:
+    """A table of kernel calls; layers that have no name in the model go by their kernel's."""
+    rows = [
+        (
+            layer["layer"] or layer["kernel"],
+            layer["operator"],
+            f"{layer['ms']:.3f}",
+            f"{layer['share']:.1%}",
+            f"{layer['gflops']:.2f}" if "gflops" in layer else "-",
+        )
+        for layer in profile["layers"]
+    ]
+    return [
+        table(rows, ("LAYER", "OPERATOR", "MS", "SHARE", "GFLOP/S")),
+        "",
+        f"medians of {profile['runs']} runs; reading the clock adds "
+        f"{profile['overhead_ms']:.3f} ms to a run",
     ]
 
 

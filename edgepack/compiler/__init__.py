@@ -66,11 +66,12 @@ def compile_model(
     target = llvm.tvm_target(board)
     module, fast = lower.lower(importer.import_model(model), target, model)
     laid_out, kernels = plan.extract_plan(schedule.schedule(module, target), model, fast.kernels)
+    layers = plan.report_layers(laid_out, fast.reports)
 
     progress.step(f"compiling {len(kernels)} kernels for {board.cpu}")
     with atomic_dir(out) as work:
         build.build_library(kernels, target, toolchain, work / "model.so")
-        (work / "graph.json").write_text(laid_out.to_json(), encoding="utf-8")
+        (work / "graph.json").write_text(laid_out.to_json(layers), encoding="utf-8")
         (work / "params.bin").write_bytes(laid_out.params)
     return CompiledModel(
         folder=out,
@@ -83,5 +84,5 @@ def compile_model(
         params_bytes=len(laid_out.params),
         model_sha256=model.sha256,
         tvm_version=tvm.__version__,
-        layers=plan.report_layers(laid_out, fast.reports),
+        layers=layers,
     )

@@ -9,15 +9,17 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
-from tvm.relax.frontend.onnx import from_onnx
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from edgepack.compiler.operators import expand, unsupported
+from edgepack.compiler.origin import Origin, mark
 from edgepack.errors import ModelError
 from edgepack.model import (
     DynamicShapeError,
@@ -51,7 +53,7 @@ def import_model(model: LoadedModel) -> tvm.IRModule:
         # The importer prints what it was converting when it fails, and warns about names.
         with contextlib.redirect_stdout(said), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = from_onnx(proto, sanitize_input_names=False)
+            module = _Importer().convert(proto)
     except Exception as error:  # TVM raises anything from AssertionError to tvm.error.*
         _check_static(model, proto)
         first = said.getvalue().split(", with inputs")[0].strip()
@@ -63,6 +65,40 @@ def import_model(model: LoadedModel) -> tvm.IRModule:
     # The only operators that LegalizeOps leaves as they are: CumSum and CumProd.
     with tvm.target.Target("llvm"):
         return relax.backend.DispatchSortScan()(module)
+
+
+class _Builder(relax.BlockBuilder):  # type: ignore[misc]
+    """Marks every call with the node that is being converted."""
+
+    origin: Origin
+
+    def marked(self, expr: relax.Expr) -> relax.Expr:
+        return mark(expr, self.origin) if isinstance(expr, relax.Call) else expr
+
+    def emit(self, expr: relax.Expr, name_hint: str = "") -> relax.Var:
+        return super().emit(self.marked(expr), name_hint)
+
+
+class _Importer(ONNXGraphImporter):  # type: ignore[misc]
+    """TVM's importer, except that what it makes remembers the node it was made of."""
+
+    def __init__(self) -> None:
+        super().__init__({}, "float32", sanitize=False)
+        self.bb = _Builder()
+
+    def convert(self, proto: onnx.ModelProto) -> tvm.IRModule:
+        """What `tvm.relax.frontend.onnx.from_onnx` does; a node without a name gets one."""
+        for node in proto.graph.node:
+            node.name = node.name or next(filter(None, node.output), "")
+        (opset,) = (item.version for item in proto.opset_import if item.domain in ("", "ai.onnx"))
+        return self.from_onnx(proto.graph, opset)
+
+    def _convert_operator(
+        self, op_name: str, inputs: list[relax.Expr], attrs: dict[str, Any], opset: int
+    ) -> relax.Expr:
+        self.bb.origin = Origin(operator=op_name, name=attrs["tvm_custom"]["name"])
+        made = super()._convert_operator(op_name, inputs, attrs, opset)
+        return self.bb.normalize(self.bb.marked(made)) if isinstance(made, relax.Call) else made
 
 
 def _fold(model: LoadedModel, proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -164,7 +200,8 @@ class _FoldCheaply(PyExprMutator):  # type: ignore[misc]
         value = self._constant(bound)
         if value is None or value.size != 1 or list(data.ty.shape) != list(call.ty.shape):
             return call
-        return operator(data, relax.const(value.reshape(()), str(bound.ty.dtype)))
+        made = operator(data, relax.const(value.reshape(()), str(bound.ty.dtype)))
+        return relax.Call(made.op, made.args, made.attrs, made.ty_args, call.span)
 
     def _constant(self, expr: relax.Expr) -> np.ndarray | None:
         if isinstance(expr, relax.Var):

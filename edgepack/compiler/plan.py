@@ -67,8 +67,8 @@ class Plan:
         picked = [self.tensors[index] for index in indices]
         return tuple(TensorInfo(name=t.name, dtype=t.dtype, shape=t.shape) for t in picked)
 
-    def to_json(self) -> str:
-        """The text of graph.json; one line per tensor and call."""
+    def to_json(self, layers: Sequence[LayerReport]) -> str:
+        """The text of graph.json; one line per tensor and call. `layers` has one per call."""
         head = {
             "format": FORMAT,
             "version": VERSION,
@@ -89,7 +89,15 @@ class Plan:
             }
             for t in self.tensors
         ]
-        calls = [{"kernel": call.kernel, "args": call.args} for call in self.calls]
+        calls = [
+            {
+                "kernel": call.kernel,
+                "args": call.args,
+                # For people only: what a profile calls it.
+                "layer": {"name": layer.layer, "operator": layer.operator, "macs": layer.macs},
+            }
+            for call, layer in zip(self.calls, layers, strict=True)
+        ]
         text = json.dumps(head, indent=1)[:-2]
         for key, items in (("tensors", tensors), ("calls", calls)):
             text += f',\n "{key}": [\n' + ",\n".join(f"  {json.dumps(i)}" for i in items) + "\n ]"
@@ -125,6 +133,8 @@ def report_layers(plan: Plan, fast: Sequence[LayerReport]) -> tuple[LayerReport,
         # Scratch memory is rare, and smaller than a result that is worth a look.
         return LayerReport(
             kernel=call.kernel,
+            layer="",
+            operator=call.kernel.rstrip("0123456789"),
             rule="generic",
             shape=tensors[-1].shape,
             tile="",

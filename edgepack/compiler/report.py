@@ -9,6 +9,8 @@ from dataclasses import dataclass
 class LayerReport:
     """One kernel call of the plan.
 
+    `layer` is the name of the ONNX node it computes, of a fused layer the first one, and
+    `operator` what it does in ONNX's words ("Conv+Add+Relu"); changes of layout have no node.
     `rule` is the rule that made the kernel: one of `kernels.rewrite.RULES`, "layout" for a
     change of layout, "generic" for what TVM lowered. `shape` is the result's as the model has
     it, `tile` the register tile as pixels x vectors. `macs` are multiply-adds, `cycles` the
@@ -17,6 +19,8 @@ class LayerReport:
     """
 
     kernel: str
+    layer: str
+    operator: str
     rule: str
     shape: tuple[int, ...]
     tile: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -226,6 +226,31 @@ def test_a_tarball_works_without_a_network(
     assert json.loads(done.stdout)["expected"]["ok"] is True
 
 
+def assert_profile(
+    where: Sequence[str], project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The device's profile names the model's layers, in JSON and as a table."""
+    assert main(["bench", *where, "-n", "2", "--warmup", "0", "--profile", "--json"]) == 0
+    profile = json.loads(capsys.readouterr().out)["profile"]
+    assert profile["runs"] == 2
+    layers = profile["layers"]
+    names = {node.name or node.output[0] for node in onnx.load(project.model).graph.node}
+    assert {layer["layer"] for layer in layers if layer["layer"]} <= names
+    # MobileNetV2 (arXiv:1801.04381, table 2): 17 blocks of 3 convolutions but the first with 2,
+    # two more at the ends, and a matrix product.
+    assert sum(layer["operator"].startswith(("Conv", "Gemm", "MatMul")) for layer in layers) == 53
+    # 300.8 M are the model's multiply-adds (edgepack inspect counts them in the ONNX file).
+    assert sum(layer["macs"] for layer in layers) == pytest.approx(300.8e6, rel=0.001)
+    assert sum(layer["share"] for layer in layers) == pytest.approx(1)
+    for layer in layers:
+        assert ("gflops" in layer) == (layer["macs"] > 0)
+    assert main(["bench", *where, "-n", "1", "--warmup", "0", "--profile"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    header = lines.index(next(line for line in lines if line.startswith("LAYER")))
+    assert lines[header].split() == ["LAYER", "OPERATOR", "MS", "SHARE", "GFLOP/S"]
+    assert len(lines[header + 1 :]) == len(layers) + 2
+
+
 def test_the_command_line_end_to_end(
     project: Project, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -245,6 +270,7 @@ def test_the_command_line_end_to_end(
         assert main(["bench", *where, *device, "-n", "2", "--warmup", "0", "--json"]) == 0
         bench = json.loads(capsys.readouterr().out)["bench"]
         assert bench["runs"] == len(bench["times_ms"]) == 2
+        assert_profile([*where, *device], project, capsys)
         out_dir = str(tmp_path / "dist")
         assert main(["package", *where, "-o", out_dir, "--json"]) == 0
         made = json.loads(capsys.readouterr().out)

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edgepack.errors import ModelError
+from edgepack.errors import ModelError, UsageError
 from edgepack.model import (
     DynamicShapeError,
     MissingExternalDataError,
@@ -151,7 +151,7 @@ def test_shape_that_the_model_contradicts(tmp_path: Path) -> None:
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no such file"):
+    with pytest.raises(UsageError, match="no such file"):
         load_model(ModelSpec(path=tmp_path / "none.onnx"))
 
 

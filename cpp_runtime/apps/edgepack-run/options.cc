@@ -46,6 +46,9 @@ void CheckCombination(const Options& options) {
   if (options.golden && !options.expected.empty()) {
     throw UsageError("--expected cannot be used with --golden, which has its own");
   }
+  if (options.profile && !options.bench) {
+    throw UsageError("--profile needs --bench", "for example --bench 20 --profile");
+  }
   const bool image_only = options.save_resized || options.save_tensor || options.preprocess_only;
   if (image_only && !options.image) {
     throw UsageError("--save-resized, --save-tensor and --preprocess-only need --image");
@@ -65,6 +68,7 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--golden", [&] { options.golden = true; }},
       {"--json", [&] { options.json = true; }},
       {"--preprocess-only", [&] { options.preprocess_only = true; }},
+      {"--profile", [&] { options.profile = true; }},
       {"--version", [&] { options.version = true; }},
       {"--help", [&] { options.help = true; }},
   };
@@ -125,6 +129,7 @@ usage: edgepack-run (--image FILE | --input FILE ... | --golden) [options]
   --top N              print the N best classes (5, if the output is one vector of scores)
   --bench N            time N runs, after
   --warmup N           this many that are not timed (3)
+  --profile            with --bench: after each timed run another one, timed layer by layer
   --threads N          default: one per core of the fastest kind
   --affinity WHERE     big, little, all, none, or CPU numbers such as 0,2-3
   --json               one JSON object instead of words

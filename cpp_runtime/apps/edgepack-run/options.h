@@ -19,6 +19,7 @@ struct Options {
   std::optional<int> top;
   std::optional<int> bench;
   int warmup = 3;
+  bool profile = false;
   std::optional<int> threads;
   std::optional<std::string> affinity;
   bool json = false;

@@ -74,6 +74,39 @@ ffi::Any BenchObject(const Report::Bench& bench) {
   return object;
 }
 
+ffi::Any LayerObject(const Profile::Entry& entry) {
+  Object object;
+  Set(&object, "layer", Text(entry.layer.name));
+  Set(&object, "operator", Text(entry.layer.op));
+  Set(&object, "kernel", Text(entry.layer.kernel));
+  Set(&object, "macs", Count(entry.layer.macs));
+  Set(&object, "ms", Number(entry.ms));
+  Set(&object, "share", Number(entry.share));
+  SetNumber(&object, "gflops", entry.gflops);
+  return object;
+}
+
+ffi::Any ProfileObject(const Profile& profile) {
+  Object object;
+  Set(&object, "runs", Count(profile.runs));
+  Set(&object, "overhead_ms", Number(profile.overhead_ms));
+  Set(&object, "layers", List(profile.entries, LayerObject));
+  return object;
+}
+
+void PrintProfile(const Profile& profile, std::ostream& out) {
+  out << "profile, medians of " << profile.runs << " runs; it adds " << profile.overhead_ms
+      << " ms to a run:\n        ms  share  GFLOP/s  layer\n";
+  for (const Profile::Entry& entry : profile.entries) {
+    out << std::setprecision(3) << std::setw(10) << entry.ms << std::setprecision(1) << std::setw(6)
+        << 100 * entry.share << "%" << std::setw(9);
+    entry.gflops ? out << *entry.gflops : out << "-";
+    const Layer& layer = entry.layer;
+    out << "  " << (layer.name.empty() ? layer.kernel : layer.name) << " " << layer.op << "\n";
+  }
+  out << std::setprecision(2);
+}
+
 ffi::Any ExpectedObject(const Comparison& expected) {
   Object object;
   Set(&object, "max_abs_error", Number(expected.max_abs_error));
@@ -113,6 +146,7 @@ void PrintJson(const Report& report, std::ostream& out) {
   }
   if (!report.top.empty()) Set(&object, "top", List(report.top, TopObject));
   if (report.bench) Set(&object, "bench", BenchObject(*report.bench));
+  if (report.profile) Set(&object, "profile", ProfileObject(*report.profile));
   if (report.expected) Set(&object, "expected", ExpectedObject(*report.expected));
   PrintObject(object, out);
 }
@@ -149,6 +183,7 @@ void PrintText(const Report& report, std::ostream& out) {
         << " to warm up: mean " << s.mean << " ms, std " << s.std << ", min " << s.min << ", p50 "
         << s.p50 << ", p90 " << s.p90 << ", p99 " << s.p99 << ", max " << s.max << "\n";
   }
+  if (report.profile) PrintProfile(*report.profile, out);
   if (report.expected) {
     out << std::scientific << (report.expected->ok() ? "outputs agree" : "outputs differ")
         << ": largest error " << report.expected->max_abs_error << ", largest reference "

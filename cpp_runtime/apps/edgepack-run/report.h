@@ -9,6 +9,7 @@
 #include <edgepack/error.h>
 #include <edgepack/tensor.h>
 
+#include "profile.h"
 #include "scores.h"
 
 namespace edgepack {
@@ -38,6 +39,7 @@ struct Report {
   std::vector<TensorInfo> outputs;
   std::vector<Labelled> top;
   std::optional<Bench> bench;
+  std::optional<Profile> profile;
   std::optional<Comparison> expected;
 };
 

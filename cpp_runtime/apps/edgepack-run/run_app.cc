@@ -19,6 +19,7 @@
 #include "bundle.h"
 #include "memory_map.h"
 #include "options.h"
+#include "profile.h"
 #include "report.h"
 #include "statistics.h"
 
@@ -187,12 +188,14 @@ void Run(const Options& options, Model* model, Report* report) {
   for (int i = 0; i < options.warmup; ++i) model->Run();
   Report::Bench bench;
   bench.warmup = options.warmup;
-  bench.times_ms.reserve(static_cast<std::size_t>(*options.bench));
+  std::vector<std::vector<double>> profiled;
   for (int i = 0; i < *options.bench; ++i) {
     const Stopwatch run;
     model->Run();
     bench.times_ms.push_back(run.ms());
+    if (options.profile) model->Run(&profiled.emplace_back());
   }
+  if (options.profile) report->profile = MakeProfile(model->layers(), profiled, bench.times_ms);
   report->run_ms = Summarise(bench.times_ms).p50;
   report->bench = std::move(bench);
 }

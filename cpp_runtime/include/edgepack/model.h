@@ -10,6 +10,15 @@
 
 namespace edgepack {
 
+/// What a kernel call is for, for people to read: the ONNX node's name and operator, and how many
+/// multiply-adds it takes. A plan that does not say leaves them empty, and 0.
+struct Layer {
+  std::string kernel;
+  std::string name;
+  std::string op;
+  std::size_t macs = 0;
+};
+
 /// A compiled model: the kernels of model.so, called in the order of graph.json, on parameters
 /// that are mapped from params.bin and never copied.
 ///
@@ -28,6 +37,9 @@ class Model {
   [[nodiscard]] std::size_t arena_bytes() const;
   [[nodiscard]] std::size_t params_bytes() const;
 
+  /// One per kernel call, in the order in which they run.
+  [[nodiscard]] const std::vector<Layer>& layers() const;
+
   /// Inputs and outputs by position. The data lies in the model's own memory and stays where it
   /// is: write into an input and read an output in place.
   [[nodiscard]] const std::vector<TensorView>& inputs() const;
@@ -39,6 +51,10 @@ class Model {
 
   /// Computes the outputs. Throws std::runtime_error with a kernel's message if it fails.
   void Run();
+
+  /// The same, and writes the milliseconds of each kernel call, one per layer, to `times_ms`. The
+  /// clock is std::chrono::steady_clock, read once between two calls.
+  void Run(std::vector<double>* times_ms);
 
  private:
   struct State;

@@ -31,6 +31,7 @@ from edgepack.compiler.kernels.graph import (
 )
 from edgepack.compiler.kernels.layout import NO_HALO, Blocked, Halo
 from edgepack.compiler.kernels.rule import Kernel, Rule, Site, product
+from edgepack.compiler.origin import Origin, merge, origin_of
 from edgepack.compiler.report import LayerReport
 
 # Tried in order; the first that takes a layer makes its kernel.
@@ -47,6 +48,7 @@ RULES: tuple[Rule, ...] = (
 
 # What reports call the kernels that change a tensor's layout.
 LAYOUT = "layout"
+_LAYOUT_CHANGE = Origin(operator=LAYOUT, name="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +209,12 @@ class _Writer:
         read = [self._blocked(value) for value in (*layer.inputs, *layer.operands)]
         read += [relax.const(np.ascontiguousarray(values)) for values in kernel.constants]
         self.blocked[layer.output] = self._call(
-            rule.name, kernel, read, shape=site.output.shape, shown=shape_of(layer.output)
+            rule.name,
+            kernel,
+            read,
+            shape=site.output.shape,
+            shown=shape_of(layer.output),
+            origin=merge(origin_of(value) for _, value in layer.bindings),
         )
 
     def _call(
@@ -218,6 +225,7 @@ class _Writer:
         *,
         shape: Sequence[int],
         shown: tuple[int, ...],
+        origin: Origin | None = _LAYOUT_CHANGE,
     ) -> relax.Expr:
         """Emit a kernel's call; its result has `shape`, and is `shown` in the report."""
         name = self.kernels.add(kernel.name, kernel.function)
@@ -226,6 +234,8 @@ class _Writer:
         self.reports.append(
             LayerReport(
                 kernel=name,
+                layer=origin.name if origin else "",
+                operator=origin.operator if origin else rule,
                 rule=rule,
                 shape=shown,
                 tile=kernel.tile,
