@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from edgepack.progress import Bar
@@ -83,6 +83,12 @@ class Console:
     def data(self, value: Mapping[str, Any] | Sequence[Any], text: str) -> None:
         """The result: `value` as JSON with --json, else `text`."""
         print(json.dumps(value, indent=2) if self.as_json else text, flush=True)
+
+    def lines(self, lines: Iterable[str]) -> None:
+        """A result too long to be held: JSON with --json, as the caller sees to."""
+        for line in lines:
+            print(line)
+        sys.stdout.flush()
 
 
 class _Line:

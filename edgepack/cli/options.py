@@ -87,6 +87,11 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         metavar="USER@HOST[:PORT]",
         help="an address, a name from your OpenSSH config, `virtual` or `local`",
     )
+    add_ssh(parser)
+
+
+def add_ssh(parser: argparse.ArgumentParser) -> None:
+    """How to log in, and the folder there."""
     parser.add_argument("--identity", type=Path, metavar="FILE", help="private key to log in with")
     parser.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
     parser.add_argument(

@@ -51,7 +51,8 @@ class SshOptions:
 
     `config_file` is read instead of ~/.ssh/config and /etc/ssh/ssh_config; with
     `use_config` off none is. `identity` is tried before the agent's keys and the
-    default ones; with `identities_only` neither of those is tried. `known_hosts` is used
+    default ones; with `identities_only` neither of those is tried. `jump` are the hosts to go
+    through, in order, instead of what ProxyJump and ProxyCommand say. `known_hosts` is used
     instead of ~/.ssh/known_hosts (and what UserKnownHostsFile says); `host_keys` are
     lines of such a file, used instead of any file. `accept_new_host_key` adds the key of
     a host that is not known yet to known_hosts; a changed key is refused in any case.
@@ -61,6 +62,7 @@ class SshOptions:
     use_config: bool = True
     identity: Path | None = None
     identities_only: bool = False
+    jump: tuple[str, ...] = ()
     known_hosts: Path | None = None
     host_keys: tuple[str, ...] = ()
     accept_new_host_key: bool = False

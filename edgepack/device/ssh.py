@@ -399,6 +399,8 @@ class _Route:
         self, address: Address, lookup: paramiko.SSHConfigDict, via: tuple[str, ...]
     ) -> fabric.Connection | str | bool:
         jump = lookup.get("proxyjump", "none")
+        if self._options.jump and not via:
+            jump = ",".join(self._options.jump)
         if jump.lower() != "none":
             # a,b: first to a, from there to b, from there to the device.
             first, *rest = jump.split(",")

@@ -1,0 +1,104 @@
+"""Options of `edgepack fleet`, and the settings that they change."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgepack.cli.options import positive
+from edgepack.errors import UsageError
+from edgepack.fleet import Fleet, Settings, Share
+
+
+def add_fleet(parser: argparse.ArgumentParser) -> None:
+    """Which devices."""
+    parser.add_argument("fleet", type=Path, help="fleet.toml, or an Ansible inventory")
+    parser.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help="only this group, device or label (site=berlin); * and ? are wildcards, !WHAT "
+        "leaves out (repeatable)",
+    )
+
+
+def add_parallel(parser: argparse.ArgumentParser) -> None:
+    """How many at once, and where the result goes."""
+    parser.add_argument(
+        "--parallel", type=positive, metavar="N", help="devices at once (default: 10)"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the result as a page, too")
+
+
+def add_waves(parser: argparse.ArgumentParser) -> None:
+    """How a rollout goes through the devices; each overrides fleet.toml's [rollout]."""
+    parser.add_argument(
+        "--canary",
+        metavar="N|N%|GROUP",
+        help="first wave: devices of each board, or a group; 0 is none (default: 1)",
+    )
+    parser.add_argument(
+        "--waves",
+        metavar="N,N%,...",
+        help="sizes of the waves; the last one repeats (default: 10%%,100%%)",
+    )
+    parser.add_argument(
+        "--max-failures", metavar="N|N%", help="of a wave, before it stops (default: 10%%)"
+    )
+    parser.add_argument("--max-failures-total", metavar="N|N%", help="of the fleet (default: 10%%)")
+    parser.add_argument(
+        "--ignore-unreachable",
+        action="store_true",
+        help="devices that cannot be reached do not count as failures, but for canaries",
+    )
+    parser.add_argument("--soak", type=float, metavar="S", help="seconds between waves")
+
+
+def add_journal(parser: argparse.ArgumentParser) -> None:
+    """What is remembered of earlier runs."""
+    parser.add_argument(
+        "--journal", type=Path, metavar="DIR", help="instead of .edgepack beside the fleet's file"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="also the devices that the journal says are done"
+    )
+
+
+def settings_of(args: argparse.Namespace, fleet: Fleet) -> Settings:
+    """The fleet's settings with the flags over them; raises UsageError."""
+    changes: dict[str, Any] = {}
+    if args.parallel is not None:
+        changes["parallel"] = args.parallel
+    if getattr(args, "waves", None) is not None:
+        changes["waves"] = tuple(_share("--waves", word) for word in args.waves.split(","))
+        if not all(share.value for share in changes["waves"]):
+            raise UsageError("--waves: each wave must have a device at least")
+    for name in ("max_failures", "max_failures_total"):
+        if getattr(args, name, None) is not None:
+            changes[name] = _share(f"--{name.replace('_', '-')}", getattr(args, name))
+    if getattr(args, "canary", None) is not None:
+        groups = {group for device in fleet.devices for group in device.groups}
+        is_group = args.canary in groups
+        changes["canary"] = args.canary if is_group else _share("--canary", args.canary)
+    if getattr(args, "ignore_unreachable", False):
+        changes["count_unreachable"] = False
+    if getattr(args, "soak", None) is not None:
+        if not 0 <= args.soak < math.inf:
+            raise UsageError(f"--soak: {args.soak} is no number of seconds")
+        changes["soak_s"] = args.soak
+    return replace(fleet.settings, **changes)
+
+
+def _share(option: str, text: str) -> Share:
+    share = Share.parse(text)
+    if share is None:
+        raise UsageError(
+            f"{option}: {text!r} is no number of devices"
+            + (" and no group" if option == "--canary" else ""),
+            hint='for example 5, or "5%"',
+        )
+    return share

@@ -1,0 +1,88 @@
+"""Fleets: many devices, one release for each board, wave by wave.
+
+    fleet = load_fleet(Path("fleet.toml"))
+    devices = with_boards(fleet.devices, load_boards(), None)
+    with Journal(fleet.journal("flowers")) as journal:
+        plan = make_plan(devices, fleet.settings)
+        result = roll_out(plan, fleet.settings, Deploy(bundles, connect), Recorder(journal))
+
+`load_fleet` reads fleet.toml or an Ansible inventory. What is done with a device is a `Work`:
+`edgepack.fleet.work` has the real ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgepack.errors import ConfigError
+from edgepack.fleet.inventory import FleetDevice, select
+from edgepack.fleet.journal import Journal
+from edgepack.fleet.plan import (
+    RolloutPlan,
+    Settings,
+    Share,
+    Wave,
+    make_plan,
+    with_boards,
+)
+from edgepack.fleet.rollout import Done, Outcome, Result, Watcher, Work, roll_out
+
+__all__ = [
+    "Done",
+    "Fleet",
+    "FleetDevice",
+    "Journal",
+    "Outcome",
+    "Result",
+    "RolloutPlan",
+    "Settings",
+    "Share",
+    "Watcher",
+    "Wave",
+    "Work",
+    "load_fleet",
+    "make_plan",
+    "roll_out",
+    "select",
+    "with_boards",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """What a fleet file says: the devices in its order, and how a rollout goes through them."""
+
+    name: str
+    file: Path
+    devices: tuple[FleetDevice, ...]
+    settings: Settings
+
+    def journal(self, model: str, folder: Path | None = None) -> Path:
+        """Where the journal of this fleet and `model` (a bundle's name) is.
+
+        Beside the fleet's file unless there is a `folder`. The name begins with a dot, so
+        that Ansible does not take it for a part of the inventory.
+        """
+        return (folder or self.file.parent / ".edgepack") / self.name / f"{model}.jsonl"
+
+
+def load_fleet(path: Path) -> Fleet:
+    """The fleet in `path`: a .toml file is fleet.toml, any other an Ansible inventory.
+
+    Raises ConfigError naming what is wrong, and where.
+    """
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a folder",
+            hint="name a file in it, or `ansible-inventory --list -i DIR > fleet.json`",
+        )
+    if path.suffix == ".toml":
+        from edgepack.fleet.fleet_toml import read_fleet_toml
+
+        inventory, settings, name = read_fleet_toml(path)
+    else:
+        from edgepack.fleet.ansible import read_inventory
+
+        inventory, settings, name = read_inventory(path), Settings(), None
+    return Fleet(name=name or path.stem, file=path, devices=inventory.devices(), settings=settings)

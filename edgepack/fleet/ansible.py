@@ -1,0 +1,482 @@
+"""Ansible's inventories: INI, YAML, and what `ansible-inventory --list` prints.
+
+Read are the connection variables (`ansible_host`, `ansible_port`, `ansible_user`,
+`ansible_ssh_private_key_file`, ProxyJump and the like in `ansible_ssh_common_args`) and our own:
+`edgepack_board`, `edgepack_root`, `edgepack_labels`. group_vars/ and host_vars/ beside the
+file count, too. Everything else is for Ansible alone and left aside. The rules are those of
+"How to build your inventory" in Ansible's documentation.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import logging
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from edgepack.device.options import Address
+from edgepack.errors import ConfigError, UsageError, perhaps
+from edgepack.fleet.inventory import ALL, UNGROUPED, Inventory
+from edgepack.fleet.names import RangeError, expand
+from edgepack.tables import read_text
+
+log = logging.getLogger(__name__)
+
+_VAULT = "$ANSIBLE_VAULT"
+_VARS_SUFFIXES = ("", ".yml", ".yaml", ".json")
+_LIST_HINT = "write the values out, or use --limit to leave the host aside"
+# Of two names for one thing, as Ansible has them, the later one counts.
+_NAMES = {
+    "address": ("ansible_host", "ansible_ssh_host"),
+    "port": ("ansible_port", "ansible_ssh_port"),
+    "user": ("ansible_user", "ansible_ssh_user"),
+    "identity": ("ansible_private_key_file", "ansible_ssh_private_key_file"),
+    "board": ("edgepack_board",),
+    "root": ("edgepack_root",),
+}
+_CONNECTIONS = ("ssh", "smart", "paramiko", "paramiko_ssh", "ansible.builtin.ssh")
+_PASSWORDS = ("ansible_password", "ansible_ssh_pass", "ansible_ssh_password")
+# The classic way to say ProxyJump before there was one.
+_PROXY_SSH = re.compile(r"ssh (?:-q )?-W \[?%h\]?:%p (?:-q )?([^\s-]\S*)(?: -q)?")
+
+
+def read_inventory(path: Path) -> Inventory:
+    """The devices of an inventory file; raises ConfigError naming file, line and value."""
+    text = read_text(path)
+    inventory = Inventory(file=path, join_labels=False)
+    inventory.group(ALL)
+    if path.suffix == ".json" or text.lstrip().startswith("{"):
+        _read_json(inventory, text)
+    else:
+        if path.suffix in (".yml", ".yaml") or text.lstrip().startswith("---"):
+            _read_yaml(inventory, text)
+        else:
+            _read_ini(inventory, text)
+        _read_vars_folders(inventory)
+    # Groups of one depth and priority count in the order of their names.
+    inventory.groups = dict(sorted(inventory.groups.items()))
+    if not inventory.hosts:
+        raise ConfigError(f"{path}: no hosts in it", hint="is it an inventory?")
+    return inventory
+
+
+class _Vars:
+    """The variables of one host or group, each with where it was written."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, tuple[Any, str]] = {}
+
+    def set(self, name: str, value: Any, where: str) -> None:
+        self._values[name] = value, where
+
+    def take(self, name: str) -> tuple[Any, str] | None:
+        """The value of `name`, which no template may be in: only Ansible can fill them in."""
+        found = self._values.get(name)
+        if found and isinstance(found[0], str) and "{{" in found[0]:
+            raise ConfigError(f"{found[1]}: {name}: a template: {found[0]!r}", hint=_LIST_HINT)
+        return found
+
+    def into(self, values: dict[str, Any]) -> None:
+        """Put what concerns us into `values`, under our own names."""
+        for key, names in _NAMES.items():
+            for name in names:
+                if (found := self.take(name)) is not None:
+                    values[key] = _plain(key, name, *found)
+        if (found := self.take("edgepack_labels")) is not None:
+            values["labels"] = _labels(*found)
+        for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
+            if (found := self.take(name)) is not None:
+                values |= _ssh_arguments(name, *found)
+        connection = self.take("ansible_connection")
+        if connection and connection[0] not in _CONNECTIONS:
+            raise ConfigError(
+                f"{connection[1]}: ansible_connection: {connection[0]!r} is not ssh",
+                hint="leave the host out with --limit '!NAME'",
+            )
+        for name in _PASSWORDS:
+            if name in self._values:
+                raise ConfigError(
+                    f"{self._values[name][1]}: {name}: passwords are not used",
+                    hint="put a key there: ssh-copy-id; edgepack logs in with keys only",
+                )
+
+    def priority(self) -> int:
+        found = self._values.get("ansible_group_priority")
+        try:
+            return int(found[0]) if found else 1
+        except (TypeError, ValueError):
+            assert found is not None
+            raise ConfigError(
+                f"{found[1]}: ansible_group_priority: {found[0]!r} is not a whole number"
+            ) from None
+
+
+def _plain(key: str, name: str, value: Any, where: str) -> Any:
+    if key == "port":
+        text = str(value)
+        if not text.isdecimal() or not 0 < int(text) < 65536:
+            raise ConfigError(f"{where}: {name}: {value!r} is not between 1 and 65535")
+        return int(text)
+    if isinstance(value, bool | list | dict) or value is None or not str(value).strip():
+        raise ConfigError(f"{where}: {name}: {value!r} is not a string")
+    text = str(value)
+    if text.startswith("-") or (key != "identity" and text != text.strip()):
+        raise ConfigError(f"{where}: {name}: {value!r} cannot be used")
+    return Path(text).expanduser() if key == "identity" else text
+
+
+def _labels(value: Any, where: str) -> dict[str, str]:
+    """{"site": "berlin"}, or in an INI file site=berlin,line=3."""
+    if isinstance(value, str):
+        pairs = [item.partition("=") for item in value.split(",")]
+        if all(equals and key.strip() for key, equals, _ in pairs):
+            return {key.strip(): text.strip() for key, _, text in pairs}
+    elif isinstance(value, Mapping) and all(isinstance(item, str) for item in value.values()):
+        return dict(value)
+    raise ConfigError(
+        f"{where}: edgepack_labels: cannot read {value!r}", hint="for example site=berlin,line=3"
+    )
+
+
+def _ssh_arguments(name: str, value: Any, where: str) -> dict[str, Any]:
+    """What `-o ProxyJump=a,b` and other words for ssh mean to us."""
+    # What stands here replaces all of what a group says.
+    values: dict[str, Any] = {"jump": ()} if name == "ansible_ssh_common_args" else {}
+    try:
+        words = shlex.split(str(value or ""))
+    except ValueError as error:
+        raise ConfigError(f"{where}: {name}: {value!r}: {error}") from None
+    todo = iter(words)
+    for word in todo:
+        if word[:2] in ("-o", "-J", "-i", "-p", "-l"):
+            argument = word[2:] or next(todo, "")
+            option = {"-J": "ProxyJump", "-i": "IdentityFile", "-p": "Port", "-l": "User"}
+            key, _, text = (
+                re.sub(r"[\s=]+", "=", argument.strip(), count=1).partition("=")
+                if word[:2] == "-o"
+                else (option[word[:2]], "=", argument)
+            )
+            _ssh_option(values, key.lower(), text, name, where)
+        else:
+            log.info("%s: %s: %s is left aside", where, name, word)
+    return values
+
+
+def _ssh_option(values: dict[str, Any], key: str, text: str, name: str, where: str) -> None:
+    if key == "proxycommand" and text.lower() != "none":
+        match = _PROXY_SSH.fullmatch(" ".join(text.split()))
+        if not match:
+            raise ConfigError(
+                f"{where}: {name}: cannot use ProxyCommand {text!r}",
+                hint="say it as ProxyJump, or put it into ~/.ssh/config, which is read",
+            )
+        key, text = "proxyjump", match[1]
+    if key == "proxyjump":
+        hops = () if text.lower() == "none" else tuple(hop.strip() for hop in text.split(","))
+        for hop in hops:
+            try:
+                Address.parse(hop)
+            except UsageError:
+                raise ConfigError(
+                    f"{where}: {name}: ProxyJump: {hop!r} is not user@host or user@host:port"
+                ) from None
+        values["jump"] = hops
+    elif key == "identityfile":
+        values["identity"] = Path(text).expanduser()
+    elif key == "userknownhostsfile" and text != "/dev/null":
+        values["known_hosts"] = Path(text.split()[0]).expanduser()
+    elif key in ("port", "user"):
+        values[key] = _plain(key, name, text, where)
+    elif key in ("stricthostkeychecking", "userknownhostsfile"):
+        _warn_once(f"{name}: {key}={text} is not followed: host keys are checked")
+    else:
+        log.info("%s: %s: %s is left aside", where, name, key)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    """A list of ten thousand hosts says the same ten thousand times."""
+    log.warning("%s", text)
+
+
+def _hosts(pattern: str, where: str) -> Iterator[str]:
+    try:
+        yield from expand(pattern)
+    except RangeError as error:
+        raise ConfigError(f"{where}: {pattern!r}: {error}") from None
+
+
+# INI
+
+
+def _read_ini(inventory: Inventory, text: str) -> None:
+    group, kind = UNGROUPED, "hosts"
+    variables: dict[str, _Vars] = {}
+    for number, raw in enumerate(text.splitlines(), 1):
+        line, where = raw.strip(), f"{inventory.file}:{number}"
+        if not line or line[0] in "#;":
+            continue
+        if line[0] == "[":
+            group, kind = _section(line, where)
+            inventory.group(group)
+        elif kind == "hosts":
+            _ini_host(inventory, group, line, where)
+        elif kind == "children":
+            child = _words(line, where)[0]
+            inventory.group(child)
+            inventory.group(group).children.append(child)
+        else:
+            name, equals, value = line.partition("=")
+            if not equals:
+                raise ConfigError(f"{where}: not name=value: {line!r}")
+            own = variables.setdefault(group, _Vars())
+            own.set(name.strip(), _literal(value.strip()), where)
+    _take_over(inventory, variables)
+
+
+def _section(line: str, where: str) -> tuple[str, str]:
+    match = re.fullmatch(r"\[([^\]:\s]+)(?::(\w+))?\]\s*(?:[#;].*)?", line)
+    if not match:
+        raise ConfigError(f"{where}: not a section: {line!r}", hint="[group], [group:vars]")
+    kind = match[2] or "hosts"
+    if kind not in ("hosts", "children", "vars"):
+        raise ConfigError(
+            f"{where}: unknown kind of section: {kind}",
+            hint=perhaps(kind, ("hosts", "children", "vars")),
+        )
+    return match[1], kind
+
+
+def _ini_host(inventory: Inventory, group: str, line: str, where: str) -> None:
+    words = _words(line, where)
+    pattern = words[0]
+    # A port behind the name, but not the colon of a range or of an IPv6 address.
+    match = re.fullmatch(r"((?:[^:\[\]]|\[[^\]]*\])+):(\d+)", pattern)
+    own = _Vars()
+    if match:
+        pattern = match[1]
+        own.set("ansible_port", match[2], where)
+    for word in words[1:]:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError(f"{where}: not name=value: {word!r}")
+        own.set(name, _literal(value), where)
+    values: dict[str, Any] = {}
+    own.into(values)
+    for host in _hosts(pattern, where):
+        inventory.add_host(host).update(values)
+        inventory.group(group).hosts.append(host)
+
+
+def _words(line: str, where: str) -> list[str]:
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}: {line!r}") from None
+    if not words:
+        raise ConfigError(f"{where}: nothing in this line")
+    return words
+
+
+def _literal(text: str) -> Any:
+    """A Python literal if it is one, else the text itself: as Ansible reads INI values."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
+# YAML
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Reads tags such as !vault as None: what they stand for is not for us."""
+
+
+_Loader.add_multi_constructor("!", lambda _loader, _suffix, _node: None)
+
+
+def _read_yaml(inventory: Inventory, text: str) -> None:
+    variables: dict[str, _Vars] = {}
+    with _yaml_errors(inventory.file, text) as loader:
+        node = loader.get_single_node()
+        if node is not None:
+            for name, _, value in _pairs(loader, inventory.file, node):
+                _yaml_group(inventory, loader, variables, name, value)
+    _take_over(inventory, variables)
+
+
+class _yaml_errors:  # noqa: N801 - used like a function
+    """A loader for `text`; what is wrong with it is raised as ConfigError with its line."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self._path, self._text = path, text
+
+    def __enter__(self) -> Any:
+        try:
+            return _Loader(self._text)
+        except yaml.YAMLError as error:
+            self.__exit__(type(error), error, None)
+            raise
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+            where = f"{self._path}:{error.problem_mark.line + 1}"
+            raise ConfigError(f"{where}: not valid YAML: {error.problem}") from None
+        if isinstance(error, yaml.YAMLError | RecursionError):
+            raise ConfigError(f"{self._path}: not valid YAML: {error}") from None
+
+
+def _pairs(loader: Any, path: Path, node: Any) -> Iterator[tuple[str, int, Any]]:
+    """Key, line and value node of a mapping; an empty value counts as an empty mapping."""
+    if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
+        return
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{path}:{node.start_mark.line + 1}: not a mapping of names")
+    loader.flatten_mapping(node)
+    for key, value in node.value:
+        yield str(loader.construct_object(key, deep=True)), key.start_mark.line + 1, value
+
+
+def _yaml_group(
+    inventory: Inventory,
+    loader: Any,
+    variables: dict[str, _Vars],
+    name: str,
+    node: Any,
+) -> None:
+    path = inventory.file
+    group = inventory.group(name)
+    keys = ("hosts", "children", "vars")
+    for key, at, value in _pairs(loader, path, node):
+        if key not in keys:
+            raise ConfigError(
+                f"{path}:{at}: group {name}: unknown key {key!r}", hint=perhaps(key, keys)
+            )
+        for item, item_line, inner in _pairs(loader, path, value):
+            where = f"{path}:{item_line}"
+            if key == "vars":
+                own = variables.setdefault(name, _Vars())
+                own.set(item, loader.construct_object(inner, deep=True), where)
+            elif key == "children":
+                group.children.append(item)
+                _yaml_group(inventory, loader, variables, item, inner)
+            else:
+                values: dict[str, Any] = {}
+                host_vars = _Vars()
+                for variable, its_line, content in _pairs(loader, path, inner):
+                    host_vars.set(
+                        variable,
+                        loader.construct_object(content, deep=True),
+                        f"{path}:{its_line}",
+                    )
+                host_vars.into(values)
+                for host in _hosts(item, where):
+                    inventory.add_host(host).update(values)
+                    group.hosts.append(host)
+
+
+def _take_over(inventory: Inventory, variables: Mapping[str, _Vars]) -> None:
+    for name, own in variables.items():
+        group = inventory.group(name)
+        own.into(group.variables)
+        group.priority = own.priority()
+
+
+# JSON
+
+
+def _read_json(inventory: Inventory, text: str) -> None:
+    """What `ansible-inventory --list` or an inventory script prints."""
+    path = inventory.file
+    try:
+        top = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(top, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    meta = _table(top.pop("_meta", {}), f"{path}: _meta")
+    for name, content in top.items():
+        where = f"{path}: {name}"
+        group = inventory.group(name)
+        table = {"hosts": content} if isinstance(content, list) else _table(content, where)
+        for host in _strings(table.get("hosts", []), f"{where}.hosts"):
+            inventory.add_host(host)
+            group.hosts.append(host)
+        for child in _strings(table.get("children", []), f"{where}.children"):
+            inventory.group(child)
+            group.children.append(child)
+        own = _json_vars(table.get("vars", {}), f"{where}.vars")
+        own.into(group.variables)
+        group.priority = own.priority()
+    for host, content in _table(meta.get("hostvars", {}), f"{path}: _meta.hostvars").items():
+        where = f"{path}: _meta.hostvars.{host}"
+        _json_vars(content, where).into(inventory.add_host(host))
+
+
+def _json_vars(content: Any, where: str) -> _Vars:
+    own = _Vars()
+    for name, value in _table(content, where).items():
+        own.set(name, value, where)
+    return own
+
+
+def _table(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: {value!r} is not an object")
+    return value
+
+
+def _strings(value: Any, where: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ConfigError(f"{where}: {value!r} is not a list of names")
+    return value
+
+
+# group_vars/ and host_vars/
+
+
+def _read_vars_folders(inventory: Inventory) -> None:
+    base = inventory.file.parent
+    for name, group in inventory.groups.items():
+        for own in _vars_files(base / "group_vars", name):
+            own.into(group.overrides)
+    folder = base / "host_vars"
+    if folder.is_dir():
+        for name, values in inventory.hosts.items():
+            for own in _vars_files(folder, name):
+                own.into(values)
+
+
+def _vars_files(folder: Path, name: str) -> Iterator[_Vars]:
+    """The files for `name`: NAME, NAME.yml and the like, or all of those in a folder NAME."""
+    for suffix in _VARS_SUFFIXES:
+        path = folder / f"{name}{suffix}"
+        if path.is_dir() and not suffix:
+            files = sorted(file for file in path.rglob("*") if file.is_file())
+            for file in files:
+                if file.suffix in _VARS_SUFFIXES and not file.name.startswith("."):
+                    yield _vars_file(file)
+        elif path.is_file():
+            yield _vars_file(path)
+
+
+def _vars_file(path: Path) -> _Vars:
+    text = read_text(path)
+    own = _Vars()
+    if text.startswith(_VAULT):
+        log.warning("%s is encrypted and left aside: keep addresses and users elsewhere", path)
+        return own
+    with _yaml_errors(path, text) as loader:
+        node = loader.get_single_node()
+        if node is not None:
+            for name, line, value in _pairs(loader, path, node):
+                own.set(name, loader.construct_object(value, deep=True), f"{path}:{line}")
+    return own

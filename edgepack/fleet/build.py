@@ -1,0 +1,90 @@
+"""One bundle for each board of a fleet, each made once, in a process of its own.
+
+Compilers take hundreds of megabytes that the operator's process, which may go on for hours,
+does not have to keep.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from edgepack.boards import Board
+from edgepack.bundle import Bundle, open_bundle
+from edgepack.errors import EdgepackError, UsageError
+from edgepack.gate import check_bundle
+from edgepack.paths import cache_dir
+from edgepack.progress import NO_PROGRESS, Progress
+
+
+class BuildError(EdgepackError):
+    """What building a bundle in another process ended with."""
+
+    def __init__(self, message: str, *, hint: str | None, exit_code: int) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
+
+
+def open_bundles(
+    paths: Iterable[Path], boards: Mapping[str, Board], needed: Iterable[str]
+) -> dict[str, Bundle]:
+    """The bundles at `paths` by board, checked against it.
+
+    Raises UsageError if two are for one board, are of two models, or if one of the `needed`
+    boards has none, and what `open_bundle` and `check_bundle` raise.
+    """
+    bundles: dict[str, Bundle] = {}
+    for path in paths:
+        bundle = open_bundle(path)
+        board = bundle.manifest.board
+        if board in bundles:
+            raise UsageError(f"two bundles for {board}: {bundles[board].path} and {path}")
+        if board not in boards:
+            raise UsageError(f"{path} is for an unknown board: {board}", hint="add --boards FILE")
+        check_bundle(bundle, boards[board])
+        bundles[board] = bundle
+    names = sorted({bundle.manifest.name for bundle in bundles.values()})
+    if len(names) > 1:
+        raise UsageError(f"bundles of several models: {', '.join(names)}")
+    if missing := sorted(set(needed) - bundles.keys()):
+        raise UsageError(
+            f"no bundle for {', '.join(missing)}", hint="add --bundle PATH for each board"
+        )
+    return bundles
+
+
+def build_bundles(
+    words: Sequence[str], boards: Sequence[Board], *, progress: Progress = NO_PROGRESS
+) -> dict[str, Bundle]:
+    """A bundle for each of `boards`, made by `edgepack package` with the options `words`.
+
+    Raises BuildError with the message and exit code of the first that fails.
+    """
+    bundles = {}
+    for number, board in enumerate(boards, 1):
+        progress.step(f"building for {board.name} ({number} of {len(boards)} boards)")
+        out = cache_dir() / "made" / board.name
+        command = [sys.executable, "-m", "edgepack", "--json", "--cache-dir", str(cache_dir())]
+        done = subprocess.run(
+            [*command, "package", *words, "--board", board.name, "--out", str(out)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            check=False,
+        )
+        try:
+            answer = json.loads(done.stdout)
+            if done.returncode:
+                error = answer["error"]
+                raise BuildError(
+                    f"{board.name}: {error['message']}",
+                    hint=error["hint"],
+                    exit_code=error["code"],
+                )
+            bundle = open_bundle(Path(answer["bundle"]))
+        except (ValueError, KeyError, TypeError):
+            raise RuntimeError(f"edgepack package ended with {done.returncode}") from None
+        bundles[board.name] = bundle
+    return bundles

@@ -1,0 +1,160 @@
+"""What happened to each device, on disk before the next thing is done.
+
+A journal belongs to one fleet and one model: a file of JSON lines that only grows. Each line
+is flushed to the disk when it is written, so that whatever ends this process, what was done
+is known: a device is done with a release if the last line about it says so.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edgepack.errors import ConfigError, UsageError
+from edgepack.fleet.inventory import FleetDevice
+
+
+class BusyError(UsageError):
+    """Another process is writing to the journal."""
+
+
+class Last(NamedTuple):
+    """The last line about a device: where it starts in the file, and what decides what is left."""
+
+    offset: int
+    action: str
+    ok: bool
+    release: str | None
+    address: str
+
+
+class Journal:
+    """An open journal: `last` has the last line about each device, by name.
+
+    `run` is the line that the last rollout began with, `end` the one it ended with: None if
+    there is no such line. The journal is locked until it is closed; with `write` off it is only
+    read, and need not be there. Raises BusyError if another process holds the lock, and
+    ConfigError if the file cannot be written, or is none of ours.
+    """
+
+    def __init__(self, path: Path, *, write: bool = True) -> None:
+        self.path = path
+        self.last: dict[str, Last] = {}
+        self.run: dict[str, Any] | None = None
+        self.end: dict[str, Any] | None = None
+        try:
+            if write:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            is_new = not path.exists()
+            self._file = (
+                path.open("a+b") if write else (io.BytesIO() if is_new else path.open("rb"))
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"the journal {path}: {error.strerror}",
+                hint="name another folder with --journal DIR",
+            ) from None
+        try:
+            if write:
+                self._lock()
+                if is_new:
+                    _sync_folder(path.parent)
+            self._read(repair=write)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def write(self, entry: Mapping[str, Any]) -> None:
+        """Add a line; returns when it is on the disk."""
+        offset = self._file.seek(0, os.SEEK_END)
+        self._file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+        self._file.flush()
+        os.fdatasync(self._file.fileno())
+        self._note(offset, entry)
+
+    def entry(self, name: str) -> dict[str, Any] | None:
+        """The last line about the device `name`, None if there is none."""
+        if name not in self.last:
+            return None
+        self._file.seek(self.last[name].offset)
+        entry: dict[str, Any] = json.loads(self._file.readline())
+        return entry
+
+    def is_done(self, device: FleetDevice, action: str, release: str | None) -> bool:
+        """Whether the last thing done to `device` was this `action`, with success.
+
+        None stands for any release. A device that has moved to another address is another one.
+        """
+        last = self.last.get(device.name)
+        return (
+            last is not None
+            and last.ok
+            and (last.action, last.address) == (action, device.where)
+            and release in (None, last.release)
+        )
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        self._file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(
+                f"another rollout of this fleet is under way: {self.path} is locked",
+                hint="wait for it to end; a device is never worked on by two",
+            ) from None
+
+    def _read(self, *, repair: bool) -> None:
+        """Collect the last lines; cut off a line that a crash left half written."""
+        for offset, line in _lines(self._file):
+            if not line.endswith(b"\n"):
+                if repair:
+                    os.truncate(self._file.fileno(), offset)
+                break
+            try:
+                entry = json.loads(line)
+                assert isinstance(entry, dict)
+                self._note(offset, entry)
+            except (ValueError, KeyError, TypeError, AssertionError):
+                raise ConfigError(
+                    f"{self.path}: byte {offset}: not a line of a journal",
+                    hint="if it is one, move it away: every device is then asked again",
+                ) from None
+
+    def _note(self, offset: int, entry: Mapping[str, Any]) -> None:
+        if entry.get("event") == "begin":
+            self.run, self.end = dict(entry), None
+        elif entry.get("event") == "end":
+            self.end = dict(entry)
+        else:
+            self.last[entry["device"]] = Last(
+                offset, entry["action"], entry["ok"], entry["release"], entry["address"]
+            )
+
+
+def _lines(file: Any) -> Iterator[tuple[int, bytes]]:
+    offset = file.seek(0)
+    while line := file.readline():
+        yield offset, line
+        offset += len(line)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

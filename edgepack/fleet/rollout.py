@@ -1,0 +1,257 @@
+"""Going through the waves of a plan: never more devices at once than allowed, and stop in time.
+
+At any moment there is one thread for each device that is being worked on, and nothing for
+the others: memory and open files are bounded by `Settings.parallel`, not by the fleet.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from edgepack.errors import ConnectError, EdgepackError
+from edgepack.fleet.inventory import FleetDevice
+from edgepack.fleet.plan import CANARY, RolloutPlan, Settings, Wave
+
+FAILED = "failed"
+UNREACHABLE = "unreachable"
+_INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done:
+    """What came of the work on one device: `outcome` in a word, `release` as it is there now."""
+
+    outcome: str
+    release: str | None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """A device's line in the journal and in the report.
+
+    `outcome` is that of `Done`, "failed" or "unreachable"; `release` is what was wanted if it
+    failed. `at` is when it ended (UTC), `seconds` how long it took.
+    """
+
+    device: str
+    address: str
+    board: str | None
+    wave: str
+    action: str
+    ok: bool
+    outcome: str
+    release: str | None
+    at: str
+    seconds: float
+    error: str | None = None
+    hint: str | None = None
+    exit_code: int = 0
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the journal."""
+        return {key: value for key, value in asdict(self).items() if value not in (None, {})} | {
+            "release": self.release
+        }
+
+
+class Work(Protocol):
+    """What is done with each device, in a thread of its own."""
+
+    @property
+    def action(self) -> str:
+        """What it is called in the journal."""
+
+    def wanted(self, device: FleetDevice) -> str | None:
+        """The release that `device` should have afterwards, if that is known."""
+
+    def __call__(self, device: FleetDevice) -> Done:
+        """Do it. Raises EdgepackError if it fails."""
+
+
+class Watcher(Protocol):
+    """Is told what happens, from the thread that called `roll_out`."""
+
+    def wave_begins(self, wave: Wave) -> None: ...
+
+    def device_ends(self, outcome: Outcome) -> None: ...
+
+    def soaking(self, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """How a rollout ended: `status` is "complete", "stopped" or "interrupted".
+
+    `outcomes` counts the devices that were worked on now, by outcome.
+    """
+
+    status: str
+    reason: str
+    outcomes: Mapping[str, int]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json and the journal."""
+        return asdict(self)
+
+
+def roll_out(
+    plan: RolloutPlan,
+    settings: Settings,
+    work: Work,
+    watcher: Watcher,
+    *,
+    stop: threading.Event | None = None,
+) -> Result:
+    """Do `work` on every device of `plan`, wave by wave.
+
+    A wave begins when the one before has ended and is good enough (`Settings`). As soon as it
+    cannot be, or when `stop` is set, no further device is begun; those under way are always
+    waited for. An exception that is no EdgepackError is a bug: it is raised when those under
+    way have ended.
+    """
+    run = _Run(plan, settings, work, watcher, stop or threading.Event())
+    started = time.monotonic()
+    reason = run.waves()
+    return Result(
+        status="interrupted" if reason == _INTERRUPTED else "stopped" if reason else "complete",
+        reason=reason,
+        outcomes=dict(run.outcomes),
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+class _Run:
+    def __init__(
+        self,
+        plan: RolloutPlan,
+        settings: Settings,
+        work: Work,
+        watcher: Watcher,
+        stop: threading.Event,
+    ) -> None:
+        self._plan, self._settings = plan, settings
+        self._work, self._watcher, self._stop = work, watcher, stop
+        self._results: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
+        self._running = 0
+        self.outcomes: Counter[str] = Counter()
+        self._failed = 0
+        self._failed_in_wave = 0
+        self._bug: BaseException | None = None
+
+    def waves(self) -> str:
+        """Go through all waves; the reason for stopping before the end, or ""."""
+        waves = [wave for wave in self._plan.waves if wave.devices]
+        for number, wave in enumerate(waves):
+            self._watcher.wave_begins(wave)
+            self._failed_in_wave = 0
+            for device in wave.devices:
+                while self._running >= self._settings.parallel:
+                    self._collect()
+                if self._too_many(wave):
+                    break
+                self._begin(device, wave)
+            self._finish()
+            if reason := self._too_many(wave):
+                return reason
+            if self._settings.soak_s and number + 1 < len(waves):
+                self._watcher.soaking(self._settings.soak_s)
+                if self._stop.wait(self._settings.soak_s):
+                    return _INTERRUPTED
+        return ""
+
+    def _finish(self) -> None:
+        """Wait for what is under way."""
+        while self._running:
+            self._collect()
+        if self._bug is not None:
+            raise self._bug
+
+    def _begin(self, device: FleetDevice, wave: Wave) -> None:
+        # A daemon: who leaves in spite of all (a second Ctrl-C) does not wait for it.
+        thread = threading.Thread(
+            target=self._attempt, args=(device, wave.name), name=device.name, daemon=True
+        )
+        self._running += 1
+        thread.start()
+
+    def _attempt(self, device: FleetDevice, wave: str) -> None:
+        started = time.monotonic()
+        error: EdgepackError | None = None
+        done = Done(outcome=FAILED, release=None)
+        try:
+            done = self._work(device)
+        except EdgepackError as reason:
+            error = reason
+            done = Done(
+                outcome=UNREACHABLE if isinstance(reason, ConnectError) else FAILED,
+                release=self._work.wanted(device),
+            )
+        except BaseException as bug:
+            self._results.put(bug)
+            return
+        self._results.put(
+            Outcome(
+                device=device.name,
+                address=device.where,
+                board=device.board,
+                wave=wave,
+                action=self._work.action,
+                ok=error is None,
+                outcome=done.outcome,
+                release=done.release,
+                at=datetime.now(UTC).isoformat(timespec="seconds"),
+                seconds=round(time.monotonic() - started, 3),
+                error=error.message if error else None,
+                hint=error.hint if error else None,
+                exit_code=error.exit_code if error else 0,
+                details=done.details,
+            )
+        )
+
+    def _collect(self) -> None:
+        outcome = self._results.get()
+        self._running -= 1
+        if not isinstance(outcome, Outcome):
+            self._bug = outcome
+            return
+        self.outcomes[outcome.outcome] += 1
+        excused = (
+            outcome.outcome == UNREACHABLE
+            and outcome.wave != CANARY
+            and not self._settings.count_unreachable
+        )
+        if not outcome.ok and not excused:
+            self._failed += 1
+            self._failed_in_wave += 1
+        self._watcher.device_ends(outcome)
+
+    def _too_many(self, wave: Wave) -> str:
+        """Why nothing more may be begun, or ""."""
+        if self._bug is not None:
+            return "a bug in edgepack"
+        if self._stop.is_set():
+            return _INTERRUPTED
+        limits, failed = self._settings, self._failed_in_wave
+        if wave.is_canary and failed:
+            return f"{failed} of {wave.total} canaries failed"
+        if limits.max_failures.is_exceeded(failed, wave.total):
+            return (
+                f"{failed} of {wave.total} devices of {wave.name} failed, allowed are "
+                f"{limits.max_failures}"
+            )
+        if limits.max_failures_total.is_exceeded(self._failed, self._plan.total):
+            return (
+                f"{self._failed} of {self._plan.total} devices failed, allowed are "
+                f"{limits.max_failures_total}"
+            )
+        return ""

@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgepack.errors import ConfigError, UsageError
+from edgepack.fleet import FleetDevice, load_fleet, select, with_boards
+from edgepack.fleet.ansible import _warn_once
+from edgepack.fleet.names import RangeError, expand
+
+ANSIBLE = Path(__file__).parents[1] / "fixtures" / "ansible"
+
+
+def write(folder: Path, text: str, name: str = "fleet.toml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("kiosk", ["kiosk"]),
+        ("n[8:11]", ["n8", "n9", "n10", "n11"]),
+        ("n[08:11]x", ["n08x", "n09x", "n10x", "n11x"]),
+        ("n[:2]", ["n0", "n1", "n2"]),
+        ("[a:e:2]", ["a", "c", "e"]),
+        ("[1:2]-[x:y]", ["1-x", "1-y", "2-x", "2-y"]),
+    ],
+)
+def test_ranges(pattern: str, names: list[str]) -> None:
+    assert list(expand(pattern)) == names
+
+
+@pytest.mark.parametrize(
+    ("pattern", "problem"),
+    [
+        ("n[1]", "a bracket that belongs to no range"),
+        ("n[1:2", "a bracket that belongs to no range"),
+        ("n[01:100]", "different widths"),
+        ("n[5:1]", "its end comes before its start"),
+        ("n[1:x]", "no range of numbers or letters"),
+        ("n[1:5:0]", "the step"),
+        ("n[1:200000]", "more than 100000"),
+        ("[1:1000]-[1:1000]", "1000000 names"),
+    ],
+)
+def test_bad_ranges(pattern: str, problem: str) -> None:
+    with pytest.raises(RangeError, match=problem):
+        expand(pattern)
+
+
+FLEET = """
+[fleet]
+name = "kiosks"
+
+[rollout]
+canary = "lab"
+waves = [2, "50%"]
+parallel = 4
+max_failures = 1
+max_failures_total = "5%"
+count_unreachable = false
+soak_s = 1.5
+
+[defaults]
+user = "pi"
+board = "rasp3b"
+jump = ["ops@gate.example.org:2022"]
+identity = "keys/fleet"
+labels = { line = "1" }
+
+[groups.lab]
+devices = ["bench"]
+jump = []
+
+[groups.shops]
+children = ["north"]
+address = "{name}.example.org"
+labels = { kind = "shop" }
+
+[groups.north]
+devices = ["shop[01:02]"]
+board = "rasp3b-64"
+labels = { site = "berlin", line = "2" }
+
+[devices."shop[02:03]"]
+port = 2200
+root = "/srv/model"
+
+[devices.bench]
+address = "10.0.0.9"
+user = "root"
+"""
+
+
+def test_every_key_of_fleet_toml(tmp_path: Path) -> None:
+    fleet = load_fleet(write(tmp_path, FLEET))
+    assert fleet.name == "kiosks"
+    assert fleet.settings.to_dict() == {
+        "canary": "lab",
+        "waves": ["2", "50%"],
+        "parallel": 4,
+        "max_failures": "1",
+        "max_failures_total": "5%",
+        "count_unreachable": False,
+        "soak_s": 1.5,
+    }
+    jump, identity = ("ops@gate.example.org:2022",), tmp_path / "keys/fleet"
+    assert fleet.devices == (
+        FleetDevice(
+            name="bench", address="10.0.0.9", board="rasp3b", user="root", identity=identity,
+            labels={"line": "1"}, groups=("lab",),
+        ),
+        FleetDevice(
+            name="shop01", address="shop01.example.org", board="rasp3b-64", user="pi", jump=jump,
+            identity=identity, labels={"line": "2", "kind": "shop", "site": "berlin"},
+            groups=("shops", "north"),
+        ),
+        FleetDevice(
+            name="shop02", address="shop02.example.org", board="rasp3b-64", user="pi", jump=jump,
+            identity=identity, port=2200, root="/srv/model",
+            labels={"line": "2", "kind": "shop", "site": "berlin"}, groups=("shops", "north"),
+        ),
+        FleetDevice(
+            name="shop03", address="shop03", board="rasp3b", user="pi", jump=jump,
+            identity=identity, port=2200, root="/srv/model", labels={"line": "1"},
+        ),
+    )  # fmt: skip
+    assert fleet.journal("m") == tmp_path / ".edgepack/kiosks/m.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message", "hint"),
+    [
+        ('user = "pi"', 'usr = "pi"', "defaults.usr: unknown key", "'user'"),
+        ("port = 2200", "port = 0", r"devices\.shop\[02:03\]\.port: 0 is not between", None),
+        ("port = 2200", 'port = "2200"', "port: '2200' is not a whole number", None),
+        ("parallel = 4", "parallel = 0", "rollout.parallel: 0 is below 1", None),
+        ("soak_s = 1.5", "soak_s = -1.0", "rollout.soak_s: -1.0 is no number of seconds", None),
+        ("max_failures = 1", "max_failures = true", "max_failures: True", None),
+        ("max_failures = 1", 'max_failures = "x"', "max_failures: 'x' is no number of dev", "5%"),
+        ('[2, "50%"]', '[2, "101%"]', "rollout.waves: '101%' is no number of devices", "5%"),
+        ('[2, "50%"]', "[0]", "rollout.waves: each wave must have a device", None),
+        ('[2, "50%"]', "[]", "rollout.waves: each wave must have a device", None),
+        ('canary = "lab"', 'canary = "lob"', "rollout.canary: 'lob' is no group", "percentage"),
+        ('["shop[01:02]"]', '["shop[1:x]"]', r"groups.north.devices: 'shop\[1:x\]': ", None),
+        ('["shop[01:02]"]', '["a b"]', "groups.north.devices: 'a b' is not a name", "letters"),
+        ('["shop[01:02]"]', '["lab"]', "lab is a group and a device", "another name"),
+        ('children = ["north"]', 'children = ["nord"]', "no such child group: nord", "'north'"),
+        ("jump = []", 'children = ["lab"]', "groups contain each other: lab > lab", None),
+        ('["ops@gate.example.org:2022"]', '["-oX=y"]', "defaults.jump: '-oX=y' is not user", None),
+        ('"10.0.0.9"', '"-oProxyCommand=x"', "devices.bench.address: .* cannot be used", None),
+        ('kind = "shop"', "kind = 3", "groups.shops.labels.kind: 3 is not a string", None),
+        ('name = "kiosks"', 'name = "../x"', r"fleet.name: '\.\./x' is not a name", "letters"),
+        ('"{name}.example.org"', '"10.0.0.9"', "shop01 and shop02 have the same address", "{name}"),
+        ("[groups.lab]", "[groups.all]", "groups.all: not a name for a group", None),
+        ("[fleet]", "[flet]", "flet: unknown key", "'fleet'"),
+        ("[fleet]", "[[fleet", "not valid TOML", None),
+    ],
+)
+def test_mistakes_in_fleet_toml(
+    tmp_path: Path, old: str, new: str, message: str, hint: str | None
+) -> None:
+    assert old in FLEET
+    path = write(tmp_path, FLEET.replace(old, new, 1))
+    if old.startswith('"{name}'):
+        path = write(tmp_path, FLEET.replace(old, new).replace("port = 2200", ""))
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_fleet(path)
+    assert caught.value.message.startswith(str(path))
+    if hint:
+        assert hint in str(caught.value.hint)
+
+
+def test_a_fleet_without_devices(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no devices in it"):
+        load_fleet(write(tmp_path, "[defaults]\nuser = 'pi'\n"))
+    with pytest.raises(ConfigError, match="is a folder"):
+        load_fleet(tmp_path)
+    with pytest.raises(ConfigError, match="file not found"):
+        load_fleet(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="no hosts in it"):
+        load_fleet(write(tmp_path, "# nothing\n", "hosts"))
+
+
+def test_limits(tmp_path: Path) -> None:
+    fleet = load_fleet(write(tmp_path, FLEET))
+
+    def names(*limits: str) -> list[str]:
+        return [device.name for device in select(fleet.devices, limits, file=fleet.file)]
+
+    assert names() == names("all") == ["bench", "shop01", "shop02", "shop03"]
+    assert names("shops") == ["shop01", "shop02"]
+    assert names("shops", "bench") == ["bench", "shop01", "shop02"]
+    assert names("shop*", "!shop02") == ["shop01", "shop03"]
+    assert names("!lab") == ["shop01", "shop02", "shop03"]
+    assert names("line=1") == ["bench", "shop03"]
+    with pytest.raises(UsageError, match="called 'shopz'") as caught:
+        names("shopz")
+    assert caught.value.hint == "perhaps you meant 'shops'"
+    with pytest.raises(UsageError, match="no device is left"):
+        names("lab", "!bench")
+
+
+def test_boards(tmp_path: Path) -> None:
+    device = FleetDevice(name="a", address="a")
+    assert with_boards([device], {"x": 1}, "x")[0].board == "x"
+    with pytest.raises(ConfigError, match="a has no board"):
+        with_boards([device], {"x": 1}, None)
+    with pytest.raises(ConfigError, match="a: unknown board: rasp3") as caught:
+        with_boards([device], {"rasp3b": 1}, "rasp3")
+    assert "'rasp3b'" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("kind", ["ini", "yml"])
+def test_ansible_inventories_mean_what_ansible_says(kind: str) -> None:
+    """hosts-*.list.json are what `ansible-inventory --list` of ansible-core 2.19.14 printed."""
+    golden: dict[str, Any] = json.loads((ANSIBLE / f"hosts-{kind}.list.json").read_text())
+    hostvars = golden["_meta"]["hostvars"]
+    devices = {device.name: device for device in load_fleet(ANSIBLE / f"hosts.{kind}").devices}
+    assert devices.keys() == hostvars.keys()
+    for name, variables in hostvars.items():
+        device = devices[name]
+        assert device.address == variables.get("ansible_host", name)
+        assert device.port == variables.get("ansible_port")
+        assert device.user == variables.get("ansible_ssh_user", variables.get("ansible_user"))
+        assert device.board == variables["edgepack_board"]
+        assert device.root == variables.get("edgepack_root")
+        assert device.identity == Path("~/.ssh/fleet").expanduser()
+        assert device.labels == variables.get("edgepack_labels", {})
+        is_behind = "ProxyJump" in variables.get("ansible_ssh_common_args", "")
+        assert device.jump == (("ops@gate.example.org:2022",) if is_behind else ())
+        direct = {group for group, table in golden.items() if name in table.get("hosts", ())}
+        above = {
+            group
+            for group, table in golden.items()
+            if direct & set(table.get("children", ())) and group != "all"
+        }
+        assert set(device.groups) == (direct | above) - {"ungrouped"}
+
+
+@pytest.mark.parametrize("kind", ["ini", "yml"])
+def test_what_ansible_inventory_prints_is_the_same_fleet(kind: str) -> None:
+    def by_name(path: Path) -> list[FleetDevice]:
+        # The list does not say which group counts more: it says what came of it.
+        devices = [
+            replace(device, groups=tuple(sorted(device.groups)))
+            for device in load_fleet(path).devices
+        ]
+        return sorted(devices, key=lambda device: device.name)
+
+    assert by_name(ANSIBLE / f"hosts-{kind}.list.json") == by_name(ANSIBLE / f"hosts.{kind}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("-J a@b,c:22", {"jump": ("a@b", "c:22")}),
+        ("-o ProxyJump=none", {"jump": ()}),
+        ("-oProxyJump=gate", {"jump": ("gate",)}),
+        ("-o 'ProxyCommand=ssh -W %h:%p -q ops@gate'", {"jump": ("ops@gate",)}),
+        ('-o ProxyCommand="ssh -q -W %h:%p gate"', {"jump": ("gate",)}),
+        ("-o UserKnownHostsFile=/k -C", {"known_hosts": Path("/k")}),
+        ("-p 22 -l me -i /key", {"port": 22, "user": "me", "identity": Path("/key")}),
+    ],
+)
+def test_ssh_arguments(tmp_path: Path, arguments: str, expected: dict[str, Any]) -> None:
+    text = f"a ansible_ssh_common_args={json.dumps(arguments)}\n"
+    (device,) = load_fleet(write(tmp_path, text, "hosts")).devices
+    assert {key: getattr(device, key) for key in expected} == expected
+
+
+def test_host_key_checks_are_not_switched_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = 'a ansible_ssh_common_args="-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"'
+    _warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        (device,) = load_fleet(write(tmp_path, text, "hosts")).devices
+    assert device.known_hosts is None
+    assert [record.message.split(": ")[1] for record in caplog.records] == [
+        "stricthostkeychecking=no is not followed",
+        "userknownhostsfile=/dev/null is not followed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("hosts", "[a\n", r"hosts:1: not a section: '\[a'"),
+        ("hosts", "[a:varz]\n", "hosts:1: unknown kind of section: varz"),
+        ("hosts", "x\ny oops\n", "hosts:2: not name=value: 'oops'"),
+        ("hosts", "[a:vars]\noops\n", "hosts:2: not name=value: 'oops'"),
+        ("hosts", 'x a="b\n', "hosts:1: No closing quotation"),
+        ("hosts", "x[1:\n", r"hosts:1: 'x\[1:': a bracket"),
+        ("hosts", "x ansible_port=99999\n", "hosts:1: ansible_port: 99999 is not between"),
+        ("hosts", "x ansible_host=-oX\n", "hosts:1: ansible_host: '-oX' cannot be used"),
+        ("hosts", "x ansible_host={{ip}}\n", "hosts:1: ansible_host: a template"),
+        ("hosts", "x ansible_connection=winrm\n", "hosts:1: ansible_connection: 'winrm'"),
+        ("hosts", "x ansible_password=y\n", "hosts:1: ansible_password: passwords"),
+        ("hosts", "x edgepack_labels=y\n", "hosts:1: edgepack_labels: cannot read 'y'"),
+        ("hosts", "[a]\nx\n[a:vars]\nansible_group_priority=z\n", "hosts:4: .* not a whole number"),
+        ("hosts", 'x ansible_ssh_common_args="-J a@"', "ProxyJump: 'a@' is not user@host"),
+        (
+            "hosts",
+            'x ansible_ssh_common_args="-o ProxyCommand=nc\\ %h"',
+            "hosts:1: .* cannot use ProxyCommand 'nc %h'",
+        ),
+        ("h.yml", "all:\n  hots:\n    x:\n", "h.yml:2: group all: unknown key 'hots'"),
+        ("h.yml", "all:\n  hosts: [x]\n", "h.yml:2: not a mapping of names"),
+        ("h.yml", "all:\n  hosts:\n    x: {ansible_port: a}\n", "h.yml:3: ansible_port: 'a'"),
+        ("h.yml", "all: {\n", "h.yml:2: not valid YAML: "),
+        ("h.yml", "all: &a\n  children:\n    b: *x\n", "h.yml:3: not valid YAML: .*undefined alias"),
+        ("h.json", "{", "h.json: not valid JSON"),
+        ("h.json", '{"a": 1}', "h.json: a: 1 is not an object"),
+        ("h.json", '{"a": {"hosts": "x"}}', "h.json: a.hosts: 'x' is not a list of names"),
+        (
+            "h.json",
+            '{"_meta": {"hostvars": {"x": {"ansible_port": 0}}}}',
+            "_meta.hostvars.x: ansible_port: 0 is not between",
+        ),
+    ],
+)
+def test_mistakes_in_ansible_inventories(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_fleet(write(tmp_path, text, name))
+    assert str(tmp_path / name) in caught.value.message
