@@ -9,6 +9,7 @@ import argparse
 import inspect
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent / "reference"
@@ -22,11 +23,17 @@ def cli_page() -> str:
     os.environ["COLUMNS"] = "96"
     parser = make_parser()
     parts = [HEAD, "# Command line\n", f"```\n{parser.format_help()}```\n"]
+    return "\n".join([*parts, *_sections(parser, "edgepack", "##")])
+
+
+def _sections(parser: argparse.ArgumentParser, name: str, level: str) -> Iterator[str]:
+    """A section for each command, one level down for each action of a command."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for name, command in action.choices.items():
-                parts.append(f"## edgepack {name}\n\n```\n{command.format_help()}```\n")
-    return "\n".join(parts)
+            for word, command in action.choices.items():
+                title = f"{name} {word}"
+                yield f"{level} {title}\n\n```\n{command.format_help()}```\n"
+                yield from _sections(command, title, level + "#")
 
 
 def api_page() -> str:

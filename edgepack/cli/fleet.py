@@ -242,12 +242,13 @@ class _Recorder:
         text = f"{wave.name}: {len(wave.devices)} devices"
         self._console.step(text + (f", {done} more are done" if done else ""))
 
-    def device_ends(self, outcome: Outcome) -> None:
-        self._journal.write(outcome.to_dict())
-        if not outcome.ok:
-            self._codes.add(outcome.exit_code)
-        reason = f": {outcome.error}" if outcome.error else ""
-        self._console.note(f"    {outcome.device} {outcome.outcome}{reason}")
+    def devices_end(self, outcomes: Sequence[Outcome]) -> None:
+        self._journal.write(*(outcome.to_dict() for outcome in outcomes))
+        for outcome in outcomes:
+            if not outcome.ok:
+                self._codes.add(outcome.exit_code)
+            reason = f": {outcome.error}" if outcome.error else ""
+            self._console.note(f"    {outcome.device} {outcome.outcome}{reason}")
 
     def soaking(self, seconds: float) -> None:
         self._console.step(f"waiting for {seconds:g} s before the next wave")

@@ -19,13 +19,7 @@ from edgepack.gate import check_bundle
 from edgepack.paths import cache_dir
 from edgepack.progress import NO_PROGRESS, Progress
 
-
-class BuildError(EdgepackError):
-    """What building a bundle in another process ended with."""
-
-    def __init__(self, message: str, *, hint: str | None, exit_code: int) -> None:
-        super().__init__(message, hint=hint)
-        self.exit_code = exit_code
+_INTERRUPTED = 130
 
 
 def open_bundles(
@@ -61,7 +55,7 @@ def build_bundles(
 ) -> dict[str, Bundle]:
     """A bundle for each of `boards`, made by `edgepack package` with the options `words`.
 
-    Raises BuildError with the message and exit code of the first that fails.
+    Raises what the first that fails ends with: its message, under the class of its exit code.
     """
     bundles = {}
     for number, board in enumerate(boards, 1):
@@ -74,17 +68,17 @@ def build_bundles(
             stdout=subprocess.PIPE,
             check=False,
         )
-        try:
-            answer = json.loads(done.stdout)
-            if done.returncode:
-                error = answer["error"]
-                raise BuildError(
-                    f"{board.name}: {error['message']}",
-                    hint=error["hint"],
-                    exit_code=error["code"],
-                )
-            bundle = open_bundle(Path(answer["bundle"]))
-        except (ValueError, KeyError, TypeError):
-            raise RuntimeError(f"edgepack package ended with {done.returncode}") from None
-        bundles[board.name] = bundle
+        if done.returncode:
+            raise _error(board.name, done.returncode, done.stdout)
+        bundles[board.name] = open_bundle(Path(json.loads(done.stdout)["bundle"]))
     return bundles
+
+
+def _error(board: str, code: int, output: bytes) -> BaseException:
+    kinds = {kind.exit_code: kind for kind in reversed(EdgepackError.__subclasses__())}
+    if code == _INTERRUPTED:
+        return KeyboardInterrupt()
+    if code not in kinds:
+        return RuntimeError(f"edgepack package for {board} ended with {code}")
+    error = json.loads(output)["error"]
+    return kinds[code](f"{board}: {error['message']}", hint=error["hint"])

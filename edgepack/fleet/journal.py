@@ -69,13 +69,14 @@ class Journal:
             self._file.close()
             raise
 
-    def write(self, entry: Mapping[str, Any]) -> None:
-        """Add a line; returns when it is on the disk."""
-        offset = self._file.seek(0, os.SEEK_END)
-        self._file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+    def write(self, *entries: Mapping[str, Any]) -> None:
+        """Add lines; returns when they are on the disk."""
+        for entry in entries:
+            offset = self._file.seek(0, os.SEEK_END)
+            self._file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+            self._note(offset, entry)
         self._file.flush()
         os.fdatasync(self._file.fileno())
-        self._note(offset, entry)
 
     def entry(self, name: str) -> dict[str, Any] | None:
         """The last line about the device `name`, None if there is none."""

@@ -104,7 +104,7 @@ class FleetReport:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.writelines(self._html())
             Path(name).chmod(0o644)
             Path(name).replace(path)

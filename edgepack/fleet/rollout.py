@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -82,7 +82,7 @@ class Watcher(Protocol):
 
     def wave_begins(self, wave: Wave) -> None: ...
 
-    def device_ends(self, outcome: Outcome) -> None: ...
+    def devices_end(self, outcomes: Sequence[Outcome]) -> None: ...
 
     def soaking(self, seconds: float) -> None: ...
 
@@ -219,11 +219,21 @@ class _Run:
         )
 
     def _collect(self) -> None:
-        outcome = self._results.get()
-        self._running -= 1
-        if not isinstance(outcome, Outcome):
-            self._bug = outcome
-            return
+        """Take what has come, at least one; the watcher gets all of it at once."""
+        arrived = [self._results.get()]
+        while not self._results.empty():
+            arrived.append(self._results.get())
+        self._running -= len(arrived)
+        outcomes = []
+        for result in arrived:
+            if isinstance(result, Outcome):
+                outcomes.append(result)
+                self._count(result)
+            else:
+                self._bug = result
+        self._watcher.devices_end(outcomes)
+
+    def _count(self, outcome: Outcome) -> None:
         self.outcomes[outcome.outcome] += 1
         excused = (
             outcome.outcome == UNREACHABLE
@@ -233,7 +243,6 @@ class _Run:
         if not outcome.ok and not excused:
             self._failed += 1
             self._failed_in_wave += 1
-        self._watcher.device_ends(outcome)
 
     def _too_many(self, wave: Wave) -> str:
         """Why nothing more may be begun, or ""."""

@@ -316,7 +316,11 @@ def test_host_key_checks_are_not_switched_off(
         ("h.yml", "all:\n  hosts: [x]\n", "h.yml:2: not a mapping of names"),
         ("h.yml", "all:\n  hosts:\n    x: {ansible_port: a}\n", "h.yml:3: ansible_port: 'a'"),
         ("h.yml", "all: {\n", "h.yml:2: not valid YAML: "),
-        ("h.yml", "all: &a\n  children:\n    b: *x\n", "h.yml:3: not valid YAML: .*undefined alias"),
+        (
+            "h.yml",
+            "all: &a\n  children:\n    b: *x\n",
+            "h.yml:3: not valid YAML: .*undefined alias",
+        ),
         ("h.json", "{", "h.json: not valid JSON"),
         ("h.json", '{"a": 1}', "h.json: a: 1 is not an object"),
         ("h.json", '{"a": {"hosts": "x"}}', "h.json: a.hosts: 'x' is not a list of names"),

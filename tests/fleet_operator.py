@@ -1,0 +1,103 @@
+"""An operator's process: `edgepack fleet ...` with a scripted transport instead of SSH.
+
+    python -m tests.fleet_operator FACTS BROKEN PAUSE_MS WORD ...
+
+The command line, the inventory, the bundles, the waves and the journal are the real ones;
+connecting and deploying are fakes that hold as much memory as a connection would. Devices
+whose name matches the pattern BROKEN fail. What was seen goes to the file FACTS.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from edgepack.cli import fleet, main
+from edgepack.errors import RemoteError
+from edgepack.fleet import FleetDevice, work
+
+_HELD_BYTES = 1 << 20
+
+
+class FakeDevice:
+    """A connection that is open from when it is made until it is closed."""
+
+    lock = threading.Lock()
+    open = 0
+    most_open = 0
+
+    def __init__(self, device: FleetDevice) -> None:
+        self.name = device.name
+        self._buffer = bytearray(_HELD_BYTES)
+        with FakeDevice.lock:
+            FakeDevice.open += 1
+            FakeDevice.most_open = max(FakeDevice.most_open, FakeDevice.open)
+
+    def close(self) -> None:
+        with FakeDevice.lock:
+            FakeDevice.open -= 1
+
+
+class FakeConnector:
+    """Instead of edgepack.fleet.work.Connector."""
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def __call__(self, device: FleetDevice) -> FakeDevice:
+        return FakeDevice(device)
+
+
+class FakeDeploy:
+    """Instead of deploy_bundle; `events` are ("+" or "-", device), in order."""
+
+    def __init__(self, broken: str, pause_s: float) -> None:
+        self._broken, self._pause_s = broken, pause_s
+        self.events: list[tuple[str, str]] = []
+
+    def __call__(self, bundle: Any, device: FakeDevice, root: str, **_: Any) -> SimpleNamespace:
+        with FakeDevice.lock:
+            self.events.append(("+", device.name))
+        if self._pause_s:
+            time.sleep(self._pause_s)
+        with FakeDevice.lock:
+            self.events.append(("-", device.name))
+        if fnmatch.fnmatchcase(device.name, self._broken):
+            raise RemoteError("scripted to fail")
+        return SimpleNamespace(
+            outcome="deployed", release=bundle.manifest.release, sent_bytes=1, before=None
+        )
+
+
+def _status(key: str) -> int:
+    text = Path("/proc/self/status").read_text()
+    return int(re.search(rf"^{key}:\s+(\d+)", text, re.MULTILINE)[1])  # type: ignore[index]
+
+
+def run(argv: list[str]) -> int:
+    """Run the command and write down what was seen."""
+    facts, broken, pause_ms, *words = argv
+    deploy = FakeDeploy(broken, float(pause_ms) / 1000)
+    fleet.Connector = FakeConnector  # type: ignore[assignment,misc]
+    work.deploy_bundle = deploy  # type: ignore[assignment]
+    code = main(words)
+    seen = {
+        # Of this program alone: ru_maxrss would count the process that started it, too.
+        "peak_rss_kb": _status("VmHWM"),
+        "most_open": FakeDevice.most_open,
+        "events": deploy.events,
+        "threads_left": threading.active_count(),
+    }
+    Path(facts).write_text(json.dumps(seen))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,189 @@
+"""`edgepack fleet` without a device: plans, options, reports, and builds that fail."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgepack import process
+from edgepack.boards import load_boards
+from edgepack.cli import main
+from edgepack.errors import BundleError, ModelError, UsageError
+from edgepack.fleet import Journal
+from edgepack.fleet.build import build_bundles, open_bundles
+from tests.bundles import small_bundle
+
+FLEET = """
+[defaults]
+board = "rasp3b"
+[groups.lab]
+devices = ["bench"]
+[groups.shops]
+devices = ["shop[01:20]"]
+"""
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> str:
+    path = tmp_path / "fleet.toml"
+    path.write_text(FLEET)
+    return str(path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(argv)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_plan(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "fleet", "plan", fleet)
+    assert code == 0
+    assert out == (
+        "fleet: 21 devices, 21 to do\n"
+        "boards    rasp3b 21\n"
+        "WAVE    DEVICES  TO DO  WHICH\n"
+        "canary  1        1      bench\n"
+        "wave 1  3        3      shop01 ... shop03\n"
+        "wave 2  17       17     shop04 ... shop20\n"
+    )
+    flags = ["--canary", "lab", "--waves", "15,2", "--limit", "lab", "--limit", "shop*"]
+    code, out, _ = run(capsys, "fleet", "plan", fleet, "--json", *flags)
+    plan = json.loads(out)
+    assert [(wave["wave"], wave["devices"]) for wave in plan["waves"]] == [
+        ("canary", 1), ("wave 1", 15), ("wave 2", 2), ("wave 3", 2), ("wave 4", 1),
+    ]  # fmt: skip
+    assert plan["list"][0] == {
+        "device": "bench", "address": "bench", "board": "rasp3b", "jump": [], "groups": ["lab"],
+        "labels": {}, "wave": "canary",
+    }  # fmt: skip
+    assert not (Path(fleet).parent / ".edgepack").exists()
+
+
+def test_an_inventory_gets_its_board_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("[shops]\nshop[1:3]\n")
+    code, _, err = run(capsys, "fleet", "plan", str(hosts))
+    assert code == 2
+    assert "shop1 has no board" in err
+    code, out, _ = run(capsys, "fleet", "plan", str(hosts), "--board", "pynq")
+    assert code == 0
+    assert "pynq 3" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--limit", "shopz"], "--limit: no group, device or label"),
+        (["--canary", "shopz"], "--canary: 'shopz' is no number of devices and no group"),
+        (["--waves", "5,,"], "--waves: '' is no number of devices"),
+        (["--waves", "0"], "--waves: each wave must have a device"),
+        (["--max-failures", "101%"], "--max-failures: '101%'"),
+        (["--max-failures-total", "x"], "--max-failures-total: 'x'"),
+        (["--soak", "nan"], "--soak: nan is no number of seconds"),
+        (["--board", "rasp3c"], "bench: unknown board: rasp3c"),
+    ],
+)
+def test_flags_that_make_no_sense(
+    flags: list[str], message: str, fleet: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--board" in flags:
+        Path(fleet).write_text(FLEET.replace('board = "rasp3b"', ""))
+    code, _, err = run(capsys, "fleet", "plan", fleet, *flags)
+    assert code == 2
+    assert message in err
+
+
+def test_a_dry_run_leaves_nothing_behind(
+    fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = small_bundle(tmp_path, board="rasp3b")
+    journal = Path(fleet).parent / ".edgepack" / "fleet" / "tiny.jsonl"
+    command = ["fleet", "deploy", fleet, "--bundle", str(bundle.path), "--dry-run"]
+    code, out, err = run(capsys, *command)
+    # The gate refuses a bundle whose app is no program.
+    assert (code, out) == (5, "")
+    assert "edgepack-run" in err
+    assert not journal.exists()
+
+
+def test_bundles_must_fit_the_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgepack.fleet.build.check_bundle", lambda *_: None)
+    boards = load_boards()
+    first = small_bundle(tmp_path / "a", board="rasp3b").path
+    second = small_bundle(tmp_path / "b", board="rasp3b").path
+    other = small_bundle(tmp_path / "c", board="pynq", name="other").path
+    assert open_bundles([first], boards, {"rasp3b"}).keys() == {"rasp3b"}
+    with pytest.raises(UsageError, match="no bundle for pynq, rasp4b"):
+        open_bundles([first], boards, {"rasp4b", "pynq", "rasp3b"})
+    with pytest.raises(UsageError, match="two bundles for rasp3b"):
+        open_bundles([first, second], boards, {"rasp3b"})
+    with pytest.raises(UsageError, match="several models: other, tiny"):
+        open_bundles([first, other], boards, {"rasp3b"})
+    with pytest.raises(BundleError, match="no such bundle"):
+        open_bundles([tmp_path / "none"], boards, set())
+
+
+def test_a_build_that_fails_is_that_error(tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"no model")
+    with pytest.raises(ModelError, match=r"rasp3b: .*model\.onnx"):
+        build_bundles([str(model)], [load_boards()["rasp3b"]])
+
+
+def test_a_report_needs_a_rollout(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "fleet", "report", fleet, "--name", "m")
+    assert code == 2
+    assert "no rollout of m to fleet yet" in err
+
+
+def test_a_rollout_that_was_killed_is_reported(
+    fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = {
+        "device": "bench", "address": "bench", "board": "rasp3b", "wave": "canary",
+        "action": "deploy", "ok": True, "outcome": "deployed", "release": "0123456789ab",
+        "at": "2026-01-01T00:00:00+00:00", "seconds": 1.5,
+    }  # fmt: skip
+    with Journal(tmp_path / ".edgepack" / "fleet" / "m.jsonl") as journal:
+        journal.write(
+            {"event": "begin", "action": "deploy", "releases": {"rasp3b": "0123456789ab"}}, done
+        )
+    page = tmp_path / "page.html"
+    code, out, _ = run(capsys, "fleet", "report", fleet, "--name", "m", "--html", str(page))
+    assert code == 0
+    assert out.splitlines()[:3] == [
+        "m to fleet: deploy interrupted: it was killed, or is under way",
+        "devices   1 of 21 well: 1 deployed, 20 waiting",
+        "release   0123456789ab (rasp3b)",
+    ]
+    assert page.read_text().count("<tr ") == 21
+
+
+_LIMITS = """
+import resource
+from edgepack.errors import UsageError
+from edgepack.fleet.limits import allow_parallel
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024))
+for parallel in (10, 100, 1000):
+    try:
+        allow_parallel(parallel)
+        print(parallel, *resource.getrlimit(resource.RLIMIT_NOFILE))
+    except UsageError as error:
+        print(error.message, "/", error.hint)
+"""
+
+
+def test_open_files_are_asked_for_or_refused() -> None:
+    # In a process of its own: who lowers the hard limit cannot raise it again.
+    assert process.run([sys.executable, "-c", _LIMITS]).stdout.splitlines() == [
+        "10 256 1024",
+        "100 864 1024",
+        "--parallel 1000 needs 8064 open files, 1024 are allowed here / "
+        "--parallel 120, or raise the limit: ulimit -Hn",
+    ]

@@ -1,0 +1,356 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgepack.device import UnreachableError
+from edgepack.errors import ConfigError, RemoteError
+from edgepack.fleet import (
+    FleetDevice,
+    Journal,
+    Outcome,
+    Result,
+    Settings,
+    Share,
+    make_plan,
+    roll_out,
+)
+from edgepack.fleet.journal import BusyError
+from edgepack.fleet.report import FleetReport
+from edgepack.fleet.rollout import Work
+from tests.scripted_fleet import FakeWork, Log, devices
+
+TENTH = Share(value=10, percent=True)
+
+
+def sizes(found: Sequence[FleetDevice], settings: Settings) -> list[tuple[str, int]]:
+    return [(wave.name, wave.total) for wave in make_plan(found, settings).waves]
+
+
+# Plan
+
+
+def test_the_default_is_a_canary_a_tenth_and_the_rest() -> None:
+    expected = [("canary", 1), ("wave 1", 10), ("wave 2", 89)]
+    assert sizes(devices(100), Settings()) == expected
+    assert sizes(devices(1), Settings()) == [("canary", 1)]
+    assert sizes(devices(2), Settings()) == [("canary", 1), ("wave 1", 1)]
+
+
+@pytest.mark.parametrize(
+    ("canary", "waves", "expected"),
+    [
+        (Share(value=0), ("4",), [("wave 1", 4), ("wave 2", 4), ("wave 3", 2)]),
+        (Share(value=2), ("3", "50%"), [("canary", 2), ("wave 1", 3), ("wave 2", 5)]),
+        # 5 % of ten devices is one, not none.
+        (Share(value=5, percent=True), ("100%",), [("canary", 1), ("wave 1", 9)]),
+        (Share(value=99), ("1",), [("canary", 10)]),
+        ("lab", ("100%",), [("wave 1", 10)]),
+    ],
+)
+def test_sizes_of_waves(
+    canary: Share | str, waves: tuple[str, ...], expected: list[tuple[str, int]]
+) -> None:
+    shares = tuple(share for text in waves if (share := Share.parse(text)))
+    assert sizes(devices(10), Settings(canary=canary, waves=shares)) == expected
+
+
+def test_every_board_has_a_canary() -> None:
+    plan = make_plan(devices(9, boards=("a", "b", "c")), Settings())
+    assert sorted(str(device.board) for device in plan.waves[0].members) == ["a", "b", "c"]
+    assert plan.boards() == {"a": 3, "b": 3, "c": 3}
+
+
+def test_what_is_done_changes_no_wave() -> None:
+    found = devices(30)
+    done = {device.name for device in found[:5]}
+    whole = make_plan(found, Settings())
+    rest = make_plan(found, Settings(), lambda device: device.name in done)
+    assert [wave.members for wave in rest.waves] == [wave.members for wave in whole.waves]
+    assert rest.todo == 25
+    assert rest.waves[0].devices == ()
+    assert [device.name for device in rest.waves[1].devices] == []
+    assert rest.waves[2].devices[0].name == "d00006"
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "5 %", "101%", "1.5"])
+def test_what_is_no_share(text: str) -> None:
+    assert Share.parse(text) is None
+
+
+# Rollout
+
+
+def test_canary_first_then_waves_and_never_more_at_once() -> None:
+    work, log = FakeWork(pause_s=0.002), Log()
+    plan = make_plan(devices(40), Settings())
+    result = roll_out(plan, Settings(parallel=4), work, log)
+    assert (result.status, result.outcomes) == ("complete", {"deployed": 40})
+    assert 1 < work.most_at_once <= 4
+    # All of a wave end before the next one begins.
+    waves = [event for event in log.events if isinstance(event, str)]
+    assert waves == ["canary", "wave 1", "wave 2"]
+    at = 0
+    for wave in plan.waves:
+        assert log.events[at] == wave.name
+        ended = log.events[at + 1 : at + 1 + wave.total]
+        assert {outcome.device for outcome in ended if isinstance(outcome, Outcome)} == {
+            device.name for device in wave.devices
+        }
+        at += 1 + wave.total
+    assert work.begun[0] == "d00001"
+
+
+def test_a_failed_canary_stops_everything() -> None:
+    work, log = FakeWork(broken={"d00001"}), Log()
+    result = roll_out(make_plan(devices(50), Settings()), Settings(), work, log)
+    assert (result.status, result.reason) == ("stopped", "1 of 1 canaries failed")
+    assert work.begun == ["d00001"]
+    (outcome,) = log.outcomes
+    assert (outcome.ok, outcome.outcome, outcome.release) == (False, "failed", work.release)
+    assert (outcome.error, outcome.hint, outcome.exit_code) == ("it broke", "mend it", 7)
+
+
+def test_a_wave_stops_at_the_first_failure_too_many() -> None:
+    settings = Settings(canary=Share(value=0), waves=(Share(value=20),), parallel=1)
+    settings = Settings(
+        canary=settings.canary, waves=settings.waves, parallel=1, max_failures=TENTH,
+        max_failures_total=Share(value=100, percent=True),
+    )  # fmt: skip
+    work = FakeWork(broken={"d00003", "d00005", "d00007"})
+    result = roll_out(make_plan(devices(60), settings), settings, work, Log())
+    # Two of twenty are a tenth; the third is more.
+    assert work.begun == [f"d{n:05}" for n in range(1, 8)]
+    assert result.reason == "3 of 20 devices of wave 1 failed, allowed are 10%"
+
+
+def test_failures_of_all_waves_add_up() -> None:
+    settings = Settings(
+        canary=Share(value=0), waves=(Share(value=10),), parallel=1,
+        max_failures=Share(value=1), max_failures_total=Share(value=2),
+    )  # fmt: skip
+    work = FakeWork(broken={"d00002", "d00012", "d00022", "d00032"})
+    result = roll_out(make_plan(devices(60), settings), settings, work, Log())
+    assert work.begun[-1] == "d00022"
+    assert result.reason == "3 of 60 devices failed, allowed are 2"
+    assert result.outcomes == {"deployed": 19, "failed": 3}
+
+
+@pytest.mark.parametrize(("counted", "status"), [(True, "stopped"), (False, "complete")])
+def test_devices_that_are_off(counted: bool, status: str) -> None:
+    settings = Settings(count_unreachable=counted, parallel=1)
+    work = FakeWork(broken={f"d{n:05}" for n in range(2, 9)}, error=UnreachableError("off"))
+    result = roll_out(make_plan(devices(10), settings), settings, work, Log())
+    assert result.status == status
+    assert result.outcomes["unreachable"] == (1 if counted else 7)
+    # A canary that is off proves nothing.
+    work = FakeWork(broken={"d00001"}, error=UnreachableError("off"))
+    assert roll_out(make_plan(devices(9), settings), settings, work, Log()).status == "stopped"
+
+
+def test_a_bug_is_raised_after_those_under_way_have_ended() -> None:
+    work, log = FakeWork(broken={"d00003"}, error=ZeroDivisionError(), pause_s=0.01), Log()
+    settings = Settings(canary=Share(value=0), parallel=3)
+    with pytest.raises(ZeroDivisionError):
+        roll_out(make_plan(devices(100), settings), settings, work, log)
+    assert work.running == 0
+    assert len(log.outcomes) == len(work.begun) - 1 < 10
+
+
+def test_stop_waits_for_those_under_way() -> None:
+    stop = threading.Event()
+    work, log = FakeWork(pause_s=0.01), Log()
+    work.before_end = lambda device: stop.set() if device.name == "d00004" else None
+    settings = Settings(canary=Share(value=0), parallel=3)
+    result = roll_out(make_plan(devices(100), settings), settings, work, log, stop=stop)
+    assert (result.status, result.reason) == ("interrupted", "interrupted")
+    assert work.running == 0
+    assert {outcome.device for outcome in log.outcomes} == set(work.begun)
+    assert len(work.begun) < 10
+
+
+def test_soaking_between_waves_ends_when_stopped() -> None:
+    settings = Settings(canary=Share(value=1), soak_s=0.001)
+    log = Log()
+    roll_out(make_plan(devices(5), settings), settings, FakeWork(), log)
+    assert [event for event in log.events if not isinstance(event, Outcome)] == [
+        "canary", 0.001, "wave 1", 0.001, "wave 2",
+    ]  # fmt: skip
+
+    class Impatient(Log):
+        def soaking(self, seconds: float) -> None:
+            stop.set()
+
+    stop, work = threading.Event(), FakeWork()
+    settings = Settings(canary=Share(value=1), soak_s=3600.0)
+    result = roll_out(make_plan(devices(5), settings), settings, work, Impatient(), stop=stop)
+    assert (result.status, work.begun) == ("interrupted", ["d00001"])
+
+
+# Journal
+
+
+class Writer(Log):
+    def __init__(self, journal: Journal) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def devices_end(self, outcomes: Sequence[Outcome]) -> None:
+        super().devices_end(outcomes)
+        self._journal.write(*(outcome.to_dict() for outcome in outcomes))
+
+
+def run(path: Path, found: Sequence[FleetDevice], settings: Settings, work: FakeWork) -> Result:
+    with Journal(path) as journal:
+        plan = make_plan(
+            found, settings, lambda device: journal.is_done(device, "deploy", work.release)
+        )
+        return roll_out(plan, settings, work, Writer(journal))
+
+
+def test_a_rollout_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "m.jsonl"
+    found, settings = devices(30), Settings(parallel=1, max_failures=Share(value=0))
+    first = FakeWork(broken={"d00010"})
+    assert run(path, found, settings, first).status == "stopped"
+    assert first.begun == [f"d{n:05}" for n in range(1, 11)]
+
+    again = FakeWork()
+    assert run(path, found, settings, again).status == "complete"
+    assert again.begun == [f"d{n:05}" for n in range(10, 31)]
+
+    nothing = FakeWork()
+    assert run(path, found, settings, nothing).outcomes == {}
+    other = FakeWork(release="ba9876543210")
+    run(path, found, settings, other)
+    assert len(other.begun) == 30
+    # The last thing that was done counts, not that it was done once.
+    back = FakeWork()
+    run(path, found, settings, back)
+    assert len(back.begun) == 30
+
+
+def test_a_device_that_moved_is_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    run(path, [FleetDevice(name="a", address="x", board="b")], Settings(), FakeWork())
+    moved = FakeWork()
+    run(path, [FleetDevice(name="a", address="y", board="b")], Settings(), moved)
+    assert moved.begun == ["a"]
+
+
+def test_a_line_cut_by_a_crash_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    run(path, devices(5), Settings(parallel=1), FakeWork())
+    whole = path.read_bytes()
+    last = whole.rindex(b"\n", 0, -1) + 1
+    for cut in range(last + 1, len(whole)):
+        path.write_bytes(whole[:cut])
+        with Journal(path, write=False) as journal:
+            assert sorted(journal.last) == [f"d{n:05}" for n in range(1, 5)]
+    again = FakeWork()
+    run(path, devices(5), Settings(), again)
+    assert again.begun == ["d00005"]
+    assert [json.loads(line)["device"] for line in path.read_text().splitlines()] == [
+        f"d{n:05}" for n in range(1, 6)
+    ]
+
+
+def test_one_rollout_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    with Journal(path), pytest.raises(BusyError, match=f"{path} is locked"):
+        Journal(path)
+    Journal(path).close()
+
+
+def test_what_is_no_journal(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    for text in ("hello\n", "[]\n", '{"device":"a"}\n'):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="byte 0: not a line of a journal"):
+            Journal(path)
+        assert path.read_text() == text
+    with pytest.raises(ConfigError, match=r"File exists|Not a directory"):
+        Journal(path / "x")
+    with Journal(tmp_path / "none.jsonl", write=False) as journal:
+        assert journal.last == {}
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+# Report
+
+
+class Page(HTMLParser):
+    """The cells of an HTML page, and everything that it would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.loads: list[tuple[str, str | None]] = []
+        self.tags: set[str] = set()
+        self._in_cell = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.loads += [item for item in attrs if item[0] in ("src", "href", "onclick")]
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+            self._in_cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_cell = self._in_cell and tag not in ("td", "th")
+
+    def handle_data(self, data: str) -> None:
+        if self._in_cell:
+            self.rows[-1][-1] += data
+
+
+def report(journal: Journal, found: Sequence[FleetDevice], work: Work) -> FleetReport:
+    settings = Settings(parallel=1, max_failures=Share(value=0))
+    plan = make_plan(found, settings)
+    result = roll_out(plan, settings, work, Writer(journal))
+    return FleetReport(
+        fleet="shops", model="<m>", action="deploy", plan=plan, journal=journal,
+        wanted=work.wanted, result=result,
+    )  # fmt: skip
+
+
+def test_the_three_forms_of_a_report(tmp_path: Path) -> None:
+    evil = '<script>alert("x")</script> & \udc80\n<img src=x onerror=y>'
+    work = FakeWork(broken={"d00004"}, error=RemoteError(evil, hint="</td>"))
+    with Journal(tmp_path / "m.jsonl") as journal:
+        made = report(journal, devices(6), work)
+        value: dict[str, Any] = json.loads("\n".join(made.json_lines()))
+        made.write_html(tmp_path / "out" / "report.html")
+    assert value["status"] == "stopped"
+    assert value["reason"] == "1 of 4 devices of wave 2 failed, allowed are 0"
+    assert (value["devices_ok"], value["devices_total"]) == (3, 6)
+    assert value["outcomes"] == {"deployed": 3, "failed": 1, "waiting": 2}
+    assert value["releases"] == {"rasp3b": work.release}
+    assert [row["outcome"] for row in value["devices"]] == [
+        "deployed", "deployed", "deployed", "failed", "waiting", "waiting",
+    ]  # fmt: skip
+    assert [row["wave"] for row in value["devices"]][:3] == ["canary", "wave 1", "wave 2"]
+    assert value["devices"][3]["error"] == evil
+    assert value["devices"][0]["sent_bytes"] == 7
+
+    text = (tmp_path / "out" / "report.html").read_text()
+    page = Page()
+    page.feed(text)
+    assert "script" not in page.tags
+    assert "img" not in page.tags
+    assert page.loads == []
+    assert "default-src 'none'" in text
+    header, *rows = page.rows
+    assert [row[header.index("device")] for row in rows] == [f"d{n:05}" for n in range(1, 7)]
+    assert rows[3][header.index("error")] == evil.replace("\udc80", r"\udc80")
+    assert rows[3][header.index("hint")] == "</td>"
+    assert rows[0][header.index("release")] == work.release
+    assert page.rows[-1][header.index("outcome")] == "waiting"
