@@ -17,7 +17,9 @@ import tvm
 import tvm_ffi
 from tvm import relax, te, tirx, topi
 
-from edgepack.compiler.arena import Block, align, allocate
+from edgepack.compiler import storage
+from edgepack.compiler.arena import ALIGNMENT, Block, align, allocate
+from edgepack.compiler.kernels.tir import in_place
 from edgepack.compiler.report import LayerReport
 from edgepack.errors import ModelError
 from edgepack.model import DTYPES, LoadedModel, TensorInfo
@@ -148,14 +150,20 @@ def report_layers(plan: Plan, fast: Sequence[LayerReport]) -> tuple[LayerReport,
 
 @dataclass
 class _Value:
-    """A tensor before it has a place. `root` is the value whose bytes it shows (maybe itself)."""
+    """A tensor before it has a place.
+
+    It shows the bytes of the value `root` (maybe itself) from byte `start` on. Of a root, `first`
+    and `last` are the calls between which its bytes hold something; an input's do from -1 on, and
+    an output's up to the end. `fixed` are inputs and outputs.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     root: int
+    start: int = 0
     data: np.ndarray | None = None
-    pinned: bool = False
+    fixed: bool = False
     first: int = -1
     last: int = -1
 
@@ -184,7 +192,7 @@ class _Builder:
 
     def bind_input(self, parameter: relax.Var, info: TensorInfo) -> None:
         index = self.new_value(parameter.ty, info.name)
-        self.values[index].pinned = True
+        self.values[index].fixed = True
         self.known[parameter] = index
         self.inputs.append(index)
 
@@ -193,7 +201,12 @@ class _Builder:
             self.known[var] = self.resolve(value)
             return
         name = value.op.name if isinstance(value.op, tvm.ir.Op) else ""
-        if name == "relax.call_tir":
+        shown, parts = storage.read_view(value), storage.read_joint(value)
+        if shown is not None:
+            self.known[var] = self.view(value.ty, self.one(shown[0]), shown[1])
+        elif parts is not None:
+            self.known[var] = self.joint(value.ty, [self.one(part) for part in parts])
+        elif name == "relax.call_tir":
             self.known[var] = self.bind_call(
                 value, value.args[0].name_hint, self.module[value.args[0]]
             )
@@ -201,16 +214,46 @@ class _Builder:
             kernel = value.args[0].global_symbol
             self.known[var] = self.bind_call(value, kernel, self.library[kernel])
         elif name == "relax.reshape":
-            source = self.one(value.args[0])
-            index = self.new_value(value.ty)
-            self.values[index].root = self.values[source].root
-            self.values[index].data = self.values[source].data
-            self.known[var] = index
+            self.known[var] = self.view(value.ty, self.one(value.args[0]))
         else:
             what = value.args[0].value if name.endswith("packed") else name or value.op
             raise PlanError(
                 f"{self.model.path}: the model needs '{what}' at run time, which the runtime lacks"
             )
+
+    def view(self, like: relax.TensorType, source: int, start: int = 0) -> int:
+        index = self.new_value(like)
+        shown = self.values[source]
+        assert start % ALIGNMENT == 0
+        self.values[index].root = shown.root
+        self.values[index].start = shown.start + start
+        self.values[index].data = shown.data
+        return index
+
+    def joint(self, like: relax.TensorType, parts: Sequence[int]) -> int:
+        index = self.new_value(like)
+        made = self.values[index]
+        made.first = min(self.values[part].first for part in parts)
+        start = 0
+        for part in parts:
+            value = self.values[part]
+            assert value.root == part, f"{value.name} cannot be put into {made.name}"
+            assert value.data is None
+            assert not value.fixed
+            assert start % ALIGNMENT == 0
+            self.move(part, index, start)
+            start += value.nbytes
+        assert start == made.nbytes
+        return index
+
+    def move(self, root: int, into: int, start: int = 0) -> None:
+        """Let the bytes of `root` be those of `into` from byte `start` on."""
+        target, last = self.values[into], self.values[root].last
+        target.last = max(target.last, last)
+        for value in self.values:
+            if value.root == root:
+                value.root = into
+                value.start += start
 
     def bind_call(
         self, call: relax.Call, kernel: str, function: tirx.PrimFunc
@@ -297,14 +340,17 @@ class _Builder:
             self.model.outputs, results if isinstance(results, tuple) else (results,), strict=True
         ):
             root = self.values[self.values[index].root]
-            if root.pinned or root.data is not None:
+            if root.fixed or root.data is not None:
                 # An input, a constant, or an output that is there already.
                 index = self.copy(index)  # noqa: PLW2901
                 root = self.values[index]
-            root.pinned = True
+            root.fixed = True
             if self.values[index].name != info.name:
                 self.values[index].name = info.name
             outputs.append(index)
+        for index in outputs:
+            self.values[self.values[index].root].last = len(self.calls)
+        self.reuse_storage()
         places, arena_bytes, params = self.place()
         tensors = tuple(
             Tensor(
@@ -312,7 +358,7 @@ class _Builder:
                 dtype=value.dtype,
                 shape=value.shape,
                 storage="arena" if value.data is None else "params",
-                offset=places[value.root],
+                offset=places[value.root] + value.start,
                 nbytes=value.nbytes,
             )
             for value in self.values
@@ -328,6 +374,22 @@ class _Builder:
         )
         return plan, self.kernels
 
+    def reuse_storage(self) -> None:
+        """Let results take the place of an argument that nobody reads any more."""
+        for now, call in enumerate(self.calls):
+            for read, written in in_place(self.kernels[call.kernel]):
+                result, argument = call.args[written], self.values[call.args[read]]
+                old = self.values[argument.root]
+                readers = [arg for arg in call.args if self.values[arg].root == argument.root]
+                if (
+                    self.values[result].root == result
+                    and len(readers) == 1
+                    and old.data is None
+                    and old.last == now
+                    and old.nbytes == argument.nbytes == self.values[result].nbytes
+                ):
+                    self.move(result, argument.root)
+
     def copy(self, source: int) -> int:
         value = self.values[source]
         index = len(self.values)
@@ -340,13 +402,9 @@ class _Builder:
 
     def place(self) -> tuple[dict[int, int], int, bytes]:
         """Offsets of the root values, the arena's size, and the parameter file."""
-        end = len(self.calls)
         roots = [i for i, value in enumerate(self.values) if value.root == i and value.data is None]
         blocks = [
-            # What the user reads or writes between runs must not be anyone else's.
-            Block(size=value.nbytes, first=-1, last=end)
-            if value.pinned
-            else Block(size=value.nbytes, first=value.first, last=value.last)
+            Block(size=value.nbytes, first=value.first, last=value.last)
             for value in (self.values[i] for i in roots)
         ]
         offsets, arena_bytes = allocate(blocks)

@@ -178,6 +178,26 @@ void Preprocess(const Options& options, const BundleFolder& bundle, Model* model
   if (options.save_tensor) WriteNpy(*options.save_tensor, info.dtype, info.shape, target.data);
 }
 
+/// What the inputs hold. A run uses them up, so each further one needs them again.
+class InputCopies {
+ public:
+  explicit InputCopies(const Model& model) {
+    for (const TensorView& input : model.inputs()) {
+      const char* data = static_cast<const char*>(input.data);
+      copies_.emplace_back(data, data + input.info->bytes);
+    }
+  }
+
+  void Restore(const Model& model) const {
+    for (std::size_t i = 0; i < copies_.size(); ++i) {
+      std::copy(copies_[i].begin(), copies_[i].end(), static_cast<char*>(model.inputs()[i].data));
+    }
+  }
+
+ private:
+  std::vector<std::vector<char>> copies_;
+};
+
 void Run(const Options& options, Model* model, Report* report) {
   if (!options.bench) {
     const Stopwatch run;
@@ -185,15 +205,23 @@ void Run(const Options& options, Model* model, Report* report) {
     report->run_ms = run.ms();
     return;
   }
-  for (int i = 0; i < options.warmup; ++i) model->Run();
+  const InputCopies inputs(*model);
+  for (int i = 0; i < options.warmup; ++i) {
+    inputs.Restore(*model);
+    model->Run();
+  }
   Report::Bench bench;
   bench.warmup = options.warmup;
   std::vector<std::vector<double>> profiled;
   for (int i = 0; i < *options.bench; ++i) {
+    inputs.Restore(*model);
     const Stopwatch run;
     model->Run();
     bench.times_ms.push_back(run.ms());
-    if (options.profile) model->Run(&profiled.emplace_back());
+    if (options.profile) {
+      inputs.Restore(*model);
+      model->Run(&profiled.emplace_back());
+    }
   }
   if (options.profile) report->profile = MakeProfile(model->layers(), profiled, bench.times_ms);
   report->run_ms = Summarise(bench.times_ms).p50;

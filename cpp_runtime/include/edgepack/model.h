@@ -41,7 +41,9 @@ class Model {
   [[nodiscard]] const std::vector<Layer>& layers() const;
 
   /// Inputs and outputs by position. The data lies in the model's own memory and stays where it
-  /// is: write into an input and read an output in place.
+  /// is: write into an input and read an output in place. That memory is short: a run takes it
+  /// over once an input was read, and outputs may lie where the inputs were. So write all inputs
+  /// before each run, and read the outputs before that.
   [[nodiscard]] const std::vector<TensorView>& inputs() const;
   [[nodiscard]] const std::vector<TensorView>& outputs() const;
 

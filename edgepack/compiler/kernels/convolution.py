@@ -215,6 +215,7 @@ def make(site: Site) -> Kernel:
                 loops.target.buffer,
             ],
             loops.imported(whole),
+            in_place=loops.in_place,
         ),
         constants=(packed, packed_bias, *loops.epilogue.packed),
         tile=f"{chosen}{' flat' if flat else ''}{' pixels' if loops.pixels_outer else ''}",
@@ -267,6 +268,12 @@ class Loops:
     def imported(self, body: tir.Stmt) -> tir.Stmt:
         """`body`, which has these loops, with the code that they call."""
         return self.tiles.imported(body) if self.tiles else body
+
+    @property
+    def in_place(self) -> list[tuple[tirx.Buffer, tirx.Buffer]]:
+        """See `tir.function`."""
+        finished = self.tiles.finishes if self.tiles else not self.epilogue.is_long
+        return self.epilogue.in_place(self.target) if finished else []
 
     @property
     def worth_sharing(self) -> bool:

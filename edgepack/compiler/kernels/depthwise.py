@@ -119,13 +119,19 @@ class _Loops:
             *self.epilogue.constants,
             self.target.buffer,
         ]
+        stored_once = self.tiles is None or self.tiles.finishes
+        function = tir.function(
+            arguments,
+            self.tiles.imported(body) if self.tiles else body,
+            in_place=self.epilogue.in_place(self.target) if stored_once else [],
+        )
         bias = np.zeros(output.channels, "float32") if operator.bias is None else operator.bias
         name = f"depthwise{rows}x{columns}_{output.channels}_{output.height}x{output.width}"
         if operator.stride != (1, 1):
             name += f"_s{operator.stride[0]}"
         return Kernel(
             name=name,
-            function=tir.function(arguments, self.tiles.imported(body) if self.tiles else body),
+            function=function,
             constants=(self.packed, pack_channels(bias, output), *self.epilogue.packed),
             tile=f"{self.pixels}x1",
             macs=macs,

@@ -50,6 +50,11 @@ class Tiles:
         self.finish = _finish(epilogue.expression)
         self.imports: dict[str, str] = {}
 
+    @property
+    def finishes(self) -> bool:
+        """Whether results are stored finished, without a pass over them."""
+        return self.finish is not None
+
     def call(self, reduction: arm.Reduction, place: Place) -> tir.Stmt:
         """A tile; an expression that assembly cannot finish follows as a pass over it."""
         finish = self.finish or ()

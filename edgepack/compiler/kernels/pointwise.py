@@ -53,6 +53,10 @@ def make_pointwise(site: Site) -> Kernel:
         function=tir.function(
             [source.buffer, *epilogue.operand_buffers, *epilogue.constants, target.buffer],
             tir.sequence(clear_halos(target), body),
+            in_place=[
+                *([(source.buffer, target.buffer)] if site.inputs[0] == output else []),
+                *epilogue.in_place(target),
+            ],
         ),
         constants=epilogue.packed,
         cycles=cycles,

@@ -68,6 +68,7 @@ class Epilogue:
         layer = site.layer
         self.expression = layer.expression
         self.output = site.output
+        self.layouts = site.operands
         self.operands = [
             Image(f"operand{i}", layout, layout.flat if flat and _same(layout, site) else None)
             for i, layout in enumerate(site.operands)
@@ -105,6 +106,17 @@ class Epilogue:
             return image.load(plane, 0, 0) if pixel else image.load(plane, row, column)
 
         return expression.evaluate(self.expression, value, lanes, names, channel, operand)
+
+    def in_place(self, target: Image) -> list[tuple[tirx.Buffer, tirx.Buffer]]:
+        """The operands whose memory the result may take (see `tir.function`).
+
+        For kernels that store what `apply` makes of each result, and nothing before.
+        """
+        return [
+            (image.buffer, target.buffer)
+            for image, layout in zip(self.operands, self.layouts, strict=True)
+            if layout == self.output
+        ]
 
     @property
     def is_long(self) -> bool:

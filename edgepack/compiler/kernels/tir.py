@@ -132,10 +132,35 @@ class Names:
         return sequence(*self.statements)
 
 
-def function(arguments: Sequence[tirx.Buffer], body: Stmt) -> tirx.PrimFunc:
-    """A kernel: inputs first, then constants, then the output."""
+_IN_PLACE = "edgepack.in_place"
+
+
+def function(
+    arguments: Sequence[tirx.Buffer],
+    body: Stmt,
+    *,
+    in_place: Sequence[tuple[tirx.Buffer, tirx.Buffer]] = (),
+) -> tirx.PrimFunc:
+    """A kernel: inputs first, then constants, then the output.
+
+    `in_place` are pairs of an argument and a result that may be the same memory, of which the
+    kernel reads each element before it writes it, and never after.
+    """
     made = tirx.PrimFunc(list(arguments), body)
-    return made.with_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})
+    attrs = {"tirx.noalias": not in_place, "tirx.is_scheduled": True, "op_pattern": 8}
+    if in_place:
+        attrs[_IN_PLACE] = [
+            next(i for i, argument in enumerate(arguments) if argument.same_as(buffer))
+            for pair in in_place
+            for buffer in pair
+        ]
+    return made.with_attr(attrs)
+
+
+def in_place(function: tirx.PrimFunc) -> list[tuple[int, int]]:
+    """Numbers of the arguments and results that may share memory."""
+    numbers = [int(number) for number in (function.attrs or {}).get(_IN_PLACE, ())]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def evaluate(value: tirx.Expr) -> Stmt:

@@ -306,7 +306,11 @@ class _Loops:
         return Kernel(
             name=f"winograd{plan.results}_{site.inputs[0].channels}_{output.channels}"
             f"_{output.height}x{output.width}",
-            function=tir.function(arguments, body),
+            function=tir.function(
+                arguments,
+                body,
+                in_place=[] if self.epilogue.is_long else self.epilogue.in_place(self.target),
+            ),
             constants=(self.packed, self.packed_bias, *self.epilogue.packed),
             tile=str(plan),
             macs=self.operator.weight.size * output.height * output.width * output.batch,

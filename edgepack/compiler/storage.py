@@ -1,0 +1,48 @@
+"""Tensors that share bytes, as calls in a Relax function: they move nothing, the plan resolves them.
+
+A view shows a part of another tensor. A joint of tensors has their bytes one after the other;
+what looks like a copy is none, for the plan puts the parts where the joint will be before they
+are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm
+from tvm import relax, tirx
+
+_VIEW = "edgepack.view"
+_JOINT = "edgepack.joint"
+
+
+def view(source: relax.Expr, shape: Sequence[int], *, offset: int = 0) -> relax.Call:
+    """`source`'s bytes from byte `offset` on, as a float32 tensor of `shape`."""
+    start = tirx.IntImm("int64", offset)
+    return relax.call_dps_packed(_VIEW, [source, start], relax.TensorType(list(shape), "float32"))
+
+
+def joint(parts: Sequence[relax.Expr], shape: Sequence[int]) -> relax.Call:
+    """The bytes of all parts as a float32 tensor of `shape`.
+
+    Each part has to be a kernel's result, or a joint, and in one joint only.
+    """
+    return relax.call_dps_packed(_JOINT, list(parts), relax.TensorType(list(shape), "float32"))
+
+
+def read_view(call: relax.Call) -> tuple[relax.Expr, int] | None:
+    """What a call made by `view` shows, and from which byte on."""
+    if not _is(call, _VIEW):
+        return None
+    source, offset = call.args[1]
+    return source, int(offset)
+
+
+def read_joint(call: relax.Call) -> list[relax.Expr] | None:
+    """The parts of a call made by `joint`."""
+    return list(call.args[1]) if _is(call, _JOINT) else None
+
+
+def _is(call: relax.Call, name: str) -> bool:
+    packed = isinstance(call.op, tvm.ir.Op) and call.op.name == "relax.call_dps_packed"
+    return packed and call.args[0].global_symbol == name
