@@ -77,6 +77,16 @@ TEST_CASE("a profile has every call") {
   CHECK(shares == doctest::Approx(1));
 }
 
+TEST_CASE("each run gets its inputs anew") {
+  const TempFolder folder;
+  WriteBundle(folder.path());
+  // The output where the input was, which an arena may well do.
+  WriteFile(folder / "model" / "graph.json",
+            Replace(GraphText(), "\"offset\": 128", "\"offset\": 0"));
+  CHECK(Run(folder, {"--golden"}).code == 0);
+  CHECK(Run(folder, {"--golden", "--bench", "3", "--profile", "--warmup", "2"}).code == 0);
+}
+
 TEST_CASE("outputs that differ") {
   const TempFolder folder;
   WriteBundle(folder.path());

@@ -1,8 +1,8 @@
-"""Tensors that share bytes, as calls in a Relax function: they move nothing, the plan resolves them.
+"""Tensors that share bytes, as calls in a Relax function that move nothing.
 
-A view shows a part of another tensor. A joint of tensors has their bytes one after the other;
-what looks like a copy is none, for the plan puts the parts where the joint will be before they
-are computed.
+The plan resolves them. A view shows a part of another tensor. A joint of tensors has their bytes
+one after the other; what looks like a copy is none, for the plan puts the parts where the joint
+will be before they are computed.
 """
 
 from __future__ import annotations

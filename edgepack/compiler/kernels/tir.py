@@ -147,7 +147,11 @@ def function(
     kernel reads each element before it writes it, and never after.
     """
     made = tirx.PrimFunc(list(arguments), body)
-    attrs = {"tirx.noalias": not in_place, "tirx.is_scheduled": True, "op_pattern": 8}
+    attrs: dict[str, object] = {
+        "tirx.noalias": not in_place,
+        "tirx.is_scheduled": True,
+        "op_pattern": 8,
+    }
     if in_place:
         attrs[_IN_PLACE] = [
             next(i for i, argument in enumerate(arguments) if argument.same_as(buffer))
