@@ -11,9 +11,7 @@ import json
 import logging
 import os
 import shutil
-import sys
 import sysconfig
-import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +21,16 @@ from edgepack.errors import ToolchainError
 from edgepack.paths import atomic_dir, cache_dir, data_file, locked
 from edgepack.process import run
 from edgepack.progress import NO_PROGRESS, Progress
+from edgepack.sdist import Sdist, fetch_sdist, unpack_sdist
 from edgepack.toolchain import Toolchain
 
 log = logging.getLogger(__name__)
 
-PACKAGE = "opencv-python-headless"
-VERSION = "4.14.0.94"
-SDIST_SHA256 = "4afa2ea1214453648be88259f035712454faa9039b686de7753569ba8eec1577"
-
-# pip asks an sdist for its metadata before it hands the file over; with these the answer takes
-# seconds and compiles nothing.
-_SDIST_HELPERS = ("setuptools==80.9.0", "wheel==0.45.1", "scikit-build==0.18.1")
+SDIST = Sdist(
+    package="opencv-python-headless",
+    version="4.14.0.94",
+    sha256="4afa2ea1214453648be88259f035712454faa9039b686de7753569ba8eec1577",
+)
 
 _SOURCE_PARTS = (
     "3rdparty/dlpack",
@@ -181,13 +178,13 @@ def build_opencv(
     """
     options = _options(board, toolchain)
     key = _key(options, toolchain)
-    build = OpenCvBuild(prefix=cache_dir() / "opencv" / key, version=VERSION, key=key)
+    build = OpenCvBuild(prefix=cache_dir() / "opencv" / key, version=SDIST.version, key=key)
     with locked(build.prefix):
         if build.prefix.exists():
             return build
         source = fetch_source(progress=progress)
         progress.step(
-            f"building OpenCV {VERSION} for {toolchain.triple} with {toolchain.kind} "
+            f"building OpenCV {SDIST.version} for {toolchain.triple} with {toolchain.kind} "
             "(once, some minutes)"
         )
         with atomic_dir(build.prefix) as prefix:
@@ -208,7 +205,7 @@ def _options(board: Board, toolchain: Toolchain) -> tuple[str, ...]:
 
 def _key(options: Sequence[str], toolchain: Toolchain) -> str:
     parts = {
-        "sdist": SDIST_SHA256,
+        "sdist": SDIST.sha256,
         "options": list(options),
         "triple": toolchain.triple,
         "toolchain": toolchain.title,
@@ -288,60 +285,19 @@ def fetch_source(*, progress: Progress = NO_PROGRESS) -> Path:
 
     Raises ToolchainError if pip fails or the file is not the pinned one.
     """
-    folder = cache_dir() / "opencv" / f"source-{VERSION}"
+    folder = cache_dir() / "opencv" / f"source-{SDIST.version}"
     with locked(folder):
         if not folder.exists():
-            progress.step(f"fetching the source of OpenCV {VERSION}")
+            progress.step(f"fetching the source of OpenCV {SDIST.version}")
             with atomic_dir(folder) as work:
-                sdist = _download_sdist(work)
-                _unpack(sdist, work)
-                sdist.unlink()
+                file = fetch_sdist(SDIST, work)
+                unpack_sdist(file, work, _wanted)
+                file.unlink()
     return folder / "opencv"
 
 
-def _download_sdist(folder: Path) -> Path:
-    # An environment of its own: the helpers must not change the user's.
-    environment = folder / ".venv"
-    run([sys.executable, "-m", "venv", environment], what="making a Python environment")
-    python = environment / "bin" / "python"
-    pip = (python, "-m", "pip", "--disable-pip-version-check")
-    run([*pip, "install", *_SDIST_HELPERS], what="pip install")
-    run(
-        [
-            *pip,
-            "download",
-            "--no-deps",
-            "--no-build-isolation",
-            f"--no-binary={PACKAGE}",
-            f"--dest={folder}",
-            f"{PACKAGE}=={VERSION}",
-        ],
-        what=f"fetching the sdist of {PACKAGE}",
-    )
-    shutil.rmtree(environment)
-    (sdist,) = folder.glob("*.tar.gz")
-    _check_sdist(sdist)
-    return sdist
-
-
-def _check_sdist(sdist: Path) -> None:
-    with sdist.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != SDIST_SHA256:
-        raise ToolchainError(
-            f"{sdist.name}: sha256 is {digest}, expected {SDIST_SHA256}",
-            hint="the package index serves another file than PyPI; check its address",
-        )
-
-
-def _unpack(sdist: Path, folder: Path) -> None:
-    top = sdist.name.removesuffix(".tar.gz") + "/"
+def _wanted(path: str) -> str | None:
     parts = tuple(f"{name}/" for name in _SOURCE_PARTS)
-    with tarfile.open(sdist) as archive:
-        for member in archive:
-            if not member.name.startswith(f"{top}opencv/"):
-                continue
-            member.name = member.name.removeprefix(top)
-            path = member.name.removeprefix("opencv/")
-            if "/" not in path or f"{path}/".startswith(parts):
-                archive.extract(member, folder, filter="data")
+    below = path.removeprefix("opencv/")
+    needed = "/" not in below or f"{below}/".startswith(parts)
+    return path if path.startswith("opencv/") and needed else None

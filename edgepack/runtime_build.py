@@ -18,7 +18,7 @@ from edgepack.opencv_build import OpenCvBuild, build_opencv, jobs, tool
 from edgepack.paths import atomic_dir, cache_dir, data_file, locked
 from edgepack.process import run
 from edgepack.progress import NO_PROGRESS, Progress
-from edgepack.toolchain import Toolchain
+from edgepack.toolchain import Toolchain, zig_licenses
 
 log = logging.getLogger(__name__)
 
@@ -153,13 +153,7 @@ def _licenses(toolchain: Toolchain, source: Path) -> dict[str, str]:
     if toolchain.kind == "gnu":
         texts["gcc-runtime"] = (source / "licenses" / "gcc-runtime.txt").read_text("utf-8")
         return texts
-    zig = Path(toolchain.cc[0]).parent
-    for name, file in {
-        "libc++": "lib/libcxx/LICENSE.TXT",
-        "libc++abi": "lib/libcxxabi/LICENSE.TXT",
-        "libunwind": "lib/libunwind/LICENSE.TXT",
-        "glibc-start-files": "lib/libc/glibc/LICENSES",
-        "zig-compiler-rt": "LICENSE",
-    }.items():
-        texts[name] = (zig / file).read_text(encoding="utf-8")
-    return texts
+    zig = Path(toolchain.cc[0])
+    start_files = zig.parent / "lib" / "libc" / "glibc" / "LICENSES"
+    texts["glibc-start-files"] = start_files.read_text(encoding="utf-8")
+    return texts | zig_licenses(zig)

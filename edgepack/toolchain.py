@@ -119,6 +119,24 @@ def zig_executable() -> Path | None:
     return Path(spec.origin).parent / "zig"
 
 
+def zig_version(zig: Path) -> str:
+    """What `zig` says its version is."""
+    return _version((str(zig), "version"))
+
+
+def zig_licenses(zig: Path) -> dict[str, str]:
+    """Licence texts of what zig links into every C++ program, whatever its C library."""
+    return {
+        name: (zig.parent / file).read_text(encoding="utf-8")
+        for name, file in {
+            "libc++": "lib/libcxx/LICENSE.TXT",
+            "libc++abi": "lib/libcxxabi/LICENSE.TXT",
+            "libunwind": "lib/libunwind/LICENSE.TXT",
+            "zig-compiler-rt": "LICENSE",
+        }.items()
+    }
+
+
 @functools.cache
 def _version(argv: tuple[str, ...]) -> str:
     return run(argv).stdout.split("\n", 1)[0].strip()
@@ -168,7 +186,7 @@ def _find_zig(board: Board) -> Toolchain:
     return Toolchain(
         kind="zig",
         triple=board.triple,
-        version=_version((str(zig), "version")),
+        version=zig_version(zig),
         glibc=glibc,
         cc=(str(zig), "cc", *target),
         cxx=(str(zig), "c++", *target),

@@ -1,0 +1,276 @@
+#include "allowed_signers.h"
+
+#include <algorithm>
+#include <cctype>
+#include <utility>
+
+#include "error.h"
+#include "sha256.h"
+#include "ssh_wire.h"
+
+namespace edgepack::device {
+namespace {
+
+constexpr std::string_view kPlain = "ssh-ed25519";
+constexpr std::string_view kHardware = "sk-ssh-ed25519@openssh.com";
+constexpr std::string_view kBlanks = " \t";
+
+bool IsBlank(char c) { return c == ' ' || c == '\t'; }
+
+// One line of the file.
+class LineParser {
+ public:
+  LineParser(std::string_view line, size_t number) : rest_(line), number_(number) {}
+
+  AllowedSigner Parse() {
+    AllowedSigner signer;
+    signer.principals = Principals();
+    const std::string_view word = PeekWord();
+    if (word != kPlain && word != kHardware) {
+      if (IsKeyType(word)) {
+        Fail("a key of type " + std::string(word),
+             "edgepack takes ssh-ed25519 and sk-ssh-ed25519@openssh.com: ssh-keygen -t ed25519");
+      }
+      ParseOptions(signer);
+    }
+    const std::string_view type = Word();
+    const std::string_view encoded = Word();
+    const std::optional<std::string> blob = DecodeBase64(encoded);
+    std::optional<PublicKey> key;
+    if (blob) key = ParsePublicKey(*blob);
+    if (!key || type != (key->hardware ? kHardware : kPlain)) {
+      Fail("no valid key of type " + std::string(type));
+    }
+    signer.key = std::move(*key);
+    return signer;  // what follows is a comment
+  }
+
+ private:
+  [[noreturn]] void Fail(const std::string& problem, std::string hint = {}) const {
+    throw Refused("bad-signers",
+                  "allowed signers, line " + std::to_string(number_) + ": " + problem,
+                  std::move(hint));
+  }
+
+  static bool IsKeyType(std::string_view word) {
+    return word.substr(0, 4) == "ssh-" || word.substr(0, 3) == "sk-" ||
+           word.substr(0, 6) == "ecdsa-" || word.find("-cert-") != std::string_view::npos;
+  }
+
+  void SkipBlanks() {
+    rest_.remove_prefix(std::min(rest_.find_first_not_of(kBlanks), rest_.size()));
+  }
+
+  std::string_view PeekWord() {
+    SkipBlanks();
+    return rest_.substr(0, rest_.find_first_of(kBlanks));
+  }
+
+  std::string_view Word() {
+    const std::string_view word = PeekWord();
+    if (word.empty()) Fail("it ends too early", "principals [options] key-type base64 [comment]");
+    rest_.remove_prefix(word.size());
+    return word;
+  }
+
+  // A word, or several in double quotes.
+  std::string Principals() {
+    SkipBlanks();
+    if (rest_.empty() || rest_.front() != '"') return std::string(Word());
+    return Quoted("principals");
+  }
+
+  // What stands in double quotes, where \" is a quote.
+  std::string Quoted(const std::string& what) {
+    std::string text;
+    for (size_t i = 1; i < rest_.size(); ++i) {
+      if (rest_[i] == '"') {
+        rest_.remove_prefix(i + 1);
+        if (text.empty()) Fail(what + ": empty");
+        return text;
+      }
+      if (rest_[i] == '\\' && i + 1 < rest_.size() && rest_[i + 1] == '"') ++i;
+      text += rest_[i];
+    }
+    Fail(what + ": no closing quote");
+  }
+
+  void ParseOptions(AllowedSigner& signer) {
+    SkipBlanks();
+    for (;;) {
+      const std::string_view name = rest_.substr(0, rest_.find_first_of("=, \t"));
+      const std::string shown(name);
+      std::string lower = shown;
+      std::transform(lower.begin(), lower.end(), lower.begin(),
+                     [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+      rest_.remove_prefix(name.size());
+      if (lower == "cert-authority") Fail("certificates are not supported", "list each key itself");
+      if (lower != "namespaces" && lower != "valid-after" && lower != "valid-before") {
+        Fail("unknown option '" + shown + "'", "known: namespaces, valid-after, valid-before");
+      }
+      if (rest_.size() < 2 || rest_[0] != '=' || rest_[1] != '"') {
+        Fail(shown + ": no value in double quotes");
+      }
+      rest_.remove_prefix(1);
+      SetOption(signer, lower, Quoted(lower));
+      if (rest_.empty() || IsBlank(rest_.front())) break;
+      if (rest_.front() != ',') Fail("no comma after " + lower);
+      rest_.remove_prefix(1);
+    }
+    if (signer.valid_after && signer.valid_before && *signer.valid_before <= *signer.valid_after) {
+      Fail("valid-before is not later than valid-after");
+    }
+  }
+
+  void SetOption(AllowedSigner& signer, const std::string& name, std::string value) {
+    if (name == "namespaces") {
+      if (signer.namespaces) Fail(name + ": given twice");
+      signer.namespaces = std::move(value);
+      return;
+    }
+    std::optional<std::time_t>& time =
+        name == "valid-after" ? signer.valid_after : signer.valid_before;
+    if (time) Fail(name + ": given twice");
+    time = Time(name, value);
+  }
+
+  // YYYYMMDD or YYYYMMDDHHMM[SS], in local time unless Z follows.
+  std::time_t Time(const std::string& name, const std::string& text) const {
+    std::string digits = text;
+    const bool utc = !digits.empty() && digits.back() == 'Z';
+    if (utc) digits.pop_back();
+    const bool numeric = std::all_of(digits.begin(), digits.end(),
+                                     [](char c) { return c >= '0' && c <= '9'; });
+    if (!numeric || (digits.size() != 8 && digits.size() != 12 && digits.size() != 14)) {
+      FailTime(name, text);
+    }
+    digits.resize(14, '0');
+    const auto number = [&digits](size_t offset, size_t count) {
+      int value = 0;
+      for (const char c : digits.substr(offset, count)) value = value * 10 + (c - '0');
+      return value;
+    };
+    std::tm given{};
+    given.tm_year = number(0, 4) - 1900;
+    given.tm_mon = number(4, 2) - 1;
+    given.tm_mday = number(6, 2);
+    given.tm_hour = number(8, 2);
+    given.tm_min = number(10, 2);
+    given.tm_sec = number(12, 2);
+    given.tm_isdst = -1;
+    std::tm normal = given;
+    const std::time_t time = utc ? timegm(&normal) : mktime(&normal);
+    // The 31st of June becomes another day.
+    if (time < 0 || normal.tm_mon != given.tm_mon || normal.tm_mday != given.tm_mday ||
+        given.tm_hour > 23 || given.tm_min > 59 || given.tm_sec > 59) {
+      FailTime(name, text);
+    }
+    return time;
+  }
+
+  [[noreturn]] void FailTime(const std::string& name, const std::string& text) const {
+    Fail(name + ": '" + text + "' is no time", "YYYYMMDD[HHMM[SS]], with Z for UTC: 20270131Z");
+  }
+
+  std::string_view rest_;
+  size_t number_;
+};
+
+}  // namespace
+
+std::string PublicKey::Fingerprint() const {
+  Sha256 hash;
+  hash.Update(blob.data(), blob.size());
+  const auto digest = hash.Digest();
+  std::string text =
+      EncodeBase64({reinterpret_cast<const char*>(digest.data()), digest.size()});
+  while (text.back() == '=') text.pop_back();
+  return "SHA256:" + text;
+}
+
+std::string PublicKey::Line() const {
+  return std::string(hardware ? kHardware : kPlain) + " " + EncodeBase64(blob);
+}
+
+std::optional<PublicKey> ParsePublicKey(std::string_view blob) {
+  WireReader reader(blob);
+  const auto type = reader.String();
+  const auto point = reader.String();
+  if (!type || !point || point->size() != 32 || (*type != kPlain && *type != kHardware)) {
+    return std::nullopt;
+  }
+  PublicKey key;
+  key.hardware = *type == kHardware;
+  if (key.hardware) {
+    const auto application = reader.String();
+    if (!application || application->empty()) return std::nullopt;
+    key.application = *application;
+  }
+  if (!reader.AtEnd()) return std::nullopt;
+  key.blob = blob;
+  key.point = *point;
+  return key;
+}
+
+std::vector<AllowedSigner> ParseAllowedSigners(std::string_view text) {
+  std::vector<AllowedSigner> signers;
+  size_t number = 0;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    ++number;
+    if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+    const size_t start = line.find_first_not_of(kBlanks);
+    if (start == std::string_view::npos || line[start] == '#') continue;
+    signers.push_back(LineParser(line, number).Parse());
+  }
+  if (signers.empty()) throw Refused("bad-signers", "allowed signers: no key is listed");
+  return signers;
+}
+
+namespace {
+
+// * and ?, without recursion: after a mismatch, the last * takes one more character.
+bool MatchesPattern(std::string_view text, std::string_view pattern) {
+  size_t t = 0;
+  size_t p = 0;
+  size_t star = std::string_view::npos;
+  size_t resume = 0;
+  while (t < text.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      resume = t;
+    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
+      ++p;
+      ++t;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      t = ++resume;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+}  // namespace
+
+bool MatchesPatterns(std::string_view text, std::string_view patterns) {
+  bool matches = false;
+  for (;;) {
+    const size_t comma = patterns.find(',');
+    std::string_view pattern = patterns.substr(0, comma);
+    const bool negated = !pattern.empty() && pattern.front() == '!';
+    if (negated) pattern.remove_prefix(1);
+    if (MatchesPattern(text, pattern)) {
+      if (negated) return false;
+      matches = true;
+    }
+    if (comma == std::string_view::npos) return matches;
+    patterns.remove_prefix(comma + 1);
+  }
+}
+
+}  // namespace edgepack::device

@@ -1,0 +1,180 @@
+#include "manifest_reader.h"
+
+#include <algorithm>
+#include <set>
+
+#include "error.h"
+#include "json.h"
+#include "sha256.h"
+
+namespace edgepack::device {
+namespace {
+
+constexpr char kKind[] = "bad-manifest";
+constexpr const char* kRequiredFiles[] = {"bin/edgepack-run", "model/model.so", "model/graph.json",
+                                          "model/params.bin"};
+
+bool IsAlphanumeric(char c) {
+  return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+}
+
+// [A-Za-z0-9_][A-Za-z0-9._+@-]*
+bool IsSafePart(std::string_view part) {
+  if (part.empty() || !(IsAlphanumeric(part.front()) || part.front() == '_')) return false;
+  return std::all_of(part.begin(), part.end(), [](char c) {
+    return IsAlphanumeric(c) || c == '.' || c == '_' || c == '+' || c == '@' || c == '-';
+  });
+}
+
+bool IsVersion(std::string_view text) {
+  const auto digits = [](std::string_view part) {
+    return !part.empty() &&
+           std::all_of(part.begin(), part.end(), [](char c) { return c >= '0' && c <= '9'; });
+  };
+  const size_t dot = text.find('.');
+  return dot != std::string_view::npos && digits(text.substr(0, dot)) &&
+         digits(text.substr(dot + 1));
+}
+
+std::string Checked(JsonObject& object, const char* key, bool (*check)(std::string_view),
+                    const char* what) {
+  std::string value = object.String(key);
+  if (!check(value)) object.Fail(key, "'" + value + "' is not " + what);
+  return value;
+}
+
+void CheckTensors(JsonObject& model, const char* key) {
+  for (JsonObject& tensor : model.Objects(key)) {
+    tensor.String("name");
+    tensor.String("dtype");
+    for (const int64_t size : tensor.Ints("shape")) {
+      if (size < 0) tensor.Fail("shape", "a negative size");
+    }
+    tensor.Finish();
+  }
+}
+
+void ReadCompatible(JsonObject compatible, Manifest& manifest) {
+  manifest.triple = compatible.String("triple");
+  manifest.cpu = compatible.String("cpu");
+  manifest.hwcaps = compatible.Strings("hwcaps");
+  manifest.glibc = Checked(compatible, "glibc", IsVersion, "a version such as 2.31");
+  compatible.Finish();
+}
+
+void ReadModel(JsonObject model, Manifest& manifest) {
+  manifest.model_file = model.String("file");
+  manifest.model_sha256 = Checked(model, "sha256", IsSha256, "64 hex digits");
+  manifest.arena_bytes = model.Size("arena_bytes");
+  manifest.params_bytes = model.Size("params_bytes");
+  CheckTensors(model, "inputs");
+  CheckTensors(model, "outputs");
+  model.Finish();
+}
+
+// Positive, or nothing for null.
+std::optional<double> Budget(JsonObject& health, const char* key) {
+  const std::optional<double> value = health.OptionalNumber(key);
+  if (value.has_value() && !(*value > 0)) health.Fail(key, "not above 0");
+  return value;
+}
+
+void ReadHealth(JsonObject health, Manifest& manifest) {
+  manifest.timeout_s = health.Number("timeout_s");
+  if (!(manifest.timeout_s > 0)) health.Fail("timeout_s", "not above 0");
+  manifest.max_latency_ms = Budget(health, "max_latency_ms");
+  manifest.max_memory_mb = Budget(health, "max_memory_mb");
+  health.Finish();
+}
+
+void ReadFiles(JsonObject& top, Manifest& manifest) {
+  std::set<std::string> paths;
+  top.ForEachObject("files", [&](const std::string& path, JsonObject entry) {
+    if (!IsSafePath(path)) top.Fail("files", "unsafe path '" + path + "'");
+    FileEntry file;
+    file.path = path;
+    file.sha256 = Checked(entry, "sha256", IsSha256, "64 hex digits");
+    file.size = entry.Size("size");
+    const std::string mode = entry.String("mode");
+    if (mode != "0644" && mode != "0755") entry.Fail("mode", "'" + mode + "' is not 0644 or 0755");
+    file.executable = mode == "0755";
+    entry.Finish();
+    paths.insert(path);
+    manifest.files.push_back(std::move(file));
+  });
+  for (const char* required : kRequiredFiles) {
+    if (paths.count(required) == 0) top.Fail("files", std::string(required) + " missing");
+  }
+  for (const char* own : {kManifestName, kSignatureName}) {
+    if (paths.count(own) != 0) top.Fail("files", std::string("lists ") + own);
+  }
+  for (const std::string& path : paths) {
+    for (size_t end = path.find('/'); end != std::string::npos; end = path.find('/', end + 1)) {
+      if (paths.count(path.substr(0, end)) != 0) {
+        top.Fail("files", path.substr(0, end) + " is both a file and the folder of " + path);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+bool IsSafePath(std::string_view path, size_t limit) {
+  if (path.size() > limit) return false;
+  for (;;) {
+    const size_t slash = path.find('/');
+    if (!IsSafePart(path.substr(0, slash))) return false;
+    if (slash == std::string_view::npos) return true;
+    path.remove_prefix(slash + 1);
+  }
+}
+
+bool IsSafeName(std::string_view name) { return name.size() <= 64 && IsSafePart(name); }
+
+bool IsReleaseId(std::string_view text) {
+  return text.size() == 12 && std::all_of(text.begin(), text.end(), [](char c) {
+           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
+         });
+}
+
+Manifest ParseManifest(std::string_view bytes) {
+  if (bytes.size() > kMaxManifestBytes) {
+    throw Refused(kKind, std::string(kManifestName) + ": more than 4 MiB");
+  }
+  const JsonDocument document(bytes, kManifestName, kKind);
+  JsonObject top = document.Root();
+  Manifest manifest;
+  const int64_t schema = top.Int("schema");
+  if (schema != 1 && schema != 2) {
+    throw Refused(kKind,
+                  std::string(kManifestName) + ": schema " + std::to_string(schema) +
+                      "; this edgepack-device reads schema 1 and 2",
+                  "install a newer edgepack-device, or make the bundle again");
+  }
+  manifest.schema = static_cast<int>(schema);
+  manifest.name = Checked(top, "name", IsSafeName, "a safe name");
+  manifest.board = Checked(top, "board", IsSafeName, "a safe name");
+  manifest.release = Checked(top, "release", IsReleaseId, "12 hex digits");
+  ReadCompatible(top.Object("compatible"), manifest);
+  ReadModel(top.Object("model"), manifest);
+  manifest.tolerance = top.Number("tolerance");
+  if (!(manifest.tolerance > 0 && manifest.tolerance < 1)) {
+    top.Fail("tolerance", "not between 0 and 1");
+  }
+  const std::string scores = top.String("scores");
+  if (scores != "raw" && scores != "softmax") top.Fail("scores", "neither raw nor softmax");
+  JsonObject versions = top.Object("versions");
+  for (const char* key : {"edgepack", "tvm", "opencv", "toolchain"}) versions.String(key);
+  versions.Finish();
+  ReadFiles(top, manifest);
+  if (schema >= 2) {
+    manifest.version = top.Int("version");
+    if (manifest.version < 0) top.Fail("version", "negative");
+    ReadHealth(top.Object("health"), manifest);
+    top.Skip("service");
+  }
+  top.Finish();
+  return manifest;
+}
+
+}  // namespace edgepack::device

@@ -1,0 +1,63 @@
+// manifest.json of a bundle, as edgepack/manifest.py writes it.
+#ifndef EDGEPACK_DEVICE_MANIFEST_READER_H_
+#define EDGEPACK_DEVICE_MANIFEST_READER_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace edgepack::device {
+
+inline constexpr char kManifestName[] = "manifest.json";
+inline constexpr char kSignatureName[] = "manifest.json.sig";
+// Far above any real one: two thousand files take half a megabyte.
+inline constexpr size_t kMaxManifestBytes = size_t{4} << 20;
+
+struct FileEntry {
+  std::string path;
+  std::string sha256;  // 64 lower-case hex digits
+  uint64_t size;       // bytes
+  bool executable;
+};
+
+struct Manifest {
+  int schema;  // 1 or 2; what schema 1 has not is at its default
+  std::string name;
+  std::string board;
+  std::string release;  // 12 hex digits
+  std::string triple;
+  std::string cpu;
+  std::string glibc;
+  std::vector<std::string> hwcaps;
+  int64_t version = 0;
+  double tolerance;
+  double timeout_s = 600;
+  std::optional<double> max_latency_ms;
+  std::optional<double> max_memory_mb;
+  std::string model_file;
+  std::string model_sha256;
+  uint64_t arena_bytes;
+  uint64_t params_bytes;
+  std::vector<FileEntry> files;  // in the manifest's order
+};
+
+// Throws DeviceError "bad-manifest", naming the field, for anything that is not a manifest of
+// schema 1 or 2: no JSON, a key that is missing, unknown or given twice, a wrong type or value,
+// an unsafe path.
+Manifest ParseManifest(std::string_view bytes);
+
+// Parts of letters, digits and . _ + @ - joined by '/', none empty and none beginning with . or -;
+// at most `limit` characters.
+bool IsSafePath(std::string_view path, size_t limit = 100);
+
+// A part as in IsSafePath, at most 64 characters: names of models and boards.
+bool IsSafeName(std::string_view name);
+
+// 12 lower-case hex digits.
+bool IsReleaseId(std::string_view text);
+
+}  // namespace edgepack::device
+
+#endif  // EDGEPACK_DEVICE_MANIFEST_READER_H_

@@ -1,0 +1,34 @@
+// Signatures in OpenSSH's format, PROTOCOL.sshsig of its source, by Ed25519 keys: plain ones and
+// those of FIDO hardware (PROTOCOL.u2f).
+#ifndef EDGEPACK_DEVICE_SSHSIG_H_
+#define EDGEPACK_DEVICE_SSHSIG_H_
+
+#include <ctime>
+#include <string>
+#include <string_view>
+
+namespace edgepack::device {
+
+// What a bundle's signature is made for (`ssh-keygen -Y sign -n`): one for a file of another
+// purpose is worth nothing here.
+inline constexpr char kSignatureNamespace[] = "edgepack-bundle";
+
+struct Signer {
+  std::string principal;    // as in the file of allowed signers
+  std::string fingerprint;  // "SHA256:" and base64, as ssh-keygen -l prints it
+};
+
+// Checks that `armored` is a signature over `message` by a key that `allowed_signers` (see
+// allowed_signers.h) lists for the namespace and for the time `now`, and says whose.
+// Throws DeviceError: "bad-signature" (damaged, of another kind, or not over this message),
+// "unknown-signer", "expired-key" (also for one not valid yet), or what ParseAllowedSigners throws.
+Signer VerifySignature(std::string_view message, std::string_view armored,
+                       std::string_view allowed_signers, std::time_t now);
+
+// The key in a signature, which is not checked: "ssh-ed25519 AAAA...", to be pinned.
+// Throws DeviceError "bad-signature".
+std::string KeyOfSignature(std::string_view armored);
+
+}  // namespace edgepack::device
+
+#endif  // EDGEPACK_DEVICE_SSHSIG_H_

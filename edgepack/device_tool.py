@@ -1,0 +1,220 @@
+"""Building edgepack-device, the tool that installs bundles on a board.
+
+It is static, against musl: it runs on any Linux of its architecture, whatever C library is
+there. The libraries it needs come from pinned sdists.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgepack import __version__, opencv_build
+from edgepack.boards import Board
+from edgepack.errors import ToolchainError
+from edgepack.opencv_build import jobs, tool
+from edgepack.paths import atomic_dir, cache_dir, data_file, locked
+from edgepack.process import run
+from edgepack.progress import NO_PROGRESS, Progress
+from edgepack.sdist import Sdist, fetch_sdist, unpack_sdist
+from edgepack.toolchain import zig_executable, zig_licenses, zig_version
+
+TOOL = "edgepack-device"
+
+PYNACL = Sdist(
+    package="PyNaCl",
+    version="1.6.2",
+    sha256="018494d6d696ae03c7e656e5e74cdfd8ea1326962cc401bcf018f1ed8436811c",
+)
+YYJSON = Sdist(
+    package="yyjson",
+    version="4.0.6",
+    sha256="fcd4dc15c1e39a30bf9fa85d56903029111506860fc3080ab0d81c6c6dacaa8c",
+)
+ZSTANDARD = Sdist(
+    package="zstandard",
+    version="0.25.0",
+    sha256="7713e1179d162cf5c7906da876ec2ccb9c3a9dcbdffef0cc7f70c3667a205f0b",
+)
+_PARTS = {
+    PYNACL: {
+        "src/libsodium/src/libsodium/": "libsodium/",
+        "src/libsodium/LICENSE": "libsodium/LICENSE",
+    },
+    YYJSON: {"yyjson/yyjson.c": "yyjson/yyjson.c", "yyjson/yyjson.h": "yyjson/yyjson.h"},
+    ZSTANDARD: {"zstd/": "zstd/"},
+}
+"""Folders (with a slash) and files of each sdist, and where they go."""
+
+_SUFFIXES = frozenset({".c", ".cc", ".cmake", ".h", ".txt"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTool:
+    """The stripped tool for all boards of an architecture.
+
+    `triple` is musl's; `licenses` are the texts (by name) of all that is linked into it.
+    """
+
+    path: Path
+    triple: str
+    version: str
+    sha256: str
+    licenses: dict[str, str]
+
+
+def build_device_tool(board: Board, *, progress: Progress = NO_PROGRESS) -> DeviceTool:
+    """edgepack-device for `board`'s architecture, from the cache if it was built before.
+
+    Equal sources and tools give equal bytes, wherever the checkout and the cache are.
+    Raises ToolchainError if the sources cannot be had or a compiler fails.
+    """
+    zig = zig_executable()
+    if zig is None or not zig.exists():
+        raise ToolchainError("compiler not found: zig", hint="pip install ziglang==0.17.0")
+    triple = board.triple.replace("-gnu", "-musl")
+    flags = board.runtime_flags["zig"]
+    parts = {"zig": zig_version(zig), "flags": flags, "triple": triple}
+    folder = cache_dir() / "device-tool" / f"{triple}-{source_key(parts)}"
+    with locked(folder):
+        if not folder.exists():
+            sources = fetch_sources(progress=progress)
+            progress.step(f"building {TOOL} for {triple}")
+            with atomic_dir(folder) as work:
+                compile_tool(
+                    work,
+                    sources,
+                    [
+                        f"-DCMAKE_TOOLCHAIN_FILE={data_file('toolchains') / 'zig_musl.cmake'}",
+                        f"-DEDGEPACK_TRIPLE={triple}",
+                        f"-DEDGEPACK_BOARD_FLAGS={';'.join(flags)}",
+                        f"-DEDGEPACK_ZIG={zig}",
+                    ],
+                    env={"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")},
+                )
+                _write_licenses(sources, zig, work / "licenses")
+    path = folder / TOOL
+    return DeviceTool(
+        path=path,
+        triple=triple,
+        version=__version__,
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        licenses={
+            file.name: file.read_text(encoding="utf-8")
+            for file in sorted((folder / "licenses").iterdir())
+        },
+    )
+
+
+def fetch_sources(*, progress: Progress = NO_PROGRESS) -> Path:
+    """The folder with the sources of libsodium, yyjson, zlib and zstd, fetched with pip once.
+
+    zlib is the one in OpenCV's source. Raises ToolchainError if pip fails or a file is not
+    the pinned one.
+    """
+    folder = cache_dir() / "device-tool" / f"sources-{_sources_key()}"
+    with locked(folder):
+        if not folder.exists():
+            opencv = opencv_build.fetch_source(progress=progress)
+            progress.step(f"fetching the sources of {TOOL}'s libraries")
+            with atomic_dir(folder) as work:
+                for sdist, parts in _PARTS.items():
+                    file = fetch_sdist(sdist, work)
+                    unpack_sdist(file, work, functools.partial(_target, parts))
+                    file.unlink()
+                shutil.copytree(opencv / "3rdparty" / "zlib", work / "zlib")
+    return folder
+
+
+def _target(parts: Mapping[str, str], path: str) -> str | None:
+    for part, target in parts.items():
+        if path == part or (part.endswith("/") and path.startswith(part)):
+            return target + path.removeprefix(part)
+    return None
+
+
+def compile_tool(
+    out: Path,
+    sources: Path,
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    targets: Sequence[str] = (TOOL,),
+) -> None:
+    """Configure cpp_runtime/device with `arguments` and build `targets` into the folder `out`.
+
+    Raises ToolchainError if a compiler fails.
+    """
+    build = out / "build"
+    run(
+        [
+            tool("cmake"),
+            *("-S", data_file("cpp_runtime") / "device", "-B", build, "-G", "Ninja"),
+            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+            f"-DEDGEPACK_VERSION={__version__}",
+            f"-DEDGEPACK_DEVICE_SOURCES={sources}",
+            *arguments,
+        ],
+        env=env,
+        what=f"configuring {TOOL}",
+    )
+    run(
+        [tool("cmake"), "--build", build, "--parallel", str(jobs()), "--target", *targets],
+        env=env,
+        what=f"building {TOOL}",
+    )
+    for target in targets:
+        shutil.copy(next(build.rglob(target)), out / target)
+    shutil.rmtree(build)
+
+
+def source_key(parts: Mapping[str, object]) -> str:
+    """Names the tool that the sources make with `parts`, what else goes into it."""
+    device = data_file("cpp_runtime") / "device"
+    toolchains = data_file("toolchains")
+    files = [
+        *(path for path in sorted(device.rglob("*")) if path.suffix in _SUFFIXES),
+        *(toolchains / name for name in ("zig.cmake", "zig_musl.cmake")),
+    ]
+    document = {
+        "sources": {
+            str(path.relative_to(path.parents[1] if path.parent == toolchains else device)): (
+                hashlib.sha256(path.read_bytes()).hexdigest()
+            )
+            for path in files
+        },
+        "libraries": _sources_key(),
+        "edgepack": __version__,
+        **parts,
+    }
+    return _digest(document)
+
+
+def _sources_key() -> str:
+    pins = {f"{sdist.package} {sdist.sha256}": parts for sdist, parts in _PARTS.items()}
+    return _digest({"pins": pins, "zlib": opencv_build.SDIST.sha256})
+
+
+def _digest(document: object) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _write_licenses(sources: Path, zig: Path, folder: Path) -> None:
+    folder.mkdir()
+    header = (sources / "yyjson" / "yyjson.h").read_text(encoding="utf-8")
+    texts = {
+        "libsodium": (sources / "libsodium" / "LICENSE").read_text("utf-8"),
+        # It is the comment that the file begins with.
+        "yyjson": header[: header.index("*/") + 2] + "\n",
+        "zlib": (sources / "zlib" / "LICENSE").read_text("utf-8"),
+        "zstd": (sources / "zstd" / "LICENSE").read_text("utf-8"),
+        "musl": (zig.parent / "lib" / "libc" / "musl" / "COPYRIGHT").read_text("utf-8"),
+        **zig_licenses(zig),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
