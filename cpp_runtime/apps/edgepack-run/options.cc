@@ -38,16 +38,23 @@ double ToTolerance(const std::string& flag, const std::string& text) {
 void CheckCombination(const Options& options) {
   if (options.version || options.help) return;
   const int sources = static_cast<int>(options.image.has_value()) +
-                      static_cast<int>(!options.inputs.empty()) + static_cast<int>(options.golden);
+                      static_cast<int>(!options.inputs.empty()) + static_cast<int>(options.golden) +
+                      static_cast<int>(options.watch.has_value());
   if (sources != 1) {
-    throw UsageError(sources == 0 ? "no input" : "--image, --input and --golden exclude each other",
-                     "give one of --image FILE, --input FILE.npy or --golden");
+    throw UsageError(
+        sources == 0 ? "no input" : "--image, --input, --golden and --watch exclude each other",
+        "give one of --image FILE, --input FILE.npy, --golden or --watch FOLDER");
   }
   if (options.golden && !options.expected.empty()) {
     throw UsageError("--expected cannot be used with --golden, which has its own");
   }
   if (options.profile && !options.bench) {
     throw UsageError("--profile needs --bench", "for example --bench 20 --profile");
+  }
+  if (options.results && !options.watch) throw UsageError("--results needs --watch");
+  if (options.watch && (!options.outputs.empty() || !options.expected.empty() || options.bench)) {
+    throw UsageError("--watch writes lines of results",
+                     "leave out --output, --expected and --bench");
   }
   const bool image_only = options.save_resized || options.save_tensor || options.preprocess_only;
   if (image_only && !options.image) {
@@ -76,6 +83,8 @@ Options ParseOptions(const std::vector<std::string>& words) {
   const std::map<std::string, std::function<void(Value)>> values = {
       {"--bundle", [&](Value text) { options.bundle = text; }},
       {"--image", [&](Value text) { options.image = text; }},
+      {"--watch", [&](Value text) { options.watch = text; }},
+      {"--results", [&](Value text) { options.results = text; }},
       {"--input", [&](Value text) { options.inputs.emplace_back(text); }},
       {"--output", [&](Value text) { options.outputs.emplace_back(text); }},
       {"--expected", [&](Value text) { options.expected.emplace_back(text); }},
@@ -117,12 +126,15 @@ Options ParseOptions(const std::vector<std::string>& words) {
 const char* HelpText() {
   return R"(Runs a compiled model of an edgepack bundle.
 
-usage: edgepack-run (--image FILE | --input FILE ... | --golden) [options]
+usage: edgepack-run (--image FILE | --input FILE ... | --golden | --watch FOLDER) [options]
 
   --bundle DIR         the bundle; default: the folder above the program's own bin/
   --image FILE         a JPEG or PNG photo, preprocessed by the bundle's preprocess.json
   --input FILE         a tensor, .npy or raw bytes; repeat for a model with several inputs
   --golden             the bundle's golden input, compared with its golden output
+  --watch FOLDER       each photo that comes into it, until SIGTERM: a line of JSON for each
+  --results FILE       with --watch: append the lines to this file instead of printing them, and
+                       catch up after a restart; above 16 MB it becomes FILE.1
   --output FILE        write an output as .npy; repeat for several
   --expected FILE      compare an output with this .npy; repeat for several
   --tolerance T        largest error over largest reference value that is ok (1e-4)

@@ -11,6 +11,8 @@ namespace edgepack {
 struct Options {
   std::optional<std::filesystem::path> bundle;
   std::optional<std::filesystem::path> image;
+  std::optional<std::filesystem::path> watch;
+  std::optional<std::filesystem::path> results;
   std::vector<std::filesystem::path> inputs;
   bool golden = false;
   std::vector<std::filesystem::path> outputs;

@@ -35,6 +35,12 @@ void SetNumber(Object* object, const char* key, const std::optional<double>& val
   if (value) Set(object, key, Number(*value));
 }
 
+void SetImage(Object* object, const Report& report) {
+  if (!report.image) return;
+  Set(object, "image", Text(*report.image));
+  Set(object, "mtime_ns", report.image_mtime_ns);
+}
+
 template <typename Range, typename Convert>
 Array List(const Range& range, Convert convert) {
   Array array;
@@ -127,6 +133,7 @@ double Mega(std::size_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
 void PrintJson(const Report& report, std::ostream& out) {
   Object object;
+  SetImage(&object, report);
   Set(&object, "edgepack", Text(EDGEPACK_VERSION));
   if (report.model) {
     Set(&object, "model", Text(*report.model));
@@ -193,12 +200,13 @@ void PrintText(const Report& report, std::ostream& out) {
 }
 
 void PrintJsonError(ExitCode code, const std::string& message, const std::string& hint,
-                    std::ostream& out) {
+                    std::ostream& out, const Report& about) {
   Object error;
   Set(&error, "code", static_cast<int>(code));
   Set(&error, "message", Text(message));
   if (!hint.empty()) Set(&error, "hint", Text(hint));
   Object object;
+  SetImage(&object, about);
   Set(&object, "error", error);
   PrintObject(object, out);
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -25,6 +26,9 @@ struct Report {
     std::vector<double> times_ms;
   };
 
+  /// Of --watch: the photo's name, and when it was modified, in nanoseconds since 1970.
+  std::optional<std::string> image;
+  std::int64_t image_mtime_ns = 0;
   std::optional<std::string> model;
   int threads = 1;
   std::vector<int> cpus;
@@ -47,8 +51,8 @@ struct Report {
 void PrintJson(const Report& report, std::ostream& out);
 /// The same in words.
 void PrintText(const Report& report, std::ostream& out);
-/// {"error": {"code", "message", "hint"}} and a newline.
+/// {"error": {"code", "message", "hint"}} and a newline; with the photo that `about` names, if any.
 void PrintJsonError(ExitCode code, const std::string& message, const std::string& hint,
-                    std::ostream& out);
+                    std::ostream& out, const Report& about = {});
 
 }  // namespace edgepack

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <exception>
 #include <fstream>
+#include <sstream>
 #include <sys/resource.h>
 #include <system_error>
 
@@ -22,6 +23,7 @@
 #include "profile.h"
 #include "report.h"
 #include "statistics.h"
+#include "watch.h"
 
 namespace edgepack {
 namespace {
@@ -328,6 +330,35 @@ Report Execute(const Options& options) {
   return report;
 }
 
+/// --watch: the model is loaded once; each photo gets a line, one that cannot be read too.
+void WatchPhotos(const Options& options, std::ostream& out) {
+  HoldStopSignals();
+  const BundleFolder bundle = OpenBundle(options.bundle ? *options.bundle : OwnBundle());
+  Report setup;
+  ConfigureThreads(options, &setup);
+  Model model(bundle.model());
+  const auto line_of = [&](const PhotoFolder::Key& photo) {
+    Report report;
+    report.image = photo.first;
+    report.image_mtime_ns = photo.second;
+    Options one = options;
+    one.image = *options.watch / photo.first;
+    std::ostringstream line;
+    try {
+      Preprocess(one, bundle, &model, &report);
+      Run(one, &model, &report);
+      FindTop(one, bundle, model, &report);
+      report.rss_peak_bytes = PeakRssBytes();
+      PrintJson(report, line);
+    } catch (const Error& error) {
+      if (error.code() == ExitCode::kBundle) throw;
+      PrintJsonError(error.code(), error.what(), error.hint(), line, report);
+    }
+    return line.str();
+  };
+  Watch(*options.watch, options.results, line_of, out);
+}
+
 int Fail(ExitCode code, const std::string& message, const std::string& hint, bool json,
          std::ostream& out, std::ostream& err) {
   err << "error: " << message << "\n";
@@ -348,6 +379,10 @@ int RunApp(const std::vector<std::string>& words, std::ostream& out, std::ostrea
     }
     if (options.version) {
       out << "edgepack-run " << EDGEPACK_VERSION << ", OpenCV " << CV_VERSION << "\n";
+      return 0;
+    }
+    if (options.watch) {
+      WatchPhotos(options, out);
       return 0;
     }
     const Report report = Execute(options);

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <ostream>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace edgepack {
+
+/// The photos of a folder, each given out once, when it is whole.
+class PhotoFolder {
+ public:
+  /// A file by its name and its time of modification, in nanoseconds since 1970: a photo written
+  /// again under an old name is a new one.
+  using Key = std::pair<std::string, std::int64_t>;
+
+  /// Watches `folder` from now on. Throws UsageError if it cannot be read.
+  explicit PhotoFolder(std::filesystem::path folder);
+  ~PhotoFolder();
+  PhotoFolder(const PhotoFolder&) = delete;
+  PhotoFolder& operator=(const PhotoFolder&) = delete;
+
+  /// What is there already, oldest first.
+  [[nodiscard]] std::vector<Key> Present() const;
+
+  /// Photos (.jpg, .jpeg, .png) that were closed after writing, or moved here, since the last
+  /// call. Waits at most `limit` for the first. Empty after that, or when `StopRequested`.
+  [[nodiscard]] std::vector<Key> Arrived(std::optional<std::chrono::milliseconds> limit);
+
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+
+ private:
+  [[nodiscard]] std::optional<Key> KeyOf(const std::string& name) const;
+
+  std::filesystem::path path_;
+  int fd_ = -1;
+};
+
+/// From here on SIGTERM and SIGINT are kept back until somebody waits in `PhotoFolder::Arrived`.
+/// Call it before any thread is started: they inherit it.
+void HoldStopSignals();
+/// Whether one of them has come.
+bool StopRequested();
+
+/// Lines of JSON for photos, to a file that says after a restart what was done, or to a stream.
+class ResultLines {
+ public:
+  /// Above this size the file becomes `<file>.1`, replacing the one before: the disk stays free.
+  static constexpr std::uintmax_t kMaxBytes = 16U << 20U;
+
+  /// Appends to `file`, or writes to `out` without one. Throws UsageError.
+  ResultLines(std::optional<std::filesystem::path> file, std::ostream& out);
+
+  /// Whether an earlier run wrote a line for this photo. Always false without a file.
+  [[nodiscard]] bool Done(const PhotoFolder::Key& key) const { return done_.count(key) != 0; }
+  /// Writes one line (with its end) for a photo. Throws std::runtime_error if the disk is full.
+  void Write(const PhotoFolder::Key& key, const std::string& line);
+  /// Whether there is a file that remembers.
+  [[nodiscard]] bool Remembers() const { return file_.has_value(); }
+
+ private:
+  std::optional<std::filesystem::path> file_;
+  std::ostream& out_;
+  std::set<PhotoFolder::Key> done_;
+};
+
+/// Runs `line_of` on each photo that comes into `folder`, until SIGTERM or SIGINT. With a file
+/// of results, photos that came while nobody watched are done first; without, only new ones are.
+void Watch(const std::filesystem::path& folder, std::optional<std::filesystem::path> results,
+           const std::function<std::string(const PhotoFolder::Key&)>& line_of, std::ostream& out);
+
+}  // namespace edgepack
