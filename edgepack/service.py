@@ -15,6 +15,8 @@ RESTARTS = ("always", "on-failure", "never")
 
 # What Debian's adduser takes: the name ends up in a unit file and in a shell command.
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+# What a unit file and a shell script take as it is.
+_FOLDER = re.compile(r"(/[A-Za-z0-9._+@-]+)+")
 _MAX_ARGS = 64
 _MAX_ARG = 1024
 _MAX_WATCHDOG_S = 86400.0
@@ -28,7 +30,8 @@ class Service:
     `args` are edgepack-run's, e.g. ("--watch", "/var/lib/photos"). `restart` says after
     which exits it is started again. An app that gives no sign for `watchdog_s` seconds is
     killed, as is one that takes more than `memory_mb` (10^6 bytes); None is "no limit".
-    `user` is the account it runs as; None leaves that to whoever installs the service.
+    `user` is the account it runs as, None the owner of the release's folder. It sees the file
+    system read-only but for the folders `writable`, which must exist on the device.
     """
 
     args: tuple[str, ...]
@@ -36,6 +39,7 @@ class Service:
     watchdog_s: float | None = None
     memory_mb: int | None = None
     user: str | None = None
+    writable: tuple[str, ...] = ()
 
 
 def take_service(top: Table, key: str = "service") -> Service | None:
@@ -58,6 +62,7 @@ def take_service(top: Table, key: str = "service") -> Service | None:
         watchdog_s=table.take("watchdog_s", float, None),
         memory_mb=table.take("memory_mb", int, None),
         user=table.take("user", str, None),
+        writable=table.take_list("writable", str, ()),
     )
     table.finish()
     if service.watchdog_s is not None and not 1 <= service.watchdog_s <= _MAX_WATCHDOG_S:
@@ -66,6 +71,9 @@ def take_service(top: Table, key: str = "service") -> Service | None:
         raise table.fail("memory_mb", f"{service.memory_mb} is not from 1 to {_MAX_MEMORY_MB}")
     if service.user is not None and not _USER.fullmatch(service.user):
         raise table.fail("user", f"{service.user!r} is no name of an account")
+    for folder in service.writable:
+        if not _FOLDER.fullmatch(folder) or ".." in folder.split("/"):
+            raise table.fail("writable", f"{folder!r} is no absolute path of a folder")
     if service.user == "root":
         raise table.fail("user", "a service must not run as root", hint="name another account")
     return service

@@ -21,10 +21,20 @@ def test_no_table_is_no_service() -> None:
 
 def test_every_key() -> None:
     service = take(
-        args=["--watch", "/in"], restart="on-failure", watchdog_s=30, memory_mb=64, user="pi"
+        args=["--watch", "/in"],
+        restart="on-failure",
+        watchdog_s=30,
+        memory_mb=64,
+        user="pi",
+        writable=["/in"],
     )
     assert service == Service(
-        args=("--watch", "/in"), restart="on-failure", watchdog_s=30.0, memory_mb=64, user="pi"
+        args=("--watch", "/in"),
+        restart="on-failure",
+        watchdog_s=30.0,
+        memory_mb=64,
+        user="pi",
+        writable=("/in",),
     )
     assert take(args=["--golden"]) == Service(args=("--golden",))
 
@@ -41,6 +51,8 @@ def test_every_key() -> None:
         ({"memory_mb": 1.5}, "service.memory_mb: 1.5 is not a whole number"),
         ({"user": "root"}, "service.user: a service must not run as root"),
         ({"user": "pi; reboot"}, "service.user: 'pi; reboot' is no name"),
+        ({"writable": ["/in", "photos"]}, "service.writable: 'photos' is no absolute path"),
+        ({"writable": ["/a/../etc"]}, "service.writable: '/a/../etc' is no absolute path"),
         ({"watchdog": 3}, "service.watchdog: unknown key"),
     ],
 )

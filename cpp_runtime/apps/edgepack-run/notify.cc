@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <sys/socket.h>
@@ -17,7 +18,7 @@ Notifier Notifier::FromEnvironment() {
   const char* const period_us = std::getenv("WATCHDOG_USEC");  // NOLINT(concurrency-mt-unsafe)
   std::optional<std::chrono::microseconds> watchdog;
   if (period_us != nullptr) {
-    const long long value = std::strtoll(period_us, nullptr, 10);
+    const std::int64_t value = std::strtoll(period_us, nullptr, 10);
     if (value > 0) watchdog = std::chrono::microseconds(value);
   }
   return {socket == nullptr ? "" : socket, watchdog};

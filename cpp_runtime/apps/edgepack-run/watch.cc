@@ -109,7 +109,7 @@ std::vector<PhotoFolder::Key> PhotoFolder::Arrived(std::optional<std::chrono::mi
   timespec wait = {};
   if (limit) {
     wait.tv_sec = static_cast<time_t>(limit->count() / 1000);
-    wait.tv_nsec = static_cast<long>(limit->count() % 1000) * 1000000;
+    wait.tv_nsec = static_cast<decltype(wait.tv_nsec)>(limit->count() % 1000) * 1000000;
   }
   // Only here may a stop signal come in: one that came before is seen now, none is missed.
   sigset_t mask;
