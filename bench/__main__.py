@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import arm, host, mca
+from bench import arm, compiling, host, mca, ops
 from bench.models import MODELS
 from bench.ours import NAME
 from bench.peers import TITLES
@@ -27,6 +27,8 @@ def make_parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--arm", action="store_true", help="count instructions under qemu")
     what.add_argument("--mca", action="store_true", help="hottest loops under llvm-mca")
+    what.add_argument("--ops", action="store_true", help="every operator family by itself")
+    what.add_argument("--compile", action="store_true", help="compile time and memory")
     what.add_argument("--report", action="store_true", help="only print what was measured")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
@@ -49,13 +51,18 @@ def main(argv: Sequence[str]) -> int:
             arm.measure(args.boards, args.models, args.engines, console)
         elif args.mca:
             mca.measure(args.boards, args.models, console)
+        elif args.ops:
+            ops.measure(console, rounds=args.rounds)
+        elif args.compile:
+            compiling.measure(args.models, console)
         elif not args.report:
             host.measure(args.models, args.engines, console, rounds=args.rounds)
     except EdgepackError as error:
         console.error(str(error), error.hint, error.exit_code)
         return error.exit_code
-    sections = {"arm": arm.report(), "mca": mca.report(), "host": host.report()}
-    chosen = [name for name in ("arm", "mca") if getattr(args, name)] or ["host"]
+    reports = {"arm": arm, "mca": mca, "host": host, "ops": ops, "compile": compiling}
+    sections = {name: module.report() for name, module in reports.items()}
+    chosen = [name for name in ("arm", "mca", "ops", "compile") if getattr(args, name)] or ["host"]
     print("\n\n".join(sections[name] for name in (sections if args.report else chosen)))
     if args.docs:
         for name, text in sections.items():

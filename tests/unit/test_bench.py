@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from bench import arm, host, mca, results
+from bench import arm, host, mca, ops, results
 from bench.network import Network
 from bench.results import Figure
 from edgepack.boards import get_board
@@ -181,3 +181,21 @@ def test_stored_results_are_readable() -> None:
     for path in results.RESULTS.glob("*.json"):
         assert json.loads(path.read_text())
         assert results.load(path.stem)
+
+
+def test_operator_cases_are_read_and_are_valid_models() -> None:
+    text = "# a comment\n\n== copies\npad, [1]: float[1,2] x, int64[4] p = {0,0,0,1}\n"
+    (case,) = ops.read_cases(text + "    y = Pad(x, p)\n")
+    assert (case.family, case.name) == ("copies", "pad, [1]")
+    model = case.model()
+    assert [value.name for value in model.graph.input] == ["x"]
+    assert [dim.dim_value for dim in model.graph.output[0].type.tensor_type.shape.dim] == [1, 3]
+    for case in ops.read_cases(ops.CASES.read_text()):
+        assert case.model().graph.output[0].name == "y"
+
+
+def test_an_operator_is_measured_on_both_sides() -> None:
+    case = ops.Case(family="f", name="n", inputs="float[4,8] x, float[8] b", nodes="y = Add(x, b)")
+    figures = ops.compare(case, rounds=1)
+    assert set(figures) == {"edgepack", "onnxruntime"}
+    assert all(figure.value is not None and figure.error == 0.0 for figure in figures.values())

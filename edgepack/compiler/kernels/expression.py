@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import tirx
 
-from edgepack.compiler.kernels import tir
+from edgepack.compiler.kernels import functions, tir
+from edgepack.compiler.kernels.functions import Scope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,58 +56,12 @@ class Operation:
 Expression = tuple[Operation, ...]
 
 
-def _exp(x: tirx.Expr, lanes: int) -> tirx.Expr:
-    """e^x to 2e-7 relative: 2^n by the exponent bits, times Cephes' expf polynomial.
-
-    Needs no libm, and no rounding instruction (ARMv7 has none): the conversion to int
-    truncates, so half is added away from zero.
-    """
-
-    def c(value: float) -> tirx.Expr:
-        return tir.number(value, lanes)
-
-    # Beyond these e^x is no normal float32.
-    x = tirx.max(tirx.min(x, c(88.3762626647949)), c(-87.3365478515625))
-    scaled = x * c(1.44269504088896341)
-    half = tirx.Select(scaled < c(0.0), c(-0.5), c(0.5))
-    whole = tirx.Cast(_like("int32", lanes), scaled + half)
-    n = tirx.Cast(_like("float32", lanes), whole)
-    # ln 2 in two parts: the product with the first is exact.
-    r = x - n * c(0.693359375) - n * c(-2.12194440e-4)
-    p = c(1.9875691500e-4)
-    for coefficient in (
-        1.3981999507e-3,
-        8.3334519073e-3,
-        4.1665795894e-2,
-        1.6666665459e-1,
-        5.0000001201e-1,
-    ):
-        p = p * r + c(coefficient)
-    p = p * r * r + r + c(1.0)
-    bits = (whole + tir.spread(tir.integer(127), lanes)) << tir.spread(tir.integer(23), lanes)
-    return p * tirx.reinterpret(_like("float32", lanes), bits)
-
-
-def _like(dtype: str, lanes: int) -> str:
-    return f"{dtype}x{lanes}" if lanes > 1 else dtype
-
-
-def _sigmoid(x: tirx.Expr, lanes: int) -> tirx.Expr:
-    one = tir.number(1.0, lanes)
-    return one / (one + _exp(tir.number(0.0, lanes) - x, lanes))
-
-
-def _tanh(x: tirx.Expr, lanes: int) -> tirx.Expr:
-    one, two = tir.number(1.0, lanes), tir.number(2.0, lanes)
-    return one - two / (_exp(x * two, lanes) + one)
-
-
-def _prelu(x: tirx.Expr, slope: tirx.Expr, lanes: int) -> tirx.Expr:
-    zero = tir.number(0.0, lanes)
+def _prelu(x: tirx.Expr, slope: tirx.Expr, scope: Scope) -> tirx.Expr:
+    zero = scope.c(0.0)
     return tirx.max(x, zero) + tirx.min(x, zero) * slope
 
 
-# Name -> (number of arguments, the arithmetic; the last argument is the number of lanes).
+# Name -> (number of arguments, the arithmetic; its last argument is where it binds values).
 FUNCTIONS: dict[str, tuple[int, Callable[..., tirx.Expr]]] = {
     "add": (2, lambda a, b, _: a + b),
     "subtract": (2, lambda a, b, _: a - b),
@@ -114,17 +70,22 @@ FUNCTIONS: dict[str, tuple[int, Callable[..., tirx.Expr]]] = {
     "maximum": (2, lambda a, b, _: tirx.max(a, b)),
     "minimum": (2, lambda a, b, _: tirx.min(a, b)),
     "prelu": (2, _prelu),
-    "negative": (1, lambda a, n: tir.number(0.0, n) - a),
-    "abs": (1, lambda a, n: tirx.max(a, tir.number(0.0, n) - a)),
-    "exp": (1, _exp),
-    "sigmoid": (1, _sigmoid),
-    "tanh": (1, _tanh),
-    "silu": (1, lambda a, n: a * _sigmoid(a, n)),
+    "negative": (1, lambda a, scope: scope.c(0.0) - a),
+    "abs": (1, lambda a, scope: tirx.max(a, scope.c(0.0) - a)),
+    "sqrt": (1, lambda a, _: tirx.sqrt(a)),
+    "exp": (1, functions.exp),
+    "log": (1, functions.log),
+    "sin": (1, functions.sin),
+    "cos": (1, functions.cos),
+    "erf": (1, functions.erf),
+    "sigmoid": (1, functions.sigmoid),
+    "tanh": (1, functions.tanh),
+    "silu": (1, lambda a, scope: a * functions.sigmoid(a, scope)),
 }
 
 
 # Functions of dozens of instructions.
-LONG = frozenset({"exp", "sigmoid", "tanh", "silu"})
+LONG = frozenset({"exp", "log", "sin", "cos", "erf", "sigmoid", "tanh", "silu"})
 
 
 def evaluate(
@@ -140,6 +101,7 @@ def evaluate(
     `channel(i)` and `operand(i, pixel)` load what the expression refers to; every step is
     bound to a name in `names`.
     """
+    scope = Scope(lanes, partial(names.bind, "f"))
     values = [names.bind("v", start)]
 
     def argument(item: Argument) -> tirx.Expr:
@@ -155,6 +117,6 @@ def evaluate(
 
     for operation in expression:
         _, compute = FUNCTIONS[operation.name]
-        result = compute(*(argument(item) for item in operation.arguments), lanes)
+        result = compute(*(argument(item) for item in operation.arguments), scope)
         values.append(names.bind("v", result))
     return values[-1]

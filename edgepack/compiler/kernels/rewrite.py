@@ -18,10 +18,9 @@ from edgepack.compiler.kernels import convolution, copies, depthwise, pointwise,
 from edgepack.compiler.kernels.cpu import CpuModel, cpu_model
 from edgepack.compiler.kernels.fuse import fuse
 from edgepack.compiler.kernels.graph import (
-    Concatenation,
+    Convolution,
     Foreign,
     Layer,
-    Pointwise,
     Value,
     View,
     extent,
@@ -158,7 +157,7 @@ class _Writer:
     def _rule(self, layer: Layer) -> Rule | None:
         if isinstance(layer.operator, Foreign):
             return None
-        if isinstance(layer.operator, Pointwise | Concatenation):
+        if not isinstance(layer.operator, Convolution):
             # Not worth a change of layout by themselves.
             read = (*layer.inputs, *layer.operands)
             if not any(value in self.rules for value in read):

@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 import tvm
 from tvm import tirx
 
+from edgepack.compiler.kernels.cpu import cpu_model
 from edgepack.compiler.schedule.generic import generic
 from edgepack.compiler.schedule.scratch import hoist_scratch
+from edgepack.compiler.schedule.vectors import vectorise
 
 Rule = Callable[[tirx.PrimFunc, tvm.target.Target], tirx.PrimFunc | None]
 
@@ -27,5 +29,5 @@ def schedule(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
         if isinstance(function, tirx.PrimFunc):
             results = (rule(function, target) for rule in RULES)
             scheduled = next((result for result in results if result is not None), function)
-            done[name] = hoist_scratch(scheduled)
+            done[name] = vectorise(hoist_scratch(scheduled), cpu_model(target))
     return done

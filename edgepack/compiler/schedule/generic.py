@@ -2,12 +2,14 @@
 
 Element-wise stages are inlined into what reads them. What follows a reduction
 runs right after it, on a tile that is still in cache. The innermost loop walks
-contiguous memory, so that LLVM turns it into vector code whatever its length.
+contiguous memory, as far as it can: axes that lie one after the other in every
+operand become one. `vectors` turns it into vector code whatever its length.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import tvm
@@ -46,8 +48,8 @@ def generic(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc
             follower = _reduction(sch, nest, cores)
             if follower is not None:
                 attached.add(sch.get(follower).name_hint)
-        else:
-            _parallel(sch, nest.spatial[:-1] or nest.spatial, nest.steps, cores)
+        elif nest.spatial:
+            _elementwise(sch, nest, cores)
     return sch.mod["main"]
 
 
@@ -59,8 +61,10 @@ class _Nest:
     units: list[LoopRV]
     spatial: list[LoopRV]
     reduction: list[LoopRV]
-    # Iteration variables of `spatial`, for looking them up in index expressions.
+    # Iteration variables of `spatial` and `reduction`, as index expressions have them.
     variables: list[tirx.Var]
+    extents: list[int]
+    reduced: list[tirx.Var]
     shape: list[int]
     steps: int
 
@@ -68,7 +72,15 @@ class _Nest:
     def of(sch: s_tir.Schedule, block: SBlockRV) -> _Nest | None:
         """None where loops and iteration variables are not one to one (scans, scatters)."""
         nest = _Nest(
-            block=block, units=[], spatial=[], reduction=[], variables=[], shape=[], steps=1
+            block=block,
+            units=[],
+            spatial=[],
+            reduction=[],
+            variables=[],
+            extents=[],
+            reduced=[],
+            shape=[],
+            steps=1,
         )
         loops, axes = sch.get_loops(block), sch.get(block).iter_vars
         bindings = _realize(sch, block).iter_values
@@ -84,6 +96,7 @@ class _Nest:
             steps *= extent
             if axis.iter_type == tirx.IterVar.CommReduce:
                 nest.reduction.append(loop)
+                nest.reduced.append(axis.var)
             elif axis.iter_type == tirx.IterVar.DataPar:
                 nest.shape.append(extent)
                 if extent == 1:
@@ -91,6 +104,7 @@ class _Nest:
                 else:
                     nest.spatial.append(loop)
                     nest.variables.append(axis.var)
+                    nest.extents.append(extent)
             else:
                 return None
         return replace(nest, steps=steps)
@@ -117,15 +131,62 @@ def _is_copy(block: s_tir.SBlock) -> bool:
     )
 
 
+def _elementwise(sch: s_tir.Schedule, nest: _Nest, cores: int) -> None:
+    """One loop over what is contiguous in all operands, and one around it that is shared."""
+    block = sch.get(nest.block)
+    count = _contiguous([*block.reads, *block.writes], nest.variables, nest.extents)
+    outer, inner = nest.spatial[:-count], sch.fuse(*nest.spatial[-count:])
+    if not outer and cores > 1 and nest.steps >= _PARALLEL_STEPS:
+        first, _ = sch.split(inner, [_share(nest.steps, cores), None])
+        outer = [first]
+    _parallel(sch, outer, nest.steps, cores)
+
+
+def _contiguous(
+    regions: Sequence[tvm.ir.TensorRegion], axes: Sequence[tirx.Var], extents: Sequence[int]
+) -> int:
+    """How many of the last `axes` lie one after the other in every operand that has them."""
+
+    def is_one(
+        region: tvm.ir.TensorRegion, axes: Sequence[tirx.Var], extents: Sequence[int]
+    ) -> bool:
+        indices = [
+            (item.min, int(dim))
+            for item, dim in zip(region.region, region.source.shape, strict=True)
+            if int(dim) != 1
+        ]
+        used = [any(_uses(index, axis) for axis in axes) for index, _ in indices]
+        last = indices[-len(axes) :]
+        return not any(used) or (
+            not any(used[: -len(axes)])
+            and len(last) == len(axes)
+            and all(index.same_as(axis) for (index, _), axis in zip(last, axes, strict=True))
+            and [size for _, size in last] == list(extents)
+        )
+
+    count = 1
+    while count < len(axes) and all(
+        is_one(region, axes[-count - 1 :], extents[-count - 1 :]) for region in regions
+    ):
+        count += 1
+    return count
+
+
+def _share(extent: int, cores: int) -> int:
+    """Pieces to cut a loop into: equal, at least one per core, of whole vectors if possible."""
+    pieces = [count for count in range(cores, 8 * cores + 1) if extent % count == 0]
+    return min(pieces, key=lambda count: (extent // count % 16 != 0, count), default=1)
+
+
 def _reduction(sch: s_tir.Schedule, nest: _Nest, cores: int) -> SBlockRV | None:
     """Tile a reduction, and run its element-wise follower tile by tile.
 
     The loops become: outer spatial (parallel), reduction, rows, columns; or just
-    outer spatial, reduction where no spatial loop walks contiguous memory.
+    outer spatial, reduction where what is reduced lies along the reduction.
     Returns the follower, or None.
     """
-    outer, tile = list(nest.spatial), []
-    if nest.spatial and _walks_memory(sch.get(nest.block), nest.variables[-1]):
+    outer, tile, reduction = list(nest.spatial), [], list(nest.reduction)
+    if nest.spatial and any(_walks(region, nest.variables[-1]) for region in _reduced(sch, nest)):
         columns = _divisor(_extent(sch, outer[-1]), _TILE // _ROWS)
         high, low = sch.split(outer.pop(), [None, columns])
         outer.append(high)
@@ -136,15 +197,28 @@ def _reduction(sch: s_tir.Schedule, nest: _Nest, cores: int) -> SBlockRV | None:
             high, low = sch.split(outer[shared[-1]], [None, rows])
             outer[shared[-1]] = high
             tile.insert(0, low)
-    sch.reorder(*outer, *nest.reduction, *tile)
+    else:
+        extents = [_extent(sch, loop) for loop in reduction]
+        count = _contiguous(_reduced(sch, nest), nest.reduced, extents)
+        reduction[-count:] = [sch.fuse(*reduction[-count:])]
+    sch.reorder(*outer, *reduction, *tile)
     for loop in tile[:-1]:
         sch.unroll(loop)
     parallel = _parallel(sch, outer, nest.steps, cores)
     follower = None
     if parallel is not None or outer:
         follower = _attach_follower(sch, nest, outer[-1] if parallel is None else parallel)
-    sch.decompose_reduction(nest.block, nest.reduction[0])
+    sch.decompose_reduction(nest.block, reduction[0])
     return follower
+
+
+def _reduced(sch: s_tir.Schedule, nest: _Nest) -> list[tvm.ir.TensorRegion]:
+    """What changes from one step of the reduction to the next."""
+    return [
+        region
+        for region in sch.get(nest.block).reads
+        if any(_uses(axis.min, variable) for axis in region.region for variable in nest.reduced)
+    ]
 
 
 def _attach_follower(sch: s_tir.Schedule, nest: _Nest, loop: LoopRV) -> SBlockRV | None:
@@ -170,16 +244,15 @@ def _parallel(sch: s_tir.Schedule, loops: list[LoopRV], steps: int, cores: int) 
     return fused
 
 
-def _walks_memory(block: s_tir.SBlock, variable: tirx.Var) -> bool:
+def _walks(region: tvm.ir.TensorRegion, variable: tirx.Var) -> bool:
     """Whether a step of `variable` is a step to the next element of an operand."""
-    return any(_uses(region.region[-1].min, variable) for region in block.reads if region.region)
+    return bool(region.region) and _uses(region.region[-1].min, variable)
 
 
 def _is_shared(sch: s_tir.Schedule, nest: _Nest, index: int) -> bool:
     """Whether an operand that walks with the last spatial axis is the same along axis `index`."""
     return any(
-        region.region
-        and _uses(region.region[-1].min, nest.variables[-1])
+        _walks(region, nest.variables[-1])
         and not any(_uses(axis.min, nest.variables[index]) for axis in region.region)
         for region in sch.get(nest.block).reads
     )

@@ -1,0 +1,116 @@
+"""edgepack/compiler/kernels/functions.py against double precision, on scalars and on vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from edgepack.compiler.kernels import functions, tir
+
+SIZE = 1 << 16
+_EXACT = {
+    "exp": np.exp,
+    "log": np.log,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+    "erf": np.vectorize(math.erf),
+    "sin": np.sin,
+    "cos": np.cos,
+}
+
+
+def aligned(values: np.ndarray) -> np.ndarray:
+    """Kernels may assume what the arena keeps: boundaries of 64 bytes."""
+    room = np.empty(values.size + 16, "float32")
+    start = -room.ctypes.data % 64 // 4
+    room[start : start + values.size] = values
+    return room[start : start + values.size]
+
+
+def run(function: Callable[..., tirx.Expr], x: np.ndarray, lanes: int) -> np.ndarray:
+    """As it is used: inside one expression for scalars, with statements for vectors."""
+    source, target = tir.buffer("source", (x.size,)), tir.buffer("target", (x.size,))
+
+    def step(i: tir.Expr) -> tir.Stmt:
+        value = tir.load(source, [i * lanes], lanes)
+        names = tir.Names()
+        if lanes == 1:
+            result = functions.as_expression(function, value)
+        else:
+            result = function(value, functions.Scope(lanes, partial(names.bind, "v")))
+        names.add(tir.store(target, result, [i * lanes], lanes))
+        return names.done()
+
+    kernel = tir.function([source, target], tir.loop_of("i", x.size // lanes, step)).with_attr(
+        "global_symbol", "main"
+    )
+    library = tvm.compile(tvm.IRModule({"main": kernel}), tvm.target.Target({"kind": "llvm"}))
+    x, y = aligned(x), aligned(np.zeros(x.size))
+    library["main"](tvm_ffi.from_dlpack(x), tvm_ffi.from_dlpack(y))
+    return y
+
+
+def arguments(low: float, high: float, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(low, high, SIZE).astype("float32")
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize(
+    ("name", "low", "high", "relative", "absolute"),
+    [
+        ("exp", -86, 88.7, 2e-7, 0),
+        ("log", 1e-37, 1e-3, 2e-7, 0),
+        ("log", 1e-3, 1e3, 2e-7, 1e-7),
+        ("sigmoid", -80, 80, 3e-7, 0),
+        ("tanh", -1e-3, 1e-3, 5e-7, 0),
+        ("tanh", -20, 20, 5e-7, 0),
+        ("erf", -1e-3, 1e-3, 5e-7, 0),
+        ("erf", -6, 6, 5e-7, 0),
+        ("sin", -8192, 8192, 0, 1e-7),
+        ("cos", -8192, 8192, 0, 1e-7),
+    ],
+)
+def test_error_is_as_documented(
+    name: str, low: float, high: float, relative: float, absolute: float, lanes: int
+) -> None:
+    x = arguments(low, high)
+    exact = _EXACT[name](x.astype("float64"))
+    error = np.abs(run(functions.FUNCTIONS[name], x, lanes) - exact)
+    assert (error <= relative * np.abs(exact) + absolute).all()
+
+
+@pytest.mark.parametrize(
+    ("exponent", "relative"),
+    [(2, 2e-7), (5, 5e-7), (-3, 4e-7), (0.5, 2e-7), (1.5, 1e-5), (-2.25, 1e-5), (0, 0)],
+)
+def test_powers(exponent: float, relative: float) -> None:
+    x = arguments(1e-6, 1e6)
+
+    def power(base: tirx.Expr, scope: functions.Scope) -> tirx.Expr:
+        return functions.power(base, tirx.FloatImm("float32", exponent), scope)
+
+    exact = x.astype("float64") ** exponent
+    assert (np.abs(run(power, x, 4) - exact) <= relative * np.abs(exact)).all()
+    with np.errstate(invalid="ignore"):
+        signed = np.array([-2.0, -0.5, 0.5, 2.0], "float32") ** np.float32(exponent)
+    found = run(power, np.array([-2.0, -0.5, 0.5, 2.0]), 4)
+    np.testing.assert_allclose(found, signed, rtol=1e-5)
+
+
+def test_ends_of_the_range() -> None:
+    ends = np.array([-np.inf, -1e30, -89, 0, 89, 1e30, np.inf, 1])
+    with np.errstate(all="ignore"):
+        assert run(functions.exp, ends, 4).tolist() == [0, 0, 0, 1, *[np.inf] * 3, np.float32(np.e)]
+        logs = run(functions.log, ends, 4)
+        assert np.isnan(logs[:3]).all()
+        assert logs[3:].tolist() == [-np.inf, *np.log(ends[4:].astype("float32")).tolist()]
+    assert run(functions.sigmoid, ends, 4)[[0, 3, 6]].tolist() == [0, 0.5, 1]
+    np.testing.assert_allclose(run(functions.tanh, ends, 4)[[0, 3, 6]], [-1, 0, 1], atol=5e-7)
+    np.testing.assert_allclose(run(functions.erf, ends, 4)[[0, 3, 6]], [-1, 0, 1], atol=5e-7)
