@@ -173,12 +173,14 @@ def compile_tool(
     shutil.rmtree(build)
 
 
-def source_key(parts: Mapping[str, object]) -> str:
-    """Names the tool that the sources make with `parts`, what else goes into it."""
+def source_key(parts: Mapping[str, object], *, tests: bool = False) -> str:
+    """Names what the sources (with `tests`, theirs too) make with `parts`, all else that counts."""
     device = data_file("cpp_runtime") / "device"
+    folders = ("app", "src", *(("fuzz", "tests") if tests else ()))
     toolchains = data_file("toolchains")
     files = [
-        *(path for path in sorted(device.rglob("*")) if path.suffix in _SUFFIXES),
+        *sorted(device.glob("*.*")),
+        *(path for folder in folders for path in sorted((device / folder).rglob("*"))),
         *(toolchains / name for name in ("zig.cmake", "zig_musl.cmake")),
     ]
     document = {
@@ -187,6 +189,7 @@ def source_key(parts: Mapping[str, object]) -> str:
                 hashlib.sha256(path.read_bytes()).hexdigest()
             )
             for path in files
+            if path.suffix in _SUFFIXES
         },
         "libraries": _sources_key(),
         "edgepack": __version__,

@@ -8,19 +8,34 @@ from pathlib import Path
 from edgepack.device_tool import TOOL, compile_tool, fetch_sources, source_key
 from edgepack.paths import atomic_dir, cache_dir, locked
 
+PROBE = "device-probe"
 
-@functools.cache
+
 def host_tool(*, faults: bool = False, sanitize: bool = False) -> Path:
     """The tool with or without the steps that tests can kill it at, and with sanitizers."""
-    arguments = [
-        "-DEDGEPACK_WERROR=ON",
-        f"-DEDGEPACK_FAULTS={'ON' if faults else 'OFF'}",
-        f"-DEDGEPACK_SANITIZE={'ON' if sanitize else 'OFF'}",
-    ]
-    folder = cache_dir() / "device-tool" / f"host-{source_key({'arguments': arguments})}"
+    return _build(TOOL, f"-DEDGEPACK_FAULTS={_on(faults)}", f"-DEDGEPACK_SANITIZE={_on(sanitize)}")
+
+
+def host_probe() -> Path:
+    """The program that asks one of the tool's readers about a file, with sanitizers."""
+    return _build(PROBE, "-DEDGEPACK_SANITIZE=ON", "-DEDGEPACK_TESTS=ON")
+
+
+@functools.cache
+def _build(target: str, *options: str) -> Path:
+    arguments = ["-DEDGEPACK_WERROR=ON", *options]
+    folder = (
+        cache_dir()
+        / "device-tool"
+        / f"host-{source_key({target: arguments}, tests=target != TOOL)}"
+    )
     with locked(folder):
         if not folder.exists():
             sources = fetch_sources()
             with atomic_dir(folder) as work:
-                compile_tool(work, sources, arguments)
-    return folder / TOOL
+                compile_tool(work, sources, arguments, targets=[target])
+    return folder / target
+
+
+def _on(value: bool) -> str:
+    return "ON" if value else "OFF"

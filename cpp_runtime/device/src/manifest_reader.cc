@@ -13,6 +13,7 @@ namespace {
 constexpr char kKind[] = "bad-manifest";
 constexpr const char* kRequiredFiles[] = {"bin/edgepack-run", "model/model.so", "model/graph.json",
                                           "model/params.bin"};
+constexpr const char* kRequiredSince2[] = {"bin/edgepack-device", "install"};
 
 bool IsAlphanumeric(char c) {
   return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
@@ -102,8 +103,12 @@ void ReadFiles(JsonObject& top, Manifest& manifest) {
     paths.insert(path);
     manifest.files.push_back(std::move(file));
   });
-  for (const char* required : kRequiredFiles) {
-    if (paths.count(required) == 0) top.Fail("files", std::string(required) + " missing");
+  const auto require = [&](const char* path) {
+    if (paths.count(path) == 0) top.Fail("files", std::string(path) + " missing");
+  };
+  for (const char* path : kRequiredFiles) require(path);
+  if (manifest.schema >= 2) {
+    for (const char* path : kRequiredSince2) require(path);
   }
   for (const char* own : {kManifestName, kSignatureName}) {
     if (paths.count(own) != 0) top.Fail("files", std::string("lists ") + own);

@@ -1,4 +1,4 @@
-/* The two functions of libsodium's utils.c that Ed25519 and SHA-2 call; the file itself brings guarded
+/* The functions of libsodium's utils.c that Ed25519 and SHA-2 call; the file itself brings guarded
  * memory and a random number generator along. */
 #include <stddef.h>
 
@@ -15,4 +15,11 @@ int sodium_memcmp(const void* const a, const void* const b, size_t size) {
   unsigned char different = 0;
   for (size_t i = 0; i < size; ++i) different |= (unsigned char)(left[i] ^ right[i]);
   return different == 0 ? 0 : -1;
+}
+
+int sodium_is_zero(const unsigned char* const data, const size_t size) {
+  const volatile unsigned char* bytes = data;
+  unsigned char any = 0;
+  for (size_t i = 0; i < size; ++i) any |= bytes[i];
+  return any == 0;
 }
