@@ -35,6 +35,8 @@ class FakeWork:
     begun: list[str] = field(default_factory=list)
     running: int = 0
     most_at_once: int = 0
+    lost: Collection[str] = ()
+    checked: list[str] = field(default_factory=list)
     before_end: Callable[[FleetDevice], None] = lambda _device: None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -55,6 +57,12 @@ class FakeWork:
             with self._lock:
                 self.running -= 1
         return Done(outcome="deployed", release=self.release, details={"sent_bytes": 7})
+
+    def check(self, device: FleetDevice) -> None:
+        with self._lock:
+            self.checked.append(device.name)
+        if device.name in self.lost:
+            raise self.error
 
 
 @dataclass

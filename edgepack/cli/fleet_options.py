@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgepack.cli.options import positive
+from edgepack.cli.options import default_root, positive
 from edgepack.errors import UsageError
 from edgepack.fleet import Fleet, Settings, Share
+from edgepack.project import PROJECT_FILE, load_project
 
 
 def add_fleet(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +67,28 @@ def add_journal(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--again", action="store_true", help="also the devices that the journal says are done"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A deployed model: its bundle's name, its folder, and the board of devices that name none."""
+
+    name: str
+    root: str
+    board: str | None
+
+
+def release_of(args: argparse.Namespace) -> Release:
+    """What `add_release`'s options say; raises UsageError if that is no model."""
+    path = args.project
+    if path is None and args.name is None and Path(PROJECT_FILE).exists():
+        path = Path(PROJECT_FILE)
+    project = load_project(path) if path is not None else None
+    name = args.name or (project.name if project else None)
+    if name is None:
+        raise UsageError("which deployed model?", hint="give --project FILE or --name NAME")
+    root = args.root or (project.root if project else None) or default_root(name)
+    return Release(name=name, root=root, board=args.board or (project.board if project else None))
 
 
 def settings_of(args: argparse.Namespace, fleet: Fleet) -> Settings:

@@ -23,7 +23,7 @@ import yaml
 
 from edgepack.device.options import Address
 from edgepack.errors import ConfigError, UsageError, perhaps
-from edgepack.fleet.inventory import ALL, UNGROUPED, Inventory
+from edgepack.fleet.inventory import ALL, UNGROUPED, Inventory, home_path
 from edgepack.fleet.names import RangeError, expand
 from edgepack.tables import read_text
 
@@ -127,9 +127,9 @@ def _plain(key: str, name: str, value: Any, where: str) -> Any:
     if isinstance(value, bool | list | dict) or value is None or not str(value).strip():
         raise ConfigError(f"{where}: {name}: {value!r} is not a string")
     text = str(value)
-    if text.startswith("-") or (key != "identity" and text != text.strip()):
+    if text.startswith("-") or text != text.strip() or not text.isprintable():
         raise ConfigError(f"{where}: {name}: {value!r} cannot be used")
-    return Path(text).expanduser() if key == "identity" else text
+    return home_path(text) if key == "identity" else text
 
 
 def _labels(value: Any, where: str) -> dict[str, str]:
@@ -189,9 +189,9 @@ def _ssh_option(values: dict[str, Any], key: str, text: str, name: str, where: s
                 ) from None
         values["jump"] = hops
     elif key == "identityfile":
-        values["identity"] = Path(text).expanduser()
-    elif key == "userknownhostsfile" and text != "/dev/null":
-        values["known_hosts"] = Path(text.split()[0]).expanduser()
+        values["identity"] = home_path(text)
+    elif key == "userknownhostsfile" and (files := _words(text, where))[0] != "/dev/null":
+        values["known_hosts"] = home_path(files[0])
     elif key in ("port", "user"):
         values[key] = _plain(key, name, text, where)
     elif key in ("stricthostkeychecking", "userknownhostsfile"):
@@ -281,7 +281,7 @@ def _words(line: str, where: str) -> list[str]:
     except ValueError as error:
         raise ConfigError(f"{where}: {error}: {line!r}") from None
     if not words:
-        raise ConfigError(f"{where}: nothing in this line")
+        raise ConfigError(f"{where}: nothing in {line!r}")
     return words
 
 

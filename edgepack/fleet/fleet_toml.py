@@ -16,7 +16,7 @@ from typing import Any
 
 from edgepack.device.options import Address
 from edgepack.errors import ConfigError, UsageError
-from edgepack.fleet.inventory import ALL, Inventory
+from edgepack.fleet.inventory import ALL, Inventory, home_path
 from edgepack.fleet.names import RangeError, expand
 from edgepack.fleet.plan import Settings
 from edgepack.tables import Table, read_toml
@@ -107,8 +107,8 @@ def _variables(table: Table) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key in ("board", "address", "user", "root"):
         values[key] = table.take(key, str, None)
-        if values[key] is not None and (not values[key].strip() or values[key].startswith("-")):
-            raise table.fail(key, f"{values[key]!r} cannot be used")
+        if values[key] is not None:
+            _check_word(table, key, values[key])
     values["port"] = table.take("port", int, None)
     if values["port"] is not None and not 0 < values["port"] < 65536:
         raise table.fail("port", f"{values['port']} is not between 1 and 65535")
@@ -122,11 +122,17 @@ def _variables(table: Table) -> dict[str, Any]:
     for key in ("identity", "known_hosts"):
         text = table.take(key, str, None)
         if text is not None:
-            values[key] = Path(table.file).parent / Path(text).expanduser()
+            _check_word(table, key, text)
+            values[key] = Path(table.file).parent / home_path(text)
     if table.has("labels"):
         values["labels"] = _labels(table)
     table.finish()
     return {key: value for key, value in values.items() if value is not None}
+
+
+def _check_word(table: Table, key: str, value: str) -> None:
+    if value != value.strip() or not value or value.startswith("-") or not value.isprintable():
+        raise table.fail(key, f"{value!r} cannot be used")
 
 
 def _labels(table: Table) -> dict[str, str]:

@@ -7,6 +7,7 @@ are both read into an `Inventory`; `Inventory.devices` works out the rest.
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,7 +124,7 @@ class Inventory:
             groups, variables = shared[direct]
             values = self._merged((variables, own)) if own else variables
             devices.append(_device(host, values, groups))
-        _check_different(self.file, devices)
+        _check_addresses(self.file, devices)
         return tuple(devices)
 
     def _merged(self, levels: Iterable[Variables]) -> dict[str, Any]:
@@ -173,6 +174,12 @@ class Inventory:
             name: (depth(name, ()), group.priority, position)
             for position, (name, group) in enumerate(self.groups.items())
         }
+
+
+def home_path(text: str) -> Path:
+    """The path `text`, with `~` for the home folder; one of nobody is left as it is."""
+    # Path.expanduser raises RuntimeError for it.
+    return Path(os.path.expanduser(text))  # noqa: PTH111
 
 
 def select(
@@ -232,12 +239,20 @@ def _device(name: str, values: Variables, groups: tuple[str, ...]) -> FleetDevic
     return FleetDevice(**{**values, "name": name, "address": address, "groups": groups})
 
 
-def _check_different(file: Path, devices: Iterable[FleetDevice]) -> None:
-    """Raise ConfigError if two devices have one address: each would undo the other's work."""
+def _check_addresses(file: Path, devices: Iterable[FleetDevice]) -> None:
+    """Raise ConfigError for what is no address, or one of two devices: they would be in each
+    other's way."""
     seen: dict[tuple[object, ...], str] = {}
     for device in devices:
         if device.address == VIRTUAL:
             continue
+        try:
+            Address.parse(device.where)
+        except UsageError:
+            raise ConfigError(
+                f"{file}: {device.name}: not an address: {device.where!r}",
+                hint="a host name, an IP address or an alias of ~/.ssh/config",
+            ) from None
         key = (device.address, device.port, device.jump)
         if key in seen:
             raise ConfigError(

@@ -24,13 +24,17 @@ class BusyError(UsageError):
 
 
 class Last(NamedTuple):
-    """The last line about a device: where it starts in the file, and what decides what is left."""
+    """The last line about a device: where it starts in the file, and what decides what is left.
+
+    `deployed` is the release of the last deploy, whether that went well or not.
+    """
 
     offset: int
     action: str
     ok: bool
     release: str | None
     address: str
+    deployed: str | None
 
 
 class Journal:
@@ -99,6 +103,11 @@ class Journal:
             and release in (None, last.release)
         )
 
+    def deployed(self, device: FleetDevice) -> str | None:
+        """The release that was last brought, or tried to be brought, to `device`."""
+        last = self.last.get(device.name)
+        return last.deployed if last is not None and last.address == device.where else None
+
     def close(self) -> None:
         """Let go of the lock."""
         self._file.close()
@@ -141,9 +150,10 @@ class Journal:
         elif entry.get("event") == "end":
             self.end = dict(entry)
         else:
-            self.last[entry["device"]] = Last(
-                offset, entry["action"], entry["ok"], entry["release"], entry["address"]
-            )
+            name, action, release = entry["device"], entry["action"], entry["release"]
+            before = self.last.get(name)
+            deployed = release if action == "deploy" else before.deployed if before else None
+            self.last[name] = Last(offset, action, entry["ok"], release, entry["address"], deployed)
 
 
 def _lines(file: Any) -> Iterator[tuple[int, bytes]]:

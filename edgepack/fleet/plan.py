@@ -56,7 +56,7 @@ class Settings:
     `parallel` devices are worked on at once. A rollout stops if a canary fails, or if more than
     `max_failures` of a wave or `max_failures_total` of the fleet fail; devices that
     cannot be reached count unless `count_unreachable` is off, canaries in any case. `soak_s`
-    seconds pass between two waves.
+    seconds pass between two waves; a device that is not well any more then has failed.
     """
 
     canary: Share | str = Share(value=1)

@@ -25,6 +25,15 @@ WAITING = "waiting"
 _KEYS = (
     "device", "wave", "board", "address", "outcome", "release", "seconds", "at", "error", "hint",
 )  # fmt: skip
+# What there is to see of each kind of work.
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "deploy": _KEYS,
+    "rollback": _KEYS,
+    "status": (
+        "device", "board", "address", "outcome", "release", "version", "model", "model_sha256",
+        "since", "by", "latency_ms", "error", "hint",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +123,7 @@ class FleetReport:
 
     def _html(self) -> Iterator[str]:
         summary = self.summary()
+        columns = _COLUMNS[self.action]
         title = f"{summary['model']} to {summary['fleet']}: {summary['action']} {summary['status']}"
         yield _HEAD.format(title=escape(title), style=_STYLE)
         yield f"<h1>{escape(title)}</h1>\n<dl>\n"
@@ -129,15 +139,19 @@ class FleetReport:
         for name, value in facts.items():
             if value not in ("", None):
                 yield f"<dt>{name}</dt><dd>{escape(str(value))}</dd>\n"
-        cells = "".join(f"<th>{key}</th>" for key in _KEYS)
+        cells = "".join(f"<th>{key}</th>" for key in columns)
         yield f"</dl>\n<table>\n<thead><tr>{cells}</tr></thead>\n<tbody>\n"
         for row in self.rows():
             kind = "ok" if row["ok"] else "waiting" if row["outcome"] == WAITING else "bad"
             cells = "".join(
-                f"<td>{escape(str(row[key])) if row[key] is not None else ''}</td>" for key in _KEYS
+                f'<td class="{key}">{escape(_text(row.get(key)))}</td>' for key in columns
             )
             yield f'<tr class="{kind}">{cells}</tr>\n'
         yield "</tbody>\n</table>\n</body>\n</html>\n"
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
 
 
 # Nothing may be loaded or run: names and errors come from devices.
@@ -159,11 +173,11 @@ dt { color: #666 } dd { margin: 0 }
 table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; padding: .3em .6em; border-bottom: 1px solid #ddd; vertical-align: top }
 td { white-space: pre-wrap; overflow-wrap: anywhere }
-tr.ok td:nth-child(5) { color: #17692d } tr.bad { background: #fdecea }
-tr.bad td:nth-child(5) { color: #a3160f; font-weight: 600 } tr.waiting { color: #777 }
+tr.ok td.outcome { color: #17692d } tr.bad { background: #fdecea }
+tr.bad td.outcome { color: #a3160f; font-weight: 600 } tr.waiting { color: #777 }
 @media (prefers-color-scheme: dark) {
   body { color: #ddd; background: #181818 } tr.bad { background: #3a1b19 }
   th, td { border-color: #444 } dt, tr.waiting { color: #999 }
-  tr.ok td:nth-child(5) { color: #7fd391 } tr.bad td:nth-child(5) { color: #ff9d94 }
+  tr.ok td.outcome { color: #7fd391 } tr.bad td.outcome { color: #ff9d94 }
 }
 """

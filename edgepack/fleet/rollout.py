@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from edgepack.fleet.plan import CANARY, RolloutPlan, Settings, Wave
 
 FAILED = "failed"
 UNREACHABLE = "unreachable"
+LOST = "lost"
 _INTERRUPTED = "interrupted"
 
 
@@ -37,8 +38,9 @@ class Done:
 class Outcome:
     """A device's line in the journal and in the report.
 
-    `outcome` is that of `Done`, "failed" or "unreachable"; `release` is what was wanted if it
-    failed. `at` is when it ended (UTC), `seconds` how long it took.
+    `outcome` is that of `Done`, "failed", "unreachable", or "lost": it was well, and is not any
+    more after the soak time. `release` is what was wanted if it failed. `at` is when it ended
+    (UTC), `seconds` how long it took.
     """
 
     device: str
@@ -76,6 +78,9 @@ class Work(Protocol):
     def __call__(self, device: FleetDevice) -> Done:
         """Do it. Raises EdgepackError if it fails."""
 
+    def check(self, device: FleetDevice) -> None:
+        """After the soak time: raise EdgepackError unless it is as `__call__` left it."""
+
 
 class Watcher(Protocol):
     """Is told what happens, from the thread that called `roll_out`."""
@@ -91,7 +96,8 @@ class Watcher(Protocol):
 class Result:
     """How a rollout ended: `status` is "complete", "stopped" or "interrupted".
 
-    `outcomes` counts the devices that were worked on now, by outcome.
+    `outcomes` counts the devices that were worked on now, by outcome; one that was lost in the
+    soak time has two.
     """
 
     status: str
@@ -130,6 +136,10 @@ def roll_out(
     )
 
 
+# What is done in a thread: on a device, of the wave of this name; None is not worth a line.
+_Job = Callable[[FleetDevice, str], Outcome | None]
+
+
 class _Run:
     def __init__(
         self,
@@ -141,11 +151,11 @@ class _Run:
     ) -> None:
         self._plan, self._settings = plan, settings
         self._work, self._watcher, self._stop = work, watcher, stop
-        self._results: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Outcome | BaseException | None] = queue.SimpleQueue()
         self._running = 0
         self.outcomes: Counter[str] = Counter()
         self._failed = 0
-        self._failed_in_wave = 0
+        self._failed_in_wave: set[str] = set()
         self._bug: BaseException | None = None
 
     def waves(self) -> str:
@@ -153,21 +163,36 @@ class _Run:
         waves = [wave for wave in self._plan.waves if wave.devices]
         for number, wave in enumerate(waves):
             self._watcher.wave_begins(wave)
-            self._failed_in_wave = 0
-            for device in wave.devices:
-                while self._running >= self._settings.parallel:
-                    self._collect()
-                if self._too_many(wave):
-                    break
-                self._begin(device, wave)
-            self._finish()
+            self._failed_in_wave = set()
+            self._each(wave, wave.devices, self._attempt)
             if reason := self._too_many(wave):
                 return reason
             if self._settings.soak_s and number + 1 < len(waves):
                 self._watcher.soaking(self._settings.soak_s)
                 if self._stop.wait(self._settings.soak_s):
                     return _INTERRUPTED
+                well = [
+                    device for device in wave.devices if device.name not in self._failed_in_wave
+                ]
+                self._each(wave, well, self._check)
+                if reason := self._too_many(wave):
+                    return reason
         return ""
+
+    def _each(self, wave: Wave, devices: Iterable[FleetDevice], job: _Job) -> None:
+        """Do `job` on `devices` until they end, or too many have failed."""
+        for device in devices:
+            while self._running >= self._settings.parallel:
+                self._collect()
+            if self._too_many(wave):
+                break
+            # A daemon: who leaves in spite of all (a second Ctrl-C) does not wait for it.
+            thread = threading.Thread(
+                target=self._run, args=(job, device, wave.name), name=device.name, daemon=True
+            )
+            self._running += 1
+            thread.start()
+        self._finish()
 
     def _finish(self) -> None:
         """Wait for what is under way."""
@@ -176,46 +201,55 @@ class _Run:
         if self._bug is not None:
             raise self._bug
 
-    def _begin(self, device: FleetDevice, wave: Wave) -> None:
-        # A daemon: who leaves in spite of all (a second Ctrl-C) does not wait for it.
-        thread = threading.Thread(
-            target=self._attempt, args=(device, wave.name), name=device.name, daemon=True
-        )
-        self._running += 1
-        thread.start()
-
-    def _attempt(self, device: FleetDevice, wave: str) -> None:
-        started = time.monotonic()
-        error: EdgepackError | None = None
-        done = Done(outcome=FAILED, release=None)
+    def _run(self, job: _Job, device: FleetDevice, wave: str) -> None:
+        """In a thread: what comes of `job`, or the bug that it has, goes to the queue."""
         try:
-            done = self._work(device)
-        except EdgepackError as reason:
-            error = reason
-            done = Done(
-                outcome=UNREACHABLE if isinstance(reason, ConnectError) else FAILED,
-                release=self._work.wanted(device),
-            )
+            self._results.put(job(device, wave))
         except BaseException as bug:
             self._results.put(bug)
-            return
-        self._results.put(
-            Outcome(
-                device=device.name,
-                address=device.where,
-                board=device.board,
-                wave=wave,
-                action=self._work.action,
-                ok=error is None,
-                outcome=done.outcome,
-                release=done.release,
-                at=datetime.now(UTC).isoformat(timespec="seconds"),
-                seconds=round(time.monotonic() - started, 3),
-                error=error.message if error else None,
-                hint=error.hint if error else None,
-                exit_code=error.exit_code if error else 0,
-                details=done.details,
-            )
+
+    def _attempt(self, device: FleetDevice, wave: str) -> Outcome:
+        started = time.monotonic()
+        try:
+            done = self._work(device)
+        except EdgepackError as error:
+            kind = UNREACHABLE if isinstance(error, ConnectError) else FAILED
+            return self._outcome(device, wave, kind, started, error=error)
+        return self._outcome(device, wave, done.outcome, started, done=done)
+
+    def _check(self, device: FleetDevice, wave: str) -> Outcome | None:
+        started = time.monotonic()
+        try:
+            self._work.check(device)
+        except EdgepackError as error:
+            return self._outcome(device, wave, LOST, started, error=error)
+        return None
+
+    def _outcome(
+        self,
+        device: FleetDevice,
+        wave: str,
+        outcome: str,
+        started: float,
+        *,
+        done: Done | None = None,
+        error: EdgepackError | None = None,
+    ) -> Outcome:
+        return Outcome(
+            device=device.name,
+            address=device.where,
+            board=device.board,
+            wave=wave,
+            action=self._work.action,
+            ok=error is None,
+            outcome=outcome,
+            release=done.release if done else self._work.wanted(device),
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+            seconds=round(time.monotonic() - started, 3),
+            error=error.message if error else None,
+            hint=error.hint if error else None,
+            exit_code=error.exit_code if error else 0,
+            details=done.details if done else {},
         )
 
     def _collect(self) -> None:
@@ -229,7 +263,7 @@ class _Run:
             if isinstance(result, Outcome):
                 outcomes.append(result)
                 self._count(result)
-            else:
+            elif result is not None:
                 self._bug = result
         self._watcher.devices_end(outcomes)
 
@@ -242,7 +276,7 @@ class _Run:
         )
         if not outcome.ok and not excused:
             self._failed += 1
-            self._failed_in_wave += 1
+            self._failed_in_wave.add(outcome.device)
 
     def _too_many(self, wave: Wave) -> str:
         """Why nothing more may be begun, or ""."""
@@ -250,7 +284,7 @@ class _Run:
             return "a bug in edgepack"
         if self._stop.is_set():
             return _INTERRUPTED
-        limits, failed = self._settings, self._failed_in_wave
+        limits, failed = self._settings, len(self._failed_in_wave)
         if wave.is_canary and failed:
             return f"{failed} of {wave.total} canaries failed"
         if limits.max_failures.is_exceeded(failed, wave.total):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from edgepack.boards import Board
 from edgepack.bundle import Bundle
 from edgepack.deploy import KEEP_RELEASES, deploy_bundle
 from edgepack.device import Device, SshOptions, open_device, open_virtual
+from edgepack.errors import RemoteError
 from edgepack.fleet.inventory import VIRTUAL, FleetDevice
 from edgepack.fleet.rollout import Done
+from edgepack.release import Layout
 
 Connect = Callable[[FleetDevice], Device]
 
@@ -38,30 +41,49 @@ class Connector:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deploy:
-    """Bring each device the bundle of its board; `root` is the folder for those that name none."""
+class _OnDevice:
+    """What all kinds of work share: `root` is the folder on devices that name none."""
 
-    bundles: Mapping[str, Bundle]
     connect: Connect
     root: str
+
+    @contextlib.contextmanager
+    def _open(self, device: FleetDevice) -> Iterator[tuple[Device, str]]:
+        """The connected device, and the folder of the model on it."""
+        remote = self.connect(device)
+        try:
+            yield remote, device.root or self.root
+        finally:
+            remote.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deploy(_OnDevice):
+    """Bring each device the bundle of its board."""
+
+    bundles: Mapping[str, Bundle]
     keep: int = KEEP_RELEASES
     action: str = "deploy"
 
     def wanted(self, device: FleetDevice) -> str | None:
         """See `Work.wanted`."""
-        return self._bundle(device).manifest.release
+        return self.bundles[str(device.board)].manifest.release
 
     def __call__(self, device: FleetDevice) -> Done:
         """See `Work`."""
-        remote = self.connect(device)
-        try:
-            report = deploy_bundle(
-                self._bundle(device), remote, device.root or self.root, keep=self.keep
-            )
-        finally:
-            remote.close()
+        bundle = self.bundles[str(device.board)]
+        with self._open(device) as (remote, root):
+            report = deploy_bundle(bundle, remote, root, keep=self.keep)
         details = {"sent_bytes": report.sent_bytes, "before": report.before}
         return Done(outcome=report.outcome, release=report.release, details=details)
 
-    def _bundle(self, device: FleetDevice) -> Bundle:
-        return self.bundles[str(device.board)]
+    def check(self, device: FleetDevice) -> None:
+        """See `Work.check`: the release is current."""
+        wanted = self.wanted(device)
+        with self._open(device) as (remote, root):
+            link = Layout.of(root).enter("readlink current")
+            current = remote.run(link, check=False).stdout.strip()
+        if current != f"releases/{wanted}":
+            raise RemoteError(
+                f"{device.name}: release {wanted} is not current any more, but {current or 'none'}"
+            )

@@ -108,7 +108,7 @@ def test_ten_thousand_devices(bundles: list[Bundle], tmp_path: Path) -> None:
         assert {device for _, device in events} == members
         assert len(members) == size
         at += size
-    assert begun(facts)[0] == "a0001"
+    assert set(begun(facts)[:2]) == {"a0001", "b0001"}
     assert len(journal(tmp_path)) == COUNT
 
     # All is done: nothing is touched again.
@@ -135,7 +135,7 @@ def test_failures_stop_it_and_it_goes_on_from_there(bundles: list[Bundle], tmp_p
     assert code == 0
     assert set(begun(facts)) == {row["device"] for row in printed["devices"]} - finished
     assert len(begun(facts)) == COUNT - len(finished)
-    # Those that failed come first: they belong to an earlier wave, or to its beginning.
+    # The one of an earlier wave comes first.
     assert begun(facts)[0] == next(entry["device"] for entry in first if not entry["ok"])
     assert printed["outcomes"] == {"deployed": COUNT}
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -301,6 +302,8 @@ def test_host_key_checks_are_not_switched_off(
         ("hosts", "x[1:\n", r"hosts:1: 'x\[1:': a bracket"),
         ("hosts", "x ansible_port=99999\n", "hosts:1: ansible_port: 99999 is not between"),
         ("hosts", "x ansible_host=-oX\n", "hosts:1: ansible_host: '-oX' cannot be used"),
+        ("hosts", "-oX=y\n", "hosts: -oX=y: not an address: '-oX=y'"),
+        ("hosts", "x ansible_user='a b'\n", "hosts: x: not an address: 'a b@x'"),
         ("hosts", "x ansible_host={{ip}}\n", "hosts:1: ansible_host: a template"),
         ("hosts", "x ansible_connection=winrm\n", "hosts:1: ansible_connection: 'winrm'"),
         ("hosts", "x ansible_password=y\n", "hosts:1: ansible_password: passwords"),
@@ -337,3 +340,42 @@ def test_mistakes_in_ansible_inventories(
     with pytest.raises(ConfigError, match=message) as caught:
         load_fleet(write(tmp_path, text, name))
     assert str(tmp_path / name) in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["hosts.ini", "hosts.yml", "hosts-ini.list.json", "fleet.toml"])
+def test_damaged_files_are_mistakes_not_bugs(name: str, tmp_path: Path) -> None:
+    """Seeded damage: each file is read, or refused with its name; nothing else happens."""
+    text = FLEET if name == "fleet.toml" else (ANSIBLE / name).read_text()
+    dice = random.Random(7)
+    refused = 0
+    for _ in range(150):
+        damaged = list(text)
+        for _ in range(dice.randint(1, 4)):
+            at = dice.randrange(len(damaged))
+            length = dice.choice((0, 1, 1, 2, 20))
+            damaged[at : at + length] = dice.choice(
+                (
+                    "",
+                    "\0",
+                    "[",
+                    "]",
+                    ":",
+                    "{",
+                    "}",
+                    "'",
+                    '"',
+                    "=",
+                    "\n",
+                    "- ",
+                    "9" * 9,
+                    "é",
+                    "%",
+                    "!",
+                )
+            )
+        try:
+            load_fleet(write(tmp_path, "".join(damaged), name))
+        except ConfigError as error:
+            assert str(tmp_path / name) in error.message
+            refused += 1
+    assert 15 < refused < 150

@@ -193,6 +193,22 @@ def test_soaking_between_waves_ends_when_stopped() -> None:
     assert (result.status, work.begun) == ("interrupted", ["d00001"])
 
 
+def test_who_is_lost_while_soaking_has_failed() -> None:
+    settings = Settings(soak_s=0.001, max_failures=Share(value=0))
+    work, log = FakeWork(lost={"d00003"}), Log()
+    result = roll_out(make_plan(devices(30), settings), settings, work, log)
+    assert result.reason == "1 of 3 devices of wave 1 failed, allowed are 0"
+    assert sorted(work.begun) == sorted(work.checked) == [f"d{n:05}" for n in range(1, 5)]
+    last = log.outcomes[-1]
+    assert (last.device, last.outcome, last.ok) == ("d00003", "lost", False)
+    assert (last.error, last.release) == ("it broke", work.release)
+    # Those that failed before need no second look.
+    settings = Settings(soak_s=0.001, max_failures=Share(value=1))
+    work = FakeWork(broken={"d00003"})
+    roll_out(make_plan(devices(30), settings), settings, work, Log())
+    assert sorted(work.checked) == ["d00001", "d00002", "d00004"]
+
+
 # Journal
 
 

@@ -1,0 +1,206 @@
+"""Carrying out a rollout: what a person sees of it, what stops it, and its exit code."""
+
+from __future__ import annotations
+
+import getpass
+import signal
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from edgepack.cli.console import Console, table
+from edgepack.errors import RemoteError
+from edgepack.fleet import (
+    Fleet,
+    FleetDevice,
+    Journal,
+    Outcome,
+    RolloutPlan,
+    Settings,
+    Wave,
+    Work,
+    make_plan,
+    roll_out,
+)
+from edgepack.fleet.report import FleetReport
+
+INTERRUPTED = 130
+# More rows than this are for --html and --json.
+_SHOWN_ROWS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """`work` on those `devices` of `fleet` that are not done with it; `model` is a bundle."""
+
+    fleet: Fleet
+    settings: Settings
+    devices: Sequence[FleetDevice]
+    work: Work
+    model: str
+
+    def plan(self, journal: Journal, *, again: bool = False) -> RolloutPlan:
+        """The waves; with `again`, nothing counts as done."""
+
+        def is_done(device: FleetDevice) -> bool:
+            wanted = self.work.wanted(device)
+            return not again and journal.is_done(device, self.work.action, wanted)
+
+        return make_plan(self.devices, self.settings, is_done)
+
+
+def carry_out(
+    rollout: Rollout, plan: RolloutPlan, journal: Journal, console: Console, html: Path | None
+) -> int:
+    """Do it, print the result, and return the exit code."""
+    work = rollout.work
+    journal.write(
+        {
+            "event": "begin",
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "by": f"{getpass.getuser()}@{socket.gethostname()}",
+            "action": work.action,
+            "releases": {str(device.board): work.wanted(device) for device in rollout.devices},
+            "todo": plan.todo,
+            "settings": rollout.settings.to_dict(),
+        }
+    )
+    recorder = _Recorder(journal, console)
+    with _stop_on_signal(console) as stop:
+        result = roll_out(plan, rollout.settings, work, recorder, stop=stop)
+    journal.write({"event": "end", **result.to_dict()})
+    report = FleetReport(
+        fleet=rollout.fleet.name,
+        model=rollout.model,
+        action=work.action,
+        plan=plan,
+        journal=journal,
+        wanted=work.wanted,
+        result=result,
+    )
+    print_report(report, console, html)
+    return INTERRUPTED if result.status == "interrupted" else recorder.exit_code()
+
+
+def print_plan(fleet: Fleet, plan: RolloutPlan, console: Console) -> None:
+    """The plan, with all devices in it as JSON."""
+    rows = [
+        {**device.to_dict(), "wave": wave.name} for wave in plan.waves for device in wave.members
+    ]
+    console.data(
+        {"fleet": fleet.name, **plan.to_dict(), "list": rows}, "\n".join(_plan_lines(fleet, plan))
+    )
+
+
+def print_report(report: FleetReport, console: Console, html: Path | None) -> None:
+    """As a page in the file `html`, if there is one, and to stdout."""
+    if html is not None:
+        report.write_html(html)
+        console.note(f"report: {html}")
+    console.lines(report.json_lines() if console.as_json else _report_lines(report))
+
+
+def _report_lines(report: FleetReport) -> list[str]:
+    summary = report.summary()
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in summary["outcomes"].items())
+    lines = [
+        f"{summary['model']} to {summary['fleet']}: {summary['action']} {summary['status']}"
+        + (f": {summary['reason']}" if summary["reason"] else ""),
+        f"devices   {summary['devices_ok']} of {summary['devices_total']} well: {outcomes}",
+    ]
+    lines += [f"release   {release} ({board})" for board, release in summary["releases"].items()]
+    columns = ("device", "wave", "board", "release", "outcome", "seconds", "error")
+    shown: list[list[str]] = []
+    hidden = 0
+    for row in report.rows():
+        wanted = summary["devices_total"] <= _SHOWN_ROWS or row["error"]
+        if wanted and len(shown) < _SHOWN_ROWS:
+            shown.append([_one_line(row[name]) for name in columns])
+        else:
+            hidden += 1
+    if shown:
+        lines.append(table(shown, [name.upper() for name in columns]))
+    if hidden:
+        lines.append(f"and {hidden} more: --html FILE or --json has all")
+    return lines
+
+
+def _one_line(cell: object) -> str:
+    return "" if cell is None else " ".join(str(cell).split())
+
+
+def _plan_lines(fleet: Fleet, plan: RolloutPlan) -> list[str]:
+    boards = ", ".join(f"{board} {count}" for board, count in sorted(plan.boards().items()))
+    rows = []
+    for wave in plan.waves:
+        first, last = (wave.members[place].name for place in (0, -1))
+        names = first if wave.total == 1 else f"{first} ... {last}"
+        rows.append((wave.name, wave.total, len(wave.devices), names))
+    return [
+        f"{fleet.name}: {plan.total} devices, {plan.todo} to do",
+        f"boards    {boards or 'none to do'}",
+        table(rows, ("WAVE", "DEVICES", "TO DO", "WHICH")),
+    ]
+
+
+class _Recorder:
+    """Writes each outcome to the journal first, then to the console."""
+
+    def __init__(self, journal: Journal, console: Console) -> None:
+        self._journal, self._console = journal, console
+        self._codes: set[int] = set()
+
+    def wave_begins(self, wave: Wave) -> None:
+        done = wave.total - len(wave.devices)
+        text = f"{wave.name}: {len(wave.devices)} devices"
+        self._console.step(text + (f", {done} more are done" if done else ""))
+
+    def devices_end(self, outcomes: Sequence[Outcome]) -> None:
+        self._journal.write(*(outcome.to_dict() for outcome in outcomes))
+        for outcome in outcomes:
+            if not outcome.ok:
+                self._codes.add(outcome.exit_code)
+            reason = f": {outcome.error}" if outcome.error else ""
+            self._console.note(f"    {outcome.device} {outcome.outcome}{reason}")
+
+    def soaking(self, seconds: float) -> None:
+        self._console.step(f"waiting for {seconds:g} s before the next wave")
+
+    def exit_code(self) -> int:
+        """0, the one code of all failures, or that of a failed command if they differ."""
+        if len(self._codes) > 1:
+            return RemoteError.exit_code
+        return next(iter(self._codes), 0)
+
+
+class _stop_on_signal:  # noqa: N801 - used like a function
+    """An event that Ctrl-C and SIGTERM set; the second time they do what they always do."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._event = threading.Event()
+        self._numbers = (signal.SIGINT, signal.SIGTERM)
+        self._before = [signal.getsignal(number) for number in self._numbers]
+
+    def __enter__(self) -> threading.Event:
+        if threading.current_thread() is threading.main_thread():
+            for number in self._numbers:
+                signal.signal(number, self._handle)
+        return self._event
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self._event.set()
+        self._restore()
+        self._console.note("stopping: waiting for the devices under way; press again to leave them")
+
+    def _restore(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number, before in zip(self._numbers, self._before, strict=True):
+                signal.signal(number, before)
