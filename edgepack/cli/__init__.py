@@ -11,13 +11,25 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from edgepack import __version__
-from edgepack.cli import bench, board, boards, compile, deploy, doctor, fleet, inspect, package, run
+from edgepack.cli import (
+    bench,
+    board,
+    boards,
+    compile,
+    deploy,
+    doctor,
+    fleet,
+    inspect,
+    package,
+    run,
+    service,
+)
 from edgepack.cli.console import Console
 from edgepack.cli.options import COMMON_DEFAULTS, add_common, check_writable
 from edgepack.errors import EXIT_CODES, EdgepackError, UsageError
 from edgepack.paths import set_cache_dir
 
-COMMANDS = (boards, doctor, inspect, compile, package, deploy, run, bench, fleet, board)
+COMMANDS = (boards, doctor, inspect, compile, package, deploy, run, service, bench, fleet, board)
 INTERRUPTED = 130
 # What this machine's file system refuses is no bug; ENOENT would be one.
 FILE_ERRORS = (

@@ -24,6 +24,7 @@ from edgepack.formats.base import (
     script,
 )
 from edgepack.manifest import Manifest
+from edgepack.service_files import Place, systemd_unit
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,16 @@ def write(request: Request) -> Package:
         copy_bundle(bundle, root / "usr/lib/edgepack" / manifest.name)
         for folder in ("usr", "usr/lib", "usr/lib/edgepack"):
             (root / folder).chmod(0o755)
+        if manifest.service is not None:
+            place = Place(
+                name=manifest.name, root=f"/var/lib/edgepack/{manifest.name}", owner="root"
+            )
+            unit = root / "lib/systemd/system" / place.unit
+            unit.parent.mkdir(parents=True)
+            unit.write_text(systemd_unit(place, manifest.service))
+            for path in (unit.parents[2], unit.parents[1], unit.parent):
+                path.chmod(0o755)
+            unit.chmod(0o644)
         control = root / "DEBIAN"
         control.mkdir(mode=0o755)
         (control / "control").write_text(_control(request, name, version))

@@ -1,0 +1,98 @@
+"""The files that start a service, judged by systemd's own tools and by a shell."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from edgepack.service import Service
+from edgepack.service_files import Place, cron_line, init_script, systemd_unit
+from tests.support import require_tool
+
+SERVICE = Service(
+    args=("--watch", "/tmp"), watchdog_s=30.0, memory_mb=120, writable=("/tmp",)
+)  # fmt: skip
+# systemd's own scale of exposure goes from 0.0 (best) to 10.0; `systemd-analyze security` calls
+# what is below 2.0 "OK", and an ordinary unit has 9.6.
+EXPOSURE = 1.5
+
+
+def place(folder: Path, owner: str) -> Place:
+    """A root folder with something in the tool's place: `verify` looks for it."""
+    tool = folder / "bin/edgepack-device"
+    tool.parent.mkdir(exist_ok=True)
+    shutil.copy("/bin/true", tool)
+    return Place(name="tiny", root=str(folder), owner=owner)
+
+
+@pytest.mark.parametrize("owner", ["root", "daemon"])
+def test_systemd_takes_the_unit_and_finds_it_closed(owner: str, tmp_path: Path) -> None:
+    analyze = require_tool("systemd-analyze")
+    unit = tmp_path / "edgepack-tiny.service"
+    unit.write_text(systemd_unit(place(tmp_path, owner), SERVICE))
+    verified = subprocess.run(
+        [analyze, "verify", "--recursive-errors=no", unit],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # Complaints about this machine's own units do not name ours.
+    assert "edgepack-tiny" not in verified.stderr, verified.stderr
+    assert verified.returncode == 0
+    command = [analyze, "security", "--offline=true", "--json=short", unit]
+    report = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = {row["json_field"]: row for row in json.loads(report.stdout)}
+    for row in ("UserOrDynamicUser", "NoNewPrivileges", "ProtectSystem", "PrivateNetwork"):
+        assert found[row]["set"], row
+    text = subprocess.run(
+        [analyze, "security", "--offline=true", "--no-pager", unit],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    exposure = re.search(r"Overall exposure level for edgepack-tiny.service: ([0-9.]+)", text)
+    assert exposure is not None
+    assert float(exposure[1]) <= EXPOSURE
+
+
+def test_verify_would_notice(tmp_path: Path) -> None:
+    analyze = require_tool("systemd-analyze")
+    unit = tmp_path / "edgepack-tiny.service"
+    text = systemd_unit(place(tmp_path, "root"), SERVICE)
+    unit.write_text(text.replace("MemoryMax=", "MemoryMaximum="))
+    done = subprocess.run([analyze, "verify", unit], capture_output=True, text=True, check=False)
+    assert "MemoryMaximum" in done.stderr
+
+
+def test_limits_are_the_tables(tmp_path: Path) -> None:
+    lines = systemd_unit(place(tmp_path, "pi"), SERVICE).splitlines()
+    assert "User=pi" in lines
+    assert "MemoryMax=128000000" in lines
+    assert "ReadWritePaths=/tmp" in lines
+    assert "Restart=always" in lines
+    bare = systemd_unit(place(tmp_path, "root"), Service(args=("--golden",), restart="never"))
+    assert "DynamicUser=yes" in bare.splitlines()
+    assert "Restart=no" in bare.splitlines()
+    assert "MemoryMax" not in bare
+
+
+def test_the_init_script_is_plain_shell(tmp_path: Path) -> None:
+    script = tmp_path / "edgepack-tiny"
+    script.write_text(init_script(place(tmp_path, "root")))
+    subprocess.run([require_tool("dash"), "-n", script], check=True)
+    subprocess.run([require_tool("busybox"), "sh", "-n", script], check=True)
+    usage = subprocess.run(["sh", script], capture_output=True, text=True, check=False)
+    assert (usage.returncode, usage.stdout) == (2, "")
+    assert "start|stop|restart|status" in usage.stderr
+
+
+def test_the_line_for_cron(tmp_path: Path) -> None:
+    assert cron_line(Place(name="tiny", root="/home/pi/x", owner="pi")) == (
+        "@reboot /home/pi/x/bin/edgepack-device run --supervise --root /home/pi/x "
+        "--log /home/pi/x/service.log # edgepack-tiny"
+    )
