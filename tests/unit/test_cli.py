@@ -23,7 +23,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 def test_every_command_of_the_issue_is_there() -> None:
     names = {module.__name__.rpartition(".")[2] for module in COMMANDS}
     expected = {"boards", "doctor", "inspect", "compile", "package", "deploy", "run", "bench"}
-    assert names == expected | {"board", "fleet"}
+    assert names == expected | {"board", "fleet", "service"}
 
 
 def test_general_options_work_before_and_after_the_command() -> None:
