@@ -84,7 +84,7 @@ def test_ctest(name: str) -> None:
 def own_sources(*suffixes: str) -> list[Path]:
     return sorted(
         path
-        for folder in ("include", "src", "apps", "tests")
+        for folder in ("include", "src", "apps", "tests", "device")
         for path in (SOURCE / folder).rglob("*")
         if path.suffix in suffixes
     )

@@ -1,11 +1,9 @@
-#include <cstdio>
-#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tool.h"
 
 int main(int argc, char** argv) {
-  if (argc == 2 && std::strcmp(argv[1], "--version") == 0) {
-    std::printf("edgepack-device %s\n", EDGEPACK_VERSION);
-    return 0;
-  }
-  std::fprintf(stderr, "usage: edgepack-device --version\n");
-  return 2;
+  const std::vector<std::string> words(argv + (argc > 0 ? 1 : 0), argv + argc);
+  return edgepack::device::RunTool(words);
 }

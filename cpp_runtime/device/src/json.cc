@@ -261,6 +261,10 @@ JsonWriter& JsonWriter::Bool(bool value) {
   return *this;
 }
 
+JsonWriter& JsonWriter::StringOrNull(const std::optional<std::string>& value) {
+  return value ? String(*value) : Null();
+}
+
 JsonWriter& JsonWriter::Null() {
   Separate();
   text_ += "null";

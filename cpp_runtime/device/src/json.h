@@ -102,6 +102,7 @@ class JsonWriter {
   JsonWriter& Key(std::string_view key);
   // Bytes that are no UTF-8 become U+FFFD.
   JsonWriter& String(std::string_view value);
+  JsonWriter& StringOrNull(const std::optional<std::string>& value);
   JsonWriter& Int(int64_t value);
   // Null when not finite; as many digits as tell it apart, at most 17.
   JsonWriter& Number(double value);

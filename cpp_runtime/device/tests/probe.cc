@@ -5,13 +5,12 @@
 //   device-probe signature MESSAGE SIGNATURE ALLOWED_SIGNERS NOW
 //
 // Exit code 0 with what was read, else the error's own with {"kind", "message", "hint"}.
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fcntl.h>
 #include <string>
+#include <unistd.h>
 
 #include "archive.h"
 #include "error.h"

@@ -1,7 +1,7 @@
 // Hashes, encodings and patterns against the examples of their specifications.
-#include <doctest/doctest.h>
-
 #include <string>
+
+#include <doctest/doctest.h>
 
 #include "allowed_signers.h"
 #include "error.h"
@@ -99,8 +99,9 @@ TEST_CASE("bytes that are no UTF-8 are written as U+FFFD") {
 }
 
 TEST_CASE("JSON that is none, or not an object, or says a thing twice") {
-  for (const char* bad : {"", "{", "[1]", "3", "{\"a\":1,}", "{\"a\":1} x", "{\"a\":NaN}",
-                          "{\"a\":\"\xff\"}", "{'a':1}", "{\"a\":1,\"a\":1}", "{\"a\":\"\\ud800\"}"}) {
+  for (const char* bad :
+       {"", "{", "[1]", "3", "{\"a\":1,}", "{\"a\":1} x", "{\"a\":NaN}", "{\"a\":\"\xff\"}",
+        "{'a':1}", "{\"a\":1,\"a\":1}", "{\"a\":\"\\ud800\"}"}) {
     CAPTURE(bad);
     CHECK_THROWS_AS(JsonDocument(bad, "it", "kind").Root(), DeviceError);
   }

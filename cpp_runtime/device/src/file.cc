@@ -1,0 +1,104 @@
+#include "file.h"
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <unistd.h>
+#include <vector>
+
+#include "error.h"
+#include "faults.h"
+#include "sha256.h"
+
+namespace edgepack::device {
+
+void ThrowErrno(const std::string& what, const std::string& path) {
+  const int reason = errno;
+  const std::string message = "cannot " + what + " " + path + ": " + std::strerror(reason);
+  switch (reason) {
+    case ENOSPC:
+    case EDQUOT:
+      throw DeviceError(kExitDevice, "disk-full", message,
+                        "make room there (df -h; edgepack-device prune)");
+    case EXDEV:
+      throw DeviceError(kExitDevice, "cross-device", message,
+                        "store, releases and incoming must lie on one file system");
+    default:
+      throw DeviceError(kExitDevice, "io", message);
+  }
+}
+
+void Fd::Close() {
+  if (fd_ >= 0) close(std::exchange(fd_, -1));
+}
+
+struct stat File::Status() const {
+  struct stat status = {};
+  if (fstat(fd(), &status) != 0) ThrowErrno("look at", path_);
+  return status;
+}
+
+std::uint64_t File::Size() const { return static_cast<std::uint64_t>(Status().st_size); }
+
+std::size_t File::ReadAt(std::uint64_t offset, void* data, std::size_t size) const {
+  while (true) {
+    const ssize_t count = pread(fd(), data, size, static_cast<off_t>(offset));
+    if (count >= 0) return static_cast<std::size_t>(count);
+    if (errno != EINTR) ThrowErrno("read", path_);
+  }
+}
+
+std::string File::ReadAll(std::size_t limit) const {
+  std::string text;
+  std::array<char, 4096> block;  // NOLINT(*-member-init): filled by the read
+  while (const std::size_t count = ReadAt(text.size(), block.data(), block.size())) {
+    text.append(block.data(), count);
+    if (text.size() > limit) {
+      throw Refused("damaged", path_ + " is longer than " + std::to_string(limit) + " bytes");
+    }
+  }
+  return text;
+}
+
+std::string File::Sha256() const {
+  device::Sha256 hash;
+  std::vector<char> block(std::size_t{1} << 16U);
+  std::uint64_t offset = 0;
+  while (const std::size_t count = ReadAt(offset, block.data(), block.size())) {
+    hash.Update(block.data(), count);
+    offset += count;
+  }
+  return hash.HexDigest();
+}
+
+void File::WriteAt(std::uint64_t offset, const void* data, std::size_t size) const {
+  const char* next = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t count = pwrite(fd(), next, size, static_cast<off_t>(offset));
+    if (count < 0) {
+      if (errno == EINTR) continue;
+      ThrowErrno("write", path_);
+    }
+    next += count;
+    size -= static_cast<std::size_t>(count);
+    offset += static_cast<std::uint64_t>(count);
+  }
+}
+
+void File::Truncate(std::uint64_t size) const {
+  if (ftruncate(fd(), static_cast<off_t>(size)) != 0) ThrowErrno("cut", path_);
+}
+
+void File::SetMode(mode_t mode) const {
+  if (fchmod(fd(), mode) != 0) ThrowErrno("set the mode of", path_);
+}
+
+void File::Sync() const {
+  if (!SyncsAreLeftOut() && fsync(fd()) != 0) ThrowErrno("flush", path_);
+}
+
+void File::SyncData() const {
+  if (!SyncsAreLeftOut() && fdatasync(fd()) != 0) ThrowErrno("flush", path_);
+}
+
+}  // namespace edgepack::device

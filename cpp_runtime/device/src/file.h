@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <sys/stat.h>
+#include <utility>
+
+namespace edgepack::device {
+
+/// Throws DeviceError for the last system call, which failed: "cannot <what> <path>: <reason>".
+/// A full disk and a file system boundary have kinds of their own.
+[[noreturn]] void ThrowErrno(const std::string& what, const std::string& path);
+
+/// A file descriptor that is closed with its owner.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  ~Fd() { Close(); }
+  Fd(const Fd&) = delete;
+  Fd& operator=(const Fd&) = delete;
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+
+  [[nodiscard]] int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  void Close();
+
+ private:
+  int fd_ = -1;
+};
+
+/// An open plain file. Every call is checked; a message names the file.
+class File {
+ public:
+  File(Fd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
+
+  [[nodiscard]] int fd() const { return fd_.get(); }
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] struct stat Status() const;
+  [[nodiscard]] std::uint64_t Size() const;
+
+  /// At most `size` bytes from `offset`; 0 at the end.
+  std::size_t ReadAt(std::uint64_t offset, void* data, std::size_t size) const;
+  /// All of it from the beginning; throws if it is longer than `limit`.
+  [[nodiscard]] std::string ReadAll(std::size_t limit) const;
+  /// The SHA-256 of what the disk, or its cache, holds.
+  [[nodiscard]] std::string Sha256() const;
+
+  void WriteAt(std::uint64_t offset, const void* data, std::size_t size) const;
+  void Truncate(std::uint64_t size) const;
+  void SetMode(mode_t mode) const;
+  /// fsync.
+  void Sync() const;
+  /// Only the content, and only to spread the work: what counts is `Sync`.
+  void SyncData() const;
+
+ private:
+  Fd fd_;
+  std::string path_;
+};
+
+}  // namespace edgepack::device

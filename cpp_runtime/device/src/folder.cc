@@ -1,0 +1,178 @@
+#include "folder.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <dirent.h>
+#include <fcntl.h>
+#include <memory>
+#include <unistd.h>
+
+#include "error.h"
+#include "faults.h"
+
+namespace edgepack::device {
+namespace {
+
+constexpr int kFolderFlags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+
+}  // namespace
+
+Folder Folder::Open(const std::string& path) {
+  Fd fd(open(path.c_str(), kFolderFlags));
+  if (!fd) ThrowErrno("open folder", path);
+  return {std::move(fd), path};
+}
+
+Folder Folder::Sub(const std::string& name) const {
+  Fd fd(openat(fd_.get(), name.c_str(), kFolderFlags | O_NOFOLLOW));
+  if (!fd) ThrowErrno("open folder", PathOf(name));
+  return {std::move(fd), PathOf(name)};
+}
+
+Folder Folder::MakeSub(const std::string& name) const {
+  if (mkdirat(fd_.get(), name.c_str(), 0755) == 0) {
+    Sync();
+  } else if (errno != EEXIST) {
+    ThrowErrno("make folder", PathOf(name));
+  }
+  return Sub(name);
+}
+
+Folder Folder::Clone() const { return {Fd(fcntl(fd_.get(), F_DUPFD_CLOEXEC, 0)), path_}; }
+
+struct stat Folder::Status() const {
+  struct stat status = {};
+  if (fstat(fd_.get(), &status) != 0) ThrowErrno("look at", path_);
+  return status;
+}
+
+std::optional<struct stat> Folder::Status(const std::string& name) const {
+  struct stat status = {};
+  if (fstatat(fd_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) return status;
+  if (errno != ENOENT && errno != ENOTDIR) ThrowErrno("look at", PathOf(name));
+  return std::nullopt;
+}
+
+std::vector<std::string> Folder::Names() const {
+  // A descriptor of its own: reading moves a position that duplicates would share.
+  const int fd = openat(fd_.get(), ".", kFolderFlags);
+  if (fd < 0) ThrowErrno("list", path_);
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(fdopendir(fd), closedir);
+  if (!entries) ThrowErrno("list", path_);
+  std::vector<std::string> names;
+  errno = 0;
+  while (const dirent* entry = readdir(entries.get())) {  // NOLINT(concurrency-mt-unsafe)
+    std::string name = static_cast<const char*>(entry->d_name);
+    if (name != "." && name != "..") names.push_back(std::move(name));
+    errno = 0;
+  }
+  if (errno != 0) ThrowErrno("list", path_);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::optional<std::string> Folder::ReadLink(const std::string& name) const {
+  std::array<char, PATH_MAX> target;  // NOLINT(*-member-init): filled by the read
+  const ssize_t size = readlinkat(fd_.get(), name.c_str(), target.data(), target.size());
+  if (size >= 0) return std::string(target.data(), static_cast<std::size_t>(size));
+  if (errno != ENOENT && errno != EINVAL) ThrowErrno("read link", PathOf(name));
+  return std::nullopt;
+}
+
+std::optional<File> Folder::Find(const std::string& name) const {
+  // A pipe would wait for a writer.
+  Fd fd(openat(fd_.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!fd) {
+    if (errno == ENOENT) return std::nullopt;
+    ThrowErrno("open", PathOf(name));
+  }
+  File file(std::move(fd), PathOf(name));
+  if (!S_ISREG(file.Status().st_mode)) {
+    throw Refused("damaged", file.path() + " is no plain file");
+  }
+  return file;
+}
+
+File Folder::OpenFile(const std::string& name) const {
+  std::optional<File> file = Find(name);
+  if (!file) throw Refused("damaged", PathOf(name) + " is missing");
+  return std::move(*file);
+}
+
+File Folder::Create(const std::string& name, mode_t mode) const {
+  Fd fd(openat(fd_.get(), name.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, mode));
+  if (!fd) ThrowErrno("write", PathOf(name));
+  return {std::move(fd), PathOf(name)};
+}
+
+void Folder::Replace(const std::string& name, std::string_view content, const std::string& step,
+                     mode_t mode) const {
+  const std::string fresh = name + ".new";
+  Remove(fresh);
+  const File file = Create(fresh, mode);
+  Step((step + ".write").c_str());
+  file.WriteAt(0, content.data(), content.size());
+  file.SetMode(mode);
+  file.Sync();
+  Step((step + ".rename").c_str());
+  Rename(fresh, name);
+  Sync();
+}
+
+void Folder::ReplaceLink(const std::string& name, const std::string& target,
+                         const std::string& step) const {
+  const std::string fresh = name + ".new";
+  Remove(fresh);
+  Step((step + ".link").c_str());
+  if (symlinkat(target.c_str(), fd_.get(), fresh.c_str()) != 0) {
+    ThrowErrno("make link", PathOf(fresh));
+  }
+  Step((step + ".rename").c_str());
+  Rename(fresh, name);
+  Sync();
+}
+
+void Folder::Rename(const std::string& name, const Folder& to, const std::string& new_name) const {
+  if (renameat(fd_.get(), name.c_str(), to.fd_.get(), new_name.c_str()) != 0) {
+    ThrowErrno("rename to " + to.PathOf(new_name), PathOf(name));
+  }
+}
+
+void Folder::Link(const std::string& name, const Folder& to, const std::string& new_name) const {
+  if (linkat(fd_.get(), name.c_str(), to.fd_.get(), new_name.c_str(), 0) == 0) return;
+  if (errno == EPERM || errno == EOPNOTSUPP || errno == EMLINK) {
+    throw DeviceError(kExitDevice, "io",
+                      "no hard link of " + PathOf(name) + " can be made in " + to.path_,
+                      "put the releases on a file system with hard links, such as ext4");
+  }
+  ThrowErrno("link to " + to.PathOf(new_name), PathOf(name));
+}
+
+bool Folder::Remove(const std::string& name) const {
+  if (unlinkat(fd_.get(), name.c_str(), 0) == 0) return true;
+  if (errno != ENOENT) ThrowErrno("remove", PathOf(name));
+  return false;
+}
+
+void Folder::RemoveTree(const std::string& name) const {
+  const std::optional<struct stat> status = Status(name);
+  if (!status) return;
+  if (!S_ISDIR(status->st_mode)) {
+    Remove(name);
+    return;
+  }
+  {
+    const Folder folder = Sub(name);
+    for (const std::string& below : folder.Names()) folder.RemoveTree(below);
+  }
+  if (unlinkat(fd_.get(), name.c_str(), AT_REMOVEDIR) != 0) ThrowErrno("remove", PathOf(name));
+}
+
+void Folder::Sync() const {
+  if (!SyncsAreLeftOut() && fsync(fd_.get()) != 0) ThrowErrno("flush", path_);
+}
+
+}  // namespace edgepack::device

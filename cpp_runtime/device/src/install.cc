@@ -1,0 +1,199 @@
+#include "install.h"
+
+#include <algorithm>
+#include <set>
+
+#include "clock.h"
+#include "compatible.h"
+#include "error.h"
+#include "faults.h"
+#include "layout.h"
+
+namespace edgepack::device {
+namespace {
+
+// Records, links, and what the device itself needs to go on living.
+constexpr std::uint64_t kMarginBytes = std::uint64_t{1} << 20U;
+
+const FileEntry& EntryOf(const Manifest& manifest, const std::string& path) {
+  const auto found = std::find_if(manifest.files.begin(), manifest.files.end(),
+                                  [&](const FileEntry& entry) { return entry.path == path; });
+  if (found == manifest.files.end()) throw Refused("bad-manifest", "files lacks " + path);
+  return *found;
+}
+
+std::string Megabytes(std::uint64_t bytes) {
+  return std::to_string((bytes + 99'999) / 1'000'000) + "." +
+         std::to_string((bytes + 99'999) / 100'000 % 10) + " MB";
+}
+
+}  // namespace
+
+void InstallReport::Write(JsonWriter* json) const {
+  json->BeginObject().Key("outcome").String(outcome).Key("release").String(release);
+  json->Key("before").StringOrNull(before).Key("previous").StringOrNull(previous);
+  json->Key("removed").BeginArray();
+  for (const std::string& id : removed) json->String(id);
+  json->EndArray().Key("received_bytes").Int(static_cast<std::int64_t>(received_bytes));
+  json->Key("copied_bytes").Int(static_cast<std::int64_t>(copied_bytes)).Key("health");
+  if (health) {
+    health->Write(json);
+  } else {
+    json->Null();
+  }
+  json->Key("health_fresh").Bool(health_fresh);
+  json->Key("signer").StringOrNull(signer).Key("pinned").StringOrNull(pinned).EndObject();
+}
+
+Installer::Checked Installer::Check(BundleSource* source) const {
+  progress_("check");
+  Checked checked;
+  SignedManifest& bundle = checked.bundle;
+  bundle.bytes = source->Manifest();
+  bundle.signature = source->Signature();
+  // First of all: nothing in an unsigned or wrongly signed manifest is worth a look.
+  checked.verdict = site_->trust.Check(bundle.bytes, bundle.signature, request_.signers);
+  bundle.manifest = ParseManifest(bundle.bytes);
+  site_->trust.CheckBoard(bundle.manifest);
+  CheckMachine(bundle.manifest);
+  CheckVersion(bundle.manifest);
+  return checked;
+}
+
+void Installer::CheckVersion(const Manifest& manifest) const {
+  const std::optional<std::int64_t> highest = site_->state.highest();
+  if (request_.allow_downgrade || !highest || manifest.version >= *highest) return;
+  // One that was gone back to stays welcome, and where nobody is trusted the number says nothing.
+  if (site_->releases.Named(kCurrent) == manifest.release || !site_->trust.signers()) return;
+  throw Refused("downgrade",
+                "the bundle is version " + std::to_string(manifest.version) + ", version " +
+                    std::to_string(*highest) + " was active here",
+                "go back with `edgepack rollback`, or give --allow-downgrade");
+}
+
+Plan Installer::PlanOf(const SignedManifest& bundle) const {
+  Plan plan;
+  plan.release = bundle.manifest.release;
+  plan.files = bundle.manifest.files;
+  plan.current = site_->releases.Named(kCurrent);
+  plan.previous = site_->releases.Named(kPrevious);
+  std::set<std::string> seen;
+  for (const FileEntry& file : bundle.manifest.files) {
+    if (!seen.insert(file.sha256).second ||
+        site_->store.Check(file.sha256) == Store::Condition::kWhole) {
+      continue;
+    }
+    plan.needs.push_back({file, site_->store.PartSize(file.sha256)});
+  }
+  if (plan.current == plan.release && plan.needs.empty() && !request_.retest) {
+    const std::optional<Record> record = site_->state.Find(plan.release);
+    plan.unchanged = record && record->health && record->health->system == SystemName() &&
+                     site_->releases.Load(plan.release).bytes == bundle.bytes &&
+                     site_->releases.Problems(plan.release).empty() && !site_->state.pending();
+  }
+  plan.remove = Switch(*site_, progress_).Removable(request_.keep, plan.release);
+  return plan;
+}
+
+Plan Installer::MakePlan(BundleSource* source) const { return PlanOf(Check(source).bundle); }
+
+void Installer::CheckSpace(const Plan& plan) const {
+  std::uint64_t bytes = 0;
+  for (const Need& need : plan.needs) bytes += need.file.size - std::min(need.file.size, need.part);
+  const std::uint64_t free = site_->store.FreeBytes();
+  if (bytes > 0 && bytes + kMarginBytes > free) {
+    throw DeviceError(kExitDevice, "disk-full",
+                      Megabytes(bytes) + " are to be stored in " + site_->root.path() + ", " +
+                          Megabytes(free) + " are free",
+                      "make room there, or choose another folder with --root");
+  }
+}
+
+void Installer::Fill(const SignedManifest& bundle, const Plan& plan, BundleSource* source) const {
+  CheckSpace(plan);
+  std::set<std::string> damaged;
+  for (const Need& need : plan.needs) {
+    if (site_->store.Has(need.file.sha256)) damaged.insert(need.file.sha256);
+    // Not the beginning of this content, whatever it is.
+    if (need.part > need.file.size) site_->store.Begin(need.file.sha256).Discard();
+  }
+  try {
+    source->Fill(plan, *site_);
+  } catch (const DeviceError& error) {
+    // The device needs the space to live.
+    if (error.kind == "disk-full") site_->store.RemoveParts();
+    throw;
+  }
+  for (const Need& need : plan.needs) {
+    if (!site_->store.Has(need.file.sha256)) {
+      throw Refused("damaged", need.file.path + " is missing in the bundle");
+    }
+  }
+  if (damaged.empty()) return;
+  // Other releases link to the damaged content, which the store has just replaced.
+  for (const std::string& id : site_->releases.Ids()) {
+    if (id != bundle.manifest.release) site_->releases.Repair(id);
+  }
+}
+
+void Installer::Publish(const Checked& checked) const {
+  const SignedManifest& bundle = checked.bundle;
+  const std::string& id = bundle.manifest.release;
+  for (const char* path : {kApp, kLibrary}) {
+    CheckLibc(site_->store.Open(EntryOf(bundle.manifest, path).sha256), path);
+  }
+  std::optional<Record> record = site_->state.Find(id);
+  const std::string sha256 = bundle.Sha256();
+  if (record && site_->releases.Has(id) && record->manifest_sha256 != sha256) {
+    throw Refused("release-mismatch",
+                  "release " + id + " is here with another manifest: two bundles have one name",
+                  "make the bundle again");
+  }
+  if (!record || !site_->releases.Has(id)) {
+    record.emplace();
+    record->serial = site_->state.NextSerial();
+    record->installed_at = Timestamp(site_->trust.Now());
+    record->by = request_.by;
+  }
+  record->release = id;
+  record->manifest_sha256 = sha256;
+  record->version = bundle.manifest.version;
+  if (checked.verdict.signer) {
+    record->signer = checked.verdict.signer->principal + " " + checked.verdict.signer->fingerprint;
+  }
+  progress_("publish");
+  site_->state.Save(*record);
+  site_->releases.Publish(bundle);
+  site_->trust.Pin(checked.verdict, bundle.manifest);
+}
+
+InstallReport Installer::Install(BundleSource* source) const {
+  const Checked checked = Check(source);
+  const SignedManifest& bundle = checked.bundle;
+  const Plan plan = PlanOf(bundle);
+  InstallReport report;
+  report.release = plan.release;
+  report.before = plan.current;
+  const bool there = plan.needs.empty() && site_->releases.Has(plan.release);
+  Fill(bundle, plan, source);
+  if (plan.unchanged) {
+    report.outcome = "unchanged";
+    report.health = site_->state.Find(plan.release)->health;
+  } else {
+    Publish(checked);
+    report.outcome = !request_.activate ? "installed" : there ? "activated" : "deployed";
+    if (request_.activate) {
+      report.health = Switch(*site_, progress_).Activate(plan.release, request_.by);
+      report.health_fresh = true;
+    }
+  }
+  if (request_.activate) report.removed = Switch(*site_, progress_).Prune(request_.keep);
+  report.previous = site_->releases.Named(kPrevious);
+  if (const std::optional<Record> record = site_->state.Find(plan.release)) {
+    if (!record->signer.empty()) report.signer = record->signer;
+  }
+  report.pinned = checked.verdict.pin;
+  return report;
+}
+
+}  // namespace edgepack::device

@@ -1,0 +1,116 @@
+#include "options.h"
+
+#include <charconv>
+#include <functional>
+#include <map>
+
+#include "error.h"
+
+namespace edgepack::device {
+namespace {
+
+DeviceError Usage(std::string message) {
+  return {kExitUsage, "usage", std::move(message), "edgepack-device --help lists them"};
+}
+
+int ToInt(const std::string& flag, const std::string& text, int min) {
+  int value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [next, status] = std::from_chars(text.data(), end, value);
+  if (status != std::errc() || next != end || value < min) {
+    throw Usage(flag + ": '" + text + "' is not a whole number of " + std::to_string(min) +
+                " or more");
+  }
+  return value;
+}
+
+}  // namespace
+
+Options ParseOptions(const std::vector<std::string>& words) {
+  Options options;
+  const std::map<std::string, std::function<void()>> switches = {
+      {"--json", [&] { options.json = true; }},
+      {"--allow-downgrade", [&] { options.allow_downgrade = true; }},
+      {"--no-activate", [&] { options.activate = false; }},
+      {"--retest", [&] { options.retest = true; }},
+      {"--version", [&] { options.command = "--version"; }},
+      {"--help", [&] { options.command = "--help"; }},
+  };
+  using Value = const std::string&;
+  const std::map<std::string, std::function<void(Value)>> values = {
+      {"--root", [&](Value text) { options.root = text; }},
+      {"--signers", [&](Value text) { options.signers = text; }},
+      {"--to", [&](Value text) { options.to = text; }},
+      {"--by", [&](Value text) { options.by = text; }},
+      {"--wait", [&](Value text) { options.wait_s = ToInt("--wait", text, 0); }},
+      {"--keep", [&](Value text) { options.keep = ToInt("--keep", text, 1); }},
+  };
+  for (auto word = words.begin(); word != words.end(); ++word) {
+    if (*word == "--") {
+      options.app_words.assign(word + 1, words.end());
+      break;
+    }
+    // --flag value and --flag=value are the same.
+    const std::size_t equals = word->find('=');
+    const std::string flag = word->substr(0, equals);
+    if (word->rfind('-', 0) != 0) {
+      if (options.command.empty()) {
+        options.command = *word;
+      } else {
+        options.words.push_back(*word);
+      }
+    } else if (const auto found = switches.find(flag); found != switches.end()) {
+      if (equals != std::string::npos) throw Usage(flag + " takes no value");
+      found->second();
+    } else if (const auto taker = values.find(flag); taker != values.end()) {
+      if (equals != std::string::npos) {
+        taker->second(word->substr(equals + 1));
+      } else if (++word != words.end()) {
+        taker->second(*word);
+      } else {
+        throw Usage(flag + " needs a value");
+      }
+    } else {
+      throw Usage("unknown option: " + flag);
+    }
+  }
+  if (options.command.empty()) throw Usage("no command");
+  return options;
+}
+
+const char* HelpText() {
+  return R"(Installs, tests, switches and removes releases of a model on this device.
+
+usage: edgepack-device COMMAND [options]
+
+  install [BUNDLE]     a folder or .tar.gz; default: the folder this program lies in
+  activate ID          make an installed release current, if it passes its test
+  rollback             the same with the release before the current one, or --to ID
+  prune                remove all but the current, the previous and the newest releases
+  verify [ID]          read every byte of a release, or of all
+  status               what is current, since when, by whom, and how it is
+  recover              end what a crash or power cut interrupted
+  run [-- WORDS]       verify the current release and become its edgepack-run
+  trust show           whose bundles are taken here
+  trust set FILE       take those of these signers (OpenSSH's allowed_signers)
+  chunks FILE          where a file is cut into chunks: offset, size and hash
+  receive              the other end of `edgepack deploy`
+
+  --root DIR           the releases; default: the folder this program is installed in;
+                       for install ~/edgepack/<name>
+  --json               one JSON object instead of words
+  --wait S             for somebody else's lock (60)
+  --keep N             releases that stay (3)
+  --by NAME            who does it; default: the user
+  --signers FILE       install: pin these signers, if none are
+  --allow-downgrade    install: an older version than was active before
+  --no-activate        install: only put it there
+  --retest             install: test it even if it passed before
+  --version, --help
+
+exit codes: 0 ok, 2 usage, 5 bundle refused, 7 device, disk, lock or user,
+            8 the test failed and the release before is current again, 9 the same by time limit
+)";
+}
+
+}  // namespace edgepack::device

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace edgepack::device {
+
+/// The command line: `edgepack-device [options] COMMAND [words] [options] [-- app words]`.
+struct Options {
+  std::string command;
+  std::vector<std::string> words;
+  /// What follows "--": for edgepack-run.
+  std::vector<std::string> app_words;
+  std::optional<std::string> root;
+  std::optional<std::string> signers;
+  std::optional<std::string> to;
+  std::string by;
+  double wait_s = 60;
+  int keep = 3;
+  bool json = false;
+  bool allow_downgrade = false;
+  bool activate = true;
+  bool retest = false;
+};
+
+/// Throws DeviceError "usage".
+Options ParseOptions(const std::vector<std::string>& words);
+const char* HelpText();
+
+}  // namespace edgepack::device

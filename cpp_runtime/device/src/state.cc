@@ -1,0 +1,157 @@
+#include "state.h"
+
+#include <algorithm>
+
+#include "error.h"
+#include "faults.h"
+#include "layout.h"
+#include "manifest_reader.h"
+
+namespace edgepack::device {
+namespace {
+
+constexpr char kPendingName[] = "pending.json";
+constexpr char kHighestName[] = "highest.json";
+constexpr std::size_t kMaxBytes = std::size_t{8} << 20U;
+
+std::string RecordName(const std::string& release) { return release + ".json"; }
+
+std::optional<std::string> ReadOptional(const char* key, JsonObject* object) {
+  if (!object->HasValue(key)) return std::nullopt;
+  return object->String(key);
+}
+
+/// The numbers that record and report share.
+void WriteNumbers(const Health& health, JsonWriter* json) {
+  json->Key("outcome").String("ok").Key("at").String(health.at);
+  json->Key("system").String(health.system);
+  json->Key("latency_ms").Number(health.latency_ms);
+  json->Key("max_abs_error").Number(health.max_abs_error);
+  json->Key("max_abs_reference").Number(health.max_abs_reference);
+  json->Key("tolerance").Number(health.tolerance);
+  json->Key("max_rss_mb").Number(health.max_rss_mb);
+}
+
+Health ReadHealth(JsonObject object) {
+  Health health;
+  health.at = object.String("at");
+  health.system = object.String("system");
+  health.latency_ms = object.Number("latency_ms");
+  health.max_abs_error = object.Number("max_abs_error");
+  health.max_abs_reference = object.Number("max_abs_reference");
+  health.tolerance = object.Number("tolerance");
+  health.max_rss_mb = object.Number("max_rss_mb");
+  health.golden = object.String("golden");
+  health.photo = object.String("photo");
+  health.top = object.String("top");
+  return health;
+}
+
+}  // namespace
+
+void Health::Write(JsonWriter* json) const {
+  json->BeginObject();
+  WriteNumbers(*this, json);
+  json->Key("top").Raw(top).Key("golden").Raw(golden);
+  json->Key("photo").Raw(photo.empty() ? "null" : photo).EndObject();
+}
+
+State::State(const Folder& root) : folder_(root.MakeSub(kState)) {}
+
+std::optional<Record> State::Find(const std::string& release) const {
+  try {
+    const std::optional<File> file = folder_.Find(RecordName(release));
+    if (!file) return std::nullopt;
+    const JsonDocument document(file->ReadAll(kMaxBytes), file->path(), "damaged");
+    JsonObject root = document.Root();
+    Record record;
+    record.release = release;
+    record.manifest_sha256 = root.String("manifest_sha256");
+    record.version = root.Int("version");
+    record.serial = root.Int("serial");
+    record.installed_at = root.String("installed_at");
+    record.activated_at = root.String("activated_at");
+    record.by = root.String("by");
+    record.signer = root.String("signer");
+    if (root.HasValue("health")) record.health = ReadHealth(root.Object("health"));
+    return record;
+  } catch (const DeviceError&) {
+    return std::nullopt;  // of another version, or damaged: a test that runs again does no harm
+  }
+}
+
+void State::Save(const Record& record) const {
+  JsonWriter json;
+  json.BeginObject().Key("release").String(record.release);
+  json.Key("manifest_sha256").String(record.manifest_sha256);
+  json.Key("version").Int(record.version).Key("serial").Int(record.serial);
+  json.Key("installed_at").String(record.installed_at);
+  json.Key("activated_at").String(record.activated_at);
+  json.Key("by").String(record.by).Key("signer").String(record.signer).Key("health");
+  if (record.health) {
+    // What edgepack-run said is kept as a text, to be given back as it was.
+    json.BeginObject();
+    WriteNumbers(*record.health, &json);
+    json.Key("top").String(record.health->top).Key("golden").String(record.health->golden);
+    json.Key("photo").String(record.health->photo).EndObject();
+  } else {
+    json.Null();
+  }
+  json.EndObject();
+  folder_.Replace(RecordName(record.release), json.text() + "\n", "record");
+}
+
+void State::Remove(const std::string& release) const {
+  if (folder_.Remove(RecordName(release))) folder_.Sync();
+}
+
+std::int64_t State::NextSerial() const {
+  std::int64_t highest = 0;
+  for (const std::string& name : folder_.Names()) {
+    const std::string release = name.substr(0, name.find('.'));
+    if (!IsReleaseId(release) || name != RecordName(release)) continue;
+    if (const std::optional<Record> record = Find(release)) {
+      highest = std::max(highest, record->serial);
+    }
+  }
+  return highest + 1;
+}
+
+std::optional<Pending> State::pending() const {
+  const std::optional<File> file = folder_.Find(kPendingName);
+  if (!file) return std::nullopt;
+  const JsonDocument document(file->ReadAll(kMaxBytes), file->path(), "damaged");
+  JsonObject root = document.Root();
+  return Pending{root.String("release"), ReadOptional("fallback", &root),
+                 ReadOptional("older", &root), root.Int("attempts"), root.String("by")};
+}
+
+void State::SetPending(const Pending& pending) const {
+  JsonWriter json;
+  json.BeginObject().Key("release").String(pending.release).Key("fallback");
+  json.StringOrNull(pending.fallback).Key("older").StringOrNull(pending.older);
+  json.Key("attempts").Int(pending.attempts).Key("by").String(pending.by).EndObject();
+  folder_.Replace(kPendingName, json.text() + "\n", "pending");
+}
+
+void State::ClearPending() const {
+  Step("pending.remove");
+  if (folder_.Remove(kPendingName)) folder_.Sync();
+}
+
+std::optional<std::int64_t> State::highest() const {
+  const std::optional<File> file = folder_.Find(kHighestName);
+  if (!file) return std::nullopt;
+  const JsonDocument document(file->ReadAll(kMaxBytes), file->path(), "damaged");
+  return document.Root().Int("version");
+}
+
+void State::Raise(std::int64_t version) const {
+  const std::optional<std::int64_t> before = highest();
+  if (before && *before >= version) return;
+  JsonWriter json;
+  json.BeginObject().Key("version").Int(version).EndObject();
+  folder_.Replace(kHighestName, json.text() + "\n", "highest");
+}
+
+}  // namespace edgepack::device

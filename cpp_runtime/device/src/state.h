@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "folder.h"
+#include "json.h"
+
+namespace edgepack::device {
+
+/// What a health check that passed found. `golden`, `photo` and `top` are JSON: edgepack-run's
+/// answers to the golden input and the golden photo (empty: there is none), and the photo's best
+/// classes. `system` is what it ran on, as `SystemName` tells it.
+struct Health {
+  std::string at;
+  std::string system;
+  double latency_ms = 0;
+  double max_abs_error = 0;
+  double max_abs_reference = 0;
+  double tolerance = 0;
+  double max_rss_mb = 0;
+  std::string golden;
+  std::string photo;
+  std::string top = "[]";
+
+  /// As an object for programs.
+  void Write(JsonWriter* json) const;
+};
+
+/// state/<id>.json. `serial` counts installations, since a board's clock may have stood still.
+struct Record {
+  std::string release;
+  std::string manifest_sha256;
+  std::int64_t version = 0;
+  std::int64_t serial = 0;
+  std::string installed_at;
+  std::string activated_at;  // empty: never
+  std::string by;
+  std::string signer;  // empty: not signed
+  std::optional<Health> health;
+};
+
+/// state/pending.json: `release` is being tested; if it fails, `fallback` becomes current again and
+/// `older` previous. `attempts` tests have been begun.
+struct Pending {
+  std::string release;
+  std::optional<std::string> fallback;
+  std::optional<std::string> older;
+  std::int64_t attempts = 0;
+  std::string by;
+};
+
+/// The folder state/.
+class State {
+ public:
+  explicit State(const Folder& root);
+
+  /// Nothing if there is none, or none that can be read.
+  [[nodiscard]] std::optional<Record> Find(const std::string& release) const;
+  void Save(const Record& record) const;
+  void Remove(const std::string& release) const;
+  [[nodiscard]] std::int64_t NextSerial() const;
+
+  [[nodiscard]] std::optional<Pending> pending() const;
+  void SetPending(const Pending& pending) const;
+  void ClearPending() const;
+
+  /// The highest version that ever passed here; nothing before the first.
+  [[nodiscard]] std::optional<std::int64_t> highest() const;
+  void Raise(std::int64_t version) const;
+
+ private:
+  Folder folder_;
+};
+
+}  // namespace edgepack::device

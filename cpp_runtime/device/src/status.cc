@@ -1,0 +1,157 @@
+#include "status.h"
+
+#include <array>
+#include <cstdio>
+
+#include "allowed_signers.h"
+#include "error.h"
+#include "json.h"
+#include "layout.h"
+#include "lock.h"
+
+namespace edgepack::device {
+namespace {
+
+/// A release that `link` names, with what is known of it.
+struct Known {
+  Manifest manifest;
+  Record record;
+};
+
+std::optional<Known> Find(const Site& site, const char* link) {
+  const std::optional<std::string> id = site.releases.Named(link);
+  if (!id) return std::nullopt;
+  return Known{site.releases.Load(*id).manifest, site.state.Find(*id).value_or(Record())};
+}
+
+void WriteKnown(const std::optional<Known>& known, JsonWriter* json) {
+  if (!known) {
+    json->Null();
+    return;
+  }
+  const auto& [manifest, record] = *known;
+  json->BeginObject().Key("release").String(manifest.release).Key("name").String(manifest.name);
+  json->Key("board").String(manifest.board).Key("model").String(manifest.model_file);
+  json->Key("model_sha256").String(manifest.model_sha256).Key("version").Int(manifest.version);
+  json->Key("since").String(record.activated_at).Key("by").String(record.by);
+  json->Key("signer").String(record.signer).Key("health");
+  if (record.health) {
+    const Health& health = *record.health;
+    json->BeginObject().Key("outcome").String("ok").Key("at").String(health.at);
+    json->Key("latency_ms").Number(health.latency_ms);
+    json->Key("max_abs_error").Number(health.max_abs_error);
+    json->Key("max_rss_mb").Number(health.max_rss_mb).EndObject();
+  } else {
+    json->Null();
+  }
+  json->EndObject();
+}
+
+void WriteReleases(const Site& site, JsonWriter* json) {
+  json->BeginArray();
+  for (const std::string& id : site.releases.Ids()) {
+    json->BeginObject().Key("release").String(id);
+    try {
+      const Manifest manifest = site.releases.Load(id).manifest;
+      std::uint64_t bytes = 0;
+      for (const FileEntry& file : manifest.files) bytes += file.size;
+      json->Key("version").Int(manifest.version);
+      json->Key("bytes").Int(static_cast<std::int64_t>(bytes));
+    } catch (const DeviceError& error) {
+      json->Key("error").String(error.message);
+    }
+    json->EndObject();
+  }
+  json->EndArray();
+}
+
+void WritePending(const std::optional<Pending>& pending, JsonWriter* json) {
+  if (!pending) {
+    json->Null();
+    return;
+  }
+  json->BeginObject().Key("release").String(pending->release);
+  json->Key("fallback").StringOrNull(pending->fallback);
+  json->Key("attempts").Int(pending->attempts).Key("by").String(pending->by).EndObject();
+}
+
+void WriteLock(const std::optional<Holder>& holder, JsonWriter* json) {
+  if (!holder) {
+    json->Null();
+    return;
+  }
+  json->BeginObject().Key("pid").Int(holder->pid).Key("by").String(holder->by);
+  json->Key("since").String(holder->since).Key("what").String(holder->what).EndObject();
+}
+
+void WriteSigners(const Trust& trust, JsonWriter* json) {
+  json->BeginArray();
+  if (const std::optional<std::string> list = trust.signers()) {
+    for (const AllowedSigner& signer : ParseAllowedSigners(*list)) {
+      json->String(signer.principals + " " + signer.key.Fingerprint());
+    }
+  }
+  json->EndArray();
+}
+
+std::string Line(const char* what, const std::optional<Known>& known) {
+  std::string line = std::string(what) + "  ";
+  if (!known) return line + "none\n";
+  const auto& [manifest, record] = *known;
+  line += manifest.release + "  " + manifest.name + " (" + manifest.model_file + " " +
+          manifest.model_sha256.substr(0, 12) + ", " + manifest.board + "), version " +
+          std::to_string(manifest.version) + "\n";
+  if (!record.activated_at.empty()) {
+    line += "          since " + record.activated_at + " by " + record.by;
+    line += record.signer.empty() ? ", not signed\n" : ", signed by " + record.signer + "\n";
+  }
+  if (record.health) {
+    std::array<char, 128> text;  // NOLINT(*-member-init): filled by the call
+    std::snprintf(text.data(), text.size(),
+                  "          health ok at %s: %.2f ms, largest error %.2g, %.1f MB\n",
+                  record.health->at.c_str(), record.health->latency_ms,
+                  record.health->max_abs_error, record.health->max_rss_mb);
+    line += text.data();
+  }
+  return line;
+}
+
+}  // namespace
+
+std::string StatusJson(const Site& site) {
+  JsonWriter json;
+  json.BeginObject().Key("schema").Int(1).Key("tool").String(EDGEPACK_VERSION);
+  json.Key("current");
+  WriteKnown(Find(site, kCurrent), &json);
+  json.Key("previous");
+  WriteKnown(Find(site, kPrevious), &json);
+  json.Key("releases");
+  WriteReleases(site, &json);
+  const Store::Total total = site.store.Sum();
+  json.Key("store").BeginObject().Key("blobs").Int(static_cast<std::int64_t>(total.blobs));
+  json.Key("bytes").Int(static_cast<std::int64_t>(total.bytes)).EndObject().Key("pending");
+  WritePending(site.state.pending(), &json);
+  json.Key("signers");
+  WriteSigners(site.trust, &json);
+  json.Key("lock");
+  WriteLock(Lock::Look(site.root), &json);
+  return json.EndObject().text();
+}
+
+std::string StatusText(const Site& site) {
+  std::string text = Line("current ", Find(site, kCurrent));
+  text += Line("previous", Find(site, kPrevious));
+  const Store::Total total = site.store.Sum();
+  text += std::to_string(site.releases.Ids().size()) + " releases, " + std::to_string(total.blobs) +
+          " blobs, " + std::to_string(total.bytes) + " bytes\n";
+  if (const std::optional<Pending> pending = site.state.pending()) {
+    text += "release " + pending->release + " is being tested\n";
+  }
+  if (const std::optional<Holder> holder = Lock::Look(site.root)) {
+    text += holder->by + " (process " + std::to_string(holder->pid) + ") holds the lock since " +
+            holder->since + ": " + holder->what + "\n";
+  }
+  return text;
+}
+
+}  // namespace edgepack::device

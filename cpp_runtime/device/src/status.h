@@ -1,0 +1,14 @@
+#pragma once
+
+#include <string>
+
+#include "site.h"
+
+namespace edgepack::device {
+
+/// What is installed, for programs: one JSON object. Only reads.
+std::string StatusJson(const Site& site);
+/// The same in a few lines of words.
+std::string StatusText(const Site& site);
+
+}  // namespace edgepack::device

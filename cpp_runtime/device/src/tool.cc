@@ -1,0 +1,324 @@
+#include "tool.h"
+
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <fcntl.h>
+#include <functional>
+#include <map>
+#include <unistd.h>
+
+#include "chunks.h"
+#include "error.h"
+#include "install.h"
+#include "layout.h"
+#include "lock.h"
+#include "options.h"
+#include "output.h"
+#include "receive.h"
+#include "sha256.h"
+#include "site.h"
+#include "sources.h"
+#include "status.h"
+#include "switch.h"
+
+namespace edgepack::device {
+namespace {
+
+void Print(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+
+/// The folder above the one this program lies in, whatever it was called by.
+std::string OwnFolder() {
+  std::array<char, PATH_MAX> path;  // NOLINT(*-member-init): filled by the call
+  const ssize_t size = readlink("/proc/self/exe", path.data(), path.size());
+  if (size < 0) ThrowErrno("read link", "/proc/self/exe");
+  const std::string self(path.data(), static_cast<std::size_t>(size));
+  const std::string bin = self.substr(0, self.rfind('/'));
+  return bin.substr(0, bin.rfind('/'));
+}
+
+std::string ReadUserFile(const std::string& path) {
+  Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) ThrowErrno("open", path);
+  return File(std::move(fd), path).ReadAll(std::size_t{1} << 20U);
+}
+
+std::string UserName() {
+  for (const char* variable : {"USER", "LOGNAME"}) {
+    if (const char* name = std::getenv(variable)) return name;  // NOLINT(concurrency-mt-unsafe)
+  }
+  return "user " + std::to_string(geteuid());
+}
+
+std::string Home() {
+  if (const char* home = std::getenv("HOME")) return home;  // NOLINT(concurrency-mt-unsafe)
+  throw DeviceError(kExitUsage, "usage", "there is no HOME", "give --root DIR");
+}
+
+class Tool {
+ public:
+  explicit Tool(Options options) : options_(std::move(options)) {
+    if (options_.by.empty()) options_.by = UserName();
+  }
+
+  int Run() const {
+    const std::map<std::string, std::function<int()>> commands = {
+        {"install", [&] { return Install(); }},
+        {"activate", [&] { return Activate(Word("the id of a release")); }},
+        {"rollback", [&] { return Rollback(); }},
+        {"prune", [&] { return Prune(); }},
+        {"verify", [&] { return Verify(); }},
+        {"status", [&] { return Status(); }},
+        {"recover", [&] { return Recover(); }},
+        {"run", [&] { return RunApp(); }},
+        {"trust", [&] { return ShowOrSetTrust(); }},
+        {"chunks", [&] { return Chunks(); }},
+        {"receive", [&] { return Receive(Root(), STDIN_FILENO, STDOUT_FILENO); }},
+    };
+    const auto found = commands.find(options_.command);
+    if (found == commands.end()) {
+      throw DeviceError(kExitUsage, "usage", "unknown command: " + options_.command,
+                        "edgepack-device --help lists them");
+    }
+    return found->second();
+  }
+
+ private:
+  [[nodiscard]] std::string Word(const char* what) const {
+    if (options_.words.size() != 1) {
+      throw DeviceError(kExitUsage, "usage", options_.command + " takes " + what);
+    }
+    return options_.words[0];
+  }
+
+  [[nodiscard]] std::string Root() const {
+    if (options_.root) return *options_.root;
+    std::string own = OwnFolder();
+    if (access((own + "/" + kStore).c_str(), F_OK) == 0) return own;
+    throw DeviceError(kExitUsage, "usage", "which releases?",
+                      "give --root DIR, or run the program that is installed there");
+  }
+
+  [[nodiscard]] Lock TakeLock(const Site& site) const {
+    return {site.root, {0, options_.by, "", options_.command, ""}, options_.wait_s};
+  }
+
+  [[nodiscard]] Progress Steps() const {
+    if (options_.json) return [](const std::string& /*what*/) {};
+    return [](const std::string& what) { std::fprintf(stderr, "%s\n", what.c_str()); };
+  }
+
+  int Install() const {
+    const std::string path = options_.words.empty() ? OwnFolder() : Word("one bundle");
+    const std::unique_ptr<BundleSource> source = OpenBundle(path);
+    InstallRequest request;
+    request.by = options_.by;
+    if (options_.signers) request.signers = ReadUserFile(*options_.signers);
+    request.keep = options_.keep;
+    request.allow_downgrade = options_.allow_downgrade;
+    request.activate = options_.activate;
+    request.retest = options_.retest;
+    const std::string root = options_.root
+                                 ? *options_.root
+                                 : Home() + "/edgepack/" + ParseManifest(source->Manifest()).name;
+    const Site site = Site::Make(root);
+    const Lock lock = TakeLock(site);
+    Switch(site, Steps()).Recover();
+    const InstallReport report = Installer(site, Steps(), request).Install(source.get());
+    if (options_.json) {
+      JsonWriter json;
+      report.Write(&json);
+      Print(json.text() + "\n");
+    } else {
+      Print("release " + report.release + " in " + root + ": " + report.outcome + "\n");
+      if (report.pinned) {
+        Print("from now on only bundles of these signers are taken:\n" + *report.pinned);
+      }
+    }
+    return 0;
+  }
+
+  int Activate(const std::string& release) const {
+    const Site site = Site::Open(Root());
+    const Lock lock = TakeLock(site);
+    const Switch to(site, Steps());
+    to.Recover();
+    return ActivateLocked(site, to, release);
+  }
+
+  int Rollback() const {
+    if (options_.to) return Activate(*options_.to);
+    const Site site = Site::Open(Root());
+    const Lock lock = TakeLock(site);
+    const Switch to(site, Steps());
+    to.Recover();
+    const std::optional<std::string> previous = site.releases.Named(kPrevious);
+    if (!previous) {
+      throw DeviceError(kExitDevice, "no-release", "there is no release before the current one",
+                        "edgepack-device status lists them; --to ID names one");
+    }
+    return ActivateLocked(site, to, *previous);
+  }
+
+  int ActivateLocked(const Site& site, const Switch& to, const std::string& release) const {
+    if (!IsReleaseId(release) || !site.releases.Has(release)) {
+      throw DeviceError(kExitDevice, "no-release", "there is no release " + release,
+                        "edgepack-device status lists them");
+    }
+    const std::optional<std::string> before = site.releases.Named(kCurrent);
+    const Health health = to.Activate(release, options_.by);
+    if (options_.json) {
+      JsonWriter json;
+      json.BeginObject().Key("release").String(release).Key("before").StringOrNull(before);
+      json.Key("previous").StringOrNull(site.releases.Named(kPrevious)).Key("health");
+      health.Write(&json);
+      Print(json.EndObject().text() + "\n");
+    } else {
+      Print("release " + release + " is current\n");
+    }
+    return 0;
+  }
+
+  int Prune() const {
+    const Site site = Site::Open(Root());
+    const Lock lock = TakeLock(site);
+    const Switch to(site, Steps());
+    to.Recover();
+    const std::vector<std::string> removed = to.Prune(options_.keep);
+    JsonWriter json;
+    json.BeginObject().Key("removed").BeginArray();
+    for (const std::string& id : removed) {
+      json.String(id);
+      if (!options_.json) Print("removed " + id + "\n");
+    }
+    if (options_.json) Print(json.EndArray().EndObject().text() + "\n");
+    return 0;
+  }
+
+  int Verify() const {
+    const Site site = Site::Open(Root());
+    const std::vector<std::string> ids =
+        options_.words.empty() ? site.releases.Ids()
+                               : std::vector<std::string>{Word("the id of a release")};
+    bool whole = true;
+    JsonWriter json;
+    json.BeginObject().Key("releases").BeginArray();
+    for (const std::string& id : ids) {
+      const std::vector<std::string> problems =
+          IsReleaseId(id) ? site.releases.Problems(id) : std::vector<std::string>{"is no release"};
+      whole = whole && problems.empty();
+      json.BeginObject().Key("release").String(id).Key("problems").BeginArray();
+      if (!options_.json) Print(id + (problems.empty() ? ": whole\n" : ": damaged\n"));
+      for (const std::string& problem : problems) {
+        json.String(problem);
+        if (!options_.json) Print("  " + problem + "\n");
+      }
+      json.EndArray().EndObject();
+    }
+    if (options_.json) Print(json.EndArray().EndObject().text() + "\n");
+    return whole ? 0 : kExitBundle;
+  }
+
+  int Status() const {
+    const Site site = Site::Open(Root());
+    Print(options_.json ? StatusJson(site) + "\n" : StatusText(site));
+    return 0;
+  }
+
+  int Recover() const {
+    const Site site = Site::Open(Root());
+    const Lock lock = TakeLock(site);
+    Switch(site, Steps()).Recover();
+    return Status();
+  }
+
+  int RunApp() const {
+    const Site site = Site::Open(Root());
+    {
+      const Lock lock = TakeLock(site);
+      Switch(site, Steps()).Recover();
+    }
+    const std::optional<std::string> current = site.releases.Named(kCurrent);
+    if (!current) {
+      throw DeviceError(kExitDevice, "no-release", "no release is current",
+                        "edgepack deploy, or edgepack-device activate, makes one so");
+    }
+    site.releases.Verify(*current);
+    // Not by way of `current`, which may name another release by now.
+    std::string app = site.releases.PathOf(*current) + "/" + kApp;
+    std::vector<char*> argv = {app.data()};
+    std::vector<std::string> words = options_.app_words;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    execv(argv[0], argv.data());
+    ThrowErrno("start", app);
+  }
+
+  int ShowOrSetTrust() const {
+    const Site site = Site::Open(Root());
+    if (options_.words == std::vector<std::string>{"show"}) {
+      Print(site.trust.signers().value_or("no signers are pinned: unsigned bundles are taken\n"));
+      return 0;
+    }
+    if (options_.words.size() != 2 || options_.words[0] != "set") {
+      throw DeviceError(kExitUsage, "usage", "trust takes `show`, or `set` and a file");
+    }
+    const Lock lock = TakeLock(site);
+    site.trust.SetSigners(ReadUserFile(options_.words[1]));
+    return 0;
+  }
+
+  int Chunks() const {
+    const std::string path = Word("a file");
+    Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!fd) ThrowErrno("open", path);
+    for (const Chunk& chunk : CutIntoChunks(File(std::move(fd), path))) {
+      Print(std::to_string(chunk.offset) + " " + std::to_string(chunk.size) + " " +
+            Hex(chunk.hash.data(), chunk.hash.size()) + "\n");
+    }
+    return 0;
+  }
+
+  Options options_;
+};
+
+int Fail(const DeviceError& error, bool as_json) {
+  if (as_json) {
+    JsonWriter json;
+    json.BeginObject().Key("error");
+    WriteError(error, &json);
+    Print(json.EndObject().text() + "\n");
+  } else {
+    std::fprintf(stderr, "error: %s\n", error.message.c_str());
+    if (!error.hint.empty()) std::fprintf(stderr, "\nhint: %s\n", error.hint.c_str());
+  }
+  return error.exit_code;
+}
+
+}  // namespace
+
+int RunTool(const std::vector<std::string>& words) {
+  bool as_json = false;
+  for (const std::string& word : words) {
+    if (word == "--") break;
+    as_json = as_json || word == "--json";
+  }
+  try {
+    Options options = ParseOptions(words);
+    if (options.command == "--version") {
+      std::printf("%s %s protocol 1\n", kTool, EDGEPACK_VERSION);
+      return 0;
+    }
+    if (options.command == "--help") {
+      Print(HelpText());
+      return 0;
+    }
+    return Tool(std::move(options)).Run();
+  } catch (const DeviceError& error) {
+    return Fail(error, as_json);
+  }
+}
+
+}  // namespace edgepack::device

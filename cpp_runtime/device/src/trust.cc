@@ -1,0 +1,99 @@
+#include "trust.h"
+
+#include <algorithm>
+#include <array>
+#include <sys/stat.h>
+
+#include "allowed_signers.h"
+#include "error.h"
+#include "layout.h"
+
+namespace edgepack::device {
+namespace {
+
+constexpr char kSigners[] = "allowed_signers";
+constexpr char kBoard[] = "board";
+constexpr char kClock[] = "clock";
+constexpr std::size_t kMaxBytes = std::size_t{1} << 20U;
+
+std::optional<std::string> Read(const Folder& folder, const char* name) {
+  const std::optional<File> file = folder.Find(name);
+  if (!file) return std::nullopt;
+  return file->ReadAll(kMaxBytes);
+}
+
+}  // namespace
+
+Trust::Trust(const Folder& root) : folder_(root.MakeSub(kTrust)) {}
+
+std::optional<std::string> Trust::signers() const { return Read(folder_, kSigners); }
+
+std::optional<std::string> Trust::board() const {
+  std::optional<std::string> name = Read(folder_, kBoard);
+  if (name) name->erase(std::min(name->find('\n'), name->size()));
+  return name;
+}
+
+std::time_t Trust::Now() const {
+  const std::time_t now = std::time(nullptr);
+  const std::optional<struct stat> seen = folder_.Status(kClock);
+  return seen ? std::max<std::time_t>(now, seen->st_mtime) : now;
+}
+
+Trust::Verdict Trust::Check(const std::string& manifest,
+                            const std::optional<std::string>& signature,
+                            const std::optional<std::string>& offered) const {
+  const std::optional<std::string> pinned = signers();
+  if (offered) {
+    ParseAllowedSigners(*offered);
+    if (pinned && *pinned != *offered) {
+      throw Refused("unknown-signer", "other signers are pinned here than those given",
+                    "leave out --signers, or change the pinned list on the device: "
+                    "edgepack-device trust set FILE");
+    }
+  }
+  Verdict verdict;
+  std::optional<std::string> list = pinned ? pinned : offered;
+  if (!signature) {
+    if (!list) return verdict;
+    throw Refused("unsigned", "the bundle is not signed, and signers are pinned here",
+                  "sign it: edgepack sign BUNDLE --key FILE");
+  }
+  if (!list) {
+    list = std::string("first-use namespaces=\"") + kSignatureNamespace + "\" " +
+           KeyOfSignature(*signature) + "\n";
+  }
+  verdict.signer = VerifySignature(manifest, *signature, *list, Now());
+  if (!pinned) verdict.pin = std::move(list);
+  return verdict;
+}
+
+void Trust::CheckBoard(const Manifest& manifest) const {
+  const std::optional<std::string> pinned = board();
+  if (pinned && *pinned != manifest.board) {
+    throw Refused("wrong-board",
+                  "the bundle is for board " + manifest.board + ", this device is a " + *pinned,
+                  "package the model for it: edgepack package --board " + *pinned);
+  }
+}
+
+void Trust::Pin(const Verdict& verdict, const Manifest& manifest) const {
+  if (verdict.pin && !signers()) folder_.Replace(kSigners, *verdict.pin, "pin.signers");
+  if (!board()) folder_.Replace(kBoard, manifest.board + "\n", "pin.board");
+}
+
+void Trust::SetSigners(const std::string& list) const {
+  ParseAllowedSigners(list);
+  folder_.Replace(kSigners, list, "pin.signers");
+}
+
+void Trust::Tick() const {
+  const std::time_t now = Now();
+  const File clock = folder_.Create(kClock, 0644);
+  struct timespec time = {};
+  time.tv_sec = now;
+  const std::array<struct timespec, 2> times = {time, time};
+  if (futimens(clock.fd(), times.data()) != 0) ThrowErrno("set the time of", clock.path());
+}
+
+}  // namespace edgepack::device

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <ctime>
+#include <optional>
+#include <string>
+
+#include "folder.h"
+#include "manifest_reader.h"
+#include "sshsig.h"
+
+namespace edgepack::device {
+
+/// The folder trust/: what was pinned at the first install.
+class Trust {
+ public:
+  /// Who signed a bundle, if anybody; and the list of signers to pin, if there is none here yet.
+  struct Verdict {
+    std::optional<Signer> signer;
+    std::optional<std::string> pin;
+  };
+
+  explicit Trust(const Folder& root);
+
+  /// The pinned list, in OpenSSH's format; nothing if no signature is asked for.
+  [[nodiscard]] std::optional<std::string> signers() const;
+  /// The board that the first bundle was for.
+  [[nodiscard]] std::optional<std::string> board() const;
+  /// Now, or later: no earlier than the latest time seen here.
+  [[nodiscard]] std::time_t Now() const;
+
+  /// Whether a manifest may be used. `offered` is a list that comes with it, which counts only if
+  /// none is pinned, or the same. Without any list the signature's own key is taken.
+  /// Throws DeviceError "unsigned", "bad-signature", "unknown-signer", "expired-key".
+  [[nodiscard]] Verdict Check(const std::string& manifest,
+                              const std::optional<std::string>& signature,
+                              const std::optional<std::string>& offered) const;
+  /// Throws DeviceError "wrong-board".
+  void CheckBoard(const Manifest& manifest) const;
+
+  void Pin(const Verdict& verdict, const Manifest& manifest) const;
+  /// Replaces the pinned list. Throws DeviceError "bad-signers" for one that makes no sense.
+  void SetSigners(const std::string& list) const;
+  /// Notes the time.
+  void Tick() const;
+
+ private:
+  Folder folder_;
+};
+
+}  // namespace edgepack::device

@@ -1,0 +1,87 @@
+"""edgepack-device: its own tests (ctest) on this machine and under qemu, its size, its style."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from edgepack import device_tool
+from edgepack.boards import get_board
+from edgepack.opencv_build import jobs, tool
+from edgepack.paths import cache_dir, data_file, locked
+from edgepack.process import run
+from edgepack.toolchain import zig_executable
+from tests.support import require_tool
+
+SOURCE = data_file("cpp_runtime") / "device"
+PRESETS = {
+    "host": "g++",
+    "host-sanitize": "g++",
+    "armhf": "qemu-arm-static",
+    "aarch64": "qemu-aarch64-static",
+}
+"""The presets of cpp_runtime/device/CMakePresets.json, and what each needs on this machine."""
+
+
+def configure(name: str) -> Path:
+    """Configure a preset; returns its build folder, kept in the cache."""
+    require_tool(PRESETS[name])
+    build = cache_dir() / "ctest" / f"device-{name}"
+    run(
+        [
+            tool("cmake"),
+            f"--preset={name}",
+            f"-B{build}",
+            # The cache may have been filled from another checkout.
+            "--fresh",
+            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+            f"-DEDGEPACK_DEVICE_SOURCES={device_tool.fetch_sources()}",
+            f"-DEDGEPACK_ZIG={zig_executable()}",
+        ],
+        cwd=SOURCE,
+        env=ENVIRONMENT,
+        what=f"configuring preset {name}",
+    )
+    return build
+
+
+ENVIRONMENT = {"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_ctest(name: str) -> None:
+    with locked(cache_dir() / "ctest" / f"device-{name}"):
+        build = configure(name)
+        run(
+            [tool("cmake"), "--build", build, "--parallel", str(jobs())],
+            env=ENVIRONMENT,
+            what=f"building preset {name}",
+        )
+        run(
+            [tool("ctest"), "--test-dir", build, "--output-on-failure", "--no-tests=error"],
+            what=f"ctest of preset {name}",
+        )
+
+
+def test_clang_tidy() -> None:
+    program = require_tool("run-clang-tidy-14", "run-clang-tidy")
+    with locked(cache_dir() / "ctest" / "device-host"):
+        build = configure("host")
+        run(
+            [program, "-quiet", "-p", build, "-j", str(jobs()), "cpp_runtime/device/(src|app)/"],
+            what="clang-tidy",
+        )
+
+
+@pytest.mark.parametrize(("board", "limit_bytes"), [("rasp3b", 1_000_000), ("rasp3b-64", None)])
+def test_it_is_small_and_needs_nothing(board: str, limit_bytes: int | None) -> None:
+    built = device_tool.build_device_tool(get_board(board))
+    if limit_bytes is not None:
+        assert built.path.stat().st_size <= limit_bytes
+    with built.path.open("rb") as file:
+        elf = ELFFile(file)
+        kinds = {segment["p_type"] for segment in elf.iter_segments()}
+        assert elf.get_section_by_name(".symtab") is None
+    assert not kinds & {"PT_INTERP", "PT_DYNAMIC"}
