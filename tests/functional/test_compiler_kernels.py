@@ -177,12 +177,57 @@ def networks(net: Builder) -> dict[str, str]:
         "fire": fire,
         "concatenation of odd counts": net.conv(odd, 11, 7, 3),
         "softmax": softmax,
+        # Its way out of the blocked layout is what LLVM got wrong: see compiler/llvm.py.
+        "eight small images": net.op("Relu", net.conv("many", 96, 8, 1)),
         "foreign in between": net.op("Exp", transposed),
         "the same value twice": net.op("Relu", fire),
     }
 
 
-FAMILIES = (convolutions, random_convolutions, poolings, products, expressions, networks)
+def shared_places(net: Builder) -> dict[str, str]:
+    """Channels side by side and ranges of them, in place where they can be."""
+
+    def concat(*parts: str) -> str:
+        return net.op("Concat", *parts, axis=1)
+
+    def part(value: str, first: int, last: int) -> str:
+        bounds = (net.const([bound], "int64") for bound in (first, last, 1))
+        return net.op("Slice", value, *bounds)
+
+    x = net.op("Relu", net.conv("many", 96, 64, 1))
+    a, b, c = net.conv(x, 64, 32, 1), net.conv(x, 64, 48, 3), net.conv(x, 64, 16, 1)
+    both = concat(a, b)
+    low, high = (f"{half} of a split" for half in ("low", "high"))
+    net.op("Split", x, net.const([32, 32], "int64"), outputs=[low, high], axis=1)
+    block = net.op("Add", net.conv(net.conv(high, 32, 32, 3), 32, 32, 3), high)
+    batched = net.op("Relu", net.conv("batch", 12, 32, 1))
+    return {
+        "nested": net.conv(concat(both, c), 96, 16, 1),
+        "with a halo": net.conv(concat(a, c), 48, 16, 3),
+        "a part with a halo of its own": concat(net.conv(b, 48, 32, 3), b),
+        "twice the same": concat(c, c),
+        "in two places": net.op("Add", concat(a, c), concat(c, a)),
+        "with an input": concat("many", net.conv("many", 96, 32, 1)),
+        "inner part": net.conv(part(x, 16, 48), 32, 16, 3),
+        "last part": net.op("Sigmoid", part(net.op("Relu", net.conv(x, 64, 40, 1)), 32, 40)),
+        "part of a joint": net.conv(part(both, 32, 80), 48, 16, 1),
+        "odd part": net.conv(part(x, 3, 17), 14, 16, 1),
+        "negative bounds": net.conv(part(x, -32, -16), 16, 16, 1),
+        "split and joined": net.conv(concat(low, high, block), 96, 24, 1),
+        "images of a batch": net.conv(concat(batched, net.conv("batch", 12, 16, 3)), 48, 16, 1),
+        "part of a batch": net.conv(part(batched, 16, 32), 16, 16, 1),
+    }
+
+
+FAMILIES = (
+    shared_places,
+    convolutions,
+    random_convolutions,
+    poolings,
+    products,
+    expressions,
+    networks,
+)
 
 
 @pytest.fixture(scope="module")

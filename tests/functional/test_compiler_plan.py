@@ -100,3 +100,23 @@ def test_a_convolution_never_writes_over_the_image_it_reads(tmp_path: Path) -> N
     added = [tensors for operator, tensors in calls_of(compiled) if "Add" in operator]
     *read, result = arena_tensors(added[0])
     assert result["offset"] not in [tensor["offset"] for tensor in read]
+
+
+def test_channels_side_by_side_are_written_there(tmp_path: Path) -> None:
+    """A fire module (SqueezeNet) within a cross-stage block: no kernel copies anything."""
+    net = Builder()
+    squeezed = net.op("Relu", net.conv("image", 32, 16, 1))
+    fire = net.op("Concat", net.conv(squeezed, 16, 32, 1), net.conv(squeezed, 16, 32, 3), axis=1)
+    low, high = "low", "high"
+    net.op("Split", fire, net.const([32, 32], "int64"), outputs=[low, high], axis=1)
+    joined = net.op("Concat", net.conv(low, 32, 16, 1), net.conv(high, 32, 48, 1), axis=1)
+    compiled = compile_here(net, [net.op("Sigmoid", net.conv(joined, 64, 8, 1))], tmp_path)
+    assert {layer.rule for layer in compiled.layers} <= {"layout", "conv", "winograd"}
+    expanded = [tensors for operator, tensors in calls_of(compiled) if operator == "Conv"]
+    places = {
+        (tensor["offset"], tensor["offset"] + tensor["bytes"])
+        for tensors in expanded
+        for tensor in arena_tensors(tensors)[1:2]
+    }
+    # The parts of each joint touch, and nothing else of so many bytes is written.
+    assert sum(any(other[0] == place[1] for other in places) for place in places) == 2

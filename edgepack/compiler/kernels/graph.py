@@ -84,6 +84,13 @@ class Concatenation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Slice:
+    """Neighbouring channels of the input, from channel `first` on."""
+
+    first: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Foreign:
     """Something that only TVM can lower."""
 
@@ -93,7 +100,9 @@ class View:
     """The input's bytes with another shape, of the same channels: (1, C, 1, 1) and (1, C)."""
 
 
-Operator = Convolution | Pooling | GlobalAverage | Pointwise | Concatenation | Foreign | View
+Operator = (
+    Convolution | Pooling | GlobalAverage | Pointwise | Concatenation | Slice | Foreign | View
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -116,7 +125,11 @@ class Layer:
 
 def shape_of(value: relax.Expr) -> tuple[int, ...]:
     """The static shape of a tensor; () for what is no tensor or not static."""
-    ty = value.ty
+    return shape_of_type(value.ty)
+
+
+def shape_of_type(ty: relax.Type) -> tuple[int, ...]:
+    """The same of its type."""
     dims = getattr(ty, "shape", None)
     if dims is None or not all(isinstance(dim, int | tvm.tirx.IntImm) for dim in dims):
         return ()
@@ -146,11 +159,36 @@ def constant_of(expr: relax.Expr) -> np.ndarray | None:
 
 def read_layers(function: relax.Function) -> list[Layer]:
     """The layers of a function of one dataflow block, in its order, nothing fused yet."""
-    layers = []
-    for block in function.body.blocks:
-        for binding in block.bindings:
-            layers.append(_read(binding.var, binding.value))
-    return layers
+    return [_read(var, value) for var, value in _bindings(function)]
+
+
+def _bindings(function: relax.Function) -> list[tuple[relax.Var, relax.Expr]]:
+    """A function's bindings, with the items of a split as slices of their own."""
+    bindings = [(b.var, b.value) for block in function.body.blocks for b in block.bindings]
+    splits = {
+        var: value
+        for var, value in bindings
+        if isinstance(value, relax.Call) and value.op == tvm.ir.Op.get("relax.split")
+    }
+    whole = [value for _, value in bindings if not isinstance(value, relax.TupleGetItem)]
+    for var in (var for value in (*whole, function.body.body) for var in variables(value)):
+        splits.pop(var, None)
+    left = []
+    for var, value in bindings:
+        if isinstance(value, relax.TupleGetItem) and value.tuple_value in splits:
+            left.append((var, _item(splits[value.tuple_value], int(value.index))))
+        elif var not in splits:
+            left.append((var, value))
+    return left
+
+
+def _item(split: relax.Call, index: int) -> relax.Call:
+    """One result of a split as a slice."""
+    axis, data = int(split.attrs.axis), split.args[0]
+    sizes = [shape_of_type(field)[axis] for field in split.ty.fields]
+    begin = sum(sizes[:index])
+    made = relax.op.strided_slice(data, axes=[axis], begin=[begin], end=[begin + sizes[index]])
+    return relax.Call(made.op, made.args, made.attrs, made.ty_args, split.span)
 
 
 def _read(var: relax.Var, value: relax.Expr) -> Layer:
@@ -265,6 +303,17 @@ def _concat(var: relax.Var, call: relax.Call) -> Layer | None:
     return Layer(operator=Concatenation(), inputs=inputs, output=var)
 
 
+def _slice(var: relax.Var, call: relax.Call) -> Layer | None:
+    data, axes, begin, *_ = call.args
+    strides = [int(step) for step in call.args[4]] if len(call.args) > 4 else [1]
+    if not is_image(data) or strides != [1] or [int(axis) for axis in axes] != [1]:
+        return None
+    first, channels = int(begin[0]), extent(data)[1]
+    # A negative one counts from the end.
+    first = max(0, first + channels if first < 0 else first)
+    return Layer(operator=Slice(first=first), inputs=(data,), output=var)
+
+
 def _view(var: relax.Var, call: relax.Call) -> Layer | None:
     data = call.args[0]
     if not isinstance(data, relax.Var) or not is_image(data) or extent(data) != extent(var):
@@ -372,6 +421,7 @@ _READERS: dict[str, Callable[[relax.Var, relax.Call], Layer | None]] = {
     "nn.adaptive_avg_pool2d": _adaptive,
     "mean": _mean,
     "concat": _concat,
+    "strided_slice": _slice,
     "reshape": _view,
     "squeeze": _view,
     "clip": _clip,

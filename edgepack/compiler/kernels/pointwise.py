@@ -1,10 +1,10 @@
-"""Element-wise arithmetic that no other kernel could take in, and channels put side by side."""
+"""Element-wise arithmetic that no other kernel could take in."""
 
 from __future__ import annotations
 
 from edgepack.compiler.kernels import tir
 from edgepack.compiler.kernels.cpu import CpuModel
-from edgepack.compiler.kernels.graph import Concatenation, Layer, Pointwise, extent
+from edgepack.compiler.kernels.graph import Layer, Pointwise
 from edgepack.compiler.kernels.layout import Image, clear_halos
 from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site, worth_sharing
 
@@ -63,60 +63,4 @@ def make_pointwise(site: Site) -> Kernel:
     )
 
 
-def takes_concat(layer: Layer, cpu: CpuModel) -> bool:
-    """Inputs that fill whole blocks of the output."""
-    if not isinstance(layer.operator, Concatenation) or layer.expression:
-        return False
-    block = cpu.block(extent(layer.output)[1])
-    channels = [extent(value)[1] for value in layer.inputs]
-    return all(c % block == 0 and cpu.block(c) == block for c in channels[:-1]) and (
-        cpu.block(channels[-1]) == block
-    )
-
-
-def make_concat(site: Site) -> Kernel:
-    """Copies whole planes."""
-    output = site.output
-    target = Image("target", output)
-    sources = [Image(f"source{i}", layout) for i, layout in enumerate(site.inputs)]
-
-    def copy(source: Image, first: int, n: tir.Expr) -> tir.Stmt:
-        def plane(block: tir.Expr) -> tir.Stmt:
-            return tir.loop_of(
-                "row",
-                output.height,
-                lambda row: tir.loop_of(
-                    "column",
-                    output.width,
-                    lambda column: target.store(
-                        source.load(n * source.layout.blocks + block, row, column),
-                        n * output.blocks + first + block,
-                        row,
-                        column,
-                    ),
-                ),
-            )
-
-        return tir.loop_of("block", source.layout.blocks, plane)
-
-    def all_of(n: tir.Expr) -> tir.Stmt:
-        copies, first = [], 0
-        for source in sources:
-            copies.append(copy(source, first, n))
-            first += source.layout.blocks
-        return tir.sequence(*copies)
-
-    body = tir.loop_of("n", output.batch, all_of)
-    return Kernel(
-        name=f"concat_{output.channels}_{output.height}x{output.width}",
-        function=tir.function(
-            [*(source.buffer for source in sources), target.buffer],
-            tir.sequence(clear_halos(target), body),
-        ),
-        constants=(),
-        cycles=2 * output.nbytes / 4 / output.block,
-    )
-
-
 POINTWISE = Rule(name="pointwise", takes=takes_pointwise, make=make_pointwise)
-CONCAT = Rule(name="concat", takes=takes_concat, make=make_concat)

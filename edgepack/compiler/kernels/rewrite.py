@@ -7,20 +7,29 @@ tensor is packed into the blocked layout or unpacked from it, once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from edgepack.compiler.kernels import convolution, copies, depthwise, pointwise, pooling, winograd
+from edgepack.compiler.kernels import (
+    convolution,
+    copies,
+    depthwise,
+    joint,
+    pointwise,
+    pooling,
+    winograd,
+)
 from edgepack.compiler.kernels.cpu import CpuModel, cpu_model
 from edgepack.compiler.kernels.fuse import fuse
 from edgepack.compiler.kernels.graph import (
     Convolution,
     Foreign,
     Layer,
+    Slice,
     Value,
     View,
     extent,
@@ -32,6 +41,8 @@ from edgepack.compiler.kernels.layout import NO_HALO, Blocked, Halo
 from edgepack.compiler.kernels.rule import Kernel, Rule, Site, product
 from edgepack.compiler.origin import Origin, merge, origin_of
 from edgepack.compiler.report import LayerReport
+from edgepack.compiler.storage import joint as joint_of
+from edgepack.compiler.storage import view
 
 # Tried in order; the first that takes a layer makes its kernel.
 RULES: tuple[Rule, ...] = (
@@ -41,7 +52,8 @@ RULES: tuple[Rule, ...] = (
     pooling.WINDOW,
     pooling.MEAN,
     pointwise.POINTWISE,
-    pointwise.CONCAT,
+    joint.CONCAT,
+    joint.SLICE,
 )
 
 
@@ -110,6 +122,8 @@ class _Writer:
         self.layers = fuse(self._without_views(layers), [self._root(v) for v in self.outputs])
         self.rules: dict[Value, Rule] = {}
         self.layouts: dict[Value, Blocked] = {}
+        # Values that are written straight into a joint, and that joint.
+        self.slots: dict[Value, Value] = {}
         # Where each value is, in the new function: plain as the model has it, or blocked.
         self.plain: dict[Value, relax.Expr] = {}
         self.blocked: dict[Value, relax.Expr] = {}
@@ -149,6 +163,7 @@ class _Writer:
             wanted = rule.halo(layer)
             for value in layer.inputs:
                 halos[value] = halos.get(value, NO_HALO).union(wanted)
+        self._share_places(halos)
         for layer in self.layers:
             if layer.output in self.rules:
                 for value in (*layer.inputs, *layer.operands, layer.output):
@@ -163,6 +178,35 @@ class _Writer:
             if not any(value in self.rules for value in read):
                 return None
         return next((rule for rule in RULES if rule.takes(layer, self.cpu)), None)
+
+    def _share_places(self, halos: dict[Value, Halo]) -> None:
+        """Choose what is computed in its place in a joint, and give all that share bytes one halo.
+
+        A part that needs a halo which its joint does not is copied: the joint's readers are worth
+        more than the copy.
+        """
+        shared = [
+            layer
+            for layer in self.layers
+            if self.rules.get(layer.output) in (joint.CONCAT, joint.SLICE)
+            and extent(layer.output)[0] == 1
+        ]
+        slices = [layer for layer in shared if isinstance(layer.operator, Slice)]
+        for layer in reversed(slices):
+            (source,) = layer.inputs
+            halos[source] = halos.get(source, NO_HALO).union(halos.get(layer.output, NO_HALO))
+        for layer in reversed(shared):
+            if layer in slices:
+                continue
+            halo = halos.get(layer.output, NO_HALO)
+            for value in layer.inputs:
+                computed = value in self.rules and self.rules[value] is not joint.SLICE
+                fits = halos.get(value, NO_HALO).union(halo) == halo
+                if computed and fits and value not in self.slots:
+                    self.slots[value] = layer.output
+                    halos[value] = halo
+        for layer in slices:
+            halos[layer.output] = halos.get(layer.inputs[0], NO_HALO)
 
     def _layout(self, value: Value, halo: Halo) -> Blocked:
         batch, channels, height, width = extent(value)
@@ -204,6 +248,11 @@ class _Writer:
             output=self.layouts[layer.output],
             cpu=self.cpu,
         )
+        if rule in (joint.CONCAT, joint.SLICE):
+            shared = self._in_place(site)
+            if shared is not None:
+                self.blocked[layer.output] = self.builder.emit(shared)
+                return
         kernel = rule.make(site)
         read = [self._blocked(value) for value in (*layer.inputs, *layer.operands)]
         read += [relax.const(np.ascontiguousarray(values)) for values in kernel.constants]
@@ -215,6 +264,27 @@ class _Writer:
             shown=shape_of(layer.output),
             origin=merge(origin_of(value) for _, value in layer.bindings),
         )
+
+    def _in_place(self, site: Site) -> relax.Call | None:
+        """A joint or a slice that shares its inputs' bytes."""
+        layer = site.layer
+        if isinstance(layer.operator, Slice):
+            offset = joint.view_offset(site.inputs[0], layer.operator.first)
+            source = self._blocked(layer.inputs[0])
+            return None if offset is None else view(source, site.output.shape, offset=offset)
+        # All parts have the joint's halo once they are in it.
+        places = [replace(part, halo=site.output.halo) for part in site.inputs]
+        if not joint.in_place(places, site.output):
+            return None
+        parts: list[relax.Expr] = []
+        for value, layout, place in zip(layer.inputs, site.inputs, places, strict=True):
+            part = self._blocked(value)
+            if self.slots.get(value) is not layer.output or value in layer.inputs[: len(parts)]:
+                copied = joint.copy(layout, place)
+                shown = shape_of(value)
+                part = self._call("concat", copied, [part], shape=place.shape, shown=shown)
+            parts.append(part)
+        return joint_of(parts, site.output.shape)
 
     def _call(
         self,
@@ -251,7 +321,7 @@ class _Writer:
             layout, plain = self.layouts[value], shape_of(value)
             data = self._plain(value)
             if _same_bytes(layout):
-                packed = self.builder.emit(relax.op.reshape(data, layout.shape))
+                packed = self.builder.emit(view(data, layout.shape))
             else:
                 kernel = copies.pack(plain, layout)
                 packed = self._call(LAYOUT, kernel, [data], shape=layout.shape, shown=plain)
@@ -266,12 +336,12 @@ class _Writer:
         if root in self.blocked:
             layout = self.layouts[root]
             if _same_bytes(layout):
-                made = self.builder.emit(relax.op.reshape(self.blocked[root], shape))
+                made = self.builder.emit(view(self.blocked[root], shape))
             else:
                 kernel = copies.unpack(layout, shape)
                 made = self._call(LAYOUT, kernel, [self.blocked[root]], shape=shape, shown=shape)
         else:
-            made = self.builder.emit(relax.op.reshape(self.plain[root], shape))
+            made = self.builder.emit(view(self.plain[root], shape))
         self.plain[value] = made
         return made
 
