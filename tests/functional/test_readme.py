@@ -51,6 +51,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     out = tmp_path_factory.mktemp("own")
     load_build().build(out)
     shutil.copy(out / "mobilenetv2.onnx", out / "model.onnx")
+    fleet = re.search(r"```toml\n(# fleet\.toml\n.*?)```", README, re.DOTALL)
+    assert fleet is not None
+    (out / "fleet.toml").write_text(fleet[1])
     yield out
     virtual.down("rasp3b")
 
