@@ -7,23 +7,14 @@ channel counts are no multiples of anything.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 
-from edgepack.boards import Board, get_board
-from edgepack.compiler import compile_model
 from edgepack.compiler.kernels.rewrite import LAYOUT, RULES
-from edgepack.model import ModelSpec
-from edgepack.toolchain import select
 from tests.onnx_models import Builder
-from tests.plan_on_arm import run_plan_on_arm
-from tests.plan_runner import run_plan
-from tests.support import require_tool
+from tests.targets import TARGETS, compile_and_run, save_cases, wrong_outputs
 
 INPUTS: dict[str, tuple[int, ...]] = {
     "image": (1, 3, 19, 23),
@@ -62,6 +53,33 @@ def convolutions(net: Builder) -> dict[str, str]:
         ),
         "depthwise 11x11": net.conv("many", 96, 96, 11, group=96),
         "depthwise one row": net.conv("wide", 40, 40, 3, group=40, pads=[0, 1, 0, 0]),
+    }
+
+
+def transposed_convolutions(net: Builder) -> dict[str, str]:
+    """Strides, windows as large as the stride and larger, groups, depthwise, cut borders."""
+
+    def one(data: str, outs: int, kernel: int, group: int = 1, **attributes: object) -> str:
+        channels = INPUTS[data][1] if data in INPUTS else 24
+        weight = net.weight(channels, outs // group, kernel, kernel)
+        bias = net.weight(outs)
+        return net.op("ConvTranspose", data, weight, bias, group=group, **attributes)
+
+    inner = net.op("Relu", net.conv("wide", 40, 24, 1))
+    summed = one(inner, 12, 2, strides=[2, 2])
+    return {
+        "transposed 2x2": one("seven", 12, 2, strides=[2, 2]),
+        "transposed 3x3": one(
+            "batch", 9, 3, strides=[2, 2], pads=[1, 1, 1, 1], output_padding=[1, 1]
+        ),
+        "transposed 4x4": one("wide", 20, 4, strides=[2, 2], pads=[1, 1, 1, 1]),
+        "transposed 5x5": one("image", 6, 5, strides=[3, 2], pads=[1, 2, 0, 1]),
+        "transposed 3x3 of stride 1": one("many", 24, 3, pads=[1, 1, 1, 1]),
+        "transposed groups": one("wide", 16, 3, group=4, strides=[2, 2]),
+        "transposed depthwise": one("seven", 7, 4, group=7, strides=[2, 2], pads=[1, 1, 1, 1]),
+        "transposed and more": net.op(
+            "Relu", net.op("Add", summed, net.op("Tanh", one(inner, 12, 2, strides=[2, 2])))
+        ),
     }
 
 
@@ -222,6 +240,7 @@ def shared_places(net: Builder) -> dict[str, str]:
 FAMILIES = (
     shared_places,
     convolutions,
+    transposed_convolutions,
     random_convolutions,
     poolings,
     products,
@@ -233,15 +252,8 @@ FAMILIES = (
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     net = Builder(seed=3)
-    outputs = {}
-    for family in FAMILIES:
-        outputs |= {
-            net.op("Identity", value, outputs=[name]): None for name, value in family(net).items()
-        }
-    path = tmp_path_factory.mktemp("model") / "families.onnx"
-    proto = onnx.shape_inference.infer_shapes(net.model(INPUTS, outputs, opset=17))
-    onnx.save(proto, path)
-    return path
+    cases = {name: value for family in FAMILIES for name, value in family(net).items()}
+    return save_cases(tmp_path_factory.mktemp("model") / "families.onnx", net, INPUTS, cases)
 
 
 @pytest.fixture(scope="module")
@@ -250,73 +262,17 @@ def inputs() -> list[np.ndarray]:
     return [random.normal(size=shape).astype("float32") for shape in INPUTS.values()]
 
 
-def check(model: Path, inputs: list[np.ndarray], got: list[np.ndarray]) -> None:
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    expected = session.run(None, dict(zip(INPUTS, inputs, strict=True)))
-    wrong = []
-    for output, mine, theirs in zip(session.get_outputs(), got, expected, strict=True):
-        error = np.abs(mine - theirs).max() / np.abs(theirs).max()
-        if not error <= 1e-4:
-            wrong.append(f"{output.name}: {error:.1e}")
-    assert not wrong
-
-
-def x86_board(cpu: str) -> Board:
-    board = get_board("local")
-    if board.llvm_triple != "x86_64-linux-gnu":
-        pytest.skip("not an x86-64 machine")
-    return board if cpu == "native" else replace(board, cpu=cpu)
-
-
-# AVX-512 or what there is, AVX2, SSE4.2 without fused multiply-add.
-@pytest.mark.parametrize(
-    "cpu",
-    [
-        "native",
-        pytest.param("haswell", marks=pytest.mark.slow),
-        pytest.param("nehalem", marks=pytest.mark.slow),
-    ],
-)
-def test_x86(tmp_path: Path, model: Path, inputs: list[np.ndarray], cpu: str) -> None:
-    if cpu == "haswell" and "avx2" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("this CPU has no AVX2")
-    board = x86_board(cpu)
-    compiled = compile_model(
-        ModelSpec(path=model), board, select(board, "gnu").toolchain, tmp_path / "out"
-    )
-    check(model, inputs, run_plan(compiled.folder, inputs, runs=2))
+@pytest.mark.parametrize(("board", "cpu"), TARGETS)
+def test_outputs_equal_onnxruntime(
+    tmp_path: Path, model: Path, inputs: list[np.ndarray], board: str, cpu: str
+) -> None:
+    compiled, got = compile_and_run(model, inputs, board, cpu, tmp_path)
+    assert not wrong_outputs(model, inputs, got)
     calls = json.loads(compiled.graph.read_text())["calls"]
     assert [layer.kernel for layer in compiled.layers] == [call["kernel"] for call in calls]
-    assert {layer.rule for layer in compiled.layers} == {
-        *(rule.name for rule in RULES),
-        LAYOUT,
-        "generic",
-    }
-
-
-@pytest.mark.parametrize(
-    ("board", "cpu"),
-    [
-        ("rasp3b", "max"),
-        ("pynq", "cortex-a9"),
-        ("rk3399", "cortex-a72"),
-        pytest.param("ultra96", "cortex-a53", marks=pytest.mark.slow),
-    ],
-)
-def test_arm(tmp_path: Path, model: Path, inputs: list[np.ndarray], board: str, cpu: str) -> None:
-    profile = get_board(board)
-    compiler = require_tool(f"{profile.triple}-gcc")
-    arch = "aarch64" if profile.triple.startswith("aarch64") else "arm"
-    qemu = require_tool(f"qemu-{arch}-static", f"qemu-{arch}")
-    compiled = compile_model(
-        ModelSpec(path=model), profile, select(profile).toolchain, tmp_path / "out"
-    )
-    (tmp_path / "run").mkdir()
-    got = run_plan_on_arm(
-        compiled.folder,
-        inputs,
-        compiler=compiler,
-        qemu=[qemu, "-cpu", cpu, "-L", f"/usr/{profile.triple}"],
-        work=tmp_path / "run",
-    )
-    check(model, inputs, got)
+    if board == "local":
+        assert {layer.rule for layer in compiled.layers} == {
+            *(rule.name for rule in RULES),
+            LAYOUT,
+            "generic",
+        }

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from edgepack.compiler.kernels import arm, convolution, depthwise, pooling, tile
+from edgepack.compiler.kernels import arm, convolution, depthwise, pooling, tile, transposed
 from edgepack.compiler.kernels.cpu import (
     AVX2,
     CORTEX_A9,
@@ -22,7 +22,14 @@ from edgepack.compiler.kernels.cpu import (
 )
 from edgepack.compiler.kernels.expression import Operand, Operation, PerChannel, Scalar, Step
 from edgepack.compiler.kernels.fuse import fuse
-from edgepack.compiler.kernels.graph import Convolution, Layer, Pointwise, Pooling, Value
+from edgepack.compiler.kernels.graph import (
+    Convolution,
+    Layer,
+    Pointwise,
+    Pooling,
+    TransposedConvolution,
+    Value,
+)
 from edgepack.compiler.kernels.layout import Blocked, Halo, conv_halo
 
 CPUS = (ZEN4, AVX2, SSE, CORTEX_A72, CORTEX_A53, CORTEX_A53_32, CORTEX_A9)
@@ -367,3 +374,42 @@ def test_a_value_and_its_gate_become_one_expression() -> None:
     assert [operation.name for operation in layer.expression] == ["sigmoid", "multiply"]
     assert layer.expression[1].arguments == (Step(index=0), Step(index=1))
     assert layer.operands == ()
+
+
+# ------------------------------------------------ transposed convolution
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "before", "out"),
+    [
+        ((3, 4), (2, 2), (1, 1), (12, 13)),
+        ((5, 2), (3, 1), (2, 0), (14, 9)),
+        ((2, 2), (2, 2), (0, 0), (8, 8)),
+    ],
+)
+def test_phases_make_each_output_of_the_products_that_it_is_defined_by(
+    kernel: tuple[int, int], stride: tuple[int, int], before: tuple[int, int], out: tuple[int, int]
+) -> None:
+    random = np.random.default_rng(0)
+    weight, image = random.normal(size=(1, 1, *kernel)), random.normal(size=(6, 7))
+    whole = np.zeros((40, 40))
+    for i, j in np.ndindex(image.shape):
+        y, x = i * stride[0], j * stride[1]
+        whole[y : y + kernel[0], x : x + kernel[1]] += image[i, j] * weight[0, 0]
+    expected = whole[before[0] :, before[1] :][: out[0], : out[1]]
+    operator = TransposedConvolution(
+        weight=weight, bias=None, stride=stride, before=before, dilation=(1, 1), groups=1
+    )
+    made, taps = np.full(out, np.nan), 0
+    padded = np.pad(image, 20)
+    for phase in transposed.phases(operator, out):
+        taps += phase.convolution.weight.size
+        part = np.zeros(phase.size)
+        for i, j in np.ndindex(phase.convolution.kernel):
+            top, left = phase.convolution.before
+            down, across = 20 + i - top, 20 + j - left
+            window = padded[down : down + phase.size[0], across : across + phase.size[1]]
+            part += window * phase.convolution.weight[0, 0, i, j]
+        made[phase.first[0] :: stride[0], phase.first[1] :: stride[1]] = part
+    np.testing.assert_allclose(made, expected)
+    assert taps == weight.size

@@ -169,7 +169,8 @@ class Tile:
     """All that a tile's code depends on: `pixels` x `vectors` sums.
 
     `out_step` and `operand_step` are the bytes from one vector's plane to the next's, in the
-    target and in the tensor that `finish` adds.
+    target and in the tensor that `finish` adds; `pixel_step` those from a pixel of the target to
+    the next.
     """
 
     isa: Isa
@@ -179,6 +180,7 @@ class Tile:
     finish: tuple[Finish, ...]
     out_step: int
     operand_step: int
+    pixel_step: int = QUAD
 
     def llvm_ir(self, name: str) -> str:
         """An LLVM function `name(target, source, weights, bias, operand)` of pointers."""
@@ -233,6 +235,10 @@ class Writer(ABC):
         """Store vectors side by side."""
 
     @abstractmethod
+    def store_strided(self, vectors: Sequence[int], register: str, step: int) -> int:
+        """Store vectors `step` bytes apart; the bytes that the pointer moved."""
+
+    @abstractmethod
     def multiply_add_lane(self, total: int, vector: int, lanes: int, lane: int) -> None:
         """total += vector * lanes[lane]"""
 
@@ -267,10 +273,14 @@ class Writer(ABC):
         self.code.reduction.write(self)
         for finish in self.code.finish:
             self._finish(finish)
+        moved = 0
         for v, sums in enumerate(self.sums):
             if v:
-                self.add("target", self.code.out_step)
-            self.store(sums, "target")
+                self.add("target", self.code.out_step - moved)
+            if self.code.pixel_step == QUAD:
+                self.store(sums, "target")
+            else:
+                moved = self.store_strided(sums, "target", self.code.pixel_step)
 
     def _finish(self, finish: Finish) -> None:
         if finish.name == "add":
@@ -389,6 +399,13 @@ class _Armv7(Writer):
     def store(self, vectors: Sequence[int], register: str) -> None:
         self.lines.append(f"vstmia {{{register}}}, {_doubles(vectors)}")
 
+    def store_strided(self, vectors: Sequence[int], register: str, step: int) -> int:
+        for vector in vectors:
+            self.lines.append(
+                f"vst1.32 {_doubles([vector])}, [{{{register}}}], {{{self.kept(step)}}}"
+            )
+        return step * len(vectors)
+
     def multiply_add_lane(self, total: int, vector: int, lanes: int, lane: int) -> None:
         # There is no fused form by lane on ARMv7.
         self.lines.append(f"vmla.f32 q{total}, q{vector}, d{2 * lanes + lane // 2}[{lane % 2}]")
@@ -451,6 +468,11 @@ class _Aarch64(Writer):
 
     def store(self, vectors: Sequence[int], register: str) -> None:
         self._move_many("st", vectors, register, advance=False)
+
+    def store_strided(self, vectors: Sequence[int], register: str, step: int) -> int:
+        for index, vector in enumerate(vectors):
+            self.lines.append(f"str q{vector}, [{{{register}}}, #{index * step}]")
+        return 0
 
     def _move_many(
         self, name: str, vectors: Sequence[int], register: str, *, advance: bool

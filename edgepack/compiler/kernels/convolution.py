@@ -104,7 +104,7 @@ def merged_groups(operator: Convolution, in_block: int, out_block: int) -> int:
     return operator.groups
 
 
-def _dense_weight(operator: Convolution, merged: int) -> np.ndarray:
+def dense_weight(operator: Convolution, merged: int) -> np.ndarray:
     """Weights [groups, out, in, rows, columns] with `merged` groups made one."""
     weight, groups = operator.weight, operator.groups
     outs, ins = weight.shape[0] // groups, weight.shape[1]
@@ -168,7 +168,7 @@ def make(site: Site) -> Kernel:
     assert isinstance(operator, Convolution)
     source, output = site.inputs[0], site.output
     merged = merged_groups(operator, source.block, output.block)
-    weight = _dense_weight(operator, merged)
+    weight = dense_weight(operator, merged)
     shape = Shape.of(weight, source.block, output.block)
     flat = _is_flat(operator, site)
     view_out = output.flat if flat else output

@@ -51,6 +51,13 @@ class Convolution:
         return self.weight.shape[2], self.weight.shape[3]
 
 
+class TransposedConvolution(Convolution):
+    """The transpose of a convolution of that stride, padding and window, without dilation.
+
+    Its weights are in a convolution's order, [out channels, in channels / groups, ...].
+    """
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pooling:
     """Maximum or average ("max", "average") over a window.
@@ -241,6 +248,26 @@ def _conv2d(var: relax.Var, call: relax.Call) -> Layer | None:
     )
 
 
+def _conv2d_transpose(var: relax.Var, call: relax.Call) -> Layer | None:
+    attrs, weight = call.attrs, constant_of(call.args[1])
+    if weight is None or (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "IOHW"):
+        return None
+    groups, stride = int(attrs.groups), _pair(attrs.strides)
+    if _pair(attrs.dilation) != (1, 1) or min(np.subtract(weight.shape[2:], stride)) < 0:
+        return None
+    ins, outs, *kernel = weight.shape
+    ordered = weight.reshape(groups, ins // groups, outs, *kernel).swapaxes(1, 2)
+    operator = TransposedConvolution(
+        weight=ordered.reshape(groups * outs, ins // groups, *kernel),
+        bias=None,
+        stride=stride,
+        before=_pair(attrs.padding[:2]),
+        dilation=(1, 1),
+        groups=groups,
+    )
+    return Layer(operator=operator, inputs=(call.args[0],), output=var)
+
+
 def _matmul(var: relax.Var, call: relax.Call) -> Layer | None:
     data, weight = call.args[0], constant_of(call.args[1])
     if weight is None or weight.ndim != 2 or len(shape_of(data)) != 2:
@@ -415,6 +442,7 @@ def _same_name(name: str, var: relax.Var, call: relax.Call) -> Layer | None:
 
 _READERS: dict[str, Callable[[relax.Var, relax.Call], Layer | None]] = {
     "nn.conv2d": _conv2d,
+    "nn.conv2d_transpose": _conv2d_transpose,
     "matmul": _matmul,
     "nn.max_pool2d": lambda var, call: _pool("max", var, call),
     "nn.avg_pool2d": lambda var, call: _pool("average", var, call),

@@ -90,6 +90,7 @@ class Image:
     def __init__(self, name: str, layout: Blocked, view: Blocked | None = None) -> None:
         self.layout = view or layout
         self.buffer = tir.buffer(name, layout.shape)
+        self.step, self.first = (1, 1), (0, 0)
 
     def viewed(self, view: Blocked) -> Image:
         """The same memory, with other extents."""
@@ -97,11 +98,25 @@ class Image:
         image.layout = view
         return image
 
+    def spaced(
+        self, *, step: tuple[int, int], first: tuple[int, int], size: tuple[int, int]
+    ) -> Image:
+        """`size` pixels that are `step` apart, (vertical, horizontal), as an image."""
+        image = self.viewed(replace(self.layout, height=size[0], width=size[1]))
+        image.step, image.first = step, first
+        return image
+
     def at(
         self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, lane: tir.Expr = 0
     ) -> list[tir.Expr]:
         """Indices of a pixel, counted from the image's corner, not the halo's."""
-        return [plane, row + self.layout.halo.top, column + self.layout.halo.left, lane]
+        halo = self.layout.halo
+        return [
+            plane,
+            row * self.step[0] + (self.first[0] + halo.top),
+            column * self.step[1] + (self.first[1] + halo.left),
+            lane,
+        ]
 
     def load(self, plane: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Expr:
         """All channels of a block at a pixel."""

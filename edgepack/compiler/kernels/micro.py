@@ -47,7 +47,7 @@ class Tiles:
         self.source, self.target = source, target
         self.weights, self.bias = weights, bias
         self.epilogue = epilogue
-        self.finish = _finish(epilogue.expression)
+        self.finish = _finish(epilogue.expression, sums=target.step[1] == 1)
         self.imports: dict[str, str] = {}
 
     @property
@@ -69,6 +69,7 @@ class Tiles:
             finish=finish,
             out_step=plane_bytes(self.target),
             operand_step=plane_bytes(operand),
+            pixel_step=QUAD * self.target.step[1],
         )
         at = (place.plane, place.row, place.column)
         where = [
@@ -108,16 +109,19 @@ def plane_bytes(image: Image) -> int:
     return row_bytes(image) * int(image.buffer.shape[1])
 
 
-def _finish(steps: Expression) -> tuple[arm.Finish, ...] | None:
-    """An expression as a chain that the assembly can do; None if it is anything else."""
+def _finish(steps: Expression, *, sums: bool) -> tuple[arm.Finish, ...] | None:
+    """An expression as a chain that the assembly can do; None if it is anything else.
+
+    It can do `sums` with an operand only if results lie side by side.
+    """
     chain = []
     for index, operation in enumerate(steps):
         match operation.name, operation.arguments:
             case (("maximum" | "minimum"), (Step(index=i), Scalar(value=value))) if i == index:
                 chain.append(arm.Finish(name=operation.name, value=value))
-            case "add", (Step(index=i), Operand(index=0, pixel=False)) if i == index:
+            case "add", (Step(index=i), Operand(index=0, pixel=False)) if sums and i == index:
                 chain.append(arm.Finish(name="add"))
-            case "add", (Operand(index=0, pixel=False), Step(index=i)) if i == index:
+            case "add", (Operand(index=0, pixel=False), Step(index=i)) if sums and i == index:
                 chain.append(arm.Finish(name="add"))
             case _:
                 return None

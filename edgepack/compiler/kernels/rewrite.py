@@ -21,6 +21,7 @@ from edgepack.compiler.kernels import (
     joint,
     pointwise,
     pooling,
+    transposed,
     winograd,
 )
 from edgepack.compiler.kernels.cpu import CpuModel, cpu_model
@@ -46,6 +47,7 @@ from edgepack.compiler.storage import view
 
 # Tried in order; the first that takes a layer makes its kernel.
 RULES: tuple[Rule, ...] = (
+    transposed.RULE,
     depthwise.RULE,
     winograd.RULE,
     convolution.RULE,
@@ -323,7 +325,7 @@ class _Writer:
             if _same_bytes(layout):
                 packed = self.builder.emit(view(data, layout.shape))
             else:
-                kernel = copies.pack(plain, layout)
+                kernel = copies.pack(plain, layout, self.cpu)
                 packed = self._call(LAYOUT, kernel, [data], shape=layout.shape, shown=plain)
             self.blocked[value] = packed
         return self.blocked[value]
@@ -338,7 +340,7 @@ class _Writer:
             if _same_bytes(layout):
                 made = self.builder.emit(view(self.blocked[root], shape))
             else:
-                kernel = copies.unpack(layout, shape)
+                kernel = copies.unpack(layout, shape, self.cpu)
                 made = self._call(LAYOUT, kernel, [self.blocked[root]], shape=shape, shown=shape)
         else:
             made = self.builder.emit(view(self.plain[root], shape))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -106,6 +107,19 @@ class Epilogue:
             return image.load(plane, 0, 0) if pixel else image.load(plane, row, column)
 
         return expression.evaluate(self.expression, value, lanes, names, channel, operand)
+
+    def viewed(self, view: Callable[[Image], Image]) -> Epilogue:
+        """The same for a part of the result: `view` is its part of an image of that size."""
+        epilogue = copy(self)
+        epilogue.operands = [
+            view(image) if (image.layout.height, image.layout.width) == self._size else image
+            for image in self.operands
+        ]
+        return epilogue
+
+    @property
+    def _size(self) -> tuple[int, int]:
+        return self.output.height, self.output.width
 
     def in_place(self, target: Image) -> list[tuple[tirx.Buffer, tirx.Buffer]]:
         """The operands whose memory the result may take (see `tir.function`).

@@ -135,6 +135,29 @@ class Names:
 _IN_PLACE = "edgepack.in_place"
 
 
+def transposed(names: Names, vectors: Sequence[tirx.Expr]) -> list[tirx.Var]:
+    """n vectors of n lanes, a power of two, as the rows of a matrix: its columns.
+
+    Blocks of 1, 2, 4, ... lanes change places with their mirror image: log2 n rounds of n shuffles.
+    """
+    rows = [names.bind("row", vector) for vector in vectors]
+    size = len(rows)
+    block = 1
+    while block < size:
+        # Lanes of the pair (upper row, lower row) that become the new upper and lower row.
+        upper = [size + i - block if i & block else i for i in range(size)]
+        lower = [size + i if i & block else i + block for i in range(size)]
+        for i in range(size):
+            if not i & block:
+                pair = [rows[i], rows[i + block]]
+                rows[i], rows[i + block] = (
+                    names.bind("row", tirx.Shuffle(pair, [integer(lane) for lane in lanes]))
+                    for lanes in (upper, lower)
+                )
+        block *= 2
+    return rows
+
+
 def function(
     arguments: Sequence[tirx.Buffer],
     body: Stmt,

@@ -1,0 +1,235 @@
+"""Operators on plain tensors, on every instruction set, against onnxruntime.
+
+What the schedules make of reductions, softmax, norms, products, poolings, copies and element-wise
+chains. Shapes come from a fixed seed; most sizes are no multiple of any vector's width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from tests.onnx_models import Builder
+from tests.targets import TARGETS, compile_and_run, save_cases, wrong_outputs
+
+INPUTS: dict[str, tuple[int, ...]] = {
+    "row": (1, 67),
+    "matrix": (19, 45),
+    "text": (2, 11, 40),
+    "heads": (2, 3, 11, 16),
+    "image": (1, 7, 13, 18),
+    "batch": (3, 5, 9, 7),
+    "planes": (1, 32, 7, 7),
+}
+# A longer form draws more cases of each family from other seeds.
+SEEDS = [13, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (14, 15, 16))]
+
+Cases = dict[str, str]
+
+
+class Draw:
+    """Random sources and parameters."""
+
+    def __init__(self, net: Builder, seed: int) -> None:
+        self.net = net
+        self.random = np.random.default_rng(seed)
+
+    def of(self, items: Sequence[str]) -> str:
+        return items[int(self.random.integers(len(items)))]
+
+    def source(self, ranks: Sequence[int] = (2, 3, 4)) -> tuple[str, tuple[int, ...]]:
+        name = self.of([name for name, shape in INPUTS.items() if len(shape) in ranks])
+        return name, INPUTS[name]
+
+    def axes(self, rank: int) -> list[int]:
+        count = int(self.random.integers(1, rank + 1))
+        return sorted(self.random.permutation(rank)[:count].tolist())
+
+    def positive(self, value: str) -> str:
+        """Between 0.5 and 1.5 or so: products of many do not vanish."""
+        squashed = self.net.op("Sigmoid", value)
+        return self.net.op("Add", squashed, self.net.const(0.5, "float32"))
+
+
+def reductions(draw: Draw) -> Cases:
+    net, cases = draw.net, {}
+    for op in ("Sum", "Mean", "Max", "Min", "Prod", "SumSquare", "L2", "LogSumExp"):
+        source, shape = draw.source()
+        axes, keep = draw.axes(len(shape)), int(draw.random.integers(2))
+        data = draw.positive(source) if op == "Prod" else source
+        name = f"Reduce{op} {source} {axes} {keep}"
+        if op == "Sum":
+            cases[name] = net.op(f"Reduce{op}", data, net.const(axes, "int64"), keepdims=keep)
+        else:
+            cases[name] = net.op(f"Reduce{op}", data, axes=axes, keepdims=keep)
+    for op in ("ArgMax", "ArgMin"):
+        source, shape = draw.source()
+        axis = int(draw.random.integers(len(shape)))
+        index = net.op(op, source, axis=axis)
+        cases[f"{op} {source} {axis}"] = net.op("Cast", index, to=TensorProto.FLOAT)
+    return cases
+
+
+def softmax(draw: Draw) -> Cases:
+    cases = {}
+    for op in ("Softmax", "Softmax", "LogSoftmax"):
+        source, shape = draw.source()
+        axis = int(draw.random.integers(len(shape)))
+        cases[f"{op} {source} {axis}"] = draw.net.op(op, source, axis=axis)
+    return cases
+
+
+def norms(draw: Draw) -> Cases:
+    net = draw.net
+    source, shape = draw.source((3, 4))
+    scale, shift = net.weight(shape[-1]), net.weight(shape[-1])
+    channels = INPUTS["batch"][1]
+    deviation = net.op("Sub", source, net.op("ReduceMean", source, axes=[-1]))
+    variance = net.op("ReduceMean", net.op("Mul", deviation, deviation), axes=[-1])
+    variance = net.op("Add", variance, net.const(1e-5, "float32"))
+    return {
+        f"LayerNormalization {source}": net.op("LayerNormalization", source, scale, shift),
+        f"norm by its parts {source}": net.op("Div", deviation, net.op("Sqrt", variance)),
+        "InstanceNormalization": net.op(
+            "InstanceNormalization", "batch", net.weight(channels), net.weight(channels)
+        ),
+    }
+
+
+def products(draw: Draw) -> Cases:
+    net = draw.net
+    rows, depth, columns = (int(size) for size in draw.random.integers(2, 50, size=3))
+    left = net.op("MatMul", "matrix", net.weight(45, depth))
+    upright = net.op("Transpose", left, perm=[1, 0])
+    right = net.op("MatMul", "text", net.weight(40, columns))
+    turned = net.op("Transpose", "heads", perm=[0, 1, 3, 2])
+    weight = net.op("Transpose", net.op("Gemm", "matrix", net.weight(45, rows)), perm=[1, 0])
+    hidden = net.op("Add", net.op("MatMul", "text", net.weight(40, 72)), net.weight(72))
+    return {
+        f"constant {depth}": left,
+        f"constant, batch {columns}": right,
+        "both given": net.op("MatMul", left, upright),
+        f"one row {rows}": net.op("MatMul", "row", net.weight(67, rows)),
+        "one row, both given": net.op("MatMul", net.op("ReduceMean", left, axes=[0]), upright),
+        "heads": net.op("MatMul", "heads", turned),
+        "heads, other way": net.op("MatMul", turned, "heads"),
+        f"turned by {rows}": net.op("MatMul", weight, "matrix"),
+        "hidden layer": net.op("Mul", hidden, net.op("Sigmoid", hidden)),
+        "residual": net.op("Add", net.op("MatMul", "text", net.weight(40, 40)), "text"),
+    }
+
+
+def poolings(draw: Draw) -> Cases:
+    """On plain tensors, and between convolutions."""
+    net, cases = draw.net, {}
+    for index in range(5):
+        source, shape = draw.source((4,))
+        kernel = draw.random.integers(1, 5, size=2)
+        options = {
+            "kernel_shape": kernel.tolist(),
+            "strides": draw.random.integers(1, 4, size=2).tolist(),
+            "pads": [int(draw.random.integers(size)) for size in (*kernel, *kernel)],
+            "ceil_mode": int(draw.random.integers(2)),
+        }
+        op = ("MaxPool", "AveragePool")[index % 2]
+        if op == "AveragePool":
+            options["count_include_pad"] = int(draw.random.integers(2))
+            options["ceil_mode"] = 0
+        channels = shape[1]
+        if index > 2:
+            source = net.conv(source, channels, channels, 1)
+        cases[f"{op} {source} {options}"] = net.op(op, source, **options)
+    source, _ = draw.source((4,))
+    cases["GlobalMaxPool"] = net.op("GlobalMaxPool", source)
+    cases["GlobalAveragePool"] = net.op("GlobalAveragePool", source)
+    return cases
+
+
+def copies(draw: Draw) -> Cases:
+    net, cases = draw.net, {}
+    for _ in range(3):
+        source, shape = draw.source()
+        perm = draw.random.permutation(len(shape)).tolist()
+        cases[f"Transpose {source} {perm}"] = net.op("Transpose", source, perm=perm)
+    for mode in ("constant", "reflect", "edge"):
+        source, shape = draw.source((3, 4))
+        pads = [int(v) for v in draw.random.integers(0, 3, size=2 * len(shape))]
+        pads = [min(pad, shape[i % len(shape)] - 1) for i, pad in enumerate(pads)]
+        padded = net.op("Pad", source, net.const(pads, "int64"), mode=mode)
+        cases[f"Pad {source} {mode} {pads}"] = padded
+    for _ in range(2):
+        source, shape = draw.source()
+        axis = int(draw.random.integers(len(shape)))
+        cases[f"Concat {source} {axis}"] = net.op("Concat", source, source, axis=axis)
+        step = int(draw.random.integers(1, 4))
+        bounds = [net.const([value], "int64") for value in (1, shape[axis], axis, step)]
+        if shape[axis] > 1:
+            cases[f"Slice {source} {axis} {step}"] = net.op("Slice", source, *bounds)
+    scales = net.const([1.0, 1.0, 2.0, float(draw.random.integers(1, 4))], "float32")
+    for mode in ("nearest", "linear"):
+        cases[f"Resize {mode}"] = net.op("Resize", "batch", "", scales, mode=mode)
+    cases["DepthToSpace"] = net.op("DepthToSpace", "planes", blocksize=4)
+    cases["SpaceToDepth"] = net.op("SpaceToDepth", cases["DepthToSpace"], blocksize=2)
+    cases["Tile"] = net.op("Tile", "image", net.const([2, 1, 1, 3], "int64"))
+    cases["Gather"] = net.op("Gather", "matrix", net.const([[3, 0], [18, 3]], "int64"), axis=0)
+    cases["Expand"] = net.op("Expand", "matrix", net.const([3, 19, 45], "int64"))
+    return cases
+
+
+def element_wise(draw: Draw) -> Cases:
+    """Chains of two functions; operands that broadcast."""
+    net, cases = draw.net, {}
+    functions = [
+        "Abs", "Ceil", "Cos", "Elu", "Erf", "Exp", "Floor", "HardSigmoid", "HardSwish", "LeakyRelu",
+        "Neg", "Relu", "Round", "Selu", "Sigmoid", "Sin", "Softplus", "Softsign", "Tanh",
+    ]  # fmt: skip
+    for _ in range(8):
+        source, _ = draw.source()
+        first, second = draw.of(functions), draw.of(functions)
+        cases[f"{second} of {first} of {source}"] = net.op(second, net.op(first, source))
+    for op in ("Sqrt", "Log", "Reciprocal"):
+        source, _ = draw.source()
+        cases[f"{op} {source}"] = net.op(op, draw.positive(source))
+    for exponent in (2.0, 3.0, 0.5, -1.5):
+        source, _ = draw.source()
+        power = net.op("Pow", draw.positive(source), net.const(exponent, "float32"))
+        cases[f"Pow {source} {exponent}"] = power
+    for op in ("Add", "Sub", "Mul", "Div", "Max", "Min", "PRelu"):
+        source, shape = draw.source((3, 4))
+        kept = draw.axes(len(shape))
+        other = net.weight(*(size if axis in kept else 1 for axis, size in enumerate(shape)))
+        other = draw.positive(other) if op == "Div" else other
+        cases[f"{op} {source} {kept}"] = net.op(op, source, other)
+    greater = net.op("Greater", "text", net.const(0.0, "float32"))
+    cases["Where"] = net.op("Where", greater, "text", net.op("Neg", "text"))
+    return cases
+
+
+FAMILIES: tuple[Callable[[Draw], Cases], ...] = (
+    reductions,
+    softmax,
+    norms,
+    products,
+    poolings,
+    copies,
+    element_wise,
+)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("board", "cpu"), TARGETS)
+def test_outputs_equal_onnxruntime(tmp_path: Path, board: str, cpu: str, seed: int) -> None:
+    draw = Draw(Builder(seed), seed)
+    cases = {
+        f"{family.__name__}: {name}": value
+        for family in FAMILIES
+        for name, value in family(draw).items()
+    }
+    path = save_cases(tmp_path / "operators.onnx", draw.net, INPUTS, cases)
+    inputs = [draw.random.normal(size=shape).astype("float32") for shape in INPUTS.values()]
+    _, got = compile_and_run(path, inputs, board, cpu, tmp_path)
+    assert not wrong_outputs(path, inputs, got)

@@ -1,0 +1,81 @@
+"""Models on every instruction set: this machine's, and ARM's under qemu, against onnxruntime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from edgepack.boards import get_board
+from edgepack.compiler import CompiledModel, compile_model
+from edgepack.model import ModelSpec
+from edgepack.toolchain import select
+from tests.onnx_models import Builder
+from tests.plan_on_arm import run_plan_on_arm
+from tests.plan_runner import run_plan
+from tests.support import require_tool
+
+# A board and a CPU: of this machine AVX-512 or what there is, AVX2, SSE4.2 without fused
+# multiply-add; of ARM what qemu plays.
+TARGETS = [
+    pytest.param("local", "native", id="x86"),
+    pytest.param("local", "haswell", id="avx2", marks=pytest.mark.slow),
+    pytest.param("local", "nehalem", id="sse4.2", marks=pytest.mark.slow),
+    pytest.param("rasp3b", "max", id="armv7-a53"),
+    pytest.param("pynq", "cortex-a9", id="armv7-a9"),
+    pytest.param("rk3399", "cortex-a72", id="aarch64-a72"),
+    pytest.param("ultra96", "cortex-a53", id="aarch64-a53", marks=pytest.mark.slow),
+]
+
+
+def save_cases(
+    path: Path, net: Builder, inputs: dict[str, tuple[int, ...]], cases: dict[str, str]
+) -> Path:
+    """A model whose outputs are the values of `cases` under their names."""
+    outputs = {net.op("Identity", value, outputs=[name]): None for name, value in cases.items()}
+    onnx.save(onnx.shape_inference.infer_shapes(net.model(inputs, outputs, opset=17)), path)
+    return path
+
+
+def compile_and_run(
+    path: Path, inputs: list[np.ndarray], board_name: str, cpu: str, work: Path
+) -> tuple[CompiledModel, list[np.ndarray]]:
+    """The model compiled for a target, and its outputs; skips where the target cannot run."""
+    board = get_board(board_name)
+    if not board.is_local:
+        compiler = require_tool(f"{board.triple}-gcc")
+        arch = "aarch64" if board.triple.startswith("aarch64") else "arm"
+        qemu = require_tool(f"qemu-{arch}-static", f"qemu-{arch}")
+        compiled = compile_model(ModelSpec(path=path), board, select(board).toolchain, work / "out")
+        (work / "run").mkdir()
+        command = [qemu, "-cpu", cpu, "-L", f"/usr/{board.triple}"]
+        return compiled, run_plan_on_arm(
+            compiled.folder, inputs, compiler=compiler, qemu=command, work=work / "run"
+        )
+    if board.llvm_triple != "x86_64-linux-gnu":
+        pytest.skip("not an x86-64 machine")
+    if cpu == "haswell" and "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this CPU has no AVX2")
+    board = board if cpu == "native" else replace(board, cpu=cpu)
+    compiled = compile_model(
+        ModelSpec(path=path), board, select(board, "gnu").toolchain, work / "out"
+    )
+    # Twice: a second run must not see what the first one left.
+    return compiled, run_plan(compiled.folder, inputs, runs=2)
+
+
+def wrong_outputs(path: Path, inputs: list[np.ndarray], got: list[np.ndarray]) -> list[str]:
+    """Outputs that differ from onnxruntime's by more than 1e-4 of their largest value."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    expected = session.run(None, dict(zip(names, inputs, strict=True)))
+    wrong = []
+    for output, mine, theirs in zip(session.get_outputs(), got, expected, strict=True):
+        error = np.abs(mine.astype("float64") - theirs).max() / max(np.abs(theirs).max(), 1e-30)
+        if mine.shape != theirs.shape or not error <= 1e-4:
+            wrong.append(f"{output.name}: {error:.1e}")
+    return wrong
