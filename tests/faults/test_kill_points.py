@@ -1,0 +1,222 @@
+"""The device tool is killed, or its link cut, at every step: what is left is always whole.
+
+After each death: what is current is the old or the new release, every hash of it right; the
+next deploy completes; and the one after that changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from edgepack.bundle import Bundle
+from edgepack.device import Address, ConnectionLostError, SshOptions
+from edgepack.device.ssh import SshDevice
+from edgepack.errors import ConnectError, EdgepackError, RemoteError
+from edgepack.paths import data_file
+from tests.device_tool import host_tool
+from tests.fake_app import FAKE_APP, fake_bundle
+from tests.faults.rig import Rig, with_files
+from tests.faults.scenarios import (
+    INSTALL,
+    TOOL,
+    Bundles,
+    Scenario,
+    make_bundles,
+    scenarios,
+)
+from tests.integration import sshd_server
+from tests.integration.cutting_proxy import CuttingProxy
+from tests.integration.sshd_server import Sshd
+
+SEED = 20261121
+SHORT = (20, 5)
+LONG = (150, 50)
+"""So many kills of the tool, and of the connection."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A scenario, the device it begins on, and the names of all steps in it, in order."""
+
+    scenario: Scenario
+    rig: Rig
+    steps: tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def tool() -> Path:
+    return host_tool(faults=True)
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    """In memory, where there is such a place: a kill leaves what was written, flushed or not."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def bundles(home: Path, tool: Path) -> Bundles:
+    (home / "bundles").mkdir()
+    return make_bundles(home / "bundles", tool)
+
+
+@pytest.fixture(scope="module")
+def prepared(home: Path, tool: Path, bundles: Bundles) -> list[Prepared]:
+    """Each scenario done once without a fault, to learn its steps."""
+    result = []
+    for number, scenario in enumerate(scenarios(bundles)):
+        rig = Rig(root=home / f"prepared-{number}", tool=tool)
+        scenario.prepare(rig)
+        log = home / f"steps-{number}"
+        trial = rig.copy_to(home / "trial")
+        scenario.act(trial, "", log)
+        assert trial.current() in scenario.currents
+        result.append(Prepared(scenario=scenario, rig=rig, steps=tuple(log.read_text().split())))
+    return result
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    server = sshd_server.start(tmp_path_factory.mktemp("sshd") / "server")
+    yield server
+    server.stop()
+
+
+def connect(server: Sshd, port: int) -> SshDevice:
+    """Through a proxy if `port` is its."""
+    options = SshOptions(
+        use_config=False,
+        identity=server.key,
+        identities_only=True,
+        host_keys=(server.known_hosts_line.replace(f":{server.port}]", f":{port}]", 1)
+                   .replace(f"]:{server.port} ", f"]:{port} "),),
+    )  # fmt: skip
+    return SshDevice(Address(host="127.0.0.1", user=server.user, port=port), options=options)
+
+
+def deploy_through(port: int, rig: Rig, bundle: Bundle, server: Sshd) -> None:
+    """As far as the proxy lets it."""
+    with contextlib.suppress(ConnectError, RemoteError):
+        device = connect(server, port)
+        try:
+            rig.deploy(bundle, device=device)
+        finally:
+            device.close()
+
+
+def check_after(rig: Rig, scenario: Scenario) -> None:
+    """The assertions of this file's first lines; the tool has not run since it died."""
+    if scenario.name != "repair":  # that is damaged to begin with
+        assert rig.current() in scenario.currents
+    report = rig.deploy(scenario.after)
+    assert rig.current() == scenario.after.manifest.release
+    assert not (rig.root / "state" / "pending.json").exists()
+    before = rig.snapshot()
+    again = rig.deploy(scenario.after)
+    assert (again["outcome"], again["received_bytes"]) == ("unchanged", 0), report
+    assert rig.snapshot() == before
+
+
+def kill(prepared: Prepared, home: Path, fault: str) -> None:
+    rig = prepared.rig.copy_to(home / "trial")
+    log = home / "killed"
+    log.unlink(missing_ok=True)
+    with contextlib.suppress(EdgepackError):
+        prepared.scenario.act(rig, fault, log)
+    # It died at its last step and not at a step before.
+    steps = log.read_text().split()
+    assert tuple(steps) == prepared.steps[: len(steps)], fault
+    check_after(rig, prepared.scenario)
+
+
+def step_names() -> set[str]:
+    """All names of steps in the tool's source."""
+    names: set[str] = set()
+    for file in (data_file("cpp_runtime") / "device" / "src").glob("*.cc"):
+        text = file.read_text()
+        names |= set(re.findall(r'\bStep\("([a-z.-]+)"\)', text))
+        for name in re.findall(r'Replace\((?:[^;]*?), "([a-z.]+)"(?:, 0\d+)?\)', text):
+            names |= {f"{name}.write", f"{name}.rename"}
+    for link in ("current", "previous"):
+        names |= {f"{link}.link", f"{link}.rename", f"{link}.remove"}
+    return names
+
+
+def test_no_step_is_forgotten(prepared: list[Prepared]) -> None:
+    done = {name for one in prepared for name in one.steps}
+    assert step_names() - done == set()
+    assert done - step_names() == set()
+
+
+def test_every_step_once(prepared: list[Prepared], home: Path) -> None:
+    left = step_names()
+    for one in prepared:
+        for name in dict.fromkeys(one.steps):
+            if name in left:
+                left.remove(name)
+                kill(one, home, f"kill:{name}")
+    assert left == set()
+
+
+@pytest.mark.parametrize(
+    "count", [SHORT[0], pytest.param(LONG[0], marks=pytest.mark.slow)], ids=["short", "long"]
+)
+def test_kills_at_random(prepared: list[Prepared], home: Path, count: int) -> None:
+    rng = random.Random(SEED)
+    for _ in range(count):
+        one = rng.choice(prepared)
+        kill(one, home, f"kill:{rng.randrange(len(one.steps)) + 1}")
+
+
+@pytest.mark.parametrize(
+    "count", [SHORT[1], pytest.param(LONG[1], marks=pytest.mark.slow)], ids=["short", "long"]
+)
+def test_cut_connections(prepared: list[Prepared], home: Path, server: Sshd, count: int) -> None:
+    rng = random.Random(SEED)
+    over_a_link = [one for one in prepared if one.scenario.name in ("first deploy", "update")]
+    for _ in range(count):
+        one = rng.choice(over_a_link)
+        rig = one.rig.copy_to(home / "trial")
+        # Key exchange and login take some 4 kB, the first deploy 4 MB, the update 0.1 MB.
+        size = 4_000_000 if one.scenario.name == "first deploy" else 100_000
+        with CuttingProxy(server.port, cut_after=rng.randrange(1_000, size)) as proxy:
+            deploy_through(proxy.port, rig, one.scenario.after, server)
+        check_after(rig, one.scenario)
+
+
+def test_the_device_finishes_alone(home: Path, server: Sshd, tool: Path) -> None:
+    """The link dies while the golden input runs: the release becomes current all the same."""
+    go_on = home / "go-on"
+    app = FAKE_APP.replace("here=", f"while [ ! -e {go_on} ]; do sleep 0.1; done\nhere=", 1)
+    made = fake_bundle(home / "patient", app=app)
+    bundle = with_files(made, home / "patient", {TOOL: tool, INSTALL: tool})
+    rig = Rig(root=home / "alone", tool=tool)
+    device = connect(server, server.port)
+    with pytest.raises(ConnectionLostError):
+        rig.deploy(bundle, device=device, when_sent=device.close)
+    go_on.touch()
+    assert wait_until_idle(rig)["current"]["release"] == bundle.manifest.release
+    assert rig.current() == bundle.manifest.release
+
+
+def wait_until_idle(rig: Rig) -> dict[str, dict[str, str]]:
+    """The status when nobody holds the lock any more."""
+    for _ in range(1200):
+        done = rig.call("status")
+        status = json.loads(done.stdout)
+        if status.get("lock") is None and status.get("current"):
+            return dict(status)
+        time.sleep(0.05)
+    raise AssertionError(f"still busy: {done.stdout}")
