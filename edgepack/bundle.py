@@ -3,7 +3,10 @@
 Layout:
 
     manifest.json            what is here, for which board (edgepack.manifest)
+    manifest.json.sig        its signature, if there is one (edgepack.signing)
+    install                  installs this bundle where it was unpacked
     bin/edgepack-run         the app
+    bin/edgepack-device      what installs it, here and in a deploy
     model/                   model.so, graph.json, params.bin
     preprocess.json          if the model takes images
     labels.txt               one per line, if there are any
@@ -36,6 +39,7 @@ from edgepack.boards import Board
 from edgepack.errors import BundleError
 from edgepack.manifest import (
     MANIFEST_NAME,
+    SIGNATURE_NAME,
     Compatible,
     FileEntry,
     Health,
@@ -55,6 +59,17 @@ PREPROCESS = "preprocess.json"
 LABELS = "labels.txt"
 EXPECTED = "golden/expected.json"
 DEFAULT_TOLERANCE = 1e-4
+_INSTALL_SCRIPT = """\
+#!/bin/sh
+# Installs this bundle as `edgepack deploy` does: ./install [--root DIR] [OPTION ...]
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+if [ "${{1:-}}" = --root ]; then root=$2; shift 2; else root=$HOME/edgepack/{name}; fi
+# The tool that came with a release before is trusted already; the one here is not yet.
+tool=$root/bin/edgepack-device
+[ -x "$tool" ] || tool=$here/bin/edgepack-device
+exec "$tool" --root "$root" install "$here" "$@"
+"""
 _IMAGE_SUFFIXES = {".png": ".png", ".jpg": ".jpg", ".jpeg": ".jpg"}
 _SHOWN_PROBLEMS = 4
 
@@ -115,6 +130,12 @@ class Bundle:
         return self.path / name
 
     @property
+    def signature(self) -> bytes:
+        """The signature over the manifest's bytes, or nothing."""
+        path = self.path / SIGNATURE_NAME
+        return path.read_bytes() if path.is_file() else b""
+
+    @property
     def golden_image(self) -> str | None:
         """The golden photo's name in the bundle, if there is one."""
         names = (f"golden/image{suffix}" for suffix in sorted(set(_IMAGE_SUFFIXES.values())))
@@ -157,6 +178,15 @@ class Runtime(Protocol):
     def licenses(self) -> Mapping[str, str]: ...
 
 
+class Tool(Protocol):
+    """What a bundle needs of `device_tool.DeviceTool`."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def licenses(self) -> Mapping[str, str]: ...
+
+
 class Preprocess(Protocol):
     """What a bundle needs of `preprocess.PreprocessSpec`."""
 
@@ -169,6 +199,7 @@ def make_bundle(
     board: Board,
     compiled: Compiled,
     runtime: Runtime,
+    tool: Tool,
     preprocess: Preprocess | None,
     labels: Sequence[str] | None,
     golden: Golden,
@@ -189,6 +220,8 @@ def make_bundle(
     """
     content: dict[str, bytes | Path] = {
         manifest.APP: runtime.app,
+        manifest.DEVICE_TOOL: tool.path,
+        manifest.INSTALL: _INSTALL_SCRIPT.format(name=name).encode(),
         manifest.LIBRARY: compiled.library,
         manifest.GRAPH: compiled.graph,
         manifest.PARAMS: compiled.params,
@@ -198,7 +231,8 @@ def make_bundle(
         content[PREPROCESS] = preprocess.to_json().encode()
     if labels is not None:
         content[LABELS] = _label_lines(labels)
-    for path, text in licenses.gather(runtime.licenses, model=model_license).items():
+    texts = {**runtime.licenses, **tool.licenses}
+    for path, text in licenses.gather(texts, model=model_license).items():
         content[path] = text.encode()
     document = manifest.with_release(
         Manifest(
@@ -274,6 +308,8 @@ def write_tarball(bundle: Bundle, out: Path, *, mtime: int = 0) -> str:
     """
     _verify(bundle.path, bundle.manifest, shown_as=bundle.path)
     members = [(MANIFEST_NAME, bundle.path / MANIFEST_NAME, 0o644)]
+    if bundle.signature:
+        members.append((SIGNATURE_NAME, bundle.path / SIGNATURE_NAME, 0o644))
     members += [
         (name, bundle.path / name, int(entry.mode, 8))
         for name, entry in sorted(bundle.manifest.files.items())
@@ -300,7 +336,8 @@ def _open_folder(folder: Path, *, shown_as: Path | None = None) -> Bundle:
 def _verify(folder: Path, document: Manifest, *, shown_as: Path) -> None:
     """Raise `DamagedBundleError` unless `folder` holds exactly what `document` lists."""
     found = dict(_walk(folder, ""))
-    found.pop(MANIFEST_NAME, None)
+    for name in (MANIFEST_NAME, SIGNATURE_NAME):
+        found.pop(name, None)
     problems = []
     for path in sorted(found.keys() | document.files.keys()):
         if path not in found:
@@ -390,7 +427,7 @@ def _tensors(infos: Sequence[TensorInfo]) -> tuple[Tensor, ...]:
 
 def _entry(path: str, source: bytes | Path) -> FileEntry:
     data = source if isinstance(source, bytes) else _read(source)
-    mode = "0755" if path == manifest.APP else "0644"
+    mode = "0755" if path in manifest.EXECUTABLES else "0644"
     return FileEntry(sha256=_sha256(data), size=len(data), mode=mode)
 
 

@@ -1,96 +1,108 @@
-"""Deploy: bring a bundle to a device so that it has either the old release or the new one.
+"""Deploy: hand a bundle to the device tool, which makes it the current release there.
 
-    facts -> gate -> lock, state -> plan -> steps -> Report
+    facts -> gate -> what is missing there -> blobs -> (the device alone) -> Report
 
-Nothing is written before the gate. A release is uploaded beside the others, checked
-there, flushed and renamed; `current` is switched by renaming a link. If the smoke test
-fails, `current` goes back.
+The tool on the device (`edgepack-device receive`) stores, verifies, activates and tests; what
+is here brings it there the first time, sends what it asks for, and comes back after a lost
+link. A deploy that was cut off at any moment goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import logging
-import os
 import secrets
-import shlex
 import socket
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from edgepack import gate
 from edgepack.bundle import Bundle
-from edgepack.device.base import Device
-from edgepack.device.errors import ConnectionLostError, DiskFullError
-from edgepack.errors import EdgepackError, MismatchError, RemoteError
-from edgepack.facts import DeviceFacts, gather
+from edgepack.device.base import Device, Stream
+from edgepack.device.errors import ConnectionLostError
+from edgepack.device.patience import Pace, Patience
+from edgepack.errors import ConnectError, RemoteError
+from edgepack.facts import DeviceFacts, facts_script, parse_facts
+from edgepack.manifest import DEVICE_TOOL, MANIFEST_NAME
 from edgepack.progress import NO_PROGRESS, Progress
-from edgepack.release import (
-    MODEL_FOLDER,
-    DeployPlan,
-    DeviceState,
-    FileState,
-    Layout,
-    Send,
-    Step,
-    flush_command,
-    link_command,
-    parse_state,
-    parse_sums,
-    plan,
-    state_command,
-    wanted_files,
+from edgepack.remote_tool import CorruptTransferError, Layout, bring_tool
+from edgepack.smoke import Smoke, from_health
+from edgepack.tables import read_text
+from edgepack.transfer import (
+    PROTOCOL,
+    Exchange,
+    Need,
+    RemoteState,
+    Request,
+    packed_bytes,
 )
-from edgepack.smoke import Smoke, from_record, run_smoke, to_record
 
 log = logging.getLogger(__name__)
 
 KEEP_RELEASES = 3
-_MARK = "@@edgepack:boot:"
-# Tokens of the locks that this process holds now.
-_held: set[str] = set()
+_MODEL_FOLDER = "model/"
+_END = "@@edgepack:end"
+_ANSWER_S = 300.0
+"""Silence that is allowed above the time-outs of lock and health gate: hashing on a slow card."""
+
+_NAMED_FILES = 4
 
 
-class LockedError(RemoteError):
-    """Another deploy to the same folder is under way."""
+@dataclass(frozen=True, kw_only=True)
+class DeployOptions:
+    """How to deploy.
+
+    `keep` releases stay on the device; current and previous do in any case. `wait_s` bounds
+    the wait for another deploy there. A lost link is tried again `retries` times in a row
+    without progress. `limit_bytes_s` bounds the upload. `signers` is a file of allowed
+    signers (ssh-keygen(1)) to pin at the first install; `allow_downgrade` takes a lower
+    version than the device has had.
+    """
+
+    keep: int = KEEP_RELEASES
+    wait_s: float = 60.0
+    retries: int = 5
+    limit_bytes_s: float | None = None
+    allow_downgrade: bool = False
+    signers: Path | None = None
 
 
-class CorruptTransferError(RemoteError):
-    """A file differs from the bundle's although it was sent twice."""
-
-
-class SmokeTestError(RemoteError):
-    """The release does not run on the device; the one before is current again."""
-
-
-class OutputsDifferError(MismatchError):
-    """The release computes something else there; the one before is current again."""
+DEFAULT_OPTIONS = DeployOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """What a deploy did.
 
-    `outcome` is "deployed" (files were sent or linked), "activated" (the release was there
-    already), or "unchanged". `before` was current until now; `previous` is what a rollback
-    would go to. `smoke_fresh` tells a smoke test of now from the record of an earlier one.
-    `seconds` has the wall time of each phase.
+    `outcome` is "deployed" (something had to be sent or stored), "activated" (the release
+    was there already), or "unchanged". `before` was current until now; `previous` is what a
+    rollback would go to. `sent_bytes` went over for the files of the bundle, `copied_bytes`
+    of them were found in others there. `links` is how often it had to connect. `signer` is
+    who signed, as the device sees it, and `pinned` a signer that it trusts from now on.
+    `smoke_fresh` tells a smoke test of now from the record of an earlier one. `seconds` has
+    the wall time of each phase.
     """
 
     device: str
     root: str
     release: str
+    version: int
     outcome: str
     before: str | None
     previous: str | None
     sent_bytes: int
+    copied_bytes: int
     model_bytes_sent: int
     sent_files: tuple[str, ...]
     reused_files: tuple[str, ...]
     removed: tuple[str, ...]
+    links: int
+    signer: str | None
+    pinned: str | None
     smoke: Smoke
     smoke_fresh: bool
     facts: DeviceFacts
@@ -101,16 +113,42 @@ class Report:
         return {**asdict(self), "facts": self.facts.to_dict()}
 
 
-def preview(bundle: Bundle, device: Device, root: str, *, keep: int = KEEP_RELEASES) -> DeployPlan:
-    """What `deploy_bundle` would do, for --dry-run: only reads from the device.
+@dataclass(frozen=True, kw_only=True)
+class DeployPlan:
+    """What a deploy would do, for --dry-run: `steps` are kinds, each with a sentence.
+
+    `before` is current now; `send_bytes` is exact: packed, and without chunks that are there.
+    """
+
+    release: str
+    before: str | None
+    steps: tuple[tuple[str, str], ...]
+    send_bytes: int
+    send_files: tuple[str, ...]
+    removed: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """What `--dry-run` prints."""
+        return [f"{kind:9}{text}" for kind, text in self.steps] or [
+            f"nothing to do: release {self.release} is current, whole and tested"
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --dry-run --json."""
+        return {
+            **asdict(self),
+            "steps": [{"kind": kind, "text": text} for kind, text in self.steps],
+        }
+
+
+def preview(
+    bundle: Bundle, device: Device, root: str, *, options: DeployOptions = DEFAULT_OPTIONS
+) -> DeployPlan:
+    """What `deploy_bundle` would do: only reads from the device.
 
     Raises what the gate and the device raise.
     """
-    layout = Layout.of(root)
-    facts = _checked_facts(bundle, device, layout)
-    release = bundle.manifest.release
-    answer = device.run(state_command(layout, release, facts.sha256sum)).stdout
-    return _plan(bundle, facts, parse_state(answer, release), keep)
+    return _Deploy(bundle, device, root, options, NO_PROGRESS).plan()
 
 
 def deploy_bundle(
@@ -118,321 +156,254 @@ def deploy_bundle(
     device: Device,
     root: str,
     *,
-    keep: int = KEEP_RELEASES,
+    options: DeployOptions = DEFAULT_OPTIONS,
     progress: Progress = NO_PROGRESS,
 ) -> Report:
-    """Make `bundle` the current release below `root` on `device`, and test it there.
+    """Make `bundle` the current release below `root` on `device`, and have it tested there.
 
-    Whatever happens on the way, `current` names a whole release, or none. A deploy
-    that was interrupted goes on where it stopped when it is called again.
+    Whatever happens on the way, `current` names a whole release, or none. Once all has
+    arrived, the device goes on alone: if the link dies then, it finishes all the same.
 
     Raises:
         GateError: the bundle does not fit the device; nothing was written.
+        RefusedBundleError: the device does not take it (signature, version, board).
         LockedError: another deploy is under way.
-        DiskFullError: the upload was removed again.
-        CorruptTransferError, RemoteCommandError, ConnectionLostError: see there.
+        DiskFullError: the device has no room.
         SmokeTestError, OutputsDifferError: `current` is what it was before.
+        ConnectError: the link was lost more often than `options.retries`.
     """
-    layout = Layout.of(root)
-    clock = _Clock()
-    with clock.phase("facts", progress, f"asking {device.name} what it is"):
-        facts = _checked_facts(bundle, device, layout)
-    release = bundle.manifest.release
-    with contextlib.ExitStack() as stack:
-        with clock.phase("state", progress, f"looking at {root} there"):
-            answer = stack.enter_context(_locked(device, layout, release, facts))
-            state = parse_state(answer, release)
-        work = _Deploy(
-            bundle=bundle,
-            device=device,
-            layout=layout,
+    return _Deploy(bundle, device, root, options, progress).run()
+
+
+class _Deploy:
+    """One deploy or preview, over as many links as it takes."""
+
+    def __init__(
+        self, bundle: Bundle, device: Device, root: str, options: DeployOptions, progress: Progress
+    ) -> None:
+        self._bundle = bundle
+        self._device = device
+        self._layout = Layout.of(root)
+        self._options = options
+        self._progress = progress
+        self._signers = read_text(options.signers).encode() if options.signers else b""
+        self._session = secrets.token_hex(8)
+        self._links = 1
+        self._seconds: dict[str, float] = {}
+        self._exchanges: list[Exchange] = []
+        self._first: RemoteState | None = None
+        self._left: int | None = None
+        self._paths = {entry.sha256: path for path, entry in bundle.manifest.files.items()}
+        self._files = {digest: bundle.file(path) for digest, path in self._paths.items()}
+
+    def run(self) -> Report:
+        """See `deploy_bundle`."""
+        patience = Patience(self._options.retries, self._progress)
+        lost = corrupt = False
+        while True:
+            left = self._left
+            try:
+                if lost:
+                    self._device.reconnect()
+                    self._links += 1
+                return self._attempt()
+            except ConnectError as error:
+                lost = True
+                patience.after(error, moved=left is not None and self._left != left)
+            except CorruptTransferError:
+                # The rest of an upload that was cut may have been damaged: once, all of it.
+                if corrupt:
+                    raise
+                lost, corrupt = False, True
+
+    def _attempt(self) -> Report:
+        with contextlib.ExitStack() as stack:
+            with self._phase("facts", f"asking {self._device.name} what it is"):
+                facts, stream = self._enter(stack)
+            if facts.protocol < PROTOCOL:
+                with self._phase("tool", f"bringing {DEVICE_TOOL} there"):
+                    bring_tool(
+                        self._device,
+                        self._layout,
+                        self._bundle,
+                        sha256sum=facts.sha256sum,
+                        pace=Pace(self._options.limit_bytes_s),
+                    )
+                    stream = self._open(stack, self._layout.command("receive"))
+            exchange = self._exchange(stream)
+            with self._phase("state", f"looking at {self._layout.root} there"):
+                state = exchange.ask(self._request())
+            self._first = self._first or state
+            self._left = _left(state)
+            if state.needs:
+                gate.check_device(self._bundle, facts, send_bytes=self._left)
+                self._send(exchange, state)
+            with self._phase("finish", "the device installs, activates and tests"):
+                done = exchange.finish()
+        return self._report(done, facts)
+
+    def plan(self) -> DeployPlan:
+        """See `preview`."""
+        with contextlib.ExitStack() as stack:
+            facts, stream = self._enter(stack)
+            if facts.protocol < PROTOCOL:
+                everything = tuple(
+                    Need(sha256=entry.sha256, size=entry.size, have=0, base=())
+                    for entry in self._bundle.manifest.files.values()
+                )
+                state = RemoteState(
+                    current=None, previous=None, needs=everything, unchanged=False, remove=()
+                )
+            else:
+                state = self._exchange(stream).ask(self._request(plan=True))
+        gate.check_device(self._bundle, facts, send_bytes=_left(state))
+        return self._plan(state, new_tool=facts.protocol < PROTOCOL)
+
+    def _open(self, stack: contextlib.ExitStack, command: str) -> Stream:
+        return stack.enter_context(contextlib.closing(self._device.open(command)))
+
+    def _exchange(self, stream: Stream) -> Exchange:
+        return Exchange(stream, self._device.name, step=self._progress.step)
+
+    def _enter(self, stack: contextlib.ExitStack) -> tuple[DeviceFacts, Stream]:
+        """What the device is, and the tool's `receive`, started by the same command."""
+        stream = self._open(
+            stack,
+            f"{facts_script(self._layout.root)}\necho; echo {_END}\n"
+            f"[ ! -x {self._layout.tool} ] || exec {self._layout.command('receive')}",
+        )
+        lines: list[str] = []
+        while (line := stream.read_line(_ANSWER_S).decode(errors="replace")).rstrip() != _END:
+            if not line:
+                raise ConnectionLostError(f"{self._device.name}: no answer")
+            lines.append(line)
+        facts = parse_facts(self._device.name, self._layout.root, "".join(lines))
+        # Space is another matter: files that are there already need none.
+        gate.check_device(self._bundle, facts, send_bytes=0)
+        if facts.protocol > PROTOCOL:
+            raise RemoteError(
+                f"{self._device.name}: its device tool {facts.tool} speaks protocol "
+                f"{facts.protocol}, this edgepack {PROTOCOL}",
+                hint="deploy with a newer edgepack",
+            )
+        return facts, stream
+
+    def _request(self, *, plan: bool = False) -> Request:
+        options, health = self._options, self._bundle.manifest.health
+        # After a cut, whoever holds the lock is this deploy itself, going on alone there.
+        wait_s = options.wait_s if self._links == 1 else options.wait_s + health.timeout_s
+        return Request(
+            plan=plan,
+            manifest=self._bundle.file(MANIFEST_NAME).read_bytes(),
+            signature=self._bundle.signature,
+            signers=self._signers,
+            by=f"{getpass.getuser()}@{socket.gethostname()}",
+            session=self._session,
+            keep=options.keep,
+            wait_s=wait_s,
+            silence_s=wait_s + health.timeout_s + _ANSWER_S,
+            allow_downgrade=options.allow_downgrade,
+        )
+
+    def _send(self, exchange: Exchange, state: RemoteState) -> None:
+        self._exchanges.append(exchange)
+        with (
+            self._phase("send", f"send: {self._missing(state)}"),
+            self._progress.bar(f"upload to {self._device.name}", _left(state)) as bar,
+        ):
+            exchange.send(
+                state.needs,
+                self._files,
+                limit_bytes_s=self._options.limit_bytes_s,
+                sent=bar.update,
+            )
+
+    def _missing(self, state: RemoteState) -> str:
+        names = [
+            self._paths[need.sha256] + (f" from byte {need.have}" if need.have else "")
+            for need in sorted(state.needs, key=lambda need: -need.left)
+        ]
+        if len(names) > _NAMED_FILES:
+            names[_NAMED_FILES:] = [f"and {len(names) - _NAMED_FILES} more"]
+        return f"{_left(state)} bytes are missing there: {', '.join(names)}"
+
+    def _needed(self, state: RemoteState) -> tuple[str, ...]:
+        needed = {need.sha256 for need in state.needs}
+        files = self._bundle.manifest.files
+        return tuple(path for path, entry in files.items() if entry.sha256 in needed)
+
+    def _plan(self, state: RemoteState, *, new_tool: bool) -> DeployPlan:
+        manifest = self._bundle.manifest
+        send_bytes = packed_bytes(state.needs, self._files)
+        steps: list[tuple[str, str]] = []
+        if new_tool:
+            steps.append(("tool", f"put {DEVICE_TOOL} there"))
+        if state.needs:
+            steps.append(("send", f"{send_bytes} bytes: {self._missing(state)}"))
+        if not state.unchanged:
+            was = f" (was {state.current})" if state.current else ""
+            steps += [
+                ("install", f"verify {len(manifest.files)} files there, link them"),
+                ("activate", f"current -> releases/{manifest.release}{was}"),
+                ("health", "run the golden input (and photo) there"),
+            ]
+        if state.remove:
+            steps.append(("prune", f"remove {', '.join(state.remove)}"))
+        return DeployPlan(
+            release=manifest.release,
+            before=state.current,
+            steps=tuple(steps),
+            send_bytes=send_bytes,
+            send_files=self._needed(state),
+            removed=state.remove,
+        )
+
+    def _report(self, done: Mapping[str, Any], facts: DeviceFacts) -> Report:
+        assert self._first is not None  # it answered
+        sent: dict[str, int] = {}
+        for exchange in self._exchanges:
+            for digest, size in exchange.sent.items():
+                sent[self._paths[digest]] = sent.get(self._paths[digest], 0) + size
+        sent_files = self._needed(self._first)
+        manifest = self._bundle.manifest
+        return Report(
+            device=self._device.name,
+            root=self._layout.root,
+            release=manifest.release,
+            version=manifest.version,
+            # Whatever the last of several links found there, all of them were this deploy.
+            outcome="deployed" if sent_files else done["outcome"],
+            before=self._first.current,
+            previous=done["previous"],
+            sent_bytes=sum(sent.values()),
+            copied_bytes=sum(exchange.copied_bytes for exchange in self._exchanges),
+            model_bytes_sent=sum(
+                size for path, size in sent.items() if path.startswith(_MODEL_FOLDER)
+            ),
+            sent_files=sent_files,
+            reused_files=tuple(path for path in manifest.files if path not in sent_files),
+            removed=tuple(done["removed"]),
+            links=self._links,
+            signer=done["signer"],
+            pinned=done["pinned"],
+            smoke=from_health(done["health"]),
+            smoke_fresh=done["health_fresh"],
             facts=facts,
-            state=state,
-            plan=_plan(bundle, facts, state, keep),
-            clock=clock,
-            progress=progress,
+            seconds=self._seconds,
         )
-        return work.run()
-
-
-def _plan(bundle: Bundle, facts: DeviceFacts, state: DeviceState, keep: int) -> DeployPlan:
-    tested = from_record(state.smoke, facts.fingerprint) is not None
-    todo = plan(bundle, state, tested=tested, sha256sum=facts.sha256sum, keep=keep)
-    if todo.send_bytes:
-        gate.check_device(bundle, facts, send_bytes=todo.send_bytes)
-    return todo
-
-
-def _checked_facts(bundle: Bundle, device: Device, layout: Layout) -> DeviceFacts:
-    facts = gather(device, layout.root)
-    # Space is another matter: files that are there already need none.
-    gate.check_device(bundle, facts, send_bytes=0)
-    if not facts.sha256sum:
-        raise RemoteError(
-            f"{device.name} has no sha256sum, so an upload cannot be checked",
-            hint="install coreutils or busybox there",
-        )
-    return facts
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def phase(self, name: str, progress: Progress, text: str) -> Iterator[None]:
+    def _phase(self, name: str, text: str) -> Iterator[None]:
         log.info("%s", text)
-        progress.step(text)
+        self._progress.step(text)
         start = time.monotonic()
         try:
             yield
         finally:
             passed = time.monotonic() - start
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + passed, 3)
+            self._seconds[name] = round(self._seconds.get(name, 0.0) + passed, 3)
 
 
-@dataclass(kw_only=True)
-class _Deploy:
-    """Does the steps of a plan while the lock is held."""
-
-    bundle: Bundle
-    device: Device
-    layout: Layout
-    facts: DeviceFacts
-    state: DeviceState
-    plan: DeployPlan
-    clock: _Clock
-    progress: Progress
-    sent: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def release(self) -> str:
-        return self.plan.release
-
-    def run(self) -> Report:
-        smoke: Smoke | None = None
-        for step in self.plan.steps:
-            with self.clock.phase(step.kind, self.progress, f"{step.kind}: {step.text}"):
-                match step.kind:
-                    case "prepare":
-                        with self._room():
-                            self._run(" && ".join(step.commands))
-                    case "send":
-                        with self._room():
-                            self._send(step.sends)
-                    case "verify":
-                        with self._room():
-                            self._verify(step)
-                    case "publish":
-                        self._publish()
-                    case "activate":
-                        self._activate(step)
-                    case "smoke":
-                        smoke = self._smoke_or_back()
-                    case "prune":
-                        self._run(" && ".join(step.commands))
-        return self._report(smoke)
-
-    def _report(self, smoke: Smoke | None) -> Report:
-        tested = smoke or from_record(self.state.smoke, self.facts.fingerprint)
-        assert tested is not None  # the plan tests what has no record
-        uploaded, switched = self.plan.has("publish"), self.plan.has("activate")
-        before = self.state.current
-        return Report(
-            device=self.device.name,
-            root=self.layout.root,
-            release=self.release,
-            outcome="deployed" if uploaded else "activated" if switched else "unchanged",
-            before=before,
-            previous=self.state.previous if before in (None, self.release) else before,
-            sent_bytes=sum(self.sent.values()),
-            model_bytes_sent=sum(
-                size for path, size in self.sent.items() if path.startswith(MODEL_FOLDER)
-            ),
-            sent_files=tuple(self.sent),
-            reused_files=self.plan.reused,
-            removed=self.plan.removed,
-            smoke=tested,
-            smoke_fresh=smoke is not None,
-            facts=self.facts,
-            seconds=self.clock.seconds,
-        )
-
-    def _run(self, command: str) -> str:
-        return self.device.run(self.layout.enter(command)).stdout
-
-    @contextlib.contextmanager
-    def _room(self) -> Iterator[None]:
-        """If the disk gets full, remove the upload: the device needs the space to live."""
-        try:
-            yield
-        except DiskFullError:
-            self._run(f"rm -rf releases/{self.release}.part")
-            raise
-
-    def _send(self, sends: tuple[Send, ...]) -> None:
-        total = sum(send.size - send.offset for send in sends)
-        with self.progress.bar(f"upload to {self.device.name}", total) as bar:
-            for send in sends:
-                self.device.put(
-                    self.bundle.file(send.path),
-                    self.layout.at(f"releases/{self.release}.part/{send.path}"),
-                    offset=send.offset,
-                    sent=bar.update,
-                )
-                self.sent[send.path] = self.sent.get(send.path, 0) + send.size - send.offset
-
-    def _verify(self, step: Step) -> None:
-        wanted = wanted_files(self.bundle)
-        bad = self._bad(step, wanted)
-        if bad:
-            # A damaged source of a link, or of the rest of a cut upload: send it whole.
-            log.info("sending again: %s", ", ".join(bad))
-            part = f"releases/{self.release}.part"
-            self._run("rm -f -- " + " ".join(f"{part}/{path}" for path in bad))
-            self._send(tuple(Send(path=path, offset=0, size=wanted[path].size) for path in bad))
-            bad = self._bad(step, wanted)
-        if bad:
-            raise CorruptTransferError(
-                f"{', '.join(bad)}: not the same on {self.device.name} although sent twice",
-                hint="its memory or disk may be failing (dmesg says more)",
-            )
-
-    def _bad(self, step: Step, wanted: Mapping[str, FileState]) -> list[str]:
-        done = self.device.run(self.layout.enter(" && ".join(step.commands)), check=False)
-        found = parse_sums(done.stdout)
-        return sorted(path for path, file in wanted.items() if found.get(path) != file.sha256)
-
-    def _publish(self) -> None:
-        folder = f"releases/{self.release}"
-        if self.plan.replaces:
-            self._run(f"rm -rf {folder}.old && mv {folder} {folder}.old")
-        self.device.rename(self.layout.at(f"{folder}.part"), self.layout.at(folder))
-
-    def _activate(self, step: Step) -> None:
-        old = f"releases/{self.release}.old"
-        clean = f"rm -rf {old} && " if self.plan.replaces else ""
-        self._run(clean + flush_command("releases") + " && " + " && ".join(step.commands))
-        if len(step.commands) > 1:
-            self._switch("previous")
-        self._switch("current")
-
-    def _switch(self, link: str) -> None:
-        self.device.rename(self.layout.at(f"{link}.new"), self.layout.at(link))
-
-    def _smoke_or_back(self) -> Smoke:
-        try:
-            smoke = run_smoke(self.device, self.layout, self.bundle)
-        except ConnectionLostError:
-            raise
-        except EdgepackError as error:
-            went = self._go_back()
-            kind = OutputsDifferError if isinstance(error, MismatchError) else SmokeTestError
-            raise kind(
-                f"smoke test of release {self.release} failed: {error.message}\n{went}",
-                hint=error.hint,
-            ) from error
-        record = shlex.quote(to_record(smoke, self.facts.fingerprint))
-        file = f"releases/{self.release}.smoke.json"
-        # Without the record the next deploy tests again, which is no harm.
-        self.device.run(
-            self.layout.enter(
-                f"{{ printf '%s\\n' {record} >{file}.new && mv {file}.new {file}; "
-                f"{flush_command('releases .')}; }}"
-            ),
-            check=False,
-        )
-        return smoke
-
-    def _go_back(self) -> str:
-        """Make the release before current again; a sentence that says so."""
-        state = self.state
-        target = state.current if state.current != self.release else state.previous
-        if target is None:
-            self._run("rm -f current && " + flush_command("."))
-            return "There is no release before it, so none is current now."
-        commands = [link_command(f"releases/{target}", "current")]
-        older = state.previous if state.previous != target else None
-        if older:
-            commands.append(link_command(f"releases/{older}", "previous"))
-        self._run(" && ".join(commands))
-        self._switch("current")
-        if len(commands) > 1:
-            self._switch("previous")
-        else:
-            self._run("rm -f previous")
-        self._run(flush_command("."))
-        return f"Release {target} is current again."
-
-
-@contextlib.contextmanager
-def _locked(device: Device, layout: Layout, release: str, facts: DeviceFacts) -> Iterator[str]:
-    """Hold the lock of `layout` and give the answer to `state_command`.
-
-    The lock is a link whose target names its owner: it is made and filled in one step.
-    One of a process of this machine that is gone, or from before the device's last boot,
-    is broken; any other is respected.
-    """
-    me = f"{socket.gethostname()}-{uuid.getnode():012x}"
-    token = secrets.token_hex(8)
-    name = f"{me} {os.getpid()} {token}"
-    lock = shlex.quote(layout.at(".lock"))
-    folder = shlex.quote(layout.at("releases"))
-
-    def attempt(before: str) -> tuple[bool, str, str]:
-        said = device.run(
-            f"mkdir -p -- {folder} || exit 1\n"
-            f"{before}\n"
-            "boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo none)\n"
-            f'echo "{_MARK}$boot"\n'
-            f'if why=$(ln -s {shlex.quote(name)}" $boot" {lock} 2>&1)\n'
-            f"then echo taken; {state_command(layout, release, facts.sha256sum)}\n"
-            f'else readlink {lock} || {{ echo "$why" >&2; exit 1; }}; fi'
-        ).stdout
-        boot, _, answer = said.partition(_MARK)[2].partition("\n")
-        owner, _, rest = answer.partition("\n")
-        return owner == "taken", boot, rest if owner == "taken" else owner
-
-    _held.add(token)
-    try:
-        taken, boot, answer = attempt(":")
-        if not taken and _is_stale(answer, me, boot):
-            log.info("breaking the lock of %s", answer)
-            taken, boot, answer = attempt(
-                f'[ "$(readlink {lock})" = {shlex.quote(answer)} ] && rm -f {lock}'
-            )
-        if not taken:
-            raise LockedError(
-                f"{answer.partition(' ')[0]} is deploying to {layout.root} on {device.name}",
-                hint=f"wait; or, if that is over for sure: rm {layout.root}/.lock there",
-            )
-        try:
-            yield answer
-        finally:
-            # A lock that cannot be released now is stale for the next deploy.
-            with contextlib.suppress(EdgepackError):
-                device.run(f'case "$(readlink {lock})" in *" {token} "*) rm -f {lock};; esac')
-    finally:
-        _held.discard(token)
-
-
-def _is_stale(owner: str, me: str, boot: str) -> bool:
-    words = owner.split()
-    if len(words) != 4 or not words[1].isdigit():
-        return False
-    name, pid, token, its_boot = words
-    if its_boot != boot:
-        return True
-    if name != me:
-        return False
-    return token not in _held if int(pid) == os.getpid() else not _is_alive(int(pid))
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def _left(state: RemoteState) -> int:
+    """Bytes of blobs that are missing."""
+    return sum(need.left for need in state.needs)

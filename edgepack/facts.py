@@ -13,6 +13,7 @@ from typing import Any
 
 from edgepack.device.base import Device
 from edgepack.errors import RemoteError
+from edgepack.manifest import DEVICE_TOOL
 
 LOADERS = (
     "/lib/ld-linux-armhf.so.3",
@@ -84,6 +85,14 @@ class Login:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tool:
+    """The device tool's version, or empty, and the version of the protocol it speaks, or 0."""
+
+    version: str
+    protocol: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceFacts:
     """A device as it was asked.
 
@@ -92,7 +101,8 @@ class DeviceFacts:
     loaders that are there, which tell the user space's word size and float ABI where
     `machine` tells the kernel's only. `glibc` is None where there is none.
     `free_disk_bytes` is that of the file system the root folder is on, or will be.
-    `sha256sum` is the command that prints SHA-256 sums, or empty.
+    `sha256sum` is the command that prints SHA-256 sums, or empty. `tool` is the version of
+    the edgepack-device in the root folder, or empty, and `protocol` that of its `receive`.
     """
 
     system: str
@@ -113,15 +123,12 @@ class DeviceFacts:
     home: str
     hostname: str
     sha256sum: str
+    tool: str = ""
+    protocol: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
         return {**asdict(self), "features": sorted(self.features)}
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes with whatever a smoke test's outcome may depend on."""
-        return f"{self.kernel} {self.machine}, {self.libc} {self.glibc}, {','.join(self.parts)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,19 +145,28 @@ def gather(device: Device, root: str) -> DeviceFacts:
 
     Raises FactsError if an answer makes no sense, and what `Device.run` raises.
     """
-    wanted = facts(root)
-    script = "\n".join(
-        f"printf '\\n%s\\n' {_MARK}{fact.name}\n( {fact.command} ) 2>/dev/null" for fact in wanted
+    return parse_facts(device.name, root, device.run(f"{facts_script(root)}\n:").stdout)
+
+
+def facts_script(root: str) -> str:
+    """Shell commands whose output `parse_facts` understands; they leave standard input alone."""
+    return "\n".join(
+        f"printf '\\n%s\\n' {_MARK}{fact.name}\n( {fact.command} ) 2>/dev/null </dev/null"
+        for fact in facts(root)
     )
-    answers = _split(device.run(f"{script}\n:").stdout)
+
+
+def parse_facts(device: str, root: str, output: str) -> DeviceFacts:
+    """What the device that is called `device` said. Raises FactsError as `gather` does."""
+    answers = _split(output)
     found: dict[str, Any] = {}
-    for fact in wanted:
-        output = answers.get(fact.name, "")
+    for fact in facts(root):
+        answer = answers.get(fact.name, "")
         try:
-            found[fact.name] = fact.parse(output)
+            found[fact.name] = fact.parse(answer)
         except ValueError as error:
             raise FactsError(
-                f"{device.name}: cannot tell its {fact.name}: {error}",
+                f"{device}: cannot tell its {fact.name}: {error}",
                 hint=f"run this there and look: {fact.command}",
             ) from None
     kernel: Kernel = found["kernel"]
@@ -177,6 +193,8 @@ def gather(device: Device, root: str) -> DeviceFacts:
         home=login.home,
         hostname=login.hostname,
         sha256sum=found["sha256sum"],
+        tool=found["tool"].version,
+        protocol=found["tool"].protocol,
     )
 
 
@@ -228,7 +246,17 @@ def facts(root: str) -> tuple[Fact, ...]:
             "&& echo busybox sha256sum; }",
             parse=parse_sha256sum,
         ),
+        Fact(
+            name="tool",
+            command=f"{shlex.quote(tool_path(root))} --version",
+            parse=parse_tool,
+        ),
     )
+
+
+def tool_path(root: str) -> str:
+    """The device tool below `root`, so that no PATH is searched for it."""
+    return f"{root if root.startswith('/') else f'./{root}'}/{DEVICE_TOOL}"
 
 
 def parse_kernel(text: str) -> Kernel:
@@ -329,6 +357,12 @@ def parse_sha256sum(text: str) -> str:
     if not lines:
         return ""
     return "busybox sha256sum" if lines[-1] == "busybox sha256sum" else "sha256sum"
+
+
+def parse_tool(text: str) -> Tool:
+    """`edgepack-device 0.1.0 protocol 1`; anything else is no tool of ours."""
+    match = re.fullmatch(r"edgepack-device (\S+) protocol (\d+)", text.strip())
+    return Tool(version=match[1], protocol=int(match[2])) if match else Tool(version="", protocol=0)
 
 
 def _split(output: str) -> dict[str, str]:

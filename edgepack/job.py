@@ -20,6 +20,7 @@ from edgepack.boards import Board, load_boards
 from edgepack.bundle import Bundle, make_bundle
 from edgepack.compiler import CompiledModel, compile_model
 from edgepack.compiler.report import LayerReport
+from edgepack.device_tool import build_device_tool
 from edgepack.errors import ConfigError, perhaps
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, load_model
 from edgepack.paths import cache_dir, locked
@@ -136,6 +137,7 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
         board=job.board,
         compiled=compiled,
         runtime=runtime,
+        tool=build_device_tool(job.board, progress=progress),
         preprocess=job.preprocess,
         labels=job.labels,
         golden=golden,

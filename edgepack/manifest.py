@@ -23,11 +23,16 @@ SCHEMA = 2
 SCHEMAS = (1, 2)
 """What is read; what is written is `SCHEMA`."""
 MANIFEST_NAME = "manifest.json"
+SIGNATURE_NAME = "manifest.json.sig"
 APP = "bin/edgepack-run"
 LIBRARY = "model/model.so"
 GRAPH = "model/graph.json"
 PARAMS = "model/params.bin"
+DEVICE_TOOL = "bin/edgepack-device"
+INSTALL = "install"
 REQUIRED_FILES = (APP, LIBRARY, GRAPH, PARAMS)
+REQUIRED_SINCE_2 = (DEVICE_TOOL, INSTALL)
+EXECUTABLES = (APP, DEVICE_TOOL, INSTALL)
 
 MODES = ("0644", "0755")
 SCORES = ("raw", "softmax")
@@ -252,7 +257,7 @@ def parse_manifest(data: bytes) -> Manifest:
         tolerance=_tolerance(top),
         scores=top.take_choice("scores", SCORES),
         versions=_versions(_table(top, "versions")),
-        files=_files(top),
+        files=_files(top, schema),
     )
     top.finish()
     actual = release_id(document)
@@ -333,7 +338,7 @@ def _versions(table: Table) -> Versions:
     return value
 
 
-def _files(top: Table) -> dict[str, FileEntry]:
+def _files(top: Table, schema: int) -> dict[str, FileEntry]:
     files = {}
     for path, values in top.take("files", dict).items():
         check_path(path)
@@ -346,10 +351,12 @@ def _files(top: Table) -> dict[str, FileEntry]:
             mode=table.take_choice("mode", MODES),
         )
         table.finish()
-    if missing := [name for name in REQUIRED_FILES if name not in files]:
+    required = REQUIRED_FILES if schema == 1 else (*REQUIRED_FILES, *REQUIRED_SINCE_2)
+    if missing := [name for name in required if name not in files]:
         raise top.fail("files", f"{', '.join(missing)} missing")
-    if MANIFEST_NAME in files:
-        raise top.fail("files", "lists the manifest itself")
+    for name in (MANIFEST_NAME, SIGNATURE_NAME):
+        if name in files:
+            raise top.fail("files", f"lists {name}, which cannot be covered by itself")
     for path in files:
         for folder in PurePosixPath(path).parents:
             if str(folder) in files:

@@ -29,7 +29,9 @@ class _NoBar:
         pass
 
 
-class _NoProgress:
+class NoProgress:
+    """Reports to nobody."""
+
     def step(self, text: str) -> None:
         pass
 
@@ -38,4 +40,4 @@ class _NoProgress:
         yield _NoBar()
 
 
-NO_PROGRESS: Progress = _NoProgress()
+NO_PROGRESS: Progress = NoProgress()

@@ -19,7 +19,6 @@ import contextlib
 import json
 import mmap
 import struct
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ import zstandard
 from edgepack import chunks
 from edgepack.device.base import Stream
 from edgepack.device.errors import ConnectionLostError
+from edgepack.device.patience import Pace
 from edgepack.errors import RemoteError
 from edgepack.remote_tool import tool_error
 
@@ -44,14 +44,14 @@ _SKIP = 7
 """Blocks sent as they are after one that does not shrink: trying costs more than it saves."""
 
 _SILENCE_S = 120.0
-_SLICE = 32_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What the device shall do; `plan` only asks what a deploy would do.
 
-    `signature` and `signers` may be empty. `wait_s` bounds the wait for another deploy,
+    `signature` and `signers` may be empty. One that has the `session` of another, whose link
+    was lost, takes the lock over from it. `wait_s` bounds the wait for another deploy,
     `silence_s` that for the next event. `retest` asks for the health gate even if the
     release has passed it before.
     """
@@ -60,6 +60,7 @@ class Request:
     signature: bytes
     signers: bytes
     by: str
+    session: str
     plan: bool = False
     keep: int
     wait_s: float
@@ -73,6 +74,7 @@ class Request:
             "protocol": PROTOCOL,
             "op": "plan" if self.plan else "deploy",
             "by": self.by,
+            "session": self.session,
             "keep": self.keep,
             "wait_s": self.wait_s,
             "allow_downgrade": self.allow_downgrade,
@@ -121,7 +123,8 @@ class Exchange:
     """One request to a `receive` at the other end of `stream`.
 
     Its methods raise ConnectionLostError if the link goes away, and what `tool_error` makes
-    of the device's refusals. `sent_bytes` counts what was written for blobs.
+    of the device's refusals. `sent` has the bytes that were written for each blob, by its
+    SHA-256, and `copied_bytes` is what was named instead.
     """
 
     def __init__(self, stream: Stream, device: str, *, step: Callable[[str], None]) -> None:
@@ -129,7 +132,7 @@ class Exchange:
         self._device = device
         self._step = step
         self._silence_s: float = _SILENCE_S
-        self.sent_bytes = 0
+        self.sent: dict[str, int] = {}
         self.copied_bytes = 0
 
     def ask(self, request: Request) -> RemoteState:
@@ -141,23 +144,23 @@ class Exchange:
     def send(
         self,
         needs: tuple[Need, ...],
-        file_of: Callable[[str], Path],
+        files: Mapping[str, Path],
         *,
         limit_bytes_s: float | None = None,
         sent: Callable[[int], None] | None = None,
     ) -> None:
-        """Send the blobs; `sent` is told how many bytes of them are done."""
-        pace = _Pace(limit_bytes_s)
+        """Send the blobs from `files` (by SHA-256); `sent` is told how many bytes are done."""
+        pace = Pace(limit_bytes_s)
         for need in needs:
-            with _content(file_of(need.sha256)) as content:
+            path = files[need.sha256]
+            with _content(path) as content:
                 if len(content) != need.size:
-                    raise RemoteError(f"{file_of(need.sha256)} was changed while it was sent")
+                    raise RemoteError(f"{path} was changed while it was sent")
                 for frame, done in frames(need, content):
-                    for start in range(0, len(frame), _SLICE):
-                        piece = frame[start : start + _SLICE]
-                        pace.wait(len(piece))
+                    for piece in pace.pieces(frame):
+                        # Before it is: a piece that is cut counts whole.
+                        self.sent[need.sha256] = self.sent.get(need.sha256, 0) + len(piece)
                         self._write(piece)
-                    self.sent_bytes += len(frame)
                     self.copied_bytes += done if frame[0] == COPY else 0
                     if sent:
                         sent(done)
@@ -207,6 +210,15 @@ def frames(need: Need, content: memoryview) -> Iterator[tuple[bytes, int]]:
         at = end
     yield from _data_frames(content[at:])
     yield _HEADER.pack(END_OF_BLOB, 0, 0), 0
+
+
+def packed_bytes(needs: tuple[Need, ...], files: Mapping[str, Path]) -> int:
+    """What `Exchange.send` would write for the blobs."""
+    total = 0
+    for need in needs:
+        with _content(files[need.sha256]) as content:
+            total += sum(len(frame) for frame, _ in frames(need, content))
+    return total
 
 
 def _copies(need: Need, content: memoryview) -> Iterator[tuple[int, int, int, int]]:
@@ -261,21 +273,6 @@ def _content(path: Path) -> Iterator[memoryview]:
                 yield view
             finally:
                 view.release()
-
-
-class _Pace:
-    """Keeps to so many bytes per second; a pause is not made up for."""
-
-    def __init__(self, limit_bytes_s: float | None) -> None:
-        self._limit = limit_bytes_s
-        self._free_at = time.monotonic()
-
-    def wait(self, amount: int) -> None:
-        if self._limit is None:
-            return
-        now = time.monotonic()
-        time.sleep(max(0.0, self._free_at - now))
-        self._free_at = max(self._free_at, now) + amount / self._limit
 
 
 def _parse_state(event: Mapping[str, Any]) -> RemoteState:

@@ -50,6 +50,12 @@ class FakeRuntime:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FakeTool:
+    path: Path
+    licenses: Mapping[str, str] = field(default_factory=lambda: {"zstd": "zstd licence\n"})
+
+
+@dataclass(frozen=True, kw_only=True)
 class FakePreprocess:
     text: str = '{"format":"edgepack-preprocess","version":1}\n'
 
@@ -78,7 +84,8 @@ def small_bundle(
     parts = folder / "parts"
     parts.mkdir(parents=True, exist_ok=True)
     for name, data in {
-        "app": app, "model.so": library, "graph.json": b"{}\n", "params.bin": params,
+        "app": app, "tool": b"the tool\n", "model.so": library, "graph.json": b"{}\n",
+        "params.bin": params,
     }.items():  # fmt: skip
         (parts / name).write_bytes(data.read_bytes() if isinstance(data, Path) else data)
     photo = parts / "photo.PNG"
@@ -90,6 +97,7 @@ def small_bundle(
             library=parts / "model.so", graph=parts / "graph.json", params=parts / "params.bin"
         ),
         "runtime": FakeRuntime(app=parts / "app"),
+        "tool": FakeTool(path=parts / "tool"),
         "preprocess": FakePreprocess(),
         "labels": ["cat", "dog", "espresso", "Käse"],
         "golden": golden(image=photo, expected=Expected(index=1, label="dog")),

@@ -1,4 +1,8 @@
-"""Bundles with a fake edgepack-run: a real program that hands its work to a shell script."""
+"""Bundles with the real device tool and a fake edgepack-run.
+
+That is a real program that hands its work to a shell script, so that it can crash, hang or be
+wrong on command.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from edgepack.boards import get_board
 from edgepack.bundle import Bundle
+from edgepack.device_tool import build_device_tool
 from tests.bundles import small_bundle
 from tests.support import require_tool
 
@@ -55,6 +61,7 @@ done
 [ -z "$output" ] || cp "$here/golden/output.npy" "$output"
 echo "{\\"edgepack\\":\\"fake\\",$expected $top\\"run_ms\\":1.5}"
 """
+FAKE_HANGING_APP = FAKE_APP.replace("here=", "sleep 600\nhere=", 1)
 FAKE_CRASHING_APP = FAKE_APP.replace("here=", "kill -SEGV $$\nhere=", 1)
 FAKE_WRONG_APP = FAKE_APP.replace('"max_abs_error":1e-7', '"max_abs_error":0.5')
 FAKE_BLIND_APP = FAKE_APP.replace('"index":1,"label":"dog"', '"index":0,"label":"cat"')
@@ -79,6 +86,5 @@ def fake_bundle(
     subprocess.run(
         [command[0], "-s", "-shared", "-nostdlib", "-o", library, folder / "library.c"], check=True
     )
-    return small_bundle(
-        folder, board=board, app=program, library=library, params=weights, **changes
-    )
+    values = {"tool": build_device_tool(get_board(board)), **changes}
+    return small_bundle(folder, board=board, app=program, library=library, params=weights, **values)

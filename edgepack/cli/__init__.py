@@ -21,15 +21,22 @@ from edgepack.cli import (
     fleet,
     inspect,
     package,
+    prune,
+    rollback,
     run,
     service,
+    status,
 )
 from edgepack.cli.console import Console
 from edgepack.cli.options import COMMON_DEFAULTS, add_common, check_writable
 from edgepack.errors import EXIT_CODES, EdgepackError, UsageError
 from edgepack.paths import set_cache_dir
 
-COMMANDS = (boards, doctor, inspect, compile, package, deploy, run, service, bench, fleet, board)
+COMMANDS = (
+    *(boards, doctor, inspect, compile, package),
+    *(deploy, status, rollback, prune),
+    *(run, service, bench, fleet, board),
+)
 INTERRUPTED = 130
 # What this machine's file system refuses is no bug; ENOENT would be one.
 FILE_ERRORS = (

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
-from edgepack.boards import get_board
+from edgepack.boards import Board, get_board
 from edgepack.bundle import Bundle, open_bundle
 from edgepack.cli.console import Console
 from edgepack.cli.options import (
     add_device,
     add_job,
+    add_release_version,
     board_files,
+    count,
     default_root,
     positive,
     project_of,
     ssh_options,
 )
 from edgepack.cli.report import deploy_lines
-from edgepack.deploy import KEEP_RELEASES, deploy_bundle, preview
-from edgepack.device import open_device
-from edgepack.errors import UsageError
+from edgepack.deploy import DEFAULT_OPTIONS, DeployOptions, deploy_bundle, preview
+from edgepack.device import Device, open_device
+from edgepack.device.patience import Patience
+from edgepack.errors import ConnectError, UsageError
 from edgepack.gate import check_bundle
 from edgepack.job import make_job, package_job
 from edgepack.paths import cache_dir
@@ -32,6 +36,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "deploy", help="compile, package, upload, activate and test: the main command"
     )
     add_job(parser)
+    add_release_version(parser)
     add_device(parser)
     parser.add_argument(
         "--bundle", type=Path, metavar="PATH", help="deploy this folder or tarball instead"
@@ -39,50 +44,127 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "-n", "--dry-run", action="store_true", help="print the plan; nothing is written there"
     )
+    add_transfer(parser)
+    parser.set_defaults(run=run)
+
+
+def add_transfer(parser: argparse.ArgumentParser) -> None:
+    """How the bundle gets there, and what the device shall take."""
     parser.add_argument(
         "--keep",
         type=positive,
-        default=KEEP_RELEASES,
+        default=DEFAULT_OPTIONS.keep,
         metavar="N",
-        help=f"releases that stay on the device (default: {KEEP_RELEASES})",
+        help=f"releases that stay on the device (default: {DEFAULT_OPTIONS.keep})",
     )
-    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--signers",
+        type=Path,
+        metavar="FILE",
+        help="allowed signers, as ssh-keygen(1) has them, to pin on a device that has none yet",
+    )
+    parser.add_argument(
+        "--allow-downgrade",
+        action="store_true",
+        help="activate a lower version than the device has had, although it has signers pinned",
+    )
+    parser.add_argument(
+        "--limit-rate",
+        type=rate,
+        metavar="BYTES",
+        help="per second, at most, for example 200k or 1M",
+    )
+    parser.add_argument(
+        "--retries",
+        type=count,
+        default=DEFAULT_OPTIONS.retries,
+        metavar="N",
+        help="how often a lost link is tried again without progress "
+        f"(default: {DEFAULT_OPTIONS.retries})",
+    )
+    parser.add_argument(
+        "--wait",
+        type=count,
+        default=int(DEFAULT_OPTIONS.wait_s),
+        metavar="S",
+        help="seconds to wait for another deploy to the same folder "
+        f"(default: {DEFAULT_OPTIONS.wait_s:.0f})",
+    )
+
+
+def rate(text: str) -> float:
+    """The type of --limit-rate: bytes per second, `k` and `M` for 10^3 and 10^6."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kM]?)", text)
+    value = float(match[1]) * {"": 1, "k": 1e3, "M": 1e6}[match[2]] if match else 0.0
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rate such as 200k or 1.5M")
+    return value
+
+
+def deploy_options(args: argparse.Namespace) -> DeployOptions:
+    """What `add_transfer`'s options say."""
+    return DeployOptions(
+        keep=args.keep,
+        wait_s=args.wait,
+        retries=args.retries,
+        limit_bytes_s=args.limit_rate,
+        allow_downgrade=args.allow_downgrade,
+        signers=args.signers,
+    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Deploy and print what was done and what the smoke test gave."""
-    if args.bundle is not None:
-        if args.model is not None or args.project is not None:
-            raise UsageError("--bundle goes without a model and without --project")
-        if args.name is not None or args.toolchain is not None or args.shape:
-            raise UsageError("--bundle goes without --name, --toolchain and --shape: it is made")
-        if args.device is None:
-            raise UsageError("no device given", hint="add --device user@address")
-        bundle = open_bundle(args.bundle)
-        board = get_board(args.board or bundle.manifest.board, board_files(args))
-        check_bundle(bundle, board)
-        spec: str = args.device
-        root = args.root or default_root(bundle.manifest.name)
-    else:
-        project = project_of(args)
-        spec = project.need_device()
-        job = make_job(project)
-        board = job.board
-        root = project.root or default_root(project.name)
-        bundle = package_job(job, cache_dir() / "made" / board.name, progress=console)
-    device = open_device(spec, board, options=ssh_options(args), progress=console)
+    if args.signers is not None and not args.signers.is_file():
+        raise UsageError(f"--signers: no such file: {args.signers}")
+    bundle, board, spec, root = _bundle(args, console)
+    options = deploy_options(args)
+    device = _connect(args, spec, board, console)
     try:
         if args.dry_run:
-            steps = preview(bundle, device, root, keep=args.keep)
+            steps = preview(bundle, device, root, options=options)
             console.data(steps.to_dict(), _plan_text(bundle, device.name, steps.lines()))
             return 0
-        report = deploy_bundle(bundle, device, root, keep=args.keep, progress=console)
+        report = deploy_bundle(bundle, device, root, options=options, progress=console)
     finally:
         device.close()
     console.data(report.to_dict(), "\n".join(deploy_lines(report, bundle.manifest.name)))
     return 0
 
 
+def _bundle(args: argparse.Namespace, console: Console) -> tuple[Bundle, Board, str, str]:
+    """The bundle, made or opened, its board, the device's address and the folder there."""
+    if args.bundle is None:
+        project = project_of(args)
+        spec = project.need_device()
+        job = make_job(project)
+        bundle = package_job(job, cache_dir() / "made" / job.board.name, progress=console)
+        return bundle, job.board, spec, project.root or default_root(project.name)
+    if args.model is not None or args.project is not None:
+        raise UsageError("--bundle goes without a model and without --project")
+    made_with = ("name", "toolchain", "shape", "release_version")
+    if any(getattr(args, name) not in (None, []) for name in made_with):
+        raise UsageError(
+            "--bundle goes without --name, --toolchain, --shape and --release-version: it is made"
+        )
+    if args.device is None:
+        raise UsageError("no device given", hint="add --device user@address")
+    bundle = open_bundle(args.bundle)
+    board = get_board(args.board or bundle.manifest.board, board_files(args))
+    check_bundle(bundle, board)
+    return bundle, board, args.device, args.root or default_root(bundle.manifest.name)
+
+
+def _connect(args: argparse.Namespace, spec: str, board: Board, console: Console) -> Device:
+    # Whoever does not answer twice has the wrong address more often than a bad link.
+    patience = Patience(min(args.retries, 1), console)
+    while True:
+        try:
+            return open_device(spec, board, options=ssh_options(args), progress=console)
+        except ConnectError as error:
+            patience.after(error, moved=False)
+
+
 def _plan_text(bundle: Bundle, device: str, lines: list[str]) -> str:
     head = f"{bundle.manifest.name}, release {bundle.manifest.release}, to {device}:"
-    return "\n".join([head, *lines] if lines else [head, "nothing to do"])
+    return "\n".join([head, *lines])

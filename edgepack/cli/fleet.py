@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from edgepack.boards import load_boards
 from edgepack.cli.console import Console
+from edgepack.cli.deploy import add_transfer, deploy_options
 from edgepack.cli.fleet_options import (
     add_fleet,
     add_journal,
     add_parallel,
     add_waves,
+    release_of,
     settings_of,
 )
 from edgepack.cli.fleet_run import Rollout, carry_out, print_plan, print_report
 from edgepack.cli.options import (
     add_common,
     add_job,
+    add_release,
+    add_release_version,
     add_ssh,
     board_files,
     check_writable,
     default_root,
-    positive,
     project_of,
     ssh_options,
 )
-from edgepack.deploy import KEEP_RELEASES
 from edgepack.errors import UsageError
 from edgepack.fleet import (
     Fleet,
+    FleetDevice,
     Journal,
     Result,
     Settings,
+    Share,
     load_fleet,
     make_plan,
     select,
@@ -42,7 +47,9 @@ from edgepack.fleet import (
 from edgepack.fleet.build import build_bundles, open_bundles
 from edgepack.fleet.limits import allow_parallel
 from edgepack.fleet.report import FleetReport
-from edgepack.fleet.work import Connector, Deploy
+from edgepack.fleet.work import Connector, Deploy, Rollback, Status
+
+_ALL = Share(value=100, percent=True)
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -59,6 +66,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     deployer = actions.add_parser("deploy", help="a canary, then wave after wave")
     add_fleet(deployer)
     add_job(deployer)
+    add_release_version(deployer)
     deployer.add_argument(
         "--bundle",
         action="append",
@@ -70,15 +78,21 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     deployer.add_argument(
         "-n", "--dry-run", action="store_true", help="build, print the plan, ask no device"
     )
-    deployer.add_argument(
-        "--keep",
-        type=positive,
-        default=KEEP_RELEASES,
-        metavar="N",
-        help=f"releases that stay on each device (default: {KEEP_RELEASES})",
-    )
-    for add_options in (add_waves, add_parallel, add_journal, add_ssh):
+    for add_options in (add_transfer, add_waves, add_parallel, add_journal, add_ssh):
         add_options(deployer)
+
+    asker = actions.add_parser("status", help="which model runs where, since when, and its health")
+    goer_back = actions.add_parser("rollback", help="back from what `fleet deploy` brought")
+    for action in (asker, goer_back):
+        add_fleet(action)
+        add_release(action)
+        for add_options in (add_parallel, add_ssh):
+            add_options(action)
+    goer_back.add_argument(
+        "-n", "--dry-run", action="store_true", help="print the plan, ask no device"
+    )
+    add_waves(goer_back)
+    add_journal(goer_back)
 
     reporter = actions.add_parser("report", help="the last rollout again, from its journal")
     add_fleet(reporter)
@@ -97,6 +111,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     actions: dict[str, Callable[[argparse.Namespace, Console], int]] = {
         "plan": _plan,
         "deploy": _deploy,
+        "status": _status,
+        "rollback": _rollback,
         "report": _report,
     }
     return actions[args.action](args, console)
@@ -134,7 +150,7 @@ def _deploy(args: argparse.Namespace, console: Console) -> int:
         bundles=bundles,
         connect=Connector(boards=boards, options=ssh_options(args)),
         root=root or default_root(model),
-        keep=args.keep,
+        options=deploy_options(args),
     )
     rollout = Rollout(fleet=fleet, settings=settings, devices=devices, work=work, model=model)
     with Journal(fleet.journal(model, args.journal), write=not args.dry_run) as journal:
@@ -161,10 +177,64 @@ def _carry_out(
     return carry_out(rollout, plan, journal, console, args.html)
 
 
+def _status(args: argparse.Namespace, console: Console) -> int:
+    fleet, given = _begin(args)
+    settings = Settings(
+        canary=Share(value=0),
+        waves=(_ALL,),
+        parallel=given.parallel,
+        max_failures=_ALL,
+        max_failures_total=_ALL,
+    )
+    release = release_of(args)
+    devices, connect = _reach(args, fleet, release.board)
+    work = Status(connect=connect, root=release.root)
+    rollout = Rollout(
+        fleet=fleet, settings=settings, devices=devices, work=work, model=release.name
+    )
+    # As large as the fleet, and of no use afterwards.
+    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "status") as journal:
+        return carry_out(rollout, rollout.plan(journal), journal, console, args.html)
+
+
+def _rollback(args: argparse.Namespace, console: Console) -> int:
+    fleet, settings = _begin(args)
+    release = release_of(args)
+    devices, connect = _reach(args, fleet, release.board)
+    with Journal(fleet.journal(release.name, args.journal), write=not args.dry_run) as journal:
+        leave: dict[str, str] = {}
+        if not args.again:
+            leave = {
+                device.name: deployed
+                for device in devices
+                if (deployed := journal.deployed(device)) is not None
+            }
+            devices = tuple(device for device in devices if device.name in leave)
+        if not devices:
+            raise UsageError(
+                f"{journal.path}: no device has had a deploy to go back from",
+                hint="--again goes back on every device, whatever it has",
+            )
+        work = Rollback(connect=connect, root=release.root, leave=leave)
+        rollout = Rollout(
+            fleet=fleet, settings=settings, devices=devices, work=work, model=release.name
+        )
+        return _carry_out(args, rollout, journal, console)
+
+
+def _reach(
+    args: argparse.Namespace, fleet: Fleet, board: str | None
+) -> tuple[tuple[FleetDevice, ...], Connector]:
+    """The devices that are meant, and what connects to them."""
+    boards = load_boards(board_files(args))
+    chosen = select(fleet.devices, args.limit, file=fleet.file)
+    return with_boards(chosen, boards, board), Connector(boards=boards, options=ssh_options(args))
+
+
 def _job_words(args: argparse.Namespace) -> list[str]:
     """The options of `add_job` again, but --board, for `edgepack package`."""
     words = [] if args.model is None else [str(args.model)]
-    for option in ("project", "toolchain", "name"):
+    for option in ("project", "toolchain", "name", "release_version"):
         if getattr(args, option) is not None:
             words += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
     for shape in args.shape:

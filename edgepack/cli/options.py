@@ -7,12 +7,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from edgepack.boards import get_board
 from edgepack.device import Device, SshOptions, open_device
 from edgepack.errors import UsageError
 from edgepack.progress import Progress
 from edgepack.project import PROJECT_FILE, Project, load_project
+from edgepack.remote_tool import call
 
 USER_BOARDS = Path("~/.config/edgepack/boards.toml")
 
@@ -80,6 +82,16 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="name of the bundle (default: that of the model file)")
 
 
+def add_release_version(parser: argparse.ArgumentParser) -> None:
+    """The number of the release."""
+    parser.add_argument(
+        "--release-version",
+        type=count,
+        metavar="N",
+        help="number of the release: a device with pinned signers takes none lower than before",
+    )
+
+
 def add_device(parser: argparse.ArgumentParser) -> None:
     """How the device is reached."""
     parser.add_argument(
@@ -115,6 +127,11 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
+
+
+def count(text: str) -> int:
+    """The type of options that are a count and may be 0."""
+    return 0 if text == "0" else positive(text)
 
 
 def check_writable(folder: Path, option: str) -> None:
@@ -157,6 +174,7 @@ def project_of(args: argparse.Namespace) -> Project:
         path = Path(PROJECT_FILE)
     flags = {
         "name": args.name,
+        "version": getattr(args, "release_version", None),
         "model": args.model,
         "board": args.board,
         "boards": None,
@@ -224,3 +242,14 @@ def open_release(args: argparse.Namespace, progress: Progress) -> tuple[Device, 
     files = [*(project.boards if project else ()), *board_files(args)]
     profile = get_board(board or "local", files)
     return open_device(spec, profile, options=ssh_options(args), progress=progress), root
+
+
+def call_tool(
+    args: argparse.Namespace, progress: Progress, *words: str
+) -> tuple[dict[str, Any], str]:
+    """The answer of the device tool to `words`, and which folder of which device that was."""
+    device, root = open_release(args, progress)
+    try:
+        return call(device, root, *words), f"{root} on {device.name}"
+    finally:
+        device.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgepack import formats
 from edgepack.cli.console import Console, megabytes
-from edgepack.cli.options import add_job, check_writable, project_of
+from edgepack.cli.options import add_job, add_release_version, check_writable, project_of
 from edgepack.errors import UsageError
 from edgepack.job import make_job, package_job
 
@@ -17,6 +17,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     parser = commands.add_parser("package", help="make a bundle, and a file that carries it")
     add_job(parser)
+    add_release_version(parser)
     parser.add_argument(
         "-o", "--out", type=Path, default=Path("dist"), metavar="DIR", help="default: dist"
     )

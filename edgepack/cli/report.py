@@ -93,14 +93,69 @@ def deploy_lines(report: Report, name: str) -> list[str]:
         if report.outcome == "deployed"
         else "nothing: the release was there"
     )
+    if report.copied_bytes:
+        sent += f", and {megabytes(report.copied_bytes)} of others"
+    if report.links > 1:
+        sent += f" ({report.links} connections)"
     lines = [
-        f"{name} on {report.device}: {report.outcome}, release {report.release}",
+        f"{name} on {report.device}: {report.outcome}, release {report.release}"
+        + (f", version {report.version}" if report.version else ""),
         f"where     {report.root}/current",
         f"sent      {sent}",
     ]
+    if report.signer:
+        lines.append(f"signer    {report.signer}")
+    if report.pinned:
+        lines.append(f"trust     from now on only what {report.pinned} signed")
     if report.previous:
         lines.append(f"before    release {report.previous}")
     return [*lines, *smoke_lines(report.smoke, fresh=report.smoke_fresh)]
+
+
+def status_lines(status: Mapping[str, Any], where: str) -> list[str]:
+    """What runs on a device, since when, by whom, and how it does (`edgepack-device status`)."""
+    current, previous = status["current"], status["previous"]
+    name = current["name"] if current else "nothing"
+    lines = [f"{name} in {where}:"]
+    if current:
+        health = current["health"]
+        lines += [
+            f"current   {_release(current)}, for {current['board']}",
+            f"model     {current['model']}, sha256 {current['model_sha256']}",
+            f"since     {current['since']} by {current['by']}",
+            f"signer    {current['signer'] or 'none'}",
+            "health    " + (_health(health) if health else "not tested"),
+        ]
+    if previous:
+        lines.append(f"previous  {_release(previous)}")
+    store = status["store"]
+    lines.append(
+        f"stored    {len(status['releases'])} releases, "
+        f"{megabytes(store['bytes'])} in {store['blobs']} files"
+    )
+    if status["signers"]:
+        lines.append(f"trusts    {', '.join(status['signers'])}")
+    if status["pending"]:
+        lines.append(f"pending   release {status['pending']['release']} is being tested")
+    if status["lock"]:
+        lines.append(f"locked    by {status['lock']['by']} since {status['lock']['since']}")
+    return lines
+
+
+def _release(release: Mapping[str, Any]) -> str:
+    version = f", version {release['version']}" if release.get("version") else ""
+    return f"release {release['release']}{version}"
+
+
+def _health(health: Mapping[str, Any]) -> str:
+    parts = [str(health["outcome"])]
+    if (latency := health.get("latency_ms")) is not None:
+        parts.append(f"{latency:.1f} ms")
+    if (error := health.get("max_abs_error")) is not None:
+        parts.append(f"max |error| {error:.2g}")
+    if (memory := health.get("max_rss_mb")) is not None:
+        parts.append(f"{memory:.1f} MB")
+    return f"{', '.join(parts)}, at {health['at']}"
 
 
 def smoke_lines(smoke: Smoke, *, fresh: bool) -> list[str]:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import shlex
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -48,6 +49,9 @@ _TCP_OPTIONS = {
     "TCP_KEEPCNT": 6,
     "TCP_USER_TIMEOUT": _SILENCE_S * 1000,
 }
+# What waits in the kernel when a link is cut was sent in vain: megabytes, if it may.
+_UNSENT_BYTES = 128 << 10
+_TCP_NOTSENT_LOWAT = 25  # Linux; Python has it from 3.12 on
 # Key exchange and login take long on a slow board, where TCP does not.
 _PATIENCE = 3
 _NO_EXIT_STATUS = -1
@@ -445,6 +449,8 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):
             for name, value in _TCP_OPTIONS.items():
                 if hasattr(socket, name):  # Linux names; macOS lacks some
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            if sys.platform == "linux":
+                sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         transport = paramiko.Transport(sock, **kwargs)  # type: ignore[arg-type]
         types: list[str] = []
         for name in self._known.key_types(self._host):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edgepack.boards import Board
 from edgepack.bundle import Bundle
-from edgepack.deploy import KEEP_RELEASES, deploy_bundle
+from edgepack.deploy import DEFAULT_OPTIONS, DeployOptions, deploy_bundle
 from edgepack.device import Device, SshOptions, open_device, open_virtual
 from edgepack.errors import RemoteError
 from edgepack.fleet.inventory import VIRTUAL, FleetDevice
 from edgepack.fleet.rollout import Done
-from edgepack.release import Layout
+from edgepack.remote_tool import call
 
 Connect = Callable[[FleetDevice], Device]
 
@@ -56,13 +57,20 @@ class _OnDevice:
         finally:
             remote.close()
 
+    def _status(self, device: FleetDevice) -> dict[str, Any]:
+        with self._open(device) as (remote, root):
+            return call(remote, root, "status")
+
+    def check(self, device: FleetDevice) -> None:
+        """See `Work.check`: nothing to look after."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Deploy(_OnDevice):
     """Bring each device the bundle of its board."""
 
     bundles: Mapping[str, Bundle]
-    keep: int = KEEP_RELEASES
+    options: DeployOptions = DEFAULT_OPTIONS
     action: str = "deploy"
 
     def wanted(self, device: FleetDevice) -> str | None:
@@ -73,17 +81,65 @@ class Deploy(_OnDevice):
         """See `Work`."""
         bundle = self.bundles[str(device.board)]
         with self._open(device) as (remote, root):
-            report = deploy_bundle(bundle, remote, root, keep=self.keep)
+            report = deploy_bundle(bundle, remote, root, options=self.options)
         details = {"sent_bytes": report.sent_bytes, "before": report.before}
         return Done(outcome=report.outcome, release=report.release, details=details)
 
     def check(self, device: FleetDevice) -> None:
-        """See `Work.check`: the release is current."""
-        wanted = self.wanted(device)
-        with self._open(device) as (remote, root):
-            link = Layout.of(root).enter("readlink current")
-            current = remote.run(link, check=False).stdout.strip()
-        if current != f"releases/{wanted}":
+        """See `Work.check`: the release is current, and nothing is being undone."""
+        answer = self._status(device)
+        release = (answer["current"] or {}).get("release")
+        if release != self.wanted(device) or answer["pending"]:
             raise RemoteError(
-                f"{device.name}: release {wanted} is not current any more, but {current or 'none'}"
+                f"{device.name}: release {self.wanted(device)} is not current any more, but "
+                f"{release or 'none'}",
+                hint=f"edgepack fleet status --limit {device.name} says more",
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollback(_OnDevice):
+    """Go back from the release in `leave` (device: release) to the one before it.
+
+    A device that has another release by now is left alone, so that a rollback that was cut
+    off can be done again. One that is not in `leave` goes back from whatever it has.
+    """
+
+    leave: Mapping[str, str]
+    action: str = "rollback"
+
+    def wanted(self, device: FleetDevice) -> str | None:
+        """See `Work.wanted`: only the device knows what was there before."""
+
+    def __call__(self, device: FleetDevice) -> Done:
+        """See `Work`."""
+        with self._open(device) as (remote, root):
+            before = (call(remote, root, "status")["current"] or {}).get("release")
+            if before != self.leave.get(device.name, before):
+                return Done(outcome="unchanged", release=before)
+            answer = call(remote, root, "rollback")
+        return Done(outcome="rolled back", release=answer["release"], details={"before": before})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status(_OnDevice):
+    """Ask each device what it runs; the outcome is that of its last health test."""
+
+    action: str = "status"
+
+    def wanted(self, device: FleetDevice) -> str | None:
+        """See `Work.wanted`."""
+
+    def __call__(self, device: FleetDevice) -> Done:
+        """See `Work`."""
+        answer = self._status(device)
+        current = answer["current"]
+        if current is None:
+            return Done(outcome="empty", release=None)
+        health = current["health"] or {}
+        details = {key: current[key] for key in ("version", "model", "model_sha256", "since", "by")}
+        return Done(
+            outcome="testing" if answer["pending"] else health.get("outcome") or "untested",
+            release=current["release"],
+            details=details | {"latency_ms": health.get("latency_ms"), "tool": answer["tool"]},
+        )

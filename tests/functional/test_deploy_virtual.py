@@ -1,19 +1,21 @@
-"""Deploys over SSH to a virtual board: a real ARM sshd, a real full disk, a real cut."""
+"""Deploys over SSH to a virtual board: a real ARM sshd, a real full disk, a real cut.
+
+Power cuts are in tests/faults.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from edgepack import paths, virtual
 from edgepack.boards import get_board
-from edgepack.bundle import Bundle
-from edgepack.deploy import deploy_bundle, preview
+from edgepack.bundle import Bundle, write_tarball
+from edgepack.deploy import DeployOptions, deploy_bundle, preview
 from edgepack.device import (
     Address,
     ConnectionLostError,
@@ -21,12 +23,13 @@ from edgepack.device import (
     SshOptions,
     open_device,
 )
+from edgepack.device.base import Stream
 from edgepack.device.ssh import SshDevice
 from edgepack.facts import gather
 from edgepack.gate import GateError
-from edgepack.manifest import MANIFEST_NAME, PARAMS
-from edgepack.release import wanted_files
+from edgepack.manifest import PARAMS
 from edgepack.remote_app import RunRequest, run_on_device
+from edgepack.remote_tool import call
 from edgepack.virtual import VirtualBoard
 from tests.fake_app import fake_bundle
 from tests.integration.cutting_proxy import CuttingProxy
@@ -54,8 +57,8 @@ def cache() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Bundle]:
-    """The same model with one weight changed."""
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Bundle, Bundle]:
+    """A model, the same with one weight changed, and with all of them changed."""
     folder = tmp_path_factory.mktemp("bundles")
     weights = np.random.default_rng(1).bytes(_WEIGHTS)
     changed = bytearray(weights)
@@ -63,6 +66,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Bundle]:
     return (
         fake_bundle(folder / "a", board="rasp3b", weights=weights),
         fake_bundle(folder / "b", board="rasp3b", weights=bytes(changed)),
+        fake_bundle(folder / "c", board="rasp3b", weights=weights[::-1]),
     )
 
 
@@ -79,7 +83,9 @@ def connect(
     return kind(Address(host=board.host, user=board.user, port=port), options=options)
 
 
-def test_deploy_redeploy_and_one_weight(bundles: tuple[Bundle, Bundle], tmp_path: Path) -> None:
+def test_deploy_redeploy_and_one_weight(
+    bundles: tuple[Bundle, Bundle, Bundle], tmp_path: Path
+) -> None:
     profile = get_board("rasp3b")
     device = open_device("virtual", profile)
     try:
@@ -90,10 +96,8 @@ def test_deploy_redeploy_and_one_weight(bundles: tuple[Bundle, Bundle], tmp_path
         assert set(profile.hwcaps) <= facts.features
         assert facts.cores == profile.cores
 
-        first, second = bundles
-        assert preview(first, device, ROOT).send_bytes == sum(
-            file.size for file in wanted_files(first).values()
-        )
+        first, second, _ = bundles
+        assert preview(first, device, ROOT).send_files == tuple(first.manifest.files)
         report = deploy_bundle(first, device, ROOT)
         assert (report.outcome, report.before) == ("deployed", None)
         assert report.smoke.top[0]["label"] == "dog"
@@ -102,10 +106,18 @@ def test_deploy_redeploy_and_one_weight(bundles: tuple[Bundle, Bundle], tmp_path
         assert (unchanged.outcome, unchanged.sent_bytes) == ("unchanged", 0)
 
         changed = deploy_bundle(second, device, ROOT)
-        assert set(changed.sent_files) == {PARAMS, MANIFEST_NAME}
+        assert changed.sent_files == (PARAMS,)
+        assert changed.sent_bytes < 3 * (64 << 10)  # the chunk with the weight
         assert changed.previous == report.release
         links = device.run(f"cd {ROOT} && readlink current previous").stdout.split()
         assert links == [f"releases/{changed.release}", f"releases/{report.release}"]
+
+        status = call(device, ROOT, "status")
+        assert status["current"]["release"] == changed.release
+        assert status["current"]["health"]["outcome"] == "ok"
+        assert status["previous"]["release"] == report.release
+        call(device, ROOT, "rollback")
+        assert device.run(f"readlink {ROOT}/current").stdout.strip().endswith(report.release)
 
         output = tmp_path / "out.npy"
         photo = first.file(str(first.golden_image))
@@ -117,9 +129,9 @@ def test_deploy_redeploy_and_one_weight(bundles: tuple[Bundle, Bundle], tmp_path
         device.close()
 
 
-def test_full_disk(bundles: tuple[Bundle, Bundle]) -> None:
+def test_full_disk(bundles: tuple[Bundle, Bundle, Bundle]) -> None:
     """Refused beforehand if it can be known; and survived if the disk fills up meanwhile."""
-    first, second = bundles
+    first, second, third = bundles
     board = virtual.up(get_board("rasp3b"), name="small", disk_mb=64)
     device = connect(board)
     fill = "dd if=/dev/zero of=fill bs=1M 2>/dev/null"
@@ -127,23 +139,33 @@ def test_full_disk(bundles: tuple[Bundle, Bundle]) -> None:
         report = deploy_bundle(first, device, ROOT)
         device.run(f"{fill}; truncate -s -3M fill")
         with pytest.raises(GateError, match="must be sent"):
-            deploy_bundle(second, device, ROOT)
+            deploy_bundle(third, device, ROOT)
         device.run("rm fill")
 
-        before = device.run(f"cd {ROOT} && find . | sort").stdout
+        before = device.run(f"cd {ROOT} && find store releases incoming | sort").stdout
 
         class FillingDevice(SshDevice):
-            def put(self, local: Path, remote: str, **options: Any) -> None:
-                if remote.endswith(PARAMS):
-                    self.run(f"{fill}; truncate -s -3M fill")
-                super().put(local, remote, **options)
+            """The disk fills up between the look at it and the upload."""
+
+            def open(self, command: str) -> Stream:
+                stream = super().open(command)
+                write = stream.write
+
+                def fill_first(data: bytes) -> None:
+                    if len(data) > 100_000:
+                        device.run(f"[ -e fill ] || {{ {fill}; truncate -s -3M fill; }}")
+                    write(data)
+
+                stream.write = fill_first  # type: ignore[method-assign]
+                return stream
 
         filling = connect(board, kind=FillingDevice)
         with pytest.raises(DiskFullError) as full:
-            deploy_bundle(second, filling, ROOT)
+            deploy_bundle(third, filling, ROOT)
         filling.close()
         assert full.value.exit_code == 7
-        assert device.run(f"cd {ROOT} && find . | sort").stdout == before
+        # What had arrived was removed: the device needs the room.
+        assert device.run(f"cd {ROOT} && find store releases incoming | sort").stdout == before
         current = device.run(f"readlink {ROOT}/current").stdout.strip()
         assert current == f"releases/{report.release}"
         device.run("rm fill")
@@ -153,78 +175,68 @@ def test_full_disk(bundles: tuple[Bundle, Bundle]) -> None:
         virtual.down("small")
 
 
-def test_cut_in_mid_upload(bundles: tuple[Bundle, Bundle]) -> None:
-    first, second = bundles
+def test_cut_in_mid_upload(bundles: tuple[Bundle, Bundle, Bundle]) -> None:
+    """Given up at the first cut, gone on with by the next deploy."""
+    first, _, third = bundles
     board = virtual.up(get_board("rasp3b"), name="cut")
     device = connect(board)
     try:
         report = deploy_bundle(first, device, ROOT)
-        with CuttingProxy(board.port, cut_after=8_000_000) as proxy:
+        with CuttingProxy(board.port, cut_after=8_000_000, bytes_s=8e6) as proxy:
             cut = connect(board, port=proxy.port)
             with pytest.raises(ConnectionLostError, match="lost"):
-                deploy_bundle(second, cut, ROOT)
+                deploy_bundle(third, cut, ROOT, options=DeployOptions(retries=0))
             cut.close()
         current = device.run(f"readlink {ROOT}/current").stdout.strip()
         assert current == f"releases/{report.release}"
-        part = f"{ROOT}/releases/{second.manifest.release}.part/{PARAMS}"
+        weights = third.manifest.files[PARAMS]
+        part = f"{ROOT}/incoming/{weights.sha256}.part"
         arrived = int(device.run(f"wc -c <{part}").stdout)
         assert 0 < arrived < _WEIGHTS
 
-        again = deploy_bundle(second, device, ROOT)
-        assert again.model_bytes_sent == _WEIGHTS - arrived
+        again = deploy_bundle(third, device, ROOT)
+        assert again.model_bytes_sent <= _WEIGHTS - arrived + 1000
         assert again.previous == report.release
     finally:
         device.close()
         virtual.down("cut")
 
 
-@pytest.mark.slow
-def test_power_cut(bundles: tuple[Bundle, Bundle]) -> None:
-    """What is current after the power came back is whole, and what a deploy reported stays."""
-    require_tool("qemu-system-aarch64")
-    first, second = bundles
-    profile = get_board("rasp3b")
-    board = virtual.up(profile, name="power", kind="system")
-
-    class CutDevice(SshDevice):
-        """Cuts the board's power right after the rename that makes a release current."""
-
-        def rename(self, old: str, new: str) -> None:
-            super().rename(old, new)
-            if new.endswith("/current"):
-                virtual.cut_power(board)
-
-    def release_that_is_current() -> str:
-        device = connect(board)
-        try:
-            name = device.run(f"readlink {ROOT}/current").stdout.strip()
-            folder = f"{ROOT}/{name}"
-            listed = first if name.endswith(first.manifest.release) else second
-            sums = device.run(f"cd {folder} && find . -type f -exec sha256sum {{}} +").stdout
-        finally:
-            device.close()
-        found = {path[2:]: digest for digest, path in map(str.split, sums.splitlines())}
-        assert found == {path: file.sha256 for path, file in wanted_files(listed).items()}
-        return listed.manifest.release
-
+def test_installing_without_a_network_does_what_a_deploy_does(
+    bundles: tuple[Bundle, Bundle, Bundle], tmp_path: Path
+) -> None:
+    """`tar xf` and `./install` by hand on one folder, deploys to another, on one board."""
+    board = virtual.up(get_board("rasp3b"), name="byhand")
+    device = connect(board)
+    listing = "find . ! -name .lock ! -path './state/*' ! -path './trust/*' -printf '%P %m %l\\n'"
     try:
-        device = connect(board)
-        deploy_bundle(first, device, ROOT)
-        virtual.cut_power(board)
-        device.close()
-        board = virtual.up(profile, name="power", kind="system")
-        assert release_that_is_current() == first.manifest.release
-
-        cut = connect(board, kind=CutDevice)
-        with pytest.raises(ConnectionLostError):
-            deploy_bundle(second, cut, ROOT)
-        cut.close()
-        board = virtual.up(profile, name="power", kind="system")
-        release_that_is_current()
-
-        device = connect(board)
-        deploy_bundle(second, device, ROOT)
-        device.close()
-        assert release_that_is_current() == second.manifest.release
+        assert device.run("ip -o link | wc -l").stdout == "1\n"  # loopback only
+        for bundle in bundles[:2]:
+            deploy_bundle(bundle, device, "deployed")
+            tarball = tmp_path / f"{bundle.path.name}.tar.gz"
+            write_tarball(bundle, tarball)
+            device.put(tarball, "bundle.tar.gz")
+            device.run(f"tar xf bundle.tar.gz && {bundle.path.name}/install && rm -r tiny-*")
+            trees = [
+                device.run(f"cd {root} && {listing} | sort").stdout for root in ("deployed", ROOT)
+            ]
+            assert trees[0] == trees[1]
+            assert trees[0].count("store/") == len(
+                {
+                    entry.sha256
+                    for one in bundles[: 1 + bundles.index(bundle)]
+                    for entry in one.manifest.files.values()
+                }
+            )
+            deployed, by_hand = (call(device, root, "status") for root in ("deployed", ROOT))
+            for status in (deployed, by_hand):
+                for release in (status["current"], status["previous"] or {}):
+                    release.pop("since", None)
+                    release.pop("by", None)
+                    for key in ("at", "max_rss_mb"):  # an emulator's memory
+                        release.get("health", {}).pop(key, None)
+            assert deployed == by_hand
+            assert deployed["current"]["health"]["outcome"] == "ok"
     finally:
-        virtual.down("power")
+        device.close()
+        virtual.down("byhand")

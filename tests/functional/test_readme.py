@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from edgepack import virtual
+from edgepack import paths, virtual
 from edgepack.cli import main
 from tests.example import load_build
 
@@ -36,8 +38,14 @@ def test_the_readme_shows_what_this_file_runs() -> None:
     assert len(EDGEPACK) >= 7
 
 
-def test_the_demo_names_the_cat_and_the_coffee() -> None:
-    done = subprocess.run([DEV, "demo"], capture_output=True, text=True, check=False)
+def test_the_demo_names_the_cat_and_the_coffee(cache: Path) -> None:
+    done = subprocess.run(
+        [DEV, "demo"],
+        env={**os.environ, "EDGEPACK_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert re.search(r"\n +0\.7\d+ +285 +Egyptian cat\n", done.stdout)
     assert re.search(r"\n +0\.99\d+ +967 +espresso\n", done.stdout)
@@ -46,7 +54,23 @@ def test_the_demo_names_the_cat_and_the_coffee() -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def cache() -> Iterator[Path]:
+    """Boards of our own, so that the user's rasp3b is not touched; what is built is shared."""
+    real = paths.cache_dir()
+    with tempfile.TemporaryDirectory(prefix="edgepack-test-") as name:
+        own = Path(name)
+        for shared in real.iterdir():
+            if shared.name != "virtual":
+                (own / shared.name).symlink_to(shared)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(paths, "_cache_dir", own)
+            yield own
+            for board in virtual.list_running():
+                virtual.down(board.name)
+
+
+@pytest.fixture(scope="module")
+def folder(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the example as a user's own model.onnx."""
     out = tmp_path_factory.mktemp("own")
     load_build().build(out)
@@ -54,8 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     fleet = re.search(r"```toml\n(# fleet\.toml\n.*?)```", README, re.DOTALL)
     assert fleet is not None
     (out / "fleet.toml").write_text(fleet[1])
-    yield out
-    virtual.down("rasp3b")
+    return out
 
 
 @pytest.mark.parametrize("command", EDGEPACK)

@@ -1,13 +1,11 @@
-"""Deploys to real folders through a real shell, on devices that die, lie and fill up."""
+"""Deploys with the real device tool to real folders, on links and disks that fail."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import threading
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,45 +14,60 @@ import numpy as np
 import pytest
 
 from edgepack.bundle import Bundle, open_bundle
-from edgepack.deploy import (
+from edgepack.deploy import DeployOptions, Report, deploy_bundle, preview
+from edgepack.device import LocalDevice
+from edgepack.device.base import Stream
+from edgepack.errors import (
+    BundleError,
+    ConfigError,
+    EdgepackError,
+    RemoteError,
+    UsageError,
+)
+from edgepack.manifest import APP, DEVICE_TOOL, LIBRARY, PARAMS, Health
+from edgepack.remote_app import RunRequest, run_on_device
+from edgepack.remote_tool import (
     CorruptTransferError,
+    HealthTimeoutError,
+    Layout,
     LockedError,
     OutputsDifferError,
-    Report,
     SmokeTestError,
-    deploy_bundle,
-    preview,
+    call,
 )
-from edgepack.device import ConnectionLostError, DiskFullError, LocalDevice
-from edgepack.errors import BundleError, MismatchError, RemoteError, UsageError
-from edgepack.manifest import MANIFEST_NAME, PARAMS
-from edgepack.release import wanted_files
-from edgepack.remote_app import RunRequest, run_on_device
-from tests.dying_device import FakeDyingDevice
 from tests.fake_app import (
     FAKE_BLIND_APP,
     FAKE_CRASHING_APP,
+    FAKE_HANGING_APP,
     FAKE_WRONG_APP,
     fake_bundle,
 )
 
 ROOT = "edge pack/tiny"
+WEIGHTS = np.random.default_rng(1).bytes(3_000_000)
 
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     """Releases of one model: `b` and `c` differ from `a` in weights, the rest in the app."""
-    weights = bytearray(bytes(range(256)) * 400)
-    weights[1000] ^= 1
+    changed = bytearray(WEIGHTS)
+    changed[1_000_000] ^= 1
     folder = tmp_path_factory.mktemp("bundles")
+    hanging = {"app": FAKE_HANGING_APP, "health": Health(timeout_s=1)}
+    variants: dict[str, dict[str, Any]] = {
+        "a": {},
+        "b": {"weights": bytes(changed)},
+        "c": {"weights": WEIGHTS[::-1]},
+        "crashing": {"app": FAKE_CRASHING_APP},
+        "wrong": {"app": FAKE_WRONG_APP},
+        "blind": {"app": FAKE_BLIND_APP},
+        "hanging": hanging,
+        "slow": {"health": Health(max_latency_ms=1.0)},  # it says 1.5
+        "large": {"health": Health(max_memory_mb=0.001)},
+    }
     return {
-        "a": fake_bundle(folder / "a"),
-        "b": fake_bundle(folder / "b", weights=bytes(weights)),
-        "c": fake_bundle(folder / "c", weights=bytes(weights[::-1])),
-        "crashing": fake_bundle(folder / "crashing", app=FAKE_CRASHING_APP),
-        "wrong": fake_bundle(folder / "wrong", app=FAKE_WRONG_APP),
-        "blind": fake_bundle(folder / "blind", app=FAKE_BLIND_APP),
-        "noimage": fake_bundle(folder / "noimage", weights=bytes(weights[::-1]), name="other"),
+        name: fake_bundle(folder / name, **{"weights": WEIGHTS, **changes})
+        for name, changes in variants.items()
     }
 
 
@@ -78,46 +91,69 @@ def current(home: Path) -> str | None:
 
 
 def snapshot(home: Path) -> dict[str, Any]:
-    """Everything below the root: content, links, modes and inodes."""
+    """Everything below the root: content, links, modes and inodes; but who had the lock last."""
     found: dict[str, Any] = {}
-    for path in sorted((home / ROOT).rglob("*")):
+    for path in sorted({*(home / ROOT).rglob("*")} - {home / ROOT / ".lock"}):
         status = path.lstat()
         content = path.readlink() if path.is_symlink() else path.is_file() and path.read_bytes()
         found[str(path)] = (status.st_ino, status.st_mode, content)
     return found
 
 
-def assert_tidy(home: Path, *releases: str) -> None:
-    """Nothing below the root but these releases, links to them and their records."""
-    names = {path.name for path in (home / ROOT).iterdir()}
-    assert names <= {"releases", "current", "previous"}
-    below = {path.name for path in (home / ROOT / "releases").iterdir()}
-    assert below <= {*releases, *(f"{name}.smoke.json" for name in releases)}
-    assert below >= set(releases)
+def assert_tidy(home: Path, *bundles: Bundle) -> None:
+    """Whole releases, and in the store what they need and nothing else."""
+    root = home / ROOT
+    releases = {bundle.manifest.release for bundle in bundles}
+    assert {path.name for path in (root / "releases").iterdir()} == releases
     for name in releases:
-        open_bundle(home / ROOT / "releases" / name)
+        open_bundle(root / "releases" / name)
+    needed = {entry.sha256 for bundle in bundles for entry in bundle.manifest.files.values()}
+    assert {path.name for path in (root / "store").iterdir()} == needed
+    assert list((root / "incoming").iterdir()) == []
+
+
+class CountingDevice(LocalDevice):
+    """Keeps the commands it was asked for."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self.commands: list[str] = []
+
+    def run(self, command: str, **options: Any) -> Any:
+        self.commands.append(command)
+        return super().run(command, **options)
+
+    def open(self, command: str) -> Stream:
+        self.commands.append(command)
+        return super().open(command)
 
 
 def test_first_deploy(bundles: dict[str, Bundle], home: Path) -> None:
     bundle = bundles["a"]
     report = deploy_bundle(bundle, LocalDevice(home), ROOT)
-    files = wanted_files(bundle)
+    files = bundle.manifest.files
     assert report.outcome == "deployed"
     assert report.before is report.previous is None
     assert set(report.sent_files) == set(files)
-    assert report.sent_bytes == sum(file.size for file in files.values())
-    assert report.model_bytes_sent == sum(
-        file.size for path, file in files.items() if path.startswith("model/")
-    )
+    # The tool went ahead; the rest is packed.
+    content = bundle.manifest.total_bytes - files[DEVICE_TOOL].size
+    assert files[PARAMS].size < report.sent_bytes < 1.001 * content + 1000
+    assert files[PARAMS].size < report.model_bytes_sent < report.sent_bytes
+    assert report.copied_bytes == 0
+    assert report.links == 1
     assert report.smoke_fresh
     assert report.smoke.max_abs_error == 1e-7
     assert report.smoke.top[0]["label"] == "dog"
     assert report.smoke.latency_ms == 1.5
     assert current(home) == report.release == bundle.manifest.release
-    assert_tidy(home, report.release)
-    assert list(report.seconds) == [
-        *("facts", "state", "prepare", "send", "verify", "publish", "activate", "smoke")
-    ]
+    assert_tidy(home, bundle)
+    root = home / ROOT
+    for path, entry in files.items():
+        stored, linked = root / "store" / entry.sha256, root / "current" / path
+        assert stored.stat().st_ino == linked.stat().st_ino
+        assert os.access(linked, os.X_OK) == (entry.mode == "0755")
+    assert (root / DEVICE_TOOL).read_bytes() == bundle.file(DEVICE_TOOL).read_bytes()
+    assert list(report.seconds) == ["facts", "tool", "state", "send", "finish"]
     assert json.loads(json.dumps(report.to_dict()))["release"] == report.release
 
 
@@ -126,24 +162,28 @@ def test_unchanged_redeploy_sends_and_changes_nothing(
 ) -> None:
     deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
     before = snapshot(home)
-    device = FakeDyingDevice(home)
+    device = CountingDevice(home)
     report = deploy_bundle(bundles["a"], device, ROOT)
     assert (report.outcome, report.sent_bytes, report.smoke_fresh) == ("unchanged", 0, False)
+    assert report.sent_files == ()
     assert report.smoke.top[0]["label"] == "dog"  # of the record
-    assert len(device.commands) == 3  # facts; lock and state; unlock
+    assert len(device.commands) == 1
     assert snapshot(home) == before
 
 
-def test_one_changed_weight_sends_weights_only(bundles: dict[str, Bundle], home: Path) -> None:
+def test_one_changed_weight_sends_the_chunks_around_it(
+    bundles: dict[str, Bundle], home: Path
+) -> None:
     deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
     report = deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
-    assert set(report.sent_files) == {PARAMS, MANIFEST_NAME}
-    assert report.model_bytes_sent == bundles["b"].file(PARAMS).stat().st_size
-    assert set(report.reused_files) == set(wanted_files(bundles["b"])) - set(report.sent_files)
+    assert report.sent_files == (PARAMS,)
+    assert report.sent_bytes < 3 * (64 << 10)
+    assert report.copied_bytes > 3_000_000 - 3 * (64 << 10)
+    assert set(report.reused_files) == set(bundles["b"].manifest.files) - {PARAMS}
     assert report.before == report.previous == bundles["a"].manifest.release
     assert release_of(home / ROOT / "previous") == report.before
     assert current(home) == report.release
-    assert_tidy(home, bundles["a"].manifest.release, report.release)
+    assert_tidy(home, bundles["a"], bundles["b"])
 
 
 def test_back_to_an_older_release(bundles: dict[str, Bundle], home: Path) -> None:
@@ -156,25 +196,28 @@ def test_back_to_an_older_release(bundles: dict[str, Bundle], home: Path) -> Non
 
 
 def test_old_releases_are_removed(bundles: dict[str, Bundle], home: Path) -> None:
-    names = [bundles[name].manifest.release for name in "abc"]
     for name in "abc":
-        report = deploy_bundle(bundles[name], LocalDevice(home), ROOT, keep=2)
-    assert report.removed == (names[0],)
-    assert_tidy(home, *names[1:])
+        report = deploy_bundle(
+            bundles[name], LocalDevice(home), ROOT, options=DeployOptions(keep=2)
+        )
+    assert report.removed == (bundles["a"].manifest.release,)
+    assert_tidy(home, bundles["b"], bundles["c"])
 
 
-def test_preview_changes_nothing(bundles: dict[str, Bundle], home: Path) -> None:
+def test_preview_changes_nothing_and_is_right(bundles: dict[str, Bundle], home: Path) -> None:
     todo = preview(bundles["a"], LocalDevice(home), ROOT)
-    assert todo.send_bytes > 0
+    assert [kind for kind, _ in todo.steps] == ["tool", "send", "install", "activate", "health"]
+    assert todo.send_bytes > 3_000_000
     assert list(home.iterdir()) == []
     deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
     before = snapshot(home)
     assert preview(bundles["a"], LocalDevice(home), ROOT).steps == ()
-    assert {send.path for send in preview(bundles["b"], LocalDevice(home), ROOT).sends} == {
-        PARAMS,
-        MANIFEST_NAME,
-    }
+    todo = preview(bundles["c"], LocalDevice(home), ROOT, options=DeployOptions(keep=1))
+    assert todo.send_files == (PARAMS,)
+    assert todo.before == bundles["a"].manifest.release
     assert snapshot(home) == before
+    report = deploy_bundle(bundles["c"], LocalDevice(home), ROOT)
+    assert (todo.send_bytes, todo.send_files) == (report.sent_bytes, report.sent_files)
 
 
 def test_the_gate_comes_before_any_byte(tmp_path: Path, home: Path) -> None:
@@ -187,296 +230,181 @@ def test_the_gate_comes_before_any_byte(tmp_path: Path, home: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("crashing", SmokeTestError, "segmentation fault"),
-        ("wrong", OutputsDifferError, "outputs differ by 0.5"),
-        ("blind", OutputsDifferError, "class 0 'cat' instead of 1 'dog'"),
+        ("crashing", SmokeTestError, "crashed: Segmentation fault"),
+        ("wrong", OutputsDifferError, r"outputs differ by 0\.5"),
+        ("blind", OutputsDifferError, r"class 0 instead of 1 \(dog\)"),
+        ("hanging", HealthTimeoutError, "more than 1 s"),
+        ("slow", SmokeTestError, r"1\.5 ms, allowed are 1 ms"),
+        ("large", SmokeTestError, r"MB of memory, allowed are 0\.001 MB"),
     ],
 )
 def test_a_release_that_fails_its_test(
-    bundles: dict[str, Bundle],
-    home: Path,
-    name: str,
-    error: type[RemoteError | MismatchError],
-    message: str,
+    bundles: dict[str, Bundle], home: Path, name: str, error: type[EdgepackError], message: str
 ) -> None:
     with pytest.raises(error, match=message) as first:
         deploy_bundle(bundles[name], LocalDevice(home), ROOT)
-    assert first.value.exit_code == (7 if error is SmokeTestError else 8)
-    assert "none is current now" in first.value.message
+    assert first.value.exit_code == (9 if name == "hanging" else 8)
     assert current(home) is None
 
     good, older = bundles["b"].manifest.release, bundles["a"].manifest.release
     deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
     deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
     for _ in range(2):
-        with pytest.raises(error, match=f"Release {good} is current again"):
+        with pytest.raises(error, match=good):  # says what is current again
             deploy_bundle(bundles[name], LocalDevice(home), ROOT)
         assert current(home) == good
         assert release_of(home / ROOT / "previous") == older
-
-
-def test_current_release_that_fails_on_a_changed_system(
-    bundles: dict[str, Bundle], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another kernel, say: the record of the test no longer counts."""
-    deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
-    deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
-    record = home / ROOT / "releases" / f"{bundles['b'].manifest.release}.smoke.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "fingerprint": "other"}))
-    assert deploy_bundle(bundles["b"], LocalDevice(home), ROOT).smoke_fresh
-    record.write_text("{}")
-
-    def fail(*_: object) -> None:
-        raise MismatchError("outputs differ")
-
-    monkeypatch.setattr("edgepack.deploy.run_smoke", fail)
-    with pytest.raises(OutputsDifferError, match="is current again"):
-        deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
-    assert current(home) == bundles["a"].manifest.release
 
 
 def damage(file: Path) -> None:
     """Flip a bit in place, as a failing card does."""
     data = bytearray(file.read_bytes())
     data[100] ^= 1
+    mode = file.stat().st_mode
+    file.chmod(0o644)
     file.write_bytes(data)
+    file.chmod(mode)
 
 
-def test_damaged_release_is_repaired(bundles: dict[str, Bundle], home: Path) -> None:
+@pytest.mark.parametrize("path", [PARAMS, APP])
+def test_a_damaged_release_is_repaired(bundles: dict[str, Bundle], home: Path, path: str) -> None:
     release = deploy_bundle(bundles["a"], LocalDevice(home), ROOT).release
-    damage(home / ROOT / "releases" / release / PARAMS)
+    damage(home / ROOT / "releases" / release / path)
     report = deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
-    assert report.sent_files == (PARAMS,)
+    assert report.sent_files == (path,)
     assert current(home) == release
-    assert_tidy(home, release)
+    assert_tidy(home, bundles["a"])
 
 
-def test_damaged_file_is_not_taken_over(bundles: dict[str, Bundle], home: Path) -> None:
-    """Its manifest says it is the same file; its content is not."""
+def test_a_damaged_file_is_not_taken_over(bundles: dict[str, Bundle], home: Path) -> None:
     old = deploy_bundle(bundles["a"], LocalDevice(home), ROOT).release
-    damaged = home / ROOT / "releases" / old / "model/model.so"
-    damage(damaged)
-    content = damaged.read_bytes()
+    damage(home / ROOT / "releases" / old / LIBRARY)
     report = deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
-    assert set(report.sent_files) == {PARAMS, MANIFEST_NAME, "model/model.so"}
+    assert set(report.sent_files) == {PARAMS, LIBRARY}
     assert current(home) == report.release
-    assert damaged.read_bytes() == content  # not written through a shared link
-
-
-def test_executable_that_was_sent_again_is_executable(
-    bundles: dict[str, Bundle], home: Path
-) -> None:
-    old = deploy_bundle(bundles["a"], LocalDevice(home), ROOT).release
-    damage(home / ROOT / "releases" / old / "bin/edgepack-run")
-    deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
-    assert os.access(home / ROOT / "current/bin/edgepack-run", os.X_OK)
 
 
 class FakeCorruptingDevice(LocalDevice):
-    """Stores another byte than it was sent."""
+    """Stores another byte than it was sent, at the end of what is longer than 100 kB."""
 
-    def put(self, local: Path, remote: str, **options: Any) -> None:
-        super().put(local, remote, **options)
-        if remote.endswith(PARAMS):
-            damage(self._home / remote)
+    def open(self, command: str) -> Stream:
+        stream = super().open(command)
+        write = stream.write
+
+        def corrupt(data: bytes) -> None:
+            write(data if len(data) < 100_000 else data[:-1] + bytes([data[-1] ^ 1]))
+
+        stream.write = corrupt  # type: ignore[method-assign]
+        return stream
 
 
-def test_transfer_that_never_gets_right(bundles: dict[str, Bundle], home: Path) -> None:
-    with pytest.raises(CorruptTransferError, match=PARAMS) as corrupt:
+def test_transfers_that_never_get_right(bundles: dict[str, Bundle], home: Path) -> None:
+    with pytest.raises(CorruptTransferError, match=DEVICE_TOOL) as corrupt:
         deploy_bundle(bundles["a"], FakeCorruptingDevice(home), ROOT)
     assert corrupt.value.exit_code == 7
-    assert current(home) is None
-
-
-class FakeFullDevice(LocalDevice):
-    """Has room for 1000 bytes."""
-
-    def put(self, local: Path, remote: str, **options: Any) -> None:
-        (self._home / remote).write_bytes(local.read_bytes()[:1000])
-        if local.stat().st_size > 1000:
-            raise DiskFullError("no space left on device")
-
-
-def test_full_disk_is_left_as_it_was(bundles: dict[str, Bundle], home: Path) -> None:
+    assert not (home / ROOT / DEVICE_TOOL).exists()
     deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
-    before = snapshot(home)
-    with pytest.raises(DiskFullError):
-        deploy_bundle(bundles["b"], FakeFullDevice(home), ROOT)
-    assert snapshot(home) == before
-
-
-@pytest.fixture
-def lock(home: Path) -> Callable[[str], Path]:
-    def make(owner: str) -> Path:
-        (home / ROOT).mkdir(parents=True)
-        (home / ROOT / ".lock").symlink_to(owner)
-        return home / ROOT / ".lock"
-
-    return make
-
-
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def my_name() -> str:
-    return f"{socket.gethostname()}-{uuid.getnode():012x}"
-
-
-def test_lock_of_another_machine(
-    bundles: dict[str, Bundle], home: Path, lock: Callable[[str], Path]
-) -> None:
-    link = lock(f"laptop-001122334455 1 token {boot_id()}")
-    with pytest.raises(LockedError, match="laptop-001122334455 is deploying") as locked:
-        deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
-    assert locked.value.exit_code == 7
-    assert ".lock" in str(locked.value.hint)
-    assert link.is_symlink()
-    assert current(home) is None
-
-
-def test_locks_of_the_dead(
-    bundles: dict[str, Bundle], home: Path, lock: Callable[[str], Path]
-) -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    for owner in (
-        f"laptop-001122334455 1 token {'0' * 36}",  # from before the device's last boot
-        f"{my_name()} {gone.pid} token {boot_id()}",
-        f"{my_name()} {os.getpid()} token {boot_id()}",  # ours, of a connection that was lost
-    ):
-        link = lock(owner)
-        deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
-        assert not link.is_symlink()
-        assert current(home) == bundles["a"].manifest.release
-        subprocess.run(["rm", "-r", home / ROOT], check=True)
-
-
-def test_lock_of_a_living_process_here(
-    bundles: dict[str, Bundle], home: Path, lock: Callable[[str], Path]
-) -> None:
-    lock(f"{my_name()} {os.getppid()} token {boot_id()}")
-    with pytest.raises(LockedError):
-        deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
+    with pytest.raises(CorruptTransferError, match=PARAMS):
+        deploy_bundle(bundles["c"], FakeCorruptingDevice(home), ROOT)
+    assert current(home) == bundles["a"].manifest.release
+    deploy_bundle(bundles["c"], LocalDevice(home), ROOT)  # what was damaged is not kept
 
 
 class FakeWaitingDevice(LocalDevice):
-    """Waits in its first upload until it is told to go on."""
+    """Waits in its upload until it is told to go on."""
 
     def __init__(self, home: Path) -> None:
         super().__init__(home)
         self.uploading = threading.Event()
         self.go_on = threading.Event()
 
-    def put(self, local: Path, remote: str, **options: Any) -> None:
-        self.uploading.set()
-        assert self.go_on.wait(60)
-        super().put(local, remote, **options)
+    def open(self, command: str) -> Stream:
+        stream = super().open(command)
+        write = stream.write
+
+        def wait(data: bytes) -> None:
+            if len(data) > 200_000:
+                self.uploading.set()
+                assert self.go_on.wait(60)
+            write(data)
+
+        stream.write = wait  # type: ignore[method-assign]
+        return stream
 
 
 def test_two_deploys_at_once(bundles: dict[str, Bundle], home: Path) -> None:
+    """The second is told who holds the lock, or waits and then does its work."""
+    deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
     device = FakeWaitingDevice(home)
     reports: list[Report] = []
-    thread = threading.Thread(
-        target=lambda: reports.append(deploy_bundle(bundles["a"], device, ROOT)), daemon=True
-    )
-    thread.start()
+
+    def deploy(name: str, to: LocalDevice) -> threading.Thread:
+        thread = threading.Thread(
+            target=lambda: reports.append(deploy_bundle(bundles[name], to, ROOT)), daemon=True
+        )
+        thread.start()
+        return thread
+
+    first = deploy("c", device)
     assert device.uploading.wait(60)
-    with pytest.raises(LockedError):
-        deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
+    with pytest.raises(LockedError, match="receiving a release") as locked:
+        deploy_bundle(bundles["b"], LocalDevice(home), ROOT, options=DeployOptions(wait_s=0))
+    assert locked.value.exit_code == 7
+    assert call(LocalDevice(home), ROOT, "status")["lock"]["pid"] > 0
+    second = deploy("b", LocalDevice(home))
     device.go_on.set()
-    thread.join(60)
-    assert current(home) == reports[0].release
-    deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
-    assert_tidy(home, bundles["a"].manifest.release, bundles["b"].manifest.release)
+    first.join(60)
+    second.join(60)
+    assert [report.release for report in reports] == [
+        bundles[name].manifest.release for name in "cb"
+    ]
+    assert current(home) == bundles["b"].manifest.release
+    assert_tidy(home, *(bundles[name] for name in "abc"))
 
 
-@pytest.mark.parametrize(
-    ("before", "name", "keep"),
-    [("", "a", 3), ("a", "b", 3), ("ab", "c", 2), ("ab", "wrong", 2)],
-    ids=["first", "one-weight", "and-remove", "fails-its-test"],
-)
-def test_death_at_every_moment(
-    bundles: dict[str, Bundle], tmp_path: Path, before: str, name: str, keep: int
-) -> None:
-    """Old or new, never half; a second deploy completes it, a third changes nothing."""
-    bundle, fails = bundles[name], name == "wrong"
-    release = bundle.manifest.release
-    earlier = [bundles[letter].manifest.release for letter in before]
-    old = earlier[-1] if earlier else None
-    start = tmp_path / "start"
-    start.mkdir()
-    for letter in before:
-        deploy_bundle(bundles[letter], FakeDyingDevice(start), ROOT)
+def test_status_rollback_and_prune(bundles: dict[str, Bundle], home: Path) -> None:
+    device = LocalDevice(home)
+    with pytest.raises(RemoteError, match="no device tool") as missing:
+        call(device, ROOT, "status")
+    assert "edgepack deploy" in str(missing.value.hint)
+    for name in "abc":
+        deploy_bundle(bundles[name], device, ROOT)
+    a, b, c = (bundles[name].manifest.release for name in "abc")
+    status = call(device, ROOT, "status")
+    assert status["current"]["release"] == c
+    assert status["current"]["model_sha256"] == bundles["c"].manifest.model.sha256
+    assert status["current"]["by"].count("@") == 1
+    assert status["current"]["health"]["outcome"] == "ok"
+    assert status["previous"]["release"] == b
+    assert {release["release"] for release in status["releases"]} == {a, b, c}
+    assert status["lock"] is status["pending"] is None
 
-    def attempt(home: Path, *, fatal: int = 0) -> Report | None:
-        device = FakeDyingDevice(home, fatal=fatal)
-        if not fails:
-            return deploy_bundle(bundle, device, ROOT, keep=keep)
-        with pytest.raises(OutputsDifferError):
-            deploy_bundle(bundle, device, ROOT, keep=keep)
-        return None
-
-    for fatal in range(1, 1000):
-        home = tmp_path / "home"
-        subprocess.run(["rm", "-rf", home], check=True)
-        subprocess.run(["cp", "-a", start, home], check=True)
-        try:
-            attempt(home, fatal=fatal)
-        except ConnectionLostError:
-            pass
-        else:
-            break
-        assert current(home) in {old, release}, f"operation {fatal}"
-
-        attempt(home)
-        assert current(home) == (old if fails else release), f"operation {fatal}"
-        if not fails:
-            assert_tidy(home, *earlier[-(keep - 1) :], release)
-            after = snapshot(home)
-            third = attempt(home)
-            assert third is not None
-            assert third.outcome == "unchanged"
-            assert snapshot(home) == after, f"operation {fatal}"
-    assert fatal > 20  # the shell was really taken apart
+    call(device, ROOT, "rollback")
+    assert (current(home), release_of(home / ROOT / "previous")) == (b, c)
+    call(device, ROOT, "rollback", "--to", a)
+    assert current(home) == a
+    assert call(device, ROOT, "prune", "--keep", "1")["removed"] == [c]
+    assert_tidy(home, bundles["a"], bundles["b"])
+    with pytest.raises(EdgepackError, match=c):
+        call(device, ROOT, "rollback", "--to", c)
 
 
-def test_cut_upload_sends_the_rest_only(bundles: dict[str, Bundle], tmp_path: Path) -> None:
-    size = bundles["a"].file(PARAMS).stat().st_size
-    for fatal in range(1, 1000):
-        home = tmp_path / f"home{fatal}"
-        home.mkdir()
-        with pytest.raises(ConnectionLostError):
-            deploy_bundle(bundles["a"], FakeDyingDevice(home, fatal=fatal), ROOT)
-        part = home / ROOT / "releases" / f"{bundles['a'].manifest.release}.part"
-        if (part / PARAMS).exists() and 0 < (part / PARAMS).stat().st_size < size:
-            break
-    arrived = {str(path.relative_to(part)) for path in part.rglob("*") if path.is_file()}
-    report = deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
-    assert PARAMS in report.sent_files
-    assert report.model_bytes_sent < sum(
-        file.size
-        for path, file in wanted_files(bundles["a"]).items()
-        if path.startswith("model/") and path not in arrived - {PARAMS}
-    )
-    assert current(home) == report.release
+@pytest.mark.parametrize("root", ["", "/", "-x", "~", "~root/x", "a\nb"])
+def test_what_is_no_root(root: str) -> None:
+    with pytest.raises(UsageError, match="--root"):
+        Layout.of(root)
 
 
-def test_a_half_sent_file_shared_with_another_release(
-    bundles: dict[str, Bundle], home: Path
-) -> None:
-    """A truncated link is not written through."""
-    old = deploy_bundle(bundles["a"], LocalDevice(home), ROOT).release
-    new = bundles["b"].manifest.release
-    source = home / ROOT / "releases" / old / PARAMS
-    source.write_bytes(bundles["b"].file(PARAMS).read_bytes()[:5000])
-    part = home / ROOT / "releases" / f"{new}.part" / "model"
-    part.mkdir(parents=True)
-    (part / "params.bin").hardlink_to(source)
-    report = deploy_bundle(bundles["b"], LocalDevice(home), ROOT)
-    assert report.model_bytes_sent == bundles["b"].file(PARAMS).stat().st_size - 5000
-    assert source.stat().st_size == 5000
-    assert current(home) == new
+def test_roots(bundles: dict[str, Bundle], home: Path) -> None:
+    assert Layout.of("~/edge pack/x/").root == "edge pack/x"
+    device = LocalDevice(home)
+    deploy_bundle(bundles["a"], device, f"{home}/it's/absolute")
+    assert call(device, f"{home}/it's/absolute", "status")["current"]["name"] == "tiny"
+    (home / "file").write_text("")
+    with pytest.raises(RemoteError, match="file"):
+        deploy_bundle(bundles["a"], device, "file")
+    with pytest.raises(ConfigError, match="file not found"):
+        deploy_bundle(bundles["a"], device, ROOT, options=DeployOptions(signers=home / "missing"))
 
 
 def test_run_on_a_device(bundles: dict[str, Bundle], home: Path, tmp_path: Path) -> None:
@@ -502,6 +430,64 @@ def test_run_on_a_device(bundles: dict[str, Bundle], home: Path, tmp_path: Path)
         run_on_device(device, ROOT, RunRequest(image=tmp_path / "missing.png"))
     with pytest.raises(UsageError, match=r"no such folder: .*/nowhere"):
         run_on_device(device, ROOT, RunRequest(golden=True, output=tmp_path / "nowhere/o.npy"))
-    (home / ROOT / "current" / PARAMS).write_bytes(b"")
+    (home / ROOT / "current" / PARAMS).unlink()
     with pytest.raises(RemoteError, match="exit code 5"):
         run_on_device(device, ROOT, RunRequest(golden=True))
+
+
+def test_a_tarball_installs_itself_as_a_deploy_does(
+    bundles: dict[str, Bundle], home: Path, tmp_path: Path, write_tar: Callable[[Bundle], Path]
+) -> None:
+    """`tar xf bundle.tar.gz && ./install`: the same files, links and status."""
+    deployed, unpacked = home, tmp_path / "unpacked"
+    unpacked.mkdir()
+    for name in "ab":
+        deploy_bundle(bundles[name], LocalDevice(deployed), "edgepack/tiny")
+        subprocess.run(["tar", "xf", write_tar(bundles[name])], cwd=unpacked, check=True)
+        done = subprocess.run(
+            [unpacked / bundles[name].path.name / "install"],
+            env={"HOME": str(unpacked), "PATH": os.environ["PATH"]},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        states = [state(where / "edgepack/tiny") for where in (deployed, unpacked)]
+        assert states[0] == states[1]
+        statuses = [call(LocalDevice(where), "edgepack/tiny", "status") for where in
+                    (deployed, unpacked)]  # fmt: skip
+        assert without_times(statuses[0]) == without_times(statuses[1])
+
+
+@pytest.fixture
+def write_tar(tmp_path: Path) -> Callable[[Bundle], Path]:
+    from edgepack.bundle import write_tarball
+
+    def write(bundle: Bundle) -> Path:
+        out = tmp_path / f"{bundle.path.name}.tar.gz"
+        write_tarball(bundle, out)
+        return out
+
+    return write
+
+
+def state(root: Path) -> dict[str, Any]:
+    """Content, modes and links; of the records only that they are there."""
+    found: dict[str, Any] = {}
+    for path in {*root.rglob("*")} - {root / ".lock"}:
+        name = str(path.relative_to(root))
+        if path.is_symlink():
+            found[name] = path.readlink()
+        elif path.is_file():
+            content = path.read_bytes() if path.parent.name not in ("state", "trust") else None
+            found[name] = (path.stat().st_mode, content)
+    return found
+
+
+def without_times(status: dict[str, Any]) -> dict[str, Any]:
+    for release in (status["current"], status["previous"] or {}):
+        release.pop("since", None)
+        release.pop("by", None)
+        for key in ("at", "max_rss_mb"):  # the kernel's figure
+            (release.get("health") or {}).pop(key, None)
+    return status

@@ -25,7 +25,7 @@ from edgepack.bundle import (
     write_tarball,
 )
 from edgepack.errors import BundleError
-from edgepack.manifest import MANIFEST_NAME, ManifestError
+from edgepack.manifest import MANIFEST_NAME, SIGNATURE_NAME, ManifestError
 from edgepack.model import TensorInfo
 from edgepack.tarball import ArchiveError
 from tests.bundles import FakeCompiled, FakeRuntime, golden, small_bundle
@@ -51,24 +51,30 @@ def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
+EXECUTABLE = {"bin/edgepack-run", "bin/edgepack-device", "install"}
+
+
 def test_layout(bundle: Bundle) -> None:
     files = tree(bundle.path)
     assert sorted(files) == [
+        "bin/edgepack-device",
         "bin/edgepack-run",
         "golden/expected.json",
         "golden/image.png",
         "golden/input.npy",
         "golden/output.npy",
+        "install",
         "labels.txt",
         "licenses/edgepack",
         "licenses/zlib",
+        "licenses/zstd",
         "manifest.json",
         "model/graph.json",
         "model/model.so",
         "model/params.bin",
         "preprocess.json",
     ]
-    assert {name for name, (mode, _) in files.items() if mode == 0o755} == {"bin/edgepack-run"}
+    assert {name for name, (mode, _) in files.items() if mode == 0o755} == EXECUTABLE
     assert {mode for mode, _ in files.values()} == {0o644, 0o755}
     assert bundle.path.name == f"tiny-rasp3b-{bundle.manifest.release}"
     assert [path.name for path in bundle.path.parent.iterdir()] == [bundle.path.name]
@@ -211,7 +217,8 @@ def test_all_problems_are_collected_and_the_first_shown(bundle: Bundle) -> None:
 
 def test_group_and_other_permissions_are_no_damage(bundle: Bundle) -> None:
     for path in bundle.path.rglob("*"):
-        path.chmod(0o700 if path.is_dir() or path.name == "edgepack-run" else 0o600)
+        runs = path.is_dir() or str(path.relative_to(bundle.path)) in EXECUTABLE
+        path.chmod(0o700 if runs else 0o600)
     assert open_bundle(bundle.path) == bundle
 
 
@@ -240,7 +247,8 @@ def test_tarballs_are_reproducible(tmp_path: Path) -> None:
     try:
         copy = tmp_path / "copy"
         shutil.copytree(first.path, copy, copy_function=shutil.copyfile)
-        (copy / "bin/edgepack-run").chmod(0o700)
+        for name in EXECUTABLE:
+            (copy / name).chmod(0o700)
         two = write_tarball(open_bundle(copy), tmp_path / "two.tar.gz")
     finally:
         os.umask(old_umask)
@@ -248,6 +256,15 @@ def test_tarballs_are_reproducible(tmp_path: Path) -> None:
     assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
     later = write_tarball(first, tmp_path / "later.tar.gz", mtime=86400)
     assert later != one
+
+
+def test_the_signature_travels_beside_the_manifest(bundle: Bundle, tmp_path: Path) -> None:
+    """It signs the manifest, so that the manifest cannot list it."""
+    assert bundle.signature == b""
+    (bundle.path / SIGNATURE_NAME).write_bytes(b"-----BEGIN SSH SIGNATURE-----\n")
+    assert open_bundle(bundle.path) == bundle
+    write_tarball(bundle, tmp_path / "signed.tar.gz")
+    assert open_bundle(tmp_path / "signed.tar.gz").signature == bundle.signature != b""
 
 
 def test_a_tarball_is_not_written_from_a_damaged_folder(bundle: Bundle, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgepack.cli import COMMANDS, main, make_parser
+from edgepack.cli.deploy import rate
 from edgepack.cli.options import parse_shapes
 from edgepack.errors import EXIT_CODES, UsageError
 
@@ -22,8 +23,8 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 
 def test_every_command_of_the_issue_is_there() -> None:
     names = {module.__name__.rpartition(".")[2] for module in COMMANDS}
-    expected = {"boards", "doctor", "inspect", "compile", "package", "deploy", "run", "bench"}
-    assert names == expected | {"board", "fleet", "service"}
+    assert names >= {"boards", "doctor", "inspect", "compile", "package", "run", "bench", "board"}
+    assert names >= {"deploy", "status", "rollback", "prune", "fleet", "service"}
 
 
 def test_general_options_work_before_and_after_the_command() -> None:
@@ -191,3 +192,27 @@ def test_doctor_fails_when_a_required_tool_is_missing(
     assert code == 4
     assert "MISSING" in out
     assert "pip install ziglang" in out
+
+
+def test_rates_are_bytes_per_second() -> None:
+    assert [rate(text) for text in ("500", "200k", "1.5M")] == [500, 200_000, 1_500_000]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--limit-rate", "fast", "'fast' is not a rate"),
+        ("--limit-rate", "0", "'0' is not a rate"),
+        ("--retries", "-1", "'-1' is not a whole number"),
+        ("--wait", "soon", "'soon' is not a whole number"),
+        ("--keep", "0", "'0' is not a whole number of 1 or more"),
+        ("--release-version", "1.2", "'1.2' is not a whole number"),
+        ("--signers", "missing", "--signers: no such file: missing"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(
+    capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
+) -> None:
+    code, _, err = run(capsys, "deploy", "--bundle", "x", "--device", "local", option, value)
+    assert code == 2
+    assert message in err

@@ -125,7 +125,14 @@ class FakeStream:
 
 
 REQUEST = Request(
-    manifest=b"{manifest}", signature=b"sig", signers=b"", by="me", keep=3, wait_s=1, silence_s=5
+    manifest=b"{manifest}",
+    signature=b"sig",
+    signers=b"",
+    by="me",
+    session="1",
+    keep=3,
+    wait_s=1,
+    silence_s=5,
 )
 
 
@@ -166,12 +173,13 @@ def test_a_whole_exchange(tmp_path: Path) -> None:
     assert json.loads(line)["manifest_bytes"] == len(b"{manifest}")
     assert rest == b"{manifest}sig"
     stream.got = b""
-    exchange.send(found.needs, lambda digest: tmp_path / digest, sent=done.append)
+    files = {item.sha256: tmp_path / item.sha256 for item in found.needs}
+    exchange.send(found.needs, files, sent=done.append)
     first, after = assemble(stream.got)
     second, end = assemble(after, start=large[:100_000])
     assert (first, second, end) == (small, large, struct.pack("<BII", 5, 0, 0))
     assert sum(done) == len(small) + len(large) - 100_000
-    assert exchange.sent_bytes == len(stream.got) - 9
+    assert sum(exchange.sent.values()) == len(stream.got) - 9
     assert exchange.finish() == {"outcome": "deployed"}
     assert steps == ["recover", "verify 2 files"]
 
@@ -202,7 +210,9 @@ def test_why_it_hung_up_is_told(tmp_path: Path) -> None:
     error = {"kind": "disk-full", "message": "no space", "hint": None}
     stream = FakeStream({"event": "error", "error": error, "exit": 7}, deaf_after=1_000_000)
     with pytest.raises(DiskFullError, match="board: no space"):
-        Exchange(stream, "board", step=print).send((need(RANDOM),), lambda _: tmp_path / "blob")
+        Exchange(stream, "board", step=print).send(
+            (need(RANDOM),), {need(RANDOM).sha256: tmp_path / "blob"}
+        )
 
 
 @pytest.mark.parametrize(
@@ -222,5 +232,6 @@ def test_the_rate_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", sleep)
     exchange = Exchange(FakeStream(), "board", step=print)
-    exchange.send((need(RANDOM[:500_000]),), lambda _: tmp_path / "blob", limit_bytes_s=100_000)
-    assert now[0] - 100 == pytest.approx(exchange.sent_bytes / 100_000, rel=0.1)
+    wanted = need(RANDOM[:500_000])
+    exchange.send((wanted,), {wanted.sha256: tmp_path / "blob"}, limit_bytes_s=100_000)
+    assert now[0] - 100 == pytest.approx(500_000 / 100_000, rel=0.1)

@@ -1,0 +1,31 @@
+"""`edgepack prune`: room on a device."""
+
+from __future__ import annotations
+
+import argparse
+
+from edgepack.cli.console import Console
+from edgepack.cli.options import add_device, add_release, call_tool, positive
+from edgepack.deploy import KEEP_RELEASES
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser("prune", help="remove releases that are not needed any more")
+    add_release(parser)
+    add_device(parser)
+    parser.add_argument(
+        "--keep",
+        type=positive,
+        default=KEEP_RELEASES,
+        metavar="N",
+        help=f"releases that stay (default: {KEEP_RELEASES}); current and previous always do",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Remove, and say what went."""
+    answer, where = call_tool(args, console, "prune", "--keep", str(args.keep))
+    console.data(answer, f"{where}: removed {', '.join(answer['removed']) or 'nothing'}")
+    return 0

@@ -1,0 +1,53 @@
+"""Links that are bad, or shared: trying again, and keeping to a rate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from edgepack.device.errors import ConnectionLostError, UnreachableError
+from edgepack.errors import ConnectError
+from edgepack.progress import Progress
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_SLICE = 32_000
+
+
+class Patience:
+    """Tries again after a lost link: `retries` times in a row without progress."""
+
+    def __init__(self, retries: int, progress: Progress) -> None:
+        self._retries = retries
+        self._progress = progress
+        self._in_vain = 0
+
+    def after(self, error: ConnectError, *, moved: bool) -> None:
+        """Wait for the next try, longer each time; raise `error` when there is none."""
+        self._in_vain = 0 if moved else self._in_vain + 1
+        if self._in_vain > self._retries or not isinstance(
+            error, ConnectionLostError | UnreachableError
+        ):
+            raise error
+        pause = min(_FIRST_PAUSE_S * 2 ** max(0, self._in_vain - 1), _LONGEST_PAUSE_S)
+        self._progress.step(f"{error.message}; trying again in {pause:.0f} s")
+        time.sleep(pause)
+
+
+class Pace:
+    """Keeps to so many bytes per second; a pause is not made up for."""
+
+    def __init__(self, limit_bytes_s: float | None) -> None:
+        self._limit = limit_bytes_s
+        self._free_at = 0.0
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        """`data` in pieces, each when it is time to send it."""
+        if self._limit is None:
+            yield data
+            return
+        for start in range(0, len(data), _SLICE):
+            piece = data[start : start + _SLICE]
+            now = time.monotonic()
+            time.sleep(max(0.0, self._free_at - now))
+            self._free_at = max(self._free_at, now) + len(piece) / self._limit
+            yield piece
