@@ -136,10 +136,24 @@ def _elementwise(sch: s_tir.Schedule, nest: _Nest, cores: int) -> None:
     block = sch.get(nest.block)
     count = _contiguous([*block.reads, *block.writes], nest.variables, nest.extents)
     outer, inner = nest.spatial[:-count], sch.fuse(*nest.spatial[-count:])
+    across = _across(block, nest.variables)
+    if across is not None and count == 1:
+        # A transposition: the axis that the operand lies along comes next to the last one.
+        column = outer.pop(across)
+        sch.reorder(*outer, column, inner)
+        inner = column
     if not outer and cores > 1 and nest.steps >= _PARALLEL_STEPS:
         first, _ = sch.split(inner, [_share(nest.steps, cores), None])
         outer = [first]
     _parallel(sch, outer, nest.steps, cores)
+
+
+def _across(block: s_tir.SBlock, axes: Sequence[tirx.Var]) -> int | None:
+    """Which but the last of the axes a copy's operand lies along; None for anything else."""
+    if not _is_copy(block) or len(block.reads) != 1:
+        return None
+    last = [axis.min for axis in block.reads[0].region][-1:]
+    return next((i for i, axis in enumerate(axes[:-1]) if last and last[0].same_as(axis)), None)
 
 
 def _contiguous(
@@ -150,6 +164,8 @@ def _contiguous(
     def is_one(
         region: tvm.ir.TensorRegion, axes: Sequence[tirx.Var], extents: Sequence[int]
     ) -> bool:
+        if any(int(axis.extent) != 1 for axis in region.region):
+            return False  # indices that TVM cannot tell: clamped or mirrored ones
         indices = [
             (item.min, int(dim))
             for item, dim in zip(region.region, region.source.shape, strict=True)

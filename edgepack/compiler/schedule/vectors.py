@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.sym import detect_linear_equation
+from tvm.sym import Analyzer, detect_linear_equation
 
 from edgepack.compiler.kernels import functions, tir
 from edgepack.compiler.kernels.cpu import CpuModel
+from edgepack.compiler.schedule.pieces import cut, substituted
 
 # Sums that run side by side: as many as cover the latency of an addition, 3 to 4 cycles of one
 # or two additions each on all CPUs here.
@@ -44,7 +45,8 @@ _TO_LOOPS = tvm.transform.Sequential(
 def vectorise(function: tirx.PrimFunc, cpu: CpuModel) -> tirx.PrimFunc:
     """Lower a scheduled function of blocks to loops of vectors."""
     lowered = _TO_LOOPS(tvm.IRModule({"main": function}))["main"]
-    body = tvm_ffi.structural_map(lowered.body, (tvm.ir.Call, _expand))
+    body = tvm_ffi.structural_map(lowered.body, (tirx.For, cut))
+    body = tvm_ffi.structural_map(body, (tvm.ir.Call, _expand))
     widths = sorted(cpu.lanes, reverse=True)
     return lowered.with_body(
         tvm_ffi.structural_map(body, (tirx.For, lambda loop: _vector_loop(loop, widths)))
@@ -60,35 +62,42 @@ def _expand(call: tvm.ir.Call) -> tirx.Expr:
 
 
 def _name(call: tvm.ir.Call) -> str:
-    return call.op.name.removeprefix("tirx.") if isinstance(call.op, tvm.ir.Op) else ""
+    """The name of a built-in function, without the dialect that it belongs to."""
+    return call.op.name.rpartition(".")[2] if isinstance(call.op, tvm.ir.Op) else ""
 
 
 def _vector_loop(loop: tirx.For, widths: Sequence[int]) -> tirx.Stmt:
-    """An innermost loop in vectors; any other as it is."""
+    """An innermost loop in vectors, two that transpose in squares; any other as it is."""
     if loop.kind != tirx.ForKind.SERIAL or not isinstance(loop.extent, tirx.IntImm):
         return loop
     body = loop.body
+    if isinstance(body, tirx.For):
+        return _transpose(loop, body, widths)
     stores = list(body) if isinstance(body, tirx.SeqStmt) else [body]
     if not all(isinstance(item, tirx.BufferStore) and _is_float(item) for item in stores):
         return loop
-    extent = int(loop.extent)
+    part = _part(loop, stores)
+    return loop if part is None else _over(int(loop.extent), widths, part)
+
+
+# Makes so many vectors of so many lanes from an element of a loop on.
+_Part = Callable[[int, int, int], tirx.Stmt]
+
+
+def _part(loop: tirx.For, stores: Sequence[tirx.BufferStore]) -> _Part | None:
+    """How to do a part of a loop with vectors, if there is a way."""
     if all(_step(item.indices[0], loop.loop_var) == 1 for item in stores):
-        if not all(_is_linear(item.value, loop.loop_var) for item in stores):
-            return loop
-        return _over(extent, widths, lambda at, lanes, turns: _map(loop, at, lanes, turns))
-    sums = [_Sum.of(item, loop.loop_var) for item in stores]
-    if len(sums) == 1 and sums[0] is not None and _is_linear(sums[0].value, loop.loop_var):
-        total = sums[0]
-        return _over(
-            extent, widths, lambda at, lanes, turns: _reduce(loop, total, at, lanes, turns)
-        )
-    return loop
+        if all(_is_linear(item.value, loop, special=True) for item in stores):
+            return lambda at, lanes, turns: _map(loop, at, lanes, turns)
+        return None
+    total = _Sum.of(stores[0], loop.loop_var) if len(stores) == 1 else None
+    if total is not None and _is_linear(total.value, loop, special=False):
+        return lambda at, lanes, turns: _reduce(loop, total, at, lanes, turns)
+    return None
 
 
-def _over(
-    extent: int, widths: Sequence[int], body: Callable[[int, int, int], tirx.Stmt]
-) -> tirx.Stmt:
-    """`body(first element, lanes, turns)` for each width that has whole vectors left."""
+def _over(extent: int, widths: Sequence[int], body: _Part) -> tirx.Stmt:
+    """`body` for each width that has whole vectors left."""
     parts, at = [], 0
     for lanes in (*widths, 1):
         turns = (extent - at) // lanes
@@ -99,11 +108,127 @@ def _over(
 
 
 def _map(loop: tirx.For, at: int, lanes: int, turns: int) -> tirx.Stmt:
-    return tir.loop_of(
-        "vector",
-        turns,
-        lambda turn: _lanes(lanes, lambda lane: _with(loop, loop.body, at + turn * lanes + lane)),
-    )
+    """`turns` vectors; loads that are no vector in memory are put into a register first."""
+    if lanes == 1:
+        return tir.loop_of("rest", turns, lambda turn: _with(loop, loop.body, at + turn))
+    special = _special_loads(loop.body, loop)
+
+    def one(turn: tir.Expr) -> tirx.Stmt:
+        start = at + turn * lanes
+        made = [(load, tir.Local("loaded", lanes), build) for load, build in special]
+        return tir.sequence(
+            *(local.declare() for _, local, _ in made),
+            *(local.set(build(start, lanes)) for _, local, build in made),
+            _lanes(lanes, lambda lane: _with(loop, loaded(lane, made), start + lane)),
+        )
+
+    def loaded(lane: tirx.Expr, made: Sequence[tuple[tirx.Expr, tir.Local, object]]) -> tirx.Stmt:
+        def replace(load: tvm.ir.TensorLoad) -> tirx.Expr:
+            for other, local, _ in made:
+                if tvm_ffi.structural_equal(load, other):
+                    return tirx.BufferLoad(local.buffer, [lane])
+            return load
+
+        return tvm_ffi.structural_map(loop.body, (tvm.ir.TensorLoad, replace))
+
+    return tir.loop_of("vector", turns, one)
+
+
+# Makes `lanes` elements from turn `start` of a loop on.
+_Build = Callable[[tir.Expr, int], tirx.Expr]
+
+
+def _special_loads(body: tirx.Stmt, loop: tirx.For) -> list[tuple[tirx.Expr, _Build]]:
+    """Loads of every second element, or of each element several times, and how to make them."""
+    found: list[tuple[tirx.Expr, _Build]] = []
+
+    def visit(load: tvm.ir.TensorLoad) -> None:
+        build = _special(load, loop)
+        if build is not None and not any(tvm_ffi.structural_equal(load, x) for x, _ in found):
+            found.append((load, build))
+
+    tvm_ffi.structural_walk(body, (tvm.ir.TensorLoad, visit))
+    return found
+
+
+def _special(load: tvm.ir.TensorLoad, loop: tirx.For) -> _Build | None:
+    index = load.indices[0]
+
+    def elements(start: tir.Expr, further: int, lanes: int) -> tirx.Expr:
+        return tir.load(load.source, [_with(loop, index, start) + further], lanes)
+
+    def every_second(start: tir.Expr, lanes: int) -> tirx.Expr:
+        # The second vector ends with the last element wanted: nothing beyond it is read.
+        pair = [elements(start, 0, lanes), elements(start, lanes - 1, lanes)]
+        picked = [2 * i if 2 * i < lanes else 2 * i + 1 for i in range(lanes)]
+        return tirx.Shuffle(pair, [tir.integer(i) for i in picked])
+
+    if _step(index, loop.loop_var) == 2:
+        return every_second
+    times = _repeats(index, loop)
+    if times is None:
+        return None
+
+    def repeated(start: tir.Expr, lanes: int) -> tirx.Expr:
+        if lanes == times:
+            return tir.spread(elements(start, 0, 1), lanes)
+        picked = [tir.integer(i // times) for i in range(lanes)]
+        # A shuffle has no more lanes than its operands together.
+        return tirx.Shuffle([elements(start, 0, lanes // times)] * times, picked)
+
+    return repeated
+
+
+def _repeats(index: tirx.Expr, loop: tirx.For) -> int | None:
+    """How many turns in a row load the same element, before the next one: 2 or 4."""
+    for times in (2, 4):
+        group, turn = tir.var("group"), tir.var("turn")
+        analyzer = Analyzer()
+        analyzer.bind(group, tvm.ir.Range(0, -(-int(loop.extent) // times)))
+        analyzer.bind(turn, tvm.ir.Range(0, times))
+        split = analyzer.simplify(_with(loop, index, group * times + turn))
+        if _step(split, group) == 1 and _step(split, turn) == 0:
+            return times
+    return None
+
+
+def _transpose(outer: tirx.For, inner: tirx.For, widths: Sequence[int]) -> tirx.Stmt:
+    """Two loops that copy from rows to columns, in squares that are turned in registers.
+
+    The last square of a row overlaps the one before. Other loops stay as they are.
+    """
+    store = inner.body
+    if not isinstance(store, tirx.BufferStore) or not isinstance(inner.extent, tirx.IntImm):
+        return outer
+    load = store.value
+    if not isinstance(load, tvm.ir.TensorLoad) or not _is_float(store) or len(load.indices) != 1:
+        return outer
+    to, source = store.indices[0], load.indices[0]
+    steps = [_step(index, loop.loop_var) for index, loop in ((to, inner), (source, outer))]
+    others = [_step(index, loop.loop_var) for index, loop in ((to, outer), (source, inner))]
+    extents = [int(outer.extent), int(inner.extent)]
+    sides = [width for width in widths if width <= min(extents)]
+    if steps != [1, 1] or None in others or not sides:
+        return outer
+    side = sides[0]
+
+    def at(index: tirx.Expr, row: tir.Expr, column: tir.Expr) -> tirx.Expr:
+        return _with(inner, _with(outer, index, row), column)
+
+    def square(row: tir.Expr, column: tir.Expr) -> tirx.Stmt:
+        names = tir.Names()
+        lines = [tir.load(load.source, [at(source, row, column + i)], side) for i in range(side)]
+        for i, line in enumerate(tir.transposed(names, lines)):
+            names.add(tir.store(store.buffer, line, [at(to, row + i, column)], side))
+        return names.done()
+
+    def along(name: str, extent: int, body: Callable[[tir.Expr], tirx.Stmt]) -> tirx.Stmt:
+        return tir.sequence(
+            tir.loop_of(name, extent // side, lambda i: body(i * side)),
+            body(extent - side) if extent % side else None,
+        )
+
+    return along("row", extents[0], lambda r: along("column", extents[1], lambda c: square(r, c)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +248,7 @@ class _Sum:
         combine, neutral = _OPERATIONS[type(store.value)]
         own = tirx.BufferLoad(store.buffer, store.indices)
         for mine, other in ((store.value.a, store.value.b), (store.value.b, store.value.a)):
-            if tvm_ffi.structural_equal(mine, own, map_free_vars=True):
+            if tvm_ffi.structural_equal(mine, own):
                 return _Sum(store=store, combine=combine, neutral=neutral, value=other)
         return None
 
@@ -196,9 +321,7 @@ def _lanes(lanes: int, body: Callable[[tirx.Expr], tirx.Stmt]) -> tirx.Stmt:
 def _with(loop: tirx.For, item: tirx.Stmt | tirx.Expr, value: tir.Expr) -> tirx.Stmt | tirx.Expr:
     """A part of a loop's body for one value of its counter."""
     value = tir.integer(value) if isinstance(value, int) else value
-    return tvm_ffi.structural_map(
-        item, (tvm.ir.Var, lambda var: value if var.same_as(loop.loop_var) else var)
-    )
+    return substituted(item, loop.loop_var, value)
 
 
 def _is_float(store: tirx.BufferStore) -> bool:
@@ -211,13 +334,17 @@ def _step(index: tirx.Expr, variable: tirx.Var) -> int | None:
     return int(found[0]) if found and isinstance(found[0], tirx.IntImm) else None
 
 
-def _is_linear(expr: tirx.Expr, variable: tirx.Var) -> bool:
-    """Whether all of it can be computed on vectors: no branch, and loads at regular places."""
+def _is_linear(expr: tirx.Expr, loop: tirx.For, *, special: bool) -> bool:
+    """Whether all of it can be computed on vectors: no branch, and loads at regular places.
+
+    `special`: also those of `_special`.
+    """
     good = True
 
     def load(item: tvm.ir.TensorLoad) -> None:
         nonlocal good
-        good = good and len(item.indices) == 1 and _step(item.indices[0], variable) in (0, 1)
+        regular = len(item.indices) == 1 and _step(item.indices[0], loop.loop_var) in (0, 1)
+        good = good and (regular or (special and _special(item, loop) is not None))
 
     def call(item: tvm.ir.Call) -> None:
         nonlocal good
@@ -229,18 +356,5 @@ def _is_linear(expr: tirx.Expr, variable: tirx.Var) -> bool:
 
 # Calls that have a form on vectors; `if_then_else` is the one that matters that has none.
 _ON_VECTORS = frozenset(
-    {
-        "reinterpret",
-        "sqrt",
-        "fabs",
-        "floor",
-        "ceil",
-        "shift_left",
-        "shift_right",
-        "bitwise_and",
-        "bitwise_or",
-        "rsqrt",
-        "round",
-        "trunc",
-    }
+    {"ceil", "fabs", "floor", "nearbyint", "reinterpret", "round", "rsqrt", "sqrt", "trunc"}
 )

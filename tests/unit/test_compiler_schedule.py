@@ -1,0 +1,133 @@
+"""Loops cut into pieces and turned into vectors: edgepack/compiler/schedule/{pieces,vectors}.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from edgepack.compiler.kernels import tir
+from edgepack.compiler.kernels.cpu import AVX2
+from edgepack.compiler.schedule import pieces, vectors
+
+Index = Callable[[tirx.Var], tirx.Expr]
+
+
+def copy_loop(extent: int, value: Callable[[tirx.Buffer, tirx.Var], tirx.Expr]) -> tirx.For:
+    """`for i in extent: y[i] = value(x, i)`"""
+    i, x, y = tir.var("i"), tir.buffer("x", (256,)), tir.buffer("y", (256,))
+    return tir.loop(i, extent, tirx.BufferStore(y, value(x, i), [i]))
+
+
+def parts(statement: tirx.Stmt) -> list[tuple[int, str]]:
+    """The extents of loops and what they store, in order."""
+    found: list[tuple[int, str]] = []
+
+    def visit(loop: tirx.For) -> None:
+        # Names of counters do not matter.
+        text = str(loop.body.value).splitlines()[-1]
+        found.append((int(loop.extent), text.replace(loop.loop_var.name, "i")))
+
+    tvm_ffi.structural_walk(statement, (tirx.For, visit))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("extent", "index", "expected"),
+    [
+        (60, lambda i: tirx.max(0, tirx.min(55, i - 2)), [(2, "x[0]"), (55, "x[i]"), (3, "x[55]")]),
+        (56, lambda i: tirx.floormod(i, 28), [(28, "x[i]"), (28, "x[i]")]),
+        (9, lambda i: tirx.if_then_else(i < 4, i, i + 3), [(4, "x[i]"), (5, "x[i + 7]")]),
+        (9, lambda i: tirx.if_then_else(i > 4, i, 0), [(5, "x[0]"), (4, "x[i + 5]")]),
+        # Too many pieces, or none.
+        (60, lambda i: tirx.floormod(i, 2), [(60, "x[i % 2]")]),
+        (60, lambda i: i + 3, [(60, "x[i + 3]")]),
+    ],
+)
+def test_a_loop_is_cut_where_something_changes(
+    extent: int, index: Index, expected: list[tuple[int, str]]
+) -> None:
+    loop = copy_loop(extent, lambda x, i: tirx.BufferLoad(x, [index(i)]))
+    assert parts(pieces.cut(loop)) == expected
+
+
+def test_a_choice_that_the_loop_does_not_change_is_made_before_it() -> None:
+    row = tir.var("row")
+    loop = copy_loop(
+        8, lambda x, i: tirx.if_then_else(row < 3, tirx.BufferLoad(x, [i]), tir.number(0.0))
+    )
+    chosen = pieces.cut(loop)
+    assert isinstance(chosen, tirx.IfThenElse)
+    assert parts(chosen.then_case) == [(8, "x[i]")]
+
+
+def run(loop: tirx.Stmt, x: np.ndarray, size: int) -> tuple[np.ndarray, str]:
+    """What a loop over buffers called x and y makes of x, and its vector form."""
+    made = tvm_ffi.structural_map(
+        loop, (tirx.For, lambda item: vectors._vector_loop(item, sorted(AVX2.lanes, reverse=True)))
+    )
+    buffers: dict[str, tirx.Buffer] = {}
+
+    def see(store: tirx.BufferStore) -> None:
+        buffers[store.buffer.name] = store.buffer
+
+    def read(load: tvm.ir.TensorLoad) -> None:
+        buffers[load.source.name] = load.source
+
+    tvm_ffi.structural_walk(loop, ((tirx.BufferStore, see), (tvm.ir.TensorLoad, read)))
+    kernel = tir.function([buffers["x"], buffers["y"]], made).with_attr("global_symbol", "main")
+    library = tvm.compile(tvm.IRModule({"main": kernel}), tvm.target.Target({"kind": "llvm"}))
+    room = np.zeros(2 * 256 + 16, "float32")
+    start = -room.ctypes.data % 64 // 4
+    source, target = room[start : start + 256], room[start + 256 : start + 512]
+    source[: x.size] = x
+    library["main"](tvm_ffi.from_dlpack(source), tvm_ffi.from_dlpack(target))
+    return target[:size].copy(), str(made)
+
+
+@pytest.mark.parametrize("extent", [1, 7, 33, 100])
+@pytest.mark.parametrize(
+    ("index", "special"),
+    [
+        (lambda i: i, ""),
+        (lambda i: 2 * i + 1, "Shuffle"),
+        (lambda i: tirx.floordiv(i, 2), "Shuffle"),
+    ],
+)
+def test_copies_of_any_length(extent: int, index: Index, special: str) -> None:
+    x = np.random.default_rng(0).normal(size=256).astype("float32")
+    y, text = run(copy_loop(extent, lambda b, i: tirx.BufferLoad(b, [index(i)])), x, extent)
+    i = np.arange(extent)
+    expected = {"": i, "Shuffle": i // 2}[special] if index(5) != 11 else 2 * i + 1
+    assert y.tolist() == x[expected].tolist()
+    assert "vectorized" in text or extent < 4
+    assert special in text or extent < 4
+
+
+@pytest.mark.parametrize("extent", [1, 8, 129])
+@pytest.mark.parametrize("kind", [tirx.Add, tirx.Max, tirx.Min, tirx.Mul])
+def test_sums_of_any_length(extent: int, kind: type) -> None:
+    x = np.random.default_rng(0).uniform(0.9, 1.1, size=256).astype("float32")
+    k, source, target = tir.var("k"), tir.buffer("x", (256,)), tir.buffer("y", (256,))
+    own, value = tirx.BufferLoad(target, [0]), tirx.BufferLoad(source, [k])
+    y, text = run(tir.loop(k, extent, tirx.BufferStore(target, kind(own, value), [0])), x, 1)
+    exact = {tirx.Add: np.sum, tirx.Max: np.max, tirx.Min: np.min, tirx.Mul: np.prod}[kind]
+    start = np.zeros(1)  # what y holds before
+    np.testing.assert_allclose(y[0], exact([*start, *x[:extent].astype("float64")]), rtol=1e-5)
+    assert "Shuffle" in text or extent < 8
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (4, 5), (9, 13), (3, 7)])
+def test_a_matrix_is_turned_by_squares(shape: tuple[int, int]) -> None:
+    rows, columns = shape
+    i, j = tir.var("i"), tir.var("j")
+    source, target = tir.buffer("x", (256,)), tir.buffer("y", (256,))
+    store = tirx.BufferStore(target, tirx.BufferLoad(source, [j * rows + i]), [i * columns + j])
+    x = np.arange(rows * columns, dtype="float32")
+    y, text = run(tir.loop(i, rows, tir.loop(j, columns, store)), x, x.size)
+    assert y.tolist() == x.reshape(columns, rows).T.ravel().tolist()
+    assert ("Shuffle" in text) == (min(shape) >= 4)
