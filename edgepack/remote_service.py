@@ -101,8 +101,8 @@ def remove(device: Device, root: str) -> dict[str, Any]:
         f"  {sudo}systemctl disable --now {place.unit} && "
         f"{sudo}rm /etc/systemd/system/{place.unit} && {sudo}systemctl daemon-reload; fi",
         f"if [ -e {init} ]; then {sudo}{init} stop",
-        f"  if command -v update-rc.d >/dev/null; then {sudo}update-rc.d -f {place.title} remove",
-        f"  else {sudo}rm -f /etc/init.d/S95{place.title}; fi; {sudo}rm {init}; fi",
+        f"  {sudo}update-rc.d -f {place.title} remove 2>/dev/null",
+        f"  {sudo}rm -f /etc/init.d/S95{place.title} {init}; fi",
         "if command -v crontab >/dev/null && crontab -l 2>/dev/null | "
         f"grep -q '# {place.title}$'; then",
         f"  crontab -l | grep -v '# {place.title}$' | crontab -; fi",
@@ -182,8 +182,8 @@ def _install_init(device: Device, site: Site) -> None:
     _place_file(device, site, init_script(site.place), path, "755")
     # busybox's init starts S??* of that folder, in order, with "start".
     device.run(
-        f"if command -v update-rc.d >/dev/null; then {sudo}update-rc.d {title} defaults; "
-        f"else {sudo}ln -sf {title} /etc/init.d/S95{title}; fi && {sudo}{path} restart"
+        f"{{ {sudo}update-rc.d {title} defaults 2>/dev/null || "
+        f"{sudo}ln -sf {title} /etc/init.d/S95{title}; }} && {sudo}{path} restart"
     )
 
 

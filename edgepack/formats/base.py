@@ -107,10 +107,9 @@ def need_installer(bundle: Bundle) -> None:
         )
 
 
-def copy_bundle(bundle: Bundle, target: Path) -> None:
-    """The bundle's files in the new folder `target`, with the modes its manifest gives."""
-    shutil.copytree(bundle.path, target)
-    for path in (target, *target.rglob("*")):
+def plain_modes(folder: Path) -> None:
+    """Give all in `folder` the mode 0755 or 0644, whatever the umask was when it was made."""
+    for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
 
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 
 from edgepack.errors import BundleError
 from edgepack.formats.base import (
     Package,
     Request,
-    copy_bundle,
     need_installer,
     package,
+    plain_modes,
     replacing,
     run_tool,
     script,
@@ -61,10 +62,7 @@ def write(request: Request) -> Package:
     values = {"NAME": manifest.name, "PACKAGE": name}
     with replacing(target) as work:
         root = work / "root"
-        root.mkdir(mode=0o755)
-        copy_bundle(bundle, root / "usr/lib/edgepack" / manifest.name)
-        for folder in ("usr", "usr/lib", "usr/lib/edgepack"):
-            (root / folder).chmod(0o755)
+        shutil.copytree(bundle.path, root / "usr/lib/edgepack" / manifest.name)
         if manifest.service is not None:
             place = Place(
                 name=manifest.name, root=f"/var/lib/edgepack/{manifest.name}", owner="root"
@@ -72,16 +70,13 @@ def write(request: Request) -> Package:
             unit = root / "lib/systemd/system" / place.unit
             unit.parent.mkdir(parents=True)
             unit.write_text(systemd_unit(place, manifest.service))
-            for path in (unit.parents[2], unit.parents[1], unit.parent):
-                path.chmod(0o755)
-            unit.chmod(0o644)
         control = root / "DEBIAN"
-        control.mkdir(mode=0o755)
+        control.mkdir()
         (control / "control").write_text(_control(request, name, version))
-        (control / "control").chmod(0o644)
         for kind in _SCRIPTS:
             (control / kind).write_text(script(f"deb-{kind}.sh", values))
             (control / kind).chmod(0o755)
+        plain_modes(root)
         # xz: the dpkg of older systems reads no zstd. One thread: more give other bytes.
         run_tool(
             "dpkg-deb",

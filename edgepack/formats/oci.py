@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from typing import Any
 
 from edgepack.bundle import Bundle
 from edgepack.errors import UsageError
-from edgepack.formats.base import Package, Request, copy_bundle, package, replacing
+from edgepack.formats.base import Package, Request, package, replacing
 from edgepack.manifest import APP
 from edgepack.paths import atomic_dir, cache_dir, locked
 from edgepack.virtual import apt
@@ -75,7 +76,7 @@ def write(request: Request) -> Package:
         raise UsageError(f"no OCI platform for the architecture {arch} of {request.board.name}")
     target = request.file(".oci.tar")
     with replacing(target) as work:
-        copy_bundle(bundle, work / "top/edgepack")
+        shutil.copytree(bundle.path, work / "top/edgepack")
         layers = [
             _layer(_base(arch), _KEPT, request.options.epoch),
             _layer(work / "top", ("edgepack",), request.options.epoch),

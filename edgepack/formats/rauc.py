@@ -6,12 +6,14 @@ starts the installer. No slot is written and the boot order stays as it is.
 
 from __future__ import annotations
 
+import shutil
+
 from edgepack.formats.base import (
     Package,
     Request,
-    copy_bundle,
     need_installer,
     package,
+    plain_modes,
     replacing,
     run_tool,
     script,
@@ -40,8 +42,7 @@ def write(request: Request) -> Package:
     target = request.file(".raucb")
     with replacing(target) as work:
         content = work / "content"
-        content.mkdir(mode=0o755)
-        copy_bundle(bundle, content / "bundle")
+        shutil.copytree(bundle.path, content / "bundle")
         (content / "manifest.raucm").write_text(
             _MANIFEST.format(
                 compatible=request.device_kind,
@@ -51,6 +52,7 @@ def write(request: Request) -> Package:
         )
         (content / "handler").write_text(script("rauc-handler.sh", {"NAME": manifest.name}))
         (content / "handler").chmod(0o755)
+        plain_modes(content)
         words = ["bundle", f"--cert={request.options.cert}", f"--key={request.options.key}"]
         run_tool("rauc", [*words, content, work / target.name])
     return package("rauc", target, f"rauc install {target.name}")

@@ -1,0 +1,223 @@
+"""The supervisor on a light ARM board: it is killed, hangs, eats memory, and gets new releases."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edgepack import remote_service, virtual
+from edgepack.boards import get_board
+from edgepack.bundle import Bundle, write_tarball
+from edgepack.device.ssh import SshDevice
+from edgepack.errors import RemoteError
+from edgepack.service import Service
+from tests import fake_app
+from tests.boards import login, own_boards
+
+ROOT = "/home/pi/edgepack/tiny"
+ORDERS = "/home/pi/orders"
+LOG = "/var/log/edgepack-tiny/log"
+SERVICE = Service(
+    args=("--orders", ORDERS), watchdog_s=2.0, memory_mb=200, writable=(ORDERS,)
+)  # fmt: skip
+# As a service (--orders FOLDER) it says what it may do, tells the watchdog that it lives, and does
+# what the file `order` in the folder says. Otherwise it is the fake edgepack-run, for the test of
+# a release.
+PROGRAM = r"""
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+static void sign(const char *text) {
+  const char *name = getenv("NOTIFY_SOCKET");
+  struct sockaddr_un to = {.sun_family = AF_UNIX};
+  strcpy(to.sun_path, name);
+  to.sun_path[0] = 0;
+  int fd = socket(AF_UNIX, SOCK_DGRAM, 0);
+  sendto(fd, text, strlen(text), 0, (struct sockaddr *)&to,
+         offsetof(struct sockaddr_un, sun_path) + strlen(name));
+  close(fd);
+}
+
+static const char *writing(const char *path) {
+  errno = 0;
+  int fd = open(path, O_WRONLY | O_CREAT, 0644);
+  if (fd >= 0) close(fd);
+  return strerror(errno);
+}
+
+int main(int argc, char **argv) {
+  char *words[64] = {"sh", "-c", SCRIPT};
+  if (argc > 2 && strcmp(argv[1], "--orders") == 0) {
+    char order[256], path[256];
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    snprintf(path, sizeof path, "%s/written", argv[2]);
+    printf("app: uid %d, own folder: %s, orders: %s\n", getuid(),
+           writing("/home/pi/edgepack/tiny/x"), writing(path));
+    sign("READY=1");
+    snprintf(path, sizeof path, "%s/order", argv[2]);
+    for (;;) {
+      FILE *file = fopen(path, "r");
+      if (file != NULL && fgets(order, sizeof order, file) != NULL) {
+        unlink(path);
+        if (strncmp(order, "hang", 4) == 0) for (;;) pause();
+        if (strncmp(order, "hog", 3) == 0)
+          for (;;) {
+            memset(malloc(1 << 20), 1, 1 << 20);
+            sign("WATCHDOG=1");
+            usleep(5000);
+          }
+        if (strncmp(order, "exit", 4) == 0) return 3;
+      }
+      if (file != NULL) fclose(file);
+      sign("WATCHDOG=1");
+      usleep(200000);
+    }
+  }
+  for (int i = 0; i < argc && i < 60; ++i) words[3 + i] = argv[i];
+  execv("/bin/sh", words);
+  return 127;
+}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache() -> Iterator[None]:
+    with own_boards():
+        yield
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    """Two releases that work, and one that computes something else."""
+    folder = tmp_path_factory.mktemp("bundles")
+    apps = {"first": fake_app.FAKE_APP, "second": fake_app.FAKE_APP + "#\n"}
+    apps["wrong"] = fake_app.FAKE_WRONG_APP
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fake_app, "_PROGRAM", PROGRAM)
+        return {
+            name: fake_app.fake_bundle(folder / name, board="rasp3b", app=app, service=SERVICE)
+            for name, app in apps.items()
+        }
+
+
+class Watched:
+    """The board, as root sees it."""
+
+    def __init__(self, pi: SshDevice, root: SshDevice) -> None:
+        self.pi, self.root = pi, root
+
+    def install(self, bundle: Bundle, folder: Path) -> None:
+        """As by hand, without a network: copy, unpack, ./install."""
+        archive = folder / "bundle.tar.gz"
+        write_tarball(bundle, archive)
+        self.pi.put(archive, "bundle.tar.gz")
+        self.pi.run(f"tar xzf bundle.tar.gz && {bundle.path.name}/install --root {ROOT}")
+
+    def tool(self, command: str) -> str:
+        return self.pi.run(f"{ROOT}/bin/edgepack-device --root {ROOT} {command}").stdout
+
+    def app(self) -> tuple[int, str] | None:
+        """The running app: its process and the release that it is of."""
+        # The emulator's command line has the program twice; [-] keeps this shell's own out.
+        text = self.root.run("pgrep -a -f '/edgepack-run [-]-orders'", check=False).stdout
+        found = re.fullmatch(r"([0-9]+) .*/releases/([0-9a-f]{12})/bin/edgepack-run .*\n", text)
+        return (int(found[1]), found[2]) if found else None
+
+    def log(self) -> str:
+        return self.root.run(f"cat {LOG}").stdout
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        for _ in range(150):
+            if condition():
+                return
+            time.sleep(0.2)
+        pytest.fail(f"{what} did not come; the log:\n{self.log()}")
+
+    def until_another(self, before: tuple[int, str]) -> tuple[int, str]:
+        self.until(lambda: (now := self.app()) is not None and now[0] != before[0], "another app")
+        now = self.app()
+        assert now is not None
+        return now
+
+    def order(self, text: str) -> None:
+        self.pi.run(f"echo {text} >{ORDERS}/.new && mv {ORDERS}/.new {ORDERS}/order")
+
+
+def test_a_service_without_systemd(bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    board = virtual.up(get_board("rasp3b"), name="supervised")
+    pi, root = login(board, "pi"), login(board, "root")
+    on = Watched(pi, root)
+    try:
+        with pytest.raises(RemoteError):
+            on.tool("status")
+        pi.run(f"mkdir -p {ORDERS}")
+        on.install(bundles["first"], tmp_path)
+        done = remote_service.install(root, ROOT)
+        assert done == {"service": "edgepack-tiny", "kind": "init", "root": ROOT}
+        on.until(lambda: on.app() is not None, "the app")
+        app = on.app()
+        assert app is not None
+        assert app[1] == bundles["first"].manifest.release
+        assert remote_service.status(root, ROOT)["running"]
+
+        # Not root, though root has started it, and it cannot write to the folder it owns.
+        assert root.run(f"stat -c %U /proc/{app[0]}").stdout == "pi\n"
+        assert "app: uid 1000, own folder: Read-only file system, orders: Success" in on.log()
+        pi.run(f"touch {ROOT}/y && rm {ROOT}/y")
+
+        root.run(f"kill -9 {app[0]}")
+        app = on.until_another(app)
+        assert "the app was killed by signal 9" in on.log()
+
+        on.order("exit")
+        app = on.until_another(app)
+        assert "the app ended with exit code 3" in on.log()
+
+        on.order("hang")
+        app = on.until_another(app)
+        assert "killing the app: it gave no sign for 2 s" in on.log()
+
+        on.order("hog")
+        app = on.until_another(app)
+        assert "MB of memory, 200 are allowed" in on.log()
+
+        # A release that fails its test: the app does not notice.
+        with pytest.raises(RemoteError):
+            on.install(bundles["wrong"], tmp_path)
+        assert on.app() == app
+
+        on.install(bundles["second"], tmp_path)
+        app = on.until_another(app)
+        assert app[1] == bundles["second"].manifest.release
+        on.tool("rollback")
+        app = on.until_another(app)
+        assert app[1] == bundles["first"].manifest.release
+        state = json.loads(on.tool("--json status"))
+        assert state["current"]["release"] == app[1]
+
+        # The supervisor dies with all that it started; the script starts both again.
+        root.run("kill -9 $(cat /run/edgepack-tiny.pid)")
+        on.until(lambda: on.app() is None, "the end of the app")
+        root.run("/etc/init.d/edgepack-tiny start")
+        on.until(lambda: on.app() is not None, "the app")
+
+        remote_service.remove(root, ROOT)
+        on.until(lambda: on.app() is None, "the end of the app")
+        assert not remote_service.status(root, ROOT)["running"]
+        assert "edgepack" not in root.run("ls /etc/init.d").stdout
+    finally:
+        pi.close()
+        root.close()
+        virtual.down("supervised")
