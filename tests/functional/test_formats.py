@@ -304,8 +304,9 @@ class Mender:
         packages = ["mender-client", "bash", "coreutils", "dash", "findutils", "gzip", "tar"]
         self.root = folder / "root"
         whole = unpacked("mender", [*packages, "sed"], suite="bookworm", arch=arch)
-        shutil.copytree(whole, self.root, symlinks=True)
-        for name in ("var/lib/mender/scripts", "data", "etc/mender", "proc"):
+        # Of /dev nothing: a copy of its `zero` would never end.
+        shutil.copytree(whole, self.root, symlinks=True, ignore=shutil.ignore_patterns("dev"))
+        for name in ("var/lib/mender/scripts", "data", "etc/mender", "proc", "dev", "tmp"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         sh = self.root / "bin/sh"
         if not sh.exists():

@@ -33,6 +33,7 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--allow-downgrade", [&] { options.allow_downgrade = true; }},
       {"--no-activate", [&] { options.activate = false; }},
       {"--retest", [&] { options.retest = true; }},
+      {"--supervise", [&] { options.supervise = true; }},
       {"--version", [&] { options.command = "--version"; }},
       {"--help", [&] { options.command = "--help"; }},
   };
@@ -41,6 +42,8 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--root", [&](Value text) { options.root = text; }},
       {"--signers", [&](Value text) { options.signers = text; }},
       {"--to", [&](Value text) { options.to = text; }},
+      {"--user", [&](Value text) { options.user = text; }},
+      {"--log", [&](Value text) { options.log = text; }},
       {"--by", [&](Value text) { options.by = text; }},
       {"--wait", [&](Value text) { options.wait_s = ToInt("--wait", text, 0); }},
       {"--keep", [&](Value text) { options.keep = ToInt("--keep", text, 1); }},
@@ -91,6 +94,7 @@ usage: edgepack-device COMMAND [options]
   status               what is current, since when, by whom, and how it is
   recover              end what a crash or power cut interrupted
   run [-- WORDS]       verify the current release and become its edgepack-run
+  run --supervise      keep it running as a service, until SIGTERM
   trust show           whose bundles are taken here
   trust set FILE       take those of these signers (OpenSSH's allowed_signers)
   chunks FILE          where a file is cut into chunks: offset, size and hash
@@ -101,6 +105,8 @@ usage: edgepack-device COMMAND [options]
   --json               one JSON object instead of words
   --wait S             for somebody else's lock (60)
   --keep N             releases that stay (3)
+  --user NAME          run --supervise: the account, when root starts it
+  --log FILE           run --supervise: at most two files of 1 MB instead of stderr
   --by NAME            who does it; default: the user
   --signers FILE       install: pin these signers, if none are
   --allow-downgrade    install: an older version than was active before

@@ -15,6 +15,9 @@ struct Options {
   std::optional<std::string> root;
   std::optional<std::string> signers;
   std::optional<std::string> to;
+  /// Of `run --supervise`.
+  std::optional<std::string> user;
+  std::optional<std::string> log;
   std::string by;
   double wait_s = 60;
   int keep = 3;
@@ -22,6 +25,7 @@ struct Options {
   bool allow_downgrade = false;
   bool activate = true;
   bool retest = false;
+  bool supervise = false;
 };
 
 /// Throws DeviceError "usage".

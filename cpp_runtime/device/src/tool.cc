@@ -22,6 +22,7 @@
 #include "site.h"
 #include "sources.h"
 #include "status.h"
+#include "supervise.h"
 #include "switch.h"
 
 namespace edgepack::device {
@@ -235,6 +236,9 @@ class Tool {
   }
 
   int RunApp() const {
+    if (options_.supervise) {
+      return Supervise({Root(), options_.app_words, options_.user, options_.log});
+    }
     const Site site = Site::Open(Root());
     {
       const Lock lock = TakeLock(site);

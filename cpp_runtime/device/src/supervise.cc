@@ -1,0 +1,581 @@
+#include "supervise.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <grp.h>
+#include <poll.h>
+#include <pwd.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "error.h"
+#include "file.h"
+#include "json.h"
+#include "layout.h"
+#include "manifest_reader.h"
+#include "process.h"
+#include "read_only.h"
+#include "sha256.h"
+
+namespace edgepack::device {
+namespace {
+
+constexpr double kTickS = 0.25;
+// What a process gets between SIGTERM and SIGKILL.
+constexpr double kGraceS = 10;
+// Loading a model from a slow card takes longer than the app's usual silence.
+constexpr double kStartS = 60;
+constexpr double kRecoverS = 3600;
+constexpr std::size_t kMaxLogLine = 4096;
+
+std::string ReadFile(const std::string& path, std::size_t limit) {
+  Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
+  if (!fd) ThrowErrno("open", path);
+  return File(std::move(fd), path).ReadAll(limit);
+}
+
+// --- The socket that stands in for systemd's ---
+
+sockaddr_un Address(const std::string& name, socklen_t* length) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  const std::size_t size = std::min(name.size(), sizeof(address.sun_path));
+  std::memcpy(address.sun_path, name.data(), size);
+  if (name[0] == '@') address.sun_path[0] = '\0';
+  *length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + size);
+  return address;
+}
+
+/// Hears what the app sends by sd_notify's protocol.
+class NotifySocket {
+ public:
+  NotifySocket() : name_("@edgepack-") {
+    std::array<std::uint8_t, 8> number = {};
+    if (getrandom(number.data(), number.size(), 0) < 0) ThrowErrno("read", "random numbers");
+    name_ += Hex(number.data(), number.size());
+    socklen_t length = 0;
+    const sockaddr_un address = Address(name_, &length);
+    fd_ = Fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const int on = 1;
+    if (!fd_ || bind(fd_.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+        setsockopt(fd_.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0) {
+      ThrowErrno("listen on", name_);
+    }
+  }
+
+  [[nodiscard]] int fd() const { return fd_.get(); }
+  [[nodiscard]] const std::string& name() const { return name_; }
+
+  /// The next message of the process group `group`; anybody else's are dropped. Empty: no more.
+  [[nodiscard]] std::string Next(pid_t group) const {
+    for (;;) {
+      std::array<char, 1024> text = {};
+      alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(ucred))> control = {};
+      iovec part = {text.data(), text.size()};
+      msghdr message = {};
+      message.msg_iov = &part;
+      message.msg_iovlen = 1;
+      message.msg_control = control.data();
+      message.msg_controllen = control.size();
+      const ssize_t size = recvmsg(fd_.get(), &message, 0);
+      if (size < 0) return "";
+      const cmsghdr* const header = CMSG_FIRSTHDR(&message);
+      if (header == nullptr || header->cmsg_type != SCM_CREDENTIALS) continue;
+      ucred sender = {};
+      std::memcpy(&sender, CMSG_DATA(header), sizeof(sender));
+      if (group > 0 && getpgid(sender.pid) == group) {
+        return {text.data(), static_cast<std::size_t>(size)};
+      }
+    }
+  }
+
+ private:
+  std::string name_;
+  Fd fd_;
+};
+
+/// Tells systemd, if it has started us.
+void TellManager(const std::string& text) {
+  const char* const name = std::getenv("NOTIFY_SOCKET");  // NOLINT(concurrency-mt-unsafe)
+  if (name == nullptr || *name == '\0') return;
+  socklen_t length = 0;
+  const sockaddr_un address = Address(name, &length);
+  const Fd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) return;
+  sendto(fd.get(), text.data(), text.size(), MSG_NOSIGNAL,
+         reinterpret_cast<const sockaddr*>(&address), length);
+}
+
+// --- Releases, as somebody sees them who may only read ---
+
+/// The id that `current` names; empty if it names none.
+std::string CurrentRelease(const std::string& root) {
+  std::array<char, PATH_MAX> target;  // NOLINT(*-member-init): filled by the call
+  const ssize_t size = readlink((root + "/" + kCurrent).c_str(), target.data(), target.size());
+  if (size <= 0) return "";
+  const std::string path(target.data(), static_cast<std::size_t>(size));
+  const std::string id = path.substr(path.rfind('/') + 1);
+  return IsReleaseId(id) ? id : "";
+}
+
+bool TestIsOver(const std::string& root) {
+  return access((root + "/" + kState + "/pending.json").c_str(), F_OK) != 0;
+}
+
+/// A release whose every byte was just read.
+struct Verified {
+  std::string id;
+  std::string folder;
+  std::optional<ServiceTable> service;
+};
+
+Verified VerifyRelease(const std::string& root, const std::string& id) {
+  Verified release;
+  release.id = id;
+  release.folder = root + "/" + kReleases + "/" + id;
+  const std::string text = ReadFile(release.folder + "/" + kManifestName, kMaxManifestBytes);
+  for (const FileEntry& entry : ParseManifest(text).files) {
+    const std::string path = release.folder + "/" + entry.path;
+    Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    if (!fd) ThrowErrno("open", path);
+    if (File(std::move(fd), path).Sha256() != entry.sha256) {
+      throw DeviceError(kExitBundle, "damaged", path + " is not what was installed",
+                        "deploy the release again");
+    }
+  }
+  release.service = ReadService(text);
+  return release;
+}
+
+// --- The app ---
+
+class App {
+ public:
+  /// Starts `release`'s app. With `log` its output comes to `output()`.
+  App(const Verified& release, const std::vector<std::string>& args, const NotifySocket& notify,
+      bool log)
+      : watchdog_s_(release.service ? release.service->watchdog_s : std::nullopt),
+        memory_mb_(release.service ? release.service->memory_mb : std::nullopt),
+        started_(Monotonic()),
+        sign_(started_) {
+    std::array<int, 2> ends = {-1, -1};
+    if (log && pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) ThrowErrno("make", "a pipe");
+    output_ = Fd(ends[0]);
+    const Fd into(ends[1]);
+    const std::string program = release.folder + "/" + kApp;
+    const pid_t parent = getpid();
+    pid_ = fork();
+    if (pid_ < 0) ThrowErrno("start", program);
+    if (pid_ == 0) Become(program, args, notify, into, parent);
+    setpgid(pid_, pid_);  // in both, whoever comes first
+  }
+  ~App() {
+    if (pid_ > 0) {
+      kill(-pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+  }
+  App(const App&) = delete;
+  App& operator=(const App&) = delete;
+
+  [[nodiscard]] pid_t pid() const { return pid_; }
+  [[nodiscard]] const Fd& output() const { return output_; }
+  [[nodiscard]] double ran_s() const { return Monotonic() - started_; }
+
+  void Sign(const std::string& message) {
+    sign_ = Monotonic();
+    ready_ = ready_ || message.find("READY=1") != std::string::npos;
+  }
+
+  /// Why it has to be killed; empty if it need not be.
+  [[nodiscard]] std::string Complaint() const {
+    if (watchdog_s_) {
+      const double limit_s = ready_ ? *watchdog_s_ : std::max(*watchdog_s_, kStartS);
+      if (Monotonic() - sign_ > limit_s) {
+        return "gave no sign for " + std::to_string(static_cast<int>(limit_s)) + " s";
+      }
+    }
+    if (memory_mb_) {
+      const std::uint64_t bytes = ResidentBytes();
+      if (bytes > *memory_mb_ * 1000000) {
+        return "takes " + std::to_string(bytes / 1000000) + " MB of memory, " +
+               std::to_string(*memory_mb_) + " are allowed";
+      }
+    }
+    return "";
+  }
+
+  void Signal(int number) const { kill(-pid_, number); }
+
+  /// Its wait status, once it has ended.
+  std::optional<int> Ended() {
+    int status = 0;
+    if (waitpid(pid_, &status, WNOHANG) != pid_) return std::nullopt;
+    kill(-pid_, SIGKILL);  // what it left behind
+    pid_ = -1;
+    return status;
+  }
+
+ private:
+  [[noreturn]] void Become(const std::string& program, const std::vector<std::string>& args,
+                           const NotifySocket& notify, const Fd& into, pid_t parent) const {
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(127);  // it died before
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    // When the board runs out of memory, this goes and not the login.
+    const Fd score(open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
+    if (score && write(score.get(), "500", 3) < 0) errno = 0;
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+    (void)signal(SIGPIPE, SIG_DFL);
+    dup2(open("/dev/null", O_RDONLY), 0);
+    if (into) {
+      dup2(into.get(), 1);
+      dup2(into.get(), 2);
+    }
+    setenv("NOTIFY_SOCKET", notify.name().c_str(), 1);  // NOLINT(concurrency-mt-unsafe)
+    unsetenv("WATCHDOG_PID");                           // NOLINT(concurrency-mt-unsafe)
+    unsetenv("WATCHDOG_USEC");                          // NOLINT(concurrency-mt-unsafe)
+    if (watchdog_s_) {
+      const auto period_us = static_cast<std::int64_t>(*watchdog_s_ * 1e6);
+      // NOLINTNEXTLINE(concurrency-mt-unsafe)
+      setenv("WATCHDOG_USEC", std::to_string(period_us).c_str(), 1);
+    }
+    std::vector<char*> argv = {const_cast<char*>(program.c_str())};
+    for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
+    argv.push_back(nullptr);
+    execv(argv[0], argv.data());
+    (void)std::fprintf(stderr, "%s cannot be started: %s\n", program.c_str(), std::strerror(errno));
+    _exit(127);
+  }
+
+  [[nodiscard]] std::uint64_t ResidentBytes() const {
+    const Fd fd(open(("/proc/" + std::to_string(pid_) + "/statm").c_str(), O_RDONLY | O_CLOEXEC));
+    std::array<char, 128> text = {};
+    if (!fd || read(fd.get(), text.data(), text.size() - 1) <= 0) return 0;
+    // Pages: in all, and in RAM.
+    const char* const second = std::strchr(text.data(), ' ');
+    if (second == nullptr) return 0;
+    return std::strtoull(second, nullptr, 10) * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  }
+
+  std::optional<double> watchdog_s_;
+  std::optional<std::uint64_t> memory_mb_;
+  double started_;
+  double sign_;
+  bool ready_ = false;
+  Fd output_;
+  pid_t pid_ = -1;
+};
+
+// --- The user ---
+
+struct Account {
+  uid_t uid;
+  gid_t gid;
+  std::string name;
+};
+
+/// Of /etc/passwd alone: a static program has no other directory of names.
+Account AccountOf(const std::string& name) {
+  std::FILE* const file = std::fopen("/etc/passwd", "re");
+  if (file == nullptr) ThrowErrno("open", "/etc/passwd");
+  std::optional<Account> found;
+  while (const passwd* const entry = fgetpwent(file)) {  // NOLINT(concurrency-mt-unsafe)
+    if (name == entry->pw_name) found = Account{entry->pw_uid, entry->pw_gid, name};
+  }
+  (void)std::fclose(file);
+  if (!found) {
+    throw DeviceError(kExitDevice, "no-user", "there is no account " + name,
+                      "adduser --system makes one, or name another as the service's user");
+  }
+  return *found;
+}
+
+/// The account named, else the folder's owner, and never root.
+Account ServiceAccount(const SuperviseOptions& options, const std::optional<ServiceTable>& service,
+                       const struct stat& folder) {
+  if (options.user) return AccountOf(*options.user);
+  if (service && service->user) return AccountOf(*service->user);
+  if (folder.st_uid != 0) return {folder.st_uid, folder.st_gid, std::to_string(folder.st_uid)};
+  constexpr uid_t kNobody = 65534;
+  return {kNobody, kNobody, "nobody"};
+}
+
+void Become(const Account& account) {
+  if (account.uid == 0) {
+    throw DeviceError(kExitUsage, "usage", "a service must not run as root",
+                      "name another account with --user");
+  }
+  if (setgroups(0, nullptr) != 0 || setgid(account.gid) != 0 || setuid(account.uid) != 0) {
+    ThrowErrno("become", account.name);
+  }
+}
+
+/// `recover` by the folder's owner, whoever that is: a test that a power cut ended is done again.
+void RecoverAsOwner(const std::string& root, const struct stat& folder, BoundedLog* log) {
+  if (TestIsOver(root) || (geteuid() != 0 && geteuid() != folder.st_uid)) return;
+  log->Say("ending the test that was interrupted");
+  const pid_t child = fork();
+  if (child < 0) ThrowErrno("start", "recover");
+  if (child == 0) {
+    if (geteuid() != folder.st_uid &&
+        (setgroups(0, nullptr) != 0 || setgid(folder.st_gid) != 0 || setuid(folder.st_uid) != 0)) {
+      _exit(1);
+    }
+    std::array<char, PATH_MAX> self = {};
+    if (readlink("/proc/self/exe", self.data(), self.size() - 1) < 0) _exit(1);
+    const Ended ended = RunProgram({self.data(), "recover", "--root", root}, kRecoverS);
+    if (ended.exit_code != 0) (void)std::fprintf(stderr, "%s", ended.err.c_str());
+    _exit(ended.exit_code);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (status != 0) log->Say("that failed: nothing is started before `recover` succeeds");
+}
+
+// --- The loop ---
+
+std::string Describe(int status) {
+  if (WIFSIGNALED(status)) return "was killed by signal " + std::to_string(WTERMSIG(status));
+  return "ended with exit code " + std::to_string(WEXITSTATUS(status));
+}
+
+class Supervisor {
+ public:
+  explicit Supervisor(const SuperviseOptions& options)
+      : options_(options), log_(options.log), logs_(options.log.has_value()) {
+    sigset_t set;
+    sigemptyset(&set);
+    for (const int number : {SIGTERM, SIGINT, SIGCHLD}) sigaddset(&set, number);
+    sigprocmask(SIG_BLOCK, &set, nullptr);
+    signals_ = Fd(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (!signals_) ThrowErrno("make", "a signalfd");
+    (void)signal(SIGPIPE, SIG_IGN);
+  }
+
+  int Run() {
+    DropPrivileges();
+    // What it waits for is this loop; the app may need many starts, and says so in the log.
+    TellManager("READY=1");
+    while (!stop_) {
+      const std::string id = Wanted();
+      if (id.empty() || Monotonic() < start_at_) {
+        Wait();
+        continue;
+      }
+      try {
+        RunOnce(VerifyRelease(options_.root, id));
+      } catch (const DeviceError& error) {
+        if (error.exit_code == kExitUsage) throw;
+        // A release may be repaired, a disk come back.
+        log_.Say(id + ": " + error.message);
+        start_at_ = Monotonic() + backoff_.Next(0);
+      }
+      if (exit_code_) return *exit_code_;
+    }
+    TellManager("STOPPING=1");
+    return 0;
+  }
+
+ private:
+  void DropPrivileges() {
+    struct stat folder = {};
+    if (stat(options_.root.c_str(), &folder) != 0) ThrowErrno("read", options_.root);
+    RecoverAsOwner(options_.root, folder, &log_);
+    if (geteuid() != 0) return;
+    std::optional<ServiceTable> service;
+    if (const std::string id = CurrentRelease(options_.root); !id.empty()) {
+      service = VerifyRelease(options_.root, id).service;
+    }
+    const Account account = ServiceAccount(options_, service, folder);
+    std::vector<std::string> writable;
+    if (service) writable = service->writable;
+    if (options_.log) writable.push_back(options_.log->substr(0, options_.log->rfind('/')));
+    if (!MakeReadOnly(writable)) {
+      log_.Say("this kernel does not let the file system be read-only for one program");
+    }
+    Become(account);
+    log_.Say("runs as " + account.name);
+  }
+
+  /// The release that should run; empty while none should start.
+  [[nodiscard]] std::string Wanted() const {
+    std::string id = CurrentRelease(options_.root);
+    if (!TestIsOver(options_.root)) return running_;
+    return id;
+  }
+
+  void RunOnce(const Verified& release) {
+    if (!release.service && options_.args.empty()) {
+      throw DeviceError(kExitUsage, "usage", "release " + release.id + " has no [service] table",
+                        "give arguments after --, or add the table to edgepack.toml");
+    }
+    if (release.id != running_) backoff_.Reset();
+    running_ = release.id;
+    const std::vector<std::string>& args =
+        options_.args.empty() ? release.service->args : options_.args;
+    log_.Say("starting release " + release.id);
+    App app(release, args, notify_, logs_);
+    output_open_ = true;
+    std::optional<int> status;
+    while (!(status = app.Ended())) {
+      Wait(&app);
+      if (stop_ || Wanted() != release.id) {
+        if (!stop_) log_.Say("release " + release.id + " is no longer current");
+        status = Stop(&app);
+        start_at_ = 0;
+        running_.clear();
+        return;
+      }
+      if (const std::string complaint = app.Complaint(); !complaint.empty()) {
+        log_.Say("killing the app: it " + complaint);
+        app.Signal(SIGKILL);
+      }
+    }
+    Copy(app.output());
+    const double ran_s = app.ran_s();
+    log_.Say("the app " + Describe(*status));
+    const bool failed = !WIFEXITED(*status) || WEXITSTATUS(*status) != 0;
+    const std::string restart = release.service ? release.service->restart : "always";
+    if (restart == "never" || (restart == "on-failure" && !failed)) {
+      exit_code_ = WIFEXITED(*status) ? WEXITSTATUS(*status) : 128 + WTERMSIG(*status);
+      return;
+    }
+    start_at_ = Monotonic() + backoff_.Next(ran_s);
+  }
+
+  /// SIGTERM, and SIGKILL for what does not care.
+  std::optional<int> Stop(App* app) {
+    app->Signal(SIGTERM);
+    const double deadline = Monotonic() + kGraceS;
+    std::optional<int> status;
+    while (!(status = app->Ended())) {
+      if (Monotonic() > deadline) app->Signal(SIGKILL);
+      Wait(app);
+    }
+    Copy(app->output());
+    return status;
+  }
+
+  /// A quarter of a second, or until something happens.
+  void Wait(App* app = nullptr) {
+    const int output = app != nullptr && output_open_ ? app->output().get() : -1;
+    std::array<pollfd, 3> fds = {
+        {{signals_.get(), POLLIN, 0}, {notify_.fd(), POLLIN, 0}, {output, POLLIN, 0}}};
+    poll(fds.data(), fds.size(), static_cast<int>(kTickS * 1e3));
+    signalfd_siginfo info = {};
+    while (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
+      stop_ = stop_ || info.ssi_signo != SIGCHLD;
+    }
+    const pid_t group = app != nullptr ? app->pid() : -1;
+    for (std::string text; !(text = notify_.Next(group)).empty();) {
+      app->Sign(text);
+    }
+    if (app != nullptr && output >= 0) Copy(app->output());
+    if (Monotonic() - told_ >= 1) {
+      told_ = Monotonic();
+      TellManager("WATCHDOG=1");
+    }
+  }
+
+  void Copy(const Fd& output) {
+    if (!output) return;
+    std::array<char, kMaxLogLine> block;  // NOLINT(*-member-init): filled by the read
+    ssize_t size = 0;
+    while ((size = read(output.get(), block.data(), block.size())) > 0) {
+      log_.Write({block.data(), static_cast<std::size_t>(size)});
+    }
+    if (size == 0) output_open_ = false;  // it has closed what it writes to, and lives on
+  }
+
+  const SuperviseOptions& options_;
+  BoundedLog log_;
+  bool logs_;
+  NotifySocket notify_;
+  Fd signals_;
+  Backoff backoff_;
+  std::string running_;
+  double start_at_ = 0;
+  double told_ = 0;
+  bool output_open_ = true;
+  bool stop_ = false;
+  std::optional<int> exit_code_;
+};
+
+}  // namespace
+
+std::optional<ServiceTable> ReadService(std::string_view manifest) {
+  const JsonDocument document(manifest, kManifestName, "bad-manifest");
+  JsonObject top = document.Root();
+  if (!top.HasValue("service")) return std::nullopt;
+  JsonObject table = top.Object("service");
+  ServiceTable service;
+  service.args = table.Strings("args");
+  service.restart = table.String("restart");
+  service.watchdog_s = table.OptionalNumber("watchdog_s");
+  if (table.HasValue("memory_mb")) service.memory_mb = table.Size("memory_mb");
+  if (table.HasValue("user")) service.user = table.String("user");
+  service.writable = table.Strings("writable");
+  return service;
+}
+
+double Backoff::Next(double ran_s) {
+  if (ran_s >= kMostS) next_s_ = kFirstS;
+  const double wait_s = next_s_;
+  next_s_ = std::min(next_s_ * 2, kMostS);
+  return wait_s;
+}
+
+BoundedLog::BoundedLog(std::optional<std::string> path, std::uint64_t max_bytes)
+    : path_(std::move(path)), max_bytes_(max_bytes) {
+  Open();
+}
+
+BoundedLog::~BoundedLog() {
+  if (path_) close(fd_);
+}
+
+void BoundedLog::Open() {
+  if (!path_) return;
+  fd_ = open(path_->c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644);
+  if (fd_ < 0) ThrowErrno("write", *path_);
+  struct stat status = {};
+  size_ = fstat(fd_, &status) == 0 ? static_cast<std::uint64_t>(status.st_size) : 0;
+}
+
+void BoundedLog::Write(std::string_view text) {
+  if (path_ && size_ + text.size() > max_bytes_) {
+    (void)rename(path_->c_str(), (*path_ + ".1").c_str());
+    close(fd_);
+    Open();
+  }
+  size_ += text.size();
+  // A full disk must not end the service: the line is lost.
+  if (write(fd_, text.data(), text.size()) < 0) errno = 0;
+}
+
+void BoundedLog::Say(const std::string& text) {
+  Write(Timestamp(time(nullptr)) + " " + kTool + ": " + text + "\n");
+}
+
+int Supervise(const SuperviseOptions& options) { return Supervisor(options).Run(); }
+
+}  // namespace edgepack::device

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace edgepack::device {
+
+/// The `service` table of a manifest: see edgepack/service.py.
+struct ServiceTable {
+  std::vector<std::string> args;
+  std::string restart = "always";
+  std::optional<double> watchdog_s;
+  std::optional<std::uint64_t> memory_mb;
+  std::optional<std::string> user;
+  std::vector<std::string> writable;
+};
+
+/// Of a manifest that was verified when it was installed; nothing if it has no such table.
+/// Throws DeviceError "bad-manifest".
+std::optional<ServiceTable> ReadService(std::string_view manifest);
+
+/// How long to wait before the next start: doubled with each quick death, from one second to a
+/// minute, and one second again after a minute of work.
+class Backoff {
+ public:
+  /// What comes after a run of `ran_s` seconds.
+  double Next(double ran_s);
+  void Reset() { next_s_ = kFirstS; }
+
+ private:
+  static constexpr double kFirstS = 1;
+  static constexpr double kMostS = 60;
+  double next_s_ = kFirstS;
+};
+
+/// A log of at most two files of `max_bytes` each: `path`, and what was in it before, `path`.1.
+class BoundedLog {
+ public:
+  /// Without a path: stderr, whose reader sees to its size. Throws DeviceError "io".
+  explicit BoundedLog(std::optional<std::string> path, std::uint64_t max_bytes = 1U << 20U);
+  ~BoundedLog();
+  BoundedLog(const BoundedLog&) = delete;
+  BoundedLog& operator=(const BoundedLog&) = delete;
+
+  void Write(std::string_view text);
+  /// A line of the supervisor's own.
+  void Say(const std::string& text);
+
+ private:
+  void Open();
+
+  std::optional<std::string> path_;
+  std::uint64_t max_bytes_;
+  std::uint64_t size_ = 0;
+  int fd_ = 2;
+};
+
+struct SuperviseOptions {
+  std::string root;
+  /// Instead of the table's arguments.
+  std::vector<std::string> args;
+  std::optional<std::string> user;
+  std::optional<std::string> log;
+};
+
+/// Keeps the current release's app running until SIGTERM or SIGINT; `run --supervise`.
+///
+/// - Started again when it ends, as the table says, after a pause (`Backoff`).
+/// - Killed when it sends no WATCHDOG=1 for `watchdog_s`, or has more than `memory_mb` in RAM.
+/// - When `current` names another release, and that one's test is over, the app goes over to it.
+///   Until then the old one runs on.
+/// - Started by root it becomes the service's user, and sees the file system read-only but for
+///   `writable`. Before that it ends an interrupted activation, as the folder's owner.
+/// - systemd is told READY=1 once this loop turns, and WATCHDOG=1 as long as it does.
+///
+/// Needs to read the root folder, not to write it. Returns the exit code.
+int Supervise(const SuperviseOptions& options);
+
+}  // namespace edgepack::device
