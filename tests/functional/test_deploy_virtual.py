@@ -5,14 +5,13 @@ Power cuts are in tests/faults.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgepack import paths, virtual
+from edgepack import virtual
 from edgepack.boards import get_board
 from edgepack.bundle import Bundle, write_tarball
 from edgepack.deploy import DeployOptions, deploy_bundle, preview
@@ -31,9 +30,9 @@ from edgepack.manifest import PARAMS
 from edgepack.remote_app import RunRequest, run_on_device
 from edgepack.remote_tool import call
 from edgepack.virtual import VirtualBoard
+from tests.boards import own_boards
 from tests.fake_app import fake_bundle
 from tests.integration.cutting_proxy import CuttingProxy
-from tests.support import require_tool
 
 ROOT = "edgepack/tiny"
 _WEIGHTS = 14_000_000  # as MobileNetV2's
@@ -42,18 +41,8 @@ _WEIGHTS = 14_000_000  # as MobileNetV2's
 @pytest.fixture(scope="module", autouse=True)
 def cache() -> Iterator[None]:
     """Boards of our own, so that none of the user's is touched."""
-    require_tool("qemu-arm-static", "qemu-arm")
-    require_tool("mmdebstrap")
-    real = paths.cache_dir()
-    with tempfile.TemporaryDirectory(prefix="edgepack-test-") as name:
-        for shared in ("rootfs", "kernel"):
-            (real / shared).mkdir(exist_ok=True)
-            (Path(name) / shared).symlink_to(real / shared)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(paths, "_cache_dir", Path(name))
-            yield
-            for board in virtual.list_running():
-                virtual.down(board.name)
+    with own_boards():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -14,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from edgepack import paths, virtual
+from edgepack import virtual
 from edgepack.boards import get_board
 from edgepack.bundle import Bundle
 from edgepack.cli import main
 from edgepack.device import open_virtual
+from tests.boards import own_boards
 from tests.fake_app import FAKE_APP, FAKE_WRONG_APP, fake_bundle
 from tests.integration import sshd_server
-from tests.support import require_tool
 
 BOARDS = ("rasp3b", "rasp3b-64")
 MODEL_ROOT = "edgepack/tiny"
@@ -30,17 +29,8 @@ MODEL_ROOT = "edgepack/tiny"
 @pytest.fixture(autouse=True)
 def cache() -> Iterator[None]:
     """Boards of our own, so that none of the user's is touched."""
-    require_tool("qemu-arm-static", "qemu-arm")
-    require_tool("mmdebstrap")
-    real = paths.cache_dir()
-    with tempfile.TemporaryDirectory(prefix="edgepack-test-") as name:
-        (real / "rootfs").mkdir(exist_ok=True)
-        (Path(name) / "rootfs").symlink_to(real / "rootfs")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(paths, "_cache_dir", Path(name))
-            yield
-            for board in virtual.list_running():
-                virtual.down(board.name)
+    with own_boards():
+        yield
 
 
 @pytest.fixture(scope="module")
