@@ -77,8 +77,7 @@ def build_device_tool(board: Board, *, progress: Progress = NO_PROGRESS) -> Devi
     zig = zig_executable()
     if zig is None or not zig.exists():
         raise ToolchainError("compiler not found: zig", hint="pip install ziglang==0.17.0")
-    triple = board.triple.replace("-gnu", "-musl")
-    flags = board.runtime_flags["zig"]
+    triple, flags = _triple(board), board.runtime_flags["zig"]
     parts = {"zig": zig_version(zig), "flags": flags, "triple": triple}
     folder = cache_dir() / "device-tool" / f"{triple}-{source_key(parts)}"
     with locked(folder):
@@ -89,13 +88,7 @@ def build_device_tool(board: Board, *, progress: Progress = NO_PROGRESS) -> Devi
                 compile_tool(
                     work,
                     sources,
-                    [
-                        f"-DCMAKE_TOOLCHAIN_FILE={data_file('toolchains') / 'zig_musl.cmake'}",
-                        f"-DEDGEPACK_TRIPLE={triple}",
-                        f"-DEDGEPACK_BOARD_FLAGS={';'.join(flags)}",
-                        f"-DEDGEPACK_ZIG={zig}",
-                    ],
-                    env={"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")},
+                    zig_arguments(board),
                 )
                 _write_licenses(sources, zig, work / "licenses")
     path = folder / TOOL
@@ -109,6 +102,20 @@ def build_device_tool(board: Board, *, progress: Progress = NO_PROGRESS) -> Devi
             for file in sorted((folder / "licenses").iterdir())
         },
     )
+
+
+def zig_arguments(board: Board) -> list[str]:
+    """CMake arguments for a static program for `board`'s architecture."""
+    return [
+        f"-DCMAKE_TOOLCHAIN_FILE={data_file('toolchains') / 'zig_musl.cmake'}",
+        f"-DEDGEPACK_TRIPLE={_triple(board)}",
+        f"-DEDGEPACK_BOARD_FLAGS={';'.join(board.runtime_flags['zig'])}",
+        f"-DEDGEPACK_ZIG={zig_executable()}",
+    ]
+
+
+def _triple(board: Board) -> str:
+    return board.triple.replace("-gnu", "-musl")
 
 
 def fetch_sources(*, progress: Progress = NO_PROGRESS) -> Path:
@@ -143,7 +150,6 @@ def compile_tool(
     sources: Path,
     arguments: Sequence[str],
     *,
-    env: Mapping[str, str] | None = None,
     targets: Sequence[str] = (TOOL,),
 ) -> None:
     """Configure cpp_runtime/device with `arguments` and build `targets` into the folder `out`.
@@ -151,6 +157,7 @@ def compile_tool(
     Raises ToolchainError if a compiler fails.
     """
     build = out / "build"
+    env = {"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")}
     run(
         [
             tool("cmake"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from edgepack.device_tool import TOOL, compile_tool, fetch_sources, source_key
+from edgepack.boards import Board
+from edgepack.device_tool import TOOL, compile_tool, fetch_sources, source_key, zig_arguments
 from edgepack.paths import atomic_dir, cache_dir, locked
 
 PROBE = "device-probe"
@@ -19,6 +20,11 @@ def host_tool(*, faults: bool = False, sanitize: bool = False) -> Path:
 def host_probe() -> Path:
     """The program that asks one of the tool's readers about a file, with sanitizers."""
     return _build(PROBE, "-DEDGEPACK_SANITIZE=ON", "-DEDGEPACK_TESTS=ON")
+
+
+def board_tool(board: Board) -> Path:
+    """The tool for a board, with the steps that tests can kill it at."""
+    return _build(TOOL, "-DEDGEPACK_FAULTS=ON", *zig_arguments(board))
 
 
 @functools.cache

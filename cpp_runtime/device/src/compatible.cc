@@ -133,7 +133,8 @@ std::string LoaderIn(const std::string& elf) {
     if (segment.p_type != PT_INTERP) continue;
     if (segment.p_offset > elf.size() || segment.p_filesz > elf.size() - segment.p_offset)
       return "";
-    const std::string path = elf.substr(segment.p_offset, segment.p_filesz);
+    const std::string path = elf.substr(static_cast<std::size_t>(segment.p_offset),
+                                        static_cast<std::size_t>(segment.p_filesz));
     return path.substr(0, path.find('\0'));
   }
   return "";

@@ -56,7 +56,7 @@ DeviceError Confused(const std::string& what) {
 std::optional<std::string> ReadOptional(WireInput* in, std::uint64_t size) {
   if (size > kMaxTextBytes) throw Confused("a signature is too long");
   if (size == 0) return std::nullopt;
-  return in->ReadText(size);
+  return in->ReadText(static_cast<std::size_t>(size));
 }
 
 Request ReadRequest(const std::string& line, WireInput* in) {
@@ -75,7 +75,7 @@ Request ReadRequest(const std::string& line, WireInput* in) {
   request.install.retest = root.Bool("retest");
   const std::uint64_t manifest_bytes = root.Size("manifest_bytes");
   if (manifest_bytes > kMaxManifestBytes) throw Confused("a manifest is too long");
-  request.manifest = in->ReadText(manifest_bytes);
+  request.manifest = in->ReadText(static_cast<std::size_t>(manifest_bytes));
   request.signature = ReadOptional(in, root.Size("signature_bytes"));
   request.install.signers = ReadOptional(in, root.Size("signers_bytes"));
   return request;

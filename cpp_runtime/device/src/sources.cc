@@ -117,7 +117,7 @@ class ArchiveSource final : public BundleSource {
     if (member.size > limit) {
       throw Refused("damaged", file_.path() + ": " + member.path + " is too long");
     }
-    std::string text(member.size, '\0');
+    std::string text(static_cast<std::size_t>(member.size), '\0');
     std::size_t size = 0;
     while (size < text.size()) {
       const std::size_t count = archive->Read(text.data() + size, text.size() - size);

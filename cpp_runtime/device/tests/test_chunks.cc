@@ -62,9 +62,10 @@ TEST_CASE("chunks") {
     std::vector<std::size_t> ends;
     for (const Chunk& chunk : ChunksOf(text)) {
       CHECK(chunk.offset == (ends.empty() ? 0 : ends.back()));
-      ends.push_back(chunk.offset + chunk.size);
-      CHECK(Hex(chunk.hash.data(), chunk.hash.size()) ==
-            Sha256Hex(text.substr(chunk.offset, chunk.size)).substr(0, 32));
+      ends.push_back(static_cast<std::size_t>(chunk.offset) + chunk.size);
+      CHECK(
+          Hex(chunk.hash.data(), chunk.hash.size()) ==
+          Sha256Hex(text.substr(static_cast<std::size_t>(chunk.offset), chunk.size)).substr(0, 32));
     }
     CHECK(ends == PlainCuts(text));
   }
