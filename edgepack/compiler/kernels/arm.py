@@ -14,6 +14,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Protocol
 
 from edgepack.compiler.kernels.cpu import CpuModel
@@ -21,6 +22,8 @@ from edgepack.compiler.kernels.cpu import CpuModel
 # Bytes of a vector register, and float32 lanes in it.
 QUAD = 16
 LANES = 4
+# How both instruction sets call the operations of `Writer.binary`, after v or f.
+_BINARY = {"maximum": "max", "minimum": "min", "add": "add", "subtract": "sub"}
 # vldm and vstm of ARMv7 move at most 16 double registers.
 _MOST_AT_ONCE = 8
 
@@ -44,8 +47,10 @@ class Isa:
         return pixels <= most and pixels * vectors + pixels + 2 <= self.registers
 
     def most_depthwise(self, columns: int) -> int:
-        """Pixels of the largest depthwise tile that leaves two registers for inputs; may be 0."""
-        return max(0, min(_MOST_AT_ONCE, self.registers - columns - 2))
+        """Pixels of the largest depthwise tile that leaves some registers for inputs; may be 0."""
+        # Two are enough to get by; what waits for a load, as in-order cores do, wants more.
+        most, inputs = (_MOST_AT_ONCE, 2) if self.name == "armv7" else (16, 6)
+        return max(0, min(most, self.registers - columns - inputs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +132,7 @@ class Convolve:
         if self.pixel_step == QUAD:
             writer.load(inputs, "source", advance=False)
         else:
-            moved = writer.load_strided(inputs, "source", self.pixel_step)
+            moved = writer.move_all_strided("ld", inputs, "source", self.pixel_step)
         for used, vector in writer.stream(ring, lanes * vectors, "weights"):
             lane, v = divmod(used, vectors)
             for r in range(pixels):
@@ -139,8 +144,10 @@ class Convolve:
 class Depthwise:
     """Sums over the window of one block of channels.
 
-    A window row's weights are the lowest registers; the inputs stream through the others, each
-    loaded once and added to the pixels whose window it is in.
+    A window row's weights are the lowest registers. Its inputs come in batches, each loaded once
+    and used by all pixels whose window it is in; half of the other registers hold the batch in
+    use, the next one is loaded into the other half between the multiply-adds. Those go by column
+    of the window, so that one sum's follow each other at a distance: each takes four cycles.
     """
 
     kernel: tuple[int, int]
@@ -150,18 +157,31 @@ class Depthwise:
     def write(self, writer: Writer) -> None:
         """Write the window's rows."""
         rows, columns = self.kernel
-        sums = writer.sums[0]
         weights, ring = writer.free[:columns], writer.free[columns:]
-        inputs = (len(sums) - 1) * self.stride + columns
-        for row in range(rows):
-            if row:
+        inputs = (len(writer.sums[0]) - 1) * self.stride + columns
+        most = min(_MOST_AT_ONCE, len(ring) // 2)
+        batches = [range(at, min(at + most, inputs)) for at in range(0, inputs, most)]
+        halves = (ring[:most], ring[most : 2 * most])
+        turns = [(row, batch) for row in range(rows) for batch in batches]
+
+        def load(turn: int) -> None:
+            """Load a batch: all that comes before in the ring has been used."""
+            row, batch = turns[turn]
+            if row and batch is batches[0]:
                 writer.add("source", self.row_step - QUAD * inputs)
-            writer.load(weights, "weights", advance=True)
-            for at, vector in writer.stream(ring, inputs, "source"):
-                for r, total in enumerate(sums):
-                    column = at - r * self.stride
-                    if 0 <= column < columns:
-                        writer.multiply_add(total, vector, weights[column])
+            writer.load(halves[turn % 2][: len(batch)], "source", advance=True)
+
+        load(0)
+        for turn, (_, batch) in enumerate(turns):
+            if batch is batches[0]:
+                writer.load(weights, "weights", advance=True)
+            if turn + 1 < len(turns):
+                load(turn + 1)
+            for column, at in product(range(columns), batch):
+                pixel, between = divmod(at - column, self.stride)
+                if between == 0 and 0 <= pixel < len(writer.sums[0]):
+                    vector = halves[turn % 2][at - batch[0]]
+                    writer.multiply_add(writer.sums[0][pixel], vector, weights[column])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,33 +204,73 @@ class Tile:
 
     def llvm_ir(self, name: str) -> str:
         """An LLVM function `name(target, source, weights, bias, operand)` of pointers."""
-        writer = _WRITERS[self.isa.name](self)
-        writer.tile()
+        writer = Writer.of(self.isa, ("target", "source", "weights", "bias", "operand"))
+        writer.hold(self.pixels, self.vectors)
+        self._write(writer)
         return writer.llvm_ir(name)
+
+    def _write(self, writer: Writer) -> None:
+        for sums in writer.sums:
+            writer.load(sums[:1], "bias", advance=True)
+            for total in sums[1:]:
+                writer.move(total, sums[0])
+        self.reduction.write(writer)
+        for finish in self.finish:
+            self._finish(writer, finish)
+        moved = 0
+        for v, sums in enumerate(writer.sums):
+            if v:
+                writer.add("target", self.out_step - moved)
+            if self.pixel_step == QUAD:
+                writer.store(sums, "target")
+            else:
+                moved = writer.move_all_strided("st", sums, "target", self.pixel_step)
+
+    def _finish(self, writer: Writer, finish: Finish) -> None:
+        if finish.name == "add":
+            for v, sums in enumerate(writer.sums):
+                if v:
+                    writer.add("operand", self.operand_step)
+                for index, other in writer.stream(writer.free, len(sums), "operand"):
+                    writer.binary("add", sums[index], sums[index], other)
+                writer.add("operand", -QUAD * len(sums))
+            return
+        bound = writer.free[0]
+        writer.set_vector(bound, finish.value)
+        for sums in writer.sums:
+            for total in sums:
+                writer.binary(finish.name, total, total, bound)
 
 
 class Writer(ABC):
     """Writes the assembly of one tile. Core registers have names; the assembler's text refers
     to them as {name}. Vector registers are numbers."""
 
-    pointers = ("target", "source", "weights", "bias", "operand")
     # How LLVM calls vector registers and integers of a core register's size.
     vector_prefix = ""
     word = ""
 
-    def __init__(self, code: Tile) -> None:
-        self.code = code
+    def __init__(self, isa: Isa, pointers: Sequence[str]) -> None:
+        self.isa = isa
+        self.pointers = tuple(pointers)
         self.lines: list[str] = []
         self.temporaries: list[str] = []
         self.constants: dict[int, str] = {}
         self.labels = 0
-        first_sum = code.isa.registers - code.pixels * code.vectors
-        self.free = list(range(first_sum))
-        # The sums of a vector lie side by side, as its pixels do in memory.
-        self.sums = [
-            [first_sum + v * code.pixels + r for r in range(code.pixels)]
-            for v in range(code.vectors)
-        ]
+        self.free = list(range(isa.registers))
+        self.sums: list[list[int]] = []
+
+    @staticmethod
+    def of(isa: Isa, pointers: Sequence[str]) -> Writer:
+        """A writer for an instruction set; `pointers` are the function's arguments."""
+        return _WRITERS[isa.name](isa, pointers)
+
+    def hold(self, pixels: int, vectors: int) -> None:
+        """Keep the highest registers for sums: those of a vector lie side by side, as its
+        pixels do in memory."""
+        first = self.isa.registers - pixels * vectors
+        self.free = list(range(first))
+        self.sums = [[first + v * pixels + r for r in range(pixels)] for v in range(vectors)]
 
     # ------------------------------------------------ what instruction sets differ in
 
@@ -227,16 +287,15 @@ class Writer(ABC):
         """Load vectors that follow each other in memory and by number."""
 
     @abstractmethod
-    def load_strided(self, vectors: Sequence[int], register: str, step: int) -> int:
-        """Load vectors `step` bytes apart; the bytes that the pointer moved."""
+    def move_strided(
+        self, name: str, vector: int, register: str, *, step: int, index: int, count: int
+    ) -> int:
+        """Load ("ld") or store ("st") the `index`-th of `count` vectors that lie `step` bytes
+        apart, in this order; the bytes that the pointer moved."""
 
     @abstractmethod
     def store(self, vectors: Sequence[int], register: str) -> None:
         """Store vectors side by side."""
-
-    @abstractmethod
-    def store_strided(self, vectors: Sequence[int], register: str, step: int) -> int:
-        """Store vectors `step` bytes apart; the bytes that the pointer moved."""
 
     @abstractmethod
     def multiply_add_lane(self, total: int, vector: int, lanes: int, lane: int) -> None:
@@ -247,8 +306,20 @@ class Writer(ABC):
         """total += left * right"""
 
     @abstractmethod
-    def binary(self, name: str, total: int, other: int) -> None:
-        """total = maximum, minimum or sum of it and the other"""
+    def multiply_subtract_lane(self, total: int, vector: int, lanes: int, lane: int) -> None:
+        """total -= vector * lanes[lane]"""
+
+    @abstractmethod
+    def multiply_lane(self, to: int, vector: int, lanes: int, lane: int) -> None:
+        """to = vector * lanes[lane]"""
+
+    @abstractmethod
+    def negate(self, to: int, vector: int) -> None:
+        """to = -vector"""
+
+    @abstractmethod
+    def binary(self, name: str, to: int, left: int, right: int) -> None:
+        """to = maximum, minimum, sum ("add") or difference ("subtract") of left and right"""
 
     @abstractmethod
     def move(self, to: int, vector: int) -> None:
@@ -262,43 +333,21 @@ class Writer(ABC):
     def count_down(self, register: str, label: int) -> None:
         """Decrement, and jump back unless zero."""
 
-    # ------------------------------------------------ a tile
-
-    def tile(self) -> None:
-        """The whole tile."""
-        for sums in self.sums:
-            self.load(sums[:1], "bias", advance=True)
-            for total in sums[1:]:
-                self.move(total, sums[0])
-        self.code.reduction.write(self)
-        for finish in self.code.finish:
-            self._finish(finish)
-        moved = 0
-        for v, sums in enumerate(self.sums):
-            if v:
-                self.add("target", self.code.out_step - moved)
-            if self.code.pixel_step == QUAD:
-                self.store(sums, "target")
-            else:
-                moved = self.store_strided(sums, "target", self.code.pixel_step)
-
-    def _finish(self, finish: Finish) -> None:
-        if finish.name == "add":
-            for v, sums in enumerate(self.sums):
-                if v:
-                    self.add("operand", self.code.operand_step)
-                for index, other in self.stream(self.free, len(sums), "operand"):
-                    self.binary("add", sums[index], other)
-                self.add("operand", -QUAD * len(sums))
-            return
-        bound, bits = self.free[0], self._temporary("bits")
-        self.set_constant(bits, _float_bits(finish.value))
-        self.spread(bound, bits)
-        for sums in self.sums:
-            for total in sums:
-                self.binary(finish.name, total, bound)
-
     # ------------------------------------------------ pieces
+
+    def move_all_strided(self, name: str, vectors: Sequence[int], register: str, step: int) -> int:
+        """The same for all of some vectors."""
+        count = len(vectors)
+        return sum(
+            self.move_strided(name, vector, register, step=step, index=index, count=count)
+            for index, vector in enumerate(vectors)
+        )
+
+    def set_vector(self, vector: int, value: float) -> None:
+        """A number in every lane."""
+        bits = self._temporary("bits")
+        self.set_constant(bits, _float_bits(value))
+        self.spread(vector, bits)
 
     def stream(self, ring: Sequence[int], count: int, register: str) -> Iterator[tuple[int, int]]:
         """Load `count` vectors through a ring of registers, and yield (index, register) of each.
@@ -354,7 +403,7 @@ class Writer(ABC):
         text = "\\0A".join(line.format(**numbers) for line in lines)
         outputs = ["=&r"] * len(registers)
         inputs = [str(index) for index in range(len(self.pointers))]
-        vectors = [f"~{{{self.vector_prefix}{index}}}" for index in range(self.code.isa.registers)]
+        vectors = [f"~{{{self.vector_prefix}{index}}}" for index in range(self.isa.registers)]
         constraints = ",".join([*outputs, *inputs, *vectors, "~{cc}", "~{memory}"])
         types = ", ".join(["ptr"] * len(self.pointers) + [self.word] * len(self.temporaries))
         arguments = ", ".join(f"ptr %{pointer}" for pointer in self.pointers)
@@ -389,22 +438,15 @@ class _Armv7(Writer):
         mark = "!" if advance else ""
         self.lines.append(f"vldmia {{{register}}}{mark}, {_doubles(vectors)}")
 
-    def load_strided(self, vectors: Sequence[int], register: str, step: int) -> int:
-        for vector in vectors:
-            self.lines.append(
-                f"vld1.32 {_doubles([vector])}, [{{{register}}}], {{{self.kept(step)}}}"
-            )
-        return step * len(vectors)
+    def move_strided(
+        self, name: str, vector: int, register: str, *, step: int, index: int, count: int
+    ) -> int:
+        after = "!" if step == QUAD else f", {{{self.kept(step)}}}"
+        self.lines.append(f"v{name}1.32 {_doubles([vector])}, [{{{register}}}]{after}")
+        return step
 
     def store(self, vectors: Sequence[int], register: str) -> None:
         self.lines.append(f"vstmia {{{register}}}, {_doubles(vectors)}")
-
-    def store_strided(self, vectors: Sequence[int], register: str, step: int) -> int:
-        for vector in vectors:
-            self.lines.append(
-                f"vst1.32 {_doubles([vector])}, [{{{register}}}], {{{self.kept(step)}}}"
-            )
-        return step * len(vectors)
 
     def multiply_add_lane(self, total: int, vector: int, lanes: int, lane: int) -> None:
         # There is no fused form by lane on ARMv7.
@@ -413,9 +455,17 @@ class _Armv7(Writer):
     def multiply_add(self, total: int, left: int, right: int) -> None:
         self.lines.append(f"vmla.f32 q{total}, q{left}, q{right}")
 
-    def binary(self, name: str, total: int, other: int) -> None:
-        mnemonic = {"maximum": "vmax", "minimum": "vmin", "add": "vadd"}[name]
-        self.lines.append(f"{mnemonic}.f32 q{total}, q{total}, q{other}")
+    def multiply_subtract_lane(self, total: int, vector: int, lanes: int, lane: int) -> None:
+        self.lines.append(f"vmls.f32 q{total}, q{vector}, d{2 * lanes + lane // 2}[{lane % 2}]")
+
+    def multiply_lane(self, to: int, vector: int, lanes: int, lane: int) -> None:
+        self.lines.append(f"vmul.f32 q{to}, q{vector}, d{2 * lanes + lane // 2}[{lane % 2}]")
+
+    def negate(self, to: int, vector: int) -> None:
+        self.lines.append(f"vneg.f32 q{to}, q{vector}")
+
+    def binary(self, name: str, to: int, left: int, right: int) -> None:
+        self.lines.append(f"v{_BINARY[name]}.f32 q{to}, q{left}, q{right}")
 
     def move(self, to: int, vector: int) -> None:
         self.lines.append(f"vmov q{to}, q{vector}")
@@ -461,18 +511,18 @@ class _Aarch64(Writer):
     def load(self, vectors: Sequence[int], register: str, *, advance: bool) -> None:
         self._move_many("ld", vectors, register, advance=advance)
 
-    def load_strided(self, vectors: Sequence[int], register: str, step: int) -> int:
-        for index, vector in enumerate(vectors):
-            self.lines.append(f"ldr q{vector}, [{{{register}}}, #{index * step}]")
-        return 0
+    def move_strided(
+        self, name: str, vector: int, register: str, *, step: int, index: int, count: int
+    ) -> int:
+        # An immediate is 12 bits, in units of the vector's size.
+        if (count - 1) * step < 4096 * QUAD:
+            self.lines.append(f"{name}r q{vector}, [{{{register}}}, #{index * step}]")
+            return 0
+        self.lines.append(f"{name}1 {{{{v{vector}.4s}}}}, [{{{register}}}], {{{self.kept(step)}}}")
+        return step
 
     def store(self, vectors: Sequence[int], register: str) -> None:
         self._move_many("st", vectors, register, advance=False)
-
-    def store_strided(self, vectors: Sequence[int], register: str, step: int) -> int:
-        for index, vector in enumerate(vectors):
-            self.lines.append(f"str q{vector}, [{{{register}}}, #{index * step}]")
-        return 0
 
     def _move_many(
         self, name: str, vectors: Sequence[int], register: str, *, advance: bool
@@ -494,9 +544,17 @@ class _Aarch64(Writer):
     def multiply_add(self, total: int, left: int, right: int) -> None:
         self.lines.append(f"fmla v{total}.4s, v{left}.4s, v{right}.4s")
 
-    def binary(self, name: str, total: int, other: int) -> None:
-        mnemonic = {"maximum": "fmax", "minimum": "fmin", "add": "fadd"}[name]
-        self.lines.append(f"{mnemonic} v{total}.4s, v{total}.4s, v{other}.4s")
+    def multiply_subtract_lane(self, total: int, vector: int, lanes: int, lane: int) -> None:
+        self.lines.append(f"fmls v{total}.4s, v{vector}.4s, v{lanes}.s[{lane}]")
+
+    def multiply_lane(self, to: int, vector: int, lanes: int, lane: int) -> None:
+        self.lines.append(f"fmul v{to}.4s, v{vector}.4s, v{lanes}.s[{lane}]")
+
+    def negate(self, to: int, vector: int) -> None:
+        self.lines.append(f"fneg v{to}.4s, v{vector}.4s")
+
+    def binary(self, name: str, to: int, left: int, right: int) -> None:
+        self.lines.append(f"f{_BINARY[name]} v{to}.4s, v{left}.4s, v{right}.4s")
 
     def move(self, to: int, vector: int) -> None:
         self.lines.append(f"mov v{to}.16b, v{vector}.16b")
@@ -509,7 +567,7 @@ class _Aarch64(Writer):
         self.lines.append(f"b.ne {label}b")
 
 
-_WRITERS: dict[str, Callable[[Tile], Writer]] = {"armv7": _Armv7, "aarch64": _Aarch64}
+_WRITERS: dict[str, Callable[[Isa, Sequence[str]], Writer]] = {"armv7": _Armv7, "aarch64": _Aarch64}
 
 
 def _doubles(vectors: Sequence[int]) -> str:

@@ -253,6 +253,7 @@ class Loops:
         weights: tirx.Buffer,
         bias: tirx.Buffer,
         epilogue: Epilogue,
+        functions: micro.Functions | None = None,
     ) -> None:
         self.cpu = cpu
         self.operator = operator
@@ -263,7 +264,9 @@ class Loops:
         self.epilogue = epilogue
         self.pixels_outer = _pixels_outer(cpu, shape, tile, source.layout, target.layout)
         isa = arm.Isa.of(cpu)
-        self.tiles = micro.Tiles(isa, source, target, weights, bias, epilogue) if isa else None
+        self.tiles: micro.Tiles | None = None
+        if isa is not None:
+            self.tiles = micro.Tiles(isa, source, target, weights, bias, epilogue, functions)
 
     def imported(self, body: tir.Stmt) -> tir.Stmt:
         """`body`, which has these loops, with the code that they call."""

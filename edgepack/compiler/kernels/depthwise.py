@@ -86,8 +86,7 @@ class _Loops:
         self.tiles: micro.Tiles | None = None
         isa = arm.Isa.of(site.cpu)
         most = isa.most_depthwise(operator.kernel[1]) if isa else 0
-        # With 32 registers LLVM's own code is as good.
-        if isa is not None and isa.registers == 16 and most and operator.dilation[1] == 1:
+        if isa is not None and most and operator.dilation[1] == 1:
             self.pixels = _even_parts(site.output.width, most)
             self.tiles = micro.Tiles(
                 isa, self.source, self.target, self.weights, self.bias, self.epilogue

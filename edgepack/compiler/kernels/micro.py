@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from tvm import tirx
 
@@ -31,6 +33,38 @@ class Place:
     vectors: int
 
 
+class Code(Protocol):
+    """Something that assembly is written for."""
+
+    def llvm_ir(self, name: str) -> str:
+        """An LLVM function `name` of pointers that returns an int."""
+
+
+# A pointer: a buffer, and the indices of an element.
+Pointer = tuple[tirx.Buffer, Sequence[tir.Expr]]
+
+
+class Functions:
+    """The functions in assembly that one kernel calls."""
+
+    def __init__(self) -> None:
+        self.imports: dict[str, str] = {}
+
+    def call(self, code: Code, pointers: Sequence[Pointer]) -> tir.Stmt:
+        """A call with pointers as arguments. The name is a hash, so that equal ones agree."""
+        text = code.llvm_ir("NAME")
+        name = "tile_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.imports[name] = text.replace("@NAME(", f"@{name}(")
+        arguments = (tirx.address_of(tir.load(buffer, items)) for buffer, items in pointers)
+        return tir.evaluate(tirx.call_extern("int32", name, *arguments))
+
+    def imported(self, body: tir.Stmt) -> tir.Stmt:
+        """A kernel's body with the code of all functions called so far."""
+        for text in self.imports.values():
+            body = tir.imported(text, body)
+        return body
+
+
 class Tiles:
     """The assembly tiles of one kernel."""
 
@@ -42,13 +76,14 @@ class Tiles:
         weights: tirx.Buffer,
         bias: tirx.Buffer,
         epilogue: Epilogue,
+        functions: Functions | None = None,
     ) -> None:
         self.isa = isa
         self.source, self.target = source, target
         self.weights, self.bias = weights, bias
         self.epilogue = epilogue
-        self.finish = _finish(epilogue.expression, sums=target.step[1] == 1)
-        self.imports: dict[str, str] = {}
+        self.finish = finish_of(epilogue.expression, sums=target.step[1] == 1)
+        self.functions = functions or Functions()
 
     @property
     def finishes(self) -> bool:
@@ -72,31 +107,21 @@ class Tiles:
             pixel_step=QUAD * self.target.step[1],
         )
         at = (place.plane, place.row, place.column)
-        where = [
+        pointers: list[Pointer] = [
             (self.target.buffer, self.target.at(*at)),
             (self.source.buffer, place.source),
             (self.weights, place.weights),
             (self.bias, [place.channel_block * arm.LANES]),
             (operand.buffer, operand.at(*at)),
         ]
-        pointers = (tirx.address_of(tir.load(buffer, items)) for buffer, items in where)
-        call = tir.evaluate(tirx.call_extern("int32", self._name(code), *pointers))
+        call = self.functions.call(code, pointers)
         if self.finish is not None:
             return call
         return tir.sequence(call, self.epilogue.pass_over(self.target, place))
 
-    def _name(self, code: arm.Tile) -> str:
-        """The name of a tile's function; a hash of its text, so that equal ones agree."""
-        text = code.llvm_ir("NAME")
-        name = "tile_" + hashlib.sha256(text.encode()).hexdigest()[:16]
-        self.imports[name] = text.replace("@NAME(", f"@{name}(")
-        return name
-
     def imported(self, body: tir.Stmt) -> tir.Stmt:
         """A kernel's body with the code of all tiles called so far."""
-        for text in self.imports.values():
-            body = tir.imported(text, body)
-        return body
+        return self.functions.imported(body)
 
 
 def row_bytes(image: Image) -> int:
@@ -109,7 +134,7 @@ def plane_bytes(image: Image) -> int:
     return row_bytes(image) * int(image.buffer.shape[1])
 
 
-def _finish(steps: Expression, *, sums: bool) -> tuple[arm.Finish, ...] | None:
+def finish_of(steps: Expression, *, sums: bool = True) -> tuple[arm.Finish, ...] | None:
     """An expression as a chain that the assembly can do; None if it is anything else.
 
     It can do `sums` with an operand only if results lie side by side.

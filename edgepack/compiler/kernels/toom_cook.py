@@ -52,6 +52,11 @@ class Transform:
     outputs: tuple[int, ...]
 
     @property
+    def coefficients(self) -> tuple[float, ...]:
+        """The sizes of its coefficients, but for 1."""
+        return tuple(sorted({abs(c) for terms in self.steps for c, _ in terms} - {1.0}))
+
+    @property
     def operations(self) -> int:
         """Additions, multiplications and fused multiply-adds."""
         return sum(len(terms) - (terms[0][0] == 1) for terms in self.steps)
@@ -89,25 +94,23 @@ def _polynomial(roots: Iterable[Fraction]) -> list[Fraction]:
 def input_transform(results: int, inputs: int) -> Transform:
     """B; of its n inputs only the first `inputs` are given, the others are zero."""
     points = POINTS[results]
-    size = len(points) + 1
     rows = [_polynomial(q for q in points if q != point) for point in points]
     rows.append(_polynomial(points))
-    rows = [(row + [Fraction(0)] * size)[:inputs] for row in rows]
     builder = _Builder(inputs)
 
-    def whole(row: list[Fraction]) -> int:
-        # The sign does not matter as long as the weights' transform has the same.
-        return builder.sum((c, at) for at, c in enumerate(row))
+    def given(row: Iterable[Fraction]) -> int:
+        return builder.sum((c, at) for at, c in enumerate(row) if at < inputs)
 
-    outputs = [whole(rows[0])]
+    outputs = [given(rows[0])]
     for k in range(1, len(points), 2):
-        even = [(c, at) for at, c in enumerate(rows[k]) if c == rows[k + 1][at]]
-        odd = [(c, at) for at, c in enumerate(rows[k]) if c == -rows[k + 1][at] and c]
-        scale = odd[-1][0]
-        left, right = builder.sum(even), builder.sum((c / scale, at) for c, at in odd)
+        pair = list(zip(rows[k], rows[k + 1], strict=True))
+        odd = [(a - b) / 2 for a, b in pair]
+        scale = next(c for c in reversed(odd) if c)
+        left = given((a + b) / 2 for a, b in pair)
+        right = given(c / scale for c in odd)
         outputs.append(builder.sum([(Fraction(1), left), (scale, right)]))
         outputs.append(builder.sum([(Fraction(1), left), (-scale, right)]))
-    return builder.done([*outputs, whole(rows[-1])])
+    return builder.done([*outputs, given(rows[-1])])
 
 
 @cache

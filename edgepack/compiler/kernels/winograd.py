@@ -19,14 +19,22 @@ largest result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from tvm import tirx
 
-from edgepack.compiler.kernels import convolution, tile, tir, toom_cook
+from edgepack.compiler.kernels import (
+    arm,
+    arm_transform,
+    convolution,
+    micro,
+    tile,
+    tir,
+    toom_cook,
+)
 from edgepack.compiler.kernels.cpu import CpuModel
 from edgepack.compiler.kernels.graph import Convolution, Layer, extent
 from edgepack.compiler.kernels.layout import Blocked, Image, clear_halos
@@ -239,9 +247,28 @@ class _Loops:
         self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
         self.epilogue = Epilogue(site)
         self._products(parts)
-        lanes = max(self.channels.in_block, self.channels.out_block)
-        # A tile between the passes along its rows and along its columns.
-        self.half = tir.buffer("half", (self.workers, self.plan.positions, lanes))
+        # Assembly takes coefficients from vectors: those of the way there and of the way back.
+        self.isa = arm.Isa.of(cpu)
+        self.functions = micro.Functions()
+        m = self.plan.results
+        transforms = (toom_cook.input_transform(m, m + 2), toom_cook.output_transform(m, m))
+        self.coefficients = [
+            np.resize(np.array([*t.coefficients, 0.0], "float32"), 3 * arm.LANES)
+            for t in transforms
+            if self.isa
+        ]
+        self.coefficient_buffers = [
+            tir.buffer(f"coefficients{i}", values.shape)
+            for i, values in enumerate(self.coefficients)
+        ]
+        self.finish = micro.finish_of(self.epilogue.expression)
+        # What neither assembly nor a few instructions can do is done in a pass of its own.
+        self.apart = self.epilogue.is_long if self.isa is None else self.finish is None
+        # A tile between the passes along its rows and along its columns, on both ways.
+        self.half_inputs, self.half_sums = (
+            tir.buffer(f"half{i}", (self.workers, self.plan.positions, lanes))
+            for i, lanes in enumerate((self.channels.in_block, self.channels.out_block))
+        )
 
     def _products(self, parts: int) -> None:
         """Packed weights, scratch memory and the products' loops for whole and last chunks."""
@@ -263,7 +290,6 @@ class _Loops:
         self.weights = tir.buffer("weights", self.packed.shape)
         self.bias = tir.buffer("bias", self.packed_bias.shape)
         self.shape = shape
-        self.imports: list[convolution.Loops] = []
 
     def _product(self, tiles: int) -> convolution.Loops:
         """The products of a chunk of so many tiles."""
@@ -272,7 +298,7 @@ class _Loops:
         def view(image: Image) -> Image:
             return image.viewed(replace(image.layout, width=tiles))
 
-        loops = convolution.Loops(
+        return convolution.Loops(
             cpu=self.site.cpu,
             operator=replace(self.operator, before=(0, 0)),
             shape=self.shape,
@@ -282,36 +308,36 @@ class _Loops:
             weights=self.weights,
             bias=self.bias,
             epilogue=Epilogue(replace(nothing, operands=())),
+            functions=self.functions,
         )
-        self.imports.append(loops)
-        return loops
 
     def kernel(self) -> Kernel:
         """Code, constants and what they cost."""
         site, plan, output = self.site, self.plan, self.site.output
         body = tir.sequence(clear_halos(self.target), self._chunks())
-        for loops in self.imports:
-            body = loops.imported(body)
         arguments = [
             self.source.buffer,
             *self.epilogue.operand_buffers,
             self.weights,
             self.bias,
+            *self.coefficient_buffers,
             *self.epilogue.constants,
             self.target.buffer,
             self.inputs.buffer,
             self.sums.buffer,
-            self.half,
+            self.half_inputs,
+            self.half_sums,
         ]
+        constants = (self.packed, self.packed_bias, *self.coefficients, *self.epilogue.packed)
         return Kernel(
             name=f"winograd{plan.results}_{site.inputs[0].channels}_{output.channels}"
             f"_{output.height}x{output.width}",
             function=tir.function(
                 arguments,
-                body,
-                in_place=[] if self.epilogue.is_long else self.epilogue.in_place(self.target),
+                self.functions.imported(body),
+                in_place=[] if self.apart else self.epilogue.in_place(self.target),
             ),
-            constants=(self.packed, self.packed_bias, *self.epilogue.packed),
+            constants=constants,
             tile=str(plan),
             macs=self.operator.weight.size * output.height * output.width * output.batch,
             cycles=plan.cycles,
@@ -434,30 +460,30 @@ class _Loops:
         columns: int,
     ) -> tir.Stmt:
         """Inputs of one block of channels; what lies behind `rows` x `columns` counts as zero."""
-        m, size, lanes = self.plan.results, self.plan.size, self.channels.in_block
-        plane = n * self.source.layout.blocks + block
-        first_row = row * m - self.operator.before[0]
-        first_column = column * m - self.operator.before[1]
-
-        def along_row(i: tir.Expr) -> tir.Stmt:
-            return self._pass(
-                toom_cook.input_transform(m, columns + 2),
-                lambda j: self.source.load(plane, first_row + i, first_column + j),
-                lambda _, j, value: tir.store(self.half, value, [worker, i * size + j, 0], lanes),
-            )
-
-        def along_column(j: tir.Expr) -> tir.Stmt:
-            return self._pass(
-                toom_cook.input_transform(m, rows + 2),
-                lambda i: tir.load(self.half, [worker, i * size + j, 0], lanes),
-                lambda _, i, value: self.inputs.store(
-                    value, self._plane(self.inputs, part, i * size + j) + block, 0, at
-                ),
-            )
-
+        m, size, before = self.plan.results, self.plan.size, self.operator.before
+        corner = self.source.at(
+            n * self.source.layout.blocks + block, row * m - before[0], column * m - before[1]
+        )
+        transformed = self.inputs.at(part * self.inputs.layout.blocks + block, 0, at)
+        stride = self.inputs.layout.blocks // self.plan.positions
         return tir.sequence(
-            tir.loop_of("input_row", rows + 2, along_row),
-            tir.loop_of("input_column", size, along_column),
+            self._pass(
+                toom_cook.input_transform(m, columns + 2),
+                rows + 2,
+                _Lines(self.source.buffer, corner, line=(0, 1, 0, 0), item=(0, 0, 1, 0)),
+                _Lines(self.half_inputs, [worker, 0, 0], line=(0, size, 0), item=(0, 1, 0)),
+            ),
+            self._pass(
+                toom_cook.input_transform(m, rows + 2),
+                size,
+                _Lines(self.half_inputs, [worker, 0, 0], line=(0, 1, 0), item=(0, size, 0)),
+                _Lines(
+                    self.inputs.buffer,
+                    transformed,
+                    line=(stride, 0, 0, 0),
+                    item=(size * stride, 0, 0, 0),
+                ),
+            ),
         )
 
     def _back(
@@ -473,71 +499,123 @@ class _Loops:
         columns: int,
     ) -> tir.Stmt:
         """`rows` x `columns` results of one block of channels."""
-        m, size, lanes = self.plan.results, self.plan.size, self.channels.out_block
-        plane = n * self.target.layout.blocks + block
-
-        def along_row(i: tir.Expr) -> tir.Stmt:
-            return self._pass(
-                toom_cook.output_transform(m, columns),
-                lambda j: self.sums.load(self._plane(self.sums, part, i * size + j) + block, 0, at),
-                lambda _, j, value: tir.store(self.half, value, [worker, i * m + j, 0], lanes),
-            )
-
-        def along_column(j: tir.Expr) -> tir.Stmt:
-            def finish(names: tir.Names, i: int, value: tirx.Expr) -> tir.Stmt:
-                pixel = (plane, row * m + i, column * m + j)
-                if not self.epilogue.is_long:
-                    value = self.epilogue.apply(names, value, *pixel, channel_block=block)
-                return self.target.store(value, *pixel)
-
-            return self._pass(
-                toom_cook.output_transform(m, rows),
-                lambda i: tir.load(self.half, [worker, i * m + j, 0], lanes),
-                finish,
-            )
-
-        def expression(i: tir.Expr) -> tir.Stmt:
-            return self.epilogue.pass_over(
-                self.target,
-                _Row(
-                    plane=plane,
-                    channel_block=block,
-                    row=row * m + i,
-                    column=column * m,
-                    pixels=columns,
-                ),
-            )
-
+        m, size = self.plan.results, self.plan.size
+        sums = self.sums.at(part * self.sums.layout.blocks + block, 0, at)
+        stride = self.sums.layout.blocks // self.plan.positions
+        results = _Results(
+            plane=n * self.target.layout.blocks + block,
+            channel_block=block,
+            row=row * m,
+            column=column * m,
+            pixels=columns,
+        )
         return tir.sequence(
-            tir.loop_of("sum_row", size, along_row),
-            tir.loop_of("result_column", columns, along_column),
-            tir.loop_of("result_row", rows, expression) if self.epilogue.is_long else None,
+            self._pass(
+                toom_cook.output_transform(m, columns),
+                size,
+                _Lines(
+                    self.sums.buffer,
+                    sums,
+                    line=(size * stride, 0, 0, 0),
+                    item=(stride, 0, 0, 0),
+                ),
+                _Lines(self.half_sums, [worker, 0, 0], line=(0, m, 0), item=(0, 1, 0)),
+            ),
+            self._pass(
+                toom_cook.output_transform(m, rows),
+                columns,
+                _Lines(self.half_sums, [worker, 0, 0], line=(0, 1, 0), item=(0, m, 0)),
+                self._pixels(self.target, results),
+                None if self.apart else results,
+            ),
+            tir.loop_of(
+                "result_row",
+                rows,
+                lambda i: self.epilogue.pass_over(self.target, replace(results, row=row * m + i)),
+            )
+            if self.apart
+            else None,
         )
 
-    def _plane(self, scratch: Image, part: tir.Expr, position: tir.Expr) -> tir.Expr:
-        """A position's first plane in a scratch tensor."""
-        blocks = scratch.layout.blocks
-        return part * blocks + position * (blocks // self.plan.positions)
+    def _pixels(self, image: Image, results: _Results) -> _Lines:
+        """Columns of pixels."""
+        corner = image.at(results.plane, results.row, results.column)
+        return _Lines(image.buffer, corner, line=(0, 0, 1, 0), item=(0, 1, 0, 0))
 
     def _pass(
         self,
         transform: toom_cook.Transform,
-        load: Callable[[int], tirx.Expr],
-        store: Callable[[tir.Names, int, tirx.Expr], tir.Stmt],
+        lines: int,
+        source: _Lines,
+        target: _Lines,
+        results: _Results | None = None,
     ) -> tir.Stmt:
-        """One row or column of a tile."""
-        names = tir.Names()
-        values: list[tirx.Expr] = [names.bind("x", load(i)) for i in range(transform.inputs)]
-        for terms in transform.steps:
-            values.append(names.bind("y", _sum(terms, values)))
-        for index, value in enumerate(transform.outputs):
-            names.add(store(names, index, values[value]))
-        return names.done()
+        """A transform along the lines of a tile; the expression follows if it is of `results`."""
+        if self.isa is not None:
+            return self._assembly(self.isa, transform, lines, source, target, results)
+
+        def one(line: tir.Expr) -> tir.Stmt:
+            names = tir.Names()
+            values: list[tirx.Expr] = [
+                names.bind("x", source.load(line, i)) for i in range(transform.inputs)
+            ]
+            for terms in transform.steps:
+                values.append(names.bind("y", _sum(terms, values)))
+            for i, index in enumerate(transform.outputs):
+                value = values[index]
+                if results is not None:
+                    value = self.epilogue.apply(
+                        names,
+                        value,
+                        results.plane,
+                        results.row + i,
+                        results.column + line,
+                        channel_block=results.channel_block,
+                    )
+                names.add(target.store(line, i, value))
+            return names.done()
+
+        return tir.loop_of("line", lines, one)
+
+    def _assembly(
+        self,
+        isa: arm.Isa,
+        transform: toom_cook.Transform,
+        lines: int,
+        source: _Lines,
+        target: _Lines,
+        results: _Results | None,
+    ) -> tir.Stmt:
+        finish = (self.finish if results else None) or ()
+        forth = toom_cook.input_transform(self.plan.results, self.plan.size)
+        back = toom_cook.output_transform(self.plan.results, self.plan.results)
+        which = int(
+            target.buffer.same_as(self.target.buffer) or source.buffer.same_as(self.sums.buffer)
+        )
+        added = results is not None and any(item.name == "add" for item in finish)
+        operand = self._pixels(self.epilogue.operands[0], results) if added and results else target
+        code = arm_transform.Pass(
+            isa=isa,
+            transform=transform,
+            coefficients=(forth, back)[which].coefficients,
+            lines=lines,
+            source=source.steps,
+            target=target.steps,
+            operand=operand.steps,
+            finish=finish,
+        )
+        pointers: list[micro.Pointer] = [
+            (target.buffer, target.start),
+            (source.buffer, source.start),
+            (self.coefficient_buffers[which], [0]),
+            (operand.buffer, operand.start),
+        ]
+        return self.functions.call(code, pointers)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Row:
-    """Results of one row of a tile."""
+class _Results:
+    """Results of one tile, for the expression; `pixels` of its first row."""
 
     plane: tir.Expr
     channel_block: tir.Expr
@@ -545,6 +623,43 @@ class _Row:
     column: tir.Expr
     pixels: int
     vectors: int = 1
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """The vectors of a pass: where the first one lies, and how far apart lines and items are, in
+    each dimension of the buffer."""
+
+    buffer: tirx.Buffer
+    start: Sequence[tir.Expr]
+    line: tuple[int, ...]
+    item: tuple[int, ...]
+
+    def _at(self, line: tir.Expr, item: int) -> list[tir.Expr]:
+        return [
+            first + line * down + item * across
+            for first, down, across in zip(self.start, self.line, self.item, strict=True)
+        ]
+
+    def load(self, line: tir.Expr, item: int) -> tirx.Expr:
+        """A vector of one line."""
+        return tir.load(self.buffer, self._at(line, item), int(self.buffer.shape[-1]))
+
+    def store(self, line: tir.Expr, item: int, value: tirx.Expr) -> tir.Stmt:
+        """Write a vector of one line."""
+        return tir.store(self.buffer, value, self._at(line, item), int(self.buffer.shape[-1]))
+
+    @property
+    def steps(self) -> arm_transform.Steps:
+        """The same in bytes."""
+        sizes = [4]
+        for extent_ in reversed([int(size) for size in self.buffer.shape][1:]):
+            sizes.insert(0, sizes[0] * extent_)
+        line, item = (
+            sum(size * count for size, count in zip(sizes, counts, strict=True))
+            for counts in (self.line, self.item)
+        )
+        return arm_transform.Steps(line=line, item=item)
 
 
 def _sum(terms: toom_cook.Terms, values: list[tirx.Expr]) -> tirx.Expr:

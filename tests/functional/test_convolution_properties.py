@@ -1,0 +1,269 @@
+"""Convolutions of random shapes, on every instruction set, against onnxruntime.
+
+Each test draws its cases from a seed, makes them the outputs of one model, compiles it for a
+target and runs it there. The long form draws many more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from edgepack.boards import get_board
+from edgepack.compiler import compile_model
+from edgepack.compiler.kernels import toom_cook, winograd
+from edgepack.model import ModelSpec
+from edgepack.toolchain import select
+from tests.onnx_models import Builder
+from tests.plan_on_arm import run_plan_on_arm
+from tests.plan_runner import run_plan
+from tests.support import require_tool
+
+TOLERANCE = 1e-4  # of the largest result
+
+
+@dataclass(frozen=True)
+class Case:
+    """A convolution, what follows it, and the shape of its input."""
+
+    shape: tuple[int, int, int, int]
+    outs: int
+    kernel: tuple[int, int] = (3, 3)
+    group: int = 1
+    strides: tuple[int, int] = (1, 1)
+    dilations: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (1, 1, 1, 1)
+    bias: bool = True
+    after: str = "Relu"
+
+
+Draw = Callable[[np.random.Generator], Case]
+AFTER = ("", "Relu", "Clip", "Sigmoid", "Sum", "PRelu")
+
+
+def _size(random: np.random.Generator, kernel: int, most: int) -> int:
+    """A height or width that the window fits into without padding."""
+    return int(random.integers(kernel, max(kernel + 1, most)))
+
+
+def winograd_case(random: np.random.Generator) -> Case:
+    """What the Winograd rule takes: 3x3, stride 1."""
+    return Case(
+        shape=(
+            int(random.integers(1, 3)),
+            int(random.integers(1, 40)),
+            _size(random, 3, 22),
+            _size(random, 3, 22),
+        ),
+        outs=int(random.integers(1, 40)),
+        pads=_pads(random, (3, 3)),
+        bias=bool(random.integers(2)),
+        after=str(random.choice(AFTER)),
+    )
+
+
+def plain_case(random: np.random.Generator) -> Case:
+    """Any window, stride, dilation and grouping."""
+    group = int(random.choice([1, 1, 1, 2, 3, 4]))
+    kernel = [(1, 1), (3, 3), (5, 5), (7, 7), (1, 7), (3, 2), (4, 1)][random.integers(7)]
+    dilations = tuple(int(d) for d in random.integers(1, 3, size=2))
+    wide = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    return Case(
+        shape=(
+            int(random.integers(1, 4)),
+            group * int(random.integers(1, 14)),
+            _size(random, wide[0], 18),
+            _size(random, wide[1], 18),
+        ),
+        outs=group * int(random.integers(1, 14)),
+        kernel=kernel,
+        group=group,
+        strides=(int(random.integers(1, 4)), int(random.integers(1, 4))),
+        dilations=(dilations[0], dilations[1]),
+        pads=_pads(random, kernel),
+        bias=bool(random.integers(2)),
+        after=str(random.choice(AFTER)),
+    )
+
+
+def depthwise_case(random: np.random.Generator) -> Case:
+    """A filter per channel."""
+    channels = int(random.integers(2, 45))
+    size = int(random.choice([3, 5, 7]))
+    stride = int(random.integers(1, 3))
+    dilation = int(random.choice([1, 1, 2]))
+    wide = (size - 1) * dilation + 1
+    return Case(
+        shape=(
+            int(random.integers(1, 3)),
+            channels,
+            _size(random, wide, 24),
+            _size(random, wide, 36),
+        ),
+        outs=channels,
+        kernel=(size, size),
+        group=channels,
+        strides=(stride, stride),
+        dilations=(dilation, dilation),
+        pads=_pads(random, (size, size)),
+        bias=bool(random.integers(2)),
+        after=str(random.choice(AFTER)),
+    )
+
+
+def _pads(random: np.random.Generator, kernel: tuple[int, int]) -> tuple[int, int, int, int]:
+    top, bottom = random.integers(0, kernel[0], size=2)
+    left, right = random.integers(0, kernel[1], size=2)
+    return int(top), int(left), int(bottom), int(right)
+
+
+def _add(net: Builder, number: int, case: Case) -> str:
+    """The case's output in the model."""
+    weights = [net.weight(case.outs, case.shape[1] // case.group, *case.kernel)]
+    if case.bias:
+        weights.append(net.weight(case.outs))
+    attributes = {
+        "kernel_shape": list(case.kernel),
+        "group": case.group,
+        "strides": list(case.strides),
+        "dilations": list(case.dilations),
+        "pads": list(case.pads),
+    }
+    value = net.op("Conv", f"x{number}", *weights, **attributes)
+    match case.after:
+        case "Clip":
+            limits = (net.const(-0.5, "float32"), net.const(1.5, "float32"))
+            return net.op("Clip", value, *limits)
+        case "Sum":
+            # Of equal shape, and made by another kernel.
+            other = net.op("Conv", f"x{number}", net.weight(*weights_shape(case)), **attributes)
+            return net.op("Relu", net.op("Add", value, other))
+        case "PRelu":
+            return net.op("PRelu", value, net.weight(case.outs, 1, 1))
+        case "":
+            return net.op("Identity", value)
+        case name:
+            return net.op(name, value)
+
+
+def weights_shape(case: Case) -> tuple[int, ...]:
+    """[out, in per group, rows, columns]"""
+    return case.outs, case.shape[1] // case.group, *case.kernel
+
+
+def check(folder: Path, target: str, draw: Draw, *, seed: int, count: int) -> tuple[str, ...]:
+    """Compile, run and compare; the rules that made the kernels."""
+    random = np.random.default_rng(seed)
+    cases = [draw(random) for _ in range(count)]
+    net = Builder(seed=seed)
+    outputs = {_add(net, number, case): None for number, case in enumerate(cases)}
+    shapes = {f"x{number}": case.shape for number, case in enumerate(cases)}
+    model = folder / "model.onnx"
+    onnx.save(onnx.shape_inference.infer_shapes(net.model(shapes, outputs, opset=17)), model)
+    inputs = [random.normal(size=shape).astype("float32") for shape in shapes.values()]
+
+    name, _, cpu = target.partition("/")
+    board = get_board(name)
+    if name == "local":
+        if board.llvm_triple != "x86_64-linux-gnu":
+            pytest.skip("not an x86-64 machine")
+        if cpu == "haswell" and "avx2" not in Path("/proc/cpuinfo").read_text():
+            pytest.skip("this CPU has no AVX2")
+        board = board if cpu == "native" else replace(board, cpu=cpu)
+    else:
+        require_tool(f"{board.triple}-gcc")
+    toolchain = select(board, "gnu").toolchain if name == "local" else select(board).toolchain
+    compiled = compile_model(ModelSpec(path=model), board, toolchain, folder / "out")
+    if name == "local":
+        got = run_plan(compiled.folder, inputs, runs=2)
+    else:
+        arch = "aarch64" if board.triple.startswith("aarch64") else "arm"
+        qemu = require_tool(f"qemu-{arch}-static", f"qemu-{arch}")
+        (folder / "run").mkdir()
+        got = run_plan_on_arm(
+            compiled.folder,
+            inputs,
+            compiler=require_tool(f"{board.triple}-gcc"),
+            qemu=[qemu, "-cpu", cpu, "-L", f"/usr/{board.triple}"],
+            work=folder / "run",
+        )
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    expected = session.run(None, dict(zip(shapes, inputs, strict=True)))
+    wrong = []
+    for case, mine, theirs in zip(cases, got, expected, strict=True):
+        error = np.abs(mine - theirs).max() / max(np.abs(theirs).max(), 1e-3)
+        if not error <= TOLERANCE:
+            wrong.append(f"{error:.1e}: {case}")
+    assert not wrong, "\n".join(wrong)
+    return tuple(layer.rule for layer in compiled.layers)
+
+
+# qemu has no 32-bit Cortex-A53.
+TARGETS = (
+    "local/native",
+    "local/haswell",
+    "local/nehalem",
+    "rasp3b/max",
+    "pynq/cortex-a9",
+    "rasp4b-64/cortex-a72",
+    "rasp3b-64/cortex-a53",
+)
+every_target = pytest.mark.parametrize(
+    "target",
+    [
+        # AVX2 and one core of each ARM state speak for the rest in the short form.
+        target
+        if target in ("local/haswell", "pynq/cortex-a9", "rasp4b-64/cortex-a72")
+        else pytest.param(target, marks=pytest.mark.slow)
+        for target in TARGETS
+    ],
+)
+
+
+def only_winograd(monkeypatch: pytest.MonkeyPatch, results: int) -> None:
+    """Have the Winograd rule take all it can, with tiles of `results` x `results`."""
+    monkeypatch.setattr(toom_cook, "POINTS", {results: toom_cook.POINTS[results]})
+    monkeypatch.setattr(winograd, "_plain_cycles", lambda *_: math.inf)
+
+
+@every_target
+@pytest.mark.parametrize("results", list(toom_cook.POINTS))
+def test_winograd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, results: int
+) -> None:
+    only_winograd(monkeypatch, results)
+    rules = check(tmp_path, target, winograd_case, seed=results, count=4)
+    assert rules.count("winograd") >= 4
+
+
+@every_target
+def test_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    # All that Winograd would take, too.
+    monkeypatch.setattr(winograd, "_plain_cycles", lambda *_: 0.0)
+    rules = check(tmp_path, target, plain_case, seed=7, count=8)
+    assert rules.count("conv") >= 8
+
+
+@every_target
+def test_depthwise(tmp_path: Path, target: str) -> None:
+    rules = check(tmp_path, target, depthwise_case, seed=8, count=6)
+    assert rules.count("depthwise") >= 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("seed", range(3))
+def test_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, seed: int) -> None:
+    for draw in (plain_case, depthwise_case):
+        (tmp_path / draw.__name__).mkdir()
+        check(tmp_path / draw.__name__, target, draw, seed=100 + seed, count=24)
+    only_winograd(monkeypatch, list(toom_cook.POINTS)[seed])
+    rules = check(tmp_path, target, winograd_case, seed=100 + seed, count=16)
+    assert rules.count("winograd") >= 16
