@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,8 +180,12 @@ def analyse(library: Path, board: Board) -> str:
         argv.append(f"--mattr={','.join(board.features)}")
     text = run([*argv, library]).stdout
     best: dict[str, Loop] = {}
+    stack: Counter[str] = Counter()
     for loop in loops(text, function_names(library)):
-        if loop.flop > best[loop.function].flop if loop.function in best else loop.flop:
+        if not loop.flop:
+            continue
+        stack[loop.function] += loop.stack_references
+        if loop.function not in best or loop.flop > best[loop.function].flop:
             best[loop.function] = loop
     groups: dict[tuple[str, ...], list[str]] = {}
     for loop in sorted(best.values(), key=lambda loop: (-loop.flop, loop.function)):
@@ -188,14 +193,14 @@ def analyse(library: Path, board: Board) -> str:
         figures = (
             str(loop.flop),
             str(len(loop.instructions)),
-            str(loop.stack_references),
+            str(stack[loop.function]),
             f"{loop.flop / len(loop.instructions):.2f}",
             f"{spent:.0f}" if spent else "-",
             f"{loop.flop / spent:.2f}" if spent else "-",
         )
         groups.setdefault(figures, []).append(loop.function.removesuffix("_compute_"))
     lines = [
-        "| function | functions | FLOP | instructions | of them on the stack "
+        "| function | functions | FLOP | instructions | stack, all loops "
         "| FLOP / instruction | cycles | FLOP / cycle |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]

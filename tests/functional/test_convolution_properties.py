@@ -8,25 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 
-from edgepack.boards import get_board
-from edgepack.compiler import compile_model
 from edgepack.compiler.kernels import toom_cook, winograd
-from edgepack.model import ModelSpec
-from edgepack.toolchain import select
 from tests.onnx_models import Builder
-from tests.plan_on_arm import run_plan_on_arm
-from tests.plan_runner import run_plan
-from tests.support import require_tool
-
-TOLERANCE = 1e-4  # of the largest result
+from tests.targets import TARGETS, compile_and_run, save_cases, wrong_outputs
 
 
 @dataclass(frozen=True)
@@ -148,7 +138,7 @@ def _add(net: Builder, number: int, case: Case) -> str:
         case "PRelu":
             return net.op("PRelu", value, net.weight(case.outs, 1, 1))
         case "":
-            return net.op("Identity", value)
+            return value
         case name:
             return net.op(name, value)
 
@@ -158,70 +148,31 @@ def weights_shape(case: Case) -> tuple[int, ...]:
     return case.outs, case.shape[1] // case.group, *case.kernel
 
 
-def check(folder: Path, target: str, draw: Draw, *, seed: int, count: int) -> tuple[str, ...]:
+def check(
+    folder: Path, board: str, cpu: str, draw: Draw, *, seed: int, count: int
+) -> tuple[str, ...]:
     """Compile, run and compare; the rules that made the kernels."""
     random = np.random.default_rng(seed)
     cases = [draw(random) for _ in range(count)]
     net = Builder(seed=seed)
-    outputs = {_add(net, number, case): None for number, case in enumerate(cases)}
+    # A case is told by the name of its output.
+    named = {f"{number} {case}": _add(net, number, case) for number, case in enumerate(cases)}
     shapes = {f"x{number}": case.shape for number, case in enumerate(cases)}
-    model = folder / "model.onnx"
-    onnx.save(onnx.shape_inference.infer_shapes(net.model(shapes, outputs, opset=17)), model)
+    model = save_cases(folder / "model.onnx", net, shapes, named)
     inputs = [random.normal(size=shape).astype("float32") for shape in shapes.values()]
-
-    name, _, cpu = target.partition("/")
-    board = get_board(name)
-    if name == "local":
-        if board.llvm_triple != "x86_64-linux-gnu":
-            pytest.skip("not an x86-64 machine")
-        if cpu == "haswell" and "avx2" not in Path("/proc/cpuinfo").read_text():
-            pytest.skip("this CPU has no AVX2")
-        board = board if cpu == "native" else replace(board, cpu=cpu)
-    else:
-        require_tool(f"{board.triple}-gcc")
-    toolchain = select(board, "gnu").toolchain if name == "local" else select(board).toolchain
-    compiled = compile_model(ModelSpec(path=model), board, toolchain, folder / "out")
-    if name == "local":
-        got = run_plan(compiled.folder, inputs, runs=2)
-    else:
-        arch = "aarch64" if board.triple.startswith("aarch64") else "arm"
-        qemu = require_tool(f"qemu-{arch}-static", f"qemu-{arch}")
-        (folder / "run").mkdir()
-        got = run_plan_on_arm(
-            compiled.folder,
-            inputs,
-            compiler=require_tool(f"{board.triple}-gcc"),
-            qemu=[qemu, "-cpu", cpu, "-L", f"/usr/{board.triple}"],
-            work=folder / "run",
-        )
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    expected = session.run(None, dict(zip(shapes, inputs, strict=True)))
-    wrong = []
-    for case, mine, theirs in zip(cases, got, expected, strict=True):
-        error = np.abs(mine - theirs).max() / max(np.abs(theirs).max(), 1e-3)
-        if not error <= TOLERANCE:
-            wrong.append(f"{error:.1e}: {case}")
+    compiled, got = compile_and_run(model, inputs, board, cpu, folder)
+    wrong = wrong_outputs(model, inputs, got)
     assert not wrong, "\n".join(wrong)
     return tuple(layer.rule for layer in compiled.layers)
 
 
-# qemu has no 32-bit Cortex-A53.
-TARGETS = (
-    "local/native",
-    "local/haswell",
-    "local/nehalem",
-    "rasp3b/max",
-    "pynq/cortex-a9",
-    "rasp4b-64/cortex-a72",
-    "rasp3b-64/cortex-a53",
-)
+# Of the short form: AVX-512 or what there is, and the ARM state with the fewest registers.
 every_target = pytest.mark.parametrize(
-    "target",
+    ("board", "cpu"),
     [
-        # AVX2 and one core of each ARM state speak for the rest in the short form.
-        target
-        if target in ("local/haswell", "pynq/cortex-a9", "rasp4b-64/cortex-a72")
-        else pytest.param(target, marks=pytest.mark.slow)
+        pytest.param(*target.values, id=str(target.id), marks=pytest.mark.slow)
+        if target.id not in ("x86", "armv7-a9", "aarch64-a72")
+        else target
         for target in TARGETS
     ],
 )
@@ -236,34 +187,36 @@ def only_winograd(monkeypatch: pytest.MonkeyPatch, results: int) -> None:
 @every_target
 @pytest.mark.parametrize("results", list(toom_cook.POINTS))
 def test_winograd(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, results: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, board: str, cpu: str, results: int
 ) -> None:
     only_winograd(monkeypatch, results)
-    rules = check(tmp_path, target, winograd_case, seed=results, count=4)
+    rules = check(tmp_path, board, cpu, winograd_case, seed=results, count=4)
     assert rules.count("winograd") >= 4
 
 
 @every_target
-def test_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+def test_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, board: str, cpu: str) -> None:
     # All that Winograd would take, too.
     monkeypatch.setattr(winograd, "_plain_cycles", lambda *_: 0.0)
-    rules = check(tmp_path, target, plain_case, seed=7, count=8)
+    rules = check(tmp_path, board, cpu, plain_case, seed=7, count=8)
     assert rules.count("conv") >= 8
 
 
 @every_target
-def test_depthwise(tmp_path: Path, target: str) -> None:
-    rules = check(tmp_path, target, depthwise_case, seed=8, count=6)
+def test_depthwise(tmp_path: Path, board: str, cpu: str) -> None:
+    rules = check(tmp_path, board, cpu, depthwise_case, seed=8, count=6)
     assert rules.count("depthwise") >= 6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("board", "cpu"), TARGETS)
 @pytest.mark.parametrize("seed", range(3))
-def test_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, seed: int) -> None:
+def test_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, board: str, cpu: str, seed: int
+) -> None:
     for draw in (plain_case, depthwise_case):
         (tmp_path / draw.__name__).mkdir()
-        check(tmp_path / draw.__name__, target, draw, seed=100 + seed, count=24)
+        check(tmp_path / draw.__name__, board, cpu, draw, seed=100 + seed, count=24)
     only_winograd(monkeypatch, list(toom_cook.POINTS)[seed])
-    rules = check(tmp_path, target, winograd_case, seed=100 + seed, count=16)
+    rules = check(tmp_path, board, cpu, winograd_case, seed=100 + seed, count=16)
     assert rules.count("winograd") >= 16
