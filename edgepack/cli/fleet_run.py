@@ -69,9 +69,9 @@ def carry_out(
             "settings": rollout.settings.to_dict(),
         }
     )
-    recorder = _Recorder(journal, console)
+    teller = _Teller(console)
     with _stop_on_signal(console) as stop:
-        result = roll_out(plan, rollout.settings, work, recorder, stop=stop)
+        result = roll_out(plan, rollout.settings, work, teller, journal=journal, stop=stop)
     journal.write({"event": "end", **result.to_dict()})
     report = FleetReport(
         fleet=rollout.fleet.name,
@@ -83,7 +83,7 @@ def carry_out(
         result=result,
     )
     print_report(report, console, html)
-    return INTERRUPTED if result.status == "interrupted" else recorder.exit_code()
+    return INTERRUPTED if result.status == "interrupted" else teller.exit_code()
 
 
 def print_plan(fleet: Fleet, plan: RolloutPlan, console: Console) -> None:
@@ -147,11 +147,11 @@ def _plan_lines(fleet: Fleet, plan: RolloutPlan) -> list[str]:
     ]
 
 
-class _Recorder:
-    """Writes each outcome to the journal first, then to the console."""
+class _Teller:
+    """Says what happens on the console, and knows the exit code in the end."""
 
-    def __init__(self, journal: Journal, console: Console) -> None:
-        self._journal, self._console = journal, console
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._codes: set[int] = set()
 
     def wave_begins(self, wave: Wave) -> None:
@@ -160,7 +160,6 @@ class _Recorder:
         self._console.step(text + (f", {done} more are done" if done else ""))
 
     def devices_end(self, outcomes: Sequence[Outcome]) -> None:
-        self._journal.write(*(outcome.to_dict() for outcome in outcomes))
         for outcome in outcomes:
             if not outcome.ok:
                 self._codes.add(outcome.exit_code)

@@ -4,10 +4,10 @@
     devices = with_boards(fleet.devices, load_boards(), None)
     with Journal(fleet.journal("flowers")) as journal:
         plan = make_plan(devices, fleet.settings)
-        result = roll_out(plan, fleet.settings, Deploy(bundles, connect), Recorder(journal))
+        result = roll_out(plan, fleet.settings, work, watcher, journal=journal)
 
 `load_fleet` reads fleet.toml or an Ansible inventory. What is done with a device is a `Work`:
-`edgepack.fleet.work` has the real ones.
+`edgepack.fleet.work` has the real ones. A `Watcher` is told what happens.
 """
 
 from __future__ import annotations

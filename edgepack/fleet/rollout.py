@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from edgepack.errors import ConnectError, EdgepackError
 from edgepack.fleet.inventory import FleetDevice
+from edgepack.fleet.journal import Journal
 from edgepack.fleet.plan import CANARY, RolloutPlan, Settings, Wave
 
 FAILED = "failed"
@@ -116,16 +117,17 @@ def roll_out(
     work: Work,
     watcher: Watcher,
     *,
+    journal: Journal | None = None,
     stop: threading.Event | None = None,
 ) -> Result:
     """Do `work` on every device of `plan`, wave by wave.
 
     A wave begins when the one before has ended and is good enough (`Settings`). As soon as it
     cannot be, or when `stop` is set, no further device is begun; those under way are always
-    waited for. An exception that is no EdgepackError is a bug: it is raised when those under
-    way have ended.
+    waited for. What came of a device is in the `journal` before the next one is begun. An
+    exception that is no EdgepackError is a bug: it is raised when those under way have ended.
     """
-    run = _Run(plan, settings, work, watcher, stop or threading.Event())
+    run = _Run(plan, settings, work, watcher, journal, stop or threading.Event())
     started = time.monotonic()
     reason = run.waves()
     return Result(
@@ -147,10 +149,11 @@ class _Run:
         settings: Settings,
         work: Work,
         watcher: Watcher,
+        journal: Journal | None,
         stop: threading.Event,
     ) -> None:
-        self._plan, self._settings = plan, settings
-        self._work, self._watcher, self._stop = work, watcher, stop
+        self._plan, self._settings, self._work = plan, settings, work
+        self._watcher, self._journal, self._stop = watcher, journal, stop
         self._results: queue.SimpleQueue[Outcome | BaseException | None] = queue.SimpleQueue()
         self._running = 0
         self.outcomes: Counter[str] = Counter()
@@ -265,6 +268,8 @@ class _Run:
                 self._count(result)
             elif result is not None:
                 self._bug = result
+        if self._journal is not None:
+            self._journal.write(*(outcome.to_dict() for outcome in outcomes))
         self._watcher.devices_end(outcomes)
 
     def _count(self, outcome: Outcome) -> None:

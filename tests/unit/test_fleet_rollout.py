@@ -212,22 +212,12 @@ def test_who_is_lost_while_soaking_has_failed() -> None:
 # Journal
 
 
-class Writer(Log):
-    def __init__(self, journal: Journal) -> None:
-        super().__init__()
-        self._journal = journal
-
-    def devices_end(self, outcomes: Sequence[Outcome]) -> None:
-        super().devices_end(outcomes)
-        self._journal.write(*(outcome.to_dict() for outcome in outcomes))
-
-
 def run(path: Path, found: Sequence[FleetDevice], settings: Settings, work: FakeWork) -> Result:
     with Journal(path) as journal:
         plan = make_plan(
             found, settings, lambda device: journal.is_done(device, "deploy", work.release)
         )
-        return roll_out(plan, settings, work, Writer(journal))
+        return roll_out(plan, settings, work, Log(), journal=journal)
 
 
 def test_a_rollout_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -331,7 +321,7 @@ class Page(HTMLParser):
 def report(journal: Journal, found: Sequence[FleetDevice], work: Work) -> FleetReport:
     settings = Settings(parallel=1, max_failures=Share(value=0))
     plan = make_plan(found, settings)
-    result = roll_out(plan, settings, work, Writer(journal))
+    result = roll_out(plan, settings, work, Log(), journal=journal)
     return FleetReport(
         fleet="shops", model="<m>", action="deploy", plan=plan, journal=journal,
         wanted=work.wanted, result=result,
