@@ -66,14 +66,18 @@ board = "rasp3b-64"
     return path
 
 
+def fleet(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    code = main(["fleet", *words, "--json", "-q"])
+    out, err = capsys.readouterr()
+    assert out, err
+    return code, json.loads(out)
+
+
 def deploy(
     capsys: pytest.CaptureFixture[str], path: Path, made: list[Bundle], *flags: str
 ) -> tuple[int, dict[str, Any]]:
     words = [word for bundle in made for word in ("--bundle", str(bundle.path))]
-    code = main(["fleet", "deploy", str(path), "--json", "-q", *words, *flags])
-    out, err = capsys.readouterr()
-    assert out, err
-    return code, json.loads(out)
+    return fleet(capsys, "deploy", str(path), *words, *flags)
 
 
 def current(name: str) -> str:
@@ -126,6 +130,42 @@ def test_a_mixed_fleet(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert code == 0
     assert {row["device"]: row["outcome"] for row in printed["devices"]} == {
         "arm01": "unchanged", "arm02": "deployed",
+    }  # fmt: skip
+
+
+def test_status_and_rollback(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = fleet_file(tmp_path, 2)
+    first, second = bundles(folder / "first"), bundles(folder / "second", weights=b"other" * 999)
+    release = ("--name", "tiny")
+    assert deploy(capsys, path, first)[0] == 0
+    assert deploy(capsys, path, second, "--soak", "0.1")[0] == 0
+
+    code, printed = fleet(capsys, "status", str(path), *release)
+    assert code == 0
+    for row in printed["devices"]:
+        assert (row["outcome"], row["release"]) == ("ok", releases(second)[row["board"]])
+        manifest = next(b.manifest for b in second if b.manifest.board == row["board"])
+        assert row["model_sha256"] == manifest.model.sha256
+        assert row["by"]
+
+    # One board is gone: it is tried again the next time, the others are not.
+    virtual.down("aarch01")
+    code, printed = fleet(capsys, "rollback", str(path), *release, "--canary", "0")
+    outcomes = {row["device"]: row["outcome"] for row in printed["devices"]}
+    assert outcomes == {"arm01": "rolled back", "aarch01": "failed"}
+    assert (code, printed["devices_ok"]) == (7, 1)
+    assert current("arm01") == releases(first)["rasp3b"]
+    assert deploy(capsys, path, second, "--limit", "large")[0] == 0
+    code, printed = fleet(capsys, "rollback", str(path), *release, "--max-failures", "1")
+    assert [row["outcome"] for row in printed["devices"]] == ["rolled back", "failed"]
+    assert current("arm01") == releases(first)["rasp3b"]
+
+    # What was undone is not done any more.
+    code, printed = deploy(capsys, path, second)
+    assert {row["device"]: row["outcome"] for row in printed["devices"]} == {
+        "arm01": "activated", "aarch01": "unchanged",
     }  # fmt: skip
 
 
