@@ -87,14 +87,18 @@ class Deploy(_OnDevice):
 
     def check(self, device: FleetDevice) -> None:
         """See `Work.check`: the release is current, and nothing is being undone."""
-        answer = self._status(device)
+        answer, wanted = self._status(device), self.wanted(device)
         release = (answer["current"] or {}).get("release")
-        if release != self.wanted(device) or answer["pending"]:
-            raise RemoteError(
-                f"{device.name}: release {self.wanted(device)} is not current any more, but "
-                f"{release or 'none'}",
-                hint=f"edgepack fleet status --limit {device.name} says more",
-            )
+        if release != wanted:
+            problem = f"is not current any more, but {release or 'none'}"
+        elif answer["pending"]:
+            problem = "is being tested again: the device, or its tool, was restarted"
+        else:
+            return
+        raise RemoteError(
+            f"{device.name}: release {wanted} {problem}",
+            hint=f"edgepack fleet status --limit {device.name} says more",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,104 @@
+"""What is asked of one device, with a scripted device tool."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgepack.errors import ConnectError, RemoteError
+from edgepack.fleet import FleetDevice
+from edgepack.fleet import work as module
+from edgepack.fleet.work import Deploy, Rollback, Status
+
+DEVICE = FleetDevice(name="a", address="a", board="rasp3b")
+OLD, NEW = "0" * 12, "1" * 12
+
+
+class FakeTool:
+    """Instead of edgepack-device on a device: two releases, NEW is current."""
+
+    def __init__(self) -> None:
+        self.current: str | None = NEW
+        self.pending: dict[str, str] | None = None
+        self.calls: list[tuple[str, ...]] = []
+        self.open = 0
+
+    def connect(self, device: FleetDevice) -> Any:
+        self.open += 1
+        return SimpleNamespace(name=device.name, close=self._close)
+
+    def _close(self) -> None:
+        self.open -= 1
+
+    def call(self, device: Any, root: str, *words: str) -> dict[str, Any]:
+        self.calls.append((root, *words))
+        if words == ("rollback",):
+            self.current = OLD if self.current == NEW else NEW
+            return {"release": self.current}
+        current = self.current and {
+            "release": self.current, "name": "m", "board": "rasp3b", "model": "m.onnx",
+            "model_sha256": "ab", "version": 3, "since": "2026-01-01T00:00:00Z", "by": "me@here",
+            "signer": None, "health": {"outcome": "ok", "latency_ms": 4.5},
+        }  # fmt: skip
+        return {"tool": "1.0", "current": current, "pending": self.pending}
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> FakeTool:
+    fake = FakeTool()
+    monkeypatch.setattr(module, "call", fake.call)
+    return fake
+
+
+def test_status(tool: FakeTool) -> None:
+    ask = Status(connect=tool.connect, root="edgepack/m")
+    done = ask(DEVICE)
+    assert (done.outcome, done.release) == ("ok", NEW)
+    assert done.details["by"] == "me@here"
+    assert done.details["latency_ms"] == 4.5
+    tool.pending = {"release": NEW}
+    assert ask(DEVICE).outcome == "testing"
+    tool.current = None
+    assert (ask(DEVICE).outcome, ask(DEVICE).release) == ("empty", None)
+    assert tool.open == 0
+
+
+def test_a_rollback_is_done_once(tool: FakeTool) -> None:
+    back = Rollback(connect=tool.connect, root="edgepack/m", leave={"a": NEW})
+    assert (back(DEVICE).outcome, tool.current) == ("rolled back", OLD)
+    # Done again, it would go forward.
+    done = back(DEVICE)
+    assert (done.outcome, done.release, tool.current) == ("unchanged", OLD, OLD)
+    anything = Rollback(connect=tool.connect, root="edgepack/m", leave={})
+    assert (anything(DEVICE).outcome, tool.current) == ("rolled back", NEW)
+    assert tool.open == 0
+
+
+def test_the_look_after_the_soak_time(tool: FakeTool) -> None:
+    bundle: Any = SimpleNamespace(manifest=SimpleNamespace(release=NEW))
+    deploy = Deploy(connect=tool.connect, root="edgepack/m", bundles={"rasp3b": bundle})
+    deploy.check(DEVICE)
+    tool.pending = {"release": NEW}
+    with pytest.raises(RemoteError, match="is being tested again"):
+        deploy.check(DEVICE)
+    tool.pending, tool.current = None, OLD
+    with pytest.raises(RemoteError, match=f"release {NEW} is not current any more, but {OLD}"):
+        deploy.check(DEVICE)
+    assert tool.open == 0
+
+
+def test_a_device_with_a_folder_of_its_own(tool: FakeTool) -> None:
+    Status(connect=tool.connect, root="edgepack/m")(
+        FleetDevice(name="a", address="a", board="rasp3b", root="/srv/m")
+    )
+    assert tool.calls == [("/srv/m", "status")]
+
+
+def test_a_connection_that_fails_needs_no_closing() -> None:
+    def refuse(_device: FleetDevice) -> Any:
+        raise ConnectError("no")
+
+    with pytest.raises(ConnectError):
+        Status(connect=refuse, root="r")(DEVICE)
