@@ -26,7 +26,7 @@ from edgepack.fleet import (
     make_plan,
     roll_out,
 )
-from edgepack.fleet.report import FleetReport
+from edgepack.fleet.report import FleetReport, release_lines
 
 INTERRUPTED = 130
 # More rows than this are for --html and --json.
@@ -69,6 +69,8 @@ def carry_out(
             "settings": rollout.settings.to_dict(),
         }
     )
+    if not plan.todo:
+        console.step(f"nothing to do: all {plan.total} devices are done")
     teller = _Teller(console)
     with _stop_on_signal(console) as stop:
         result = roll_out(plan, rollout.settings, work, teller, journal=journal, stop=stop)
@@ -112,18 +114,17 @@ def _report_lines(report: FleetReport) -> list[str]:
         + (f": {summary['reason']}" if summary["reason"] else ""),
         f"devices   {summary['devices_ok']} of {summary['devices_total']} well: {outcomes}",
     ]
-    lines += [f"release   {release} ({board})" for board, release in summary["releases"].items()]
-    columns = ("device", "wave", "board", "release", "outcome", "seconds", "error")
+    lines += [f"release   {line}" for line in release_lines(summary)]
     shown: list[list[str]] = []
     hidden = 0
     for row in report.rows():
         wanted = summary["devices_total"] <= _SHOWN_ROWS or row["error"]
         if wanted and len(shown) < _SHOWN_ROWS:
-            shown.append([_one_line(row[name]) for name in columns])
+            shown.append([_one_line(row.get(name)) for name in report.columns])
         else:
             hidden += 1
     if shown:
-        lines.append(table(shown, [name.upper() for name in columns]))
+        lines.append(table(shown, [name.upper() for name in report.columns]))
     if hidden:
         lines.append(f"and {hidden} more: --html FILE or --json has all")
     return lines
@@ -156,8 +157,9 @@ class _Teller:
 
     def wave_begins(self, wave: Wave) -> None:
         done = wave.total - len(wave.devices)
-        text = f"{wave.name}: {len(wave.devices)} devices"
-        self._console.step(text + (f", {done} more are done" if done else ""))
+        count = len(wave.devices)
+        text = f"{wave.name}: {count} device{'s' if count > 1 else ''}"
+        self._console.step(text + (f", {done} more done before" if done else ""))
 
     def devices_end(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:

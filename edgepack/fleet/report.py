@@ -25,13 +25,17 @@ WAITING = "waiting"
 _KEYS = (
     "device", "wave", "board", "address", "outcome", "release", "seconds", "at", "error", "hint",
 )  # fmt: skip
-# What there is to see of each kind of work.
-_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "deploy": _KEYS,
-    "rollback": _KEYS,
+_SHORT = ("device", "wave", "board", "release", "outcome", "seconds", "error")
+# What there is to see of each kind of work: on a page, and in a terminal.
+_COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "deploy": (_KEYS, _SHORT),
+    "rollback": (_KEYS, _SHORT),
     "status": (
-        "device", "board", "address", "outcome", "release", "version", "model", "model_sha256",
-        "since", "by", "latency_ms", "error", "hint",
+        (
+            "device", "board", "address", "outcome", "release", "version", "model",
+            "model_sha256", "since", "by", "latency_ms", "error", "hint",
+        ),
+        ("device", "board", "outcome", "release", "version", "model", "since", "by", "error"),
     ),
 }  # fmt: skip
 
@@ -50,6 +54,11 @@ class FleetReport:
     journal: Journal
     wanted: Callable[[FleetDevice], str | None]
     result: Result
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those keys of the rows that a terminal has room for."""
+        return _COLUMNS[self.action][1]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One for each device, wave by wave; all keys of `_KEYS`, and what the work adds."""
@@ -75,13 +84,13 @@ class FleetReport:
     def summary(self) -> dict[str, Any]:
         """All but the devices."""
         counts: Counter[str] = Counter()
-        releases: dict[str, str] = {}
+        releases: dict[str, Counter[str]] = {}
         ok = 0
         for row in self.rows():
             counts[row["outcome"]] += 1
             ok += row["ok"]
-            if row["ok"] and row["release"] and row["board"]:
-                releases.setdefault(row["board"], row["release"])
+            if row["ok"] and row["release"]:
+                releases.setdefault(str(row["board"]), Counter())[row["release"]] += 1
         return {
             "schema": 1,
             "fleet": self.fleet,
@@ -123,14 +132,14 @@ class FleetReport:
 
     def _html(self) -> Iterator[str]:
         summary = self.summary()
-        columns = _COLUMNS[self.action]
+        columns = _COLUMNS[self.action][0]
         title = f"{summary['model']} to {summary['fleet']}: {summary['action']} {summary['status']}"
         yield _HEAD.format(title=escape(title), style=_STYLE)
         yield f"<h1>{escape(title)}</h1>\n<dl>\n"
         facts: Mapping[str, object] = {
             "Devices": f"{summary['devices_ok']} of {summary['devices_total']} well",
             "Outcomes": ", ".join(f"{text} {n}" for text, n in summary["outcomes"].items()),
-            "Releases": ", ".join(f"{board} {id_}" for board, id_ in summary["releases"].items()),
+            "Releases": ", ".join(release_lines(summary)),
             "Stopped": summary["reason"],
             "At": summary["at"],
             "Seconds": summary["seconds"],
@@ -148,6 +157,13 @@ class FleetReport:
             )
             yield f'<tr class="{kind}">{cells}</tr>\n'
         yield "</tbody>\n</table>\n</body>\n</html>\n"
+
+
+def release_lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Which releases the devices have that are well, for each board."""
+    for board, releases in summary["releases"].items():
+        for release, count in releases.items():
+            yield f"{release} on {count} {board}"
 
 
 def _text(value: object) -> str:

@@ -101,7 +101,7 @@ def test_a_mixed_fleet(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     good = bundles(folder / "good")
     code, printed = deploy(capsys, path, good, "--html", str(page))
     assert code == 0
-    assert printed["releases"] == releases(good)
+    assert printed["releases"] == {board: {id_: 2} for board, id_ in releases(good).items()}
     assert [(row["device"], row["wave"], row["outcome"]) for row in printed["devices"]] == [
         ("arm01", "canary", "deployed"),
         ("aarch01", "canary", "deployed"),

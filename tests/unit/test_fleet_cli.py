@@ -160,7 +160,7 @@ def test_a_rollout_that_was_killed_is_reported(
     assert out.splitlines()[:3] == [
         "m to fleet: deploy interrupted: it was killed, or is under way",
         "devices   1 of 21 well: 1 deployed, 20 waiting",
-        "release   0123456789ab (rasp3b)",
+        "release   0123456789ab on 1 rasp3b",
     ]
     assert page.read_text().count("<tr ") == 21
 

@@ -339,7 +339,7 @@ def test_the_three_forms_of_a_report(tmp_path: Path) -> None:
     assert value["reason"] == "1 of 4 devices of wave 2 failed, allowed are 0"
     assert (value["devices_ok"], value["devices_total"]) == (3, 6)
     assert value["outcomes"] == {"deployed": 3, "failed": 1, "waiting": 2}
-    assert value["releases"] == {"rasp3b": work.release}
+    assert value["releases"] == {"rasp3b": {work.release: 3}}
     assert [row["outcome"] for row in value["devices"]] == [
         "deployed", "deployed", "deployed", "failed", "waiting", "waiting",
     ]  # fmt: skip
