@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edgepack.device import Device, SshOptions, open_device
     from edgepack.errors import EdgepackError
     from edgepack.facts import DeviceFacts
+    from edgepack.fleet import Fleet, load_fleet, make_plan, roll_out
     from edgepack.job import Job, compile_job, make_job, package_job
     from edgepack.model import ModelInfo, ModelSpec, inspect_model, load_model
     from edgepack.preprocess import PreprocessSpec
@@ -40,6 +41,7 @@ _HOME = {
     "device": ("Device", "SshOptions", "open_device"),
     "errors": ("EdgepackError",),
     "facts": ("DeviceFacts",),
+    "fleet": ("Fleet", "load_fleet", "make_plan", "roll_out"),
     "job": ("Job", "compile_job", "make_job", "package_job"),
     "model": ("ModelInfo", "ModelSpec", "inspect_model", "load_model"),
     "preprocess": ("PreprocessSpec",),
@@ -83,6 +85,10 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "Report",
     "run_on_device",
     "RunRequest",
+    "load_fleet",
+    "Fleet",
+    "make_plan",
+    "roll_out",
     "EdgepackError",
 ]
 

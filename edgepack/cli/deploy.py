@@ -102,7 +102,9 @@ def rate(text: str) -> float:
 
 
 def deploy_options(args: argparse.Namespace) -> DeployOptions:
-    """What `add_transfer`'s options say."""
+    """What `add_transfer`'s options say; raises UsageError for a file that is not there."""
+    if args.signers is not None and not args.signers.is_file():
+        raise UsageError(f"--signers: no such file: {args.signers}")
     return DeployOptions(
         keep=args.keep,
         wait_s=args.wait,
@@ -115,10 +117,8 @@ def deploy_options(args: argparse.Namespace) -> DeployOptions:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Deploy and print what was done and what the smoke test gave."""
-    if args.signers is not None and not args.signers.is_file():
-        raise UsageError(f"--signers: no such file: {args.signers}")
-    bundle, board, spec, root = _bundle(args, console)
     options = deploy_options(args)
+    bundle, board, spec, root = _bundle(args, console)
     device = _connect(args, spec, board, console)
     try:
         if args.dry_run:

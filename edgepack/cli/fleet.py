@@ -128,6 +128,7 @@ def _plan(args: argparse.Namespace, console: Console) -> int:
 
 def _deploy(args: argparse.Namespace, console: Console) -> int:
     fleet, settings = _begin(args)
+    options = deploy_options(args)
     chosen = select(fleet.devices, args.limit, file=fleet.file)
     if args.bundle:
         if args.model is not None or args.project is not None:
@@ -150,7 +151,7 @@ def _deploy(args: argparse.Namespace, console: Console) -> int:
         bundles=bundles,
         connect=Connector(boards=boards, options=ssh_options(args)),
         root=root or default_root(model),
-        options=deploy_options(args),
+        options=options,
     )
     rollout = Rollout(fleet=fleet, settings=settings, devices=devices, work=work, model=model)
     with Journal(fleet.journal(model, args.journal), write=not args.dry_run) as journal:
