@@ -86,5 +86,8 @@ def fake_bundle(
     subprocess.run(
         [command[0], "-s", "-shared", "-nostdlib", "-o", library, folder / "library.c"], check=True
     )
-    values = {"tool": build_device_tool(get_board(board)), **changes}
-    return small_bundle(folder, board=board, app=program, library=library, params=weights, **values)
+    if "tool" not in changes:
+        changes["tool"] = build_device_tool(get_board(board))
+    return small_bundle(
+        folder, board=board, app=program, library=library, params=weights, **changes
+    )

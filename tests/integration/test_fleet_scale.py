@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from edgepack.bundle import Bundle
+from tests.bundles import FakeTool
 from tests.fake_app import fake_bundle
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,10 @@ board = "rasp3b-64"
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Bundle]:
     folder = tmp_path_factory.mktemp("bundles")
-    return [fake_bundle(folder / board, board=board) for board in ("rasp3b", "rasp3b-64")]
+    # Nobody runs it here.
+    tool = FakeTool(path=folder / "tool")
+    tool.path.write_bytes(b"the tool\n")
+    return [fake_bundle(folder / name, board=name, tool=tool) for name in ("rasp3b", "rasp3b-64")]
 
 
 def command(
