@@ -236,7 +236,6 @@ class _Deploy:
             self._first = self._first or state
             self._left = _left(state)
             if state.needs:
-                gate.check_device(self._bundle, facts, send_bytes=self._left)
                 self._send(exchange, state)
             with self._phase("finish", "the device installs, activates and tests"):
                 done = exchange.finish()
@@ -256,7 +255,6 @@ class _Deploy:
                 )
             else:
                 state = self._exchange(stream).ask(self._request(plan=True))
-        gate.check_device(self._bundle, facts, send_bytes=_left(state))
         return self._plan(state, new_tool=facts.protocol < PROTOCOL)
 
     def _open(self, stack: contextlib.ExitStack, command: str) -> Stream:
@@ -278,8 +276,8 @@ class _Deploy:
                 raise ConnectionLostError(f"{self._device.name}: no answer")
             lines.append(line)
         facts = parse_facts(self._device.name, self._layout.root, "".join(lines))
-        # Space is another matter: files that are there already need none.
-        gate.check_device(self._bundle, facts, send_bytes=0)
+        # A tool that is there knows better what room the rest needs.
+        gate.check_device(self._bundle, facts, send_bytes=0 if facts.tool else None)
         if facts.protocol > PROTOCOL:
             raise RemoteError(
                 f"{self._device.name}: its device tool {facts.tool} speaks protocol "

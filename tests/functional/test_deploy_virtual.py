@@ -128,6 +128,8 @@ def test_full_disk(bundles: tuple[Bundle, Bundle, Bundle]) -> None:
         report = deploy_bundle(first, device, ROOT)
         device.run(f"{fill}; truncate -s -3M fill")
         with pytest.raises(GateError, match="must be sent"):
+            deploy_bundle(third, device, "elsewhere")
+        with pytest.raises(DiskFullError, match="are to be stored"):
             deploy_bundle(third, device, ROOT)
         device.run("rm fill")
 
