@@ -13,7 +13,7 @@ import pytest
 
 from edgepack import virtual
 from edgepack.boards import get_board
-from edgepack.bundle import Bundle, write_tarball
+from edgepack.bundle import Bundle, open_bundle, write_tarball
 from edgepack.deploy import DeployOptions, deploy_bundle, preview
 from edgepack.device import (
     Address,
@@ -24,6 +24,7 @@ from edgepack.device import (
 )
 from edgepack.device.base import Stream
 from edgepack.device.ssh import SshDevice
+from edgepack.device_tool import build_device_tool
 from edgepack.facts import gather
 from edgepack.gate import GateError
 from edgepack.manifest import PARAMS
@@ -35,6 +36,7 @@ from tests.fake_app import fake_bundle
 from tests.integration.cutting_proxy import CuttingProxy
 
 ROOT = "edgepack/tiny"
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 _WEIGHTS = 14_000_000  # as MobileNetV2's
 
 
@@ -231,3 +233,36 @@ def test_installing_without_a_network_does_what_a_deploy_does(
     finally:
         device.close()
         virtual.down("byhand")
+
+
+def test_released_bundles_are_still_installed(tmp_path: Path) -> None:
+    """One of each schema, kept as it was; what is in them is a stand-in, but for the signature.
+
+    The app of the first is no program: it is stored and verified, not activated.
+    """
+    board = virtual.up(get_board("rasp3b"), name="fixtures")
+    device = connect(board)
+    try:
+        device.put(build_device_tool(get_board("rasp3b")).path, "edgepack-device")
+        for path in FIXTURES.glob("bundle-schema*"):
+            device.put(path, path.name)
+        tool = "chmod +x edgepack-device && ./edgepack-device --root"
+        device.run(f"{tool} first --json install bundle-schema1.tar.gz --no-activate")
+        first = open_bundle(FIXTURES / "bundle-schema1.tar.gz").manifest
+        assert device.run(f"{tool} first verify {first.release}").returncode == 0
+        # A device of today, whose tool is not replaced by an older one.
+        device.run("mkdir -p second/bin && cp edgepack-device second/bin")
+        device.run(
+            f"{tool} second --json install bundle-schema2.tar.gz --signers bundle-schema2.signers"
+        )
+        second = open_bundle(FIXTURES / "bundle-schema2.tar.gz").manifest
+        status = call(device, "second", "status")["current"]
+        assert (status["release"], status["version"]) == (second.release, 7)
+        assert status["signer"].startswith("releases@example.org SHA256:")
+        assert status["health"]["outcome"] == "ok"
+        # And by a deploy, on a device that trusts its signer.
+        open_second = open_bundle(FIXTURES / "bundle-schema2.tar.gz")
+        assert deploy_bundle(open_second, device, "second").outcome == "unchanged"
+    finally:
+        device.close()
+        virtual.down("fixtures")

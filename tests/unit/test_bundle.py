@@ -322,6 +322,13 @@ def test_the_first_bundle_schema_is_still_read() -> None:
     assert bundle.manifest.folder_name == bundle.path.name
 
 
+def test_the_second_bundle_schema_is_still_read() -> None:
+    bundle = open_bundle(FIXTURE.with_name("bundle-schema2.tar.gz"))
+    assert bundle.manifest.schema == 2
+    assert (bundle.manifest.version, bundle.manifest.health.max_memory_mb) == (7, 500)
+    assert bundle.signature.startswith(b"-----BEGIN SSH SIGNATURE-----")
+
+
 @pytest.mark.parametrize("layer", ["gzip", "tar", "manifest"])
 def test_random_damage_gives_typed_errors_only(tmp_path: Path, layer: str) -> None:
     chance = random.Random(layer)
