@@ -16,15 +16,19 @@ import pytest
 from edgepack import virtual
 from edgepack.boards import get_board
 from edgepack.bundle import Bundle, open_bundle, write_tarball
+from edgepack.chunks import chunks
 from edgepack.cli import main
 from edgepack.deploy import Report, deploy_bundle
 from edgepack.device import Device, open_device, open_virtual
 from edgepack.gate import GateError
 from edgepack.job import make_job, package_job
+from edgepack.manifest import GRAPH, PARAMS
 from edgepack.process import run
 from edgepack.project import Project, load_project
 from edgepack.reference import compare, run_reference
 from edgepack.remote_app import RunRequest, run_on_device
+from edgepack.remote_tool import call
+from edgepack.transfer import Need, frames
 from tests.example import load_build
 
 ROOT = "edgepack/mobilenetv2"
@@ -117,7 +121,7 @@ def test_outputs_on_every_board_equal_the_reference(
     assert found.ok, found
 
 
-def test_unchanged_redeploy_sends_nothing_and_one_weight_only_the_parameters(
+def test_unchanged_redeploy_sends_nothing_and_one_layer_only_its_chunks(
     project: Project,
     bundle_for: Callable[[str], Bundle],
     fresh_board: Callable[..., Device],
@@ -125,24 +129,53 @@ def test_unchanged_redeploy_sends_nothing_and_one_weight_only_the_parameters(
 ) -> None:
     device = fresh_board("rasp3b")
     first = deploy_bundle(bundle_for("rasp3b"), device, ROOT)
+    params = bundle_for("rasp3b").manifest.files[PARAMS].size
     assert first.model_bytes_sent > 10e6
     again = deploy_bundle(bundle_for("rasp3b"), device, ROOT)
     assert (again.outcome, again.sent_bytes) == ("unchanged", 0)
 
+    # The last convolution, the largest layer but the classifier.
     model = onnx.load(project.model)
-    (weight,) = (item for item in model.graph.initializer if item.name == "classifier.1.bias")
-    values = onnx.numpy_helper.to_array(weight).copy()
-    values[0] += 0.5
+    (weight,) = (item for item in model.graph.initializer if item.name == "features.18.0.weight")
+    values = onnx.numpy_helper.to_array(weight) * np.float32(1.01)
+    assert 0.1 * params < values.nbytes < 0.2 * params
     weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
     changed = tmp_path / project.model.name
     onnx.save(model, changed)
     bundle = package_job(make_job(replace(project, model=changed)), tmp_path / "out")
     report = deploy_bundle(bundle, device, ROOT)
     check_smoke(report)
-    model_files = [name for name in report.sent_files if name.startswith("model/")]
-    assert model_files == ["model/params.bin"]
+    print(f"a layer of {values.nbytes} bytes: {report.model_bytes_sent} sent of {params}")
+    assert report.model_bytes_sent < 0.2 * params
+    assert [name for name in report.sent_files if name.startswith("model/")] == [PARAMS]
     assert "bin/edgepack-run" in report.reused_files
     assert report.previous == first.release
+
+
+def test_a_change_of_any_layer_sends_less_than_a_fifth(
+    bundle_for: Callable[[str], Bundle],
+) -> None:
+    """Counted in the frames; one tensor is by itself more than a fifth, the classifier's."""
+    bundle = bundle_for("rasp3b")
+    before = bundle.file(PARAMS).read_bytes()
+    base = tuple(chunk.key for chunk in chunks(memoryview(before)))
+    plan = json.loads(bundle.file(GRAPH).read_bytes())
+    tensors = [tensor for tensor in plan["tensors"] if tensor["storage"] == "params"]
+    assert len(tensors) > 50
+    random = np.random.default_rng(1)
+    large = []
+    for tensor in tensors:
+        start, size = tensor["offset"], tensor["bytes"]
+        after = before[:start] + random.bytes(size) + before[start + size :]
+        need = Need(sha256="", size=len(after), have=0, base=base)
+        sent = sum(len(frame) for frame, _ in frames(need, memoryview(after)))
+        if size > 0.2 * len(before):
+            large.append((tensor["name"], size / len(before), sent / len(before)))
+        else:
+            assert sent < 0.2 * len(before), tensor
+    print(f"above a fifth (name, share of {len(before)} bytes, share sent): {large}")
+    assert len(large) == 1
+    assert large[0][1] == pytest.approx(1280 * 1000 * 4 / len(before), rel=0.05)
 
 
 @pytest.mark.parametrize("suite", ["bookworm", "trixie"])  # bullseye is the profile's own
@@ -224,6 +257,14 @@ def test_a_tarball_works_without_a_network(
     device.put(tarball, "bundle.tar.gz")
     done = device.run("tar xzf bundle.tar.gz && */bin/edgepack-run --golden --json")
     assert json.loads(done.stdout)["expected"]["ok"] is True
+    device.run("*/install && rm -r bundle.tar.gz mobilenetv2-*")
+    current = call(device, ROOT, "status")["current"]
+    assert current["release"] == bundle.manifest.release
+    assert current["health"]["outcome"] == "ok"
+    # A deploy finds nothing left to do, and the test that was run there.
+    report = deploy_bundle(bundle, device, ROOT)
+    assert (report.outcome, report.sent_bytes, report.smoke_fresh) == ("unchanged", 0, False)
+    assert report.smoke.top[0]["index"] == CAT
 
 
 def assert_profile(
@@ -264,6 +305,12 @@ def test_the_command_line_end_to_end(
         out = capsys.readouterr().out
         assert "Egyptian cat" in out
         assert "smoke test passed" in out
+        assert main(["status", *where, *device]) == 0
+        assert "health    ok" in capsys.readouterr().out
+        assert main(["prune", *where, *device, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["removed"] == []
+        assert main(["rollback", *where, *device]) == 7  # there is no release before
+        assert "previous" in capsys.readouterr().err
         photo = str(project.model.parent / "coffee.png")
         assert main(["run", *where, *device, "--image", photo, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["top"][0]["label"] == "espresso"

@@ -108,7 +108,7 @@ def test_one_megabit_cut_every_five_megabytes(sshd: Sshd, connect: Connect, tmp_
         stall_after=1_000_000,
         stall_s=20,
         refuse=0.05,
-        seed=29,
+        seed=22,  # of which the third try is refused
     ) as proxy:
         report = deploy_bundle(bundle, connect(proxy), f"{tmp_path}/root")
         assert proxy.cuts >= 4
