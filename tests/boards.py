@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from edgepack import paths, virtual
 from edgepack.device import Address, SshOptions
 from edgepack.device.ssh import SshDevice
-from edgepack.virtual import VirtualBoard
+from edgepack.paths import atomic_dir, cache_dir, locked
+from edgepack.virtual import VirtualBoard, apt
 from tests.support import require_tool
 
 # What takes long to make, and no test changes.
@@ -45,3 +47,27 @@ def login(board: VirtualBoard, user: str) -> SshDevice:
         host_keys=(board.host_key,),
     )
     return SshDevice(Address(host=board.host, user=user, port=board.port), options=options)
+
+
+def unpacked(name: str, packages: list[str], *, suite: str, arch: str) -> Path:
+    """Debian packages with all they need, in a folder of the cache."""
+    folder = cache_dir() / "oci" / f"test-{name}-{suite}-{arch}"
+    with locked(folder):
+        if not folder.exists():
+            with atomic_dir(folder) as work:
+                apt.unpack(packages, work / "root", suite=suite, arch=arch)
+    return folder / "root"
+
+
+def tar_of_missing(whole: Path, base: Path, archive: Path) -> None:
+    """Write to `archive` what `whole` has and the root file system `base` has not, but no docs."""
+    with tarfile.open(archive, "w") as out:
+        for path in sorted(whole.rglob("*")):
+            name = path.relative_to(whole)
+            wanted = name.parts[0] in ("bin", "sbin", "lib", "usr", "etc")
+            docs = name.parts[:2] == ("usr", "share") and name.parts[2:3] not in (
+                ("dpkg",),
+                ("dbus-1",),
+            )
+            if wanted and not docs and not (base / name).exists() and not path.is_dir():
+                out.add(path, str(name))

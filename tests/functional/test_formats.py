@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,13 +17,11 @@ from edgepack.bundle import Bundle
 from edgepack.device.ssh import SshDevice
 from edgepack.errors import ToolchainError
 from edgepack.formats import Options
-from edgepack.paths import atomic_dir, cache_dir, locked
 from edgepack.process import run
 from edgepack.service import Service
-from edgepack.virtual import apt
 from edgepack.virtual.rootfs import rootfs
 from tests import cross
-from tests.boards import login, own_boards
+from tests.boards import login, own_boards, tar_of_missing, unpacked
 from tests.bundles import small_bundle
 from tests.fake_app import FAKE_APP, FAKE_WRONG_APP, fake_bundle
 from tests.support import require_tool
@@ -55,16 +52,6 @@ def releases(folder: Path, board: str) -> tuple[Bundle, Bundle, Bundle]:
 
 def current(root: Path) -> str:
     return (root / "current").readlink().name
-
-
-def unpacked(name: str, packages: list[str], *, suite: str, arch: str) -> Path:
-    """Debian packages with all they need, in a folder of the cache."""
-    folder = cache_dir() / "oci" / f"test-{name}-{suite}-{arch}"
-    with locked(folder):
-        if not folder.exists():
-            with atomic_dir(folder) as work:
-                apt.unpack(packages, work / "root", suite=suite, arch=arch)
-    return folder / "root"
 
 
 # --- deb ---
@@ -116,13 +103,7 @@ class Apt:
         base = rootfs(SUITE, "armhf")
         whole = unpacked("apt", ["apt"], suite=SUITE, arch="armhf")
         archive = work / "apt.tar"
-        with tarfile.open(archive, "w") as out:
-            for path in sorted(whole.rglob("*")):
-                name = path.relative_to(whole)
-                wanted = name.parts[0] in ("bin", "sbin", "lib", "usr", "etc")
-                docs = name.parts[:2] == ("usr", "share") and name.parts[2:3] != ("dpkg",)
-                if wanted and not docs and not (base / name).exists() and not path.is_dir():
-                    out.add(path, str(name))
+        tar_of_missing(whole, base, archive)
         self.device.put(archive, "/root/apt.tar")
         # The board's libc6 was unpacked without dpkg; this is what dpkg would have noted.
         self.device.run(
@@ -306,6 +287,8 @@ class Mender:
         whole = unpacked("mender", [*packages, "sed"], suite="bookworm", arch=arch)
         # Of /dev nothing: a copy of its `zero` would never end.
         shutil.copytree(whole, self.root, symlinks=True, ignore=shutil.ignore_patterns("dev"))
+        # In the package a link to a partition that images with Mender have.
+        (self.root / "var/lib/mender").unlink()
         for name in ("var/lib/mender/scripts", "data", "etc/mender", "proc", "dev", "tmp"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         sh = self.root / "bin/sh"
@@ -323,7 +306,7 @@ class Mender:
         shutil.copy(module, self.root / "usr/share/mender/modules/v3/edgepack")
 
     def do(self, *words: str) -> tuple[int, str]:
-        script = 'mount -t proc proc "$1/proc" && exec chroot "$@"'
+        script = 'mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev" && exec chroot "$@"'
         command = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "sh", "-c",
                    script, "sh", self.root, "/usr/bin/mender", "--no-syslog"]  # fmt: skip
         done = subprocess.run(
@@ -418,6 +401,8 @@ def test_rauc_installs(
         "[slot.rootfs.0]\ndevice=/dev/null\ntype=raw\nbootname=A\n"
     )
     script = (
+        # (dbus-run-session takes this variable away.)
+        "export DBUS_STARTER_BUS_TYPE=session\n"
         f"rauc -c {config} --override-boot-slot=A service >{tmp_path}/log 2>&1 & service=$!\n"
         "for _ in $(seq 100); do rauc status >/dev/null 2>&1 && break; sleep 0.1; done\n"
         'rauc install "$1"; code=$?; kill $service; wait $service; exit $code'

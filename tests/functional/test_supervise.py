@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -14,10 +15,13 @@ from edgepack import remote_service, virtual
 from edgepack.boards import get_board
 from edgepack.bundle import Bundle, write_tarball
 from edgepack.device.ssh import SshDevice
-from edgepack.errors import RemoteError
+from edgepack.errors import ConnectError, RemoteError
 from edgepack.service import Service
+from edgepack.virtual import VirtualBoard
+from edgepack.virtual.rootfs import rootfs
 from tests import fake_app
-from tests.boards import login, own_boards
+from tests.boards import login, own_boards, tar_of_missing, unpacked
+from tests.support import require_tool
 
 ROOT = "/home/pi/edgepack/tiny"
 ORDERS = "/home/pi/orders"
@@ -115,8 +119,8 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
 class Watched:
     """The board, as root sees it."""
 
-    def __init__(self, pi: SshDevice, root: SshDevice) -> None:
-        self.pi, self.root = pi, root
+    def __init__(self, pi: SshDevice, root: SshDevice, log_command: str) -> None:
+        self.pi, self.root, self.log_command = pi, root, log_command
 
     def install(self, bundle: Bundle, folder: Path) -> None:
         """As by hand, without a network: copy, unpack, ./install."""
@@ -136,7 +140,7 @@ class Watched:
         return (int(found[1]), found[2]) if found else None
 
     def log(self) -> str:
-        return self.root.run(f"cat {LOG}").stdout
+        return self.root.run(self.log_command).stdout
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         for _ in range(150):
@@ -155,57 +159,68 @@ class Watched:
         self.pi.run(f"echo {text} >{ORDERS}/.new && mv {ORDERS}/.new {ORDERS}/order")
 
 
+def install_service(on: Watched, bundle: Bundle, folder: Path, kind: str) -> None:
+    """Install a first release by hand, then the service; it runs, and not as root."""
+    with pytest.raises(RemoteError):
+        on.tool("status")
+    on.pi.run(f"mkdir -p {ORDERS}")
+    on.install(bundle, folder)
+    done = remote_service.install(on.root, ROOT)
+    assert done == {"service": "edgepack-tiny", "kind": kind, "root": ROOT}
+    on.until(lambda: on.app() is not None, "the app")
+    app = on.app()
+    assert app is not None
+    assert app[1] == bundle.manifest.release
+    assert remote_service.status(on.root, ROOT)["running"]
+    # It cannot write to the folder that it owns, and others can.
+    assert on.root.run(f"stat -c %U /proc/{app[0]}").stdout == "pi\n"
+    on.until(lambda: "app: uid 1000" in on.log(), "a word of the app")
+    assert "app: uid 1000, own folder: Read-only file system, orders: Success" in on.log()
+    on.pi.run(f"touch {ROOT}/y && rm {ROOT}/y")
+
+
+def exercise(on: Watched, bundles: dict[str, Bundle], folder: Path) -> None:
+    """All that can happen to a service, one after the other."""
+    app = on.app()
+    assert app is not None
+    on.root.run(f"kill -9 {app[0]}")
+    app = on.until_another(app)
+    assert "the app was killed by signal 9" in on.log()
+
+    on.order("exit")
+    app = on.until_another(app)
+    assert "the app ended with exit code 3" in on.log()
+
+    on.order("hang")
+    app = on.until_another(app)
+    assert "killing the app: it gave no sign for 2 s" in on.log()
+
+    on.order("hog")
+    app = on.until_another(app)
+    assert "MB of memory, 200 are allowed" in on.log()
+
+    # A release that fails its test: the app does not notice.
+    with pytest.raises(RemoteError):
+        on.install(bundles["wrong"], folder)
+    assert on.app() == app
+
+    on.install(bundles["second"], folder)
+    app = on.until_another(app)
+    assert app[1] == bundles["second"].manifest.release
+    on.tool("rollback")
+    app = on.until_another(app)
+    assert app[1] == bundles["first"].manifest.release
+    state = json.loads(on.tool("--json status"))
+    assert state["current"]["release"] == app[1]
+
+
 def test_a_service_without_systemd(bundles: dict[str, Bundle], tmp_path: Path) -> None:
     board = virtual.up(get_board("rasp3b"), name="supervised")
     pi, root = login(board, "pi"), login(board, "root")
-    on = Watched(pi, root)
+    on = Watched(pi, root, f"cat {LOG}")
     try:
-        with pytest.raises(RemoteError):
-            on.tool("status")
-        pi.run(f"mkdir -p {ORDERS}")
-        on.install(bundles["first"], tmp_path)
-        done = remote_service.install(root, ROOT)
-        assert done == {"service": "edgepack-tiny", "kind": "init", "root": ROOT}
-        on.until(lambda: on.app() is not None, "the app")
-        app = on.app()
-        assert app is not None
-        assert app[1] == bundles["first"].manifest.release
-        assert remote_service.status(root, ROOT)["running"]
-
-        # Not root, though root has started it, and it cannot write to the folder it owns.
-        assert root.run(f"stat -c %U /proc/{app[0]}").stdout == "pi\n"
-        assert "app: uid 1000, own folder: Read-only file system, orders: Success" in on.log()
-        pi.run(f"touch {ROOT}/y && rm {ROOT}/y")
-
-        root.run(f"kill -9 {app[0]}")
-        app = on.until_another(app)
-        assert "the app was killed by signal 9" in on.log()
-
-        on.order("exit")
-        app = on.until_another(app)
-        assert "the app ended with exit code 3" in on.log()
-
-        on.order("hang")
-        app = on.until_another(app)
-        assert "killing the app: it gave no sign for 2 s" in on.log()
-
-        on.order("hog")
-        app = on.until_another(app)
-        assert "MB of memory, 200 are allowed" in on.log()
-
-        # A release that fails its test: the app does not notice.
-        with pytest.raises(RemoteError):
-            on.install(bundles["wrong"], tmp_path)
-        assert on.app() == app
-
-        on.install(bundles["second"], tmp_path)
-        app = on.until_another(app)
-        assert app[1] == bundles["second"].manifest.release
-        on.tool("rollback")
-        app = on.until_another(app)
-        assert app[1] == bundles["first"].manifest.release
-        state = json.loads(on.tool("--json status"))
-        assert state["current"]["release"] == app[1]
+        install_service(on, bundles["first"], tmp_path, "init")
+        exercise(on, bundles, tmp_path)
 
         # The supervisor dies with all that it started; the script starts both again.
         root.run("kill -9 $(cat /run/edgepack-tiny.pid)")
@@ -221,3 +236,87 @@ def test_a_service_without_systemd(bundles: dict[str, Bundle], tmp_path: Path) -
         pi.close()
         root.close()
         virtual.down("supervised")
+
+
+# Debian's systemd becomes process 1 of a container on the board, with cgroups of its own, and
+# the board's logins go there from now on. (The board's own process 1 is a small script.)
+SYSTEMD = """
+tar xf /root/systemd.tar -C / && ldconfig
+echo 'messagebus:x:101:102::/nonexistent:/usr/sbin/nologin' >>/etc/passwd
+echo 'messagebus:x:102:' >>/etc/group
+echo 0123456789abcdef0123456789abcdef >/etc/machine-id
+mkdir -p /etc/systemd/system
+cat >/etc/systemd/system/box.target <<'END'
+[Unit]
+Requires=basic.target dbus.socket sshd.service
+END
+cat >/etc/systemd/system/sshd.service <<'END'
+[Service]
+RuntimeDirectory=sshd
+ExecStart=/usr/sbin/sshd -D
+END
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mkdir -p /sys/fs/cgroup/box
+kill $(pgrep -o -x sshd)
+setsid sh -c 'echo $$ >/sys/fs/cgroup/box/cgroup.procs
+exec unshare --pid --mount --cgroup --fork --mount-proc --propagation private sh -c "
+umount /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup; mount -t tmpfs tmpfs /run
+exec env container=box /lib/systemd/systemd --system --unit=box.target"' \
+</dev/null >/root/systemd.log 2>&1 &
+"""
+
+
+@pytest.mark.slow
+def test_a_service_of_systemd(bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    """Debian's armhf systemd on an ARM kernel: its sandbox, its cgroup, its restart."""
+    require_tool("qemu-system-aarch64")
+    whole = unpacked("systemd", ["systemd", "dbus"], suite="bullseye", arch="armhf")
+    archive = tmp_path / "systemd.tar"
+    tar_of_missing(whole, rootfs("bullseye", "armhf"), archive)
+    board = virtual.up(get_board("rasp3b"), name="systemd", kind="system", disk_mb=512)
+    root = login(board, "root")
+    try:
+        root.put(archive, "/root/systemd.tar")
+        root.run(SYSTEMD)
+        root.close()
+        root = until_login(board, "root")
+        pi = login(board, "pi")
+        on = Watched(pi, root, "journalctl -q -o cat -u edgepack-tiny")
+        install_service(on, bundles["first"], tmp_path, "systemd")
+
+        def shown(name: str) -> str:
+            return root.run(f"systemctl show --value -p {name} edgepack-tiny").stdout.strip()
+
+        assert (shown("User"), shown("MemoryMax")) == ("pi", str(208 * 10**6))
+        assert (shown("ProtectSystem"), shown("NoNewPrivileges")) == ("strict", "yes")
+        cgroup = root.run("cat /sys/fs/cgroup/system.slice/edgepack-tiny.service/memory.max").stdout
+        # The kernel counts pages.
+        assert int(cgroup) == 208 * 10**6 // 4096 * 4096
+        exercise(on, bundles, tmp_path)
+
+        # The supervisor itself dies, then hangs: systemd starts it again.
+        before = shown("MainPID")
+        root.run(f"kill -9 {before}")
+        on.until(lambda: shown("MainPID") not in ("0", before), "another supervisor")
+        on.until(lambda: on.app() is not None, "the app")
+        assert int(shown("NRestarts")) == 1
+        hung = shown("MainPID")
+        root.run(f"kill -STOP {hung}")
+        on.until(lambda: shown("MainPID") not in ("0", hung), "another supervisor")
+        on.until(lambda: on.app() is not None, "the app")
+
+        remote_service.remove(root, ROOT)
+        on.until(lambda: on.app() is None, "the end of the app")
+        assert not remote_service.status(root, ROOT)["running"]
+        pi.close()
+    finally:
+        root.close()
+        virtual.down("systemd")
+
+
+def until_login(board: VirtualBoard, user: str) -> SshDevice:
+    for _ in range(120):
+        with contextlib.suppress(ConnectError):
+            return login(board, user)
+        time.sleep(1)
+    pytest.fail("systemd started no sshd")
