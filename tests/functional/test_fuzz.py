@@ -1,0 +1,44 @@
+"""The short form of `./dev fuzz`: the corpus again, and some seconds of new inputs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import fuzz
+
+SECONDS = 5
+"""Each; there are four. `./dev fuzz` takes ten minutes for all."""
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, Path]:
+    return fuzz.build()
+
+
+@pytest.mark.parametrize("target", fuzz.TARGETS)
+def test_nothing_breaks_a_reader(target: str, programs: dict[str, Path]) -> None:
+    outcome = fuzz.run(target, programs[target], seconds=SECONDS)
+    assert not outcome.failed, outcome.failed[-4000:]
+    assert outcome.inputs > 20
+    assert outcome.executions > outcome.inputs
+
+
+def test_the_targets_are_watched_by_the_sanitizers(programs: dict[str, Path]) -> None:
+    """Else a clean run would say little: each program has their code and knows their options."""
+    for program in programs.values():
+        done = subprocess.run(
+            [program, "-runs=0"],
+            env={**os.environ, "ASAN_OPTIONS": "help=1"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert "Available flags for AddressSanitizer" in done.stdout + done.stderr
+        symbols = program.read_bytes()
+        assert b"__ubsan_handle" in symbols
+        assert b"__sanitizer_cov" in symbols

@@ -1,0 +1,109 @@
+"""Fuzzing of all that the device tool reads, with libFuzzer and the corpus beside this file.
+
+    python -m tests.fuzz [--seconds N] [--keep]
+
+builds the targets of cpp_runtime/device/fuzz with clang and the sanitizers, replays the corpus
+and goes on from it, for N seconds in all (default 600). With `--keep`, inputs that reach new
+code are added to the corpus; an input that fails is always left in the working folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgepack.device_tool import compile_tool, fetch_sources, source_key
+from edgepack.paths import atomic_dir, cache_dir, locked
+from tests.support import require_tool
+
+TARGETS = ("manifest", "archive", "signature", "receive")
+CORPUS = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A finished run: `failed` is libFuzzer's report of an input that failed, or ""."""
+
+    target: str
+    inputs: int
+    executions: int
+    failed: str
+
+
+def build() -> dict[str, Path]:
+    """The targets' programs by name."""
+    clang = require_tool("clang++", "clang++-14")
+    arguments = [
+        f"-DCMAKE_C_COMPILER={clang.replace('clang++', 'clang')}",
+        f"-DCMAKE_CXX_COMPILER={clang}",
+        "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
+        "-DEDGEPACK_FUZZ=ON",
+    ]
+    folder = cache_dir() / "device-tool" / f"fuzz-{source_key({'fuzz': arguments}, tests=True)}"
+    names = [f"fuzz-{target}" for target in TARGETS]
+    with locked(folder):
+        if not folder.exists():
+            sources = fetch_sources()
+            with atomic_dir(folder) as work:
+                compile_tool(work, sources, arguments, targets=names)
+    return {target: folder / name for target, name in zip(TARGETS, names, strict=True)}
+
+
+def unpack(target: str, folder: Path) -> int:
+    """The corpus of `target`, as files in `folder`; how many there are."""
+    with zipfile.ZipFile(CORPUS / f"{target}.zip") as archive:
+        archive.extractall(folder)
+        return len(archive.namelist())
+
+
+def pack(target: str, folder: Path) -> None:
+    """The opposite: equal files give equal bytes."""
+    inputs = {
+        hashlib.sha256(path.read_bytes()).hexdigest()[:16]: path.read_bytes()
+        for path in folder.iterdir()
+    }
+    with zipfile.ZipFile(CORPUS / f"{target}.zip", "w") as archive:
+        for name, data in sorted(inputs.items()):
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+
+
+def run(target: str, program: Path, *, seconds: int, keep: bool = False) -> Outcome:
+    """Replay the corpus of `target`, then look for new inputs for `seconds`."""
+    with tempfile.TemporaryDirectory() as name:
+        corpus, found = Path(name) / "corpus", Path(name) / "found"
+        found.mkdir()
+        inputs = unpack(target, corpus)
+        limits = ("-rss_limit_mb=1024", "-timeout=20", "-print_final_stats=1")
+        replay = _fuzz(program, *limits, "-runs=0", corpus)
+        if replay.returncode != 0:
+            return Outcome(target=target, inputs=inputs, executions=0, failed=replay.stderr)
+        # Longer inputs are slower and find no more: a header and a half of each kind fit.
+        # A seed, so that a short run is the same each time, as far as a clock allows.
+        search = ("-max_len=6000", "-seed=4", f"-max_total_time={seconds}")
+        done = _fuzz(program, *limits, *search, found, corpus)
+        count = re.search(r"number_of_executed_units:\s*(\d+)", done.stderr)
+        if done.returncode == 0 and keep:
+            merged = Path(name) / "merged"
+            merged.mkdir()
+            merge = ("-set_cover_merge=1", "-use_counters=0")
+            if _fuzz(program, *limits, *merge, merged, corpus, found).returncode == 0:
+                pack(target, merged)
+        return Outcome(
+            target=target,
+            inputs=inputs,
+            executions=int(count[1]) if count else 0,
+            failed=done.stderr if done.returncode != 0 else "",
+        )
+
+
+def _fuzz(program: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    arguments: Sequence[str] = [str(word) for word in words]
+    return subprocess.run(
+        [program, *arguments], capture_output=True, text=True, errors="replace", check=False
+    )
