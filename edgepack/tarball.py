@@ -121,6 +121,18 @@ class _StoredGzip:
         self._file.write(struct.pack("<BHH", last, len(data), len(data) ^ _STORED_MAX) + data)
 
 
+def member_time(archive: Path) -> int:
+    """The time of the first member of `archive`, in seconds since 1970.
+
+    All members have the same in what `write_tar_gz` wrote. Raises `ArchiveError`.
+    """
+    try:
+        with gzip.open(archive, "rb") as stream:
+            return int(tarfile.TarInfo.frombuf(stream.read(_BLOCK), "ascii", "strict").mtime)
+    except (OSError, EOFError, zlib.error, tarfile.HeaderError, ValueError) as error:
+        raise ArchiveError(f"{archive}: damaged or no .tar.gz: {error}") from None
+
+
 def unpack_tar_gz(
     archive: Path, out: Path, *, max_members: int = MAX_MEMBERS, max_bytes: int = MAX_BYTES
 ) -> Path:

@@ -20,12 +20,15 @@ from edgepack.cli import (
     doctor,
     fleet,
     inspect,
+    keygen,
     package,
     prune,
     rollback,
     run,
     service,
+    sign,
     status,
+    verify,
 )
 from edgepack.cli.console import Console
 from edgepack.cli.options import COMMON_DEFAULTS, add_common, check_writable
@@ -34,6 +37,7 @@ from edgepack.paths import set_cache_dir
 
 COMMANDS = (
     *(boards, doctor, inspect, compile, package),
+    *(keygen, sign, verify),
     *(deploy, status, rollback, prune),
     *(run, service, bench, fleet, board),
 )

@@ -13,6 +13,7 @@ from edgepack.cli.options import (
     add_device,
     add_job,
     add_release_version,
+    add_sign,
     board_files,
     count,
     default_root,
@@ -28,6 +29,7 @@ from edgepack.errors import ConnectError, UsageError
 from edgepack.gate import check_bundle
 from edgepack.job import make_job, package_job
 from edgepack.paths import cache_dir
+from edgepack.signing import sign_folder
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,6 +39,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add_job(parser)
     add_release_version(parser)
+    add_sign(parser)
     add_device(parser)
     parser.add_argument(
         "--bundle", type=Path, metavar="PATH", help="deploy this folder or tarball instead"
@@ -139,6 +142,8 @@ def _bundle(args: argparse.Namespace, console: Console) -> tuple[Bundle, Board, 
         spec = project.need_device()
         job = make_job(project)
         bundle = package_job(job, cache_dir() / "made" / job.board.name, progress=console)
+        if args.sign is not None:
+            sign_folder(bundle, args.sign)
         return bundle, job.board, spec, project.root or default_root(project.name)
     if args.model is not None or args.project is not None:
         raise UsageError("--bundle goes without a model and without --project")
@@ -147,6 +152,8 @@ def _bundle(args: argparse.Namespace, console: Console) -> tuple[Bundle, Board, 
         raise UsageError(
             "--bundle goes without --name, --toolchain, --shape and --release-version: it is made"
         )
+    if args.sign is not None:
+        raise UsageError("--bundle goes without --sign", hint="edgepack sign BUNDLE --key KEY")
     if args.device is None:
         raise UsageError("no device given", hint="add --device user@address")
     bundle = open_bundle(args.bundle)

@@ -253,3 +253,13 @@ def call_tool(
         return call(device, root, *words), f"{root} on {device.name}"
     finally:
         device.close()
+
+
+def add_sign(parser: argparse.ArgumentParser) -> None:
+    """Options for a command that makes a bundle which may be signed."""
+    parser.add_argument(
+        "--sign",
+        type=Path,
+        metavar="KEY",
+        help="sign the bundle: a private key, or the .pub of one in ssh-agent",
+    )

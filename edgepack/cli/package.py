@@ -8,9 +8,10 @@ from pathlib import Path
 
 from edgepack import formats
 from edgepack.cli.console import Console, megabytes
-from edgepack.cli.options import add_job, add_release_version, check_writable, project_of
+from edgepack.cli.options import add_job, add_release_version, add_sign, check_writable, project_of
 from edgepack.errors import UsageError
 from edgepack.job import make_job, package_job
+from edgepack.signing import sign_folder
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -18,6 +19,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("package", help="make a bundle, and a file that carries it")
     add_job(parser)
     add_release_version(parser)
+    add_sign(parser)
     parser.add_argument(
         "-o", "--out", type=Path, default=Path("dist"), metavar="DIR", help="default: dist"
     )
@@ -53,6 +55,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     formats.check(args.format, options)
     job = make_job(project_of(args))
     bundle = package_job(job, args.out, progress=console)
+    if args.sign is not None:
+        sign_folder(bundle, args.sign)
     package = formats.write_package(args.format, bundle, job.board, args.out, options)
     model = bundle.manifest.model
     console.data(

@@ -1,0 +1,38 @@
+"""`edgepack sign`: a signature over a bundle."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from edgepack import signing
+from edgepack.cli.console import Console
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser("sign", help="sign a bundle, in place")
+    parser.add_argument("bundle", type=Path, help="folder or .tar.gz")
+    parser.add_argument(
+        "--key",
+        type=Path,
+        required=True,
+        help="private key (a file, or a stub of a hardware key), or the .pub of one in ssh-agent",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Sign the bundle."""
+    verdict = signing.sign(args.bundle, args.key)
+    assert verdict.key is not None
+    manifest = verdict.bundle.manifest
+    console.data(
+        {
+            "bundle": str(args.bundle),
+            "release": manifest.release,
+            "fingerprint": verdict.key.fingerprint,
+        },
+        f"signed   {manifest.folder_name} by {verdict.key.fingerprint}",
+    )
+    return 0

@@ -1,0 +1,48 @@
+"""`edgepack verify`: whether a bundle is whole, and whose."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from edgepack import signing
+from edgepack.cli.console import Console
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser("verify", help="check all files of a bundle and its signature")
+    parser.add_argument("bundle", type=Path, help="folder or .tar.gz")
+    parser.add_argument(
+        "--signers",
+        type=Path,
+        metavar="FILE",
+        help="allowed signers, as ssh-keygen(1) has them: the signature must be by one of them",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Print what was found; whatever is wrong is an error."""
+    verdict = signing.verify(args.bundle, args.signers)
+    manifest = verdict.bundle.manifest
+    if verdict.key is None:
+        signer = "nobody: not signed"
+    elif verdict.principal is None:
+        signer = f"{verdict.key.fingerprint}, compared with no list (--signers)"
+    else:
+        signer = f"{verdict.principal}, {verdict.key.fingerprint}"
+    console.data(
+        {
+            "bundle": str(args.bundle),
+            "release": manifest.release,
+            "files": len(manifest.files),
+            "bytes": manifest.total_bytes,
+            "fingerprint": verdict.key.fingerprint if verdict.key else None,
+            "principal": verdict.principal,
+        },
+        f"bundle   {manifest.folder_name}\n"
+        f"files    {len(manifest.files)}, all as the manifest says\n"
+        f"signer   {signer}",
+    )
+    return 0
