@@ -10,10 +10,8 @@ link. A deploy that was cut off at any moment goes on where it stopped.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import logging
 import secrets
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -28,6 +26,7 @@ from edgepack.device.patience import Pace, Patience
 from edgepack.errors import ConnectError, RemoteError
 from edgepack.facts import DeviceFacts, facts_script, parse_facts
 from edgepack.manifest import DEVICE_TOOL, MANIFEST_NAME
+from edgepack.process import user_at_host
 from edgepack.progress import NO_PROGRESS, Progress
 from edgepack.remote_tool import CorruptTransferError, Layout, bring_tool
 from edgepack.smoke import Smoke, from_health
@@ -295,7 +294,7 @@ class _Deploy:
             manifest=self._bundle.file(MANIFEST_NAME).read_bytes(),
             signature=self._bundle.signature,
             signers=self._signers,
-            by=f"{getpass.getuser()}@{socket.gethostname()}",
+            by=user_at_host(),
             session=self._session,
             keep=options.keep,
             wait_s=wait_s,

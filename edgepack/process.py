@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import logging
 import os
 import shlex
 import signal
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +35,15 @@ def last_lines(text: str, count: int = _LAST_LINES) -> str:
     """The last `count` lines of `text` that are not empty, indented by two spaces."""
     lines = [line for line in text.splitlines() if line.strip()]
     return "\n".join(f"  {line}" for line in lines[-count:])
+
+
+def user_at_host() -> str:
+    """Who runs this, and where: what records on devices and in journals name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may be no more than a number
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def run(

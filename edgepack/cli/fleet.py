@@ -11,8 +11,10 @@ from edgepack.boards import load_boards
 from edgepack.cli.console import Console
 from edgepack.cli.deploy import add_transfer, deploy_options
 from edgepack.cli.fleet_options import (
+    add_board,
     add_fleet,
     add_journal,
+    add_model,
     add_parallel,
     add_waves,
     release_of,
@@ -22,7 +24,6 @@ from edgepack.cli.fleet_run import Rollout, carry_out, print_plan, print_report
 from edgepack.cli.options import (
     add_common,
     add_job,
-    add_release,
     add_release_version,
     add_ssh,
     board_files,
@@ -54,12 +55,14 @@ _ALL = Share(value=100, percent=True)
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command and its actions."""
-    parser = commands.add_parser("fleet", help="many devices, in waves: plan, deploy, report")
+    parser = commands.add_parser(
+        "fleet", help="many devices, in waves: plan, deploy, status, rollback"
+    )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     planner = actions.add_parser("plan", help="list devices and waves; nothing is built or asked")
     add_fleet(planner)
-    planner.add_argument("--board", metavar="NAME", help="of devices that name none")
+    add_board(planner)
     add_waves(planner)
     planner.set_defaults(parallel=None)
 
@@ -85,8 +88,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     goer_back = actions.add_parser("rollback", help="back from what `fleet deploy` brought")
     for action in (asker, goer_back):
         add_fleet(action)
-        add_release(action)
-        for add_options in (add_parallel, add_ssh):
+        for add_options in (add_model, add_parallel, add_ssh):
             add_options(action)
     goer_back.add_argument(
         "-n", "--dry-run", action="store_true", help="print the plan, ask no device"
@@ -96,8 +98,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
     reporter = actions.add_parser("report", help="the last rollout again, from its journal")
     add_fleet(reporter)
-    reporter.add_argument("--board", metavar="NAME", help="of devices that name none")
-    reporter.add_argument("--name", required=True, help="name of the deployed bundle")
+    add_model(reporter)
     reporter.add_argument("--journal", type=Path, metavar="DIR", help="see `fleet deploy`")
     reporter.add_argument("--html", type=Path, metavar="FILE", help="write it as a page, too")
 
@@ -247,13 +248,15 @@ def _job_words(args: argparse.Namespace) -> list[str]:
 
 def _report(args: argparse.Namespace, console: Console) -> int:
     fleet = load_fleet(args.fleet)
+    release = release_of(args)
     boards = load_boards(board_files(args))
-    devices = with_boards(select(fleet.devices, args.limit, file=fleet.file), boards, args.board)
-    path = fleet.journal(args.name, args.journal)
+    chosen = select(fleet.devices, args.limit, file=fleet.file)
+    devices = with_boards(chosen, boards, release.board)
+    path = fleet.journal(release.name, args.journal)
     with Journal(path, write=False) as journal:
         if journal.run is None:
             raise UsageError(
-                f"no rollout of {args.name} to {fleet.name} yet: {path}",
+                f"no rollout of {release.name} to {fleet.name} yet: {path}",
                 hint="edgepack fleet deploy",
             )
         releases = journal.run["releases"]
@@ -265,7 +268,7 @@ def _report(args: argparse.Namespace, console: Console) -> int:
         }
         report = FleetReport(
             fleet=fleet.name,
-            model=args.name,
+            model=release.name,
             action=journal.run["action"],
             plan=make_plan(devices, fleet.settings),
             journal=journal,

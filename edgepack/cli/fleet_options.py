@@ -27,6 +27,23 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Which deployed model."""
+    parser.add_argument(
+        "--project",
+        type=Path,
+        metavar="FILE",
+        help="project file (default: edgepack.toml if it is here and there is no --name)",
+    )
+    parser.add_argument("--name", help="name of the deployed bundle")
+    add_board(parser)
+
+
+def add_board(parser: argparse.ArgumentParser) -> None:
+    """For inventories that know nothing of boards."""
+    parser.add_argument("--board", metavar="NAME", help="board profile of devices that name none")
+
+
 def add_parallel(parser: argparse.ArgumentParser) -> None:
     """How many at once, and where the result goes."""
     parser.add_argument(
@@ -79,7 +96,7 @@ class Release:
 
 
 def release_of(args: argparse.Namespace) -> Release:
-    """What `add_release`'s options say; raises UsageError if that is no model."""
+    """What `add_model`'s options say; raises UsageError if that is no model."""
     path = args.project
     if path is None and args.name is None and Path(PROJECT_FILE).exists():
         path = Path(PROJECT_FILE)
@@ -87,7 +104,7 @@ def release_of(args: argparse.Namespace) -> Release:
     name = args.name or (project.name if project else None)
     if name is None:
         raise UsageError("which deployed model?", hint="give --project FILE or --name NAME")
-    root = args.root or (project.root if project else None) or default_root(name)
+    root = getattr(args, "root", None) or (project.root if project else None) or default_root(name)
     return Release(name=name, root=root, board=args.board or (project.board if project else None))
 
 

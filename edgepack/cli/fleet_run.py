@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import signal
-import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ from edgepack.fleet import (
     roll_out,
 )
 from edgepack.fleet.report import FleetReport, release_lines
+from edgepack.process import user_at_host
 
 INTERRUPTED = 130
 # More rows than this are for --html and --json.
@@ -62,7 +61,7 @@ def carry_out(
         {
             "event": "begin",
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "by": f"{getpass.getuser()}@{socket.gethostname()}",
+            "by": user_at_host(),
             "action": work.action,
             "releases": {str(device.board): work.wanted(device) for device in rollout.devices},
             "todo": plan.todo,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from edgepack.errors import (
     perhaps,
 )
 from edgepack.paths import atomic_dir, data_file, write_atomic
-from edgepack.process import run
+from edgepack.process import run, user_at_host
 from edgepack.tables import Table, read_json
 
 
@@ -28,6 +31,15 @@ def test_every_error_class_has_an_exit_code_of_the_table() -> None:
 def test_the_package_lists_its_api() -> None:
     assert dir(edgepack) == sorted(edgepack.__all__)
     assert all(getattr(edgepack, name) for name in dir(edgepack))
+
+
+def test_who_runs_this_may_be_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found")
+
+    assert user_at_host() == f"{getpass.getuser()}@{socket.gethostname()}"
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    assert user_at_host() == f"{os.getuid()}@{socket.gethostname()}"
 
 
 def test_perhaps_falls_back_to_all_names() -> None:

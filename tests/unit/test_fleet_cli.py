@@ -142,6 +142,43 @@ def test_a_report_needs_a_rollout(fleet: str, capsys: pytest.CaptureFixture[str]
     assert "no rollout of m to fleet yet" in err
 
 
+def test_a_rollback_needs_a_deploy(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "fleet", "rollback", fleet)
+    assert (code, "which deployed model?" in err) == (2, True)
+    code, _, err = run(capsys, "fleet", "rollback", fleet, "--name", "m", "--dry-run")
+    assert code == 2
+    assert "m.jsonl: no device has had a deploy to go back from" in err
+    assert "--again" in err
+    code, out, _ = run(capsys, "fleet", "rollback", fleet, "--name", "m", "--dry-run", "--again")
+    assert (code, out.splitlines()[0]) == (0, "fleet: 21 devices, 21 to do")
+
+
+def test_what_a_rollback_leaves_alone(
+    fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that no deploy was tried on, and those that have gone back already."""
+
+    def line(device: str, action: str, *, ok: bool = True) -> dict[str, object]:
+        return {
+            "device": device, "address": device, "action": action, "ok": ok, "release": "0" * 12,
+        }  # fmt: skip
+
+    with Journal(tmp_path / ".edgepack" / "fleet" / "m.jsonl") as journal:
+        journal.write(
+            line("shop01", "deploy"), line("shop02", "deploy", ok=False),
+            line("shop03", "deploy"), line("shop03", "rollback"),
+            line("shop04", "deploy"), line("shop04", "rollback", ok=False),
+        )  # fmt: skip
+    command = ["fleet", "rollback", fleet, "--name", "m", "--dry-run", "--json"]
+    code, out, _ = run(capsys, *command)
+    assert code == 0
+    plan = json.loads(out)
+    assert [row["device"] for row in plan["list"]] == ["shop01", "shop02", "shop03", "shop04"]
+    assert [name for wave in plan["waves"] for name in wave["todo"]] == [
+        "shop01", "shop02", "shop04",
+    ]  # fmt: skip
+
+
 def test_a_rollout_that_was_killed_is_reported(
     fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
