@@ -130,6 +130,8 @@ def roll_out(
     run = _Run(plan, settings, work, watcher, journal, stop or threading.Event())
     started = time.monotonic()
     reason = run.waves()
+    if reason == _INTERRUPTED and sum(run.outcomes.values()) >= plan.todo:
+        reason = ""  # too late to change anything
     return Result(
         status="interrupted" if reason == _INTERRUPTED else "stopped" if reason else "complete",
         reason=reason,

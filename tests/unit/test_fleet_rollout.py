@@ -175,6 +175,13 @@ def test_stop_waits_for_those_under_way() -> None:
     assert len(work.begun) < 10
 
 
+def test_a_stop_that_comes_too_late_changes_nothing() -> None:
+    stop, work = threading.Event(), FakeWork()
+    work.before_end = lambda device: stop.set() if device.name == "d00002" else None
+    result = roll_out(make_plan(devices(2), Settings()), Settings(), work, Log(), stop=stop)
+    assert (result.status, result.outcomes) == ("complete", {"deployed": 2})
+
+
 def test_soaking_between_waves_ends_when_stopped() -> None:
     settings = Settings(canary=Share(value=1), soak_s=0.001)
     log = Log()
