@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edgepack.boards import Board, get_board, load_boards
     from edgepack.bundle import Bundle, open_bundle, write_tarball
     from edgepack.compiler import CompiledModel, compile_model
-    from edgepack.deploy import Report, deploy_bundle, preview
+    from edgepack.deploy import DeployOptions, Report, deploy_bundle, preview
     from edgepack.device import Device, SshOptions, open_device
     from edgepack.errors import EdgepackError
     from edgepack.facts import DeviceFacts
@@ -37,7 +37,7 @@ _HOME = {
     "boards": ("Board", "get_board", "load_boards"),
     "bundle": ("Bundle", "open_bundle", "write_tarball"),
     "compiler": ("CompiledModel", "compile_model"),
-    "deploy": ("Report", "deploy_bundle", "preview"),
+    "deploy": ("DeployOptions", "Report", "deploy_bundle", "preview"),
     "device": ("Device", "SshOptions", "open_device"),
     "errors": ("EdgepackError",),
     "facts": ("DeviceFacts",),
@@ -82,6 +82,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "DeviceFacts",
     "preview",
     "deploy_bundle",
+    "DeployOptions",
     "Report",
     "run_on_device",
     "RunRequest",

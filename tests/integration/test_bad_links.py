@@ -31,20 +31,11 @@ from tests.fake_app import FAKE_APP, fake_bundle
 from tests.integration import sshd_server
 from tests.integration.cutting_proxy import CuttingProxy
 from tests.integration.sshd_server import Sshd
-from tests.support import require_tool
 
 MOST = 1.1
 """Bytes on the link for one byte of content."""
 
 Connect = Callable[[CuttingProxy], SshDevice]
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    require_tool("sshd", "/usr/sbin/sshd")
-    server = sshd_server.start(tmp_path_factory.mktemp("ssh") / "device")
-    yield server
-    server.stop()
 
 
 @pytest.fixture

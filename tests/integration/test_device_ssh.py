@@ -33,14 +33,6 @@ from tests.integration.sshd_server import Sshd
 from tests.support import require_tool
 
 
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    require_tool("sshd", "/usr/sbin/sshd")
-    server = sshd_server.start(tmp_path_factory.mktemp("ssh") / "device")
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def options(sshd: Sshd) -> SshOptions:
     return SshOptions(

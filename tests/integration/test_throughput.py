@@ -19,7 +19,7 @@ from edgepack.device import Address, SshOptions
 from edgepack.device.ssh import SshDevice
 from edgepack.manifest import PARAMS
 from tests.fake_app import fake_bundle
-from tests.integration import sshd_server
+from tests.integration.sshd_server import Sshd
 from tests.support import require_tool
 
 SIZE = 100_000_000
@@ -27,20 +27,18 @@ ROUNDS = 5
 
 
 @pytest.mark.slow
-def test_a_hundred_megabytes_beside_scp(tmp_path: Path) -> None:
-    require_tool("sshd", "/usr/sbin/sshd")
+def test_a_hundred_megabytes_beside_scp(sshd: Sshd, tmp_path: Path) -> None:
     scp = require_tool("scp")
-    server = sshd_server.start(tmp_path / "sshd")
     known = tmp_path / "known_hosts"
-    known.write_text(server.known_hosts_line + "\n")
+    known.write_text(sshd.known_hosts_line + "\n")
     bundle = fake_bundle(tmp_path / "bundle", weights=np.random.default_rng(1).bytes(SIZE))
     device = SshDevice(
-        Address(host="127.0.0.1", port=server.port),
+        Address(host="127.0.0.1", port=sshd.port),
         options=SshOptions(
             use_config=False,
-            identity=server.key,
+            identity=sshd.key,
             identities_only=True,
-            host_keys=(server.known_hosts_line,),
+            host_keys=(sshd.known_hosts_line,),
         ),
     )
     rows: list[tuple[float, float, float]] = []
@@ -50,7 +48,7 @@ def test_a_hundred_megabytes_beside_scp(tmp_path: Path) -> None:
             start = time.monotonic()
             subprocess.run(
                 [
-                    *(scp, "-q", "-P", str(server.port), "-i", server.key, "-o", "BatchMode=yes"),
+                    *(scp, "-q", "-P", str(sshd.port), "-i", sshd.key, "-o", "BatchMode=yes"),
                     *("-o", f"UserKnownHostsFile={known}", "-o", "IdentitiesOnly=yes"),
                     *(bundle.file(PARAMS), f"127.0.0.1:{copy}"),
                 ],
@@ -64,11 +62,11 @@ def test_a_hundred_megabytes_beside_scp(tmp_path: Path) -> None:
             rows.append((scp_s, report.seconds["send"], sum(report.seconds.values())))
             print(
                 f"round {number}: scp {SIZE / scp_s / 1e6:.0f} MB/s, transfer "
-                f"{SIZE / rows[-1][1] / 1e6:.0f} MB/s, whole deploy {SIZE / rows[-1][2] / 1e6:.0f}"
+                f"{SIZE / rows[-1][1] / 1e6:.0f} MB/s, whole deploy "
+                f"{SIZE / rows[-1][2] / 1e6:.0f} MB/s; seconds {report.seconds}"
             )
     finally:
         device.close()
-        server.stop()
     send = statistics.median(scp_s / send_s for scp_s, send_s, _ in rows)
     whole = statistics.median(scp_s / all_s for scp_s, _, all_s in rows)
     print(f"median of scp's throughput: transfer {send:.0%}, whole deploy {whole:.0%}")
