@@ -55,6 +55,9 @@ _TCP_NOTSENT_LOWAT = 25  # Linux; Python has it from 3.12 on
 # Key exchange and login take long on a slow board, where TCP does not.
 _PATIENCE = 3
 _NO_EXIT_STATUS = -1
+_BROKEN = (paramiko.SSHException, OSError, EOFError)
+"""What paramiko raises when the other side is gone."""
+
 _RSA_TYPES = ("rsa-sha2-512", "rsa-sha2-256")
 
 
@@ -89,7 +92,7 @@ class SshDevice:
             raise RemoteTimeout(
                 f"command took longer than {timeout_s} s on {self.name}: {shorten(command)}"
             ) from None
-        except (paramiko.SSHException, OSError, EOFError) as error:
+        except _BROKEN as error:
             raise self._lost(error) from None
         if check and result.returncode != 0:
             raise command_error(self.name, result)
@@ -128,7 +131,7 @@ class SshDevice:
         log.debug("%s: open %s", self.name, command)
         try:
             return _SshStream(command, self._channel(command), self._lost)
-        except (paramiko.SSHException, OSError, EOFError) as error:
+        except _BROKEN as error:
             raise self._lost(error) from None
 
     def _channel(self, command: str) -> paramiko.Channel:
@@ -167,7 +170,7 @@ class SshDevice:
                     file.write(chunk)
                     if sent:
                         sent(len(chunk))
-        except (paramiko.SSHException, OSError, EOFError) as error:
+        except _BROKEN as error:
             raise self._file_error(error, remote, needed=size) from None
 
     def get(self, remote: str, local: Path) -> None:
@@ -175,7 +178,7 @@ class SshDevice:
         log.debug("%s: get %s to %s", self.name, remote, local)
         try:
             self._files().get(remote, str(local), max_concurrent_prefetch_requests=64)
-        except (paramiko.SSHException, OSError, EOFError) as error:
+        except _BROKEN as error:
             raise self._file_error(error, remote) from None
 
     def rename(self, old: str, new: str) -> None:
@@ -183,7 +186,7 @@ class SshDevice:
         log.debug("%s: rename %s to %s", self.name, old, new)
         try:
             self._files().posix_rename(old, new)
-        except (paramiko.SSHException, OSError, EOFError) as error:
+        except _BROKEN as error:
             raise self._file_error(error, new) from None
 
     def mkdir(self, path: str) -> None:
@@ -199,7 +202,8 @@ class SshDevice:
         """See `Device.close`."""
         connection = self._connection
         while connection:
-            connection.close()
+            with contextlib.suppress(*_BROKEN):  # it may want to say good-bye
+                connection.close()
             # A connection that broke off is not "connected", but its thread may linger.
             connection.client.close()
             gateway = connection.gateway
@@ -277,8 +281,8 @@ class _SshStream:
             for start in range(0, len(data), _CHUNK):
                 self._channel.settimeout(_SILENCE_S)
                 self._channel.sendall(data[start : start + _CHUNK])
-        except (paramiko.SSHException, OSError, EOFError) as error:
-            if self._transport.is_active() and not isinstance(error, TimeoutError):
+        except _BROKEN as error:
+            if self._channel.closed and self._channel.exit_status != _NO_EXIT_STATUS:
                 raise BrokenPipeError from None
             raise self._lost(error) from None
 
@@ -288,7 +292,7 @@ class _SshStream:
 
     def finish(self) -> RemoteResult:
         """See `Stream.finish`."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(*_BROKEN):
             self._channel.shutdown_write()
         output = self._lines.read_all()
         self._listener.join()
@@ -305,7 +309,8 @@ class _SshStream:
 
     def close(self) -> None:
         """See `Stream.close`."""
-        self._channel.close()
+        with contextlib.suppress(*_BROKEN):
+            self._channel.close()
 
     def _listen(self) -> None:
         # The time-out is that of whoever else waits for the channel.
@@ -320,7 +325,7 @@ class _SshStream:
         try:
             self._channel.settimeout(timeout_s)
             data: bytes = self._channel.recv(1 << 16)
-        except (paramiko.SSHException, OSError, EOFError) as error:
+        except _BROKEN as error:
             raise self._lost(error) from None
         if not data and not self._transport.is_active():
             raise self._lost("it was cut")
@@ -522,7 +527,7 @@ def _open(connection: fabric.Connection) -> None:
         raise UnreachableError(
             f"{where} cannot be reached from {connection.gateway.host}: {error.text}"
         ) from None
-    except (paramiko.SSHException, OSError, EOFError) as error:
+    except _BROKEN as error:
         transport = connection.client.get_transport()
         if transport is not None and transport.is_active() and transport.initial_kex_done:
             # A key file that cannot be read, or no key at all.
