@@ -260,7 +260,8 @@ class _Deploy:
         return stack.enter_context(contextlib.closing(self._device.open(command)))
 
     def _exchange(self, stream: Stream) -> Exchange:
-        return Exchange(stream, self._device.name, step=self._progress.step)
+        name = self._device.name
+        return Exchange(stream, name, step=lambda text: self._progress.step(f"{name}: {text}"))
 
     def _enter(self, stack: contextlib.ExitStack) -> tuple[DeviceFacts, Stream]:
         """What the device is, and the tool's `receive`, started by the same command."""

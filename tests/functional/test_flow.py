@@ -310,7 +310,7 @@ def test_the_command_line_end_to_end(
         assert main(["prune", *where, *device, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["removed"] == []
         assert main(["rollback", *where, *device]) == 7  # there is no release before
-        assert "previous" in capsys.readouterr().err
+        assert "there is no release before" in capsys.readouterr().err
         photo = str(project.model.parent / "coffee.png")
         assert main(["run", *where, *device, "--image", photo, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["top"][0]["label"] == "espresso"

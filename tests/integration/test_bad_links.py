@@ -175,7 +175,7 @@ class Leaving(NoProgress):
         self.device = device
 
     def step(self, text: str) -> None:
-        if text == "health":
+        if text.endswith(": health"):
             self.device.close()
 
 
