@@ -177,3 +177,23 @@ def test_whatever_ends_the_operator_nothing_is_lost(
     assert set(begun(facts)) == everything - finished
     assert len(begun(facts)) == len(everything - finished)
     assert printed["outcomes"] == {"deployed": 18}
+
+
+def test_a_second_interrupt_leaves_those_under_way(bundles: list[Bundle], tmp_path: Path) -> None:
+    limit = ("--limit", "a000*", "--canary", "0", "--parallel", "4")
+    hour = command(tmp_path, bundles, *limit, pause_ms=3_600_000)
+    hour.remove("-q")
+    with subprocess.Popen(
+        hour, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as operator:
+        assert operator.stderr is not None
+        for said in ("==> wave 1: ", "stopping: waiting for the devices under way"):
+            while not operator.stderr.readline().startswith(said):
+                assert operator.poll() is None
+            operator.send_signal(signal.SIGINT)
+        _, errors = operator.communicate(timeout=600)
+    assert operator.returncode == 130
+    assert "Traceback" not in errors
+    assert journal(tmp_path) == []
+    code, printed, _ = operate(tmp_path, bundles, *limit)
+    assert (code, printed["outcomes"]) == (0, {"deployed": 9})
