@@ -32,9 +32,11 @@ from edgepack.remote_tool import (
     Layout,
     LockedError,
     OutputsDifferError,
+    RefusedBundleError,
     SmokeTestError,
     call,
 )
+from edgepack.signing import sign_folder
 from tests.fake_app import (
     FAKE_BLIND_APP,
     FAKE_CRASHING_APP,
@@ -387,6 +389,35 @@ def test_status_rollback_and_prune(bundles: dict[str, Bundle], home: Path) -> No
     assert_tidy(home, bundles["a"], bundles["b"])
     with pytest.raises(EdgepackError, match=c):
         call(device, ROOT, "rollback", "--to", c)
+
+
+def test_signers_are_pinned_at_the_first_signed_deploy(tmp_path: Path, home: Path) -> None:
+    """From then on unsigned bundles and lower versions are refused, by the device itself."""
+    device = LocalDevice(home)
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    signers = tmp_path / "signers"
+    signers.write_text(f"me@example.org {Path(f'{key}.pub').read_text()}")
+    made = {
+        version: fake_bundle(tmp_path / str(version), weights=b"x" * 100, version=version)
+        for version in (1, 2, 3)
+    }
+    for version in (1, 2):
+        sign_folder(made[version], key)
+    report = deploy_bundle(made[2], device, ROOT, options=DeployOptions(signers=signers))
+    assert str(report.signer).startswith("me@example.org SHA256:")
+    assert report.pinned is not None
+    assert report.version == 2
+    before = snapshot(home)
+    with pytest.raises(RefusedBundleError, match="is not signed") as unsigned:
+        deploy_bundle(made[3], device, ROOT)
+    assert unsigned.value.exit_code == 5
+    with pytest.raises(RefusedBundleError, match="version 1"):
+        deploy_bundle(made[1], device, ROOT)
+    assert snapshot(home) == before
+    report = deploy_bundle(made[1], device, ROOT, options=DeployOptions(allow_downgrade=True))
+    assert current(home) == made[1].manifest.release
+    assert report.pinned is None
 
 
 @pytest.mark.parametrize("root", ["", "/", "-x", "~", "~root/x", "a\nb"])
