@@ -10,6 +10,7 @@ link. A deploy that was cut off at any moment goes on where it stopped.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import secrets
 import time
@@ -23,7 +24,7 @@ from edgepack.bundle import Bundle
 from edgepack.device.base import Device, Stream
 from edgepack.device.errors import ConnectionLostError
 from edgepack.device.patience import Pace, Patience
-from edgepack.errors import ConnectError, RemoteError
+from edgepack.errors import BundleError, ConnectError, RemoteError
 from edgepack.facts import DeviceFacts, facts_script, parse_facts
 from edgepack.manifest import DEVICE_TOOL, MANIFEST_NAME
 from edgepack.process import user_at_host
@@ -231,7 +232,7 @@ class _Deploy:
                     stream = self._open(stack, self._layout.command("receive"))
             exchange = self._exchange(stream)
             with self._phase("state", f"looking at {self._layout.root} there"):
-                state = exchange.ask(self._request())
+                state = self._ask(exchange)
             self._first = self._first or state
             self._left = _left(state)
             if state.needs:
@@ -253,7 +254,7 @@ class _Deploy:
                     current=None, previous=None, needs=everything, unchanged=False, remove=()
                 )
             else:
-                state = self._exchange(stream).ask(self._request(plan=True))
+                state = self._ask(self._exchange(stream), plan=True)
         return self._plan(state, new_tool=facts.protocol < PROTOCOL)
 
     def _open(self, stack: contextlib.ExitStack, command: str) -> Stream:
@@ -286,13 +287,22 @@ class _Deploy:
             )
         return facts, stream
 
-    def _request(self, *, plan: bool = False) -> Request:
+    def _ask(self, exchange: Exchange, *, plan: bool = False) -> RemoteState:
+        state = exchange.ask(self._request(plan=plan))
+        if any(need.sha256 not in self._files for need in state.needs):
+            raise RemoteError(f"{self._device.name}: asks for files that the bundle does not have")
+        return state
+
+    def _request(self, *, plan: bool) -> Request:
         options, health = self._options, self._bundle.manifest.health
         # After a cut, whoever holds the lock is this deploy itself, going on alone there.
         wait_s = options.wait_s if self._links == 1 else options.wait_s + health.timeout_s
+        manifest = self._bundle.file(MANIFEST_NAME).read_bytes()
+        if hashlib.sha256(manifest).hexdigest() != self._bundle.manifest_sha256:
+            raise BundleError(f"{self._bundle.path}: {MANIFEST_NAME} was changed meanwhile")
         return Request(
             plan=plan,
-            manifest=self._bundle.file(MANIFEST_NAME).read_bytes(),
+            manifest=manifest,
             signature=self._bundle.signature,
             signers=self._signers,
             by=user_at_host(),

@@ -35,6 +35,9 @@ from edgepack.remote_tool import tool_error
 
 PROTOCOL = 1
 DATA, ZSTD, COPY, END_OF_BLOB, END_OF_ALL = 1, 2, 3, 4, 5
+REPORT = frozenset({"outcome", "previous", "removed", "health", "health_fresh", "signer", "pinned"})
+"""What the device's report has, at least."""
+
 _HEADER = struct.Struct("<BII")
 _BLOCK = 256 << 10
 """The device unpacks at most this much at once."""
@@ -139,7 +142,11 @@ class Exchange:
         """Send the request and wait for the answer."""
         self._silence_s = request.silence_s
         self._write(request.to_bytes())
-        return _parse_state(self._event("state"))
+        event = self._event("state")
+        try:
+            return _parse_state(event)
+        except (KeyError, TypeError, ValueError):
+            raise self._senseless("state") from None
 
     def send(
         self,
@@ -169,8 +176,16 @@ class Exchange:
 
     def finish(self) -> dict[str, Any]:
         """The device's report, when it is done."""
-        report: dict[str, Any] = self._event("done")["report"]
+        report = self._event("done").get("report")
+        if not isinstance(report, dict) or not report.keys() >= REPORT:
+            raise self._senseless("report")
         return report
+
+    def _senseless(self, what: str) -> RemoteError:
+        return RemoteError(
+            f"{self._device}: the device tool's {what} makes no sense",
+            hint="that is a bug: please report it",
+        )
 
     def _write(self, data: bytes) -> None:
         try:
@@ -185,7 +200,7 @@ class Exchange:
                 event = json.loads(line)
             except ValueError:
                 continue  # some login script's greeting
-            match event.get("event"):
+            match event.get("event") if isinstance(event, dict) else None:
                 case "error":
                     raise tool_error(self._device, event["error"], event["exit"])
                 case "step":

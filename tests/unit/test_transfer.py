@@ -154,6 +154,12 @@ def state(*needs: Need) -> dict[str, Any]:
     }  # fmt: skip
 
 
+REPORT = {
+    "outcome": "deployed", "previous": None, "removed": [], "health": None, "health_fresh": True,
+    "signer": None, "pinned": None,
+}  # fmt: skip
+
+
 def test_a_whole_exchange(tmp_path: Path) -> None:
     small, large = b"small", RANDOM[:400_000]
     for data in (small, large):
@@ -165,7 +171,7 @@ def test_a_whole_exchange(tmp_path: Path) -> None:
         {"event": "step", "name": "recover"},
         state(need(small), need(large, have=100_000)),
         {"event": "step", "name": "verify", "text": "verify 2 files"},
-        {"event": "done", "report": {"outcome": "deployed"}},
+        {"event": "done", "report": REPORT},
     )
     exchange = Exchange(stream, "board", step=steps.append)
     found = exchange.ask(REQUEST)
@@ -180,7 +186,7 @@ def test_a_whole_exchange(tmp_path: Path) -> None:
     assert (first, second, end) == (small, large, struct.pack("<BII", 5, 0, 0))
     assert sum(done) == len(small) + len(large) - 100_000
     assert sum(exchange.sent.values()) == len(stream.got) - 9
-    assert exchange.finish() == {"outcome": "deployed"}
+    assert exchange.finish() == REPORT
     assert steps == ["recover", "verify 2 files"]
 
 
@@ -213,6 +219,22 @@ def test_why_it_hung_up_is_told(tmp_path: Path) -> None:
         Exchange(stream, "board", step=print).send(
             (need(RANDOM),), {need(RANDOM).sha256: tmp_path / "blob"}
         )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"event": "state"},
+        {**state(), "needs": [{"sha256": "x"}]},
+        {**state(), "needs": 7},
+        {**state(need(b"x", base=RANDOM)), "remove": None},
+    ],
+)
+def test_answers_without_sense_are_no_tracebacks(answer: dict[str, Any]) -> None:
+    with pytest.raises(RemoteError, match="board: the device tool's state makes no sense"):
+        Exchange(FakeStream(answer), "board", step=print).ask(REQUEST)
+    with pytest.raises(RemoteError, match="board: the device tool's report makes no sense"):
+        Exchange(FakeStream({"event": "done"}), "board", step=print).finish()
 
 
 @pytest.mark.parametrize(
