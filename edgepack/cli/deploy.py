@@ -145,6 +145,17 @@ def _bundle(args: argparse.Namespace, console: Console) -> tuple[Bundle, Board, 
         if args.sign is not None:
             sign_folder(bundle, args.sign)
         return bundle, job.board, spec, project.root or default_root(project.name)
+    refuse_job(args)
+    if args.device is None:
+        raise UsageError("no device given", hint="add --device user@address")
+    bundle = open_bundle(args.bundle)
+    board = get_board(args.board or bundle.manifest.board, board_files(args))
+    check_bundle(bundle, board)
+    return bundle, board, args.device, args.root or default_root(bundle.manifest.name)
+
+
+def refuse_job(args: argparse.Namespace) -> None:
+    """Raise UsageError for options that make a bundle, beside --bundle."""
     if args.model is not None or args.project is not None:
         raise UsageError("--bundle goes without a model and without --project")
     made_with = ("name", "toolchain", "shape", "release_version")
@@ -154,12 +165,6 @@ def _bundle(args: argparse.Namespace, console: Console) -> tuple[Bundle, Board, 
         )
     if args.sign is not None:
         raise UsageError("--bundle goes without --sign", hint="edgepack sign BUNDLE --key KEY")
-    if args.device is None:
-        raise UsageError("no device given", hint="add --device user@address")
-    bundle = open_bundle(args.bundle)
-    board = get_board(args.board or bundle.manifest.board, board_files(args))
-    check_bundle(bundle, board)
-    return bundle, board, args.device, args.root or default_root(bundle.manifest.name)
 
 
 def _connect(args: argparse.Namespace, spec: str, board: Board, console: Console) -> Device:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgepack.boards import load_boards
 from edgepack.cli.console import Console
-from edgepack.cli.deploy import add_transfer, deploy_options
+from edgepack.cli.deploy import add_transfer, deploy_options, refuse_job
 from edgepack.cli.fleet_options import (
     add_board,
     add_fleet,
@@ -25,6 +25,7 @@ from edgepack.cli.options import (
     add_common,
     add_job,
     add_release_version,
+    add_sign,
     add_ssh,
     board_files,
     check_writable,
@@ -70,6 +71,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_fleet(deployer)
     add_job(deployer)
     add_release_version(deployer)
+    add_sign(deployer)
     deployer.add_argument(
         "--bundle",
         action="append",
@@ -132,8 +134,7 @@ def _deploy(args: argparse.Namespace, console: Console) -> int:
     options = deploy_options(args)
     chosen = select(fleet.devices, args.limit, file=fleet.file)
     if args.bundle:
-        if args.model is not None or args.project is not None:
-            raise UsageError("--bundle goes without a model and without --project")
+        refuse_job(args)
         boards = load_boards(board_files(args))
         devices = with_boards(chosen, boards, args.board)
         bundles = open_bundles(args.bundle, boards, {str(device.board) for device in devices})
@@ -236,7 +237,7 @@ def _reach(
 def _job_words(args: argparse.Namespace) -> list[str]:
     """The options of `add_job` again, but --board, for `edgepack package`."""
     words = [] if args.model is None else [str(args.model)]
-    for option in ("project", "toolchain", "name", "release_version"):
+    for option in ("project", "toolchain", "name", "release_version", "sign"):
         if getattr(args, option) is not None:
             words += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
     for shape in args.shape:

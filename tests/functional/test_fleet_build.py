@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 from edgepack import paths
+from edgepack.manifest import SIGNATURE_NAME
+from tests.integration import sshd_server
 from tests.onnx_models import one_conv
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +34,9 @@ def test_one_build_for_each_board(tmp_path: Path) -> None:
         '[groups.a]\ndevices = ["a[0001:5000]"]\nboard = "rasp3b"\n'
         '[groups.b]\ndevices = ["b[0001:5000]"]\nboard = "rasp3b-64"\n'
     )
+    key = sshd_server.make_key(tmp_path / "key")
     command = ["fleet", "deploy", "fleet.toml", str(model), "--dry-run", "--json"]
+    command += ["--sign", str(key)]
     done = subprocess.run(
         [sys.executable, "-c", _DEPLOY, "--cache-dir", str(paths.cache_dir()), *command],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -45,8 +49,9 @@ def test_one_build_for_each_board(tmp_path: Path) -> None:
     ]
     plan = json.loads(done.stdout)
     assert plan["boards"] == {"rasp3b": 5000, "rasp3b-64": 5000}
-    made = {path.name.rsplit("-", 1)[0] for path in (paths.cache_dir() / "made").glob("*/tiny-*")}
-    assert made >= {"tiny-rasp3b", "tiny-rasp3b-64"}
+    made = [path for path in (paths.cache_dir() / "made").glob("*/tiny-*") if path.is_dir()]
+    signed = {path.name.rsplit("-", 1)[0] for path in made if (path / SIGNATURE_NAME).exists()}
+    assert signed >= {"tiny-rasp3b", "tiny-rasp3b-64"}
     # The compiler was in other processes: this one stays small.
     peak_kb, *imported = done.stderr.splitlines()[-1].split()
     assert imported == []

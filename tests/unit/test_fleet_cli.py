@@ -112,6 +112,17 @@ def test_a_dry_run_leaves_nothing_behind(
     assert not journal.exists()
 
 
+@pytest.mark.parametrize(
+    "flags", [["m.onnx"], ["--project", "p.toml"], ["--release-version", "3"], ["--sign", "key"]]
+)
+def test_a_bundle_is_made_already(
+    flags: list[str], fleet: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, "fleet", "deploy", fleet, *flags, "--bundle", "b")
+    assert code == 2
+    assert "--bundle goes without " in err
+
+
 def test_bundles_must_fit_the_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgepack.fleet.build.check_bundle", lambda *_: None)
     boards = load_boards()
