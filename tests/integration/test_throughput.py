@@ -1,7 +1,7 @@
 """How fast a large file gets to a device, beside scp: printed, by `./dev slow -s`.
 
 Both talk to the same sshd on this machine, in turn. The weights are random, so that nothing
-is gained by packing them. A deploy also hashes twice, flushes and runs the test there.
+is gained by packing them. A deploy also flushes, hashes what arrived and runs the test there.
 """
 
 from __future__ import annotations
