@@ -57,8 +57,8 @@ class File {
   void SetMode(mode_t mode) const;
   /// fsync.
   void Sync() const;
-  /// Only the content, and only to spread the work: what counts is `Sync`.
-  void SyncData() const;
+  /// Has the kernel begin to write that part out, without waiting: `Sync` has less to do then.
+  void StartWriting(std::uint64_t offset, std::uint64_t size) const;
 
  private:
   Fd fd_;

@@ -43,7 +43,7 @@ struct Pipe {
   dup2(out.write.get(), 1);
   dup2(err.write.get(), 2);
   // An ignored signal stays ignored in the program.
-  for (const int number : {SIGPIPE, SIGHUP, SIGTERM, SIGINT}) signal(number, SIG_DFL);
+  for (const int number : {SIGPIPE, SIGHUP, SIGTERM, SIGINT}) (void)signal(number, SIG_DFL);
   std::vector<char*> argv;
   argv.reserve(words.size() + 1);
   for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));

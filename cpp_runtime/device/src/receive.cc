@@ -131,7 +131,7 @@ class WireSource final : public BundleSource {
     if (!plan.needs.empty() && NextFrame().kind != kEndOfAll) throw Confused("more than needed");
     Step("receive.done");
     lock_->Keep();
-    signal(SIGTERM, SIG_IGN);  // of a claim that was on its way
+    (void)signal(SIGTERM, SIG_IGN);  // of a claim that was on its way
   }
 
   void SendState(const Plan& plan, const Site& site) {
@@ -324,8 +324,8 @@ int Receive(const std::string& root, int in_fd, int out_fd) {
   // Nothing that happens to the link may end us in mid-switch. (It fails for a leader, who is what
   // it would make us.)
   setsid();
-  signal(SIGHUP, SIG_IGN);
-  signal(SIGPIPE, SIG_IGN);
+  (void)signal(SIGHUP, SIG_IGN);
+  (void)signal(SIGPIPE, SIG_IGN);
   WireInput in(in_fd, kSilenceS);
   WireOutput out(out_fd);
   try {

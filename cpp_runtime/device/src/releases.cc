@@ -138,7 +138,7 @@ void Releases::LinkFiles(const Manifest& manifest, const Folder& folder) const {
   }
 }
 
-void Releases::WriteManifest(const SignedManifest& bundle, const Folder& folder) const {
+void Releases::WriteManifest(const SignedManifest& bundle, const Folder& folder) {
   folder.Replace(kManifestName, bundle.bytes, "release.manifest");
   if (bundle.signature) {
     folder.Replace(kSignatureName, *bundle.signature, "release.signature");

@@ -55,7 +55,7 @@ class Releases {
 
  private:
   void LinkFiles(const Manifest& manifest, const Folder& folder) const;
-  void WriteManifest(const SignedManifest& bundle, const Folder& folder) const;
+  static void WriteManifest(const SignedManifest& bundle, const Folder& folder);
 
   Folder root_;
   Folder releases_;

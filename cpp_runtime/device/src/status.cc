@@ -107,10 +107,10 @@ std::string Line(const char* what, const std::optional<Known>& known) {
   }
   if (record.health) {
     std::array<char, 128> text;  // NOLINT(*-member-init): filled by the call
-    std::snprintf(text.data(), text.size(),
-                  "          health ok at %s: %.2f ms, largest error %.2g, %.1f MB\n",
-                  record.health->at.c_str(), record.health->latency_ms,
-                  record.health->max_abs_error, record.health->max_rss_mb);
+    (void)std::snprintf(text.data(), text.size(),
+                        "          health ok at %s: %.2f ms, largest error %.2g, %.1f MB\n",
+                        record.health->at.c_str(), record.health->latency_ms,
+                        record.health->max_abs_error, record.health->max_rss_mb);
     line += text.data();
   }
   return line;

@@ -34,7 +34,7 @@ void Part::Write(const void* data, std::size_t size) {
   unflushed_ += size;
   if (unflushed_ >= kFlushBytes) {
     Step("blob.flush");
-    file_.SyncData();
+    file_.StartWriting(size_ - unflushed_, unflushed_);
     unflushed_ = 0;
   }
 }

@@ -59,7 +59,7 @@ Health Switch::Activate(const std::string& release, const std::string& by) const
 Health Switch::Test(const Pending& pending) const {
   progress_("health");
   try {
-    const Health health = CheckHealth(site_->releases, pending.release, Now(*site_));
+    Health health = CheckHealth(site_->releases, pending.release, Now(*site_));
     Commit(pending, health);
     return health;
   } catch (DeviceError& error) {
@@ -192,7 +192,7 @@ std::vector<std::string> Switch::Removable(int keep, const std::string& release)
 
 std::vector<std::string> Switch::Prune(int keep) const {
   const std::string current = site_->releases.Named(kCurrent).value_or("");
-  const std::vector<std::string> removed = Removable(keep, current);
+  std::vector<std::string> removed = Removable(keep, current);
   progress_("prune");
   for (const std::string& id : removed) {
     site_->releases.Remove(id);

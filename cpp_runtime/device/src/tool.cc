@@ -28,7 +28,7 @@
 namespace edgepack::device {
 namespace {
 
-void Print(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+void Print(const std::string& text) { (void)std::fwrite(text.data(), 1, text.size(), stdout); }
 
 /// The folder above the one this program lies in, whatever it was called by.
 std::string OwnFolder() {
@@ -64,7 +64,7 @@ class Tool {
     if (options_.by.empty()) options_.by = UserName();
   }
 
-  int Run() const {
+  [[nodiscard]] int Run() const {
     const std::map<std::string, std::function<int()>> commands = {
         {"install", [&] { return Install(); }},
         {"activate", [&] { return Activate(Word("the id of a release")); }},
@@ -108,10 +108,10 @@ class Tool {
 
   [[nodiscard]] Progress Steps() const {
     if (options_.json) return [](const std::string& /*what*/) {};
-    return [](const std::string& what) { std::fprintf(stderr, "%s\n", what.c_str()); };
+    return [](const std::string& what) { (void)std::fprintf(stderr, "%s\n", what.c_str()); };
   }
 
-  int Install() const {
+  [[nodiscard]] int Install() const {
     const std::string path = options_.words.empty() ? OwnFolder() : Word("one bundle");
     const std::unique_ptr<BundleSource> source = OpenBundle(path);
     InstallRequest request;
@@ -141,7 +141,7 @@ class Tool {
     return 0;
   }
 
-  int Activate(const std::string& release) const {
+  [[nodiscard]] int Activate(const std::string& release) const {
     const Site site = Site::Open(Root());
     const Lock lock = TakeLock(site);
     const Switch to(site, Steps());
@@ -149,7 +149,7 @@ class Tool {
     return ActivateLocked(site, to, release);
   }
 
-  int Rollback() const {
+  [[nodiscard]] int Rollback() const {
     if (options_.to) return Activate(*options_.to);
     const Site site = Site::Open(Root());
     const Lock lock = TakeLock(site);
@@ -163,7 +163,8 @@ class Tool {
     return ActivateLocked(site, to, *previous);
   }
 
-  int ActivateLocked(const Site& site, const Switch& to, const std::string& release) const {
+  [[nodiscard]] int ActivateLocked(const Site& site, const Switch& to,
+                                   const std::string& release) const {
     if (!IsReleaseId(release) || !site.releases.Has(release)) {
       throw DeviceError(kExitDevice, "no-release", "there is no release " + release,
                         "edgepack-device status lists them");
@@ -182,7 +183,7 @@ class Tool {
     return 0;
   }
 
-  int Prune() const {
+  [[nodiscard]] int Prune() const {
     const Site site = Site::Open(Root());
     const Lock lock = TakeLock(site);
     const Switch to(site, Steps());
@@ -198,7 +199,7 @@ class Tool {
     return 0;
   }
 
-  int Verify() const {
+  [[nodiscard]] int Verify() const {
     const Site site = Site::Open(Root());
     const std::vector<std::string> ids =
         options_.words.empty() ? site.releases.Ids()
@@ -222,20 +223,20 @@ class Tool {
     return whole ? 0 : kExitBundle;
   }
 
-  int Status() const {
+  [[nodiscard]] int Status() const {
     const Site site = Site::Open(Root());
     Print(options_.json ? StatusJson(site) + "\n" : StatusText(site));
     return 0;
   }
 
-  int Recover() const {
+  [[nodiscard]] int Recover() const {
     const Site site = Site::Open(Root());
     const Lock lock = TakeLock(site);
     Switch(site, Steps()).Recover();
     return Status();
   }
 
-  int RunApp() const {
+  [[nodiscard]] int RunApp() const {
     if (options_.supervise) {
       return Supervise({Root(), options_.app_words, options_.user, options_.log});
     }
@@ -260,7 +261,7 @@ class Tool {
     ThrowErrno("start", app);
   }
 
-  int ShowOrSetTrust() const {
+  [[nodiscard]] int ShowOrSetTrust() const {
     const Site site = Site::Open(Root());
     if (options_.words == std::vector<std::string>{"show"}) {
       Print(site.trust.signers().value_or("no signers are pinned: unsigned bundles are taken\n"));
@@ -274,7 +275,7 @@ class Tool {
     return 0;
   }
 
-  int Chunks() const {
+  [[nodiscard]] int Chunks() const {
     const std::string path = Word("a file");
     Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!fd) ThrowErrno("open", path);
@@ -295,8 +296,8 @@ int Fail(const DeviceError& error, bool as_json) {
     WriteError(error, &json);
     Print(json.EndObject().text() + "\n");
   } else {
-    std::fprintf(stderr, "error: %s\n", error.message.c_str());
-    if (!error.hint.empty()) std::fprintf(stderr, "\nhint: %s\n", error.hint.c_str());
+    (void)std::fprintf(stderr, "error: %s\n", error.message.c_str());
+    if (!error.hint.empty()) (void)std::fprintf(stderr, "\nhint: %s\n", error.hint.c_str());
   }
   return error.exit_code;
 }
@@ -312,7 +313,7 @@ int RunTool(const std::vector<std::string>& words) {
   try {
     Options options = ParseOptions(words);
     if (options.command == "--version") {
-      std::printf("%s %s protocol 1\n", kTool, EDGEPACK_VERSION);
+      (void)std::printf("%s %s protocol 1\n", kTool, EDGEPACK_VERSION);
       return 0;
     }
     if (options.command == "--help") {
