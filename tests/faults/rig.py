@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import shlex
 import shutil
 import stat
@@ -47,10 +48,13 @@ class Rig:
         log: Path | None = None,
         keep: int = 3,
         device: Device | None = None,
-        file_of: Callable[[str], Path] | None = None,
+        instead: Mapping[str, Path] | None = None,
         when_sent: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
-        """The report of a deploy over one stream; raises what `Exchange` raises."""
+        """The report of a deploy over one stream; raises what `Exchange` raises.
+
+        `instead` has other files than the bundle's to send, by the hash that is asked for.
+        """
         stream = (device or LocalDevice(self.root.parent)).open(
             self.command("receive", fault=fault, log=log)
         )
@@ -63,13 +67,16 @@ class Rig:
                     signature=signature.read_bytes() if signature.exists() else b"",
                     signers=b"",
                     by="tester@rig",
+                    session=secrets.token_hex(8),
                     keep=keep,
                     wait_s=60,
                     silence_s=_SILENCE_S,
                 )
             )
-            paths = {entry.sha256: path for path, entry in bundle.manifest.files.items()}
-            exchange.send(state.needs, file_of or (lambda digest: bundle.file(paths[digest])))
+            files = {
+                entry.sha256: bundle.file(path) for path, entry in bundle.manifest.files.items()
+            }
+            exchange.send(state.needs, {**files, **(instead or {})})
             when_sent()
             return exchange.finish()
         finally:
@@ -138,16 +145,6 @@ class Rig:
         return Rig(root=root, tool=self.tool)
 
 
-def with_files(bundle: Bundle, folder: Path, files: Mapping[str, Path]) -> Bundle:
-    """A copy of `bundle` in `folder`, with programs at these paths."""
-    document = json.loads(bundle.file(MANIFEST_NAME).read_bytes())
-    for path, source in files.items():
-        data = source.read_bytes()
-        digest = hashlib.sha256(data).hexdigest()
-        document["files"][path] = {"sha256": digest, "size": len(data), "mode": "0755"}
-    return _copy(bundle, folder, document, files)
-
-
 def of_schema_1(bundle: Bundle, folder: Path) -> Bundle:
     """A copy of `bundle` in `folder` as the first version of edgepack would have made it."""
     document = json.loads(bundle.file(MANIFEST_NAME).read_bytes())
@@ -155,17 +152,12 @@ def of_schema_1(bundle: Bundle, folder: Path) -> Bundle:
         del document[key]
     for path in ("bin/edgepack-device", "install"):
         document["files"].pop(path, None)
-    return _copy(bundle, folder, {**document, "schema": 1}, {})
-
-
-def _copy(
-    bundle: Bundle, folder: Path, document: dict[str, Any], files: Mapping[str, Path]
-) -> Bundle:
+    document["schema"] = 1
     document["release"] = release_id(document)
     target = folder / f"{document['name']}-{document['board']}-{document['release']}"
     for path in document["files"]:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(files.get(path) or bundle.file(path), target / path)
+        shutil.copy(bundle.file(path), target / path)
         (target / path).chmod(int(document["files"][path]["mode"], 8))
     text = json.dumps(document, sort_keys=True, indent=2, ensure_ascii=False)
     (target / MANIFEST_NAME).write_text(text)

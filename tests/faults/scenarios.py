@@ -16,11 +16,11 @@ import numpy as np
 from edgepack.bundle import Bundle
 from edgepack.errors import EdgepackError
 from edgepack.manifest import PARAMS
+from tests.bundles import FakeTool
 from tests.fake_app import FAKE_WRONG_APP, fake_bundle
-from tests.faults.rig import Rig, of_schema_1, sign, with_files
+from tests.faults.rig import Rig, of_schema_1, sign
 from tests.integration.sshd_server import make_key
 
-TOOL, INSTALL = "bin/edgepack-device", "install"
 _WEIGHTS = 4_400_000  # more than what the tool flushes at once, less than what takes time
 
 
@@ -43,16 +43,15 @@ def make_bundles(folder: Path, tool: Path) -> Bundles:
     changed = weights.copy()
     changed[600_000:650_000] += 1
     changed[650_000:750_000] = 0  # compresses
-    made = {
-        name: fake_bundle(folder / name, weights=content.tobytes(), **app)
+    bundles = {
+        name: fake_bundle(folder / name, weights=content.tobytes(), tool=FakeTool(path=tool), **app)
         for name, content, app in (
             ("first", weights, {}),
             ("second", changed, {}),
             ("wrong", weights, {"app": FAKE_WRONG_APP}),
         )
     }
-    bundles = {name: with_files(made[name], folder, {TOOL: tool, INSTALL: tool}) for name in made}
-    bundles["bare"] = of_schema_1(made["first"], folder)
+    bundles["bare"] = of_schema_1(bundles["first"], folder)
     key = make_key(folder / "key")
     for bundle in bundles.values():
         sign(bundle, key)
@@ -96,13 +95,9 @@ def scenarios(bundles: Bundles) -> list[Scenario]:
         """The weights do not arrive as they were."""
         wrong = rig.root.parent / "wrong-weights"
         wrong.write_bytes(bytes(_WEIGHTS))
-        paths = {entry.sha256: path for path, entry in second.manifest.files.items()}
-
-        def file_of(digest: str) -> Path:
-            return wrong if paths[digest] == PARAMS else second.file(paths[digest])
-
+        wanted = second.manifest.files[PARAMS].sha256
         with contextlib.suppress(EdgepackError):
-            rig.attempt(second, fault=fault, log=log, file_of=file_of)
+            rig.attempt(second, fault=fault, log=log, instead={wanted: wrong})
 
     archive = first.path.parent / "second.tar.gz"
     subprocess.run(["tar", "-czf", archive, "-C", second.path.parent, second.path.name], check=True)

@@ -23,17 +23,11 @@ from edgepack.device import Address, ConnectionLostError, SshOptions
 from edgepack.device.ssh import SshDevice
 from edgepack.errors import ConnectError, EdgepackError, RemoteError
 from edgepack.paths import data_file
+from tests.bundles import FakeTool
 from tests.device_tool import host_tool
 from tests.fake_app import FAKE_APP, fake_bundle
-from tests.faults.rig import Rig, with_files
-from tests.faults.scenarios import (
-    INSTALL,
-    TOOL,
-    Bundles,
-    Scenario,
-    make_bundles,
-    scenarios,
-)
+from tests.faults.rig import Rig
+from tests.faults.scenarios import Bundles, Scenario, make_bundles, scenarios
 from tests.integration import sshd_server
 from tests.integration.cutting_proxy import CuttingProxy
 from tests.integration.sshd_server import Sshd
@@ -198,14 +192,20 @@ def test_cut_connections(prepared: list[Prepared], home: Path, server: Sshd, cou
 
 def test_the_device_finishes_alone(home: Path, server: Sshd, tool: Path) -> None:
     """The link dies while the golden input runs: the release becomes current all the same."""
-    go_on = home / "go-on"
-    app = FAKE_APP.replace("here=", f"while [ ! -e {go_on} ]; do sleep 0.1; done\nhere=", 1)
-    made = fake_bundle(home / "patient", app=app)
-    bundle = with_files(made, home / "patient", {TOOL: tool, INSTALL: tool})
+    started, go_on = home / "started", home / "go-on"
+    wait = f"touch {started}; while [ ! -e {go_on} ]; do sleep 0.1; done"
+    app = FAKE_APP.replace("here=", f"{wait}\nhere=", 1)
+    bundle = fake_bundle(home / "patient", app=app, tool=FakeTool(path=tool))
     rig = Rig(root=home / "alone", tool=tool)
     device = connect(server, server.port)
+
+    def hang_up() -> None:
+        while not started.exists():
+            time.sleep(0.05)
+        device.close()
+
     with pytest.raises(ConnectionLostError):
-        rig.deploy(bundle, device=device, when_sent=device.close)
+        rig.deploy(bundle, device=device, when_sent=hang_up)
     go_on.touch()
     assert wait_until_idle(rig)["current"]["release"] == bundle.manifest.release
     assert rig.current() == bundle.manifest.release

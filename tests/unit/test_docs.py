@@ -33,3 +33,10 @@ def test_boards_page_knows_every_key() -> None:
     of_triples = {"llvm_triple", "float_abi", "debian_arch", "loader", "runtime_flags", "boards"}
     for key in set(keys) - of_triples:
         assert f"`{key}`" in page, key
+
+
+def test_device_tool_page_has_its_help() -> None:
+    source = (ROOT / "cpp_runtime" / "device" / "src" / "options.cc").read_text()
+    text = source.split('R"(')[1].split(')"')[0]
+    usage = text[text.index("usage:") : text.index("exit codes:")].strip()
+    assert usage in (ROOT / "docs" / "reference" / "edgepack-device.md").read_text()
