@@ -162,9 +162,9 @@ def _cost(channels: _Channels, results: int, grid: Grid, batch: int, cpu: CpuMod
     cycles = batch * grid.rows * grid.columns * _transform_cycles(channels, results, cpu)
     cycles += chunks * product.cycles
     cycles += convolution.stream_cycles(weights, chunks, cpu)
-    scratch = _scratch_bytes(channels, positions, grid.tiles)
-    if scratch > cpu.l2_bytes:
-        cycles += chunks * 4 * scratch / cpu.memory_bandwidth
+    # What does not fit the cache is written to memory and read back.
+    spilled = max(0, _scratch_bytes(channels, positions, grid.tiles) - cpu.l2_bytes)
+    cycles += chunks * 2 * spilled / cpu.memory_bandwidth
     return Plan(results=results, grid=grid, product=product, cycles=cycles)
 
 
