@@ -86,7 +86,12 @@ class _Loops:
         self.tiles: micro.Tiles | None = None
         isa = arm.Isa.of(site.cpu)
         most = isa.most_depthwise(operator.kernel[1]) if isa else 0
-        if isa is not None and most and operator.dilation[1] == 1:
+        # Strides leave few sums per input, which follow each other too closely: where LLVM holds
+        # all weights, its order suits a core that issues out of order better.
+        spare = isa is not None and isa.registers == 32 and not site.cpu.in_order
+        held = product(operator.kernel) <= _HELD_WEIGHTS
+        suits = operator.dilation[1] == 1 and not (spare and held and operator.stride[1] > 1)
+        if isa is not None and most and suits:
             self.pixels = _even_parts(site.output.width, most)
             self.tiles = micro.Tiles(
                 isa, self.source, self.target, self.weights, self.bias, self.epilogue
