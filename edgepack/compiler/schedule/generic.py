@@ -16,6 +16,8 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
+from edgepack.compiler.kernels.cpu import CpuModel, cpu_model
+
 _realize = tvm.get_global_func("s_tir.schedule.GetSBlockRealize")
 
 # A kernel with fewer steps than this is over before other threads are awake.
@@ -23,6 +25,8 @@ _PARALLEL_STEPS = 1 << 15
 # Elements of an accumulator tile. TVM keeps up to 1 KiB on the stack
 # (kMaxStackAlloca) and asks the workspace pool for more; 240 float32 fit.
 _TILE = 240
+# Registers left to operands, addresses and LLVM.
+_KEPT_BACK = 4
 # Rows of the tile: outputs that share each load of the inner loop.
 _ROWS = 4
 
@@ -34,7 +38,8 @@ def generic(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc
         or function.body.block.name_hint != "root"
     ):
         return None
-    cores = int(target.attrs.get("num-cores", 1))
+    cpu = cpu_model(target)
+    cores = cpu.cores
     sch = s_tir.Schedule(function)
     root = sch.get_sblock("root")
     _inline(sch, root)
@@ -45,7 +50,7 @@ def generic(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc
             continue
         sch.reorder(*nest.units, *nest.spatial, *nest.reduction)
         if nest.reduction:
-            follower = _reduction(sch, nest, cores)
+            follower = _reduction(sch, nest, cpu)
             if follower is not None:
                 attached.add(sch.get(follower).name_hint)
         elif nest.spatial:
@@ -194,7 +199,7 @@ def _share(extent: int, cores: int) -> int:
     return min(pieces, key=lambda count: (extent // count % 16 != 0, count), default=1)
 
 
-def _reduction(sch: s_tir.Schedule, nest: _Nest, cores: int) -> SBlockRV | None:
+def _reduction(sch: s_tir.Schedule, nest: _Nest, cpu: CpuModel) -> SBlockRV | None:
     """Tile a reduction, and run its element-wise follower tile by tile.
 
     The loops become: outer spatial (parallel), reduction, rows, columns; or just
@@ -203,13 +208,12 @@ def _reduction(sch: s_tir.Schedule, nest: _Nest, cores: int) -> SBlockRV | None:
     """
     outer, tile, reduction = list(nest.spatial), [], list(nest.reduction)
     if nest.spatial and any(_walks(region, nest.variables[-1]) for region in _reduced(sch, nest)):
-        columns = _divisor(_extent(sch, outer[-1]), _TILE // _ROWS)
-        high, low = sch.split(outer.pop(), [None, columns])
+        shared = [i for i in range(len(nest.variables) - 1) if _is_shared(sch, nest, i)]
+        rows = _divisor(_extent(sch, outer[shared[-1]]), _ROWS) if shared else 1
+        high, low = sch.split(outer.pop(), [None, _columns(nest.extents[-1], rows, cpu)])
         outer.append(high)
         tile = [low]
-        shared = [i for i in range(len(nest.variables) - 1) if _is_shared(sch, nest, i)]
         if shared:
-            rows = _divisor(_extent(sch, outer[shared[-1]]), _ROWS)
             high, low = sch.split(outer[shared[-1]], [None, rows])
             outer[shared[-1]] = high
             tile.insert(0, low)
@@ -220,12 +224,25 @@ def _reduction(sch: s_tir.Schedule, nest: _Nest, cores: int) -> SBlockRV | None:
     sch.reorder(*outer, *reduction, *tile)
     for loop in tile[:-1]:
         sch.unroll(loop)
-    parallel = _parallel(sch, outer, nest.steps, cores)
+    parallel = _parallel(sch, outer, nest.steps, cpu.cores)
     follower = None
     if parallel is not None or outer:
         follower = _attach_follower(sch, nest, outer[-1] if parallel is None else parallel)
     sch.decompose_reduction(nest.block, reduction[0])
     return follower
+
+
+def _columns(extent: int, rows: int, cpu: CpuModel) -> int:
+    """Columns of a tile of `rows` rows: whole vectors, as many as there are registers for.
+
+    Each column of vectors takes one register per row, and one for its operand.
+    """
+    vectors = max(1, (cpu.registers - _KEPT_BACK) // (rows + 1))
+    most = min(_TILE // rows, vectors * cpu.widest, extent)
+    narrowest = min(cpu.lanes)
+    fitting = (count for count in range(most, 0, -1) if extent % count == 0)
+    # Where none fits, a prime number of columns, say: all of them, through memory.
+    return next((count for count in fitting if count % narrowest == 0), extent)
 
 
 def _reduced(sch: s_tir.Schedule, nest: _Nest) -> list[tvm.ir.TensorRegion]:
