@@ -151,17 +151,19 @@ def compile_tool(
     arguments: Sequence[str],
     *,
     targets: Sequence[str] = (TOOL,),
+    build: Path | None = None,
 ) -> None:
     """Configure cpp_runtime/device with `arguments` and build `targets` into the folder `out`.
 
-    Raises ToolchainError if a compiler fails.
+    The folder `build`, if given, stays for the next time, when only what was changed is
+    compiled. Raises ToolchainError if a compiler fails.
     """
-    build = out / "build"
+    work = build or out / "build"
     env = {"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")}
     run(
         [
             tool("cmake"),
-            *("-S", data_file("cpp_runtime") / "device", "-B", build, "-G", "Ninja"),
+            *("-S", data_file("cpp_runtime") / "device", "-B", work, "-G", "Ninja"),
             f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
             f"-DEDGEPACK_VERSION={__version__}",
             f"-DEDGEPACK_DEVICE_SOURCES={sources}",
@@ -171,13 +173,14 @@ def compile_tool(
         what=f"configuring {TOOL}",
     )
     run(
-        [tool("cmake"), "--build", build, "--parallel", str(jobs()), "--target", *targets],
+        [tool("cmake"), "--build", work, "--parallel", str(jobs()), "--target", *targets],
         env=env,
         what=f"building {TOOL}",
     )
     for target in targets:
-        shutil.copy(next(build.rglob(target)), out / target)
-    shutil.rmtree(build)
+        shutil.copy(next(work.rglob(target)), out / target)
+    if build is None:
+        shutil.rmtree(work)
 
 
 def source_key(parts: Mapping[str, object], *, tests: bool = False) -> str:

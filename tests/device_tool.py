@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 from pathlib import Path
 
 from edgepack.boards import Board
 from edgepack.device_tool import TOOL, compile_tool, fetch_sources, source_key, zig_arguments
-from edgepack.paths import atomic_dir, cache_dir, locked
+from edgepack.paths import atomic_dir, cache_dir, data_file, locked
 
 PROBE = "device-probe"
 
@@ -27,20 +29,26 @@ def board_tool(board: Board) -> Path:
     return _build(TOOL, "-DEDGEPACK_FAULTS=ON", *zig_arguments(board))
 
 
-@functools.cache
 def _build(target: str, *options: str) -> Path:
-    arguments = ["-DEDGEPACK_WERROR=ON", *options]
-    folder = (
-        cache_dir()
-        / "device-tool"
-        / f"host-{source_key({target: arguments}, tests=target != TOOL)}"
-    )
-    with locked(folder):
-        if not folder.exists():
+    return build_targets((target,), "-DEDGEPACK_WERROR=ON", *options)[target]
+
+
+@functools.cache
+def build_targets(targets: tuple[str, ...], *arguments: str) -> dict[str, Path]:
+    """Programs of cpp_runtime/device by name; libraries are compiled for the first only."""
+    options = {"arguments": arguments}
+    tests = targets != (TOOL,)
+    out = cache_dir() / "device-tool" / f"{targets[0]}-{source_key(options, tests=tests)}"
+    # CMake's folder is that of one checkout.
+    where = [str(data_file("cpp_runtime")), *arguments]
+    digest = hashlib.sha256(json.dumps(where).encode()).hexdigest()[:16]
+    build = cache_dir() / "device-tool" / f"build-{digest}"
+    with locked(out):
+        if not out.exists():
             sources = fetch_sources()
-            with atomic_dir(folder) as work:
-                compile_tool(work, sources, arguments, targets=[target])
-    return folder / target
+            with locked(build), atomic_dir(out) as work:
+                compile_tool(work, sources, arguments, targets=targets, build=build)
+    return {target: out / target for target in targets}
 
 
 def _on(value: bool) -> str:

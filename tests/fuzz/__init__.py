@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgepack.device_tool import compile_tool, fetch_sources, source_key
-from edgepack.paths import atomic_dir, cache_dir, locked
+from tests.device_tool import build_targets
 from tests.support import require_tool
 
 TARGETS = ("manifest", "archive", "signature", "receive")
@@ -39,20 +38,14 @@ class Outcome:
 def build() -> dict[str, Path]:
     """The targets' programs by name."""
     clang = require_tool("clang++", "clang++-14")
-    arguments = [
+    programs = build_targets(
+        tuple(f"fuzz-{target}" for target in TARGETS),
         f"-DCMAKE_C_COMPILER={clang.replace('clang++', 'clang')}",
         f"-DCMAKE_CXX_COMPILER={clang}",
         "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
         "-DEDGEPACK_FUZZ=ON",
-    ]
-    folder = cache_dir() / "device-tool" / f"fuzz-{source_key({'fuzz': arguments}, tests=True)}"
-    names = [f"fuzz-{target}" for target in TARGETS]
-    with locked(folder):
-        if not folder.exists():
-            sources = fetch_sources()
-            with atomic_dir(folder) as work:
-                compile_tool(work, sources, arguments, targets=names)
-    return {target: folder / name for target, name in zip(TARGETS, names, strict=True)}
+    )
+    return {target: programs[f"fuzz-{target}"] for target in TARGETS}
 
 
 def unpack(target: str, folder: Path) -> int:
