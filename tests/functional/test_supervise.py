@@ -256,6 +256,7 @@ RuntimeDirectory=sshd
 ExecStart=/usr/sbin/sshd -D
 END
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
+echo +memory +pids >/sys/fs/cgroup/cgroup.subtree_control
 mkdir -p /sys/fs/cgroup/box
 kill $(pgrep -o -x sshd)
 setsid sh -c 'echo $$ >/sys/fs/cgroup/box/cgroup.procs
@@ -289,9 +290,6 @@ def test_a_service_of_systemd(bundles: dict[str, Bundle], tmp_path: Path) -> Non
 
         assert (shown("User"), shown("MemoryMax")) == ("pi", str(208 * 10**6))
         assert (shown("ProtectSystem"), shown("NoNewPrivileges")) == ("strict", "yes")
-        cgroup = root.run("cat /sys/fs/cgroup/system.slice/edgepack-tiny.service/memory.max").stdout
-        # The kernel counts pages.
-        assert int(cgroup) == 208 * 10**6 // 4096 * 4096
         exercise(on, bundles, tmp_path)
 
         # The supervisor itself dies, then hangs: systemd starts it again.
