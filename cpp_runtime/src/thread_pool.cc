@@ -1,3 +1,4 @@
+#include <chrono>
 #include <cstring>
 #include <pthread.h>
 #include <sched.h>
@@ -9,9 +10,15 @@
 namespace edgepack {
 namespace {
 
-/// Kernels follow each other within microseconds, waking a thread takes tens of them: look for a
-/// new job this often (some 20 us) before sleeping.
-constexpr int kSpins = 4000;
+using Clock = std::chrono::steady_clock;
+
+/// Kernels follow each other within microseconds, waking a thread takes tens of them: look for the
+/// next one this long before sleeping. No longer, for the core may be wanted elsewhere.
+constexpr std::chrono::microseconds kSpin{100};
+/// Looks between two looks at the clock: about a microsecond.
+constexpr int kLooks = 32;
+/// What fits a share's state.
+constexpr int kMaxTasks = 0xFFFF;
 
 thread_local bool inside_task = false;
 
@@ -21,6 +28,27 @@ void Pause() {
 #elif defined(__arm__) || defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+/// Job number, first task, and the one after the last, of a share.
+std::uint64_t Pack(std::uint32_t job, std::uint32_t begin, std::uint32_t end) {
+  return std::uint64_t{job} << 32U | begin << 16U | end;
+}
+
+/// Takes a task of `job` from a share, the first or the last one; -1 if there is none.
+int Take(std::atomic<std::uint64_t>* share, std::uint32_t job, bool first) {
+  std::uint64_t state = share->load(std::memory_order_acquire);
+  for (;;) {
+    const auto begin = static_cast<std::uint32_t>(state >> 16U & 0xFFFFU);
+    const auto end = static_cast<std::uint32_t>(state & 0xFFFFU);
+    // A thread may be late, and see the tasks of a job after the one it was called for.
+    if (state >> 32U != job || begin == end) return -1;
+    const std::uint64_t rest = first ? Pack(job, begin + 1, end) : Pack(job, begin, end - 1);
+    if (share->compare_exchange_weak(state, rest, std::memory_order_acq_rel,
+                                     std::memory_order_acquire)) {
+      return static_cast<int>(first ? begin : end - 1);
+    }
+  }
 }
 
 void Pin(const std::vector<int>& cpus) {
@@ -64,7 +92,7 @@ void ThreadPool::Stop() {
     const std::lock_guard<std::mutex> lock(mutex_);
     stop_ = true;
   }
-  wake_.notify_all();
+  launched_.notify_all();
   for (std::thread& worker : workers_) worker.join();
   workers_.clear();
   stop_ = false;
@@ -79,75 +107,94 @@ void ThreadPool::Configure(int threads, const std::vector<int>& cpus) {
   CPU_ZERO(&allowed);
   const bool known = sched_getaffinity(0, sizeof(allowed), &allowed) == 0;
   // Spinning would take the CPU from the very thread that is waited for.
-  spins_ = known && threads <= CPU_COUNT(&allowed) ? kSpins : 0;
+  spins_ = known && threads <= CPU_COUNT(&allowed);
+  shares_ = std::make_unique<Share[]>(static_cast<std::size_t>(threads));
   for (int worker = 1; worker < threads; ++worker) {
     workers_.emplace_back(&ThreadPool::Work, this, worker, job_.load());
   }
 }
 
 int ThreadPool::Run(int tasks, const Task& task) {
-  if (inside_task || workers_.empty()) {
-    Group group(tasks > 0 ? tasks : 1, false);
-    for (int i = 0; i < group.tasks(); ++i) {
-      if (const int result = task(i, group); result != 0) return result;
-    }
-    return 0;
+  if (!inside_task && !workers_.empty() && tasks <= kMaxTasks) {
+    return RunAll(tasks > 0 ? tasks : threads(), task);
   }
+  Group group(tasks > 0 ? tasks : 1, false);
+  for (int i = 0; i < group.tasks(); ++i) {
+    if (const int result = task(i, group); result != 0) return result;
+  }
+  return 0;
+}
+
+int ThreadPool::RunAll(int tasks, const Task& task) {
   const std::lock_guard<std::mutex> lock(launch_);
-  Group group(tasks > 0 ? tasks : threads(), tasks <= threads());
+  Group group(tasks, tasks <= threads());
   task_ = &task;
   group_ = &group;
   result_ = 0;
-  pending_ = threads() - 1;
-  ++job_;
-  // Sequentially consistent on both sides: either the worker sees the job before it sleeps, or
-  // this thread sees the sleeper.
-  if (sleepers_ != 0) {
-    { const std::lock_guard<std::mutex> sleepers(mutex_); }
-    wake_.notify_all();
+  unfinished_ = tasks;
+  const std::uint32_t job = job_ + 1;
+  const auto part = [&](int thread) {
+    return static_cast<std::uint32_t>(tasks * thread / threads());
+  };
+  for (int thread = 0; thread < threads(); ++thread) {
+    shares_[static_cast<std::size_t>(thread)].state.store(Pack(job, part(thread), part(thread + 1)),
+                                                          std::memory_order_release);
   }
-  RunShare(0, threads());
-  for (int spin = 0; pending_.load(std::memory_order_acquire) != 0; ++spin) {
-    if (spin < spins_) {
-      Pause();
-    } else {
-      sched_yield();
-    }
-  }
+  job_ = job;
+  Wake(&launched_, idle_);
+  RunShares(0, job);
+  Await(&finished_, &waiting_, [&] { return unfinished_ == 0; });
   return result_;
 }
 
-void ThreadPool::RunShare(int first, int step) {
+void ThreadPool::RunShares(int thread, std::uint32_t job) {
+  int finished = 0;
   inside_task = true;
-  for (int i = first; i < group_->tasks(); i += step) {
-    if (const int result = (*task_)(i, *group_); result != 0) {
-      group_->Fail();
-      int expected = 0;
-      result_.compare_exchange_strong(expected, result);
+  for (int i = 0; i < threads(); ++i) {
+    Share& share = shares_[static_cast<std::size_t>((thread + i) % threads())];
+    for (int task = 0; (task = Take(&share.state, job, i == 0)) >= 0; ++finished) {
+      // The job lasts at least until this task has been counted.
+      if (const int result = (*task_)(task, *group_); result != 0) {
+        group_->Fail();
+        int expected = 0;
+        result_.compare_exchange_strong(expected, result);
+      }
     }
   }
   inside_task = false;
+  if (finished != 0 && unfinished_.fetch_sub(finished) == finished) Wake(&finished_, waiting_);
 }
 
-void ThreadPool::AwaitJob(std::uint32_t seen) {
-  for (int spin = 0; spin < spins_; ++spin) {
-    if (job_ != seen || stop_) return;
-    Pause();
-  }
+template <typename Condition>
+void ThreadPool::Await(std::condition_variable* condition, std::atomic<int>* sleepers,
+                       Condition done) {
+  const Clock::time_point end = Clock::now() + kSpin;
+  do {
+    for (int look = 0; look < kLooks; ++look) {
+      if (done()) return;
+      Pause();
+    }
+  } while (spins_ && Clock::now() < end);
   std::unique_lock<std::mutex> lock(mutex_);
-  ++sleepers_;
-  wake_.wait(lock, [&] { return job_ != seen || stop_; });
-  --sleepers_;
+  ++*sleepers;
+  condition->wait(lock, done);
+  --*sleepers;
+}
+
+void ThreadPool::Wake(std::condition_variable* condition, const std::atomic<int>& sleepers) {
+  // Sequentially consistent on both sides: either the other thread sees what it waits for before
+  // it sleeps, or this one sees the sleeper.
+  if (sleepers == 0) return;
+  { const std::lock_guard<std::mutex> lock(mutex_); }
+  condition->notify_all();
 }
 
 void ThreadPool::Work(int worker, std::uint32_t seen) {
-  // Every worker takes part in every job, if only to say that it has nothing to do.
   for (;;) {
-    AwaitJob(seen);
+    Await(&launched_, &idle_, [&] { return job_ != seen || stop_; });
     if (stop_) return;
-    ++seen;
-    RunShare(worker, threads());
-    pending_.fetch_sub(1, std::memory_order_release);
+    seen = job_;
+    RunShares(worker, seen);
   }
 }
 

@@ -81,12 +81,12 @@ static int BarrierTask(int task, ParallelGroupEnv* env, void* data) {
   return status != 0 || __atomic_load_n(arrived, __ATOMIC_SEQ_CST) != env->num_task;
 }
 
-/* out[0] = 1 if a barrier held back every task until the last one came. */
+/* out[0] = 1 if a barrier held back both tasks until the last one came. */
 KERNEL(barrier) {
   UNUSED(self);
   UNUSED(result);
   int32_t arrived = 0;
-  const int status = __TVMBackendParallelLaunch(BarrierTask, &arrived, 0);
+  const int status = __TVMBackendParallelLaunch(BarrierTask, &arrived, 2);
   Data(args, count - 1)[0] = status == 0;
   return status;
 }

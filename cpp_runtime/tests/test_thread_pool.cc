@@ -1,4 +1,5 @@
 #include <atomic>
+#include <chrono>
 #include <sched.h>
 #include <set>
 #include <thread>
@@ -42,6 +43,49 @@ TEST_CASE("many short launches") {
     });
   }
   CHECK(sum == 15000);
+}
+
+TEST_CASE("what a late thread leaves is done by the others") {
+  ThreadPool pool;
+  pool.Configure(2, {});
+  for (int i = 0; i < 200; ++i) {
+    std::atomic<int> others{0};
+    // The first task of the second thread's share lasts until all others are done.
+    const int status = pool.Run(8, [&](int task, Group& /*group*/) {
+      if (task != 4) return ++others, 0;
+      while (others != 7) sched_yield();
+      return 0;
+    });
+    CHECK(status == 0);
+    CHECK(others == 7);
+  }
+}
+
+TEST_CASE("threads that had time to sleep are woken") {
+  ThreadPool pool;
+  pool.Configure(3, {});
+  std::atomic<int> sum{0};
+  for (int i = 0; i < 5; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    pool.Run(3, [&](int /*task*/, Group& group) {
+      ++sum;
+      return group.Wait() ? 0 : 1;
+    });
+  }
+  CHECK(sum == 15);
+}
+
+TEST_CASE("the launching thread sleeps if it has to wait long") {
+  ThreadPool pool;
+  pool.Configure(2, {});
+  std::atomic<bool> slept{false};
+  const int status = pool.Run(2, [&](int /*task*/, Group& group) {
+    if (!group.Wait()) return 1;
+    // One of the two waits for the other.
+    if (!slept.exchange(true)) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return 0;
+  });
+  CHECK(status == 0);
 }
 
 TEST_CASE("a failed task fails the launch") {

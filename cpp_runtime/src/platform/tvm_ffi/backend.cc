@@ -2,6 +2,7 @@
 // tvm/runtime/c_backend_api.h and tvm/ffi/c_api.h of TVM 0.27.
 #include "platform/tvm_ffi/backend.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -22,7 +23,12 @@ struct ParallelGroupEnv {
 
 using ParallelLambda = int (*)(int task_id, ParallelGroupEnv* env, void* data);
 
+/// Tasks of a loop that leaves their number to us: each of them is some neighbouring turns of the
+/// loop. So many that the threads come out even, so few that calling them costs nothing.
+int TaskCount(int threads) { return threads == 1 ? 1 : std::max(64, 16 * threads); }
+
 int ParallelLaunch(ParallelLambda function, void* data, int num_task) {
+  if (num_task <= 0) num_task = TaskCount(ThreadPool::Global().threads());
   // A kernel's message lies with the thread that failed; the first one goes to the caller.
   std::mutex mutex;
   TVMFFIObjectHandle message = nullptr;
