@@ -14,7 +14,7 @@ from edgepack.compiler.kernels import arm, convolution, micro, tir
 from edgepack.compiler.kernels.cpu import CpuModel
 from edgepack.compiler.kernels.graph import Convolution, Layer
 from edgepack.compiler.kernels.layout import Blocked, Image, clear_halos, pack_channels
-from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site, product, worth_sharing
+from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site, product, shared_loops
 
 # Weights of windows up to this size stay in registers for all rows of a block.
 _HELD_WEIGHTS = 9
@@ -106,12 +106,12 @@ class _Loops:
         macs = operator.weight.size * output.height * output.width * output.batch
         # As many loads and stores as arithmetic, roughly.
         cycles = 2 * macs / output.block / self.site.cpu.lanes[output.block]
-        parallel = worth_sharing(cycles, self.site.cpu)
+        by_blocks, self.by_rows = shared_loops(cycles, output, self.site.cpu)
         loops = tir.loop_of(
             "n",
             output.batch,
             lambda n: tir.loop_of(
-                "block", output.blocks, lambda block: self._block(n, block), parallel=parallel
+                "block", output.blocks, lambda block: self._block(n, block), parallel=by_blocks
             ),
         )
         body = tir.sequence(clear_halos(self.target), loops)
@@ -175,7 +175,7 @@ class _Loops:
                 tile(row, full * self.pixels, rest) if rest else None,
             )
 
-        names.add(tir.loop_of("row", self.output.height, along))
+        names.add(tir.loop_of("row", self.output.height, along, parallel=self.by_rows))
         return names.done()
 
     def _input(

@@ -6,7 +6,7 @@ from edgepack.compiler.kernels import tir
 from edgepack.compiler.kernels.cpu import CpuModel
 from edgepack.compiler.kernels.graph import Layer, Pointwise
 from edgepack.compiler.kernels.layout import Image, clear_halos
-from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site, worth_sharing
+from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site, shared_loops
 
 
 def takes_pointwise(layer: Layer, _cpu: CpuModel) -> bool:
@@ -28,6 +28,10 @@ def make_pointwise(site: Site) -> Kernel:
         names.add(target.store(result, plane, row, column))
         return names.done()
 
+    vectors = output.shape[0] * output.height * output.width
+    cycles = vectors * (1 + len(site.layer.operands) + len(site.layer.expression))
+    by_blocks, by_rows = shared_loops(cycles, output, site.cpu)
+
     def one_block(n: tir.Expr, block: tir.Expr) -> tir.Stmt:
         return tir.loop_of(
             "row",
@@ -35,16 +39,14 @@ def make_pointwise(site: Site) -> Kernel:
             lambda row: tir.loop_of(
                 "column", output.width, lambda column: one(n, block, row, column)
             ),
+            parallel=by_rows,
         )
 
-    vectors = output.shape[0] * output.height * output.width
-    cycles = vectors * (1 + len(site.layer.operands) + len(site.layer.expression))
-    parallel = worth_sharing(cycles, site.cpu)
     body = tir.loop_of(
         "n",
         output.batch,
         lambda n: tir.loop_of(
-            "block", output.blocks, lambda block: one_block(n, block), parallel=parallel
+            "block", output.blocks, lambda block: one_block(n, block), parallel=by_blocks
         ),
     )
     operations = "_".join(operation.name for operation in site.layer.expression[:3])

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from tvm import tirx
 
-from edgepack.compiler.kernels import expression, tir
+from edgepack.compiler.kernels import expression, tile, tir
 from edgepack.compiler.kernels.cpu import CpuModel
 from edgepack.compiler.kernels.graph import Layer
 from edgepack.compiler.kernels.layout import NO_HALO, Blocked, Halo, Image, pack_channels
@@ -177,10 +177,23 @@ def _same(layout: Blocked, site: Site) -> bool:
 def worth_sharing(cycles: float, cpu: CpuModel) -> bool:
     """Whether work is large enough to be shared between the cores.
 
-    Waking the other threads and waiting for them costs some 5 to 10 microseconds, about
-    10,000 cycles of a 1 to 2 GHz core.
+    A launch costs about a microsecond while the other threads are still awake, and up to ten if
+    they have to be woken: 2,000 to 20,000 cycles of a 2 GHz core. It never costs a wait for a
+    thread that is late, for the launching one goes on with its tasks (thread_pool.h).
     """
-    return cpu.cores > 1 and cycles > 40_000
+    return cpu.cores > 1 and cycles > 20_000
+
+
+def shared_loops(cycles: float, output: Blocked, cpu: CpuModel) -> tuple[bool, bool]:
+    """Which loop of a kernel the cores share: the one over blocks, or that over a block's rows.
+
+    The outer one costs one launch; but a few blocks may leave cores without work.
+    """
+    if not worth_sharing(cycles, cpu):
+        return False, False
+    uneven = tile.balance(output.blocks, cpu.cores) < 0.75
+    by_rows = uneven and worth_sharing(cycles / output.blocks, cpu)
+    return not by_rows, by_rows
 
 
 def product(values: Sequence[int]) -> int:
