@@ -237,7 +237,28 @@ def shared_places(net: Builder) -> dict[str, str]:
     }
 
 
+def gates(net: Builder) -> dict[str, str]:
+    """Squeeze-and-excite: the gate goes into the convolution that follows, where there is one."""
+
+    def squeeze(value: str, channels: int) -> str:
+        gate = net.op("Relu", net.conv(net.op("GlobalAveragePool", value), channels, 8, 1))
+        return net.op("HardSigmoid", net.conv(gate, 8, channels, 1))
+
+    x, y = net.op("Relu", net.conv("many", 96, 40, 3)), net.op("Relu", net.conv("seven", 7, 11, 3))
+    gated = net.op("Mul", x, squeeze(x, 40))
+    odd = net.op("Mul", squeeze(y, 11), y)
+    added = net.op("Add", net.conv(odd, 11, 11, 1), y)
+    shared = net.op("Mul", y, squeeze(y, 11))
+    return {
+        "gate": net.op("Relu", net.conv(gated, 40, 24, 1)),
+        "gate of an odd count": net.conv(added, 11, 37, 1),
+        "gated image read twice": net.op("Add", net.conv(shared, 11, 11, 1), shared),
+        "gate before a window": net.conv(net.op("Mul", y, squeeze(y, 11)), 11, 8, 3),
+    }
+
+
 FAMILIES = (
+    gates,
     shared_places,
     convolutions,
     transposed_convolutions,

@@ -170,7 +170,7 @@ def make(site: Site) -> Kernel:
     merged = merged_groups(operator, source.block, output.block)
     weight = dense_weight(operator, merged)
     shape = Shape.of(weight, source.block, output.block)
-    flat = _is_flat(operator, site)
+    flat = is_flat(operator, site)
     view_out = output.flat if flat else output
     chosen = choose_tile(
         view_out,
@@ -224,7 +224,7 @@ def make(site: Site) -> Kernel:
     )
 
 
-def _is_flat(operator: Convolution, site: Site) -> bool:
+def is_flat(operator: Convolution, site: Site) -> bool:
     """Whether rows do not matter: 1x1 on tensors without halos is one long row of pixels."""
     layouts = (site.inputs[0], site.output, *site.operands)
     return (
@@ -238,7 +238,8 @@ class Loops:
     """The loops of one convolution.
 
     A group's planes follow the one before's in `source` and `target`; there may be more of them
-    than `shape` says.
+    than `shape` says. `prepare` is what has to be done before a panel of weights is used, given its
+    number and its vectors.
     """
 
     def __init__(
@@ -254,6 +255,7 @@ class Loops:
         bias: tirx.Buffer,
         epilogue: Epilogue,
         functions: micro.Functions | None = None,
+        prepare: Callable[[tir.Expr, int], tir.Stmt] | None = None,
     ) -> None:
         self.cpu = cpu
         self.operator = operator
@@ -262,7 +264,10 @@ class Loops:
         self.source, self.target = source, target
         self.weights, self.bias = weights, bias
         self.epilogue = epilogue
-        self.pixels_outer = _pixels_outer(cpu, shape, tile, source.layout, target.layout)
+        self.prepare = prepare
+        self.pixels_outer = prepare is None and _pixels_outer(
+            cpu, shape, tile, source.layout, target.layout
+        )
         isa = arm.Isa.of(cpu)
         self.tiles: micro.Tiles | None = None
         if isa is not None:
@@ -299,13 +304,14 @@ class Loops:
         rows = self.target.layout.height
 
         def panel(index: tir.Expr, vectors: int) -> tir.Stmt:
-            return tir.loop_of(
+            pixels = tir.loop_of(
                 "row",
                 rows,
                 lambda row: self._along_row(
                     lambda column, pixels: self._tile(n, group, index, vectors, row, column, pixels)
                 ),
             )
+            return tir.sequence(self.prepare(index, vectors) if self.prepare else None, pixels)
 
         return self._over_panels(panel, parallel=parallel)
 

@@ -14,7 +14,7 @@ from tvm import tirx
 from edgepack.compiler.kernels import tir
 from edgepack.compiler.kernels.cpu import CpuModel
 from edgepack.compiler.kernels.layout import Blocked, Image, clear_halos
-from edgepack.compiler.kernels.rule import Kernel, worth_sharing
+from edgepack.compiler.kernels.rule import Kernel, shared_loops
 
 # Lanes of the smallest vector; rows of fewer pixels are copied one by one.
 _SMALLEST = 4
@@ -67,6 +67,8 @@ class _Tensors:
             layout = layout.flat
         widest = min(layout.block, layout.width)
         side = 1 << (widest.bit_length() - 1)
+        # A load and a store of each vector.
+        by_blocks, by_rows = shared_loops(2 * layout.nbytes / 4 / layout.block, layout, cpu)
 
         def along(place: _Place) -> tir.Stmt:
             if self.is_matrix or side < _SMALLEST:
@@ -76,19 +78,25 @@ class _Tensors:
             full, rest = divmod(layout.width, side)
             return tir.sequence(
                 tir.loop_of(
-                    "square", full, lambda i: square(replace(place, column=i * side), side)
+                    "square",
+                    full,
+                    lambda i: square(replace(place, column=i * side), side),
+                    parallel=by_rows and layout.height == 1,
                 ),
                 square(replace(place, column=layout.width - side), side) if rest else None,
             )
 
         def plane(n: tir.Expr, block: tir.Expr, valid: int) -> tir.Stmt:
             place = _Place(n=n, block=block, valid=valid)
-            return tir.loop_of("row", layout.height, lambda row: along(replace(place, row=row)))
+            return tir.loop_of(
+                "row",
+                layout.height,
+                lambda row: along(replace(place, row=row)),
+                parallel=by_rows,
+            )
 
         last = (layout.channels - 1) % layout.block + 1
         whole = layout.blocks - (last < layout.block)
-        # A load and a store of each vector.
-        parallel = worth_sharing(2 * layout.nbytes / 4 / layout.block, cpu)
         return tir.loop_of(
             "n",
             layout.batch,
@@ -97,7 +105,7 @@ class _Tensors:
                 whole,
                 lambda block: plane(n, block, layout.block),
                 (lambda: plane(n, whole, last)) if whole < layout.blocks else None,
-                parallel=parallel,
+                parallel=by_blocks,
             ),
         )
 

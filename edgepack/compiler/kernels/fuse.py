@@ -28,6 +28,9 @@ from edgepack.compiler.kernels.graph import (
     is_image,
 )
 
+# Output channels per pixel up to which a gate scales a convolution's weights: scaling the image
+# writes it to memory and reads it again, the weights stay in the first-level cache.
+_GATED_WEIGHTS = 4
 # Longer chains would run out of registers for the values they keep.
 MAX_STEPS = 16
 
@@ -42,7 +45,52 @@ def fuse(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
     # is then there, and nobody's input has to live longer.
     for index in reversed(range(len(fused))):
         _fuse_followers(fused, index, outputs)
-    return [_fold(layer) for layer in fused]
+    return [_fold(layer) for layer in _gated(fused, outputs)]
+
+
+def _gated(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
+    """Let 1x1 convolutions take in the multiplication of their image by a gate."""
+    uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
+    uses.update(outputs)
+    gates = {layer.output: layer for layer in layers if _is_gate(layer) and uses[layer.output] == 1}
+    taken, left = set(), []
+    for layer in layers:
+        gate = gates.get(layer.inputs[0]) if layer.inputs else None
+        if gate is not None and _can_be_gated(layer):
+            left.append(_with_gate(layer, gate))
+            taken.add(gate.output)
+        else:
+            left.append(layer)
+    return [layer for layer in left if layer.output not in taken]
+
+
+def _with_gate(layer: Layer, gate: Layer) -> Layer:
+    assert isinstance(layer.operator, Convolution)
+    return replace(
+        layer,
+        operator=replace(layer.operator, gated=True),
+        inputs=(gate.inputs[0], gate.operands[0]),
+        bindings=(*layer.bindings, *gate.bindings),
+    )
+
+
+def _is_gate(layer: Layer) -> bool:
+    """Whether a layer is nothing but an image times one value per channel."""
+    if not isinstance(layer.operator, Pointwise) or len(layer.expression) != 1:
+        return False
+    (operation,) = layer.expression
+    image, gate = Step(index=0), Operand(index=0, pixel=True)
+    return operation.name == "multiply" and operation.arguments in ((image, gate), (gate, image))
+
+
+def _can_be_gated(layer: Layer) -> bool:
+    """1x1 convolutions whose weights are less work to scale than the image, or not much more."""
+    operator = layer.operator
+    if not isinstance(operator, Convolution):
+        return False
+    batch, outs, height, width = extent(layer.output)
+    plain = (operator.kernel, operator.stride, operator.before, operator.groups, batch)
+    return plain == ((1, 1), (1, 1), (0, 0), 1, 1) and outs <= _GATED_WEIGHTS * height * width
 
 
 def _fuse_followers(layers: list[Layer], index: int, outputs: Sequence[Value]) -> None:

@@ -35,7 +35,8 @@ class Convolution:
     """A 2-D convolution, float32; a matrix product with a constant is one of 1x1.
 
     `weight` is [out channels, in channels / groups, rows, columns]; pairs are (vertical,
-    horizontal); `before` is the padding at top and left.
+    horizontal); `before` is the padding at top and left. A `gated` one has a second input, one
+    value per input channel, by which the image is multiplied first.
     """
 
     weight: np.ndarray
@@ -44,6 +45,7 @@ class Convolution:
     before: tuple[int, int]
     dilation: tuple[int, int]
     groups: int
+    gated: bool = False
 
     @property
     def kernel(self) -> tuple[int, int]:
