@@ -24,6 +24,7 @@ from edgepack.compiler.kernels.expression import Operand, Operation, PerChannel,
 from edgepack.compiler.kernels.fuse import fuse
 from edgepack.compiler.kernels.graph import (
     Convolution,
+    GlobalAverage,
     Layer,
     Pointwise,
     Pooling,
@@ -413,3 +414,23 @@ def test_phases_make_each_output_of_the_products_that_it_is_defined_by(
         made[phase.first[0] :: stride[0], phase.first[1] :: stride[1]] = part
     np.testing.assert_allclose(made, expected)
     assert taps == weight.size
+
+
+def test_a_gate_goes_into_the_next_convolution() -> None:
+    x, a, b, c = (value(name, 1, 4, 5, 5) for name in "xabc")
+    gate = value("gate", 1, 4, 1, 1)
+    layers = [
+        convolved(x, a),
+        Layer(operator=GlobalAverage(), inputs=(a,), output=gate),
+        pointwise("multiply", a, b, Operand(index=0, pixel=True), operands=(gate,)),
+        convolved(b, c),
+    ]
+    *_, last = fuse(layers, [c])
+    assert isinstance(last.operator, Convolution)
+    assert last.operator.gated
+    assert [item.name for item in last.inputs] == ["a", "gate"]
+    # Not if the scaled image is read by others, too.
+    kept = fuse(layers, [b, c])
+    assert len(kept) == 4
+    assert isinstance(kept[3].operator, Convolution)
+    assert not kept[3].operator.gated
