@@ -16,7 +16,7 @@ void Sleep(double seconds) {
   const double whole = std::floor(seconds);
   struct timespec left = {};
   left.tv_sec = static_cast<std::time_t>(whole);
-  left.tv_nsec = static_cast<long>((seconds - whole) * 1e9);
+  left.tv_nsec = static_cast<decltype(left.tv_nsec)>((seconds - whole) * 1e9);
   while (nanosleep(&left, &left) != 0 && errno == EINTR) {
   }
 }

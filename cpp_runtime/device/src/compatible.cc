@@ -225,10 +225,10 @@ bool IsOlder(const std::string& version, const std::string& than) {
   const char* right = than.c_str();
   while (*left != '\0' || *right != '\0') {
     char* next = nullptr;
-    const long a = std::strtol(left, &next, 10);
+    const auto a = std::strtol(left, &next, 10);
     left = next + (*next == '.' ? 1 : 0);
     if (left == next && *next != '\0') left += std::strlen(left);
-    const long b = std::strtol(right, &next, 10);
+    const auto b = std::strtol(right, &next, 10);
     right = next + (*next == '.' ? 1 : 0);
     if (right == next && *next != '\0') right += std::strlen(right);
     if (a != b) return a < b;
