@@ -182,21 +182,36 @@ def test_artifacts_are_three_files_and_what_compile_model_says(tmp_path: Path) -
         assert f"__tvm_ffi_{call['kernel']}\n" in symbols
 
 
-def test_inputs_and_outputs_share_no_bytes_with_anything(tmp_path: Path) -> None:
+def test_inputs_live_until_they_are_read_and_outputs_from_when_they_are_written(
+    tmp_path: Path,
+) -> None:
     path = onnx_models.branches(tmp_path / "model.onnx")
     graph = json.loads(compile_for(path, tmp_path / "out").graph.read_text())
-    used = [arg for call in graph["calls"] for arg in call["args"]]
-    arena = {i: t for i, t in enumerate(graph["tensors"]) if t["storage"] == "arena"}
-    for mine in graph["inputs"] + graph["outputs"]:
-        start, end = arena[mine]["offset"], arena[mine]["offset"] + arena[mine]["bytes"]
-        for other in set(used) - {mine}:
-            if other not in arena:
-                continue
-            tensor = arena[other]
-            is_view = tensor["offset"] == start and tensor["bytes"] == end - start
-            apart = tensor["offset"] >= end or tensor["offset"] + tensor["bytes"] <= start
-            assert apart or is_view
-    assert len({arena[i]["offset"] for i in graph["inputs"] + graph["outputs"]}) == 4
+    tensors, calls = graph["tensors"], [call["args"] for call in graph["calls"]]
+
+    def span(index: int) -> range:
+        tensor = tensors[index]
+        return range(tensor["offset"], tensor["offset"] + tensor["bytes"])
+
+    def overlap(one: range, other: range) -> bool:
+        return one.start < other.stop and other.start < one.stop
+
+    # A kernel's last argument is its result.
+    written = [span(args[-1]) for args in calls]
+    for mine in graph["inputs"]:
+        read = max(number for number, args in enumerate(calls) if mine in args[:-1])
+        assert not any(overlap(one, span(mine)) for one in written[:read])
+    for mine in graph["outputs"]:
+        place = span(mine)
+        parts = [
+            number
+            for number, one in enumerate(written)
+            if place.start <= one.start and one.stop <= place.stop
+        ]
+        assert not any(overlap(one, place) for one in written[max(parts) + 1 :])
+    live = [span(mine) for mine in (*graph["inputs"], *graph["outputs"])]
+    for group in (live[: len(graph["inputs"])], live[len(graph["inputs"]) :]):
+        assert not any(overlap(one, other) for one in group for other in group if one != other)
 
 
 def test_outputs_that_are_inputs_constants_or_the_same(tmp_path: Path) -> None:
