@@ -105,7 +105,7 @@ std::set<std::string> CpuFeatures(const std::string& info) {
 
 std::string InstalledGlibc() {
   for (const char* path : kLibcs) {
-    const std::string version = GlibcVersionIn(ReadSystemFile(path));
+    std::string version = GlibcVersionIn(ReadSystemFile(path));
     if (!version.empty()) return version;
   }
   return "";
@@ -214,8 +214,8 @@ std::string GlibcNeededBy(const std::string& elf) {
   const std::string mark = std::string(1, '\0') + "GLIBC_";
   std::string highest;
   for (std::size_t at = elf.find(mark); at != std::string::npos; at = elf.find(mark, at + 1)) {
-    const std::string version = VersionAt(elf, at + mark.size());
-    if (!version.empty() && (highest.empty() || IsOlder(highest, version))) highest = version;
+    const std::string next = VersionAt(elf, at + mark.size());
+    if (!next.empty() && (highest.empty() || IsOlder(highest, next))) highest = next;
   }
   return highest;
 }

@@ -118,7 +118,7 @@ void Folder::Replace(const std::string& name, std::string_view content, const st
   file.SetMode(mode);
   file.Sync();
   Step((step + ".rename").c_str());
-  Rename(fresh, *this, name);
+  Rename(fresh, name);
   Sync();
 }
 
@@ -131,7 +131,7 @@ void Folder::ReplaceLink(const std::string& name, const std::string& target,
     ThrowErrno("make link", PathOf(fresh));
   }
   Step((step + ".rename").c_str());
-  Rename(fresh, *this, name);
+  Rename(fresh, name);
   Sync();
 }
 

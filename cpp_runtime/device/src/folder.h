@@ -51,9 +51,7 @@ class Folder {
                    const std::string& step) const;
 
   void Rename(const std::string& name, const Folder& to, const std::string& new_name) const;
-  void Rename(const std::string& name, const std::string& new_name) const {
-    Rename(name, *this, new_name);
-  }
+  void Rename(const std::string& from, const std::string& to) const { Rename(from, *this, to); }
   void Link(const std::string& name, const Folder& to, const std::string& new_name) const;
   /// Returns whether it was there.
   bool Remove(const std::string& name) const;
