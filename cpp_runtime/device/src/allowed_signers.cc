@@ -135,12 +135,12 @@ class LineParser {
   }
 
   // YYYYMMDD or YYYYMMDDHHMM[SS], in local time unless Z follows.
-  std::time_t Time(const std::string& name, const std::string& text) const {
+  [[nodiscard]] std::time_t Time(const std::string& name, const std::string& text) const {
     std::string digits = text;
     const bool utc = !digits.empty() && digits.back() == 'Z';
     if (utc) digits.pop_back();
-    const bool numeric = std::all_of(digits.begin(), digits.end(),
-                                     [](char c) { return c >= '0' && c <= '9'; });
+    const bool numeric =
+        std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; });
     if (!numeric || (digits.size() != 8 && digits.size() != 12 && digits.size() != 14)) {
       FailTime(name, text);
     }
@@ -182,8 +182,7 @@ std::string PublicKey::Fingerprint() const {
   Sha256 hash;
   hash.Update(blob.data(), blob.size());
   const auto digest = hash.Digest();
-  std::string text =
-      EncodeBase64({reinterpret_cast<const char*>(digest.data()), digest.size()});
+  std::string text = EncodeBase64({reinterpret_cast<const char*>(digest.data()), digest.size()});
   while (text.back() == '=') text.pop_back();
   return "SHA256:" + text;
 }

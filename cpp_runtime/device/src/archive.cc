@@ -1,13 +1,12 @@
 #include "archive.h"
 
-#include <unistd.h>
-#include <zlib.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <unistd.h>
 #include <utility>
+#include <zlib.h>
 
 #include "error.h"
 #include "manifest_reader.h"
@@ -34,7 +33,7 @@ constexpr Field kPrefix{345, 155};
 
 std::string TextOf(const Block& block, Field field) {
   const char* start = block.data() + field.offset;
-  return std::string(start, strnlen(start, field.size));
+  return {start, strnlen(start, field.size)};
 }
 
 // Octal digits, ended by a space, a NUL or the field; nothing if there is anything else.
@@ -59,12 +58,18 @@ bool IsZero(const char* data, size_t size) {
 
 const char* KindOf(char type) {
   switch (type) {
-    case '1': return "a hard link";
-    case '2': return "a symbolic link";
-    case '3': return "a character device";
-    case '4': return "a block device";
-    case '6': return "a named pipe";
-    default: return "of an unknown kind";
+    case '1':
+      return "a hard link";
+    case '2':
+      return "a symbolic link";
+    case '3':
+      return "a character device";
+    case '4':
+      return "a block device";
+    case '6':
+      return "a named pipe";
+    default:
+      return "of an unknown kind";
   }
 }
 
@@ -137,7 +142,7 @@ class BundleArchive::Gzip {
   bool ended_ = false;
 };
 
-BundleArchive::BundleArchive(int fd, std::string name)
+BundleArchive::BundleArchive(int fd, const std::string& name)
     : BundleArchive([fd, name](void* out, size_t size) { return ReadFile(fd, out, size, name); },
                     name, Limits()) {}
 
@@ -188,7 +193,7 @@ std::string BundleArchive::CheckName(const std::string& name, bool folder, uint6
   if (!IsSafePath(name, kMaxPath)) Unsafe(Quoted(name) + " is no safe relative path");
   const size_t slash = name.find('/');
   const std::string top = name.substr(0, slash);
-  const std::string path = slash == std::string::npos ? "" : name.substr(slash + 1);
+  std::string path = slash == std::string::npos ? "" : name.substr(slash + 1);
   if (top_.empty()) top_ = top;
   if (top != top_ || (path.empty() && !folder)) {
     Unsafe(Quoted(name) + " is outside its top folder " + Quoted(top_));
@@ -234,7 +239,7 @@ std::optional<BundleArchive::Member> BundleArchive::Next() {
     // GNU tar uses the place of the prefix for times.
     if (std::memcmp(block.data() + kMagic.offset, "ustar\0", kMagic.size) == 0) {
       const std::string prefix = TextOf(block, kPrefix);
-      if (!prefix.empty()) name = prefix + "/" + name;
+      if (!prefix.empty()) name.insert(0, prefix + "/");
     }
     const char type = block[kType];
     const bool folder = type == '5';
@@ -258,7 +263,7 @@ std::optional<BundleArchive::Member> BundleArchive::Next() {
 }
 
 size_t BundleArchive::Read(void* out, size_t size) {
-  const size_t count = static_cast<size_t>(std::min<uint64_t>(size, left_));
+  const auto count = static_cast<size_t>(std::min<uint64_t>(size, left_));
   if (count == 0) return 0;
   ReadExactly(out, count);
   left_ -= count;

@@ -34,7 +34,7 @@ class BundleArchive {
   };
 
   // Of an open file, from where it stands; `name` is for messages. The file stays open.
-  BundleArchive(int fd, std::string name);
+  BundleArchive(int fd, const std::string& name);
   BundleArchive(ReadFunction read, std::string name, Limits limits);
   BundleArchive(BundleArchive&&) noexcept;
   ~BundleArchive();

@@ -1,12 +1,11 @@
 #include "json.h"
 
-#include <yyjson/yyjson.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
+#include <yyjson/yyjson.h>
 
 #include "error.h"
 
@@ -22,9 +21,9 @@ std::string_view Text(yyjson_val* value) { return {yyjson_get_str(value), yyjson
 
 }  // namespace
 
-JsonObject::JsonObject(yyjson_val* value, const std::string& document, const std::string& kind,
+JsonObject::JsonObject(yyjson_val* value, std::string document, std::string kind,
                        const std::string& path)
-    : document_(document), kind_(kind), path_(path) {
+    : document_(std::move(document)), kind_(std::move(kind)), path_(path) {
   if (!yyjson_is_obj(value)) {
     FailDocument(document_, kind_, (path.empty() ? "the top" : path) + " is no JSON object");
   }
@@ -136,17 +135,15 @@ std::vector<int64_t> JsonObject::Ints(const char* key) {
   size_t count;
   yyjson_val* item;
   yyjson_arr_foreach(value, index, count, item) {
-    const bool fits = yyjson_is_sint(item) ||
-                      (yyjson_is_uint(item) && yyjson_get_uint(item) <= INT64_MAX);
+    const bool fits =
+        yyjson_is_sint(item) || (yyjson_is_uint(item) && yyjson_get_uint(item) <= INT64_MAX);
     if (!fits) Fail(key, "not a list of integers");
     numbers.push_back(yyjson_get_sint(item));
   }
   return numbers;
 }
 
-JsonObject JsonObject::Object(const char* key) {
-  return JsonObject(Take(key), document_, kind_, Name(key));
-}
+JsonObject JsonObject::Object(const char* key) { return {Take(key), document_, kind_, Name(key)}; }
 
 std::vector<JsonObject> JsonObject::Objects(const char* key) {
   yyjson_val* value = Take(key);
@@ -193,7 +190,7 @@ JsonDocument::JsonDocument(std::string_view text, std::string document, std::str
 void JsonDocument::Free::operator()(yyjson_doc* document) const { yyjson_doc_free(document); }
 
 JsonObject JsonDocument::Root() const {
-  return JsonObject(yyjson_doc_get_root(value_.get()), document_, kind_, "");
+  return {yyjson_doc_get_root(value_.get()), document_, kind_, ""};
 }
 
 void JsonWriter::Separate() {
@@ -248,7 +245,7 @@ JsonWriter& JsonWriter::Number(double value) {
   Separate();
   char digits[32];
   for (int precision = 6; precision <= 17; ++precision) {
-    std::snprintf(digits, sizeof digits, "%.*g", precision, value);
+    static_cast<void>(std::snprintf(digits, sizeof digits, "%.*g", precision, value));
     if (std::strtod(digits, nullptr) == value) break;
   }
   text_ += digits;
@@ -313,7 +310,7 @@ void JsonWriter::Quote(std::string_view value) {
       text_ += c;
     } else if (c >= 0 && c < 0x20) {
       char escape[8];
-      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c));
+      static_cast<void>(std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c)));
       text_ += escape;
     } else {
       text_ += value.substr(0, length);

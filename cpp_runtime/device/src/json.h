@@ -21,8 +21,7 @@ namespace edgepack::device {
 class JsonObject {
  public:
   // `kind` is the slug of the errors, `path` where the object lies ("" or "files.a/b").
-  JsonObject(yyjson_val* value, const std::string& document, const std::string& kind,
-             const std::string& path);
+  JsonObject(yyjson_val* value, std::string document, std::string kind, const std::string& path);
 
   bool Has(const char* key) const;
   // Present and not null.

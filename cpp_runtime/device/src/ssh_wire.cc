@@ -5,7 +5,8 @@
 namespace edgepack::device {
 namespace {
 
-constexpr char kAlphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+constexpr std::string_view kAlphabet =
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 }  // namespace
 
@@ -56,9 +57,9 @@ std::optional<std::string> DecodeBase64(std::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) {
     uint32_t value = 0;
     if (i < text.size() - padding) {
-      const void* const at = std::memchr(kAlphabet, text[i], 64);
-      if (at == nullptr) return std::nullopt;
-      value = static_cast<uint32_t>(static_cast<const char*>(at) - kAlphabet);
+      const size_t at = kAlphabet.find(text[i]);
+      if (at == std::string_view::npos) return std::nullopt;
+      value = static_cast<uint32_t>(at);
     }
     bits = bits << 6 | value;
     if (i % 4 == 3) {

@@ -1,9 +1,8 @@
 #include "sshsig.h"
 
+#include <algorithm>
 #include <crypto_hash_sha512.h>
 #include <crypto_sign_ed25519.h>
-
-#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -133,28 +132,27 @@ std::string Utc(std::time_t time) {
   std::tm parts{};
   gmtime_r(&time, &parts);
   char text[32];
-  return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts));
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts)};
 }
 
 // Why `signer` cannot sign now; nothing if it can.
 std::optional<DeviceError> Refusal(const AllowedSigner& signer, std::time_t now) {
-  const std::string who =
-      "the key " + signer.key.Fingerprint() + " of " + signer.principals;
+  const std::string who = "the key " + signer.key.Fingerprint() + " of " + signer.principals;
   if (signer.namespaces && !MatchesPatterns(kSignatureNamespace, *signer.namespaces)) {
     return Refused("unknown-signer", who + " is pinned for other namespaces than " +
                                          kSignatureNamespace + ": " + *signer.namespaces);
   }
   if (signer.valid_after && now < *signer.valid_after) {
-    return Refused("expired-key",
-                   who + " is valid only after " + Utc(*signer.valid_after) + "; here it is " +
-                       Utc(now),
-                   "is the device's clock right?");
+    return Refused(
+        "expired-key",
+        who + " is valid only after " + Utc(*signer.valid_after) + "; here it is " + Utc(now),
+        "is the device's clock right?");
   }
   if (signer.valid_before && now >= *signer.valid_before) {
-    return Refused("expired-key",
-                   who + " was valid before " + Utc(*signer.valid_before) + "; here it is " +
-                       Utc(now),
-                   "sign the bundle with a key that is valid");
+    return Refused(
+        "expired-key",
+        who + " was valid before " + Utc(*signer.valid_before) + "; here it is " + Utc(now),
+        "sign the bundle with a key that is valid");
   }
   return std::nullopt;
 }
@@ -192,7 +190,7 @@ Signer VerifySignature(std::string_view message, std::string_view armored,
     Bad("nobody touched the hardware key");
   }
   if (!Verifies(signature, message)) Bad("it is not over this manifest, or was changed");
-  if (refusal) throw *refusal;
+  if (refusal) throw DeviceError(*refusal);
   return {found->principals, found->key.Fingerprint()};
 }
 
