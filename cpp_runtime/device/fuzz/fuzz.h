@@ -10,12 +10,12 @@
 #include "error.h"
 
 // Ends the run if what a reader let through breaks a promise of its header.
-#define EDGEPACK_REQUIRE(condition)                                                  \
-  do {                                                                               \
-    if (!(condition)) {                                                              \
-      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);   \
-      std::abort();                                                                  \
-    }                                                                                \
+#define EDGEPACK_REQUIRE(condition)                                                \
+  do {                                                                             \
+    if (!(condition)) {                                                            \
+      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                                \
+    }                                                                              \
   } while (false)
 
 namespace edgepack::device {

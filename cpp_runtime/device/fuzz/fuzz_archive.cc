@@ -1,11 +1,10 @@
 // Input: a byte, then a .tar.gz if it is even, else a tar archive that is packed here: a fuzzer
 // does not find checksums by itself.
-#include <zlib.h>
-
 #include <algorithm>
 #include <cstring>
 #include <set>
 #include <string>
+#include <zlib.h>
 
 #include "archive.h"
 #include "fuzz.h"

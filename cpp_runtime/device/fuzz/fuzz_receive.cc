@@ -1,12 +1,12 @@
-// Input: a byte, then what comes over the link: if the byte is even all of it, else the frames after
-// a good request. The one blob that the device lacks has a hash that nothing has, so nothing is ever
-// installed; an odd byte above 127 asks for a blob that an installed one can lend chunks to.
-#include <sys/mman.h>
+// Input: a byte, then what comes over the link: if the byte is even all of it, else the frames
+// after a good request. The one blob that the device lacks has a hash that nothing has, so nothing
+// is ever installed; an odd byte above 127 asks for a blob that an installed one can lend chunks
+// to.
 #include <fcntl.h>
+#include <string>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <string>
 
 // The helpers for tests check with doctest.
 #define DOCTEST_CONFIG_IMPLEMENT

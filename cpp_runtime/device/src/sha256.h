@@ -1,9 +1,8 @@
 #ifndef EDGEPACK_DEVICE_SHA256_H_
 #define EDGEPACK_DEVICE_SHA256_H_
 
-#include <crypto_hash_sha256.h>
-
 #include <array>
+#include <crypto_hash_sha256.h>
 #include <cstddef>
 #include <cstdint>
 #include <string>
