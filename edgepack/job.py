@@ -109,7 +109,12 @@ def compile_job(job: Job, *, progress: Progress = NO_PROGRESS) -> CompiledModel:
             log.info("compiled before: %s", folder)
             return _read_compiled(folder)
         compiled = compile_model(
-            job.spec, job.board, job.toolchain.toolchain, folder, progress=progress
+            job.spec,
+            job.board,
+            job.toolchain.toolchain,
+            folder,
+            smallest=job.project.optimize == "size",
+            progress=progress,
         )
         meta = {key: value for key, value in asdict(compiled).items() if key not in _PATHS}
         (folder / _META).write_text(json.dumps(meta, indent=2))
@@ -170,6 +175,7 @@ def _compile_key(job: Job) -> str:
         "name": job.model.name,
         "shapes": {name: list(shape) for name, shape in sorted(job.project.shapes.items())},
         "board": board,
+        "optimize": job.project.optimize,
         "toolchain": job.toolchain.toolchain.title,
         "tvm": importlib.metadata.version("apache-tvm"),
         "sources": [hashlib.sha256(source.read_bytes()).hexdigest() for source in sources],

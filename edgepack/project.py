@@ -28,6 +28,7 @@ from edgepack.tables import Table, read_text, read_toml
 
 PROJECT_FILE = "edgepack.toml"
 TOOLCHAINS = ("zig", "gnu")
+OPTIMIZE = ("speed", "size")
 
 _PATHS = ("model", "labels", "golden_image")
 _FLAG_NAMES = {"model": "command line", "shapes": "--shape", "version": "--release-version"}
@@ -43,6 +44,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "device": None,
     "root": None,
     "toolchain": None,
+    "optimize": "speed",
     "shapes": {},
     "preprocess": None,
     "health": DEFAULT_HEALTH,
@@ -59,7 +61,8 @@ class Project:
     file with one class name per line. `scores` says whether the outputs need a softmax ("softmax")
     or are ranked as they are ("raw"). `tolerance` bounds max |error| / max |reference|.
     `golden_image` is the photo of the smoke test, `expected_class` what must be seen in
-    it. `boards` are files of own board profiles. `root` is the folder on the device. `health`
+    it. `boards` are files of own board profiles. `root` is the folder on the device. `optimize`
+    is one of `OPTIMIZE`: "size" keeps the weights as small as the model's. `health`
     bounds the test there, `service` says how it runs when nobody is logged in.
     `origins` says for each field "default", the project file, or the flag it is from.
     """
@@ -77,6 +80,7 @@ class Project:
     device: str | None
     root: str | None
     toolchain: str | None
+    optimize: str
     shapes: Mapping[str, tuple[int, ...]]
     preprocess: PreprocessSpec | None
     health: Health
@@ -194,7 +198,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         name = table.take(key, str, None)
         values[key] = path.parent / name if name is not None else None
     values["boards"] = tuple(path.parent / name for name in table.take_list("boards", str, ()))
-    for key, choices in (("scores", SCORES), ("toolchain", TOOLCHAINS)):
+    for key, choices in (("scores", SCORES), ("toolchain", TOOLCHAINS), ("optimize", OPTIMIZE)):
         values[key] = table.take(key, str, None)
         if values[key] not in (None, *choices):
             raise table.fail(

@@ -237,7 +237,7 @@ def _reach(
 def _job_words(args: argparse.Namespace) -> list[str]:
     """The options of `add_job` again, but --board, for `edgepack package`."""
     words = [] if args.model is None else [str(args.model)]
-    for option in ("project", "toolchain", "name", "release_version", "sign"):
+    for option in ("project", "toolchain", "optimize", "name", "release_version", "sign"):
         if getattr(args, option) is not None:
             words += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
     for shape in args.shape:

@@ -13,7 +13,7 @@ from edgepack.boards import get_board
 from edgepack.device import Device, SshOptions, open_device
 from edgepack.errors import UsageError
 from edgepack.progress import Progress
-from edgepack.project import PROJECT_FILE, Project, load_project
+from edgepack.project import OPTIMIZE, PROJECT_FILE, Project, load_project
 from edgepack.remote_tool import call
 
 USER_BOARDS = Path("~/.config/edgepack/boards.toml")
@@ -79,6 +79,9 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         help="shape of an input that has dynamic dimensions (repeatable)",
     )
     parser.add_argument("--toolchain", choices=("zig", "gnu"), help="force one")
+    parser.add_argument(
+        "--optimize", choices=OPTIMIZE, help="for speed (default), or for fewer bytes of weights"
+    )
     parser.add_argument("--name", help="name of the bundle (default: that of the model file)")
 
 
@@ -179,6 +182,7 @@ def project_of(args: argparse.Namespace) -> Project:
         "board": args.board,
         "boards": None,
         "toolchain": args.toolchain,
+        "optimize": args.optimize,
         "shapes": parse_shapes(args.shape),
         "device": getattr(args, "device", None),
         "root": getattr(args, "root", None),

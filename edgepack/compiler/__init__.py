@@ -48,11 +48,14 @@ def compile_model(
     toolchain: Toolchain,
     out: Path,
     *,
+    smallest: bool = False,
     progress: Progress = NO_PROGRESS,
 ) -> CompiledModel:
     """Compile a model into `out`/{model.so, graph.json, params.bin}; `out` is replaced.
 
-    Equal model, shapes, board and toolchain give equal bytes, wherever they lie.
+    `smallest` leaves out what is faster because it stores more weights than the model has:
+    Winograd's transformed ones take up to seven times the bytes.
+    Equal model, shapes, board, toolchain and `smallest` give equal bytes, wherever they lie.
     Raises the errors of `edgepack.model.load_model`, `ModelError` for what only
     shows while compiling, and `ToolchainError` when the link fails.
     """
@@ -64,7 +67,7 @@ def compile_model(
     from edgepack.compiler import build, importer, llvm, lower, plan, schedule
 
     target = llvm.tvm_target(board)
-    module, fast = lower.lower(importer.import_model(model), target, model)
+    module, fast = lower.lower(importer.import_model(model), target, model, smallest=smallest)
     laid_out, kernels = plan.extract_plan(schedule.schedule(module, target), model, fast.kernels)
     layers = plan.report_layers(laid_out, fast.reports)
 

@@ -14,21 +14,25 @@ from edgepack.model import DynamicShapeError, LoadedModel
 
 
 def lower(
-    module: tvm.IRModule, target: tvm.target.Target, model: LoadedModel
+    module: tvm.IRModule,
+    target: tvm.target.Target,
+    model: LoadedModel,
+    *,
+    smallest: bool = False,
 ) -> tuple[tvm.IRModule, kernels.Rewritten]:
     """Turn every operator into a kernel.
 
     In the resulting module `main` is a dataflow block of three things only: `call_dps_packed`
     of a kernel of the library (those come with the second result), `call_tir` of a PrimFunc of
     the module, where operators that can share their loops are fused, and `reshape`, which moves
-    no data. Raises `ImportModelError` for a form of an operator that TVM converts but has no
-    code for (a maximum of booleans, an integer power), and `DynamicShapeError` where a shape
-    inside depends on the data.
+    no data. `smallest` is that of `kernels.rewrite`. Raises `ImportModelError` for a form of an
+    operator that TVM converts but has no code for (a maximum of booleans, an integer power), and
+    `DynamicShapeError` where a shape inside depends on the data.
     """
     transform = relax.transform
     folded = _apply([transform.FoldConstant()], module, target, model)
     _check_shapes(folded["main"], model)
-    fast = kernels.rewrite(folded, target)
+    fast = kernels.rewrite(folded, target, smallest=smallest)
     passes = [
         transform.LegalizeOps(),
         transform.AnnotateTIROpPattern(),

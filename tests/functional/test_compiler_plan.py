@@ -23,7 +23,11 @@ IMAGE = (1, 32, 10, 12)
 
 
 def compile_here(
-    net: Builder, outputs: list[str], folder: Path, image: tuple[int, ...] = IMAGE
+    net: Builder,
+    outputs: list[str],
+    folder: Path,
+    image: tuple[int, ...] = IMAGE,
+    smallest: bool = False,
 ) -> CompiledModel:
     """Compile for this machine, and compare two runs with onnxruntime."""
     path = folder / "model.onnx"
@@ -31,7 +35,11 @@ def compile_here(
     onnx.save(onnx.shape_inference.infer_shapes(proto), path)
     board = get_board("local")
     compiled = compile_model(
-        ModelSpec(path=path), board, select(board, "gnu").toolchain, folder / "out"
+        ModelSpec(path=path),
+        board,
+        select(board, "gnu").toolchain,
+        folder / "out",
+        smallest=smallest,
     )
     x = np.random.default_rng(7).normal(size=image).astype("float32")
     for mine, theirs in zip(
@@ -120,3 +128,22 @@ def test_channels_side_by_side_are_written_there(tmp_path: Path) -> None:
     }
     # The parts of each joint touch, and nothing else of so many bytes is written.
     assert sum(any(other[0] == place[1] for other in places) for place in places) == 2
+
+
+def test_the_smallest_form_stores_no_more_weights_than_the_model_has(tmp_path: Path) -> None:
+    sizes = {}
+    for smallest in (False, True):
+        net = Builder()
+        inner = net.op("Relu", net.conv("image", 64, 64, 3))
+        folder = tmp_path / str(smallest)
+        folder.mkdir()
+        compiled = compile_here(
+            net, [net.conv(inner, 64, 64, 3)], folder, image=(1, 64, 24, 24), smallest=smallest
+        )
+        rules = {layer.rule for layer in compiled.layers}
+        assert ("winograd" in rules) is not smallest
+        sizes[smallest] = compiled.params_bytes
+    weights = 4 * 2 * (64 * 64 * 9 + 64)
+    # Each tensor starts at a multiple of 64 bytes.
+    assert sizes[True] <= weights + 4 * 64
+    assert sizes[False] > 1.7 * weights  # F(2x2), of the smallest tiles, stores 16 for 9

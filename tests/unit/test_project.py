@@ -26,6 +26,7 @@ boards = ["mine.toml"]
 device = "pi@10.0.0.2"
 root = "/opt/pets"
 toolchain = "gnu"
+optimize = "size"
 
 [shapes]
 "image:0" = [1, 3, 8, 8]
@@ -86,6 +87,7 @@ def test_every_key(folder: Path) -> None:
     assert project.need_device() == "pi@10.0.0.2"
     assert project.root == "/opt/pets"
     assert project.toolchain == "gnu"
+    assert project.optimize == "size"
     assert project.shapes == {"image:0": (1, 3, 8, 8), "mask": (1, 8)}
     assert project.preprocess == PreprocessSpec(
         color="bgr", resize=Resize(mode="exact", height=8, width=8)
@@ -99,6 +101,7 @@ def test_defaults_and_where_they_come_from(folder: Path) -> None:
     assert project.name == "net"
     assert project.scores == "softmax"
     assert project.tolerance == 1e-4
+    assert project.optimize == "speed"
     assert project.shapes == {}
     assert project.preprocess is None
     assert project.origins["model"] == str(folder / "edgepack.toml")
@@ -149,6 +152,7 @@ def test_flags_alone_are_enough(folder: Path) -> None:
         ("scores =", "score =", "project.score: unknown key.*perhaps you meant 'scores'"),
         ('"raw"', '"softmx"', "project.scores: unknown value.*perhaps you meant 'softmax'"),
         ('"gnu"', '"gcc"', "project.toolchain: unknown value 'gcc'"),
+        ('"size"', '"sise"', "project.optimize: unknown value.*perhaps you meant 'size'"),
         ('"pets"', "3", "project.name: 3 is not a string"),
         ('"pynq"', '""', "project.board: is empty"),
         ("0.001", "0", "project.tolerance: 0.0 is not between"),

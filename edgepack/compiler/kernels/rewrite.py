@@ -78,14 +78,17 @@ class Rewritten:
     reports: tuple[LayerReport, ...]
 
 
-def rewrite(module: tvm.IRModule, target: tvm.target.Target) -> Rewritten:
+def rewrite(
+    module: tvm.IRModule, target: tvm.target.Target, *, smallest: bool = False
+) -> Rewritten:
     """Put fast kernels into `main`, a function of one dataflow block.
 
     The result's `main` has the same inputs and outputs. Equal modules give equal results,
-    names included.
+    names included. `smallest` leaves out the rules that store more weights to be faster.
     """
     main = module["main"]
-    writer = _Writer(main, cpu_model(target))
+    rules = [rule for rule in RULES if not (smallest and rule.more_weights)]
+    writer = _Writer(main, cpu_model(target), rules)
     new_main = writer.write()
     functions = dict(module.functions.items())
     updated = tvm.IRModule(functions, attrs=module.attrs)
@@ -113,9 +116,10 @@ class _Kernels:
 
 
 class _Writer:
-    def __init__(self, main: relax.Function, cpu: CpuModel) -> None:
+    def __init__(self, main: relax.Function, cpu: CpuModel, rules: Sequence[Rule]) -> None:
         self.main = main
         self.cpu = cpu
+        self.all_rules = rules
         self.builder = relax.BlockBuilder()
         self.kernels = _Kernels()
         self.reports: list[LayerReport] = []
@@ -181,7 +185,7 @@ class _Writer:
             read = (*layer.inputs, *layer.operands)
             if not any(value in self.rules for value in read):
                 return None
-        return next((rule for rule in RULES if rule.takes(layer, self.cpu)), None)
+        return next((rule for rule in self.all_rules if rule.takes(layer, self.cpu)), None)
 
     def _share_places(self, halos: dict[Value, Halo]) -> None:
         """Choose what is computed in its place in a joint, and give all that share bytes one halo.

@@ -53,13 +53,15 @@ def _no_halo(_layer: Layer) -> Halo:
 class Rule:
     """`takes` says whether a layer is this rule's, `make` makes its kernel.
 
-    `halo` is what the kernel wants around the layer's inputs.
+    `halo` is what the kernel wants around the layer's inputs. `more_weights`: it is faster because
+    it stores more of them than the model has.
     """
 
     name: str
     takes: Callable[[Layer, CpuModel], bool]
     make: Callable[[Site], Kernel]
     halo: Callable[[Layer], Halo] = _no_halo
+    more_weights: bool = False
 
 
 class Epilogue:

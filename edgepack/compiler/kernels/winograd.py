@@ -721,4 +721,4 @@ def _shared(
     return tir.loop_of("worker", workers, work, parallel=True)
 
 
-RULE = Rule(name="winograd", takes=takes, make=make, halo=convolution.halo)
+RULE = Rule(name="winograd", takes=takes, make=make, halo=convolution.halo, more_weights=True)
