@@ -17,9 +17,10 @@ _JOINT = "edgepack.joint"
 
 
 def view(source: relax.Expr, shape: Sequence[int], *, offset: int = 0) -> relax.Call:
-    """`source`'s bytes from byte `offset` on, as a float32 tensor of `shape`."""
+    """`source`'s bytes from byte `offset` on, as a tensor of `shape` and its type."""
     start = tirx.IntImm("int64", offset)
-    return relax.call_dps_packed(_VIEW, [source, start], relax.TensorType(list(shape), "float32"))
+    ty = relax.TensorType(list(shape), str(source.ty.dtype))
+    return relax.call_dps_packed(_VIEW, [source, start], ty)
 
 
 def joint(parts: Sequence[relax.Expr], shape: Sequence[int]) -> relax.Call:

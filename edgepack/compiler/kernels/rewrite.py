@@ -18,6 +18,7 @@ from edgepack.compiler.kernels import (
     convolution,
     copies,
     depthwise,
+    extremum,
     gated,
     joint,
     pointwise,
@@ -37,6 +38,7 @@ from edgepack.compiler.kernels.graph import (
     extent,
     read_layers,
     shape_of,
+    shape_of_type,
     variables,
 )
 from edgepack.compiler.kernels.layout import NO_HALO, Blocked, Halo
@@ -60,6 +62,8 @@ RULES: tuple[Rule, ...] = (
     joint.SLICE,
 )
 
+# The same for operators on plain tensors, tried where none of the above took a layer.
+PLAIN = (extremum.make,)
 
 # What reports call the kernels that change a tensor's layout.
 LAYOUT = "layout"
@@ -127,6 +131,8 @@ class _Writer:
         self.outputs = variables(main.body.body)
         # Views share the bytes of the value they show: it stands for them everywhere.
         self.root: dict[Value, Value] = {}
+        # What each variable of the old function is.
+        self.made = {var: value for layer in layers for var, value in layer.bindings}
         self.layers = fuse(self._without_views(layers), [self._root(v) for v in self.outputs])
         self.rules: dict[Value, Rule] = {}
         self.layouts: dict[Value, Blocked] = {}
@@ -247,7 +253,7 @@ class _Writer:
         rule = self.rules.get(layer.output)
         if rule is None:
             for var, value in layer.bindings:
-                self.plain[var] = self.builder.emit(self._substitute(value))
+                self.plain[var] = self._on_plain(var, value)
             return
         site = Site(
             layer=layer,
@@ -272,6 +278,26 @@ class _Writer:
             shown=shape_of(layer.output),
             origin=merge(origin_of(value) for _, value in layer.bindings),
         )
+
+    def _on_plain(self, var: relax.Var, value: relax.Expr) -> relax.Expr:
+        """A value computed from plain tensors: by a kernel if there is a rule, else by TVM."""
+        tried = (make(value, self.made, self.cpu) for make in PLAIN)
+        is_call = isinstance(value, relax.Call)
+        made = next((item for item in tried if item is not None), None) if is_call else None
+        if made is None:
+            return self.builder.emit(self._substitute(value))
+        read = [self.builder.emit(view(self._plain(var), shape)) for var, shape in made.inputs]
+        read += [relax.const(np.ascontiguousarray(values)) for values in made.kernel.constants]
+        result = self._call(
+            made.rule,
+            made.kernel,
+            read,
+            shape=made.shape,
+            dtype=made.dtype,
+            shown=shape_of(var),
+            origin=origin_of(value),
+        )
+        return self.builder.emit(view(result, shape_of(var)))
 
     def _in_place(self, site: Site) -> relax.Call | None:
         """A joint or a slice that shares its inputs' bytes."""
@@ -302,12 +328,14 @@ class _Writer:
         *,
         shape: Sequence[int],
         shown: tuple[int, ...],
+        dtype: str = "float32",
         origin: Origin | None = _LAYOUT_CHANGE,
     ) -> relax.Expr:
         """Emit a kernel's call; its result has `shape`, and is `shown` in the report."""
         name = self.kernels.add(kernel.name, kernel.function)
-        call = relax.call_dps_packed(name, list(read), relax.TensorType(list(shape), "float32"))
-        elements = sum(product(shape_of(expr)) for expr in read) + product(shape)
+        ty = relax.TensorType(list(shape), dtype)
+        call = relax.call_dps_packed(name, list(read), ty)
+        tensors = [*(expr.ty for expr in read), ty]
         self.reports.append(
             LayerReport(
                 kernel=name,
@@ -318,7 +346,10 @@ class _Writer:
                 tile=kernel.tile,
                 macs=kernel.macs,
                 cycles=kernel.cycles,
-                nbytes=4 * elements,
+                nbytes=sum(
+                    product(shape_of_type(tensor)) * np.dtype(str(tensor.dtype)).itemsize
+                    for tensor in tensors
+                ),
             )
         )
         return self.builder.emit(call)

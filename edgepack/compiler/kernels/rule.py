@@ -13,7 +13,7 @@ from tvm import tirx
 
 from edgepack.compiler.kernels import expression, tile, tir
 from edgepack.compiler.kernels.cpu import CpuModel
-from edgepack.compiler.kernels.graph import Layer
+from edgepack.compiler.kernels.graph import Layer, Value
 from edgepack.compiler.kernels.layout import NO_HALO, Blocked, Halo, Image, pack_channels
 
 
@@ -43,6 +43,21 @@ class Kernel:
     tile: str = ""
     macs: int = 0
     cycles: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """A kernel on plain tensors.
+
+    Its arguments are `inputs`, each with the shape that it sees it in, the kernel's constants and
+    the output, of `shape` and `dtype`. These shapes move no data.
+    """
+
+    rule: str
+    kernel: Kernel
+    inputs: tuple[tuple[Value, tuple[int, ...]], ...]
+    shape: tuple[int, ...]
+    dtype: str = "float32"
 
 
 def _no_halo(_layer: Layer) -> Halo:

@@ -91,17 +91,17 @@ def store(buffer: tirx.Buffer, value: tirx.Expr, items: Sequence[Expr], lanes: i
     return tirx.BufferStore(buffer, value, indices(items, lanes))
 
 
-def buffer(name: str, shape: Sequence[int]) -> tirx.Buffer:
-    """A float32 argument of a kernel."""
-    return tirx.decl_buffer([integer(dim) for dim in shape], "float32", name)
+def buffer(name: str, shape: Sequence[int], dtype: str = "float32") -> tirx.Buffer:
+    """An argument of a kernel."""
+    return tirx.decl_buffer([integer(dim) for dim in shape], dtype, name)
 
 
 class Local:
     """A vector variable that lives in a register."""
 
-    def __init__(self, name: str, lanes: int) -> None:
+    def __init__(self, name: str, lanes: int, dtype: str = "float32") -> None:
         self.lanes = lanes
-        self.buffer = tirx.decl_buffer([integer(lanes)], "float32", name, scope="local")
+        self.buffer = tirx.decl_buffer([integer(lanes)], dtype, name, scope="local")
 
     def declare(self) -> Stmt:
         """Its declaration; without the annotation it would be taken from the heap."""
