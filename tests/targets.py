@@ -31,6 +31,17 @@ TARGETS = [
     pytest.param("ultra96", "cortex-a53", id="aarch64-a53", marks=pytest.mark.slow),
 ]
 
+# Of the short form: AVX-512 or what there is, and the ARM state with the fewest registers.
+every_target = pytest.mark.parametrize(
+    ("board", "cpu"),
+    [
+        pytest.param(*target.values, id=str(target.id), marks=pytest.mark.slow)
+        if target.id not in ("x86", "armv7-a9", "aarch64-a72")
+        else target
+        for target in TARGETS
+    ],
+)
+
 
 def save_cases(
     path: Path,

@@ -126,6 +126,20 @@ def poolings(net: Builder) -> dict[str, str]:
     }
 
 
+def resizes(net: Builder) -> dict[str, str]:
+    """With something to fuse; test_resize_properties.py has all modes."""
+
+    def after(data: str, channels: int, scales: list[float], **attributes: object) -> str:
+        made, factors = net.conv(data, channels, 10, 1), net.const([1, 1, *scales], "float32")
+        return net.op("Relu", net.op("Resize", made, "", factors, **attributes))
+
+    return {
+        "nearest": after("seven", 7, [2, 2], mode="nearest"),
+        "linear": net.conv(after("batch", 12, [2, 3], mode="linear"), 10, 6, 3),
+        "cubic": after("wide", 40, [2, 0.5], mode="cubic"),
+    }
+
+
 def products(net: Builder) -> dict[str, str]:
     """Matrix products with constants."""
     hidden = net.op("Gemm", "rows", net.weight(24, 37), net.weight(24), transB=1)
@@ -264,6 +278,7 @@ FAMILIES = (
     transposed_convolutions,
     random_convolutions,
     poolings,
+    resizes,
     products,
     expressions,
     networks,

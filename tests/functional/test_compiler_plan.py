@@ -147,3 +147,22 @@ def test_the_smallest_form_stores_no_more_weights_than_the_model_has(tmp_path: P
     # Each tensor starts at a multiple of 64 bytes.
     assert sizes[True] <= weights + 4 * 64
     assert sizes[False] > 1.7 * weights  # F(2x2), of the smallest tiles, stores 16 for 9
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_resized_images_stay_in_the_blocked_layout(mode: str, tmp_path: Path) -> None:
+    """The way up of a U-Net and of a feature pyramid: nothing but the ends changes layout."""
+    net = Builder()
+    wide = net.op("Relu", net.conv("image", 32, 32, 3))
+    low = net.op("Relu", net.conv(wide, 32, 16, 3, strides=[2, 2]))
+    twice = net.const([1.0, 1.0, 2.0, 2.0], "float32")
+    up = net.op("Resize", low, "", twice, mode=mode)
+    joined = net.conv(net.op("Concat", up, wide, axis=1), 48, 8, 3)
+    top = net.op("Resize", net.conv(low, 16, 16, 1), "", twice, mode=mode)
+    summed = net.op("Add", net.conv(wide, 32, 16, 1), top)
+    pyramid = net.conv(summed, 16, 8, 3)
+    compiled = compile_here(net, [net.op("Add", joined, pyramid)], tmp_path)
+    first, *inner, last = (layer.rule for layer in compiled.layers)
+    assert first == last == "layout"
+    assert inner.count("resize") == 2
+    assert set(inner) <= {"resize", "conv", "winograd"}

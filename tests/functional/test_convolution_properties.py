@@ -16,7 +16,7 @@ import pytest
 
 from edgepack.compiler.kernels import toom_cook, winograd
 from tests.onnx_models import Builder
-from tests.targets import TARGETS, compile_and_run, save_cases, wrong_outputs
+from tests.targets import TARGETS, compile_and_run, every_target, save_cases, wrong_outputs
 
 
 @dataclass(frozen=True)
@@ -164,18 +164,6 @@ def check(
     wrong = wrong_outputs(model, inputs, got)
     assert not wrong, "\n".join(wrong)
     return tuple(layer.rule for layer in compiled.layers)
-
-
-# Of the short form: AVX-512 or what there is, and the ARM state with the fewest registers.
-every_target = pytest.mark.parametrize(
-    ("board", "cpu"),
-    [
-        pytest.param(*target.values, id=str(target.id), marks=pytest.mark.slow)
-        if target.id not in ("x86", "armv7-a9", "aarch64-a72")
-        else target
-        for target in TARGETS
-    ],
-)
 
 
 def only_winograd(monkeypatch: pytest.MonkeyPatch, results: int) -> None:

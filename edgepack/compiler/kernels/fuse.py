@@ -23,6 +23,7 @@ from edgepack.compiler.kernels.graph import (
     Layer,
     Pointwise,
     Pooling,
+    Resampling,
     Value,
     extent,
     is_image,
@@ -96,7 +97,9 @@ def _can_be_gated(layer: Layer) -> bool:
 def _fuse_followers(layers: list[Layer], index: int, outputs: Sequence[Value]) -> None:
     """Replace layer `index` and what it can absorb by one layer, in place of the last of them."""
     head = layers[index]
-    if not isinstance(head.operator, Convolution | Pooling | GlobalAverage | Pointwise):
+    if not isinstance(
+        head.operator, Convolution | Pooling | GlobalAverage | Resampling | Pointwise
+    ):
         return
     uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
     uses.update(outputs)

@@ -15,6 +15,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from edgepack.compiler.kernels.axis import Axis, Resize
 from edgepack.compiler.kernels.expression import (
     FUNCTIONS,
     Argument,
@@ -82,6 +83,19 @@ class GlobalAverage:
     """The mean of each channel's image."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Resampling:
+    """An image of sums of another one's pixels: along its columns, then along its rows.
+
+    `kind` is "nearest", "linear" or "cubic". What an axis has outside is `outside`.
+    """
+
+    kind: str
+    rows: Axis
+    columns: Axis
+    outside: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pointwise:
     """Nothing but the layer's expression."""
@@ -110,7 +124,15 @@ class View:
 
 
 Operator = (
-    Convolution | Pooling | GlobalAverage | Pointwise | Concatenation | Slice | Foreign | View
+    Convolution
+    | Pooling
+    | GlobalAverage
+    | Resampling
+    | Pointwise
+    | Concatenation
+    | Slice
+    | Foreign
+    | View
 )
 
 
@@ -323,6 +345,30 @@ def _adaptive(var: relax.Var, call: relax.Call) -> Layer | None:
     return Layer(operator=GlobalAverage(), inputs=(call.args[0],), output=var)
 
 
+def _resize(var: relax.Var, call: relax.Call) -> Layer | None:
+    attrs = call.attrs
+    if attrs.layout != "NCHW" or not is_image(call.args[0]):
+        return None
+    resize = Resize(
+        kind="nearest" if attrs.method == "nearest_neighbor" else str(attrs.method),
+        coordinates=str(attrs.coordinate_transformation_mode),
+        rounding=str(attrs.rounding_method),
+        coefficient=float(attrs.cubic_alpha),
+        exclude_outside=bool(attrs.cubic_exclude),
+    )
+    region = [float(bound) for bound in attrs.roi]
+    rows, columns = (
+        resize.axis(size, out, (region[axis], region[axis + 2]))
+        for axis, (size, out) in enumerate(
+            zip(extent(call.args[0])[2:], extent(var)[2:], strict=True)
+        )
+    )
+    operator = Resampling(
+        kind=resize.kind, rows=rows, columns=columns, outside=float(attrs.extrapolation_value)
+    )
+    return Layer(operator=operator, inputs=(call.args[0],), output=var)
+
+
 def _concat(var: relax.Var, call: relax.Call) -> Layer | None:
     inputs = tuple(variables(call.args[0]))
     rank = len(shape_of(var))
@@ -450,6 +496,7 @@ _READERS: dict[str, Callable[[relax.Var, relax.Call], Layer | None]] = {
     "nn.avg_pool2d": lambda var, call: _pool("average", var, call),
     "nn.adaptive_avg_pool2d": _adaptive,
     "mean": _mean,
+    "image.resize2d": _resize,
     "concat": _concat,
     "strided_slice": _slice,
     "reshape": _view,

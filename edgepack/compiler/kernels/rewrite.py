@@ -23,6 +23,7 @@ from edgepack.compiler.kernels import (
     joint,
     pointwise,
     pooling,
+    resize,
     transposed,
     winograd,
 )
@@ -57,6 +58,7 @@ RULES: tuple[Rule, ...] = (
     convolution.RULE,
     pooling.WINDOW,
     pooling.MEAN,
+    resize.RESIZE,
     pointwise.POINTWISE,
     joint.CONCAT,
     joint.SLICE,

@@ -97,21 +97,21 @@ def buffer(name: str, shape: Sequence[int], dtype: str = "float32") -> tirx.Buff
 
 
 class Local:
-    """A vector variable that lives in a register."""
+    """A vector variable that lives in a register; or `count` of them, on the stack."""
 
-    def __init__(self, name: str, lanes: int, dtype: str = "float32") -> None:
+    def __init__(self, name: str, lanes: int, dtype: str = "float32", *, count: int = 1) -> None:
         self.lanes = lanes
-        self.buffer = tirx.decl_buffer([integer(lanes)], dtype, name, scope="local")
+        self.buffer = tirx.decl_buffer([integer(lanes * count)], dtype, name, scope="local")
 
     def declare(self) -> Stmt:
         """Its declaration; without the annotation it would be taken from the heap."""
         return tirx.AllocBuffer(self.buffer, {"disable_lower_builtin": tirx.IntImm("bool", 1)})
 
-    def get(self) -> tirx.Expr:
-        return load(self.buffer, [0], self.lanes)
+    def get(self, index: Expr = 0) -> tirx.Expr:
+        return load(self.buffer, [index * self.lanes], self.lanes)
 
-    def set(self, value: tirx.Expr) -> Stmt:
-        return store(self.buffer, value, [0], self.lanes)
+    def set(self, value: tirx.Expr, index: Expr = 0) -> Stmt:
+        return store(self.buffer, value, [index * self.lanes], self.lanes)
 
 
 class Names:

@@ -1,0 +1,253 @@
+"""Resized images: sums of rows first, then of the columns of that one row.
+
+    row[c] = sum over i of rows.weights[y][i] * in[rows.sources[y][i]][c]
+    out[y][x] = sum over j of columns.weights[x][j] * row[columns.sources[x][j]]
+
+Which positions and weights those are is known when the kernel is made (see `axis`). Along a row
+they repeat for the usual scales, and are then part of the code; else they are read from a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from tvm import tirx
+
+from edgepack.compiler.kernels import tir
+from edgepack.compiler.kernels.axis import Axis, Run
+from edgepack.compiler.kernels.cpu import KIB, CpuModel
+from edgepack.compiler.kernels.graph import Layer, Resampling
+from edgepack.compiler.kernels.layout import Image, clear_halos
+from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site, shared_loops
+
+# Results per turn of a loop: enough independent arithmetic to hide its latency.
+_TOGETHER = 4
+# Results whose positions and weights are code; more would be more code than they are worth.
+_MOST_RESULTS = 48
+# A row of sums lies on its thread's stack, and has to stay in a cache.
+_MOST_ROW_BYTES = 64 * KIB
+
+# A vector, or where it is, and what it is multiplied by; None for 1.
+_Term = tuple[tirx.Expr, tirx.Expr | None]
+# Makes the vector at a position of an axis.
+_Load = Callable[[tir.Names, tir.Expr], tirx.Expr]
+# Stores a result.
+_Finish = Callable[[tir.Names, tirx.Expr, tir.Expr], None]
+
+
+def _sum(terms: Iterable[_Term]) -> tirx.Expr:
+    products = [value if factor is None else value * factor for value, factor in terms]
+    total = products[0]
+    for item in products[1:]:
+        total = total + item
+    return total
+
+
+def _together(count: int, one: Callable[[tir.Names, tir.Expr], None]) -> tir.Stmt:
+    """`one` for each of `count` results, a few per turn."""
+
+    def turn(first: tir.Expr, results: int) -> tir.Stmt:
+        names = tir.Names()
+        for i in range(results):
+            one(names, first + i)
+        return names.done()
+
+    full, rest = divmod(count, _TOGETHER)
+    return tir.sequence(
+        tir.loop_of("part", full, lambda i: turn(i * _TOGETHER, _TOGETHER)) if full else None,
+        turn(full * _TOGETHER, rest) if rest else None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tables:
+    """Constant arguments of a kernel."""
+
+    buffers: list[tirx.Buffer] = field(default_factory=list)
+    values: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, name: str, values: np.ndarray) -> tirx.Buffer:
+        self.values.append(values)
+        self.buffers.append(tir.buffer(name, values.shape, str(values.dtype)))
+        return self.buffers[-1]
+
+
+class _Table:
+    """An axis as tables that the kernel reads."""
+
+    def __init__(self, name: str, axis: Axis, tables: _Tables) -> None:
+        self.taps = axis.taps
+        self.sources = tables.add(f"{name}_sources", axis.sources)
+        self.weights = None if axis.is_copy else tables.add(f"{name}_weights", axis.weights)
+
+    def at(self, names: tir.Names, index: tir.Expr, lanes: int) -> list[_Term]:
+        """Positions that make a result, and their factors."""
+
+        def factor(tap: int) -> tirx.Expr | None:
+            if self.weights is None:
+                return None
+            weight = names.bind("weight", tir.load(self.weights, [index, tap]))
+            return names.bind("factor", tir.spread(weight, lanes))
+
+        return [
+            (names.bind("at", tir.load(self.sources, [index, tap])), factor(tap))
+            for tap in range(self.taps)
+        ]
+
+    def results(self, count: int, lanes: int, load: _Load, finish: _Finish) -> tir.Stmt:
+        """All results of an axis of `count`."""
+
+        def one(names: tir.Names, x: tir.Expr) -> None:
+            terms = self.at(names, x, lanes)
+            finish(names, _sum((load(names, position), factor) for position, factor in terms), x)
+
+        return _together(count, one)
+
+
+def _run(axis: Axis, run: Run, lanes: int, load: _Load, finish: _Finish) -> tir.Stmt:
+    """The results of a run; a position that several of one turn need is loaded once."""
+
+    def turn(period: tir.Expr, periods: int) -> tir.Stmt:
+        names = tir.Names()
+        loaded: dict[int, tirx.Expr] = {}
+
+        def term(position: int, weight: float) -> _Term:
+            if position not in loaded:
+                loaded[position] = names.bind("x", load(names, period * run.step + position))
+            return loaded[position], None if weight == 1 else tir.number(weight, lanes)
+
+        for i in range(run.period * periods):
+            more, at = divmod(i, run.period)
+            taps = zip(axis.sources[run.first + at], axis.weights[run.first + at], strict=True)
+            # Borders have weights of 0 where the inside has others.
+            terms = [(int(s) + more * run.step, float(w)) for s, w in taps if w] or [(0, 0.0)]
+            value = _sum(term(*item) for item in terms)
+            finish(names, value, period * run.period + (run.first + i))
+        return names.done()
+
+    periods = min(run.turns, -(-_TOGETHER // run.period))
+    full, rest = divmod(run.turns, periods)
+    return tir.sequence(
+        tir.loop_of("turn", full, lambda i: turn(i * periods, periods)),
+        turn(full * periods, rest) if rest else None,
+    )
+
+
+def _along(axis: Axis, tables: _Tables) -> Callable[[int, _Load, _Finish], tir.Stmt]:
+    """How to make all results along a row from its columns."""
+    runs = axis.runs(_MOST_RESULTS)
+    if runs is None:
+        return partial(_Table("column", axis, tables).results, axis.count)
+    return lambda lanes, load, finish: tir.sequence(
+        *(_run(axis, run, lanes, load, finish) for run in runs)
+    )
+
+
+def takes(layer: Layer, _cpu: CpuModel) -> bool:
+    """All of them; `graph` says which there are."""
+    return isinstance(layer.operator, Resampling)
+
+
+def make(site: Site) -> Kernel:
+    """The kernel of a resize between blocked tensors; each pixel is one vector."""
+    operator, layout, output = site.layer.operator, site.inputs[0], site.output
+    assert isinstance(operator, Resampling)
+    rows, columns, lanes = operator.rows, operator.columns, output.block
+    source, target = Image("source", layout), Image("target", output)
+    tables, epilogue = _Tables(), Epilogue(site)
+    table, along = _Table("row", rows, tables), _along(columns, tables)
+    # Sums of whole rows, if their columns are needed more than once.
+    ahead = not rows.is_copy and columns.count * columns.taps > layout.width
+    ahead = ahead and 4 * layout.width * lanes <= _MOST_ROW_BYTES
+
+    def one_row(n: tir.Expr, block: tir.Expr, y: tir.Expr, index: tir.Expr | None) -> tir.Stmt:
+        """Row `y` of the results, the `index`-th inside; None for one outside."""
+        plane = n * output.blocks + block
+
+        def finish(names: tir.Names, value: tirx.Expr, x: tir.Expr) -> None:
+            value = epilogue.apply(names, value, plane, y, x, channel_block=block)
+            names.add(target.store(value, plane, y, x))
+
+        def outside(first: int, last: int) -> tir.Stmt | None:
+            value = tir.number(operator.outside, lanes)
+            store = lambda names, x: finish(names, value, x + first)  # noqa: E731
+            return _together(last - first, store) if first < last else None
+
+        if index is None:
+            return tir.sequence(outside(0, output.width))
+        names = tir.Names()
+        terms = table.at(names, index, lanes)
+
+        def summed(_: tir.Names, x: tir.Expr) -> tirx.Expr:
+            return _sum((source.load(plane, row, x), factor) for row, factor in terms)
+
+        def inside(names: tir.Names, value: tirx.Expr, x: tir.Expr) -> None:
+            finish(names, value, x + columns.first)
+
+        load: _Load = summed
+        if ahead:
+            sums = tir.Local("sums", lanes, count=layout.width)
+            names.add(sums.declare())
+            names.add(
+                _together(layout.width, lambda names, x: names.add(sums.set(summed(names, x), x)))
+            )
+            load = lambda _, x: sums.get(x)  # noqa: E731
+        names.add(along(lanes, load, inside))
+        return tir.sequence(
+            outside(0, columns.first),
+            names.done(),
+            outside(columns.first + columns.count, output.width),
+        )
+
+    vectors = output.shape[0] * output.height * output.width
+    cycles = vectors * (1 + columns.taps + rows.taps) / site.cpu.loads_per_cycle
+    by_blocks, by_rows = shared_loops(cycles, output, site.cpu)
+
+    def rows_of(n: tir.Expr, block: tir.Expr, first: int, last: int) -> tir.Stmt | None:
+        """Results outside the image."""
+        if first == last:
+            return None
+        return tir.loop_of("row", last - first, lambda row: one_row(n, block, row + first, None))
+
+    def one_block(n: tir.Expr, block: tir.Expr) -> tir.Stmt:
+        return tir.sequence(
+            rows_of(n, block, 0, rows.first),
+            tir.loop_of(
+                "row",
+                rows.count,
+                lambda row: one_row(n, block, row + rows.first, row),
+                parallel=by_rows,
+            )
+            if rows.count and columns.count
+            else None,
+            rows_of(n, block, rows.first + rows.count, output.height),
+        )
+
+    body = tir.loop_of(
+        "n",
+        output.batch,
+        lambda n: tir.loop_of(
+            "block", output.blocks, lambda block: one_block(n, block), parallel=by_blocks
+        ),
+    )
+    return Kernel(
+        name=f"resize_{operator.kind}_{output.channels}_{output.height}x{output.width}",
+        function=tir.function(
+            [
+                source.buffer,
+                *epilogue.operand_buffers,
+                *tables.buffers,
+                *epilogue.constants,
+                target.buffer,
+            ],
+            tir.sequence(clear_halos(target), body),
+        ),
+        constants=(*tables.values, *epilogue.packed),
+        cycles=cycles,
+    )
+
+
+RESIZE = Rule(name="resize", takes=takes, make=make)

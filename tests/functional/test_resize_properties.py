@@ -1,0 +1,126 @@
+"""Resizes of random shapes, scales and modes, on every instruction set, against onnxruntime.
+
+Each test draws its cases from a seed, makes them the outputs of one model, compiles it for a
+target and runs it there. The long form draws many more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.onnx_models import Builder
+from tests.targets import TARGETS, compile_and_run, every_target, save_cases, wrong_outputs
+
+COORDINATES = (
+    "half_pixel",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "tf_half_pixel_for_nn",
+    "tf_crop_and_resize",
+)
+ROUNDING = ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A resize, the shape of its input, and what comes before and after it."""
+
+    shape: tuple[int, int, int, int]
+    size: tuple[int, int]
+    attributes: dict[str, object]
+    region: tuple[float, ...]
+    before: str
+    after: str
+
+
+def resize_case(random: np.random.Generator) -> Case:
+    """Half of them by whole scales, the others to any size."""
+    shape = (
+        int(random.integers(1, 3)),
+        int(random.choice([1, 3, 4, 5, 8, 13, 16, 21, 40])),
+        int(random.integers(1, 17)),
+        int(random.integers(1, 25)),
+    )
+    times = random.choice([1, 2, 3, 4, 8, 0.5], size=2)
+    size = np.maximum(2, times * shape[2:]).astype(int)
+    if random.integers(2):
+        size = random.integers(2, 60, size=2)
+    mode, coordinates = (
+        str(random.choice(k)) for k in (["nearest", "linear", "cubic"], COORDINATES)
+    )
+    attributes: dict[str, object] = {
+        "mode": mode,
+        "coordinate_transformation_mode": coordinates,
+        "extrapolation_value": float(random.choice([0.0, 1.5])),
+    }
+    if mode == "nearest":
+        attributes["nearest_mode"] = str(random.choice(ROUNDING))
+    if mode == "cubic":
+        attributes["cubic_coeff_a"] = float(random.choice([-0.5, -0.75]))
+        attributes["exclude_outside"] = int(random.integers(2))
+    low, high = random.uniform(-0.2, 0.4, size=2), random.uniform(0.6, 1.2, size=2)
+    return Case(
+        shape=shape,
+        size=(int(size[0]), int(size[1])),
+        attributes=attributes,
+        region=(0, 0, *low.tolist(), 1, 1, *high.tolist()),
+        before=str(random.choice(["", "Conv", "Conv", "Conv"])),
+        after=str(random.choice(["", "Conv", "Relu", "Sum", "Concat"])),
+    )
+
+
+def _add(net: Builder, number: int, case: Case) -> str:
+    """The case's output in the model."""
+    batch, channels = case.shape[:2]
+    value = f"x{number}"
+    if case.before:
+        value = net.op("Relu", net.conv(value, channels, channels, 1))
+    region = net.const(case.region, "float32")
+    size = net.const([batch, channels, *case.size], "int64")
+    value = net.op("Resize", value, region, "", size, **case.attributes)
+    match case.after:
+        case "Conv":
+            return net.conv(value, channels, 7, 3)
+        case "Sum":
+            other = net.conv(value, channels, channels, 1)
+            return net.op("Add", value, net.op("Relu", other))
+        case "Concat":
+            other = net.conv(value, channels, channels, 1)
+            return net.conv(net.op("Concat", value, other, axis=1), 2 * channels, 5, 3)
+        case "Relu":
+            return net.op("Relu", value)
+    return value
+
+
+def check(folder: Path, board: str, cpu: str, *, seed: int, count: int) -> None:
+    """Compile, run and compare."""
+    random = np.random.default_rng(seed)
+    cases = [resize_case(random) for _ in range(count)]
+    net = Builder(seed=seed)
+    # A case is told by the name of its output.
+    named = {f"{number} {case}": _add(net, number, case) for number, case in enumerate(cases)}
+    shapes = {f"x{number}": case.shape for number, case in enumerate(cases)}
+    model = save_cases(folder / "model.onnx", net, shapes, named)
+    inputs = [random.normal(size=shape).astype("float32") for shape in shapes.values()]
+    compiled, got = compile_and_run(model, inputs, board, cpu, folder)
+    wrong = wrong_outputs(model, inputs, got)
+    assert not wrong, "\n".join(wrong)
+    resized = [layer.rule for layer in compiled.layers].count("resize")
+    assert resized >= sum(bool(case.before) for case in cases)
+
+
+@every_target
+def test_resize(tmp_path: Path, board: str, cpu: str) -> None:
+    check(tmp_path, board, cpu, seed=21, count=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("board", "cpu"), TARGETS)
+@pytest.mark.parametrize("seed", range(3))
+def test_many(tmp_path: Path, board: str, cpu: str, seed: int) -> None:
+    check(tmp_path, board, cpu, seed=200 + seed, count=60)
