@@ -1,7 +1,7 @@
 """Run a compiled model's plan under qemu-user, in a program that holds nothing else.
 
 The program is written in C from graph.json. It loads model.so, provides the
-three functions kernels may call, runs every parallel loop as two tasks one
+three functions kernels may call, runs every parallel loop as some tasks one
 after the other, and writes the outputs.
 """
 
@@ -40,9 +40,9 @@ void TVMFFIErrorSetRaisedFromCStrParts(const char* kind, const char** parts, int
   fputs("\n", stderr);
 }
 static int Launch(Lambda run, void* data, int tasks) {
-  Env env = {0, 2};
+  Env env = {0, @TASKS@};
   (void)tasks;
-  for (int i = 0; i < 2; ++i) if (run(i, &env, data)) return -1;
+  for (int i = 0; i < @TASKS@; ++i) if (run(i, &env, data)) return -1;
   return 0;
 }
 static void* Alloc(int type, int id, uint64_t bytes, int code, int bits) {
@@ -92,9 +92,19 @@ _CALL = """  {{
 
 
 def run_plan_on_arm(
-    folder: Path, inputs: Sequence[np.ndarray], *, compiler: str, qemu: Sequence[str], work: Path
+    folder: Path,
+    inputs: Sequence[np.ndarray],
+    *,
+    compiler: str,
+    qemu: Sequence[str],
+    work: Path,
+    tasks: int = 2,
 ) -> list[np.ndarray]:
-    """Outputs of one run; `compiler` is a cross C compiler, `qemu` the start of a command."""
+    """Outputs of one run; `compiler` is a cross C compiler, `qemu` the start of a command.
+
+    Parallel loops run as `tasks` tasks. Without qemu and with the machine's own compiler the
+    program runs right here.
+    """
     graph = json.loads((folder / "graph.json").read_text())
     tensors, shapes = [], []
     for index, tensor in enumerate(graph["tensors"]):
@@ -129,6 +139,7 @@ def run_plan_on_arm(
     ]
     program = _PROGRAM
     for key, value in {
+        "@TASKS@": str(tasks),
         "@ARENA@": str(graph["arena_bytes"]),
         "@PARAMS@": str(graph["params_bytes"]),
         "@SHAPES@": ", ".join(shapes),

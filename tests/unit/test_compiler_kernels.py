@@ -289,6 +289,33 @@ def test_depthwise_loads_each_input_once() -> None:
     assert loaded == 3 * (4 * 2 + 3)
 
 
+@pytest.mark.parametrize("pixels", [1, 2, 5, 7, 8])
+@pytest.mark.parametrize(("cpu", "register"), [(CORTEX_A9, "q"), (CORTEX_A72, "v")])
+def test_a_tile_adds_up_its_pixels_once_they_are_stored(
+    cpu: CpuModel, register: str, pixels: int
+) -> None:
+    isa = arm.Isa.of(cpu)
+    assert isa is not None
+    reduction = arm.Depthwise(kernel=(3, 3), stride=1, row_step=512)
+    values = {"pixels": pixels, "vectors": 1}
+    plain = code(reduction, isa, **values)
+    lines = code(reduction, isa, **values, total_step=64)
+    assert len(lines) - len(plain) == pixels  # one addition less, and a store
+    assert not [line for line in lines if "sp" in re.findall(r"\w+", line)]
+    added, stored = lines[len(plain) : -1], lines[-1]
+    # Registers are the names of the pixels they begin with.
+    sums: dict[str, list[str]] = {}
+    for line in added:
+        to, *both = re.findall(rf"{register}(\d+)", line)
+        sums[to] = [pixel for name in both for pixel in sums.get(name, [name])]
+    first = isa.registers - pixels
+    total = sums.get(str(first), [str(first)])
+    assert sorted(map(int, total)) == list(range(first, isa.registers))
+    assert re.findall(r"d(\d+)-" if register == "q" else r"q(\d+)", stored) == [
+        str(2 * first if register == "q" else first)
+    ]
+
+
 # ------------------------------------------------ fusion
 
 

@@ -190,7 +190,8 @@ class Tile:
 
     `out_step` and `operand_step` are the bytes from one vector's plane to the next's, in the
     target and in the tensor that `finish` adds; `pixel_step` those from a pixel of the target to
-    the next.
+    the next. With a `total_step` the sum of each vector's pixels is stored as well, so many bytes
+    apart.
     """
 
     isa: Isa
@@ -201,10 +202,12 @@ class Tile:
     out_step: int
     operand_step: int
     pixel_step: int = QUAD
+    total_step: int | None = None
 
     def llvm_ir(self, name: str) -> str:
-        """An LLVM function `name(target, source, weights, bias, operand)` of pointers."""
-        writer = Writer.of(self.isa, ("target", "source", "weights", "bias", "operand"))
+        """An LLVM function `name(target, source, weights, bias, operand[, total])` of pointers."""
+        total = () if self.total_step is None else ("total",)
+        writer = Writer.of(self.isa, ("target", "source", "weights", "bias", "operand", *total))
         writer.hold(self.pixels, self.vectors)
         self._write(writer)
         return writer.llvm_ir(name)
@@ -225,6 +228,23 @@ class Tile:
                 writer.store(sums, "target")
             else:
                 moved = writer.move_all_strided("st", sums, "target", self.pixel_step)
+        if self.total_step is not None:
+            self._add_up(writer, self.total_step)
+
+    def _add_up(self, writer: Writer, step: int) -> None:
+        """The sums of each vector's pixels, which are stored already; all vectors in turn, for
+        an addition takes as long as several instructions."""
+        count = self.pixels
+        while count > 1:
+            half = count // 2
+            for i in range(half):
+                for sums in writer.sums:
+                    writer.binary("add", sums[i], sums[i], sums[count - half + i])
+            count -= half
+        for v, sums in enumerate(writer.sums):
+            if v:
+                writer.add("total", step)
+            writer.store(sums[:1], "total")
 
     def _finish(self, writer: Writer, finish: Finish) -> None:
         if finish.name == "add":

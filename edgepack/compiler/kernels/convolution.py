@@ -26,7 +26,6 @@ from edgepack.compiler.kernels.layout import (
     Blocked,
     Halo,
     Image,
-    clear_halos,
     conv_halo,
     pack_channels,
 )
@@ -191,18 +190,22 @@ def make(site: Site) -> Kernel:
         target=Image("target", output, view_out),
         weights=tir.buffer("weights", packed.shape),
         bias=tir.buffer("bias", packed_bias.shape),
-        epilogue=Epilogue(site, flat=flat),
+        epilogue=Epilogue(site, flat=flat, pixels=chosen.pixels),
     )
     whole = tir.sequence(
-        clear_halos(loops.target),
+        loops.epilogue.clear_halos(loops.target),
         tir.loop_of("n", output.batch, lambda n: loops.image(n, parallel=loops.worth_sharing)),
+        loops.epilogue.means(),
     )
+    notes = {"flat": flat, "pixels": loops.pixels_outer, "mean": site.mean is not None}
     rows, columns = operator.kernel
     name = (
         f"conv{rows}x{columns}_{source.channels}_{output.channels}_{output.height}x{output.width}"
     )
     if operator.stride != (1, 1):
         name += f"_s{operator.stride[0]}"
+    if site.mean:
+        name += "_mean"
     return Kernel(
         name=name,
         function=tir.function(
@@ -213,12 +216,13 @@ def make(site: Site) -> Kernel:
                 loops.bias,
                 *loops.epilogue.constants,
                 loops.target.buffer,
+                *loops.epilogue.average_buffers,
             ],
             loops.imported(whole),
             in_place=loops.in_place,
         ),
         constants=(packed, packed_bias, *loops.epilogue.packed),
-        tile=f"{chosen}{' flat' if flat else ''}{' pixels' if loops.pixels_outer else ''}",
+        tile=" ".join([str(chosen), *(word for word, holds in notes.items() if holds)]),
         macs=operator.weight.size * output.height * output.width * output.batch,
         cycles=chosen.cycles,
     )
@@ -400,6 +404,7 @@ class Loops:
             for r, v in every
         ]
         names = tir.Names()
+        results: list[list[tirx.Expr]] = [[] for _ in range(place.vectors)]
         for r, v in every:
             at = (place.plane + v, place.row, place.column + r)
             result = sums[r][v].get()
@@ -407,8 +412,13 @@ class Loops:
                 block = place.channel_block + v
                 result = self.epilogue.apply(names, result, *at, channel_block=block)
             names.add(self.target.store(result, *at))
+            results[v].append(result)
         if self.epilogue.is_long:
             names.add(self.epilogue.pass_over(self.target, place))
+        elif self.epilogue.average:
+            for v, of_vector in enumerate(results):
+                at = (place.plane + v, place.row, place.column)
+                names.add(self.epilogue.average.leave(of_vector, *at))
         shape = self.shape
         whole = shape.in_blocks - (shape.last_lanes < shape.in_block)
         reduction = []
@@ -550,4 +560,4 @@ def takes(layer: Layer, _cpu: CpuModel) -> bool:
     return isinstance(layer.operator, Convolution)
 
 
-RULE = Rule(name="conv", takes=takes, make=make, halo=halo)
+RULE = Rule(name="conv", takes=takes, make=make, halo=halo, averages=True)

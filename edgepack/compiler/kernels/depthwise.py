@@ -13,7 +13,7 @@ from tvm import tirx
 from edgepack.compiler.kernels import arm, convolution, micro, tir
 from edgepack.compiler.kernels.cpu import CpuModel
 from edgepack.compiler.kernels.graph import Convolution, Layer
-from edgepack.compiler.kernels.layout import Blocked, Image, clear_halos, pack_channels
+from edgepack.compiler.kernels.layout import Blocked, Image, pack_channels
 from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site, product, shared_loops
 
 # Weights of windows up to this size stay in registers for all rows of a block.
@@ -82,7 +82,6 @@ class _Loops:
         self.packed = pack_weights(operator.weight, site.output)
         self.weights = tir.buffer("weights", self.packed.shape)
         self.bias = tir.buffer("bias", (site.output.blocks * site.output.block,))
-        self.epilogue = Epilogue(site)
         self.tiles: micro.Tiles | None = None
         isa = arm.Isa.of(site.cpu)
         most = isa.most_depthwise(operator.kernel[1]) if isa else 0
@@ -93,11 +92,13 @@ class _Loops:
         suits = operator.dilation[1] == 1 and not (spare and held and operator.stride[1] > 1)
         if isa is not None and most and suits:
             self.pixels = _even_parts(site.output.width, most)
+            self.epilogue = Epilogue(site, pixels=self.pixels)
             self.tiles = micro.Tiles(
                 isa, self.source, self.target, self.weights, self.bias, self.epilogue
             )
         else:
             self.pixels = _pixels(site.output.width, operator, site.cpu)
+            self.epilogue = Epilogue(site, pixels=self.pixels)
 
     def kernel(self) -> Kernel:
         """Code, constants and what they cost."""
@@ -114,7 +115,7 @@ class _Loops:
                 "block", output.blocks, lambda block: self._block(n, block), parallel=by_blocks
             ),
         )
-        body = tir.sequence(clear_halos(self.target), loops)
+        body = tir.sequence(self.epilogue.clear_halos(self.target), loops)
         arguments = [
             self.source.buffer,
             *self.epilogue.operand_buffers,
@@ -122,6 +123,7 @@ class _Loops:
             self.bias,
             *self.epilogue.constants,
             self.target.buffer,
+            *self.epilogue.average_buffers,
         ]
         stored_once = self.tiles is None or self.tiles.finishes
         function = tir.function(
@@ -133,11 +135,13 @@ class _Loops:
         name = f"depthwise{rows}x{columns}_{output.channels}_{output.height}x{output.width}"
         if operator.stride != (1, 1):
             name += f"_s{operator.stride[0]}"
+        if self.epilogue.average:
+            name += "_mean"
         return Kernel(
             name=name,
             function=function,
             constants=(self.packed, pack_channels(bias, output), *self.epilogue.packed),
-            tile=f"{self.pixels}x1",
+            tile=f"{self.pixels}x1{' mean' if self.epilogue.average else ''}",
             macs=macs,
             cycles=cycles,
         )
@@ -176,6 +180,8 @@ class _Loops:
             )
 
         names.add(tir.loop_of("row", self.output.height, along, parallel=self.by_rows))
+        if self.epilogue.average:
+            names.add(self.epilogue.average.finish(plane))
         return names.done()
 
     def _input(
@@ -221,9 +227,11 @@ class _Loops:
                     sums[r] = names.bind("sum", sums[r] + seen[across] * weight)
         for r, total in enumerate(sums):
             pixel = (place.plane, place.row, place.column + r)
-            result = self.epilogue.apply(names, total, *pixel, channel_block=block)
-            names.add(self.target.store(result, *pixel))
+            sums[r] = self.epilogue.apply(names, total, *pixel, channel_block=block)
+            names.add(self.target.store(sums[r], *pixel))
+        if self.epilogue.average:
+            names.add(self.epilogue.average.leave(sums, place.plane, place.row, place.column))
         return names.done()
 
 
-RULE = Rule(name="depthwise", takes=takes, make=make, halo=convolution.halo)
+RULE = Rule(name="depthwise", takes=takes, make=make, halo=convolution.halo, averages=True)

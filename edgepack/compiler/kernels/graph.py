@@ -141,8 +141,9 @@ class Layer:
     """An operator, and the arithmetic done on each of its results before they are stored.
 
     `inputs` are what the operator reads, `operands` and `constants` what `expression` refers
-    to (constants as one value per channel). `bindings` are the Relax bindings the layer was
-    made of, for when it is left to TVM after all.
+    to (constants as one value per channel). `mean` is a second result, the mean of each channel
+    of `output`. `bindings` are the Relax bindings the layer was made of, for when it is left to
+    TVM after all.
     """
 
     operator: Operator
@@ -151,7 +152,13 @@ class Layer:
     expression: Expression = ()
     operands: tuple[Value, ...] = ()
     constants: tuple[np.ndarray, ...] = field(default=(), repr=False)
+    mean: Value | None = None
     bindings: tuple[tuple[relax.Var, relax.Expr], ...] = field(default=(), repr=False)
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        """All that it computes."""
+        return (self.output,) if self.mean is None else (self.output, self.mean)
 
 
 def shape_of(value: relax.Expr) -> tuple[int, ...]:

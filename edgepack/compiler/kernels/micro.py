@@ -96,6 +96,8 @@ class Tiles:
         added = any(item.name == "add" for item in finish)
         # Where nothing is added the pointer is not used.
         operand = self.epilogue.operands[0] if added else self.target
+        # A pass over the results adds them up itself.
+        average = self.epilogue.average if self.finish is not None else None
         code = arm.Tile(
             isa=self.isa,
             pixels=place.pixels,
@@ -105,6 +107,7 @@ class Tiles:
             out_step=plane_bytes(self.target),
             operand_step=plane_bytes(operand),
             pixel_step=QUAD * self.target.step[1],
+            total_step=plane_bytes(average.slots) if average else None,
         )
         at = (place.plane, place.row, place.column)
         pointers: list[Pointer] = [
@@ -114,6 +117,8 @@ class Tiles:
             (self.bias, [place.channel_block * arm.LANES]),
             (operand.buffer, operand.at(*at)),
         ]
+        if average:
+            pointers.append((average.slots.buffer, average.slot(*at)))
         call = self.functions.call(code, pointers)
         if self.finish is not None:
             return call

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from edgepack.compiler.kernels import tir
+from edgepack.compiler.kernels.average import Sum
 from edgepack.compiler.kernels.cpu import CpuModel
 from edgepack.compiler.kernels.graph import GlobalAverage, Layer, Pooling, extent
 from edgepack.compiler.kernels.layout import Image, clear_halos
@@ -23,8 +24,6 @@ _MOST_POINTS = 64
 # Border positions are unrolled; a window that leaves more of them than this is rare, and is
 # left to TVM.
 _MOST_BORDER = 8
-# Sums that a mean runs in parallel: hides the latency of the addition.
-_SUMS = 4
 
 
 def _borders(axis: int, operator: Pooling, size: int, out: int) -> tuple[int, int]:
@@ -192,37 +191,13 @@ def make_mean(site: Site) -> Kernel:
 
     def one_block(n: tir.Expr, block: tir.Expr) -> tir.Stmt:
         plane = n * output.blocks + block
-        sums = [tir.Local(f"sum{i}", lanes) for i in range(_SUMS)]
-
-        def add(row: tir.Expr, column: tir.Expr, count: int) -> tir.Stmt:
-            return tir.sequence(
-                *(
-                    sums[i].set(sums[i].get() + source.load(plane, row, column + i))
-                    for i in range(count)
-                )
-            )
-
-        def along(row: tir.Expr) -> tir.Stmt:
-            full, rest = divmod(layout.width, _SUMS)
-            return tir.sequence(
-                tir.loop_of("part", full, lambda part: add(row, part * _SUMS, _SUMS))
-                if full
-                else None,
-                add(row, full * _SUMS, rest) if rest else None,
-            )
-
-        total = (sums[0].get() + sums[1].get()) + (sums[2].get() + sums[3].get())
+        sums = Sum(source, plane)
         names = tir.Names()
         result = epilogue.apply(
-            names, total * tir.number(1 / pixels, lanes), plane, 0, 0, channel_block=block
+            names, sums.total * tir.number(1 / pixels, lanes), plane, 0, 0, channel_block=block
         )
         names.add(target.store(result, plane, 0, 0))
-        return tir.sequence(
-            *(item.declare() for item in sums),
-            *(item.set(tir.number(0.0, lanes)) for item in sums),
-            tir.loop_of("row", layout.height, along),
-            names.done(),
-        )
+        return tir.sequence(sums.code, names.done())
 
     cycles = output.shape[0] * pixels / site.cpu.loads_per_cycle
     return Kernel(

@@ -179,10 +179,11 @@ class _Writer:
             wanted = rule.halo(layer)
             for value in layer.inputs:
                 halos[value] = halos.get(value, NO_HALO).union(wanted)
+        self._average_where_made()
         self._share_places(halos)
         for layer in self.layers:
             if layer.output in self.rules:
-                for value in (*layer.inputs, *layer.operands, layer.output):
+                for value in (*layer.inputs, *layer.operands, *layer.results):
                     self.layouts[value] = self._layout(value, halos.get(value, NO_HALO))
 
     def _rule(self, layer: Layer) -> Rule | None:
@@ -194,6 +195,20 @@ class _Writer:
             if not any(value in self.rules for value in read):
                 return None
         return next((rule for rule in self.all_rules if rule.takes(layer, self.cpu)), None)
+
+    def _average_where_made(self) -> None:
+        """Let kernels compute the mean of their result, as squeeze-and-excite wants it."""
+        means: dict[Value, Layer] = {}
+        for layer in self.layers:
+            if self.rules.get(layer.output) is pooling.MEAN and not layer.expression:
+                made_by = self.rules.get(layer.inputs[0])
+                if made_by is not None and made_by.averages:
+                    means.setdefault(layer.inputs[0], layer)
+        self.layers = [
+            _with_mean(layer, means[layer.output]) if layer.output in means else layer
+            for layer in self.layers
+            if layer not in means.values()
+        ]
 
     def _share_places(self, halos: dict[Value, Halo]) -> None:
         """Choose what is computed in its place in a joint, and give all that share bytes one halo.
@@ -262,6 +277,7 @@ class _Writer:
             inputs=tuple(self.layouts[value] for value in layer.inputs),
             operands=tuple(self.layouts[value] for value in layer.operands),
             output=self.layouts[layer.output],
+            mean=self.layouts[layer.mean] if layer.mean is not None else None,
             cpu=self.cpu,
         )
         if rule in (joint.CONCAT, joint.SLICE):
@@ -272,14 +288,19 @@ class _Writer:
         kernel = rule.make(site)
         read = [self._blocked(value) for value in (*layer.inputs, *layer.operands)]
         read += [relax.const(np.ascontiguousarray(values)) for values in kernel.constants]
-        self.blocked[layer.output] = self._call(
+        made = self._call(
             rule.name,
             kernel,
             read,
             shape=site.output.shape,
+            mean=site.mean.shape if site.mean else None,
             shown=shape_of(layer.output),
             origin=merge(origin_of(value) for _, value in layer.bindings),
         )
+        if layer.mean is not None:
+            self.blocked[layer.mean] = self.builder.emit(relax.TupleGetItem(made, 1))
+            made = self.builder.emit(relax.TupleGetItem(made, 0))
+        self.blocked[layer.output] = made
 
     def _on_plain(self, var: relax.Var, value: relax.Expr) -> relax.Expr:
         """A value computed from plain tensors: by a kernel if there is a rule, else by TVM."""
@@ -331,13 +352,17 @@ class _Writer:
         shape: Sequence[int],
         shown: tuple[int, ...],
         dtype: str = "float32",
+        mean: Sequence[int] | None = None,
         origin: Origin | None = _LAYOUT_CHANGE,
     ) -> relax.Expr:
-        """Emit a kernel's call; its result has `shape`, and is `shown` in the report."""
+        """Emit a kernel's call; its result has `shape`, and is `shown` in the report.
+
+        With a `mean`, the shape of a second result, it returns a tuple.
+        """
         name = self.kernels.add(kernel.name, kernel.function)
-        ty = relax.TensorType(list(shape), dtype)
-        call = relax.call_dps_packed(name, list(read), ty)
-        tensors = [*(expr.ty for expr in read), ty]
+        types = [relax.TensorType(list(dims), dtype) for dims in (shape, mean) if dims]
+        call = relax.call_dps_packed(name, list(read), types if mean else types[0])
+        tensors = [*(expr.ty for expr in read), *types]
         self.reports.append(
             LayerReport(
                 kernel=name,
@@ -398,6 +423,11 @@ class _Writer:
             arguments = [self._substitute(argument) for argument in expr.args]
             return relax.Call(expr.op, arguments, expr.attrs, expr.ty_args)
         return expr
+
+
+def _with_mean(layer: Layer, mean: Layer) -> Layer:
+    """A layer that has the result of `mean` as a second one."""
+    return replace(layer, mean=mean.output, bindings=(*layer.bindings, *mean.bindings))
 
 
 def _same_bytes(layout: Blocked) -> bool:

@@ -12,9 +12,17 @@ import numpy as np
 from tvm import tirx
 
 from edgepack.compiler.kernels import expression, tile, tir
+from edgepack.compiler.kernels.average import Average
 from edgepack.compiler.kernels.cpu import CpuModel
 from edgepack.compiler.kernels.graph import Layer, Value
-from edgepack.compiler.kernels.layout import NO_HALO, Blocked, Halo, Image, pack_channels
+from edgepack.compiler.kernels.layout import (
+    NO_HALO,
+    Blocked,
+    Halo,
+    Image,
+    clear_halos,
+    pack_channels,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +33,7 @@ class Site:
     inputs: tuple[Blocked, ...]
     operands: tuple[Blocked, ...]
     output: Blocked
+    mean: Blocked | None = None
     cpu: CpuModel
 
 
@@ -32,9 +41,9 @@ class Site:
 class Kernel:
     """The code of a layer and the constants it takes.
 
-    The function's arguments are the layer's inputs, its operands, `constants` (already packed)
-    and the output. `tile`, `macs` (multiply-adds) and `cycles` (the cost model's) are for
-    people to read.
+    The function's arguments are the layer's inputs, its operands, `constants` (already packed),
+    the output, the mean if the layer has one, and scratch memory. `tile`, `macs` (multiply-adds)
+    and `cycles` (the cost model's) are for people to read.
     """
 
     name: str
@@ -69,7 +78,8 @@ class Rule:
     """`takes` says whether a layer is this rule's, `make` makes its kernel.
 
     `halo` is what the kernel wants around the layer's inputs. `more_weights`: it is faster because
-    it stores more of them than the model has.
+    it stores more of them than the model has. `averages`: it can compute the mean of its result,
+    too.
     """
 
     name: str
@@ -77,12 +87,16 @@ class Rule:
     make: Callable[[Site], Kernel]
     halo: Callable[[Layer], Halo] = _no_halo
     more_weights: bool = False
+    averages: bool = False
 
 
 class Epilogue:
-    """The layer's expression inside a kernel: its operands and constants as arguments."""
+    """The layer's expression inside a kernel: its operands and constants as arguments.
 
-    def __init__(self, site: Site, *, flat: bool = False) -> None:
+    `average` is there if the mean of the result is wanted, for kernels of tiles of `pixels`.
+    """
+
+    def __init__(self, site: Site, *, flat: bool = False, pixels: int = 1) -> None:
         layer = site.layer
         self.expression = layer.expression
         self.output = site.output
@@ -95,11 +109,30 @@ class Epilogue:
         self.constants = [
             tir.buffer(f"constant{i}", values.shape) for i, values in enumerate(self.packed)
         ]
+        view = site.output.flat if flat else site.output
+        self.average = Average(view, site.mean, pixels) if site.mean else None
 
     @property
     def operand_buffers(self) -> list[tirx.Buffer]:
         """Arguments that follow the inputs."""
         return [image.buffer for image in self.operands]
+
+    @property
+    def average_buffers(self) -> list[tirx.Buffer]:
+        """Arguments that follow the result."""
+        return self.average.buffers if self.average else []
+
+    def clear_halos(self, target: Image) -> tir.Stmt | None:
+        """Write the zeros around all that the kernel computes; None where there are none."""
+        halos = [clear_halos(target), clear_halos(self.average.mean) if self.average else None]
+        return tir.sequence(*halos) if any(halo is not None for halo in halos) else None
+
+    def means(self) -> tir.Stmt | None:
+        """The means of all planes, once all results are stored."""
+        if self.average is None:
+            return None
+        planes = self.output.shape[0]
+        return tir.loop_of("plane", planes, self.average.finish)
 
     def apply(
         self,
@@ -156,6 +189,7 @@ class Epilogue:
 
     def pass_over(self, target: Image, tile: _Results) -> tir.Stmt:
         """Apply the expression to results that are stored already, as they come."""
+        total = tir.Local("total", self.output.block)
 
         def one(v: int, r: tir.Expr) -> tir.Stmt:
             at = (tile.plane + v, tile.row, tile.column + r)
@@ -163,10 +197,20 @@ class Epilogue:
             block = tile.channel_block + v
             result = self.apply(names, target.load(*at), *at, channel_block=block)
             names.add(target.store(result, *at))
+            if self.average:
+                names.add(total.set(total.get() + result))
             return names.done()
 
+        def vector(v: int) -> tir.Stmt:
+            pixels = tir.loop_of("pixel", tile.pixels, partial(one, v))
+            if self.average is None:
+                return pixels
+            start = total.set(tir.number(0.0, self.output.block))
+            at = (tile.plane + v, tile.row, tile.column)
+            return tir.sequence(start, pixels, self.average.leave([total.get()], *at))
+
         return tir.sequence(
-            *(tir.loop_of("pixel", tile.pixels, partial(one, v)) for v in range(tile.vectors))
+            total.declare() if self.average else None, *map(vector, range(tile.vectors))
         )
 
 
