@@ -97,8 +97,37 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self, op_name: str, inputs: list[relax.Expr], attrs: dict[str, Any], opset: int
     ) -> relax.Expr:
         self.bb.origin = Origin(operator=op_name, name=attrs["tvm_custom"]["name"])
-        made = super()._convert_operator(op_name, inputs, attrs, opset)
+        made = _cast_to_integers(inputs[0], attrs["to"]) if op_name == "Cast" else None
+        if made is None:
+            made = super()._convert_operator(op_name, inputs, attrs, opset)
         return self.bb.normalize(self.bb.marked(made)) if isinstance(made, relax.Call) else made
+
+
+# Integers that floats become, and by way of which ones: small ones wrap around.
+_BY_WAY_OF = {
+    "int8": "int32",
+    "uint8": "int32",
+    "int16": "int32",
+    "uint16": "int32",
+    "int32": "int32",
+    "uint32": "int64",
+    "int64": "int64",
+}
+
+
+def _cast_to_integers(data: relax.Expr, to: int) -> relax.Expr | None:
+    """A cast of floats to integers, None for any other.
+
+    TVM would put a dozen operations around it that give meaning to NaN, infinity and what is out
+    of range. ONNX gives them none.
+    """
+    floats = isinstance(data, relax.Var) and isinstance(data.ty, relax.TensorType)
+    dtype = str(onnx.helper.tensor_dtype_to_np_dtype(to))
+    if not floats or "float" not in str(data.ty.dtype) or dtype not in _BY_WAY_OF:
+        return None
+    way = _BY_WAY_OF[dtype]
+    made = relax.op.astype(data, way)
+    return made if way == dtype else relax.op.astype(made, dtype)
 
 
 def _fold(model: LoadedModel, proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -69,7 +69,120 @@ def extrema(draw: Draw) -> Cases:
     return cases
 
 
-FAMILIES: tuple[Callable[[Draw], Cases], ...] = (extrema,)
+def element_wise(draw: Draw) -> Cases:
+    """Arithmetic, comparisons, logic and choices."""
+    net, cases = draw.net, {}
+    for dtype in ("int32", "int64"):
+        for op in ("Add", "Sub", "Mul", "Max", "Min"):
+            source, shape = draw.source(dtype)
+            other = net.op("Abs", source) if op == "Sub" else net.const(3, dtype)
+            cases[f"{op} {source}"] = net.op(op, source, other)
+        positive = net.op("Abs", f"rows_{dtype}")
+        cases[f"Div {dtype}"] = net.op("Div", positive, net.const(3, dtype))
+        cases[f"Mod {dtype}"] = net.op("Mod", positive, net.const(7, dtype))
+    for dtype in ("float32", "int32", "int64"):
+        for op in ("Greater", "Less", "Equal", "LessOrEqual"):
+            source, shape = draw.source(dtype)
+            per_column = net.const(draw.random.integers(-9, 9, size=shape[-1]), dtype)
+            cases[f"{op} {source}"] = net.op(op, source, per_column)
+    for op in ("And", "Or", "Xor"):
+        source, _ = draw.source("bool")
+        cases[f"{op} {source}"] = net.op(op, source, net.op("Not", source))
+        other = source.replace("bool", "int32")
+        positive = net.op("Greater", other, net.const(2, "int32"))
+        cases[f"{op} {other}"] = net.op(op, source, positive)
+    for dtype in ("float32", "int32", "int64", "uint8"):
+        source, shape = draw.source(dtype)
+        condition = source.replace(dtype, "bool")
+        cases[f"Where {source}"] = net.op("Where", condition, source, net.const(5, dtype))
+    return cases
+
+
+def casts(draw: Draw) -> Cases:
+    """Between all pairs of types; floats are positive and whole before they become integers."""
+    net, cases = draw.net, {}
+    for dtype in TYPES:
+        for to, number in TYPES.items():
+            source, _ = draw.source(dtype)
+            data = net.op("Abs", net.op("Round", source)) if dtype == "float32" else source
+            if dtype != to:
+                cases[f"{source} to {to}"] = net.op("Cast", data, to=number)
+    scaled = net.op("Cast", "image_uint8", to=TensorProto.FLOAT)
+    scaled = net.op("Div", net.op("Sub", scaled, net.const(12.5, "float32")), "image_float32")
+    cases["normalised"] = net.op("Tanh", scaled)
+    return cases
+
+
+def copies(draw: Draw) -> Cases:
+    net, cases = draw.net, {}
+    for dtype in ("int32", "int64", "uint8", "bool"):
+        source, shape = draw.source(dtype)
+        perm = draw.random.permutation(len(shape)).tolist()
+        cases[f"Transpose {source} {perm}"] = net.op("Transpose", source, perm=perm)
+        source, shape = draw.source(dtype)
+        axis = draw.axis(shape)
+        cases[f"Concat {source} {axis}"] = net.op("Concat", source, source, axis=axis)
+        bounds = [net.const([value], "int64") for value in (1, 1000, -1, 2)]
+        if shape[-1] > 1:
+            cases[f"Slice {source}"] = net.op("Slice", source, *bounds)
+        cases[f"Tile {dtype}"] = net.op("Tile", f"rows_{dtype}", net.const([2, 3], "int64"))
+        expanded = net.op("Expand", f"column_{dtype}", net.const([3, 67, 21], "int64"))
+        cases[f"Expand {dtype}"] = expanded
+        if dtype != "bool":
+            pads = draw.random.integers(0, 3, size=4).tolist()
+            cases[f"Pad {dtype} {pads}"] = net.op(
+                "Pad", f"rows_{dtype}", net.const(pads, "int64"), mode="edge"
+            )
+    return cases
+
+
+def reductions(draw: Draw) -> Cases:
+    net, cases = draw.net, {}
+    for dtype in ("int32", "int64"):
+        for op in ("Sum", "Max", "Min", "Prod"):
+            source, shape = draw.source(dtype)
+            axis, keep = draw.axis(shape), int(draw.random.integers(2))
+            name = f"Reduce{op} {source} {axis} {keep}"
+            if op == "Sum":
+                axes = net.const([axis], "int64")
+                cases[name] = net.op("ReduceSum", source, axes, keepdims=keep)
+                continue
+            data = source
+            if op == "Prod":
+                # onnxruntime's integers do not wrap around.
+                data = net.op(
+                    "Min", net.op("Max", source, net.const(-1, dtype)), net.const(1, dtype)
+                )
+            cases[name] = net.op(f"Reduce{op}", data, axes=[axis], keepdims=keep)
+    ones = net.op("Cast", "image_bool", to=TensorProto.INT32)
+    cases["count"] = net.op("ReduceSum", ones, net.const([-1], "int64"), keepdims=0)
+    return cases
+
+
+def gathers(draw: Draw) -> Cases:
+    """Rows, as of an embedding, and elements along the last axis; indices of both signs."""
+    net, cases = draw.net, {}
+    for dtype in TYPES:
+        source, shape = draw.source(dtype)
+        axis = draw.axis(shape)
+        most = shape[axis]
+        indices = draw.random.integers(-most, most, size=(3, 7))
+        name = f"Gather {source} {axis}"
+        cases[name] = net.op("Gather", source, net.const(indices, "int64"), axis=axis)
+    words = net.op("Clip", "rows_int64", net.const(0, "int64"), net.const(18, "int64"))
+    cases["embedding"] = net.op("Gather", "rows_float32", words)
+    cases["last axis"] = net.op("Gather", "rows_float32", words, axis=-1)
+    return cases
+
+
+FAMILIES: tuple[Callable[[Draw], Cases], ...] = (
+    extrema,
+    element_wise,
+    casts,
+    copies,
+    reductions,
+    gathers,
+)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -131,3 +131,32 @@ def test_a_matrix_is_turned_by_squares(shape: tuple[int, int]) -> None:
     y, text = run(tir.loop(i, rows, tir.loop(j, columns, store)), x, x.size)
     assert y.tolist() == x.reshape(columns, rows).T.ravel().tolist()
     assert ("Shuffle" in text) == (min(shape) >= 4)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "lanes"),
+    [
+        ("float32", "float32", [8, 4]),
+        ("bool", "bool", [32, 16, 8, 4]),
+        ("int64", "int64", [4, 2]),
+        # The bytes fill a register, what becomes of them four.
+        ("uint8", "float32", [32, 16, 8, 4]),
+        ("int64", "uint8", [16, 8, 4, 2]),
+        # No vectors of these on some CPUs.
+        ("float16", "float32", []),
+    ],
+)
+def test_lanes_fill_registers_whatever_the_type(source: str, target: str, lanes: list[int]) -> None:
+    i, x, y = tir.var("i"), tir.buffer("x", (256,), source), tir.buffer("y", (256,), target)
+    value = tirx.BufferLoad(x, [i])
+    value = value if source == target else tirx.Cast(target, value)
+    loop = tir.loop(i, 127, tirx.BufferStore(y, value, [i]))
+    found: list[int] = []
+
+    def see(part: tirx.For) -> None:
+        if part.kind == tirx.ForKind.VECTORIZED:
+            found.append(int(part.extent))
+
+    made = vectors._vector_loop(loop, sorted(AVX2.lanes, reverse=True))
+    tvm_ffi.structural_walk(made, (tirx.For, see))
+    assert found == lanes

@@ -66,6 +66,38 @@ def _name(call: tvm.ir.Call) -> str:
     return call.op.name.rpartition(".")[2] if isinstance(call.op, tvm.ir.Op) else ""
 
 
+# Bytes of the elements that vectors are made of.
+_BYTES = {f"{kind}{8 * size}": size for kind in ("int", "uint") for size in (1, 2, 4, 8)}
+_BYTES |= {"float32": 4, "float64": 8, "bool": 1}
+# Registers that one vector may take where a loop has elements of several sizes.
+_MOST_REGISTERS = 4
+# Lanes of the largest square that is turned, and of the smallest vector.
+_MOST_SIDE, _LEAST = 16, 4
+
+
+def _lanes_for(sizes: Sequence[int], widths: Sequence[int]) -> list[int]:
+    """Lanes to cut a loop into, most first, of elements of these sizes in bytes.
+
+    `widths` are those for float32. The smallest elements fill a register, the others several.
+    """
+    register = 4 * widths[0]
+    most = min(register // min(sizes), _MOST_REGISTERS * register // max(sizes))
+    least = min(_LEAST, 4 * widths[-1] // max(sizes))
+    return [1 << bit for bit in range(most.bit_length() - 1, least.bit_length() - 2, -1)]
+
+
+def _sizes(stores: Sequence[tirx.BufferStore]) -> list[int] | None:
+    """Bytes of all elements that some stores read and write; None for types without vectors."""
+    types = {str(store.buffer.dtype) for store in stores}
+
+    def read(load: tvm.ir.TensorLoad) -> None:
+        types.add(str(load.source.dtype))
+
+    for store in stores:
+        tvm_ffi.structural_walk(store.value, (tvm.ir.TensorLoad, read))
+    return [_BYTES[item] for item in types] if types <= _BYTES.keys() else None
+
+
 def _vector_loop(loop: tirx.For, widths: Sequence[int]) -> tirx.Stmt:
     """An innermost loop in vectors, two that transpose in squares; any other as it is."""
     if loop.kind != tirx.ForKind.SERIAL or not isinstance(loop.extent, tirx.IntImm):
@@ -74,10 +106,12 @@ def _vector_loop(loop: tirx.For, widths: Sequence[int]) -> tirx.Stmt:
     if isinstance(body, tirx.For):
         return _transpose(loop, body, widths)
     stores = list(body) if isinstance(body, tirx.SeqStmt) else [body]
-    if not all(isinstance(item, tirx.BufferStore) and _is_float(item) for item in stores):
+    if not all(isinstance(item, tirx.BufferStore) and len(item.indices) == 1 for item in stores):
         return loop
-    part = _part(loop, stores)
-    return loop if part is None else _over(int(loop.extent), widths, part)
+    part, sizes = _part(loop, stores), _sizes(stores)
+    if part is None or sizes is None:
+        return loop
+    return _over(int(loop.extent), _lanes_for(sizes, widths), part)
 
 
 # Makes so many vectors of so many lanes from an element of a loop on.
@@ -115,7 +149,10 @@ def _map(loop: tirx.For, at: int, lanes: int, turns: int) -> tirx.Stmt:
 
     def one(turn: tir.Expr) -> tirx.Stmt:
         start = at + turn * lanes
-        made = [(load, tir.Local("loaded", lanes), build) for load, build in special]
+        made = [
+            (load, tir.Local("loaded", lanes, str(load.source.dtype)), build)
+            for load, build in special
+        ]
         return tir.sequence(
             *(local.declare() for _, local, _ in made),
             *(local.set(build(start, lanes)) for _, local, build in made),
@@ -201,13 +238,15 @@ def _transpose(outer: tirx.For, inner: tirx.For, widths: Sequence[int]) -> tirx.
     if not isinstance(store, tirx.BufferStore) or not isinstance(inner.extent, tirx.IntImm):
         return outer
     load = store.value
-    if not isinstance(load, tvm.ir.TensorLoad) or not _is_float(store) or len(load.indices) != 1:
+    sizes = _sizes([store])
+    if not isinstance(load, tvm.ir.TensorLoad) or sizes is None or len(load.indices) != 1:
         return outer
     to, source = store.indices[0], load.indices[0]
     steps = [_step(index, loop.loop_var) for index, loop in ((to, inner), (source, outer))]
     others = [_step(index, loop.loop_var) for index, loop in ((to, outer), (source, inner))]
     extents = [int(outer.extent), int(inner.extent)]
-    sides = [width for width in widths if width <= min(extents)]
+    most = min(_MOST_SIDE, *extents)
+    sides = [lanes for lanes in _lanes_for(sizes, widths) if lanes <= most]
     if steps != [1, 1] or None in others or not sides:
         return outer
     side = sides[0]
@@ -237,7 +276,7 @@ class _Sum:
 
     store: tirx.BufferStore
     combine: Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
-    neutral: float
+    neutral: Callable[[str], tirx.Expr]
     value: tirx.Expr
 
     @staticmethod
@@ -253,11 +292,22 @@ class _Sum:
         return None
 
 
-_OPERATIONS: dict[type, tuple[Callable[[tirx.Expr, tirx.Expr], tirx.Expr], float]] = {
-    tirx.Add: (lambda a, b: a + b, 0.0),
-    tirx.Mul: (lambda a, b: a * b, 1.0),
-    tirx.Max: (tirx.max, float("-inf")),
-    tirx.Min: (tirx.min, float("inf")),
+def _lowest(dtype: str) -> tirx.Expr:
+    return tirx.const(float("-inf"), dtype) if "float" in dtype else tirx.min_value(dtype)
+
+
+def _highest(dtype: str) -> tirx.Expr:
+    return tirx.const(float("inf"), dtype) if "float" in dtype else tirx.max_value(dtype)
+
+
+# How two results become one, and what changes nothing, by type.
+_OPERATIONS: dict[
+    type, tuple[Callable[[tirx.Expr, tirx.Expr], tirx.Expr], Callable[[str], tirx.Expr]]
+] = {
+    tirx.Add: (lambda a, b: a + b, lambda dtype: tirx.const(0, dtype)),
+    tirx.Mul: (lambda a, b: a * b, lambda dtype: tirx.const(1, dtype)),
+    tirx.Max: (tirx.max, _lowest),
+    tirx.Min: (tirx.min, _highest),
 }
 
 
@@ -265,7 +315,8 @@ def _reduce(loop: tirx.For, total: _Sum, at: int, lanes: int, turns: int) -> tir
     """`turns` vectors, added to several sums in turn; the sums' own sum goes to memory."""
     if lanes == 1:
         return tir.loop_of("rest", turns, lambda turn: _with(loop, loop.body, at + turn))
-    sums = [tir.Local(f"sum{i}", lanes) for i in range(min(_SUMS, turns))]
+    dtype = str(total.store.buffer.dtype)
+    sums = [tir.Local(f"sum{i}", lanes, dtype) for i in range(min(_SUMS, turns))]
 
     def add(count: int, first: tir.Expr) -> tirx.Stmt:
         def one(index: int) -> tirx.Stmt:
@@ -303,7 +354,7 @@ def _reduce(loop: tirx.For, total: _Sum, at: int, lanes: int, turns: int) -> tir
     names.add(tirx.BufferStore(total.store.buffer, total.combine(own, value), total.store.indices))
     return tir.sequence(
         *(item.declare() for item in sums),
-        *(item.set(tir.number(total.neutral, lanes)) for item in sums),
+        *(item.set(tir.spread(total.neutral(dtype), lanes)) for item in sums),
         tir.loop_of("vectors", full, lambda turn: add(len(sums), at + turn * together)),
         add(rest, at + full * together) if rest else None,
         names.done(),
@@ -322,10 +373,6 @@ def _with(loop: tirx.For, item: tirx.Stmt | tirx.Expr, value: tir.Expr) -> tirx.
     """A part of a loop's body for one value of its counter."""
     value = tir.integer(value) if isinstance(value, int) else value
     return substituted(item, loop.loop_var, value)
-
-
-def _is_float(store: tirx.BufferStore) -> bool:
-    return str(store.buffer.dtype) == "float32" and len(store.indices) == 1
 
 
 def _step(index: tirx.Expr, variable: tirx.Var) -> int | None:
@@ -357,4 +404,6 @@ def _is_linear(expr: tirx.Expr, loop: tirx.For, *, special: bool) -> bool:
 # Calls that have a form on vectors; `if_then_else` is the one that matters that has none.
 _ON_VECTORS = frozenset(
     {"ceil", "fabs", "floor", "nearbyint", "reinterpret", "round", "rsqrt", "sqrt", "trunc"}
+    | {f"bitwise_{name}" for name in ("and", "or", "xor", "not")}
+    | {"shift_left", "shift_right"}
 )
