@@ -22,18 +22,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from edgepack import signing
+from edgepack import cli, signing
 from edgepack.boards import Board, get_board
 from edgepack.bundle import Bundle, open_bundle, write_tarball
+from edgepack.deploy import deploy_bundle
 from edgepack.device import ChangedHostKeyError, SshOptions, open_device
 from edgepack.device_tool import build_device_tool
+from edgepack.errors import ConnectError
 from edgepack.manifest import MANIFEST_NAME, SIGNATURE_NAME
+from edgepack.progress import NoProgress
 from tests.bundles import FakeTool, small_bundle
 from tests.device_tool import host_tool
 from tests.fake_app import fake_bundle
 from tests.integration import sshd_server
+from tests.integration.cutting_proxy import CuttingProxy
+from tests.integration.sshd_server import Sshd
 from tests.ssh_keys import armour, dearmour, make_key, public
 from tests.support import require_tool
 
@@ -539,18 +545,94 @@ def test_a_blob_that_is_changed_on_the_device(native: Kit, tmp_path: Path) -> No
         assert "model/params.bin" in json.dumps(answer)
 
 
-def test_another_host_in_the_place_of_the_device(tmp_path: Path) -> None:
-    """A real sshd with another key than the known one: not even connected, nothing written."""
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A device's sshd with its host key in `known`, and another host with the same logins."""
+
+    device: Sshd
+    other: Sshd
+    known: Path
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Network]:
     require_tool("sshd", "/usr/sbin/sshd")
-    server = sshd_server.start(tmp_path / "sshd")
+    device = sshd_server.start(tmp_path / "sshd")
+    other = sshd_server.start(tmp_path / "other")
     try:
+        shutil.copy(device.folder / "authorized", other.folder / "authorized")
         known = tmp_path / "known_hosts"
-        other = sshd_server.make_key(tmp_path / "other")
-        known.write_text(f"[127.0.0.1]:{server.port} {sshd_server.public(other)}\n")
-        options = SshOptions(known_hosts=known, accept_new_host_key=True, identity=server.key)
-        address = f"{server.user}@127.0.0.1:{server.port}"
-        with pytest.raises(ChangedHostKeyError, match="known_hosts:1"):
-            open_device(address, get_board("local"), options=options)
-        assert known.read_text().count("\n") == 1
+        known.write_text("")
+        yield Network(device=device, other=other, known=known)
     finally:
-        server.stop()
+        device.stop()
+        other.stop()
+
+
+def nobody_logged_in(server: Sshd) -> bool:
+    log = (server.folder / "log").read_text()
+    assert "Connection" in log  # it says who came
+    return "Accepted publickey" not in log
+
+
+def test_another_host_in_the_place_of_the_device(
+    native: Kit, tmp_path: Path, network: Network, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whole deploys by the command line; the other host is not even logged in to."""
+    root = tmp_path / "root"
+
+    def deploy(bundle: Bundle, port: int, *words: str) -> int:
+        device = f"{network.device.user}@127.0.0.1:{port}"
+        login = ("--identity", str(network.device.key), "--known-hosts", str(network.known))
+        target = ("--device", device, "--root", str(root))
+        return cli.main(["deploy", "--bundle", str(bundle.path), *target, *login, *words])
+
+    with CuttingProxy(network.device.port) as proxy:
+        assert deploy(native.first, proxy.port, "--accept-new-host-key") == 0
+        victim = Victim(root=root, kit=native)
+        before, known = victim.state(), network.known.read_text()
+        assert known.count("\n") == 1
+        proxy.target = network.other.port
+        capsys.readouterr()
+        for words in ((), ("--accept-new-host-key",), ("--dry-run",)):
+            assert deploy(native.second, proxy.port, *words) == ConnectError.exit_code
+            said = capsys.readouterr()
+            assert f"error: host key of 127.0.0.1:{proxy.port} is not the one in" in said.err
+            assert f"{network.known}:1" in said.err
+            assert "somebody may be listening in" in said.err
+            assert said.out == ""
+        assert victim.state() == before
+        assert network.known.read_text() == known
+        assert nobody_logged_in(network.other)
+        proxy.target = network.device.port
+        assert deploy(native.second, proxy.port) == 0
+    assert victim.run("status")[1]["current"]["release"] == native.second.manifest.release
+
+
+def test_another_host_that_takes_over_in_the_middle(
+    native: Kit, tmp_path: Path, network: Network
+) -> None:
+    """The link is cut during the upload, and what answers then is another host."""
+    bundle = fake_bundle(
+        tmp_path / "bundle",
+        weights=np.random.default_rng(5).bytes(2_000_000),
+        tool=FakeTool(path=Path(native.command[0])),
+    )
+    with CuttingProxy(network.device.port, cut_after=1_500_000) as proxy:
+
+        class TakesOver(NoProgress):
+            def step(self, text: str) -> None:
+                if "trying again" in text:
+                    proxy.target = network.other.port
+
+        line = f"[127.0.0.1]:{proxy.port} {sshd_server.public(network.device.host_key)}"
+        network.known.write_text(line + "\n")
+        options = SshOptions(known_hosts=network.known, identity=network.device.key)
+        address = f"{network.device.user}@127.0.0.1:{proxy.port}"
+        device = open_device(address, get_board("local"), options=options)
+        with pytest.raises(ChangedHostKeyError, match="known_hosts:1"):
+            deploy_bundle(bundle, device, f"{tmp_path}/root", progress=TakesOver())
+        assert (proxy.cuts, proxy.connections) == (1, 2)
+    assert nobody_logged_in(network.other)
+    assert list((tmp_path / "root" / "releases").iterdir()) == []
+    assert not (tmp_path / "root" / "current").is_symlink()

@@ -16,11 +16,11 @@ _BUFFER = 64 << 10
 class CuttingProxy:
     """Forwards to 127.0.0.1:`target`; each connection is reset after `cut_after` bytes up.
 
-    `bytes_s` limits the way up. The first connection stalls for `stall_s` seconds after
-    `stall_after` bytes. `refuse` is the share of connections that are reset at once (after the
-    first), chosen by `seed`. `up_bytes` have been forwarded to the target, of `connections`
-    connections `refused` were refused and `cuts` were cut, and `answers` counts how often the
-    target began to speak after it was spoken to.
+    `target` may be set anew, for the next connection. `bytes_s` limits the way up. The first
+    connection stalls for `stall_s` seconds after `stall_after` bytes. `refuse` is the share of
+    connections that are reset at once (after the first), chosen by `seed`. `up_bytes` have been
+    forwarded to the target, of `connections` connections `refused` were refused and `cuts` were
+    cut, and `answers` counts how often the target began to speak after it was spoken to.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class CuttingProxy:
         refuse: float = 0.0,
         seed: int = 0,
     ) -> None:
-        self._target = target
+        self.target = target
         self._cut_after = cut_after
         self._bytes_s = bytes_s
         self._stall_after, self._stall_s = stall_after, stall_s
@@ -79,7 +79,7 @@ class CuttingProxy:
                 self.refused += 1
                 _reset(client)
                 continue
-            server = socket.create_connection(("127.0.0.1", self._target))
+            server = socket.create_connection(("127.0.0.1", self.target))
             for pump in (self._up, self._down):
                 thread = threading.Thread(target=pump, args=(client, server), daemon=True)
                 thread.start()
