@@ -23,6 +23,8 @@ SCHEMA = 2
 SCHEMAS = (1, 2)
 """What is read; what is written is `SCHEMA`."""
 MANIFEST_NAME = "manifest.json"
+MAX_MANIFEST_BYTES = 4 << 20
+"""Far above any real one: two thousand files take half a megabyte."""
 SIGNATURE_NAME = "manifest.json.sig"
 APP = "bin/edgepack-run"
 LIBRARY = "model/model.so"
@@ -217,7 +219,10 @@ def parse_manifest(data: bytes) -> Manifest:
     Raises `UnsupportedSchemaError` for another schema, and `ManifestError` naming the
     field for anything else: no JSON, a key that is missing, unknown or given twice, a
     wrong type or value, an unsafe path, or a release id that the content does not have.
+    The device's reader (cpp_runtime/device/src/manifest_reader.cc) has the same rules.
     """
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ManifestError(f"{MANIFEST_NAME}: more than {MAX_MANIFEST_BYTES >> 20} MiB")
     try:
         document = json.loads(
             data.decode(),
@@ -243,8 +248,8 @@ def parse_manifest(data: bytes) -> Manifest:
     if schema >= 2:
         since_2 = {
             "version": _size(top, "version"),
-            "health": parse_health(_table(top, "health")),
-            "service": take_service(top),
+            "health": parse_health(_table(top, "health").need(asdict(DEFAULT_HEALTH))),
+            "service": take_service(top.need(["service"]), whole=True),
         }
     manifest = Manifest(
         schema=schema,
@@ -286,14 +291,13 @@ def parse_health(table: Table) -> Health:
     Raises what `table` raises, for a bound that is not above 0 too.
     """
     values: dict[str, Any] = {}
-    for key in asdict(DEFAULT_HEALTH):
-        value = table.take(key, float, None)
+    for key, default in asdict(DEFAULT_HEALTH).items():
+        value = table.take(key, float, default)
         if value is not None and not 0 < value <= _LARGEST_BOUND:
             raise table.fail(key, f"{value} is not above 0, or beyond {_LARGEST_BOUND}")
         values[key] = value
     table.finish()
-    given = {key: value for key, value in values.items() if value is not None}
-    return replace(DEFAULT_HEALTH, **given)
+    return Health(**values)
 
 
 def _source_model(table: Table) -> SourceModel:

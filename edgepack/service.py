@@ -7,7 +7,7 @@ The table travels in the manifest, so that a new release brings its own argument
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from edgepack.tables import Table
 
@@ -42,14 +42,17 @@ class Service:
     writable: tuple[str, ...] = ()
 
 
-def take_service(top: Table, key: str = "service") -> Service | None:
-    """The service under `key` of `top` (a manifest or edgepack.toml), None if there is none.
+def take_service(top: Table, *, whole: bool = False) -> Service | None:
+    """The service in `top` (a manifest or edgepack.toml), None if there is none.
 
-    Raises the table's error naming the field and the value.
+    No key may be left out of a `whole` table, as manifests have it. Raises the table's error
+    naming the field and the value.
     """
-    table = top.take_table(key, required=False)
+    table = top.take_table("service", required=False)
     if table is None:
         return None
+    if whole:
+        table.need(field.name for field in fields(Service))
     args = table.take_list("args", str)
     if not args or len(args) > _MAX_ARGS:
         raise table.fail("args", f"{len(args)} words; 1 to {_MAX_ARGS} are possible")

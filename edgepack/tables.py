@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -130,6 +130,13 @@ class Table:
         if value not in choices:
             raise self.fail(key, f"unknown value {value!r}", hint=perhaps(value, choices))
         return value
+
+    def need(self, keys: Iterable[str]) -> Table:
+        """This table, of which no key of `keys` may be left out, not even one with a default."""
+        for key in keys:
+            if key not in self._left:
+                raise self.fail(key, "missing")
+        return self
 
     def take_table(self, key: str, *, required: bool = True) -> Table | None:
         """The table under `key`, to be read and finished by the caller."""

@@ -92,7 +92,8 @@ def dotted(document: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
     "path",
     ["schema", "name", "board", "release", "compatible", "compatible|cpu", "compatible|hwcaps",
      "model", "model|sha256", "model|inputs", "model|arena_bytes", "tolerance", "scores",
-     "version", "health", "versions", "versions|tvm", "files", "files|model/model.so|mode"],
+     "version", "health", "health|timeout_s", "health|max_memory_mb", "service", "versions",
+     "versions|tvm", "files", "files|model/model.so|mode"],
 )  # fmt: skip
 def test_every_key_must_be_there(document: dict[str, Any], path: str) -> None:
     table, key = dotted(document, path)
@@ -122,7 +123,8 @@ def test_no_other_key_may_be_there(document: dict[str, Any], path: str) -> None:
      ("model|inputs", [{"name": "x", "dtype": "float32", "shape": [-1]}]),
      ("tolerance", 0), ("tolerance", 1), ("tolerance", "small"), ("scores", "logits"),
      ("version", -1), ("version", "1"), ("health", []), ("health|timeout_s", 0),
-     ("health|timeout_s", 2e6), ("health|max_latency_ms", -1), ("service", "unit"),
+     ("health|timeout_s", 2e6), ("health|timeout_s", None),
+     ("health|max_latency_ms", -1), ("service", "unit"),
      ("files", []), ("files|model/model.so", "x"), ("files|model/model.so|size", "1"),
      ("files|model/model.so|mode", "4755"), ("files|model/model.so|sha256", "ab")],
 )  # fmt: skip
@@ -176,7 +178,7 @@ def test_the_file_table_must_make_sense(
     [(b"", "not JSON"), (b"\xff", "not JSON"), (b"{", "not JSON"), (b"[]", "not a JSON object"),
      (b'{"schema": NaN}', "NaN"), (b'{"schema": 1, "schema": 1}', "'schema' is given twice"),
      (b'{"schema": 1, "name": "\\ud800"}', "not JSON"), (b"[" * 100_000, "not JSON"),
-     (b'{"tolerance": 1' + b"0" * 400 + b"}", "64 bits")],
+     (b'{"tolerance": 1' + b"0" * 400 + b"}", "64 bits"), (b" " * (4 << 20) + b"{}", "4 MiB")],
 )  # fmt: skip
 def test_what_is_no_manifest_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(ManifestError, match=message):

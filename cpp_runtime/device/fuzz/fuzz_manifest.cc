@@ -12,6 +12,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     EDGEPACK_REQUIRE(manifest.schema == 1 || manifest.schema == 2);
     EDGEPACK_REQUIRE(manifest.version >= 0);
     EDGEPACK_REQUIRE(manifest.timeout_s > 0);
+    EDGEPACK_REQUIRE(!manifest.service || !manifest.service->args.empty());
+    EDGEPACK_REQUIRE(!manifest.service || manifest.service->user != "root");
     EDGEPACK_REQUIRE(IsReleaseId(manifest.release));
     EDGEPACK_REQUIRE(IsSafeName(manifest.name) && IsSafeName(manifest.board));
     std::set<std::string> paths;

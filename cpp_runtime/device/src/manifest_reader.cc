@@ -1,6 +1,7 @@
 #include "manifest_reader.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 
 #include "error.h"
@@ -13,6 +14,10 @@ namespace {
 constexpr char kKind[] = "bad-manifest";
 constexpr const char* kRequiredFiles[] = {"bin/edgepack-run", "model/model.so", "model/graph.json",
                                           "model/params.bin"};
+constexpr const char* kDtypes[] = {"bool",  "float16", "float32", "float64", "int8",   "int16",
+                                   "int32", "int64",   "uint8",   "uint16",  "uint32", "uint64"};
+// Of seconds, milliseconds or megabytes, as in edgepack/manifest.py.
+constexpr double kLargestBound = 1e6;
 constexpr const char* kRequiredSince2[] = {"bin/edgepack-device", "install"};
 
 bool IsAlphanumeric(char c) {
@@ -47,7 +52,10 @@ std::string Checked(JsonObject& object, const char* key, bool (*check)(std::stri
 void CheckTensors(JsonObject& model, const char* key) {
   for (JsonObject& tensor : model.Objects(key)) {
     tensor.String("name");
-    tensor.String("dtype");
+    const std::string dtype = tensor.String("dtype");
+    if (std::find(std::begin(kDtypes), std::end(kDtypes), dtype) == std::end(kDtypes)) {
+      tensor.Fail("dtype", "'" + dtype + "' is none");
+    }
     for (const int64_t size : tensor.Ints("shape")) {
       if (size < 0) tensor.Fail("shape", "a negative size");
     }
@@ -73,16 +81,20 @@ void ReadModel(JsonObject model, Manifest& manifest) {
   model.Finish();
 }
 
-// Positive, or nothing for null.
+void CheckBound(const JsonObject& health, const char* key, double value) {
+  if (!(value > 0 && value <= kLargestBound)) health.Fail(key, "not above 0, or beyond 1000000");
+}
+
+// Nothing for null.
 std::optional<double> Budget(JsonObject& health, const char* key) {
   const std::optional<double> value = health.OptionalNumber(key);
-  if (value.has_value() && !(*value > 0)) health.Fail(key, "not above 0");
+  if (value.has_value()) CheckBound(health, key, *value);
   return value;
 }
 
 void ReadHealth(JsonObject health, Manifest& manifest) {
   manifest.timeout_s = health.Number("timeout_s");
-  if (!(manifest.timeout_s > 0)) health.Fail("timeout_s", "not above 0");
+  CheckBound(health, "timeout_s", manifest.timeout_s);
   manifest.max_latency_ms = Budget(health, "max_latency_ms");
   manifest.max_memory_mb = Budget(health, "max_memory_mb");
   health.Finish();
@@ -176,7 +188,7 @@ Manifest ParseManifest(std::string_view bytes) {
     manifest.version = top.Int("version");
     if (manifest.version < 0) top.Fail("version", "negative");
     ReadHealth(top.Object("health"), manifest);
-    top.Skip("service");
+    manifest.service = ReadService(&top);
   }
   top.Finish();
   return manifest;

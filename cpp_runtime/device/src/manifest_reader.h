@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "service_table.h"
+
 namespace edgepack::device {
 
 inline constexpr char kManifestName[] = "manifest.json";
@@ -36,6 +38,7 @@ struct Manifest {
   double timeout_s = 600;
   std::optional<double> max_latency_ms;
   std::optional<double> max_memory_mb;
+  std::optional<ServiceTable> service;
   std::string model_file;
   std::string model_sha256;
   uint64_t arena_bytes;

@@ -25,7 +25,6 @@
 #include "clock.h"
 #include "error.h"
 #include "file.h"
-#include "json.h"
 #include "layout.h"
 #include "manifest_reader.h"
 #include "process.h"
@@ -149,7 +148,8 @@ Verified VerifyRelease(const std::string& root, const std::string& id) {
   release.id = id;
   release.folder = root + "/" + kReleases + "/" + id;
   const std::string text = ReadFile(release.folder + "/" + kManifestName, kMaxManifestBytes);
-  for (const FileEntry& entry : ParseManifest(text).files) {
+  const Manifest manifest = ParseManifest(text);
+  for (const FileEntry& entry : manifest.files) {
     const std::string path = release.folder + "/" + entry.path;
     Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
     if (!fd) ThrowErrno("open", path);
@@ -158,7 +158,7 @@ Verified VerifyRelease(const std::string& root, const std::string& id) {
                         "deploy the release again");
     }
   }
-  release.service = ReadService(text);
+  release.service = manifest.service;
   return release;
 }
 
@@ -521,21 +521,6 @@ class Supervisor {
 };
 
 }  // namespace
-
-std::optional<ServiceTable> ReadService(std::string_view manifest) {
-  const JsonDocument document(manifest, kManifestName, "bad-manifest");
-  JsonObject top = document.Root();
-  if (!top.HasValue("service")) return std::nullopt;
-  JsonObject table = top.Object("service");
-  ServiceTable service;
-  service.args = table.Strings("args");
-  service.restart = table.String("restart");
-  service.watchdog_s = table.OptionalNumber("watchdog_s");
-  if (table.HasValue("memory_mb")) service.memory_mb = table.Size("memory_mb");
-  if (table.HasValue("user")) service.user = table.String("user");
-  service.writable = table.Strings("writable");
-  return service;
-}
 
 double Backoff::Next(double ran_s) {
   if (ran_s >= kMostS) next_s_ = kFirstS;

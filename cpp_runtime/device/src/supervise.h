@@ -8,20 +8,6 @@
 
 namespace edgepack::device {
 
-/// The `service` table of a manifest: see edgepack/service.py.
-struct ServiceTable {
-  std::vector<std::string> args;
-  std::string restart = "always";
-  std::optional<double> watchdog_s;
-  std::optional<std::uint64_t> memory_mb;
-  std::optional<std::string> user;
-  std::vector<std::string> writable;
-};
-
-/// Of a manifest that was verified when it was installed; nothing if it has no such table.
-/// Throws DeviceError "bad-manifest".
-std::optional<ServiceTable> ReadService(std::string_view manifest);
-
 /// How long to wait before the next start: doubled with each quick death, from one second to a
 /// minute, and one second again after a minute of work.
 class Backoff {

@@ -1,16 +1,19 @@
 // Asks one of the tool's readers about a file and prints the answer as JSON:
 //
-//   device-probe manifest FILE
+//   device-probe manifests        (on stdin: for each its size, a newline and its bytes)
 //   device-probe archive FILE
 //   device-probe signature MESSAGE SIGNATURE ALLOWED_SIGNERS NOW
 //
-// Exit code 0 with what was read, else the error's own with {"kind", "message", "hint"}.
+// Exit code 0 with what was read, else the error's own with {"kind", "message", "hint"}. Of
+// manifests each gets a line, and the code is 0.
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 #include <string>
 #include <unistd.h>
+#include <vector>
 
 #include "archive.h"
 #include "error.h"
@@ -35,22 +38,69 @@ std::string ReadAll(const char* path) {
   return data;
 }
 
-void ProbeManifest(const char* path, JsonWriter& json) {
-  const Manifest manifest = ParseManifest(ReadAll(path));
+void WriteStrings(const std::vector<std::string>& strings, JsonWriter& json) {
+  json.BeginArray();
+  for (const std::string& string : strings) json.String(string);
+  json.EndArray();
+}
+
+void WriteService(const ServiceTable& service, JsonWriter& json) {
+  WriteStrings(service.args, json.BeginObject().Key("args"));
+  json.Key("restart").String(service.restart);
+  json.Key("watchdog_s").Number(service.watchdog_s.value_or(NAN)).Key("memory_mb");
+  if (service.memory_mb) {
+    json.Int(static_cast<int64_t>(*service.memory_mb));
+  } else {
+    json.Null();
+  }
+  json.Key("user").StringOrNull(service.user);
+  WriteStrings(service.writable, json.Key("writable"));
+  json.EndObject();
+}
+
+void WriteManifest(const Manifest& manifest, JsonWriter& json) {
   json.BeginObject().Key("schema").Int(manifest.schema);
   json.Key("name").String(manifest.name).Key("board").String(manifest.board);
   json.Key("release").String(manifest.release).Key("triple").String(manifest.triple);
   json.Key("cpu").String(manifest.cpu).Key("glibc").String(manifest.glibc);
-  json.Key("hwcaps").BeginArray();
-  for (const std::string& hwcap : manifest.hwcaps) json.String(hwcap);
-  json.EndArray().Key("version").Int(manifest.version);
+  WriteStrings(manifest.hwcaps, json.Key("hwcaps"));
+  json.Key("version").Int(manifest.version);
   json.Key("tolerance").Number(manifest.tolerance).Key("timeout_s").Number(manifest.timeout_s);
+  json.Key("max_latency_ms").Number(manifest.max_latency_ms.value_or(NAN));
+  json.Key("max_memory_mb").Number(manifest.max_memory_mb.value_or(NAN));
+  json.Key("service");
+  if (manifest.service) {
+    WriteService(*manifest.service, json);
+  } else {
+    json.Null();
+  }
   json.Key("model_sha256").String(manifest.model_sha256).Key("files").BeginObject();
   for (const FileEntry& file : manifest.files) {
     json.Key(file.path).BeginArray().String(file.sha256);
     json.Int(static_cast<int64_t>(file.size)).Bool(file.executable).EndArray();
   }
   json.EndObject().EndObject();
+}
+
+void WriteRefusal(const DeviceError& error, JsonWriter& json) {
+  json.BeginObject().Key("kind").String(error.kind).Key("message").String(error.message);
+  json.Key("hint").String(error.hint).EndObject();
+}
+
+int ProbeManifests() {
+  size_t size = 0;
+  while (std::scanf("%zu", &size) == 1 && std::getchar() == '\n') {
+    std::string text(size, '\0');
+    if (std::fread(text.data(), 1, size, stdin) != size) return kExitUsage;
+    JsonWriter json;
+    try {
+      WriteManifest(ParseManifest(text), json);
+    } catch (const DeviceError& error) {
+      WriteRefusal(error, json);
+    }
+    std::puts(json.text().c_str());
+  }
+  return 0;
 }
 
 void ProbeArchive(const char* path, JsonWriter& json) {
@@ -81,19 +131,17 @@ void ProbeSignature(char** arguments, JsonWriter& json) {
 int Main(int argc, char** argv) {
   JsonWriter json;
   try {
-    if (argc == 3 && std::strcmp(argv[1], "manifest") == 0) {
-      ProbeManifest(argv[2], json);
-    } else if (argc == 3 && std::strcmp(argv[1], "archive") == 0) {
+    if (argc == 2 && std::strcmp(argv[1], "manifests") == 0) return ProbeManifests();
+    if (argc == 3 && std::strcmp(argv[1], "archive") == 0) {
       ProbeArchive(argv[2], json);
     } else if (argc == 6 && std::strcmp(argv[1], "signature") == 0) {
       ProbeSignature(argv + 2, json);
     } else {
-      throw DeviceError(kExitUsage, "usage", "manifest, archive or signature");
+      throw DeviceError(kExitUsage, "usage", "manifests, archive or signature");
     }
   } catch (const DeviceError& error) {
     JsonWriter refusal;
-    refusal.BeginObject().Key("kind").String(error.kind).Key("message").String(error.message);
-    refusal.Key("hint").String(error.hint).EndObject();
+    WriteRefusal(error, refusal);
     std::puts(refusal.text().c_str());
     return error.exit_code;
   }

@@ -3,6 +3,8 @@
 #include <doctest/doctest.h>
 
 #include "error.h"
+#include "json.h"
+#include "service_table.h"
 #include "supervise.h"
 #include "support.h"
 
@@ -38,10 +40,17 @@ TEST_CASE("a log is never more than two files") {
   CHECK_THROWS_AS(BoundedLog(folder / "no/log"), DeviceError);
 }
 
+std::optional<ServiceTable> Read(const std::string& manifest) {
+  const JsonDocument document(manifest, "it", "kind");
+  JsonObject top = document.Root();
+  return ReadService(&top);
+}
+
+// That both readers take the same tables is tested in tests/integration/test_manifest_readers.py.
 TEST_CASE("the service table of a manifest") {
-  CHECK_FALSE(ReadService(R"({"schema": 2, "service": null})"));
-  CHECK_FALSE(ReadService(R"({"schema": 1})"));
-  const auto service = ReadService(R"({"service": {
+  CHECK_FALSE(Read(R"({"service": null})"));
+  CHECK_THROWS_WITH_AS(Read("{}"), "it: service: missing", DeviceError);
+  const auto service = Read(R"({"service": {
     "args": ["--watch", "/in"], "restart": "on-failure", "watchdog_s": 2.5, "memory_mb": 64,
     "user": null, "writable": ["/in"]}})");
   REQUIRE(service);
@@ -51,7 +60,8 @@ TEST_CASE("the service table of a manifest") {
   CHECK(service->memory_mb == 64);
   CHECK_FALSE(service->user);
   CHECK(service->writable == std::vector<std::string>{"/in"});
-  CHECK_THROWS_AS(ReadService(R"({"service": {"args": "--watch"}})"), DeviceError);
+  CHECK_THROWS_WITH_AS(Read(R"({"service": {"args": "--watch"}})"), "it: service.args: not a list",
+                       DeviceError);
 }
 
 }  // namespace edgepack::device::testing
