@@ -68,26 +68,27 @@ def look(device: Device, root: str) -> Site:
     return Site(place=place, kind=kind, rights=rights, service=document.service)
 
 
-def need_service(site: Site) -> Service:
-    """The service that the current release asks for. Raises NoServiceError if it does not."""
-    if site.service is None:
+def need_service(service: Service | None, what: str) -> Service:
+    """`service`, which the release `what` asks for. Raises NoServiceError if it does not."""
+    if service is None:
         raise NoServiceError(
-            f"the release in {site.place.root} has no [service] table",
+            f"{what} has no [service] table",
             hint="add it to edgepack.toml and deploy again",
         )
-    return site.service
+    return service
 
 
 def install(device: Device, root: str, *, kind: str = "auto") -> dict[str, Any]:
     """Make the current release in `root` start now and at each boot.
 
-    `kind` "auto" is systemd where it runs, else an init script for root, else the login's
-    crontab. Raises NoServiceError, NotPermittedError, UsageError, RemoteCommandError.
+    What runs already, from the same files, runs on. `kind` "auto" is systemd where it runs,
+    else an init script for root, else the login's crontab. Raises NoServiceError,
+    NotPermittedError, UsageError, RemoteCommandError.
     """
     site = look(device, root)
-    need_service(site)
+    service = need_service(site.service, f"the release in {site.place.root}")
     kind = _choose(site, kind)
-    _INSTALLERS[kind](device, site)
+    _INSTALLERS[kind](device, site, service)
     return {"service": site.place.title, "kind": kind, "root": site.place.root}
 
 
@@ -152,8 +153,10 @@ def _sudo(site: Site) -> str:
     return "sudo -n " if site.rights == "sudo" else ""
 
 
-def _place_file(device: Device, site: Site, text: str, path: str, mode: str) -> None:
-    """Write `text` to `path`, whole or not at all."""
+def _place_file(device: Device, site: Site, text: str, path: str, mode: str) -> bool:
+    """Write `text` to `path`, whole or not at all; False if that is what it has."""
+    if device.run(f"cat {path}", check=False).stdout == text:
+        return False
     sudo = _sudo(site)
     remote = f"{site.place.root}/.service.part"
     with tempfile.NamedTemporaryFile("w", suffix=".part") as file:
@@ -164,34 +167,38 @@ def _place_file(device: Device, site: Site, text: str, path: str, mode: str) -> 
         f"{sudo}cp {remote} {path}.new && {sudo}chown root: {path}.new && "
         f"{sudo}chmod {mode} {path}.new && {sudo}mv {path}.new {path} && rm {remote}"
     )
+    return True
 
 
-def _install_unit(device: Device, site: Site) -> None:
+def _install_unit(device: Device, site: Site, service: Service) -> None:
     unit, sudo = site.place.unit, _sudo(site)
-    text = systemd_unit(site.place, need_service(site))
-    _place_file(device, site, text, f"/etc/systemd/system/{unit}", "644")
+    text = systemd_unit(site.place, service)
+    new = _place_file(device, site, text, f"/etc/systemd/system/{unit}", "644")
     device.run(
         f"{sudo}systemctl daemon-reload && {sudo}systemctl enable {unit} && "
-        f"{sudo}systemctl restart {unit}"
+        f"{sudo}systemctl {'restart' if new else 'start'} {unit}"
     )
 
 
-def _install_init(device: Device, site: Site) -> None:
+def _install_init(device: Device, site: Site, _service: Service) -> None:
     title, sudo = site.place.title, _sudo(site)
     path = f"/etc/init.d/{title}"
-    _place_file(device, site, init_script(site.place), path, "755")
+    new = _place_file(device, site, init_script(site.place), path, "755")
     # busybox's init starts S??* of that folder, in order, with "start".
     device.run(
         f"{{ {sudo}update-rc.d {title} defaults 2>/dev/null || "
-        f"{sudo}ln -sf {title} /etc/init.d/S95{title}; }} && {sudo}{path} restart"
+        f"{sudo}ln -sf {title} /etc/init.d/S95{title}; }} && "
+        f"{sudo}{path} {'restart' if new else 'start'}"
     )
 
 
-def _install_cron(device: Device, site: Site) -> None:
+def _install_cron(device: Device, site: Site, _service: Service) -> None:
     line, place = cron_line(site.place), site.place
     command = line.removeprefix("@reboot ").split(" #")[0]
     device.run(
         "command -v crontab >/dev/null || { echo 'there is no crontab here' >&2; exit 1; }\n"
+        f"crontab -l 2>/dev/null | grep -qxF {shlex.quote(line)} && "
+        f"pgrep -f '^{place.tool} run --supervise' >/dev/null && exit 0\n"
         f"{{ crontab -l 2>/dev/null | grep -v '# {place.title}$'; echo {shlex.quote(line)}; }} "
         "| crontab -\n"
         f"pkill -f '^{place.tool} run --supervise' || true\n"
@@ -199,7 +206,7 @@ def _install_cron(device: Device, site: Site) -> None:
     )
 
 
-_INSTALLERS: dict[str, Callable[[Device, Site], None]] = {
+_INSTALLERS: dict[str, Callable[[Device, Site, Service], None]] = {
     "systemd": _install_unit,
     "init": _install_init,
     "cron": _install_cron,

@@ -6,6 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
+from edgepack import remote_service
 from edgepack.boards import Board, get_board
 from edgepack.bundle import Bundle, open_bundle
 from edgepack.cli.console import Console
@@ -93,6 +94,12 @@ def add_transfer(parser: argparse.ArgumentParser) -> None:
         help="seconds to wait for another deploy to the same folder "
         f"(default: {DEFAULT_OPTIONS.wait_s:.0f})",
     )
+    parser.add_argument(
+        "--service",
+        action="store_true",
+        help="then have it run, now and at each boot, as its [service] table says: see "
+        "`edgepack service install`",
+    )
 
 
 def rate(text: str) -> float:
@@ -122,16 +129,26 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Deploy and print what was done and what the smoke test gave."""
     options = deploy_options(args)
     bundle, board, spec, root = _bundle(args, console)
+    if args.service:
+        remote_service.need_service(bundle.manifest.service, f"bundle {bundle.manifest.name}")
     device = _connect(args, spec, board, console)
     try:
         if args.dry_run:
             steps = preview(bundle, device, root, options=options)
-            console.data(steps.to_dict(), _plan_text(bundle, device.name, steps.lines()))
+            lines = steps.lines() + (["service  run it, now and at each boot"] * args.service)
+            console.data(steps.to_dict(), _plan_text(bundle, device.name, lines))
             return 0
         report = deploy_bundle(bundle, device, root, options=options, progress=console)
+        data, lines = report.to_dict(), deploy_lines(report, bundle.manifest.name)
+        if args.service:
+            console.step(f"release {report.release} is current; starting it as a service")
+            data["service"] = started = remote_service.install(device, root)
+            lines.append(
+                f"service   {started['service']}, now and at each boot ({started['kind']})"
+            )
     finally:
         device.close()
-    console.data(report.to_dict(), "\n".join(deploy_lines(report, bundle.manifest.name)))
+    console.data(data, "\n".join(lines))
     return 0
 
 

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from edgepack import remote_service
 from edgepack.boards import load_boards
 from edgepack.cli.console import Console
 from edgepack.cli.deploy import add_transfer, deploy_options, refuse_job
@@ -149,11 +150,15 @@ def _deploy(args: argparse.Namespace, console: Console) -> int:
         )
         root = project.root
     model = next(iter(bundles.values())).manifest.name
+    if args.service:
+        for board, bundle in bundles.items():
+            remote_service.need_service(bundle.manifest.service, f"bundle {model} for {board}")
     work = Deploy(
         bundles=bundles,
         connect=Connector(boards=boards, options=ssh_options(args)),
         root=root or default_root(model),
         options=options,
+        service=args.service,
     )
     rollout = Rollout(fleet=fleet, settings=settings, devices=devices, work=work, model=model)
     with Journal(fleet.journal(model, args.journal), write=not args.dry_run) as journal:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _show(kind: str, site: remote_service.Site, console: Console) -> None:
-    service = remote_service.need_service(site)
+    service = remote_service.need_service(site.service, f"the release in {site.place.root}")
     text = {
         "systemd": lambda: systemd_unit(site.place, service),
         "init": lambda: init_script(site.place),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgepack import remote_service
 from edgepack.boards import Board
 from edgepack.bundle import Bundle
 from edgepack.deploy import DEFAULT_OPTIONS, DeployOptions, deploy_bundle
@@ -67,10 +68,11 @@ class _OnDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class Deploy(_OnDevice):
-    """Bring each device the bundle of its board."""
+    """Bring each device the bundle of its board, and with `service` have it run at each boot."""
 
     bundles: Mapping[str, Bundle]
     options: DeployOptions = DEFAULT_OPTIONS
+    service: bool = False
     action: str = "deploy"
 
     def wanted(self, device: FleetDevice) -> str | None:
@@ -82,7 +84,9 @@ class Deploy(_OnDevice):
         bundle = self.bundles[str(device.board)]
         with self._open(device) as (remote, root):
             report = deploy_bundle(bundle, remote, root, options=self.options)
-        details = {"sent_bytes": report.sent_bytes, "before": report.before}
+            details: dict[str, Any] = {"sent_bytes": report.sent_bytes, "before": report.before}
+            if self.service:
+                details["service"] = remote_service.install(remote, root)["kind"]
         return Done(outcome=report.outcome, release=report.release, details=details)
 
     def check(self, device: FleetDevice) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from edgepack import remote_service, virtual
+from edgepack import cli, remote_service, virtual
 from edgepack.boards import get_board
 from edgepack.bundle import Bundle, write_tarball
 from edgepack.device.ssh import SshDevice
 from edgepack.errors import ConnectError, RemoteError
+from edgepack.remote_service import NoServiceError
 from edgepack.service import Service
 from edgepack.virtual import VirtualBoard
 from edgepack.virtual.rootfs import rootfs
@@ -172,6 +173,9 @@ def install_service(on: Watched, bundle: Bundle, folder: Path, kind: str) -> Non
     assert app is not None
     assert app[1] == bundle.manifest.release
     assert remote_service.status(on.root, ROOT)["running"]
+    # The same again is nothing: it runs on.
+    assert remote_service.install(on.root, ROOT) == done
+    assert on.app() == app
     # It cannot write to the folder that it owns, and others can.
     assert on.root.run(f"stat -c %U /proc/{app[0]}").stdout == "pi\n"
     on.until(lambda: "app: uid 1000" in on.log(), "a word of the app")
@@ -236,6 +240,53 @@ def test_a_service_without_systemd(bundles: dict[str, Bundle], tmp_path: Path) -
         pi.close()
         root.close()
         virtual.down("supervised")
+
+
+def test_a_deploy_that_starts_the_service(
+    bundles: dict[str, Bundle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One command line from a bundle to an app that runs, and the same one for the next release."""
+    board = virtual.up(get_board("rasp3b"), name="deployed")
+    root = login(board, "root")
+    on = Watched(root, root, f"cat {LOG}")
+    known = tmp_path / "known_hosts"
+    known.write_text(board.host_key + "\n")
+    where = ("--device", f"root@{board.host}:{board.port}", "--root", "/srv/tiny")
+    access = ("--identity", str(board.key_file), "--known-hosts", str(known))
+
+    def deploy(bundle: Bundle) -> tuple[str, dict[str, str]]:
+        words = ("deploy", "--bundle", str(bundle.path), "--service", "--json", "-q")
+        assert cli.main([*words, *where, *access]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        return answer["outcome"], answer["service"]
+
+    try:
+        plain = fake_app.fake_bundle(tmp_path / "plain", board="rasp3b")
+        words = ["deploy", "--bundle", str(plain.path), "--service", *where, *access]
+        assert cli.main(words) == NoServiceError.exit_code
+        assert "bundle tiny has no [service] table" in capsys.readouterr().err
+        assert root.run("[ ! -e /srv/tiny ]", check=False).returncode == 0
+
+        root.run(f"mkdir -p {ORDERS}")
+        started = {"service": "edgepack-tiny", "kind": "init", "root": "/srv/tiny"}
+        assert deploy(bundles["first"]) == ("deployed", started)
+        on.until(lambda: on.app() is not None, "the app")
+        app = on.app()
+        assert app is not None
+        assert app[1] == bundles["first"].manifest.release
+        # The folder is root's, the app is not.
+        assert root.run(f"stat -c %U /proc/{app[0]}").stdout == "nobody\n"
+        supervisor = root.run("cat /run/edgepack-tiny.pid").stdout
+
+        assert deploy(bundles["first"]) == ("unchanged", started)
+        assert on.app() == app
+
+        assert deploy(bundles["second"]) == ("deployed", started)
+        assert on.until_another(app)[1] == bundles["second"].manifest.release
+        assert root.run("cat /run/edgepack-tiny.pid").stdout == supervisor
+    finally:
+        root.close()
+        virtual.down("deployed")
 
 
 # Debian's systemd becomes process 1 of a container on the board, with cgroups of its own, and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,6 +87,26 @@ def test_the_look_after_the_soak_time(tool: FakeTool) -> None:
     tool.pending, tool.current = None, OLD
     with pytest.raises(RemoteError, match=f"release {NEW} is not current any more, but {OLD}"):
         deploy.check(DEVICE)
+    assert tool.open == 0
+
+
+def test_a_deploy_with_a_service(tool: FakeTool, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle: Any = SimpleNamespace(manifest=SimpleNamespace(release=NEW))
+    report = SimpleNamespace(sent_bytes=7, before=OLD, outcome="deployed", release=NEW)
+    asked: list[tuple[str, str]] = []
+
+    def install(device: Any, root: str) -> dict[str, str]:
+        asked.append((device.name, root))
+        return {"kind": "systemd"}
+
+    monkeypatch.setattr(module, "deploy_bundle", lambda *_, **__: report)
+    monkeypatch.setattr(module.remote_service, "install", install)
+    deploy = Deploy(connect=tool.connect, root="edgepack/m", bundles={"rasp3b": bundle})
+    assert deploy(DEVICE).details == {"sent_bytes": 7, "before": OLD}
+    assert asked == []
+    done = replace(deploy, service=True)(DEVICE)
+    assert (done.outcome, done.details["service"]) == ("deployed", "systemd")
+    assert asked == [("a", "edgepack/m")]
     assert tool.open == 0
 
 
