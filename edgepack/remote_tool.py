@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgepack.bundle import Bundle
-from edgepack.device.base import Device
+from edgepack.device.base import Device, RemoteResult
 from edgepack.device.errors import DiskFullError, command_error
 from edgepack.device.patience import Pace
 from edgepack.errors import (
@@ -155,7 +155,32 @@ def call(device: Device, root: str, *words: str) -> dict[str, Any]:
     Raises RemoteError if nothing was deployed below `root`, and what `tool_error` gives.
     """
     layout = Layout.of(root)
-    done = device.run(layout.command(*words), check=False)
+    return _answer(device, layout, device.run(layout.command(*words), check=False))
+
+
+def set_signers(device: Device, root: str, signers: bytes) -> dict[str, Any]:
+    """Have `device` take bundles of these signers only, whoever they were before.
+
+    `signers` is a list as in ssh-keygen(1). Gives {"signers", "list"}. Raises as `call`,
+    RefusedBundleError for a list that the device does not understand.
+    """
+    layout = Layout.of(root)
+    # A link that breaks here must not leave a shorter list.
+    script = (
+        f"new=.signers.$$; trap 'rm -f $new' EXIT; cat >$new; "
+        f"[ $(wc -c <$new) -eq {len(signers)} ] || exit 1\n"
+        f"{DEVICE_TOOL} --root . --json trust set $new"
+    )
+    stream = device.open(layout.enter(script))
+    with contextlib.closing(stream):
+        with contextlib.suppress(BrokenPipeError):  # its answer says why
+            stream.write(signers)
+        done = stream.finish()
+    return _answer(device, layout, done)
+
+
+def _answer(device: Device, layout: Layout, done: RemoteResult) -> dict[str, Any]:
+    """The tool's JSON in `done`; raises as `call`."""
     if done.returncode == _SHELL_FOUND_NOTHING:
         raise RemoteError(
             f"{device.name}: there is no device tool in {layout.root}",

@@ -28,6 +28,7 @@ from edgepack.cli import (
     service,
     sign,
     status,
+    trust,
     verify,
 )
 from edgepack.cli.console import Console
@@ -38,7 +39,7 @@ from edgepack.paths import set_cache_dir
 COMMANDS = (
     *(boards, doctor, inspect, compile, package),
     *(keygen, sign, verify),
-    *(deploy, status, rollback, prune),
+    *(deploy, status, rollback, prune, trust),
     *(run, service, bench, fleet, board),
 )
 INTERRUPTED = 130

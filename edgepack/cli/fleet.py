@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,7 @@ from edgepack.cli.options import (
     project_of,
     ssh_options,
 )
+from edgepack.cli.trust import add_signers, read_signers
 from edgepack.errors import UsageError
 from edgepack.fleet import (
     Fleet,
@@ -42,6 +44,7 @@ from edgepack.fleet import (
     Result,
     Settings,
     Share,
+    Work,
     load_fleet,
     make_plan,
     select,
@@ -50,7 +53,7 @@ from edgepack.fleet import (
 from edgepack.fleet.build import build_bundles, open_bundles
 from edgepack.fleet.limits import allow_parallel
 from edgepack.fleet.report import FleetReport
-from edgepack.fleet.work import Connector, Deploy, Rollback, Status
+from edgepack.fleet.work import Connector, Deploy, Rollback, SetTrust, Status
 
 _ALL = Share(value=100, percent=True)
 
@@ -58,7 +61,7 @@ _ALL = Share(value=100, percent=True)
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command and its actions."""
     parser = commands.add_parser(
-        "fleet", help="many devices, in waves: plan, deploy, status, rollback"
+        "fleet", help="many devices, in waves: plan, deploy, status, rollback, trust"
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
@@ -89,7 +92,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
     asker = actions.add_parser("status", help="which model runs where, since when, and its health")
     goer_back = actions.add_parser("rollback", help="back from what `fleet deploy` brought")
-    for action in (asker, goer_back):
+    truster = actions.add_parser("trust", help="replace whose signatures the devices take")
+    for action in (asker, goer_back, truster):
         add_fleet(action)
         for add_options in (add_model, add_parallel, add_ssh):
             add_options(action)
@@ -98,6 +102,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add_waves(goer_back)
     add_journal(goer_back)
+    add_signers(truster)
+    add_waves(truster)
 
     reporter = actions.add_parser("report", help="the last rollout again, from its journal")
     add_fleet(reporter)
@@ -117,6 +123,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         "deploy": _deploy,
         "status": _status,
         "rollback": _rollback,
+        "trust": _trust,
         "report": _report,
     }
     return actions[args.action](args, console)
@@ -194,14 +201,31 @@ def _status(args: argparse.Namespace, console: Console) -> int:
         max_failures=_ALL,
         max_failures_total=_ALL,
     )
+    return _once(args, fleet, settings, Status, console)
+
+
+def _trust(args: argparse.Namespace, console: Console) -> int:
+    fleet, settings = _begin(args)
+    work = functools.partial(SetTrust, signers=read_signers(args.signers))
+    return _once(args, fleet, settings, work, console)
+
+
+def _once(
+    args: argparse.Namespace,
+    fleet: Fleet,
+    settings: Settings,
+    make_work: Callable[..., Work],
+    console: Console,
+) -> int:
+    """Work that is done each time anew, whatever was done before."""
     release = release_of(args)
     devices, connect = _reach(args, fleet, release.board)
-    work = Status(connect=connect, root=release.root)
+    work = make_work(connect=connect, root=release.root)
     rollout = Rollout(
         fleet=fleet, settings=settings, devices=devices, work=work, model=release.name
     )
     # As large as the fleet, and of no use afterwards.
-    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "status") as journal:
+    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "once") as journal:
         return carry_out(rollout, rollout.plan(journal), journal, console, args.html)
 
 

@@ -37,6 +37,10 @@ _COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         ("device", "board", "outcome", "release", "version", "model", "since", "by", "error"),
     ),
+    "trust": (
+        ("device", "wave", "board", "address", "outcome", "signers", "at", "error", "hint"),
+        ("device", "wave", "board", "outcome", "signers", "error"),
+    ),
 }  # fmt: skip
 
 

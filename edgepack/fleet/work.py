@@ -15,7 +15,7 @@ from edgepack.device import Device, SshOptions, open_device, open_virtual
 from edgepack.errors import RemoteError
 from edgepack.fleet.inventory import VIRTUAL, FleetDevice
 from edgepack.fleet.rollout import Done
-from edgepack.remote_tool import call
+from edgepack.remote_tool import call, set_signers
 
 Connect = Callable[[FleetDevice], Device]
 
@@ -151,3 +151,20 @@ class Status(_OnDevice):
             release=current["release"],
             details=details | {"latency_ms": health.get("latency_ms"), "tool": answer["tool"]},
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetTrust(_OnDevice):
+    """Have each device take bundles of `signers` (a list as in ssh-keygen(1)) and no others."""
+
+    signers: bytes
+    action: str = "trust"
+
+    def wanted(self, device: FleetDevice) -> str | None:
+        """See `Work.wanted`."""
+
+    def __call__(self, device: FleetDevice) -> Done:
+        """See `Work`."""
+        with self._open(device) as (remote, root):
+            answer = set_signers(remote, root, self.signers)
+        return Done(outcome="set", release=None, details={"signers": ", ".join(answer["signers"])})

@@ -154,4 +154,11 @@ std::string StatusText(const Site& site) {
   return text;
 }
 
+std::string TrustJson(const Trust& trust) {
+  JsonWriter json;
+  json.BeginObject().Key("signers");
+  WriteSigners(trust, &json);
+  return json.Key("list").StringOrNull(trust.signers()).EndObject().text();
+}
+
 }  // namespace edgepack::device

@@ -10,5 +10,7 @@ namespace edgepack::device {
 std::string StatusJson(const Site& site);
 /// The same in a few lines of words.
 std::string StatusText(const Site& site);
+/// Whose bundles are taken, for programs: {"signers", "list"}. The list is null if none is pinned.
+std::string TrustJson(const Trust& trust);
 
 }  // namespace edgepack::device

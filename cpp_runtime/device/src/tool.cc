@@ -264,7 +264,9 @@ class Tool {
   [[nodiscard]] int ShowOrSetTrust() const {
     const Site site = Site::Open(Root());
     if (options_.words == std::vector<std::string>{"show"}) {
-      Print(site.trust.signers().value_or("no signers are pinned: unsigned bundles are taken\n"));
+      Print(options_.json ? TrustJson(site.trust) + "\n"
+                          : site.trust.signers().value_or(
+                                "no signers are pinned: unsigned bundles are taken\n"));
       return 0;
     }
     if (options_.words.size() != 2 || options_.words[0] != "set") {
@@ -272,6 +274,7 @@ class Tool {
     }
     const Lock lock = TakeLock(site);
     site.trust.SetSigners(ReadUserFile(options_.words[1]));
+    if (options_.json) Print(TrustJson(site.trust) + "\n");
     return 0;
   }
 

@@ -1,0 +1,64 @@
+"""`edgepack trust`: whose bundles a device takes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from edgepack.cli.console import Console
+from edgepack.cli.options import add_device, add_release, open_release
+from edgepack.errors import UsageError
+from edgepack.remote_tool import call, set_signers
+from edgepack.tables import read_text
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser("trust", help="whose signatures a device takes: show or replace")
+    parser.add_argument("action", choices=("show", "set"))
+    add_signers(parser, nargs="?")
+    add_release(parser)
+    add_device(parser)
+    parser.set_defaults(run=run)
+
+
+def add_signers(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
+    """The list to replace a device's with."""
+    parser.add_argument(
+        "signers",
+        nargs=nargs,
+        type=Path,
+        metavar="FILE",
+        help="allowed signers, as ssh-keygen(1) has them: these, and no others",
+    )
+
+
+def read_signers(path: Path) -> bytes:
+    """The list in `path`; the device says whether it is one. Raises UsageError."""
+    return read_text(path, error=UsageError).encode()
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Show or replace the list."""
+    if (args.action == "set") != (args.signers is not None):
+        raise UsageError("trust takes `show`, or `set` and a file")
+    signers = read_signers(args.signers) if args.signers is not None else None
+    device, root = open_release(args, console)
+    try:
+        if signers is None:
+            answer = call(device, root, "trust", "show")
+            text = answer["list"] or "no signers are pinned: unsigned bundles are taken"
+        else:
+            before = call(device, root, "trust", "show")["signers"]
+            answer = set_signers(device, root, signers)
+            text = "\n".join(_changes(f"{root} on {device.name}", before, answer["signers"]))
+    finally:
+        device.close()
+    console.data(answer, text.rstrip("\n"))
+    return 0
+
+
+def _changes(where: str, before: list[str], after: list[str]) -> list[str]:
+    marks = {name: "    " if name in before else "new " for name in after}
+    marks |= {name: "gone" for name in before if name not in after}
+    return [f"{where} takes bundles of", *(f"{mark} {name}" for name, mark in marks.items())]
