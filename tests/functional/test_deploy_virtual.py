@@ -5,6 +5,9 @@ Power cuts are in tests/faults.
 
 from __future__ import annotations
 
+import gzip
+import json
+import lzma
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +40,7 @@ from tests.integration.cutting_proxy import CuttingProxy
 
 ROOT = "edgepack/tiny"
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
+RELEASED = FIXTURES / "bundle-0.1.0-rasp3b.tar.xz"
 _WEIGHTS = 14_000_000  # as MobileNetV2's
 
 
@@ -235,34 +239,61 @@ def test_installing_without_a_network_does_what_a_deploy_does(
         virtual.down("byhand")
 
 
-def test_released_bundles_are_still_installed(tmp_path: Path) -> None:
-    """One of each schema, kept as it was; what is in them is a stand-in, but for the signature.
+def test_the_released_bundle_is_still_installed(tmp_path: Path) -> None:
+    """Kept as 0.1.0 made and signed it: a real app, kernels, device tool and golden outputs."""
+    released = tmp_path / "released.tar.gz"
+    released.write_bytes(gzip.compress(lzma.decompress(RELEASED.read_bytes()), 1))
+    bundle = open_bundle(released)
+    signers = RELEASED.with_name("bundle-0.1.0-rasp3b.signers")
+    board = virtual.up(get_board("rasp3b"), name="fixtures")
+    device = connect(board)
 
-    The app of the first is no program: it is stored and verified, not activated.
-    """
+    def check(root: str) -> None:
+        status = call(device, root, "status")
+        current = status["current"]
+        assert (current["release"], current["version"]) == (bundle.manifest.release, 7)
+        assert current["signer"].startswith("releases@example.org SHA256:")
+        assert current["health"]["outcome"] == "ok"
+        # What onnxruntime gave when it was made.
+        assert 0 < current["health"]["max_abs_error"] < 1e-5
+
+    try:
+        device.put(build_device_tool(get_board("rasp3b")).path, "edgepack-device")
+        device.put(released, "released.tar.gz")
+        device.put(signers, "signers")
+        # By hand, with the tool that came with it.
+        folder = bundle.manifest.folder_name
+        device.run(f"tar xzf released.tar.gz && {folder}/install --root ~/then --signers signers")
+        check("then")
+        # A tool of today reads what that one left, and installs the same elsewhere.
+        tool = "chmod +x edgepack-device && ./edgepack-device --json --root"
+        answer = json.loads(device.run(f"{tool} then install released.tar.gz").stdout)
+        assert answer["outcome"] == "unchanged"
+        device.run(f"{tool} now install released.tar.gz --signers signers")
+        check("now")
+        # A deploy of today finds it there; and where nothing is, talks to the tool it brings.
+        options = DeployOptions(signers=signers)
+        for root, outcome in (("then", "unchanged"), ("now", "unchanged"), ("new", "deployed")):
+            assert deploy_bundle(bundle, device, root, options=options).outcome == outcome
+            check(root)
+        answer = run_on_device(device, "new", RunRequest(image=bundle.file("golden/image.png")))
+        assert answer["top"][0]["label"] == "disc"
+    finally:
+        device.close()
+        virtual.down("fixtures")
+
+
+def test_a_bundle_of_the_first_schema_is_still_stored() -> None:
+    """Its app is a stand-in, from before there were releases: it is not activated."""
     board = virtual.up(get_board("rasp3b"), name="fixtures")
     device = connect(board)
     try:
         device.put(build_device_tool(get_board("rasp3b")).path, "edgepack-device")
-        for path in FIXTURES.glob("bundle-schema*"):
-            device.put(path, path.name)
-        tool = "chmod +x edgepack-device && ./edgepack-device --root"
-        device.run(f"{tool} first --json install bundle-schema1.tar.gz --no-activate")
+        device.put(FIXTURES / "bundle-schema1.tar.gz", "old.tar.gz")
+        tool = "chmod +x edgepack-device && ./edgepack-device --root first"
+        device.run(f"{tool} install old.tar.gz --no-activate")
         first = open_bundle(FIXTURES / "bundle-schema1.tar.gz").manifest
-        assert device.run(f"{tool} first verify {first.release}").returncode == 0
-        # A device of today, whose tool is not replaced by an older one.
-        device.run("mkdir -p second/bin && cp edgepack-device second/bin")
-        device.run(
-            f"{tool} second --json install bundle-schema2.tar.gz --signers bundle-schema2.signers"
-        )
-        second = open_bundle(FIXTURES / "bundle-schema2.tar.gz").manifest
-        status = call(device, "second", "status")["current"]
-        assert (status["release"], status["version"]) == (second.release, 7)
-        assert status["signer"].startswith("releases@example.org SHA256:")
-        assert status["health"]["outcome"] == "ok"
-        # And by a deploy, on a device that trusts its signer.
-        open_second = open_bundle(FIXTURES / "bundle-schema2.tar.gz")
-        assert deploy_bundle(open_second, device, "second").outcome == "unchanged"
+        assert device.run(f"{tool} verify {first.release}").returncode == 0
     finally:
         device.close()
         virtual.down("fixtures")

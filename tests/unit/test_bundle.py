@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import lzma
 import os
 import random
 import shutil
@@ -322,10 +323,15 @@ def test_the_first_bundle_schema_is_still_read() -> None:
     assert bundle.manifest.folder_name == bundle.path.name
 
 
-def test_the_second_bundle_schema_is_still_read() -> None:
-    bundle = open_bundle(FIXTURE.with_name("bundle-schema2.tar.gz"))
-    assert bundle.manifest.schema == 2
-    assert (bundle.manifest.version, bundle.manifest.health.max_memory_mb) == (7, 500)
+def test_the_released_bundle_is_still_read(tmp_path: Path) -> None:
+    released = FIXTURE.with_name("bundle-0.1.0-rasp3b.tar.xz")
+    archive = tmp_path / "released.tar.gz"
+    archive.write_bytes(gzip.compress(lzma.decompress(released.read_bytes()), 1))
+    bundle = open_bundle(archive)
+    assert (bundle.manifest.schema, bundle.manifest.version) == (2, 7)
+    assert bundle.manifest.health.max_memory_mb == 500
+    assert bundle.manifest.service is not None
+    assert bundle.manifest.service.args == ("--watch", "/var/lib/photos")
     assert bundle.signature.startswith(b"-----BEGIN SSH SIGNATURE-----")
 
 
