@@ -169,6 +169,8 @@ def copies(draw: Draw) -> Cases:
         bounds = [net.const([value], "int64") for value in (1, shape[axis], axis, step)]
         if shape[axis] > 1:
             cases[f"Slice {source} {axis} {step}"] = net.op("Slice", source, *bounds)
+    ends = (net.const([value], "int64") for value in (-1, -100, 3, -1))
+    cases["Slice backwards"] = net.op("Slice", "image", *ends)
     scales = net.const([1.0, 1.0, 2.0, float(draw.random.integers(1, 4))], "float32")
     for mode in ("nearest", "linear"):
         cases[f"Resize {mode}"] = net.op("Resize", "batch", "", scales, mode=mode)

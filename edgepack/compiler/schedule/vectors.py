@@ -44,7 +44,8 @@ _TO_LOOPS = tvm.transform.Sequential(
 
 def vectorise(function: tirx.PrimFunc, cpu: CpuModel) -> tirx.PrimFunc:
     """Lower a scheduled function of blocks to loops of vectors."""
-    lowered = _TO_LOOPS(tvm.IRModule({"main": function}))["main"]
+    body = tvm_ffi.structural_map(function.body, (tvm.ir.Call, _chosen))
+    lowered = _TO_LOOPS(tvm.IRModule({"main": function.with_body(body)}))["main"]
     body = tvm_ffi.structural_map(lowered.body, (tirx.For, cut))
     body = tvm_ffi.structural_map(body, (tvm.ir.Call, _expand))
     widths = sorted(cpu.lanes, reverse=True)
@@ -59,6 +60,18 @@ def _expand(call: tvm.ir.Call) -> tirx.Expr:
     if function is None or str(call.ty.dtype) != "float32":
         return call
     return functions.as_expression(function, *call.args)
+
+
+def _chosen(call: tvm.ir.Call) -> tirx.Expr:
+    """A choice of one of two indices without a branch: where nothing is read, both may be made.
+
+    Branches would be in every turn of a loop, and indices with one in it stay 64 bits wide.
+    """
+    if _name(call) != "if_then_else" or str(call.ty.dtype) not in ("int32", "int64"):
+        return call
+    reads: list[tvm.ir.TensorLoad] = []
+    tvm_ffi.structural_walk(call, (tvm.ir.TensorLoad, reads.append))
+    return call if reads else tirx.Select(*call.args)
 
 
 def _name(call: tvm.ir.Call) -> str:
@@ -176,7 +189,10 @@ _Build = Callable[[tir.Expr, int], tirx.Expr]
 
 
 def _special_loads(body: tirx.Stmt, loop: tirx.For) -> list[tuple[tirx.Expr, _Build]]:
-    """Loads of every second element, or of each element several times, and how to make them."""
+    """Loads of every second element, backwards, or of each element several times.
+
+    And how to make them.
+    """
     found: list[tuple[tirx.Expr, _Build]] = []
 
     def visit(load: tvm.ir.TensorLoad) -> None:
@@ -200,8 +216,13 @@ def _special(load: tvm.ir.TensorLoad, loop: tirx.For) -> _Build | None:
         picked = [2 * i if 2 * i < lanes else 2 * i + 1 for i in range(lanes)]
         return tirx.Shuffle(pair, [tir.integer(i) for i in picked])
 
-    if _step(index, loop.loop_var) == 2:
-        return every_second
+    def backwards(start: tir.Expr, lanes: int) -> tirx.Expr:
+        picked = [tir.integer(i) for i in reversed(range(lanes))]
+        return tirx.Shuffle([elements(start, 1 - lanes, lanes)], picked)
+
+    step = _step(index, loop.loop_var)
+    if step in (2, -1):
+        return every_second if step == 2 else backwards
     times = _repeats(index, loop)
     if times is None:
         return None
