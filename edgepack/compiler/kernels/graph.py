@@ -352,9 +352,10 @@ def _adaptive(var: relax.Var, call: relax.Call) -> Layer | None:
     return Layer(operator=GlobalAverage(), inputs=(call.args[0],), output=var)
 
 
-def _resize(var: relax.Var, call: relax.Call) -> Layer | None:
-    attrs = call.attrs
-    if attrs.layout != "NCHW" or not is_image(call.args[0]):
+def resampling(call: relax.Call) -> Resampling | None:
+    """What a call of `image.resize2d` does to an image."""
+    attrs, data = call.attrs, call.args[0]
+    if attrs.layout != "NCHW" or not is_image(data):
         return None
     resize = Resize(
         kind="nearest" if attrs.method == "nearest_neighbor" else str(attrs.method),
@@ -363,16 +364,21 @@ def _resize(var: relax.Var, call: relax.Call) -> Layer | None:
         coefficient=float(attrs.cubic_alpha),
         exclude_outside=bool(attrs.cubic_exclude),
     )
-    region = [float(bound) for bound in attrs.roi]
-    rows, columns = (
-        resize.axis(size, out, (region[axis], region[axis + 2]))
-        for axis, (size, out) in enumerate(
-            zip(extent(call.args[0])[2:], extent(var)[2:], strict=True)
-        )
+    # Where the rows and the columns start, and where they end.
+    top, left, bottom, right = (float(bound) for bound in attrs.roi)
+    (height, width), (out_height, out_width) = extent(data)[2:], extent(call)[2:]
+    return Resampling(
+        kind=resize.kind,
+        rows=resize.axis(height, out_height, (top, bottom)),
+        columns=resize.axis(width, out_width, (left, right)),
+        outside=float(attrs.extrapolation_value),
     )
-    operator = Resampling(
-        kind=resize.kind, rows=rows, columns=columns, outside=float(attrs.extrapolation_value)
-    )
+
+
+def _resize(var: relax.Var, call: relax.Call) -> Layer | None:
+    operator = resampling(call)
+    if operator is None:
+        return None
     return Layer(operator=operator, inputs=(call.args[0],), output=var)
 
 

@@ -5,23 +5,36 @@
 
 Which positions and weights those are is known when the kernel is made (see `axis`). Along a row
 they repeat for the usual scales, and are then part of the code; else they are read from a table.
+
+Between blocked tensors a pixel is one vector. In plain ones the pixels of a row lie side by side:
+there a few rows at a time are turned in registers, so that a vector is one column of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from tvm import tirx
+import tvm
+from tvm import relax, tirx
 
 from edgepack.compiler.kernels import tir
 from edgepack.compiler.kernels.axis import Axis, Run
 from edgepack.compiler.kernels.cpu import KIB, CpuModel
-from edgepack.compiler.kernels.graph import Layer, Resampling
+from edgepack.compiler.kernels.graph import Layer, Resampling, Value, extent, resampling
 from edgepack.compiler.kernels.layout import Image, clear_halos
-from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site, shared_loops
+from edgepack.compiler.kernels.rule import (
+    Epilogue,
+    Kernel,
+    Plain,
+    Rule,
+    Site,
+    product,
+    shared_loops,
+    worth_sharing,
+)
 
 # Results per turn of a loop: enough independent arithmetic to hide its latency.
 _TOGETHER = 4
@@ -251,3 +264,122 @@ def make(site: Site) -> Kernel:
 
 
 RESIZE = Rule(name="resize", takes=takes, make=make)
+
+
+def make_plain(call: relax.Call, _made: Mapping[Value, relax.Expr], cpu: CpuModel) -> Plain | None:
+    """A resize of a tensor as the model has it.
+
+    None for other calls, and for what TVM does as well.
+    """
+    if call.op != tvm.ir.Op.get("relax.image.resize2d") or _is_repetition(call):
+        return None
+    operator, data = resampling(call), call.args[0]
+    if operator is None or not isinstance(data, relax.Var):
+        return None
+    # What is narrower than the narrowest vector is small, too: one by one.
+    batch, channels, height, width = extent(data)
+    planes, (out_height, out_width) = batch * channels, extent(call)[2:]
+    most = min(width, operator.columns.count, planes * operator.rows.count)
+    most = max(1, min(most, _MOST_ROW_BYTES // (4 * width)))
+    lanes = max(lanes for lanes in (*cpu.lanes, 1) if lanes <= most)
+    shapes = (planes, height, width), (planes, out_height, out_width)
+    return Plain(
+        rule=RESIZE.name,
+        kernel=_turned(operator, *shapes, lanes, cpu),
+        inputs=((data, shapes[0]),),
+        shape=shapes[1],
+    )
+
+
+def _is_repetition(call: relax.Call) -> bool:
+    """Whether each pixel is repeated 2 or 4 times: `schedule.vectors` knows these."""
+    attrs, width, out = call.attrs, extent(call.args[0])[3], extent(call)[3]
+    modes = (attrs.method, attrs.coordinate_transformation_mode, attrs.rounding_method)
+    return modes == ("nearest_neighbor", "asymmetric", "floor") and out in (2 * width, 4 * width)
+
+
+def _turned(
+    operator: Resampling,
+    shape: tuple[int, int, int],
+    out: tuple[int, int, int],
+    lanes: int,
+    cpu: CpuModel,
+) -> Kernel:
+    """The kernel from planes of `shape` to planes `out`, `lanes` rows at a time."""
+    rows, columns, tables = operator.rows, operator.columns, _Tables()
+    planes, width, count = shape[0], shape[2], shape[0] * rows.count
+    source, target = tir.buffer("source", shape), tir.buffer("target", out)
+    row_table, column_table = _Table("row", rows, tables), _Table("column", columns, tables)
+
+    def group(first: tir.Expr) -> tir.Stmt:
+        """Rows from `first` on, of those inside of all planes."""
+        names = tir.Names()
+        sums = tir.Local("sums", lanes, count=width)
+        names.add(sums.declare())
+        at = [names.bind("row", tir.integer(i) + first) for i in range(lanes)]
+        places = [
+            (names.bind("plane", row // rows.count), names.bind("index", row % rows.count))
+            for row in at
+        ]
+        terms = [row_table.at(names, index, lanes) for _, index in places]
+
+        def turn_in(column: tir.Expr) -> tir.Stmt:
+            names = tir.Names()
+            summed = [
+                _sum((tir.load(source, [plane, row, column], lanes), w) for row, w in taps)
+                for (plane, _), taps in zip(places, terms, strict=True)
+            ]
+            for i, vector in enumerate(tir.transposed(names, summed)):
+                names.add(sums.set(vector, column + i))
+            return names.done()
+
+        def turn_out(column: tir.Expr) -> tir.Stmt:
+            names = tir.Names()
+            made = [
+                _sum((sums.get(at), w) for at, w in column_table.at(names, column + i, lanes))
+                for i in range(lanes)
+            ]
+            for (plane, index), row in zip(places, tir.transposed(names, made), strict=True):
+                to = [plane, index + rows.first, column + columns.first]
+                names.add(tir.store(target, row, to, lanes))
+            return names.done()
+
+        names.add(_in_steps("columns", width, lanes, turn_in))
+        names.add(_in_steps("columns", columns.count, lanes, turn_out))
+        return names.done()
+
+    def fill(at: tir.Expr) -> tir.Stmt:
+        return tir.store(target, tir.number(operator.outside, lanes), [0, 0, at], lanes)
+
+    has_outside = (rows.count, columns.count) != out[1:]
+    # A load, a transposition and a store on both sides.
+    vectors = count * (width + columns.count) / lanes
+    cycles = vectors * (2 + 2 * lanes.bit_length() + rows.taps + columns.taps)
+    parallel = worth_sharing(cycles, cpu)
+    return Kernel(
+        name=f"resize_{operator.kind}_{planes}x{out[1]}x{out[2]}",
+        function=tir.function(
+            [source, *tables.buffers, target],
+            tir.sequence(
+                _in_steps("fill", product(out), lanes, fill) if has_outside else None,
+                _in_steps("rows", count, lanes, group, parallel=parallel),
+            ),
+        ),
+        constants=tuple(tables.values),
+        cycles=cycles,
+    )
+
+
+def _in_steps(
+    name: str,
+    count: int,
+    step: int,
+    body: Callable[[tir.Expr], tir.Stmt],
+    *,
+    parallel: bool = False,
+) -> tir.Stmt:
+    """`body` for each `step`-th of `count`; the last one overlaps the one before."""
+    return tir.sequence(
+        tir.loop_of(name, count // step, lambda i: body(i * step), parallel=parallel),
+        body(count - step) if count % step else None,
+    )

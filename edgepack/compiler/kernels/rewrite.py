@@ -65,7 +65,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 # The same for operators on plain tensors, tried where none of the above took a layer.
-PLAIN = (extremum.make,)
+PLAIN = (extremum.make, resize.make_plain)
 
 # What reports call the kernels that change a tensor's layout.
 LAYOUT = "layout"
