@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 
 from edgepack import remote_service
@@ -25,7 +24,7 @@ from edgepack.cli.options import (
 from edgepack.cli.report import deploy_lines
 from edgepack.deploy import DEFAULT_OPTIONS, DeployOptions, deploy_bundle, preview
 from edgepack.device import Device, open_device
-from edgepack.device.patience import Patience
+from edgepack.device.patience import Patience, parse_rate
 from edgepack.errors import ConnectError, UsageError
 from edgepack.gate import check_bundle
 from edgepack.job import make_job, package_job
@@ -103,10 +102,9 @@ def add_transfer(parser: argparse.ArgumentParser) -> None:
 
 
 def rate(text: str) -> float:
-    """The type of --limit-rate: bytes per second, `k` and `M` for 10^3 and 10^6."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kM]?)", text)
-    value = float(match[1]) * {"": 1, "k": 1e3, "M": 1e6}[match[2]] if match else 0.0
-    if value <= 0:
+    """The type of --limit-rate."""
+    value = parse_rate(text)
+    if value is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a rate such as 200k or 1.5M")
     return value
 

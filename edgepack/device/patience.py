@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 
@@ -11,6 +12,13 @@ from edgepack.progress import Progress
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _SLICE = 32_000
+
+
+def parse_rate(text: str) -> float | None:
+    """Bytes per second of "200k" or "1.5M" (10^3 and 10^6), None if it is no such thing."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kM]?)", text)
+    value = float(match[1]) * {"": 1, "k": 1e3, "M": 1e6}[match[2]] if match else 0.0
+    return value if value > 0 else None
 
 
 class Patience:

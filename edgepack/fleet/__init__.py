@@ -49,6 +49,9 @@ __all__ = [
 ]
 
 
+_SUFFIXES = ("", ".json", ".toml", ".yaml", ".yml")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
     """What a fleet file says: the devices in its order, and how a rollout goes through them."""
@@ -70,13 +73,11 @@ class Fleet:
 def load_fleet(path: Path) -> Fleet:
     """The fleet in `path`: a .toml file is fleet.toml, any other an Ansible inventory.
 
-    Raises ConfigError naming what is wrong, and where.
+    A folder stands for the one such file in it. Raises ConfigError naming what is wrong, and
+    where.
     """
     if path.is_dir():
-        raise ConfigError(
-            f"{path} is a folder",
-            hint="name a file in it, or `ansible-inventory --list -i DIR > fleet.json`",
-        )
+        path = _only_file(path)
     if path.suffix == ".toml":
         from edgepack.fleet.fleet_toml import read_fleet_toml
 
@@ -86,3 +87,19 @@ def load_fleet(path: Path) -> Fleet:
 
         inventory, settings, name = read_inventory(path), Settings(), None
     return Fleet(name=name or path.stem, file=path, devices=inventory.devices(), settings=settings)
+
+
+def _only_file(folder: Path) -> Path:
+    """The inventory in `folder`, beside group_vars/ and the like; several are not put together."""
+    files = [
+        file
+        for file in sorted(folder.iterdir())
+        if file.is_file() and not file.name.startswith(".") and file.suffix in _SUFFIXES
+    ]
+    if len(files) != 1:
+        found = ", ".join(file.name for file in files) or "none"
+        raise ConfigError(
+            f"{folder} is a folder, and not of one inventory: {found}",
+            hint="name a file in it, or `ansible-inventory --list -i DIR > fleet.json`",
+        )
+    return files[0]

@@ -2,9 +2,9 @@
 
 Read are the connection variables (`ansible_host`, `ansible_port`, `ansible_user`,
 `ansible_ssh_private_key_file`, ProxyJump and the like in `ansible_ssh_common_args`) and our own:
-`edgepack_board`, `edgepack_root`, `edgepack_labels`. group_vars/ and host_vars/ beside the
-file count, too. Everything else is for Ansible alone and left aside. The rules are those of
-"How to build your inventory" in Ansible's documentation.
+`edgepack_board`, `edgepack_root`, `edgepack_limit_rate`, `edgepack_labels`. group_vars/ and
+host_vars/ beside the file count, too. Everything else is for Ansible alone and left aside. The
+rules are those of "How to build your inventory" in Ansible's documentation.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from edgepack.device.options import Address
+from edgepack.device.patience import parse_rate
 from edgepack.errors import ConfigError, UsageError, perhaps
 from edgepack.fleet.inventory import ALL, UNGROUPED, Inventory, home_path
 from edgepack.fleet.names import RangeError, expand
@@ -40,6 +41,7 @@ _NAMES = {
     "identity": ("ansible_private_key_file", "ansible_ssh_private_key_file"),
     "board": ("edgepack_board",),
     "root": ("edgepack_root",),
+    "limit_bytes_s": ("edgepack_limit_rate",),
 }
 _CONNECTIONS = ("ssh", "smart", "paramiko", "paramiko_ssh", "ansible.builtin.ssh")
 _PASSWORDS = ("ansible_password", "ansible_ssh_pass", "ansible_ssh_password")
@@ -124,6 +126,10 @@ def _plain(key: str, name: str, value: Any, where: str) -> Any:
         if not text.isdecimal() or not 0 < int(text) < 65536:
             raise ConfigError(f"{where}: {name}: {value!r} is not between 1 and 65535")
         return int(text)
+    if key == "limit_bytes_s":
+        if (rate := parse_rate(str(value))) is None:
+            raise ConfigError(f"{where}: {name}: {value!r} is not a rate", hint="200k or 1.5M")
+        return rate
     if isinstance(value, bool | list | dict) or value is None or not str(value).strip():
         raise ConfigError(f"{where}: {name}: {value!r} is not a string")
     text = str(value)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepack.device.options import Address
+from edgepack.device.patience import parse_rate
 from edgepack.errors import ConfigError, UsageError
 from edgepack.fleet.inventory import ALL, Inventory, home_path
 from edgepack.fleet.names import RangeError, expand
@@ -124,6 +125,10 @@ def _variables(table: Table) -> dict[str, Any]:
         if text is not None:
             _check_word(table, key, text)
             values[key] = Path(table.file).parent / home_path(text)
+    if (text := table.take("limit_rate", str, None)) is not None:
+        values["limit_bytes_s"] = parse_rate(text)
+        if values["limit_bytes_s"] is None:
+            raise table.fail("limit_rate", f"{text!r} is not a rate", hint='"200k" or "1.5M"')
     if table.has("labels"):
         values["labels"] = _labels(table)
     table.finish()

@@ -30,7 +30,8 @@ class FleetDevice:
     `address` is a host name, an IP address, an alias of the OpenSSH configuration, or
     "virtual" for a virtual board named after the device; it is `name` unless given. `jump`
     are the hosts on the way, first to last, as user@host:port. `root` is the folder of the
-    model there (None: the default). `groups` are all groups it is in, also those above.
+    model there (None: the default). `limit_bytes_s` bounds uploads to it. `groups` are all
+    groups it is in, also those above.
     """
 
     name: str
@@ -42,6 +43,7 @@ class FleetDevice:
     identity: Path | None = None
     known_hosts: Path | None = None
     root: str | None = None
+    limit_bytes_s: float | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
 

@@ -82,8 +82,10 @@ class Deploy(_OnDevice):
     def __call__(self, device: FleetDevice) -> Done:
         """See `Work`."""
         bundle = self.bundles[str(device.board)]
+        limit_bytes_s = device.limit_bytes_s or self.options.limit_bytes_s
+        options = replace(self.options, limit_bytes_s=limit_bytes_s)
         with self._open(device) as (remote, root):
-            report = deploy_bundle(bundle, remote, root, options=self.options)
+            report = deploy_bundle(bundle, remote, root, options=options)
             details: dict[str, Any] = {"sent_bytes": report.sent_bytes, "before": report.before}
             if self.service:
                 details["service"] = remote_service.install(remote, root)["kind"]

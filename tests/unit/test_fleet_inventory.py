@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,11 +89,13 @@ labels = { kind = "shop" }
 [groups.north]
 devices = ["shop[01:02]"]
 board = "rasp3b-64"
+limit_rate = "200k"
 labels = { site = "berlin", line = "2" }
 
 [devices."shop[02:03]"]
 port = 2200
 root = "/srv/model"
+limit_rate = "1.5M"
 
 [devices.bench]
 address = "10.0.0.9"
@@ -121,16 +124,17 @@ def test_every_key_of_fleet_toml(tmp_path: Path) -> None:
         FleetDevice(
             name="shop01", address="shop01.example.org", board="rasp3b-64", user="pi", jump=jump,
             identity=identity, labels={"line": "2", "kind": "shop", "site": "berlin"},
-            groups=("shops", "north"),
+            groups=("shops", "north"), limit_bytes_s=200_000,
         ),
         FleetDevice(
             name="shop02", address="shop02.example.org", board="rasp3b-64", user="pi", jump=jump,
-            identity=identity, port=2200, root="/srv/model",
+            identity=identity, port=2200, root="/srv/model", limit_bytes_s=1_500_000,
             labels={"line": "2", "kind": "shop", "site": "berlin"}, groups=("shops", "north"),
         ),
         FleetDevice(
             name="shop03", address="shop03", board="rasp3b", user="pi", jump=jump,
             identity=identity, port=2200, root="/srv/model", labels={"line": "1"},
+            limit_bytes_s=1_500_000,
         ),
     )  # fmt: skip
     assert fleet.journal("m") == tmp_path / ".edgepack/kiosks/m.jsonl"
@@ -157,6 +161,8 @@ def test_every_key_of_fleet_toml(tmp_path: Path) -> None:
         ("jump = []", 'children = ["lab"]', "groups contain each other: lab > lab", None),
         ('["ops@gate.example.org:2022"]', '["-oX=y"]', "defaults.jump: '-oX=y' is not user", None),
         ('"10.0.0.9"', '"-oProxyCommand=x"', "devices.bench.address: .* cannot be used", None),
+        ('"200k"', '"fast"', "groups.north.limit_rate: 'fast' is not a rate", "1.5M"),
+        ('"200k"', "200", "groups.north.limit_rate: 200 is not a string", None),
         ('kind = "shop"', "kind = 3", "groups.shops.labels.kind: 3 is not a string", None),
         ('name = "kiosks"', 'name = "../x"', r"fleet.name: '\.\./x' is not a name", "letters"),
         ('"{name}.example.org"', '"10.0.0.9"', "shop01 and shop02 have the same address", "{name}"),
@@ -182,8 +188,8 @@ def test_mistakes_in_fleet_toml(
 def test_a_fleet_without_devices(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no devices in it"):
         load_fleet(write(tmp_path, "[defaults]\nuser = 'pi'\n"))
-    with pytest.raises(ConfigError, match="is a folder"):
-        load_fleet(tmp_path)
+    with pytest.raises(ConfigError, match=r"and not of one inventory: fleet\.toml, h"):
+        load_fleet(write(tmp_path, "x", "hosts").parent)
     with pytest.raises(ConfigError, match="file not found"):
         load_fleet(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="no hosts in it"):
@@ -244,6 +250,23 @@ def test_ansible_inventories_mean_what_ansible_says(kind: str) -> None:
             if direct & set(table.get("children", ())) and group != "all"
         }
         assert set(device.groups) == (direct | above) - {"ungrouped"}
+
+
+def test_a_folder_with_an_inventory_and_its_variables(tmp_path: Path) -> None:
+    for name in ("group_vars", "host_vars"):
+        shutil.copytree(ANSIBLE / name, tmp_path / name)
+    with pytest.raises(ConfigError, match="not of one inventory: none"):
+        load_fleet(tmp_path)
+    shutil.copy(ANSIBLE / "hosts.yml", tmp_path)
+    (tmp_path / ".edgepack").mkdir()
+    fleet = load_fleet(tmp_path)
+    assert (fleet.name, fleet.file) == ("hosts", tmp_path / "hosts.yml")
+    assert fleet.devices == load_fleet(ANSIBLE / "hosts.yml").devices
+
+
+@pytest.mark.parametrize("text", ["x edgepack_limit_rate=200k\n", "x edgepack_limit_rate=200000\n"])
+def test_a_rate_in_an_ansible_inventory(tmp_path: Path, text: str) -> None:
+    assert load_fleet(write(tmp_path, text, "hosts")).devices[0].limit_bytes_s == 200_000
 
 
 @pytest.mark.parametrize("kind", ["ini", "yml"])
@@ -307,6 +330,7 @@ def test_host_key_checks_are_not_switched_off(
         ("hosts", "x ansible_host={{ip}}\n", "hosts:1: ansible_host: a template"),
         ("hosts", "x ansible_connection=winrm\n", "hosts:1: ansible_connection: 'winrm'"),
         ("hosts", "x ansible_password=y\n", "hosts:1: ansible_password: passwords"),
+        ("hosts", "x edgepack_limit_rate=k\n", "hosts:1: edgepack_limit_rate: 'k' is not a rate"),
         ("hosts", "x edgepack_labels=y\n", "hosts:1: edgepack_labels: cannot read 'y'"),
         ("hosts", "[a]\nx\n[a:vars]\nansible_group_priority=z\n", "hosts:4: .* not a whole number"),
         ("hosts", 'x ansible_ssh_common_args="-J a@"', "ProxyJump: 'a@' is not user@host"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edgepack.deploy import DeployOptions
 from edgepack.errors import ConnectError, RemoteError
 from edgepack.fleet import FleetDevice
 from edgepack.fleet import work as module
@@ -108,6 +109,25 @@ def test_a_deploy_with_a_service(tool: FakeTool, monkeypatch: pytest.MonkeyPatch
     assert (done.outcome, done.details["service"]) == ("deployed", "systemd")
     assert asked == [("a", "edgepack/m")]
     assert tool.open == 0
+
+
+def test_the_rate_of_a_device_counts_before_that_of_the_rollout(
+    tool: FakeTool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle: Any = SimpleNamespace(manifest=SimpleNamespace(release=NEW))
+    report = SimpleNamespace(sent_bytes=7, before=OLD, outcome="deployed", release=NEW)
+    rates: list[float | None] = []
+
+    def deploy_bundle(*_: Any, options: DeployOptions) -> Any:
+        rates.append(options.limit_bytes_s)
+        return report
+
+    monkeypatch.setattr(module, "deploy_bundle", deploy_bundle)
+    for options in (DeployOptions(), DeployOptions(limit_bytes_s=5e5)):
+        deploy = Deploy(connect=tool.connect, root="r", bundles={"rasp3b": bundle}, options=options)
+        deploy(DEVICE)
+        deploy(replace(DEVICE, limit_bytes_s=2e5))
+    assert rates == [None, 2e5, 5e5, 2e5]
 
 
 def test_a_device_with_a_folder_of_its_own(tool: FakeTool) -> None:
