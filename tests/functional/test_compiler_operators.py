@@ -109,7 +109,17 @@ def products(draw: Draw) -> Cases:
     turned = net.op("Transpose", "heads", perm=[0, 1, 3, 2])
     weight = net.op("Transpose", net.op("Gemm", "matrix", net.weight(45, rows)), perm=[1, 0])
     hidden = net.op("Add", net.op("MatMul", "text", net.weight(40, 72)), net.weight(72))
+    narrow = net.op("MatMul", "matrix", net.weight(45, 16))
+    scores = net.op("Softmax", net.op("MatMul", "heads", turned), axis=-1)
+    sides = net.op("Transpose", "image", perm=[0, 1, 3, 2])
     return {
+        "one left, many right": net.op("MatMul", narrow, turned),
+        "many left, one right": net.op("MatMul", "heads", net.op("Transpose", narrow, perm=[1, 0])),
+        "attention": net.op("MatMul", scores, "heads"),
+        "odd depth": net.op("MatMul", sides, "image"),
+        "odd columns": net.op("MatMul", "image", sides),
+        "few columns": net.op("MatMul", "image", net.weight(18, 3)),
+        f"wide {columns}": net.op("MatMul", "text", net.weight(40, 100 + columns)),
         f"constant {depth}": left,
         f"constant, batch {columns}": right,
         "both given": net.op("MatMul", left, upright),

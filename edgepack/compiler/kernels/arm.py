@@ -78,7 +78,9 @@ class Convolve:
 
     The inputs of the R pixels are the lowest registers; the others are a ring that the weights
     stream through in the order of use, refilled as soon as there is room.
-    `blocks` whole input blocks are followed by one of `last_lanes` channels (0: by none).
+    `blocks` whole input blocks are followed by one of `last_lanes` channels (0: by none). With
+    `back` that one starts so many channels earlier: they count as they did before, and nothing
+    behind the last channel is read.
     """
 
     blocks: int
@@ -88,16 +90,18 @@ class Convolve:
     column_step: int
     row_step: int
     plane_step: int
+    back: int = 0
 
     def write(self, writer: Writer) -> None:
         """Write the loops over blocks and window rows."""
         if self.blocks:
-            self._blocks(writer, self.blocks, LANES)
+            self._blocks(writer, self.blocks, range(LANES))
         if self.last_lanes:
-            self._blocks(writer, 1, self.last_lanes)
+            writer.add("source", -4 * self.back)
+            self._blocks(writer, 1, range(self.back, self.back + self.last_lanes))
 
-    def _blocks(self, writer: Writer, count: int, lanes: int) -> None:
-        """Reduce over `count` input blocks of which `lanes` channels count."""
+    def _blocks(self, writer: Writer, count: int, lanes: range) -> None:
+        """Reduce over `count` input blocks of which `lanes` count."""
         rows, columns = self.kernel
         if rows == columns == 1:
 
@@ -124,7 +128,7 @@ class Convolve:
 
         writer.loop("block", count, one_block)
 
-    def _point(self, writer: Writer, lanes: int) -> int:
+    def _point(self, writer: Writer, lanes: range) -> int:
         """One point of the window in one block; the bytes that the source pointer moved."""
         vectors, pixels = len(writer.sums), len(writer.sums[0])
         inputs, ring = writer.free[:pixels], writer.free[pixels:]
@@ -133,10 +137,10 @@ class Convolve:
             writer.load(inputs, "source", advance=False)
         else:
             moved = writer.move_all_strided("ld", inputs, "source", self.pixel_step)
-        for used, vector in writer.stream(ring, lanes * vectors, "weights"):
+        for used, vector in writer.stream(ring, len(lanes) * vectors, "weights"):
             lane, v = divmod(used, vectors)
             for r in range(pixels):
-                writer.multiply_add_lane(writer.sums[v][r], vector, inputs[r], lane)
+                writer.multiply_add_lane(writer.sums[v][r], vector, inputs[r], lanes[lane])
         return moved
 
 
@@ -535,7 +539,7 @@ class _Aarch64(Writer):
         self, name: str, vector: int, register: str, *, step: int, index: int, count: int
     ) -> int:
         # An immediate is 12 bits, in units of the vector's size.
-        if (count - 1) * step < 4096 * QUAD:
+        if step % QUAD == 0 and (count - 1) * step < 4096 * QUAD:
             self.lines.append(f"{name}r q{vector}, [{{{register}}}, #{index * step}]")
             return 0
         self.lines.append(f"{name}1 {{{{v{vector}.4s}}}}, [{{{register}}}], {{{self.kept(step)}}}")

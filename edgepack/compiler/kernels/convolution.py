@@ -19,7 +19,7 @@ import numpy as np
 from tvm import tirx
 
 from edgepack.compiler.kernels import arm, micro, tile, tir
-from edgepack.compiler.kernels.arm import LANES, QUAD
+from edgepack.compiler.kernels.arm import LANES
 from edgepack.compiler.kernels.cpu import CpuModel
 from edgepack.compiler.kernels.graph import Convolution, Layer, extent
 from edgepack.compiler.kernels.layout import (
@@ -136,7 +136,13 @@ def pack_weights(weight: np.ndarray, shape: Shape, vectors: int) -> np.ndarray:
 
 
 def choose_tile(
-    output: Blocked, *, blocks: int, reduction: int, cpu: CpuModel, groups: int = 1
+    output: Blocked,
+    *,
+    blocks: int,
+    reduction: int,
+    cpu: CpuModel,
+    groups: int = 1,
+    most_vectors: int = 1 << 30,
 ) -> tile.Tile:
     """The cheapest tile for one group's `blocks` blocks of output channels."""
     isa = arm.Isa.of(cpu)
@@ -148,6 +154,7 @@ def choose_tile(
         reduction=reduction,
         cpu=cpu,
         fits=isa.fits_convolution if isa else None,
+        most_vectors=most_vectors,
     )
 
 
@@ -243,7 +250,7 @@ class Loops:
 
     A group's planes follow the one before's in `source` and `target`; there may be more of them
     than `shape` says. `prepare` is what has to be done before a panel of weights is used, given its
-    number and its vectors.
+    number and its vectors. The weights start at `first_weight`.
     """
 
     def __init__(
@@ -260,6 +267,7 @@ class Loops:
         epilogue: Epilogue,
         functions: micro.Functions | None = None,
         prepare: Callable[[tir.Expr, int], tir.Stmt] | None = None,
+        first_weight: tir.Expr = 0,
     ) -> None:
         self.cpu = cpu
         self.operator = operator
@@ -269,6 +277,7 @@ class Loops:
         self.weights, self.bias = weights, bias
         self.epilogue = epilogue
         self.prepare = prepare
+        self.first_weight = first_weight
         self.pixels_outer = prepare is None and _pixels_outer(
             cpu, shape, tile, source.layout, target.layout
         )
@@ -375,7 +384,8 @@ class Loops:
         shape = self.shape
         # `panel` counts panels of the full size; only the last one may be smaller.
         block = panel * self.tile.vectors
-        weights = group * shape.panel(shape.out_blocks) + panel * shape.panel(self.tile.vectors)
+        weights = self.first_weight + group * shape.panel(shape.out_blocks)
+        weights += panel * shape.panel(self.tile.vectors)
         source, target = self.source.layout, self.target.layout
         channel_block = group * (target.blocks // shape.groups) + block
         place = _Place(
@@ -494,15 +504,18 @@ class Loops:
     def _micro_tile(self, tiles: micro.Tiles, place: _Place) -> tir.Stmt:
         """The tile in assembly."""
         shape, operator = self.shape, self.operator
-        row_step = micro.row_bytes(self.source)
+        source = self.source
+        # Channels of the last block: of a matrix they are the last ones of four.
+        back = LANES - shape.last_lanes if source.overlaps else 0
         reduction = arm.Convolve(
             blocks=shape.in_blocks - (shape.last_lanes < LANES),
             last_lanes=shape.last_lanes % LANES,
             kernel=shape.kernel,
-            pixel_step=QUAD * operator.stride[1],
-            column_step=QUAD * operator.dilation[1],
-            row_step=row_step * operator.dilation[0],
-            plane_step=micro.plane_bytes(self.source),
+            pixel_step=source.pixel_bytes * operator.stride[1],
+            column_step=source.pixel_bytes * operator.dilation[1],
+            row_step=source.row_bytes * operator.dilation[0],
+            plane_step=source.plane_bytes,
+            back=back % LANES,
         )
         return tiles.call(
             reduction,

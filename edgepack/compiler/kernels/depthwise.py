@@ -200,7 +200,7 @@ class _Loops:
         reduction = arm.Depthwise(
             kernel=self.operator.kernel,
             stride=self.operator.stride[1],
-            row_step=micro.row_bytes(self.source) * self.operator.dilation[0],
+            row_step=self.source.row_bytes * self.operator.dilation[0],
         )
         return self.tiles.call(reduction, place)
 

@@ -87,10 +87,28 @@ class Blocked:
 class Image:
     """A blocked tensor inside a kernel."""
 
+    # Whether its last block starts before the end of the one before, so that it is whole.
+    overlaps = False
+
     def __init__(self, name: str, layout: Blocked, view: Blocked | None = None) -> None:
         self.layout = view or layout
         self.buffer = tir.buffer(name, layout.shape)
         self.step, self.first = (1, 1), (0, 0)
+
+    @property
+    def pixel_bytes(self) -> int:
+        """From one pixel of a row to the next."""
+        return 4 * self.layout.block
+
+    @property
+    def row_bytes(self) -> int:
+        """From one row to the next, halo included."""
+        return self.pixel_bytes * int(self.buffer.shape[2])
+
+    @property
+    def plane_bytes(self) -> int:
+        """From one block of channels to the next."""
+        return self.row_bytes * int(self.buffer.shape[1])
 
     def viewed(self, view: Blocked) -> Image:
         """The same memory, with other extents."""

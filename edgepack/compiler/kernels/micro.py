@@ -10,7 +10,6 @@ from typing import Protocol
 from tvm import tirx
 
 from edgepack.compiler.kernels import arm, tir
-from edgepack.compiler.kernels.arm import QUAD
 from edgepack.compiler.kernels.expression import Expression, Operand, Scalar, Step
 from edgepack.compiler.kernels.layout import Image
 from edgepack.compiler.kernels.rule import Epilogue
@@ -104,10 +103,10 @@ class Tiles:
             vectors=place.vectors,
             reduction=reduction,
             finish=finish,
-            out_step=plane_bytes(self.target),
-            operand_step=plane_bytes(operand),
-            pixel_step=QUAD * self.target.step[1],
-            total_step=plane_bytes(average.slots) if average else None,
+            out_step=self.target.plane_bytes,
+            operand_step=operand.plane_bytes,
+            pixel_step=self.target.pixel_bytes * self.target.step[1],
+            total_step=average.slots.plane_bytes if average else None,
         )
         at = (place.plane, place.row, place.column)
         pointers: list[Pointer] = [
@@ -127,16 +126,6 @@ class Tiles:
     def imported(self, body: tir.Stmt) -> tir.Stmt:
         """A kernel's body with the code of all tiles called so far."""
         return self.functions.imported(body)
-
-
-def row_bytes(image: Image) -> int:
-    """From one row to the next, halo included."""
-    return QUAD * int(image.buffer.shape[2])
-
-
-def plane_bytes(image: Image) -> int:
-    """From one block of channels to the next."""
-    return row_bytes(image) * int(image.buffer.shape[1])
 
 
 def finish_of(steps: Expression, *, sums: bool = True) -> tuple[arm.Finish, ...] | None:

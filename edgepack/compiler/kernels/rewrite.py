@@ -21,6 +21,7 @@ from edgepack.compiler.kernels import (
     extremum,
     gated,
     joint,
+    matrices,
     pointwise,
     pooling,
     resize,
@@ -65,7 +66,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 # The same for operators on plain tensors, tried where none of the above took a layer.
-PLAIN = (extremum.make, resize.make_plain)
+PLAIN = (extremum.make, matrices.make, resize.make_plain)
 
 # What reports call the kernels that change a tensor's layout.
 LAYOUT = "layout"

@@ -62,11 +62,12 @@ def choose(
     reduction: int,
     cpu: CpuModel,
     fits: Callable[[int, int], bool] | None = None,
+    most_vectors: int = _MOST_VECTORS,
 ) -> Tile:
     """The cheapest tile for `rows` rows of `width` pixels and `blocks` blocks of channels.
 
     `reduction` is the number of multiply-adds per result; `fits(pixels, vectors)` says
-    whether a tile can be held, by default whether LLVM can.
+    whether a tile can be held, by default whether LLVM can. It has up to `most_vectors`.
     """
     fits = fits or (lambda pixels, vectors: _llvm_holds(pixels, vectors, cpu))
     candidates = (
@@ -75,7 +76,7 @@ def choose(
             vectors=vectors,
             cycles=_cycles(width, rows, blocks, lanes, reduction, pixels, vectors, cpu),
         )
-        for vectors in range(1, min(_MOST_VECTORS, blocks) + 1)
+        for vectors in range(1, min(_MOST_VECTORS, most_vectors, blocks) + 1)
         for pixels in range(1, min(_MOST_PIXELS, width) + 1)
         if fits(pixels, vectors)
     )
