@@ -28,13 +28,14 @@ from edgepack.device import (
 from edgepack.device.base import Stream
 from edgepack.device.ssh import SshDevice
 from edgepack.device_tool import build_device_tool
+from edgepack.errors import RemoteError
 from edgepack.facts import gather
 from edgepack.gate import GateError
 from edgepack.manifest import PARAMS
 from edgepack.remote_app import RunRequest, run_on_device
 from edgepack.remote_tool import call
 from edgepack.virtual import VirtualBoard
-from tests.boards import own_boards
+from tests.boards import login, own_boards
 from tests.fake_app import fake_bundle
 from tests.integration.cutting_proxy import CuttingProxy
 
@@ -237,6 +238,36 @@ def test_installing_without_a_network_does_what_a_deploy_does(
     finally:
         device.close()
         virtual.down("byhand")
+
+
+def test_the_wrong_user_and_two_file_systems(bundles: tuple[Bundle, Bundle, Bundle]) -> None:
+    """Both refused before anything is written, whoever asks: by hand, or a deploy."""
+    first, second, _ = bundles
+    board = virtual.up(get_board("rasp3b"), name="strange")
+    pi, root = connect(board), login(board, "root")
+    listing = f"cd /home/pi/{ROOT} && find . ! -name .lock -printf '%p %i %u %s %T@\\n' | sort"
+    try:
+        deploy_bundle(first, pi, ROOT)
+        before = pi.run(listing).stdout
+        for do in (
+            lambda: deploy_bundle(second, root, f"/home/pi/{ROOT}"),
+            lambda: call(root, f"/home/pi/{ROOT}", "rollback"),
+            lambda: call(root, f"/home/pi/{ROOT}", "prune"),
+        ):
+            with pytest.raises(RemoteError, match="belongs to user 1000, this is user 0"):
+                do()
+        assert pi.run(listing).stdout == before
+
+        root.run(f"mount -t tmpfs -o mode=0755,uid=1000 tmpfs /home/pi/{ROOT}/releases")
+        with pytest.raises(RemoteError, match="are on two file systems"):
+            deploy_bundle(second, pi, ROOT)
+        root.run(f"umount /home/pi/{ROOT}/releases")
+        assert pi.run(listing).stdout == before
+        assert deploy_bundle(second, pi, ROOT).outcome == "deployed"
+    finally:
+        pi.close()
+        root.close()
+        virtual.down("strange")
 
 
 def test_the_released_bundle_is_still_installed(tmp_path: Path) -> None:
