@@ -7,7 +7,7 @@ import io
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,11 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self, op_name: str, inputs: list[relax.Expr], attrs: dict[str, Any], opset: int
     ) -> relax.Expr:
         self.bb.origin = Origin(operator=op_name, name=attrs["tvm_custom"]["name"])
-        made = _cast_to_integers(inputs[0], attrs["to"]) if op_name == "Cast" else None
+        made = None
+        if op_name == "Cast":
+            made = _cast_to_integers(inputs[0], attrs["to"])
+        elif op_name == "Pad" and opset >= 11:
+            made = _padded_image(inputs, attrs.get("mode", b"constant").decode())
         if made is None:
             made = super()._convert_operator(op_name, inputs, attrs, opset)
         return self.bb.normalize(self.bb.marked(made)) if isinstance(made, relax.Call) else made
@@ -128,6 +132,32 @@ def _cast_to_integers(data: relax.Expr, to: int) -> relax.Expr | None:
     way = _BY_WAY_OF[dtype]
     made = relax.op.astype(data, way)
     return made if way == dtype else relax.op.astype(made, dtype)
+
+
+# ONNX's modes of Pad by TVM's names.
+_PADDINGS = {"constant": "constant", "reflect": "reflect", "edge": "replicate"}
+
+
+def _padded_image(inputs: Sequence[relax.Expr], mode: str) -> relax.Expr | None:
+    """Borders around images as one operator, None for any other padding.
+
+    TVM would make loops of it at once, which tell nobody where the borders are.
+    """
+    data, pads, value, axes = (*inputs, None, None, None)[:4]
+    known = [item for item in (pads, value, axes) if item is not None]
+    if mode not in _PADDINGS or not all(isinstance(item, tvm.ir.GenericConst) for item in known):
+        return None
+    if not isinstance(data.ty, relax.TensorType) or data.ty.ndim != 4 or not _is_static(data.ty):
+        return None
+    widths = np.zeros((2, 4), "int64")
+    chosen = list(range(4)) if axes is None else [int(axis) % 4 for axis in axes.value.numpy()]
+    widths[:, chosen] = pads.value.numpy().reshape(2, -1)
+    most = min(int(size) for size in list(data.ty.shape)[2:])
+    # Mirrored images of mirrored images, and borders cut off, are left to TVM.
+    if widths[:, :2].any() or widths.min() < 0 or (mode == "reflect" and widths.max() >= most):
+        return None
+    number = 0.0 if value is None else float(value.value.numpy().reshape(-1)[0])
+    return relax.op.nn.pad(data, widths.T.reshape(-1).tolist(), _PADDINGS[mode], number)
 
 
 def _fold(model: LoadedModel, proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -6,7 +6,7 @@ What the kernel library has a rule for goes there; TVM lowers and fuses the rest
 from __future__ import annotations
 
 import tvm
-from tvm import relax
+from tvm import relax, topi
 
 from edgepack.compiler import kernels
 from edgepack.compiler.importer import DATA_SHAPE_HINT, ImportModelError, first_line
@@ -34,7 +34,7 @@ def lower(
     _check_shapes(folded["main"], model)
     fast = kernels.rewrite(folded, target, smallest=smallest)
     passes = [
-        transform.LegalizeOps(),
+        transform.LegalizeOps({"relax.nn.pad": _pad}),
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),
         transform.FuseOps(),
@@ -43,6 +43,14 @@ def lower(
         transform.RewriteDataflowReshape(),
     ]
     return _apply(passes, fast.module, target, model), fast
+
+
+def _pad(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Reflected borders as choices, which `schedule.pieces` knows, not as absolute values."""
+    if call.attrs.pad_mode != "reflect":
+        return call.op.get_attr("FLegalize")(builder, call)
+    before, after = (list(call.attrs.pad_width)[i::2] for i in (0, 1))
+    return builder.call_te(topi.nn.mirror_pad, call.args[0], before, after, "REFLECT")
 
 
 def _apply(

@@ -140,6 +140,24 @@ def resizes(net: Builder) -> dict[str, str]:
     }
 
 
+def borders(net: Builder) -> dict[str, str]:
+    """Mirrored, repeated and constant ones between convolutions, on one side or all."""
+
+    def between(data: str, channels: int, pads: list[int], mode: str) -> str:
+        inner = net.op("Relu", net.conv(data, channels, 10, 1))
+        widths = net.const([0, 0, *pads[:2], 0, 0, *pads[2:]], "int64")
+        value = [net.const(1.5, "float32")] if mode == "constant" else []
+        padded = net.op("Pad", inner, widths, *value, mode=mode)
+        return net.conv(padded, 10, 6, 3, pads=[0, 0, 0, 0])
+
+    return {
+        "reflect": between("seven", 7, [2, 2, 2, 2], "reflect"),
+        "reflect of a batch": between("batch", 12, [0, 3, 1, 0], "reflect"),
+        "edge": between("wide", 40, [1, 2, 3, 4], "edge"),
+        "constant": between("batch", 12, [1, 1, 0, 2], "constant"),
+    }
+
+
 def products(net: Builder) -> dict[str, str]:
     """Matrix products with constants."""
     hidden = net.op("Gemm", "rows", net.weight(24, 37), net.weight(24), transB=1)
@@ -279,6 +297,7 @@ FAMILIES = (
     random_convolutions,
     poolings,
     resizes,
+    borders,
     products,
     expressions,
     networks,

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from edgepack.compiler.kernels.axis import Axis, Resize, Run
+from edgepack.compiler.kernels.axis import Axis, Resize, Run, padded
 
 
 def resize(kind: str, coordinates: str = "half_pixel", **changes: object) -> Resize:
@@ -109,3 +109,13 @@ def test_runs_hold_all_results() -> None:
 
 def test_too_many_different_results_are_no_runs() -> None:
     assert resize("linear").axis(61, 97, (0, 1)).runs(48) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "of_numpy"), [("constant", "constant"), ("reflect", "reflect"), ("replicate", "edge")]
+)
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (3, 0), (2, 4)])
+def test_borders_are_those_of_numpy(mode: str, of_numpy: str, before: int, after: int) -> None:
+    x = np.arange(1.0, 7.0)
+    expected = np.pad(x, (before, after), mode=of_numpy)  # type: ignore[call-overload]
+    assert applied(padded(mode, 6, before, after), x, 0.0).tolist() == expected.tolist()

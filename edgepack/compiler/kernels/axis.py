@@ -191,3 +191,21 @@ class Resize:
         near, far = [a + 2, -(a + 3), 0, 1], [a, -5 * a, 8 * a, -4 * a]
         kernel = ((far, t + 1), (near, t), (near, 1 - t), (far, 2 - t))
         return np.stack([np.polyval(*part) for part in kernel], axis=1)
+
+
+# ------------------------------------------------ padding
+
+
+def padded(mode: str, size: int, before: int, after: int) -> Axis:
+    """`size` positions with others before and after them: `mode` is one of relax.nn.pad's.
+
+    Reflected ones are fewer than `size`. Raises KeyError for another mode.
+    """
+    at, last = np.arange(-before, size + after), size - 1
+    sources = {
+        "constant": at[before : before + size],
+        "reflect": last - np.abs(last - np.abs(at)),
+        "replicate": np.clip(at, 0, last),
+    }[mode][:, None]
+    first = before if mode == "constant" else 0
+    return _axis(len(at), first, sources, np.ones_like(sources))

@@ -15,7 +15,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from edgepack.compiler.kernels.axis import Axis, Resize
+from edgepack.compiler.kernels.axis import Axis, Resize, padded
 from edgepack.compiler.kernels.expression import (
     FUNCTIONS,
     Argument,
@@ -87,7 +87,8 @@ class GlobalAverage:
 class Resampling:
     """An image of sums of another one's pixels: along its columns, then along its rows.
 
-    `kind` is "nearest", "linear" or "cubic". What an axis has outside is `outside`.
+    `kind` is "nearest", "linear" or "cubic" for a resize, "constant", "reflect" or "replicate" for
+    borders. What an axis has outside is `outside`.
     """
 
     kind: str
@@ -382,6 +383,21 @@ def _resize(var: relax.Var, call: relax.Call) -> Layer | None:
     return Layer(operator=operator, inputs=(call.args[0],), output=var)
 
 
+def _pad(var: relax.Var, call: relax.Call) -> Layer | None:
+    attrs, (data,) = call.attrs, call.args
+    widths = [int(width) for width in attrs.pad_width]
+    if len(widths) != 8 or any(widths[:4]) or not is_image(data):
+        return None
+    kind, (height, width) = str(attrs.pad_mode), extent(data)[2:]
+    operator = Resampling(
+        kind=kind,
+        rows=padded(kind, height, *widths[4:6]),
+        columns=padded(kind, width, *widths[6:]),
+        outside=float(attrs.pad_value),
+    )
+    return Layer(operator=operator, inputs=(data,), output=var)
+
+
 def _concat(var: relax.Var, call: relax.Call) -> Layer | None:
     inputs = tuple(variables(call.args[0]))
     rank = len(shape_of(var))
@@ -510,6 +526,7 @@ _READERS: dict[str, Callable[[relax.Var, relax.Call], Layer | None]] = {
     "nn.adaptive_avg_pool2d": _adaptive,
     "mean": _mean,
     "image.resize2d": _resize,
+    "nn.pad": _pad,
     "concat": _concat,
     "strided_slice": _slice,
     "reshape": _view,

@@ -1,4 +1,4 @@
-"""Resized images: sums of rows first, then of the columns of that one row.
+"""Resized images, and images with borders: sums of rows, then of the columns of that one row.
 
     row[c] = sum over i of rows.weights[y][i] * in[rows.sources[y][i]][c]
     out[y][x] = sum over j of columns.weights[x][j] * row[columns.sources[x][j]]
@@ -159,15 +159,24 @@ def _along(axis: Axis, tables: _Tables) -> Callable[[int, _Load, _Finish], tir.S
     )
 
 
-def takes(layer: Layer, _cpu: CpuModel) -> bool:
-    """All of them; `graph` says which there are."""
-    return isinstance(layer.operator, Resampling)
+_BORDERS = ("constant", "reflect", "replicate")
+
+
+def takes_resize(layer: Layer, _cpu: CpuModel) -> bool:
+    """All resizes; `graph` says which there are."""
+    return isinstance(layer.operator, Resampling) and layer.operator.kind not in _BORDERS
+
+
+def takes_pad(layer: Layer, _cpu: CpuModel) -> bool:
+    """All borders around images."""
+    return isinstance(layer.operator, Resampling) and layer.operator.kind in _BORDERS
 
 
 def make(site: Site) -> Kernel:
-    """The kernel of a resize between blocked tensors; each pixel is one vector."""
+    """The kernel between blocked tensors; each pixel is one vector."""
     operator, layout, output = site.layer.operator, site.inputs[0], site.output
     assert isinstance(operator, Resampling)
+    what = "pad" if operator.kind in _BORDERS else "resize"
     rows, columns, lanes = operator.rows, operator.columns, output.block
     source, target = Image("source", layout), Image("target", output)
     tables, epilogue = _Tables(), Epilogue(site)
@@ -247,7 +256,7 @@ def make(site: Site) -> Kernel:
         ),
     )
     return Kernel(
-        name=f"resize_{operator.kind}_{output.channels}_{output.height}x{output.width}",
+        name=f"{what}_{operator.kind}_{output.channels}_{output.height}x{output.width}",
         function=tir.function(
             [
                 source.buffer,
@@ -263,7 +272,8 @@ def make(site: Site) -> Kernel:
     )
 
 
-RESIZE = Rule(name="resize", takes=takes, make=make)
+RESIZE = Rule(name="resize", takes=takes_resize, make=make)
+PAD = Rule(name="pad", takes=takes_pad, make=make)
 
 
 def make_plain(call: relax.Call, _made: Mapping[Value, relax.Expr], cpu: CpuModel) -> Plain | None:

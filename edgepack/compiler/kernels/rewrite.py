@@ -60,6 +60,7 @@ RULES: tuple[Rule, ...] = (
     pooling.WINDOW,
     pooling.MEAN,
     resize.RESIZE,
+    resize.PAD,
     pointwise.POINTWISE,
     joint.CONCAT,
     joint.SLICE,
