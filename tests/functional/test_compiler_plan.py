@@ -166,3 +166,12 @@ def test_resized_images_stay_in_the_blocked_layout(mode: str, tmp_path: Path) ->
     assert first == last == "layout"
     assert inner.count("resize") == 2
     assert set(inner) <= {"resize", "conv", "winograd"}
+
+
+def test_a_resize_at_the_end_leaves_the_layout_first(tmp_path: Path) -> None:
+    """A segmentation's last layers: the smaller image is unpacked, not the larger one."""
+    net = Builder()
+    low = net.op("Relu", net.conv("image", 32, 21, 1))
+    scales = net.const([1.0, 1.0, 4.0, 4.0], "float32")
+    compiled = compile_here(net, [net.op("Resize", low, "", scales, mode="linear")], tmp_path)
+    assert [layer.rule for layer in compiled.layers] == ["layout", "conv", "layout", "resize"]

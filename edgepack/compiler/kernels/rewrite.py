@@ -34,6 +34,7 @@ from edgepack.compiler.kernels.graph import (
     Convolution,
     Foreign,
     Layer,
+    Resampling,
     Slice,
     Value,
     View,
@@ -194,9 +195,23 @@ class _Writer:
         if not isinstance(layer.operator, Convolution):
             # Not worth a change of layout by themselves.
             read = (*layer.inputs, *layer.operands)
-            if not any(value in self.rules for value in read):
+            if not any(value in self.rules for value in read) or self._grows_at_the_end(layer):
                 return None
         return next((rule for rule in self.all_rules if rule.takes(layer, self.cpu)), None)
+
+    def _grows_at_the_end(self, layer: Layer) -> bool:
+        """Whether a resize makes a larger image that is only read as the model has it.
+
+        Then it is less work to change the layout of the smaller one.
+        """
+        if not isinstance(layer.operator, Resampling) or layer.expression:
+            return False
+        sizes = [product(shape_of(value)) for value in (layer.inputs[0], layer.output)]
+        return sizes[0] < sizes[1] and all(
+            isinstance(other.operator, Foreign)
+            for other in self.layers
+            if layer.output in (*other.inputs, *other.operands)
+        )
 
     def _average_where_made(self) -> None:
         """Let kernels compute the mean of their result, as squeeze-and-excite wants it."""
