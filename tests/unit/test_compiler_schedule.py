@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import te, tirx
 
+from edgepack.compiler import schedule
 from edgepack.compiler.kernels import tir
 from edgepack.compiler.kernels.cpu import AVX2
 from edgepack.compiler.schedule import pieces, vectors
@@ -171,3 +172,18 @@ def test_lanes_fill_registers_whatever_the_type(source: str, target: str, lanes:
     made = vectors._vector_loop(loop, sorted(AVX2.lanes, reverse=True))
     tvm_ffi.structural_walk(made, (tirx.For, see))
     assert found == lanes
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize("shape", [(64, 56, 56), (3, 224, 224), (7, 100, 90), (67, 1031)])
+def test_shares_of_cores_are_vectors(shape: tuple[int, ...], cores: int) -> None:
+    data = te.placeholder(shape, "float32", name="data")
+    function = te.create_prim_func([data, te.compute(shape, lambda *i: data(*i) + 1)])
+    target = tvm.target.Target(
+        {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72", "num-cores": cores}
+    )
+    made = schedule.schedule(tvm.IRModule({"main": function}), target)["main"]
+    found: list[str] = []
+    tvm_ffi.structural_walk(made, (tirx.For, lambda loop: found.append(loop.kind)))
+    assert tirx.ForKind.VECTORIZED in found
+    assert (tirx.ForKind.PARALLEL in found) == (cores > 1)

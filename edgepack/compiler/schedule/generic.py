@@ -9,6 +9,7 @@ operand become one. `vectors` turns it into vector code whatever its length.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -140,6 +141,11 @@ def _elementwise(sch: s_tir.Schedule, nest: _Nest, cores: int) -> None:
     """One loop over what is contiguous in all operands, and one around it that is shared."""
     block = sch.get(nest.block)
     count = _contiguous([*block.reads, *block.writes], nest.variables, nest.extents)
+    shared = cores > 1 and nest.steps >= _PARALLEL_STEPS
+    pieces = _share(nest.extents[-count:], cores)
+    if shared and 1 < count == len(nest.spatial) and pieces == 1:
+        # The cores share the turns of the first loop as they are.
+        count -= 1
     outer, inner = nest.spatial[:-count], sch.fuse(*nest.spatial[-count:])
     across = _across(block, nest.variables)
     if across is not None and count == 1:
@@ -147,8 +153,8 @@ def _elementwise(sch: s_tir.Schedule, nest: _Nest, cores: int) -> None:
         column = outer.pop(across)
         sch.reorder(*outer, column, inner)
         inner = column
-    if not outer and cores > 1 and nest.steps >= _PARALLEL_STEPS:
-        first, _ = sch.split(inner, [_share(nest.steps, cores), None])
+    if not outer and shared:
+        first, _ = sch.split(inner, [pieces, None])
         outer = [first]
     _parallel(sch, outer, nest.steps, cores)
 
@@ -193,9 +199,21 @@ def _contiguous(
     return count
 
 
-def _share(extent: int, cores: int) -> int:
-    """Pieces to cut a loop into: equal, at least one per core, of whole vectors if possible."""
-    pieces = [count for count in range(cores, 8 * cores + 1) if extent % count == 0]
+def _share(extents: Sequence[int], cores: int) -> int:
+    """Pieces to cut loops that were made one into: equal, at least one per core, of whole vectors
+    if possible.
+
+    All begin where a turn of one of the loops does, and end there. Otherwise TVM's simplifier
+    would not see that their elements lie one after the other.
+    """
+    extent = math.prod(extents)
+    turns = [math.prod(extents[axis:]) for axis in range(1, len(extents))]
+
+    def fits(piece: int) -> bool:
+        return all(piece % turn == 0 or turn % piece == 0 for turn in turns)
+
+    counts = [count for count in range(cores, 8 * cores + 1) if extent % count == 0]
+    pieces = [count for count in counts if fits(extent // count)]
     return min(pieces, key=lambda count: (extent // count % 16 != 0, count), default=1)
 
 
