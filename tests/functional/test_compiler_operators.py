@@ -206,6 +206,10 @@ def element_wise(draw: Draw) -> Cases:
     for op in ("Sqrt", "Log", "Reciprocal"):
         source, _ = draw.source()
         cases[f"{op} {source}"] = net.op(op, draw.positive(source))
+    for op in ("Exp", "Sigmoid", "Tanh", "Erf", "Sin"):
+        # Half of these logarithms are NaN.
+        source, _ = draw.source()
+        cases[f"{op} of NaN {source}"] = net.op(op, net.op("Log", source))
     for exponent in (2.0, 3.0, 0.5, -1.5):
         source, _ = draw.source()
         power = net.op("Pow", draw.positive(source), net.const(exponent, "float32"))

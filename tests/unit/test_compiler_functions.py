@@ -104,6 +104,14 @@ def test_powers(exponent: float, relative: float) -> None:
     np.testing.assert_allclose(found, signed, rtol=1e-5)
 
 
+@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize("name", sorted(_EXACT))
+def test_nan_stays_nan(name: str, lanes: int) -> None:
+    x = np.array([np.nan, 0.5, -np.nan, 0.25] * 4)
+    found = run(functions.FUNCTIONS[name], x, lanes)
+    assert np.isnan(found).tolist() == [True, False] * 8
+
+
 def test_ends_of_the_range() -> None:
     ends = np.array([-np.inf, -1e30, -89, 0, 89, 1e30, np.inf, 1])
     with np.errstate(all="ignore"):

@@ -2,8 +2,8 @@
 
 LLVM turns `exp` and its like into a call of libm per element. These have no call, no branch and
 no table, so they run on all lanes at once. They need no rounding instruction either (ARMv7 NEON
-has none). The error bounds are the largest found over a million arguments, against double
-precision (`tests/unit/test_compiler_functions.py`).
+has none). NaN gives NaN. The error bounds are the largest found over a million arguments, against
+double precision (`tests/unit/test_compiler_functions.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def exp(x: tirx.Expr, scope: Scope) -> tirx.Expr:
     expf (Moshier). The factor 2 is moved so that n = 128 does not overflow before the end.
     """
     # Both are far enough outside for the result to be infinite, or its exponent's bits 0.
-    clamped = scope.bind(tirx.max(tirx.min(x, scope.c(88.8)), scope.c(-87.3)))
+    clamped = scope.bind(scope.clamped(x, -87.3, 88.8))
     n, bits = scope.rounded(clamped * scope.c(1.44269504088896341), bias=126)
     # ln 2 in two parts: the product with the first is exact.
     r = scope.bind(clamped - n * scope.c(_LN2_HIGH) - n * scope.c(_LN2_LOW))
@@ -106,7 +106,7 @@ def sigmoid(x: tirx.Expr, scope: Scope) -> tirx.Expr:
 
 def tanh(x: tirx.Expr, scope: Scope) -> tirx.Expr:
     """Tanh within 5e-7 of it: Eigen's rational function (`ptanh_float`) up to where it is 1."""
-    clamped = scope.bind(scope.clamped(x, 7.90531110763549805))
+    clamped = scope.bind(scope.clamped(x, -_TANH_ENDS, _TANH_ENDS))
     square = scope.bind(clamped * clamped)
     over = scope.polynomial(
         square,
@@ -129,7 +129,7 @@ def tanh(x: tirx.Expr, scope: Scope) -> tirx.Expr:
 
 def erf(x: tirx.Expr, scope: Scope) -> tirx.Expr:
     """The error function within 4e-7 of it: Eigen's rational function up to where it is 1."""
-    clamped = scope.bind(scope.clamped(x, 4.0))
+    clamped = scope.bind(scope.clamped(x, -4.0, 4.0))
     square = scope.bind(clamped * clamped)
     over = scope.polynomial(
         square,
@@ -189,6 +189,8 @@ def _wave(x: tirx.Expr, scope: Scope, quarter: int) -> tirx.Expr:
 # Larger whole exponents are rare enough for libm.
 _MOST_WHOLE = 64
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+# Where tanh is 1 to float32's precision.
+_TANH_ENDS = 7.90531110763549805
 
 
 class Scope:
@@ -216,9 +218,12 @@ class Scope:
     def from_bits(self, value: tirx.Expr) -> tirx.Expr:
         return tirx.reinterpret(self._type("float32"), value)
 
-    def clamped(self, value: tirx.Expr, most: float) -> tirx.Expr:
-        """Between -most and most."""
-        return tirx.max(tirx.min(value, self.c(most)), self.c(-most))
+    def clamped(self, value: tirx.Expr, least: float, most: float) -> tirx.Expr:
+        """Between `least` and `most`, and NaN for NaN.
+
+        The order matters: `min(a, b)` is b unless a < b, `max(a, b)` is b unless a > b.
+        """
+        return tirx.max(self.c(least), tirx.min(self.c(most), value))
 
     def rounded(self, value: tirx.Expr, bias: int) -> tuple[tirx.Var, tirx.Expr]:
         """The nearest whole number n, for |n| < 2^21, and an int32 whose low 22 bits are n + bias.
