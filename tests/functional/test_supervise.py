@@ -26,6 +26,7 @@ from tests.support import require_tool
 
 ROOT = "/home/pi/edgepack/tiny"
 ORDERS = "/home/pi/orders"
+GO = "/home/pi/go"
 LOG = "/var/log/edgepack-tiny/log"
 SERVICE = Service(
     args=("--orders", ORDERS), watchdog_s=2.0, memory_mb=200, writable=(ORDERS,)
@@ -105,10 +106,11 @@ def cache() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
-    """Two releases that work, and one that computes something else."""
+    """Two releases that work, one that computes something else, and one whose test waits."""
     folder = tmp_path_factory.mktemp("bundles")
     apps = {"first": fake_app.FAKE_APP, "second": fake_app.FAKE_APP + "#\n"}
     apps["wrong"] = fake_app.FAKE_WRONG_APP
+    apps["waiting"] = f"#!/bin/sh\nwhile [ ! -e {GO} ]; do sleep 0.1; done\n{fake_app.FAKE_APP}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fake_app, "_PROGRAM", PROGRAM)
         return {
@@ -240,6 +242,60 @@ def test_a_service_without_systemd(bundles: dict[str, Bundle], tmp_path: Path) -
         pi.close()
         root.close()
         virtual.down("supervised")
+
+
+def test_what_a_service_does_first(bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    """It starts nothing that is damaged, and nothing whose test a power cut has ended."""
+    board = virtual.up(get_board("rasp3b"), name="careful")
+    pi, root = login(board, "pi"), login(board, "root")
+    on = Watched(pi, root, f"cat {LOG}")
+    script = "/etc/init.d/edgepack-tiny"
+    try:
+        install_service(on, bundles["first"], tmp_path, "init")
+        root.run(f"{script} stop")
+        manifest = f"{ROOT}/current/manifest.json"
+        pi.run(f"cp {manifest} good && chmod u+w {manifest} && echo damaged >{manifest}")
+        root.run(f"{script} start")
+        on.until(lambda: "manifest.json: not JSON" in on.log(), "a refusal")
+        assert on.app() is None
+        pi.run(f"cat good >{manifest}")
+        on.until(lambda: on.app() is not None, "the app")
+
+        root.run(f"{script} stop")
+        params = f"{ROOT}/current/model/params.bin"
+        pi.run(f"chmod u+w {params} && printf damaged | dd of={params} conv=notrunc status=none")
+        root.run(f"{script} start")
+        on.until(lambda: "model/params.bin is not what was installed" in on.log(), "a refusal")
+        assert on.app() is None
+        on.install(bundles["first"], tmp_path)  # which repairs it
+        on.until(lambda: on.app() is not None, "the app")
+
+        root.run(f"{script} stop")
+        waiting = bundles["waiting"]
+        write_tarball(waiting, tmp_path / "waiting.tar.gz")
+        pi.put(tmp_path / "waiting.tar.gz", "waiting.tar.gz")
+        pi.run(
+            f"tar xzf waiting.tar.gz && "
+            f"setsid {waiting.path.name}/install --root {ROOT} </dev/null >/dev/null 2>&1 &"
+        )
+        pending = f"[ -e {ROOT}/state/pending.json ]"
+        on.until(lambda: pi.run(pending, check=False).returncode == 0, "the test")
+        root.run("pkill -9 -u pi -f '[e]dgepack-(run|device)'")
+        assert pi.run(pending, check=False).returncode == 0
+        pi.run(f"touch {GO}")
+        lines = on.log().count("\n")
+        root.run(f"{script} start")
+        on.until(lambda: on.app() is not None, "the app")
+        said = on.log().splitlines()[lines:]
+        assert "ending the test that was interrupted" in said[0]
+        assert any(f"starting release {waiting.manifest.release}" in line for line in said[1:])
+        state = json.loads(on.tool("--json status"))
+        assert (state["current"]["release"], state["pending"]) == (waiting.manifest.release, None)
+        assert state["current"]["health"]["outcome"] == "ok"
+    finally:
+        pi.close()
+        root.close()
+        virtual.down("careful")
 
 
 def test_a_deploy_that_starts_the_service(

@@ -143,12 +143,19 @@ struct Verified {
   std::optional<ServiceTable> service;
 };
 
+std::string FolderOf(const std::string& root, const std::string& id) {
+  return root + "/" + kReleases + "/" + id;
+}
+
+Manifest ReadManifest(const std::string& root, const std::string& id) {
+  return ParseManifest(ReadFile(FolderOf(root, id) + "/" + kManifestName, kMaxManifestBytes));
+}
+
 Verified VerifyRelease(const std::string& root, const std::string& id) {
   Verified release;
   release.id = id;
-  release.folder = root + "/" + kReleases + "/" + id;
-  const std::string text = ReadFile(release.folder + "/" + kManifestName, kMaxManifestBytes);
-  const Manifest manifest = ParseManifest(text);
+  release.folder = FolderOf(root, id);
+  const Manifest manifest = ReadManifest(root, id);
   for (const FileEntry& entry : manifest.files) {
     const std::string path = release.folder + "/" + entry.path;
     Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
@@ -401,10 +408,7 @@ class Supervisor {
     if (stat(options_.root.c_str(), &folder) != 0) ThrowErrno("read", options_.root);
     RecoverAsOwner(options_.root, folder, &log_);
     if (geteuid() != 0) return;
-    std::optional<ServiceTable> service;
-    if (const std::string id = CurrentRelease(options_.root); !id.empty()) {
-      service = VerifyRelease(options_.root, id).service;
-    }
+    const std::optional<ServiceTable> service = FirstService();
     const Account account = ServiceAccount(options_, service, folder);
     std::vector<std::string> writable;
     if (service) writable = service->writable;
@@ -414,6 +418,23 @@ class Supervisor {
     }
     Become(account);
     log_.Say("runs as " + account.name);
+  }
+
+  /// Who it shall run as is in the current release's table; waits for one that can be read.
+  std::optional<ServiceTable> FirstService() {
+    while (!stop_) {
+      const std::string id = CurrentRelease(options_.root);
+      if (id.empty()) break;
+      try {
+        return ReadManifest(options_.root, id).service;
+      } catch (const DeviceError& error) {
+        log_.Say(id + ": " + error.message);
+      }
+      for (const double until = Monotonic() + backoff_.Next(0); !stop_ && Monotonic() < until;) {
+        Wait();
+      }
+    }
+    return std::nullopt;
   }
 
   /// The release that should run; empty while none should start.
