@@ -107,6 +107,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         return self.bb.normalize(self.bb.marked(made)) if isinstance(made, relax.Call) else made
 
 
+_EXTREMES = {"Max": relax.op.maximum, "Min": relax.op.minimum}
 # Integers that floats become, and by way of which ones: small ones wrap around.
 _BY_WAY_OF = {
     "int8": "int32",
@@ -119,13 +120,17 @@ _BY_WAY_OF = {
 }
 
 
+def _is_tensor(value: object) -> bool:
+    return isinstance(getattr(value, "ty", None), relax.TensorType)
+
+
 def _cast_to_integers(data: relax.Expr, to: int) -> relax.Expr | None:
     """A cast of floats to integers, None for any other.
 
     TVM would put a dozen operations around it that give meaning to NaN, infinity and what is out
     of range. ONNX gives them none.
     """
-    floats = isinstance(data, relax.Var) and isinstance(data.ty, relax.TensorType)
+    floats = _is_tensor(data) and not isinstance(data, tvm.ir.GenericConst)
     dtype = str(onnx.helper.tensor_dtype_to_np_dtype(to))
     if not floats or "float" not in str(data.ty.dtype) or dtype not in _BY_WAY_OF:
         return None

@@ -32,6 +32,7 @@ TYPES = {
 }
 # Each shape in each type.
 INPUTS = {f"{name}_{dtype}": shape for name, shape in SHAPES.items() for dtype in TYPES}
+DTYPES = {name: TYPES[name.rpartition("_")[2]] for name in INPUTS}
 SEEDS = [21, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (22, 23))]
 
 Cases = dict[str, str]
@@ -194,8 +195,7 @@ def test_outputs_equal_onnxruntime(tmp_path: Path, board: str, cpu: str, seed: i
         for family in FAMILIES
         for name, value in family(draw).items()
     }
-    dtypes = {name: TYPES[name.rpartition("_")[2]] for name in INPUTS}
-    path = save_cases(tmp_path / "types.onnx", draw.net, INPUTS, cases, dtypes)
+    path = save_cases(tmp_path / "types.onnx", draw.net, INPUTS, cases, DTYPES)
     inputs = [values(name, shape, draw.random) for name, shape in INPUTS.items()]
     _, got = compile_and_run(path, inputs, board, cpu, tmp_path)
     assert not wrong_outputs(path, inputs, got)

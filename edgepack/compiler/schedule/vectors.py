@@ -21,6 +21,7 @@ from tvm.sym import Analyzer, detect_linear_equation
 
 from edgepack.compiler.kernels import functions, tir
 from edgepack.compiler.kernels.cpu import CpuModel
+from edgepack.compiler.schedule.narrow import narrowed
 from edgepack.compiler.schedule.pieces import cut, substituted
 
 # Sums that run side by side: as many as cover the latency of an addition, 3 to 4 cycles of one
@@ -46,7 +47,7 @@ def vectorise(function: tirx.PrimFunc, cpu: CpuModel) -> tirx.PrimFunc:
     """Lower a scheduled function of blocks to loops of vectors."""
     body = tvm_ffi.structural_map(function.body, (tvm.ir.Call, _chosen))
     lowered = _TO_LOOPS(tvm.IRModule({"main": function.with_body(body)}))["main"]
-    body = tvm_ffi.structural_map(lowered.body, (tirx.For, cut))
+    body = tvm_ffi.structural_map(narrowed(lowered.body), (tirx.For, cut))
     body = tvm_ffi.structural_map(body, (tvm.ir.Call, _expand))
     widths = sorted(cpu.lanes, reverse=True)
     return lowered.with_body(
