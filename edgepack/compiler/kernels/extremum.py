@@ -181,23 +181,27 @@ class Extremum:
     def _columns(
         self, source: tirx.Buffer, target: tirx.Buffer, outer: tir.Expr, parallel: bool
     ) -> tir.Stmt:
-        """All results of one part, some vectors of them at a time."""
-        widths = sorted(self.cpu.lanes, reverse=True)
-        parts: list[tir.Stmt] = []
-        first = 0
-        for vectors, lanes in [(_VECTORS, widths[0]), *((1, lanes) for lanes in (*widths, 1))]:
-            wide = vectors * lanes
-            turns = (self.inner - first) // wide
-            if turns:
+        """All results of one part, some vectors of them at a time.
 
-                def tile(
-                    turn: tir.Expr, first: int = first, vectors: int = vectors, lanes: int = lanes
-                ) -> tir.Stmt:
-                    at = [first + turn * vectors * lanes + v * lanes for v in range(vectors)]
-                    return self._tile(source, target, outer, at, lanes)
+        The last vector begins where it ends with the last result, unless there are fewer results.
+        """
+        fitting = sorted(lanes for lanes in self.cpu.lanes if lanes <= self.inner)
+        lanes = max(fitting, default=1)
+        together = lanes * _VECTORS
+        full, rest = divmod(self.inner, together)
 
-                parts.append(tir.loop_of("tile", turns, tile, parallel=parallel and vectors > 1))
-                first += turns * wide
+        def tile(turn: tir.Expr) -> tir.Stmt:
+            at = [turn * together + v * lanes for v in range(_VECTORS)]
+            return self._tile(source, target, outer, at, lanes)
+
+        parts = [tir.loop_of("tile", full, tile, parallel=parallel)] if full else []
+        single, left = divmod(rest, lanes)
+        tail = [full * together + v * lanes for v in range(single)]
+        if tail:
+            parts.append(self._tile(source, target, outer, tail, lanes))
+        if left:
+            narrow = next(lanes for lanes in fitting if lanes >= left)
+            parts.append(self._tile(source, target, outer, [self.inner - narrow], narrow))
         return tir.sequence(*parts)
 
     def _tile(
