@@ -236,11 +236,11 @@ def _resize(node: onnx.NodeProto, context: _Context) -> str | None:
         return "with axes"
     if _attribute(node, "keep_aspect_ratio_policy", b"stretch") != b"stretch":
         return "with an aspect ratio policy"
-    # TVM maps coordinates by the ratio of the sizes, ONNX by the scales that were given.
+    # TVM maps coordinates by the ratio of the sizes, ONNX by the scales that were given, and so do
+    # our kernels for images.
     scales = context.array(node, 2)
     shape = context.shapes.get(node.input[0])
-    nearest = _attribute(node, "mode", b"nearest") == b"nearest"
-    if scales is not None and scales.size and shape is not None and not nearest:
+    if scales is not None and scales.size and shape is not None and len(shape) != 4:
         sizes = scales.astype("float64") * np.array(shape)
         if not np.allclose(sizes, np.round(sizes), atol=1e-3):
             return "with scales that give no whole size"

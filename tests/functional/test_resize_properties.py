@@ -11,7 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
+from edgepack.compiler.importer import ImportModelError, import_model
+from edgepack.model import ModelSpec, load_model
 from tests.onnx_models import Builder
 from tests.targets import TARGETS, compile_and_run, every_target, save_cases, wrong_outputs
 
@@ -28,10 +31,11 @@ ROUNDING = ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
 
 @dataclass(frozen=True)
 class Case:
-    """A resize, the shape of its input, and what comes before and after it."""
+    """A resize by scales or to a size, the shape of its input, and what comes before and after."""
 
     shape: tuple[int, int, int, int]
-    size: tuple[int, int]
+    scales: tuple[float, ...]
+    size: tuple[int, ...]
     attributes: dict[str, object]
     region: tuple[float, ...]
     before: str
@@ -39,7 +43,7 @@ class Case:
 
 
 def resize_case(random: np.random.Generator) -> Case:
-    """Half of them by whole scales, the others to any size."""
+    """To whole multiples of the size, to any size, or by any scales."""
     shape = (
         int(random.integers(1, 3)),
         int(random.choice([1, 3, 4, 5, 8, 13, 16, 21, 40])),
@@ -53,6 +57,10 @@ def resize_case(random: np.random.Generator) -> Case:
     mode, coordinates = (
         str(random.choice(k)) for k in (["nearest", "linear", "cubic"], COORDINATES)
     )
+    scales: tuple[float, ...] = ()
+    if coordinates != "tf_crop_and_resize" and random.integers(2):
+        drawn = random.uniform(np.divide(2, shape[2:]), 3.5).astype("float32")
+        scales, size = (1.0, 1.0, *map(float, drawn)), np.array([], int)
     attributes: dict[str, object] = {
         "mode": mode,
         "coordinate_transformation_mode": coordinates,
@@ -66,7 +74,8 @@ def resize_case(random: np.random.Generator) -> Case:
     low, high = random.uniform(-0.2, 0.4, size=2), random.uniform(0.6, 1.2, size=2)
     return Case(
         shape=shape,
-        size=(int(size[0]), int(size[1])),
+        scales=scales,
+        size=tuple(size.tolist()),
         attributes=attributes,
         region=(0, 0, *low.tolist(), 1, 1, *high.tolist()),
         before=str(random.choice(["", "Conv", "Conv", "Conv"])),
@@ -81,8 +90,11 @@ def _add(net: Builder, number: int, case: Case) -> str:
     if case.before:
         value = net.op("Relu", net.conv(value, channels, channels, 1))
     region = net.const(case.region, "float32")
-    size = net.const([batch, channels, *case.size], "int64")
-    value = net.op("Resize", value, region, "", size, **case.attributes)
+    if case.scales:
+        to = [net.const(case.scales, "float32")]
+    else:
+        to = ["", net.const([batch, channels, *case.size], "int64")]
+    value = net.op("Resize", value, region, *to, **case.attributes)
     match case.after:
         case "Conv":
             return net.conv(value, channels, 7, 3)
@@ -118,6 +130,15 @@ def check(folder: Path, board: str, cpu: str, *, seed: int, count: int) -> None:
 @every_target
 def test_resize(tmp_path: Path, board: str, cpu: str) -> None:
     check(tmp_path, board, cpu, seed=21, count=12)
+
+
+def test_bytes_are_scaled_to_whole_sizes_only(tmp_path: Path) -> None:
+    net = Builder()
+    net.op("Resize", "x", "", net.const([1, 1, 1.3, 1.3], "float32"), outputs=["y"])
+    kinds = dict.fromkeys("xy", TensorProto.UINT8)
+    path = net.save(tmp_path / "m.onnx", {"x": (1, 1, 5, 5)}, {"y": (1, 1, 6, 6)}, kinds)
+    with pytest.raises(ImportModelError, match="no whole size"):
+        import_model(load_model(ModelSpec(path=path)))
 
 
 @pytest.mark.slow

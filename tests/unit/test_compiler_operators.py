@@ -80,7 +80,9 @@ def test_conv_transpose_with_output_shape(tmp_path: Path) -> None:
         ([1, 1, 2, 2], {"mode": "linear"}, ""),
         ([1, 1, 0.5, 0.5], {"mode": "linear"}, ""),
         ([1, 1, 0.6, 0.6], {"mode": "nearest"}, ""),
-        ([1, 1, 0.6, 0.6], {"mode": "linear"}, "no whole size"),
+        ([1, 1, 0.6, 0.6], {"mode": "linear"}, ""),
+        ([1, 1, 0.6], {"mode": "linear"}, "no whole size"),
+        ([1, 1, 0.6], {"mode": "nearest"}, "no whole size"),
         ([1, 1, 0.5, 0.5], {"mode": "linear", "antialias": 1}, "antialias"),
         (
             [1, 1, 2, 2],
@@ -95,7 +97,8 @@ def test_resize(
 ) -> None:
     b = Builder()
     b.op("Resize", "x", "", b.const(scales, "float32"), outputs=["y"], **attributes)
-    proto = b.model({"x": (1, 1, 4, 4)}, {"y": None}, opset=19)
+    shape = (1, 1, 4) if len(scales) == 3 else (1, 1, 4, 4)
+    proto = b.model({"x": shape}, {"y": None}, opset=19)
     onnx.save(proto, tmp_path / "m.onnx")
     try:
         load_model(ModelSpec(path=tmp_path / "m.onnx"))

@@ -106,17 +106,20 @@ def _axis(size: int, first: int, sources: np.ndarray, weights: np.ndarray) -> Ax
 # ------------------------------------------------ resizing
 
 
-def positions(mode: str, size: int, out: int, region: tuple[float, float]) -> np.ndarray:
+def positions(
+    mode: str, size: int, out: int, region: tuple[float, float], given_scale: float = 0.0
+) -> np.ndarray:
     """Where in `size` source positions each of `out` results lies, float32.
 
     `mode` is one of ONNX's coordinate_transformation_mode, `region` (start, end) is read by
-    tf_crop_and_resize only. An axis that keeps its size is left as it is in every mode, as
+    tf_crop_and_resize only. A `given_scale` counts instead of the ratio of the sizes, which need
+    not be a whole multiple of it. An axis that is not scaled is left as it is in every mode, as
     onnxruntime does. Raises KeyError for another mode.
     """
     x, half = np.arange(out, dtype="float32"), np.float32(0.5)
-    if out == size:
+    scale = np.float32(given_scale) if given_scale else np.float32(out) / np.float32(size)
+    if scale == 1:
         return x
-    scale = np.float32(out) / np.float32(size)
     last, results = np.float32(size - 1), np.float32(out - 1)
     start, end = (np.float32(bound) for bound in region)
 
@@ -158,9 +161,11 @@ class Resize:
     coefficient: float
     exclude_outside: bool
 
-    def axis(self, size: int, out: int, region: tuple[float, float]) -> Axis:
-        """The axis from `size` positions to `out` results. Raises KeyError for an unknown mode."""
-        at = positions(self.coordinates, size, out, region)
+    def axis(
+        self, size: int, out: int, region: tuple[float, float], given_scale: float = 0.0
+    ) -> Axis:
+        """The axis from `size` positions to `out` results; see `positions`."""
+        at = positions(self.coordinates, size, out, region, given_scale)
         inside = np.full(out, True)
         if self.coordinates == "tf_crop_and_resize":
             inside = (at >= 0) & (at <= size - 1)

@@ -365,13 +365,14 @@ def resampling(call: relax.Call) -> Resampling | None:
         coefficient=float(attrs.cubic_alpha),
         exclude_outside=bool(attrs.cubic_exclude),
     )
-    # Where the rows and the columns start, and where they end.
+    # Where the rows and the columns start, and where they end; or their scales: see `importer`.
     top, left, bottom, right = (float(bound) for bound in attrs.roi)
+    scales = (0.0, 0.0) if resize.coordinates == "tf_crop_and_resize" else (bottom, right)
     (height, width), (out_height, out_width) = extent(data)[2:], extent(call)[2:]
     return Resampling(
         kind=resize.kind,
-        rows=resize.axis(height, out_height, (top, bottom)),
-        columns=resize.axis(width, out_width, (left, right)),
+        rows=resize.axis(height, out_height, (top, bottom), scales[0]),
+        columns=resize.axis(width, out_width, (left, right), scales[1]),
         outside=float(attrs.extrapolation_value),
     )
 

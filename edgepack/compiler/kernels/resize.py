@@ -303,9 +303,15 @@ def make_plain(call: relax.Call, _made: Mapping[Value, relax.Expr], cpu: CpuMode
 
 def _is_repetition(call: relax.Call) -> bool:
     """Whether each pixel is repeated 2 or 4 times: `schedule.vectors` knows these."""
-    attrs, width, out = call.attrs, extent(call.args[0])[3], extent(call)[3]
+    attrs, sizes, out = call.attrs, extent(call.args[0])[2:], extent(call)[2:]
     modes = (attrs.method, attrs.coordinate_transformation_mode, attrs.rounding_method)
-    return modes == ("nearest_neighbor", "asymmetric", "floor") and out in (2 * width, 4 * width)
+    if modes != ("nearest_neighbor", "asymmetric", "floor"):
+        return False
+    given = [float(scale) for scale in attrs.roi][2:]
+    exact = all(
+        scale in (0, result / size) for scale, size, result in zip(given, sizes, out, strict=True)
+    )
+    return exact and out[1] in (2 * sizes[1], 4 * sizes[1])
 
 
 def _turned(
