@@ -194,9 +194,10 @@ def make(site: Site) -> Kernel:
             names.add(target.store(value, plane, y, x))
 
         def outside(first: int, last: int) -> tir.Stmt | None:
-            value = tir.number(operator.outside, lanes)
-            store = lambda names, x: finish(names, value, x + first)  # noqa: E731
-            return _together(last - first, store) if first < last else None
+            def one(names: tir.Names, x: tir.Expr) -> None:
+                finish(names, tir.number(operator.outside, lanes), x + first)
+
+            return _together(last - first, one) if first < last else None
 
         if index is None:
             return tir.sequence(outside(0, output.width))
@@ -209,15 +210,18 @@ def make(site: Site) -> Kernel:
         def inside(names: tir.Names, value: tirx.Expr, x: tir.Expr) -> None:
             finish(names, value, x + columns.first)
 
-        load: _Load = summed
+        sums = tir.Local("sums", lanes, count=layout.width)
+
+        def keep(names: tir.Names, x: tir.Expr) -> None:
+            names.add(sums.set(summed(names, x), x))
+
+        def kept(_: tir.Names, x: tir.Expr) -> tirx.Expr:
+            return sums.get(x)
+
         if ahead:
-            sums = tir.Local("sums", lanes, count=layout.width)
             names.add(sums.declare())
-            names.add(
-                _together(layout.width, lambda names, x: names.add(sums.set(summed(names, x), x)))
-            )
-            load = lambda _, x: sums.get(x)  # noqa: E731
-        names.add(along(lanes, load, inside))
+            names.add(_together(layout.width, keep))
+        names.add(along(lanes, kept if ahead else summed, inside))
         return tir.sequence(
             outside(0, columns.first),
             names.done(),
