@@ -34,6 +34,8 @@ from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site, product
 # Multiply-adds in the unrolled body of the reduction: enough to hide its loop, small enough
 # to stay in the decoded-instruction cache (about 1500 entries on Haswell, 4000 on Zen).
 _UNROLLED = 128
+# Cores that are busy for a smaller part of the time get smaller pieces of work.
+_EVEN = 0.99
 
 
 def halo(layer: Layer) -> Halo:
@@ -279,7 +281,7 @@ class Loops:
         self.prepare = prepare
         self.first_weight = first_weight
         self.pixels_outer = prepare is None and _pixels_outer(
-            cpu, shape, tile, source.layout, target.layout
+            shape, tile, source.layout, target.layout
         )
         isa = arm.Isa.of(cpu)
         self.tiles: micro.Tiles | None = None
@@ -299,7 +301,9 @@ class Loops:
     @property
     def worth_sharing(self) -> bool:
         """Whether a group is enough work for all cores."""
-        return worth_sharing(self.tile.cycles / self.shape.groups, self.cpu)
+        weights = 4 * self.shape.panel(self.shape.out_blocks)
+        cycles = self.tile.cycles / self.shape.groups + stream_cycles(weights, 1, self.cpu)
+        return worth_sharing(cycles, self.cpu)
 
     def image(self, n: tir.Expr, *, parallel: bool) -> tir.Stmt:
         """One image of the batch, shared out within each group if `parallel`."""
@@ -309,8 +313,53 @@ class Loops:
 
     def group(self, n: tir.Expr, group: tir.Expr, *, parallel: bool = False) -> tir.Stmt:
         """One group of one image."""
+        if parallel and not self._comes_out_even:
+            return self._shared_tiles(n, group)
         order = self._pixels_first if self.pixels_outer else self._panels_first
         return order(n, group, parallel)
+
+    @property
+    def _comes_out_even(self) -> bool:
+        """Whether the turns of the outer loop keep all cores busy to the end."""
+        layout, cores = self.target.layout, self.cpu.cores
+        total, size = self.shape.out_blocks, self.tile.vectors
+        if self.pixels_outer:
+            rows = (layout.height, 1)
+            total, size = rows if layout.height > 1 else (layout.width, self.tile.pixels)
+        return tile.balance(total, cores, size) >= _EVEN
+
+    def _shared_tiles(self, n: tir.Expr, group: tir.Expr) -> tir.Stmt:
+        """Both loops as one, whose turns the cores share: panels or pixels alone are too few.
+
+        A core has neighbouring turns, so that what the outer loop keeps stays with it.
+        """
+        layout, size = self.target.layout, self.tile.pixels
+        panels, tiles = -(-self.shape.out_blocks // self.tile.vectors), -(-layout.width // size)
+        pixels = layout.height * tiles
+        inner = panels if self.pixels_outer else pixels
+
+        def run(index: tir.Expr, vectors: int, at: tir.Expr) -> tir.Stmt:
+            row, number = (at // tiles, at % tiles) if layout.height > 1 else (0, at)
+
+            def one_tile(column: tir.Expr, pixels: int) -> tir.Stmt:
+                return self._tile(n, group, index, vectors, row, column, pixels)
+
+            return tir.turn(number, *_turns(layout.width, size, size, one_tile))
+
+        def one(item: tir.Expr) -> tir.Stmt:
+            outside, inside = item // inner, item % inner
+            panel, at = (inside, outside) if self.pixels_outer else (outside, inside)
+            panel_turns = _turns(
+                self.shape.out_blocks, self.tile.vectors, 1, lambda i, vectors: run(i, vectors, at)
+            )
+            return tir.turn(panel, *panel_turns)
+
+        prepared = None
+        if self.prepare is not None:
+            weights = self.shape.panel(self.shape.out_blocks) / self.shape.lanes
+            parallel = worth_sharing(weights / self.cpu.loads_per_cycle, self.cpu)
+            prepared = self._over_panels(self.prepare, parallel=parallel)
+        return tir.sequence(prepared, tir.loop_of("item", panels * pixels, one, parallel=True))
 
     def _panels_first(self, n: tir.Expr, group: tir.Expr, parallel: bool) -> tir.Stmt:
         """Each panel of weights is used for the whole image before the next one is read."""
@@ -345,28 +394,15 @@ class Loops:
     def _over_panels(
         self, body: Callable[[tir.Expr, int], tir.Stmt], *, parallel: bool = False
     ) -> tir.Stmt:
-        vectors = self.tile.vectors
-        full, rest = divmod(self.shape.out_blocks, vectors)
-        return tir.split(
-            "panel",
-            full,
-            lambda index: body(index, vectors),
-            (lambda: body(full, rest)) if rest else None,
-            parallel=parallel,
-        )
+        turns = _turns(self.shape.out_blocks, self.tile.vectors, 1, body)
+        return tir.split("panel", *turns, parallel=parallel)
 
     def _along_row(
         self, body: Callable[[tir.Expr, int], tir.Stmt], *, parallel: bool = False
     ) -> tir.Stmt:
         pixels = self.tile.pixels
-        full, rest = divmod(self.target.layout.width, pixels)
-        return tir.split(
-            "tile",
-            full,
-            lambda index: body(index * pixels, pixels),
-            (lambda: body(full * pixels, rest)) if rest else None,
-            parallel=parallel,
-        )
+        turns = _turns(self.target.layout.width, pixels, pixels, body)
+        return tir.split("tile", *turns, parallel=parallel)
 
     # ------------------------------------------------ one tile
 
@@ -532,6 +568,15 @@ class Loops:
         )
 
 
+def _turns(
+    total: int, size: int, step: int, body: Callable[[tir.Expr, int], tir.Stmt]
+) -> tuple[int, Callable[[tir.Expr], tir.Stmt], Callable[[], tir.Stmt] | None]:
+    """`total` in pieces of `size`, as `tir.split` wants it; `body` gets `step` times the number."""
+    full, rest = divmod(total, size)
+    last = (lambda: body(full * step, rest)) if rest else None
+    return full, lambda index: body(index * step, size), last
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Place:
     """Where a tile lies in the tensors and in the packed weights."""
@@ -546,9 +591,7 @@ class _Place:
     vectors: int
 
 
-def _pixels_outer(
-    cpu: CpuModel, shape: Shape, chosen: tile.Tile, view_in: Blocked, view_out: Blocked
-) -> bool:
+def _pixels_outer(shape: Shape, chosen: tile.Tile, view_in: Blocked, view_out: Blocked) -> bool:
     """Which of image and weights is better read again and again.
 
     Panels outside: the image is read once per panel. Pixels outside: all weights are read
@@ -559,13 +602,7 @@ def _pixels_outer(
     rows = -(-view_out.width // chosen.pixels) if per_row else view_out.height
     image_bytes = view_in.nbytes // view_in.batch // shape.groups
     weight_bytes = 4 * shape.panel(shape.out_blocks)
-    outside = rows * weight_bytes + image_bytes < panels * image_bytes + weight_bytes
-    if cpu.cores > 1:
-        # Rather the order that keeps all cores busy.
-        busy = {True: tile.balance(rows, cpu.cores), False: tile.balance(panels, cpu.cores)}
-        if busy[outside] < 0.8 and busy[not outside] > busy[outside]:
-            return not outside
-    return outside
+    return rows * weight_bytes + image_bytes < panels * image_bytes + weight_bytes
 
 
 def takes(layer: Layer, _cpu: CpuModel) -> bool:

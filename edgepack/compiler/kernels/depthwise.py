@@ -14,7 +14,15 @@ from edgepack.compiler.kernels import arm, convolution, micro, tir
 from edgepack.compiler.kernels.cpu import CpuModel
 from edgepack.compiler.kernels.graph import Convolution, Layer
 from edgepack.compiler.kernels.layout import Blocked, Image, pack_channels
-from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site, product, shared_loops
+from edgepack.compiler.kernels.rule import (
+    Epilogue,
+    Kernel,
+    Rule,
+    Site,
+    even_parts,
+    product,
+    worth_sharing,
+)
 
 # Weights of windows up to this size stay in registers for all rows of a block.
 _HELD_WEIGHTS = 9
@@ -107,15 +115,22 @@ class _Loops:
         macs = operator.weight.size * output.height * output.width * output.batch
         # As many loads and stores as arithmetic, roughly.
         cycles = 2 * macs / output.block / self.site.cpu.lanes[output.block]
-        by_blocks, self.by_rows = shared_loops(cycles, output, self.site.cpu)
-        loops = tir.loop_of(
-            "n",
-            output.batch,
-            lambda n: tir.loop_of(
-                "block", output.blocks, lambda block: self._block(n, block), parallel=by_blocks
-            ),
+        shared = worth_sharing(cycles, self.site.cpu)
+        parts = even_parts(output, self.site.cpu.cores) if shared else 1
+
+        def one_image(n: tir.Expr) -> tir.Stmt:
+            return tir.loop_of(
+                "item",
+                output.blocks * parts,
+                lambda item: self._rows(n, item // parts, item % parts, parts),
+                parallel=shared,
+            )
+
+        body = tir.sequence(
+            self.epilogue.clear_halos(self.target),
+            tir.loop_of("n", output.batch, one_image),
+            self.epilogue.means() if parts > 1 else None,
         )
-        body = tir.sequence(self.epilogue.clear_halos(self.target), loops)
         arguments = [
             self.source.buffer,
             *self.epilogue.operand_buffers,
@@ -146,8 +161,8 @@ class _Loops:
             cycles=cycles,
         )
 
-    def _block(self, n: tir.Expr, block: tir.Expr) -> tir.Stmt:
-        """One block of channels of one image."""
+    def _rows(self, n: tir.Expr, block: tir.Expr, part: tir.Expr, parts: int) -> tir.Stmt:
+        """One of `parts` equal parts of the rows of one block of channels of one image."""
         lanes = self.output.block
         rows, columns = self.operator.kernel
         names = tir.Names()
@@ -179,8 +194,9 @@ class _Loops:
                 tile(row, full * self.pixels, rest) if rest else None,
             )
 
-        names.add(tir.loop_of("row", self.output.height, along, parallel=self.by_rows))
-        if self.epilogue.average:
+        rows = self.output.height // parts
+        names.add(tir.loop_of("row", rows, lambda row: along(part * rows + row)))
+        if self.epilogue.average and parts == 1:
             names.add(self.epilogue.average.finish(plane))
         return names.done()
 

@@ -48,9 +48,9 @@ def parts(total: int, size: int) -> Iterator[tuple[int, int]]:
         yield total % size, 1
 
 
-def balance(items: int, cores: int) -> float:
-    """The share of time that the cores are busy with `items` equal pieces of work."""
-    return items / (-(-items // cores) * cores)
+def balance(items: int, cores: int, size: int = 1) -> float:
+    """The share of time that the cores are busy with `items` pieces of work, `size` at a time."""
+    return items / (-(-items // (size * cores)) * size * cores)
 
 
 def choose(

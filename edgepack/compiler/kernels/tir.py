@@ -69,8 +69,16 @@ def split(
     if full == 0:
         return rest()
     counter = var(name)
-    inside = tirx.IfThenElse(counter < full, body(counter), rest())
-    return loop(counter, full + 1, inside, **kind)
+    return loop(counter, full + 1, turn(counter, full, body, rest), **kind)
+
+
+def turn(
+    index: Expr, full: int, body: Callable[[Expr], Stmt], rest: Callable[[], Stmt] | None
+) -> Stmt:
+    """One turn of such a loop, by its number."""
+    if rest is None or full == 0:
+        return body(index) if rest is None else rest()
+    return tirx.IfThenElse(index < full, body(index), rest())
 
 
 def indices(items: Sequence[Expr], lanes: int) -> list[tirx.Expr]:
