@@ -335,22 +335,27 @@ class Loops:
         """
         layout, size = self.target.layout, self.tile.pixels
         panels, tiles = -(-self.shape.out_blocks // self.tile.vectors), -(-layout.width // size)
-        pixels = layout.height * tiles
+        # Neighbouring tiles of a row, as many as leave enough turns.
+        run = _even_run(panels * layout.height, tiles, self.cpu.cores)
+        runs = tiles // run
+        pixels = layout.height * runs
         inner = panels if self.pixels_outer else pixels
 
-        def run(index: tir.Expr, vectors: int, at: tir.Expr) -> tir.Stmt:
-            row, number = (at // tiles, at % tiles) if layout.height > 1 else (0, at)
-
+        def along(index: tir.Expr, vectors: int, at: tir.Expr) -> tir.Stmt:
             def one_tile(column: tir.Expr, pixels: int) -> tir.Stmt:
-                return self._tile(n, group, index, vectors, row, column, pixels)
+                return self._tile(n, group, index, vectors, at // runs, column, pixels)
 
-            return tir.turn(number, *_turns(layout.width, size, size, one_tile))
+            turns = _turns(layout.width, size, size, one_tile)
+            return tir.loop_of("tile", run, lambda i: tir.turn(at % runs * run + i, *turns))
 
         def one(item: tir.Expr) -> tir.Stmt:
             outside, inside = item // inner, item % inner
             panel, at = (inside, outside) if self.pixels_outer else (outside, inside)
             panel_turns = _turns(
-                self.shape.out_blocks, self.tile.vectors, 1, lambda i, vectors: run(i, vectors, at)
+                self.shape.out_blocks,
+                self.tile.vectors,
+                1,
+                lambda i, vectors: along(i, vectors, at),
             )
             return tir.turn(panel, *panel_turns)
 
@@ -566,6 +571,19 @@ class Loops:
                 vectors=place.vectors,
             ),
         )
+
+
+def _even_run(turns: int, tiles: int, cores: int) -> int:
+    """How many of a row's tiles to do in one of `turns` x tiles turns.
+
+    The most that divide the row and leave so many turns that cores come out even, within a few per
+    cent, and that smaller last tiles and panels do not matter.
+    """
+    for run in range(tiles, 1, -1):
+        left = turns * tiles // run
+        if tiles % run == 0 and left >= 8 * cores and tile.balance(left, cores) >= 0.97:
+            return run
+    return 1
 
 
 def _turns(
