@@ -112,10 +112,13 @@ def products(draw: Draw) -> Cases:
     narrow = net.op("MatMul", "matrix", net.weight(45, 16))
     scores = net.op("Softmax", net.op("MatMul", "heads", turned), axis=-1)
     sides = net.op("Transpose", "image", perm=[0, 1, 3, 2])
+    long = net.op("MatMul", "text", net.weight(40, 150))
     return {
         "one left, many right": net.op("MatMul", narrow, turned),
         "many left, one right": net.op("MatMul", "heads", net.op("Transpose", narrow, perm=[1, 0])),
         "attention": net.op("MatMul", scores, "heads"),
+        # Large enough for cores to share.
+        "shared": net.op("MatMul", net.op("Transpose", long, perm=[0, 2, 1]), long),
         "odd depth": net.op("MatMul", sides, "image"),
         "odd columns": net.op("MatMul", "image", sides),
         "few columns": net.op("MatMul", "image", net.weight(18, 3)),
