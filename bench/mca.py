@@ -7,18 +7,20 @@ comes with Debian's package `llvm`.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from elftools.elf.elffile import ELFFile
 
 from bench import ours
 from bench.models import get_model
-from bench.results import RESULTS
+from bench.results import RESULTS, median
 from edgepack.boards import Board, get_board
 from edgepack.errors import ToolchainError
 from edgepack.paths import write_atomic
@@ -26,7 +28,7 @@ from edgepack.process import run
 from edgepack.progress import Progress
 
 _ITERATIONS = 100
-_SHOWN = 16
+_FILE = RESULTS / "mca.json"
 
 # `  1f20: e8bd8070  vmla.f32 q8, q9, d2[0]  @ comment`, with --no-show-raw-insn
 _LABEL = re.compile(r"^(?P<address>[0-9a-f]+) <[^>]+>:$")
@@ -37,6 +39,8 @@ _COMMENT = re.compile(r"\s*(?:[@;]|//|<).*$")
 _MULTIPLE = re.compile(
     r"^v(?P<which>ld|st)mia (?P<base>\w+)(?P<back>!?), {(?P<registers>[d\d, ]+)}$"
 )
+# `max_pool3x3` of `max_pool3x3_64_56x56_s2`
+_FAMILY = re.compile(r"[a-z_]+?(?:\d+x\d+|\d+)?(?=_\d|$)")
 _FRAME = re.compile(r"^(?:mov|add)\s+(?P<register>r11|r7|x29),\s*sp\b")
 
 # Operations per lane: 2 for a fused or chained multiply-add, else 1.
@@ -173,8 +177,22 @@ def _tool(name: str) -> str:
     return path
 
 
-def analyse(library: Path, board: Board) -> str:
-    """Markdown: each function's loop with most operations per pass, equal loops in one row."""
+@dataclass(frozen=True, kw_only=True)
+class Hottest:
+    """The loop of a function with most floating-point operations per pass.
+
+    `stack` counts the stack references of all loops of the function that do arithmetic, `cycles`
+    are those of one pass (see `cycles`).
+    """
+
+    flop: int
+    instructions: int
+    stack: int
+    cycles: float | None
+
+
+def analyse(library: Path, board: Board) -> dict[str, Hottest]:
+    """The hottest loop of each function of a library that does vector arithmetic."""
     argv = [_tool("llvm-objdump"), "-d", "--no-show-raw-insn"]
     if board.debian_arch == "armhf":
         argv.append(f"--mattr={','.join(board.features)}")
@@ -187,39 +205,75 @@ def analyse(library: Path, board: Board) -> str:
         stack[loop.function] += loop.stack_references
         if loop.function not in best or loop.flop > best[loop.function].flop:
             best[loop.function] = loop
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for loop in sorted(best.values(), key=lambda loop: (-loop.flop, loop.function)):
-        spent = cycles(loop, board)
-        figures = (
-            str(loop.flop),
-            str(len(loop.instructions)),
-            str(stack[loop.function]),
-            f"{loop.flop / len(loop.instructions):.2f}",
-            f"{spent:.0f}" if spent else "-",
-            f"{loop.flop / spent:.2f}" if spent else "-",
+    return {
+        name.removesuffix("_compute_"): Hottest(
+            flop=loop.flop,
+            instructions=len(loop.instructions),
+            stack=stack[name],
+            cycles=cycles(loop, board),
         )
-        groups.setdefault(figures, []).append(loop.function.removesuffix("_compute_"))
+        for name, loop in best.items()
+    }
+
+
+def family(function: str) -> str:
+    """The kernel family of a function: its name without sizes, `conv1x1` of `conv1x1_64_32_7x7`."""
+    found = _FAMILY.match(function)
+    return found[0] if found else function
+
+
+def table(functions: Iterable[tuple[str, Hottest]]) -> str:
+    """Markdown: a row per family, with the middle one of its functions and the worst."""
+    families: dict[str, list[Hottest]] = {}
+    for name, hottest in functions:
+        families.setdefault(family(name), []).append(hottest)
     lines = [
-        "| function | functions | FLOP | instructions | stack, all loops "
-        "| FLOP / instruction | cycles | FLOP / cycle |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| family | functions | stack references | FLOP / instruction | FLOP / cycle |",
+        "| --- | ---: | ---: | ---: | ---: |",
     ]
-    for row, names in list(groups.items())[:_SHOWN]:
-        lines.append(f"| {' | '.join((names[0], str(len(names)), *row))} |")
+    for name, members in sorted(families.items()):
+        per_cycle = [member.flop / member.cycles for member in members if member.cycles]
+        cells = (
+            str(len(members)),
+            str(sum(member.stack for member in members)),
+            _middle_and_worst([member.flop / member.instructions for member in members]),
+            _middle_and_worst(per_cycle) if per_cycle else "-",
+        )
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def _middle_and_worst(values: Sequence[float]) -> str:
+    return f"{median(values):.2f} ({min(values):.2f})"
+
+
 def measure(boards: Sequence[str], models: Sequence[str], progress: Progress) -> None:
-    """Analyses and stores the tables of every board and model."""
+    """Analyses every board and model, and keeps the figures in bench/results/mca.json."""
     for board in map(get_board, boards):
         for model in map(get_model, models):
             progress.step(f"{board.name}: {model.name}")
-            table = analyse(ours.compiled_library(model, board.name, progress), board)
-            path = RESULTS / "mca" / f"{board.name}-{model.name}.md"
-            text = f"**{model.name}, {board.name}** ({board.cpu}, {board.triple})\n\n{table}\n"
-            write_atomic(path, text.encode())
+            found = analyse(ours.compiled_library(model, board.name, progress), board)
+            tables = _load()
+            tables.setdefault(board.name, {})[model.name] = {
+                name: vars(hottest) for name, hottest in found.items()
+            }
+            write_atomic(_FILE, (json.dumps(tables, indent=1, sort_keys=True) + "\n").encode())
+
+
+def _load() -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
+    """Figures by board, model and function."""
+    return json.loads(_FILE.read_text()) if _FILE.exists() else {}
 
 
 def report() -> str:
-    """Markdown of all tables so far."""
-    return "\n\n".join(path.read_text().strip() for path in sorted((RESULTS / "mca").glob("*.md")))
+    """Markdown of all tables so far: one per board, over all models."""
+    texts = []
+    for name, models in _load().items():
+        board = get_board(name)
+        functions = [
+            (function, Hottest(**figures))
+            for found in models.values()
+            for function, figures in found.items()
+        ]
+        texts.append(f"**{board.cpu}, {board.triple}** (board {name})\n\n{table(functions)}")
+    return "\n\n".join(texts)

@@ -1,6 +1,5 @@
 """The benchmark's own arithmetic and parsers: bench/{results,mca,network,host,arm}.py."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -178,9 +177,12 @@ def test_worker_process_answers_and_says_why_it_ended(tmp_path: Path) -> None:
 
 def test_stored_results_are_readable() -> None:
     """bench/results is written by the benchmark and read for docs/performance.md."""
-    for path in results.RESULTS.glob("*.json"):
-        assert json.loads(path.read_text())
-        assert results.load(path.stem)
+    stored = {path.stem for path in results.RESULTS.glob("*.json")}
+    assert stored == {"arm", "compile", "host", "mca", "ops"}
+    for name in stored - {"mca"}:
+        assert results.load(name)
+    for board in arm.BOARDS:
+        assert f"(board {board})" in mca.report()
 
 
 def test_operator_cases_are_read_and_are_valid_models() -> None:
@@ -199,3 +201,35 @@ def test_an_operator_is_measured_on_both_sides() -> None:
     figures = ops.compare(case, rounds=1)
     assert set(figures) == {"edgepack", "onnxruntime"}
     assert all(figure.value is not None and figure.error == 0.0 for figure in figures.values())
+
+
+@pytest.mark.parametrize(
+    ("function", "family"),
+    [
+        ("conv1x1_64_32_7x7", "conv1x1"),
+        ("max_pool3x3_64_56x56_s2", "max_pool3x3"),
+        ("winograd4_64_64_56x56_v2", "winograd4"),
+        ("pack_1x3x224x224", "pack"),
+        ("softmax", "softmax"),
+    ],
+)
+def test_families_are_names_without_sizes(function: str, family: str) -> None:
+    assert mca.family(function) == family
+
+
+def test_a_family_shows_its_middle_and_its_worst() -> None:
+    def loop(flop: int, cycles: float | None, stack: int = 0) -> mca.Hottest:
+        return mca.Hottest(flop=flop, instructions=10, stack=stack, cycles=cycles)
+
+    text = mca.table(
+        [
+            ("conv1x1_8_8_7x7", loop(60, 10)),
+            ("conv1x1_8_4_7x7", loop(80, 10, stack=2)),
+            ("conv1x1_4_4_7x7", loop(70, 10, stack=1)),
+            ("mean_4_7x7", loop(20, None)),
+        ]
+    )
+    assert text.splitlines()[2:] == [
+        "| conv1x1 | 3 | 3 | 7.00 (6.00) | 7.00 (6.00) |",
+        "| mean | 1 | 0 | 2.00 (2.00) | - |",
+    ]
