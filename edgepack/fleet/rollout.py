@@ -24,6 +24,8 @@ FAILED = "failed"
 UNREACHABLE = "unreachable"
 LOST = "lost"
 _INTERRUPTED = "interrupted"
+# Python sees a signal that comes just before a wait only after it: so none is longer.
+_LONGEST_WAIT_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,7 +176,7 @@ class _Run:
                 return reason
             if self._settings.soak_s and number + 1 < len(waves):
                 self._watcher.soaking(self._settings.soak_s)
-                if self._stop.wait(self._settings.soak_s):
+                if self._soak():
                     return _INTERRUPTED
                 well = [
                     device for device in wave.devices if device.name not in self._failed_in_wave
@@ -183,6 +185,14 @@ class _Run:
                 if reason := self._too_many(wave):
                     return reason
         return ""
+
+    def _soak(self) -> bool:
+        """Wait for the soak time; whether `stop` was set meanwhile."""
+        end = time.monotonic() + self._settings.soak_s
+        while (left := end - time.monotonic()) > 0:
+            if self._stop.wait(min(left, _LONGEST_WAIT_S)):
+                return True
+        return self._stop.is_set()
 
     def _each(self, wave: Wave, devices: Iterable[FleetDevice], job: _Job) -> None:
         """Do `job` on `devices` until they end, or too many have failed."""
@@ -259,7 +269,7 @@ class _Run:
 
     def _collect(self) -> None:
         """Take what has come, at least one; the watcher gets all of it at once."""
-        arrived = [self._results.get()]
+        arrived = [self._next()]
         while not self._results.empty():
             arrived.append(self._results.get())
         self._running -= len(arrived)
@@ -273,6 +283,13 @@ class _Run:
         if self._journal is not None:
             self._journal.write(*(outcome.to_dict() for outcome in outcomes))
         self._watcher.devices_end(outcomes)
+
+    def _next(self) -> Outcome | BaseException | None:
+        while True:
+            try:
+                return self._results.get(timeout=_LONGEST_WAIT_S)
+            except queue.Empty:
+                pass
 
     def _count(self, outcome: Outcome) -> None:
         self.outcomes[outcome.outcome] += 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import _thread
 import json
 import threading
 from collections.abc import Sequence
@@ -198,6 +199,29 @@ def test_soaking_between_waves_ends_when_stopped() -> None:
     settings = Settings(canary=Share(value=1), soak_s=3600.0)
     result = roll_out(make_plan(devices(5), settings), settings, work, Impatient(), stop=stop)
     assert (result.status, work.begun) == ("interrupted", ["d00001"])
+
+
+@pytest.mark.parametrize("soaking", [False, True])
+def test_a_signal_just_before_a_wait_is_seen(soaking: bool) -> None:
+    # A signal that wakes nobody, as one does that comes between Python's last look for signals
+    # and the system call that waits: that moment cannot be hit on command.
+    signalled = threading.Timer(0.1, _thread.interrupt_main)
+    too_late = threading.Event()
+    released = threading.Timer(20, too_late.set)
+
+    def end(_device: FleetDevice) -> None:
+        too_late.wait(0 if soaking else 60)
+
+    work = FakeWork(before_end=end)
+    settings = Settings(canary=Share(value=1), soak_s=20.0)
+    for timer in (signalled, released):
+        timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        roll_out(make_plan(devices(2), settings), settings, work, Log())
+    assert not too_late.is_set()
+    assert work.begun == ["d00001"]
+    released.cancel()
+    too_late.set()
 
 
 def test_who_is_lost_while_soaking_has_failed() -> None:
