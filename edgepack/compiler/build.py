@@ -9,6 +9,7 @@ from pathlib import Path
 import tvm
 from tvm import tirx
 
+from edgepack.compiler import share
 from edgepack.toolchain import Toolchain, link_shared
 
 
@@ -26,7 +27,10 @@ def build_library(
     ToolchainError when the link fails.
     """
     module = tvm.IRModule(
-        {name: function.with_attr("global_symbol", name) for name, function in kernels.items()}
+        {
+            name: share.in_parts(function).with_attr("global_symbol", name)
+            for name, function in kernels.items()
+        }
     )
     # Storage rewrite merges small local buffers into ones so large that they are
     # taken from the workspace pool: a call per accumulator.

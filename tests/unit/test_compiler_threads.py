@@ -10,18 +10,19 @@ import onnx
 import pytest
 import tvm_ffi
 from tvm import tirx
+from tvm.sym import Analyzer
 
 from bench import models
 from edgepack.boards import Cluster, get_board
-from edgepack.compiler import importer, lower
+from edgepack.compiler import importer, lower, share
+from edgepack.compiler.kernels import tir
 from edgepack.compiler.kernels.layout import Blocked
 from edgepack.compiler.kernels.rule import even_parts
 from edgepack.compiler.llvm import tvm_target
+from edgepack.compiler.schedule.pieces import substituted
 from edgepack.model import ModelSpec, load_model
 
 CORES = 2
-# backend.cc, TaskCount: the pieces that a parallel loop is cut into, if it has as many turns.
-PIECES = 64
 # What `rule.worth_sharing` says of a launch while the other threads are awake.
 LAUNCH_CYCLES = 2_000
 
@@ -29,8 +30,7 @@ LAUNCH_CYCLES = 2_000
 def work(statement: tirx.Stmt) -> tuple[float, float, int]:
     """Operations in all, of the busiest core, and parallel loops.
 
-    Whoever is free takes the next piece, so of equal ones the busiest core has the mean, rounded up
-    to whole pieces.
+    The cores share the turns of a loop evenly, and whole ones: see `share`.
     """
     match statement:
         case tirx.SeqStmt():
@@ -41,9 +41,7 @@ def work(statement: tirx.Stmt) -> tuple[float, float, int]:
             total, busiest, loops = work(statement.body)
             if statement.kind != tirx.ForKind.PARALLEL:
                 return turns * total, turns * busiest, turns * loops
-            piece = -(-turns // PIECES)
-            most = -(-turns // (piece * CORES)) * piece
-            return turns * total, min(turns, most) * total, 1
+            return turns * total, -(-turns // CORES) * total, 1
         # Of two cases the second one is a smaller last turn.
         case tirx.IfThenElse(then_case=inside) | tirx.AttrStmt(body=inside):
             return work(inside)
@@ -80,3 +78,37 @@ def test_blocks_that_come_out_uneven_are_cut() -> None:
     assert even_parts(output(144, 56), 4) == 4
     # Seven rows have no halves.
     assert even_parts(output(16, 7), 2) == 7
+
+
+def shares(turns: int, tasks: int) -> list[list[int]]:
+    """The turns of a loop that each of `tasks` tasks does, by the code made for it."""
+    counter, values = tir.var("i"), tir.buffer("values", [turns])
+    loop = tir.loop(counter, turns, tir.store(values, tir.number(0.0), [counter]), parallel=True)
+    parts = share.in_parts(tir.function([values], loop)).body
+    assert parts.kind == tirx.ForKind.PARALLEL
+
+    def bound(value: tirx.Expr, part: int) -> int:
+        store = tir.store(values, tir.number(0.0), [value])
+        made = substituted(store, parts.loop_var, tir.integer(part)).indices[0]
+        return int(Analyzer().simplify(made))
+
+    # As TVM's code does it: each task has the same number of turns, the last ones the rest.
+    each = -(-int(parts.extent) // tasks)
+    done = []
+    for task in range(tasks):
+        mine = range(task * each, min((task + 1) * each, int(parts.extent)))
+        firsts = [bound(parts.body.min, part) for part in mine]
+        counts = [bound(parts.body.extent, part) for part in mine]
+        done.append([i for at, n in zip(firsts, counts, strict=True) for i in range(at, at + n)])
+    return done
+
+
+@pytest.mark.parametrize("turns", [1, 2, 5, 14, 63, 64, 70, 1000])
+@pytest.mark.parametrize("cores", [1, 2, 4, 8])
+def test_cores_share_turns_evenly_and_in_order(turns: int, cores: int) -> None:
+    # backend.cc, TaskCount
+    done = shares(turns, 4 * cores if cores > 1 else 1)
+    assert [turn for task in done for turn in task] == list(range(turns))
+    each = len(done) // cores
+    counts = [sum(map(len, done[core * each : (core + 1) * each])) for core in range(cores)]
+    assert max(counts) - min(counts) <= 1

@@ -24,8 +24,15 @@ struct ParallelGroupEnv {
 using ParallelLambda = int (*)(int task_id, ParallelGroupEnv* env, void* data);
 
 /// Tasks of a loop that leaves their number to us: each of them is some neighbouring turns of the
-/// loop. So many that the threads come out even, so few that calling them costs nothing.
-int TaskCount(int threads) { return threads == 1 ? 1 : std::max(64, 16 * threads); }
+/// loop. So many that a thread that is late leaves enough of them to the others, so few that calling
+/// them costs nothing. The loops that edgepack makes have 64 even turns (compiler/share.py).
+int TaskCount(int threads) {
+  constexpr int kMost = 64;
+  constexpr int kEach = 4;
+  int tasks = 1;
+  while (tasks < std::min(kMost, threads > 1 ? kEach * threads : 1)) tasks *= 2;
+  return tasks;
+}
 
 int ParallelLaunch(ParallelLambda function, void* data, int num_task) {
   if (num_task <= 0) num_task = TaskCount(ThreadPool::Global().threads());
