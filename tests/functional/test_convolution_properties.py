@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -194,6 +195,28 @@ def test_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, board: str, cpu:
 def test_depthwise(tmp_path: Path, board: str, cpu: str) -> None:
     rules = check(tmp_path, board, cpu, depthwise_case, seed=8, count=6)
     assert rules.count("depthwise") >= 6
+
+
+@every_target
+def test_depthwise_windows_beyond_the_image(tmp_path: Path, board: str, cpu: str) -> None:
+    def case(height: int, width: int, kernel: int, pad: int, **rest: Any) -> Case:
+        pads = (pad, pad, pad, pad)
+        around = {"outs": 20, "group": 20, "kernel": (kernel, kernel), "pads": pads, **rest}
+        return Case(shape=(1, 20, height, width), **around)
+
+    cases = [
+        case(1, 9, 5, 2),
+        case(2, 33, 5, 2, after="Sum"),
+        case(3, 12, 7, 3, strides=(2, 2)),
+        case(4, 11, 3, 3, dilations=(3, 3)),
+        case(7, 7, 5, 2, after="Sigmoid"),
+        # Some windows have no pixel at all.
+        case(3, 6, 3, 4),
+        case(2, 8, 3, 5, dilations=(2, 2), strides=(1, 2)),
+    ]
+    remaining = iter(cases)
+    rules = check(tmp_path, board, cpu, lambda _: next(remaining), seed=9, count=len(cases))
+    assert rules.count("depthwise") >= len(cases)
 
 
 @pytest.mark.slow

@@ -200,9 +200,10 @@ def make(site: Site) -> Kernel:
         weights=tir.buffer("weights", packed.shape),
         bias=tir.buffer("bias", packed_bias.shape),
         epilogue=Epilogue(site, flat=flat, pixels=chosen.pixels),
+        clears=True,
     )
     whole = tir.sequence(
-        loops.epilogue.clear_halos(loops.target),
+        loops.epilogue.clear_around_means(),
         tir.loop_of("n", output.batch, lambda n: loops.image(n, parallel=loops.worth_sharing)),
         loops.epilogue.means(),
     )
@@ -251,8 +252,9 @@ class Loops:
     """The loops of one convolution.
 
     A group's planes follow the one before's in `source` and `target`; there may be more of them
-    than `shape` says. `prepare` is what has to be done before a panel of weights is used, given its
-    number and its vectors. The weights start at `first_weight`.
+    than `shape` says. With `clears`, the zeros around the results are written, too. `prepare` is
+    what has to be done before a panel of weights is used, given its number and its vectors. The
+    weights start at `first_weight`.
     """
 
     def __init__(
@@ -267,6 +269,7 @@ class Loops:
         weights: tirx.Buffer,
         bias: tirx.Buffer,
         epilogue: Epilogue,
+        clears: bool = False,
         functions: micro.Functions | None = None,
         prepare: Callable[[tir.Expr, int], tir.Stmt] | None = None,
         first_weight: tir.Expr = 0,
@@ -278,6 +281,7 @@ class Loops:
         self.source, self.target = source, target
         self.weights, self.bias = weights, bias
         self.epilogue = epilogue
+        self.clears = clears
         self.prepare = prepare
         self.first_weight = first_weight
         self.pixels_outer = prepare is None and _pixels_outer(
@@ -346,7 +350,11 @@ class Loops:
                 return self._tile(n, group, index, vectors, at // runs, column, pixels)
 
             turns = _turns(layout.width, size, size, one_tile)
-            return tir.loop_of("tile", run, lambda i: tir.turn(at % runs * run + i, *turns))
+            tiles = tir.loop_of("tile", run, lambda i: tir.turn(at % runs * run + i, *turns))
+            clear = self._clear(n, group, index, vectors, at // runs)
+            if clear is not None and runs > 1:
+                clear = tirx.IfThenElse(tirx.EQ(at % runs, tir.integer(0)), clear, None)
+            return tir.sequence(clear, tiles)
 
         def one(item: tir.Expr) -> tir.Stmt:
             outside, inside = item // inner, item % inner
@@ -378,7 +386,8 @@ class Loops:
                     lambda column, pixels: self._tile(n, group, index, vectors, row, column, pixels)
                 ),
             )
-            return tir.sequence(self.prepare(index, vectors) if self.prepare else None, pixels)
+            prepared = self.prepare(index, vectors) if self.prepare else None
+            return tir.sequence(prepared, self._clear(n, group, index, vectors), pixels)
 
         return self._over_panels(panel, parallel=parallel)
 
@@ -387,14 +396,41 @@ class Loops:
         rows = self.target.layout.height
 
         def one_row(row: tir.Expr) -> tir.Stmt:
-            return self._along_row(
+            tiles = self._along_row(
                 lambda column, pixels: self._over_panels(
                     lambda index, vectors: self._tile(n, group, index, vectors, row, column, pixels)
                 ),
                 parallel=parallel and rows == 1,
             )
+            return tir.sequence(self._clear(n, group, 0, self.shape.out_blocks, row), tiles)
 
         return tir.loop_of("row", rows, one_row, parallel=parallel)
+
+    def _clear(
+        self,
+        n: tir.Expr,
+        group: tir.Expr,
+        panel: tir.Expr,
+        vectors: int,
+        row: tir.Expr | None = None,
+    ) -> tir.Stmt | None:
+        """The zeros around some planes of the results, or around a row of them."""
+        target = self.target
+        if not self.clears or not target.layout.halo:
+            return None
+        first = self._plane(n, group) + panel * self.tile.vectors
+
+        def clear(v: tir.Expr) -> tir.Stmt:
+            plane = first + v
+            zeros = target.clear_halo(plane) if row is None else target.clear_beside(plane, row)
+            return tir.sequence(zeros)
+
+        return tir.loop_of("cleared", vectors, clear)
+
+    def _plane(self, n: tir.Expr, group: tir.Expr) -> tir.Expr:
+        """The first of a group."""
+        blocks = self.target.layout.blocks
+        return n * blocks + group * (blocks // self.shape.groups)
 
     def _over_panels(
         self, body: Callable[[tir.Expr, int], tir.Stmt], *, parallel: bool = False
@@ -431,7 +467,7 @@ class Loops:
         channel_block = group * (target.blocks // shape.groups) + block
         place = _Place(
             in_plane=n * source.blocks + group * (source.blocks // shape.groups),
-            plane=n * target.blocks + channel_block,
+            plane=self._plane(n, group) + block,
             channel_block=channel_block,
             weights=weights,
             row=row,

@@ -3,17 +3,23 @@
 for each block of channels, row, tile of R pixels
     R sums in registers; each input vector of a window row is loaded once and used by
     all the pixels whose window it is in
+
+Window rows above and below the image are left out, by code of their own for the rows of results
+that have such: the image needs no zeros there. On 7x7 pixels a window of five rows has 4.1 of them
+inside, and those zeros would be as many as the pixels.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tvm import tirx
 
 from edgepack.compiler.kernels import arm, convolution, micro, tir
 from edgepack.compiler.kernels.cpu import CpuModel
-from edgepack.compiler.kernels.graph import Convolution, Layer
-from edgepack.compiler.kernels.layout import Blocked, Image, pack_channels
+from edgepack.compiler.kernels.graph import Convolution, Layer, extent
+from edgepack.compiler.kernels.layout import Blocked, Halo, Image, pack_channels
 from edgepack.compiler.kernels.rule import (
     Epilogue,
     Kernel,
@@ -46,6 +52,40 @@ def pack_weights(weight: np.ndarray, layout: Blocked) -> np.ndarray:
     packed[: layout.channels] = weight[:, 0]
     blocked = packed.reshape(layout.blocks, layout.block, rows, columns)
     return np.ascontiguousarray(blocked.transpose(0, 2, 3, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """Rows of results up to `behind` whose windows have the rows `inside` in the image."""
+
+    behind: int
+    inside: range
+
+
+def _runs(operator: Convolution, height: int, out_height: int) -> list[_Run]:
+    """The rows of results of an image of `height` rows, by which rows of their windows count."""
+    runs: list[_Run] = []
+    for row in range(out_height):
+        top = row * operator.stride[0] - operator.before[0]
+        taps = [
+            tap
+            for tap in range(operator.kernel[0])
+            if 0 <= top + tap * operator.dilation[0] < height
+        ]
+        inside = range(taps[0], taps[-1] + 1) if taps else range(0)
+        if runs and runs[-1].inside == inside:
+            runs.pop()
+        runs.append(_Run(behind=row + 1, inside=inside))
+    return runs
+
+
+def halo(layer: Layer) -> Halo:
+    """Zeros beside the image; above and below only if a window lies there as a whole."""
+    operator = layer.operator
+    assert isinstance(operator, Convolution)
+    around = convolution.halo(layer)
+    runs = _runs(operator, extent(layer.inputs[0])[2], extent(layer.output)[2])
+    return replace(around, top=0, bottom=0) if all(run.inside for run in runs) else around
 
 
 def _pixels(width: int, operator: Convolution, cpu: CpuModel) -> int:
@@ -87,6 +127,9 @@ class _Loops:
         self.operator = operator
         self.output = site.output
         self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
+        self.runs = _runs(operator, site.inputs[0].height, site.output.height)
+        if not all(run.inside for run in self.runs):  # there is a halo for that
+            self.runs = [_Run(behind=site.output.height, inside=range(operator.kernel[0]))]
         self.packed = pack_weights(operator.weight, site.output)
         self.weights = tir.buffer("weights", self.packed.shape)
         self.bias = tir.buffer("bias", (site.output.blocks * site.output.block,))
@@ -127,7 +170,7 @@ class _Loops:
             )
 
         body = tir.sequence(
-            self.epilogue.clear_halos(self.target),
+            self.epilogue.clear_around_means(),
             tir.loop_of("n", output.batch, one_image),
             self.epilogue.means() if parts > 1 else None,
         )
@@ -175,10 +218,11 @@ class _Loops:
         plane = n * self.output.blocks + block
         full, rest = divmod(self.output.width, self.pixels)
 
-        def tile(row: tir.Expr, column: tir.Expr, pixels: int) -> tir.Stmt:
+        def tile(inside: range, row: tir.Expr, column: tir.Expr, pixels: int) -> tir.Stmt:
+            first = inside.start
             place = micro.Place(
-                source=self._input(plane, row, column, 0, 0),
-                weights=[block, 0, 0, 0],
+                source=self._input(plane, row, column, first * self.operator.dilation[0], 0),
+                weights=[block, first, 0, 0],
                 plane=plane,
                 channel_block=block,
                 row=row,
@@ -186,16 +230,28 @@ class _Loops:
                 pixels=pixels,
                 vectors=1,
             )
-            return self._micro_tile(place) if self.tiles else self._llvm_tile(place, held)
+            if self.tiles is not None:
+                return self._micro_tile(self.tiles, place, len(inside))
+            return self._llvm_tile(place, inside, held)
 
-        def along(row: tir.Expr) -> tir.Stmt:
+        def along(inside: range, row: tir.Expr) -> tir.Stmt:
             return tir.sequence(
-                tir.loop_of("tile", full, lambda t: tile(row, t * self.pixels, self.pixels)),
-                tile(row, full * self.pixels, rest) if rest else None,
+                tir.loop_of(
+                    "tile", full, lambda t: tile(inside, row, t * self.pixels, self.pixels)
+                ),
+                tile(inside, row, full * self.pixels, rest) if rest else None,
             )
 
+        def one_row(row: tir.Expr) -> tir.Stmt:
+            *first, last = self.runs
+            tiles = along(last.inside, row)
+            for run in reversed(first):
+                before = tirx.LT(tir.expr(row), tir.integer(run.behind))
+                tiles = tirx.IfThenElse(before, along(run.inside, row), tiles)
+            return tir.sequence(self.target.clear_beside(plane, row), tiles)
+
         rows = self.output.height // parts
-        names.add(tir.loop_of("row", rows, lambda row: along(part * rows + row)))
+        names.add(tir.loop_of("row", rows, lambda row: one_row(part * rows + row)))
         if self.epilogue.average and parts == 1:
             names.add(self.epilogue.average.finish(plane))
         return names.done()
@@ -211,23 +267,25 @@ class _Loops:
             column * operator.stride[1] + across - operator.before[1],
         )
 
-    def _micro_tile(self, place: micro.Place) -> tir.Stmt:
-        assert self.tiles is not None
+    def _micro_tile(self, tiles: micro.Tiles, place: micro.Place, rows: int) -> tir.Stmt:
+        """The first `rows` rows of the window from a place on."""
         reduction = arm.Depthwise(
-            kernel=self.operator.kernel,
+            kernel=(rows, self.operator.kernel[1]),
             stride=self.operator.stride[1],
             row_step=self.source.row_bytes * self.operator.dilation[0],
         )
-        return self.tiles.call(reduction, place)
+        return tiles.call(reduction, place)
 
-    def _llvm_tile(self, place: micro.Place, held: dict[tuple[int, int], tirx.Var]) -> tir.Stmt:
-        """Weights are taken from `held`, or loaded where they are used."""
+    def _llvm_tile(
+        self, place: micro.Place, inside: range, held: dict[tuple[int, int], tirx.Var]
+    ) -> tir.Stmt:
+        """The window rows `inside`. Weights are from `held`, or loaded where they are used."""
         operator, lanes = self.operator, self.output.block
-        rows, columns = operator.kernel
+        columns = operator.kernel[1]
         block = place.channel_block
         names = tir.Names()
         sums = [tir.load(self.bias, [block * lanes], lanes)] * place.pixels
-        for i in range(rows):
+        for i in inside:
             seen: dict[int, tirx.Var] = {}
             for r in range(place.pixels):
                 for j in range(columns):
@@ -250,4 +308,4 @@ class _Loops:
         return names.done()
 
 
-RULE = Rule(name="depthwise", takes=takes, make=make, halo=convolution.halo, averages=True)
+RULE = Rule(name="depthwise", takes=takes, make=make, halo=halo, averages=True)

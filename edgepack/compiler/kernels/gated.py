@@ -14,7 +14,7 @@ import numpy as np
 from edgepack.compiler.kernels import convolution, tir
 from edgepack.compiler.kernels.cpu import CpuModel
 from edgepack.compiler.kernels.graph import Convolution, Layer
-from edgepack.compiler.kernels.layout import Image, clear_halos, pack_channels
+from edgepack.compiler.kernels.layout import Image, pack_channels
 from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site
 
 
@@ -76,9 +76,10 @@ def make(site: Site) -> Kernel:
         weights=scaled,
         bias=tir.buffer("bias", packed_bias.shape),
         epilogue=Epilogue(site, flat=flat),
+        clears=True,
         prepare=scale,
     )
-    body = tir.sequence(clear_halos(loops.target), loops.image(0, parallel=loops.worth_sharing))
+    body = loops.image(0, parallel=loops.worth_sharing)
     return Kernel(
         name=f"gated1x1_{source.channels}_{output.channels}_{output.height}x{output.width}",
         function=tir.function(

@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
+from tvm import tirx
 
 from edgepack.compiler.kernels import tir
 
@@ -146,32 +147,62 @@ class Image:
 
     def clear_halo(self, plane: tir.Expr) -> tir.Stmt | None:
         """Write the zeros around one plane."""
+        height = self.layout.height
+        return self._clear(plane, 0, height, above=self._above(plane), below=self._below(plane))
+
+    def clear_beside(self, plane: tir.Expr, row: tir.Expr) -> tir.Stmt | None:
+        """Write the zeros around one row of a plane; those above the first one and below the last
+        one are theirs."""
+
+        def only(at: int, body: tir.Stmt | None) -> tir.Stmt | None:
+            return body and tirx.IfThenElse(tirx.EQ(tir.expr(row), tir.integer(at)), body, None)
+
+        above, below = only(0, self._above(plane)), only(self.layout.height - 1, self._below(plane))
+        return self._clear(plane, row, 1, above=above, below=below)
+
+    def _clear(
+        self,
+        plane: tir.Expr,
+        row: tir.Expr,
+        rows: int,
+        *,
+        above: tir.Stmt | None,
+        below: tir.Stmt | None,
+    ) -> tir.Stmt | None:
         layout, halo = self.layout, self.layout.halo
-        zero = tir.number(0.0, layout.block)
-        wide = halo.left + layout.width + halo.right
-
-        def clear(row: int, rows: int, column: int, columns: int) -> tir.Stmt | None:
-            if rows <= 0 or columns <= 0:
-                return None
-            return tir.loop_of(
-                "row",
-                rows,
-                lambda i: tir.loop_of(
-                    "column",
-                    columns,
-                    lambda j: tir.store(
-                        self.buffer, zero, [plane, i + row, j + column, 0], layout.block
-                    ),
-                ),
-            )
-
+        first, behind = row + halo.top, halo.left + layout.width
         parts = [
-            clear(0, halo.top, 0, wide),
-            clear(halo.top, layout.height, 0, halo.left),
-            clear(halo.top, layout.height, halo.left + layout.width, halo.right),
-            clear(halo.top + layout.height, halo.bottom, 0, wide),
+            above,
+            self._zeros(plane, first, rows, 0, halo.left),
+            self._zeros(plane, first, rows, behind, halo.right),
+            below,
         ]
         return tir.sequence(*parts) if any(part is not None for part in parts) else None
+
+    def _above(self, plane: tir.Expr) -> tir.Stmt | None:
+        return self._zeros(plane, 0, self.layout.halo.top, 0, self.layout.shape[2])
+
+    def _below(self, plane: tir.Expr) -> tir.Stmt | None:
+        first = self.layout.halo.top + self.layout.height
+        return self._zeros(plane, first, self.layout.halo.bottom, 0, self.layout.shape[2])
+
+    def _zeros(
+        self, plane: tir.Expr, row: tir.Expr, rows: int, column: int, columns: int
+    ) -> tir.Stmt | None:
+        """`rows` x `columns` of them, counted from the halo's corner."""
+        if rows <= 0 or columns <= 0:
+            return None
+        lanes = self.layout.block
+        zero = tir.number(0.0, lanes)
+        return tir.loop_of(
+            "row",
+            rows,
+            lambda i: tir.loop_of(
+                "column",
+                columns,
+                lambda j: tir.store(self.buffer, zero, [plane, row + i, column + j, 0], lanes),
+            ),
+        )
 
 
 def clear_halos(image: Image) -> tir.Stmt | None:

@@ -25,6 +25,11 @@ def integer(value: int) -> tirx.IntImm:
     return tirx.IntImm("int32", value)
 
 
+def expr(value: Expr) -> tirx.Expr:
+    """A number of either kind as an expression."""
+    return integer(value) if isinstance(value, int) else value
+
+
 def number(value: float, lanes: int = 1) -> tirx.Expr:
     """A float32 constant, in every lane."""
     return spread(tirx.FloatImm("float32", value), lanes)
@@ -83,7 +88,7 @@ def turn(
 
 def indices(items: Sequence[Expr], lanes: int) -> list[tirx.Expr]:
     """Buffer indices of `lanes` elements that lie one after the other."""
-    exprs = [integer(item) if isinstance(item, int) else item for item in items]
+    exprs = [expr(item) for item in items]
     if lanes > 1:
         exprs[-1] = tirx.Ramp(exprs[-1], integer(1), lanes)
     return exprs
