@@ -69,7 +69,7 @@ ZEN4 = CpuModel(
     memory_operand=True,
     l1_bytes=32 * KIB,
     l2_bytes=1024 * KIB,
-    memory_bandwidth=8,
+    memory_bandwidth=5,
 )
 # Skylake-SP and later Xeons: two 512-bit FMA units, latency 4, two 512-bit loads per cycle.
 # Intel 64 Optimization Reference Manual, 248966, section 2.6.

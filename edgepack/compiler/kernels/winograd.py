@@ -66,6 +66,11 @@ class Grid:
         """Chunks of one image."""
         return -(-self.rows // self.chunk_rows) * -(-self.columns // self.chunk_columns)
 
+    def busy(self, batch: int, cores: int) -> float:
+        """The share of time that the cores are busy if they share the chunks of all images."""
+        rounds = -(-batch * self.chunks // cores)
+        return batch * self.rows * self.columns / (rounds * cores * self.tiles)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -144,7 +149,12 @@ def plan(layer: Layer, cpu: CpuModel) -> Plan:
             scratch = _scratch_bytes(channels, (results + 2) ** 2, grid.tiles)
             if scratch <= cpu.l2_bytes or grid.tiles <= _FEW_TILES:
                 found.append(_cost(channels, results, grid, batch, cpu))
-    return min(found, key=lambda item: item.cycles)
+    # Of those that cost the same, nearly, the one that leaves the cores least to wait for.
+    enough = 1.01 * min(item.cycles for item in found)
+    return min(
+        (item for item in found if item.cycles <= enough),
+        key=lambda item: (-item.grid.busy(batch, cpu.cores), item.cycles),
+    )
 
 
 def _cost(channels: _Channels, results: int, grid: Grid, batch: int, cpu: CpuModel) -> Plan:
@@ -237,12 +247,10 @@ class _Loops:
         assert isinstance(operator, Convolution)
         self.site, self.operator = site, operator
         self.plan = plan(site.layer, site.cpu)
-        grid, cpu = self.plan.grid, site.cpu
+        cpu = site.cpu
         self.channels = _channels(site.layer, cpu)
-        chunks = grid.chunks * site.output.batch
         self.workers = cpu.cores if worth_sharing(self.plan.cycles, cpu) else 1
-        # Every core should have the same number of chunks, or nearly.
-        self.by_chunks = tile.balance(chunks, self.workers) >= 0.75
+        self.by_chunks = self._shares_chunks()
         parts = self.workers if self.by_chunks else 1
         self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
         self.epilogue = Epilogue(site)
@@ -269,6 +277,12 @@ class _Loops:
             tir.buffer(f"half{i}", (self.workers, self.plan.positions, lanes))
             for i, lanes in enumerate((self.channels.in_block, self.channels.out_block))
         )
+
+    def _shares_chunks(self) -> bool:
+        """Whether the cores come out more even with the chunks than with the work of each stage."""
+        stages = (self.channels.in_blocks, self.plan.positions, self.channels.out_blocks)
+        by_stages = min(tile.balance(items, self.workers) for items in stages)
+        return self.plan.grid.busy(self.site.output.batch, self.workers) >= min(by_stages, 0.95)
 
     def _products(self, parts: int) -> None:
         """Packed weights, scratch memory and the products' loops for whole and last chunks."""
