@@ -29,7 +29,15 @@ from edgepack.compiler.kernels.layout import (
     conv_halo,
     pack_channels,
 )
-from edgepack.compiler.kernels.rule import Epilogue, Kernel, Rule, Site, product, worth_sharing
+from edgepack.compiler.kernels.rule import (
+    Epilogue,
+    Kernel,
+    Rule,
+    Site,
+    even_pieces,
+    product,
+    worth_sharing,
+)
 
 # Multiply-adds in the unrolled body of the reduction: enough to hide its loop, small enough
 # to stay in the decoded-instruction cache (about 1500 entries on Haswell, 4000 on Zen).
@@ -235,6 +243,7 @@ def make(site: Site) -> Kernel:
         tile=" ".join([str(chosen), *(word for word, holds in notes.items() if holds)]),
         macs=operator.weight.size * output.height * output.width * output.batch,
         cycles=chosen.cycles,
+        by_pixels=loops.by_pixels,
     )
 
 
@@ -287,6 +296,7 @@ class Loops:
         self.pixels_outer = prepare is None and _pixels_outer(
             shape, tile, source.layout, target.layout
         )
+        self.by_pixels = self._shares_pixels()
         isa = arm.Isa.of(cpu)
         self.tiles: micro.Tiles | None = None
         if isa is not None:
@@ -317,10 +327,33 @@ class Loops:
 
     def group(self, n: tir.Expr, group: tir.Expr, *, parallel: bool = False) -> tir.Stmt:
         """One group of one image."""
-        if parallel and not self._comes_out_even:
+        in_pieces = self.by_pixels and not self.pixels_outer
+        if parallel and (in_pieces or not self._comes_out_even):
             return self._shared_tiles(n, group)
         order = self._pixels_first if self.pixels_outer else self._panels_first
         return order(n, group, parallel)
+
+    def _shares_pixels(self) -> bool:
+        """Whether the cores share the pixels rather than the channels.
+
+        Then each core reads all weights, but only its own pixels, which are in its own cache if the
+        layers before and after are shared in the same way.
+        """
+        weights = 4 * self.shape.panel(self.shape.out_blocks)
+        images = self.source.layout.nbytes + self.target.layout.nbytes
+        fits = self.pixels_outer or even_pieces(self._pixel_turns, self.cpu.cores) is not None
+        return self.worth_sharing and fits and weights < images // self.source.layout.batch
+
+    @property
+    def _tiles(self) -> int:
+        """Tiles along a row."""
+        return -(-self.target.layout.width // self.tile.pixels)
+
+    @property
+    def _pixel_turns(self) -> int:
+        """Rows; tiles if there is but one."""
+        rows = self.target.layout.height
+        return rows if rows > 1 else self._tiles
 
     @property
     def _comes_out_even(self) -> bool:
@@ -338,27 +371,40 @@ class Loops:
         A core has neighbouring turns, so that what the outer loop keeps stays with it.
         """
         layout, size = self.target.layout, self.tile.pixels
-        panels, tiles = -(-self.shape.out_blocks // self.tile.vectors), -(-layout.width // size)
-        # Neighbouring tiles of a row, as many as leave enough turns.
-        run = _even_run(panels * layout.height, tiles, self.cpu.cores)
+        panels, tiles = -(-self.shape.out_blocks // self.tile.vectors), self._tiles
+        # A piece of the image: neighbouring tiles of a row, as many as leave enough turns; or rows.
+        run, rows = _even_run(panels * layout.height, tiles, self.cpu.cores), 1
+        if self.by_pixels and not self.pixels_outer:
+            pieces = even_pieces(self._pixel_turns, self.cpu.cores)
+            assert pieces is not None
+            each = self._pixel_turns // pieces
+            run, rows = (tiles, each) if layout.height > 1 else (each, 1)
         runs = tiles // run
-        pixels = layout.height * runs
-        inner = panels if self.pixels_outer else pixels
+        pixels = layout.height // rows * runs
+        pixels_outer = self.pixels_outer or self.by_pixels
+        inner = panels if pixels_outer else pixels
 
         def along(index: tir.Expr, vectors: int, at: tir.Expr) -> tir.Stmt:
-            def one_tile(column: tir.Expr, pixels: int) -> tir.Stmt:
-                return self._tile(n, group, index, vectors, at // runs, column, pixels)
+            def one_row(row: tir.Expr) -> tir.Stmt:
+                turns = _turns(
+                    layout.width,
+                    size,
+                    size,
+                    lambda column, pixels: self._tile(
+                        n, group, index, vectors, row, column, pixels
+                    ),
+                )
+                tiles = tir.loop_of("tile", run, lambda i: tir.turn(at % runs * run + i, *turns))
+                clear = self._clear(n, group, index, vectors, row)
+                if clear is not None and runs > 1:
+                    clear = tirx.IfThenElse(tirx.EQ(at % runs, tir.integer(0)), clear, None)
+                return tir.sequence(clear, tiles)
 
-            turns = _turns(layout.width, size, size, one_tile)
-            tiles = tir.loop_of("tile", run, lambda i: tir.turn(at % runs * run + i, *turns))
-            clear = self._clear(n, group, index, vectors, at // runs)
-            if clear is not None and runs > 1:
-                clear = tirx.IfThenElse(tirx.EQ(at % runs, tir.integer(0)), clear, None)
-            return tir.sequence(clear, tiles)
+            return tir.loop_of("row", rows, lambda row: one_row(at // runs * rows + row))
 
         def one(item: tir.Expr) -> tir.Stmt:
             outside, inside = item // inner, item % inner
-            panel, at = (inside, outside) if self.pixels_outer else (outside, inside)
+            panel, at = (inside, outside) if pixels_outer else (outside, inside)
             panel_turns = _turns(
                 self.shape.out_blocks,
                 self.tile.vectors,

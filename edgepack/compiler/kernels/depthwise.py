@@ -26,6 +26,7 @@ from edgepack.compiler.kernels.rule import (
     Rule,
     Site,
     even_parts,
+    even_pieces,
     product,
     worth_sharing,
 )
@@ -159,15 +160,18 @@ class _Loops:
         # As many loads and stores as arithmetic, roughly.
         cycles = 2 * macs / output.block / self.site.cpu.lanes[output.block]
         shared = worth_sharing(cycles, self.site.cpu)
-        parts = even_parts(output, self.site.cpu.cores) if shared else 1
+        # Each core goes on with what it made itself, if it can.
+        pieces = even_pieces(output.height, self.site.cpu.cores) if self.site.by_pixels else None
+        parts = (pieces or even_parts(output, self.site.cpu.cores)) if shared else 1
+
+        def one(n: tir.Expr, item: tir.Expr) -> tir.Stmt:
+            if pieces is None:
+                return self._rows(n, item // parts, item % parts, parts)
+            return self._rows(n, item % output.blocks, item // output.blocks, parts)
 
         def one_image(n: tir.Expr) -> tir.Stmt:
-            return tir.loop_of(
-                "item",
-                output.blocks * parts,
-                lambda item: self._rows(n, item // parts, item % parts, parts),
-                parallel=shared,
-            )
+            items = output.blocks * parts
+            return tir.loop_of("item", items, lambda item: one(n, item), parallel=shared)
 
         body = tir.sequence(
             self.epilogue.clear_around_means(),
@@ -202,6 +206,7 @@ class _Loops:
             tile=f"{self.pixels}x1{' mean' if self.epilogue.average else ''}",
             macs=macs,
             cycles=cycles,
+            by_pixels=shared and pieces is not None,
         )
 
     def _rows(self, n: tir.Expr, block: tir.Expr, part: tir.Expr, parts: int) -> tir.Stmt:

@@ -100,6 +100,7 @@ def make(site: Site) -> Kernel:
         tile=f"{chosen}{' flat' if flat else ''}",
         macs=operator.weight.size * output.height * output.width,
         cycles=chosen.cycles + packed.size / output.block / site.cpu.loads_per_cycle,
+        by_pixels=loops.by_pixels,
     )
 
 

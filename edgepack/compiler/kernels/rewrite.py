@@ -141,6 +141,7 @@ class _Writer:
         self.layers = fuse(self._without_views(layers), [self._root(v) for v in self.outputs])
         self.rules: dict[Value, Rule] = {}
         self.layouts: dict[Value, Blocked] = {}
+        self.by_pixels: set[Value] = set()
         # Values that are written straight into a joint, and that joint.
         self.slots: dict[Value, Value] = {}
         # Where each value is, in the new function: plain as the model has it, or blocked.
@@ -295,6 +296,7 @@ class _Writer:
             operands=tuple(self.layouts[value] for value in layer.operands),
             output=self.layouts[layer.output],
             mean=self.layouts[layer.mean] if layer.mean is not None else None,
+            by_pixels=layer.inputs[0] in self.by_pixels,
             cpu=self.cpu,
         )
         if rule in (joint.CONCAT, joint.SLICE):
@@ -303,6 +305,8 @@ class _Writer:
                 self.blocked[layer.output] = self.builder.emit(shared)
                 return
         kernel = rule.make(site)
+        if kernel.by_pixels:
+            self.by_pixels.add(layer.output)
         read = [self._blocked(value) for value in (*layer.inputs, *layer.operands)]
         read += [relax.const(np.ascontiguousarray(values)) for values in kernel.constants]
         made = self._call(

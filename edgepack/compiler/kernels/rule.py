@@ -27,13 +27,18 @@ from edgepack.compiler.kernels.layout import (
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A layer with the layouts of its tensors and the CPU it will run on."""
+    """A layer with the layouts of its tensors and the CPU it will run on.
+
+    `by_pixels`: the cores shared the pixels of the first input, each core made its own ones in all
+    channels; else they shared the channels, or one core made it all.
+    """
 
     layer: Layer
     inputs: tuple[Blocked, ...]
     operands: tuple[Blocked, ...]
     output: Blocked
     mean: Blocked | None = None
+    by_pixels: bool = False
     cpu: CpuModel
 
 
@@ -43,7 +48,8 @@ class Kernel:
 
     The function's arguments are the layer's inputs, its operands, `constants` (already packed),
     the output, the mean if the layer has one, and scratch memory. `tile`, `macs` (multiply-adds)
-    and `cycles` (the cost model's) are for people to read.
+    and `cycles` (the cost model's) are for people to read. `by_pixels` is that of `Site`, of the
+    result.
     """
 
     name: str
@@ -52,6 +58,7 @@ class Kernel:
     tile: str = ""
     macs: int = 0
     cycles: float = 0.0
+    by_pixels: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,10 +245,10 @@ def worth_sharing(cycles: float, cpu: CpuModel) -> bool:
     """Whether work is large enough to be shared between the cores.
 
     A launch costs up to a microsecond while the other threads are still awake: 2,000 cycles of a
-    2 GHz core, of the 4,000 that two cores would save. It never costs a wait for a thread that has
+    2 GHz core, of the 2,500 that two cores would save. It never costs a wait for a thread that has
     to be woken, for the launching one goes on with its tasks (thread_pool.h).
     """
-    return cpu.cores > 1 and cycles > 8_000
+    return cpu.cores > 1 and cycles > 5_000
 
 
 def shared_loops(cycles: float, output: Blocked, cpu: CpuModel) -> tuple[bool, bool]:
@@ -254,6 +261,15 @@ def shared_loops(cycles: float, output: Blocked, cpu: CpuModel) -> tuple[bool, b
     uneven = tile.balance(output.blocks, cpu.cores) < 0.75
     by_rows = uneven and worth_sharing(cycles / output.blocks, cpu)
     return not by_rows, by_rows
+
+
+def even_pieces(rows: int, cores: int) -> int | None:
+    """In how many equal pieces to cut the rows of an image, so that each core has one or two.
+
+    None if they would not come out even.
+    """
+    fitting = [pieces for pieces in range(cores, 2 * cores + 1) if rows % pieces == 0]
+    return next((pieces for pieces in fitting if tile.balance(pieces, cores) >= 0.95), None)
 
 
 def even_parts(output: Blocked, cores: int) -> int:

@@ -355,6 +355,7 @@ class _Loops:
             tile=str(plan),
             macs=self.operator.weight.size * output.height * output.width * output.batch,
             cycles=plan.cycles,
+            by_pixels=self.workers > 1 and self.by_chunks,
         )
 
     # ------------------------------------------------ chunks
