@@ -345,6 +345,10 @@ class Loops:
         return self.worth_sharing and fits and weights < images // self.source.layout.batch
 
     @property
+    def _panels(self) -> int:
+        return -(-self.shape.out_blocks // self.tile.vectors)
+
+    @property
     def _tiles(self) -> int:
         """Tiles along a row."""
         return -(-self.target.layout.width // self.tile.pixels)
@@ -371,18 +375,11 @@ class Loops:
         A core has neighbouring turns, so that what the outer loop keeps stays with it.
         """
         layout, size = self.target.layout, self.tile.pixels
-        panels, tiles = -(-self.shape.out_blocks // self.tile.vectors), self._tiles
-        # A piece of the image: neighbouring tiles of a row, as many as leave enough turns; or rows.
-        run, rows = _even_run(panels * layout.height, tiles, self.cpu.cores), 1
-        if self.by_pixels and not self.pixels_outer:
-            pieces = even_pieces(self._pixel_turns, self.cpu.cores)
-            assert pieces is not None
-            each = self._pixel_turns // pieces
-            run, rows = (tiles, each) if layout.height > 1 else (each, 1)
-        runs = tiles // run
-        pixels = layout.height // rows * runs
+        rows, run = self._piece()
+        runs = self._tiles // run
+        pieces = layout.height // rows * runs
         pixels_outer = self.pixels_outer or self.by_pixels
-        inner = panels if pixels_outer else pixels
+        inner = self._panels if pixels_outer else pieces
 
         def along(index: tir.Expr, vectors: int, at: tir.Expr) -> tir.Stmt:
             def one_row(row: tir.Expr) -> tir.Stmt:
@@ -418,7 +415,18 @@ class Loops:
             weights = self.shape.panel(self.shape.out_blocks) / self.shape.lanes
             parallel = worth_sharing(weights / self.cpu.loads_per_cycle, self.cpu)
             prepared = self._over_panels(self.prepare, parallel=parallel)
-        return tir.sequence(prepared, tir.loop_of("item", panels * pixels, one, parallel=True))
+        items = self._panels * pieces
+        return tir.sequence(prepared, tir.loop_of("item", items, one, parallel=True))
+
+    def _piece(self) -> tuple[int, int]:
+        """What is done of an image at a time: so many rows, and so many tiles of each."""
+        height, cores = self.target.layout.height, self.cpu.cores
+        if not self.by_pixels or self.pixels_outer:
+            return 1, _even_run(self._panels * height, self._tiles, cores)
+        pieces = even_pieces(self._pixel_turns, cores)
+        assert pieces is not None
+        each = self._pixel_turns // pieces
+        return (each, self._tiles) if height > 1 else (1, each)
 
     def _panels_first(self, n: tir.Expr, group: tir.Expr, parallel: bool) -> tir.Stmt:
         """Each panel of weights is used for the whole image before the next one is read."""

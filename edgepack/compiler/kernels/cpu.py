@@ -23,7 +23,8 @@ class CpuModel:
     number of multiply-adds of that width that start per cycle (0.5: one every second cycle).
     `loads_per_cycle` counts vector loads of any width. `fma_latency` is in cycles.
     `in_order` cores pay for a load where an out-of-order core hides it behind arithmetic.
-    `memory_bandwidth` is what one core reads from memory, in bytes per cycle.
+    `memory_bandwidth` is what one core reads from memory while the others do, too, in bytes per
+    cycle.
     `memory_operand`: an instruction may read one operand from memory (x86).
     `isa` is "x86", "aarch64", "armv7", or "" where only portable code is made.
     """
@@ -58,6 +59,8 @@ class CpuModel:
 # Zen 4: 512-bit operations are two 256-bit halves, so one FMA of 16 lanes or two of 8 per
 # cycle, latency 4; two 256-bit (one 512-bit) loads per cycle. Software Optimization Guide
 # for AMD Family 19h, 56665, sections 2.11 and 2.12. Narrow rows of lanes serve small layers.
+# Two cores of an EPYC 9004 were measured to read 36 GB/s of weights together at 3.6 GHz, one of
+# them alone 29.
 ZEN4 = CpuModel(
     name="zen4",
     isa="x86",
