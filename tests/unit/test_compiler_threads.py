@@ -17,7 +17,7 @@ from edgepack.boards import Cluster, get_board
 from edgepack.compiler import importer, lower, share
 from edgepack.compiler.kernels import tir
 from edgepack.compiler.kernels.layout import Blocked
-from edgepack.compiler.kernels.rule import even_parts
+from edgepack.compiler.kernels.rule import even_parts, even_pieces
 from edgepack.compiler.llvm import tvm_target
 from edgepack.compiler.schedule.pieces import substituted
 from edgepack.model import ModelSpec, load_model
@@ -112,3 +112,10 @@ def test_cores_share_turns_evenly_and_in_order(turns: int, cores: int) -> None:
     each = len(done) // cores
     counts = [sum(map(len, done[core * each : (core + 1) * each])) for core in range(cores)]
     assert max(counts) - min(counts) <= 1
+
+
+def test_pieces_of_an_image_for_each_core() -> None:
+    assert even_pieces(14, 2) == 2
+    assert even_pieces(6, 4) is None  # two cores would have two, two others one
+    assert even_pieces(8, 4) == 4
+    assert even_pieces(7, 2) is None
