@@ -89,19 +89,27 @@ def halo(layer: Layer) -> Halo:
     return replace(around, top=0, bottom=0) if all(run.inside for run in runs) else around
 
 
+def _inputs(pixels: int, operator: Convolution) -> int:
+    """Inputs of one window row that a tile needs."""
+    return (pixels - 1) * operator.stride[1] + operator.kernel[1]
+
+
 def _pixels(width: int, operator: Convolution, cpu: CpuModel) -> int:
     """Pixels per tile: as few input loads per result as registers allow.
 
-    A tile of R pixels loads (R - 1) * stride + columns vectors per window row. The smaller
-    tile that ends a row is charged like a full one.
+    The smaller tile that ends a row is charged like a full one.
     """
     rows, columns = operator.kernel
     held = min(rows * columns, _HELD_WEIGHTS)
     # The sums, the held weights, an input vector and one result being finished.
     most = max(2, cpu.registers - held - 2)
+    if cpu.registers == 32 and not cpu.memory_operand:
+        # LLVM loads all inputs of a window row ahead, and spills if they do not fit.
+        while most > 2 and most + held + _inputs(most, operator) > cpu.registers - 2:
+            most -= 1
 
     def cost(pixels: int) -> float:
-        loads = rows * ((pixels - 1) * operator.stride[1] + columns)
+        loads = rows * _inputs(pixels, operator)
         one = loads / cpu.loads_per_cycle + pixels * product(operator.kernel) + 4 * pixels + 10
         return -(-width // pixels) * one
 
