@@ -29,6 +29,8 @@ def _cut(loop: tirx.For) -> tirx.For:
     if loop.kind != tirx.ForKind.PARALLEL:
         return loop
     turns, part = int(loop.extent), tir.var("part")
+    if turns % PARTS == 0:  # tasks share these evenly as they are
+        return loop
     first, behind = turns * part // PARTS, turns * (part + 1) // PARTS
     each = tirx.For(loop.loop_var, first + loop.min, behind - first, tirx.ForKind.SERIAL, loop.body)
     return tir.loop(part, PARTS, each, parallel=True)

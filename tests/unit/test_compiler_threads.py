@@ -86,6 +86,7 @@ def shares(turns: int, tasks: int) -> list[list[int]]:
     loop = tir.loop(counter, turns, tir.store(values, tir.number(0.0), [counter]), parallel=True)
     parts = share.in_parts(tir.function([values], loop)).body
     assert parts.kind == tirx.ForKind.PARALLEL
+    nested = isinstance(parts.body, tirx.For)
 
     def bound(value: tirx.Expr, part: int) -> int:
         store = tir.store(values, tir.number(0.0), [value])
@@ -97,8 +98,8 @@ def shares(turns: int, tasks: int) -> list[list[int]]:
     done = []
     for task in range(tasks):
         mine = range(task * each, min((task + 1) * each, int(parts.extent)))
-        firsts = [bound(parts.body.min, part) for part in mine]
-        counts = [bound(parts.body.extent, part) for part in mine]
+        firsts = [bound(parts.body.min, part) for part in mine] if nested else mine
+        counts = [bound(parts.body.extent, part) if nested else 1 for part in mine]
         done.append([i for at, n in zip(firsts, counts, strict=True) for i in range(at, at + n)])
     return done
 

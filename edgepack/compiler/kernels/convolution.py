@@ -46,7 +46,7 @@ _UNROLLED = 128
 _EVEN = 0.99
 
 
-def halo(layer: Layer) -> Halo:
+def halo(layer: Layer, _cpu: CpuModel) -> Halo:
     """What the window reads around the image."""
     operator = layer.operator
     assert isinstance(operator, Convolution)

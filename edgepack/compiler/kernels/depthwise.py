@@ -35,6 +35,9 @@ from edgepack.compiler.kernels.rule import (
 _HELD_WEIGHTS = 9
 # Windows are unrolled. A larger one goes to the convolution rule, which has loops for them.
 _MOST_POINTS = 81
+# Assembly leaves rows out of windows of so many: with code for each case around the tiles LLVM
+# keeps more of their addresses on the stack, which the few zeros of a smaller window do not pay.
+_ROWS_LEFT_OUT = 5
 
 
 def takes(layer: Layer, _cpu: CpuModel) -> bool:
@@ -80,13 +83,25 @@ def _runs(operator: Convolution, height: int, out_height: int) -> list[_Run]:
     return runs
 
 
-def halo(layer: Layer) -> Halo:
-    """Zeros beside the image; above and below only if a window lies there as a whole."""
-    operator = layer.operator
+def _code_for(layer: Layer, cpu: CpuModel) -> list[_Run]:
+    """Rows of results that have code of their own: all of them, unless window rows are left out."""
+    operator, height = layer.operator, extent(layer.output)[2]
     assert isinstance(operator, Convolution)
-    around = convolution.halo(layer)
-    runs = _runs(operator, extent(layer.inputs[0])[2], extent(layer.output)[2])
-    return replace(around, top=0, bottom=0) if all(run.inside for run in runs) else around
+    rows = operator.kernel[0]
+    whole = [_Run(behind=height, inside=range(rows))]
+    if arm.Isa.of(cpu) is not None and rows < _ROWS_LEFT_OUT:
+        return whole
+    runs = _runs(operator, extent(layer.inputs[0])[2], height)
+    # Windows that lie outside as a whole read zeros.
+    return runs if all(run.inside for run in runs) else whole
+
+
+def halo(layer: Layer, cpu: CpuModel) -> Halo:
+    """Zeros beside the image; above and below only if the rows there are not left out."""
+    operator, around = layer.operator, convolution.halo(layer, cpu)
+    assert isinstance(operator, Convolution)
+    left_out = any(len(run.inside) < operator.kernel[0] for run in _code_for(layer, cpu))
+    return replace(around, top=0, bottom=0) if left_out else around
 
 
 def _inputs(pixels: int, operator: Convolution) -> int:
@@ -136,9 +151,7 @@ class _Loops:
         self.operator = operator
         self.output = site.output
         self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
-        self.runs = _runs(operator, site.inputs[0].height, site.output.height)
-        if not all(run.inside for run in self.runs):  # there is a halo for that
-            self.runs = [_Run(behind=site.output.height, inside=range(operator.kernel[0]))]
+        self.runs = _code_for(site.layer, site.cpu)
         self.packed = pack_weights(operator.weight, site.output)
         self.weights = tir.buffer("weights", self.packed.shape)
         self.bias = tir.buffer("bias", (site.output.blocks * site.output.block,))

@@ -76,7 +76,7 @@ class Plain:
     dtype: str = "float32"
 
 
-def _no_halo(_layer: Layer) -> Halo:
+def _no_halo(_layer: Layer, _cpu: CpuModel) -> Halo:
     return NO_HALO
 
 
@@ -92,7 +92,7 @@ class Rule:
     name: str
     takes: Callable[[Layer, CpuModel], bool]
     make: Callable[[Site], Kernel]
-    halo: Callable[[Layer], Halo] = _no_halo
+    halo: Callable[[Layer, CpuModel], Halo] = _no_halo
     more_weights: bool = False
     averages: bool = False
 
