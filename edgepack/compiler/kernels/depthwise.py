@@ -35,8 +35,8 @@ from edgepack.compiler.kernels.rule import (
 _HELD_WEIGHTS = 9
 # Windows are unrolled. A larger one goes to the convolution rule, which has loops for them.
 _MOST_POINTS = 81
-# Assembly leaves rows out of windows of so many: with code for each case around the tiles LLVM
-# keeps more of their addresses on the stack, which the few zeros of a smaller window do not pay.
+# 32-bit ARM leaves rows out of windows of so many: with code for each case around the tiles its few
+# core registers make LLVM keep addresses on the stack, which fewer zeros do not pay.
 _ROWS_LEFT_OUT = 5
 
 
@@ -89,7 +89,7 @@ def _code_for(layer: Layer, cpu: CpuModel) -> list[_Run]:
     assert isinstance(operator, Convolution)
     rows = operator.kernel[0]
     whole = [_Run(behind=height, inside=range(rows))]
-    if arm.Isa.of(cpu) is not None and rows < _ROWS_LEFT_OUT:
+    if cpu.isa == "armv7" and rows < _ROWS_LEFT_OUT:
         return whole
     runs = _runs(operator, extent(layer.inputs[0])[2], height)
     # Windows that lie outside as a whole read zeros.
