@@ -24,8 +24,9 @@ struct ParallelGroupEnv {
 using ParallelLambda = int (*)(int task_id, ParallelGroupEnv* env, void* data);
 
 /// Tasks of a loop that leaves their number to us: each of them is some neighbouring turns of the
-/// loop. So many that a thread that is late leaves enough of them to the others, so few that calling
-/// them costs nothing. The loops that edgepack makes have 64 even turns (compiler/share.py).
+/// loop. So many that a thread that is late leaves enough of them to the others, so few that
+/// calling them costs nothing. The loops that edgepack makes have 64 even turns
+/// (compiler/share.py).
 int TaskCount(int threads) {
   constexpr int kMost = 64;
   constexpr int kEach = 4;
