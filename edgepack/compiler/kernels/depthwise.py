@@ -35,8 +35,8 @@ from edgepack.compiler.kernels.rule import (
 _HELD_WEIGHTS = 9
 # Windows are unrolled. A larger one goes to the convolution rule, which has loops for them.
 _MOST_POINTS = 81
-# 32-bit ARM leaves rows out of windows of so many: with code for each case around the tiles its few
-# core registers make LLVM keep addresses on the stack, which fewer zeros do not pay.
+# 32-bit ARM leaves rows out only of windows of so many and more: with code for each case around the
+# tiles its few core registers make LLVM keep addresses on the stack, which fewer zeros do not pay.
 _ROWS_LEFT_OUT = 5
 
 
@@ -84,7 +84,7 @@ def _runs(operator: Convolution, height: int, out_height: int) -> list[_Run]:
 
 
 def _code_for(layer: Layer, cpu: CpuModel) -> list[_Run]:
-    """Rows of results that have code of their own: all of them, unless window rows are left out."""
+    """The rows of results by the code they need: one for all, unless window rows are left out."""
     operator, height = layer.operator, extent(layer.output)[2]
     assert isinstance(operator, Convolution)
     rows = operator.kernel[0]
