@@ -16,6 +16,7 @@ import tvm_ffi
 from tvm import tirx
 
 from edgepack.compiler.kernels import tir
+from edgepack.compiler.schedule.pieces import substituted
 
 PARTS = 64
 
@@ -32,5 +33,8 @@ def _cut(loop: tirx.For) -> tirx.For:
     if turns % PARTS == 0:  # tasks share these evenly as they are
         return loop
     first, behind = turns * part // PARTS, turns * (part + 1) // PARTS
-    each = tirx.For(loop.loop_var, first + loop.min, behind - first, tirx.ForKind.SERIAL, loop.body)
+    # From 0 on: TVM makes it so, but forgets bounds of loops inside that depend on the counter.
+    turn = tir.var(loop.loop_var.name)
+    body = substituted(loop.body, loop.loop_var, turn + (first + loop.min))
+    each = tirx.For(turn, tir.integer(0), behind - first, tirx.ForKind.SERIAL, body)
     return tir.loop(part, PARTS, each, parallel=True)

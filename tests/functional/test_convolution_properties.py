@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from edgepack.compiler.kernels import toom_cook, winograd
+from edgepack.compiler.kernels.rewrite import LAYOUT
 from tests.onnx_models import Builder
 from tests.targets import TARGETS, compile_and_run, every_target, save_cases, wrong_outputs
 
@@ -217,6 +218,30 @@ def test_depthwise_windows_beyond_the_image(tmp_path: Path, board: str, cpu: str
     remaining = iter(cases)
     rules = check(tmp_path, board, cpu, lambda _: next(remaining), seed=9, count=len(cases))
     assert rules.count("depthwise") >= len(cases)
+
+
+@every_target
+def test_first_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, board: str, cpu: str
+) -> None:
+    """Images of few channels; AVX reads them as they are, without zeros around them."""
+    monkeypatch.setattr(winograd, "_plain_cycles", lambda *_: 0.0)
+    cases = [
+        Case(shape=(1, 3, 37, 70), outs=20, strides=(2, 2)),
+        Case(shape=(1, 3, 41, 67), outs=8, kernel=(7, 7), strides=(2, 2), pads=(3, 3, 3, 3)),
+        Case(shape=(1, 1, 64, 128), outs=16, kernel=(5, 5), pads=(2, 2, 2, 2), after="Sum"),
+        Case(shape=(3, 4, 18, 9), outs=5, pads=(2, 0, 1, 2), after="Sigmoid"),
+        # Windows wider than the image, and some that have no pixel at all.
+        Case(shape=(1, 2, 4, 3), outs=33, kernel=(7, 5), pads=(6, 4, 6, 4)),
+        Case(shape=(2, 3, 6, 8), outs=4, pads=(5, 4, 4, 5), strides=(1, 3)),
+        Case(shape=(1, 3, 9, 21), outs=12, kernel=(1, 1), pads=(0, 0, 0, 0)),
+        Case(shape=(1, 3, 9, 21), outs=12, dilations=(2, 1)),
+    ]
+    remaining = iter(cases)
+    rules = check(tmp_path, board, cpu, lambda _: next(remaining), seed=10, count=len(cases))
+    # Every output changes its layout; of the inputs, only the dilated one's.
+    packed = 1 if cpu in ("native", "haswell") else len(cases)
+    assert rules.count(LAYOUT) == packed + len(cases)
 
 
 @pytest.mark.slow

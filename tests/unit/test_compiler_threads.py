@@ -37,7 +37,8 @@ def work(statement: tirx.Stmt) -> tuple[float, float, int]:
             parts = [work(item) for item in statement.seq]
             return sum(p[0] for p in parts), sum(p[1] for p in parts), sum(p[2] for p in parts)
         case tirx.For():
-            turns = int(statement.extent)
+            # Where windows are cut at borders: as many as they have elsewhere.
+            turns = int(Analyzer().const_int_bound(statement.extent).max_value)
             total, busiest, loops = work(statement.body)
             if statement.kind != tirx.ForKind.PARALLEL:
                 return turns * total, turns * busiest, turns * loops
@@ -88,19 +89,28 @@ def shares(turns: int, tasks: int) -> list[list[int]]:
     assert parts.kind == tirx.ForKind.PARALLEL
     nested = isinstance(parts.body, tirx.For)
 
-    def bound(value: tirx.Expr, part: int) -> int:
+    def number(value: tirx.Expr, part: int, turn: int = 0) -> int:
+        at = {parts.loop_var: tir.integer(part)}
+        if nested:
+            at[parts.body.loop_var] = tir.integer(turn)
         store = tir.store(values, tir.number(0.0), [value])
-        made = substituted(store, parts.loop_var, tir.integer(part)).indices[0]
-        return int(Analyzer().simplify(made))
+        for variable, known in at.items():
+            store = substituted(store, variable, known)
+        return int(Analyzer().simplify(store.indices[0]))
+
+    def turns_of(part: int) -> list[int]:
+        if not nested:
+            return [number(parts.body.indices[0], part)]
+        assert int(parts.body.min) == 0
+        count = number(parts.body.extent, part)
+        return [number(parts.body.body.indices[0], part, turn) for turn in range(count)]
 
     # As TVM's code does it: each task has the same number of turns, the last ones the rest.
     each = -(-int(parts.extent) // tasks)
     done = []
     for task in range(tasks):
         mine = range(task * each, min((task + 1) * each, int(parts.extent)))
-        firsts = [bound(parts.body.min, part) for part in mine] if nested else mine
-        counts = [bound(parts.body.extent, part) if nested else 1 for part in mine]
-        done.append([i for at, n in zip(firsts, counts, strict=True) for i in range(at, at + n)])
+        done.append([turn for part in mine for turn in turns_of(part)])
     return done
 
 

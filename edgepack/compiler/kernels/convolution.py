@@ -13,7 +13,7 @@ Weights are packed so that the reduction reads them front to back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tvm import tirx
@@ -26,6 +26,7 @@ from edgepack.compiler.kernels.layout import (
     Blocked,
     Halo,
     Image,
+    Planar,
     conv_halo,
     pack_channels,
 )
@@ -198,12 +199,13 @@ def make(site: Site) -> Kernel:
     packed = pack_weights(weight, shape, chosen.vectors)
     bias = np.zeros(output.channels, "float32") if operator.bias is None else operator.bias
     packed_bias = pack_channels(bias, output)
+    image = Planar if source.planar else Image
     loops = Loops(
         cpu=site.cpu,
         operator=operator,
         shape=shape,
         tile=chosen,
-        source=Image("source", source, source.flat if flat else source),
+        source=image("source", source, source.flat if flat else source),
         target=Image("target", output, view_out),
         weights=tir.buffer("weights", packed.shape),
         bias=tir.buffer("bias", packed_bias.shape),
@@ -531,7 +533,34 @@ class Loops:
         )
         if self.tiles is not None:
             return self._micro_tile(self.tiles, place)
+        if self.source.layout.planar:
+            return self._tile_without_halo(place)
         return self._llvm_tile(place)
+
+    def _tile_without_halo(self, place: _Place) -> tir.Stmt:
+        """The tile by LLVM; code of its own for each of a row whose windows stick out."""
+        if isinstance(place.column, int):
+            return self._llvm_tile(place)
+        starts = range(0, self.target.layout.width - place.pixels + 1, self.tile.pixels)
+        special = [at for at in (replace(place, column=c) for c in starts) if self._sticks_out(at)]
+        made = self._llvm_tile(place if len(special) < len(starts) else special.pop())
+        for at in special:
+            here = tirx.EQ(place.column, tir.expr(at.column))
+            made = tirx.IfThenElse(here, self._llvm_tile(at), made)
+        return made
+
+    def _sticks_out(self, place: _Place) -> bool:
+        """Whether some windows reach over the left or right border of the image."""
+        columns = range(self.shape.kernel[1])
+        return any(len(self._pixels_inside(place, at)) < place.pixels for at in columns)
+
+    def _pixels_inside(self, place: _Place, column: int) -> list[int]:
+        """The results of a tile for which a column of the window is in the image, or its halo."""
+        every = list(range(place.pixels))
+        if not self.source.layout.planar or not isinstance(place.column, int):
+            return every
+        width = self.source.layout.width
+        return [r for r in every if 0 <= self._input(place, r, 0, column)[1] < width]
 
     def _llvm_tile(self, place: _Place) -> tir.Stmt:
         lanes = self.shape.lanes
@@ -601,7 +630,7 @@ class Loops:
                         names.bind("w", tir.load(self.weights, [at + v * shape.lanes], shape.lanes))
                         for v in range(place.vectors)
                     ]
-                    for r in range(place.pixels):
+                    for r in self._pixels_inside(place, column):
                         value = tir.load(
                             self.source.buffer,
                             self.source.at(
@@ -614,11 +643,16 @@ class Loops:
                             names.add(total.set(total.get() + spread * weights[v]))
             return names.done()
 
-        return tir.loop_of(
-            "window_row",
-            rows,
-            lambda row: tir.loop_of("part", channels // unrolled, lambda part: steps(row, part)),
-        )
+        def one_row(row: tir.Expr) -> tir.Stmt:
+            return tir.loop_of("part", channels // unrolled, lambda part: steps(row, part))
+
+        if not self.source.layout.planar:
+            return tir.loop_of("window_row", rows, one_row)
+        # Only what is in the image.
+        top = tir.expr(self._input(place, 0, 0, 0)[0])
+        first, behind = tirx.max(0, -top), tirx.min(rows, self.source.layout.height - top)
+        counter = tir.var("window_row")
+        return tirx.For(counter, first, behind - first, tirx.ForKind.SERIAL, one_row(counter))
 
     def _input(
         self, place: _Place, pixel: int, row: tir.Expr, column: int
@@ -718,4 +752,17 @@ def takes(layer: Layer, _cpu: CpuModel) -> bool:
     return isinstance(layer.operator, Convolution)
 
 
-RULE = Rule(name="conv", takes=takes, make=make, halo=halo, averages=True)
+def reads_planar(layer: Layer, cpu: CpuModel) -> bool:
+    """Images of few channels, where a multiply-add reads its value from memory itself.
+
+    Then it does not matter where the pixel's other channels are.
+    """
+    operator = layer.operator
+    assert isinstance(operator, Convolution)
+    is_first = operator.groups == 1 and extent(layer.inputs[0])[1] <= min(cpu.lanes)
+    return cpu.memory_operand and is_first and operator.dilation == (1, 1)
+
+
+RULE = Rule(
+    name="conv", takes=takes, make=make, halo=halo, reads_planar=reads_planar, averages=True
+)

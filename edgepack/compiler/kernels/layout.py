@@ -4,6 +4,9 @@ A tensor of C channels lies as blocks of a few channels (as many as fit a vector
 an image of its own: `[batch * blocks][top + H + bottom][left + W + right][block]`. A pixel of
 a block is one vector, neighbours are next to each other, and a convolution's window never
 needs a bounds check: the zeros around the image (its halo) are written by its producer.
+
+A network's input of a few channels may stay as it is where each value is read by itself anyway: it
+is `planar`.
 """
 
 from __future__ import annotations
@@ -45,7 +48,10 @@ NO_HALO = Halo()
 
 @dataclass(frozen=True, kw_only=True)
 class Blocked:
-    """A blocked tensor; its last block may have channels that hold nothing of meaning."""
+    """A blocked tensor; its last block may have channels that hold nothing of meaning.
+
+    A `planar` one is not blocked: it is NCHW, without a halo, of no more channels than a block.
+    """
 
     batch: int
     channels: int
@@ -53,6 +59,7 @@ class Blocked:
     width: int
     block: int
     halo: Halo = NO_HALO
+    planar: bool = False
 
     @property
     def blocks(self) -> int:
@@ -62,6 +69,8 @@ class Blocked:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """The shape in memory."""
+        if self.planar:
+            return self.batch, self.channels, self.height, self.width
         halo = self.halo
         return (
             self.batch * self.blocks,
@@ -203,6 +212,16 @@ class Image:
                 lambda j: tir.store(self.buffer, zero, [plane, row + i, column + j, 0], lanes),
             ),
         )
+
+
+class Planar(Image):
+    """A planar tensor inside a kernel; as if it were blocked, with one plane per image."""
+
+    def at(
+        self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, lane: tir.Expr = 0
+    ) -> list[tir.Expr]:
+        """Indices of a channel of a pixel."""
+        return [plane, lane, row, column]
 
 
 def clear_halos(image: Image) -> tir.Stmt | None:

@@ -189,6 +189,9 @@ class _Writer:
             if layer.output in self.rules:
                 for value in (*layer.inputs, *layer.operands, *layer.results):
                     self.layouts[value] = self._layout(value, halos.get(value, NO_HALO))
+        for value in self.layouts:
+            if self._stays_planar(value):
+                self.layouts[value] = replace(self._layout(value, NO_HALO), planar=True)
 
     def _rule(self, layer: Layer) -> Rule | None:
         if isinstance(layer.operator, Foreign):
@@ -256,6 +259,23 @@ class _Writer:
                     halos[value] = halo
         for layer in slices:
             halos[layer.output] = halos.get(layer.inputs[0], NO_HALO)
+
+    def _stays_planar(self, value: Value) -> bool:
+        """Whether all that read an image of the network's own layout can do so."""
+        readers = [
+            layer
+            for layer in self.layers
+            if value in (*layer.inputs, *layer.operands) and layer.output in self.rules
+        ]
+        return (
+            value not in self.rules
+            and len(shape_of(value)) == 4
+            and all(
+                value not in layer.operands
+                and self.rules[layer.output].reads_planar(layer, self.cpu)
+                for layer in readers
+            )
+        )
 
     def _layout(self, value: Value, halo: Halo) -> Blocked:
         batch, channels, height, width = extent(value)
@@ -407,7 +427,9 @@ class _Writer:
         if value not in self.blocked:
             layout, plain = self.layouts[value], shape_of(value)
             data = self._plain(value)
-            if _same_bytes(layout):
+            if layout.planar:
+                packed = data
+            elif _same_bytes(layout):
                 packed = self.builder.emit(view(data, layout.shape))
             else:
                 kernel = copies.pack(plain, layout, self.cpu)

@@ -76,6 +76,10 @@ class Plain:
     dtype: str = "float32"
 
 
+def _never(_layer: Layer, _cpu: CpuModel) -> bool:
+    return False
+
+
 def _no_halo(_layer: Layer, _cpu: CpuModel) -> Halo:
     return NO_HALO
 
@@ -84,7 +88,8 @@ def _no_halo(_layer: Layer, _cpu: CpuModel) -> Halo:
 class Rule:
     """`takes` says whether a layer is this rule's, `make` makes its kernel.
 
-    `halo` is what the kernel wants around the layer's inputs. `more_weights`: it is faster because
+    `halo` is what the kernel wants around the layer's inputs. `reads_planar` says whether it can
+    read a planar first one, which has none. `more_weights`: it is faster because
     it stores more of them than the model has. `averages`: it can compute the mean of its result,
     too.
     """
@@ -93,6 +98,7 @@ class Rule:
     takes: Callable[[Layer, CpuModel], bool]
     make: Callable[[Site], Kernel]
     halo: Callable[[Layer, CpuModel], Halo] = _no_halo
+    reads_planar: Callable[[Layer, CpuModel], bool] = _never
     more_weights: bool = False
     averages: bool = False
 
