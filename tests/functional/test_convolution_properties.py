@@ -137,6 +137,9 @@ def _add(net: Builder, number: int, case: Case) -> str:
             # Of equal shape, and made by another kernel.
             other = net.op("Conv", f"x{number}", net.weight(*weights_shape(case)), **attributes)
             return net.op("Relu", net.op("Add", value, other))
+        case "Mean":
+            other = net.op("Conv", f"x{number}", net.weight(*weights_shape(case)), **attributes)
+            return net.op("GlobalAveragePool", net.op("Relu", net.op("Add", value, other)))
         case "PRelu":
             return net.op("PRelu", value, net.weight(case.outs, 1, 1))
         case "":
@@ -217,6 +220,27 @@ def test_depthwise_windows_beyond_the_image(tmp_path: Path, board: str, cpu: str
     ]
     remaining = iter(cases)
     rules = check(tmp_path, board, cpu, lambda _: next(remaining), seed=9, count=len(cases))
+    assert rules.count("depthwise") >= len(cases)
+
+
+@every_target
+def test_wide_depthwise(tmp_path: Path, board: str, cpu: str) -> None:
+    """Rows so long that ARM has no immediate for their bytes, and the widest window there is."""
+
+    def case(width: int, kernel: int, **rest: Any) -> Case:
+        pads = (kernel // 2,) * 4
+        around = {"outs": 7, "group": 7, "kernel": (kernel, kernel), "pads": pads, **rest}
+        return Case(shape=(1, 7, 9, width), **around)
+
+    cases = [
+        case(203, 3, after="Mean"),
+        case(407, 5, after="Mean", strides=(2, 2)),
+        case(1003, 9, after="Mean"),
+        case(21, 9, after="Clip"),
+        case(301, 7, after="Sigmoid", strides=(1, 2)),
+    ]
+    remaining = iter(cases)
+    rules = check(tmp_path, board, cpu, lambda _: next(remaining), seed=11, count=len(cases))
     assert rules.count("depthwise") >= len(cases)
 
 

@@ -316,6 +316,50 @@ def test_a_tile_adds_up_its_pixels_once_they_are_stored(
     ]
 
 
+@pytest.mark.parametrize("cpu", [CORTEX_A9, CORTEX_A72])
+def test_rows_of_tiles_need_no_more_core_registers_than_there_are(cpu: CpuModel) -> None:
+    isa = arm.Isa.of(cpu)
+    assert isa is not None
+    tile = arm.Tile(
+        isa=isa,
+        pixels=isa.most_depthwise(7),
+        vectors=1,
+        # No step is one that an instruction can hold.
+        reduction=arm.Depthwise(kernel=(7, 7), stride=1, row_step=0x12350),
+        finish=(arm.Finish(name="add"), arm.Finish(name="maximum")),
+        out_step=0,
+        operand_step=0,
+        total_step=16,
+    )
+    rows = arm.Rows(
+        tile=tile,
+        width=3 * tile.pixels + 1,
+        source_step=0x12350,
+        target_step=0x23450,
+        operand_step=0x34560,
+        total_step=0x45670,
+    )
+    text = rows.llvm_ir("rows")
+    # Of 16 one is the program counter, one the stack's, one the frame's.
+    assert text.count("=&r") <= 13
+    body = re.search(r'asm sideeffect "(.*?)"', text)
+    assert body
+    assert not re.search(r"\bsp\b", body[1])
+
+
+@pytest.mark.parametrize(("columns", "most"), [(7, 1), (8, 1), (9, 2)])
+def test_armv7_loads_no_more_registers_than_an_instruction_can(columns: int, most: int) -> None:
+    isa = arm.Isa.of(CORTEX_A9)
+    assert isa is not None
+    reduction = arm.Depthwise(kernel=(1, columns), stride=1, row_step=0)
+    lines = code(reduction, isa, pixels=2, vectors=1)
+    loads = [re.search(r"vldmia \$2!, {{?d(\d+)-d(\d+)", line) for line in lines]
+    sizes = [int(found[2]) - int(found[1]) + 1 for found in loads if found]
+    assert len(sizes) == most
+    assert sum(sizes) == 2 * columns
+    assert max(sizes) <= 16  # VLDM, ARM Architecture Reference Manual, ARMv7-A, A8.8.332
+
+
 # ------------------------------------------------ fusion
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Protocol
 
@@ -158,11 +159,23 @@ class Depthwise:
     stride: int
     row_step: int
 
+    def moved(self, pixels: int) -> dict[str, int]:
+        """How many bytes further the pointers are behind a tile."""
+        rows, columns = self.kernel
+        return {
+            "source": (rows - 1) * self.row_step + QUAD * self._inputs(pixels),
+            "weights": QUAD * rows * columns,
+        }
+
+    def _inputs(self, pixels: int) -> int:
+        """Inputs under one row of the windows."""
+        return (pixels - 1) * self.stride + self.kernel[1]
+
     def write(self, writer: Writer) -> None:
         """Write the window's rows."""
         rows, columns = self.kernel
         weights, ring = writer.free[:columns], writer.free[columns:]
-        inputs = (len(writer.sums[0]) - 1) * self.stride + columns
+        inputs = self._inputs(len(writer.sums[0]))
         most = min(_MOST_AT_ONCE, len(ring) // 2)
         batches = [range(at, min(at + most, inputs)) for at in range(0, inputs, most)]
         halves = (ring[:most], ring[most : 2 * most])
@@ -208,17 +221,24 @@ class Tile:
     pixel_step: int = QUAD
     total_step: int | None = None
 
-    def llvm_ir(self, name: str) -> str:
-        """An LLVM function `name(target, source, weights, bias, operand[, total])` of pointers."""
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """What its code takes, in this order."""
+        added = ("operand",) if any(item.name == "add" for item in self.finish) else ()
         total = () if self.total_step is None else ("total",)
-        writer = Writer.of(self.isa, ("target", "source", "weights", "bias", "operand", *total))
-        writer.hold(self.pixels, self.vectors)
-        self._write(writer)
+        return ("target", "source", "weights", "bias", *added, *total)
+
+    def llvm_ir(self, name: str) -> str:
+        """An LLVM function `name` of `pointers`."""
+        writer = Writer.of(self.isa, self.pointers)
+        self.write(writer)
         return writer.llvm_ir(name)
 
-    def _write(self, writer: Writer) -> None:
-        for sums in writer.sums:
-            writer.load(sums[:1], "bias", advance=True)
+    def write(self, writer: Writer) -> None:
+        """Write it all. Of one vector, only the reduction moves pointers."""
+        writer.hold(self.pixels, self.vectors)
+        for v, sums in enumerate(writer.sums):
+            writer.load(sums[:1], "bias", advance=v + 1 < self.vectors)
             for total in sums[1:]:
                 writer.move(total, sums[0])
         self.reduction.write(writer)
@@ -266,6 +286,87 @@ class Tile:
                 writer.binary(finish.name, total, total, bound)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Tiles of one vector side by side, in rows: as many of `tile` as `width` pixels have room for,
+    and a smaller one.
+
+    Left to LLVM these loops are unrolled, on 32-bit ARM until the addresses of all their tiles are
+    on the stack. The steps are bytes from one row to the next.
+    """
+
+    tile: Tile
+    width: int
+    source_step: int
+    target_step: int
+    operand_step: int
+    total_step: int
+
+    def llvm_ir(self, name: str) -> str:
+        """An LLVM function `name` of the tile's pointers and the number of rows, at least one."""
+        writer = Writer.of(self.tile.isa, self.tile.pointers, counts=("rows",))
+        writer.repeat("rows", lambda: self._row(writer))
+        return writer.llvm_ir(name)
+
+    def _row(self, writer: Writer) -> None:
+        size = self.tile.pixels
+        full, rest = divmod(self.width, size)
+        # Where the pointers are, from the start of the row.
+        at = dict.fromkeys(self.tile.pointers, 0)
+
+        def go(to: Mapping[str, int]) -> None:
+            for pointer in self.tile.pointers:
+                writer.add(pointer, to[pointer] - at[pointer])
+            at.update(to)
+
+        def tile(pixels: int) -> None:
+            replace(self.tile, pixels=pixels).write(writer)
+            for pointer, moved in self._reduction.moved(pixels).items():
+                at[pointer] += moved
+
+        def one_of_many() -> None:
+            tile(size)
+            go(self._behind(size))
+
+        if full > 1:
+            writer.loop("tile", full, one_of_many)
+            at.update(self._behind(size * full, full))
+        elif full:
+            tile(size)
+        # What is done once per row needs no registers of its own.
+        with writer.sparing():
+            if full and rest:
+                go(self._behind(size * full, full))
+            if rest:
+                tile(rest)
+            go(
+                {
+                    "target": self.target_step,
+                    "source": self.source_step,
+                    "weights": 0,
+                    "bias": 0,
+                    "operand": self.operand_step,
+                    "total": self.total_step,
+                }
+            )
+
+    def _behind(self, pixels: int, tiles: int = 1) -> dict[str, int]:
+        """Where the pointers should be behind some tiles."""
+        return {
+            "target": QUAD * pixels,
+            "source": QUAD * pixels * self._reduction.stride,
+            "weights": 0,
+            "bias": 0,
+            "operand": QUAD * pixels,
+            "total": QUAD * tiles,
+        }
+
+    @property
+    def _reduction(self) -> Depthwise:
+        assert isinstance(self.tile.reduction, Depthwise)
+        return self.tile.reduction
+
+
 class Writer(ABC):
     """Writes the assembly of one tile. Core registers have names; the assembler's text refers
     to them as {name}. Vector registers are numbers."""
@@ -273,21 +374,25 @@ class Writer(ABC):
     # How LLVM calls vector registers and integers of a core register's size.
     vector_prefix = ""
     word = ""
+    # What makes one of an int32.
+    widen = ""
 
-    def __init__(self, isa: Isa, pointers: Sequence[str]) -> None:
+    def __init__(self, isa: Isa, pointers: Sequence[str], counts: Sequence[str]) -> None:
         self.isa = isa
-        self.pointers = tuple(pointers)
+        self.pointers, self.counts = tuple(pointers), tuple(counts)
         self.lines: list[str] = []
         self.temporaries: list[str] = []
         self.constants: dict[int, str] = {}
+        self.keeps_constants = True
         self.labels = 0
         self.free = list(range(isa.registers))
         self.sums: list[list[int]] = []
 
     @staticmethod
-    def of(isa: Isa, pointers: Sequence[str]) -> Writer:
-        """A writer for an instruction set; `pointers` are the function's arguments."""
-        return _WRITERS[isa.name](isa, pointers)
+    def of(isa: Isa, pointers: Sequence[str], counts: Sequence[str] = ()) -> Writer:
+        """A writer for an instruction set; `pointers` are the function's arguments, `counts` those
+        after them, positive int32."""
+        return _WRITERS[isa.name](isa, pointers, counts)
 
     def hold(self, pixels: int, vectors: int) -> None:
         """Keep the highest registers for sums: those of a vector lie side by side, as its
@@ -398,11 +503,31 @@ class Writer(ABC):
         elif count > 1:
             counter = self._temporary(name)
             self.set_constant(counter, count)
-            self.labels += 1
-            label = self.labels
-            self.lines.append(f"{label}:")
-            body()
-            self.count_down(counter, label)
+            self.repeat(counter, body)
+
+    def repeat(self, counter: str, body: Callable[[], None]) -> None:
+        """As many turns as a core register says, which is zero then."""
+        self.labels += 1
+        label = self.labels
+        self.lines.append(f"{label}:")
+        body()
+        self.count_down(counter, label)
+
+    @contextmanager
+    def sparing(self) -> Iterator[None]:
+        """Write code that takes no core registers for constants."""
+        self.keeps_constants = False
+        yield
+        self.keeps_constants = True
+
+    def add_large(self, register: str, value: int) -> None:
+        """Move a pointer by what no instruction can hold."""
+        if self.keeps_constants:
+            held = self.kept(value)
+        else:
+            held = self._temporary("bits")
+            self.set_constant(held, value)
+        self.lines.append(f"add {{{register}}}, {{{register}}}, {{{held}}}")
 
     def _temporary(self, name: str) -> str:
         if name not in self.temporaries:
@@ -421,19 +546,27 @@ class Writer(ABC):
         for value, register in self.constants.items():
             self.set_constant(register, value)
         lines = self.lines + body
-        registers = [*self.pointers, *self.temporaries]
+        given = [*self.pointers, *self.counts]
+        registers = [*given, *self.temporaries]
         numbers = {register: f"${index}" for index, register in enumerate(registers)}
         numbers |= {f"{register}_w": f"${{{index}:w}}" for index, register in enumerate(registers)}
         text = "\\0A".join(line.format(**numbers) for line in lines)
         outputs = ["=&r"] * len(registers)
-        inputs = [str(index) for index in range(len(self.pointers))]
+        inputs = [str(index) for index in range(len(given))]
         vectors = [f"~{{{self.vector_prefix}{index}}}" for index in range(self.isa.registers)]
         constraints = ",".join([*outputs, *inputs, *vectors, "~{cc}", "~{memory}"])
-        types = ", ".join(["ptr"] * len(self.pointers) + [self.word] * len(self.temporaries))
-        arguments = ", ".join(f"ptr %{pointer}" for pointer in self.pointers)
+        words = len(self.counts) + len(self.temporaries)
+        types = ", ".join(["ptr"] * len(self.pointers) + [self.word] * words)
+        pointers = [f"ptr %{pointer}" for pointer in self.pointers]
+        arguments = ", ".join([*pointers, *(f"i32 %{count}" for count in self.counts)])
+        passed = ", ".join([*pointers, *(f"{self.word} %{count}_word" for count in self.counts)])
+        widened = "".join(
+            f"  %{count}_word = {self.widen} i32 %{count} to {self.word}\n" for count in self.counts
+        )
         return (
             f"define internal i32 @{name}({arguments}) alwaysinline nounwind {{\n"
-            f'  %r = call {{ {types} }} asm sideeffect "{text}", "{constraints}"({arguments})\n'
+            f"{widened}"
+            f'  %r = call {{ {types} }} asm sideeffect "{text}", "{constraints}"({passed})\n'
             "  ret i32 0\n"
             "}\n"
         )
@@ -442,6 +575,7 @@ class Writer(ABC):
 class _Armv7(Writer):
     vector_prefix = "q"
     word = "i32"
+    widen = "bitcast"
 
     def set_constant(self, register: str, value: int) -> None:
         value &= 0xFFFFFFFF
@@ -456,11 +590,14 @@ class _Armv7(Writer):
         if _encodable(abs(value)):
             self.lines.append(f"{name} {{{register}}}, {{{register}}}, #{abs(value)}")
         else:
-            self.lines.append(f"add {{{register}}}, {{{register}}}, {{{self.kept(value)}}}")
+            self.add_large(register, value)
 
     def load(self, vectors: Sequence[int], register: str, *, advance: bool) -> None:
         mark = "!" if advance else ""
-        self.lines.append(f"vldmia {{{register}}}{mark}, {_doubles(vectors)}")
+        assert advance or len(vectors) <= _MOST_AT_ONCE
+        for first in range(0, len(vectors), _MOST_AT_ONCE):
+            some = _doubles(vectors[first : first + _MOST_AT_ONCE])
+            self.lines.append(f"vldmia {{{register}}}{mark}, {some}")
 
     def move_strided(
         self, name: str, vector: int, register: str, *, step: int, index: int, count: int
@@ -505,6 +642,7 @@ class _Armv7(Writer):
 class _Aarch64(Writer):
     vector_prefix = "v"
     word = "i64"
+    widen = "zext"
 
     def set_constant(self, register: str, value: int) -> None:
         value &= 0xFFFFFFFFFFFFFFFF
@@ -530,7 +668,7 @@ class _Aarch64(Writer):
         elif size % 4096 == 0 and size < 4096 * 4096:
             self.lines.append(f"{name} {{{register}}}, {{{register}}}, #{size // 4096}, lsl #12")
         else:
-            self.lines.append(f"add {{{register}}}, {{{register}}}, {{{self.kept(value)}}}")
+            self.add_large(register, value)
 
     def load(self, vectors: Sequence[int], register: str, *, advance: bool) -> None:
         self._move_many("ld", vectors, register, advance=advance)
@@ -591,7 +729,7 @@ class _Aarch64(Writer):
         self.lines.append(f"b.ne {label}b")
 
 
-_WRITERS: dict[str, Callable[[Isa, Sequence[str]], Writer]] = {"armv7": _Armv7, "aarch64": _Aarch64}
+_WRITERS: dict[str, type[Writer]] = {"armv7": _Armv7, "aarch64": _Aarch64}
 
 
 def _doubles(vectors: Sequence[int]) -> str:

@@ -47,7 +47,7 @@ _UNROLLED = 128
 _EVEN = 0.99
 
 
-def halo(layer: Layer, _cpu: CpuModel) -> Halo:
+def halo(layer: Layer) -> Halo:
     """What the window reads around the image."""
     operator = layer.operator
     assert isinstance(operator, Convolution)

@@ -35,9 +35,6 @@ from edgepack.compiler.kernels.rule import (
 _HELD_WEIGHTS = 9
 # Windows are unrolled. A larger one goes to the convolution rule, which has loops for them.
 _MOST_POINTS = 81
-# 32-bit ARM leaves rows out only of windows of so many and more: with code for each case around the
-# tiles its few core registers make LLVM keep addresses on the stack, which fewer zeros do not pay.
-_ROWS_LEFT_OUT = 5
 
 
 def takes(layer: Layer, _cpu: CpuModel) -> bool:
@@ -60,9 +57,9 @@ def pack_weights(weight: np.ndarray, layout: Blocked) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """Rows of results up to `behind` whose windows have the rows `inside` in the image."""
+    """Rows of results whose windows have the rows `inside` in the image."""
 
-    behind: int
+    rows: range
     inside: range
 
 
@@ -77,30 +74,26 @@ def _runs(operator: Convolution, height: int, out_height: int) -> list[_Run]:
             if 0 <= top + tap * operator.dilation[0] < height
         ]
         inside = range(taps[0], taps[-1] + 1) if taps else range(0)
-        if runs and runs[-1].inside == inside:
-            runs.pop()
-        runs.append(_Run(behind=row + 1, inside=inside))
+        start = runs.pop().rows.start if runs and runs[-1].inside == inside else row
+        runs.append(_Run(rows=range(start, row + 1), inside=inside))
     return runs
 
 
-def _code_for(layer: Layer, cpu: CpuModel) -> list[_Run]:
-    """The rows of results by the code they need: one for all, unless window rows are left out."""
+def _code_for(layer: Layer) -> list[_Run]:
+    """The rows of results by the code they need."""
     operator, height = layer.operator, extent(layer.output)[2]
     assert isinstance(operator, Convolution)
-    rows = operator.kernel[0]
-    whole = [_Run(behind=height, inside=range(rows))]
-    if cpu.isa == "armv7" and rows < _ROWS_LEFT_OUT:
-        return whole
     runs = _runs(operator, extent(layer.inputs[0])[2], height)
     # Windows that lie outside as a whole read zeros.
+    whole = [_Run(rows=range(height), inside=range(operator.kernel[0]))]
     return runs if all(run.inside for run in runs) else whole
 
 
-def halo(layer: Layer, cpu: CpuModel) -> Halo:
+def halo(layer: Layer) -> Halo:
     """Zeros beside the image; above and below only if the rows there are not left out."""
-    operator, around = layer.operator, convolution.halo(layer, cpu)
+    operator, around = layer.operator, convolution.halo(layer)
     assert isinstance(operator, Convolution)
-    left_out = any(len(run.inside) < operator.kernel[0] for run in _code_for(layer, cpu))
+    left_out = any(len(run.inside) < operator.kernel[0] for run in _code_for(layer))
     return replace(around, top=0, bottom=0) if left_out else around
 
 
@@ -151,7 +144,7 @@ class _Loops:
         self.operator = operator
         self.output = site.output
         self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
-        self.runs = _code_for(site.layer, site.cpu)
+        self.runs = _code_for(site.layer)
         self.packed = pack_weights(operator.weight, site.output)
         self.weights = tir.buffer("weights", self.packed.shape)
         self.bias = tir.buffer("bias", (site.output.blocks * site.output.block,))
@@ -165,7 +158,9 @@ class _Loops:
         suits = operator.dilation[1] == 1 and not (spare and held and operator.stride[1] > 1)
         if isa is not None and most and suits:
             self.pixels = _even_parts(site.output.width, most)
-            self.epilogue = Epilogue(site, pixels=self.pixels)
+            # A pass over the results is one over a whole row.
+            finishes = micro.finish_of(site.layer.expression) is not None
+            self.epilogue = Epilogue(site, pixels=self.pixels if finishes else site.output.width)
             self.tiles = micro.Tiles(
                 isa, self.source, self.target, self.weights, self.bias, self.epilogue
             )
@@ -232,55 +227,110 @@ class _Loops:
 
     def _rows(self, n: tir.Expr, block: tir.Expr, part: tir.Expr, parts: int) -> tir.Stmt:
         """One of `parts` equal parts of the rows of one block of channels of one image."""
+        plane, rows = n * self.output.blocks + block, self.output.height // parts
+        first = part * rows if parts > 1 else 0
+        if self.tiles is None:
+            done = self._llvm_rows(plane, block, first, rows)
+        else:
+            done = self._micro_rows(self.tiles, plane, block, first, rows)
+        average = self.epilogue.average if parts == 1 else None
+        return tir.sequence(done, average.finish(plane) if average else None)
+
+    def _micro_rows(
+        self, tiles: micro.Tiles, plane: tir.Expr, block: tir.Expr, first: tir.Expr, rows: int
+    ) -> tir.Stmt:
+        """`rows` rows from `first` on, in assembly."""
+        operator, width = self.operator, self.output.width
+
+        def call(run: _Run, row: tir.Expr, count: tir.Expr) -> tir.Stmt:
+            reduction = arm.Depthwise(
+                kernel=(len(run.inside), operator.kernel[1]),
+                stride=operator.stride[1],
+                row_step=self.source.row_bytes * operator.dilation[0],
+            )
+            place = self._place(plane, block, row, 0, self.pixels, run.inside)
+            return tiles.rows(reduction, place, width=width, step=operator.stride[0], count=count)
+
+        def some(run: _Run, row: tir.Expr, count: tir.Expr) -> tir.Stmt:
+            """So many of a run's rows, at once where that can be."""
+            if tiles.finishes:
+                return call(run, row, count)
+            return tir.loop_of("row", count, lambda i: call(run, row + i, 1))
+
+        def mine(run: _Run) -> tir.Stmt:
+            """What `rows` and those of a run have in common."""
+            if rows == self.output.height:
+                return some(run, run.rows.start, len(run.rows))
+            names = tir.Names()
+            start = names.bind("start", tirx.max(first, run.rows.start))
+            behind = names.bind("behind", tirx.min(first + rows, run.rows.stop))
+            here = some(run, start, behind - start)
+            names.add(tirx.IfThenElse(start < behind, here, None))
+            return names.done()
+
+        clears = bool(self.target.layout.halo)
+        return tir.sequence(
+            tir.loop_of("row", rows, lambda i: self.target.clear_beside(plane, first + i))
+            if clears
+            else None,
+            *map(mine, self.runs),
+        )
+
+    def _llvm_rows(self, plane: tir.Expr, block: tir.Expr, first: tir.Expr, rows: int) -> tir.Stmt:
+        """The same by LLVM."""
         lanes = self.output.block
-        rows, columns = self.operator.kernel
+        height, columns = self.operator.kernel
         names = tir.Names()
         held = {}
-        if self.tiles is None and rows * columns <= _HELD_WEIGHTS:
-            for i in range(rows):
+        if height * columns <= _HELD_WEIGHTS:
+            for i in range(height):
                 for j in range(columns):
                     value = tir.load(self.weights, [block, i, j, 0], lanes)
                     held[i, j] = names.bind("w", value)
-        plane = n * self.output.blocks + block
         full, rest = divmod(self.output.width, self.pixels)
 
-        def tile(inside: range, row: tir.Expr, column: tir.Expr, pixels: int) -> tir.Stmt:
-            first = inside.start
-            place = micro.Place(
-                source=self._input(plane, row, column, first * self.operator.dilation[0], 0),
-                weights=[block, first, 0, 0],
-                plane=plane,
-                channel_block=block,
-                row=row,
-                column=column,
-                pixels=pixels,
-                vectors=1,
-            )
-            if self.tiles is not None:
-                return self._micro_tile(self.tiles, place, len(inside))
-            return self._llvm_tile(place, inside, held)
-
         def along(inside: range, row: tir.Expr) -> tir.Stmt:
+            def tile(column: tir.Expr, pixels: int) -> tir.Stmt:
+                place = self._place(plane, block, row, column, pixels, inside)
+                return self._llvm_tile(place, inside, held)
+
             return tir.sequence(
-                tir.loop_of(
-                    "tile", full, lambda t: tile(inside, row, t * self.pixels, self.pixels)
-                ),
-                tile(inside, row, full * self.pixels, rest) if rest else None,
+                tir.loop_of("tile", full, lambda t: tile(t * self.pixels, self.pixels)),
+                tile(full * self.pixels, rest) if rest else None,
             )
 
         def one_row(row: tir.Expr) -> tir.Stmt:
-            *first, last = self.runs
+            *before, last = self.runs
             tiles = along(last.inside, row)
-            for run in reversed(first):
-                before = tirx.LT(tir.expr(row), tir.integer(run.behind))
-                tiles = tirx.IfThenElse(before, along(run.inside, row), tiles)
+            for run in reversed(before):
+                here = tirx.LT(tir.expr(row), tir.integer(run.rows.stop))
+                tiles = tirx.IfThenElse(here, along(run.inside, row), tiles)
             return tir.sequence(self.target.clear_beside(plane, row), tiles)
 
-        rows = self.output.height // parts
-        names.add(tir.loop_of("row", rows, lambda row: one_row(part * rows + row)))
-        if self.epilogue.average and parts == 1:
-            names.add(self.epilogue.average.finish(plane))
+        names.add(tir.loop_of("row", rows, lambda i: one_row(first + i)))
         return names.done()
+
+    def _place(
+        self,
+        plane: tir.Expr,
+        block: tir.Expr,
+        row: tir.Expr,
+        column: tir.Expr,
+        pixels: int,
+        inside: range,
+    ) -> micro.Place:
+        """That of a tile, given the rows of its windows that count."""
+        down = inside.start
+        return micro.Place(
+            source=self._input(plane, row, column, down * self.operator.dilation[0], 0),
+            weights=[block, down, 0, 0],
+            plane=plane,
+            channel_block=block,
+            row=row,
+            column=column,
+            pixels=pixels,
+            vectors=1,
+        )
 
     def _input(
         self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, down: int, across: int
@@ -292,15 +342,6 @@ class _Loops:
             row * operator.stride[0] + down - operator.before[0],
             column * operator.stride[1] + across - operator.before[1],
         )
-
-    def _micro_tile(self, tiles: micro.Tiles, place: micro.Place, rows: int) -> tir.Stmt:
-        """The first `rows` rows of the window from a place on."""
-        reduction = arm.Depthwise(
-            kernel=(rows, self.operator.kernel[1]),
-            stride=self.operator.stride[1],
-            row_step=self.source.row_bytes * self.operator.dilation[0],
-        )
-        return tiles.call(reduction, place)
 
     def _llvm_tile(
         self, place: micro.Place, inside: range, held: dict[tuple[int, int], tirx.Var]

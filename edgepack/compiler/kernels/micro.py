@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tvm import tirx
 
 from edgepack.compiler.kernels import arm, tir
+from edgepack.compiler.kernels.average import Average
 from edgepack.compiler.kernels.expression import Expression, Operand, Scalar, Step
 from edgepack.compiler.kernels.layout import Image
 from edgepack.compiler.kernels.rule import Epilogue
@@ -36,7 +37,7 @@ class Code(Protocol):
     """Something that assembly is written for."""
 
     def llvm_ir(self, name: str) -> str:
-        """An LLVM function `name` of pointers that returns an int."""
+        """An LLVM function `name` of pointers, and maybe int32, that returns an int."""
 
 
 # A pointer: a buffer, and the indices of an element.
@@ -49,13 +50,16 @@ class Functions:
     def __init__(self) -> None:
         self.imports: dict[str, str] = {}
 
-    def call(self, code: Code, pointers: Sequence[Pointer]) -> tir.Stmt:
-        """A call with pointers as arguments. The name is a hash, so that equal ones agree."""
+    def call(self, code: Code, pointers: Sequence[Pointer], *counts: tirx.Expr) -> tir.Stmt:
+        """A call with pointers as arguments, and int32 after them.
+
+        The name is a hash, so that equal ones agree.
+        """
         text = code.llvm_ir("NAME")
         name = "tile_" + hashlib.sha256(text.encode()).hexdigest()[:16]
         self.imports[name] = text.replace("@NAME(", f"@{name}(")
         arguments = (tirx.address_of(tir.load(buffer, items)) for buffer, items in pointers)
-        return tir.evaluate(tirx.call_extern("int32", name, *arguments))
+        return tir.evaluate(tirx.call_extern("int32", name, *arguments, *counts))
 
     def imported(self, body: tir.Stmt) -> tir.Stmt:
         """A kernel's body with the code of all functions called so far."""
@@ -91,37 +95,73 @@ class Tiles:
 
     def call(self, reduction: arm.Reduction, place: Place) -> tir.Stmt:
         """A tile; an expression that assembly cannot finish follows as a pass over it."""
-        finish = self.finish or ()
-        added = any(item.name == "add" for item in finish)
-        # Where nothing is added the pointer is not used.
-        operand = self.epilogue.operands[0] if added else self.target
-        # A pass over the results adds them up itself.
-        average = self.epilogue.average if self.finish is not None else None
-        code = arm.Tile(
+        call = self.functions.call(self._code(reduction, place), self._pointers(place))
+        if self.finishes:
+            return call
+        return tir.sequence(call, self.epilogue.pass_over(self.target, place))
+
+    def rows(
+        self, reduction: arm.Depthwise, place: Place, *, width: int, step: int, count: tir.Expr
+    ) -> tir.Stmt:
+        """`count` rows of `width` results from a place on, in tiles of one vector and the place's
+        pixels. An expression that assembly cannot finish follows: then only one row at a time.
+
+        From one row's inputs to the next one's it is `step` input rows.
+        """
+        average, operand = self._average, self._operand
+        code = arm.Rows(
+            tile=self._code(reduction, place),
+            width=width,
+            source_step=self.source.row_bytes * step,
+            target_step=self.target.row_bytes,
+            operand_step=operand.row_bytes if operand else 0,
+            total_step=average.slots.row_bytes if average else 0,
+        )
+        call = self.functions.call(code, self._pointers(place), tir.expr(count))
+        if self.finishes:
+            return call
+        row = replace(place, pixels=width)
+        return tir.sequence(call, self.epilogue.pass_over(self.target, row))
+
+    @property
+    def _operand(self) -> Image | None:
+        """What the assembly adds to its sums."""
+        adds = any(item.name == "add" for item in self.finish or ())
+        return self.epilogue.operands[0] if adds else None
+
+    @property
+    def _average(self) -> Average | None:
+        """Where the assembly leaves sums of results; a pass over them adds them up itself."""
+        return self.epilogue.average if self.finishes else None
+
+    def _code(self, reduction: arm.Reduction, place: Place) -> arm.Tile:
+        average, operand = self._average, self._operand
+        return arm.Tile(
             isa=self.isa,
             pixels=place.pixels,
             vectors=place.vectors,
             reduction=reduction,
-            finish=finish,
+            finish=self.finish or (),
             out_step=self.target.plane_bytes,
-            operand_step=operand.plane_bytes,
+            operand_step=operand.plane_bytes if operand else 0,
             pixel_step=self.target.pixel_bytes * self.target.step[1],
             total_step=average.slots.plane_bytes if average else None,
         )
+
+    def _pointers(self, place: Place) -> list[Pointer]:
+        """The arguments of a tile's code."""
         at = (place.plane, place.row, place.column)
         pointers: list[Pointer] = [
             (self.target.buffer, self.target.at(*at)),
             (self.source.buffer, place.source),
             (self.weights, place.weights),
             (self.bias, [place.channel_block * arm.LANES]),
-            (operand.buffer, operand.at(*at)),
         ]
-        if average:
+        if operand := self._operand:
+            pointers.append((operand.buffer, operand.at(*at)))
+        if average := self._average:
             pointers.append((average.slots.buffer, average.slot(*at)))
-        call = self.functions.call(code, pointers)
-        if self.finish is not None:
-            return call
-        return tir.sequence(call, self.epilogue.pass_over(self.target, place))
+        return pointers
 
     def imported(self, body: tir.Stmt) -> tir.Stmt:
         """A kernel's body with the code of all tiles called so far."""

@@ -180,7 +180,7 @@ class _Writer:
             if rule is None:
                 continue
             self.rules[layer.output] = rule
-            wanted = rule.halo(layer, self.cpu)
+            wanted = rule.halo(layer)
             for value in layer.inputs:
                 halos[value] = halos.get(value, NO_HALO).union(wanted)
         self._average_where_made()

@@ -80,7 +80,7 @@ def _never(_layer: Layer, _cpu: CpuModel) -> bool:
     return False
 
 
-def _no_halo(_layer: Layer, _cpu: CpuModel) -> Halo:
+def _no_halo(_layer: Layer) -> Halo:
     return NO_HALO
 
 
@@ -97,7 +97,7 @@ class Rule:
     name: str
     takes: Callable[[Layer, CpuModel], bool]
     make: Callable[[Site], Kernel]
-    halo: Callable[[Layer, CpuModel], Halo] = _no_halo
+    halo: Callable[[Layer], Halo] = _no_halo
     reads_planar: Callable[[Layer, CpuModel], bool] = _never
     more_weights: bool = False
     averages: bool = False

@@ -46,16 +46,16 @@ def sequence(*statements: Stmt | None) -> Stmt:
     return items[0] if len(items) == 1 else tirx.SeqStmt(items)
 
 
-def loop(counter: tirx.Var, extent: int, body: Stmt, *, parallel: bool = False) -> Stmt:
+def loop(counter: tirx.Var, extent: Expr, body: Stmt, *, parallel: bool = False) -> Stmt:
     """`for counter in range(extent)`, shared out between the cores if `parallel`."""
-    return tirx.For(counter, integer(0), integer(extent), _PARALLEL if parallel else _SERIAL, body)
+    return tirx.For(counter, integer(0), expr(extent), _PARALLEL if parallel else _SERIAL, body)
 
 
 def loop_of(
-    name: str, extent: int, body: Callable[[Expr], Stmt], *, parallel: bool = False
+    name: str, extent: Expr, body: Callable[[Expr], Stmt], *, parallel: bool = False
 ) -> Stmt:
     """A loop whose body is a function of its counter; a loop of one turn is just its body."""
-    if extent == 1:
+    if isinstance(extent, int) and extent == 1:
         return body(0)
     counter = var(name)
     return loop(counter, extent, body(counter), parallel=parallel)

@@ -82,7 +82,7 @@ def takes(layer: Layer, _cpu: CpuModel) -> bool:
     return isinstance(layer.operator, TransposedConvolution)
 
 
-def halo(layer: Layer, _cpu: CpuModel) -> Halo:
+def halo(layer: Layer) -> Halo:
     """What all phases together read around the image."""
     wanted = NO_HALO
     for phase in _phases(layer):
