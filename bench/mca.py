@@ -41,7 +41,8 @@ _MULTIPLE = re.compile(
 )
 # `max_pool3x3` of `max_pool3x3_64_56x56_s2`
 _FAMILY = re.compile(r"[a-z_]+?(?:\d+x\d+|\d+)?(?=_\d|$)")
-_FRAME = re.compile(r"^(?:mov|add)\s+(?P<register>r11|r7|x29),\s*sp\b")
+# The frame pointer of AArch64 and of ARM; Thumb's, r7, is any register in ARM code.
+_FRAME = re.compile(r"^(?:mov|add)\s+(?P<register>r11|x29),\s*sp\b")
 
 # Operations per lane: 2 for a fused or chained multiply-add, else 1.
 _OPERATIONS = {"fmla": 2, "fmls": 2, "vfma": 2, "vfms": 2, "vmla": 2, "vmls": 2}

@@ -6,8 +6,13 @@ import pytest
 
 from bench import arm, mca
 from edgepack.boards import get_board
+from edgepack.compiler import compile_model
+from edgepack.model import ModelSpec
 from edgepack.process import run
+from edgepack.toolchain import select
+from tests.onnx_models import Builder
 from tests.support import require_tool
+from tests.targets import save_cases
 
 # The loop is two instructions: subs, bne.
 COUNTED = """
@@ -57,3 +62,32 @@ def test_the_hot_loop_of_a_library(tmp_path: Path) -> None:
     assert hottest.stack == 0
     # Each add waits for the one before it: five cycles on this core.
     assert hottest.cycles == pytest.approx(5, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["pynq", "rasp3b", "rasp3b-64", "rasp4b-64"])
+def test_our_loops_of_arithmetic_leave_the_stack_alone(tmp_path: Path, name: str) -> None:
+    """Shapes where LLVM, left alone, keeps addresses or sums on the stack."""
+    require_tool("llvm-mca")
+    require_tool("llvm-objdump")
+    net = Builder(seed=4)
+
+    def depthwise(data: str, channels: int, size: int, stride: int = 1) -> str:
+        return net.conv(data, channels, channels, size, group=channels, strides=[stride] * 2)
+
+    narrow = net.op("Relu", net.conv("text", 8, 24, 1))
+    swish = net.op("HardSwish", depthwise("middle", 40, 5))
+    cases = {
+        "3x3 of a wide row": net.op("Clip", depthwise(narrow, 24, 3)),
+        "1x1 of few channels": net.op("HardSwish", depthwise(net.conv("text", 8, 32, 1), 32, 3)),
+        "5x5 with its mean": net.op("GlobalAveragePool", swish),
+        "3x3 strided": depthwise("middle", 40, 3, 2),
+        "mean by itself": net.op("GlobalAveragePool", net.conv("last", 64, 64, 3)),
+    }
+    shapes = {"text": (1, 8, 12, 96), "middle": (1, 40, 14, 14), "last": (1, 64, 7, 7)}
+    path = save_cases(tmp_path / "model.onnx", net, shapes, cases)
+    board = get_board(name)
+    compiled = compile_model(ModelSpec(path=path), board, select(board).toolchain, tmp_path / "out")
+    hottest = mca.analyse(compiled.library, board)
+    families = {mca.family(function) for function in hottest}
+    assert {"conv1x1", "depthwise3x3", "depthwise5x5", "mean"} <= families
+    assert {function: loop.stack for function, loop in hottest.items() if loop.stack} == {}

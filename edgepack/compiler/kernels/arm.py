@@ -563,10 +563,13 @@ class Writer(ABC):
         widened = "".join(
             f"  %{count}_word = {self.widen} i32 %{count} to {self.word}\n" for count in self.counts
         )
+        # Without a loop of its own it looks small to LLVM, which would unroll a whole row of tiles
+        # and keep all their addresses on the stack.
+        once = "" if self.labels else " noduplicate"
         return (
             f"define internal i32 @{name}({arguments}) alwaysinline nounwind {{\n"
             f"{widened}"
-            f'  %r = call {{ {types} }} asm sideeffect "{text}", "{constraints}"({passed})\n'
+            f'  %r = call {{ {types} }} asm sideeffect "{text}", "{constraints}"({passed}){once}\n'
             "  ret i32 0\n"
             "}\n"
         )

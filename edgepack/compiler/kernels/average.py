@@ -67,12 +67,12 @@ class Sum:
         sums = [tir.Local(f"sum{i}", layout.block) for i in range(_SUMS)]
 
         def add(row: tir.Expr, column: tir.Expr, count: int) -> tir.Stmt:
-            return tir.sequence(
-                *(
-                    sums[i].set(sums[i].get() + source.load(plane, row, column + i))
-                    for i in range(count)
-                )
+            added = (
+                sums[i].set(sums[i].get() + source.load(plane, row, column + i))
+                for i in range(count)
             )
+            # Unrolled, an in-order core's loads come first, and do not fit the registers.
+            return tir.not_unrolled(tir.sequence(*added))
 
         def along(row: tir.Expr) -> tir.Stmt:
             full, rest = divmod(layout.width, _SUMS)

@@ -24,6 +24,10 @@ from edgepack.compiler.kernels.layout import (
     pack_channels,
 )
 
+# Results in one turn of a pass over them: as many as hide the latency of the arithmetic on each, of
+# few operations, and as fit any registers.
+_SIDE_BY_SIDE = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
@@ -214,7 +218,7 @@ class Epilogue:
             return names.done()
 
         def vector(v: int) -> tir.Stmt:
-            pixels = tir.loop_of("pixel", tile.pixels, partial(one, v))
+            pixels = self._in_turns(tile.pixels, partial(one, v))
             if self.average is None:
                 return pixels
             start = total.set(tir.number(0.0, self.output.block))
@@ -223,6 +227,23 @@ class Epilogue:
 
         return tir.sequence(
             total.declare() if self.average else None, *map(vector, range(tile.vectors))
+        )
+
+    def _in_turns(self, pixels: int, one: Callable[[tir.Expr], tir.Stmt]) -> tir.Stmt:
+        """Something for each of a row of pixels, some of them side by side."""
+        if self.is_long:
+            return tir.loop_of("pixel", pixels, one)
+        full, rest = divmod(pixels, _SIDE_BY_SIDE)
+
+        def some(first: tir.Expr, count: int) -> tir.Stmt:
+            return tir.sequence(*(one(first + i) for i in range(count)))
+
+        def turn(index: tir.Expr) -> tir.Stmt:
+            return tir.not_unrolled(some(index * _SIDE_BY_SIDE, _SIDE_BY_SIDE))
+
+        return tir.sequence(
+            tir.loop_of("pixels", full, turn) if full else None,
+            some(full * _SIDE_BY_SIDE, rest) if rest else None,
         )
 
 

@@ -211,3 +211,17 @@ def evaluate(value: tirx.Expr) -> Stmt:
 def imported(llvm_ir: str, body: Stmt) -> Stmt:
     """`body`, which may call the functions of a piece of LLVM IR."""
     return tirx.AttrStmt(integer(0), "pragma_import_llvm", tvm.ir.StringImm(llvm_ir), body)
+
+
+# An empty piece of assembly that LLVM may not copy.
+_ONCE = """define internal i32 @edgepack_once() alwaysinline nounwind {
+  call void asm sideeffect "", ""() noduplicate
+  ret i32 0
+}
+"""
+
+
+def not_unrolled(body: Stmt) -> Stmt:
+    """The body of a loop that LLVM shall leave as it is."""
+    mark = evaluate(tirx.call_extern("int32", "edgepack_once"))
+    return imported(_ONCE, sequence(mark, body))
