@@ -53,6 +53,14 @@ class Isa:
         most, inputs = (_MOST_AT_ONCE, 2) if self.name == "armv7" else (16, 6)
         return max(0, min(most, self.registers - columns - inputs))
 
+    def reaches(self, vectors: int) -> bool:
+        """Whether instructions can address so many vectors from one pointer, which stays.
+
+        So each load can start at once: a pointer that moves makes them wait for each other.
+        """
+        # The offset of ldp has seven bits, signed, in units of the vector's size.
+        return self.name == "aarch64" and vectors <= 64
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
@@ -159,12 +167,13 @@ class Depthwise:
     stride: int
     row_step: int
 
-    def moved(self, pixels: int) -> dict[str, int]:
+    def moved(self, isa: Isa, pixels: int) -> dict[str, int]:
         """How many bytes further the pointers are behind a tile."""
         rows, columns = self.kernel
+        inputs = self._inputs(pixels)
         return {
-            "source": (rows - 1) * self.row_step + QUAD * self._inputs(pixels),
-            "weights": QUAD * rows * columns,
+            "source": (rows - 1) * self.row_step + (0 if isa.reaches(inputs) else QUAD * inputs),
+            "weights": 0 if isa.reaches(rows * columns) else QUAD * rows * columns,
         }
 
     def _inputs(self, pixels: int) -> int:
@@ -184,14 +193,24 @@ class Depthwise:
         def load(turn: int) -> None:
             """Load a batch: all that comes before in the ring has been used."""
             row, batch = turns[turn]
+            vectors, stays = halves[turn % 2][: len(batch)], writer.isa.reaches(inputs)
             if row and batch is batches[0]:
-                writer.add("source", self.row_step - QUAD * inputs)
-            writer.load(halves[turn % 2][: len(batch)], "source", advance=True)
+                writer.add("source", self.row_step - (0 if stays else QUAD * inputs))
+            if stays:
+                writer.load(vectors, "source", advance=False, first=batch[0])
+            else:
+                writer.load(vectors, "source", advance=True)
+
+        def load_weights(row: int) -> None:
+            if writer.isa.reaches(rows * columns):
+                writer.load(weights, "weights", advance=False, first=row * columns)
+            else:
+                writer.load(weights, "weights", advance=True)
 
         load(0)
-        for turn, (_, batch) in enumerate(turns):
+        for turn, (row, batch) in enumerate(turns):
             if batch is batches[0]:
-                writer.load(weights, "weights", advance=True)
+                load_weights(row)
             if turn + 1 < len(turns):
                 load(turn + 1)
             for column, at in product(range(columns), batch):
@@ -321,7 +340,7 @@ class Rows:
 
         def tile(pixels: int) -> None:
             replace(self.tile, pixels=pixels).write(writer)
-            for pointer, moved in self._reduction.moved(pixels).items():
+            for pointer, moved in self._reduction.moved(writer.isa, pixels).items():
                 at[pointer] += moved
 
         def one_of_many() -> None:
@@ -412,8 +431,11 @@ class Writer(ABC):
         """Move a pointer."""
 
     @abstractmethod
-    def load(self, vectors: Sequence[int], register: str, *, advance: bool) -> None:
-        """Load vectors that follow each other in memory and by number."""
+    def load(self, vectors: Sequence[int], register: str, *, advance: bool, first: int = 0) -> None:
+        """Load vectors that follow each other in memory and by number.
+
+        Without `advance` they start so many vectors behind the pointer, which `Isa.reaches`.
+        """
 
     @abstractmethod
     def move_strided(
@@ -595,11 +617,11 @@ class _Armv7(Writer):
         else:
             self.add_large(register, value)
 
-    def load(self, vectors: Sequence[int], register: str, *, advance: bool) -> None:
+    def load(self, vectors: Sequence[int], register: str, *, advance: bool, first: int = 0) -> None:
         mark = "!" if advance else ""
-        assert advance or len(vectors) <= _MOST_AT_ONCE
-        for first in range(0, len(vectors), _MOST_AT_ONCE):
-            some = _doubles(vectors[first : first + _MOST_AT_ONCE])
+        assert not first and (advance or len(vectors) <= _MOST_AT_ONCE)
+        for start in range(0, len(vectors), _MOST_AT_ONCE):
+            some = _doubles(vectors[start : start + _MOST_AT_ONCE])
             self.lines.append(f"vldmia {{{register}}}{mark}, {some}")
 
     def move_strided(
@@ -673,8 +695,8 @@ class _Aarch64(Writer):
         else:
             self.add_large(register, value)
 
-    def load(self, vectors: Sequence[int], register: str, *, advance: bool) -> None:
-        self._move_many("ld", vectors, register, advance=advance)
+    def load(self, vectors: Sequence[int], register: str, *, advance: bool, first: int = 0) -> None:
+        self._move_many("ld", vectors, register, advance=advance, first=first)
 
     def move_strided(
         self, name: str, vector: int, register: str, *, step: int, index: int, count: int
@@ -690,7 +712,7 @@ class _Aarch64(Writer):
         self._move_many("st", vectors, register, advance=False)
 
     def _move_many(
-        self, name: str, vectors: Sequence[int], register: str, *, advance: bool
+        self, name: str, vectors: Sequence[int], register: str, *, advance: bool, first: int = 0
     ) -> None:
         """Pairs of vectors by ldp or stp, an odd one by ldr or str."""
         for index in range(0, len(vectors), 2):
@@ -700,7 +722,7 @@ class _Aarch64(Writer):
             if advance:
                 address = f"[{{{register}}}], #{QUAD * len(pair)}"
             else:
-                address = f"[{{{register}}}, #{QUAD * index}]"
+                address = f"[{{{register}}}, #{QUAD * (first + index)}]"
             self.lines.append(f"{mnemonic} {names}, {address}")
 
     def multiply_add_lane(self, total: int, vector: int, lanes: int, lane: int) -> None:

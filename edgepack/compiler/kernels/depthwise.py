@@ -97,11 +97,6 @@ def halo(layer: Layer) -> Halo:
     return replace(around, top=0, bottom=0) if left_out else around
 
 
-def _inputs(pixels: int, operator: Convolution) -> int:
-    """Inputs of one window row that a tile needs."""
-    return (pixels - 1) * operator.stride[1] + operator.kernel[1]
-
-
 def _pixels(width: int, operator: Convolution, cpu: CpuModel) -> int:
     """Pixels per tile: as few input loads per result as registers allow.
 
@@ -111,13 +106,9 @@ def _pixels(width: int, operator: Convolution, cpu: CpuModel) -> int:
     held = min(rows * columns, _HELD_WEIGHTS)
     # The sums, the held weights, an input vector and one result being finished.
     most = max(2, cpu.registers - held - 2)
-    if cpu.registers == 32 and not cpu.memory_operand:
-        # LLVM loads all inputs of a window row ahead, and spills if they do not fit.
-        while most > 2 and most + held + _inputs(most, operator) > cpu.registers - 2:
-            most -= 1
 
     def cost(pixels: int) -> float:
-        loads = rows * _inputs(pixels, operator)
+        loads = rows * ((pixels - 1) * operator.stride[1] + columns)
         one = loads / cpu.loads_per_cycle + pixels * product(operator.kernel) + 4 * pixels + 10
         return -(-width // pixels) * one
 
@@ -151,12 +142,7 @@ class _Loops:
         self.tiles: micro.Tiles | None = None
         isa = arm.Isa.of(site.cpu)
         most = isa.most_depthwise(operator.kernel[1]) if isa else 0
-        # Strides leave few sums per input, which follow each other too closely: where LLVM holds
-        # all weights, its order suits a core that issues out of order better.
-        spare = isa is not None and isa.registers == 32 and not site.cpu.in_order
-        held = product(operator.kernel) <= _HELD_WEIGHTS
-        suits = operator.dilation[1] == 1 and not (spare and held and operator.stride[1] > 1)
-        if isa is not None and most and suits:
+        if isa is not None and most and operator.dilation[1] == 1:
             self.pixels = _even_parts(site.output.width, most)
             # A pass over the results is one over a whole row.
             finishes = micro.finish_of(site.layer.expression) is not None
