@@ -106,7 +106,10 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             made = super()._convert_operator(op_name, inputs, attrs, opset)
         if op_name == "Resize" and isinstance(made, relax.Call):
             made = _with_scales(made, inputs[2] if len(inputs) > 2 else None)
-        return self.bb.normalize(self.bb.marked(made)) if isinstance(made, relax.Call) else made
+        # An input given back is no second call of what made it.
+        if not isinstance(made, relax.Call) or any(map(made.same_as, inputs)):
+            return made
+        return self.bb.normalize(self.bb.marked(made))
 
 
 _EXTREMES = {"Max": relax.op.maximum, "Min": relax.op.minimum}

@@ -37,10 +37,12 @@ def lower(
         transform.LegalizeOps({"relax.nn.pad": _pad}),
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),
+        # Before anything is fused: a reshape is no work, but in a kernel it hides which of its
+        # elements lie side by side.
+        transform.RewriteDataflowReshape(),
         transform.FuseOps(),
         transform.FuseTIR(),
         transform.DeadCodeElimination(),
-        transform.RewriteDataflowReshape(),
     ]
     return _apply(passes, fast.module, target, model), fast
 

@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto
 
 from edgepack.compiler import operators
+from edgepack.compiler.importer import import_model
 from edgepack.model import ModelSpec, UnsupportedOperatorError, load_model
 from tests.onnx_models import Builder
 
@@ -129,3 +130,15 @@ def test_expand_replaces_what_tvm_lacks(tmp_path: Path) -> None:
     types = {node.op_type for node in operators.expand(b.model({"x": [2]}, {"y": [2]})).graph.node}
     assert "Celu" not in types
     assert "HardSwish" in types
+
+
+def test_an_identity_does_not_compute_its_input_again(tmp_path: Path) -> None:
+    # onnxruntime leaves one in whose result is an output of a name of its own.
+    net = Builder()
+    made = net.op("Conv", "x", net.weight(8, 3, 1, 1))
+    net.op("Identity", made, outputs=["same"])
+    net.op("Conv", made, net.weight(8, 8, 1, 1), outputs=["y"])
+    shape = (1, 8, 9, 9)
+    path = net.save(tmp_path / "m.onnx", {"x": (1, 3, 9, 9)}, {"y": shape, "same": shape})
+    module = import_model(load_model(ModelSpec(path=path)))
+    assert str(module["main"]).count("R.nn.conv2d(") == 2
