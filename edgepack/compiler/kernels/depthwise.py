@@ -244,7 +244,7 @@ class _Loops:
             return tir.loop_of("row", count, lambda i: call(run, row + i, 1))
 
         def mine(run: _Run) -> tir.Stmt:
-            """What `rows` and those of a run have in common."""
+            """Those rows of a run that are among the wanted ones."""
             if rows == self.output.height:
                 return some(run, run.rows.start, len(run.rows))
             names = tir.Names()

@@ -93,9 +93,8 @@ class Rule:
     """`takes` says whether a layer is this rule's, `make` makes its kernel.
 
     `halo` is what the kernel wants around the layer's inputs. `reads_planar` says whether it can
-    read a planar first one, which has none. `more_weights`: it is faster because
-    it stores more of them than the model has. `averages`: it can compute the mean of its result,
-    too.
+    read a planar first one, which has none. `more_weights`: it is faster because it stores more of
+    them than the model has. `averages`: it can compute the mean of its result, too.
     """
 
     name: str
