@@ -7,16 +7,15 @@ byte accesses, as ARM code under qemu.
 from __future__ import annotations
 
 import base64
-import contextlib
 import gzip
 import hashlib
 import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tarfile
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -468,57 +467,45 @@ def test_an_older_version(native: Kit, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def stepped(native: Kit, tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """An install that waits before each step; called with a step's name, goes on to there.
-
-    Called with "", goes on to the end.
-    """
+def stopped(native: Kit, tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Starts an install that stands still at the first step of a name, until SIGCONT."""
     signers = tmp_path / "allowed_signers"
     signers.write_text(native.signers())
-    steps = tmp_path / "steps"
-    os.mkfifo(steps)
-    process = subprocess.Popen(
-        [*native.command, "--root", tmp_path / "device", "install", copy(native.second, tmp_path),
-         "--signers", signers],
-        env={**os.environ, "EDGEPACK_FAULT_LOG": str(steps)},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    started: list[subprocess.Popen[bytes]] = []
 
-    def release_reader() -> None:
+    def at(step: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [*native.command, "--root", tmp_path / "device", "install",
+             copy(native.second, tmp_path), "--signers", signers],
+            env={**os.environ, "EDGEPACK_FAULT": f"stop:{step}"},
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        started.append(process)
+        state = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        assert state is not None
+        assert state.si_code == os.CLD_STOPPED, f"it ended before {step}"
+        return process
+
+    yield at
+    for process in started:
+        process.kill()
         process.wait()
-        with contextlib.suppress(OSError):  # nobody waits
-            os.close(os.open(steps, os.O_WRONLY | os.O_NONBLOCK))
-
-    watcher = threading.Thread(target=release_reader)
-    watcher.start()
-
-    def until(name: str) -> None:
-        if name == "":
-            reader = os.open(steps, os.O_RDONLY | os.O_NONBLOCK)
-            process.wait(120)
-            os.close(reader)
-            return
-        # The tool opens the pipe at each step, which waits for a reader.
-        while process.poll() is None:
-            if name in steps.read_text().split():
-                return
-        pytest.fail(f"it ended before {name}")
-
-    yield until
-    process.kill()
-    watcher.join()
 
 
 @pytest.mark.parametrize("when", ["blob.fsync", "blob.rename", "release.link", "activate.verify"])
 def test_a_file_that_is_swapped_after_it_was_verified(
-    native: Kit, tmp_path: Path, stepped: Callable[[str], None], when: str
+    native: Kit,
+    tmp_path: Path,
+    stopped: Callable[[str], subprocess.Popen[bytes]],
+    when: str,
 ) -> None:
     """Whoever holds the USB stick changes everything on it while the tool is at work."""
-    stepped(when)
+    tool = stopped(when)
     for path in (tmp_path / "bundle").rglob("*"):
         if path.is_file():
             path.write_bytes(b"swapped\n")
-    stepped("")
+    tool.send_signal(signal.SIGCONT)
+    tool.wait(120)
     root = tmp_path / "device"
     # Either nothing was installed, or what was verified; never what was put in its place.
     for path in (root / "releases").rglob("*"):

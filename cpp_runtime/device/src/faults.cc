@@ -37,13 +37,14 @@ class Faults {
     }
     name_ = which;
     kills_ = !After(fault_, "kill:").empty();
-    stalls_at_ = After(fault_, "stall:");
+    stops_at_ = After(fault_, "stop:");
   }
 
   void Step(const char* name) {
     if (!log_.empty()) Log(name);
-    if (stalls_at_ == name) {
-      while (true) pause();
+    if (stops_at_ == name) {
+      stops_at_.clear();
+      raise(SIGSTOP);
     }
     if (!kills_ || (!name_.empty() && name_ != name)) return;
     if (++count_ == fatal_) raise(SIGKILL);
@@ -62,7 +63,7 @@ class Faults {
   std::string fault_;
   std::string log_;
   std::string name_;
-  std::string stalls_at_;
+  std::string stops_at_;
   bool kills_ = false;
   int fatal_ = 1;
   int count_ = 0;

@@ -7,7 +7,7 @@ namespace edgepack::device {
 //
 //   EDGEPACK_FAULT=kill:<n>         SIGKILL at the n-th step
 //   EDGEPACK_FAULT=kill:<name>[:k]  SIGKILL at the k-th step of that name
-//   EDGEPACK_FAULT=stall:<name>     wait there for ever
+//   EDGEPACK_FAULT=stop:<name>      SIGSTOP at the first step of that name; SIGCONT goes on
 //   EDGEPACK_FAULT=nofsync          leave out every fsync: the mistake that power cuts must show
 //   EDGEPACK_FAULT_LOG=<file>       append the name of each step
 #ifdef EDGEPACK_FAULTS
