@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -73,6 +76,31 @@ def test_positions_and_weights_are_those_of_onnx(kind: str, coordinates: str) ->
         )
         got = applied(of.axis(size, out, region), x, 2.5)
         assert np.abs(got - expected).max() < 1e-5, (rounding, size, out, region)
+
+
+@pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil"])
+@pytest.mark.parametrize("coordinates", ["half_pixel", "asymmetric", "tf_half_pixel_for_nn"])
+def test_ties_are_ties_in_spite_of_float32(coordinates: str, rounding: str) -> None:
+    """(9 + 1/2) * 7 / 19 is 3 1/2; in float32 it is a little more."""
+    shift, back = {
+        "half_pixel": (Fraction(1, 2), Fraction(1, 2)),
+        "asymmetric": (Fraction(0), Fraction(0)),
+        "tf_half_pixel_for_nn": (Fraction(1, 2), Fraction(0)),
+    }[coordinates]
+    ties = 0
+    for size, out in itertools.product(range(2, 20), range(2, 60)):
+        if size == out:
+            continue
+        got = resize("nearest", coordinates, rounding=rounding).axis(size, out, (0, 1)).sources
+        for result in range(out):
+            at = (result + shift) * size / out - back
+            if (at - Fraction(1, 2)).denominator == 1:
+                near = (
+                    at - Fraction(1, 2) if rounding == "round_prefer_floor" else at + Fraction(1, 2)
+                )
+                assert got[result] == min(max(near, 0), size - 1), (size, out, result)
+                ties += 1
+    assert ties > 100
 
 
 def test_results_repeat_between_the_borders() -> None:

@@ -16,6 +16,9 @@ import numpy as np
 _EQUAL_WEIGHTS = 2e-5
 # A longer period is rare: the usual scales are 2, 3, 4, 8 and 3/2.
 _MOST_PERIOD = 16
+# Positions this near to the middle between two are ties. A quotient of float32 seldom hits the
+# middle itself; the figure is onnxruntime's (its pull request 28757).
+_TIE = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +145,8 @@ def positions(
 _ROUNDED: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "floor": np.floor,
     "ceil": np.ceil,
-    "round_prefer_floor": lambda at: np.ceil(at - 0.5),
-    "round_prefer_ceil": lambda at: np.floor(at + 0.5),
+    "round_prefer_floor": lambda at: np.ceil(at - 0.5 - _TIE),
+    "round_prefer_ceil": lambda at: np.floor(at + 0.5 + _TIE),
 }
 
 
