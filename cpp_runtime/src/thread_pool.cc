@@ -109,12 +109,13 @@ void ThreadPool::Configure(int threads, const std::vector<int>& cpus) {
   // Spinning would take the CPU from the very thread that is waited for.
   spins_ = known && threads <= CPU_COUNT(&allowed);
   shares_ = std::make_unique<Share[]>(static_cast<std::size_t>(threads));
+  job_ = 0;
   for (int worker = 1; worker < threads; ++worker) {
-    workers_.emplace_back(&ThreadPool::Work, this, worker, job_.load());
+    workers_.emplace_back(&ThreadPool::Work, this, worker, job_);
   }
 }
 
-int ThreadPool::Run(int tasks, const Task& task) {
+int ThreadPool::RunTasks(int tasks, const Task& task) {
   if (!inside_task && !workers_.empty() && tasks <= kMaxTasks) {
     return RunAll(tasks > 0 ? tasks : threads(), task);
   }
@@ -128,52 +129,78 @@ int ThreadPool::Run(int tasks, const Task& task) {
 int ThreadPool::RunAll(int tasks, const Task& task) {
   const std::lock_guard<std::mutex> lock(launch_);
   Group group(tasks, tasks <= threads());
-  task_ = &task;
-  group_ = &group;
-  result_ = 0;
-  unfinished_ = tasks;
-  const std::uint32_t job = job_ + 1;
+  result_.store(0, std::memory_order_relaxed);
+  ++job_;
   const auto part = [&](int thread) {
-    return static_cast<std::uint32_t>(tasks * thread / threads());
+    return static_cast<std::uint32_t>((tasks * thread + threads() - 1) / threads());
   };
-  for (int thread = 0; thread < threads(); ++thread) {
-    shares_[static_cast<std::size_t>(thread)].state.store(Pack(job, part(thread), part(thread + 1)),
-                                                          std::memory_order_release);
+  for (int thread = threads() - 1; thread >= 0; --thread) {
+    Share& share = shares_[static_cast<std::size_t>(thread)];
+    share.task = task;
+    share.group = &group;
+    // The first task is this thread's. It begins at once: to take it from the share would be to
+    // wait until all workers' cores have given up their lines.
+    const std::uint32_t first = thread == 0 ? 1 : part(thread);
+    share.state.store(Pack(job_, first, part(thread + 1)), std::memory_order_release);
   }
-  job_ = job;
-  Wake(&launched_, idle_);
-  RunShares(0, job);
-  Await(&finished_, &waiting_, [&] { return unfinished_ == 0; });
+  // Nor does it look at once for workers that sleep, unless tasks wait for each other. One that
+  // lies down right now is woken a task later.
+  const bool now = group.concurrent() || idle_.load(std::memory_order_relaxed) != 0;
+  if (now) Wake(&launched_, idle_);
+  inside_task = true;
+  RunTask(0, 0);
+  if (!now) Wake(&launched_, idle_);
+  counted_ += static_cast<std::uint32_t>(tasks - 1 - RunShare(0, job_));
+  if (done_ != counted_) counted_ -= static_cast<std::uint32_t>(HelpOthers(0, job_));
+  inside_task = false;
+  Await(&finished_, &waiting_, [&] { return done_ == counted_; });
   return result_;
 }
 
-void ThreadPool::RunShares(int thread, std::uint32_t job) {
+void ThreadPool::RunTask(int thread, int task) {
+  // The job lasts at least until this task has been counted.
+  const Share& share = shares_[static_cast<std::size_t>(thread)];
+  const int result = share.task(task, *share.group);
+  if (result == 0) return;
+  share.group->Fail();
+  int expected = 0;
+  result_.compare_exchange_strong(expected, result);
+}
+
+int ThreadPool::RunShare(int thread, std::uint32_t job) {
+  Share& share = shares_[static_cast<std::size_t>(thread)];
   int finished = 0;
-  inside_task = true;
-  for (int i = 0; i < threads(); ++i) {
+  for (int task = 0; (task = Take(&share.state, job, true)) >= 0; ++finished) RunTask(thread, task);
+  return finished;
+}
+
+int ThreadPool::HelpOthers(int thread, std::uint32_t job) {
+  int finished = 0;
+  for (int i = 1; i < threads(); ++i) {
     Share& share = shares_[static_cast<std::size_t>((thread + i) % threads())];
-    for (int task = 0; (task = Take(&share.state, job, i == 0)) >= 0; ++finished) {
-      // The job lasts at least until this task has been counted.
-      if (const int result = (*task_)(task, *group_); result != 0) {
-        group_->Fail();
-        int expected = 0;
-        result_.compare_exchange_strong(expected, result);
-      }
+    for (int task = 0; (task = Take(&share.state, job, false)) >= 0; ++finished) {
+      RunTask(thread, task);
     }
   }
-  inside_task = false;
-  if (finished != 0 && unfinished_.fetch_sub(finished) == finished) Wake(&finished_, waiting_);
+  return finished;
+}
+
+void ThreadPool::Count(int finished) {
+  if (finished == 0) return;
+  done_ += static_cast<std::uint32_t>(finished);
+  Wake(&finished_, waiting_);
 }
 
 template <typename Condition>
 void ThreadPool::Await(std::condition_variable* condition, std::atomic<int>* sleepers,
                        Condition done) {
-  const Clock::time_point end = Clock::now() + kSpin;
+  Clock::time_point end{};
   do {
     for (int look = 0; look < kLooks; ++look) {
       if (done()) return;
       Pause();
     }
+    if (end == Clock::time_point{}) end = Clock::now() + kSpin;
   } while (spins_ && Clock::now() < end);
   std::unique_lock<std::mutex> lock(mutex_);
   ++*sleepers;
@@ -182,19 +209,25 @@ void ThreadPool::Await(std::condition_variable* condition, std::atomic<int>* sle
 }
 
 void ThreadPool::Wake(std::condition_variable* condition, const std::atomic<int>& sleepers) {
-  // Sequentially consistent on both sides: either the other thread sees what it waits for before
+  // On both sides between a write and a read: either the other thread sees what it waits for before
   // it sleeps, or this one sees the sleeper.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   if (sleepers == 0) return;
   { const std::lock_guard<std::mutex> lock(mutex_); }
   condition->notify_all();
 }
 
 void ThreadPool::Work(int worker, std::uint32_t seen) {
+  const std::atomic<std::uint64_t>& state = shares_[static_cast<std::size_t>(worker)].state;
+  const auto job = [&] { return static_cast<std::uint32_t>(state.load() >> 32U); };
+  inside_task = true;
   for (;;) {
-    Await(&launched_, &idle_, [&] { return job_ != seen || stop_; });
+    Await(&launched_, &idle_, [&] { return job() != seen || stop_; });
     if (stop_) return;
-    seen = job_;
-    RunShares(worker, seen);
+    seen = job();
+    // The others' shares are on other cores' lines: what is done is said before looking there.
+    Count(RunShare(worker, seen));
+    Count(HelpOthers(worker, seen));
   }
 }
 

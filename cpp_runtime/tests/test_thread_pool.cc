@@ -75,6 +75,26 @@ TEST_CASE("threads that had time to sleep are woken") {
   CHECK(sum == 15);
 }
 
+TEST_CASE("threads that go to sleep as a launch begins are woken") {
+  using Clock = std::chrono::steady_clock;
+  ThreadPool pool;
+  pool.Configure(3, {});
+  for (int i = 0; i < 400; ++i) {
+    // Around the time for which they look for work.
+    const auto end = Clock::now() + std::chrono::microseconds(60 + i % 80);
+    while (Clock::now() < end) continue;
+    // A barrier opens if all have come; of other tasks all are done, by whomever.
+    const bool barrier = i % 2 == 0;
+    std::atomic<int> count{0};
+    const int status = pool.Run(barrier ? 3 : 8, [&](int, Group& group) {
+      ++count;
+      return !barrier || group.Wait() ? 0 : 1;
+    });
+    CHECK(status == 0);
+    CHECK(count == (barrier ? 3 : 8));
+  }
+}
+
 TEST_CASE("the launching thread sleeps if it has to wait long") {
   ThreadPool pool;
   pool.Configure(2, {});

@@ -35,27 +35,41 @@ int TaskCount(int threads) {
   return tasks;
 }
 
+/// The message of the first task that failed; it lies with the thread that ran it.
+class Failure {
+ public:
+  void Keep() {
+    TVMFFIObjectHandle raised = nullptr;
+    TVMFFIErrorMoveFromRaised(&raised);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (message_ == nullptr) std::swap(message_, raised);
+    if (raised != nullptr) TVMFFIObjectDecRef(raised);
+  }
+
+  /// Hands it on to the caller of this thread.
+  void Raise() {
+    if (message_ == nullptr) return;
+    TVMFFIErrorSetRaised(message_);
+    TVMFFIObjectDecRef(message_);
+  }
+
+ private:
+  std::mutex mutex_;
+  TVMFFIObjectHandle message_ = nullptr;
+};
+
 int ParallelLaunch(ParallelLambda function, void* data, int num_task) {
   if (num_task <= 0) num_task = TaskCount(ThreadPool::Global().threads());
-  // A kernel's message lies with the thread that failed; the first one goes to the caller.
-  std::mutex mutex;
-  TVMFFIObjectHandle message = nullptr;
-  const int status = ThreadPool::Global().Run(num_task, [&](int task, ThreadPool::Group& group) {
+  Failure failure;
+  Failure* const failed = &failure;
+  const auto run = [function, data, failed](int task, ThreadPool::Group& group) {
     ParallelGroupEnv env{&group, group.tasks()};
     const int result = function(task, &env, data);
-    if (result != 0) {
-      TVMFFIObjectHandle raised = nullptr;
-      TVMFFIErrorMoveFromRaised(&raised);
-      const std::lock_guard<std::mutex> lock(mutex);
-      if (message == nullptr) std::swap(message, raised);
-      if (raised != nullptr) TVMFFIObjectDecRef(raised);
-    }
+    if (result != 0) failed->Keep();
     return result;
-  });
-  if (message != nullptr) {
-    TVMFFIErrorSetRaised(message);
-    TVMFFIObjectDecRef(message);
-  }
+  };
+  const int status = ThreadPool::Global().Run(num_task, run);
+  failure.Raise();
   return status;
 }
 
