@@ -23,11 +23,13 @@ class Average:
     """The second result: `mean` is its layout, that of one pixel per plane.
 
     `output` is the first result as the kernel walks through it, in tiles of `pixels` along each
-    row (the last one may be smaller).
+    row (the last one may be smaller). If the rows are done in `parts` equal parts, each part's
+    slots are added up by the thread that filled them.
     """
 
-    def __init__(self, output: Blocked, mean: Blocked, pixels: int) -> None:
+    def __init__(self, output: Blocked, mean: Blocked, pixels: int, parts: int = 1) -> None:
         self.pixels = pixels
+        self.parts = parts
         self.count = output.height * output.width
         slots = replace(output, width=-(-output.width // pixels), halo=NO_HALO)
         self.slots, self.mean = Image("slots", slots), Image("mean", mean)
@@ -52,9 +54,20 @@ class Average:
         at = self.slot(plane, row, column)
         return tir.store(self.slots.buffer, left[0], at, self.slots.layout.block)
 
+    def add_up(self, plane: tir.Expr, part: tir.Expr) -> tir.Stmt:
+        """Put the sum of a part's slots into the first one."""
+        rows, width = self.slots.layout.height // self.parts, self.slots.layout.width
+        slots = self.slots.spaced(step=(1, 1), first=(part * rows, 0), size=(rows, width))
+        sums = Sum(slots, plane)
+        return tir.sequence(sums.code, slots.store(sums.total, plane, 0, 0))
+
     def finish(self, plane: tir.Expr) -> tir.Stmt:
-        """The mean of a plane, all of whose slots are filled."""
-        sums = Sum(self.slots, plane)
+        """The mean of a plane, all of whose slots are filled, or parts added up."""
+        slots = self.slots
+        if self.parts > 1:
+            rows = slots.layout.height // self.parts
+            slots = slots.spaced(step=(rows, 1), first=(0, 0), size=(self.parts, 1))
+        sums = Sum(slots, plane)
         mean = sums.total * tir.number(1 / self.count, self.slots.layout.block)
         return tir.sequence(sums.code, self.mean.store(mean, plane, 0, 0))
 

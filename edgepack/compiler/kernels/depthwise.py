@@ -139,6 +139,16 @@ class _Loops:
         self.packed = pack_weights(operator.weight, site.output)
         self.weights = tir.buffer("weights", self.packed.shape)
         self.bias = tir.buffer("bias", (site.output.blocks * site.output.block,))
+        output = site.output
+        self.macs = operator.weight.size * output.height * output.width * output.batch
+        # As many loads and stores as arithmetic, roughly.
+        self.cycles = 2 * self.macs / output.block / site.cpu.lanes[output.block]
+        self.shared = worth_sharing(self.cycles, site.cpu)
+        # Each core goes on with what it made itself, if it can.
+        even = even_pieces(output.height, site.cpu.cores) if site.by_pixels else None
+        self.by_pixels = self.shared and even is not None
+        # Equal parts of the rows.
+        self.parts = (even or even_parts(output, site.cpu.cores)) if self.shared else 1
         self.tiles: micro.Tiles | None = None
         isa = arm.Isa.of(site.cpu)
         most = isa.most_depthwise(operator.kernel[1]) if isa else 0
@@ -146,34 +156,29 @@ class _Loops:
             self.pixels = _even_parts(site.output.width, most)
             # A pass over the results is one over a whole row.
             finishes = micro.finish_of(site.layer.expression) is not None
-            self.epilogue = Epilogue(site, pixels=self.pixels if finishes else site.output.width)
+            tile = self.pixels if finishes else site.output.width
+            self.epilogue = Epilogue(site, pixels=tile, parts=self.parts)
             self.tiles = micro.Tiles(
                 isa, self.source, self.target, self.weights, self.bias, self.epilogue
             )
         else:
             self.pixels = _pixels(site.output.width, operator, site.cpu)
-            self.epilogue = Epilogue(site, pixels=self.pixels)
+            self.epilogue = Epilogue(site, pixels=self.pixels, parts=self.parts)
 
     def kernel(self) -> Kernel:
         """Code, constants and what they cost."""
         output, operator = self.output, self.operator
         rows, columns = operator.kernel
-        macs = operator.weight.size * output.height * output.width * output.batch
-        # As many loads and stores as arithmetic, roughly.
-        cycles = 2 * macs / output.block / self.site.cpu.lanes[output.block]
-        shared = worth_sharing(cycles, self.site.cpu)
-        # Each core goes on with what it made itself, if it can.
-        pieces = even_pieces(output.height, self.site.cpu.cores) if self.site.by_pixels else None
-        parts = (pieces or even_parts(output, self.site.cpu.cores)) if shared else 1
+        parts = self.parts
 
         def one(n: tir.Expr, item: tir.Expr) -> tir.Stmt:
-            if pieces is None:
-                return self._rows(n, item // parts, item % parts, parts)
-            return self._rows(n, item % output.blocks, item // output.blocks, parts)
+            if self.by_pixels:
+                return self._rows(n, item % output.blocks, item // output.blocks)
+            return self._rows(n, item // parts, item % parts)
 
         def one_image(n: tir.Expr) -> tir.Stmt:
             items = output.blocks * parts
-            return tir.loop_of("item", items, lambda item: one(n, item), parallel=shared)
+            return tir.loop_of("item", items, lambda item: one(n, item), parallel=self.shared)
 
         body = tir.sequence(
             self.epilogue.clear_around_means(),
@@ -206,21 +211,24 @@ class _Loops:
             function=function,
             constants=(self.packed, pack_channels(bias, output), *self.epilogue.packed),
             tile=f"{self.pixels}x1{' mean' if self.epilogue.average else ''}",
-            macs=macs,
-            cycles=cycles,
-            by_pixels=shared and pieces is not None,
+            macs=self.macs,
+            cycles=self.cycles,
+            by_pixels=self.by_pixels,
         )
 
-    def _rows(self, n: tir.Expr, block: tir.Expr, part: tir.Expr, parts: int) -> tir.Stmt:
-        """One of `parts` equal parts of the rows of one block of channels of one image."""
-        plane, rows = n * self.output.blocks + block, self.output.height // parts
-        first = part * rows if parts > 1 else 0
+    def _rows(self, n: tir.Expr, block: tir.Expr, part: tir.Expr) -> tir.Stmt:
+        """A part of the rows of one block of channels of one image."""
+        plane, rows = n * self.output.blocks + block, self.output.height // self.parts
+        first = part * rows if self.parts > 1 else 0
         if self.tiles is None:
             done = self._llvm_rows(plane, block, first, rows)
         else:
             done = self._micro_rows(self.tiles, plane, block, first, rows)
-        average = self.epilogue.average if parts == 1 else None
-        return tir.sequence(done, average.finish(plane) if average else None)
+        if self.epilogue.average is None:
+            return done
+        if self.parts > 1:
+            return tir.sequence(done, self.epilogue.average.add_up(plane, part))
+        return tir.sequence(done, self.epilogue.average.finish(plane))
 
     def _micro_rows(
         self, tiles: micro.Tiles, plane: tir.Expr, block: tir.Expr, first: tir.Expr, rows: int

@@ -103,7 +103,8 @@ class Image:
     def __init__(self, name: str, layout: Blocked, view: Blocked | None = None) -> None:
         self.layout = view or layout
         self.buffer = tir.buffer(name, layout.shape)
-        self.step, self.first = (1, 1), (0, 0)
+        self.step = (1, 1)
+        self.first: tuple[tir.Expr, tir.Expr] = (0, 0)
 
     @property
     def pixel_bytes(self) -> int:
@@ -127,7 +128,11 @@ class Image:
         return image
 
     def spaced(
-        self, *, step: tuple[int, int], first: tuple[int, int], size: tuple[int, int]
+        self,
+        *,
+        step: tuple[int, int],
+        first: tuple[tir.Expr, tir.Expr],
+        size: tuple[int, int],
     ) -> Image:
         """`size` pixels that are `step` apart, (vertical, horizontal), as an image."""
         image = self.viewed(replace(self.layout, height=size[0], width=size[1]))

@@ -109,10 +109,11 @@ class Rule:
 class Epilogue:
     """The layer's expression inside a kernel: its operands and constants as arguments.
 
-    `average` is there if the mean of the result is wanted, for kernels of tiles of `pixels`.
+    `average` is there if the mean of the result is wanted, for kernels of tiles of `pixels`, that
+    do the rows in `parts`.
     """
 
-    def __init__(self, site: Site, *, flat: bool = False, pixels: int = 1) -> None:
+    def __init__(self, site: Site, *, flat: bool = False, pixels: int = 1, parts: int = 1) -> None:
         layer = site.layer
         self.expression = layer.expression
         self.output = site.output
@@ -126,7 +127,7 @@ class Epilogue:
             tir.buffer(f"constant{i}", values.shape) for i, values in enumerate(self.packed)
         ]
         view = site.output.flat if flat else site.output
-        self.average = Average(view, site.mean, pixels) if site.mean else None
+        self.average = Average(view, site.mean, pixels, parts) if site.mean else None
 
     @property
     def operand_buffers(self) -> list[tirx.Buffer]:
