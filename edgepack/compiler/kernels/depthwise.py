@@ -144,8 +144,10 @@ class _Loops:
         # As many loads and stores as arithmetic, roughly.
         self.cycles = 2 * self.macs / output.block / site.cpu.lanes[output.block]
         self.shared = worth_sharing(self.cycles, site.cpu)
-        # Each core goes on with what it made itself, if it can.
+        # Each core goes on with what it made itself, if that is most of what windows reach over.
         even = even_pieces(output.height, site.cpu.cores) if site.by_pixels else None
+        if even and output.height // even * operator.stride[0] < operator.kernel[0]:
+            even = None
         self.by_pixels = self.shared and even is not None
         # Equal parts of the rows.
         self.parts = (even or even_parts(output, site.cpu.cores)) if self.shared else 1
