@@ -20,6 +20,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from edgepack.compiler.operators import expand, unsupported
 from edgepack.compiler.origin import Origin, mark
+from edgepack.compiler.resizing import resized
 from edgepack.errors import ModelError
 from edgepack.model import (
     DynamicShapeError,
@@ -102,10 +103,16 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             made = _cast_to_integers(inputs[0], attrs["to"])
         elif op_name == "Pad" and opset >= 11:
             made = _padded_image(inputs, attrs.get("mode", b"constant").decode())
+        elif op_name == "Resize" and opset >= 11:
+            convert = super()._convert_operator
+            made = resized(
+                inputs,
+                attrs.get("coordinate_transformation_mode", b"half_pixel").decode(),
+                lambda of: convert(op_name, of, attrs, opset),
+                self.bb.emit,
+            )
         if made is None:
             made = super()._convert_operator(op_name, inputs, attrs, opset)
-        if op_name == "Resize" and isinstance(made, relax.Call):
-            made = _with_scales(made, inputs[2] if len(inputs) > 2 else None)
         # An input given back is no second call of what made it.
         if not isinstance(made, relax.Call) or any(map(made.same_as, inputs)):
             return made
@@ -142,35 +149,6 @@ def _cast_to_integers(data: relax.Expr, to: int) -> relax.Expr | None:
     way = _BY_WAY_OF[dtype]
     made = relax.op.astype(data, way)
     return made if way == dtype else relax.op.astype(made, dtype)
-
-
-def _with_scales(call: relax.Call, scales: relax.Expr | None) -> relax.Call:
-    """A resize of images that knows its scales: TVM has only the ratios of the sizes.
-
-    They take the place of the region's end, which only tf_crop_and_resize reads; 0 where none were
-    given.
-    """
-    attrs = call.attrs
-    is_image = call.op == tvm.ir.Op.get("relax.image.resize2d")
-    if not is_image or attrs.coordinate_transformation_mode == "tf_crop_and_resize":
-        return call
-    given = scales.value.numpy() if isinstance(scales, tvm.ir.GenericConst) else np.zeros(0)
-    end = given[2:].tolist() if given.size == 4 else [0.0, 0.0]
-    sizes = np.multiply([int(size) for size in list(call.args[0].ty.shape)[2:]], end)
-    whole = np.allclose(sizes, np.round(sizes), atol=1e-3)
-    if not whole and str(call.args[0].ty.dtype) != "float32":
-        raise ValueError("Resize with scales that give no whole size, of what is not float32")
-    return relax.op.image.resize2d(
-        *call.args,
-        roi=[0.0, 0.0, *end],
-        layout=attrs.layout,
-        method=attrs.method,
-        coordinate_transformation_mode=attrs.coordinate_transformation_mode,
-        rounding_method=attrs.rounding_method,
-        cubic_alpha=attrs.cubic_alpha,
-        cubic_exclude=attrs.cubic_exclude,
-        extrapolation_value=attrs.extrapolation_value,
-    )
 
 
 # ONNX's modes of Pad by TVM's names.

@@ -228,22 +228,26 @@ def _space_to_depth(node: onnx.NodeProto, _: _Context) -> str | None:
 
 
 def _resize(node: onnx.NodeProto, context: _Context) -> str | None:
-    if _attribute(node, "antialias", 0):
-        return "with antialias"
-    if _attribute(node, "coordinate_transformation_mode", b"") == b"half_pixel_symmetric":
-        return "with half_pixel_symmetric"
-    if _attribute(node, "axes"):
-        return "with axes"
-    if _attribute(node, "keep_aspect_ratio_policy", b"stretch") != b"stretch":
-        return "with an aspect ratio policy"
-    # TVM maps coordinates by the ratio of the sizes, ONNX by the scales that were given, and so do
-    # our kernels for images.
-    scales = context.array(node, 2)
+    reasons = {
+        "with antialias": _attribute(node, "antialias", 0),
+        "with half_pixel_symmetric": (
+            _attribute(node, "coordinate_transformation_mode") == b"half_pixel_symmetric"
+        ),
+        "with axes": _attribute(node, "axes"),
+        "with an aspect ratio policy": (
+            _attribute(node, "keep_aspect_ratio_policy", b"stretch") != b"stretch"
+        ),
+    }
+    if refused := [reason for reason, holds in reasons.items() if holds]:
+        return refused[0]
+    scales, sizes = context.array(node, 2), context.array(node, 3)
     shape = context.shapes.get(node.input[0])
-    if scales is not None and scales.size and shape is not None and len(shape) != 4:
-        sizes = scales.astype("float64") * np.array(shape)
-        if not np.allclose(sizes, np.round(sizes), atol=1e-3):
-            return "with scales that give no whole size"
+    if shape is None:
+        return None
+    if scales is not None and scales.size:
+        sizes = np.floor(scales.astype("float64") * np.array(shape))
+    if sizes is not None and sizes.size and sizes[:2].tolist() != list(shape[:2]):
+        return "of the batch or the channels"
     return None
 
 

@@ -6,6 +6,8 @@ target and runs it there. The long form draws many more.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +35,7 @@ ROUNDING = ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
 class Case:
     """A resize by scales or to a size, the shape of its input, and what comes before and after."""
 
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, ...]
     scales: tuple[float, ...]
     size: tuple[int, ...]
     attributes: dict[str, object]
@@ -83,6 +85,30 @@ def resize_case(random: np.random.Generator) -> Case:
     )
 
 
+def deep_case(random: np.random.Generator, axes: int) -> Case:
+    """One of `axes` axes: a sequence or a volume. onnxruntime has no cubic ones."""
+    of = resize_case(random)
+    while of.attributes["mode"] == "cubic":
+        of = resize_case(random)
+    channels = int(random.choice([1, 3, 8, 13]))
+    inner = tuple(int(size) for size in random.integers(1, 11, size=axes))
+    low, high = random.uniform(-0.2, 0.4, size=axes), random.uniform(0.6, 1.2, size=axes)
+    scales: tuple[float, ...] = ()
+    size = random.integers(2, 21, size=axes)
+    if of.scales:
+        drawn = random.uniform(np.divide(2, inner), 3.5).astype("float32")
+        scales, size = (1.0, 1.0, *map(float, drawn)), np.array([], int)
+    return Case(
+        shape=(int(random.integers(1, 3)), channels, *inner),
+        scales=scales,
+        size=tuple(size.tolist()),
+        attributes=of.attributes,
+        region=(0, 0, *low.tolist(), 1, 1, *high.tolist()),
+        before="",
+        after=str(random.choice(["", "Relu"])),
+    )
+
+
 def _add(net: Builder, number: int, case: Case) -> str:
     """The case's output in the model."""
     batch, channels = case.shape[:2]
@@ -109,10 +135,16 @@ def _add(net: Builder, number: int, case: Case) -> str:
     return value
 
 
-def check(folder: Path, board: str, cpu: str, *, seed: int, count: int) -> None:
-    """Compile, run and compare."""
+def check(
+    folder: Path, board: str, cpu: str, *, seed: int, count: int, axes: Sequence[int] = (2,)
+) -> None:
+    """Compile, run and compare `count` cases each of so many axes."""
     random = np.random.default_rng(seed)
-    cases = [resize_case(random) for _ in range(count)]
+    cases = [
+        resize_case(random) if number == 2 else deep_case(random, number)
+        for number in axes
+        for _ in range(count)
+    ]
     net = Builder(seed=seed)
     # A case is told by the name of its output.
     named = {f"{number} {case}": _add(net, number, case) for number, case in enumerate(cases)}
@@ -141,8 +173,42 @@ def test_bytes_are_scaled_to_whole_sizes_only(tmp_path: Path) -> None:
         import_model(load_model(ModelSpec(path=path)))
 
 
+def test_the_ends_of_sizes(tmp_path: Path) -> None:
+    """One row and one column, as input and as result; scales that leave all sizes as they are."""
+    net, named, shapes = Builder(seed=7), {}, {}
+    sizes = {"one": (1, 1), "row": (1, 9), "column": (9, 1), "image": (2, 3)}
+    for (name, inner), mode, coordinates in itertools.product(
+        sizes.items(), ("nearest", "linear"), ("align_corners", "half_pixel")
+    ):
+        of = {"mode": mode, "coordinate_transformation_mode": coordinates}
+        for to in sizes.values():
+            shapes[value := f"x{len(shapes)}"] = (1, 3, *inner)
+            size = net.const([1, 3, *to], "int64")
+            named[f"{name} to {to} {of}"] = net.op("Resize", value, "", "", size, **of)
+        shapes[value := f"x{len(shapes)}"] = (1, 3, *inner)
+        scales = net.const([1, 1, 1.05, 1.1], "float32")
+        named[f"{name} as it is {of}"] = net.op("Resize", value, "", scales, **of)
+    model = save_cases(tmp_path / "model.onnx", net, shapes, named)
+    random = np.random.default_rng(7)
+    inputs = [random.normal(size=shape).astype("float32") for shape in shapes.values()]
+    _, got = compile_and_run(model, inputs, "local", "native", tmp_path)
+    assert not wrong_outputs(model, inputs, got)
+
+
+@every_target
+def test_sequences_and_volumes(tmp_path: Path, board: str, cpu: str) -> None:
+    check(tmp_path, board, cpu, seed=31, count=5, axes=(1, 3))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("board", "cpu"), TARGETS)
 @pytest.mark.parametrize("seed", range(3))
 def test_many(tmp_path: Path, board: str, cpu: str, seed: int) -> None:
     check(tmp_path, board, cpu, seed=200 + seed, count=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("board", "cpu"), TARGETS)
+@pytest.mark.parametrize("seed", range(2))
+def test_many_sequences_and_volumes(tmp_path: Path, board: str, cpu: str, seed: int) -> None:
+    check(tmp_path, board, cpu, seed=300 + seed, count=25, axes=(1, 3))

@@ -82,8 +82,9 @@ def test_conv_transpose_with_output_shape(tmp_path: Path) -> None:
         ([1, 1, 0.5, 0.5], {"mode": "linear"}, ""),
         ([1, 1, 0.6, 0.6], {"mode": "nearest"}, ""),
         ([1, 1, 0.6, 0.6], {"mode": "linear"}, ""),
-        ([1, 1, 0.6], {"mode": "linear"}, "no whole size"),
-        ([1, 1, 0.6], {"mode": "nearest"}, "no whole size"),
+        ([1, 1, 0.6], {"mode": "linear"}, ""),
+        ([1, 1, 0.6], {"mode": "nearest"}, ""),
+        ([1, 2, 2, 2], {"mode": "nearest"}, "of the batch or the channels"),
         ([1, 1, 0.5, 0.5], {"mode": "linear", "antialias": 1}, "antialias"),
         (
             [1, 1, 2, 2],

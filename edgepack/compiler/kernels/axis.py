@@ -62,6 +62,10 @@ class Axis:
         """Whether each result is one position as it is."""
         return self.taps == 1 and bool((self.weights == 1).all())
 
+    def is_all_of(self, size: int) -> bool:
+        """Whether the results are the positions of a source of this size as they are."""
+        return self.is_copy and np.array_equal(self.sources[:, 0], np.arange(size))
+
     def runs(self, most_results: int) -> list[Run] | None:
         """All results inside, in order, as runs; None if their periods are too long altogether."""
         runs: list[Run] = []

@@ -290,16 +290,19 @@ def make_plain(call: relax.Call, _made: Mapping[Value, relax.Expr], cpu: CpuMode
     operator, data = resampling(call), call.args[0]
     if operator is None or not isinstance(data, relax.Var):
         return None
-    # What is narrower than the narrowest vector is small, too: one by one.
     batch, channels, height, width = extent(data)
     planes, (out_height, out_width) = batch * channels, extent(call)[2:]
-    most = min(width, operator.columns.count, planes * operator.rows.count)
-    most = max(1, min(most, _MOST_ROW_BYTES // (4 * width)))
-    lanes = max(lanes for lanes in (*cpu.lanes, 1) if lanes <= most)
     shapes = (planes, height, width), (planes, out_height, out_width)
+    make, most = _upright, width
+    if not operator.columns.is_all_of(width):
+        make = _turned
+        most = min(width, operator.columns.count, planes * operator.rows.count)
+        most = min(most, _MOST_ROW_BYTES // (4 * width))
+    # What is narrower than the narrowest vector is small, too: one by one.
+    lanes = max((lanes for lanes in cpu.lanes if lanes <= most), default=1)
     return Plain(
         rule=RESIZE.name,
-        kernel=_turned(operator, *shapes, lanes, cpu),
+        kernel=make(operator, *shapes, lanes, cpu),
         inputs=((data, shapes[0]),),
         shape=shapes[1],
     )
@@ -383,6 +386,49 @@ def _turned(
             tir.sequence(
                 _in_steps("fill", product(out), lanes, fill) if has_outside else None,
                 _in_steps("rows", count, lanes, group, parallel=parallel),
+            ),
+        ),
+        constants=tuple(tables.values),
+        cycles=cycles,
+    )
+
+
+def _upright(
+    operator: Resampling,
+    shape: tuple[int, int, int],
+    out: tuple[int, int, int],
+    lanes: int,
+    cpu: CpuModel,
+) -> Kernel:
+    """The same for images whose columns stay: `lanes` columns at a time."""
+    rows, width, tables = operator.rows, shape[2], _Tables()
+    source, target = tir.buffer("source", shape), tir.buffer("target", out)
+    table = _Table("row", rows, tables)
+
+    def one_row(row: tir.Expr) -> tir.Stmt:
+        names = tir.Names()
+        plane, index = names.bind("plane", row // rows.count), names.bind("index", row % rows.count)
+        terms = table.at(names, index, lanes)
+
+        def some(column: tir.Expr) -> tir.Stmt:
+            result = _sum((tir.load(source, [plane, at, column], lanes), w) for at, w in terms)
+            return tir.store(target, result, [plane, index + rows.first, column], lanes)
+
+        names.add(_in_steps("columns", width, lanes, some))
+        return names.done()
+
+    def fill(at: tir.Expr) -> tir.Stmt:
+        return tir.store(target, tir.number(operator.outside, lanes), [0, 0, at], lanes)
+
+    count = shape[0] * rows.count
+    cycles = count * width / lanes * (1 + rows.taps) / cpu.loads_per_cycle
+    return Kernel(
+        name=f"resize_{operator.kind}_{shape[0]}x{out[1]}x{out[2]}",
+        function=tir.function(
+            [source, *tables.buffers, target],
+            tir.sequence(
+                _in_steps("fill", product(out), lanes, fill) if rows.count != out[1] else None,
+                tir.loop_of("row", count, one_row, parallel=worth_sharing(cycles, cpu)),
             ),
         ),
         constants=tuple(tables.values),
