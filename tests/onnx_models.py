@@ -139,6 +139,18 @@ def half_floats(path: Path) -> Path:
     return b.save(path, {"x": [2, 8]}, {"y": [2, 6]}, {"x": half, "y": half})
 
 
+def half_image(path: Path) -> Path:
+    """A small network of images in float16, with a constant and a cast of that type."""
+    b = Builder(5)
+    half = TensorProto.FLOAT16
+    x = b.op("Relu", b.op("Conv", "x", b.weight(24, 5, 3, 3, dtype="float16"), pads=[1] * 4))
+    y = b.op("Conv", x, b.weight(24, 1, 3, 3, dtype="float16"), group=24, pads=[1] * 4)
+    x = b.op("Add", b.op("Mul", y, b.const(0.5, "float16")), x)
+    x = b.op("Cast", b.op("Cast", x, to=TensorProto.FLOAT), to=half)
+    b.op("Conv", x, b.weight(7, 24, 1, 1, dtype="float16"), outputs=["y"])
+    return b.save(path, {"x": [1, 5, 9, 11]}, {"y": [1, 7, 9, 11]}, {"x": half, "y": half})
+
+
 def integers(path: Path) -> Path:
     """int64 and int32 division and remainder: needs run-time helpers without SDIV."""
     b = Builder(4)

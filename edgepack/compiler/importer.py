@@ -18,6 +18,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
+from edgepack.compiler.float16 import widened
 from edgepack.compiler.operators import expand, unsupported
 from edgepack.compiler.origin import Origin, mark
 from edgepack.compiler.resizing import resized
@@ -45,7 +46,7 @@ def import_model(model: LoadedModel) -> tvm.IRModule:
     Raises `ImportModelError`, `DynamicShapeError` for a shape inside that depends on
     the data, or `UnsupportedOperatorError` for what is left after constant folding.
     """
-    proto = _fold(model, expand(model.proto))
+    proto = _fold(model, widened(expand(model.proto)))
     left = unsupported(proto)
     if left:
         raise UnsupportedOperatorError(model.path, left)

@@ -66,6 +66,7 @@ MODELS = {
     "branches": onnx_models.branches,
     "transformer_block": onnx_models.transformer_block,
     "half_floats": onnx_models.half_floats,
+    "half_image": onnx_models.half_image,
     "integers": onnx_models.integers,
 }
 

@@ -82,7 +82,7 @@ def _name(call: tvm.ir.Call) -> str:
 
 # Bytes of the elements that vectors are made of.
 _BYTES = {f"{kind}{8 * size}": size for kind in ("int", "uint") for size in (1, 2, 4, 8)}
-_BYTES |= {"float32": 4, "float64": 8, "bool": 1}
+_BYTES |= {"float16": 2, "float32": 4, "float64": 8, "bool": 1}
 # Registers that one vector may take where a loop has elements of several sizes.
 _MOST_REGISTERS = 4
 # Lanes of the largest square that is turned, and of the smallest vector.

@@ -1,0 +1,109 @@
+"""Models of float16 compute in float32.
+
+The CPUs of most boards convert float16, and do no arithmetic on it. float32 is faster there and
+more exact; a model's inputs and outputs stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from edgepack.model import walk_nodes
+
+_HALF, _SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
+# Attributes that name an element type: those of Cast, and of EyeLike and its like.
+_TYPES = ("to", "dtype")
+
+
+def widened(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with float32 for float16 everywhere but in its inputs and outputs.
+
+    The same model if it has no float16.
+    """
+    wide = onnx.ModelProto()
+    wide.CopyFrom(proto)
+    graph = wide.graph
+    # Older models list their constants among the inputs.
+    constants = {tensor.name for tensor in graph.initializer}
+    inputs = [v for v in graph.input if _is_half(v) and v.name not in constants]
+    outputs = [v for v in graph.output if _is_half(v)]
+    _widen(graph)
+    if wide == proto:
+        return proto
+    for value in (*inputs, *outputs):
+        _set_type(value, _HALF)
+    taken = {name for node in walk_nodes(graph) for name in (*node.input, *node.output)}
+    given = {value.name: _unused(value.name, taken) for value in inputs}
+    # What is given back as it came needs no cast.
+    made = {v.name: _unused(v.name, taken) for v in outputs if v.name not in given}
+    inside = {**given, **made}
+    for node in graph.node:
+        _rename(node, inside)
+    for tensor in graph.initializer:
+        tensor.name = inside.get(tensor.name, tensor.name)
+    before = [_cast(name, inner, _SINGLE) for name, inner in given.items()]
+    after = [_cast(inner, name, _HALF) for name, inner in made.items()]
+    nodes = [*before, *graph.node, *after]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return wide
+
+
+def _is_half(value: onnx.ValueInfoProto) -> bool:
+    return bool(value.type.tensor_type.elem_type == _HALF)
+
+
+def _set_type(value: onnx.ValueInfoProto, dtype: int) -> None:
+    value.type.tensor_type.elem_type = dtype
+
+
+def _cast(source: str, target: str, to: int) -> onnx.NodeProto:
+    return helper.make_node("Cast", [source], [target], name=f"{target}/cast", to=to)
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    name += "/float32"
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def _widen(graph: onnx.GraphProto) -> None:
+    """Change all types and constants of a graph."""
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if _is_half(value):
+            _set_type(value, _SINGLE)
+    _widen_tensors(graph.initializer)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.name in _TYPES and attribute.i == _HALF:
+                attribute.i = _SINGLE
+            if attribute.HasField("t"):
+                _widen_tensors([attribute.t])
+            _widen_tensors(attribute.tensors)
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                _widen(inner)
+
+
+def _widen_tensors(tensors: Iterable[onnx.TensorProto]) -> None:
+    for tensor in tensors:
+        if tensor.data_type == _HALF:
+            values = numpy_helper.to_array(tensor).astype("float32")
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+
+
+def _rename(node: onnx.NodeProto, names: dict[str, str]) -> None:
+    """Use other names in a node, and in its inner graphs."""
+    for items in (node.input, node.output):
+        for i, name in enumerate(items):
+            items[i] = names.get(name, name)
+    for attribute in node.attribute:
+        for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+            for inner in graph.node:
+                _rename(inner, names)
+            for value in graph.output:
+                value.name = names.get(value.name, value.name)
