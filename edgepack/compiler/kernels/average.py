@@ -54,9 +54,11 @@ class Average:
         at = self.slot(plane, row, column)
         return tir.store(self.slots.buffer, left[0], at, self.slots.layout.block)
 
-    def add_up(self, plane: tir.Expr, part: tir.Expr) -> tir.Stmt:
-        """Put the sum of a part's slots into the first one."""
+    def add_up(self, plane: tir.Expr, part: tir.Expr) -> tir.Stmt | None:
+        """Put the sum of a part's slots into the first one; None if there is but one."""
         rows, width = self.slots.layout.height // self.parts, self.slots.layout.width
+        if rows * width == 1:
+            return None
         slots = self.slots.spaced(step=(1, 1), first=(part * rows, 0), size=(rows, width))
         sums = Sum(slots, plane)
         return tir.sequence(sums.code, slots.store(sums.total, plane, 0, 0))
