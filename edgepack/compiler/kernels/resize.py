@@ -371,10 +371,6 @@ def _turned(
         names.add(_in_steps("columns", columns.count, lanes, turn_out))
         return names.done()
 
-    def fill(at: tir.Expr) -> tir.Stmt:
-        return tir.store(target, tir.number(operator.outside, lanes), [0, 0, at], lanes)
-
-    has_outside = (rows.count, columns.count) != out[1:]
     # A load, a transposition and a store on both sides.
     vectors = count * (width + columns.count) / lanes
     cycles = vectors * (2 + 2 * lanes.bit_length() + rows.taps + columns.taps)
@@ -384,7 +380,7 @@ def _turned(
         function=tir.function(
             [source, *tables.buffers, target],
             tir.sequence(
-                _in_steps("fill", product(out), lanes, fill) if has_outside else None,
+                _outside(operator, target, lanes),
                 _in_steps("rows", count, lanes, group, parallel=parallel),
             ),
         ),
@@ -417,9 +413,6 @@ def _upright(
         names.add(_in_steps("columns", width, lanes, some))
         return names.done()
 
-    def fill(at: tir.Expr) -> tir.Stmt:
-        return tir.store(target, tir.number(operator.outside, lanes), [0, 0, at], lanes)
-
     count = shape[0] * rows.count
     cycles = count * width / lanes * (1 + rows.taps) / cpu.loads_per_cycle
     return Kernel(
@@ -427,13 +420,25 @@ def _upright(
         function=tir.function(
             [source, *tables.buffers, target],
             tir.sequence(
-                _in_steps("fill", product(out), lanes, fill) if rows.count != out[1] else None,
+                _outside(operator, target, lanes),
                 tir.loop_of("row", count, one_row, parallel=worth_sharing(cycles, cpu)),
             ),
         ),
         constants=tuple(tables.values),
         cycles=cycles,
     )
+
+
+def _outside(operator: Resampling, target: tirx.Buffer, lanes: int) -> tir.Stmt | None:
+    """The value of results outside of the image, in all of them; None if there are none."""
+    inside, out = (operator.rows.count, operator.columns.count), list(map(int, target.shape))
+    if inside == tuple(out[1:]):
+        return None
+
+    def fill(at: tir.Expr) -> tir.Stmt:
+        return tir.store(target, tir.number(operator.outside, lanes), [0, 0, at], lanes)
+
+    return _in_steps("fill", product(out), lanes, fill)
 
 
 def _in_steps(
