@@ -12,9 +12,9 @@ from bench.models import MODELS
 from bench.ours import NAME
 from bench.peers import TITLES
 from bench.results import DOCS, write_section
+from edgepack.base.errors import EdgepackError
+from edgepack.base.paths import set_cache_dir
 from edgepack.cli.console import Console
-from edgepack.errors import EdgepackError
-from edgepack.paths import set_cache_dir
 
 ENGINES = (NAME, *TITLES)
 

@@ -23,12 +23,12 @@ from bench.models import MODELS, BenchModel, get_model
 from bench.ours import NAME, TOLERANCE
 from bench.peers import ARM_WHEELS, TITLES, Emulator, emulator
 from bench.results import Figure, Rows, largest_error, load, ordered, store, table
+from edgepack.base.errors import EdgepackError, RemoteError
+from edgepack.base.paths import locked, write_atomic
+from edgepack.base.process import run
+from edgepack.base.progress import Progress
 from edgepack.boards import Board, get_board
-from edgepack.errors import EdgepackError, RemoteError
-from edgepack.paths import locked, write_atomic
-from edgepack.process import run
-from edgepack.progress import Progress
-from edgepack.reference import run_reference
+from edgepack.flow.reference import run_reference
 
 log = logging.getLogger(__name__)
 

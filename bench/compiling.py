@@ -15,11 +15,11 @@ from pathlib import Path
 
 from bench.models import MODELS, get_model
 from bench.results import Figure, load, ordered, store
+from edgepack.base.progress import Progress
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
 from edgepack.model import ModelSpec
-from edgepack.progress import Progress
-from edgepack.toolchain import select
+from edgepack.native.toolchain import select
 
 BOARD = "local"
 _COLUMNS = {"cpu_s": "CPU, s", "arena_mb": "arena, MB", "params_mb": "parameters, MB"}

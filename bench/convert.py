@@ -11,8 +11,8 @@ from pathlib import Path
 from bench import tflite
 from bench.fetch import Wheel, bench_dir, unpacked
 from bench.models import BenchModel
-from edgepack.paths import atomic_dir, locked
-from edgepack.process import run
+from edgepack.base.paths import atomic_dir, locked
+from edgepack.base.process import run
 
 # ncnn's own converter, a static program; the package's Python side would need torch.
 _PNNX = Wheel(

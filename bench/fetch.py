@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgepack.errors import ToolchainError
-from edgepack.paths import atomic_dir, cache_dir, locked
-from edgepack.process import run
+from edgepack.base.errors import ToolchainError
+from edgepack.base.paths import atomic_dir, cache_dir, locked
+from edgepack.base.process import run
 
 CPYTHON = ("--python-version", "3.11", "--implementation", "cp", "--abi", "cp311", "--abi", "none")
 

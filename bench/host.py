@@ -36,10 +36,10 @@ from bench.results import (
     store,
     table,
 )
-from edgepack.errors import EdgepackError, RemoteError
-from edgepack.process import last_lines
-from edgepack.progress import Progress
-from edgepack.reference import run_reference
+from edgepack.base.errors import EdgepackError, RemoteError
+from edgepack.base.process import last_lines
+from edgepack.base.progress import Progress
+from edgepack.flow.reference import run_reference
 
 log = logging.getLogger(__name__)
 

@@ -21,11 +21,11 @@ from elftools.elf.elffile import ELFFile
 from bench import ours
 from bench.models import get_model
 from bench.results import RESULTS, median
+from edgepack.base.errors import ToolchainError
+from edgepack.base.paths import write_atomic
+from edgepack.base.process import run
+from edgepack.base.progress import Progress
 from edgepack.boards import Board, get_board
-from edgepack.errors import ToolchainError
-from edgepack.paths import write_atomic
-from edgepack.process import run
-from edgepack.progress import Progress
 
 _ITERATIONS = 100
 _FILE = RESULTS / "mca.json"

@@ -22,8 +22,8 @@ from onnx import helper
 from bench import network
 from bench.fetch import Wheel, bench_dir, unpacked
 from bench.network import Network, Value
-from edgepack.errors import UsageError, perhaps
-from edgepack.paths import locked, write_atomic
+from edgepack.base.errors import UsageError, perhaps
+from edgepack.base.paths import locked, write_atomic
 
 _EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "mobilenetv2"
 

@@ -23,12 +23,12 @@ import onnx.parser
 
 from bench.ours import NAME, TOLERANCE
 from bench.results import Figure, geometric_mean, largest_error, load, median, ratio, store
+from edgepack.base.errors import EdgepackError
+from edgepack.base.progress import Progress
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
-from edgepack.errors import EdgepackError
 from edgepack.model import ModelSpec
-from edgepack.progress import Progress
-from edgepack.toolchain import select
+from edgepack.native.toolchain import select
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from bench.fetch import bench_dir
 from bench.models import BenchModel
-from edgepack.errors import MismatchError
-from edgepack.job import Job, compile_job, make_job, package_job
-from edgepack.progress import Progress
-from edgepack.project import load_project
+from edgepack.base.errors import MismatchError
+from edgepack.base.progress import Progress
+from edgepack.flow.job import Job, compile_job, make_job, package_job
+from edgepack.flow.project import load_project
 
 NAME = "edgepack"
 TOLERANCE = 1e-4

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.fetch import Wheel, bench_dir, unpacked
+from edgepack.base.errors import ToolchainError
+from edgepack.base.paths import atomic_dir, locked
+from edgepack.base.process import run
+from edgepack.base.progress import Progress
 from edgepack.boards import Board
-from edgepack.errors import ToolchainError
-from edgepack.paths import atomic_dir, locked
-from edgepack.process import run
-from edgepack.progress import Progress
 from edgepack.virtual import apt, profile
 
 WORKER = Path(__file__).with_name("worker.py")

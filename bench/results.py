@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from bench.fetch import bench_dir
 from bench.ours import NAME
-from edgepack.errors import MismatchError
-from edgepack.paths import locked, write_atomic
-from edgepack.reference import compare
+from edgepack.base.errors import MismatchError
+from edgepack.base.paths import locked, write_atomic
+from edgepack.flow.reference import compare
 
 RESULTS = Path(__file__).resolve().parent / "results"
 DOCS = RESULTS.parent.parent / "docs" / "performance.md"

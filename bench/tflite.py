@@ -24,7 +24,7 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
-from edgepack.errors import ModelError
+from edgepack.base.errors import ModelError
 
 Array = npt.NDArray[Any]
 

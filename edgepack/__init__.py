@@ -14,41 +14,43 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from edgepack.base.version import VERSION
+
+__version__ = VERSION
 
 if TYPE_CHECKING:
+    from edgepack.base.errors import EdgepackError
     from edgepack.boards import Board, get_board, load_boards
-    from edgepack.bundle import Bundle, open_bundle, write_tarball
+    from edgepack.bundle.bundle import Bundle, open_bundle, write_tarball
     from edgepack.compiler import CompiledModel, compile_model
-    from edgepack.deploy import DeployOptions, Report, deploy_bundle, preview
+    from edgepack.deploy.deploy import DeployOptions, Report, deploy_bundle, preview
+    from edgepack.deploy.remote_app import RunRequest, run_on_device
     from edgepack.device import Device, SshOptions, open_device
-    from edgepack.errors import EdgepackError
-    from edgepack.facts import DeviceFacts
+    from edgepack.device.facts import DeviceFacts
     from edgepack.fleet import Fleet, load_fleet, make_plan, roll_out
-    from edgepack.job import Job, compile_job, make_job, package_job
+    from edgepack.flow.job import Job, compile_job, make_job, package_job
+    from edgepack.flow.project import Project, load_project
     from edgepack.model import ModelInfo, ModelSpec, inspect_model, load_model
-    from edgepack.preprocess import PreprocessSpec
-    from edgepack.project import Project, load_project
-    from edgepack.remote_app import RunRequest, run_on_device
-    from edgepack.runtime_build import RuntimeBuild, build_runtime
-    from edgepack.toolchain import Toolchain, select
+    from edgepack.native.app import RuntimeBuild, build_runtime
+    from edgepack.native.toolchain import Toolchain, select
+    from edgepack.preprocess.spec import PreprocessSpec
 
 _HOME = {
+    "base.errors": ("EdgepackError",),
     "boards": ("Board", "get_board", "load_boards"),
-    "bundle": ("Bundle", "open_bundle", "write_tarball"),
+    "bundle.bundle": ("Bundle", "open_bundle", "write_tarball"),
     "compiler": ("CompiledModel", "compile_model"),
-    "deploy": ("DeployOptions", "Report", "deploy_bundle", "preview"),
+    "deploy.deploy": ("DeployOptions", "Report", "deploy_bundle", "preview"),
+    "deploy.remote_app": ("RunRequest", "run_on_device"),
     "device": ("Device", "SshOptions", "open_device"),
-    "errors": ("EdgepackError",),
-    "facts": ("DeviceFacts",),
+    "device.facts": ("DeviceFacts",),
     "fleet": ("Fleet", "load_fleet", "make_plan", "roll_out"),
-    "job": ("Job", "compile_job", "make_job", "package_job"),
+    "flow.job": ("Job", "compile_job", "make_job", "package_job"),
+    "flow.project": ("Project", "load_project"),
     "model": ("ModelInfo", "ModelSpec", "inspect_model", "load_model"),
-    "preprocess": ("PreprocessSpec",),
-    "project": ("Project", "load_project"),
-    "remote_app": ("RunRequest", "run_on_device"),
-    "runtime_build": ("RuntimeBuild", "build_runtime"),
-    "toolchain": ("Toolchain", "select"),
+    "native.app": ("RuntimeBuild", "build_runtime"),
+    "native.toolchain": ("Toolchain", "select"),
+    "preprocess.spec": ("PreprocessSpec",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgepack.errors import ConfigError, perhaps
-from edgepack.paths import data_file
-from edgepack.tables import Table, read_toml
+from edgepack.base.errors import ConfigError, perhaps
+from edgepack.base.paths import data_file
+from edgepack.base.tables import Table, read_toml
 
 INSTRUCTION_FAMILIES = ("fma", "hwdiv", "armv8")
 TOOLCHAINS = ("zig", "gnu")
@@ -287,7 +287,7 @@ def _read_virtual(table: Table) -> VirtualProfile | None:
 
 def _check_with_llvm(board: Board, file: Path) -> None:
     """LLVM only warns about a name it does not know, and then compiles for another CPU."""
-    from edgepack.compiler import llvm
+    from edgepack.compiler.backend import llvm
 
     known = llvm.cpu_names(board.llvm_triple)
     named = [("cpu", board.cpu), *(("clusters: cpu", cluster.cpu) for cluster in board.clusters)]

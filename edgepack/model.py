@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgepack.errors import ModelError, UsageError, perhaps
+from edgepack.base.errors import ModelError, UsageError, perhaps
 
 # The element types a kernel may read or write, by their numpy names.
 DTYPES = frozenset(
@@ -465,7 +465,7 @@ def _last_line(text: str) -> str:
 
 
 def _unsupported(proto: Any) -> dict[str, str]:
-    from edgepack.compiler import operators
+    from edgepack.compiler.frontend import operators
 
     return operators.unsupported(proto)
 

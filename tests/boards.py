@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from edgepack import paths, virtual
+from edgepack import virtual
+from edgepack.base import paths
+from edgepack.base.paths import atomic_dir, cache_dir, locked
 from edgepack.device import Address, SshOptions
 from edgepack.device.ssh import SshDevice
-from edgepack.paths import atomic_dir, cache_dir, locked
 from edgepack.virtual import VirtualBoard, apt
 from tests.support import require_tool
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from edgepack.boards import Board, get_board
-from edgepack.bundle import Bundle, Expected, Golden, make_bundle
+from edgepack.bundle.bundle import Bundle, Expected, Golden, make_bundle
 from edgepack.model import TensorInfo
-from edgepack.toolchain import Toolchain
+from edgepack.native.toolchain import Toolchain
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.paths import set_cache_dir
+from edgepack.base.paths import set_cache_dir
 from tests import support
 
 

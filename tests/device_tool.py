@@ -7,9 +7,9 @@ import hashlib
 import json
 from pathlib import Path
 
+from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
 from edgepack.boards import Board
-from edgepack.device_tool import TOOL, compile_tool, fetch_sources, source_key, zig_arguments
-from edgepack.paths import atomic_dir, cache_dir, data_file, locked
+from edgepack.native.device_tool import TOOL, compile_tool, fetch_sources, source_key, zig_arguments
 
 PROBE = "device-probe"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from edgepack.boards import get_board
-from edgepack.bundle import Bundle
-from edgepack.device_tool import build_device_tool
+from edgepack.bundle.bundle import Bundle
+from edgepack.native.device_tool import build_device_tool
 from tests.bundles import small_bundle
 from tests.support import require_tool
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from edgepack.base.errors import RemoteError
 from edgepack.cli import fleet, main
-from edgepack.errors import RemoteError
 from edgepack.fleet import FleetDevice, work
 
 _HELD_BYTES = 1 << 20

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from edgepack.errors import RemoteError
+from edgepack.base.errors import RemoteError
 from edgepack.fleet import Done, FleetDevice, Outcome, Wave
 
 

@@ -13,7 +13,7 @@ import pytest
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model
 from edgepack.model import ModelSpec
-from edgepack.toolchain import select
+from edgepack.native.toolchain import select
 from tests.onnx_models import Builder
 from tests.plan_on_arm import run_plan_on_arm
 from tests.plan_runner import run_plan

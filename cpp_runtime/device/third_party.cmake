@@ -2,7 +2,7 @@
 # build systems would configure for far more.
 if(NOT EXISTS "${EDGEPACK_DEVICE_SOURCES}/zstd/zstd.c")
   message(FATAL_ERROR "EDGEPACK_DEVICE_SOURCES: no third-party sources in "
-    "'${EDGEPACK_DEVICE_SOURCES}'; edgepack.device_tool.fetch_sources() brings them")
+    "'${EDGEPACK_DEVICE_SOURCES}'; edgepack.native.device_tool.fetch_sources() brings them")
 endif()
 set(_sodium "${EDGEPACK_DEVICE_SOURCES}/libsodium")
 set(_zlib "${EDGEPACK_DEVICE_SOURCES}/zlib")

@@ -10,7 +10,9 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from edgepack import __version__
+from edgepack.base.errors import EXIT_CODES, EdgepackError, UsageError
+from edgepack.base.paths import set_cache_dir
+from edgepack.base.version import VERSION
 from edgepack.cli import (
     bench,
     board,
@@ -33,8 +35,6 @@ from edgepack.cli import (
 )
 from edgepack.cli.console import Console
 from edgepack.cli.options import COMMON_DEFAULTS, add_common, check_writable
-from edgepack.errors import EXIT_CODES, EdgepackError, UsageError
-from edgepack.paths import set_cache_dir
 
 COMMANDS = (
     *(boards, doctor, inspect, compile, package),
@@ -76,7 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=f"exit codes:\n{codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"edgepack {__version__}")
+    parser.add_argument("--version", action="version", version=f"edgepack {VERSION}")
     add_common(parser)
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
     for module in COMMANDS:

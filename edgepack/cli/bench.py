@@ -7,7 +7,7 @@ import argparse
 from edgepack.cli.console import Console
 from edgepack.cli.options import add_device, add_release, open_release, positive
 from edgepack.cli.report import answer_lines, bench_lines, profile_lines
-from edgepack.remote_app import RunRequest, run_on_device
+from edgepack.deploy.remote_app import RunRequest, run_on_device
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

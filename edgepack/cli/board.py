@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import subprocess
 
+from edgepack.base.errors import UsageError
 from edgepack.boards import SUITES, get_board, load_boards
 from edgepack.cli.console import Console, table
 from edgepack.cli.options import add_common, board_files, positive
-from edgepack.errors import UsageError
 from edgepack.virtual import down, list_running, ssh_command, up
 
 

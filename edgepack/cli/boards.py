@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from edgepack.base.errors import ConfigError, perhaps
 from edgepack.boards import load_boards
 from edgepack.cli.console import Console, table
 from edgepack.cli.options import board_files
-from edgepack.errors import ConfigError, perhaps
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -7,12 +7,12 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
+from edgepack.base.errors import UsageError
+from edgepack.base.paths import atomic_dir
 from edgepack.cli.console import Console, megabytes, table
 from edgepack.cli.options import add_job, check_writable, project_of
 from edgepack.compiler import CompiledModel
-from edgepack.errors import UsageError
-from edgepack.job import compile_job, make_job
-from edgepack.paths import atomic_dir
+from edgepack.flow.job import compile_job, make_job
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from edgepack.progress import Bar
+from edgepack.base.progress import Bar
 
 _BAR_WIDTH = 24
 _REDRAW_S = 0.1

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from edgepack import remote_service
+from edgepack.base.errors import ConnectError, UsageError
+from edgepack.base.paths import cache_dir
 from edgepack.boards import Board, get_board
-from edgepack.bundle import Bundle, open_bundle
+from edgepack.bundle.bundle import Bundle, open_bundle
+from edgepack.bundle.signing import sign_folder
 from edgepack.cli.console import Console
 from edgepack.cli.options import (
     add_device,
@@ -22,14 +24,12 @@ from edgepack.cli.options import (
     ssh_options,
 )
 from edgepack.cli.report import deploy_lines
-from edgepack.deploy import DEFAULT_OPTIONS, DeployOptions, deploy_bundle, preview
+from edgepack.deploy import remote_service
+from edgepack.deploy.deploy import DEFAULT_OPTIONS, DeployOptions, deploy_bundle, preview
 from edgepack.device import Device, open_device
 from edgepack.device.patience import Patience, parse_rate
-from edgepack.errors import ConnectError, UsageError
-from edgepack.gate import check_bundle
-from edgepack.job import make_job, package_job
-from edgepack.paths import cache_dir
-from edgepack.signing import sign_folder
+from edgepack.flow.job import make_job, package_job
+from edgepack.gate.gate import check_bundle
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

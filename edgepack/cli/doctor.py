@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from edgepack.base.errors import ToolchainError
 from edgepack.boards import get_board
 from edgepack.cli.console import Console, table
 from edgepack.cli.options import board_files
-from edgepack.doctor import check_board, missing
-from edgepack.errors import ToolchainError
+from edgepack.flow.doctor import check_board, missing
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

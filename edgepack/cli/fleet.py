@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from edgepack import remote_service
+from edgepack.base.errors import UsageError
 from edgepack.boards import load_boards
 from edgepack.cli.console import Console
 from edgepack.cli.deploy import add_transfer, deploy_options, refuse_job
@@ -36,7 +36,7 @@ from edgepack.cli.options import (
     ssh_options,
 )
 from edgepack.cli.trust import add_signers, read_signers
-from edgepack.errors import UsageError
+from edgepack.deploy import remote_service
 from edgepack.fleet import (
     Fleet,
     FleetDevice,

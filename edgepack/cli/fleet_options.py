@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgepack.base.errors import UsageError
 from edgepack.cli.options import default_root, positive
-from edgepack.errors import UsageError
 from edgepack.fleet import Fleet, Settings, Share
-from edgepack.project import PROJECT_FILE, load_project
+from edgepack.flow.project import PROJECT_FILE, load_project
 
 
 def add_fleet(parser: argparse.ArgumentParser) -> None:

@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
+from edgepack.base.errors import RemoteError
+from edgepack.base.process import user_at_host
 from edgepack.cli.console import Console, table
-from edgepack.errors import RemoteError
 from edgepack.fleet import (
     Fleet,
     FleetDevice,
@@ -25,7 +26,6 @@ from edgepack.fleet import (
     roll_out,
 )
 from edgepack.fleet.report import FleetReport, release_lines
-from edgepack.process import user_at_host
 
 INTERRUPTED = 130
 # More rows than this are for --html and --json.

@@ -7,7 +7,7 @@ import getpass
 import socket
 from pathlib import Path
 
-from edgepack import signing
+from edgepack.bundle import signing
 from edgepack.cli.console import Console
 
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from edgepack.base.errors import UsageError
+from edgepack.base.progress import Progress
 from edgepack.boards import get_board
+from edgepack.deploy.remote_tool import call
 from edgepack.device import Device, SshOptions, open_device
-from edgepack.errors import UsageError
-from edgepack.progress import Progress
-from edgepack.project import OPTIMIZE, PROJECT_FILE, Project, load_project
-from edgepack.remote_tool import call
+from edgepack.flow.project import OPTIMIZE, PROJECT_FILE, Project, load_project
 
 USER_BOARDS = Path("~/.config/edgepack/boards.toml")
 

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 
 from edgepack import formats
+from edgepack.base.errors import UsageError
+from edgepack.bundle.signing import sign_folder
 from edgepack.cli.console import Console, megabytes
 from edgepack.cli.options import add_job, add_release_version, add_sign, check_writable, project_of
-from edgepack.errors import UsageError
-from edgepack.job import make_job, package_job
-from edgepack.signing import sign_folder
+from edgepack.flow.job import make_job, package_job
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -6,7 +6,7 @@ import argparse
 
 from edgepack.cli.console import Console
 from edgepack.cli.options import add_device, add_release, call_tool, positive
-from edgepack.deploy import KEEP_RELEASES
+from edgepack.deploy.deploy import KEEP_RELEASES
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgepack.cli.console import megabytes, table
-from edgepack.deploy import Report
-from edgepack.smoke import Smoke
+from edgepack.deploy.deploy import Report
+from edgepack.deploy.smoke import Smoke
 
 
 def top_lines(top: Sequence[Mapping[str, Any]]) -> list[str]:

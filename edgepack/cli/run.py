@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console
 from edgepack.cli.options import add_device, add_release, check_writable, open_release
 from edgepack.cli.report import answer_lines
-from edgepack.errors import UsageError
-from edgepack.remote_app import RunRequest, run_on_device
+from edgepack.deploy.remote_app import RunRequest, run_on_device
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

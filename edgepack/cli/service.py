@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from edgepack import remote_service
 from edgepack.cli.console import Console
 from edgepack.cli.options import add_device, add_release, open_release
-from edgepack.service_files import cron_line, init_script, systemd_unit
+from edgepack.deploy import remote_service
+from edgepack.deploy.service_files import cron_line, init_script, systemd_unit
 
 ACTIONS = ("install", "remove", "status", "show")
 

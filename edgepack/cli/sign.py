@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from edgepack import signing
+from edgepack.bundle import signing
 from edgepack.cli.console import Console
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from edgepack.base.errors import UsageError
+from edgepack.base.tables import read_text
 from edgepack.cli.console import Console
 from edgepack.cli.options import add_device, add_release, open_release
-from edgepack.errors import UsageError
-from edgepack.remote_tool import call, set_signers
-from edgepack.tables import read_text
+from edgepack.deploy.remote_tool import call, set_signers
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgepack.base.paths import atomic_dir
+from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
-from edgepack.compiler.report import LayerReport
+from edgepack.compiler.backend.report import LayerReport
 from edgepack.model import ModelSpec, TensorInfo, load_model
-from edgepack.paths import atomic_dir
-from edgepack.progress import NO_PROGRESS, Progress
-from edgepack.toolchain import Toolchain
+from edgepack.native.toolchain import Toolchain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,9 @@ def compile_model(
     progress.step(f"importing {spec.path.name}")
     import tvm
 
-    from edgepack.compiler import build, importer, llvm, lower, plan, schedule
+    from edgepack.compiler.backend import build, llvm, plan, schedule
+    from edgepack.compiler.frontend import importer
+    from edgepack.compiler.place import lower
 
     target = llvm.tvm_target(board)
     module, fast = lower.lower(importer.import_model(model), target, model, smallest=smallest)

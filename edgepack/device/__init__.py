@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from edgepack.base.errors import UsageError
+from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
 from edgepack.device.base import Device, RemoteResult
 from edgepack.device.errors import (
@@ -20,8 +22,6 @@ from edgepack.device.errors import (
 )
 from edgepack.device.local import LocalDevice
 from edgepack.device.options import Address, SshOptions
-from edgepack.errors import UsageError
-from edgepack.progress import NO_PROGRESS, Progress
 from edgepack.virtual.state import VirtualBoard
 
 __all__ = [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from edgepack.base.errors import ConnectError, RemoteError, TimeLimitError
+from edgepack.base.process import last_lines
 from edgepack.device.base import RemoteResult
-from edgepack.errors import ConnectError, RemoteError, TimeLimitError
-from edgepack.process import last_lines
 
 _NO_SPACE = "No space left on device"
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from edgepack.base.errors import RemoteError
 from edgepack.device.base import LineReader, RemoteResult, Stream
 from edgepack.device.errors import (
     ConnectionLostError,
@@ -22,7 +23,6 @@ from edgepack.device.errors import (
     disk_full,
     shorten,
 )
-from edgepack.errors import RemoteError
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgepack.errors import UsageError
+from edgepack.base.errors import UsageError
 
 _ADDRESS = re.compile(
     r"(?:(?P<user>[^@\s]+)@)?"

@@ -6,9 +6,9 @@ import re
 import time
 from collections.abc import Iterator
 
+from edgepack.base.errors import ConnectError
+from edgepack.base.progress import Progress
 from edgepack.device.errors import ConnectionLostError, UnreachableError
-from edgepack.errors import ConnectError
-from edgepack.progress import Progress
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _SLICE = 32_000

@@ -15,6 +15,7 @@ from pathlib import Path
 import fabric
 import paramiko
 
+from edgepack.base.errors import ConfigError, ConnectError, RemoteError
 from edgepack.device import known_hosts, ssh_config
 from edgepack.device.base import LineReader, RemoteResult, Stream
 from edgepack.device.errors import (
@@ -28,10 +29,9 @@ from edgepack.device.errors import (
     disk_full,
     shorten,
 )
+from edgepack.device.facts import parse_df
 from edgepack.device.known_hosts import KnownHosts, Verdict
 from edgepack.device.options import Address, SshOptions
-from edgepack.errors import ConfigError, ConnectError, RemoteError
-from edgepack.facts import parse_df
 
 log = logging.getLogger(__name__)
 # paramiko logs tracebacks of what is raised to us anyhow.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import paramiko
 
-from edgepack.errors import ConfigError
+from edgepack.base.errors import ConfigError
 
 _MAX_DEPTH = 16  # as OpenSSH
 

@@ -15,17 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgepack.errors import ConfigError
+from edgepack.base.errors import ConfigError
 from edgepack.fleet.inventory import FleetDevice, select
 from edgepack.fleet.journal import Journal
-from edgepack.fleet.plan import (
-    RolloutPlan,
-    Settings,
-    Share,
-    Wave,
-    make_plan,
-    with_boards,
-)
+from edgepack.fleet.plan import RolloutPlan, Settings, Share, Wave, make_plan, with_boards
 from edgepack.fleet.rollout import Done, Outcome, Result, Watcher, Work, roll_out
 
 __all__ = [

@@ -21,12 +21,12 @@ from typing import Any
 
 import yaml
 
+from edgepack.base.errors import ConfigError, UsageError, perhaps
+from edgepack.base.tables import read_text
 from edgepack.device.options import Address
 from edgepack.device.patience import parse_rate
-from edgepack.errors import ConfigError, UsageError, perhaps
 from edgepack.fleet.inventory import ALL, UNGROUPED, Inventory, home_path
 from edgepack.fleet.names import RangeError, expand
-from edgepack.tables import read_text
 
 log = logging.getLogger(__name__)
 

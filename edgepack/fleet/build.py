@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from edgepack.base.errors import EdgepackError, UsageError
+from edgepack.base.paths import cache_dir
+from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
-from edgepack.bundle import Bundle, open_bundle
-from edgepack.errors import EdgepackError, UsageError
-from edgepack.gate import check_bundle
-from edgepack.paths import cache_dir
-from edgepack.progress import NO_PROGRESS, Progress
+from edgepack.bundle.bundle import Bundle, open_bundle
+from edgepack.gate.gate import check_bundle
 
 _INTERRUPTED = 130
 

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from edgepack.base.errors import ConfigError, UsageError
+from edgepack.base.tables import Table, read_toml
 from edgepack.device.options import Address
 from edgepack.device.patience import parse_rate
-from edgepack.errors import ConfigError, UsageError
 from edgepack.fleet.inventory import ALL, Inventory, home_path
 from edgepack.fleet.names import RangeError, expand
 from edgepack.fleet.plan import Settings
-from edgepack.tables import Table, read_toml
 
 # Names go to the command line (--limit), to file names and to ssh.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgepack.base.errors import ConfigError, UsageError, perhaps
 from edgepack.device.options import Address
-from edgepack.errors import ConfigError, UsageError, perhaps
 
 ALL = "all"
 UNGROUPED = "ungrouped"

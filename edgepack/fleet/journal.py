@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgepack.errors import ConfigError, UsageError
+from edgepack.base.errors import ConfigError, UsageError
 from edgepack.fleet.inventory import FleetDevice
 
 

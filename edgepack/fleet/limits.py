@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from edgepack.errors import UsageError
+from edgepack.base.errors import UsageError
 
 # Of one device: a socket for it and one for a jump host, the blob that is read, and some
 # that are opened for a moment (known_hosts, keys); measured: 4, on a virtual board.

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgepack.errors import ConfigError, perhaps
+from edgepack.base.errors import ConfigError, perhaps
+from edgepack.base.tables import Table
 from edgepack.fleet.inventory import FleetDevice
-from edgepack.tables import Table
 
 _SHARE = re.compile(r"(\d+)(%?)")
 CANARY = "canary"

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from edgepack.errors import ConnectError, EdgepackError
+from edgepack.base.errors import ConnectError, EdgepackError
 from edgepack.fleet.inventory import FleetDevice
 from edgepack.fleet.journal import Journal
 from edgepack.fleet.plan import CANARY, RolloutPlan, Settings, Wave

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgepack import remote_service
+from edgepack.base.errors import RemoteError
 from edgepack.boards import Board
-from edgepack.bundle import Bundle
-from edgepack.deploy import DEFAULT_OPTIONS, DeployOptions, deploy_bundle
+from edgepack.bundle.bundle import Bundle
+from edgepack.deploy import remote_service
+from edgepack.deploy.deploy import DEFAULT_OPTIONS, DeployOptions, deploy_bundle
+from edgepack.deploy.remote_tool import call, set_signers
 from edgepack.device import Device, SshOptions, open_device, open_virtual
-from edgepack.errors import RemoteError
 from edgepack.fleet.inventory import VIRTUAL, FleetDevice
 from edgepack.fleet.rollout import Done
-from edgepack.remote_tool import call, set_signers
 
 Connect = Callable[[FleetDevice], Device]
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgepack.base.errors import UsageError, perhaps
 from edgepack.boards import Board
-from edgepack.bundle import Bundle
-from edgepack.errors import UsageError, perhaps
+from edgepack.bundle.bundle import Bundle
 from edgepack.formats import deb, mender, oci, rauc, tar
 from edgepack.formats.base import Options, Package, Request, find_program
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgepack.base.errors import BundleError, ToolchainError
+from edgepack.base.process import run
 from edgepack.boards import Board
-from edgepack.bundle import Bundle
-from edgepack.errors import BundleError, ToolchainError
-from edgepack.process import run
+from edgepack.bundle.bundle import Bundle
 from edgepack.virtual.errors import missing
 
 INSTALLER = "install"

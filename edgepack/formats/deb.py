@@ -13,7 +13,9 @@ import logging
 import re
 import shutil
 
-from edgepack.errors import BundleError
+from edgepack.base.errors import BundleError
+from edgepack.bundle.manifest import Manifest
+from edgepack.deploy.service_files import Place, systemd_unit
 from edgepack.formats.base import (
     Package,
     Request,
@@ -24,8 +26,6 @@ from edgepack.formats.base import (
     run_tool,
     script,
 )
-from edgepack.manifest import Manifest
-from edgepack.service_files import Place, systemd_unit
 
 log = logging.getLogger(__name__)
 

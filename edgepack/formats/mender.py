@@ -6,7 +6,7 @@ to its installer, and gives Mender's rollback the release that was current befor
 
 from __future__ import annotations
 
-from edgepack.bundle import write_tarball
+from edgepack.bundle.bundle import write_tarball
 from edgepack.formats.base import (
     Package,
     Request,

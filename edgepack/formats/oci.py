@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgepack.bundle import Bundle
-from edgepack.errors import UsageError
+from edgepack.base.errors import UsageError
+from edgepack.base.paths import atomic_dir, cache_dir, locked
+from edgepack.bundle.bundle import Bundle
+from edgepack.bundle.manifest import APP
 from edgepack.formats.base import Package, Request, package, replacing
-from edgepack.manifest import APP
-from edgepack.paths import atomic_dir, cache_dir, locked
 from edgepack.virtual import apt
 
 SUITE = "bookworm"

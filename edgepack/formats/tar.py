@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgepack.bundle import write_tarball
+from edgepack.bundle.bundle import write_tarball
 from edgepack.formats.base import Package, Request, package
 
 

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgepack.process import run
+from edgepack.base.process import run
 from edgepack.virtual.errors import RootfsError, find_tool, missing
 
 # Names under which Debian's own archive lists its releases; third parties add a suffix or

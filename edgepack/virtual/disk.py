@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edgepack.process import run
+from edgepack.base.process import run
 from edgepack.virtual.errors import RootfsError, find_tool
 
 

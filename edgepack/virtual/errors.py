@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from edgepack.errors import ConfigError, ConnectError, ToolchainError, UsageError
+from edgepack.base.errors import ConfigError, ConnectError, ToolchainError, UsageError
 
 
 class NoVirtualBoardError(ConfigError):

@@ -10,8 +10,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgepack.paths import atomic_dir, cache_dir, locked
-from edgepack.progress import NO_PROGRESS, Progress
+from edgepack.base.paths import atomic_dir, cache_dir, locked
+from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.virtual import apt
 from edgepack.virtual.errors import RootfsError
 

@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgepack.paths import cache_dir, locked
-from edgepack.process import run
+from edgepack.base.paths import cache_dir, locked
+from edgepack.base.process import run
 from edgepack.virtual.errors import find_tool
 
 

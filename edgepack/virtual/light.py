@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from edgepack.base.process import last_lines
 from edgepack.boards import VirtualProfile
-from edgepack.process import last_lines
 from edgepack.virtual import profile
 from edgepack.virtual.errors import BoardStartError, LightBoardError, ToolMissingError, find_tool
 from edgepack.virtual.files import BoardFile

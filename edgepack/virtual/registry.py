@@ -10,11 +10,11 @@ import socket
 import time
 from pathlib import Path
 
+from edgepack.base.errors import UsageError
+from edgepack.base.paths import locked, write_atomic
+from edgepack.base.process import last_lines
+from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
-from edgepack.errors import UsageError
-from edgepack.paths import locked, write_atomic
-from edgepack.process import last_lines
-from edgepack.progress import NO_PROGRESS, Progress
 from edgepack.virtual import files, keys, light, state, system
 from edgepack.virtual.errors import (
     BoardConflictError,

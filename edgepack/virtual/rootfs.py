@@ -7,8 +7,8 @@ import json
 import shutil
 from pathlib import Path
 
-from edgepack.paths import atomic_dir, cache_dir, locked
-from edgepack.progress import NO_PROGRESS, Progress
+from edgepack.base.paths import atomic_dir, cache_dir, locked
+from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.virtual import apt
 from edgepack.virtual.errors import RootfsError
 

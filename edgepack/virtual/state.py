@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from edgepack.base.paths import cache_dir, write_atomic
 from edgepack.boards import Board, VirtualProfile
-from edgepack.paths import cache_dir, write_atomic
 from edgepack.virtual.errors import BoardStartError
 from edgepack.virtual.files import BoardFile
 

@@ -15,9 +15,9 @@ import subprocess
 import time
 from pathlib import Path
 
+from edgepack.base.process import last_lines
+from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
-from edgepack.process import last_lines
-from edgepack.progress import NO_PROGRESS, Progress
 from edgepack.virtual import disk, initramfs
 from edgepack.virtual.errors import BoardStartError, find_tool
 from edgepack.virtual.files import BoardFile

@@ -24,9 +24,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepack.errors import EdgepackError, ToolchainError
-from edgepack.paths import atomic_dir, cache_dir, locked, write_atomic
-from edgepack.process import run
+from edgepack.base.errors import EdgepackError, ToolchainError
+from edgepack.base.paths import atomic_dir, cache_dir, locked, write_atomic
+from edgepack.base.process import run
 
 sys.path.insert(0, str(Path(__file__).parent))
 from checkpoint import CheckpointError, read_checkpoint

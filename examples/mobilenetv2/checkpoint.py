@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edgepack.errors import ModelError
+from edgepack.base.errors import ModelError
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001

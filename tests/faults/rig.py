@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgepack.bundle import Bundle, open_bundle
+from edgepack.base.errors import RemoteError
+from edgepack.bundle.bundle import Bundle, open_bundle
+from edgepack.bundle.manifest import MANIFEST_NAME, release_id
+from edgepack.deploy.transfer import Exchange, Request
 from edgepack.device import Device, LocalDevice
-from edgepack.errors import RemoteError
-from edgepack.manifest import MANIFEST_NAME, release_id
-from edgepack.transfer import Exchange, Request
 
 SIGNATURE = "manifest.json.sig"
 _SILENCE_S = 120.0

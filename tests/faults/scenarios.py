@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from edgepack.bundle import Bundle
-from edgepack.errors import EdgepackError
-from edgepack.manifest import PARAMS
+from edgepack.base.errors import EdgepackError
+from edgepack.bundle.bundle import Bundle
+from edgepack.bundle.manifest import PARAMS
 from tests.bundles import FakeTool
 from tests.fake_app import FAKE_WRONG_APP, fake_bundle
 from tests.faults.rig import Rig, of_schema_1, sign

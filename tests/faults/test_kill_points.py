@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.bundle import Bundle
+from edgepack.base.errors import ConnectError, EdgepackError, RemoteError
+from edgepack.base.paths import data_file
+from edgepack.bundle.bundle import Bundle
 from edgepack.device import Address, ConnectionLostError, SshOptions
 from edgepack.device.ssh import SshDevice
-from edgepack.errors import ConnectError, EdgepackError, RemoteError
-from edgepack.paths import data_file
 from tests.bundles import FakeTool
 from tests.device_tool import host_tool
 from tests.fake_app import FAKE_APP, fake_bundle

@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgepack import paths, virtual
+from edgepack import virtual
+from edgepack.base import paths
+from edgepack.base.errors import ConnectError, EdgepackError, RemoteError
 from edgepack.boards import get_board
-from edgepack.bundle import Bundle
+from edgepack.bundle.bundle import Bundle
+from edgepack.bundle.manifest import MANIFEST_NAME
 from edgepack.device import open_virtual
-from edgepack.errors import ConnectError, EdgepackError, RemoteError
-from edgepack.manifest import MANIFEST_NAME
 from edgepack.virtual import VirtualBoard, state
 from tests.bundles import FakeTool
 from tests.device_tool import board_tool

@@ -24,15 +24,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgepack import cli, signing
+from edgepack import cli
+from edgepack.base.errors import ConnectError
+from edgepack.base.progress import NoProgress
 from edgepack.boards import Board, get_board
-from edgepack.bundle import Bundle, open_bundle, write_tarball
-from edgepack.deploy import deploy_bundle
+from edgepack.bundle import signing
+from edgepack.bundle.bundle import Bundle, open_bundle, write_tarball
+from edgepack.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME
+from edgepack.deploy.deploy import deploy_bundle
 from edgepack.device import ChangedHostKeyError, SshOptions, open_device
-from edgepack.device_tool import build_device_tool
-from edgepack.errors import ConnectError
-from edgepack.manifest import MANIFEST_NAME, SIGNATURE_NAME
-from edgepack.progress import NoProgress
+from edgepack.native.device_tool import build_device_tool
 from tests.bundles import FakeTool, small_bundle
 from tests.device_tool import host_tool
 from tests.fake_app import fake_bundle

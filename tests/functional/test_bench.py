@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from bench import arm, mca
+from edgepack.base.process import run
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
 from edgepack.model import ModelSpec
-from edgepack.process import run
-from edgepack.toolchain import select
+from edgepack.native.toolchain import select
 from tests.onnx_models import Builder
 from tests.support import require_tool
 from tests.targets import save_cases

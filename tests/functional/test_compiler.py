@@ -16,7 +16,7 @@ from onnx import TensorProto, numpy_helper
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model
 from edgepack.model import DynamicShapeError, ModelSpec, UnsupportedOperatorError
-from edgepack.toolchain import find, select
+from edgepack.native.toolchain import find, select
 from tests import onnx_models
 from tests.onnx_models import Builder
 from tests.plan_on_arm import run_plan_on_arm

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgepack.compiler.kernels.rewrite import LAYOUT, RULES
+from edgepack.compiler.place.rewrite import LAYOUT, RULES
 from tests.onnx_models import Builder
 from tests.targets import TARGETS, compile_and_run, save_cases, wrong_outputs
 

@@ -12,9 +12,9 @@ import pytest
 
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model
+from edgepack.flow.reference import run_reference
 from edgepack.model import ModelSpec
-from edgepack.reference import run_reference
-from edgepack.toolchain import select
+from edgepack.native.toolchain import select
 from tests.example import load_build
 from tests.onnx_models import Builder
 from tests.plan_runner import run_plan

@@ -10,7 +10,9 @@ import tvm_ffi
 from tvm import tirx
 
 from edgepack.boards import get_board
-from edgepack.compiler import importer, llvm, lower, schedule
+from edgepack.compiler.backend import llvm, schedule
+from edgepack.compiler.frontend import importer
+from edgepack.compiler.place import lower
 from edgepack.model import ModelSpec, load_model
 from tests.functional import test_compiler_operators, test_compiler_types
 from tests.onnx_models import Builder

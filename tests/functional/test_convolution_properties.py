@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgepack.compiler.kernels import toom_cook, winograd
-from edgepack.compiler.kernels.rewrite import LAYOUT
+from edgepack.compiler.place.rewrite import LAYOUT
+from edgepack.compiler.rules import winograd
+from edgepack.compiler.tiles import toom_cook
 from tests.onnx_models import Builder
 from tests.targets import TARGETS, compile_and_run, every_target, save_cases, wrong_outputs
 

@@ -15,25 +15,19 @@ import numpy as np
 import pytest
 
 from edgepack import virtual
+from edgepack.base.errors import RemoteError
 from edgepack.boards import get_board
-from edgepack.bundle import Bundle, open_bundle, write_tarball
-from edgepack.deploy import DeployOptions, deploy_bundle, preview
-from edgepack.device import (
-    Address,
-    ConnectionLostError,
-    DiskFullError,
-    SshOptions,
-    open_device,
-)
+from edgepack.bundle.bundle import Bundle, open_bundle, write_tarball
+from edgepack.bundle.manifest import PARAMS
+from edgepack.deploy.deploy import DeployOptions, deploy_bundle, preview
+from edgepack.deploy.remote_app import RunRequest, run_on_device
+from edgepack.deploy.remote_tool import call
+from edgepack.device import Address, ConnectionLostError, DiskFullError, SshOptions, open_device
 from edgepack.device.base import Stream
+from edgepack.device.facts import gather
 from edgepack.device.ssh import SshDevice
-from edgepack.device_tool import build_device_tool
-from edgepack.errors import RemoteError
-from edgepack.facts import gather
-from edgepack.gate import GateError
-from edgepack.manifest import PARAMS
-from edgepack.remote_app import RunRequest, run_on_device
-from edgepack.remote_tool import call
+from edgepack.gate.gate import GateError
+from edgepack.native.device_tool import build_device_tool
 from edgepack.virtual import VirtualBoard
 from tests.boards import login, own_boards
 from tests.fake_app import fake_bundle

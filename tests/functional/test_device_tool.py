@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from edgepack import device_tool
+from edgepack.base.paths import cache_dir, data_file, locked
+from edgepack.base.process import run
 from edgepack.boards import get_board
-from edgepack.opencv_build import jobs, tool
-from edgepack.paths import cache_dir, data_file, locked
-from edgepack.process import run
-from edgepack.toolchain import zig_executable
+from edgepack.native import device_tool
+from edgepack.native.opencv import jobs, tool
+from edgepack.native.toolchain import zig_executable
 from tests.support import require_tool
 
 SOURCE = data_file("cpp_runtime") / "device"

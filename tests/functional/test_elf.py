@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.armcode import Instruction
+from edgepack.base.process import run
 from edgepack.boards import get_board, version_tuple
-from edgepack.elf import NotElfError, VersionNeed, find_instructions, read_elf
-from edgepack.process import run
-from edgepack.toolchain import find
+from edgepack.gate.armcode import Instruction
+from edgepack.gate.elf import NotElfError, VersionNeed, find_instructions, read_elf
+from edgepack.native.toolchain import find
 from tests import cross
 from tests.support import require_tool
 

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from edgepack import paths
-from edgepack.manifest import SIGNATURE_NAME
+from edgepack.base import paths
+from edgepack.bundle.manifest import SIGNATURE_NAME
 from tests.integration import sshd_server
 from tests.onnx_models import one_conv
 

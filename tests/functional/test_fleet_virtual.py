@@ -15,7 +15,7 @@ import pytest
 
 from edgepack import virtual
 from edgepack.boards import get_board
-from edgepack.bundle import Bundle
+from edgepack.bundle.bundle import Bundle
 from edgepack.cli import main
 from edgepack.device import open_virtual
 from tests.boards import own_boards

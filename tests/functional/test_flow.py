@@ -14,21 +14,21 @@ import onnx
 import pytest
 
 from edgepack import virtual
+from edgepack.base.process import run
 from edgepack.boards import get_board
-from edgepack.bundle import Bundle, open_bundle, write_tarball
-from edgepack.chunks import chunks
+from edgepack.bundle.bundle import Bundle, open_bundle, write_tarball
+from edgepack.bundle.manifest import GRAPH, PARAMS
 from edgepack.cli import main
-from edgepack.deploy import Report, deploy_bundle
+from edgepack.deploy.chunks import chunks
+from edgepack.deploy.deploy import Report, deploy_bundle
+from edgepack.deploy.remote_app import RunRequest, run_on_device
+from edgepack.deploy.remote_tool import call
+from edgepack.deploy.transfer import Need, frames
 from edgepack.device import Device, open_device, open_virtual
-from edgepack.gate import GateError
-from edgepack.job import make_job, package_job
-from edgepack.manifest import GRAPH, PARAMS
-from edgepack.process import run
-from edgepack.project import Project, load_project
-from edgepack.reference import compare, run_reference
-from edgepack.remote_app import RunRequest, run_on_device
-from edgepack.remote_tool import call
-from edgepack.transfer import Need, frames
+from edgepack.flow.job import make_job, package_job
+from edgepack.flow.project import Project, load_project
+from edgepack.flow.reference import compare, run_reference
+from edgepack.gate.gate import GateError
 from tests.example import load_build
 
 ROOT = "edgepack/mobilenetv2"
@@ -59,7 +59,7 @@ def bundle_for(
 @pytest.fixture
 def local_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of its own for board `local`, which deploys below the home folder."""
-    from edgepack import paths
+    from edgepack.base import paths
 
     monkeypatch.setattr(paths, "_cache_dir", paths.cache_dir())
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from edgepack import formats, virtual
+from edgepack.base.errors import ToolchainError
+from edgepack.base.process import run
 from edgepack.boards import get_board
-from edgepack.bundle import Bundle
+from edgepack.bundle.bundle import Bundle
+from edgepack.bundle.service import Service
 from edgepack.device.ssh import SshDevice
-from edgepack.errors import ToolchainError
 from edgepack.formats import Options
-from edgepack.process import run
-from edgepack.service import Service
 from edgepack.virtual.rootfs import rootfs
 from tests import cross
 from tests.boards import login, own_boards, tar_of_missing, unpacked

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from edgepack.base.errors import BundleError
 from edgepack.boards import get_board
-from edgepack.bundle import Bundle
-from edgepack.errors import BundleError
-from edgepack.facts import DeviceFacts
-from edgepack.gate import GateError, check_bundle, check_device
+from edgepack.bundle.bundle import Bundle
+from edgepack.device.facts import DeviceFacts
+from edgepack.gate.gate import GateError, check_bundle, check_device
 from tests import cross
 from tests.bundles import FakeCompiled, small_bundle
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.process import run
+from edgepack.base.process import run
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ("boards.toml", "toolchains", "cpp_runtime", "LICENSE")

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from edgepack.base.errors import ImageError
 from edgepack.boards import get_board
-from edgepack.errors import ImageError
-from edgepack.preprocess import COLORS, INTERPOLATIONS, LAYOUTS, PreprocessSpec, Resize
-from edgepack.runtime_build import build_runtime
-from edgepack.toolchain import select
+from edgepack.native.app import build_runtime
+from edgepack.native.toolchain import select
+from edgepack.preprocess.spec import COLORS, INTERPOLATIONS, LAYOUTS, PreprocessSpec, Resize
 from tests.example import load_build
 from tests.support import require_tool
 

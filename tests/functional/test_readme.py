@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from edgepack import paths, virtual
+from edgepack import virtual
+from edgepack.base import paths
 from edgepack.cli import main
 from tests.example import load_build
 

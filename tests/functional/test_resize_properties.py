@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from edgepack.compiler.importer import ImportModelError, import_model
+from edgepack.compiler.frontend.importer import ImportModelError, import_model
 from edgepack.model import ModelSpec, load_model
 from tests.onnx_models import Builder
 from tests.targets import TARGETS, compile_and_run, every_target, save_cases, wrong_outputs

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from edgepack import opencv_build, runtime_build
+from edgepack.base.paths import cache_dir, data_file, locked
+from edgepack.base.process import run
 from edgepack.boards import get_board
-from edgepack.opencv_build import build_opencv, jobs, tool
-from edgepack.paths import cache_dir, data_file, locked
-from edgepack.process import run
-from edgepack.toolchain import Toolchain, find
+from edgepack.native import app
+from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, tool
+from edgepack.native.toolchain import Toolchain, find
 from tests.support import require_tool
 
 SOURCE = data_file("cpp_runtime")
@@ -54,9 +54,7 @@ def configure(name: str) -> tuple[Path, Toolchain]:
             f"-B{build}",
             # The cache may have been filled from another checkout.
             "--fresh",
-            *runtime_build.cmake_arguments(
-                opencv, toolchain, board.runtime_flags[preset.toolchain]
-            ),
+            *app.cmake_arguments(opencv, toolchain, board.runtime_flags[preset.toolchain]),
         ],
         cwd=SOURCE,
         env=toolchain.env,
@@ -113,7 +111,7 @@ def test_clang_tidy() -> None:
 )
 def test_app_needs_little_of_a_board(board: str, kind: str, limit_bytes: int | None) -> None:
     profile = get_board(board)
-    build = runtime_build.build_runtime(profile, find(kind, profile))
+    build = app.build_runtime(profile, find(kind, profile))
     if limit_bytes is not None:
         assert build.app.stat().st_size <= limit_bytes
     with build.app.open("rb") as file:
@@ -136,14 +134,14 @@ def test_app_needs_little_of_a_board(board: str, kind: str, limit_bytes: int | N
     newest = max(tuple(map(int, name[6:].split("."))) for name in versions if name[:6] == "GLIBC_")
     assert newest <= (2, 28)
     content = build.app.read_bytes()
-    for folder in (Path.home(), SOURCE, runtime_build.tvm_ffi_folder()):
+    for folder in (Path.home(), SOURCE, app.tvm_ffi_folder()):
         assert os.fsencode(folder) not in content
 
 
 def test_equal_bytes_from_another_checkout_and_cache(tmp_path: Path) -> None:
     board = get_board("rasp3b")
     toolchain = find("zig", board)
-    build = runtime_build.build_runtime(board, toolchain)
+    build = app.build_runtime(board, toolchain)
     opencv = build_opencv(board, toolchain)
     prefix = tmp_path / "somewhere" / "else" / "opencv"
     shutil.copytree(opencv.prefix, prefix)
@@ -151,10 +149,10 @@ def test_equal_bytes_from_another_checkout_and_cache(tmp_path: Path) -> None:
     shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("build"))
     out = tmp_path / "out"
     out.mkdir()
-    runtime_build._compile(
+    app._compile(
         source,
         out,
-        opencv_build.OpenCvBuild(prefix=prefix, version=opencv.version, key=opencv.key),
+        OpenCvBuild(prefix=prefix, version=opencv.version, key=opencv.key),
         toolchain,
         board.runtime_flags["zig"],
     )

@@ -16,7 +16,7 @@ from bench.models import mobilenet_v3_small
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
 from edgepack.model import ModelSpec
-from edgepack.toolchain import select
+from edgepack.native.toolchain import select
 from tests.onnx_models import Builder
 from tests.plan_on_arm import run_plan_on_arm
 from tests.support import require_tool

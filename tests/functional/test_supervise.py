@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from edgepack import cli, remote_service, virtual
+from edgepack import cli, virtual
+from edgepack.base.errors import ConnectError, RemoteError
 from edgepack.boards import get_board
-from edgepack.bundle import Bundle, write_tarball
+from edgepack.bundle.bundle import Bundle, write_tarball
+from edgepack.bundle.service import Service
+from edgepack.deploy import remote_service
+from edgepack.deploy.remote_service import NoServiceError
 from edgepack.device.ssh import SshDevice
-from edgepack.errors import ConnectError, RemoteError
-from edgepack.remote_service import NoServiceError
-from edgepack.service import Service
 from edgepack.virtual import VirtualBoard
 from edgepack.virtual.rootfs import rootfs
 from tests import fake_app

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 import edgepack
-from edgepack import paths, virtual
+from edgepack import virtual
+from edgepack.base import paths
 from edgepack.boards import get_board
 from edgepack.virtual import disk, errors, state
 from edgepack.virtual.rootfs import rootfs

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from edgepack.paths import set_cache_dir
+from edgepack.base.paths import set_cache_dir
 from tests import fuzz
 
 

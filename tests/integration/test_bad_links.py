@@ -13,8 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgepack.bundle import Bundle, open_bundle
-from edgepack.deploy import DeployOptions, Report, deploy_bundle
+from edgepack.base.progress import NoProgress
+from edgepack.bundle.bundle import Bundle, open_bundle
+from edgepack.bundle.manifest import PARAMS
+from edgepack.deploy.deploy import DeployOptions, Report, deploy_bundle
+from edgepack.deploy.remote_tool import call
 from edgepack.device import (
     Address,
     ConnectionLostError,
@@ -24,9 +27,6 @@ from edgepack.device import (
     ssh,
 )
 from edgepack.device.ssh import SshDevice
-from edgepack.manifest import PARAMS
-from edgepack.progress import NoProgress
-from edgepack.remote_tool import call
 from tests.fake_app import FAKE_APP, fake_bundle
 from tests.integration import sshd_server
 from tests.integration.cutting_proxy import CuttingProxy

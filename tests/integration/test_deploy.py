@@ -14,20 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgepack.bundle import Bundle, open_bundle
-from edgepack.deploy import DeployOptions, Report, deploy_bundle, preview
-from edgepack.device import LocalDevice
-from edgepack.device.base import Stream
-from edgepack.errors import (
-    BundleError,
-    ConfigError,
-    EdgepackError,
-    RemoteError,
-    UsageError,
-)
-from edgepack.manifest import APP, DEVICE_TOOL, LIBRARY, PARAMS, Health
-from edgepack.remote_app import RunRequest, run_on_device
-from edgepack.remote_tool import (
+from edgepack.base.errors import BundleError, ConfigError, EdgepackError, RemoteError, UsageError
+from edgepack.bundle.bundle import Bundle, open_bundle
+from edgepack.bundle.manifest import APP, DEVICE_TOOL, LIBRARY, PARAMS, Health
+from edgepack.bundle.signing import sign_folder
+from edgepack.deploy.deploy import DeployOptions, Report, deploy_bundle, preview
+from edgepack.deploy.remote_app import RunRequest, run_on_device
+from edgepack.deploy.remote_tool import (
     CorruptTransferError,
     HealthTimeoutError,
     Layout,
@@ -37,7 +30,8 @@ from edgepack.remote_tool import (
     SmokeTestError,
     call,
 )
-from edgepack.signing import sign_folder
+from edgepack.device import LocalDevice
+from edgepack.device.base import Stream
 from tests.fake_app import (
     FAKE_BLIND_APP,
     FAKE_CRASHING_APP,
@@ -500,7 +494,7 @@ def test_a_tarball_installs_itself_as_a_deploy_does(
 
 @pytest.fixture
 def write_tar(tmp_path: Path) -> Callable[[Bundle], Path]:
-    from edgepack.bundle import write_tarball
+    from edgepack.bundle.bundle import write_tarball
 
     def write(bundle: Bundle) -> Path:
         out = tmp_path / f"{bundle.path.name}.tar.gz"

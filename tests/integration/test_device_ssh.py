@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from edgepack.base.errors import ConfigError, ConnectError, RemoteError
 from edgepack.device import (
     Address,
     AuthError,
@@ -26,7 +27,6 @@ from edgepack.device import (
     UnreachableError,
 )
 from edgepack.device.ssh import SshDevice
-from edgepack.errors import ConfigError, ConnectError, RemoteError
 from tests.integration import sshd_server
 from tests.integration.cutting_proxy import CuttingProxy
 from tests.integration.sshd_server import Sshd

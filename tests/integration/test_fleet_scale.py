@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from edgepack.bundle import Bundle
+from edgepack.bundle.bundle import Bundle
 from tests.bundles import FakeTool
 from tests.fake_app import fake_bundle
 

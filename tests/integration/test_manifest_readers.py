@@ -23,8 +23,8 @@ from typing import Any
 
 import pytest
 
-from edgepack.manifest import ManifestError, parse_manifest, release_id
-from edgepack.service import Service
+from edgepack.bundle.manifest import ManifestError, parse_manifest, release_id
+from edgepack.bundle.service import Service
 from tests.bundles import small_bundle
 from tests.device_tool import host_probe
 from tests.fuzz import CORPUS

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.errors import ToolchainError
-from edgepack.sdist import Sdist, check_sdist, fetch_sdist, unpack_sdist
+from edgepack.base.errors import ToolchainError
+from edgepack.native.sdist import Sdist, check_sdist, fetch_sdist, unpack_sdist
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.service import Service
-from edgepack.service_files import Place, cron_line, init_script, systemd_unit
+from edgepack.bundle.service import Service
+from edgepack.deploy.service_files import Place, cron_line, init_script, systemd_unit
 from tests.support import require_tool
 
 SERVICE = Service(

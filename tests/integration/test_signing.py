@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from edgepack import cli, signing
-from edgepack.bundle import Bundle, DamagedBundleError, open_bundle, write_tarball
-from edgepack.errors import EdgepackError, UsageError
-from edgepack.manifest import MANIFEST_NAME, SIGNATURE_NAME
-from edgepack.signing import (
+from edgepack import cli
+from edgepack.base.errors import EdgepackError, UsageError
+from edgepack.bundle import signing
+from edgepack.bundle.bundle import Bundle, DamagedBundleError, open_bundle, write_tarball
+from edgepack.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME
+from edgepack.bundle.signing import (
     ExpiredKeyError,
     SignatureError,
     SigningError,

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgepack.deploy import deploy_bundle
+from edgepack.bundle.manifest import PARAMS
+from edgepack.deploy.deploy import deploy_bundle
 from edgepack.device import Address, SshOptions
 from edgepack.device.ssh import SshDevice
-from edgepack.manifest import PARAMS
 from tests.fake_app import fake_bundle
 from tests.integration.sshd_server import Sshd
 from tests.support import require_tool

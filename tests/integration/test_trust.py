@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from edgepack import cli, signing
-from edgepack.bundle import Bundle
+from edgepack import cli
+from edgepack.base.errors import RemoteError
+from edgepack.bundle import signing
+from edgepack.bundle.bundle import Bundle
+from edgepack.deploy.remote_tool import call, set_signers
 from edgepack.device import LocalDevice
 from edgepack.device.base import Stream
-from edgepack.errors import RemoteError
-from edgepack.remote_tool import call, set_signers
 from tests.bundles import FakeTool
 from tests.device_tool import host_tool
 from tests.fake_app import fake_bundle

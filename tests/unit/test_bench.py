@@ -10,8 +10,8 @@ import pytest
 from bench import arm, host, mca, ops, results
 from bench.network import Network
 from bench.results import Figure
+from edgepack.base.errors import MismatchError
 from edgepack.boards import get_board
-from edgepack.errors import MismatchError
 
 TITLES = {"a": "A 1.0", "b": "B 2.0"}
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from edgepack.base.errors import ConfigError
 from edgepack.boards import INSTRUCTION_FAMILIES, get_board, load_boards, version_tuple
-from edgepack.errors import ConfigError
 
 REQUIRED = {
     "rasp3b", "rasp3b-64", "rasp4b", "rasp4b-64", "rk3399", "pynq", "ultra96",
@@ -37,7 +37,7 @@ def test_facts_of_the_hardware() -> None:
 
 
 def test_names_and_features_are_llvms() -> None:
-    from edgepack.compiler import llvm
+    from edgepack.compiler.backend import llvm
 
     for board in load_boards().values():
         if board.is_local:

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgepack import paths
-from edgepack.bundle import (
+from edgepack.base import paths
+from edgepack.base.errors import BundleError
+from edgepack.bundle.bundle import (
     Bundle,
     DamagedBundleError,
     Golden,
@@ -25,10 +26,9 @@ from edgepack.bundle import (
     open_bundle,
     write_tarball,
 )
-from edgepack.errors import BundleError
-from edgepack.manifest import MANIFEST_NAME, SIGNATURE_NAME, ManifestError
+from edgepack.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME, ManifestError
+from edgepack.bundle.tarball import ArchiveError
 from edgepack.model import TensorInfo
-from edgepack.tarball import ArchiveError
 from tests.bundles import FakeCompiled, FakeRuntime, golden, small_bundle
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "bundle-schema1.tar.gz"

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from edgepack import chunks
+from edgepack.deploy import chunks
 
 
 def table() -> list[int]:

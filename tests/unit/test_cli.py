@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from edgepack.base.errors import EXIT_CODES, UsageError
 from edgepack.cli import COMMANDS, main, make_parser
 from edgepack.cli.deploy import rate
 from edgepack.cli.options import parse_shapes
-from edgepack.errors import EXIT_CODES, UsageError
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -187,7 +187,7 @@ def test_doctor_fails_when_a_required_tool_is_missing(
 ) -> None:
     code, out, _ = run(capsys, "doctor", "--board", "rasp3b", "--json")
     assert (code, json.loads(out)["ok"]) == (0, True)
-    monkeypatch.setattr("edgepack.toolchain.zig_executable", lambda: None)
+    monkeypatch.setattr("edgepack.native.toolchain.zig_executable", lambda: None)
     code, out, _ = run(capsys, "doctor", "--board", "rasp3b")
     assert code == 4
     assert "MISSING" in out

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from edgepack.compiler.arena import ALIGNMENT, Block, align, allocate, lower_bound
+from edgepack.compiler.backend.arena import ALIGNMENT, Block, align, allocate, lower_bound
 
 
 def assert_valid(blocks: list[Block], offsets: list[int], total: int) -> None:

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepack.compiler.float16 import widened
+from edgepack.compiler.frontend.float16 import widened
 
 HALF = TensorProto.FLOAT16
 

@@ -8,8 +8,19 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from edgepack.compiler.kernels import arm, convolution, depthwise, pooling, tile, transposed
-from edgepack.compiler.kernels.cpu import (
+from edgepack.compiler.layers.fuse import fuse
+from edgepack.compiler.layers.graph import (
+    Convolution,
+    GlobalAverage,
+    Layer,
+    Pointwise,
+    Pooling,
+    TransposedConvolution,
+    Value,
+)
+from edgepack.compiler.rules import convolution, depthwise, pooling, transposed
+from edgepack.compiler.tiles import arm, tile
+from edgepack.compiler.tiles.cpu import (
     AVX2,
     CORTEX_A9,
     CORTEX_A53,
@@ -20,18 +31,8 @@ from edgepack.compiler.kernels.cpu import (
     CpuModel,
     cpu_model,
 )
-from edgepack.compiler.kernels.expression import Operand, Operation, PerChannel, Scalar, Step
-from edgepack.compiler.kernels.fuse import fuse
-from edgepack.compiler.kernels.graph import (
-    Convolution,
-    GlobalAverage,
-    Layer,
-    Pointwise,
-    Pooling,
-    TransposedConvolution,
-    Value,
-)
-from edgepack.compiler.kernels.layout import Blocked, Halo, conv_halo
+from edgepack.compiler.tiles.expression import Operand, Operation, PerChannel, Scalar, Step
+from edgepack.compiler.tiles.layout import Blocked, Halo, conv_halo
 
 CPUS = (ZEN4, AVX2, SSE, CORTEX_A72, CORTEX_A53, CORTEX_A53_32, CORTEX_A9)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgepack.boards import get_board, load_boards
-from edgepack.compiler import llvm
+from edgepack.compiler.backend import llvm
 
 CPUINFO = "processor\t: 0\nflags\t\t: fpu sse4_2 avx avx2 fma f16c avx512f avx512_vnni\n"
 

@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from edgepack.compiler import operators
-from edgepack.compiler.importer import import_model
+from edgepack.compiler.frontend import operators
+from edgepack.compiler.frontend.importer import import_model
 from edgepack.model import ModelSpec, UnsupportedOperatorError, load_model
 from tests.onnx_models import Builder
 

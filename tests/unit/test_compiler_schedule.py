@@ -1,4 +1,4 @@
-"""Loops cut into pieces and turned into vectors: edgepack/compiler/schedule/{pieces,vectors}.py."""
+"""Loops cut into pieces and turned into vectors: edgepack/compiler/backend/schedule/."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import tvm
 import tvm_ffi
 from tvm import te, tirx
 
-from edgepack.compiler import schedule
-from edgepack.compiler.kernels import tir
-from edgepack.compiler.kernels.cpu import AVX2
-from edgepack.compiler.schedule import pieces, vectors
+from edgepack.compiler.backend import schedule
+from edgepack.compiler.backend.schedule import pieces, vectors
+from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles.cpu import AVX2
 
 Index = Callable[[tirx.Var], tirx.Expr]
 

@@ -14,12 +14,14 @@ from tvm.sym import Analyzer
 
 from bench import models
 from edgepack.boards import Cluster, get_board
-from edgepack.compiler import importer, lower, share
-from edgepack.compiler.kernels import tir
-from edgepack.compiler.kernels.layout import Blocked
-from edgepack.compiler.kernels.rule import even_parts, even_pieces
-from edgepack.compiler.llvm import tvm_target
-from edgepack.compiler.schedule.pieces import substituted
+from edgepack.compiler.backend import share
+from edgepack.compiler.backend.llvm import tvm_target
+from edgepack.compiler.backend.schedule.pieces import substituted
+from edgepack.compiler.frontend import importer
+from edgepack.compiler.place import lower
+from edgepack.compiler.rules.rule import even_parts, even_pieces
+from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles.layout import Blocked
 from edgepack.model import ModelSpec, load_model
 
 CORES = 2

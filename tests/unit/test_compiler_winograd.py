@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from edgepack.compiler.kernels import toom_cook, winograd
-from edgepack.compiler.kernels.cpu import AVX2, CORTEX_A9, CORTEX_A53, CORTEX_A72, ZEN4
-from edgepack.compiler.kernels.graph import Convolution, Layer
+from edgepack.compiler.layers.graph import Convolution, Layer
+from edgepack.compiler.rules import winograd
+from edgepack.compiler.tiles import toom_cook
+from edgepack.compiler.tiles.cpu import AVX2, CORTEX_A9, CORTEX_A53, CORTEX_A72, ZEN4
 
 CPUS = (ZEN4, AVX2, CORTEX_A72, CORTEX_A53, CORTEX_A9)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import edgepack
-from edgepack.errors import (
+from edgepack.base.errors import (
     EXIT_CODES,
     ConfigError,
     EdgepackError,
@@ -18,9 +18,9 @@ from edgepack.errors import (
     ToolchainError,
     perhaps,
 )
-from edgepack.paths import atomic_dir, data_file, write_atomic
-from edgepack.process import run, user_at_host
-from edgepack.tables import Table, read_json
+from edgepack.base.paths import atomic_dir, data_file, write_atomic
+from edgepack.base.process import run, user_at_host
+from edgepack.base.tables import Table, read_json
 
 
 def test_every_error_class_has_an_exit_code_of_the_table() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from edgepack.base.errors import ConfigError, RemoteError, UsageError
 from edgepack.boards import get_board
 from edgepack.device import (
     Address,
@@ -18,7 +19,6 @@ from edgepack.device import (
 )
 from edgepack.device.base import RemoteResult
 from edgepack.device.errors import DiskFullError, command_error
-from edgepack.errors import ConfigError, RemoteError, UsageError
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.process import run
+from edgepack.base.process import run
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(

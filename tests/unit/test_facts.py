@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edgepack.device import LocalDevice
-from edgepack.facts import FactsError, facts, gather, parse_cpuinfo, parse_df, parse_kernel
+from edgepack.device.facts import FactsError, facts, gather, parse_cpuinfo, parse_df, parse_kernel
 from tests.support import require_tool
 
 GOLDENS = sorted((Path(__file__).parent / "facts").glob("*.json"))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from edgepack import process
+from edgepack.base import process
+from edgepack.base.errors import BundleError, ModelError, UsageError
 from edgepack.boards import load_boards
 from edgepack.cli import main
-from edgepack.errors import BundleError, ModelError, UsageError
 from edgepack.fleet import Journal
 from edgepack.fleet.build import build_bundles, open_bundles
 from tests.bundles import small_bundle
@@ -215,7 +215,7 @@ def test_a_rollout_that_was_killed_is_reported(
 
 _LIMITS = """
 import resource
-from edgepack.errors import UsageError
+from edgepack.base.errors import UsageError
 from edgepack.fleet.limits import allow_parallel
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024))
 for parallel in (10, 100, 1000):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgepack.errors import ConfigError, UsageError
+from edgepack.base.errors import ConfigError, UsageError
 from edgepack.fleet import FleetDevice, load_fleet, select, with_boards
 from edgepack.fleet.ansible import _warn_once
 from edgepack.fleet.names import RangeError, expand

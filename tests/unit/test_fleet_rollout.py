@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from edgepack.base.errors import ConfigError, RemoteError
 from edgepack.device import UnreachableError
-from edgepack.errors import ConfigError, RemoteError
 from edgepack.fleet import (
     FleetDevice,
     Journal,

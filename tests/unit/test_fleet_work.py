@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from edgepack.deploy import DeployOptions
-from edgepack.errors import ConnectError, RemoteError
+from edgepack.base.errors import ConnectError, RemoteError
+from edgepack.deploy.deploy import DeployOptions
 from edgepack.fleet import FleetDevice
 from edgepack.fleet import work as module
 from edgepack.fleet.work import Deploy, Rollback, Status

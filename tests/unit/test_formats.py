@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from edgepack import formats
+from edgepack.base.errors import UsageError
+from edgepack.base.process import run
 from edgepack.boards import get_board
-from edgepack.bundle import open_bundle
-from edgepack.errors import UsageError
+from edgepack.bundle.bundle import open_bundle
 from edgepack.formats import Options, base, deb
-from edgepack.process import run
 from edgepack.virtual.errors import ToolMissingError
 from tests.bundles import small_bundle
 

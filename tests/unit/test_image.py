@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edgepack.errors import ImageError
-from edgepack.image import (
+from edgepack.base.errors import ImageError
+from edgepack.preprocess.image import (
     AlphaImageError,
     GrayImageError,
     ImageNotFoundError,

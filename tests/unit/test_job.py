@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.errors import ConfigError
-from edgepack.job import make_job
-from edgepack.project import load_project
+from edgepack.base.errors import ConfigError
+from edgepack.flow.job import make_job
+from edgepack.flow.project import load_project
 from tests.onnx_models import Builder
 
 

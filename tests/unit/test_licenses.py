@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgepack.licenses import gather
-from edgepack.manifest import ManifestError
+from edgepack.bundle.licenses import gather
+from edgepack.bundle.manifest import ManifestError
 
 
 def test_all_of_them_sorted_by_path() -> None:

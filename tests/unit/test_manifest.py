@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from edgepack.errors import BundleError
-from edgepack.manifest import (
+from edgepack.base.errors import BundleError
+from edgepack.bundle.manifest import (
     Health,
     Manifest,
     ManifestError,

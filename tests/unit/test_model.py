@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edgepack.errors import ModelError, UsageError
+from edgepack.base.errors import ModelError, UsageError
 from edgepack.model import (
     DynamicShapeError,
     MissingExternalDataError,

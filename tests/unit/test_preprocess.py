@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edgepack.errors import ConfigError
+from edgepack.base.errors import ConfigError
 from edgepack.model import TensorInfo
-from edgepack.preprocess import (
+from edgepack.preprocess.spec import (
     INTERPOLATIONS,
     ImageSizeError,
     PreprocessMismatchError,

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.errors import ConfigError, UsageError
-from edgepack.manifest import Health
-from edgepack.preprocess import PreprocessSpec, Resize
-from edgepack.project import default_name, load_project, read_labels
-from edgepack.service import Service
+from edgepack.base.errors import ConfigError, UsageError
+from edgepack.bundle.manifest import Health
+from edgepack.bundle.service import Service
+from edgepack.flow.project import default_name, load_project, read_labels
+from edgepack.preprocess.spec import PreprocessSpec, Resize
 
 FULL = """
 [project]

@@ -8,11 +8,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edgepack.errors import ConfigError, MismatchError
-from edgepack.image import ImageNotFoundError
-from edgepack.model import LoadedModel, ModelSpec, TensorInfo, load_model
-from edgepack.preprocess import PreprocessMismatchError, PreprocessSpec
-from edgepack.reference import (
+from edgepack.base.errors import ConfigError, MismatchError
+from edgepack.flow.reference import (
     ExpectedClassError,
     ReferenceInputError,
     ReferenceRunError,
@@ -22,6 +19,9 @@ from edgepack.reference import (
     run_reference,
     top_k,
 )
+from edgepack.model import LoadedModel, ModelSpec, TensorInfo, load_model
+from edgepack.preprocess.image import ImageNotFoundError
+from edgepack.preprocess.spec import PreprocessMismatchError, PreprocessSpec
 
 
 def save(

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from edgepack import opencv_build, runtime_build
+from edgepack.base.errors import ToolchainError
+from edgepack.base.paths import data_file
 from edgepack.boards import get_board
-from edgepack.errors import ToolchainError
-from edgepack.opencv_build import OpenCvBuild
-from edgepack.paths import data_file
-from edgepack.sdist import unpack_sdist
-from edgepack.toolchain import Toolchain
+from edgepack.native import app, opencv
+from edgepack.native.opencv import OpenCvBuild
+from edgepack.native.sdist import unpack_sdist
+from edgepack.native.toolchain import Toolchain
 
 
 def toolchain(kind: str = "zig", triple: str = "arm-linux-gnueabihf") -> Toolchain:
@@ -31,25 +31,25 @@ def toolchain(kind: str = "zig", triple: str = "arm-linux-gnueabihf") -> Toolcha
 
 def test_opencv_is_the_wheels_version() -> None:
     lines = data_file("pyproject.toml").read_text(encoding="utf-8").splitlines()
-    assert f'  "{opencv_build.SDIST.package}=={opencv_build.SDIST.version}",' in lines
+    assert f'  "{opencv.SDIST.package}=={opencv.SDIST.version}",' in lines
 
 
 def test_opencv_key_names_what_goes_in() -> None:
     board = get_board("rasp3b")
-    options = opencv_build._options(board, toolchain())
-    key = opencv_build._key(options, toolchain())
+    options = opencv._options(board, toolchain())
+    key = opencv._key(options, toolchain())
     assert key.startswith("arm-linux-gnueabihf-zig-")
-    assert key == opencv_build._key(options, toolchain())
+    assert key == opencv._key(options, toolchain())
     # Where things lie on this machine is not part of it.
-    assert key == opencv_build._key(options, replace(toolchain(), cc=("/other/cc",), cmake_args=()))
-    assert key != opencv_build._key((*options, "X=1"), toolchain())
-    assert key != opencv_build._key(options, replace(toolchain(), version="1.1"))
-    assert key != opencv_build._key(options, replace(toolchain(), glibc="2.31"))
+    assert key == opencv._key(options, replace(toolchain(), cc=("/other/cc",), cmake_args=()))
+    assert key != opencv._key((*options, "X=1"), toolchain())
+    assert key != opencv._key(options, replace(toolchain(), version="1.1"))
+    assert key != opencv._key(options, replace(toolchain(), glibc="2.31"))
 
 
 def test_one_opencv_serves_all_boards_of_a_triple() -> None:
     keys = {
-        opencv_build._key(opencv_build._options(get_board(name), toolchain()), toolchain())
+        opencv._key(opencv._options(get_board(name), toolchain()), toolchain())
         for name in ("rasp3b", "pynq", "rasp4b")
     }
     assert len(keys) == 1
@@ -61,16 +61,16 @@ def test_runtime_key_follows_the_sources(tmp_path: Path) -> None:
         (tmp_path / name).write_text("one")
     (tmp_path / "CMakeLists.txt").write_text("one")
     opencv = OpenCvBuild(prefix=tmp_path, version="4", key="k")
-    key = runtime_build._key(tmp_path, opencv, ("-a",))
-    assert key == runtime_build._key(tmp_path, replace(opencv, prefix=Path("/else")), ("-a",))
-    assert key != runtime_build._key(tmp_path, replace(opencv, key="l"), ("-a",))
-    assert key != runtime_build._key(tmp_path, opencv, ("-b",))
+    key = app._key(tmp_path, opencv, ("-a",))
+    assert key == app._key(tmp_path, replace(opencv, prefix=Path("/else")), ("-a",))
+    assert key != app._key(tmp_path, replace(opencv, key="l"), ("-a",))
+    assert key != app._key(tmp_path, opencv, ("-b",))
     (tmp_path / "src" / "notes.md").write_text("no source")
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test.cc").write_text("not in the app")
-    assert key == runtime_build._key(tmp_path, opencv, ("-a",))
+    assert key == app._key(tmp_path, opencv, ("-a",))
     (tmp_path / "src" / "a.cc").write_text("two")
-    assert key != runtime_build._key(tmp_path, opencv, ("-a",))
+    assert key != app._key(tmp_path, opencv, ("-a",))
 
 
 def test_only_what_is_needed_is_unpacked(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_only_what_is_needed_is_unpacked(tmp_path: Path) -> None:
             "opencv/doc/big.png",
         ):
             archive.addfile(tarfile.TarInfo(f"opencv-1/{name}"), io.BytesIO())
-    unpack_sdist(sdist, tmp_path / "out", opencv_build._wanted)
+    unpack_sdist(sdist, tmp_path / "out", opencv._wanted)
     files = {
         str(path.relative_to(tmp_path / "out"))
         for path in (tmp_path / "out").rglob("*")
@@ -102,12 +102,12 @@ def test_missing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolchainError, match="program not found: ninja") as caught:
-        opencv_build.tool("ninja")
+        opencv.tool("ninja")
     assert caught.value.hint == "pip install ninja"
 
 
 def test_licences_of_gnu_builds_hold_the_exception() -> None:
-    texts = runtime_build._licenses(toolchain("gnu"), data_file("cpp_runtime"))
+    texts = app._licenses(toolchain("gnu"), data_file("cpp_runtime"))
     assert set(texts) == {"apache-tvm-ffi", "dlpack", "gcc-runtime"}
     assert "GCC RUNTIME LIBRARY EXCEPTION" in texts["gcc-runtime"]
     assert "Apache License" in texts["apache-tvm-ffi"]

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from edgepack.errors import ConfigError
-from edgepack.manifest import parse_manifest
-from edgepack.service import Service, take_service
-from edgepack.tables import Table
+from edgepack.base.errors import ConfigError
+from edgepack.base.tables import Table
+from edgepack.bundle.manifest import parse_manifest
+from edgepack.bundle.service import Service, take_service
 from tests.bundles import small_bundle
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.tarball import ArchiveError, UnsafeArchiveError, unpack_tar_gz, write_tar_gz
+from edgepack.bundle.tarball import ArchiveError, UnsafeArchiveError, unpack_tar_gz, write_tar_gz
 
 
 def member(name: str, data: bytes = b"", **fields: object) -> bytes:

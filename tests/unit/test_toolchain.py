@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from edgepack.base.errors import UsageError
 from edgepack.boards import get_board, load_boards
-from edgepack.doctor import check_board, missing
-from edgepack.errors import UsageError
-from edgepack.toolchain import (
+from edgepack.flow.doctor import check_board, missing
+from edgepack.native.toolchain import (
     GlibcTooNewError,
     MissingCompilerError,
     find,
@@ -54,7 +54,7 @@ def test_a_missing_compiler_names_the_package(monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_compiler_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr("edgepack.toolchain.zig_executable", lambda: None)
+    monkeypatch.setattr("edgepack.native.toolchain.zig_executable", lambda: None)
     with pytest.raises(MissingCompilerError, match="zig"):
         select(get_board("rasp3b"))
     lost = missing(check_board(get_board("rasp3b")))
@@ -78,7 +78,7 @@ def test_linking_is_reproducible(
     tmp_path: Path, kind: str, require_tool: Callable[..., str]
 ) -> None:
     require_tool("arm-linux-gnueabihf-g++")
-    from edgepack.process import run
+    from edgepack.base.process import run
 
     toolchain = find(kind, get_board("pynq"))
     flags = get_board("pynq").runtime_flags[kind]

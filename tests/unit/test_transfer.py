@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import zstandard
 
-from edgepack.chunks import Chunk, chunks
+from edgepack.base.errors import RemoteError
+from edgepack.deploy.chunks import Chunk, chunks
+from edgepack.deploy.remote_tool import LockedError, RefusedBundleError
+from edgepack.deploy.transfer import Exchange, Need, Request, frames
 from edgepack.device.base import RemoteResult
 from edgepack.device.errors import ConnectionLostError, DiskFullError
-from edgepack.errors import RemoteError
-from edgepack.remote_tool import LockedError, RefusedBundleError
-from edgepack.transfer import Exchange, Need, Request, frames
 
 
 def need(data: bytes, *, have: int = 0, base: bytes = b"") -> Need:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from edgepack import paths, virtual
+from edgepack import virtual
+from edgepack.base import paths
+from edgepack.base.errors import UsageError
 from edgepack.boards import Board, get_board
-from edgepack.errors import UsageError
 from edgepack.virtual import errors, state
 from edgepack.virtual.state import VirtualBoard
 

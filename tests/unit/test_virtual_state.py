@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgepack import paths
+from edgepack.base import paths
 from edgepack.virtual import state
 from edgepack.virtual.state import VirtualBoard
 

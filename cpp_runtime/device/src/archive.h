@@ -12,7 +12,7 @@
 
 namespace edgepack::device {
 
-// What edgepack/tarball.py accepts too: plain files and folders with safe relative names under one
+// What edgepack/bundle/tarball.py accepts too: plain files and folders with safe relative names under one
 // top folder, each once. Nothing is written anywhere. Errors are DeviceError:
 //   "truncated"       the file ends too early
 //   "damaged"         no gzip, no tar, a wrong checksum, bytes after the end

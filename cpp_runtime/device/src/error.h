@@ -8,7 +8,7 @@
 
 namespace edgepack::device {
 
-// Exit codes of edgepack/errors.py.
+// Exit codes of edgepack/base/errors.py.
 enum ExitCode : int {
   kExitUsage = 2,
   kExitBundle = 5,

@@ -16,7 +16,7 @@ constexpr const char* kRequiredFiles[] = {"bin/edgepack-run", "model/model.so", 
                                           "model/params.bin"};
 constexpr const char* kDtypes[] = {"bool",  "float16", "float32", "float64", "int8",   "int16",
                                    "int32", "int64",   "uint8",   "uint16",  "uint32", "uint64"};
-// Of seconds, milliseconds or megabytes, as in edgepack/manifest.py.
+// Of seconds, milliseconds or megabytes, as in edgepack/bundle/manifest.py.
 constexpr double kLargestBound = 1e6;
 constexpr const char* kRequiredSince2[] = {"bin/edgepack-device", "install"};
 

@@ -1,4 +1,4 @@
-// manifest.json of a bundle, as edgepack/manifest.py writes it.
+// manifest.json of a bundle, as edgepack/bundle/manifest.py writes it.
 #ifndef EDGEPACK_DEVICE_MANIFEST_READER_H_
 #define EDGEPACK_DEVICE_MANIFEST_READER_H_
 

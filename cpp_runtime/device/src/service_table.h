@@ -9,7 +9,7 @@
 
 namespace edgepack::device {
 
-/// The `service` table of a manifest: see edgepack/service.py.
+/// The `service` table of a manifest: see edgepack/bundle/service.py.
 struct ServiceTable {
   std::vector<std::string> args;
   std::string restart;
@@ -20,7 +20,7 @@ struct ServiceTable {
 };
 
 /// Takes `service` out of `manifest`; nothing if it is null. Throws its error for a key that is
-/// missing or unknown, and for what edgepack/service.py does not allow.
+/// missing or unknown, and for what edgepack/bundle/service.py does not allow.
 std::optional<ServiceTable> ReadService(JsonObject* manifest);
 
 }  // namespace edgepack::device

@@ -16,7 +16,7 @@ namespace {
 using Interpolation = PreprocessSpec::Interpolation;
 using Mode = PreprocessSpec::Resize::Mode;
 
-/// A long thin photo would otherwise take any amount of memory; edgepack/preprocess.py has the
+/// A long thin photo would otherwise take any amount of memory; edgepack/preprocess/spec.py has the
 /// same limit.
 constexpr std::int64_t kMaxResizedPixels = std::int64_t{1} << 26;
 

@@ -1,0 +1,1 @@
+"""What all the others share: errors, checked tables, paths, child processes, progress."""

@@ -1,0 +1,108 @@
+"""Child processes: one way to run them, log them, and say why they failed."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import logging
+import os
+import shlex
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgepack.base.errors import EdgepackError, TimeLimitError, ToolchainError
+
+log = logging.getLogger(__name__)
+
+_LAST_LINES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A finished process; `stdout` and `stderr` are text with bad bytes replaced."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def last_lines(text: str, count: int = _LAST_LINES) -> str:
+    """The last `count` lines of `text` that are not empty, indented by two spaces."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return "\n".join(f"  {line}" for line in lines[-count:])
+
+
+def user_at_host() -> str:
+    """Who runs this, and where: what records on devices and in journals name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may be no more than a number
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    input: bytes | None = None,
+    timeout_s: float | None = None,
+    check: bool = True,
+    error: type[EdgepackError] = ToolchainError,
+    what: str | None = None,
+) -> Result:
+    """Run `argv` to its end.
+
+    `env` is added to this process's own. `what` names the step in messages.
+    Raises `error` if the program is not there or (with `check`) fails, with its
+    last ten lines; `TimeLimitError` after `timeout_s` seconds.
+    """
+    words = tuple(str(word) for word in argv)
+    log.debug("run %s", shlex.join(words))
+    try:
+        # A group of its own, so that a time limit ends what the program started, too.
+        child = subprocess.Popen(
+            words,
+            cwd=cwd,
+            env={**os.environ, **env} if env else None,
+            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        raise error(
+            f"program not found: {words[0]}", hint="`edgepack doctor` lists what to install"
+        ) from None
+    except PermissionError:
+        raise error(f"program cannot be executed: {words[0]}") from None
+    with child:
+        try:
+            stdout, stderr = child.communicate(input, timeout_s)
+        except BaseException as reason:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            if not isinstance(reason, subprocess.TimeoutExpired):
+                raise
+            raise TimeLimitError(
+                f"{what or Path(words[0]).name} took longer than {timeout_s} s: {shlex.join(words)}"
+            ) from None
+    result = Result(
+        argv=words,
+        returncode=child.returncode,
+        stdout=stdout.decode(errors="replace"),
+        stderr=stderr.decode(errors="replace"),
+    )
+    if check and result.returncode != 0:
+        output = last_lines(result.stdout + "\n" + result.stderr)
+        raise error(
+            f"{what or Path(words[0]).name} failed with exit code {result.returncode}: "
+            f"{shlex.join(words)}\n{output}"
+        )
+    return result

@@ -1,0 +1,153 @@
+"""Checked reading of TOML and JSON tables.
+
+A reader takes each known key out of a table; `finish` refuses what is left. Every
+message names the file, the key's full path and the value.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from edgepack.base.errors import ConfigError, EdgepackError, perhaps
+
+T = TypeVar("T")
+_REQUIRED: Any = object()
+
+_NAMES = {
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "a table",
+}
+
+
+def read_text(path: Path, *, error: type[EdgepackError] = ConfigError) -> str:
+    """The text of `path`; raises `error` if it is missing, unreadable or not UTF-8."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise error(f"file not found: {path}") from None
+    except (IsADirectoryError, PermissionError) as reason:
+        raise error(f"cannot read {path}: {reason.strerror}") from None
+    except UnicodeDecodeError as reason:
+        raise error(f"{path}: not UTF-8 at byte {reason.start}") from None
+
+
+def read_toml(path: Path, *, error: type[EdgepackError] = ConfigError) -> dict[str, Any]:
+    """The table in a TOML file; raises `error` with the line if it is not TOML."""
+    try:
+        return tomllib.loads(read_text(path, error=error))
+    except tomllib.TOMLDecodeError as reason:
+        raise error(f"{path}: not valid TOML: {reason}") from None
+
+
+def read_json(path: Path, *, error: type[EdgepackError] = ConfigError) -> dict[str, Any]:
+    """The object in a JSON file; raises `error` if it is not one."""
+    try:
+        value = json.loads(read_text(path, error=error))
+    except (json.JSONDecodeError, RecursionError) as reason:
+        raise error(f"{path}: not valid JSON: {reason}") from None
+    if not isinstance(value, dict):
+        raise error(f"{path}: not a JSON object")
+    return value
+
+
+class Table:
+    """One table of a file, `path` in it ("boards.rasp3b"), read key by key."""
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        *,
+        file: str | Path,
+        path: str = "",
+        error: type[EdgepackError] = ConfigError,
+    ) -> None:
+        self._left = dict(values)
+        self._known: set[str] = set()
+        self.file = file
+        self._path = path
+        self._error = error
+
+    def name(self, key: str) -> str:
+        """`key` with the path that leads to it."""
+        return f"{self._path}.{key}" if self._path else key
+
+    def fail(self, key: str, problem: str, *, hint: str | None = None) -> EdgepackError:
+        """The error to raise for `key`."""
+        return self._error(f"{self.file}: {self.name(key)}: {problem}", hint=hint)
+
+    def has(self, key: str) -> bool:
+        """Whether `key` is there and not yet taken."""
+        return key in self._left
+
+    @overload
+    def take(self, key: str, kind: type[T]) -> T: ...
+    @overload
+    def take(self, key: str, kind: type[T], default: None) -> T | None: ...
+    @overload
+    def take(self, key: str, kind: type[T], default: T) -> T: ...
+
+    def take(self, key: str, kind: type[T], default: Any = _REQUIRED) -> Any:
+        """The value of `key`, which must be of `kind` (float takes whole numbers too)."""
+        self._known.add(key)
+        if key not in self._left:
+            if default is _REQUIRED:
+                raise self.fail(key, "missing", hint=f"it must be {_NAMES.get(kind, kind)}")
+            return default
+        value = self._left.pop(key)
+        if value is None and default is None:  # JSON's null; TOML has none
+            return None
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self.fail(key, f"{value!r} is not {_NAMES.get(kind, kind)}")
+        return value
+
+    def take_list(
+        self, key: str, kind: type[T], default: Sequence[T] | None = None
+    ) -> tuple[T, ...]:
+        """A list of `kind`; required unless there is a `default`."""
+        if default is not None and key not in self._left:
+            self._known.add(key)
+            return tuple(default)
+        values: list[Any] = self.take(key, list)
+        for value in values:
+            good = isinstance(value, kind) or (kind is float and isinstance(value, int))
+            if not good or (isinstance(value, bool) and kind is not bool):
+                raise self.fail(key, f"{value!r} is not {_NAMES.get(kind, kind)}")
+        return tuple(kind(value) for value in values)  # type: ignore[call-arg]
+
+    def take_choice(self, key: str, choices: Sequence[str], default: str | None = None) -> str:
+        """One of `choices`."""
+        value = self.take(key, str) if default is None else self.take(key, str, default)
+        if value not in choices:
+            raise self.fail(key, f"unknown value {value!r}", hint=perhaps(value, choices))
+        return value
+
+    def need(self, keys: Iterable[str]) -> Table:
+        """This table, of which no key of `keys` may be left out, not even one with a default."""
+        for key in keys:
+            if key not in self._left:
+                raise self.fail(key, "missing")
+        return self
+
+    def take_table(self, key: str, *, required: bool = True) -> Table | None:
+        """The table under `key`, to be read and finished by the caller."""
+        value: dict[str, Any] | None = (
+            self.take(key, dict) if required else self.take(key, dict, None)
+        )
+        if value is None:
+            return None
+        return Table(value, file=self.file, path=self.name(key), error=self._error)
+
+    def finish(self) -> None:
+        """Refuse the keys that nothing has taken."""
+        for key in self._left:
+            raise self.fail(key, "unknown key", hint=perhaps(key, self._known))

@@ -1,0 +1,451 @@
+"""Bundles: everything a device needs for one model, in a folder or the same as a tarball.
+
+Layout:
+
+    manifest.json            what is here, for which board (edgepack.manifest)
+    manifest.json.sig        its signature, if there is one (edgepack.signing)
+    install                  installs this bundle where it was unpacked
+    bin/edgepack-run         the app
+    bin/edgepack-device      what installs it, here and in a deploy
+    model/                   model.so, graph.json, params.bin
+    preprocess.json          if the model takes images
+    labels.txt               one per line, if there are any
+    golden/                  input.npy, output.npy: known inputs and outputs (input.<i>.npy
+                             and output.<i>.npy for those after the first), image.png or
+                             .jpg and expected.json {"index", "label"} if a photo was given
+    licenses/                of everything in the bundle
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepack.base.errors import BundleError
+from edgepack.base.paths import atomic_dir, cache_dir, locked
+from edgepack.base.version import VERSION
+from edgepack.boards import Board
+from edgepack.bundle import licenses, manifest, tarball
+from edgepack.bundle.manifest import (
+    MANIFEST_NAME,
+    SIGNATURE_NAME,
+    Compatible,
+    FileEntry,
+    Health,
+    Manifest,
+    SourceModel,
+    Tensor,
+    Versions,
+)
+from edgepack.bundle.service import Service
+from edgepack.model import TensorInfo
+from edgepack.native.toolchain import Toolchain
+
+log = logging.getLogger(__name__)
+
+PREPROCESS = "preprocess.json"
+LABELS = "labels.txt"
+EXPECTED = "golden/expected.json"
+DEFAULT_TOLERANCE = 1e-4
+_INSTALL_SCRIPT = """\
+#!/bin/sh
+# Installs this bundle as `edgepack deploy` does: ./install [--root DIR] [OPTION ...]
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+if [ "${{1:-}}" = --root ]; then root=$2; shift 2; else root=$HOME/edgepack/{name}; fi
+# The tool that came with a release before is trusted already; the one here is not yet.
+tool=$root/bin/edgepack-device
+[ -x "$tool" ] || tool=$here/bin/edgepack-device
+exec "$tool" --root "$root" install "$here" "$@"
+"""
+_IMAGE_SUFFIXES = {".png": ".png", ".jpg": ".jpg", ".jpeg": ".jpg"}
+_SHOWN_PROBLEMS = 4
+
+
+class NotABundleError(BundleError):
+    """The path is neither a bundle folder nor a bundle tarball."""
+
+
+class DamagedBundleError(BundleError):
+    """Files differ from the manifest; `problems` holds (file, what differs) of each."""
+
+    def __init__(self, path: Path, problems: Sequence[tuple[str, str]]) -> None:
+        shown = [f"{file}: {problem}" for file, problem in problems[:_SHOWN_PROBLEMS]]
+        if len(problems) > _SHOWN_PROBLEMS:
+            shown.append(f"and {len(problems) - _SHOWN_PROBLEMS} more")
+        super().__init__(
+            f"{path}: damaged bundle: {'; '.join(shown)}", hint="fetch or make the bundle again"
+        )
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """The class a golden photo must be given: output index and label (or "")."""
+
+    index: int
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Golden:
+    """Known inputs and outputs, in the model's order; each has the tensor's own dtype and shape.
+
+    `image` is the photo (.png or .jpg) that the first input was made from, and
+    `expected` its class.
+    """
+
+    inputs: tuple[NDArray[np.generic], ...]
+    outputs: tuple[NDArray[np.generic], ...]
+    image: Path | None = None
+    expected: Expected | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """A bundle whose files were all found to be what its manifest says.
+
+    `path` is the folder. What is read from it later may have changed since: whoever
+    copies a file checks the copy against `manifest.files`.
+    """
+
+    path: Path
+    manifest: Manifest
+    manifest_sha256: str
+
+    def file(self, name: str) -> Path:
+        """Where the file `name` of the manifest is."""
+        return self.path / name
+
+    @property
+    def signature(self) -> bytes:
+        """The signature over the manifest's bytes, or nothing."""
+        path = self.path / SIGNATURE_NAME
+        return path.read_bytes() if path.is_file() else b""
+
+    @property
+    def golden_image(self) -> str | None:
+        """The golden photo's name in the bundle, if there is one."""
+        names = (f"golden/image{suffix}" for suffix in sorted(set(_IMAGE_SUFFIXES.values())))
+        return next((name for name in names if name in self.manifest.files), None)
+
+
+class Compiled(Protocol):
+    """What a bundle needs of `compiler.CompiledModel`."""
+
+    @property
+    def library(self) -> Path: ...
+    @property
+    def graph(self) -> Path: ...
+    @property
+    def params(self) -> Path: ...
+    @property
+    def inputs(self) -> Sequence[TensorInfo]: ...
+    @property
+    def outputs(self) -> Sequence[TensorInfo]: ...
+    @property
+    def arena_bytes(self) -> int: ...
+    @property
+    def params_bytes(self) -> int: ...
+    @property
+    def model_sha256(self) -> str: ...
+    @property
+    def tvm_version(self) -> str: ...
+
+
+class Runtime(Protocol):
+    """What a bundle needs of `runtime_build.RuntimeBuild`."""
+
+    @property
+    def app(self) -> Path: ...
+    @property
+    def toolchain(self) -> Toolchain: ...
+    @property
+    def opencv_version(self) -> str: ...
+    @property
+    def licenses(self) -> Mapping[str, str]: ...
+
+
+class Tool(Protocol):
+    """What a bundle needs of `device_tool.DeviceTool`."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def licenses(self) -> Mapping[str, str]: ...
+
+
+class Preprocess(Protocol):
+    """What a bundle needs of `preprocess.PreprocessSpec`."""
+
+    def to_json(self) -> str: ...
+
+
+def make_bundle(
+    *,
+    name: str,
+    board: Board,
+    compiled: Compiled,
+    runtime: Runtime,
+    tool: Tool,
+    preprocess: Preprocess | None,
+    labels: Sequence[str] | None,
+    golden: Golden,
+    out: Path,
+    model_file: str,
+    scores: str = "softmax",
+    tolerance: float = DEFAULT_TOLERANCE,
+    version: int = 0,
+    health: Health = manifest.DEFAULT_HEALTH,
+    service: Service | None = None,
+    model_license: str | None = None,
+) -> Bundle:
+    """Write the bundle folder `<name>-<board>-<release>` into `out`.
+
+    `model_file` is the name of the ONNX file, `scores` "softmax" or "raw". The folder
+    appears whole or not at all; one of that name is replaced. Raises `BundleError` for a
+    bad name, label or golden image.
+    """
+    content: dict[str, bytes | Path] = {
+        manifest.APP: runtime.app,
+        manifest.DEVICE_TOOL: tool.path,
+        manifest.INSTALL: _INSTALL_SCRIPT.format(name=name).encode(),
+        manifest.LIBRARY: compiled.library,
+        manifest.GRAPH: compiled.graph,
+        manifest.PARAMS: compiled.params,
+        **_golden_files(golden, compiled),
+    }
+    if preprocess is not None:
+        content[PREPROCESS] = preprocess.to_json().encode()
+    if labels is not None:
+        content[LABELS] = _label_lines(labels)
+    texts = {**runtime.licenses, **tool.licenses}
+    for path, text in licenses.gather(texts, model=model_license).items():
+        content[path] = text.encode()
+    document = manifest.with_release(
+        Manifest(
+            name=manifest.check_name(name, "bundle name"),
+            board=manifest.check_name(board.name, "board name"),
+            release="",
+            version=version,
+            health=health,
+            service=service,
+            compatible=Compatible(
+                triple=board.triple, cpu=board.cpu, hwcaps=board.hwcaps, glibc=board.glibc
+            ),
+            model=SourceModel(
+                file=model_file,
+                sha256=compiled.model_sha256,
+                inputs=_tensors(compiled.inputs),
+                outputs=_tensors(compiled.outputs),
+                arena_bytes=compiled.arena_bytes,
+                params_bytes=compiled.params_bytes,
+            ),
+            tolerance=tolerance,
+            scores=scores,
+            versions=Versions(
+                edgepack=VERSION,
+                tvm=compiled.tvm_version,
+                opencv=runtime.opencv_version,
+                toolchain=runtime.toolchain.title,
+            ),
+            files={path: _entry(path, content[path]) for path in sorted(content)},
+        )
+    )
+    data = document.to_bytes()
+    folder = out / document.folder_name
+    with atomic_dir(folder) as work:
+        for path, source in content.items():
+            _place(work / path, source, int(document.files[path].mode, 8))
+        _place(work / MANIFEST_NAME, data, 0o644)
+        _verify(work, manifest.parse_manifest(data), shown_as=folder)
+    log.info("bundle %s: %d bytes", folder, document.total_bytes)
+    return Bundle(path=folder, manifest=document, manifest_sha256=_sha256(data))
+
+
+def open_bundle(path: Path) -> Bundle:
+    """The bundle in a folder or a .tar.gz, with every file of it verified.
+
+    A tarball is unpacked into the cache. Raises `NotABundleError`, `ManifestError`,
+    `DamagedBundleError` (files missing, too many, or of another size, hash or mode),
+    `ArchiveError` or `UnsafeArchiveError`.
+    """
+    if path.is_dir():
+        return _open_folder(path)
+    if not path.is_file():
+        raise NotABundleError(f"no such bundle: {path}")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    unpacked = cache_dir() / "bundles" / digest
+    with locked(unpacked):
+        try:
+            return _open_folder(next(unpacked.iterdir()))
+        except (FileNotFoundError, StopIteration, BundleError):
+            log.info("unpacking %s", path)
+        with atomic_dir(unpacked) as work:
+            top = tarball.unpack_tar_gz(path, work)
+            bundle = _open_folder(top, shown_as=path)
+        return replace(bundle, path=unpacked / top.name)
+
+
+def write_tarball(bundle: Bundle, out: Path, *, mtime: int = 0) -> str:
+    """Write `bundle` to `out` (.tar.gz); the SHA-256 of the tarball.
+
+    Equal bundles give equal bytes, whatever the folder, its owner, the umask and the
+    zlib. `mtime` (SOURCE_DATE_EPOCH, seconds) is the time of every file in it.
+    """
+    _verify(bundle.path, bundle.manifest, shown_as=bundle.path)
+    members = [(MANIFEST_NAME, bundle.path / MANIFEST_NAME, 0o644)]
+    if bundle.signature:
+        members.append((SIGNATURE_NAME, bundle.path / SIGNATURE_NAME, 0o644))
+    members += [
+        (name, bundle.path / name, int(entry.mode, 8))
+        for name, entry in sorted(bundle.manifest.files.items())
+    ]
+    return tarball.write_tar_gz(out, bundle.manifest.folder_name, members, mtime=mtime)
+
+
+def _open_folder(folder: Path, *, shown_as: Path | None = None) -> Bundle:
+    try:
+        data = (folder / MANIFEST_NAME).read_bytes()
+    except OSError as error:
+        raise NotABundleError(
+            f"not a bundle: {shown_as or folder}: {MANIFEST_NAME}: {error.strerror}",
+            hint="`edgepack package` makes bundles",
+        ) from None
+    try:
+        document = manifest.parse_manifest(data)
+    except manifest.ManifestError as error:
+        raise type(error)(f"{shown_as or folder}: {error.message}", hint=error.hint) from None
+    _verify(folder, document, shown_as=shown_as or folder)
+    return Bundle(path=folder, manifest=document, manifest_sha256=_sha256(data))
+
+
+def _verify(folder: Path, document: Manifest, *, shown_as: Path) -> None:
+    """Raise `DamagedBundleError` unless `folder` holds exactly what `document` lists."""
+    found = dict(_walk(folder, ""))
+    for name in (MANIFEST_NAME, SIGNATURE_NAME):
+        found.pop(name, None)
+    problems = []
+    for path in sorted(found.keys() | document.files.keys()):
+        if path not in found:
+            problems.append((path, "missing"))
+        elif path not in document.files:
+            problems.append((path, "not in the manifest"))
+        elif problem := _difference(found[path], document.files[path]):
+            problems.append((path, problem))
+    if problems:
+        raise DamagedBundleError(shown_as, problems)
+
+
+def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Everything below `folder` but folders with something in them; links are not followed."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = prefix + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                below = list(_walk(Path(entry.path), f"{name}/"))
+                yield from below or [(name, entry)]
+            else:
+                yield name, entry
+
+
+def _difference(found: os.DirEntry[str], entry: FileEntry) -> str | None:
+    """How a file differs from its entry. Of the mode, only "executable" counts."""
+    if not found.is_file(follow_symlinks=False):
+        return "no plain file"
+    status = found.stat(follow_symlinks=False)
+    if status.st_size != entry.size:
+        return f"{status.st_size} bytes instead of {entry.size}"
+    mode = "0755" if status.st_mode & stat.S_IXUSR else "0644"
+    if mode != entry.mode:
+        return f"mode {mode} instead of {entry.mode}"
+    try:
+        with Path(found.path).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return f"unreadable: {error.strerror}"
+    if digest != entry.sha256:
+        return f"sha256 {digest[:12]}... instead of {entry.sha256[:12]}..."
+    return None
+
+
+def _golden_files(golden: Golden, compiled: Compiled) -> dict[str, bytes | Path]:
+    files: dict[str, bytes | Path] = {}
+    for kind, arrays, tensors in (
+        ("input", golden.inputs, compiled.inputs),
+        ("output", golden.outputs, compiled.outputs),
+    ):
+        found = [(array.dtype.name, array.shape) for array in arrays]
+        wanted = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
+        if found != wanted:
+            raise BundleError(f"golden {kind}s are {found}, the model's are {wanted}")
+        for index, array in enumerate(arrays):
+            buffer = io.BytesIO()
+            np.lib.format.write_array(buffer, np.ascontiguousarray(array), version=(1, 0))
+            files[f"golden/{kind}.{index}.npy" if index else f"golden/{kind}.npy"] = (
+                buffer.getvalue()
+            )
+    if golden.image is not None:
+        suffix = _IMAGE_SUFFIXES.get(golden.image.suffix.lower())
+        if suffix is None:
+            raise BundleError(
+                f"golden image {golden.image}: not .png or .jpg", hint="convert it to PNG"
+            )
+        files[f"golden/image{suffix}"] = golden.image
+    if golden.expected is not None:
+        expected = {"index": golden.expected.index, "label": golden.expected.label}
+        files[EXPECTED] = json.dumps(expected, ensure_ascii=False).encode() + b"\n"
+    return files
+
+
+def _label_lines(labels: Sequence[str]) -> bytes:
+    for number, label in enumerate(labels):
+        if len(label.splitlines()) != 1:
+            raise BundleError(f"label {number}: {label!r} is not one line")
+    return "".join(f"{label}\n" for label in labels).encode()
+
+
+def _tensors(infos: Sequence[TensorInfo]) -> tuple[Tensor, ...]:
+    return tuple(
+        Tensor(name=info.name, dtype=info.dtype, shape=tuple(int(size or 0) for size in info.shape))
+        for info in infos
+    )
+
+
+def _entry(path: str, source: bytes | Path) -> FileEntry:
+    data = source if isinstance(source, bytes) else _read(source)
+    mode = "0755" if path in manifest.EXECUTABLES else "0644"
+    return FileEntry(sha256=_sha256(data), size=len(data), mode=mode)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BundleError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _place(target: Path, source: bytes | Path, mode: int) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(source, bytes):
+        target.write_bytes(source)
+    else:
+        shutil.copyfile(source, target)
+    target.chmod(mode)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,415 @@
+"""manifest.json: what a bundle holds and which boards it fits.
+
+The parser takes every key it knows out of the document and refuses what is left,
+so that a manifest of a later schema, or one written by hand, is never half
+understood. There are no timestamps: equal content gives equal bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any, NoReturn
+
+from edgepack.base.errors import BundleError
+from edgepack.base.tables import Table
+from edgepack.bundle.service import Service, take_service
+
+SCHEMA = 2
+SCHEMAS = (1, 2)
+"""What is read; what is written is `SCHEMA`."""
+MANIFEST_NAME = "manifest.json"
+MAX_MANIFEST_BYTES = 4 << 20
+"""Far above any real one: two thousand files take half a megabyte."""
+SIGNATURE_NAME = "manifest.json.sig"
+APP = "bin/edgepack-run"
+LIBRARY = "model/model.so"
+GRAPH = "model/graph.json"
+PARAMS = "model/params.bin"
+DEVICE_TOOL = "bin/edgepack-device"
+INSTALL = "install"
+REQUIRED_FILES = (APP, LIBRARY, GRAPH, PARAMS)
+REQUIRED_SINCE_2 = (DEVICE_TOOL, INSTALL)
+EXECUTABLES = (APP, DEVICE_TOOL, INSTALL)
+
+MODES = ("0644", "0755")
+SCORES = ("raw", "softmax")
+DTYPES = (
+    *("bool", "float16", "float32", "float64"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+
+# Names and paths become shell words, tar headers and device paths: letters, digits
+# and a few signs only, and no part that begins with '-' or '.'.
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@-]*")
+# A million seconds, milliseconds or megabytes: whatever is more is a slip of the unit.
+_LARGEST_BOUND = 10**6
+_SINCE_2 = ("version", "health", "service")
+_RELEASE = re.compile(r"[0-9a-f]{12}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_GLIBC = re.compile(r"[0-9]+\.[0-9]+")
+
+
+class ManifestError(BundleError):
+    """manifest.json is not what its schema says."""
+
+
+class UnsupportedSchemaError(ManifestError):
+    """The bundle was written for another version of the manifest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """One model input or output: its name, numpy dtype name and full static shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compatible:
+    """What a device must be: triple, LLVM cpu name, /proc/cpuinfo features, glibc floor."""
+
+    triple: str
+    cpu: str
+    hwcaps: tuple[str, ...]
+    glibc: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceModel:
+    """The ONNX model the bundle was made from, and the memory it takes at run time."""
+
+    file: str
+    sha256: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    arena_bytes: int
+    params_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """One file of the bundle; `mode` is "0644" or "0755"."""
+
+    sha256: str
+    size: int
+    mode: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versions:
+    """What the bundle was made with."""
+
+    edgepack: str
+    tvm: str
+    opencv: str
+    toolchain: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """What the release must keep to in its test on the device.
+
+    `timeout_s` bounds the whole test. `max_latency_ms` bounds one run of the model, without
+    loading, and `max_memory_mb` the app's peak resident set (10^6 bytes); None is no bound.
+    """
+
+    timeout_s: float = 600.0
+    max_latency_ms: float | None = None
+    max_memory_mb: float | None = None
+
+
+DEFAULT_HEALTH = Health()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """manifest.json.
+
+    `release` is the first 12 hex digits of the SHA-256 over everything else here,
+    the file table included. `version` is the maker's own number; a device that has signers
+    pinned takes no lower one than it has had. `tolerance` bounds max |error| /
+    max |reference| of the golden outputs. `scores` says whether the app applies softmax
+    before it ranks. Schema 1 has neither `version`, `health` nor `service`.
+    """
+
+    schema: int = SCHEMA
+    name: str
+    board: str
+    release: str
+    version: int = 0
+    compatible: Compatible
+    model: SourceModel
+    health: Health = DEFAULT_HEALTH
+    service: Service | None = None
+    tolerance: float
+    scores: str
+    versions: Versions
+    files: Mapping[str, FileEntry]
+
+    def to_bytes(self) -> bytes:
+        """The manifest as UTF-8 JSON with sorted keys, the same bytes for the same content."""
+        text = json.dumps(_document(self), sort_keys=True, indent=2, ensure_ascii=False)
+        return text.encode() + b"\n"
+
+    @property
+    def folder_name(self) -> str:
+        """`<name>-<board>-<release>`: the bundle's folder and the tarball's top folder."""
+        return f"{self.name}-{self.board}-{self.release}"
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files of the table."""
+        return sum(entry.size for entry in self.files.values())
+
+
+def release_id(document: Mapping[str, object]) -> str:
+    """The release id of a manifest given as a JSON object; its own `release` is left out.
+
+    It is computed from the parsed document and not from `Manifest`, so that it stays
+    what it was when a later schema adds fields.
+    """
+    rest = {key: value for key, value in document.items() if key != "release"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def with_release(manifest: Manifest) -> Manifest:
+    """`manifest` with its `release` computed from the rest."""
+    return replace(manifest, release=release_id(_document(manifest)))
+
+
+def _document(manifest: Manifest) -> dict[str, Any]:
+    """The JSON object, without what its schema does not have."""
+    missing = _SINCE_2 if manifest.schema == 1 else ()
+    return {key: value for key, value in asdict(manifest).items() if key not in missing}
+
+
+def check_name(value: str, what: str) -> str:
+    """`value` if it can be part of a path on every system, else `ManifestError`."""
+    if not _PART.fullmatch(value) or len(value) > 64:
+        raise ManifestError(
+            f"{what}: {value!r}",
+            hint="letters, digits and . _ + @ -, not beginning with . or -, at most 64",
+        )
+    return value
+
+
+def check_path(path: str, *, limit: int = 100) -> str:
+    """`path` if it is a safe relative path, else `ManifestError`.
+
+    Safe: parts of letters, digits and `. _ + @ -` joined by '/', none empty and none
+    beginning with '.' or '-' (so no '..'), at most `limit` characters (a tar header
+    holds 100 after the folder name).
+    """
+    if len(path) > limit or not all(_PART.fullmatch(part) for part in path.split("/")):
+        raise ManifestError(f"unsafe path in a bundle: {path!r}")
+    return path
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """The manifest in `data` (UTF-8 JSON).
+
+    Raises `UnsupportedSchemaError` for another schema, and `ManifestError` naming the
+    field for anything else: no JSON, a key that is missing, unknown or given twice, a
+    wrong type or value, an unsafe path, or a release id that the content does not have.
+    The device's reader (cpp_runtime/device/src/manifest_reader.cc) has the same rules.
+    """
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ManifestError(f"{MANIFEST_NAME}: more than {MAX_MANIFEST_BYTES >> 20} MiB")
+    try:
+        document = json.loads(
+            data.decode(),
+            object_pairs_hook=_unique_keys,
+            parse_constant=_no_constant,
+            parse_int=_int64,
+        )
+        # Fails on half a surrogate pair, which JSON can spell and UTF-8 cannot.
+        json.dumps(document, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"{MANIFEST_NAME}: not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ManifestError(f"{MANIFEST_NAME}: not a JSON object")
+    top = Table(document, file=MANIFEST_NAME, error=ManifestError)
+    schema = _size(top, "schema")
+    if schema not in SCHEMAS:
+        raise UnsupportedSchemaError(
+            f"{MANIFEST_NAME}: schema {schema}; this edgepack reads schema "
+            f"{' and '.join(map(str, SCHEMAS))}",
+            hint="make the bundle again with this edgepack, or use the edgepack that made it",
+        )
+    since_2: dict[str, Any] = {}
+    if schema >= 2:
+        since_2 = {
+            "version": _size(top, "version"),
+            "health": parse_health(_table(top, "health").need(asdict(DEFAULT_HEALTH))),
+            "service": take_service(top.need(["service"]), whole=True),
+        }
+    manifest = Manifest(
+        schema=schema,
+        **since_2,
+        name=check_name(top.take("name", str), f"{MANIFEST_NAME}: name"),
+        board=check_name(top.take("board", str), f"{MANIFEST_NAME}: board"),
+        release=_matching(top, "release", _RELEASE, "12 hex digits"),
+        compatible=_compatible(_table(top, "compatible")),
+        model=_source_model(_table(top, "model")),
+        tolerance=_tolerance(top),
+        scores=top.take_choice("scores", SCORES),
+        versions=_versions(_table(top, "versions")),
+        files=_files(top, schema),
+    )
+    top.finish()
+    actual = release_id(document)
+    if manifest.release != actual:
+        raise ManifestError(
+            f"{MANIFEST_NAME}: release is {manifest.release}, its content is that of {actual}",
+            hint="the manifest was changed after it was written; make the bundle again",
+        )
+    return manifest
+
+
+def _compatible(table: Table) -> Compatible:
+    value = Compatible(
+        triple=table.take("triple", str),
+        cpu=table.take("cpu", str),
+        hwcaps=table.take_list("hwcaps", str),
+        glibc=_matching(table, "glibc", _GLIBC, "a version such as 2.31"),
+    )
+    table.finish()
+    return value
+
+
+def parse_health(table: Table) -> Health:
+    """The health table of a manifest, or of a project file, where keys may be left out.
+
+    Raises what `table` raises, for a bound that is not above 0 too.
+    """
+    values: dict[str, Any] = {}
+    for key, default in asdict(DEFAULT_HEALTH).items():
+        value = table.take(key, float, default)
+        if value is not None and not 0 < value <= _LARGEST_BOUND:
+            raise table.fail(key, f"{value} is not above 0, or beyond {_LARGEST_BOUND}")
+        values[key] = value
+    table.finish()
+    return Health(**values)
+
+
+def _source_model(table: Table) -> SourceModel:
+    value = SourceModel(
+        file=table.take("file", str),
+        sha256=_matching(table, "sha256", _SHA256, "64 hex digits"),
+        inputs=_tensors(table, "inputs"),
+        outputs=_tensors(table, "outputs"),
+        arena_bytes=_size(table, "arena_bytes"),
+        params_bytes=_size(table, "params_bytes"),
+    )
+    table.finish()
+    return value
+
+
+def _tensors(table: Table, key: str) -> tuple[Tensor, ...]:
+    tensors = []
+    for index, values in enumerate(table.take_list(key, dict)):
+        path = f"{table.name(key)}[{index}]"
+        item = Table(values, file=MANIFEST_NAME, path=path, error=ManifestError)
+        tensors.append(
+            Tensor(
+                name=item.take("name", str),
+                dtype=item.take_choice("dtype", DTYPES),
+                shape=item.take_list("shape", int),
+            )
+        )
+        item.finish()
+        if any(size < 0 for size in tensors[-1].shape):
+            raise item.fail("shape", f"{list(tensors[-1].shape)} has a negative size")
+    return tuple(tensors)
+
+
+def _versions(table: Table) -> Versions:
+    value = Versions(
+        edgepack=table.take("edgepack", str),
+        tvm=table.take("tvm", str),
+        opencv=table.take("opencv", str),
+        toolchain=table.take("toolchain", str),
+    )
+    table.finish()
+    return value
+
+
+def _files(top: Table, schema: int) -> dict[str, FileEntry]:
+    files = {}
+    for path, values in top.take("files", dict).items():
+        check_path(path)
+        if not isinstance(values, dict):
+            raise top.fail(f"files.{path}", f"{values!r} is not a table")
+        table = Table(values, file=MANIFEST_NAME, path=f"files.{path}", error=ManifestError)
+        files[path] = FileEntry(
+            sha256=_matching(table, "sha256", _SHA256, "64 hex digits"),
+            size=_size(table, "size"),
+            mode=table.take_choice("mode", MODES),
+        )
+        table.finish()
+    required = REQUIRED_FILES if schema == 1 else (*REQUIRED_FILES, *REQUIRED_SINCE_2)
+    if missing := [name for name in required if name not in files]:
+        raise top.fail("files", f"{', '.join(missing)} missing")
+    for name in (MANIFEST_NAME, SIGNATURE_NAME):
+        if name in files:
+            raise top.fail("files", f"lists {name}, which cannot be covered by itself")
+    for path in files:
+        for folder in PurePosixPath(path).parents:
+            if str(folder) in files:
+                raise top.fail("files", f"{folder} is both a file and the folder of {path}")
+    return files
+
+
+def _table(table: Table, key: str) -> Table:
+    value = table.take_table(key)
+    assert value is not None  # required
+    return value
+
+
+def _size(table: Table, key: str) -> int:
+    value = table.take(key, int)
+    if value < 0:
+        raise table.fail(key, f"{value} is no size")
+    return value
+
+
+def _tolerance(table: Table) -> float:
+    value = table.take("tolerance", float)
+    if not 0 < value < 1:
+        raise table.fail("tolerance", f"{value} is not between 0 and 1")
+    return value
+
+
+def _matching(table: Table, key: str, pattern: re.Pattern[str], what: str) -> str:
+    value = table.take(key, str)
+    if not pattern.fullmatch(value):
+        raise table.fail(key, f"{value!r} is not {what}")
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        names = [key for key, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key '{twice}' is given twice")
+    return table
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _int64(digits: str) -> int:
+    value = int(digits)
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{digits} does not fit 64 bits")
+    return value

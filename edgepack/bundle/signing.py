@@ -1,0 +1,293 @@
+"""Signatures over a bundle's manifest, which covers every byte of it.
+
+They are OpenSSH's own (PROTOCOL.sshsig of its source), made and checked by ssh-keygen: keys
+can be in files, in an agent or in FIDO2 hardware, and nothing here sees a private one. The
+device checks them itself (cpp_runtime/device/src/sshsig.cc); only Ed25519 keys count there.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import logging
+import re
+import shlex
+import shutil
+import struct
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgepack.base.errors import BundleError, ToolchainError, UsageError
+from edgepack.base.paths import write_atomic
+from edgepack.base.process import last_lines
+from edgepack.bundle.bundle import Bundle, open_bundle, write_tarball
+from edgepack.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME
+from edgepack.bundle.tarball import member_time, unpack_tar_gz
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "edgepack-bundle"
+"""What a signature is made for: one over the same bytes for another purpose is none."""
+
+KEY_TYPES = ("ssh-ed25519", "sk-ssh-ed25519@openssh.com")
+_TOUCHED = 0x01  # FIDO2's flag "user present"
+
+
+class SigningError(ToolchainError):
+    """ssh-keygen could not make a key or a signature."""
+
+
+class SignatureError(BundleError):
+    """A bundle's signature is none, or not over this bundle."""
+
+
+class UnsignedError(SignatureError):
+    """A bundle has no signature."""
+
+
+class UnknownSignerError(SignatureError):
+    """A bundle is signed by a key that is not among the allowed ones."""
+
+
+class ExpiredKeyError(SignatureError):
+    """The key that signed a bundle is listed, but not for now or not for bundles."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """A public key: `line` is "ssh-ed25519 AAAA...", `fingerprint` "SHA256:..."."""
+
+    line: str
+    fingerprint: str
+
+    def allowed_signer(self, principal: str) -> str:
+        """The line for a file of allowed signers (ssh-keygen(1)) that lets it sign bundles."""
+        return f'{principal} namespaces="{NAMESPACE}" {self.line}'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What `verify` found: the bundle, and the key and name of who signed it.
+
+    `key` is None without a signature, `principal` when no list of signers was given.
+    """
+
+    bundle: Bundle
+    key: Key | None
+    principal: str | None
+
+
+def check_principal(name: str) -> str:
+    """`name` if it can stand in a file of allowed signers as itself, else UsageError."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@+-]*", name):
+        raise UsageError(
+            f"a name of a signer: {name!r}", hint="letters, digits and . _ @ + - : ci@example.org"
+        )
+    return name
+
+
+def make_key(path: Path, *, hardware: bool = False, comment: str, passphrase: bool = True) -> Key:
+    """A new Ed25519 key pair `path` and `path`.pub; ssh-keygen asks for a passphrase.
+
+    With `hardware` the private key stays in a FIDO2 token, which must be there and touched.
+    Raises UsageError if `path` exists and SigningError if ssh-keygen fails.
+    """
+    public = Path(f"{path}.pub")
+    for file in (path, public):
+        if file.exists():
+            raise UsageError(f"a key is there already: {file}", hint="choose another name")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = "ed25519-sk" if hardware else "ed25519"
+    words = ["-q", "-t", kind, "-C", comment, "-f", str(path)]
+    _ssh_keygen(*words, *(() if passphrase else ("-N", "")), what="making a key")
+    return read_public_key(public)
+
+
+def read_public_key(path: Path) -> Key:
+    """The key in a .pub file. Raises UsageError if it is none that can sign bundles."""
+    try:
+        words = path.read_text(encoding="utf-8").split()
+        blob = base64.b64decode(words[1], validate=True)
+    except (OSError, UnicodeDecodeError, IndexError, binascii.Error):
+        raise UsageError(f"not a public key: {path}") from None
+    if words[0] not in KEY_TYPES:
+        raise UsageError(f"{path}: a key of type {words[0]}", hint=_HINT_TYPE)
+    return _key(blob)
+
+
+def sign(path: Path, key: Path) -> Verdict:
+    """Sign the bundle at `path`, a folder or a .tar.gz, in place; a signature there is replaced.
+
+    `key` is a private key's file, or the .pub file of one that an agent holds. Ed25519 gives
+    the same signature for the same key and manifest, and so equal bundles stay equal.
+    Raises what `open_bundle` raises, UsageError for a key of another type, and SigningError.
+    """
+    if path.is_dir():
+        return sign_folder(open_bundle(path), key)
+    with tempfile.TemporaryDirectory() as name:
+        # Not the cache's copy, which is that of the tarball as it was.
+        folder = unpack_tar_gz(path, Path(name)) if path.is_file() else path
+        verdict = sign_folder(open_bundle(folder), key)
+        write_tarball(verdict.bundle, path, mtime=member_time(path))
+    return verdict
+
+
+def sign_folder(bundle: Bundle, key: Path) -> Verdict:
+    """As `sign`, for a bundle that was opened or made already."""
+    if not key.is_file():
+        raise UsageError(f"no such key: {key}", hint="edgepack keygen makes one")
+    armoured = _ssh_keygen(
+        *("-Y", "sign", "-q", "-n", NAMESPACE, "-f", str(key)),
+        input=_manifest(bundle),
+        what="signing",
+    )
+    signature = _Signature.parse(armoured, bundle.path)
+    if signature.key is None:
+        raise UsageError(f"{key}: a key of type {signature.kind}", hint=_HINT_TYPE)
+    write_atomic(bundle.path / SIGNATURE_NAME, armoured)
+    return Verdict(bundle=bundle, key=signature.key, principal=None)
+
+
+def verify(path: Path, signers: Path | None = None) -> Verdict:
+    """Check every file of a bundle (folder or .tar.gz) and its signature.
+
+    `signers` is a file of allowed signers, as pinned on devices; without it a signature must
+    be over the manifest, but may be anybody's, or missing. Raises what `open_bundle` raises,
+    and UnsignedError, UnknownSignerError, ExpiredKeyError or SignatureError.
+    """
+    if signers is not None and not signers.is_file():
+        raise UsageError(f"no such file of allowed signers: {signers}")
+    bundle = open_bundle(path)
+    armoured = bundle.signature
+    if not armoured:
+        if signers is not None:
+            raise UnsignedError(f"{path}: not signed", hint="edgepack sign")
+        return Verdict(bundle=bundle, key=None, principal=None)
+    signature = _Signature.parse(armoured, path)
+    if signature.key is None:
+        raise SignatureError(f"{path}: signed by a key of type {signature.kind}", hint=_HINT_TYPE)
+    if signature.flags is not None and not signature.flags & _TOUCHED:
+        raise SignatureError(f"{path}: signed by a hardware key that nobody touched")
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / SIGNATURE_NAME
+        file.write_bytes(armoured)
+        message = _manifest(bundle)
+        words = ("-n", NAMESPACE, "-s", str(file))
+        if not _says_yes("-Y", "check-novalidate", *words, input=message):
+            raise SignatureError(
+                f"{path}: the signature is not over this manifest", hint="edgepack sign"
+            )
+        principal = None
+        if signers is not None:
+            principal = _principal(path, file, signers, signature.key)
+            listed = ("-f", str(signers), "-I", principal)
+            if not _says_yes("-Y", "verify", *words, *listed, input=message):
+                raise ExpiredKeyError(
+                    f"{path}: {signature.key.fingerprint} of {principal} may not sign bundles: "
+                    f"see its namespaces in {signers}"
+                )
+    return Verdict(bundle=bundle, key=signature.key, principal=principal)
+
+
+_HINT_TYPE = f"devices take {' and '.join(KEY_TYPES)}: edgepack keygen"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Signature:
+    """Of PROTOCOL.sshsig's fields what is needed here; `key` is None for other types."""
+
+    kind: str
+    key: Key | None
+    flags: int | None
+
+    @classmethod
+    def parse(cls, armoured: bytes, path: Path) -> _Signature:
+        """Raises SignatureError that names `path`."""
+        try:
+            lines = armoured.decode("ascii").split()
+            blob = base64.b64decode("".join(lines[3:-3]), validate=True)
+            if blob[:10] != b"SSHSIG\0\0\0\1":
+                raise ValueError
+            key, _, _, _, value = _strings(blob[10:], 5)
+            kind = _strings(key, 1)[0].decode("ascii")
+            # Type, signature, and of hardware keys the flags and a counter.
+            _, _, rest = _strings(value, 2, rest=True)
+        except (ValueError, struct.error):
+            raise SignatureError(f"{path}: {SIGNATURE_NAME} is not a signature") from None
+        return cls(
+            kind=kind,
+            key=_key(key) if kind in KEY_TYPES else None,
+            flags=rest[0] if rest else None,
+        )
+
+
+def _strings(data: bytes, count: int, *, rest: bool = False) -> list[bytes]:
+    """The first `count` strings (RFC 4251) of `data`, and with `rest` what follows them."""
+    strings = []
+    for _ in range(count):
+        (size,) = struct.unpack_from(">I", data)
+        if size > len(data) - 4:
+            raise ValueError
+        strings.append(data[4 : 4 + size])
+        data = data[4 + size :]
+    return [*strings, data] if rest else strings
+
+
+def _key(blob: bytes) -> Key:
+    kind = _strings(blob, 1)[0].decode("ascii")
+    digest = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+    return Key(line=f"{kind} {base64.b64encode(blob).decode()}", fingerprint=f"SHA256:{digest}")
+
+
+def _manifest(bundle: Bundle) -> bytes:
+    """The manifest's bytes, the very ones that the files were compared with."""
+    data = (bundle.path / MANIFEST_NAME).read_bytes()
+    if hashlib.sha256(data).hexdigest() != bundle.manifest_sha256:
+        raise BundleError(f"{bundle.path}: {MANIFEST_NAME} was changed while it was read")
+    return data
+
+
+def _principal(path: Path, signature: Path, signers: Path, key: Key) -> str:
+    """The first name that the list has for the key now."""
+    found = _run("-Y", "find-principals", "-s", str(signature), "-f", str(signers))
+    name = found.stdout.decode(errors="replace").split("\n")[0].split(",")[0]
+    if found.returncode == 0 and name:
+        return name
+    if key.line.split()[1] in signers.read_text(encoding="utf-8", errors="replace"):
+        raise ExpiredKeyError(
+            f"{path}: signed by {key.fingerprint}, which is not valid now",
+            hint=f"see valid-before and valid-after in {signers}",
+        )
+    raise UnknownSignerError(
+        f"{path}: signed by {key.fingerprint}, which is not in {signers}",
+        hint="sign it with a key that is, or add this one",
+    )
+
+
+def _says_yes(*words: str, input: bytes) -> bool:
+    return _run(*words, input=input).returncode == 0
+
+
+def _ssh_keygen(*words: str, input: bytes | None = None, what: str) -> bytes:
+    done = _run(*words, input=input)
+    if done.returncode != 0:
+        output = last_lines((done.stdout + b"\n" + done.stderr).decode(errors="replace"))
+        raise SigningError(f"{what} with ssh-keygen failed:\n{output}")
+    return done.stdout
+
+
+def _run(*words: str, input: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+    """ssh-keygen in this process's session: it asks for passphrases on the terminal."""
+    tool = shutil.which("ssh-keygen")
+    if tool is None:
+        raise SigningError("program not found: ssh-keygen", hint="apt-get install openssh-client")
+    log.debug("run %s", shlex.join(("ssh-keygen", *words)))
+    return subprocess.run(
+        [tool, *words],
+        input=b"" if input is None else input,
+        capture_output=True,
+        check=False,
+    )

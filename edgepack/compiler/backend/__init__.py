@@ -1,0 +1,1 @@
+"""From kernels to machine code, the plan and the parameters."""

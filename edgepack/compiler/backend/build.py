@@ -1,0 +1,100 @@
+"""PrimFuncs -> machine code -> model.so."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from pathlib import Path
+
+import tvm
+from tvm import tirx
+
+from edgepack.compiler.backend import share
+from edgepack.native.toolchain import Toolchain, link_shared
+
+
+def build_library(
+    kernels: dict[str, tirx.PrimFunc],
+    target: tvm.target.Target,
+    toolchain: Toolchain,
+    out: Path,
+) -> None:
+    """Compile the kernels and link them into the shared library `out`.
+
+    Each kernel is exported as `__tvm_ffi_<name>` (tvm_ffi's TVMFFISafeCallType).
+    The symbol table stays, for it tells code from constants: without it the
+    disassembly of 32-bit ARM shows instructions that are none. Raises
+    ToolchainError when the link fails.
+    """
+    module = tvm.IRModule(
+        {
+            name: share.in_parts(function).with_attr("global_symbol", name)
+            for name, function in kernels.items()
+        }
+    )
+    # Storage rewrite merges small local buffers into ones so large that they are
+    # taken from the workspace pool: a call per accumulator.
+    with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_storage_rewrite": True}):
+        library = tvm.compile(module, target)
+    # zig's linker always brings the whole of its compiler-rt, gcc's the shared libgcc.
+    flags = ["-Wl,--gc-sections"] + (["-static-libgcc"] if toolchain.kind == "gnu" else [])
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+        code = Path(folder) / "kernels.o"
+        library.mod.write_to_file(str(code), "o")
+        link_shared(toolchain, [code], out, flags=flags)
+    out.write_bytes(drop_debug_sections(out.read_bytes()))
+
+
+def drop_debug_sections(elf: bytes) -> bytes:
+    """A linked ELF file without its `.debug_*` sections, else unchanged.
+
+    What `strip --strip-debug` does, which zig has only together with dropping
+    the symbols; the sections hold half of the file, and paths of this machine.
+    Their headers stay, as empty SHT_NULL ones, so that no section number changes.
+    """
+    # Elf32_Ehdr, Elf64_Ehdr: e_shoff; then e_shentsize, e_shnum, e_shstrndx.
+    wide = elf[4] == 2
+    word = "<Q" if wide else "<I"
+    shoff_at, shentsize_at = (0x28, 0x3A) if wide else (0x20, 0x2E)
+    # Elf32_Shdr, Elf64_Shdr: sh_name and sh_type (4 bytes each), then words.
+    flags_at, offset_at, size_at = (8, 24, 32) if wide else (8, 16, 20)
+    align_at = 48 if wide else 32
+    sht_null, sht_nobits, shf_alloc = 0, 8, 2
+
+    (table,) = struct.unpack_from(word, elf, shoff_at)
+    entry_size, count, names_index = struct.unpack_from("<HHH", elf, shentsize_at)
+    headers = [
+        bytearray(elf[table + i * entry_size : table + (i + 1) * entry_size]) for i in range(count)
+    ]
+
+    def get(header: bytearray, at: int) -> int:
+        return int(struct.unpack_from(word, header, at)[0])
+
+    names = get(headers[names_index], offset_at)
+
+    def is_debug(header: bytearray) -> bool:
+        (name,) = struct.unpack_from("<I", header)
+        return elf.startswith(b".debug_", names + name)
+
+    kept = bytearray(
+        elf[
+            : max(
+                get(h, offset_at) + (0 if h[4] == sht_nobits else get(h, size_at))
+                for h in headers
+                if get(h, flags_at) & shf_alloc
+            )
+        ]
+    )
+    for header in headers:
+        if get(header, flags_at) & shf_alloc or header[4] == sht_null:
+            continue
+        if is_debug(header):
+            header[4:] = bytes(len(header) - 4)
+            continue
+        start, size = get(header, offset_at), get(header, size_at)
+        kept.extend(bytes(-len(kept) % max(get(header, align_at), 1)))
+        struct.pack_into(word, header, offset_at, len(kept))
+        kept.extend(elf[start : start + size])
+    kept.extend(bytes(-len(kept) % 8))
+    struct.pack_into(word, kept, shoff_at, len(kept))
+    return bytes(kept) + b"".join(headers)

@@ -1,0 +1,1 @@
+"""A Relax function as layers, each with the element-wise arithmetic fused into it."""

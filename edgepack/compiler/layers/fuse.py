@@ -1,0 +1,258 @@
+"""Passes over the list of layers: views resolved, element-wise layers fused, weights folded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from edgepack.compiler.layers.graph import (
+    Convolution,
+    GlobalAverage,
+    Layer,
+    Pointwise,
+    Pooling,
+    Resampling,
+    Value,
+    extent,
+    is_image,
+)
+from edgepack.compiler.tiles.expression import (
+    Argument,
+    Expression,
+    Operand,
+    Operation,
+    PerChannel,
+    Scalar,
+    Step,
+)
+
+# Output channels per pixel up to which a gate scales a convolution's weights: scaling the image
+# writes it to memory and reads it again, the weights stay in the first-level cache.
+_GATED_WEIGHTS = 4
+# Longer chains would run out of registers for the values they keep.
+MAX_STEPS = 16
+
+
+def fuse(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
+    """Merge element-wise layers into their producers and constants into the weights.
+
+    `outputs` are the function's results. The order of the result is valid again.
+    """
+    fused = list(layers)
+    # From the end, so that of two producers the later one takes a sum: the other's result
+    # is then there, and nobody's input has to live longer.
+    for index in reversed(range(len(fused))):
+        _fuse_followers(fused, index, outputs)
+    return [_fold(layer) for layer in _gated(fused, outputs)]
+
+
+def _gated(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
+    """Let 1x1 convolutions take in the multiplication of their image by a gate."""
+    uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
+    uses.update(outputs)
+    gates = {layer.output: layer for layer in layers if _is_gate(layer) and uses[layer.output] == 1}
+    taken, left = set(), []
+    for layer in layers:
+        gate = gates.get(layer.inputs[0]) if layer.inputs else None
+        if gate is not None and _can_be_gated(layer):
+            left.append(_with_gate(layer, gate))
+            taken.add(gate.output)
+        else:
+            left.append(layer)
+    return [layer for layer in left if layer.output not in taken]
+
+
+def _with_gate(layer: Layer, gate: Layer) -> Layer:
+    assert isinstance(layer.operator, Convolution)
+    return replace(
+        layer,
+        operator=replace(layer.operator, gated=True),
+        inputs=(gate.inputs[0], gate.operands[0]),
+        bindings=(*layer.bindings, *gate.bindings),
+    )
+
+
+def _is_gate(layer: Layer) -> bool:
+    """Whether a layer is nothing but an image times one value per channel."""
+    if not isinstance(layer.operator, Pointwise) or len(layer.expression) != 1:
+        return False
+    (operation,) = layer.expression
+    image, gate = Step(index=0), Operand(index=0, pixel=True)
+    return operation.name == "multiply" and operation.arguments in ((image, gate), (gate, image))
+
+
+def _can_be_gated(layer: Layer) -> bool:
+    """1x1 convolutions whose weights are less work to scale than the image, or not much more."""
+    operator = layer.operator
+    if not isinstance(operator, Convolution):
+        return False
+    batch, outs, height, width = extent(layer.output)
+    plain = (operator.kernel, operator.stride, operator.before, operator.groups, batch)
+    return plain == ((1, 1), (1, 1), (0, 0), 1, 1) and outs <= _GATED_WEIGHTS * height * width
+
+
+def _fuse_followers(layers: list[Layer], index: int, outputs: Sequence[Value]) -> None:
+    """Replace layer `index` and what it can absorb by one layer, in place of the last of them."""
+    head = layers[index]
+    if not isinstance(
+        head.operator, Convolution | Pooling | GlobalAverage | Resampling | Pointwise
+    ):
+        return
+    uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
+    uses.update(outputs)
+    group = _Group(head)
+    best, taken = None, [index]
+    for position in range(index + 1, len(layers)):
+        layer = layers[position]
+        if not group.touches(layer):
+            continue
+        if not group.absorb(layer):
+            break
+        taken.append(position)
+        if group.is_closed(uses):
+            best = group.layer(), tuple(taken)
+    if best is None:
+        return
+    merged, positions = best
+    layers[positions[-1]] = merged
+    for position in reversed(positions[:-1]):
+        del layers[position]
+
+
+class _Group:
+    """A layer that grows: `steps` maps the values computed inside to step numbers."""
+
+    def __init__(self, head: Layer) -> None:
+        self.head = head
+        self.steps: dict[Value, int] = {head.output: len(head.expression)}
+        self.last = head.output
+        self.expression = list(head.expression)
+        self.operands = list(head.operands)
+        self.constants = list(head.constants)
+        self.bindings = list(head.bindings)
+        self.inside: Counter[Value] = Counter()
+
+    def touches(self, layer: Layer) -> bool:
+        return any(value in self.steps for value in (*layer.inputs, *layer.operands))
+
+    def absorb(self, layer: Layer) -> bool:
+        if not isinstance(layer.operator, Pointwise) or not is_image(layer.output):
+            return False
+        if extent(layer.output) != extent(self.head.output):
+            return False
+        if len(self.expression) + len(layer.expression) > MAX_STEPS:
+            return False
+        pixels = [a for op in layer.expression for a in op.arguments if isinstance(a, Operand)]
+        if any(a.pixel and layer.operands[a.index] in self.steps for a in pixels):
+            return False
+        base = len(self.expression)
+
+        def translate(argument: Argument) -> Argument:
+            match argument:
+                case Step(index=0):
+                    return self._refer(layer.inputs[0], pixel=False)
+                case Step():
+                    return Step(index=base + argument.index)
+                case Operand():
+                    return self._refer(layer.operands[argument.index], pixel=argument.pixel)
+                case PerChannel():
+                    self.constants.append(layer.constants[argument.index])
+                    return PerChannel(index=len(self.constants) - 1)
+            return argument
+
+        for operation in layer.expression:
+            arguments = tuple(translate(argument) for argument in operation.arguments)
+            self.expression.append(Operation(name=operation.name, arguments=arguments))
+        self.steps[layer.output] = len(self.expression)
+        self.last = layer.output
+        self.bindings += layer.bindings
+        self.inside.update((*layer.inputs, *layer.operands))
+        return True
+
+    def _refer(self, value: Value, *, pixel: bool) -> Argument:
+        if value in self.steps:
+            return Step(index=self.steps[value])
+        if value not in self.operands:
+            self.operands.append(value)
+        return Operand(index=self.operands.index(value), pixel=pixel)
+
+    def is_closed(self, uses: Counter[Value]) -> bool:
+        """Whether nobody outside reads any value but the last."""
+        return all(
+            self.inside[value] == uses[value] for value in self.steps if value is not self.last
+        )
+
+    def layer(self) -> Layer:
+        return replace(
+            self.head,
+            output=self.last,
+            expression=tuple(self.expression),
+            operands=tuple(self.operands),
+            constants=tuple(self.constants),
+            bindings=tuple(self.bindings),
+        )
+
+
+def _fold(layer: Layer) -> Layer:
+    """Fold scales and shifts right after a convolution into its weights and bias."""
+    while isinstance(layer.operator, Convolution) and layer.expression:
+        first = layer.expression[0]
+        if first.name not in _AFFINE or _reads_start(layer.expression[1:]):
+            break
+        value = _factor(first, layer)
+        if value is None:
+            break
+        layer = replace(
+            layer,
+            operator=_AFFINE[first.name](layer.operator, value),
+            expression=_without_first(layer.expression),
+        )
+    return layer
+
+
+def _reads_start(expression: Expression) -> bool:
+    return any(Step(index=0) in operation.arguments for operation in expression)
+
+
+def _factor(operation: Operation, layer: Layer) -> np.ndarray | None:
+    """The constant that step 0 is combined with, one value per channel."""
+    channels = extent(layer.output)[1]
+    left, right = operation.arguments
+    if operation.name in ("add", "multiply") and right == Step(index=0):
+        left, right = right, left
+    if left != Step(index=0):
+        return None
+    if isinstance(right, Scalar):
+        return np.full(channels, right.value, "float32")
+    return layer.constants[right.index] if isinstance(right, PerChannel) else None
+
+
+def _without_first(expression: Expression) -> Expression:
+    def shift(argument: Argument) -> Argument:
+        return Step(index=argument.index - 1) if isinstance(argument, Step) else argument
+
+    return tuple(
+        Operation(name=operation.name, arguments=tuple(map(shift, operation.arguments)))
+        for operation in expression[1:]
+    )
+
+
+def _shifted(operator: Convolution, value: np.ndarray) -> Convolution:
+    bias = value if operator.bias is None else operator.bias + value
+    return replace(operator, bias=bias)
+
+
+def _scaled(operator: Convolution, value: np.ndarray) -> Convolution:
+    bias = None if operator.bias is None else operator.bias * value
+    return replace(operator, weight=operator.weight * value[:, None, None, None], bias=bias)
+
+
+_AFFINE: dict[str, Callable[[Convolution, np.ndarray], Convolution]] = {
+    "add": _shifted,
+    "subtract": lambda operator, value: _shifted(operator, -value),
+    "multiply": _scaled,
+    "divide": lambda operator, value: _scaled(operator, 1 / value),
+}

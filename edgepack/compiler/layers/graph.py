@@ -1,0 +1,540 @@
+"""A Relax function as a list of layers: convolutions, poolings, element-wise chains.
+
+What no layer describes stays as it is (`Foreign`), and is lowered by TVM.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from edgepack.compiler.layers.axis import Axis, Resize, padded
+from edgepack.compiler.tiles.expression import (
+    FUNCTIONS,
+    Argument,
+    Expression,
+    Operand,
+    Operation,
+    PerChannel,
+    Scalar,
+    Step,
+)
+
+# A tensor between layers. Relax variables compare by identity.
+Value: TypeAlias = relax.Var
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Convolution:
+    """A 2-D convolution, float32; a matrix product with a constant is one of 1x1.
+
+    `weight` is [out channels, in channels / groups, rows, columns]; pairs are (vertical,
+    horizontal); `before` is the padding at top and left. A `gated` one has a second input, one
+    value per input channel, by which the image is multiplied first.
+    """
+
+    weight: np.ndarray
+    bias: np.ndarray | None
+    stride: tuple[int, int]
+    before: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+    gated: bool = False
+
+    @property
+    def kernel(self) -> tuple[int, int]:
+        """Rows and columns of the window."""
+        return self.weight.shape[2], self.weight.shape[3]
+
+
+class TransposedConvolution(Convolution):
+    """The transpose of a convolution of that stride, padding and window, without dilation.
+
+    Its weights are in a convolution's order, [out channels, in channels / groups, ...].
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooling:
+    """Maximum or average ("max", "average") over a window.
+
+    `count_padding`: the average divides by the whole window at the border too; then
+    `padded` is the size up to which a window counts (image and padding).
+    """
+
+    kind: str
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    before: tuple[int, int]
+    after: tuple[int, int]
+    dilation: tuple[int, int]
+    count_padding: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalAverage:
+    """The mean of each channel's image."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Resampling:
+    """An image of sums of another one's pixels: along its columns, then along its rows.
+
+    `kind` is "nearest", "linear" or "cubic" for a resize, "constant", "reflect" or "replicate" for
+    borders. What an axis has outside is `outside`.
+    """
+
+    kind: str
+    rows: Axis
+    columns: Axis
+    outside: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pointwise:
+    """Nothing but the layer's expression."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concatenation:
+    """Channels of the inputs one after the other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """Neighbouring channels of the input, from channel `first` on."""
+
+    first: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreign:
+    """Something that only TVM can lower."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """The input's bytes with another shape, of the same channels: (1, C, 1, 1) and (1, C)."""
+
+
+Operator = (
+    Convolution
+    | Pooling
+    | GlobalAverage
+    | Resampling
+    | Pointwise
+    | Concatenation
+    | Slice
+    | Foreign
+    | View
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layer:
+    """An operator, and the arithmetic done on each of its results before they are stored.
+
+    `inputs` are what the operator reads, `operands` and `constants` what `expression` refers
+    to (constants as one value per channel). `mean` is a second result, the mean of each channel
+    of `output`. `bindings` are the Relax bindings the layer was made of, for when it is left to
+    TVM after all.
+    """
+
+    operator: Operator
+    inputs: tuple[Value, ...]
+    output: Value
+    expression: Expression = ()
+    operands: tuple[Value, ...] = ()
+    constants: tuple[np.ndarray, ...] = field(default=(), repr=False)
+    mean: Value | None = None
+    bindings: tuple[tuple[relax.Var, relax.Expr], ...] = field(default=(), repr=False)
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        """All that it computes."""
+        return (self.output,) if self.mean is None else (self.output, self.mean)
+
+
+def shape_of(value: relax.Expr) -> tuple[int, ...]:
+    """The static shape of a tensor; () for what is no tensor or not static."""
+    return shape_of_type(value.ty)
+
+
+def shape_of_type(ty: relax.Type) -> tuple[int, ...]:
+    """The same of its type."""
+    dims = getattr(ty, "shape", None)
+    if dims is None or not all(isinstance(dim, int | tvm.tirx.IntImm) for dim in dims):
+        return ()
+    return tuple(int(dim) for dim in dims)
+
+
+def is_image(value: relax.Expr) -> bool:
+    """Whether a tensor has channels as its second axis: float32 (N, C, H, W) or (N, C)."""
+    shape = shape_of(value)
+    return len(shape) in (2, 4) and str(value.ty.dtype) == "float32" and math.prod(shape) > 0
+
+
+def extent(value: relax.Expr) -> tuple[int, int, int, int]:
+    """(N, C, H, W) of an image. The rows of a matrix (N, C) are its pixels: (1, C, 1, N).
+
+    So a matrix product has tiles of rows, and reads its weights once, not once per row.
+    """
+    shape = shape_of(value)
+    n, c, h, w = shape if len(shape) == 4 else (1, shape[1], 1, shape[0])
+    return n, c, h, w
+
+
+def constant_of(expr: relax.Expr) -> np.ndarray | None:
+    """The value of a constant."""
+    return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
+
+
+def read_layers(function: relax.Function) -> list[Layer]:
+    """The layers of a function of one dataflow block, in its order, nothing fused yet."""
+    return [_read(var, value) for var, value in _bindings(function)]
+
+
+def _bindings(function: relax.Function) -> list[tuple[relax.Var, relax.Expr]]:
+    """A function's bindings, with the items of a split as slices of their own."""
+    bindings = [(b.var, b.value) for block in function.body.blocks for b in block.bindings]
+    splits = {
+        var: value
+        for var, value in bindings
+        if isinstance(value, relax.Call) and value.op == tvm.ir.Op.get("relax.split")
+    }
+    whole = [value for _, value in bindings if not isinstance(value, relax.TupleGetItem)]
+    for var in (var for value in (*whole, function.body.body) for var in variables(value)):
+        splits.pop(var, None)
+    left = []
+    for var, value in bindings:
+        if isinstance(value, relax.TupleGetItem) and value.tuple_value in splits:
+            left.append((var, _item(splits[value.tuple_value], int(value.index))))
+        elif var not in splits:
+            left.append((var, value))
+    return left
+
+
+def _item(split: relax.Call, index: int) -> relax.Call:
+    """One result of a split as a slice."""
+    axis, data = int(split.attrs.axis), split.args[0]
+    sizes = [shape_of_type(field)[axis] for field in split.ty.fields]
+    begin = sum(sizes[:index])
+    made = relax.op.strided_slice(data, axes=[axis], begin=[begin], end=[begin + sizes[index]])
+    return relax.Call(made.op, made.args, made.attrs, made.ty_args, split.span)
+
+
+def _read(var: relax.Var, value: relax.Expr) -> Layer:
+    layer = None
+    if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and is_image(var):
+        reader = _READERS.get(value.op.name.removeprefix("relax."))
+        layer = reader(var, value) if reader else None
+    elif isinstance(value, relax.Var) and is_image(var):
+        layer = Layer(operator=View(), inputs=(value,), output=var)
+    if layer is None or not all(
+        isinstance(item, relax.Var) and is_image(item) for item in layer.inputs
+    ):
+        layer = Layer(operator=Foreign(), inputs=tuple(variables(value)), output=var)
+    return replace(layer, bindings=((var, value),))
+
+
+def variables(expr: relax.Expr) -> list[relax.Var]:
+    """The variables an expression reads, in order."""
+    if isinstance(expr, relax.Var):
+        return [expr]
+    if isinstance(expr, relax.Tuple):
+        return [var for item in expr.fields for var in variables(item)]
+    if isinstance(expr, relax.TupleGetItem):
+        return variables(expr.tuple_value)
+    if isinstance(expr, relax.Call):
+        return [var for arg in expr.args for var in variables(arg)]
+    return []
+
+
+def _pair(values: Sequence[object]) -> tuple[int, int]:
+    first, second = (int(value) for value in values)  # type: ignore[call-overload]
+    return first, second
+
+
+def _conv2d(var: relax.Var, call: relax.Call) -> Layer | None:
+    attrs, weight = call.attrs, constant_of(call.args[1])
+    if weight is None or (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW"):
+        return None
+    return Layer(
+        operator=Convolution(
+            weight=weight,
+            bias=None,
+            stride=_pair(attrs.strides),
+            before=_pair(attrs.padding[:2]),
+            dilation=_pair(attrs.dilation),
+            groups=int(attrs.groups),
+        ),
+        inputs=(call.args[0],),
+        output=var,
+    )
+
+
+def _conv2d_transpose(var: relax.Var, call: relax.Call) -> Layer | None:
+    attrs, weight = call.attrs, constant_of(call.args[1])
+    if weight is None or (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "IOHW"):
+        return None
+    groups, stride = int(attrs.groups), _pair(attrs.strides)
+    if _pair(attrs.dilation) != (1, 1) or min(np.subtract(weight.shape[2:], stride)) < 0:
+        return None
+    ins, outs, *kernel = weight.shape
+    ordered = weight.reshape(groups, ins // groups, outs, *kernel).swapaxes(1, 2)
+    operator = TransposedConvolution(
+        weight=ordered.reshape(groups * outs, ins // groups, *kernel),
+        bias=None,
+        stride=stride,
+        before=_pair(attrs.padding[:2]),
+        dilation=(1, 1),
+        groups=groups,
+    )
+    return Layer(operator=operator, inputs=(call.args[0],), output=var)
+
+
+def _matmul(var: relax.Var, call: relax.Call) -> Layer | None:
+    data, weight = call.args[0], constant_of(call.args[1])
+    if weight is None or weight.ndim != 2 or len(shape_of(data)) != 2:
+        return None
+    operator = Convolution(
+        weight=np.ascontiguousarray(weight.T)[:, :, None, None],
+        bias=None,
+        stride=(1, 1),
+        before=(0, 0),
+        dilation=(1, 1),
+        groups=1,
+    )
+    return Layer(operator=operator, inputs=(data,), output=var)
+
+
+def _pool(kind: str, var: relax.Var, call: relax.Call) -> Layer | None:
+    attrs = call.attrs
+    if attrs.layout != "NCHW":
+        return None
+    operator = Pooling(
+        kind=kind,
+        kernel=_pair(attrs.pool_size),
+        stride=_pair(attrs.strides),
+        before=_pair(attrs.padding[:2]),
+        after=_pair(attrs.padding[2:]),
+        dilation=_pair(attrs.dilation),
+        count_padding=bool(attrs.count_include_pad),
+    )
+    if kind == "average" and operator.dilation != (1, 1):
+        return None
+    whole = operator.kernel == extent(call.args[0])[2:] and extent(var)[2:] == (1, 1)
+    if kind == "average" and whole and (*operator.before, *operator.after) == (0, 0, 0, 0):
+        return Layer(operator=GlobalAverage(), inputs=(call.args[0],), output=var)
+    return Layer(operator=operator, inputs=(call.args[0],), output=var)
+
+
+def _mean(var: relax.Var, call: relax.Call) -> Layer | None:
+    axes = sorted(int(axis) % 4 for axis in call.attrs.axis or ())
+    data = call.args[0]
+    if len(shape_of(data)) != 4 or axes != [2, 3] or not is_image(data):
+        return None
+    if extent(var) != (*extent(data)[:2], 1, 1):
+        # A matrix with a row per image; its rows are pixels.
+        return None
+    return Layer(operator=GlobalAverage(), inputs=(data,), output=var)
+
+
+def _adaptive(var: relax.Var, call: relax.Call) -> Layer | None:
+    if extent(var)[2:] != (1, 1) or call.attrs.layout != "NCHW":
+        return None
+    return Layer(operator=GlobalAverage(), inputs=(call.args[0],), output=var)
+
+
+def resampling(call: relax.Call) -> Resampling | None:
+    """What a call of `image.resize2d` does to an image."""
+    attrs, data = call.attrs, call.args[0]
+    if attrs.layout != "NCHW" or not is_image(data):
+        return None
+    resize = Resize(
+        kind="nearest" if attrs.method == "nearest_neighbor" else str(attrs.method),
+        coordinates=str(attrs.coordinate_transformation_mode),
+        rounding=str(attrs.rounding_method),
+        coefficient=float(attrs.cubic_alpha),
+        exclude_outside=bool(attrs.cubic_exclude),
+    )
+    # Where the rows and the columns start, and where they end; or their scales: see `importer`.
+    top, left, bottom, right = (float(bound) for bound in attrs.roi)
+    scales = (0.0, 0.0) if resize.coordinates == "tf_crop_and_resize" else (bottom, right)
+    (height, width), (out_height, out_width) = extent(data)[2:], extent(call)[2:]
+    return Resampling(
+        kind=resize.kind,
+        rows=resize.axis(height, out_height, (top, bottom), scales[0]),
+        columns=resize.axis(width, out_width, (left, right), scales[1]),
+        outside=float(attrs.extrapolation_value),
+    )
+
+
+def _resize(var: relax.Var, call: relax.Call) -> Layer | None:
+    operator = resampling(call)
+    if operator is None:
+        return None
+    return Layer(operator=operator, inputs=(call.args[0],), output=var)
+
+
+def _pad(var: relax.Var, call: relax.Call) -> Layer | None:
+    attrs, (data,) = call.attrs, call.args
+    widths = [int(width) for width in attrs.pad_width]
+    if len(widths) != 8 or any(widths[:4]) or not is_image(data):
+        return None
+    kind, (height, width) = str(attrs.pad_mode), extent(data)[2:]
+    operator = Resampling(
+        kind=kind,
+        rows=padded(kind, height, *widths[4:6]),
+        columns=padded(kind, width, *widths[6:]),
+        outside=float(attrs.pad_value),
+    )
+    return Layer(operator=operator, inputs=(data,), output=var)
+
+
+def _concat(var: relax.Var, call: relax.Call) -> Layer | None:
+    inputs = tuple(variables(call.args[0]))
+    rank = len(shape_of(var))
+    axis = int(call.attrs.axis) % rank if call.attrs.axis is not None else 0
+    if axis != 1 or len(inputs) != len(call.args[0].fields) or not all(map(is_image, inputs)):
+        return None
+    return Layer(operator=Concatenation(), inputs=inputs, output=var)
+
+
+def _slice(var: relax.Var, call: relax.Call) -> Layer | None:
+    data, axes, begin, *_ = call.args
+    strides = [int(step) for step in call.args[4]] if len(call.args) > 4 else [1]
+    if not is_image(data) or strides != [1] or [int(axis) for axis in axes] != [1]:
+        return None
+    first, channels = int(begin[0]), extent(data)[1]
+    # A negative one counts from the end.
+    first = max(0, first + channels if first < 0 else first)
+    return Layer(operator=Slice(first=first), inputs=(data,), output=var)
+
+
+def _view(var: relax.Var, call: relax.Call) -> Layer | None:
+    data = call.args[0]
+    if not isinstance(data, relax.Var) or not is_image(data) or extent(data) != extent(var):
+        return None
+    return Layer(operator=View(), inputs=(data,), output=var)
+
+
+def _pointwise(name: str, var: relax.Var, arguments: Sequence[relax.Expr]) -> Layer | None:
+    """A layer of one operation; its first image of the full shape is where it starts."""
+    full = extent(var)
+    operands: list[relax.Var] = []
+    constants: list[np.ndarray] = []
+    inputs: list[relax.Var] = []
+    refer: list[Argument] = []
+    for argument in arguments:
+        value = constant_of(argument)
+        if value is not None and str(value.dtype) == "float32":
+            if value.size == 1:
+                refer.append(Scalar(value=float(value.reshape(()))))
+                continue
+            channels = _per_channel(value, len(shape_of(var)), full[1])
+            if channels is None:
+                return None
+            refer.append(PerChannel(index=len(constants)))
+            constants.append(channels)
+        elif not isinstance(argument, relax.Var) or not is_image(argument):
+            return None
+        elif argument in inputs:
+            refer.append(Step(index=0))
+        elif extent(argument) == full and not inputs:
+            refer.append(Step(index=0))
+            inputs.append(argument)
+        else:
+            one_per_channel = extent(argument) == (*full[:2], 1, 1)
+            if len(shape_of(argument)) != len(shape_of(var)):
+                return None
+            if not one_per_channel and extent(argument) != full:
+                return None
+            pixel = one_per_channel and extent(argument) != full
+            refer.append(Operand(index=len(operands), pixel=pixel))
+            operands.append(argument)
+    if not inputs:
+        return None
+    return Layer(
+        operator=Pointwise(),
+        inputs=tuple(inputs),
+        output=var,
+        expression=(Operation(name=name, arguments=tuple(refer)),),
+        operands=tuple(operands),
+        constants=tuple(constants),
+    )
+
+
+def _per_channel(value: np.ndarray, rank: int, channels: int) -> np.ndarray | None:
+    """A constant that varies along the channel axis only, as one value per channel."""
+    shape = (1,) * (rank - value.ndim) + value.shape
+    if len(shape) != rank or shape != (1, channels, *(1,) * (rank - 2)):
+        return None
+    return value.reshape(channels)
+
+
+def _clip(var: relax.Var, call: relax.Call) -> Layer | None:
+    if not isinstance(call.args[0], relax.Var) or not is_image(call.args[0]):
+        return None
+    low, high = (Scalar(value=float(arg.value)) for arg in call.args[1:])
+    return Layer(
+        operator=Pointwise(),
+        inputs=(call.args[0],),
+        output=var,
+        expression=(
+            Operation(name="maximum", arguments=(Step(index=0), low)),
+            Operation(name="minimum", arguments=(Step(index=1), high)),
+        ),
+    )
+
+
+def _with_scalar(name: str, scalar: float, var: relax.Var, call: relax.Call) -> Layer | None:
+    layer = _pointwise(name, var, call.args)
+    if layer is None:
+        return None
+    operation = Operation(name=name, arguments=(Step(index=0), Scalar(value=scalar)))
+    return Layer(operator=layer.operator, inputs=layer.inputs, output=var, expression=(operation,))
+
+
+def _prelu(var: relax.Var, call: relax.Call) -> Layer | None:
+    if int(call.attrs.axis) != 1:
+        return None
+    slope = constant_of(call.args[1])
+    channels = extent(var)[1]
+    if slope is None or slope.size not in (1, channels):
+        return None
+    shaped = slope.reshape((1, slope.size, *(1,) * (len(shape_of(var)) - 2)))
+    return _pointwise("prelu", var, [call.args[0], relax.const(shaped)])
+
+
+def _same_name(name: str, var: relax.Var, call: relax.Call) -> Layer | None:
+    return _pointwise(name, var, call.args)
+
+
+_READERS: dict[str, Callable[[relax.Var, relax.Call], Layer | None]] = {
+    "nn.conv2d": _conv2d,
+    "nn.conv2d_transpose": _conv2d_transpose,
+    "matmul": _matmul,
+    "nn.max_pool2d": lambda var, call: _pool("max", var, call),
+    "nn.avg_pool2d": lambda var, call: _pool("average", var, call),
+    "nn.adaptive_avg_pool2d": _adaptive,
+    "mean": _mean,
+    "image.resize2d": _resize,
+    "nn.pad": _pad,
+    "concat": _concat,
+    "strided_slice": _slice,
+    "reshape": _view,
+    "squeeze": _view,
+    "clip": _clip,
+    "nn.relu": lambda var, call: _with_scalar("maximum", 0.0, var, call),
+    "nn.leakyrelu": lambda var, call: _with_scalar("prelu", float(call.attrs.alpha), var, call),
+    "nn.prelu": _prelu,
+    "nn.silu": lambda var, call: _pointwise("silu", var, call.args),
+} | {name: partial(_same_name, name) for name in FUNCTIONS if name not in ("prelu", "silu")}

@@ -1,0 +1,95 @@
+"""Relax operators -> kernels, called in a straight line.
+
+What the kernel library has a rule for goes there; TVM lowers and fuses the rest.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax, topi
+
+from edgepack.compiler import place
+from edgepack.compiler.frontend.importer import DATA_SHAPE_HINT, ImportModelError, first_line
+from edgepack.model import DynamicShapeError, LoadedModel
+
+
+def lower(
+    module: tvm.IRModule,
+    target: tvm.target.Target,
+    model: LoadedModel,
+    *,
+    smallest: bool = False,
+) -> tuple[tvm.IRModule, place.Rewritten]:
+    """Turn every operator into a kernel.
+
+    In the resulting module `main` is a dataflow block of three things only: `call_dps_packed`
+    of a kernel of the library (those come with the second result), `call_tir` of a PrimFunc of
+    the module, where operators that can share their loops are fused, and `reshape`, which moves
+    no data. `smallest` is that of `place.rewrite`. Raises `ImportModelError` for a form of an
+    operator that TVM converts but has no code for (a maximum of booleans, an integer power), and
+    `DynamicShapeError` where a shape inside depends on the data.
+    """
+    transform = relax.transform
+    folded = _apply([transform.FoldConstant()], module, target, model)
+    _check_shapes(folded["main"], model)
+    fast = place.rewrite(folded, target, smallest=smallest)
+    passes = [
+        transform.LegalizeOps({"relax.nn.pad": _pad}),
+        transform.AnnotateTIROpPattern(),
+        transform.FoldConstant(),
+        # Before anything is fused: a reshape is no work, but in a kernel it hides which of its
+        # elements lie side by side.
+        transform.RewriteDataflowReshape(),
+        transform.FuseOps(),
+        transform.FuseTIR(),
+        transform.DeadCodeElimination(),
+    ]
+    return _apply(passes, fast.module, target, model), fast
+
+
+def _pad(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Reflected borders as choices, which `schedule.pieces` knows, not as absolute values."""
+    if call.attrs.pad_mode != "reflect":
+        return call.op.get_attr("FLegalize")(builder, call)
+    before, after = (list(call.attrs.pad_width)[i::2] for i in (0, 1))
+    return builder.call_te(topi.nn.mirror_pad, call.args[0], before, after, "REFLECT")
+
+
+def _apply(
+    passes: list[tvm.transform.Pass],
+    module: tvm.IRModule,
+    target: tvm.target.Target,
+    model: LoadedModel,
+) -> tvm.IRModule:
+    try:
+        with target:
+            return tvm.transform.Sequential(passes)(module)
+    except Exception as error:  # TVM's errors share no base
+        raise ImportModelError(
+            f"{model.path}: TVM cannot lower the model: {first_line(error)}"
+        ) from error
+
+
+def _check_shapes(main: relax.Function, model: LoadedModel) -> None:
+    _check_shape(main.ret_ty, model)
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            _check_shape(binding.var.ty, model)
+
+
+def _check_shape(ty: tvm.ir.Type, model: LoadedModel) -> None:
+    """A plan needs every shape as numbers; nothing is to be had from empty tensors."""
+    if isinstance(ty, relax.TupleType):
+        for field in ty.fields:
+            _check_shape(field, model)
+    elif isinstance(ty, relax.TensorType):
+        dims = ty.shape
+        if dims is None or not all(isinstance(dim, tvm.tirx.IntImm) for dim in dims):
+            shape = "unknown" if dims is None else tuple(str(dim) for dim in dims)
+            raise DynamicShapeError(
+                f"{model.path}: a tensor inside the model has a shape that depends on the data: "
+                f"{shape}",
+                hint=DATA_SHAPE_HINT,
+            )
+        if any(int(dim) == 0 for dim in dims):
+            raise ImportModelError(f"{model.path}: a tensor inside the model is empty: {dims}")

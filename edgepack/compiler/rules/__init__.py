@@ -1,0 +1,1 @@
+"""What makes kernels: one module per family of layers."""

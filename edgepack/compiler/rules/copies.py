@@ -1,0 +1,187 @@
+"""Between the network's own layout (NCHW, or rows of channels) and the blocked one.
+
+A block of channels and as many pixels are a square matrix, which is transposed in registers. What
+is left of a row of pixels is done by a square that overlaps the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tvm import tirx
+
+from edgepack.compiler.rules.rule import Kernel, shared_loops
+from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.layout import Blocked, Image, clear_halos
+
+# Lanes of the smallest vector; rows of fewer pixels are copied one by one.
+_SMALLEST = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """A pixel of a block, of which `valid` channels hold something."""
+
+    n: tir.Expr
+    block: tir.Expr
+    valid: int
+    row: tir.Expr = 0
+    column: tir.Expr = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tensors:
+    """A tensor in both layouts."""
+
+    plain: tirx.Buffer
+    image: Image
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether pixels are the rows of a matrix, so that channels lie side by side in both."""
+        return len(self.plain.shape) != 4
+
+    def in_plain(self, place: _Place, lane: int) -> list[tir.Expr]:
+        """Indices of a channel of a block."""
+        channel = place.block * self.image.layout.block + lane
+        if self.is_matrix:
+            return [place.column, channel]
+        return [place.n, channel, place.row, place.column]
+
+    def in_blocked(self, place: _Place, pixel: int, lane: int) -> list[tir.Expr]:
+        """Indices of a channel, `pixel` pixels further on."""
+        plane = place.n * self.image.layout.blocks + place.block
+        return self.image.at(plane, place.row, place.column + pixel, lane)
+
+    def over(
+        self,
+        cpu: CpuModel,
+        square: Callable[[_Place, int], tir.Stmt],
+        one: Callable[[_Place], tir.Stmt],
+    ) -> tir.Stmt:
+        """Everything, by squares of a number of pixels or by single pixels."""
+        layout = self.image.layout
+        if not layout.halo:
+            layout = layout.flat
+        widest = min(layout.block, layout.width)
+        side = 1 << (widest.bit_length() - 1)
+        # A load and a store of each vector.
+        by_blocks, by_rows = shared_loops(2 * layout.nbytes / 4 / layout.block, layout, cpu)
+
+        def along(place: _Place) -> tir.Stmt:
+            if self.is_matrix or side < _SMALLEST:
+                return tir.loop_of(
+                    "column", layout.width, lambda column: one(replace(place, column=column))
+                )
+            full, rest = divmod(layout.width, side)
+            return tir.sequence(
+                tir.loop_of(
+                    "square",
+                    full,
+                    lambda i: square(replace(place, column=i * side), side),
+                    parallel=by_rows and layout.height == 1,
+                ),
+                square(replace(place, column=layout.width - side), side) if rest else None,
+            )
+
+        def plane(n: tir.Expr, block: tir.Expr, valid: int) -> tir.Stmt:
+            place = _Place(n=n, block=block, valid=valid)
+            return tir.loop_of(
+                "row",
+                layout.height,
+                lambda row: along(replace(place, row=row)),
+                parallel=by_rows,
+            )
+
+        last = (layout.channels - 1) % layout.block + 1
+        whole = layout.blocks - (last < layout.block)
+        return tir.loop_of(
+            "n",
+            layout.batch,
+            lambda n: tir.split(
+                "block",
+                whole,
+                lambda block: plane(n, block, layout.block),
+                (lambda: plane(n, whole, last)) if whole < layout.blocks else None,
+                parallel=by_blocks,
+            ),
+        )
+
+
+def pack(shape: tuple[int, ...], layout: Blocked, cpu: CpuModel) -> Kernel:
+    """NCHW, or rows of channels -> blocked, halo and unused channels set to zero."""
+    tensors = _Tensors(plain=tir.buffer("source", shape), image=Image("target", layout))
+    source, target = tensors.plain, tensors.image.buffer
+
+    def square(place: _Place, side: int) -> tir.Stmt:
+        names = tir.Names()
+        for first in range(0, layout.block, side):
+            channels = [
+                tir.load(source, tensors.in_plain(place, first + i), side)
+                if first + i < place.valid
+                else tir.number(0.0, side)
+                for i in range(side)
+            ]
+            for i, pixel in enumerate(tir.transposed(names, channels)):
+                names.add(tir.store(target, pixel, tensors.in_blocked(place, i, first), side))
+        return names.done()
+
+    def one(place: _Place) -> tir.Stmt:
+        if tensors.is_matrix and place.valid == layout.block:
+            pixel = tir.load(source, tensors.in_plain(place, 0), layout.block)
+            return tir.store(target, pixel, tensors.in_blocked(place, 0, 0), layout.block)
+        lanes = []
+        for lane in range(layout.block):
+            value = tir.number(0.0)
+            if lane < place.valid:
+                value = tir.load(source, tensors.in_plain(place, lane))
+            lanes.append(tir.store(target, value, tensors.in_blocked(place, 0, lane)))
+        return tir.sequence(*lanes)
+
+    body = tir.sequence(clear_halos(tensors.image), tensors.over(cpu, square, one))
+    return Kernel(
+        name=f"pack_{_size(shape)}", function=tir.function([source, target], body), constants=()
+    )
+
+
+def unpack(layout: Blocked, shape: tuple[int, ...], cpu: CpuModel) -> Kernel:
+    """Blocked -> NCHW, or rows of channels."""
+    tensors = _Tensors(plain=tir.buffer("target", shape), image=Image("source", layout))
+    source, target = tensors.image.buffer, tensors.plain
+
+    def square(place: _Place, side: int) -> tir.Stmt:
+        names = tir.Names()
+        for first in range(0, place.valid, side):
+            pixels = [
+                tir.load(source, tensors.in_blocked(place, i, first), side) for i in range(side)
+            ]
+            channels = tir.transposed(names, pixels)
+            for i, channel in enumerate(channels[: place.valid - first]):
+                names.add(tir.store(target, channel, tensors.in_plain(place, first + i), side))
+        return names.done()
+
+    def one(place: _Place) -> tir.Stmt:
+        if tensors.is_matrix and place.valid == layout.block:
+            pixel = tir.load(source, tensors.in_blocked(place, 0, 0), layout.block)
+            return tir.store(target, pixel, tensors.in_plain(place, 0), layout.block)
+        return tir.sequence(
+            *(
+                tir.store(
+                    target,
+                    tir.load(source, tensors.in_blocked(place, 0, lane)),
+                    tensors.in_plain(place, lane),
+                )
+                for lane in range(place.valid)
+            )
+        )
+
+    body = tensors.over(cpu, square, one)
+    return Kernel(
+        name=f"unpack_{_size(shape)}", function=tir.function([source, target], body), constants=()
+    )
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))

@@ -1,0 +1,375 @@
+"""Depthwise convolution: each channel on its own, so vectors run along the channels.
+
+for each block of channels, row, tile of R pixels
+    R sums in registers; each input vector of a window row is loaded once and used by
+    all the pixels whose window it is in
+
+Window rows above and below the image are left out, by code of their own for the rows of results
+that have such: the image needs no zeros there. On 7x7 pixels a window of five rows has 4.1 of them
+inside, and those zeros would be as many as the pixels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from tvm import tirx
+
+from edgepack.compiler.layers.graph import Convolution, Layer, extent
+from edgepack.compiler.rules import convolution
+from edgepack.compiler.rules.rule import (
+    Epilogue,
+    Kernel,
+    Rule,
+    Site,
+    even_parts,
+    even_pieces,
+    product,
+    worth_sharing,
+)
+from edgepack.compiler.tiles import arm, micro, tir
+from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.layout import Blocked, Halo, Image, pack_channels
+
+# Weights of windows up to this size stay in registers for all rows of a block.
+_HELD_WEIGHTS = 9
+# Windows are unrolled. A larger one goes to the convolution rule, which has loops for them.
+_MOST_POINTS = 81
+
+
+def takes(layer: Layer, _cpu: CpuModel) -> bool:
+    """Convolutions with as many groups as input and output channels, of usual windows."""
+    operator = layer.operator
+    if not isinstance(operator, Convolution) or operator.groups == 1:
+        return False
+    outs, ins = operator.weight.shape[:2]
+    return bool(ins == 1 and outs == operator.groups and product(operator.kernel) <= _MOST_POINTS)
+
+
+def pack_weights(weight: np.ndarray, layout: Blocked) -> np.ndarray:
+    """[channels, 1, rows, columns] -> [block][row][column][channel of the block]."""
+    rows, columns = weight.shape[2:]
+    packed = np.zeros((layout.blocks * layout.block, rows, columns), "float32")
+    packed[: layout.channels] = weight[:, 0]
+    blocked = packed.reshape(layout.blocks, layout.block, rows, columns)
+    return np.ascontiguousarray(blocked.transpose(0, 2, 3, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """Rows of results whose windows have the rows `inside` in the image."""
+
+    rows: range
+    inside: range
+
+
+def _runs(operator: Convolution, height: int, out_height: int) -> list[_Run]:
+    """The rows of results of an image of `height` rows, by which rows of their windows count."""
+    runs: list[_Run] = []
+    for row in range(out_height):
+        top = row * operator.stride[0] - operator.before[0]
+        taps = [
+            tap
+            for tap in range(operator.kernel[0])
+            if 0 <= top + tap * operator.dilation[0] < height
+        ]
+        inside = range(taps[0], taps[-1] + 1) if taps else range(0)
+        start = runs.pop().rows.start if runs and runs[-1].inside == inside else row
+        runs.append(_Run(rows=range(start, row + 1), inside=inside))
+    return runs
+
+
+def _code_for(layer: Layer) -> list[_Run]:
+    """The rows of results by the code they need."""
+    operator, height = layer.operator, extent(layer.output)[2]
+    assert isinstance(operator, Convolution)
+    runs = _runs(operator, extent(layer.inputs[0])[2], height)
+    # Windows that lie outside as a whole read zeros.
+    whole = [_Run(rows=range(height), inside=range(operator.kernel[0]))]
+    return runs if all(run.inside for run in runs) else whole
+
+
+def halo(layer: Layer) -> Halo:
+    """Zeros beside the image; above and below only if the rows there are not left out."""
+    operator, around = layer.operator, convolution.halo(layer)
+    assert isinstance(operator, Convolution)
+    left_out = any(len(run.inside) < operator.kernel[0] for run in _code_for(layer))
+    return replace(around, top=0, bottom=0) if left_out else around
+
+
+def _pixels(width: int, operator: Convolution, cpu: CpuModel) -> int:
+    """Pixels per tile: as few input loads per result as registers allow.
+
+    The smaller tile that ends a row is charged like a full one.
+    """
+    rows, columns = operator.kernel
+    held = min(rows * columns, _HELD_WEIGHTS)
+    # The sums, the held weights, an input vector and one result being finished.
+    most = max(2, cpu.registers - held - 2)
+
+    def cost(pixels: int) -> float:
+        loads = rows * ((pixels - 1) * operator.stride[1] + columns)
+        one = loads / cpu.loads_per_cycle + pixels * product(operator.kernel) + 4 * pixels + 10
+        return -(-width // pixels) * one
+
+    return min(range(1, min(width, most) + 1), key=lambda pixels: (cost(pixels), -pixels))
+
+
+def _even_parts(width: int, most: int) -> int:
+    """The tile of at most `most` pixels that cuts a row into the fewest, most equal parts."""
+    return -(-width // -(-width // most))
+
+
+def make(site: Site) -> Kernel:
+    """The kernel of a depthwise convolution."""
+    return _Loops(site).kernel()
+
+
+class _Loops:
+    """The loops of one depthwise convolution."""
+
+    def __init__(self, site: Site) -> None:
+        operator = site.layer.operator
+        assert isinstance(operator, Convolution)
+        self.site = site
+        self.operator = operator
+        self.output = site.output
+        self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
+        self.runs = _code_for(site.layer)
+        self.packed = pack_weights(operator.weight, site.output)
+        self.weights = tir.buffer("weights", self.packed.shape)
+        self.bias = tir.buffer("bias", (site.output.blocks * site.output.block,))
+        output = site.output
+        self.macs = operator.weight.size * output.height * output.width * output.batch
+        # As many loads and stores as arithmetic, roughly.
+        self.cycles = 2 * self.macs / output.block / site.cpu.lanes[output.block]
+        self.shared = worth_sharing(self.cycles, site.cpu)
+        # Each core goes on with what it made itself, if that is most of what windows reach over.
+        even = even_pieces(output.height, site.cpu.cores) if site.by_pixels else None
+        if even and output.height // even * operator.stride[0] < operator.kernel[0]:
+            even = None
+        self.by_pixels = self.shared and even is not None
+        # Equal parts of the rows.
+        self.parts = (even or even_parts(output, site.cpu.cores)) if self.shared else 1
+        self.tiles: micro.Tiles | None = None
+        isa = arm.Isa.of(site.cpu)
+        most = isa.most_depthwise(operator.kernel[1]) if isa else 0
+        if isa is not None and most and operator.dilation[1] == 1:
+            self.pixels = _even_parts(site.output.width, most)
+            # A pass over the results is one over a whole row.
+            finishes = micro.finish_of(site.layer.expression) is not None
+            tile = self.pixels if finishes else site.output.width
+            self.epilogue = Epilogue(site, pixels=tile, parts=self.parts)
+            self.tiles = micro.Tiles(
+                isa, self.source, self.target, self.weights, self.bias, self.epilogue
+            )
+        else:
+            self.pixels = _pixels(site.output.width, operator, site.cpu)
+            self.epilogue = Epilogue(site, pixels=self.pixels, parts=self.parts)
+
+    def kernel(self) -> Kernel:
+        """Code, constants and what they cost."""
+        output, operator = self.output, self.operator
+        rows, columns = operator.kernel
+        parts = self.parts
+
+        def one(n: tir.Expr, item: tir.Expr) -> tir.Stmt:
+            if self.by_pixels:
+                return self._rows(n, item % output.blocks, item // output.blocks)
+            return self._rows(n, item // parts, item % parts)
+
+        def one_image(n: tir.Expr) -> tir.Stmt:
+            items = output.blocks * parts
+            return tir.loop_of("item", items, lambda item: one(n, item), parallel=self.shared)
+
+        body = tir.sequence(
+            self.epilogue.clear_around_means(),
+            tir.loop_of("n", output.batch, one_image),
+            self.epilogue.means() if parts > 1 else None,
+        )
+        arguments = [
+            self.source.buffer,
+            *self.epilogue.operand_buffers,
+            self.weights,
+            self.bias,
+            *self.epilogue.constants,
+            self.target.buffer,
+            *self.epilogue.average_buffers,
+        ]
+        stored_once = self.tiles is None or self.tiles.finishes
+        function = tir.function(
+            arguments,
+            self.tiles.imported(body) if self.tiles else body,
+            in_place=self.epilogue.in_place(self.target) if stored_once else [],
+        )
+        bias = np.zeros(output.channels, "float32") if operator.bias is None else operator.bias
+        name = f"depthwise{rows}x{columns}_{output.channels}_{output.height}x{output.width}"
+        if operator.stride != (1, 1):
+            name += f"_s{operator.stride[0]}"
+        if self.epilogue.average:
+            name += "_mean"
+        return Kernel(
+            name=name,
+            function=function,
+            constants=(self.packed, pack_channels(bias, output), *self.epilogue.packed),
+            tile=f"{self.pixels}x1{' mean' if self.epilogue.average else ''}",
+            macs=self.macs,
+            cycles=self.cycles,
+            by_pixels=self.by_pixels,
+        )
+
+    def _rows(self, n: tir.Expr, block: tir.Expr, part: tir.Expr) -> tir.Stmt:
+        """A part of the rows of one block of channels of one image."""
+        plane, rows = n * self.output.blocks + block, self.output.height // self.parts
+        first = part * rows if self.parts > 1 else 0
+        if self.tiles is None:
+            done = self._llvm_rows(plane, block, first, rows)
+        else:
+            done = self._micro_rows(self.tiles, plane, block, first, rows)
+        if self.epilogue.average is None:
+            return done
+        if self.parts > 1:
+            return tir.sequence(done, self.epilogue.average.add_up(plane, part))
+        return tir.sequence(done, self.epilogue.average.finish(plane))
+
+    def _micro_rows(
+        self, tiles: micro.Tiles, plane: tir.Expr, block: tir.Expr, first: tir.Expr, rows: int
+    ) -> tir.Stmt:
+        """`rows` rows from `first` on, in assembly."""
+        operator, width = self.operator, self.output.width
+
+        def call(run: _Run, row: tir.Expr, count: tir.Expr) -> tir.Stmt:
+            reduction = arm.Depthwise(
+                kernel=(len(run.inside), operator.kernel[1]),
+                stride=operator.stride[1],
+                row_step=self.source.row_bytes * operator.dilation[0],
+            )
+            place = self._place(plane, block, row, 0, self.pixels, run.inside)
+            return tiles.rows(reduction, place, width=width, step=operator.stride[0], count=count)
+
+        def some(run: _Run, row: tir.Expr, count: tir.Expr) -> tir.Stmt:
+            """So many of a run's rows, at once where that can be."""
+            if tiles.finishes:
+                return call(run, row, count)
+            return tir.loop_of("row", count, lambda i: call(run, row + i, 1))
+
+        def mine(run: _Run) -> tir.Stmt:
+            """Those rows of a run that are among the wanted ones."""
+            if rows == self.output.height:
+                return some(run, run.rows.start, len(run.rows))
+            names = tir.Names()
+            start = names.bind("start", tirx.max(first, run.rows.start))
+            behind = names.bind("behind", tirx.min(first + rows, run.rows.stop))
+            here = some(run, start, behind - start)
+            names.add(tirx.IfThenElse(start < behind, here, None))
+            return names.done()
+
+        clears = bool(self.target.layout.halo)
+        return tir.sequence(
+            tir.loop_of("row", rows, lambda i: self.target.clear_beside(plane, first + i))
+            if clears
+            else None,
+            *map(mine, self.runs),
+        )
+
+    def _llvm_rows(self, plane: tir.Expr, block: tir.Expr, first: tir.Expr, rows: int) -> tir.Stmt:
+        """The same by LLVM."""
+        lanes = self.output.block
+        height, columns = self.operator.kernel
+        names = tir.Names()
+        held = {}
+        if height * columns <= _HELD_WEIGHTS:
+            for i in range(height):
+                for j in range(columns):
+                    value = tir.load(self.weights, [block, i, j, 0], lanes)
+                    held[i, j] = names.bind("w", value)
+        full, rest = divmod(self.output.width, self.pixels)
+
+        def along(inside: range, row: tir.Expr) -> tir.Stmt:
+            def tile(column: tir.Expr, pixels: int) -> tir.Stmt:
+                place = self._place(plane, block, row, column, pixels, inside)
+                return self._llvm_tile(place, inside, held)
+
+            return tir.sequence(
+                tir.loop_of("tile", full, lambda t: tile(t * self.pixels, self.pixels)),
+                tile(full * self.pixels, rest) if rest else None,
+            )
+
+        def one_row(row: tir.Expr) -> tir.Stmt:
+            *before, last = self.runs
+            tiles = along(last.inside, row)
+            for run in reversed(before):
+                here = tirx.LT(tir.expr(row), tir.integer(run.rows.stop))
+                tiles = tirx.IfThenElse(here, along(run.inside, row), tiles)
+            return tir.sequence(self.target.clear_beside(plane, row), tiles)
+
+        names.add(tir.loop_of("row", rows, lambda i: one_row(first + i)))
+        return names.done()
+
+    def _place(
+        self,
+        plane: tir.Expr,
+        block: tir.Expr,
+        row: tir.Expr,
+        column: tir.Expr,
+        pixels: int,
+        inside: range,
+    ) -> micro.Place:
+        """That of a tile, given the rows of its windows that count."""
+        down = inside.start
+        return micro.Place(
+            source=self._input(plane, row, column, down * self.operator.dilation[0], 0),
+            weights=[block, down, 0, 0],
+            plane=plane,
+            channel_block=block,
+            row=row,
+            column=column,
+            pixels=pixels,
+            vectors=1,
+        )
+
+    def _input(
+        self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, down: int, across: int
+    ) -> list[tir.Expr]:
+        """Indices of the input `down` and `across` from the window's corner, in pixels."""
+        operator = self.operator
+        return self.source.at(
+            plane,
+            row * operator.stride[0] + down - operator.before[0],
+            column * operator.stride[1] + across - operator.before[1],
+        )
+
+    def _llvm_tile(
+        self, place: micro.Place, inside: range, held: dict[tuple[int, int], tirx.Var]
+    ) -> tir.Stmt:
+        """The window rows `inside`. Weights are from `held`, or loaded where they are used."""
+        operator, lanes = self.operator, self.output.block
+        columns = operator.kernel[1]
+        block = place.channel_block
+        names = tir.Names()
+        sums = [tir.load(self.bias, [block * lanes], lanes)] * place.pixels
+        for i in inside:
+            seen: dict[int, tirx.Var] = {}
+            for r in range(place.pixels):
+                for j in range(columns):
+                    across = r * operator.stride[1] + j * operator.dilation[1]
+                    if across not in seen:
+                        at = self._input(
+                            place.plane, place.row, place.column, i * operator.dilation[0], across
+                        )
+                        seen[across] = names.bind("x", tir.load(self.source.buffer, at, lanes))
+                    weight = held.get((i, j))
+                    if weight is None:
+                        weight = tir.load(self.weights, [block, i, j, 0], lanes)
+                    sums[r] = names.bind("sum", sums[r] + seen[across] * weight)
+        for r, total in enumerate(sums):
+            pixel = (place.plane, place.row, place.column + r)
+            sums[r] = self.epilogue.apply(names, total, *pixel, channel_block=block)
+            names.add(self.target.store(sums[r], *pixel))
+        if self.epilogue.average:
+            names.add(self.epilogue.average.leave(sums, place.plane, place.row, place.column))
+        return names.done()
+
+
+RULE = Rule(name="depthwise", takes=takes, make=make, halo=halo, averages=True)

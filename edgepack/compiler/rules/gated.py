@@ -1,0 +1,108 @@
+"""A 1x1 convolution of an image whose channels are scaled first: the end of squeeze-and-excite.
+
+    out[o] = sum over c of weights[o][c] * (gate[c] * image[c])
+
+The gate scales the weights instead of the image: each panel of them once, right before all pixels
+use it. So the scaled image is never written, and a panel's scaled weights stay in the first-level
+cache.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgepack.compiler.layers.graph import Convolution, Layer
+from edgepack.compiler.rules import convolution
+from edgepack.compiler.rules.rule import Epilogue, Kernel, Rule, Site
+from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.layout import Image, pack_channels
+
+
+def takes(layer: Layer, _cpu: CpuModel) -> bool:
+    """Convolutions that `fuse` has given a gate."""
+    return isinstance(layer.operator, Convolution) and layer.operator.gated
+
+
+def make(site: Site) -> Kernel:
+    """The kernel; the scaled weights are its scratch memory."""
+    operator, output = site.layer.operator, site.output
+    assert isinstance(operator, Convolution)
+    source, gate = site.inputs[0], Image("gate", site.inputs[1])
+    shape = convolution.Shape.of(operator.weight[None], source.block, output.block)
+    flat = convolution.is_flat(operator, site)
+    view = output.flat if flat else output
+    chosen = convolution.choose_tile(
+        view, blocks=shape.out_blocks, reduction=shape.reduction, cpu=site.cpu
+    )
+    packed = convolution.pack_weights(operator.weight[None], shape, chosen.vectors)
+    bias = np.zeros(output.channels, "float32") if operator.bias is None else operator.bias
+    packed_bias = pack_channels(bias, output)
+    weights, scaled = tir.buffer("weights", packed.shape), tir.buffer("scaled", packed.shape)
+
+    def scale(panel: tir.Expr, vectors: int) -> tir.Stmt:
+        """The weights of one panel; `panel` counts whole ones."""
+        first = panel * shape.panel(chosen.vectors)
+        wide = vectors * shape.lanes
+
+        def channel(block: tir.Expr, lane: tir.Expr) -> tir.Stmt:
+            at = first + (block * shape.in_block + lane) * wide
+            names = tir.Names()
+            factor = names.bind("factor", tir.load(gate.buffer, gate.at(block, 0, 0, lane)))
+            for v in range(vectors):
+                where = [at + v * shape.lanes]
+                weight = tir.load(weights, where, shape.lanes)
+                result = weight * tir.spread(factor, shape.lanes)
+                names.add(tir.store(scaled, result, where, shape.lanes))
+            return names.done()
+
+        def channels(block: tir.Expr, count: int) -> tir.Stmt:
+            return tir.loop_of("lane", count, lambda lane: channel(block, lane))
+
+        whole = shape.in_blocks - 1
+        return tir.sequence(
+            tir.loop_of("in_block", whole, lambda block: channels(block, shape.in_block))
+            if whole
+            else None,
+            channels(whole, shape.last_lanes),
+        )
+
+    loops = convolution.Loops(
+        cpu=site.cpu,
+        operator=operator,
+        shape=shape,
+        tile=chosen,
+        source=Image("source", source, source.flat if flat else source),
+        target=Image("target", output, view),
+        weights=scaled,
+        bias=tir.buffer("bias", packed_bias.shape),
+        epilogue=Epilogue(site, flat=flat),
+        clears=True,
+        prepare=scale,
+    )
+    body = loops.image(0, parallel=loops.worth_sharing)
+    return Kernel(
+        name=f"gated1x1_{source.channels}_{output.channels}_{output.height}x{output.width}",
+        function=tir.function(
+            [
+                loops.source.buffer,
+                gate.buffer,
+                *loops.epilogue.operand_buffers,
+                weights,
+                loops.bias,
+                *loops.epilogue.constants,
+                loops.target.buffer,
+                scaled,
+            ],
+            loops.imported(body),
+            in_place=loops.in_place,
+        ),
+        constants=(packed, packed_bias, *loops.epilogue.packed),
+        tile=f"{chosen}{' flat' if flat else ''}",
+        macs=operator.weight.size * output.height * output.width,
+        cycles=chosen.cycles + packed.size / output.block / site.cpu.loads_per_cycle,
+        by_pixels=loops.by_pixels,
+    )
+
+
+RULE = Rule(name="gated", takes=takes, make=make)

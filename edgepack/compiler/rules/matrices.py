@@ -1,0 +1,328 @@
+"""Products of plain matrices: of two tensors (attention), or of one of any rank and a constant.
+
+    for each product of the batch
+        for each panel of columns
+            pack the panel of the right matrix, unless it is constant
+            for each tile of rows
+                sums in registers, as for a convolution of 1x1
+
+A row of the left matrix is a pixel, its elements are the channels. Rows are read and written where
+they are. Nothing is padded: where columns are no multiple of a vector, the last panel starts
+earlier, and computes some of them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+from edgepack.compiler.layers.graph import Convolution, Layer, constant_of, shape_of
+from edgepack.compiler.rules import convolution
+from edgepack.compiler.rules.rule import Epilogue, Kernel, Plain, Site, product, worth_sharing
+from edgepack.compiler.tiles import micro, tile, tir
+from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.layout import Blocked, Image
+
+# Fewer rows are over before a panel is packed.
+_FEWEST_ROWS = 4
+# One pixel, one step.
+_POINT = Convolution(
+    weight=np.zeros((1, 1, 1, 1), "float32"),
+    bias=None,
+    stride=(1, 1),
+    before=(0, 0),
+    dilation=(1, 1),
+    groups=1,
+)
+
+
+def make(call: relax.Call, made: Mapping[relax.Var, relax.Expr], cpu: CpuModel) -> Plain | None:
+    """The kernel of a `relax.matmul`; None for anything else, small ones and other types.
+
+    A right matrix that was transposed before is read as it was.
+    """
+    if call.op != tvm.ir.Op.get("relax.matmul") or str(call.ty.dtype) != "float32":
+        return None
+    left, right = call.args
+    out, turned = shape_of(call), False
+    if constant_of(left) is not None or not out or len(shape_of(left)) < 2:
+        return None
+    before = made.get(right) if isinstance(right, relax.Var) else None
+    if isinstance(before, relax.Call) and _is_transpose(before):
+        right, turned = before.args[0], True
+    sizes = _sizes(shape_of(left), shape_of(right), turned)
+    if sizes is None or product(out) != sizes.batch * sizes.rows * sizes.columns:
+        return None
+    narrowest = min(cpu.lanes)
+    if sizes.rows < _FEWEST_ROWS or min(sizes.depth, sizes.columns) < narrowest:
+        return None
+    value = constant_of(right)
+    if value is not None and (turned or sizes.right_batch > 1):
+        return None
+    matrices = _Product(sizes=sizes, turned=turned, constant=value, cpu=cpu)
+    inputs = [(left, (sizes.left_batch, sizes.rows, sizes.depth))]
+    if value is None:
+        inputs.append((right, sizes.right_shape(turned)))
+    return Plain(
+        rule="product",
+        kernel=matrices.kernel(),
+        inputs=tuple(inputs),
+        shape=(sizes.batch, sizes.rows, sizes.columns),
+    )
+
+
+def _is_transpose(value: relax.Call) -> bool:
+    """Whether it swaps the last two axes of a variable, and nothing else."""
+    if value.op != tvm.ir.Op.get("relax.permute_dims") or not isinstance(value.args[0], relax.Var):
+        return False
+    rank = len(shape_of(value))
+    axes = [int(axis) for axis in value.attrs.axes or reversed(range(rank))]
+    return axes == [*range(rank - 2), rank - 1, rank - 2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    """`batch` products of [rows, depth] and [depth, columns]; a batch of 1 serves all of them."""
+
+    left_batch: int
+    right_batch: int
+    rows: int
+    depth: int
+    columns: int
+
+    @property
+    def batch(self) -> int:
+        return max(self.left_batch, self.right_batch)
+
+    def right_shape(self, turned: bool) -> tuple[int, int, int]:
+        sizes = (self.columns, self.depth) if turned else (self.depth, self.columns)
+        return self.right_batch, *sizes
+
+
+def _sizes(left: tuple[int, ...], right: tuple[int, ...], turned: bool) -> _Sizes | None:
+    """None where batches are not equal, nor one of them 1."""
+    if len(right) < 2:
+        return None
+    ones, others = product(left[:-2]), product(right[:-2])
+    depth, columns = reversed(right[-2:]) if turned else right[-2:]
+    if others == 1:
+        # The rows of all products are those of one.
+        return _Sizes(
+            left_batch=1,
+            right_batch=1,
+            rows=ones * left[-2],
+            depth=depth,
+            columns=columns,
+        )
+    if ones != 1 and left[:-2] != right[:-2]:
+        return None
+    return _Sizes(left_batch=ones, right_batch=others, rows=left[-2], depth=depth, columns=columns)
+
+
+class _Matrix(Image):
+    """One matrix of a batch as an image: a row of pixels, blocks of channels side by side.
+
+    Planes from `last` on, which are the last panel's, start `shift` columns earlier.
+    """
+
+    overlaps = True
+
+    def __init__(
+        self,
+        buffer: tirx.Buffer,
+        index: tir.Expr,
+        layout: Blocked,
+        *,
+        last: int = 0,
+        shift: int = 0,
+    ) -> None:
+        self.layout, self.buffer = layout, buffer
+        self.step, self.first = (1, 1), (0, 0)
+        self.index, self.last, self.shift = index, last, shift
+
+    @property
+    def pixel_bytes(self) -> int:
+        return 4 * int(self.buffer.shape[2])
+
+    @property
+    def row_bytes(self) -> int:
+        return self.pixel_bytes * int(self.buffer.shape[1])
+
+    @property
+    def plane_bytes(self) -> int:
+        return 4 * self.layout.block
+
+    def column(self, plane: tir.Expr) -> tir.Expr:
+        """The first column of a block."""
+        column = plane * self.layout.block
+        if not self.shift:
+            return column
+        if isinstance(plane, int):
+            return column - self.shift * (plane >= self.last)
+        return column - tirx.Select(plane >= self.last, tir.integer(self.shift), tir.integer(0))
+
+    def at(
+        self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, lane: tir.Expr = 0
+    ) -> list[tir.Expr]:
+        return [self.index, column, self.column(plane) + lane]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Product:
+    sizes: _Sizes
+    turned: bool
+    constant: np.ndarray | None
+    cpu: CpuModel
+
+    def kernel(self) -> Kernel:
+        """The kernel; packed panels of a right matrix that is no constant are its scratch."""
+        sizes, cpu = self.sizes, self.cpu
+        # As `CpuModel.block`, of those that fit.
+        fitting = [lanes for lanes in cpu.lanes if lanes <= sizes.columns]
+        lanes = min(fitting, key=lambda lanes: (-(-sizes.columns // lanes) * lanes, -lanes))
+        source = self._layout(sizes.depth, min(cpu.lanes))
+        target = self._layout(sizes.columns, lanes)
+        shape = convolution.Shape(
+            groups=1,
+            in_blocks=source.blocks,
+            in_block=source.block,
+            last_lanes=(sizes.depth - 1) % source.block + 1,
+            out_blocks=target.blocks,
+            lanes=lanes,
+            kernel=(1, 1),
+        )
+        chosen = convolution.choose_tile(
+            target,
+            blocks=shape.out_blocks,
+            reduction=shape.reduction,
+            cpu=cpu,
+            # Whole vectors: the last panel could not start earlier than the first column.
+            most_vectors=sizes.columns // lanes,
+        )
+        cycles = chosen.cycles * sizes.batch
+        parallel = worth_sharing(cycles, cpu)
+        by_batch = parallel and sizes.batch >= cpu.cores
+        size = shape.panel(shape.out_blocks)
+        last = (target.blocks - 1) // chosen.vectors * chosen.vectors
+        shift = target.blocks * lanes - sizes.columns
+
+        left = tir.buffer("left", (sizes.left_batch, sizes.rows, sizes.depth))
+        right = tir.buffer("right", sizes.right_shape(self.turned))
+        out = tir.buffer("out", (sizes.batch, sizes.rows, sizes.columns))
+        kept = 1 if self.constant is not None or not by_batch else sizes.batch
+        weights = tir.buffer("weights", (kept * size,))
+        bias = tir.buffer("bias", (target.blocks * lanes,))
+        # Nothing is done to the results, so nobody asks what they are called.
+        site = Site(
+            layer=Layer(operator=_POINT, inputs=(), output=None),
+            inputs=(),
+            operands=(),
+            output=target,
+            cpu=cpu,
+        )
+        functions = micro.Functions()
+
+        def one(index: tir.Expr) -> tir.Stmt:
+            made = _Matrix(out, index, target, last=last, shift=shift)
+            first = index * size if kept > 1 else 0
+
+            def pack(panel: tir.Expr, vectors: int) -> tir.Stmt:
+                at = first + panel * shape.panel(chosen.vectors)
+                column = made.column(panel * chosen.vectors)
+                matrix = index if sizes.right_batch > 1 else 0
+                return self._pack(right, matrix, column, weights, at, vectors * lanes, lanes)
+
+            loops = convolution.Loops(
+                cpu=cpu,
+                operator=_POINT,
+                shape=shape,
+                tile=chosen,
+                source=_Matrix(left, index if sizes.left_batch > 1 else 0, source),
+                target=made,
+                weights=weights,
+                bias=bias,
+                epilogue=Epilogue(site),
+                functions=functions,
+                prepare=pack if self.constant is None else None,
+                first_weight=first,
+            )
+            return loops.group(0, 0, parallel=parallel and not by_batch)
+
+        body = functions.imported(tir.loop_of("matrix", sizes.batch, one, parallel=by_batch))
+        arguments = [left, right, bias, out, weights]
+        constants = [np.zeros(target.blocks * lanes, "float32")]
+        if self.constant is not None:
+            arguments = [left, weights, bias, out]
+            value = self.constant.reshape(sizes.depth, sizes.columns)
+            constants.insert(0, self._packed(value, chosen, lanes))
+        turned = "t" if self.turned else ""
+        return Kernel(
+            name=f"product{turned}_{sizes.batch}_{sizes.rows}x{sizes.depth}x{sizes.columns}",
+            function=tir.function(arguments, body),
+            constants=tuple(constants),
+            tile=str(chosen),
+            macs=sizes.batch * sizes.rows * sizes.depth * sizes.columns,
+            cycles=cycles,
+        )
+
+    def _layout(self, channels: int, block: int) -> Blocked:
+        return Blocked(batch=1, channels=channels, height=1, width=self.sizes.rows, block=block)
+
+    def _packed(self, value: np.ndarray, chosen: tile.Tile, lanes: int) -> np.ndarray:
+        """A constant's panels."""
+        panels, start = [], 0
+        for vectors, count in tile.parts(-(-self.sizes.columns // lanes), chosen.vectors):
+            for _ in range(count):
+                wide = vectors * lanes
+                first = min(start, self.sizes.columns - wide)
+                panels.append(value[:, first : first + wide].ravel())
+                start += wide
+        return np.concatenate(panels)
+
+    def _pack(
+        self,
+        right: tirx.Buffer,
+        matrix: tir.Expr,
+        column: tir.Expr,
+        weights: tirx.Buffer,
+        at: tir.Expr,
+        wide: int,
+        lanes: int,
+    ) -> tir.Stmt:
+        """`wide` columns from `column` on, row after row, to `weights` from `at` on."""
+        depth = self.sizes.depth
+        if not self.turned:
+
+            def row(k: tir.Expr) -> tir.Stmt:
+                copies = (
+                    tir.store(
+                        weights,
+                        tir.load(right, [matrix, k, column + v], lanes),
+                        [at + k * wide + v],
+                        lanes,
+                    )
+                    for v in range(0, wide, lanes)
+                )
+                return tir.sequence(*copies)
+
+            return tir.loop_of("k", depth, row)
+        side = 1 << (min(lanes, depth).bit_length() - 1)
+
+        def square(k: tir.Expr, first: tir.Expr) -> tir.Stmt:
+            names = tir.Names()
+            lines = [tir.load(right, [matrix, column + first + i, k], side) for i in range(side)]
+            for i, line in enumerate(tir.transposed(names, lines)):
+                names.add(tir.store(weights, line, [at + (k + i) * wide + first], side))
+            return names.done()
+
+        def squares(k: tir.Expr) -> tir.Stmt:
+            return tir.loop_of("square", wide // side, lambda i: square(k, i * side))
+
+        return tir.sequence(
+            tir.loop_of("k", depth // side, lambda k: squares(k * side)),
+            squares(depth - side) if depth % side else None,
+        )

@@ -1,0 +1,215 @@
+"""Maximum and average pooling, and the mean of whole images.
+
+Windows that reach over the border are cut to the image, so pooling needs no halo. The image
+is cut into its border rows and columns, where each position has a window of its own, and the
+inside, which is a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from edgepack.compiler.layers.graph import GlobalAverage, Layer, Pooling, extent
+from edgepack.compiler.rules.rule import Epilogue, Kernel, Rule, Site, product, worth_sharing
+from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles.average import Sum
+from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.layout import Image, clear_halos
+
+# Windows are unrolled; larger ones would be more code than they are worth.
+_MOST_POINTS = 64
+# Border positions are unrolled; a window that leaves more of them than this is rare, and is
+# left to TVM.
+_MOST_BORDER = 8
+
+
+def _borders(axis: int, operator: Pooling, size: int, out: int) -> tuple[int, int]:
+    """Output positions before and after the ones whose window is inside the image."""
+    reach = (operator.kernel[axis] - 1) * operator.dilation[axis]
+    stride, before = operator.stride[axis], operator.before[axis]
+    first = min(out, -(-before // stride))
+    last = max(first, min(out, (size - 1 - reach + before) // stride + 1))
+    return first, out - last
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """`count` output positions from `first` on with equal windows along one axis.
+
+    `taps` are the window's points inside the image, `divisor` how many of its points the
+    average counts.
+    """
+
+    first: int
+    count: int
+    taps: tuple[int, ...]
+    divisor: int
+
+
+def _runs(axis: int, operator: Pooling, size: int, out: int) -> Iterator[_Run]:
+    """All output positions of an axis: the borders one by one, the inside as one run."""
+    before, after = _borders(axis, operator, size, out)
+
+    def run(position: int, count: int = 1) -> _Run:
+        start = position * operator.stride[axis] - operator.before[axis]
+        at = [start + tap * operator.dilation[axis] for tap in range(operator.kernel[axis])]
+        inside = tuple(tap for tap, point in enumerate(at) if 0 <= point < size)
+        counted = sum(point < size + operator.after[axis] for point in at)
+        divisor = counted if operator.count_padding else len(inside)
+        return _Run(first=position, count=count, taps=inside, divisor=divisor)
+
+    for position in range(before):
+        yield run(position)
+    if out - before - after:
+        yield run(before, out - before - after)
+    for position in range(out - after, out):
+        yield run(position)
+
+
+def takes_window(layer: Layer, _cpu: CpuModel) -> bool:
+    """Pooling with windows that are not huge and all touch the image."""
+    operator = layer.operator
+    if not isinstance(operator, Pooling) or product(operator.kernel) > _MOST_POINTS:
+        return False
+    size, out = extent(layer.inputs[0])[2:], extent(layer.output)[2:]
+    for axis in (0, 1):
+        if sum(_borders(axis, operator, size[axis], out[axis])) > _MOST_BORDER:
+            return False
+        if not all(run.taps for run in _runs(axis, operator, size[axis], out[axis])):
+            return False
+    return True
+
+
+def make_window(site: Site) -> Kernel:
+    """The kernel of a pooling."""
+    operator = site.layer.operator
+    assert isinstance(operator, Pooling)
+    layout, output = site.inputs[0], site.output
+    lanes = output.block
+    source, target = Image("source", layout), Image("target", output)
+    epilogue = Epilogue(site)
+    combine: Callable[..., tirx.Expr] = tirx.max if operator.kind == "max" else tirx.Add
+
+    def point(
+        n: tir.Expr,
+        block: tir.Expr,
+        at: tuple[tir.Expr, tir.Expr],
+        taps: tuple[tuple[int, ...], tuple[int, ...]],
+        divisor: int,
+    ) -> tir.Stmt:
+        names = tir.Names()
+        plane = n * output.blocks + block
+        result = None
+        for i in taps[0]:
+            for j in taps[1]:
+                where = [
+                    at[axis] * operator.stride[axis]
+                    + tap * operator.dilation[axis]
+                    - operator.before[axis]
+                    for axis, tap in ((0, i), (1, j))
+                ]
+                value = names.bind("x", source.load(plane, where[0], where[1]))
+                result = value if result is None else names.bind("r", combine(result, value))
+        assert result is not None
+        if operator.kind == "average" and divisor != 1:
+            result = result * tir.number(1 / divisor, lanes)
+        result = epilogue.apply(names, result, plane, *at, channel_block=block)
+        names.add(target.store(result, plane, *at))
+        return names.done()
+
+    rows = list(_runs(0, operator, layout.height, output.height))
+    columns = list(_runs(1, operator, layout.width, output.width))
+
+    def run(n: tir.Expr, block: tir.Expr, row: tir.Expr, down: _Run, across: _Run) -> tir.Stmt:
+        return tir.loop_of(
+            "column",
+            across.count,
+            lambda column: point(
+                n,
+                block,
+                (row, column + across.first),
+                (down.taps, across.taps),
+                down.divisor * across.divisor,
+            ),
+        )
+
+    def band(n: tir.Expr, block: tir.Expr, down: _Run) -> tir.Stmt:
+        return tir.loop_of(
+            "row",
+            down.count,
+            lambda row: tir.sequence(
+                *(run(n, block, row + down.first, down, across) for across in columns)
+            ),
+        )
+
+    def one_block(n: tir.Expr, block: tir.Expr) -> tir.Stmt:
+        return tir.sequence(*(band(n, block, down) for down in rows))
+
+    points = product((*output.shape[:1], output.height, output.width))
+    cycles = points * product(operator.kernel) / site.cpu.loads_per_cycle
+    body = _over_blocks(site, cycles, one_block)
+    name = f"{operator.kind}_pool{operator.kernel[0]}x{operator.kernel[1]}"
+    return Kernel(
+        name=f"{name}_{output.channels}_{output.height}x{output.width}",
+        function=tir.function(
+            [source.buffer, *epilogue.operand_buffers, *epilogue.constants, target.buffer],
+            tir.sequence(clear_halos(target), body),
+        ),
+        constants=epilogue.packed,
+        cycles=cycles,
+    )
+
+
+def _over_blocks(
+    site: Site, cycles: float, one_block: Callable[[tir.Expr, tir.Expr], tir.Stmt]
+) -> tir.Stmt:
+    parallel = worth_sharing(cycles, site.cpu)
+    return tir.loop_of(
+        "n",
+        site.output.batch,
+        lambda n: tir.loop_of(
+            "block", site.output.blocks, lambda block: one_block(n, block), parallel=parallel
+        ),
+    )
+
+
+def takes_mean(layer: Layer, _cpu: CpuModel) -> bool:
+    """The mean of each channel's image."""
+    return isinstance(layer.operator, GlobalAverage)
+
+
+def make_mean(site: Site) -> Kernel:
+    """The kernel of a mean."""
+    layout, output = site.inputs[0], site.output
+    lanes = output.block
+    source, target = Image("source", layout), Image("target", output)
+    epilogue = Epilogue(site)
+    pixels = layout.height * layout.width
+
+    def one_block(n: tir.Expr, block: tir.Expr) -> tir.Stmt:
+        plane = n * output.blocks + block
+        sums = Sum(source, plane)
+        names = tir.Names()
+        result = epilogue.apply(
+            names, sums.total * tir.number(1 / pixels, lanes), plane, 0, 0, channel_block=block
+        )
+        names.add(target.store(result, plane, 0, 0))
+        return tir.sequence(sums.code, names.done())
+
+    cycles = output.shape[0] * pixels / site.cpu.loads_per_cycle
+    return Kernel(
+        name=f"mean_{output.channels}_{layout.height}x{layout.width}",
+        function=tir.function(
+            [source.buffer, *epilogue.operand_buffers, *epilogue.constants, target.buffer],
+            tir.sequence(clear_halos(target), _over_blocks(site, cycles, one_block)),
+        ),
+        constants=epilogue.packed,
+        cycles=cycles,
+    )
+
+
+WINDOW = Rule(name="pool", takes=takes_window, make=make_window)
+MEAN = Rule(name="mean", takes=takes_mean, make=make_mean)

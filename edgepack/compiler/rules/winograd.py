@@ -1,0 +1,732 @@
+"""Winograd convolution: 3x3 windows of stride 1 with fewer multiplications.
+
+The image is cut into tiles of m x m results. Each tile's n x n inputs (n = m + 2) are transformed
+(see `toom_cook`), and at each of the n * n positions the channels are multiplied with the
+transformed weights: n * n products of matrices instead of 9 m * m multiplications per tile and
+pair of channels. A chunk of tiles goes through all three stages before the next one starts, so
+that what is between the stages stays in the cache:
+
+    for each chunk of tiles
+        scratch `inputs` [position][input block][tile]   <- transform of the image
+        scratch `sums`   [position][output block][tile]  <- products, by the convolution's loops
+        the image of results                             <- transform of the sums, expression
+
+Arithmetic is not all: transforms take time, weights grow from 9 to n * n per pair of channels,
+and ragged edges waste parts of large tiles. So each layer takes the m, or the plain convolution,
+that the cost model says is cheapest. Accuracy never decides: even F(6x6) keeps some 1e-5 of the
+largest result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from tvm import tirx
+
+from edgepack.compiler.layers.graph import Convolution, Layer, extent
+from edgepack.compiler.rules import convolution
+from edgepack.compiler.rules.rule import Epilogue, Kernel, Rule, Site, worth_sharing
+from edgepack.compiler.tiles import arm, arm_transform, micro, tile, tir, toom_cook
+from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.layout import Blocked, Image, clear_halos
+
+# Chunks of so few tiles may be larger than the cache: smaller ones would be too few pixels for
+# the products' register tiles.
+_FEW_TILES = 16
+# Cycles around one row or column of a transform: loop, addresses.
+_PASS_START = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Tiles of an image, and how they are cut into chunks."""
+
+    rows: int
+    columns: int
+    chunk_rows: int
+    chunk_columns: int
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a whole chunk."""
+        return self.chunk_rows * self.chunk_columns
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of one image."""
+        return -(-self.rows // self.chunk_rows) * -(-self.columns // self.chunk_columns)
+
+    def busy(self, batch: int, cores: int) -> float:
+        """The share of time that the cores are busy if they share the chunks of all images."""
+        rounds = -(-batch * self.chunks // cores)
+        return batch * self.rows * self.columns / (rounds * cores * self.tiles)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How a layer is computed: tiles of `results` x `results`, and the products' tile."""
+
+    results: int
+    grid: Grid
+    product: tile.Tile
+    cycles: float
+
+    @property
+    def size(self) -> int:
+        """Inputs of a tile in one direction."""
+        return self.results + 2
+
+    @property
+    def positions(self) -> int:
+        """Products per tile and pair of channels."""
+        return self.size**2
+
+    def __str__(self) -> str:
+        return f"F({self.results}x{self.results}) {self.product} of {self.grid.tiles}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Channels:
+    """The channels of a layer in blocks: those read and those written."""
+
+    ins: int
+    in_block: int
+    outs: int
+    out_block: int
+
+    @property
+    def in_blocks(self) -> int:
+        return -(-self.ins // self.in_block)
+
+    @property
+    def out_blocks(self) -> int:
+        return -(-self.outs // self.out_block)
+
+
+def _odd(value: int) -> int:
+    """Odd strides between positions spread them over the sets of a cache."""
+    return value | 1
+
+
+def _scratch_bytes(channels: _Channels, positions: int, tiles: int) -> int:
+    """Both scratch tensors of one chunk."""
+    lanes = _odd(channels.in_blocks) * channels.in_block
+    lanes += _odd(channels.out_blocks) * channels.out_block
+    return 4 * positions * lanes * _odd(tiles)
+
+
+def _channels(layer: Layer, cpu: CpuModel) -> _Channels:
+    ins, outs = extent(layer.inputs[0])[1], extent(layer.output)[1]
+    return _Channels(ins=ins, in_block=cpu.block(ins), outs=outs, out_block=cpu.block(outs))
+
+
+def _grids(rows: int, columns: int) -> Iterator[Grid]:
+    """Ways to cut tiles into chunks: some whole rows, or a part of one; all as even as can be."""
+    for parts in range(1, rows + 1):
+        yield Grid(rows=rows, columns=columns, chunk_rows=-(-rows // parts), chunk_columns=columns)
+    for parts in range(2, columns // 8 + 1):
+        yield Grid(rows=rows, columns=columns, chunk_rows=1, chunk_columns=-(-columns // parts))
+
+
+def plan(layer: Layer, cpu: CpuModel) -> Plan:
+    """The cheapest way to compute a layer by Winograd's algorithm."""
+    batch, _, height, width = extent(layer.output)
+    channels = _channels(layer, cpu)
+    found = []
+    for results in toom_cook.POINTS:
+        rows, columns = -(-height // results), -(-width // results)
+        for grid in set(_grids(rows, columns)):
+            scratch = _scratch_bytes(channels, (results + 2) ** 2, grid.tiles)
+            if scratch <= cpu.l2_bytes or grid.tiles <= _FEW_TILES:
+                found.append(_cost(channels, results, grid, batch, cpu))
+    # Of those that cost the same, nearly, the one that leaves the cores least to wait for.
+    enough = 1.01 * min(item.cycles for item in found)
+    return min(
+        (item for item in found if item.cycles <= enough),
+        key=lambda item: (-item.grid.busy(batch, cpu.cores), item.cycles),
+    )
+
+
+def _cost(channels: _Channels, results: int, grid: Grid, batch: int, cpu: CpuModel) -> Plan:
+    positions = (results + 2) ** 2
+    chunks = grid.chunks * batch
+    layout = _scratch(channels.outs, channels.out_block, 1, 1, grid.tiles)
+    product = convolution.choose_tile(
+        replace(layout, width=grid.tiles),
+        blocks=channels.out_blocks,
+        reduction=channels.ins,
+        cpu=cpu,
+        groups=positions,
+    )
+    weights = 4 * positions * channels.ins * channels.out_blocks * channels.out_block
+    cycles = batch * grid.rows * grid.columns * _transform_cycles(channels, results, cpu)
+    cycles += chunks * product.cycles
+    cycles += convolution.stream_cycles(weights, chunks, cpu)
+    # What does not fit the cache is written to memory and read back.
+    spilled = max(0, _scratch_bytes(channels, positions, grid.tiles) - cpu.l2_bytes)
+    cycles += chunks * 2 * spilled / cpu.memory_bandwidth
+    return Plan(results=results, grid=grid, product=product, cycles=cycles)
+
+
+def _transform_cycles(channels: _Channels, results: int, cpu: CpuModel) -> float:
+    """Both transforms of one tile in all channels."""
+    size = results + 2
+    forth = toom_cook.input_transform(results, size)
+    back = toom_cook.output_transform(results, results)
+
+    def cycles(operations: int, moves: int, passes: int, lanes: int) -> float:
+        arithmetic, memory = operations / cpu.lanes[lanes], moves / cpu.loads_per_cycle
+        both = arithmetic + memory if cpu.in_order else max(arithmetic, memory)
+        return both + passes * _PASS_START
+
+    return channels.in_blocks * cycles(
+        2 * size * forth.operations, 4 * size * size, 2 * size, channels.in_block
+    ) + channels.out_blocks * cycles(
+        (size + results) * back.operations,
+        size * size + 2 * size * results + results * results,
+        size + results,
+        channels.out_block,
+    )
+
+
+def takes(layer: Layer, cpu: CpuModel) -> bool:
+    """3x3 convolutions, neither strided nor dilated nor grouped, for which it pays."""
+    operator = layer.operator
+    if not isinstance(operator, Convolution) or operator.kernel != (3, 3):
+        return False
+    if (operator.stride, operator.dilation, operator.groups) != ((1, 1), (1, 1), 1):
+        return False
+    return plan(layer, cpu).cycles < _plain_cycles(layer, cpu)
+
+
+def _plain_cycles(layer: Layer, cpu: CpuModel) -> float:
+    """What the convolution rule would take."""
+    batch, outs, height, width = extent(layer.output)
+    channels = _channels(layer, cpu)
+    output = Blocked(
+        batch=batch, channels=outs, height=height, width=width, block=channels.out_block
+    )
+    reduction = 9 * channels.ins
+    chosen = convolution.choose_tile(
+        output, blocks=channels.out_blocks, reduction=reduction, cpu=cpu
+    )
+    weights = 4 * reduction * channels.out_blocks * channels.out_block
+    return chosen.cycles + convolution.stream_cycles(weights, 1, cpu)
+
+
+def _scratch(channels: int, block: int, positions: int, parts: int, tiles: int) -> Blocked:
+    """A scratch tensor: for each part [position][block of channels][tile][channel]."""
+    planes = positions * _odd(-(-channels // block))
+    return Blocked(batch=parts, channels=planes * block, height=1, width=_odd(tiles), block=block)
+
+
+def make(site: Site) -> Kernel:
+    """The kernel of a convolution by Winograd's algorithm."""
+    return _Loops(site).kernel()
+
+
+class _Loops:
+    """The loops of one layer.
+
+    The cores share the chunks, each with a part of the scratch memory; or, if the chunks are too
+    few for that, the work of each stage.
+    """
+
+    def __init__(self, site: Site) -> None:
+        operator = site.layer.operator
+        assert isinstance(operator, Convolution)
+        self.site, self.operator = site, operator
+        self.plan = plan(site.layer, site.cpu)
+        cpu = site.cpu
+        self.channels = _channels(site.layer, cpu)
+        self.workers = cpu.cores if worth_sharing(self.plan.cycles, cpu) else 1
+        self.by_chunks = self._shares_chunks()
+        parts = self.workers if self.by_chunks else 1
+        self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
+        self.epilogue = Epilogue(site)
+        self._products(parts)
+        # Assembly takes coefficients from vectors: those of the way there and of the way back.
+        self.isa = arm.Isa.of(cpu)
+        self.functions = micro.Functions()
+        m = self.plan.results
+        transforms = (toom_cook.input_transform(m, m + 2), toom_cook.output_transform(m, m))
+        self.coefficients = [
+            np.resize(np.array([*t.coefficients, 0.0], "float32"), 3 * arm.LANES)
+            for t in transforms
+            if self.isa
+        ]
+        self.coefficient_buffers = [
+            tir.buffer(f"coefficients{i}", values.shape)
+            for i, values in enumerate(self.coefficients)
+        ]
+        self.finish = micro.finish_of(self.epilogue.expression)
+        # What neither assembly nor a few instructions can do is done in a pass of its own.
+        self.apart = self.epilogue.is_long if self.isa is None else self.finish is None
+        # A tile between the passes along its rows and along its columns, on both ways.
+        self.half_inputs, self.half_sums = (
+            tir.buffer(f"half{i}", (self.workers, self.plan.positions, lanes))
+            for i, lanes in enumerate((self.channels.in_block, self.channels.out_block))
+        )
+
+    def _shares_chunks(self) -> bool:
+        """Whether the cores come out more even with the chunks than with the work of each stage."""
+        stages = (self.channels.in_blocks, self.plan.positions, self.channels.out_blocks)
+        by_stages = min(tile.balance(items, self.workers) for items in stages)
+        return self.plan.grid.busy(self.site.output.batch, self.workers) >= min(by_stages, 0.95)
+
+    def _products(self, parts: int) -> None:
+        """Packed weights, scratch memory and the products' loops for whole and last chunks."""
+        channels, plan = self.channels, self.plan
+        transformed = toom_cook.transform_weights(self.operator.weight, plan.results)
+        weight = transformed[..., None, None]
+        shape = convolution.Shape.of(weight, channels.in_block, channels.out_block)
+        self.packed = convolution.pack_weights(weight, shape, plan.product.vectors)
+        sizes = (plan.positions, parts, plan.grid.tiles)
+        inputs = _scratch(channels.ins, channels.in_block, *sizes)
+        sums = _scratch(channels.outs, channels.out_block, *sizes)
+        self.inputs, self.sums = Image("inputs", inputs), Image("sums", sums)
+        bias = np.zeros((plan.positions, sums.blocks // plan.positions * sums.block), "float32")
+        if self.operator.bias is not None:
+            # Added at the point (1, 1), it comes out of the transform in every result.
+            at = toom_cook.ONE * plan.size + toom_cook.ONE
+            bias[at, : channels.outs] = self.operator.bias
+        self.packed_bias = bias.ravel()
+        self.weights = tir.buffer("weights", self.packed.shape)
+        self.bias = tir.buffer("bias", self.packed_bias.shape)
+        self.shape = shape
+
+    def _product(self, tiles: int) -> convolution.Loops:
+        """The products of a chunk of so many tiles."""
+        nothing = replace(self.site, layer=replace(self.site.layer, expression=(), constants=()))
+
+        def view(image: Image) -> Image:
+            return image.viewed(replace(image.layout, width=tiles))
+
+        return convolution.Loops(
+            cpu=self.site.cpu,
+            operator=replace(self.operator, before=(0, 0)),
+            shape=self.shape,
+            tile=self.plan.product,
+            source=view(self.inputs),
+            target=view(self.sums),
+            weights=self.weights,
+            bias=self.bias,
+            epilogue=Epilogue(replace(nothing, operands=())),
+            functions=self.functions,
+        )
+
+    def kernel(self) -> Kernel:
+        """Code, constants and what they cost."""
+        site, plan, output = self.site, self.plan, self.site.output
+        body = tir.sequence(clear_halos(self.target), self._chunks())
+        arguments = [
+            self.source.buffer,
+            *self.epilogue.operand_buffers,
+            self.weights,
+            self.bias,
+            *self.coefficient_buffers,
+            *self.epilogue.constants,
+            self.target.buffer,
+            self.inputs.buffer,
+            self.sums.buffer,
+            self.half_inputs,
+            self.half_sums,
+        ]
+        constants = (self.packed, self.packed_bias, *self.coefficients, *self.epilogue.packed)
+        return Kernel(
+            name=f"winograd{plan.results}_{site.inputs[0].channels}_{output.channels}"
+            f"_{output.height}x{output.width}",
+            function=tir.function(
+                arguments,
+                self.functions.imported(body),
+                in_place=[] if self.apart else self.epilogue.in_place(self.target),
+            ),
+            constants=constants,
+            tile=str(plan),
+            macs=self.operator.weight.size * output.height * output.width * output.batch,
+            cycles=plan.cycles,
+            by_pixels=self.workers > 1 and self.by_chunks,
+        )
+
+    # ------------------------------------------------ chunks
+
+    def _chunks(self) -> tir.Stmt:
+        grid, batch = self.plan.grid, self.site.output.batch
+        down, last_rows = divmod(grid.rows, grid.chunk_rows)
+        across, last_columns = divmod(grid.columns, grid.chunk_columns)
+
+        def chunk(part: tir.Expr, at: tir.Expr) -> tir.Stmt:
+            wide = across + bool(last_columns)
+            high = down + bool(last_rows)
+            n, row, column = _digits(at, (batch, high, wide))
+            place = partial(
+                self._chunk, part, n, row * grid.chunk_rows, column * grid.chunk_columns
+            )
+            # Only one of the two directions is cut into chunks.
+            if last_rows:
+                return _either(
+                    row,
+                    down,
+                    lambda: place(grid.chunk_rows, grid.chunk_columns),
+                    lambda: place(last_rows, grid.chunk_columns),
+                )
+            if last_columns:
+                return _either(
+                    column,
+                    across,
+                    lambda: place(grid.chunk_rows, grid.chunk_columns),
+                    lambda: place(grid.chunk_rows, last_columns),
+                )
+            return place(grid.chunk_rows, grid.chunk_columns)
+
+        workers = self.workers if self.by_chunks else 1
+        return _shared("chunk", grid.chunks * batch, workers, chunk)
+
+    def _chunk(
+        self,
+        part: tir.Expr,
+        n: tir.Expr,
+        row: tir.Expr,
+        column: tir.Expr,
+        rows: int,
+        columns: int,
+    ) -> tir.Stmt:
+        """Three stages for the tiles from (row, column) on, counted in tiles."""
+        workers = 1 if self.by_chunks else self.workers
+
+        def over_tiles(body: Callable[[tir.Expr, tir.Expr, tir.Expr], tir.Stmt]) -> tir.Stmt:
+            return tir.loop_of(
+                "tile_row",
+                rows,
+                lambda r: tir.loop_of(
+                    "tile_column",
+                    columns,
+                    lambda c: body(row + r, column + c, r * columns + c),
+                ),
+            )
+
+        def forth(worker: tir.Expr, block: tir.Expr) -> tir.Stmt:
+            return over_tiles(
+                lambda r, c, at: self._ragged(
+                    r, c, partial(self._forth, part, part + worker, n, block, r, c, at)
+                )
+            )
+
+        def back(worker: tir.Expr, block: tir.Expr) -> tir.Stmt:
+            return over_tiles(
+                lambda r, c, at: self._ragged(
+                    r, c, partial(self._back, part, part + worker, n, block, r, c, at)
+                )
+            )
+
+        product = self._product(rows * columns)
+        return tir.sequence(
+            _shared("in_block", self.channels.in_blocks, workers, forth),
+            _shared(
+                "position",
+                self.plan.positions,
+                workers,
+                lambda _worker, position: product.group(part, position),
+            ),
+            _shared("out_block", self.channels.out_blocks, workers, back),
+        )
+
+    def _ragged(
+        self, row: tir.Expr, column: tir.Expr, body: Callable[[int, int], tir.Stmt]
+    ) -> tir.Stmt:
+        """`body` for a tile, by how many of its rows and columns of results are wanted."""
+        m, grid, output = self.plan.results, self.plan.grid, self.site.output
+        last_rows = output.height - (grid.rows - 1) * m
+        last_columns = output.width - (grid.columns - 1) * m
+
+        def columns(rows: int) -> tir.Stmt:
+            if last_columns == m:
+                return body(rows, m)
+            return _either(
+                column, grid.columns - 1, lambda: body(rows, m), lambda: body(rows, last_columns)
+            )
+
+        if last_rows == m:
+            return columns(m)
+        return _either(row, grid.rows - 1, lambda: columns(m), lambda: columns(last_rows))
+
+    # ------------------------------------------------ transforms of one tile
+
+    def _forth(
+        self,
+        part: tir.Expr,
+        worker: tir.Expr,
+        n: tir.Expr,
+        block: tir.Expr,
+        row: tir.Expr,
+        column: tir.Expr,
+        at: tir.Expr,
+        rows: int,
+        columns: int,
+    ) -> tir.Stmt:
+        """Inputs of one block of channels; what lies behind `rows` x `columns` counts as zero."""
+        m, size, before = self.plan.results, self.plan.size, self.operator.before
+        corner = self.source.at(
+            n * self.source.layout.blocks + block, row * m - before[0], column * m - before[1]
+        )
+        transformed = self.inputs.at(part * self.inputs.layout.blocks + block, 0, at)
+        stride = self.inputs.layout.blocks // self.plan.positions
+        return tir.sequence(
+            self._pass(
+                toom_cook.input_transform(m, columns + 2),
+                rows + 2,
+                _Lines(self.source.buffer, corner, line=(0, 1, 0, 0), item=(0, 0, 1, 0)),
+                _Lines(self.half_inputs, [worker, 0, 0], line=(0, size, 0), item=(0, 1, 0)),
+            ),
+            self._pass(
+                toom_cook.input_transform(m, rows + 2),
+                size,
+                _Lines(self.half_inputs, [worker, 0, 0], line=(0, 1, 0), item=(0, size, 0)),
+                _Lines(
+                    self.inputs.buffer,
+                    transformed,
+                    line=(stride, 0, 0, 0),
+                    item=(size * stride, 0, 0, 0),
+                ),
+            ),
+        )
+
+    def _back(
+        self,
+        part: tir.Expr,
+        worker: tir.Expr,
+        n: tir.Expr,
+        block: tir.Expr,
+        row: tir.Expr,
+        column: tir.Expr,
+        at: tir.Expr,
+        rows: int,
+        columns: int,
+    ) -> tir.Stmt:
+        """`rows` x `columns` results of one block of channels."""
+        m, size = self.plan.results, self.plan.size
+        sums = self.sums.at(part * self.sums.layout.blocks + block, 0, at)
+        stride = self.sums.layout.blocks // self.plan.positions
+        results = _Results(
+            plane=n * self.target.layout.blocks + block,
+            channel_block=block,
+            row=row * m,
+            column=column * m,
+            pixels=columns,
+        )
+        return tir.sequence(
+            self._pass(
+                toom_cook.output_transform(m, columns),
+                size,
+                _Lines(
+                    self.sums.buffer,
+                    sums,
+                    line=(size * stride, 0, 0, 0),
+                    item=(stride, 0, 0, 0),
+                ),
+                _Lines(self.half_sums, [worker, 0, 0], line=(0, m, 0), item=(0, 1, 0)),
+            ),
+            self._pass(
+                toom_cook.output_transform(m, rows),
+                columns,
+                _Lines(self.half_sums, [worker, 0, 0], line=(0, 1, 0), item=(0, m, 0)),
+                self._pixels(self.target, results),
+                None if self.apart else results,
+            ),
+            tir.loop_of(
+                "result_row",
+                rows,
+                lambda i: self.epilogue.pass_over(self.target, replace(results, row=row * m + i)),
+            )
+            if self.apart
+            else None,
+        )
+
+    def _pixels(self, image: Image, results: _Results) -> _Lines:
+        """Columns of pixels."""
+        corner = image.at(results.plane, results.row, results.column)
+        return _Lines(image.buffer, corner, line=(0, 0, 1, 0), item=(0, 1, 0, 0))
+
+    def _pass(
+        self,
+        transform: toom_cook.Transform,
+        lines: int,
+        source: _Lines,
+        target: _Lines,
+        results: _Results | None = None,
+    ) -> tir.Stmt:
+        """A transform along the lines of a tile; the expression follows if it is of `results`."""
+        if self.isa is not None:
+            return self._assembly(self.isa, transform, lines, source, target, results)
+
+        def one(line: tir.Expr) -> tir.Stmt:
+            names = tir.Names()
+            values: list[tirx.Expr] = [
+                names.bind("x", source.load(line, i)) for i in range(transform.inputs)
+            ]
+            for terms in transform.steps:
+                values.append(names.bind("y", _sum(terms, values)))
+            for i, index in enumerate(transform.outputs):
+                value = values[index]
+                if results is not None:
+                    value = self.epilogue.apply(
+                        names,
+                        value,
+                        results.plane,
+                        results.row + i,
+                        results.column + line,
+                        channel_block=results.channel_block,
+                    )
+                names.add(target.store(line, i, value))
+            return names.done()
+
+        return tir.loop_of("line", lines, one)
+
+    def _assembly(
+        self,
+        isa: arm.Isa,
+        transform: toom_cook.Transform,
+        lines: int,
+        source: _Lines,
+        target: _Lines,
+        results: _Results | None,
+    ) -> tir.Stmt:
+        finish = (self.finish if results else None) or ()
+        forth = toom_cook.input_transform(self.plan.results, self.plan.size)
+        back = toom_cook.output_transform(self.plan.results, self.plan.results)
+        which = int(
+            target.buffer.same_as(self.target.buffer) or source.buffer.same_as(self.sums.buffer)
+        )
+        added = results is not None and any(item.name == "add" for item in finish)
+        operand = self._pixels(self.epilogue.operands[0], results) if added and results else target
+        code = arm_transform.Pass(
+            isa=isa,
+            transform=transform,
+            coefficients=(forth, back)[which].coefficients,
+            lines=lines,
+            source=source.steps,
+            target=target.steps,
+            operand=operand.steps,
+            finish=finish,
+        )
+        pointers: list[micro.Pointer] = [
+            (target.buffer, target.start),
+            (source.buffer, source.start),
+            (self.coefficient_buffers[which], [0]),
+            (operand.buffer, operand.start),
+        ]
+        return self.functions.call(code, pointers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Results:
+    """Results of one tile, for the expression; `pixels` of its first row."""
+
+    plane: tir.Expr
+    channel_block: tir.Expr
+    row: tir.Expr
+    column: tir.Expr
+    pixels: int
+    vectors: int = 1
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """The vectors of a pass: where the first one lies, and how far apart lines and items are, in
+    each dimension of the buffer."""
+
+    buffer: tirx.Buffer
+    start: Sequence[tir.Expr]
+    line: tuple[int, ...]
+    item: tuple[int, ...]
+
+    def _at(self, line: tir.Expr, item: int) -> list[tir.Expr]:
+        return [
+            first + line * down + item * across
+            for first, down, across in zip(self.start, self.line, self.item, strict=True)
+        ]
+
+    def load(self, line: tir.Expr, item: int) -> tirx.Expr:
+        """A vector of one line."""
+        return tir.load(self.buffer, self._at(line, item), int(self.buffer.shape[-1]))
+
+    def store(self, line: tir.Expr, item: int, value: tirx.Expr) -> tir.Stmt:
+        """Write a vector of one line."""
+        return tir.store(self.buffer, value, self._at(line, item), int(self.buffer.shape[-1]))
+
+    @property
+    def steps(self) -> arm_transform.Steps:
+        """The same in bytes."""
+        sizes = [4]
+        for extent_ in reversed([int(size) for size in self.buffer.shape][1:]):
+            sizes.insert(0, sizes[0] * extent_)
+        line, item = (
+            sum(size * count for size, count in zip(sizes, counts, strict=True))
+            for counts in (self.line, self.item)
+        )
+        return arm_transform.Steps(line=line, item=item)
+
+
+def _sum(terms: toom_cook.Terms, values: list[tirx.Expr]) -> tirx.Expr:
+    """Coefficients times values, such that each term but the first is one multiply-add."""
+    total = None
+    for coefficient, index in terms:
+        value = values[index]
+        size = abs(coefficient)
+        if size != 1:
+            value = value * tir.spread(tirx.FloatImm("float32", size), _lanes(value))
+        if total is None:
+            total = value if coefficient > 0 else -value
+        else:
+            total = total + value if coefficient > 0 else total - value
+    assert total is not None
+    return total
+
+
+def _lanes(value: tirx.Expr) -> int:
+    return int(value.ty.dtype.lanes)
+
+
+def _digits(value: tir.Expr, sizes: tuple[int, ...]) -> list[tir.Expr]:
+    """A counter as counters of nested loops of these sizes."""
+    found: list[tir.Expr] = []
+    for size in reversed(sizes[1:]):
+        found.insert(0, value % size if size > 1 else 0)
+        value = value // size if size > 1 else value
+    return [value, *found]
+
+
+def _either(
+    index: tir.Expr, last: int, body: Callable[[], tir.Stmt], at_last: Callable[[], tir.Stmt]
+) -> tir.Stmt:
+    """`at_last` where the index is `last`, else `body`."""
+    if last == 0:
+        return at_last()
+    return tirx.IfThenElse(index < last, body(), at_last())
+
+
+def _shared(
+    name: str, count: int, workers: int, body: Callable[[tir.Expr, tir.Expr], tir.Stmt]
+) -> tir.Stmt:
+    """`body(worker, index)` for `count` indices, a run of them for each worker."""
+    if workers == 1:
+        return tir.loop_of(name, count, lambda index: body(0, index))
+    each = -(-count // workers)
+
+    def work(worker: tir.Expr) -> tir.Stmt:
+        def one(turn: tir.Expr) -> tir.Stmt:
+            index = worker * each + turn
+            inside = body(worker, index)
+            if count % workers == 0:
+                return inside
+            return tirx.IfThenElse(index < count, inside, None)
+
+        return tir.loop_of(name, each, one)
+
+    return tir.loop_of("worker", workers, work, parallel=True)
+
+
+RULE = Rule(name="winograd", takes=takes, make=make, halo=convolution.halo, more_weights=True)

@@ -1,0 +1,106 @@
+"""The mean of each channel of a kernel's result, as a second result of the same kernel.
+
+Each tile leaves the sum of its pixels in a slot of its own while they are in registers; when all
+tiles of a plane are done, the slots are added up in their order. So the result is not read again,
+and the mean is the same to the last bit however the tiles were shared out between threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tvm import tirx
+
+from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles.layout import NO_HALO, Blocked, Image
+
+# Sums that run in parallel: hides the latency of the addition.
+_SUMS = 4
+
+
+class Average:
+    """The second result: `mean` is its layout, that of one pixel per plane.
+
+    `output` is the first result as the kernel walks through it, in tiles of `pixels` along each
+    row (the last one may be smaller). If the rows are done in `parts` equal parts, each part's
+    slots are added up by the thread that filled them.
+    """
+
+    def __init__(self, output: Blocked, mean: Blocked, pixels: int, parts: int = 1) -> None:
+        self.pixels = pixels
+        self.parts = parts
+        self.count = output.height * output.width
+        slots = replace(output, width=-(-output.width // pixels), halo=NO_HALO)
+        self.slots, self.mean = Image("slots", slots), Image("mean", mean)
+
+    @property
+    def buffers(self) -> list[tirx.Buffer]:
+        """Arguments that follow the kernel's first result: the second one, and the slots."""
+        return [self.mean.buffer, self.slots.buffer]
+
+    def slot(self, plane: tir.Expr, row: tir.Expr, column: tir.Expr) -> list[tir.Expr]:
+        """Indices of the slot of the tile that starts at a pixel."""
+        return self.slots.at(plane, row, column // self.pixels)
+
+    def leave(
+        self, results: Sequence[tirx.Expr], plane: tir.Expr, row: tir.Expr, column: tir.Expr
+    ) -> tir.Stmt:
+        """Fill the slot of the tile that starts at a pixel, given its results or their sum."""
+        left = list(results)
+        while len(left) > 1:
+            half = len(left) // 2
+            left = [left[i] + left[half + i] for i in range(half)] + left[2 * half :]
+        at = self.slot(plane, row, column)
+        return tir.store(self.slots.buffer, left[0], at, self.slots.layout.block)
+
+    def add_up(self, plane: tir.Expr, part: tir.Expr) -> tir.Stmt | None:
+        """Put the sum of a part's slots into the first one; None if there is but one."""
+        rows, width = self.slots.layout.height // self.parts, self.slots.layout.width
+        if rows * width == 1:
+            return None
+        slots = self.slots.spaced(step=(1, 1), first=(part * rows, 0), size=(rows, width))
+        sums = Sum(slots, plane)
+        return tir.sequence(sums.code, slots.store(sums.total, plane, 0, 0))
+
+    def finish(self, plane: tir.Expr) -> tir.Stmt:
+        """The mean of a plane, all of whose slots are filled, or parts added up."""
+        slots = self.slots
+        if self.parts > 1:
+            rows = slots.layout.height // self.parts
+            slots = slots.spaced(step=(rows, 1), first=(0, 0), size=(self.parts, 1))
+        sums = Sum(slots, plane)
+        mean = sums.total * tir.number(1 / self.count, self.slots.layout.block)
+        return tir.sequence(sums.code, self.mean.store(mean, plane, 0, 0))
+
+
+class Sum:
+    """The `total` of all pixels of a plane, once `code` has run."""
+
+    def __init__(self, source: Image, plane: tir.Expr) -> None:
+        layout = source.layout
+        sums = [tir.Local(f"sum{i}", layout.block) for i in range(_SUMS)]
+
+        def add(row: tir.Expr, column: tir.Expr, count: int) -> tir.Stmt:
+            added = (
+                sums[i].set(sums[i].get() + source.load(plane, row, column + i))
+                for i in range(count)
+            )
+            # Unrolled, an in-order core's loads come first, and do not fit the registers.
+            return tir.not_unrolled(tir.sequence(*added))
+
+        def along(row: tir.Expr) -> tir.Stmt:
+            full, rest = divmod(layout.width, _SUMS)
+            return tir.sequence(
+                tir.loop_of("part", full, lambda part: add(row, part * _SUMS, _SUMS))
+                if full
+                else None,
+                add(row, full * _SUMS, rest) if rest else None,
+            )
+
+        self.code = tir.sequence(
+            *(item.declare() for item in sums),
+            *(item.set(tir.number(0.0, layout.block)) for item in sums),
+            tir.loop_of("row", layout.height, along),
+        )
+        self.total = (sums[0].get() + sums[1].get()) + (sums[2].get() + sums[3].get())

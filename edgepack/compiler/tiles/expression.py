@@ -1,0 +1,122 @@
+"""Element-wise arithmetic that is fused into the kernel whose result it starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from tvm import tirx
+
+from edgepack.compiler.tiles import functions, tir
+from edgepack.compiler.tiles.functions import Scope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The result of an earlier step; step 0 is what the kernel itself computed."""
+
+    index: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scalar:
+    """A number."""
+
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerChannel:
+    """A constant with one value per channel: the `index`-th of the layer's."""
+
+    index: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operand:
+    """Another tensor of the layer's shape, or one value per channel of it (`pixel`)."""
+
+    index: int
+    pixel: bool = False
+
+
+Argument = Step | Scalar | PerChannel | Operand
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One step: a function of `FUNCTIONS` and its arguments."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+
+
+# Steps 1, 2, ...; the last one is the result. Empty: step 0 is.
+Expression = tuple[Operation, ...]
+
+
+def _prelu(x: tirx.Expr, slope: tirx.Expr, scope: Scope) -> tirx.Expr:
+    zero = scope.c(0.0)
+    return tirx.max(x, zero) + tirx.min(x, zero) * slope
+
+
+# Name -> (number of arguments, the arithmetic; its last argument is where it binds values).
+FUNCTIONS: dict[str, tuple[int, Callable[..., tirx.Expr]]] = {
+    "add": (2, lambda a, b, _: a + b),
+    "subtract": (2, lambda a, b, _: a - b),
+    "multiply": (2, lambda a, b, _: a * b),
+    "divide": (2, lambda a, b, _: a / b),
+    "maximum": (2, lambda a, b, _: tirx.max(a, b)),
+    "minimum": (2, lambda a, b, _: tirx.min(a, b)),
+    "prelu": (2, _prelu),
+    "negative": (1, lambda a, scope: scope.c(0.0) - a),
+    "abs": (1, lambda a, scope: tirx.max(a, scope.c(0.0) - a)),
+    "sqrt": (1, lambda a, _: tirx.sqrt(a)),
+    "exp": (1, functions.exp),
+    "log": (1, functions.log),
+    "sin": (1, functions.sin),
+    "cos": (1, functions.cos),
+    "erf": (1, functions.erf),
+    "sigmoid": (1, functions.sigmoid),
+    "tanh": (1, functions.tanh),
+    "silu": (1, lambda a, scope: a * functions.sigmoid(a, scope)),
+}
+
+
+# Functions of dozens of instructions.
+LONG = frozenset({"exp", "log", "sin", "cos", "erf", "sigmoid", "tanh", "silu"})
+
+
+def evaluate(
+    expression: Expression,
+    start: tirx.Expr,
+    lanes: int,
+    names: tir.Names,
+    channel: Callable[[int], tirx.Expr],
+    operand: Callable[[int, bool], tirx.Expr],
+) -> tirx.Expr:
+    """The expression's value for a vector of `lanes` channels of one pixel.
+
+    `channel(i)` and `operand(i, pixel)` load what the expression refers to; every step is
+    bound to a name in `names`.
+    """
+    scope = Scope(lanes, partial(names.bind, "f"))
+    values = [names.bind("v", start)]
+
+    def argument(item: Argument) -> tirx.Expr:
+        match item:
+            case Step():
+                return values[item.index]
+            case Scalar():
+                return tir.number(item.value, lanes)
+            case PerChannel():
+                return channel(item.index)
+            case Operand():
+                return operand(item.index, item.pixel)
+
+    for operation in expression:
+        _, compute = FUNCTIONS[operation.name]
+        result = compute(*(argument(item) for item in operation.arguments), scope)
+        values.append(names.bind("v", result))
+    return values[-1]

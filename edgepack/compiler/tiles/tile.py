@@ -1,0 +1,123 @@
+"""The cost model: how many pixels and vectors of channels one register tile should hold.
+
+A tile of R pixels x V vectors keeps its R * V sums in registers during the whole reduction.
+Each step of the reduction loads V vectors of weights and R input values and does R * V
+multiply-adds: a larger tile needs fewer loads per multiply-add, until registers run out. A tile
+that does not divide the image's width leaves a smaller one at the end of each row, which the
+model charges like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from edgepack.compiler.tiles.cpu import CpuModel
+
+# Registers LLVM wants for itself: addresses of constants, broadcasts in flight. Measured on
+# 16 and on 32 registers: with fewer kept back the hot loop starts to spill.
+_KEPT_BACK = {32: 6, 16: 2}
+# More pixels than this bring no fewer loads worth having, and unrolled code grows.
+_MOST_PIXELS = 16
+_MOST_VECTORS = 8
+# Bytes per cycle at which a panel of weights streams in when it is too large for L1 (it
+# then comes from L2) or for half of L2 (it comes from L3 or memory). Measured on Zen 4.
+_L2_BANDWIDTH = 24
+_L3_BANDWIDTH = 16
+# Cycles to enter a tile: addresses, loop start, a mispredicted exit.
+_TILE_START = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """`pixels` x `vectors` sums held in registers; `cycles` for the whole layer."""
+
+    pixels: int
+    vectors: int
+    cycles: float
+
+    def __str__(self) -> str:
+        return f"{self.pixels}x{self.vectors}"
+
+
+def parts(total: int, size: int) -> Iterator[tuple[int, int]]:
+    """`total` cut into pieces of `size`, as (piece, how many); the rest comes last."""
+    if total >= size:
+        yield size, total // size
+    if total % size:
+        yield total % size, 1
+
+
+def balance(items: int, cores: int, size: int = 1) -> float:
+    """The share of time that the cores are busy with `items` pieces of work, `size` at a time."""
+    return items / (-(-items // (size * cores)) * size * cores)
+
+
+def choose(
+    *,
+    width: int,
+    rows: int,
+    blocks: int,
+    lanes: int,
+    reduction: int,
+    cpu: CpuModel,
+    fits: Callable[[int, int], bool] | None = None,
+    most_vectors: int = _MOST_VECTORS,
+) -> Tile:
+    """The cheapest tile for `rows` rows of `width` pixels and `blocks` blocks of channels.
+
+    `reduction` is the number of multiply-adds per result; `fits(pixels, vectors)` says
+    whether a tile can be held, by default whether LLVM can. It has up to `most_vectors`.
+    """
+    fits = fits or (lambda pixels, vectors: _llvm_holds(pixels, vectors, cpu))
+    candidates = (
+        Tile(
+            pixels=pixels,
+            vectors=vectors,
+            cycles=_cycles(width, rows, blocks, lanes, reduction, pixels, vectors, cpu),
+        )
+        for vectors in range(1, min(_MOST_VECTORS, most_vectors, blocks) + 1)
+        for pixels in range(1, min(_MOST_PIXELS, width) + 1)
+        if fits(pixels, vectors)
+    )
+    return min(candidates, key=lambda tile: tile.cycles)
+
+
+def _llvm_holds(pixels: int, vectors: int, cpu: CpuModel) -> bool:
+    sums = pixels * vectors
+    broadcast = 0 if vectors == 1 and cpu.memory_operand else 1
+    return sums + vectors + broadcast <= cpu.registers - _KEPT_BACK[cpu.registers]
+
+
+def _cycles(
+    width: int,
+    rows: int,
+    blocks: int,
+    lanes: int,
+    reduction: int,
+    pixels: int,
+    vectors: int,
+    cpu: CpuModel,
+) -> float:
+    return rows * sum(
+        pixel_tiles * vector_tiles * _tile_cycles(lanes, reduction, tile_pixels, tile_vectors, cpu)
+        for tile_pixels, pixel_tiles in parts(width, pixels)
+        for tile_vectors, vector_tiles in parts(blocks, vectors)
+    )
+
+
+def _tile_cycles(lanes: int, reduction: int, pixels: int, vectors: int, cpu: CpuModel) -> float:
+    sums = pixels * vectors
+    arithmetic = sums / cpu.lanes[lanes]
+    # x86 broadcasts one input value per load; ARM loads one per lane and uses it by lane.
+    inputs = pixels if cpu.memory_operand else pixels / lanes
+    loads = (inputs + vectors) / cpu.loads_per_cycle
+    step = max(arithmetic, float(cpu.fma_latency), loads)
+    # Loads that find no free issue slot beside the arithmetic, or miss the cache: the part
+    # of them is a guess, but a tile with fewer loads should win when all else is equal.
+    step += loads / (4 if cpu.in_order else 16)
+    panel_bytes = 4 * reduction * vectors * lanes
+    if panel_bytes > cpu.l1_bytes / 2:
+        bandwidth = _L3_BANDWIDTH if panel_bytes > cpu.l2_bytes / 2 else _L2_BANDWIDTH
+        step = max(step, 4 * vectors * lanes / bandwidth)
+    return reduction * step + 2 * sums + _TILE_START

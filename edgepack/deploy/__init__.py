@@ -1,0 +1,1 @@
+"""From a bundle to a release on a device: transfer, activation, smoke test, service."""

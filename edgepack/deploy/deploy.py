@@ -1,0 +1,410 @@
+"""Deploy: hand a bundle to the device tool, which makes it the current release there.
+
+    facts -> gate -> what is missing there -> blobs -> (the device alone) -> Report
+
+The tool on the device (`edgepack-device receive`) stores, verifies, activates and tests; what
+is here brings it there the first time, sends what it asks for, and comes back after a lost
+link. A deploy that was cut off at any moment goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgepack.base.errors import BundleError, ConnectError, RemoteError
+from edgepack.base.process import user_at_host
+from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.base.tables import read_text
+from edgepack.bundle.bundle import Bundle
+from edgepack.bundle.manifest import DEVICE_TOOL, MANIFEST_NAME
+from edgepack.deploy.remote_tool import CorruptTransferError, Layout, bring_tool
+from edgepack.deploy.smoke import Smoke, from_health
+from edgepack.deploy.transfer import PROTOCOL, Exchange, Need, RemoteState, Request, packed_bytes
+from edgepack.device.base import Device, Stream
+from edgepack.device.errors import ConnectionLostError
+from edgepack.device.facts import DeviceFacts, facts_script, parse_facts
+from edgepack.device.patience import Pace, Patience
+from edgepack.gate import gate
+
+log = logging.getLogger(__name__)
+
+KEEP_RELEASES = 3
+_MODEL_FOLDER = "model/"
+_END = "@@edgepack:end"
+_ANSWER_S = 300.0
+"""Silence that is allowed above the time-outs of lock and health gate: hashing on a slow card."""
+
+_NAMED_FILES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployOptions:
+    """How to deploy.
+
+    `keep` releases stay on the device; current and previous do in any case. `wait_s` bounds
+    the wait for another deploy there. A lost link is tried again `retries` times in a row
+    without progress. `limit_bytes_s` bounds the upload. `signers` is a file of allowed
+    signers (ssh-keygen(1)) to pin at the first install; `allow_downgrade` takes a lower
+    version than the device has had.
+    """
+
+    keep: int = KEEP_RELEASES
+    wait_s: float = 60.0
+    retries: int = 5
+    limit_bytes_s: float | None = None
+    allow_downgrade: bool = False
+    signers: Path | None = None
+
+
+DEFAULT_OPTIONS = DeployOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a deploy did.
+
+    `outcome` is "deployed" (something had to be sent or stored), "activated" (the release
+    was there already), or "unchanged". `before` was current until now; `previous` is what a
+    rollback would go to. `sent_bytes` went over for the files of the bundle, `copied_bytes`
+    of them were found in others there. `links` is how often it had to connect. `signer` is
+    who signed, as the device sees it, and `pinned` a signer that it trusts from now on.
+    `smoke_fresh` tells a smoke test of now from the record of an earlier one. `seconds` has
+    the wall time of each phase.
+    """
+
+    device: str
+    root: str
+    release: str
+    version: int
+    outcome: str
+    before: str | None
+    previous: str | None
+    sent_bytes: int
+    copied_bytes: int
+    model_bytes_sent: int
+    sent_files: tuple[str, ...]
+    reused_files: tuple[str, ...]
+    removed: tuple[str, ...]
+    links: int
+    signer: str | None
+    pinned: str | None
+    smoke: Smoke
+    smoke_fresh: bool
+    facts: DeviceFacts
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {**asdict(self), "facts": self.facts.to_dict()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployPlan:
+    """What a deploy would do, for --dry-run: `steps` are kinds, each with a sentence.
+
+    `before` is current now; `send_bytes` is exact: packed, and without chunks that are there.
+    """
+
+    release: str
+    before: str | None
+    steps: tuple[tuple[str, str], ...]
+    send_bytes: int
+    send_files: tuple[str, ...]
+    removed: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """What `--dry-run` prints."""
+        return [f"{kind:9}{text}" for kind, text in self.steps] or [
+            f"nothing to do: release {self.release} is current, whole and tested"
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --dry-run --json."""
+        return {
+            **asdict(self),
+            "steps": [{"kind": kind, "text": text} for kind, text in self.steps],
+        }
+
+
+def preview(
+    bundle: Bundle, device: Device, root: str, *, options: DeployOptions = DEFAULT_OPTIONS
+) -> DeployPlan:
+    """What `deploy_bundle` would do: only reads from the device.
+
+    Raises what the gate and the device raise.
+    """
+    return _Deploy(bundle, device, root, options, NO_PROGRESS).plan()
+
+
+def deploy_bundle(
+    bundle: Bundle,
+    device: Device,
+    root: str,
+    *,
+    options: DeployOptions = DEFAULT_OPTIONS,
+    progress: Progress = NO_PROGRESS,
+) -> Report:
+    """Make `bundle` the current release below `root` on `device`, and have it tested there.
+
+    Whatever happens on the way, `current` names a whole release, or none. Once all has
+    arrived, the device goes on alone: if the link dies then, it finishes all the same.
+
+    Raises:
+        GateError: the bundle does not fit the device; nothing was written.
+        RefusedBundleError: the device does not take it (signature, version, board).
+        LockedError: another deploy is under way.
+        DiskFullError: the device has no room.
+        SmokeTestError, OutputsDifferError: `current` is what it was before.
+        ConnectError: the link was lost more often than `options.retries`.
+    """
+    return _Deploy(bundle, device, root, options, progress).run()
+
+
+class _Deploy:
+    """One deploy or preview, over as many links as it takes."""
+
+    def __init__(
+        self, bundle: Bundle, device: Device, root: str, options: DeployOptions, progress: Progress
+    ) -> None:
+        self._bundle = bundle
+        self._device = device
+        self._layout = Layout.of(root)
+        self._options = options
+        self._progress = progress
+        self._signers = read_text(options.signers).encode() if options.signers else b""
+        self._session = secrets.token_hex(8)
+        self._links = 1
+        self._seconds: dict[str, float] = {}
+        self._exchanges: list[Exchange] = []
+        self._first: RemoteState | None = None
+        self._left: int | None = None
+        self._paths = {entry.sha256: path for path, entry in bundle.manifest.files.items()}
+        self._files = {digest: bundle.file(path) for digest, path in self._paths.items()}
+
+    def run(self) -> Report:
+        """See `deploy_bundle`."""
+        patience = Patience(self._options.retries, self._progress)
+        lost = corrupt = False
+        while True:
+            left = self._left
+            try:
+                if lost:
+                    self._device.reconnect()
+                    self._links += 1
+                return self._attempt()
+            except ConnectError as error:
+                lost = True
+                patience.after(error, moved=left is not None and self._left != left)
+            except CorruptTransferError:
+                # The rest of an upload that was cut may have been damaged: once, all of it.
+                if corrupt:
+                    raise
+                lost, corrupt = False, True
+
+    def _attempt(self) -> Report:
+        with contextlib.ExitStack() as stack:
+            with self._phase("facts", f"asking {self._device.name} what it is"):
+                facts, stream = self._enter(stack)
+            if facts.protocol < PROTOCOL:
+                with self._phase("tool", f"bringing {DEVICE_TOOL} there"):
+                    bring_tool(
+                        self._device,
+                        self._layout,
+                        self._bundle,
+                        sha256sum=facts.sha256sum,
+                        pace=Pace(self._options.limit_bytes_s),
+                    )
+                    stream = self._open(stack, self._layout.command("receive"))
+            exchange = self._exchange(stream)
+            with self._phase("state", f"looking at {self._layout.root} there"):
+                state = self._ask(exchange)
+            self._first = self._first or state
+            self._left = _left(state)
+            if state.needs:
+                self._send(exchange, state)
+            with self._phase("finish", "the device installs, activates and tests"):
+                done = exchange.finish()
+        return self._report(done, facts)
+
+    def plan(self) -> DeployPlan:
+        """See `preview`."""
+        with contextlib.ExitStack() as stack:
+            facts, stream = self._enter(stack)
+            if facts.protocol < PROTOCOL:
+                everything = tuple(
+                    Need(sha256=entry.sha256, size=entry.size, have=0, base=())
+                    for entry in self._bundle.manifest.files.values()
+                )
+                state = RemoteState(
+                    current=None, previous=None, needs=everything, unchanged=False, remove=()
+                )
+            else:
+                state = self._ask(self._exchange(stream), plan=True)
+        return self._plan(state, new_tool=facts.protocol < PROTOCOL)
+
+    def _open(self, stack: contextlib.ExitStack, command: str) -> Stream:
+        return stack.enter_context(contextlib.closing(self._device.open(command)))
+
+    def _exchange(self, stream: Stream) -> Exchange:
+        name = self._device.name
+        return Exchange(stream, name, step=lambda text: self._progress.step(f"{name}: {text}"))
+
+    def _enter(self, stack: contextlib.ExitStack) -> tuple[DeviceFacts, Stream]:
+        """What the device is, and the tool's `receive`, started by the same command."""
+        stream = self._open(
+            stack,
+            f"{facts_script(self._layout.root)}\necho; echo {_END}\n"
+            f"[ ! -x {self._layout.tool} ] || exec {self._layout.command('receive')}",
+        )
+        lines: list[str] = []
+        while (line := stream.read_line(_ANSWER_S).decode(errors="replace")).rstrip() != _END:
+            if not line:
+                raise ConnectionLostError(f"{self._device.name}: no answer")
+            lines.append(line)
+        facts = parse_facts(self._device.name, self._layout.root, "".join(lines))
+        # A tool that is there knows better what room the rest needs.
+        gate.check_device(self._bundle, facts, send_bytes=0 if facts.tool else None)
+        if facts.protocol > PROTOCOL:
+            raise RemoteError(
+                f"{self._device.name}: its device tool {facts.tool} speaks protocol "
+                f"{facts.protocol}, this edgepack {PROTOCOL}",
+                hint="deploy with a newer edgepack",
+            )
+        return facts, stream
+
+    def _ask(self, exchange: Exchange, *, plan: bool = False) -> RemoteState:
+        state = exchange.ask(self._request(plan=plan))
+        if any(need.sha256 not in self._files for need in state.needs):
+            raise RemoteError(f"{self._device.name}: asks for files that the bundle does not have")
+        return state
+
+    def _request(self, *, plan: bool) -> Request:
+        options, health = self._options, self._bundle.manifest.health
+        # After a cut, whoever holds the lock is this deploy itself, going on alone there.
+        wait_s = options.wait_s if self._links == 1 else options.wait_s + health.timeout_s
+        manifest = self._bundle.file(MANIFEST_NAME).read_bytes()
+        if hashlib.sha256(manifest).hexdigest() != self._bundle.manifest_sha256:
+            raise BundleError(f"{self._bundle.path}: {MANIFEST_NAME} was changed meanwhile")
+        return Request(
+            plan=plan,
+            manifest=manifest,
+            signature=self._bundle.signature,
+            signers=self._signers,
+            by=user_at_host(),
+            session=self._session,
+            keep=options.keep,
+            wait_s=wait_s,
+            silence_s=wait_s + health.timeout_s + _ANSWER_S,
+            allow_downgrade=options.allow_downgrade,
+        )
+
+    def _send(self, exchange: Exchange, state: RemoteState) -> None:
+        self._exchanges.append(exchange)
+        with (
+            self._phase("send", f"send: {self._missing(state)}"),
+            self._progress.bar(f"upload to {self._device.name}", _left(state)) as bar,
+        ):
+            exchange.send(
+                state.needs,
+                self._files,
+                limit_bytes_s=self._options.limit_bytes_s,
+                sent=bar.update,
+            )
+
+    def _missing(self, state: RemoteState) -> str:
+        names = [
+            self._paths[need.sha256] + (f" from byte {need.have}" if need.have else "")
+            for need in sorted(state.needs, key=lambda need: -need.left)
+        ]
+        if len(names) > _NAMED_FILES:
+            names[_NAMED_FILES:] = [f"and {len(names) - _NAMED_FILES} more"]
+        return f"{_left(state)} bytes are missing there: {', '.join(names)}"
+
+    def _needed(self, state: RemoteState) -> tuple[str, ...]:
+        needed = {need.sha256 for need in state.needs}
+        files = self._bundle.manifest.files
+        return tuple(path for path, entry in files.items() if entry.sha256 in needed)
+
+    def _plan(self, state: RemoteState, *, new_tool: bool) -> DeployPlan:
+        manifest = self._bundle.manifest
+        send_bytes = packed_bytes(state.needs, self._files)
+        steps: list[tuple[str, str]] = []
+        if new_tool:
+            steps.append(("tool", f"put {DEVICE_TOOL} there"))
+        if state.needs:
+            steps.append(("send", f"{send_bytes} bytes: {self._missing(state)}"))
+        if not state.unchanged:
+            was = f" (was {state.current})" if state.current else ""
+            steps += [
+                ("install", f"verify {len(manifest.files)} files there, link them"),
+                ("activate", f"current -> releases/{manifest.release}{was}"),
+                ("health", "run the golden input (and photo) there"),
+            ]
+        if state.remove:
+            steps.append(("prune", f"remove {', '.join(state.remove)}"))
+        return DeployPlan(
+            release=manifest.release,
+            before=state.current,
+            steps=tuple(steps),
+            send_bytes=send_bytes,
+            send_files=self._needed(state),
+            removed=state.remove,
+        )
+
+    def _report(self, done: Mapping[str, Any], facts: DeviceFacts) -> Report:
+        assert self._first is not None  # it answered
+        sent: dict[str, int] = {}
+        for exchange in self._exchanges:
+            for digest, size in exchange.sent.items():
+                sent[self._paths[digest]] = sent.get(self._paths[digest], 0) + size
+        sent_files = self._needed(self._first)
+        manifest = self._bundle.manifest
+        return Report(
+            device=self._device.name,
+            root=self._layout.root,
+            release=manifest.release,
+            version=manifest.version,
+            # Whatever the last of several links found there, all of them were this deploy.
+            outcome="deployed" if sent_files else done["outcome"],
+            before=self._first.current,
+            previous=done["previous"],
+            sent_bytes=sum(sent.values()),
+            copied_bytes=sum(exchange.copied_bytes for exchange in self._exchanges),
+            model_bytes_sent=sum(
+                size for path, size in sent.items() if path.startswith(_MODEL_FOLDER)
+            ),
+            sent_files=sent_files,
+            reused_files=tuple(path for path in manifest.files if path not in sent_files),
+            removed=tuple(done["removed"]),
+            links=self._links,
+            signer=done["signer"],
+            pinned=done["pinned"],
+            smoke=from_health(done["health"]),
+            smoke_fresh=done["health_fresh"],
+            facts=facts,
+            seconds=self._seconds,
+        )
+
+    @contextlib.contextmanager
+    def _phase(self, name: str, text: str) -> Iterator[None]:
+        log.info("%s", text)
+        self._progress.step(text)
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            passed = time.monotonic() - start
+            self._seconds[name] = round(self._seconds.get(name, 0.0) + passed, 3)
+
+
+def _left(state: RemoteState) -> int:
+    """Bytes of blobs that are missing."""
+    return sum(need.left for need in state.needs)

@@ -1,0 +1,205 @@
+"""edgepack-device, the tool that a deploy leaves on a device: its calls and its refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgepack.base.errors import (
+    BundleError,
+    EdgepackError,
+    MismatchError,
+    RemoteError,
+    TimeLimitError,
+    UsageError,
+)
+from edgepack.bundle.bundle import Bundle
+from edgepack.bundle.manifest import DEVICE_TOOL
+from edgepack.device.base import Device, RemoteResult
+from edgepack.device.errors import DiskFullError, command_error
+from edgepack.device.facts import tool_path
+from edgepack.device.patience import Pace
+
+_SHELL_FOUND_NOTHING = 127
+_CORRUPT = 3
+
+
+class LockedError(RemoteError):
+    """Another deploy to the same folder is under way."""
+
+
+class CorruptTransferError(RemoteError):
+    """The device tool arrived damaged."""
+
+
+class RefusedBundleError(BundleError):
+    """The device does not take the bundle: its signature, version, board or content."""
+
+
+class SmokeTestError(MismatchError):
+    """The release fails on the device, or is over its limits; the one before is current again."""
+
+
+class OutputsDifferError(MismatchError):
+    """The release computes something else there; the one before is current again."""
+
+
+class HealthTimeoutError(TimeLimitError):
+    """The release's test takes too long; the one before is current again."""
+
+
+_KINDS: Mapping[str, type[EdgepackError]] = {
+    "locked": LockedError,
+    "disk-full": DiskFullError,
+    "corrupt-transfer": CorruptTransferError,
+    "health-failed": OutputsDifferError,
+    "health-crashed": SmokeTestError,
+    "health-timeout": HealthTimeoutError,
+    "over-latency": SmokeTestError,
+    "over-memory": SmokeTestError,
+}
+_CODES: Mapping[int, type[EdgepackError]] = {
+    UsageError.exit_code: UsageError,
+    BundleError.exit_code: RefusedBundleError,
+    MismatchError.exit_code: MismatchError,
+    TimeLimitError.exit_code: TimeLimitError,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Paths below `root`, which is absolute or relative to the login's home folder.
+
+    Below it lie `current` and `previous`, `releases`, `store` and the device tool.
+    """
+
+    root: str
+
+    @staticmethod
+    def of(root: str) -> Layout:
+        """Raises UsageError if `root` cannot be a folder for releases."""
+        path = root.removeprefix("~/").rstrip("/")
+        if not path or path.startswith(("-", "~")) or not path.isprintable():
+            raise UsageError(
+                f"--root: not a folder for releases: {root!r}",
+                hint="a path below the home folder there, or an absolute one",
+            )
+        return Layout(root=path)
+
+    def enter(self, command: str) -> str:
+        """A shell command that does `command` in the root folder."""
+        # Without "./", a relative name may be searched in CDPATH.
+        root = self.root if self.root.startswith("/") else f"./{self.root}"
+        return f"cd {shlex.quote(root)} && {command}"
+
+    @property
+    def tool(self) -> str:
+        """The device tool, as a word for the shell."""
+        return shlex.quote(tool_path(self.root))
+
+    def command(self, *words: str) -> str:
+        """A shell command that calls the device tool."""
+        return f"{self.tool} {shlex.join(['--root', self.root, '--json', *words])}"
+
+
+def bring_tool(
+    device: Device, layout: Layout, bundle: Bundle, *, sha256sum: str, pace: Pace
+) -> None:
+    """Put the bundle's own device tool below the root: checked, and in place by one rename.
+
+    `sha256sum` is the device's command. Raises CorruptTransferError, RemoteError or
+    UsageError, and what `Device.open` raises.
+    """
+    entry = bundle.manifest.files.get(DEVICE_TOOL)
+    if entry is None:
+        raise UsageError(
+            f"{device.name} has no device tool yet, and a bundle of schema "
+            f"{bundle.manifest.schema} brings none",
+            hint="deploy one that this edgepack made before",
+        )
+    if not sha256sum:
+        raise RemoteError(
+            f"{device.name} has no sha256sum, so the device tool cannot be checked",
+            hint="install coreutils or busybox there",
+        )
+    # As a part in incoming/ it counts as uploaded: it goes over once.
+    script = (
+        f"new={DEVICE_TOOL}.new; mkdir -p bin incoming && cat >$new || exit 1\n"
+        f'set -- $({sha256sum} $new); [ "$1" = {entry.sha256} ] || exit {_CORRUPT}\n'
+        f"cp $new incoming/{entry.sha256}.part && chmod 0555 $new && sync && "
+        f"mv -f $new {DEVICE_TOOL}"
+    )
+    root = shlex.quote(layout.root)
+    stream = device.open(f"mkdir -p -- {root} && {layout.enter(script)}")
+    with contextlib.closing(stream):
+        with contextlib.suppress(BrokenPipeError):  # its answer says why
+            for piece in pace.pieces(bundle.file(DEVICE_TOOL).read_bytes()):
+                stream.write(piece)
+        done = stream.finish()
+    if done.returncode == _CORRUPT:
+        raise CorruptTransferError(
+            f"{DEVICE_TOOL}: not the same on {device.name} as it was sent",
+            hint="its memory or disk may be failing (dmesg says more)",
+        )
+    if done.returncode != 0:
+        raise command_error(device.name, done)
+
+
+def call(device: Device, root: str, *words: str) -> dict[str, Any]:
+    """What `edgepack-device WORDS` on `device` says, as JSON.
+
+    Raises RemoteError if nothing was deployed below `root`, and what `tool_error` gives.
+    """
+    layout = Layout.of(root)
+    return _answer(device, layout, device.run(layout.command(*words), check=False))
+
+
+def set_signers(device: Device, root: str, signers: bytes) -> dict[str, Any]:
+    """Have `device` take bundles of these signers only, whoever they were before.
+
+    `signers` is a list as in ssh-keygen(1). Gives {"signers", "list"}. Raises as `call`,
+    RefusedBundleError for a list that the device does not understand.
+    """
+    layout = Layout.of(root)
+    # A link that breaks here must not leave a shorter list.
+    script = (
+        f"new=.signers.$$; trap 'rm -f $new' EXIT; cat >$new; "
+        f"[ $(wc -c <$new) -eq {len(signers)} ] || exit 1\n"
+        f"{DEVICE_TOOL} --root . --json trust set $new"
+    )
+    stream = device.open(layout.enter(script))
+    with contextlib.closing(stream):
+        with contextlib.suppress(BrokenPipeError):  # its answer says why
+            stream.write(signers)
+        done = stream.finish()
+    return _answer(device, layout, done)
+
+
+def _answer(device: Device, layout: Layout, done: RemoteResult) -> dict[str, Any]:
+    """The tool's JSON in `done`; raises as `call`."""
+    if done.returncode == _SHELL_FOUND_NOTHING:
+        raise RemoteError(
+            f"{device.name}: there is no device tool in {layout.root}",
+            hint="`edgepack deploy` puts it there",
+        )
+    # A login script may have printed something before it.
+    start = done.stdout.find("{")
+    try:
+        answer = json.loads(done.stdout[start:]) if start >= 0 else None
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise command_error(device.name, done)
+    if "error" in answer:
+        raise tool_error(device.name, answer["error"], done.returncode)
+    return answer
+
+
+def tool_error(device: str, said: Mapping[str, Any], exit_code: int) -> EdgepackError:
+    """The error for what the tool said: {"kind", "message", "hint"}, by kind, else by code."""
+    kind = _KINDS.get(str(said.get("kind"))) or _CODES.get(exit_code, RemoteError)
+    return kind(f"{device}: {said.get('message')}", hint=said.get("hint") or None)

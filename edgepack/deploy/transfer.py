@@ -1,0 +1,310 @@
+"""The operator's side of `edgepack-device receive`: one request, then only what is missing.
+
+Over one stream (a command's input and output):
+
+    here  -> there   a JSON line (`Request`), then manifest, signature and signers as they are
+    there -> here    {"event": "state", "needs": [...], ...}
+    here  -> there   frames of each needed blob, in that order
+    there -> here    {"event": "step", ...} ..., then {"event": "done"} or {"event": "error"}
+
+A frame is u8 kind, u32le a, u32le b and, for data, `a` bytes. A blob that was cut off goes on
+at the byte where it was (`have`); chunks that the device has in another version of the file
+are named, not sent (`edgepack.chunks`). Everything is hashed there before it counts.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import mmap
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from edgepack.base.errors import RemoteError
+from edgepack.deploy import chunks
+from edgepack.deploy.remote_tool import tool_error
+from edgepack.device.base import Stream
+from edgepack.device.errors import ConnectionLostError
+from edgepack.device.patience import Pace
+
+PROTOCOL = 1
+DATA, ZSTD, COPY, END_OF_BLOB, END_OF_ALL = 1, 2, 3, 4, 5
+REPORT = frozenset({"outcome", "previous", "removed", "health", "health_fresh", "signer", "pinned"})
+"""What the device's report has, at least."""
+
+_HEADER = struct.Struct("<BII")
+_BLOCK = 256 << 10
+"""The device unpacks at most this much at once."""
+
+_LEVEL = 3
+_SKIP = 7
+"""Blocks sent as they are after one that does not shrink: trying costs more than it saves."""
+
+_SILENCE_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the device shall do; `plan` only asks what a deploy would do.
+
+    `signature` and `signers` may be empty. One that has the `session` of another, whose link
+    was lost, takes the lock over from it. `wait_s` bounds the wait for another deploy,
+    `silence_s` that for the next event. `retest` asks for the health gate even if the
+    release has passed it before.
+    """
+
+    manifest: bytes
+    signature: bytes
+    signers: bytes
+    by: str
+    session: str
+    plan: bool = False
+    keep: int
+    wait_s: float
+    silence_s: float
+    allow_downgrade: bool = False
+    retest: bool = False
+
+    def to_bytes(self) -> bytes:
+        """The line and what follows it."""
+        head = {
+            "protocol": PROTOCOL,
+            "op": "plan" if self.plan else "deploy",
+            "by": self.by,
+            "session": self.session,
+            "keep": self.keep,
+            "wait_s": self.wait_s,
+            "allow_downgrade": self.allow_downgrade,
+            "retest": self.retest,
+            "manifest_bytes": len(self.manifest),
+            "signature_bytes": len(self.signature),
+            "signers_bytes": len(self.signers),
+        }
+        return json.dumps(head).encode() + b"\n" + self.manifest + self.signature + self.signers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """A blob the device lacks: the first `have` of its `size` bytes are there.
+
+    `base` are the chunks that it has of another version of the file.
+    """
+
+    sha256: str
+    size: int
+    have: int
+    base: tuple[tuple[int, bytes], ...]
+
+    @property
+    def left(self) -> int:
+        """Bytes that are missing."""
+        return self.size - self.have
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteState:
+    """What the device says before anything is sent.
+
+    `current` and `previous` are release ids. `unchanged`: the release is current, whole
+    and tested. `remove` are releases that would go.
+    """
+
+    current: str | None
+    previous: str | None
+    needs: tuple[Need, ...]
+    unchanged: bool
+    remove: tuple[str, ...]
+
+
+class Exchange:
+    """One request to a `receive` at the other end of `stream`.
+
+    Its methods raise ConnectionLostError if the link goes away, and what `tool_error` makes
+    of the device's refusals. `sent` has the bytes that were written for each blob, by its
+    SHA-256, and `copied_bytes` is what was named instead.
+    """
+
+    def __init__(self, stream: Stream, device: str, *, step: Callable[[str], None]) -> None:
+        self._stream = stream
+        self._device = device
+        self._step = step
+        self._silence_s: float = _SILENCE_S
+        self.sent: dict[str, int] = {}
+        self.copied_bytes = 0
+
+    def ask(self, request: Request) -> RemoteState:
+        """Send the request and wait for the answer."""
+        self._silence_s = request.silence_s
+        self._write(request.to_bytes())
+        event = self._event("state")
+        try:
+            return _parse_state(event)
+        except (KeyError, TypeError, ValueError):
+            raise self._senseless("state") from None
+
+    def send(
+        self,
+        needs: tuple[Need, ...],
+        files: Mapping[str, Path],
+        *,
+        limit_bytes_s: float | None = None,
+        sent: Callable[[int], None] | None = None,
+    ) -> None:
+        """Send the blobs from `files` (by SHA-256); `sent` is told how many bytes are done."""
+        pace = Pace(limit_bytes_s)
+        for need in needs:
+            path = files[need.sha256]
+            with _content(path) as content:
+                if len(content) != need.size:
+                    raise RemoteError(f"{path} was changed while it was sent")
+                for frame, done in frames(need, content):
+                    for piece in pace.pieces(frame):
+                        # Before it is: a piece that is cut counts whole.
+                        self.sent[need.sha256] = self.sent.get(need.sha256, 0) + len(piece)
+                        self._write(piece)
+                    self.copied_bytes += done if frame[0] == COPY else 0
+                    if sent:
+                        sent(done)
+        if needs:
+            self._write(_HEADER.pack(END_OF_ALL, 0, 0))
+
+    def finish(self) -> dict[str, Any]:
+        """The device's report, when it is done."""
+        report = self._event("done").get("report")
+        if not isinstance(report, dict) or not report.keys() >= REPORT:
+            raise self._senseless("report")
+        return report
+
+    def _senseless(self, what: str) -> RemoteError:
+        return RemoteError(
+            f"{self._device}: the device tool's {what} makes no sense",
+            hint="that is a bug: please report it",
+        )
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._stream.write(data)
+        except BrokenPipeError:
+            # It has said why before it hung up.
+            self._event("error")
+
+    def _event(self, wanted: str) -> dict[str, Any]:
+        while line := self._stream.read_line(self._silence_s):
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # some login script's greeting
+            match event.get("event") if isinstance(event, dict) else None:
+                case "error":
+                    raise tool_error(self._device, event["error"], event["exit"])
+                case "step":
+                    self._step(str(event.get("text") or event["name"]))
+                case kind if kind == wanted:
+                    return dict(event)
+        done = self._stream.finish()
+        if done.returncode == 0:
+            raise ConnectionLostError(f"{self._device}: the device tool ended without an answer")
+        raise RemoteError(
+            f"{self._device}: the device tool failed with exit code {done.returncode}\n"
+            f"{done.stderr}".rstrip()
+        )
+
+
+def frames(need: Need, content: memoryview) -> Iterator[tuple[bytes, int]]:
+    """The frames of one blob, from byte `need.have` on, and how many bytes each stands for."""
+    at = need.have
+    for index, count, start, end in _copies(need, content):
+        yield from _data_frames(content[at:start])
+        yield _HEADER.pack(COPY, index, count), end - start
+        at = end
+    yield from _data_frames(content[at:])
+    yield _HEADER.pack(END_OF_BLOB, 0, 0), 0
+
+
+def packed_bytes(needs: tuple[Need, ...], files: Mapping[str, Path]) -> int:
+    """What `Exchange.send` would write for the blobs."""
+    total = 0
+    for need in needs:
+        with _content(files[need.sha256]) as content:
+            total += sum(len(frame) for frame, _ in frames(need, content))
+    return total
+
+
+def _copies(need: Need, content: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Runs of chunks that are there: index of the first, count, and where they lie here."""
+    known = {key: index for index, key in reversed(list(enumerate(need.base)))}
+    run: tuple[int, int, int, int] | None = None
+    for chunk in chunks.chunks(content) if known else ():
+        if chunk.offset < need.have:
+            continue
+        end = chunk.offset + chunk.size
+        if run is not None:
+            index, count, start, before = run
+            following = index + count
+            if before == chunk.offset and need.base[following : following + 1] == (chunk.key,):
+                run = index, count + 1, start, end
+                continue
+            yield run
+            run = None
+        if chunk.key in known:
+            run = known[chunk.key], 1, chunk.offset, end
+    if run is not None:
+        yield run
+
+
+def _data_frames(content: memoryview) -> Iterator[tuple[bytes, int]]:
+    compressor = zstandard.ZstdCompressor(level=_LEVEL)
+    skip = 0
+    for start in range(0, len(content), _BLOCK):
+        block = content[start : start + _BLOCK]
+        packed = block
+        if skip:
+            skip -= 1
+        else:
+            packed = memoryview(compressor.compress(block))
+            if len(packed) >= len(block):
+                packed, skip = block, _SKIP
+        kind = DATA if packed is block else ZSTD
+        head = _HEADER.pack(kind, len(packed), len(block) if kind == ZSTD else 0)
+        yield head + packed, len(block)
+
+
+@contextlib.contextmanager
+def _content(path: Path) -> Iterator[memoryview]:
+    """The bytes of a file, mapped."""
+    with path.open("rb") as file:
+        if path.stat().st_size == 0:  # which mmap refuses
+            yield memoryview(b"")
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            view = memoryview(mapped)
+            try:
+                yield view
+            finally:
+                view.release()
+
+
+def _parse_state(event: Mapping[str, Any]) -> RemoteState:
+    return RemoteState(
+        current=event["current"],
+        previous=event["previous"],
+        needs=tuple(
+            Need(
+                sha256=need["sha256"],
+                size=need["size"],
+                have=need["have"],
+                base=tuple(chunks.parse(base64.b64decode(need["base"]["chunks"])))
+                if need.get("base")
+                else (),
+            )
+            for need in event["needs"]
+        ),
+        unchanged=event["unchanged"],
+        remove=tuple(event["remove"]),
+    )

@@ -1,0 +1,374 @@
+"""What a device is: one read-only command and one pure parser per fact.
+
+All commands go over in one round trip. They run under dash, bash and busybox.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from edgepack.base.errors import RemoteError
+from edgepack.bundle.manifest import DEVICE_TOOL
+from edgepack.device.base import Device
+
+LOADERS = (
+    "/lib/ld-linux-armhf.so.3",
+    "/lib/ld-linux-aarch64.so.1",
+    "/lib64/ld-linux-x86-64.so.2",
+    "/lib/ld-linux.so.3",
+    "/lib/ld-musl-armhf.so.1",
+    "/lib/ld-musl-aarch64.so.1",
+    "/lib/ld-musl-x86_64.so.1",
+)
+
+# A 64-bit kernel lists the AArch64 names only. Every ARMv8-A core that can run 32-bit
+# programs has these there (Linux, Documentation/arch/arm64/elf_hwcaps and arm/vfp).
+_ARMV8_AS_ARMV7 = frozenset(
+    (
+        *("half", "thumb", "fastmult", "edsp", "tls", "idiva", "idivt"),
+        *("vfp", "vfpv3", "vfpv4", "vfpd32", "neon"),
+    )
+)
+_MARK = "@@edgepack:"
+
+
+class FactsError(RemoteError):
+    """The device did not answer in a way we understand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """`uname -s -r -m`."""
+
+    system: str
+    release: str
+    machine: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cpu:
+    """/proc/cpuinfo. `features` are those that all cores have; `parts` has one per core."""
+
+    model: str
+    features: frozenset[str]
+    parts: tuple[str, ...]
+    cores: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Libc:
+    """`kind` is "glibc", "musl" or "unknown"; `version` e.g. "2.31", or empty."""
+
+    kind: str
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """/proc/meminfo, in bytes."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Login:
+    """Who we are there."""
+
+    user: str
+    home: str
+    hostname: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """The device tool's version, or empty, and the version of the protocol it speaks, or 0."""
+
+    version: str
+    protocol: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFacts:
+    """A device as it was asked.
+
+    `features` are names of /proc/cpuinfo's Features (x86: flags) line; on an ARMv8
+    kernel the ARMv7 names that its 32-bit mode has are added. `loaders` are the dynamic
+    loaders that are there, which tell the user space's word size and float ABI where
+    `machine` tells the kernel's only. `glibc` is None where there is none.
+    `free_disk_bytes` is that of the file system the root folder is on, or will be.
+    `sha256sum` is the command that prints SHA-256 sums, or empty. `tool` is the version of
+    the edgepack-device in the root folder, or empty, and `protocol` that of its `receive`.
+    """
+
+    system: str
+    kernel: str
+    machine: str
+    libc: str
+    glibc: str | None
+    loaders: tuple[str, ...]
+    model: str
+    features: frozenset[str]
+    parts: tuple[str, ...]
+    cores: int
+    memory_bytes: int
+    memory_available_bytes: int
+    free_disk_bytes: int
+    os: str
+    user: str
+    home: str
+    hostname: str
+    sha256sum: str
+    tool: str = ""
+    protocol: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {**asdict(self), "features": sorted(self.features)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """`command` prints what `parse` understands."""
+
+    name: str
+    command: str
+    parse: Callable[[str], Any]
+
+
+def gather(device: Device, root: str) -> DeviceFacts:
+    """Ask `device` for everything in one round trip; `root` is where releases go.
+
+    Raises FactsError if an answer makes no sense, and what `Device.run` raises.
+    """
+    return parse_facts(device.name, root, device.run(f"{facts_script(root)}\n:").stdout)
+
+
+def facts_script(root: str) -> str:
+    """Shell commands whose output `parse_facts` understands; they leave standard input alone."""
+    return "\n".join(
+        f"printf '\\n%s\\n' {_MARK}{fact.name}\n( {fact.command} ) 2>/dev/null </dev/null"
+        for fact in facts(root)
+    )
+
+
+def parse_facts(device: str, root: str, output: str) -> DeviceFacts:
+    """What the device that is called `device` said. Raises FactsError as `gather` does."""
+    answers = _split(output)
+    found: dict[str, Any] = {}
+    for fact in facts(root):
+        answer = answers.get(fact.name, "")
+        try:
+            found[fact.name] = fact.parse(answer)
+        except ValueError as error:
+            raise FactsError(
+                f"{device}: cannot tell its {fact.name}: {error}",
+                hint=f"run this there and look: {fact.command}",
+            ) from None
+    kernel: Kernel = found["kernel"]
+    cpu: Cpu = found["cpu"]
+    libc: Libc = found["libc"]
+    memory: Memory = found["memory"]
+    login: Login = found["login"]
+    return DeviceFacts(
+        system=kernel.system,
+        kernel=kernel.release,
+        machine=kernel.machine,
+        libc=libc.kind,
+        glibc=libc.version if libc.kind == "glibc" else None,
+        loaders=found["loaders"],
+        model=found["model"] or cpu.model,
+        features=cpu.features,
+        parts=cpu.parts,
+        cores=cpu.cores,
+        memory_bytes=memory.total_bytes,
+        memory_available_bytes=memory.available_bytes,
+        free_disk_bytes=found["disk"],
+        os=found["os"],
+        user=login.user,
+        home=login.home,
+        hostname=login.hostname,
+        sha256sum=found["sha256sum"],
+        tool=found["tool"].version,
+        protocol=found["tool"].protocol,
+    )
+
+
+def facts(root: str) -> tuple[Fact, ...]:
+    """All facts of a device whose releases go to `root` (relative: to the home folder)."""
+    loaders = " ".join(LOADERS)
+    return (
+        Fact(name="kernel", command="uname -s -r -m", parse=parse_kernel),
+        Fact(
+            name="loaders",
+            command=f'for l in {loaders}; do [ -e "$l" ] && echo "$l"; done; :',
+            parse=parse_loaders,
+        ),
+        Fact(
+            name="libc",
+            # The first that answers. Loaders before glibc 2.33 take --version for a program;
+            # getconf and ldd may not be installed; the library itself is a program, too.
+            command=(
+                f'for l in {loaders}; do [ -x "$l" ] && "$l" --version 2>&1 && exit; done; '
+                "getconf GNU_LIBC_VERSION && exit; ldd --version && exit; "
+                'for l in /lib/libc.so.6 /lib/*/libc.so.6; do [ -x "$l" ] && "$l" && exit; done; :'
+            ),
+            parse=parse_libc,
+        ),
+        Fact(name="cpu", command="cat /proc/cpuinfo", parse=parse_cpuinfo),
+        Fact(
+            name="model",
+            command="[ -r /proc/device-tree/model ] && tr -d '\\000' </proc/device-tree/model",
+            parse=str.strip,
+        ),
+        Fact(name="memory", command="cat /proc/meminfo", parse=parse_meminfo),
+        Fact(
+            name="disk",
+            command=(
+                f"p={shlex.quote(root)}; "
+                'while [ ! -d "$p" ]; do p=$(dirname "$p"); done; df -Pk "$p"'
+            ),
+            parse=parse_df,
+        ),
+        Fact(name="os", command="cat /etc/os-release", parse=parse_os_release),
+        Fact(
+            name="login",
+            command='id -un || id -u; echo "$HOME"; uname -n',
+            parse=parse_login,
+        ),
+        Fact(
+            name="sha256sum",
+            command="command -v sha256sum || { busybox sha256sum /dev/null "
+            "&& echo busybox sha256sum; }",
+            parse=parse_sha256sum,
+        ),
+        Fact(
+            name="tool",
+            command=f"{shlex.quote(tool_path(root))} --version",
+            parse=parse_tool,
+        ),
+    )
+
+
+def tool_path(root: str) -> str:
+    """The device tool below `root`, so that no PATH is searched for it."""
+    return f"{root if root.startswith('/') else f'./{root}'}/{DEVICE_TOOL}"
+
+
+def parse_kernel(text: str) -> Kernel:
+    """`uname -s -r -m`, on one line."""
+    words = text.split()
+    if len(words) != 3:
+        raise ValueError(f"uname said {text!r}")
+    return Kernel(system=words[0], release=words[1], machine=words[2])
+
+
+def parse_loaders(text: str) -> tuple[str, ...]:
+    """One path per line."""
+    return tuple(line for line in text.split() if line in LOADERS)
+
+
+def parse_libc(text: str) -> Libc:
+    """What the loader, getconf, ldd or the library itself says.
+
+    musl's loader fails after it has said its version, so that others are asked, too: if
+    there is a glibc beside it, that one counts, for it is what our programs need.
+    """
+    glibc = re.search(
+        r"^(?:ld\.so|GNU C Library|ldd) \(.*?\).*?(?:version )?(\d+\.\d+)\.?(?:\s|$)"
+        r"|^glibc (\d+\.\d+)",
+        text,
+        re.MULTILINE,
+    )
+    if glibc:
+        return Libc(kind="glibc", version=glibc[1] or glibc[2])
+    musl = re.search(r"^musl libc.*\nVersion (\d+(?:\.\d+)+)", text, re.MULTILINE)
+    if musl:
+        return Libc(kind="musl", version=musl[1])
+    return Libc(kind="unknown", version="")
+
+
+def parse_cpuinfo(text: str) -> Cpu:
+    """ARM of any age and x86. Old ARM kernels give the features once, after all cores."""
+    values: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            values.setdefault(key.strip(), []).append(value.strip())
+    lists = [
+        frozenset(line.split()) for key in ("Features", "flags") for line in values.get(key, [])
+    ]
+    features = frozenset.intersection(*lists) if lists else frozenset()
+    if "asimd" in features:
+        features |= _ARMV8_AS_ARMV7
+    names = [*values.get("Model", []), *values.get("Hardware", []), *values.get("model name", [])]
+    cores = len(values.get("processor", []))
+    if cores == 0:
+        raise ValueError("/proc/cpuinfo lists no processor")
+    return Cpu(
+        model=names[0] if names else "",
+        features=features,
+        parts=tuple(values.get("CPU part", [])),
+        cores=cores,
+    )
+
+
+def parse_meminfo(text: str) -> Memory:
+    """Kernels before 3.14 have no MemAvailable: MemFree then."""
+    sizes = {key: int(kib) * 1024 for key, kib in re.findall(r"^(\w+):\s+(\d+) kB", text, re.M)}
+    if "MemTotal" not in sizes:
+        raise ValueError("/proc/meminfo has no MemTotal")
+    available = sizes.get("MemAvailable", sizes.get("MemFree", 0))
+    return Memory(total_bytes=sizes["MemTotal"], available_bytes=available)
+
+
+def parse_df(text: str) -> int:
+    """Bytes available to us: the fourth column of the last line, which busybox may break."""
+    match = re.search(r"\s\d+\s+\d+\s+(-?\d+)\s+(?:\d+%|-)\s+/[^\n]*\s*\Z", text)
+    if not match:
+        raise ValueError(f"df said {text.strip()!r}")
+    return max(0, int(match[1])) * 1024
+
+
+def parse_os_release(text: str) -> str:
+    """PRETTY_NAME, or empty."""
+    match = re.search(r"^PRETTY_NAME=(.*)$", text, re.MULTILINE)
+    try:
+        return " ".join(shlex.split(match[1])) if match else ""
+    except ValueError:
+        return ""
+
+
+def parse_login(text: str) -> Login:
+    """User, home and host name on a line each."""
+    lines = text.strip().splitlines()
+    if len(lines) != 3:
+        raise ValueError(f"id, $HOME and uname said {text!r}")
+    return Login(user=lines[0], home=lines[1], hostname=lines[2])
+
+
+def parse_sha256sum(text: str) -> str:
+    """The last line says the command; empty if there is none."""
+    lines = text.strip().splitlines()
+    if not lines:
+        return ""
+    return "busybox sha256sum" if lines[-1] == "busybox sha256sum" else "sha256sum"
+
+
+def parse_tool(text: str) -> Tool:
+    """`edgepack-device 0.1.0 protocol 1`; anything else is no tool of ours."""
+    match = re.fullmatch(r"edgepack-device (\S+) protocol (\d+)", text.strip())
+    return Tool(version=match[1], protocol=int(match[2])) if match else Tool(version="", protocol=0)
+
+
+def _split(output: str) -> dict[str, str]:
+    """Answers by fact name; what a login script printed before the first mark is dropped."""
+    answers = {}
+    for part in f"\n{output}".split(f"\n{_MARK}")[1:]:
+        name, _, answer = part.partition("\n")
+        answers[name.strip()] = answer.removesuffix("\n")
+    return answers

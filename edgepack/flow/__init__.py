@@ -1,0 +1,1 @@
+"""From a project file and a board to compiled models and bundles."""

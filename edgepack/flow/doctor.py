@@ -1,0 +1,111 @@
+"""What a board needs on this machine: found or not, which version, and how to install it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgepack.base.errors import EdgepackError
+from edgepack.base.process import run
+from edgepack.boards import Board
+from edgepack.native.toolchain import DEBIAN_PACKAGES, find
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One tool: `version` is None if it was not found; `install` is a shell command.
+
+    Without a tool that is `required` the board cannot be built for; the others are for
+    what `purpose` says only.
+    """
+
+    tool: str
+    purpose: str
+    required: bool
+    version: str | None
+    install: str
+
+
+PYTHON_PACKAGES = ("apache-tvm", "onnx", "onnxruntime", "opencv-python-headless", "fabric")
+
+
+def check_board(board: Board) -> list[Check]:
+    """Every tool that `board` needs, in the order in which they are used."""
+    checks = [_package(name, "compiling and deploying") for name in PYTHON_PACKAGES]
+    checks += [_package(name, "building the runtime app") for name in ("cmake", "ninja")]
+    for kind in ("zig", "gnu"):
+        checks.append(_compiler(kind, board))
+    checks.append(_program(("ssh",), "edgepack board ssh", "openssh-client", "-V"))
+    if board.virtual is not None:
+        arch = "arm" if board.debian_arch == "armhf" else "aarch64"
+        qemu = (f"qemu-{arch}-static", f"qemu-{arch}")
+        checks += [
+            _program(qemu, "virtual board (light)", "qemu-user-static", "--version"),
+            _program(("mmdebstrap",), "virtual board", "mmdebstrap", "--version"),
+            _program(("newuidmap",), "virtual board, ordinary user", "uidmap", None),
+            _program(
+                ("qemu-system-aarch64",),
+                "virtual board (full system)",
+                "qemu-system-arm",
+                "--version",
+            ),
+            _program(("mke2fs",), "virtual board (full system)", "e2fsprogs", "-V"),
+        ]
+    return checks
+
+
+def missing(checks: Sequence[Check]) -> list[Check]:
+    """The required ones that were not found."""
+    return [check for check in checks if check.required and check.version is None]
+
+
+def _package(name: str, purpose: str) -> Check:
+    try:
+        version: str | None = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        version = None
+    return Check(
+        tool=name, purpose=purpose, required=True, version=version, install=f"pip install {name}"
+    )
+
+
+def _compiler(kind: str, board: Board) -> Check:
+    preferred = kind == board.toolchain
+    if kind == "zig":
+        install = "pip install ziglang"
+    else:
+        package = "g++" if board.is_local else DEBIAN_PACKAGES.get(board.triple, "g++")
+        install = f"sudo apt-get install {package}"
+    try:
+        version: str | None = find(kind, board).title
+    except EdgepackError:
+        version = None
+    return Check(
+        tool=f"{kind} for {board.triple}",
+        purpose="compiling" if preferred else f"compiling with --toolchain {kind}",
+        required=preferred,
+        version=version,
+        install=install,
+    )
+
+
+def _program(names: Sequence[str], purpose: str, package: str, flag: str | None) -> Check:
+    """The first of `names` on the PATH; `flag` makes it print its version."""
+    path = next((path for name in names if (path := shutil.which(name))), None)
+    version = None
+    if path is not None:
+        version = path
+        if flag is not None:
+            result = run([path, flag], check=False)
+            found = re.search(r"\d+\.\d+[\w.]*", result.stdout + result.stderr)
+            version = found.group() if found else path
+    return Check(
+        tool=names[0],
+        purpose=purpose,
+        required=False,
+        version=version,
+        install=f"sudo apt-get install {package}",
+    )

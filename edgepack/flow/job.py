@@ -1,0 +1,203 @@
+"""The flow: from a project and a board to compiled models and bundles.
+
+Project -> Job -> CompiledModel, RuntimeBuild, Golden -> Bundle
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edgepack import compiler
+from edgepack.base.errors import ConfigError, perhaps
+from edgepack.base.paths import cache_dir, locked
+from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.base.tables import read_json
+from edgepack.boards import Board, load_boards
+from edgepack.bundle.bundle import Bundle, make_bundle
+from edgepack.compiler import CompiledModel, compile_model
+from edgepack.compiler.backend.report import LayerReport
+from edgepack.flow.project import Project, read_labels
+from edgepack.flow.reference import make_golden
+from edgepack.gate import gate
+from edgepack.model import LoadedModel, ModelSpec, TensorInfo, load_model
+from edgepack.native.app import build_runtime
+from edgepack.native.device_tool import build_device_tool
+from edgepack.native.toolchain import Choice, select
+from edgepack.preprocess.spec import PreprocessSpec
+
+log = logging.getLogger(__name__)
+
+_META = "compiled.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A model that was read and checked, a board, and the compiler for both."""
+
+    project: Project
+    board: Board
+    toolchain: Choice
+    model: LoadedModel
+    preprocess: PreprocessSpec | None
+    labels: tuple[str, ...] | None
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's file and shapes."""
+        return ModelSpec(path=self.project.model, shapes=self.project.shapes)
+
+
+def make_job(project: Project) -> Job:
+    """Check everything that can be known before compiling.
+
+    Raises UsageError without a board, ConfigError if the board is unknown or the labels are
+    not as many as the classes, and what boards, toolchains, models, preprocessing
+    and labels raise.
+    """
+    board = _board(project)
+    toolchain = select(board, project.toolchain)
+    model = load_model(ModelSpec(path=project.model, shapes=project.shapes))
+    preprocess = project.preprocess
+    labels = read_labels(project.labels) if project.labels else None
+    if labels is not None:
+        _check_labels(project, labels, model.outputs[0])
+    return Job(
+        project=project,
+        board=board,
+        toolchain=toolchain,
+        model=model,
+        preprocess=preprocess.for_inputs(model.inputs) if preprocess else None,
+        labels=labels,
+    )
+
+
+def _board(project: Project) -> Board:
+    name = project.need_board()
+    boards = load_boards(project.boards)
+    if name not in boards:
+        origin = project.origins.get("board", "board")
+        raise ConfigError(f"{origin}: unknown board: {name}", hint=perhaps(name, boards))
+    return boards[name]
+
+
+def _check_labels(project: Project, labels: Sequence[str], output: TensorInfo) -> None:
+    """Raise ConfigError if an output of one score per class has another number of classes."""
+    sizes = [size for size in output.shape if isinstance(size, int)]
+    classes = max(sizes, default=1)
+    if len(sizes) < len(output.shape) or math.prod(sizes) != classes or classes == 1:
+        return  # boxes, masks and the like
+    if len(labels) != classes:
+        raise ConfigError(
+            f"{project.labels}: {len(labels)} labels, but the model's output '{output.name}' has "
+            f"{classes} classes",
+            hint="one line for each class, in the order of the output",
+        )
+
+
+def compile_job(job: Job, *, progress: Progress = NO_PROGRESS) -> CompiledModel:
+    """The compiled model, from the cache if this model was compiled for this board before."""
+    folder = cache_dir() / "compiled" / _compile_key(job)
+    with locked(folder):
+        if (folder / _META).exists():
+            log.info("compiled before: %s", folder)
+            return _read_compiled(folder)
+        compiled = compile_model(
+            job.spec,
+            job.board,
+            job.toolchain.toolchain,
+            folder,
+            smallest=job.project.optimize == "size",
+            progress=progress,
+        )
+        meta = {key: value for key, value in asdict(compiled).items() if key not in _PATHS}
+        (folder / _META).write_text(json.dumps(meta, indent=2))
+        return compiled
+
+
+def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bundle:
+    """Make the bundle in the folder `out`, and let it through the gate.
+
+    Raises what compiling, building the runtime, the reference and the gate raise.
+    """
+    progress.step(f"toolchain: {job.toolchain.toolchain.title}: {job.toolchain.reason}")
+    compiled = compile_job(job, progress=progress)
+    runtime = build_runtime(job.board, job.toolchain.toolchain, progress=progress)
+    progress.step("running the reference (onnxruntime)")
+    golden = make_golden(
+        job.model,
+        preprocess=job.preprocess,
+        image=job.project.golden_image,
+        expected_class=job.project.expected_class,
+        labels=job.labels,
+    )
+    bundle = make_bundle(
+        name=job.project.name,
+        board=job.board,
+        compiled=compiled,
+        runtime=runtime,
+        tool=build_device_tool(job.board, progress=progress),
+        preprocess=job.preprocess,
+        labels=job.labels,
+        golden=golden,
+        out=out,
+        model_file=job.project.model.name,
+        scores=job.project.scores,
+        tolerance=job.project.tolerance,
+        version=job.project.version,
+        health=job.project.health,
+        service=job.project.service,
+    )
+    progress.step(f"checking every ELF file against {job.board.name}")
+    gate.check_bundle(bundle, job.board)
+    return bundle
+
+
+_PATHS = {"folder", "graph", "params", "library"}
+
+
+def _compile_key(job: Job) -> str:
+    """A hash of all that the three artifacts depend on, edgepack's own compiler included."""
+    board = {
+        key: value
+        for key, value in job.board.to_dict().items()
+        if key not in ("title", "os", "origin", "virtual")
+    }
+    sources = sorted(Path(compiler.__file__).parent.rglob("*.py"))
+    parts: Mapping[str, Any] = {
+        "model": job.model.sha256,
+        "name": job.model.name,
+        "shapes": {name: list(shape) for name, shape in sorted(job.project.shapes.items())},
+        "board": board,
+        "optimize": job.project.optimize,
+        "toolchain": job.toolchain.toolchain.title,
+        "tvm": importlib.metadata.version("apache-tvm"),
+        "sources": [hashlib.sha256(source.read_bytes()).hexdigest() for source in sources],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _read_compiled(folder: Path) -> CompiledModel:
+    meta = read_json(folder / _META)
+    for key in ("inputs", "outputs"):
+        meta[key] = tuple(
+            TensorInfo(name=item["name"], dtype=item["dtype"], shape=tuple(item["shape"]))
+            for item in meta[key]
+        )
+    meta["layers"] = tuple(
+        LayerReport(**{**item, "shape": tuple(item["shape"])}) for item in meta["layers"]
+    )
+    return CompiledModel(
+        folder=folder,
+        graph=folder / "graph.json",
+        params=folder / "params.bin",
+        library=folder / "model.so",
+        **meta,
+    )

@@ -1,0 +1,232 @@
+"""edgepack.toml: what is deployed and where, so that no command needs ten flags.
+
+    [project]       model, labels, golden image, board, device ...
+    [shapes]        input = [1, 3, 224, 224], for inputs with dynamic dimensions
+    [preprocess]    see `edgepack.preprocess`
+    [health]        timeout_s, max_latency_ms, max_memory_mb of the test on the device
+    [service]       args, restart, watchdog_s, memory_mb, user: see `edgepack.service`
+
+Each value is the flag's, else the file's, else a default; `Project.origins` remembers.
+Paths in the file are relative to the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgepack.base.errors import ConfigError, UsageError, perhaps
+from edgepack.base.tables import Table, read_text, read_toml
+from edgepack.bundle.bundle import DEFAULT_TOLERANCE
+from edgepack.bundle.manifest import DEFAULT_HEALTH, Health, ManifestError, check_name, parse_health
+from edgepack.bundle.service import Service, take_service
+from edgepack.flow.reference import SCORES
+from edgepack.preprocess.spec import PreprocessSpec
+
+PROJECT_FILE = "edgepack.toml"
+TOOLCHAINS = ("zig", "gnu")
+OPTIMIZE = ("speed", "size")
+
+_PATHS = ("model", "labels", "golden_image")
+_FLAG_NAMES = {"model": "command line", "shapes": "--shape", "version": "--release-version"}
+_DEFAULTS: Mapping[str, Any] = {
+    "version": 0,
+    "labels": None,
+    "scores": "softmax",
+    "tolerance": DEFAULT_TOLERANCE,
+    "golden_image": None,
+    "expected_class": None,
+    "board": None,
+    "boards": (),
+    "device": None,
+    "root": None,
+    "toolchain": None,
+    "optimize": "speed",
+    "shapes": {},
+    "preprocess": None,
+    "health": DEFAULT_HEALTH,
+    "service": None,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """One model and where it goes.
+
+    `name` is that of the bundle and of the folder on the device. `version` is the release's
+    number, which a device with pinned signers never takes lower than before. `labels` is a
+    file with one class name per line. `scores` says whether the outputs need a softmax ("softmax")
+    or are ranked as they are ("raw"). `tolerance` bounds max |error| / max |reference|.
+    `golden_image` is the photo of the smoke test, `expected_class` what must be seen in
+    it. `boards` are files of own board profiles. `root` is the folder on the device. `optimize`
+    is one of `OPTIMIZE`: "size" keeps the weights as small as the model's. `health`
+    bounds the test there, `service` says how it runs when nobody is logged in.
+    `origins` says for each field "default", the project file, or the flag it is from.
+    """
+
+    name: str
+    version: int
+    model: Path
+    labels: Path | None
+    scores: str
+    tolerance: float
+    golden_image: Path | None
+    expected_class: int | None
+    board: str | None
+    boards: tuple[Path, ...]
+    device: str | None
+    root: str | None
+    toolchain: str | None
+    optimize: str
+    shapes: Mapping[str, tuple[int, ...]]
+    preprocess: PreprocessSpec | None
+    health: Health
+    service: Service | None
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def need_board(self) -> str:
+        """The board's name. Raises `UsageError` if none is given."""
+        if self.board is None:
+            raise UsageError(
+                "no board given", hint="add --board NAME (`edgepack boards` lists them)"
+            )
+        return self.board
+
+    def need_device(self) -> str:
+        """Where the device is. Raises `UsageError` if none is given."""
+        if self.device is None:
+            raise UsageError(
+                "no device given", hint="add --device user@address, or --device virtual"
+            )
+        return self.device
+
+
+def load_project(path: Path | None, flags: Mapping[str, Any] | None = None) -> Project:
+    """The project in the file `path` (or no file), with `flags` over it.
+
+    `flags` has names of `Project`'s fields; None is "not given". Shapes are joined with
+    the file's by input name. Raises `ConfigError` if the file is not there or wrong in any
+    key, or if a file that it names is not there; `UsageError` if there is no model.
+    """
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    if unknown := given.keys() - _DEFAULTS.keys() - {"name", "model"}:
+        raise ValueError(f"no such fields of a project: {sorted(unknown)}")
+    from_file = _read_file(path) if path is not None else {}
+
+    values = {**_DEFAULTS, **from_file, **given}
+    values["shapes"] = {**from_file.get("shapes", {}), **given.get("shapes", {})}
+    if "model" not in values:
+        raise UsageError(
+            "no model given", hint=f"name an ONNX file, or a project file ({PROJECT_FILE})"
+        )
+    values.setdefault("name", default_name(values["model"]))
+
+    origins = dict.fromkeys(values, "default")
+    origins |= dict.fromkeys(from_file, str(path))
+    origins |= {key: _FLAG_NAMES.get(key, f"--{key.replace('_', '-')}") for key in given}
+    try:
+        check_name(values["name"], "name")
+    except ManifestError as error:
+        raise ConfigError(
+            f"{origins['name']}: not a name for a bundle: {values['name']!r}", hint=error.hint
+        ) from None
+    _check_files(values, origins)
+    if values["golden_image"] is not None and values["preprocess"] is None:
+        raise ConfigError(
+            f"{origins['golden_image']}: golden_image needs preprocessing",
+            hint=f"add a [preprocess] table to {path or PROJECT_FILE}",
+        )
+    if values["expected_class"] is not None and values["golden_image"] is None:
+        raise ConfigError(
+            f"{origins['expected_class']}: expected_class needs a golden_image",
+            hint="name the photo that shows it",
+        )
+    return Project(**values, origins=origins)
+
+
+def default_name(model: Path) -> str:
+    """A bundle's name made from the model file's: letters, digits, `.`, `_`, `+`, `-`."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", model.stem)[:64].strip("-.+") or "model"
+
+
+def read_labels(path: Path) -> tuple[str, ...]:
+    """Class names, one per line; line n is class n.
+
+    Raises `ConfigError` if the file is not there, is not UTF-8, or has an empty line.
+    """
+    labels = tuple(line.strip() for line in read_text(path).splitlines())
+    for number, label in enumerate(labels, start=1):
+        if not label:
+            raise ConfigError(
+                f"{path}: line {number} is empty", hint="each line must name a class, from class 0"
+            )
+    if not labels:
+        raise ConfigError(f"{path}: no labels in it")
+    return labels
+
+
+def _check_files(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    files = [(key, values[key]) for key in _PATHS] + [("boards", p) for p in values["boards"]]
+    for key, file in files:
+        if file is not None and not file.is_file():
+            raise ConfigError(
+                f"{origins[key]}: {key}: {'not a file' if file.exists() else 'no such file'}: "
+                f"{file}"
+            )
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """The fields that the project file sets."""
+    top = Table(read_toml(path), file=path)
+    table = top.take_table("project")
+    shapes: dict[str, Any] = top.take("shapes", dict, {})
+    preprocess: dict[str, Any] | None = top.take("preprocess", dict, None)
+    health = top.take_table("health", required=False)
+    service = take_service(top)
+    top.finish()
+    assert table is not None
+
+    values: dict[str, Any] = {}
+    for key in ("name", "board", "device", "root"):
+        values[key] = table.take(key, str, None)
+        if values[key] == "":
+            raise table.fail(key, "is empty")
+    for key in _PATHS:
+        name = table.take(key, str, None)
+        values[key] = path.parent / name if name is not None else None
+    values["boards"] = tuple(path.parent / name for name in table.take_list("boards", str, ()))
+    for key, choices in (("scores", SCORES), ("toolchain", TOOLCHAINS), ("optimize", OPTIMIZE)):
+        values[key] = table.take(key, str, None)
+        if values[key] not in (None, *choices):
+            raise table.fail(
+                key, f"unknown value {values[key]!r}", hint=perhaps(values[key], choices)
+            )
+    values["tolerance"] = table.take("tolerance", float, None)
+    if values["tolerance"] is not None and not 0 < values["tolerance"] < 1:
+        raise table.fail("tolerance", f"{values['tolerance']} is not between 0 and 1")
+    values["expected_class"] = table.take("expected_class", int, None)
+    if values["expected_class"] is not None and values["expected_class"] < 0:
+        raise table.fail("expected_class", f"{values['expected_class']} is below 0")
+    values["version"] = table.take("version", int, None)
+    if values["version"] is not None and not 0 <= values["version"] < 2**63:
+        raise table.fail("version", f"{values['version']} is not a whole number of 0 or more")
+    table.finish()
+
+    values["health"] = parse_health(health) if health is not None else None
+    values["service"] = service
+    values["shapes"] = _read_shapes(Table(shapes, file=path, path="shapes"), shapes)
+    if preprocess is not None:
+        values["preprocess"] = PreprocessSpec.from_table(preprocess, file=path)
+    return {key: value for key, value in values.items() if value not in (None, (), {})}
+
+
+def _read_shapes(table: Table, names: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    shapes = {}
+    for name in names:
+        shapes[name] = table.take_list(name, int)
+        if any(size < 1 for size in shapes[name]):
+            raise table.fail(name, f"{list(shapes[name])} holds a size below 1")
+    return shapes

@@ -1,0 +1,226 @@
+"""What a model's outputs should be: onnxruntime on this machine is the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgepack.base.errors import ConfigError, MismatchError, ModelError
+from edgepack.bundle.bundle import Expected, Golden
+from edgepack.model import LoadedModel, TensorInfo
+from edgepack.preprocess.spec import PreprocessMismatchError, PreprocessSpec
+
+Array = npt.NDArray[Any]
+SCORES = ("softmax", "raw")
+
+# onnxruntime's names; the other types are called as in numpy
+_DTYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
+
+
+class ReferenceRunError(ModelError):
+    """onnxruntime cannot load or run the model."""
+
+
+class ReferenceInputError(ModelError):
+    """An input is missing, or its dtype or shape is not the model's."""
+
+
+class ExpectedClassError(MismatchError):
+    """The reference itself does not see the golden photo as the expected class."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """How far an output is from its reference.
+
+    `max_abs_error` is infinite if a value is not finite where the reference's is, or the
+    other way round. `ok` is max_abs_error <= tolerance * max_abs_reference.
+    """
+
+    max_abs_error: float
+    max_abs_reference: float
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the output is within the tolerance."""
+        return self.max_abs_error <= self.tolerance * self.max_abs_reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One class of an output: its index, label ("" if there is none) and score."""
+
+    index: int
+    label: str
+    score: float
+
+
+def run_reference(
+    model: Path | Any,
+    shapes: Mapping[str, tuple[int, ...]],
+    inputs: Sequence[Array] | Mapping[str, Array],
+) -> list[Array]:
+    """The outputs of `model`, a file or an `onnx.ModelProto`, by onnxruntime on the CPU.
+
+    `inputs` are in the model's order or by name. `shapes` are those of dynamic inputs, as
+    in `ModelSpec`. Raises `ReferenceInputError`, and `ReferenceRunError` if onnxruntime
+    does not take the model.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors are raised anyway
+    source = str(model) if isinstance(model, Path) else model.SerializeToString()
+    try:
+        session = onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
+    except Exception as error:
+        # Its exception classes are private and derive from Exception.
+        raise ReferenceRunError(f"onnxruntime cannot load the model: {error}") from error
+
+    wanted = session.get_inputs()
+    if not isinstance(inputs, Mapping):
+        if len(inputs) != len(wanted):
+            raise ReferenceInputError(f"the model has {len(wanted)} inputs, given {len(inputs)}")
+        inputs = {info.name: array for info, array in zip(wanted, inputs, strict=True)}
+    for info in wanted:
+        if info.name not in inputs:
+            raise ReferenceInputError(f"input '{info.name}' is missing")
+        _check_input(info, inputs[info.name], shapes.get(info.name, info.shape))
+    try:
+        outputs = session.run(None, dict(inputs))
+    except Exception as error:
+        raise ReferenceRunError(f"onnxruntime cannot run the model: {error}") from error
+    return [np.asarray(output) for output in outputs]
+
+
+def _check_input(info: Any, array: Array, shape: Sequence[int | str | None]) -> None:
+    """Raises `ReferenceInputError` unless `array` fits `shape`; names and None fit any size."""
+    dtype = _DTYPES.get(info.type, info.type.removeprefix("tensor(").removesuffix(")"))
+    if array.dtype.name != dtype:
+        raise ReferenceInputError(
+            f"input '{info.name}' is {array.dtype.name}, the model's is {dtype}"
+        )
+    fits = len(shape) == array.ndim and all(
+        not isinstance(size, int) or size == found
+        for size, found in zip(shape, array.shape, strict=True)
+    )
+    if not fits:
+        raise ReferenceInputError(
+            f"input '{info.name}' is {array.shape}, the model's is {tuple(shape)}"
+        )
+
+
+def make_golden(
+    model: LoadedModel,
+    *,
+    preprocess: PreprocessSpec | None = None,
+    image: Path | None = None,
+    expected_class: int | None = None,
+    labels: Sequence[str] | None = None,
+    seed: int = 0,
+) -> Golden:
+    """Inputs for the smoke test on the device, and the reference's outputs for them.
+
+    With a photo, `preprocess` (that `for_inputs` has bound to the model) makes its input;
+    all others are random, from `seed`. The expected class is `expected_class`, else with
+    `labels` the reference's own first. Raises what decoding the photo raises, and
+    `ExpectedClassError` if the reference sees another class than `expected_class`.
+    """
+    random = np.random.RandomState(seed)  # its stream is the same in every version of numpy
+    inputs = [random_input(info, random) for info in model.inputs]
+    if image is not None:
+        if preprocess is None:
+            raise ConfigError(
+                f"a golden image needs preprocessing: {image}", hint="add a [preprocess] table"
+            )
+        at = [info.name for info in model.inputs].index(preprocess.input or "")
+        tensor = preprocess.load(image)
+        if tensor.shape != model.inputs[at].shape:
+            raise PreprocessMismatchError(
+                f"preprocessing makes {tensor.shape} of {image}, but the model's input "
+                f"'{preprocess.input}' is {model.inputs[at].shape}",
+                hint="set crop, or an exact or letterbox resize, in [preprocess]",
+            )
+        inputs[at] = tensor
+    outputs = run_reference(model.proto, {}, inputs)
+    expected = _expected(outputs[0], image, expected_class, labels) if image is not None else None
+    return Golden(inputs=tuple(inputs), outputs=tuple(outputs), image=image, expected=expected)
+
+
+def random_input(info: TensorInfo, random: np.random.RandomState) -> Array:
+    """Random values for an input: normal for floats, any value for 8-bit integers.
+
+    Other integers are 0 or 1, which are valid as index, length and mask alike.
+    """
+    shape = tuple(size for size in info.shape if isinstance(size, int))
+    dtype = np.dtype(info.dtype)
+    if dtype.kind == "f":
+        return random.standard_normal(shape).astype(dtype)
+    if dtype.itemsize == 1 and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return random.randint(limits.min, limits.max + 1, shape).astype(dtype)
+    return random.randint(0, 2, shape).astype(dtype)
+
+
+def _expected(
+    output: Array, image: Path | None, expected_class: int | None, labels: Sequence[str] | None
+) -> Expected | None:
+    if expected_class is None and labels is None:
+        return None
+    (first,) = top_k(output, labels, k=1, scores="raw")
+    if expected_class is not None and first.index != expected_class:
+        raise ExpectedClassError(
+            f"{image}: the reference sees class {first.index} ({first.label}), "
+            f"expected {expected_class}",
+            hint="check [preprocess], the labels, or expected_class",
+        )
+    return Expected(index=first.index, label=first.label)
+
+
+def compare(output: Array, reference: Array, tolerance: float) -> Comparison:
+    """`output` against `reference`, both of one shape and any dtype.
+
+    Raises `MismatchError` if the shapes differ.
+    """
+    if output.shape != reference.shape:
+        raise MismatchError(f"output is {output.shape}, its reference {reference.shape}")
+    got, want = output.astype(np.float64), reference.astype(np.float64)
+    finite = np.isfinite(want)
+    same = np.where(np.isnan(want), np.isnan(got), got == want)
+    with np.errstate(invalid="ignore"):
+        error = np.where(same, 0.0, np.abs(got - want))
+    error[~np.isfinite(error)] = np.inf
+    return Comparison(
+        max_abs_error=float(error.max(initial=0.0)),
+        max_abs_reference=float(np.abs(want[finite]).max(initial=0.0)),
+        tolerance=tolerance,
+    )
+
+
+def top_k(
+    output: Array, labels: Sequence[str] | None = None, *, k: int = 5, scores: str = "softmax"
+) -> list[Score]:
+    """The `k` highest values of `output` (any shape, taken as flat), the highest first.
+
+    Of equal values the first comes first. `scores` "softmax" turns them into
+    probabilities, "raw" leaves them as they are.
+    """
+    values = output.astype(np.float64).ravel()
+    if scores == "softmax":
+        values = np.exp(values - values.max(initial=-np.inf))
+        values /= values.sum()
+    order = np.argsort(-values, kind="stable")[:k]
+    return [
+        Score(
+            index=int(index),
+            label=labels[index] if labels is not None and index < len(labels) else "",
+            score=float(values[index]),
+        )
+        for index in order
+    ]

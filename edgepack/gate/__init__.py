@@ -1,0 +1,1 @@
+"""What could not run on a board is refused before anything is copied."""

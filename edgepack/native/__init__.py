@@ -1,0 +1,1 @@
+"""All that compilers of C and C++ build: toolchains, sources, OpenCV, the app, the device tool."""

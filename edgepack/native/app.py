@@ -1,0 +1,159 @@
+"""Building the app that runs on the board, edgepack-run: one per triple and toolchain."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgepack.base.errors import ToolchainError
+from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
+from edgepack.base.process import run
+from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.base.version import VERSION
+from edgepack.boards import Board
+from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, tool
+from edgepack.native.toolchain import Toolchain, zig_licenses
+
+log = logging.getLogger(__name__)
+
+_APP = "edgepack-run"
+_SOURCE_SUFFIXES = frozenset({".cc", ".h", ".cmake", ".txt"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeBuild:
+    """The stripped app for every board of a triple.
+
+    `sha256` is the app's; `licenses` are the texts (by name) of all that is linked into it.
+    """
+
+    app: Path
+    triple: str
+    toolchain: Toolchain
+    opencv_version: str
+    sha256: str
+    licenses: dict[str, str]
+
+
+def build_runtime(
+    board: Board, toolchain: Toolchain, *, progress: Progress = NO_PROGRESS
+) -> RuntimeBuild:
+    """edgepack-run for `board`'s triple, from the cache if it was built before.
+
+    Code generation is for the triple's lowest CPU (`board.runtime_flags`). Equal sources
+    and tools give equal bytes, wherever the checkout and the cache are.
+    Raises ToolchainError if a compiler fails.
+    """
+    opencv = build_opencv(board, toolchain, progress=progress)
+    flags = board.runtime_flags[toolchain.kind]
+    source = data_file("cpp_runtime")
+    key = _key(source, opencv, flags)
+    folder = cache_dir() / "runtime" / f"{toolchain.triple}-{toolchain.kind}-{key}"
+    with locked(folder):
+        if not folder.exists():
+            progress.step(f"building {_APP} for {toolchain.triple} with {toolchain.kind}")
+            with atomic_dir(folder) as work:
+                _compile(source, work, opencv, toolchain, flags)
+    app = folder / _APP
+    with app.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return RuntimeBuild(
+        app=app,
+        triple=toolchain.triple,
+        toolchain=toolchain,
+        opencv_version=opencv.version,
+        sha256=digest,
+        licenses=dict(sorted({**opencv.licenses(), **_licenses(toolchain, source)}.items())),
+    )
+
+
+def cmake_arguments(opencv: OpenCvBuild, toolchain: Toolchain, flags: tuple[str, ...]) -> list[str]:
+    """What a configuration of cpp_runtime needs; the presets know the rest."""
+    return [
+        f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        f"-DOpenCV_DIR={opencv.cmake_dir}",
+        f"-DEDGEPACK_TVM_FFI_DIR={tvm_ffi_folder()}",
+        f"-DEDGEPACK_BOARD_FLAGS={';'.join(flags)}",
+        *toolchain.cmake_args,
+    ]
+
+
+def tvm_ffi_folder() -> Path:
+    """The Python package tvm_ffi, which ships its C++ source; it is not imported."""
+    spec = importlib.util.find_spec("tvm_ffi")
+    if spec is None or spec.origin is None:
+        raise ToolchainError("package not found: tvm_ffi", hint="pip install apache-tvm-ffi")
+    return Path(spec.origin).parent
+
+
+def _key(source: Path, opencv: OpenCvBuild, flags: tuple[str, ...]) -> str:
+    files = [
+        path
+        for folder in (source / "include", source / "src", source / "apps", source / "cmake")
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in _SOURCE_SUFFIXES
+    ]
+    parts = {
+        "sources": {
+            str(path.relative_to(source)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in (source / "CMakeLists.txt", *files)
+        },
+        "flags": flags,
+        "opencv": opencv.key,
+        "tvm_ffi": importlib.metadata.version("apache-tvm-ffi"),
+        "edgepack": VERSION,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _compile(
+    source: Path, out: Path, opencv: OpenCvBuild, toolchain: Toolchain, flags: tuple[str, ...]
+) -> None:
+    build = out / "build"
+    run(
+        [
+            tool("cmake"),
+            "-S",
+            source,
+            "-B",
+            build,
+            "-G",
+            "Ninja",
+            *cmake_arguments(opencv, toolchain, flags),
+            f"-DEDGEPACK_VERSION={VERSION}",
+        ],
+        env=toolchain.env,
+        what="configuring the runtime app",
+    )
+    run(
+        [tool("cmake"), "--build", build, "--target", _APP, "--parallel", str(jobs())],
+        env=toolchain.env,
+        what="building the runtime app",
+    )
+    # The linker strips: no tool of another architecture is needed.
+    shutil.copy(build / "apps" / _APP / _APP, out / _APP)
+    shutil.rmtree(build)
+
+
+def _licenses(toolchain: Toolchain, source: Path) -> dict[str, str]:
+    """Of what the app holds besides OpenCV."""
+    tvm_ffi = importlib.metadata.distribution("apache-tvm-ffi")
+    texts = {
+        "apache-tvm-ffi": "\n".join(
+            tvm_ffi.read_text(f"licenses/{name}") or "" for name in ("LICENSE", "NOTICE")
+        ),
+        "dlpack": (source / "licenses" / "dlpack.txt").read_text(encoding="utf-8"),
+    }
+    if toolchain.kind == "gnu":
+        texts["gcc-runtime"] = (source / "licenses" / "gcc-runtime.txt").read_text("utf-8")
+        return texts
+    zig = Path(toolchain.cc[0])
+    start_files = zig.parent / "lib" / "libc" / "glibc" / "LICENSES"
+    texts["glibc-start-files"] = start_files.read_text(encoding="utf-8")
+    return texts | zig_licenses(zig)

@@ -1,0 +1,234 @@
+"""Building edgepack-device, the tool that installs bundles on a board.
+
+It is static, against musl: it runs on any Linux of its architecture, whatever C library is
+there. The libraries it needs come from pinned sdists.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgepack.base.errors import ToolchainError
+from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
+from edgepack.base.process import run
+from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.base.version import VERSION
+from edgepack.boards import Board
+from edgepack.native.opencv import SDIST as OPENCV_SDIST
+from edgepack.native.opencv import fetch_source, jobs, tool
+from edgepack.native.sdist import Sdist, fetch_sdist, unpack_sdist
+from edgepack.native.toolchain import zig_executable, zig_licenses, zig_version
+
+TOOL = "edgepack-device"
+
+PYNACL = Sdist(
+    package="PyNaCl",
+    version="1.6.2",
+    sha256="018494d6d696ae03c7e656e5e74cdfd8ea1326962cc401bcf018f1ed8436811c",
+)
+YYJSON = Sdist(
+    package="yyjson",
+    version="4.0.6",
+    sha256="fcd4dc15c1e39a30bf9fa85d56903029111506860fc3080ab0d81c6c6dacaa8c",
+)
+ZSTANDARD = Sdist(
+    package="zstandard",
+    version="0.25.0",
+    sha256="7713e1179d162cf5c7906da876ec2ccb9c3a9dcbdffef0cc7f70c3667a205f0b",
+)
+_PARTS = {
+    PYNACL: {
+        "src/libsodium/src/libsodium/": "libsodium/",
+        "src/libsodium/LICENSE": "libsodium/LICENSE",
+    },
+    YYJSON: {"yyjson/yyjson.c": "yyjson/yyjson.c", "yyjson/yyjson.h": "yyjson/yyjson.h"},
+    ZSTANDARD: {"zstd/": "zstd/"},
+}
+"""Folders (with a slash) and files of each sdist, and where they go."""
+
+_SUFFIXES = frozenset({".c", ".cc", ".cmake", ".h", ".txt"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTool:
+    """The stripped tool for all boards of an architecture.
+
+    `triple` is musl's; `licenses` are the texts (by name) of all that is linked into it.
+    """
+
+    path: Path
+    triple: str
+    version: str
+    sha256: str
+    licenses: dict[str, str]
+
+
+def build_device_tool(board: Board, *, progress: Progress = NO_PROGRESS) -> DeviceTool:
+    """edgepack-device for `board`'s architecture, from the cache if it was built before.
+
+    Equal sources and tools give equal bytes, wherever the checkout and the cache are.
+    Raises ToolchainError if the sources cannot be had or a compiler fails.
+    """
+    zig = zig_executable()
+    if zig is None or not zig.exists():
+        raise ToolchainError("compiler not found: zig", hint="pip install ziglang==0.17.0")
+    triple, flags = _triple(board), board.runtime_flags["zig"]
+    parts = {"zig": zig_version(zig), "flags": flags, "triple": triple}
+    folder = cache_dir() / "device-tool" / f"{triple}-{source_key(parts)}"
+    with locked(folder):
+        if not folder.exists():
+            sources = fetch_sources(progress=progress)
+            progress.step(f"building {TOOL} for {triple}")
+            with atomic_dir(folder) as work:
+                compile_tool(
+                    work,
+                    sources,
+                    zig_arguments(board),
+                )
+                _write_licenses(sources, zig, work / "licenses")
+    path = folder / TOOL
+    return DeviceTool(
+        path=path,
+        triple=triple,
+        version=VERSION,
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        licenses={
+            file.name: file.read_text(encoding="utf-8")
+            for file in sorted((folder / "licenses").iterdir())
+        },
+    )
+
+
+def zig_arguments(board: Board) -> list[str]:
+    """CMake arguments for a static program for `board`'s architecture."""
+    return [
+        f"-DCMAKE_TOOLCHAIN_FILE={data_file('toolchains') / 'zig_musl.cmake'}",
+        f"-DEDGEPACK_TRIPLE={_triple(board)}",
+        f"-DEDGEPACK_BOARD_FLAGS={';'.join(board.runtime_flags['zig'])}",
+        f"-DEDGEPACK_ZIG={zig_executable()}",
+    ]
+
+
+def _triple(board: Board) -> str:
+    return board.triple.replace("-gnu", "-musl")
+
+
+def fetch_sources(*, progress: Progress = NO_PROGRESS) -> Path:
+    """The folder with the sources of libsodium, yyjson, zlib and zstd, fetched with pip once.
+
+    zlib is the one in OpenCV's source. Raises ToolchainError if pip fails or a file is not
+    the pinned one.
+    """
+    folder = cache_dir() / "device-tool" / f"sources-{_sources_key()}"
+    with locked(folder):
+        if not folder.exists():
+            opencv = fetch_source(progress=progress)
+            progress.step(f"fetching the sources of {TOOL}'s libraries")
+            with atomic_dir(folder) as work:
+                for sdist, parts in _PARTS.items():
+                    file = fetch_sdist(sdist, work)
+                    unpack_sdist(file, work, functools.partial(_target, parts))
+                    file.unlink()
+                shutil.copytree(opencv / "3rdparty" / "zlib", work / "zlib")
+    return folder
+
+
+def _target(parts: Mapping[str, str], path: str) -> str | None:
+    for part, target in parts.items():
+        if path == part or (part.endswith("/") and path.startswith(part)):
+            return target + path.removeprefix(part)
+    return None
+
+
+def compile_tool(
+    out: Path,
+    sources: Path,
+    arguments: Sequence[str],
+    *,
+    targets: Sequence[str] = (TOOL,),
+    build: Path | None = None,
+) -> None:
+    """Configure cpp_runtime/device with `arguments` and build `targets` into the folder `out`.
+
+    The folder `build`, if given, stays for the next time, when only what was changed is
+    compiled. Raises ToolchainError if a compiler fails.
+    """
+    work = build or out / "build"
+    env = {"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")}
+    run(
+        [
+            tool("cmake"),
+            *("-S", data_file("cpp_runtime") / "device", "-B", work, "-G", "Ninja"),
+            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+            f"-DEDGEPACK_VERSION={VERSION}",
+            f"-DEDGEPACK_DEVICE_SOURCES={sources}",
+            *arguments,
+        ],
+        env=env,
+        what=f"configuring {TOOL}",
+    )
+    run(
+        [tool("cmake"), "--build", work, "--parallel", str(jobs()), "--target", *targets],
+        env=env,
+        what=f"building {TOOL}",
+    )
+    for target in targets:
+        shutil.copy(next(work.rglob(target)), out / target)
+    if build is None:
+        shutil.rmtree(work)
+
+
+def source_key(parts: Mapping[str, object], *, tests: bool = False) -> str:
+    """Names what the sources (with `tests`, theirs too) make with `parts`, all else that counts."""
+    device = data_file("cpp_runtime") / "device"
+    folders = ("app", "src", *(("fuzz", "tests") if tests else ()))
+    toolchains = data_file("toolchains")
+    files = [
+        *sorted(device.glob("*.*")),
+        *(path for folder in folders for path in sorted((device / folder).rglob("*"))),
+        *(toolchains / name for name in ("zig.cmake", "zig_musl.cmake")),
+    ]
+    document = {
+        "sources": {
+            str(path.relative_to(path.parents[1] if path.parent == toolchains else device)): (
+                hashlib.sha256(path.read_bytes()).hexdigest()
+            )
+            for path in files
+            if path.suffix in _SUFFIXES
+        },
+        "libraries": _sources_key(),
+        "edgepack": VERSION,
+        **parts,
+    }
+    return _digest(document)
+
+
+def _sources_key() -> str:
+    pins = {f"{sdist.package} {sdist.sha256}": parts for sdist, parts in _PARTS.items()}
+    return _digest({"pins": pins, "zlib": OPENCV_SDIST.sha256})
+
+
+def _digest(document: object) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _write_licenses(sources: Path, zig: Path, folder: Path) -> None:
+    folder.mkdir()
+    header = (sources / "yyjson" / "yyjson.h").read_text(encoding="utf-8")
+    texts = {
+        "libsodium": (sources / "libsodium" / "LICENSE").read_text("utf-8"),
+        # It is the comment that the file begins with.
+        "yyjson": header[: header.index("*/") + 2] + "\n",
+        "zlib": (sources / "zlib" / "LICENSE").read_text("utf-8"),
+        "zstd": (sources / "zstd" / "LICENSE").read_text("utf-8"),
+        "musl": (zig.parent / "lib" / "libc" / "musl" / "COPYRIGHT").read_text("utf-8"),
+        **zig_licenses(zig),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")

@@ -1,0 +1,303 @@
+"""A slim static OpenCV for the runtime app, from the source in the Python package's sdist.
+
+Python decodes and resizes reference images with the wheel of the same version, so that
+pixels are equal on both sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgepack.base.errors import ToolchainError
+from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
+from edgepack.base.process import run
+from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.boards import Board
+from edgepack.native.sdist import Sdist, fetch_sdist, unpack_sdist
+from edgepack.native.toolchain import Toolchain
+
+log = logging.getLogger(__name__)
+
+SDIST = Sdist(
+    package="opencv-python-headless",
+    version="4.14.0.94",
+    sha256="4afa2ea1214453648be88259f035712454faa9039b686de7753569ba8eec1577",
+)
+
+_SOURCE_PARTS = (
+    "3rdparty/dlpack",
+    "3rdparty/include",
+    "3rdparty/libjpeg-turbo",
+    "3rdparty/libpng",
+    "3rdparty/zlib",
+    "cmake",
+    "data",
+    "doc/CMakeLists.txt",
+    "include",
+    "modules/core",
+    "modules/imgcodecs",
+    "modules/imgproc",
+    "platforms",
+)
+"""Parts of the source that the build needs; what lies on the top level is taken too."""
+
+LICENSES = {
+    "opencv": ("LICENSE", "COPYRIGHT"),
+    "softfloat": ("modules/core/3rdparty/SoftFloat/COPYING.txt",),
+    "libjpeg-turbo": (
+        "3rdparty/libjpeg-turbo/LICENSE.md",
+        "3rdparty/libjpeg-turbo/README.ijg",
+    ),
+    "libpng": ("3rdparty/libpng/LICENSE",),
+    "zlib": ("3rdparty/zlib/LICENSE",),
+}
+"""Name -> files of the source whose texts together are its licence."""
+
+_OPTIONS = (
+    "CMAKE_BUILD_TYPE=Release",
+    "CMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG",
+    "CMAKE_C_FLAGS_RELEASE=-O2 -DNDEBUG",
+    "BUILD_SHARED_LIBS=OFF",
+    "BUILD_LIST=core,imgproc,imgcodecs",
+    *(
+        f"BUILD_{name}=OFF"
+        for name in (
+            "DOCS",
+            "EXAMPLES",
+            "ITT",
+            "JAVA",
+            "PERF_TESTS",
+            "TESTS",
+            "opencv_apps",
+            "opencv_js",
+            "opencv_python2",
+            "opencv_python3",
+        )
+    ),
+    # JPEG and PNG with the libraries of the source: nothing of this machine gets in.
+    "OPENCV_FORCE_3RDPARTY_BUILD=ON",
+    "BUILD_JPEG=ON",
+    "BUILD_PNG=ON",
+    "BUILD_ZLIB=ON",
+    "WITH_JPEG=ON",
+    "WITH_PNG=ON",
+    *(
+        f"WITH_{name}=OFF"
+        for name in (
+            "1394",
+            "ADE",
+            "AVIF",
+            "CAROTENE",
+            "EIGEN",
+            "FFMPEG",
+            "FLATBUFFERS",
+            "GSTREAMER",
+            "GTK",
+            "IMGCODEC_GIF",
+            "IMGCODEC_HDR",
+            "IMGCODEC_PFM",
+            "IMGCODEC_PXM",
+            "IMGCODEC_SUNRASTER",
+            "IPP",
+            "ITT",
+            "JASPER",
+            "KLEIDICV",  # would be downloaded
+            "LAPACK",
+            "OBSENSOR",
+            "OPENCL",
+            "OPENEXR",
+            "OPENJPEG",
+            "OPENMP",
+            "PROTOBUF",
+            "PTHREADS_PF",  # one resize of a small image is not worth a second thread pool
+            "QUIRC",
+            "TBB",
+            "TIFF",
+            "V4L",
+            "VA",
+            "VA_INTEL",
+            "WEBP",
+        )
+    ),
+    "PARALLEL_ENABLE_PLUGINS=OFF",
+    "CV_TRACE=OFF",
+    "CPU_DISPATCH=",
+    "BUILD_INFO_SKIP_TIMESTAMP=ON",
+    "ENABLE_PRECOMPILED_HEADERS=OFF",
+    "OPENCV_GENERATE_PKGCONFIG=OFF",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenCvBuild:
+    """An installed static OpenCV: `prefix` is its folder, `key` names all that went into it."""
+
+    prefix: Path
+    version: str
+    key: str
+
+    @property
+    def cmake_dir(self) -> Path:
+        """What find_package wants as OpenCV_DIR."""
+        return self.prefix / "lib" / "cmake" / "opencv4"
+
+    def licenses(self) -> dict[str, str]:
+        """Licence texts of OpenCV and of the libraries within."""
+        folder = self.prefix / "edgepack-licenses"
+        return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.iterdir())}
+
+
+def tool(name: str) -> Path:
+    """cmake or ninja: of this Python environment, else of PATH. Raises ToolchainError."""
+    own = Path(sysconfig.get_path("scripts")) / name
+    found = own if own.exists() else shutil.which(name)
+    if found is None:
+        raise ToolchainError(f"program not found: {name}", hint=f"pip install {name}")
+    return Path(found)
+
+
+def jobs() -> int:
+    """How many compilers to run at once: one per CPU this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def build_opencv(
+    board: Board, toolchain: Toolchain, *, progress: Progress = NO_PROGRESS
+) -> OpenCvBuild:
+    """OpenCV for the runtime app of `board`'s triple, from the cache if it was built before.
+
+    Raises ToolchainError if the source cannot be had or a compiler fails.
+    """
+    options = _options(board, toolchain)
+    key = _key(options, toolchain)
+    build = OpenCvBuild(prefix=cache_dir() / "opencv" / key, version=SDIST.version, key=key)
+    with locked(build.prefix):
+        if build.prefix.exists():
+            return build
+        source = fetch_source(progress=progress)
+        progress.step(
+            f"building OpenCV {SDIST.version} for {toolchain.triple} with {toolchain.kind} "
+            "(once, some minutes)"
+        )
+        with atomic_dir(build.prefix) as prefix:
+            _compile(source, prefix, options, toolchain)
+            _write_licenses(source, prefix / "edgepack-licenses")
+    return build
+
+
+def _options(board: Board, toolchain: Toolchain) -> tuple[str, ...]:
+    flags = board.runtime_flags[toolchain.kind]
+    return (
+        *_OPTIONS,
+        f"EDGEPACK_BOARD_FLAGS={';'.join(flags)}",
+        # NEON is all that every ARM board of the triple has; on a PC the flags say it.
+        f"CPU_BASELINE={'DETECT' if board.triple.startswith('x86_64') else 'NEON'}",
+    )
+
+
+def _key(options: Sequence[str], toolchain: Toolchain) -> str:
+    parts = {
+        "sdist": SDIST.sha256,
+        "options": list(options),
+        "triple": toolchain.triple,
+        "toolchain": toolchain.title,
+        "cmake": [
+            hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in (_slim_file(), _toolchain_file(toolchain), *_unfused(toolchain))
+        ],
+    }
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return f"{toolchain.triple}-{toolchain.kind}-{digest[:16]}"
+
+
+def _slim_file() -> Path:
+    return data_file("cpp_runtime") / "cmake" / "opencv_slim.cmake"
+
+
+def _unfused(toolchain: Toolchain) -> list[Path]:
+    """The header that keeps products and sums apart in OpenCV's vector code, where needed."""
+    if not toolchain.triple.startswith("aarch64"):
+        return []
+    return [data_file("cpp_runtime") / "cmake" / "opencv_unfused.h"]
+
+
+def _toolchain_file(toolchain: Toolchain) -> Path:
+    return data_file("toolchains") / f"{toolchain.kind}.cmake"
+
+
+def _compile(source: Path, prefix: Path, options: Sequence[str], toolchain: Toolchain) -> None:
+    # The build folder lies within the new prefix and goes away with it when something fails.
+    build = prefix / "build"
+    maps = " ".join(
+        f'"-ffile-prefix-map={path}={name}"'
+        for path, name in ((build, "build"), (source, "opencv"))
+    )
+    unfused = "".join(f' -include "{header}"' for header in _unfused(toolchain))
+    run(
+        [
+            tool("cmake"),
+            "-S",
+            source,
+            "-B",
+            build,
+            "-G",
+            "Ninja",
+            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+            f"-DCMAKE_INSTALL_PREFIX={prefix}",
+            f"-DCMAKE_PROJECT_OpenCV_INCLUDE={_slim_file()}",
+            *toolchain.cmake_args,
+            # libpng has a file of assembly for 64-bit ARM; CMake would call zig without a target.
+            f"-DCMAKE_ASM_COMPILER={';'.join(map(str, toolchain.cc))}",
+            *(f"-D{option}" for option in options),
+            # No folder of this machine in the library; two roundings of a product and a sum,
+            # so that resized pixels are the same on every CPU.
+            f"-DCMAKE_C_FLAGS={maps}",
+            f"-DCMAKE_CXX_FLAGS={maps} -ffp-contract=off{unfused}",
+        ],
+        env=toolchain.env,
+        what="configuring OpenCV",
+    )
+    run(
+        [tool("cmake"), "--build", build, "--target", "install", "--parallel", str(jobs())],
+        env=toolchain.env,
+        what="building OpenCV",
+    )
+    shutil.rmtree(build)
+
+
+def _write_licenses(source: Path, folder: Path) -> None:
+    folder.mkdir()
+    for name, files in LICENSES.items():
+        text = "\n".join((source / file).read_text(encoding="utf-8") for file in files)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def fetch_source(*, progress: Progress = NO_PROGRESS) -> Path:
+    """OpenCV's source out of the pinned sdist, fetched with pip once.
+
+    Raises ToolchainError if pip fails or the file is not the pinned one.
+    """
+    folder = cache_dir() / "opencv" / f"source-{SDIST.version}"
+    with locked(folder):
+        if not folder.exists():
+            progress.step(f"fetching the source of OpenCV {SDIST.version}")
+            with atomic_dir(folder) as work:
+                file = fetch_sdist(SDIST, work)
+                unpack_sdist(file, work, _wanted)
+                file.unlink()
+    return folder / "opencv"
+
+
+def _wanted(path: str) -> str | None:
+    parts = tuple(f"{name}/" for name in _SOURCE_PARTS)
+    below = path.removeprefix("opencv/")
+    needed = "/" not in below or f"{below}/".startswith(parts)
+    return path if path.startswith("opencv/") and needed else None

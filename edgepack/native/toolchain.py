@@ -1,0 +1,226 @@
+"""Compilers: what is there, what can meet a board's glibc floor, and which one is taken."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgepack.base.errors import ToolchainError, UsageError, perhaps
+from edgepack.base.paths import cache_dir, data_file
+from edgepack.base.process import run
+from edgepack.boards import TOOLCHAINS, Board, version_tuple
+
+# glibc that zig links against: old enough for the oldest floor in boards.toml, so that one
+# runtime build per triple serves all of them.
+ZIG_GLIBC = "2.28"
+
+DEBIAN_PACKAGES = {
+    "arm-linux-gnueabihf": "g++-arm-linux-gnueabihf",
+    "aarch64-linux-gnu": "g++-aarch64-linux-gnu",
+}
+
+
+class MissingCompilerError(ToolchainError):
+    """The compiler for a triple is not installed."""
+
+
+class GlibcTooNewError(ToolchainError):
+    """A compiler was forced that links against a newer glibc than the board has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolchain:
+    """A C and C++ compiler for one triple.
+
+    `cc` and `cxx` are the start of a command line (zig's hold its -target already);
+    `env` must be added to the environment they run in. `glibc` is the newest glibc
+    version whose symbols a program linked by it can need.
+    """
+
+    kind: str
+    triple: str
+    version: str
+    glibc: str
+    cc: tuple[str, ...]
+    cxx: tuple[str, ...]
+    cmake_args: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """For messages and the manifest, e.g. "zig 0.17.0 (glibc 2.28)"."""
+        return f"{self.kind} {self.version} (glibc {self.glibc})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A toolchain and why it was taken."""
+
+    toolchain: Toolchain
+    reason: str
+
+
+def select(board: Board, force: str | None = None) -> Choice:
+    """The toolchain for `board`: the forced kind, or the first that meets its glibc floor.
+
+    Raises MissingCompilerError (nothing installed that could do it, with the package
+    to install), GlibcTooNewError (the forced one cannot meet the floor) or UsageError
+    (no such kind).
+    """
+    if force is not None:
+        if force not in TOOLCHAINS:
+            raise UsageError(f"unknown toolchain: {force}", hint=perhaps(force, TOOLCHAINS))
+        toolchain = find(force, board)
+        if not _meets(toolchain, board):
+            raise GlibcTooNewError(
+                f"{toolchain.title} cannot build for {board.name}: what it links may need "
+                f"GLIBC_{toolchain.glibc}, the board has {board.glibc} ({board.os})",
+                hint="use --toolchain zig, which pins an older glibc",
+            )
+        return Choice(toolchain=toolchain, reason="asked for with --toolchain")
+    kinds = (board.toolchain, *(kind for kind in TOOLCHAINS if kind != board.toolchain))
+    refused = []
+    missing: MissingCompilerError | None = None
+    for kind in kinds:
+        try:
+            toolchain = find(kind, board)
+        except MissingCompilerError as error:
+            missing = missing or error
+            refused.append(f"{kind} is not installed")
+            continue
+        if _meets(toolchain, board):
+            reason = f"meets the glibc floor {board.glibc} of {board.os}"
+            return Choice(toolchain=toolchain, reason="; ".join([reason, *refused]))
+        refused.append(f"{toolchain.title} is newer than the floor {board.glibc}")
+    raise missing or ToolchainError(
+        f"no toolchain can build for {board.name}: {'; '.join(refused)}",
+        hint="`edgepack doctor --board " + board.name + "` lists what to install",
+    )
+
+
+def _meets(toolchain: Toolchain, board: Board) -> bool:
+    return version_tuple(toolchain.glibc) <= version_tuple(board.glibc)
+
+
+def find(kind: str, board: Board) -> Toolchain:
+    """The toolchain of `kind` for `board`'s triple; raises MissingCompilerError."""
+    return _find_zig(board) if kind == "zig" else _find_gnu(board)
+
+
+def zig_executable() -> Path | None:
+    """The zig that the `ziglang` package ships, or None."""
+    spec = importlib.util.find_spec("ziglang")
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "zig"
+
+
+def zig_version(zig: Path) -> str:
+    """What `zig` says its version is."""
+    return _version((str(zig), "version"))
+
+
+def zig_licenses(zig: Path) -> dict[str, str]:
+    """Licence texts of what zig links into every C++ program, whatever its C library."""
+    return {
+        name: (zig.parent / file).read_text(encoding="utf-8")
+        for name, file in {
+            "libc++": "lib/libcxx/LICENSE.TXT",
+            "libc++abi": "lib/libcxxabi/LICENSE.TXT",
+            "libunwind": "lib/libunwind/LICENSE.TXT",
+            "zig-compiler-rt": "LICENSE",
+        }.items()
+    }
+
+
+@functools.cache
+def _version(argv: tuple[str, ...]) -> str:
+    return run(argv).stdout.split("\n", 1)[0].strip()
+
+
+@functools.cache
+def _sysroot_glibc(compiler: str) -> str:
+    """The glibc whose headers `compiler` uses, from the macros of features.h."""
+    macros = dict(
+        line.split(" ", 2)[1:3]
+        for line in run(
+            [compiler, "-E", "-dM", "-x", "c", "-"], input=b"#include <features.h>\n"
+        ).stdout.splitlines()
+        if line.startswith("#define __GLIBC")
+    )
+    return f"{macros['__GLIBC__']}.{macros['__GLIBC_MINOR__']}"
+
+
+def _find_gnu(board: Board) -> Toolchain:
+    prefix = "" if board.is_local else f"{board.triple}-"
+    cc, cxx = f"{prefix}gcc", f"{prefix}g++"
+    if shutil.which(cc) is None or shutil.which(cxx) is None:
+        package = "g++" if board.is_local else DEBIAN_PACKAGES.get(board.triple, cxx)
+        raise MissingCompilerError(
+            f"compiler not found: {cxx}", hint=f"sudo apt-get install {package}"
+        )
+    return Toolchain(
+        kind="gnu",
+        triple=board.triple,
+        version=_version((cc, "-dumpfullversion")),
+        glibc=_sysroot_glibc(cc),
+        cc=(cc,),
+        cxx=(cxx,),
+        cmake_args=(
+            f"-DCMAKE_TOOLCHAIN_FILE={data_file('toolchains') / 'gnu.cmake'}",
+            f"-DEDGEPACK_TRIPLE={'' if board.is_local else board.triple}",
+        ),
+    )
+
+
+def _find_zig(board: Board) -> Toolchain:
+    zig = zig_executable()
+    if zig is None or not zig.exists():
+        raise MissingCompilerError("compiler not found: zig", hint="pip install ziglang==0.17.0")
+    glibc = min(ZIG_GLIBC, board.glibc, key=version_tuple)
+    target = ("-target", f"{board.triple}.{glibc}")
+    return Toolchain(
+        kind="zig",
+        triple=board.triple,
+        version=zig_version(zig),
+        glibc=glibc,
+        cc=(str(zig), "cc", *target),
+        cxx=(str(zig), "c++", *target),
+        cmake_args=(
+            f"-DCMAKE_TOOLCHAIN_FILE={data_file('toolchains') / 'zig.cmake'}",
+            f"-DEDGEPACK_TRIPLE={board.triple}",
+            f"-DEDGEPACK_GLIBC={glibc}",
+            f"-DEDGEPACK_ZIG={zig}",
+        ),
+        # zig keeps the libc++ and start files it builds (a CPU minute) here.
+        env={"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")},
+    )
+
+
+def link_shared(
+    toolchain: Toolchain, objects: Sequence[Path], out: Path, flags: Sequence[str] = ()
+) -> None:
+    """Link `objects` into the shared library `out` (with libm); raises ToolchainError.
+
+    Nothing of the machine gets into the file: no build id, no path.
+    """
+    run(
+        [
+            *toolchain.cc,
+            *flags,
+            "-shared",
+            "-fPIC",
+            "-Wl,--build-id=none",
+            f"-Wl,-soname,{out.name}",
+            "-o",
+            out,
+            *objects,
+            "-lm",
+        ],
+        env=toolchain.env,
+        what=f"linking {out.name}",
+    )

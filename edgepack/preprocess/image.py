@@ -1,0 +1,147 @@
+"""Decoding photos, by the same rules as the runtime on the board.
+
+The runtime holds a slim OpenCV that knows JPEG and PNG; so nothing else is read here
+either, though the Python wheel could. What kind of image a file holds is read from its
+header, because a decoder would silently turn any kind into 8-bit colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from edgepack.base.errors import ImageError
+
+Pixels = npt.NDArray[np.uint8]
+
+KINDS = ("16bit", "alpha", "gray")
+"""Kinds of image that are refused unless accepted, in the order they are named."""
+
+_JPEG = b"\xff\xd8\xff"
+_PNG = b"\x89PNG\r\n\x1a\n"
+_PNG_GRAY, _PNG_ALPHA = (0, 4), (4, 6)  # colour types of IHDR
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOFn markers
+
+
+class ImageNotFoundError(ImageError):
+    """There is no such file, or it cannot be read."""
+
+
+class NotAnImageError(ImageError):
+    """The file is no JPEG or PNG image, or is damaged."""
+
+
+class AlphaImageError(ImageError):
+    """The image has an alpha channel (or transparent colours), which is not accepted."""
+
+
+class GrayImageError(ImageError):
+    """The image has gray pixels only, which is not accepted."""
+
+
+class SixteenBitImageError(ImageError):
+    """The image has 16 bits per channel, which is not accepted."""
+
+
+_REFUSED = {
+    "16bit": (SixteenBitImageError, "has 16 bits per channel", "keep the upper 8 bits"),
+    "alpha": (AlphaImageError, "has an alpha channel", "drop the alpha channel"),
+    "gray": (GrayImageError, "is gray", "repeat the gray channel as colours"),
+}
+
+
+def load_image(path: Path, *, accept: Collection[str] = ()) -> Pixels:
+    """The image in a JPEG or PNG file as BGR, HWC (H, W, 3) uint8, EXIF orientation applied.
+
+    `accept` names kinds (of `KINDS`) that are converted instead of refused: gray pixels
+    are repeated, alpha is dropped, of 16 bits the upper 8 are kept.
+    Raises `ImageNotFoundError`, `NotAnImageError`, `SixteenBitImageError`,
+    `AlphaImageError` or `GrayImageError`.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ImageNotFoundError(f"image not found: {path}") from None
+    except OSError as error:
+        raise ImageNotFoundError(f"cannot read image {path}: {error.strerror}") from None
+
+    kinds = _image_kinds(data)
+    if kinds is None:
+        raise NotAnImageError(
+            f"not a JPEG or PNG image: {path}", hint="convert it to PNG, or give another file"
+        )
+    for kind in KINDS:
+        if kind in kinds and kind not in accept:
+            error_class, what, conversion = _REFUSED[kind]
+            raise error_class(
+                f"image {what}: {path}",
+                hint=f'to {conversion}, add "{kind}" to `accept` in the [preprocess] table; '
+                "else give a photo like those the model was trained on",
+            )
+    logging = cv2.utils.logging
+    log_level = logging.setLogLevel(logging.LOG_LEVEL_SILENT)  # a damaged image is an error here
+    try:
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    except cv2.error as error:
+        raise NotAnImageError(f"image cannot be decoded: {path}: {error.err}") from None
+    finally:
+        logging.setLogLevel(log_level)
+    if pixels is None:
+        raise NotAnImageError(f"image is damaged: {path}")
+    return np.asarray(pixels, np.uint8)
+
+
+def _image_kinds(data: bytes) -> set[str] | None:
+    """Which of `KINDS` a file's header declares; None if it is no JPEG or PNG header."""
+    if data.startswith(_PNG):
+        return _png_kinds(data)
+    if data.startswith(_JPEG):
+        return _jpeg_kinds(data)
+    return None
+
+
+def _png_kinds(data: bytes) -> set[str] | None:
+    # After the signature: chunks of length (4), type (4), data, checksum (4); IHDR first.
+    if len(data) < 33 or data[12:16] != b"IHDR":
+        return None
+    depth, color = data[24], data[25]
+    kinds = set()
+    if depth == 16:
+        kinds.add("16bit")
+    if color in _PNG_GRAY:
+        kinds.add("gray")
+    if color in _PNG_ALPHA or _has_transparency(data):
+        kinds.add("alpha")
+    return kinds
+
+
+def _has_transparency(data: bytes) -> bool:
+    """Whether a PNG has a tRNS chunk, which stands before its pixels (IDAT)."""
+    at = len(_PNG)
+    while at + 8 <= len(data):
+        length, name = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
+        if name in (b"tRNS", b"IDAT"):
+            return name == b"tRNS"
+        at += 12 + length
+    return False
+
+
+def _jpeg_kinds(data: bytes) -> set[str] | None:
+    # After SOI: segments FF, marker, length (2, itself included), data; FF may be repeated.
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:
+            at += 1
+            continue
+        if marker in _JPEG_FRAMES:
+            # length (2), precision (1), height (2), width (2), number of components
+            if at + 10 > len(data):
+                return None
+            return {"gray"} if data[at + 9] == 1 else set()
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return None

@@ -1,0 +1,442 @@
+"""From a photo to the model's input tensor; the runtime on the board does the same in C++.
+
+`PreprocessSpec` is read from the [preprocess] table of a project file and travels to the
+board as preprocess.json. The steps, in this order: decode, colour, resize, crop, tensor.
+Resized pixels are byte-equal to the board's, the tensor is within 1e-6.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from edgepack.base.errors import ConfigError, ImageError, perhaps
+from edgepack.base.tables import Table
+from edgepack.model import TensorInfo
+from edgepack.preprocess.image import KINDS, Pixels, load_image
+
+FORMAT, VERSION = "edgepack-preprocess", 1
+COLORS = ("rgb", "bgr", "gray")
+LAYOUTS = ("NCHW", "NHWC")
+DTYPES = ("float32", "uint8")
+MODES = ("shortest", "exact", "letterbox")
+LETTERBOX_FILL = 114  # the gray that YOLO models are trained with
+
+MAX_SIDE = 16384
+"""Largest size that a table may ask for, in pixels."""
+MAX_RESIZED_PIXELS = 1 << 26
+"""A long thin photo would otherwise take any amount of memory; the runtime has this limit too."""
+
+# OpenCV's linear and cubic take the same few source pixels at any scale; Pillow's filters widen
+# when they shrink an image (antialias).
+_OPENCV_FILTERS = {
+    "linear": cv2.INTER_LINEAR,
+    "nearest": cv2.INTER_NEAREST,
+    "area": cv2.INTER_AREA,
+    "cubic": cv2.INTER_CUBIC,
+}
+_PILLOW_FILTERS = {
+    "pil-bilinear": Image.Resampling.BILINEAR,
+    "pil-bicubic": Image.Resampling.BICUBIC,
+}
+INTERPOLATIONS = (*_OPENCV_FILTERS, *_PILLOW_FILTERS)
+
+
+class ImageSizeError(ImageError):
+    """The image is too small for the crop, or too long and thin for the resize."""
+
+
+class PreprocessMismatchError(ConfigError):
+    """The tensor that the preprocessing makes is not what the model takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resize:
+    """How the image is scaled.
+
+    "shortest": the shorter side becomes `height` (= `width`), the longer follows, rounded
+    down as torchvision does. "exact": to `height` x `width`. "letterbox": as large as fits
+    into `height` x `width`, centred, the border filled with `fill` (0..255).
+    """
+
+    mode: str
+    height: int
+    width: int
+    fill: int = LETTERBOX_FILL
+
+    def to_dict(self) -> dict[str, Any]:
+        """The value of "resize" in preprocess.json."""
+        if self.mode == "shortest":
+            return {"mode": self.mode, "size": self.height}
+        size = {"mode": self.mode, "height": self.height, "width": self.width}
+        return {**size, "fill": self.fill} if self.mode == "letterbox" else size
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreprocessSpec:
+    """What turns a photo into the tensor for the model's input `input`.
+
+    Value of a float32 tensor: (pixel * scale - mean) / std, per channel in the order of
+    `color`. A uint8 tensor holds the pixels as they are. `crop` is (height, width), cut
+    from the centre. `accept` names kinds of image that are converted, not refused.
+    `input` None stands for the only input of a model: see `for_inputs`.
+    """
+
+    input: str | None = None
+    color: str = "rgb"
+    resize: Resize | None = None
+    interpolation: str = "linear"
+    crop: tuple[int, int] | None = None
+    scale: float = 1.0
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    layout: str = "NCHW"
+    dtype: str = "float32"
+    accept: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.mean) == len(self.std) == self.channels:
+            raise ValueError(f"mean and std need {self.channels} values each")
+
+    @property
+    def channels(self) -> int:
+        """1 for "gray", else 3."""
+        return _channels(self.color)
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) of every tensor, or None if it depends on the photo."""
+        if self.crop:
+            return self.crop
+        if self.resize and self.resize.mode != "shortest":
+            return self.resize.height, self.resize.width
+        return None
+
+    @classmethod
+    def from_table(
+        cls, values: Mapping[str, Any], *, file: str | Path, path: str = "preprocess"
+    ) -> PreprocessSpec:
+        """The spec in a table of a project file; `file` and `path` are for messages.
+
+        Raises `ConfigError` for an unknown key, a wrong type or an impossible value.
+        """
+        return cls._read(Table(values, file=file, path=path))
+
+    @classmethod
+    def _read(cls, table: Table) -> PreprocessSpec:
+        color = table.take_choice("color", COLORS, "rgb")
+        dtype = table.take_choice("dtype", DTYPES, "float32")
+        resize_table = table.take_table("resize", required=False)
+        resize = _read_resize(resize_table) if resize_table else None
+        spec = cls(
+            input=table.take("input", str, None),
+            color=color,
+            resize=resize,
+            interpolation=_read_interpolation(table),
+            crop=_read_crop(table, resize),
+            layout=table.take_choice("layout", LAYOUTS, "NCHW"),
+            dtype=dtype,
+            accept=_read_accept(table),
+            **_read_normalisation(table, dtype, _channels(color)),
+        )
+        table.finish()
+        return spec
+
+    @classmethod
+    def from_json(cls, text: str, *, file: str | Path = "preprocess.json") -> PreprocessSpec:
+        """The spec in preprocess.json. Raises `ConfigError`."""
+        try:
+            values = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ConfigError(f"{file}: not valid JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"{file}: not a JSON object")
+        table = Table(
+            {k: v for k, v in values.items() if k not in ("resize", "crop") or v is not None},
+            file=file,
+        )
+        if (found := table.take("format", str)) != FORMAT:
+            raise table.fail("format", f"{found!r} is not {FORMAT!r}")
+        if (version := table.take("version", int)) != VERSION:
+            raise table.fail("version", f"{version} is not {VERSION}")
+        return cls._read(table)
+
+    def to_json(self) -> str:
+        """preprocess.json: equal specs give equal text. `input` must be known by now."""
+        if self.input is None:
+            raise ValueError("the spec is not yet for an input: see for_inputs")
+        values: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "input": self.input,
+            "color": self.color,
+            "resize": self.resize.to_dict() if self.resize else None,
+            "interpolation": self.interpolation,
+            "crop": dict(zip(("height", "width"), self.crop, strict=True)) if self.crop else None,
+            "layout": self.layout,
+            "dtype": self.dtype,
+            "accept": list(self.accept),
+        }
+        if self.dtype == "float32":
+            values |= {"scale": self.scale, "mean": list(self.mean), "std": list(self.std)}
+        return json.dumps(values, indent=2) + "\n"
+
+    def for_inputs(self, inputs: Sequence[TensorInfo]) -> PreprocessSpec:
+        """This spec for one of a model's inputs: the one named `input`, or the only one.
+
+        Raises `PreprocessMismatchError` if there is none such, or if the tensors made are
+        not of its dtype and shape (with a batch of 1).
+        """
+        names = [info.name for info in inputs]
+        if self.input is None and len(inputs) != 1:
+            raise PreprocessMismatchError(
+                f"the model has {len(inputs)} inputs: {', '.join(names)}",
+                hint="name the one that takes the image: input in [preprocess]",
+            )
+        if self.input is not None and self.input not in names:
+            raise PreprocessMismatchError(
+                f"the model has no input '{self.input}' for the preprocessing",
+                hint=perhaps(self.input, names),
+            )
+        info = inputs[names.index(self.input) if self.input is not None else 0]
+        if info.dtype != self.dtype:
+            raise PreprocessMismatchError(
+                f"preprocessing makes {self.dtype}, but the model's input '{info.name}' "
+                f"is {info.dtype}",
+                hint=f'set dtype = "{info.dtype}" in [preprocess]'
+                if info.dtype in DTYPES
+                else None,
+            )
+        made = self._tensor_shape(info.shape)
+        if made != info.shape:
+            raise PreprocessMismatchError(
+                f"preprocessing makes {self.layout} {made}, but the model's input '{info.name}' "
+                f"is {info.shape}",
+                hint="change resize, crop, layout or color in [preprocess]",
+            )
+        return replace(self, input=info.name)
+
+    def _tensor_shape(self, like: Sequence[int | str | None]) -> tuple[int | str | None, ...]:
+        """Shape of the tensors made; height and width of `like` if they depend on the photo."""
+        at = self.layout.index("H")
+        height, width = self.size or (*like[at : at + 2], None, None)[:2]
+        if self.layout == "NCHW":
+            return (1, self.channels, height, width)
+        return (1, height, width, self.channels)
+
+    def load(self, path: Path) -> npt.NDArray[Any]:
+        """The tensor of the photo in `path`: `load_image`, `resized`, `tensor`."""
+        return self.tensor(self.resized(load_image(path, accept=self._accepted)))
+
+    def load_resized(self, path: Path) -> Pixels:
+        """The photo in `path` as `resized` makes it."""
+        return self.resized(load_image(path, accept=self._accepted))
+
+    @property
+    def _accepted(self) -> tuple[str, ...]:
+        # A gray photo is what a gray model wants.
+        return (*self.accept, "gray") if self.color == "gray" else self.accept
+
+    def resized(self, image: Pixels) -> Pixels:
+        """`image` (BGR HWC uint8, as `load_image` gives) in `color`, resized and cropped.
+
+        Returns HWC uint8, channels in the order of `color`; (H, W, 1) for "gray".
+        Raises `ImageSizeError` if the image is smaller than the crop or too long.
+        """
+        if self.color == "gray":
+            image = np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2GRAY), np.uint8)
+        elif self.color == "rgb":
+            image = np.ascontiguousarray(image[:, :, ::-1])
+        image = self._resize(image)
+        image = image.reshape(*image.shape[:2], self.channels)
+        if self.crop:
+            image = _centre_crop(image, *self.crop)
+        return np.ascontiguousarray(image)
+
+    def _resized_shape(self, image: Pixels) -> tuple[int, int]:
+        """(height, width) after `_resize`."""
+        height, width = image.shape[:2]
+        if self.resize is None:
+            return height, width
+        if self.resize.mode == "shortest":
+            return shortest_size(height, width, self.resize.height)
+        return self.resize.height, self.resize.width
+
+    def _resize(self, image: Pixels) -> Pixels:
+        if self.resize is None:
+            return image
+        height, width = self._resized_shape(image)
+        if height * width > MAX_RESIZED_PIXELS:
+            raise ImageSizeError(
+                f"image of {image.shape[1]} x {image.shape[0]} pixels would be resized to "
+                f"{width} x {height}",
+                hint="cut it to a less extreme shape",
+            )
+        if self.resize.mode != "letterbox":
+            return scaled(image, height, width, self.interpolation)
+        inner = letterbox_size(image.shape[0], image.shape[1], height, width)
+        small = scaled(image, *inner, self.interpolation)
+        top, left = (height - inner[0]) // 2, (width - inner[1]) // 2
+        canvas = np.full((height, width, *image.shape[2:]), self.resize.fill, np.uint8)
+        canvas[top : top + inner[0], left : left + inner[1]] = small
+        return canvas
+
+    def tensor(self, resized: Pixels) -> npt.NDArray[Any]:
+        """The model's input of an image that `resized` made.
+
+        float32 or uint8, NCHW (1, C, H, W) or NHWC (1, H, W, C). A float32 value is
+        pixel * a + b, with a = scale / std and b = -mean / std rounded to float32 first.
+        """
+        values: npt.NDArray[Any] = resized
+        if self.dtype == "float32":
+            std = np.array(self.std, np.float64)
+            a = (self.scale / std).astype(np.float32)
+            b = (-np.array(self.mean, np.float64) / std).astype(np.float32)
+            values = resized.astype(np.float32) * a + b
+        if self.layout == "NCHW":
+            values = values.transpose(2, 0, 1)
+        return np.ascontiguousarray(values[np.newaxis])
+
+
+def shortest_size(height: int, width: int, size: int) -> tuple[int, int]:
+    """(height, width) of an image whose shorter side becomes `size`; the longer is rounded down."""
+    if height <= width:
+        return size, size * width // height
+    return size * height // width, size
+
+
+def letterbox_size(height: int, width: int, into_height: int, into_width: int) -> tuple[int, int]:
+    """(height, width) of the largest image of that shape within the other; rounds half up."""
+    if width * into_height <= height * into_width:
+        return into_height, max(1, (2 * width * into_height + height) // (2 * height))
+    return max(1, (2 * height * into_width + width) // (2 * width)), into_width
+
+
+def scaled(image: Pixels, height: int, width: int, interpolation: str) -> Pixels:
+    """`image` (HWC or HW, uint8) scaled to `height` x `width` by a filter of `INTERPOLATIONS`."""
+    if image.shape[:2] == (height, width):
+        return image
+    if interpolation in _PILLOW_FILTERS:
+        # Width first, as Pillow did in one call before version 13, which begins with the height
+        # of tall photos: models were trained with the former, and it depends on no version.
+        filter_ = _PILLOW_FILTERS[interpolation]
+        wide = Image.fromarray(image).resize((width, image.shape[0]), filter_)
+        return np.asarray(wide.resize((width, height), filter_), np.uint8)
+    # IPP, in x86 wheels only, rounds the cubic filter in its own way. The switch holds for
+    # the calling thread.
+    with_ipp = cv2.ipp.useIPP()
+    cv2.ipp.setUseIPP(False)
+    try:
+        out = cv2.resize(image, (width, height), interpolation=_OPENCV_FILTERS[interpolation])
+    finally:
+        cv2.ipp.setUseIPP(with_ipp)
+    return np.asarray(out, np.uint8)
+
+
+def _centre_crop(image: Pixels, height: int, width: int) -> Pixels:
+    top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
+    if top < 0 or left < 0:
+        raise ImageSizeError(
+            f"image of {image.shape[1]} x {image.shape[0]} pixels is smaller than the crop of "
+            f"{width} x {height}",
+            hint="resize before the crop: set resize in [preprocess]",
+        )
+    return image[top : top + height, left : left + width]
+
+
+def _channels(color: str) -> int:
+    return 1 if color == "gray" else 3
+
+
+def _read_resize(table: Table) -> Resize:
+    mode = table.take_choice("mode", MODES)
+    if mode == "shortest":
+        height = width = _take_size(table, "size")
+    else:
+        height, width = _take_size(table, "height"), _take_size(table, "width")
+    fill = LETTERBOX_FILL
+    if mode == "letterbox":
+        fill = table.take("fill", int, LETTERBOX_FILL)
+        if not 0 <= fill <= 255:
+            raise table.fail("fill", f"{fill} is not from 0 to 255")
+    table.finish()
+    return Resize(mode=mode, height=height, width=width, fill=fill)
+
+
+def _read_crop(table: Table, resize: Resize | None) -> tuple[int, int] | None:
+    crop_table = table.take_table("crop", required=False)
+    if crop_table is None:
+        return None
+    crop = _take_size(crop_table, "height"), _take_size(crop_table, "width")
+    crop_table.finish()
+    if resize and (crop[0] > resize.height or crop[1] > resize.width):
+        raise table.fail(
+            "crop",
+            f"{crop[1]} x {crop[0]} (width x height) is larger than the resized image, "
+            f"which can be {resize.width} x {resize.height}",
+            hint="make resize larger or crop smaller",
+        )
+    return crop
+
+
+def _read_interpolation(table: Table) -> str:
+    name = table.take("interpolation", str, "linear")
+    if name in INTERPOLATIONS:
+        return name
+    hint = perhaps(name, INTERPOLATIONS)
+    if name in ("bilinear", "bicubic"):  # which of the two makes a difference to the model
+        hint = f"'{name.removeprefix('bi')}' is OpenCV's, 'pil-{name}' Pillow's and torchvision's"
+    raise table.fail("interpolation", f"unknown value {name!r}", hint=hint)
+
+
+def _take_size(table: Table, key: str) -> int:
+    size = table.take(key, int)
+    if not 1 <= size <= MAX_SIDE:
+        raise table.fail(key, f"{size} is not from 1 to {MAX_SIDE}")
+    return size
+
+
+def _read_accept(table: Table) -> tuple[str, ...]:
+    kinds = table.take_list("accept", str, ())
+    for kind in kinds:
+        if kind not in KINDS:
+            raise table.fail("accept", f"unknown kind {kind!r}", hint=perhaps(kind, KINDS))
+    return tuple(sorted(set(kinds)))
+
+
+def _read_normalisation(table: Table, dtype: str, channels: int) -> dict[str, Any]:
+    """scale, mean and std, one value per channel."""
+    if dtype == "uint8":
+        for key in ("scale", "mean", "std"):
+            if table.has(key):
+                raise table.fail(
+                    key,
+                    'cannot be used with dtype = "uint8", which takes the pixels as they are',
+                    hint=f'remove {key}, or set dtype = "float32"',
+                )
+        return {"mean": (0.0,) * channels, "std": (1.0,) * channels}
+    scale = table.take("scale", float, 1.0)
+    if not np.isfinite(scale) or scale == 0:
+        raise table.fail("scale", f"{scale} is not a finite number other than 0")
+    values = {
+        "mean": table.take_list("mean", float, (0.0,) * channels),
+        "std": table.take_list("std", float, (1.0,) * channels),
+    }
+    for key, list_ in values.items():
+        if len(list_) != channels:
+            raise table.fail(
+                key, f"{list(list_)} has {len(list_)} values for {channels} channels of color"
+            )
+        if not np.all(np.isfinite(list_)):
+            raise table.fail(key, f"{list(list_)} holds a value that is not finite")
+    if any(value <= 0 for value in values["std"]):
+        raise table.fail("std", f"{list(values['std'])} holds a value that is not above 0")
+    return {"scale": scale, **values}
