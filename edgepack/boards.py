@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgepack import cpus
 from edgepack.base.errors import ConfigError, perhaps
 from edgepack.base.paths import data_file
 from edgepack.base.tables import Table, read_toml
@@ -287,9 +288,7 @@ def _read_virtual(table: Table) -> VirtualProfile | None:
 
 def _check_with_llvm(board: Board, file: Path) -> None:
     """LLVM only warns about a name it does not know, and then compiles for another CPU."""
-    from edgepack.compiler.backend import llvm
-
-    known = llvm.cpu_names(board.llvm_triple)
+    known = cpus.cpu_names(board.llvm_triple)
     named = [("cpu", board.cpu), *(("clusters: cpu", cluster.cpu) for cluster in board.clusters)]
     for key, cpu in named:
         if cpu not in known and cpu != "native":
@@ -298,7 +297,7 @@ def _check_with_llvm(board: Board, file: Path) -> None:
                 f"for {board.llvm_triple}",
                 hint=perhaps(cpu, known),
             )
-    features = llvm.feature_names(board.llvm_triple)
+    features = cpus.feature_names(board.llvm_triple)
     for feature in board.features:
         if feature[:1] not in "+-" or feature[1:] not in features:
             raise ConfigError(

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from edgepack import cpus
 from edgepack.base.errors import ConfigError
 from edgepack.boards import INSTRUCTION_FAMILIES, get_board, load_boards, version_tuple
 
@@ -36,15 +39,32 @@ def test_facts_of_the_hardware() -> None:
     assert boards["local"].triple == f"{platform.machine()}-linux-gnu"
 
 
-def test_names_and_features_are_llvms() -> None:
-    from edgepack.compiler.backend import llvm
+def test_the_cpus_are_what_tvms_llvm_knows() -> None:
+    """After a new TVM: `python -m tests.llvm_cpus` writes the file again."""
+    from tests import llvm_cpus
 
+    assert llvm_cpus.FILE.read_text(encoding="utf-8") == llvm_cpus.text()
+
+
+def test_a_users_file_is_checked_without_tvm(tmp_path: Path) -> None:
+    file = write(tmp_path, '[boards.x]\nbase = "armv7"\ncpu = "cortex-a7"\n')
+    code = (
+        "import sys; from pathlib import Path; from edgepack.boards import load_boards;"
+        "assert load_boards([Path(sys.argv[1])])['x'].cpu == 'cortex-a7';"
+        "print(sorted({'tvm', 'numpy'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, str(file)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout == "[]\n"
+
+
+def test_names_and_features_are_llvms() -> None:
     for board in load_boards().values():
         if board.is_local:
             continue
-        assert board.cpu in llvm.cpu_names(board.llvm_triple), board.name
+        assert board.cpu in cpus.cpu_names(board.llvm_triple), board.name
         for feature in board.features:
-            assert feature[1:] in llvm.feature_names(board.llvm_triple), board.name
+            assert feature[1:] in cpus.feature_names(board.llvm_triple), board.name
 
 
 def test_a_user_file_adds_and_overrides(tmp_path: Path) -> None:

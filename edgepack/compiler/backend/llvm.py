@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from pathlib import Path
 
 import tvm
@@ -17,18 +16,16 @@ from edgepack.boards import Board
 _NO_LOAD_STORE_MERGING = "-arm-load-store-opt:bool=false"
 
 
-@cache
 def cpu_names(llvm_triple: str) -> frozenset[str]:
     """CPU names that LLVM knows for a triple such as `armv7l-linux-gnueabihf`."""
-    return frozenset(str(name) for name in codegen.llvm_get_cpu_archlist(_bare(llvm_triple)))
+    target = tvm.target.Target({"kind": "llvm", "mtriple": llvm_triple})
+    return frozenset(str(name) for name in codegen.llvm_get_cpu_archlist(target))
 
 
-@cache
-def feature_names(llvm_triple: str) -> frozenset[str]:
-    """Features, without sign (`neon`, `vfp4`), that any CPU of a triple has."""
-    return frozenset(
-        name for cpu in cpu_names(llvm_triple) for name in _features_of(llvm_triple, cpu)
-    )
+def cpu_features(llvm_triple: str, cpu: str) -> frozenset[str]:
+    """Features, without sign (`neon`, `vfp4`), that `cpu` has by default."""
+    target = tvm.target.Target({"kind": "llvm", "mtriple": llvm_triple, "mcpu": cpu})
+    return frozenset(str(name) for name in codegen.llvm_get_cpu_features(target))
 
 
 def tvm_target(board: Board) -> tvm.target.Target:
@@ -62,15 +59,6 @@ def _with_vendor(llvm_triple: str) -> str:
     return "-".join([arch, "unknown", *rest] if len(rest) == 2 else [arch, *rest])
 
 
-def _bare(llvm_triple: str) -> tvm.target.Target:
-    return tvm.target.Target({"kind": "llvm", "mtriple": llvm_triple})
-
-
-def _features_of(llvm_triple: str, cpu: str) -> frozenset[str]:
-    target = tvm.target.Target({"kind": "llvm", "mtriple": llvm_triple, "mcpu": cpu})
-    return frozenset(str(name) for name in codegen.llvm_get_cpu_features(target))
-
-
 def _hidden_features(llvm_triple: str, cpu: str, cpuinfo: Path) -> list[str]:
     """Vector extensions that the CPU has by name, and a hypervisor or the kernel hides.
 
@@ -81,5 +69,5 @@ def _hidden_features(llvm_triple: str, cpu: str, cpuinfo: Path) -> list[str]:
         return []
     shown = {flag.replace("_", "") for flag in flags[1].split()}
     vector = re.compile(r"(avx|fma|f16c|amx|gfni|vaes|vpclmulqdq)")
-    names = sorted(name for name in _features_of(llvm_triple, cpu) if vector.match(name))
+    names = sorted(name for name in cpu_features(llvm_triple, cpu) if vector.match(name))
     return [f"-{name}" for name in names if re.sub(r"[-_.]", "", name) not in shown]
