@@ -4,44 +4,40 @@ from __future__ import annotations
 
 import argparse
 import errno
+import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from edgepack.base.errors import EXIT_CODES, EdgepackError, UsageError
 from edgepack.base.paths import set_cache_dir
 from edgepack.base.version import VERSION
-from edgepack.cli import (
-    bench,
-    board,
-    boards,
-    compile,
-    deploy,
-    doctor,
-    fleet,
-    inspect,
-    keygen,
-    package,
-    prune,
-    rollback,
-    run,
-    service,
-    sign,
-    status,
-    trust,
-    verify,
-)
 from edgepack.cli.console import Console
 from edgepack.cli.options import COMMON_DEFAULTS, add_common, check_writable
 
-COMMANDS = (
-    *(boards, doctor, inspect, compile, package),
-    *(keygen, sign, verify),
-    *(deploy, status, rollback, prune, trust),
-    *(run, service, bench, fleet, board),
-)
+# The modules of this package that are a command, in the order of use, and what each does.
+COMMANDS = {
+    "boards": "list the board profiles",
+    "doctor": "list the tools a board needs, found or not",
+    "inspect": "print inputs, outputs, operators, parameters and MACs of a model",
+    "compile": "compile a model for a board's CPU",
+    "package": "make a bundle, and a file that carries it",
+    "keygen": "make a key that signs bundles, with ssh-keygen",
+    "sign": "sign a bundle, in place",
+    "verify": "check all files of a bundle and its signature",
+    "deploy": "compile, package, upload, activate and test: the main command",
+    "status": "which model runs on a device, since when, by whom, and its health",
+    "rollback": "make an earlier release current again",
+    "prune": "remove releases that are not needed any more",
+    "trust": "whose signatures a device takes: show or replace",
+    "run": "run the deployed model on an image or a tensor",
+    "service": "run what is deployed at each boot",
+    "bench": "time the deployed model on the device",
+    "fleet": "many devices, in waves: plan, deploy, status, rollback, trust",
+    "board": "virtual boards: up, down, list, ssh",
+}
 INTERRUPTED = 130
 # What this machine's file system refuses is no bug; ENOENT would be one.
 FILE_ERRORS = (
@@ -67,8 +63,13 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message, hint=f"see `{self.prog} --help`")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The whole command line; the docs' reference is generated from it."""
+def make_parser(words: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The command line; the docs' reference is generated from it.
+
+    A command that is not among `words` has a name and a line in the help only: what its
+    module imports can take a second.
+    """
+    wanted = set(words)
     codes = "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
     parser = _Parser(
         prog="edgepack",
@@ -79,9 +80,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"edgepack {VERSION}")
     add_common(parser)
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
-    for module in COMMANDS:
-        module.add(commands)
-    for command in commands.choices.values():
+    for name, does in COMMANDS.items():
+        command = commands.add_parser(name, help=does)
+        if name in wanted:
+            importlib.import_module(f"edgepack.cli.{name}").add(command)
         add_common(command)
     return parser
 
@@ -91,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
     no_color = bool(os.environ.get("NO_COLOR"))
     console = Console(as_json="--json" in argv, no_color=no_color)
     try:
-        args = make_parser().parse_args(argv)
+        args = make_parser(argv).parse_args(argv)
         for name, default in COMMON_DEFAULTS.items():
             if not hasattr(args, name):
                 setattr(args, name, default)

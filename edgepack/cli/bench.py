@@ -10,9 +10,8 @@ from edgepack.cli.report import answer_lines, bench_lines, profile_lines
 from edgepack.deploy.remote_app import RunRequest, run_on_device
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser("bench", help="time the deployed model on the device")
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
     add_release(parser)
     add_device(parser)
     parser.add_argument("-n", "--runs", type=positive, default=20, metavar="N", help="default: 20")

@@ -12,9 +12,8 @@ from edgepack.cli.options import add_common, board_files, positive
 from edgepack.virtual import down, list_running, ssh_command, up
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command and its four actions."""
-    parser = commands.add_parser("board", help="virtual boards: up, down, list, ssh")
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's four actions and their options."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     start = actions.add_parser("up", help="start a board; one that runs is left alone")
     start.add_argument("name", help="board profile: see `edgepack boards`")

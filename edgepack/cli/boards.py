@@ -10,9 +10,8 @@ from edgepack.cli.console import Console, table
 from edgepack.cli.options import board_files
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser("boards", help="list the board profiles")
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
     parser.add_argument("name", nargs="?", help="show one board whole")
     parser.set_defaults(run=run)
 

@@ -15,9 +15,8 @@ from edgepack.compiler import CompiledModel
 from edgepack.flow.job import compile_job, make_job
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser("compile", help="compile a model for a board's CPU")
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
     add_job(parser)
     parser.add_argument(
         "-o", "--out", type=Path, metavar="DIR", help="folder (default: build/<name>-<board>)"

@@ -32,11 +32,8 @@ from edgepack.flow.job import make_job, package_job
 from edgepack.gate.gate import check_bundle
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser(
-        "deploy", help="compile, package, upload, activate and test: the main command"
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
     add_job(parser)
     add_release_version(parser)
     add_sign(parser)

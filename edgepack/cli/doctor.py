@@ -11,9 +11,8 @@ from edgepack.cli.options import board_files
 from edgepack.flow.doctor import check_board, missing
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser("doctor", help="list the tools a board needs, found or not")
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
     parser.add_argument(
         "--board", metavar="NAME", default="rasp3b", help="board profile (default: rasp3b)"
     )

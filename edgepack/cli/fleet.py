@@ -58,11 +58,8 @@ from edgepack.fleet.work import Connector, Deploy, Rollback, SetTrust, Status
 _ALL = Share(value=100, percent=True)
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command and its actions."""
-    parser = commands.add_parser(
-        "fleet", help="many devices, in waves: plan, deploy, status, rollback, trust"
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's actions and their options."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     planner = actions.add_parser("plan", help="list devices and waves; nothing is built or asked")

@@ -12,11 +12,8 @@ from edgepack.cli.options import parse_shapes
 from edgepack.model import ModelInfo, TensorInfo, inspect_model
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser(
-        "inspect", help="print inputs, outputs, operators, parameters and MACs of a model"
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
     parser.add_argument("model", type=Path, help="ONNX model")
     parser.add_argument(
         "--shape",

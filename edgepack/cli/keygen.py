@@ -11,9 +11,8 @@ from edgepack.bundle import signing
 from edgepack.cli.console import Console
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser("keygen", help="make a key that signs bundles, with ssh-keygen")
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
     parser.add_argument("key", type=Path, help="file of the private key; the public one is KEY.pub")
     parser.add_argument(
         "--hardware", action="store_true", help="keep the private key in a FIDO2 token"

@@ -1,4 +1,7 @@
-"""Options that several commands share."""
+"""Options that several commands share.
+
+A command's options are read without what it works with: that is imported where it is used.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,15 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgepack.base.errors import UsageError
 from edgepack.base.progress import Progress
 from edgepack.boards import get_board
-from edgepack.deploy.remote_tool import call
-from edgepack.device import Device, SshOptions, open_device
-from edgepack.flow.project import OPTIMIZE, PROJECT_FILE, Project, load_project
+
+if TYPE_CHECKING:
+    from edgepack.device import Device, SshOptions
+    from edgepack.flow.project import Project
 
 USER_BOARDS = Path("~/.config/edgepack/boards.toml")
 
@@ -63,6 +67,8 @@ COMMON_DEFAULTS = {"json": False, "verbose": 0, "quiet": False, "boards": [], "c
 
 def add_job(parser: argparse.ArgumentParser) -> None:
     """The model and the board: what is compiled, and for what."""
+    from edgepack.flow.project import OPTIMIZE
+
     parser.add_argument("model", nargs="?", type=Path, help="ONNX model (or from the project file)")
     parser.add_argument(
         "--project",
@@ -172,6 +178,8 @@ def project_of(args: argparse.Namespace) -> Project:
 
     Without --project and without a model, edgepack.toml of the current folder is read.
     """
+    from edgepack.flow.project import PROJECT_FILE, load_project
+
     path = args.project
     if path is None and args.model is None and Path(PROJECT_FILE).exists():
         path = Path(PROJECT_FILE)
@@ -193,6 +201,8 @@ def project_of(args: argparse.Namespace) -> Project:
 
 def ssh_options(args: argparse.Namespace) -> SshOptions:
     """How to log in."""
+    from edgepack.device import SshOptions
+
     return SshOptions(
         config_file=args.ssh_config,
         identity=args.identity,
@@ -224,6 +234,9 @@ def open_release(args: argparse.Namespace, progress: Progress) -> tuple[Device, 
 
     Without --project, edgepack.toml of the current folder gives what the flags leave open.
     """
+    from edgepack.device import open_device
+    from edgepack.flow.project import PROJECT_FILE, load_project
+
     path = args.project
     all_given = (args.name or args.root) and (args.board or args.device not in (None, "virtual"))
     if path is None and not all_given and Path(PROJECT_FILE).exists():
@@ -252,6 +265,8 @@ def call_tool(
     args: argparse.Namespace, progress: Progress, *words: str
 ) -> tuple[dict[str, Any], str]:
     """The answer of the device tool to `words`, and which folder of which device that was."""
+    from edgepack.deploy.remote_tool import call
+
     device, root = open_release(args, progress)
     try:
         return call(device, root, *words), f"{root} on {device.name}"

@@ -14,9 +14,8 @@ from edgepack.cli.options import add_job, add_release_version, add_sign, check_w
 from edgepack.flow.job import make_job, package_job
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser("package", help="make a bundle, and a file that carries it")
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
     add_job(parser)
     add_release_version(parser)
     add_sign(parser)

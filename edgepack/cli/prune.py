@@ -9,9 +9,8 @@ from edgepack.cli.options import add_device, add_release, call_tool, positive
 from edgepack.deploy.deploy import KEEP_RELEASES
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser("prune", help="remove releases that are not needed any more")
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
     add_release(parser)
     add_device(parser)
     parser.add_argument(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgepack.cli.console import megabytes, table
-from edgepack.deploy.deploy import Report
-from edgepack.deploy.smoke import Smoke
+
+if TYPE_CHECKING:
+    from edgepack.deploy.deploy import Report
+    from edgepack.deploy.smoke import Smoke
 
 
 def top_lines(top: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -8,9 +8,8 @@ from edgepack.cli.console import Console
 from edgepack.cli.options import add_device, add_release, call_tool
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser("rollback", help="make an earlier release current again")
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
     add_release(parser)
     add_device(parser)
     parser.add_argument("--to", metavar="ID", help="this release (default: the previous one)")

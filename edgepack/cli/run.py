@@ -12,9 +12,8 @@ from edgepack.cli.report import answer_lines
 from edgepack.deploy.remote_app import RunRequest, run_on_device
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser("run", help="run the deployed model on an image or a tensor")
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
     add_release(parser)
     add_device(parser)
     parser.add_argument("--image", type=Path, metavar="FILE", help="a photo")

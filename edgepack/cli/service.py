@@ -12,9 +12,8 @@ from edgepack.deploy.service_files import cron_line, init_script, systemd_unit
 ACTIONS = ("install", "remove", "status", "show")
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser("service", help="run what is deployed at each boot")
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
     parser.add_argument(
         "action",
         choices=ACTIONS,

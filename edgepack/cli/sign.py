@@ -9,9 +9,8 @@ from edgepack.bundle import signing
 from edgepack.cli.console import Console
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser("sign", help="sign a bundle, in place")
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
     parser.add_argument("bundle", type=Path, help="folder or .tar.gz")
     parser.add_argument(
         "--key",

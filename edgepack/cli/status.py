@@ -9,11 +9,8 @@ from edgepack.cli.options import add_device, add_release, call_tool
 from edgepack.cli.report import status_lines
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser(
-        "status", help="which model runs on a device, since when, by whom, and its health"
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
     add_release(parser)
     add_device(parser)
     parser.set_defaults(run=run)

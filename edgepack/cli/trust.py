@@ -12,9 +12,8 @@ from edgepack.cli.options import add_device, add_release, open_release
 from edgepack.deploy.remote_tool import call, set_signers
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = commands.add_parser("trust", help="whose signatures a device takes: show or replace")
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
     parser.add_argument("action", choices=("show", "set"))
     add_signers(parser, nargs="?")
     add_release(parser)

@@ -22,9 +22,41 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 
 
 def test_every_command_of_the_issue_is_there() -> None:
-    names = {module.__name__.rpartition(".")[2] for module in COMMANDS}
+    names = set(COMMANDS)
     assert names >= {"boards", "doctor", "inspect", "compile", "package", "run", "bench", "board"}
     assert names >= {"deploy", "status", "rollback", "prune", "fleet", "service"}
+
+
+HEAVY = {"tvm", "numpy", "cv2", "PIL", "onnx", "onnxruntime", "elftools", "yaml", "zstandard"}
+HEAVY |= {"fabric", "paramiko", "invoke", "cryptography"}
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["boards"], ["--help"], ["--version"], ["doctor", "--help"], ["status", "--help"],
+     ["board", "--help"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_trivial_command_imports_no_heavy_library(tmp_path: Path, argv: list[str]) -> None:
+    """Each takes a tenth of a second and more, which every completion and script would pay."""
+    code = (
+        "import sys; from edgepack.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print('heavy:', *sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    command = [sys.executable, "-c", code, *argv, "--cache-dir", str(tmp_path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    loaded = set(done.stdout.rpartition("heavy:")[2].split())
+    assert {"edgepack", "argparse"} <= loaded
+    assert not loaded & HEAVY
+
+
+def test_a_value_that_is_a_commands_name_is_not_taken_for_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = run(capsys, "--boards", "deploy", "boards", "rasp3b")
+    assert code == 2
+    assert "file not found: deploy" in err
 
 
 def test_general_options_work_before_and_after_the_command() -> None:
