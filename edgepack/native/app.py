@@ -52,7 +52,7 @@ def build_runtime(
     """
     opencv = build_opencv(board, toolchain, progress=progress)
     flags = board.runtime_flags[toolchain.kind]
-    source = data_file("cpp_runtime")
+    source = data_file("cpp_runtime") / "app"
     key = _key(source, opencv, flags)
     folder = cache_dir() / "runtime" / f"{toolchain.triple}-{toolchain.kind}-{key}"
     with locked(folder):
@@ -74,7 +74,7 @@ def build_runtime(
 
 
 def cmake_arguments(opencv: OpenCvBuild, toolchain: Toolchain, flags: tuple[str, ...]) -> list[str]:
-    """What a configuration of cpp_runtime needs; the presets know the rest."""
+    """What a configuration of cpp_runtime/app needs; the presets know the rest."""
     return [
         f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
         f"-DOpenCV_DIR={opencv.cmake_dir}",
@@ -95,7 +95,7 @@ def tvm_ffi_folder() -> Path:
 def _key(source: Path, opencv: OpenCvBuild, flags: tuple[str, ...]) -> str:
     files = [
         path
-        for folder in (source / "include", source / "src", source / "apps", source / "cmake")
+        for folder in (source / "include", source / "src", source / _APP, source / "cmake")
         for path in sorted(folder.rglob("*"))
         if path.suffix in _SOURCE_SUFFIXES
     ]
@@ -137,7 +137,7 @@ def _compile(
         what="building the runtime app",
     )
     # The linker strips: no tool of another architecture is needed.
-    shutil.copy(build / "apps" / _APP / _APP, out / _APP)
+    shutil.copy(build / _APP / _APP, out / _APP)
     shutil.rmtree(build)
 
 

@@ -187,7 +187,7 @@ def compile_tool(
 def source_key(parts: Mapping[str, object], *, tests: bool = False) -> str:
     """Names what the sources (with `tests`, theirs too) make with `parts`, all else that counts."""
     device = data_file("cpp_runtime") / "device"
-    folders = ("app", "src", *(("fuzz", "tests") if tests else ()))
+    folders = ("src", *(("fuzz", "tests") if tests else ()))
     toolchains = data_file("toolchains")
     files = [
         *sorted(device.glob("*.*")),

@@ -219,14 +219,14 @@ def _key(options: Sequence[str], toolchain: Toolchain) -> str:
 
 
 def _slim_file() -> Path:
-    return data_file("cpp_runtime") / "cmake" / "opencv_slim.cmake"
+    return data_file("cpp_runtime") / "app" / "cmake" / "opencv_slim.cmake"
 
 
 def _unfused(toolchain: Toolchain) -> list[Path]:
     """The header that keeps products and sums apart in OpenCV's vector code, where needed."""
     if not toolchain.triple.startswith("aarch64"):
         return []
-    return [data_file("cpp_runtime") / "cmake" / "opencv_unfused.h"]
+    return [data_file("cpp_runtime") / "app" / "cmake" / "opencv_unfused.h"]
 
 
 def _toolchain_file(toolchain: Toolchain) -> Path:

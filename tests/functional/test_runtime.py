@@ -18,12 +18,12 @@ from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, tool
 from edgepack.native.toolchain import Toolchain, find
 from tests.support import require_tool
 
-SOURCE = data_file("cpp_runtime")
+SOURCE = data_file("cpp_runtime") / "app"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A preset of cpp_runtime/CMakePresets.json and what it needs on this machine."""
+    """A preset of cpp_runtime/app/CMakePresets.json and what it needs on this machine."""
 
     board: str
     toolchain: str
@@ -82,8 +82,8 @@ def test_ctest(name: str) -> None:
 def own_sources(*suffixes: str) -> list[Path]:
     return sorted(
         path
-        for folder in ("include", "src", "apps", "tests", "device")
-        for path in (SOURCE / folder).rglob("*")
+        for folder in ("app", "device")
+        for path in (SOURCE.parent / folder).rglob("*")
         if path.suffix in suffixes
     )
 
@@ -101,7 +101,15 @@ def test_clang_tidy() -> None:
     with locked(cache_dir() / "ctest" / "host"):
         build, _ = configure("host")
         run(
-            [program, "-quiet", "-p", build, "-j", str(jobs()), "cpp_runtime/(src|apps)/"],
+            [
+                program,
+                "-quiet",
+                "-p",
+                build,
+                "-j",
+                str(jobs()),
+                "cpp_runtime/app/(src|edgepack-run)/",
+            ],
             what="clang-tidy",
         )
 
@@ -145,7 +153,7 @@ def test_equal_bytes_from_another_checkout_and_cache(tmp_path: Path) -> None:
     opencv = build_opencv(board, toolchain)
     prefix = tmp_path / "somewhere" / "else" / "opencv"
     shutil.copytree(opencv.prefix, prefix)
-    source = tmp_path / "checkout" / "cpp_runtime"
+    source = tmp_path / "checkout" / "app"
     shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("build"))
     out = tmp_path / "out"
     out.mkdir()

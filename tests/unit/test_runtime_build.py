@@ -56,7 +56,7 @@ def test_one_opencv_serves_all_boards_of_a_triple() -> None:
 
 
 def test_runtime_key_follows_the_sources(tmp_path: Path) -> None:
-    for name in ("include/a.h", "src/a.cc", "apps/x/CMakeLists.txt", "cmake/a.cmake"):
+    for name in ("include/a.h", "src/a.cc", "edgepack-run/CMakeLists.txt", "cmake/a.cmake"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("one")
     (tmp_path / "CMakeLists.txt").write_text("one")
@@ -107,7 +107,7 @@ def test_missing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_licences_of_gnu_builds_hold_the_exception() -> None:
-    texts = app._licenses(toolchain("gnu"), data_file("cpp_runtime"))
+    texts = app._licenses(toolchain("gnu"), data_file("cpp_runtime") / "app")
     assert set(texts) == {"apache-tvm-ffi", "dlpack", "gcc-runtime"}
     assert "GCC RUNTIME LIBRARY EXCEPTION" in texts["gcc-runtime"]
     assert "Apache License" in texts["apache-tvm-ffi"]

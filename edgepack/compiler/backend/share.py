@@ -4,7 +4,7 @@ Code made by TVM learns from the runtime how many tasks there are, and gives eac
 number of turns, rounded up: of 70 turns and 16 tasks the first 14 get 5 each, the last two none.
 Neighbouring tasks run on one core, so one core would have 40 turns and another one 30. Hence each
 parallel loop becomes one of PARTS turns, each with its even share of the original ones. PARTS is a
-multiple of the runtime's number of tasks (cpp_runtime/src/platform/tvm_ffi/backend.cc).
+multiple of the runtime's number of tasks (cpp_runtime/app/src/platform/tvm_ffi/backend.cc).
 
 Thus a core has the same part of every image of as many rows, and finds in its own cache what it
 wrote there.
