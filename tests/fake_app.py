@@ -26,6 +26,80 @@ int main(int argc, char **argv) {
   return 127;
 }
 """
+# As a service (--orders FOLDER) it says what it may do, tells the watchdog that it lives, and does
+# what the file `order` in the folder says. Otherwise it is the fake edgepack-run, for the test of
+# a release.
+SERVICE_PROGRAM = r"""
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+static void sign(const char *text) {
+  const char *name = getenv("NOTIFY_SOCKET");
+  struct sockaddr_un to = {.sun_family = AF_UNIX};
+  strcpy(to.sun_path, name);
+  to.sun_path[0] = 0;
+  int fd = socket(AF_UNIX, SOCK_DGRAM, 0);
+  sendto(fd, text, strlen(text), 0, (struct sockaddr *)&to,
+         offsetof(struct sockaddr_un, sun_path) + strlen(name));
+  close(fd);
+}
+
+static const char *writing(const char *path) {
+  errno = 0;
+  int fd = open(path, O_WRONLY | O_CREAT, 0644);
+  if (fd >= 0) close(fd);
+  return strerror(errno);
+}
+
+int main(int argc, char **argv) {
+  char *words[64] = {"sh", "-c", SCRIPT};
+  if (argc > 2 && strcmp(argv[1], "--orders") == 0) {
+    char order[256], path[256];
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    snprintf(path, sizeof path, "%s/written", argv[2]);
+    printf("app: uid %d, own folder: %s, orders: %s\n", getuid(),
+           writing("/home/pi/edgepack/tiny/x"), writing(path));
+    sign("READY=1");
+    snprintf(path, sizeof path, "%s/order", argv[2]);
+    for (;;) {
+      FILE *file = fopen(path, "r");
+      if (file != NULL && fgets(order, sizeof order, file) != NULL) {
+        unlink(path);
+        if (strncmp(order, "hang", 4) == 0) for (;;) pause();
+        if (strncmp(order, "hog", 3) == 0)
+          for (;;) {
+            memset(malloc(1 << 20), 1, 1 << 20);
+            sign("WATCHDOG=1");
+            usleep(5000);
+          }
+        if (strncmp(order, "exit", 4) == 0) return 3;
+        // 3 MB in bursts that no pipe holds; every byte has to be taken.
+        if (strncmp(order, "talk", 4) == 0) {
+          static char text[30000];
+          memset(text, 'x', sizeof text);
+          text[sizeof text - 1] = '\n';
+          for (int i = 0; i < 100; ++i)
+            if (write(1, text, sizeof text) != sizeof text) return 4;
+          puts("app: said all");
+        }
+      }
+      if (file != NULL) fclose(file);
+      sign("WATCHDOG=1");
+      usleep(200000);
+    }
+  }
+  for (int i = 0; i < argc && i < 60; ++i) words[3 + i] = argv[i];
+  execv("/bin/sh", words);
+  return 127;
+}
+"""
 # Static for boards, whose glibc may be older than the compiler's.
 _COMPILERS = {
     "local": ["gcc"],
@@ -72,14 +146,15 @@ def fake_bundle(
     *,
     board: str = "local",
     app: str = FAKE_APP,
+    program: str = _PROGRAM,
     weights: bytes = bytes(range(256)) * 400,
     **changes: Any,
 ) -> Bundle:
-    """A bundle for `board` whose app is the shell script `app` in a program of its own."""
+    """A bundle for `board` whose app is the shell script `app` in a `program` of its own."""
     command = _COMPILERS[board]
     require_tool(command[0])
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "app.c").write_text(f"#define SCRIPT {json.dumps(app)}\n{_PROGRAM}")
+    (folder / "app.c").write_text(f"#define SCRIPT {json.dumps(app)}\n{program}")
     (folder / "library.c").write_text("int kernel(void) { return 0; }\n")
     program, library = folder / "app", folder / "library.so"
     subprocess.run([*command, "-s", "-o", program, folder / "app.c"], check=True)

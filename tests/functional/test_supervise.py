@@ -32,71 +32,6 @@ LOG = "/var/log/edgepack-tiny/log"
 SERVICE = Service(
     args=("--orders", ORDERS), watchdog_s=2.0, memory_mb=200, writable=(ORDERS,)
 )  # fmt: skip
-# As a service (--orders FOLDER) it says what it may do, tells the watchdog that it lives, and does
-# what the file `order` in the folder says. Otherwise it is the fake edgepack-run, for the test of
-# a release.
-PROGRAM = r"""
-#include <errno.h>
-#include <fcntl.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
-
-static void sign(const char *text) {
-  const char *name = getenv("NOTIFY_SOCKET");
-  struct sockaddr_un to = {.sun_family = AF_UNIX};
-  strcpy(to.sun_path, name);
-  to.sun_path[0] = 0;
-  int fd = socket(AF_UNIX, SOCK_DGRAM, 0);
-  sendto(fd, text, strlen(text), 0, (struct sockaddr *)&to,
-         offsetof(struct sockaddr_un, sun_path) + strlen(name));
-  close(fd);
-}
-
-static const char *writing(const char *path) {
-  errno = 0;
-  int fd = open(path, O_WRONLY | O_CREAT, 0644);
-  if (fd >= 0) close(fd);
-  return strerror(errno);
-}
-
-int main(int argc, char **argv) {
-  char *words[64] = {"sh", "-c", SCRIPT};
-  if (argc > 2 && strcmp(argv[1], "--orders") == 0) {
-    char order[256], path[256];
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    snprintf(path, sizeof path, "%s/written", argv[2]);
-    printf("app: uid %d, own folder: %s, orders: %s\n", getuid(),
-           writing("/home/pi/edgepack/tiny/x"), writing(path));
-    sign("READY=1");
-    snprintf(path, sizeof path, "%s/order", argv[2]);
-    for (;;) {
-      FILE *file = fopen(path, "r");
-      if (file != NULL && fgets(order, sizeof order, file) != NULL) {
-        unlink(path);
-        if (strncmp(order, "hang", 4) == 0) for (;;) pause();
-        if (strncmp(order, "hog", 3) == 0)
-          for (;;) {
-            memset(malloc(1 << 20), 1, 1 << 20);
-            sign("WATCHDOG=1");
-            usleep(5000);
-          }
-        if (strncmp(order, "exit", 4) == 0) return 3;
-      }
-      if (file != NULL) fclose(file);
-      sign("WATCHDOG=1");
-      usleep(200000);
-    }
-  }
-  for (int i = 0; i < argc && i < 60; ++i) words[3 + i] = argv[i];
-  execv("/bin/sh", words);
-  return 127;
-}
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -112,12 +47,13 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     apps = {"first": fake_app.FAKE_APP, "second": fake_app.FAKE_APP + "#\n"}
     apps["wrong"] = fake_app.FAKE_WRONG_APP
     apps["waiting"] = f"#!/bin/sh\nwhile [ ! -e {GO} ]; do sleep 0.1; done\n{fake_app.FAKE_APP}"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fake_app, "_PROGRAM", PROGRAM)
-        return {
-            name: fake_app.fake_bundle(folder / name, board="rasp3b", app=app, service=SERVICE)
-            for name, app in apps.items()
-        }
+    program = fake_app.SERVICE_PROGRAM
+    return {
+        name: fake_app.fake_bundle(
+            folder / name, board="rasp3b", app=app, program=program, service=SERVICE
+        )
+        for name, app in apps.items()
+    }
 
 
 class Watched:
@@ -228,6 +164,17 @@ def test_a_service_without_systemd(bundles: dict[str, Bundle], tmp_path: Path) -
     try:
         install_service(on, bundles["first"], tmp_path, "init")
         exercise(on, bundles, tmp_path)
+
+        # More than two logs hold, by an account that may not write to their folder.
+        app = on.app()
+        on.order("talk")
+        on.until(lambda: "app: said all" in on.log(), "the end of its talk")
+        assert on.app() == app
+        sizes = [int(size) for size in root.run(f"stat -c %s {LOG} {LOG}.1").stdout.split()]
+        assert 10**6 < sum(sizes) <= 2 << 20 and max(sizes) <= 1 << 20
+        assert root.run(f"stat -c %U {LOG} {LOG}.1").stdout == "root\nroot\n"
+        root.run("/etc/init.d/edgepack-tiny restart")
+        on.until(lambda: on.app() not in (None, app), "the app")
 
         # The supervisor dies with all that it started; the script starts both again.
         root.run("kill -9 $(cat /run/edgepack-tiny.pid)")

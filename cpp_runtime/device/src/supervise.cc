@@ -41,6 +41,8 @@ constexpr double kGraceS = 10;
 constexpr double kStartS = 60;
 constexpr double kRecoverS = 3600;
 constexpr std::size_t kMaxLogLine = 4096;
+// Copied at once: more than a pipe holds.
+constexpr int kMostBlocks = 64;
 
 std::string ReadFile(const std::string& path, std::size_t limit) {
   Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
@@ -181,9 +183,11 @@ class App {
         started_(Monotonic()),
         sign_(started_) {
     std::array<int, 2> ends = {-1, -1};
-    if (log && pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) ThrowErrno("make", "a pipe");
+    if (log && pipe2(ends.data(), O_CLOEXEC) != 0) ThrowErrno("make", "a pipe");
     output_ = Fd(ends[0]);
     const Fd into(ends[1]);
+    // This end alone: the app's would fail in the middle of a burst.
+    if (log && fcntl(output_.get(), F_SETFL, O_NONBLOCK) != 0) ThrowErrno("set up", "a pipe");
     const std::string program = release.folder + "/" + kApp;
     const pid_t parent = getpid();
     pid_ = fork();
@@ -520,11 +524,13 @@ class Supervisor {
   void Copy(const Fd& output) {
     if (!output) return;
     std::array<char, kMaxLogLine> block;  // NOLINT(*-member-init): filled by the read
-    ssize_t size = 0;
-    while ((size = read(output.get(), block.data(), block.size())) > 0) {
+    // Not for ever, if it never stops talking.
+    for (int i = 0; i < kMostBlocks; ++i) {
+      const ssize_t size = read(output.get(), block.data(), block.size());
+      if (size == 0) output_open_ = false;  // it has closed what it writes to, and lives on
+      if (size <= 0) return;
       log_.Write({block.data(), static_cast<std::size_t>(size)});
     }
-    if (size == 0) output_open_ = false;  // it has closed what it writes to, and lives on
   }
 
   const SuperviseOptions& options_;
@@ -551,31 +557,44 @@ double Backoff::Next(double ran_s) {
 }
 
 BoundedLog::BoundedLog(std::optional<std::string> path, std::uint64_t max_bytes)
-    : path_(std::move(path)), max_bytes_(max_bytes) {
-  Open();
-}
-
-BoundedLog::~BoundedLog() {
-  if (path_) close(fd_);
-}
-
-void BoundedLog::Open() {
-  if (!path_) return;
-  fd_ = open(path_->c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644);
-  if (fd_ < 0) ThrowErrno("write", *path_);
+    : max_bytes_(max_bytes) {
+  if (!path) return;
+  const auto open_log = [&](const std::string& name) {
+    Fd fd(open(name.c_str(), O_RDWR | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW,
+               0644));
+    struct stat status = {};
+    // Not somebody's pipe or device, nor another name of a file that is not ours.
+    const bool plain = fd && fstat(fd.get(), &status) == 0 && S_ISREG(status.st_mode) &&
+                       status.st_nlink == 1 && status.st_uid == geteuid();
+    if (!plain) fd.Close();
+    return fd;
+  };
+  now_ = open_log(*path);
+  before_ = open_log(*path + ".1");
   struct stat status = {};
-  size_ = fstat(fd_, &status) == 0 ? static_cast<std::uint64_t>(status.st_size) : 0;
+  if (now_ && fstat(now_.get(), &status) == 0) size_ = static_cast<std::uint64_t>(status.st_size);
+  if (!now_) Say("no log can be written to " + *path);
+}
+
+void BoundedLog::Rotate() {
+  if (before_ && ftruncate(before_.get(), 0) == 0) {
+    std::array<char, 1U << 14U> block;  // NOLINT(*-member-init): filled by the read
+    off_t at = 0;
+    ssize_t count = 0;
+    while ((count = pread(now_.get(), block.data(), block.size(), at)) > 0) {
+      if (write(before_.get(), block.data(), static_cast<std::size_t>(count)) != count) break;
+      at += count;
+    }
+  }
+  if (ftruncate(now_.get(), 0) == 0) size_ = 0;
 }
 
 void BoundedLog::Write(std::string_view text) {
-  if (path_ && size_ + text.size() > max_bytes_) {
-    (void)rename(path_->c_str(), (*path_ + ".1").c_str());
-    close(fd_);
-    Open();
-  }
-  size_ += text.size();
-  // A full disk must not end the service: the line is lost.
-  if (write(fd_, text.data(), text.size()) < 0) errno = 0;
+  if (now_ && size_ + text.size() > max_bytes_) Rotate();
+  const int fd = now_ ? now_.get() : STDERR_FILENO;
+  // On a full disk the line is lost.
+  const ssize_t written = write(fd, text.data(), text.size());
+  if (written > 0) size_ += static_cast<std::uint64_t>(written);
 }
 
 void BoundedLog::Say(const std::string& text) {

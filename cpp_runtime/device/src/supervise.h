@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "file.h"
+
 namespace edgepack::device {
 
 /// How long to wait before the next start: doubled with each quick death, from one second to a
@@ -23,25 +25,26 @@ class Backoff {
 };
 
 /// A log of at most two files of `max_bytes` each: `path`, and what was in it before, `path`.1.
+///
+/// Both are opened at once and from then on reached by their descriptors alone: who gives up root
+/// goes on writing, and the account that it becomes needs no right to the folder. Never throws:
+/// what cannot be written is lost, and the service is not.
 class BoundedLog {
  public:
-  /// Without a path: stderr, whose reader sees to its size. Throws DeviceError "io".
+  /// Without a path, or where it cannot be opened: stderr, whose reader sees to its size.
   explicit BoundedLog(std::optional<std::string> path, std::uint64_t max_bytes = 1U << 20U);
-  ~BoundedLog();
-  BoundedLog(const BoundedLog&) = delete;
-  BoundedLog& operator=(const BoundedLog&) = delete;
 
   void Write(std::string_view text);
   /// A line of the supervisor's own.
   void Say(const std::string& text);
 
  private:
-  void Open();
+  void Rotate();
 
-  std::optional<std::string> path_;
   std::uint64_t max_bytes_;
   std::uint64_t size_ = 0;
-  int fd_ = 2;
+  Fd now_;
+  Fd before_;
 };
 
 struct SuperviseOptions {

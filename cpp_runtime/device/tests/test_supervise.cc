@@ -1,4 +1,7 @@
 #include <string>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <doctest/doctest.h>
 
@@ -37,7 +40,38 @@ TEST_CASE("a log is never more than two files") {
     again.Say("full");
   }
   CHECK(ReadFile(path).find("edgepack-device: full\n") != std::string::npos);
-  CHECK_THROWS_AS(BoundedLog(folder / "no/log"), DeviceError);
+}
+
+TEST_CASE("a log that cannot be written is lost, and nothing else") {
+  const TempFolder folder;
+  BoundedLog(folder / "no/log").Say("to stderr");
+  // Another name of somebody's file, and a link to it.
+  WriteFile(folder / "theirs", "theirs");
+  REQUIRE(link((folder / "theirs").c_str(), (folder / "hard").c_str()) == 0);
+  REQUIRE(symlink("theirs", (folder / "soft").c_str()) == 0);
+  REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  for (const char* name : {"hard", "soft", "pipe"}) BoundedLog(folder / name).Say("to stderr");
+  CHECK(ReadFile(folder / "theirs") == "theirs");
+}
+
+TEST_CASE("a log goes on under an account that may not write to its folder") {
+  const TempFolder folder;
+  const std::string path = folder / "log";
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    BoundedLog log(path, 250);
+    const bool root = geteuid() == 0;
+    if (root ? setuid(65534) != 0 : chmod(folder.path().c_str(), 0555) != 0) _exit(2);
+    for (char letter = 'a'; letter <= 'g'; ++letter) log.Write(std::string(100, letter));
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  chmod(folder.path().c_str(), 0755);
+  CHECK(status == 0);
+  CHECK(ReadFile(path) == std::string(100, 'g'));
+  CHECK(ReadFile(path + ".1") == std::string(100, 'e') + std::string(100, 'f'));
 }
 
 std::optional<ServiceTable> Read(const std::string& manifest) {
