@@ -19,9 +19,9 @@ from edgepack.compiler.backend.llvm import tvm_target
 from edgepack.compiler.backend.schedule.pieces import substituted
 from edgepack.compiler.frontend import importer
 from edgepack.compiler.place import lower
-from edgepack.compiler.rules.rule import even_parts, even_pieces
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.layout import Blocked
+from edgepack.compiler.tiles.partition import even_parts, even_pieces
 from edgepack.model import ModelSpec, load_model
 
 CORES = 2

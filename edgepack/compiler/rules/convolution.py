@@ -19,25 +19,23 @@ import numpy as np
 from tvm import tirx
 
 from edgepack.compiler.layers.graph import Convolution, Layer, extent
-from edgepack.compiler.rules.rule import (
-    Epilogue,
-    Kernel,
-    Rule,
-    Site,
-    even_pieces,
-    product,
-    worth_sharing,
-)
+from edgepack.compiler.rules.rule import Kernel, Rule, Site, product
 from edgepack.compiler.tiles import arm, micro, tile, tir
 from edgepack.compiler.tiles.arm import LANES
 from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import Blocked, Halo, Image, Planar, conv_halo, pack_channels
+from edgepack.compiler.tiles.partition import (
+    BUSY_BY_ONE_LOOP,
+    busy,
+    even_pieces,
+    even_run,
+    worth_sharing,
+)
 
 # Multiply-adds in the unrolled body of the reduction: enough to hide its loop, small enough
 # to stay in the decoded-instruction cache (about 1500 entries on Haswell, 4000 on Zen).
 _UNROLLED = 128
-# Cores that are busy for a smaller part of the time get smaller pieces of work.
-_EVEN = 0.99
 
 
 def halo(layer: Layer) -> Halo:
@@ -202,7 +200,7 @@ def make(site: Site) -> Kernel:
         target=Image("target", output, view_out),
         weights=tir.buffer("weights", packed.shape),
         bias=tir.buffer("bias", packed_bias.shape),
-        epilogue=Epilogue(site, flat=flat, pixels=chosen.pixels),
+        epilogue=site.epilogue(flat=flat, pixels=chosen.pixels),
         clears=True,
     )
     whole = tir.sequence(
@@ -362,7 +360,7 @@ class Loops:
         if self.pixels_outer:
             rows = (layout.height, 1)
             total, size = rows if layout.height > 1 else (layout.width, self.tile.pixels)
-        return tile.balance(total, cores, size) >= _EVEN
+        return busy(total, cores, size) >= BUSY_BY_ONE_LOOP
 
     def _shared_tiles(self, n: tir.Expr, group: tir.Expr) -> tir.Stmt:
         """Both loops as one, whose turns the cores share: panels or pixels alone are too few.
@@ -417,7 +415,7 @@ class Loops:
         """What is done of an image at a time: so many rows, and so many tiles of each."""
         height, cores = self.target.layout.height, self.cpu.cores
         if not self.by_pixels or self.pixels_outer:
-            return 1, _even_run(self._panels * height, self._tiles, cores)
+            return 1, even_run(self._panels * height, self._tiles, cores)
         pieces = even_pieces(self._pixel_turns, cores)
         assert pieces is not None
         each = self._pixel_turns // pieces
@@ -688,19 +686,6 @@ class Loops:
                 vectors=place.vectors,
             ),
         )
-
-
-def _even_run(turns: int, tiles: int, cores: int) -> int:
-    """How many of a row's tiles to do in one of `turns` x tiles turns.
-
-    The most that divide the row and leave so many turns that cores come out even, within a few per
-    cent, and that smaller last tiles and panels do not matter.
-    """
-    for run in range(tiles, 1, -1):
-        left = turns * tiles // run
-        if tiles % run == 0 and left >= 8 * cores and tile.balance(left, cores) >= 0.97:
-            return run
-    return 1
 
 
 def _turns(

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from tvm import tirx
 
-from edgepack.compiler.rules.rule import Kernel, shared_loops
+from edgepack.compiler.rules.rule import Kernel
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Blocked, Image, clear_halos
+from edgepack.compiler.tiles.partition import shared_loops
 
 # Lanes of the smallest vector; rows of fewer pixels are copied one by one.
 _SMALLEST = 4

@@ -18,19 +18,11 @@ from tvm import tirx
 
 from edgepack.compiler.layers.graph import Convolution, Layer, extent
 from edgepack.compiler.rules import convolution
-from edgepack.compiler.rules.rule import (
-    Epilogue,
-    Kernel,
-    Rule,
-    Site,
-    even_parts,
-    even_pieces,
-    product,
-    worth_sharing,
-)
+from edgepack.compiler.rules.rule import Kernel, Rule, Site, product
 from edgepack.compiler.tiles import arm, micro, tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Blocked, Halo, Image, pack_channels
+from edgepack.compiler.tiles.partition import even_parts, even_pieces, worth_sharing
 
 # Weights of windows up to this size stay in registers for all rows of a block.
 _HELD_WEIGHTS = 9
@@ -160,13 +152,13 @@ class _Loops:
             # A pass over the results is one over a whole row.
             finishes = micro.finish_of(site.layer.expression) is not None
             tile = self.pixels if finishes else site.output.width
-            self.epilogue = Epilogue(site, pixels=tile, parts=self.parts)
+            self.epilogue = site.epilogue(pixels=tile, parts=self.parts)
             self.tiles = micro.Tiles(
                 isa, self.source, self.target, self.weights, self.bias, self.epilogue
             )
         else:
             self.pixels = _pixels(site.output.width, operator, site.cpu)
-            self.epilogue = Epilogue(site, pixels=self.pixels, parts=self.parts)
+            self.epilogue = site.epilogue(pixels=self.pixels, parts=self.parts)
 
     def kernel(self) -> Kernel:
         """Code, constants and what they cost."""

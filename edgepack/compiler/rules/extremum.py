@@ -18,9 +18,10 @@ import tvm
 from tvm import relax, tirx
 
 from edgepack.compiler.layers.graph import constant_of, shape_of
-from edgepack.compiler.rules.rule import Kernel, Plain, product, worth_sharing
+from edgepack.compiler.rules.rule import Kernel, Plain, product
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.partition import worth_sharing
 
 # What elements are compared as.
 _COMPARED = {

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgepack.compiler.layers.graph import Convolution, Layer
 from edgepack.compiler.rules import convolution
-from edgepack.compiler.rules.rule import Epilogue, Kernel, Rule, Site
+from edgepack.compiler.rules.rule import Kernel, Rule, Site
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Image, pack_channels
@@ -76,7 +76,7 @@ def make(site: Site) -> Kernel:
         target=Image("target", output, view),
         weights=scaled,
         bias=tir.buffer("bias", packed_bias.shape),
-        epilogue=Epilogue(site, flat=flat),
+        epilogue=site.epilogue(flat=flat),
         clears=True,
         prepare=scale,
     )

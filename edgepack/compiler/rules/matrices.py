@@ -20,12 +20,14 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from edgepack.compiler.layers.graph import Convolution, Layer, constant_of, shape_of
+from edgepack.compiler.layers.graph import Convolution, constant_of, shape_of
 from edgepack.compiler.rules import convolution
-from edgepack.compiler.rules.rule import Epilogue, Kernel, Plain, Site, product, worth_sharing
+from edgepack.compiler.rules.rule import Kernel, Plain, product
 from edgepack.compiler.tiles import micro, tile, tir
 from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import Blocked, Image
+from edgepack.compiler.tiles.partition import worth_sharing
 
 # Fewer rows are over before a panel is packed.
 _FEWEST_ROWS = 4
@@ -216,14 +218,6 @@ class _Product:
         kept = 1 if self.constant is not None or not by_batch else sizes.batch
         weights = tir.buffer("weights", (kept * size,))
         bias = tir.buffer("bias", (target.blocks * lanes,))
-        # Nothing is done to the results, so nobody asks what they are called.
-        site = Site(
-            layer=Layer(operator=_POINT, inputs=(), output=None),
-            inputs=(),
-            operands=(),
-            output=target,
-            cpu=cpu,
-        )
         functions = micro.Functions()
 
         def one(index: tir.Expr) -> tir.Stmt:
@@ -245,7 +239,7 @@ class _Product:
                 target=made,
                 weights=weights,
                 bias=bias,
-                epilogue=Epilogue(site),
+                epilogue=Epilogue(target),
                 functions=functions,
                 prepare=pack if self.constant is None else None,
                 first_weight=first,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from edgepack.compiler.layers.graph import Layer, Pointwise
-from edgepack.compiler.rules.rule import Epilogue, Kernel, Rule, Site, shared_loops
+from edgepack.compiler.rules.rule import Kernel, Rule, Site
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Image, clear_halos
+from edgepack.compiler.tiles.partition import shared_loops
 
 
 def takes_pointwise(layer: Layer, _cpu: CpuModel) -> bool:
@@ -18,7 +19,7 @@ def make_pointwise(site: Site) -> Kernel:
     """One pass over the image."""
     output = site.output
     source, target = Image("source", site.inputs[0]), Image("target", output)
-    epilogue = Epilogue(site)
+    epilogue = site.epilogue()
 
     def one(n: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
         names = tir.Names()

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from edgepack.compiler.layers.graph import GlobalAverage, Layer, Pooling, extent
-from edgepack.compiler.rules.rule import Epilogue, Kernel, Rule, Site, product, worth_sharing
+from edgepack.compiler.rules.rule import Kernel, Rule, Site, product
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.average import Sum
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Image, clear_halos
+from edgepack.compiler.tiles.partition import worth_sharing
 
 # Windows are unrolled; larger ones would be more code than they are worth.
 _MOST_POINTS = 64
@@ -90,7 +91,7 @@ def make_window(site: Site) -> Kernel:
     layout, output = site.inputs[0], site.output
     lanes = output.block
     source, target = Image("source", layout), Image("target", output)
-    epilogue = Epilogue(site)
+    epilogue = site.epilogue()
     combine: Callable[..., tirx.Expr] = tirx.max if operator.kind == "max" else tirx.Add
 
     def point(
@@ -186,7 +187,7 @@ def make_mean(site: Site) -> Kernel:
     layout, output = site.inputs[0], site.output
     lanes = output.block
     source, target = Image("source", layout), Image("target", output)
-    epilogue = Epilogue(site)
+    epilogue = site.epilogue()
     pixels = layout.height * layout.width
 
     def one_block(n: tir.Expr, block: tir.Expr) -> tir.Stmt:

@@ -22,19 +22,11 @@ from tvm import relax, tirx
 
 from edgepack.compiler.layers.axis import Axis, Run
 from edgepack.compiler.layers.graph import Layer, Resampling, Value, extent, resampling
-from edgepack.compiler.rules.rule import (
-    Epilogue,
-    Kernel,
-    Plain,
-    Rule,
-    Site,
-    product,
-    shared_loops,
-    worth_sharing,
-)
+from edgepack.compiler.rules.rule import Kernel, Plain, Rule, Site, product
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import KIB, CpuModel
 from edgepack.compiler.tiles.layout import Image, clear_halos
+from edgepack.compiler.tiles.partition import shared_loops, worth_sharing
 
 # Results per turn of a loop: enough independent arithmetic to hide its latency.
 _TOGETHER = 4
@@ -179,7 +171,7 @@ def make(site: Site) -> Kernel:
     what = "pad" if operator.kind in _BORDERS else "resize"
     rows, columns, lanes = operator.rows, operator.columns, output.block
     source, target = Image("source", layout), Image("target", output)
-    tables, epilogue = _Tables(), Epilogue(site)
+    tables, epilogue = _Tables(), site.epilogue()
     table, along = _Table("row", rows, tables), _along(columns, tables)
     # Sums of whole rows, if their columns are needed more than once.
     ahead = not rows.is_copy and columns.count * columns.taps > layout.width

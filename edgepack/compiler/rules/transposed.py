@@ -19,9 +19,10 @@ from tvm import tirx
 
 from edgepack.compiler.layers.graph import Convolution, Layer, TransposedConvolution, extent
 from edgepack.compiler.rules import convolution, depthwise
-from edgepack.compiler.rules.rule import Epilogue, Kernel, Rule, Site, product, worth_sharing
+from edgepack.compiler.rules.rule import Kernel, Rule, Site, product
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import (
     NO_HALO,
     Halo,
@@ -30,6 +31,7 @@ from edgepack.compiler.tiles.layout import (
     conv_halo,
     pack_channels,
 )
+from edgepack.compiler.tiles.partition import worth_sharing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,7 @@ def make(site: Site) -> Kernel:
     bias = np.zeros(output.channels, "float32") if operator.bias is None else operator.bias
     packed_bias = pack_channels(bias, output)
     source, target = Image("source", site.inputs[0]), Image("target", output)
-    bias_buffer, epilogue = tir.buffer("bias", packed_bias.shape), Epilogue(site)
+    bias_buffer, epilogue = tir.buffer("bias", packed_bias.shape), site.epilogue()
     parts = []
     for phase in _phases(site.layer):
         view = partial(Image.spaced, step=operator.stride, first=phase.first, size=phase.size)

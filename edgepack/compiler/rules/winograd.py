@@ -28,10 +28,12 @@ from tvm import tirx
 
 from edgepack.compiler.layers.graph import Convolution, Layer, extent
 from edgepack.compiler.rules import convolution
-from edgepack.compiler.rules.rule import Epilogue, Kernel, Rule, Site, worth_sharing
+from edgepack.compiler.rules.rule import Kernel, Rule, Site
 from edgepack.compiler.tiles import arm, arm_transform, micro, tile, tir, toom_cook
 from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import Blocked, Image, clear_halos
+from edgepack.compiler.tiles.partition import BUSY_BY_PIECES, busy, worth_sharing
 
 # Chunks of so few tiles may be larger than the cache: smaller ones would be too few pixels for
 # the products' register tiles.
@@ -246,7 +248,7 @@ class _Loops:
         self.by_chunks = self._shares_chunks()
         parts = self.workers if self.by_chunks else 1
         self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
-        self.epilogue = Epilogue(site)
+        self.epilogue = site.epilogue()
         self._products(parts)
         # Assembly takes coefficients from vectors: those of the way there and of the way back.
         self.isa = arm.Isa.of(cpu)
@@ -274,8 +276,9 @@ class _Loops:
     def _shares_chunks(self) -> bool:
         """Whether the cores come out more even with the chunks than with the work of each stage."""
         stages = (self.channels.in_blocks, self.plan.positions, self.channels.out_blocks)
-        by_stages = min(tile.balance(items, self.workers) for items in stages)
-        return self.plan.grid.busy(self.site.output.batch, self.workers) >= min(by_stages, 0.95)
+        by_stages = min(busy(items, self.workers) for items in stages)
+        by_chunks = self.plan.grid.busy(self.site.output.batch, self.workers)
+        return by_chunks >= min(by_stages, BUSY_BY_PIECES)
 
     def _products(self, parts: int) -> None:
         """Packed weights, scratch memory and the products' loops for whole and last chunks."""
@@ -300,7 +303,6 @@ class _Loops:
 
     def _product(self, tiles: int) -> convolution.Loops:
         """The products of a chunk of so many tiles."""
-        nothing = replace(self.site, layer=replace(self.site.layer, expression=(), constants=()))
 
         def view(image: Image) -> Image:
             return image.viewed(replace(image.layout, width=tiles))
@@ -314,7 +316,7 @@ class _Loops:
             target=view(self.sums),
             weights=self.weights,
             bias=self.bias,
-            epilogue=Epilogue(replace(nothing, operands=())),
+            epilogue=Epilogue(self.site.output),
             functions=self.functions,
         )
 

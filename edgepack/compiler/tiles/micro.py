@@ -9,9 +9,9 @@ from typing import Protocol
 
 from tvm import tirx
 
-from edgepack.compiler.rules.rule import Epilogue
 from edgepack.compiler.tiles import arm, tir
 from edgepack.compiler.tiles.average import Average
+from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.expression import Expression, Operand, Scalar, Step
 from edgepack.compiler.tiles.layout import Image
 

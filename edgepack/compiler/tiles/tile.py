@@ -48,11 +48,6 @@ def parts(total: int, size: int) -> Iterator[tuple[int, int]]:
         yield total % size, 1
 
 
-def balance(items: int, cores: int, size: int = 1) -> float:
-    """The share of time that the cores are busy with `items` pieces of work, `size` at a time."""
-    return items / (-(-items // (size * cores)) * size * cores)
-
-
 def choose(
     *,
     width: int,
