@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from edgepack.boards import Board, get_board, load_boards
     from edgepack.bundle.bundle import Bundle, open_bundle, write_tarball
     from edgepack.compiler import CompiledModel, compile_model
+    from edgepack.compiler.frontend.inspect import ModelInfo, inspect_model
+    from edgepack.compiler.frontend.load import load_model
     from edgepack.deploy.deploy import DeployOptions, Report, deploy_bundle, preview
     from edgepack.deploy.remote_app import RunRequest, run_on_device
     from edgepack.device import Device, SshOptions, open_device
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from edgepack.fleet import Fleet, load_fleet, make_plan, roll_out
     from edgepack.flow.job import Job, compile_job, make_job, package_job
     from edgepack.flow.project import Project, load_project
-    from edgepack.model import ModelInfo, ModelSpec, inspect_model, load_model
+    from edgepack.model import ModelSpec
     from edgepack.native.app import RuntimeBuild, build_runtime
     from edgepack.native.toolchain import Toolchain, select
     from edgepack.preprocess.spec import PreprocessSpec
@@ -47,7 +49,9 @@ _HOME = {
     "fleet": ("Fleet", "load_fleet", "make_plan", "roll_out"),
     "flow.job": ("Job", "compile_job", "make_job", "package_job"),
     "flow.project": ("Project", "load_project"),
-    "model": ("ModelInfo", "ModelSpec", "inspect_model", "load_model"),
+    "compiler.frontend.inspect": ("ModelInfo", "inspect_model"),
+    "compiler.frontend.load": ("load_model",),
+    "model": ("ModelSpec",),
     "native.app": ("RuntimeBuild", "build_runtime"),
     "native.toolchain": ("Toolchain", "select"),
     "preprocess.spec": ("PreprocessSpec",),

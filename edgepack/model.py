@@ -1,14 +1,12 @@
 """ONNX models as edgepack sees them: what is in a file, and what is wrong with it.
 
-`load_model` is the only way a model enters the compiler or the reference: every
-mistake that can be known before compiling is found here and has its own error.
+What the file itself tells is checked here, each mistake with its own error. Whether its operators
+can be compiled is the compiler's to say: `edgepack.compiler.frontend.load`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,21 +33,6 @@ class MissingExternalDataError(ModelError):
     """Weights that the model keeps in other files are not there."""
 
 
-class UnsupportedOperatorError(ModelError):
-    """The model holds operators, or forms of them, that cannot be compiled.
-
-    `operators` maps each one to the reason.
-    """
-
-    def __init__(self, path: Path, operators: Mapping[str, str]) -> None:
-        lines = "\n".join(f"  {name}: {reason}" for name, reason in sorted(operators.items()))
-        super().__init__(
-            f"{path}: operators that cannot be compiled ({len(operators)})\n{lines}",
-            hint="export the model for inference, or replace these layers and export it again",
-        )
-        self.operators = dict(operators)
-
-
 class DynamicShapeError(ModelError):
     """A dimension has no value, in an input or further inside."""
 
@@ -68,31 +51,6 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelInfo:
-    """What `edgepack inspect` shows.
-
-    `operators` counts nodes by type (those of other domains as `domain::type`),
-    subgraphs included. `parameters` counts elements of weights (int64 tensors,
-    which hold shapes and indices, are left out). `macs` are the multiply-adds
-    of convolutions and matrix products in one inference, None when a dynamic
-    dimension has no value. `unsupported` maps operators to why they cannot be
-    compiled.
-    """
-
-    path: Path
-    name: str
-    size_bytes: int
-    opset: int
-    producer: str
-    inputs: tuple[TensorInfo, ...]
-    outputs: tuple[TensorInfo, ...]
-    operators: Mapping[str, int]
-    unsupported: Mapping[str, str]
-    parameters: int
-    macs: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A model file and the shapes of those inputs that need one: name -> dimensions."""
 
@@ -102,11 +60,11 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model that can be compiled: every input has a fixed shape.
+    """A model that was read, with the shapes that were given for its inputs.
 
     `proto` is an `onnx.ModelProto` whose graph inputs are the real inputs only.
     `sha256` is the file's own hash; with external data, the hash of the hashes
-    of all its files.
+    of all its files. `size_bytes` is the size of all of them.
     """
 
     path: Path
@@ -115,59 +73,37 @@ class LoadedModel:
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     sha256: str
+    size_bytes: int
 
 
-def inspect_model(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> ModelInfo:
-    """Read what a model is made of; `shapes` as in `ModelSpec`.
+def read_model(spec: ModelSpec) -> LoadedModel:
+    """Read a model and give its inputs the shapes of `spec`; dimensions may be left without one.
 
-    Dynamic dimensions and unsupported operators are no errors here. Raises the
-    other errors of `load_model`.
-    """
-    proto, files = _read(path)
-    _drop_initialized_inputs(proto)
-    _fix_shapes(path, proto, shapes or {})
-    graph = proto.graph
-    counts = Counter(operator_name(node) for node in walk_nodes(graph))
-    return ModelInfo(
-        path=path,
-        name=path.stem,
-        size_bytes=sum(file.stat().st_size for file in files),
-        opset=opset_of(proto),
-        producer=" ".join(part for part in (proto.producer_name, proto.producer_version) if part),
-        inputs=tuple(_tensor_info(value) for value in graph.input),
-        outputs=tuple(_tensor_info(value) for value in graph.output),
-        operators=dict(sorted(counts.items())),
-        unsupported=_unsupported(proto),
-        parameters=sum(
-            math.prod(tensor.dims) for tensor in graph.initializer if _dtype(tensor) != "int64"
-        ),
-        macs=_macs(proto),
-    )
-
-
-def load_model(spec: ModelSpec) -> LoadedModel:
-    """Read a model, fix its shapes, and check that it can be compiled.
-
-    Raises `NotOnnxError`, `TruncatedModelError`, `MissingExternalDataError`,
-    `ShapeOverrideError`, `DynamicShapeError` (naming every input and dimension
-    without a value) and `UnsupportedOperatorError` (naming every operator).
+    Raises `UsageError` for a file that is not there, `NotOnnxError`, `TruncatedModelError`,
+    `MissingExternalDataError` and `ShapeOverrideError`.
     """
     proto, files = _read(spec.path)
     _drop_initialized_inputs(proto)
     _fix_shapes(spec.path, proto, spec.shapes)
-    _check_dtypes(spec.path, proto.graph)
-    _check_static(spec.path, proto.graph)
-    unsupported = _unsupported(proto)
-    if unsupported:
-        raise UnsupportedOperatorError(spec.path, unsupported)
     return LoadedModel(
         path=spec.path,
         name=spec.path.stem,
         proto=proto,
-        inputs=tuple(_tensor_info(value) for value in proto.graph.input),
-        outputs=tuple(_tensor_info(value) for value in proto.graph.output),
+        inputs=tuple(tensor_info(value) for value in proto.graph.input),
+        outputs=tuple(tensor_info(value) for value in proto.graph.output),
         sha256=_sha256(files),
+        size_bytes=sum(file.stat().st_size for file in files),
     )
+
+
+def check_model(model: LoadedModel) -> None:
+    """Raise if the model's inputs and outputs are nothing that can be fed and read.
+
+    Raises `ModelError` for one that is no tensor of `DTYPES`, and `DynamicShapeError`, which
+    names every input and dimension without a value.
+    """
+    _check_dtypes(model.path, model.proto.graph)
+    _check_static(model.path, model.proto.graph)
 
 
 def operator_name(node: Any) -> str:
@@ -334,7 +270,7 @@ def _fix_shapes(path: Path, proto: Any, shapes: Mapping[str, tuple[int, ...]]) -
             raise ShapeOverrideError(
                 f"{path}: shape given for '{name}', which is no input", hint=perhaps(name, inputs)
             )
-        declared = _tensor_info(inputs[name]).shape
+        declared = tensor_info(inputs[name]).shape
         has_rank = inputs[name].type.tensor_type.HasField("shape")
         if has_rank and len(declared) != len(shape):
             raise ShapeOverrideError(
@@ -359,7 +295,7 @@ def _fix_shapes(path: Path, proto: Any, shapes: Mapping[str, tuple[int, ...]]) -
     for name, value in inputs.items():
         dims = shapes.get(name) or [
             symbols[dim][0] if isinstance(dim, str) and dim in symbols else dim
-            for dim in _tensor_info(value).shape
+            for dim in tensor_info(value).shape
         ]
         _set_shape(value, dims)
     # What was recorded for the old shapes would contradict the new ones.
@@ -369,14 +305,27 @@ def _fix_shapes(path: Path, proto: Any, shapes: Mapping[str, tuple[int, ...]]) -
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
-        if _unsupported(proto):
-            return  # Nothing can be inferred through operators that onnx does not know.
+        if not _knows_operators(proto):
+            return  # Nothing can be inferred through the others.
         raise ShapeOverrideError(
             f"{path}: the model cannot have the shapes "
             + ", ".join(f"{name}={_text(shape)}" for name, shape in shapes.items())
             + f"\n{_last_line(str(error))}"
         ) from None
     graph.CopyFrom(inferred.graph)
+
+
+def _knows_operators(proto: Any) -> bool:
+    """Whether all operators of a model are ONNX's, or functions of its own."""
+    import onnx
+
+    own = {(function.domain, function.name) for function in proto.functions}
+    bodies = (*walk_nodes(proto.graph), *(node for f in proto.functions for node in f.node))
+    return all(
+        (node.domain, node.op_type) in own
+        or onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
+        for node in bodies
+    )
 
 
 def _set_shape(value: Any, dims: Sequence[int | str | None]) -> None:
@@ -393,7 +342,7 @@ def _set_shape(value: Any, dims: Sequence[int | str | None]) -> None:
 def _check_static(path: Path, graph: Any) -> None:
     problems, example = [], ""
     for value in graph.input:
-        info = _tensor_info(value)
+        info = tensor_info(value)
         if not value.type.tensor_type.HasField("shape"):
             problems.append(f"input '{info.name}' has no shape")
             example = example or f"{info.name}=1,3,224,224"
@@ -417,7 +366,7 @@ def _check_dtypes(path: Path, graph: Any) -> None:
         for value in values:
             if not value.type.HasField("tensor_type"):
                 raise ModelError(f"{path}: {kind} '{value.name}' is not a tensor")
-            dtype = _tensor_info(value).dtype
+            dtype = tensor_info(value).dtype
             if dtype not in DTYPES:
                 raise ModelError(
                     f"{path}: {kind} '{value.name}' has element type {dtype}",
@@ -425,11 +374,12 @@ def _check_dtypes(path: Path, graph: Any) -> None:
                 )
 
 
-def _tensor_info(value: Any) -> TensorInfo:
+def tensor_info(value: Any) -> TensorInfo:
+    """What an `onnx.ValueInfoProto` says of a tensor."""
     tensor = value.type.tensor_type
     return TensorInfo(
         name=value.name,
-        dtype=_dtype_name(tensor.elem_type),
+        dtype=dtype_name(tensor.elem_type),
         shape=tuple(
             # Old exporters write 0 for a dimension they do not know.
             dim.dim_value if dim.dim_value > 0 else (dim.dim_param or None)
@@ -438,11 +388,8 @@ def _tensor_info(value: Any) -> TensorInfo:
     )
 
 
-def _dtype(tensor: Any) -> str:
-    return _dtype_name(tensor.data_type)
-
-
-def _dtype_name(element_type: int) -> str:
+def dtype_name(element_type: int) -> str:
+    """ONNX's number of an element type by its numpy name; "undefined" and "string" have none."""
     from onnx import TensorProto, helper
 
     if element_type == TensorProto.UNDEFINED:
@@ -459,41 +406,3 @@ def _text(shape: Sequence[int | str | None]) -> str:
 def _last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     return f"  {lines[-1].strip()}" if lines else ""
-
-
-# ---------------------------------------------------------------- operators
-
-
-def _unsupported(proto: Any) -> dict[str, str]:
-    from edgepack.compiler.frontend import operators
-
-    return operators.unsupported(proto)
-
-
-def _macs(proto: Any) -> int | None:
-    """Multiply-adds of one inference, or None when a shape is not known."""
-    shapes: dict[str, tuple[int | str | None, ...]] = {
-        tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer
-    }
-    graph = infer_shapes(proto).graph
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        if value.type.tensor_type.HasField("shape"):
-            shapes[value.name] = _tensor_info(value).shape
-    total = 0
-    for node in graph.node:
-        if node.op_type not in ("Conv", "ConvInteger", "ConvTranspose", "Gemm", "MatMul"):
-            continue
-        known = [shapes.get(name) for name in (node.input[0], node.input[1], node.output[0])]
-        if any(shape is None or not all(isinstance(d, int) for d in shape) for shape in known):
-            return None
-        data, weight, out = ([int(dim or 0) for dim in shape or ()] for shape in known)
-        if node.op_type == "ConvTranspose":
-            total += math.prod(data) * math.prod(weight[1:])
-        elif node.op_type.startswith("Conv"):
-            total += math.prod(out) * math.prod(weight[1:])
-        elif node.op_type == "Gemm":
-            transposed = any(a.name == "transA" and a.i for a in node.attribute)
-            total += math.prod(out) * data[0 if transposed else 1]
-        else:
-            total += math.prod(out) * data[-1]
-    return total

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from edgepack.cli.console import Console, megabytes
 from edgepack.cli.options import parse_shapes
-from edgepack.model import ModelInfo, TensorInfo, inspect_model
+from edgepack.compiler.frontend.inspect import ModelInfo, inspect_model
+from edgepack.model import TensorInfo
 
 
 def add(parser: argparse.ArgumentParser) -> None:

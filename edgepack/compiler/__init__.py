@@ -16,7 +16,8 @@ from edgepack.base.paths import atomic_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
 from edgepack.compiler.backend.report import LayerReport
-from edgepack.model import ModelSpec, TensorInfo, load_model
+from edgepack.compiler.frontend.load import load_model
+from edgepack.model import ModelSpec, TensorInfo
 from edgepack.native.toolchain import Toolchain
 
 
@@ -56,7 +57,7 @@ def compile_model(
     `smallest` leaves out what is faster because it stores more weights than the model has:
     Winograd's transformed ones take up to seven times the bytes.
     Equal model, shapes, board, toolchain and `smallest` give equal bytes, wherever they lie.
-    Raises the errors of `edgepack.model.load_model`, `ModelError` for what only
+    Raises the errors of `load_model`, `ModelError` for what only
     shows while compiling, and `ToolchainError` when the link fails.
     """
     model = load_model(spec)

@@ -24,10 +24,11 @@ from edgepack.boards import Board, load_boards
 from edgepack.bundle.bundle import Bundle, make_bundle
 from edgepack.compiler import CompiledModel, compile_model
 from edgepack.compiler.backend.report import LayerReport
+from edgepack.compiler.frontend.load import load_model
 from edgepack.flow.project import Project, read_labels
 from edgepack.flow.reference import make_golden
 from edgepack.gate import gate
-from edgepack.model import LoadedModel, ModelSpec, TensorInfo, load_model
+from edgepack.model import LoadedModel, ModelSpec, TensorInfo
 from edgepack.native.app import build_runtime
 from edgepack.native.device_tool import build_device_tool
 from edgepack.native.toolchain import Choice, select

@@ -15,7 +15,8 @@ from onnx import TensorProto, numpy_helper
 
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model
-from edgepack.model import DynamicShapeError, ModelSpec, UnsupportedOperatorError
+from edgepack.compiler.errors import UnsupportedOperatorError
+from edgepack.model import DynamicShapeError, ModelSpec
 from edgepack.native.toolchain import find, select
 from tests import onnx_models
 from tests.onnx_models import Builder

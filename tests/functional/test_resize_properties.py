@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from edgepack.compiler.frontend.importer import ImportModelError, import_model
-from edgepack.model import ModelSpec, load_model
+from edgepack.compiler.errors import ImportModelError
+from edgepack.compiler.frontend.importer import import_model
+from edgepack.compiler.frontend.load import load_model
+from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 from tests.targets import TARGETS, compile_and_run, every_target, save_cases, wrong_outputs
 

@@ -8,9 +8,11 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+from edgepack.compiler.errors import UnsupportedOperatorError
 from edgepack.compiler.frontend import operators
 from edgepack.compiler.frontend.importer import import_model
-from edgepack.model import ModelSpec, UnsupportedOperatorError, load_model
+from edgepack.compiler.frontend.load import load_model
+from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 
 

@@ -18,11 +18,12 @@ from edgepack.compiler.backend import share
 from edgepack.compiler.backend.llvm import tvm_target
 from edgepack.compiler.backend.schedule.pieces import substituted
 from edgepack.compiler.frontend import importer
+from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.place import lower
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.layout import Blocked
 from edgepack.compiler.tiles.partition import even_parts, even_pieces
-from edgepack.model import ModelSpec, load_model
+from edgepack.model import ModelSpec
 
 CORES = 2
 # What `rule.worth_sharing` says of a launch while the other threads are awake.

@@ -9,6 +9,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgepack.base.errors import ModelError, UsageError
+from edgepack.compiler.errors import UnsupportedOperatorError
+from edgepack.compiler.frontend.inspect import inspect_model
+from edgepack.compiler.frontend.load import load_model
 from edgepack.model import (
     DynamicShapeError,
     MissingExternalDataError,
@@ -16,9 +19,6 @@ from edgepack.model import (
     NotOnnxError,
     ShapeOverrideError,
     TruncatedModelError,
-    UnsupportedOperatorError,
-    inspect_model,
-    load_model,
 )
 from tests import onnx_models
 from tests.onnx_models import Builder
@@ -249,3 +249,13 @@ def test_values_are_frozen(tmp_path: Path) -> None:
     spec = ModelSpec(path=tmp_path)
     with pytest.raises(dataclasses.FrozenInstanceError):
         spec.path = tmp_path  # type: ignore[misc]
+
+
+def test_unknown_operators_are_named_where_shapes_cannot_be_inferred(tmp_path: Path) -> None:
+    b = Builder()
+    b.nodes.append(helper.make_node("Fancy", ["x"], ["f"]))
+    b.op("MatMul", "x", b.weight(6, 4), outputs=["y"])
+    path = b.save(tmp_path / "m.onnx", {"x": ["n", "k"]}, {"f": [None], "y": ["n", 4]})
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        load_model(ModelSpec(path=path, shapes={"x": (1, 5)}))
+    assert set(caught.value.operators) == {"Fancy"}

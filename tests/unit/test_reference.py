@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgepack.base.errors import ConfigError, MismatchError
+from edgepack.compiler.frontend.load import load_model
 from edgepack.flow.reference import (
     ExpectedClassError,
     ReferenceInputError,
@@ -19,7 +20,7 @@ from edgepack.flow.reference import (
     run_reference,
     top_k,
 )
-from edgepack.model import LoadedModel, ModelSpec, TensorInfo, load_model
+from edgepack.model import LoadedModel, ModelSpec, TensorInfo
 from edgepack.preprocess.image import ImageNotFoundError
 from edgepack.preprocess.spec import PreprocessMismatchError, PreprocessSpec
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,21 +17,17 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from edgepack.base.errors import ModelError
+from edgepack.compiler.errors import (
+    DATA_SHAPE_HINT,
+    ImportModelError,
+    UnsupportedOperatorError,
+    first_line,
+)
 from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.frontend.operators import expand, unsupported
-from edgepack.compiler.frontend.origin import Origin, mark
 from edgepack.compiler.frontend.resizing import resized
-from edgepack.model import DynamicShapeError, LoadedModel, UnsupportedOperatorError, infer_shapes
-
-log = logging.getLogger(__name__)
-
-
-DATA_SHAPE_HINT = "make the inputs that hold shapes, sizes or axes constants of the model"
-
-
-class ImportModelError(ModelError):
-    """The model is no valid ONNX graph, or holds a form of an operator that TVM refuses."""
+from edgepack.compiler.origin import Origin, mark
+from edgepack.model import DynamicShapeError, LoadedModel, infer_shapes
 
 
 def import_model(model: LoadedModel) -> tvm.IRModule:
@@ -283,9 +278,3 @@ class _FoldCheaply(PyExprMutator):  # type: ignore[misc]
 
 def _is_static(ty: relax.TensorType) -> bool:
     return ty.shape is not None and all(isinstance(dim, tvm.tirx.IntImm) for dim in ty.shape)
-
-
-def first_line(error: Exception) -> str:
-    """What an exception of TVM or onnxruntime says, without its trace of C++ frames."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].strip() if lines else type(error).__name__

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax, topi
 
 from edgepack.compiler import place
-from edgepack.compiler.frontend.importer import DATA_SHAPE_HINT, ImportModelError, first_line
+from edgepack.compiler.errors import DATA_SHAPE_HINT, ImportModelError, first_line
 from edgepack.model import DynamicShapeError, LoadedModel
 
 

@@ -17,7 +17,6 @@ from tvm import relax, tirx
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.backend.storage import joint as joint_of
 from edgepack.compiler.backend.storage import view
-from edgepack.compiler.frontend.origin import Origin, merge, origin_of
 from edgepack.compiler.layers.fuse import fuse
 from edgepack.compiler.layers.graph import (
     Convolution,
@@ -33,6 +32,7 @@ from edgepack.compiler.layers.graph import (
     shape_of_type,
     variables,
 )
+from edgepack.compiler.origin import Origin, merge, origin_of
 from edgepack.compiler.rules import (
     convolution,
     copies,
