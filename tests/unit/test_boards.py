@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from edgepack import cpus
 from edgepack.base.errors import ConfigError
+from edgepack.base.paths import data_file
 from edgepack.boards import INSTRUCTION_FAMILIES, get_board, load_boards, version_tuple
 
 REQUIRED = {
@@ -25,6 +27,14 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_every_promised_board_is_there() -> None:
     assert set(load_boards()) == REQUIRED
+
+
+def test_every_profile_names_its_sources() -> None:
+    page = data_file("docs/reference/boards.md").read_text(encoding="utf-8")
+    rows = dict(
+        re.findall(r"^\| `([\w-]+)` \| (.{20,}) \|$", page.split("## Profiles")[1], flags=re.M)
+    )
+    assert set(rows) == set(load_boards())
 
 
 def test_facts_of_the_hardware() -> None:

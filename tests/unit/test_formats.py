@@ -8,6 +8,7 @@ import pytest
 
 from edgepack import formats
 from edgepack.base.errors import UsageError
+from edgepack.base.paths import data_file
 from edgepack.base.process import run
 from edgepack.boards import get_board
 from edgepack.bundle.bundle import open_bundle
@@ -16,6 +17,15 @@ from edgepack.virtual.errors import ToolMissingError
 from tests.bundles import small_bundle
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "bundle-schema1.tar.gz"
+
+
+@pytest.mark.parametrize("kind", formats.FORMATS)
+def test_every_format_is_explained_and_its_programs_installed(kind: str) -> None:
+    guide = data_file("docs/guides/update-systems.md").read_text(encoding="utf-8")
+    assert f"\n| `{kind}` |" in guide
+    installed = data_file("dev").read_text(encoding="utf-8").split()
+    for program in formats.FORMATS[kind].programs:
+        assert base._PACKAGES[program] in installed
 
 
 @pytest.fixture

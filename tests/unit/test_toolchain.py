@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from edgepack.base.errors import UsageError
-from edgepack.boards import get_board, load_boards
+from edgepack.base.paths import data_file
+from edgepack.boards import TOOLCHAINS, get_board, load_boards
 from edgepack.flow.doctor import check_board, missing
 from edgepack.native.toolchain import (
     GlibcTooNewError,
@@ -59,6 +60,13 @@ def test_no_compiler_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
         select(get_board("rasp3b"))
     lost = missing(check_board(get_board("rasp3b")))
     assert [check.install for check in lost] == ["pip install ziglang"]
+
+
+@pytest.mark.parametrize("kind", TOOLCHAINS)
+def test_every_toolchain_serves_every_triple(kind: str) -> None:
+    assert (data_file("toolchains") / f"{kind}.cmake").is_file()
+    for board in load_boards().values():
+        assert board.runtime_flags.get(kind), board.triple
 
 
 def test_unknown_kind() -> None:
