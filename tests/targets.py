@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model
+from edgepack.compiler.rules.rule import Rule
+from edgepack.compiler.rules.table import RULES
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
 from tests.onnx_models import Builder
@@ -63,7 +66,12 @@ def save_cases(
 
 
 def compile_and_run(
-    path: Path, inputs: list[np.ndarray], board_name: str, cpu: str, work: Path
+    path: Path,
+    inputs: list[np.ndarray],
+    board_name: str,
+    cpu: str,
+    work: Path,
+    rules: Sequence[Rule] = RULES,
 ) -> tuple[CompiledModel, list[np.ndarray]]:
     """The model compiled for a target, and its outputs; skips where the target cannot run."""
     board = get_board(board_name)
@@ -71,7 +79,9 @@ def compile_and_run(
         compiler = require_tool(f"{board.triple}-gcc")
         arch = "aarch64" if board.triple.startswith("aarch64") else "arm"
         qemu = require_tool(f"qemu-{arch}-static", f"qemu-{arch}")
-        compiled = compile_model(ModelSpec(path=path), board, select(board).toolchain, work / "out")
+        compiled = compile_model(
+            ModelSpec(path=path), board, select(board).toolchain, work / "out", rules=rules
+        )
         (work / "run").mkdir()
         command = [qemu, "-cpu", cpu, "-L", f"/usr/{board.triple}"]
         return compiled, run_plan_on_arm(
@@ -83,7 +93,7 @@ def compile_and_run(
         pytest.skip("this CPU has no AVX2")
     board = board if cpu == "native" else replace(board, cpu=cpu)
     compiled = compile_model(
-        ModelSpec(path=path), board, select(board, "gnu").toolchain, work / "out"
+        ModelSpec(path=path), board, select(board, "gnu").toolchain, work / "out", rules=rules
     )
     # Twice: a second run must not see what the first one left.
     return compiled, run_plan(compiled.folder, inputs, runs=2)

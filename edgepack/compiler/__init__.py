@@ -9,8 +9,10 @@ This package is the only one that imports TVM, and only when something is compil
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgepack.base.paths import atomic_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
@@ -19,6 +21,9 @@ from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.frontend.load import load_model
 from edgepack.model import ModelSpec, TensorInfo
 from edgepack.native.toolchain import Toolchain
+
+if TYPE_CHECKING:
+    from edgepack.compiler.rules.rule import Rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +54,18 @@ def compile_model(
     toolchain: Toolchain,
     out: Path,
     *,
+    rules: Sequence[Rule] | None = None,
     smallest: bool = False,
     progress: Progress = NO_PROGRESS,
 ) -> CompiledModel:
     """Compile a model into `out`/{model.so, graph.json, params.bin}; `out` is replaced.
 
+    `rules` are tried in order for each layer, None for those of `compiler.rules.table`: a way to
+    compare kernels, or to test one.
     `smallest` leaves out what is faster because it stores more weights than the model has:
     Winograd's transformed ones take up to seven times the bytes.
-    Equal model, shapes, board, toolchain and `smallest` give equal bytes, wherever they lie.
+    Equal model, shapes, board, toolchain, `rules` and `smallest` give equal bytes, wherever they
+    lie.
     Raises the errors of `load_model`, `ModelError` for what only
     shows while compiling, and `ToolchainError` when the link fails.
     """
@@ -68,9 +77,12 @@ def compile_model(
     from edgepack.compiler.backend import build, llvm, plan, schedule
     from edgepack.compiler.frontend import importer
     from edgepack.compiler.place import lower
+    from edgepack.compiler.rules import table
 
     target = llvm.tvm_target(board)
-    module, fast = lower.lower(importer.import_model(model), target, model, smallest=smallest)
+    module, fast = lower.lower(
+        importer.import_model(model), target, model, rules=rules or table.RULES, smallest=smallest
+    )
     laid_out, kernels = plan.extract_plan(schedule.schedule(module, target), model, fast.kernels)
     layers = plan.report_layers(laid_out, fast.reports)
 

@@ -6,8 +6,7 @@ target and runs it there. The long form draws many more.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ import pytest
 
 from edgepack.compiler.place.rewrite import LAYOUT
 from edgepack.compiler.rules import winograd
+from edgepack.compiler.rules.rule import Rule
+from edgepack.compiler.rules.table import RULES
 from edgepack.compiler.tiles import toom_cook
 from tests.onnx_models import Builder
 from tests.targets import TARGETS, compile_and_run, every_target, save_cases, wrong_outputs
@@ -155,7 +156,14 @@ def weights_shape(case: Case) -> tuple[int, ...]:
 
 
 def check(
-    folder: Path, board: str, cpu: str, draw: Draw, *, seed: int, count: int
+    folder: Path,
+    board: str,
+    cpu: str,
+    draw: Draw,
+    *,
+    seed: int,
+    count: int,
+    rules: Sequence[Rule] = RULES,
 ) -> tuple[str, ...]:
     """Compile, run and compare; the rules that made the kernels."""
     random = np.random.default_rng(seed)
@@ -166,33 +174,33 @@ def check(
     shapes = {f"x{number}": case.shape for number, case in enumerate(cases)}
     model = save_cases(folder / "model.onnx", net, shapes, named)
     inputs = [random.normal(size=shape).astype("float32") for shape in shapes.values()]
-    compiled, got = compile_and_run(model, inputs, board, cpu, folder)
+    compiled, got = compile_and_run(model, inputs, board, cpu, folder, rules)
     wrong = wrong_outputs(model, inputs, got)
     assert not wrong, "\n".join(wrong)
     return tuple(layer.rule for layer in compiled.layers)
 
 
-def only_winograd(monkeypatch: pytest.MonkeyPatch, results: int) -> None:
-    """Have the Winograd rule take all it can, with tiles of `results` x `results`."""
-    monkeypatch.setattr(toom_cook, "POINTS", {results: toom_cook.POINTS[results]})
-    monkeypatch.setattr(winograd, "_plain_cycles", lambda *_: math.inf)
+# What Winograd would take goes to the convolution rule.
+PLAIN = [rule for rule in RULES if rule is not winograd.RULE]
+
+
+def only_winograd(results: int) -> list[Rule]:
+    """Rules of which Winograd's takes all it can, with tiles of `results` x `results`."""
+    return [winograd.rule([results], always=True), *PLAIN]
 
 
 @every_target
 @pytest.mark.parametrize("results", list(toom_cook.POINTS))
-def test_winograd(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, board: str, cpu: str, results: int
-) -> None:
-    only_winograd(monkeypatch, results)
-    rules = check(tmp_path, board, cpu, winograd_case, seed=results, count=4)
+def test_winograd(tmp_path: Path, board: str, cpu: str, results: int) -> None:
+    rules = check(
+        tmp_path, board, cpu, winograd_case, seed=results, count=4, rules=only_winograd(results)
+    )
     assert rules.count("winograd") >= 4
 
 
 @every_target
-def test_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, board: str, cpu: str) -> None:
-    # All that Winograd would take, too.
-    monkeypatch.setattr(winograd, "_plain_cycles", lambda *_: 0.0)
-    rules = check(tmp_path, board, cpu, plain_case, seed=7, count=8)
+def test_plain(tmp_path: Path, board: str, cpu: str) -> None:
+    rules = check(tmp_path, board, cpu, plain_case, seed=7, count=8, rules=PLAIN)
     assert rules.count("conv") >= 8
 
 
@@ -246,11 +254,8 @@ def test_wide_depthwise(tmp_path: Path, board: str, cpu: str) -> None:
 
 
 @every_target
-def test_first_layers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, board: str, cpu: str
-) -> None:
+def test_first_layers(tmp_path: Path, board: str, cpu: str) -> None:
     """Images of few channels; AVX reads them as they are, without zeros around them."""
-    monkeypatch.setattr(winograd, "_plain_cycles", lambda *_: 0.0)
     cases = [
         Case(shape=(1, 3, 37, 70), outs=20, strides=(2, 2)),
         Case(shape=(1, 3, 41, 67), outs=8, kernel=(7, 7), strides=(2, 2), pads=(3, 3, 3, 3)),
@@ -263,7 +268,9 @@ def test_first_layers(
         Case(shape=(1, 3, 9, 21), outs=12, dilations=(2, 1)),
     ]
     remaining = iter(cases)
-    rules = check(tmp_path, board, cpu, lambda _: next(remaining), seed=10, count=len(cases))
+    rules = check(
+        tmp_path, board, cpu, lambda _: next(remaining), seed=10, count=len(cases), rules=PLAIN
+    )
     # Every output changes its layout; of the inputs, only the dilated one's.
     packed = 1 if cpu in ("native", "haswell") else len(cases)
     assert rules.count(LAYOUT) == packed + len(cases)
@@ -272,12 +279,10 @@ def test_first_layers(
 @pytest.mark.slow
 @pytest.mark.parametrize(("board", "cpu"), TARGETS)
 @pytest.mark.parametrize("seed", range(3))
-def test_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, board: str, cpu: str, seed: int
-) -> None:
+def test_many(tmp_path: Path, board: str, cpu: str, seed: int) -> None:
     for draw in (plain_case, depthwise_case):
         (tmp_path / draw.__name__).mkdir()
         check(tmp_path / draw.__name__, board, cpu, draw, seed=100 + seed, count=24)
-    only_winograd(monkeypatch, list(toom_cook.POINTS)[seed])
-    rules = check(tmp_path, board, cpu, winograd_case, seed=100 + seed, count=16)
+    forced = only_winograd(list(toom_cook.POINTS)[seed])
+    rules = check(tmp_path, board, cpu, winograd_case, seed=100 + seed, count=16, rules=forced)
     assert rules.count("winograd") >= 16

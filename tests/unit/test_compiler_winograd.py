@@ -90,17 +90,25 @@ def layer(
 
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_it_is_taken_where_it_pays(cpu: winograd.CpuModel) -> None:
-    assert winograd.takes(layer(64, 64, 56), cpu)
-    assert winograd.takes(layer(256, 256, 14), cpu)
+    assert winograd.RULE.takes(layer(64, 64, 56), cpu)
+    assert winograd.RULE.takes(layer(256, 256, 14), cpu)
     # The transforms cost more than three channels or one tile save.
-    assert not winograd.takes(layer(3, 8, 56), cpu)
-    assert not winograd.takes(layer(64, 64, 1), cpu)
+    assert not winograd.RULE.takes(layer(3, 8, 56), cpu)
+    assert not winograd.RULE.takes(layer(64, 64, 1), cpu)
     for other in (
         layer(64, 64, 56, stride=2),
         layer(64, 64, 56, kernel=5),
         layer(64, 64, 56, groups=2),
     ):
-        assert not winograd.takes(other, cpu)
+        assert not winograd.RULE.takes(other, cpu)
+
+
+@pytest.mark.parametrize("size", toom_cook.POINTS)
+def test_it_can_be_forced(size: int) -> None:
+    forced = winograd.rule([size], always=True)
+    assert forced.takes(layer(3, 8, 56), CORTEX_A9)
+    assert not forced.takes(layer(3, 8, 56, stride=2), CORTEX_A9)
+    assert winograd.plan(layer(3, 8, 56), CORTEX_A9, [size]).results == size
 
 
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)

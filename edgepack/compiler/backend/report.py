@@ -11,7 +11,7 @@ class LayerReport:
 
     `layer` is the name of the ONNX node it computes, of a fused layer the first one, and
     `operator` what it does in ONNX's words ("Conv+Add+Relu"); changes of layout have no node.
-    `rule` is the rule that made the kernel: one of `kernels.rewrite.RULES` or `PLAIN`, "layout"
+    `rule` is the rule that made the kernel: one of `rules.table.RULES` or `PLAIN`, "layout"
     for a change of layout, "generic" for what TVM lowered. `shape` is the result's as the model has
     it, `tile` the register tile as pixels x vectors. `macs` are multiply-adds, `cycles` the
     cost model's estimate for one core (0: none was made), `nbytes` what is read and written,

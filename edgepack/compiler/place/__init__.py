@@ -2,7 +2,7 @@
 
     Relax -graph-> layers -fuse-> layers with expressions -rewrite-> Relax with kernel calls
 
-`rewrite.RULES` lists the rules in the order they are tried, one module per operator family.
+`rules.table.RULES` lists the rules in the order they are tried, one module per operator family.
 `cpu` holds what is known of each micro-architecture, `tile` the cost model that turns it into
 register tiles, `layout` the layout of the tensors, `arm` the micro-kernels in assembly.
 """

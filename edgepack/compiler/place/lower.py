@@ -5,11 +5,15 @@ What the kernel library has a rule for goes there; TVM lowers and fuses the rest
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tvm
 from tvm import relax, topi
 
 from edgepack.compiler import place
 from edgepack.compiler.errors import DATA_SHAPE_HINT, ImportModelError, first_line
+from edgepack.compiler.rules.rule import Rule
+from edgepack.compiler.rules.table import RULES
 from edgepack.model import DynamicShapeError, LoadedModel
 
 
@@ -18,6 +22,7 @@ def lower(
     target: tvm.target.Target,
     model: LoadedModel,
     *,
+    rules: Sequence[Rule] = RULES,
     smallest: bool = False,
 ) -> tuple[tvm.IRModule, place.Rewritten]:
     """Turn every operator into a kernel.
@@ -25,14 +30,14 @@ def lower(
     In the resulting module `main` is a dataflow block of three things only: `call_dps_packed`
     of a kernel of the library (those come with the second result), `call_tir` of a PrimFunc of
     the module, where operators that can share their loops are fused, and `reshape`, which moves
-    no data. `smallest` is that of `place.rewrite`. Raises `ImportModelError` for a form of an
-    operator that TVM converts but has no code for (a maximum of booleans, an integer power), and
-    `DynamicShapeError` where a shape inside depends on the data.
+    no data. `rules` and `smallest` are those of `place.rewrite`. Raises `ImportModelError` for a
+    form of an operator that TVM converts but has no code for (a maximum of booleans, an integer
+    power), and `DynamicShapeError` where a shape inside depends on the data.
     """
     transform = relax.transform
     folded = _apply([transform.FoldConstant()], module, target, model)
     _check_shapes(folded["main"], model)
-    fast = place.rewrite(folded, target, smallest=smallest)
+    fast = place.rewrite(folded, target, rules=rules, smallest=smallest)
     passes = [
         transform.LegalizeOps({"relax.nn.pad": _pad}),
         transform.AnnotateTIROpPattern(),

@@ -33,42 +33,11 @@ from edgepack.compiler.layers.graph import (
     variables,
 )
 from edgepack.compiler.origin import Origin, merge, origin_of
-from edgepack.compiler.rules import (
-    convolution,
-    copies,
-    depthwise,
-    extremum,
-    gated,
-    joint,
-    matrices,
-    pointwise,
-    pooling,
-    resize,
-    transposed,
-    winograd,
-)
-from edgepack.compiler.rules.rule import Kernel, Rule, Site, product
+from edgepack.compiler.rules import copies, joint
+from edgepack.compiler.rules.rule import Alias, Kernel, Rule, Site, product
+from edgepack.compiler.rules.table import PLAIN, RULES
 from edgepack.compiler.tiles.cpu import CpuModel, cpu_model
 from edgepack.compiler.tiles.layout import NO_HALO, Blocked, Halo
-
-# Tried in order; the first that takes a layer makes its kernel.
-RULES: tuple[Rule, ...] = (
-    transposed.RULE,
-    depthwise.RULE,
-    winograd.RULE,
-    gated.RULE,
-    convolution.RULE,
-    pooling.WINDOW,
-    pooling.MEAN,
-    resize.RESIZE,
-    resize.PAD,
-    pointwise.POINTWISE,
-    joint.CONCAT,
-    joint.SLICE,
-)
-
-# The same for operators on plain tensors, tried where none of the above took a layer.
-PLAIN = (extremum.make, matrices.make, resize.make_plain)
 
 # What reports call the kernels that change a tensor's layout.
 LAYOUT = "layout"
@@ -88,16 +57,20 @@ class Rewritten:
 
 
 def rewrite(
-    module: tvm.IRModule, target: tvm.target.Target, *, smallest: bool = False
+    module: tvm.IRModule,
+    target: tvm.target.Target,
+    *,
+    rules: Sequence[Rule] = RULES,
+    smallest: bool = False,
 ) -> Rewritten:
     """Put fast kernels into `main`, a function of one dataflow block.
 
     The result's `main` has the same inputs and outputs. Equal modules give equal results,
-    names included. `smallest` leaves out the rules that store more weights to be faster.
+    names included. `smallest` leaves out those of the `rules` that store more weights to be faster.
     """
     main = module["main"]
-    rules = [rule for rule in RULES if not (smallest and rule.more_weights)]
-    writer = _Writer(main, cpu_model(target), rules)
+    tried = [rule for rule in rules if not (smallest and rule.more_weights)]
+    writer = _Writer(main, cpu_model(target), tried)
     new_main = writer.write()
     functions = dict(module.functions.items())
     updated = tvm.IRModule(functions, attrs=module.attrs)
@@ -221,10 +194,12 @@ class _Writer:
         """Let kernels compute the mean of their result, as squeeze-and-excite wants it."""
         means: dict[Value, Layer] = {}
         for layer in self.layers:
-            if self.rules.get(layer.output) is pooling.MEAN and not layer.expression:
-                made_by = self.rules.get(layer.inputs[0])
-                if made_by is not None and made_by.averages:
-                    means.setdefault(layer.inputs[0], layer)
+            rule = self.rules.get(layer.output)
+            if rule is None or not rule.is_mean or layer.expression:
+                continue
+            made_by = self.rules.get(layer.inputs[0])
+            if made_by is not None and made_by.averages:
+                means.setdefault(layer.inputs[0], layer)
         self.layers = [
             _with_mean(layer, means[layer.output]) if layer.output in means else layer
             for layer in self.layers
@@ -240,10 +215,9 @@ class _Writer:
         shared = [
             layer
             for layer in self.layers
-            if self.rules.get(layer.output) in (joint.CONCAT, joint.SLICE)
-            and extent(layer.output)[0] == 1
+            if self._alias(layer.output) is not None and extent(layer.output)[0] == 1
         ]
-        slices = [layer for layer in shared if isinstance(layer.operator, Slice)]
+        slices = [layer for layer in shared if self._alias(layer.output) is Alias.VIEW]
         for layer in reversed(slices):
             (source,) = layer.inputs
             halos[source] = halos.get(source, NO_HALO).union(halos.get(layer.output, NO_HALO))
@@ -252,13 +226,17 @@ class _Writer:
                 continue
             halo = halos.get(layer.output, NO_HALO)
             for value in layer.inputs:
-                computed = value in self.rules and self.rules[value] is not joint.SLICE
+                computed = value in self.rules and self._alias(value) is not Alias.VIEW
                 fits = halos.get(value, NO_HALO).union(halo) == halo
                 if computed and fits and value not in self.slots:
                     self.slots[value] = layer.output
                     halos[value] = halo
         for layer in slices:
             halos[layer.output] = halos.get(layer.inputs[0], NO_HALO)
+
+    def _alias(self, value: Value) -> Alias | None:
+        """How the rule that makes a value can do without a kernel."""
+        return self.rules[value].alias if value in self.rules else None
 
     def _stays_planar(self, value: Value) -> bool:
         """Whether all that read an image of the network's own layout can do so."""
@@ -319,7 +297,7 @@ class _Writer:
             by_pixels=layer.inputs[0] in self.by_pixels,
             cpu=self.cpu,
         )
-        if rule in (joint.CONCAT, joint.SLICE):
+        if rule.alias is not None:
             shared = self._in_place(site)
             if shared is not None:
                 self.blocked[layer.output] = self.builder.emit(shared)

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from edgepack.compiler.backend.arena import ALIGNMENT
 from edgepack.compiler.layers.graph import Concatenation, Layer, Slice, extent
-from edgepack.compiler.rules.rule import Kernel, Rule, Site
+from edgepack.compiler.rules.rule import Alias, Kernel, Rule, Site
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Blocked, Image, clear_halos
@@ -117,5 +117,5 @@ def _copy(what: str, parts: Sequence[tuple[Blocked, int]], output: Blocked) -> K
     )
 
 
-CONCAT = Rule(name="concat", takes=takes_concat, make=make_concat)
-SLICE = Rule(name="slice", takes=takes_slice, make=make_slice)
+CONCAT = Rule(name="concat", takes=takes_concat, make=make_concat, alias=Alias.JOINT)
+SLICE = Rule(name="slice", takes=takes_slice, make=make_slice, alias=Alias.VIEW)

@@ -213,4 +213,4 @@ def make_mean(site: Site) -> Kernel:
 
 
 WINDOW = Rule(name="pool", takes=takes_window, make=make_window)
-MEAN = Rule(name="mean", takes=takes_mean, make=make_mean)
+MEAN = Rule(name="mean", takes=takes_mean, make=make_mean, is_mean=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 import numpy as np
 from tvm import tirx
@@ -78,6 +79,16 @@ class Plain:
     dtype: str = "float32"
 
 
+class Alias(Enum):
+    """How a result shares the bytes of the inputs.
+
+    `VIEW`: it is a part of the only one. `JOINT`: it is all of them, one after the other.
+    """
+
+    VIEW = auto()
+    JOINT = auto()
+
+
 def _never(_layer: Layer, _cpu: CpuModel) -> bool:
     return False
 
@@ -92,7 +103,11 @@ class Rule:
 
     `halo` is what the kernel wants around the layer's inputs. `reads_planar` says whether it can
     read a planar first one, which has none. `more_weights`: it is faster because it stores more of
-    them than the model has. `averages`: it can compute the mean of its result, too.
+    them than the model has.
+
+    `is_mean`: its result is the mean of each channel of its input. `averages`: its kernel can make
+    that as a second result, so that the next layer is spared.
+    `alias` says how its result can be had without a kernel.
     """
 
     name: str
@@ -102,6 +117,8 @@ class Rule:
     reads_planar: Callable[[Layer, CpuModel], bool] = _never
     more_weights: bool = False
     averages: bool = False
+    is_mean: bool = False
+    alias: Alias | None = None
 
 
 def product(values: Sequence[int]) -> int:

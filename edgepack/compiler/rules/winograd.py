@@ -19,7 +19,7 @@ largest result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -133,12 +133,12 @@ def _grids(rows: int, columns: int) -> Iterator[Grid]:
         yield Grid(rows=rows, columns=columns, chunk_rows=1, chunk_columns=-(-columns // parts))
 
 
-def plan(layer: Layer, cpu: CpuModel) -> Plan:
-    """The cheapest way to compute a layer by Winograd's algorithm."""
+def plan(layer: Layer, cpu: CpuModel, sizes: Collection[int] = tuple(toom_cook.POINTS)) -> Plan:
+    """The cheapest way to compute a layer by Winograd's algorithm, with tiles of one of `sizes`."""
     batch, _, height, width = extent(layer.output)
     channels = _channels(layer, cpu)
     found = []
-    for results in toom_cook.POINTS:
+    for results in sizes:
         rows, columns = -(-height // results), -(-width // results)
         for grid in set(_grids(rows, columns)):
             scratch = _scratch_bytes(channels, (results + 2) ** 2, grid.tiles)
@@ -194,14 +194,12 @@ def _transform_cycles(channels: _Channels, results: int, cpu: CpuModel) -> float
     )
 
 
-def takes(layer: Layer, cpu: CpuModel) -> bool:
-    """3x3 convolutions, neither strided nor dilated nor grouped, for which it pays."""
+def can_take(layer: Layer) -> bool:
+    """3x3 convolutions, neither strided nor dilated nor grouped."""
     operator = layer.operator
     if not isinstance(operator, Convolution) or operator.kernel != (3, 3):
         return False
-    if (operator.stride, operator.dilation, operator.groups) != ((1, 1), (1, 1), 1):
-        return False
-    return plan(layer, cpu).cycles < _plain_cycles(layer, cpu)
+    return (operator.stride, operator.dilation, operator.groups) == ((1, 1), (1, 1), 1)
 
 
 def _plain_cycles(layer: Layer, cpu: CpuModel) -> float:
@@ -225,11 +223,6 @@ def _scratch(channels: int, block: int, positions: int, parts: int, tiles: int) 
     return Blocked(batch=parts, channels=planes * block, height=1, width=_odd(tiles), block=block)
 
 
-def make(site: Site) -> Kernel:
-    """The kernel of a convolution by Winograd's algorithm."""
-    return _Loops(site).kernel()
-
-
 class _Loops:
     """The loops of one layer.
 
@@ -237,11 +230,11 @@ class _Loops:
     few for that, the work of each stage.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, sizes: Collection[int]) -> None:
         operator = site.layer.operator
         assert isinstance(operator, Convolution)
         self.site, self.operator = site, operator
-        self.plan = plan(site.layer, site.cpu)
+        self.plan = plan(site.layer, site.cpu, sizes)
         cpu = site.cpu
         self.channels = _channels(site.layer, cpu)
         self.workers = cpu.cores if worth_sharing(self.plan.cycles, cpu) else 1
@@ -731,4 +724,21 @@ def _shared(
     return tir.loop_of("worker", workers, work, parallel=True)
 
 
-RULE = Rule(name="winograd", takes=takes, make=make, halo=convolution.halo, more_weights=True)
+def rule(sizes: Collection[int] = tuple(toom_cook.POINTS), *, always: bool = False) -> Rule:
+    """The rule, with tiles of `sizes` (of `toom_cook.POINTS`) to choose from.
+
+    It takes what it makes faster; with `always`, all that it can.
+    """
+
+    def takes(layer: Layer, cpu: CpuModel) -> bool:
+        if not can_take(layer):
+            return False
+        return always or plan(layer, cpu, sizes).cycles < _plain_cycles(layer, cpu)
+
+    def make(site: Site) -> Kernel:
+        return _Loops(site, sizes).kernel()
+
+    return Rule(name="winograd", takes=takes, make=make, halo=convolution.halo, more_weights=True)
+
+
+RULE = rule()

@@ -1,13 +1,9 @@
-"""How each kernel runs: rules tried in order.
+"""How each kernel that TVM lowered runs: in parallel outside, as vectors inside.
 
-A rule takes a fused PrimFunc and the target, and returns the scheduled PrimFunc,
-or None for "not mine". The first that takes a kernel decides; the last takes
-everything. Scratch memory then becomes part of the plan.
+Scratch memory then becomes part of the plan.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 
 import tvm
 from tvm import tirx
@@ -17,17 +13,12 @@ from edgepack.compiler.backend.schedule.scratch import hoist_scratch
 from edgepack.compiler.backend.schedule.vectors import vectorise
 from edgepack.compiler.tiles.cpu import cpu_model
 
-Rule = Callable[[tirx.PrimFunc, tvm.target.Target], tirx.PrimFunc | None]
-
-RULES: Sequence[Rule] = (generic,)
-
 
 def schedule(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Schedule every kernel of a lowered module by the first rule that takes it."""
+    """Schedule every kernel of a lowered module."""
+    cpu = cpu_model(target)
     done = tvm.IRModule(dict(module.functions))
     for name, function in module.functions.items():
         if isinstance(function, tirx.PrimFunc):
-            results = (rule(function, target) for rule in RULES)
-            scheduled = next((result for result in results if result is not None), function)
-            done[name] = vectorise(hoist_scratch(scheduled), cpu_model(target))
+            done[name] = vectorise(hoist_scratch(generic(function, cpu)), cpu)
     return done

@@ -1,4 +1,4 @@
-"""The rule that takes everything: fused, parallel outside, contiguous inside.
+"""A schedule for any kernel: fused, parallel outside, contiguous inside.
 
 Element-wise stages are inlined into what reads them. What follows a reduction
 runs right after it, on a tile that is still in cache. The innermost loop walks
@@ -17,7 +17,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
-from edgepack.compiler.tiles.cpu import CpuModel, cpu_model
+from edgepack.compiler.tiles.cpu import CpuModel
 
 _realize = tvm.get_global_func("s_tir.schedule.GetSBlockRealize")
 
@@ -32,14 +32,13 @@ _KEPT_BACK = 4
 _ROWS = 4
 
 
-def generic(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc | None:
+def generic(function: tirx.PrimFunc, cpu: CpuModel) -> tirx.PrimFunc:
     """Schedule any function made of blocks; `te.extern` makes others, which stay as they are."""
     if (
         not isinstance(function.body, s_tir.SBlockRealize)
         or function.body.block.name_hint != "root"
     ):
-        return None
-    cpu = cpu_model(target)
+        return function
     cores = cpu.cores
     sch = s_tir.Schedule(function)
     root = sch.get_sblock("root")

@@ -1,0 +1,38 @@
+"""All rules, in the order they are tried."""
+
+from __future__ import annotations
+
+from edgepack.compiler.rules import (
+    convolution,
+    depthwise,
+    extremum,
+    gated,
+    joint,
+    matrices,
+    pointwise,
+    pooling,
+    resize,
+    transposed,
+    winograd,
+)
+from edgepack.compiler.rules.rule import Rule
+
+# The first that takes a layer makes its kernel. What `compile_model` is given instead may leave
+# some out, or have others: `(winograd.rule([4], always=True), *RULES)` forces tiles of 4x4.
+RULES: tuple[Rule, ...] = (
+    transposed.RULE,
+    depthwise.RULE,
+    winograd.RULE,
+    gated.RULE,
+    convolution.RULE,
+    pooling.WINDOW,
+    pooling.MEAN,
+    resize.RESIZE,
+    resize.PAD,
+    pointwise.POINTWISE,
+    joint.CONCAT,
+    joint.SLICE,
+)
+
+# The same for operators on plain tensors, tried where none of the above took a layer.
+PLAIN = (extremum.make, matrices.make, resize.make_plain)
