@@ -7,6 +7,7 @@ can be compiled is the compiler's to say: `edgepack.compiler.frontend.load`.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,10 @@ DTYPES = frozenset(
     {"float16", "float32", "float64", "bool"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
+
+
+# A tensor of more elements is no shape, and nothing else that a shape is computed from.
+_SHAPE_ELEMENTS = 1024
 
 
 class NotOnnxError(ModelError):
@@ -117,14 +122,43 @@ def opset_of(proto: Any) -> int:
     return next((int(o.version) for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
-def infer_shapes(proto: Any) -> Any:
-    """The model with the shapes and types of what is inside, as far as onnx can tell."""
+def infer_shapes(proto: Any, *, with_weights: bool = False) -> Any:
+    """The model with the shapes and types of what is inside, as far as onnx can tell.
+
+    Its weights become inputs, all but those small enough to be shapes, unless they are asked for:
+    onnx copies all of a model three times.
+    """
     import onnx
 
+    light = proto if with_weights else _without_weights(proto)
     try:
-        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        return onnx.shape_inference.infer_shapes(light, data_prop=True)
     except (onnx.shape_inference.InferenceError, ValueError):
-        return proto
+        return light
+
+
+def _without_weights(proto: Any) -> Any:
+    """The model with an input, which has a shape and no values, for every tensor of many elements.
+
+    Only nodes, tensors and functions are kept.
+    """
+    import onnx
+
+    graph = proto.graph
+    light = onnx.ModelProto(ir_version=proto.ir_version)
+    light.opset_import.extend(proto.opset_import)
+    light.functions.extend(proto.functions)
+    light.graph.name = graph.name
+    for part in ("node", "input", "output", "value_info", "sparse_initializer"):
+        getattr(light.graph, part).extend(getattr(graph, part))
+    inputs = {value.name for value in graph.input}
+    for tensor in graph.initializer:
+        if math.prod(tensor.dims) <= _SHAPE_ELEMENTS:
+            light.graph.initializer.append(tensor)
+        elif tensor.name not in inputs:
+            kind = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            light.graph.input.append(kind)
+    return light
 
 
 def walk_nodes(graph: Any) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from edgepack.base.paths import atomic_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
 from edgepack.compiler.backend.report import LayerReport
-from edgepack.compiler.frontend.load import load_model
+from edgepack.compiler.frontend.load import CheckedModel, load_model
 from edgepack.model import ModelSpec, TensorInfo
 from edgepack.native.toolchain import Toolchain
 
@@ -49,7 +49,7 @@ class CompiledModel:
 
 
 def compile_model(
-    spec: ModelSpec,
+    model: CheckedModel | ModelSpec,
     board: Board,
     toolchain: Toolchain,
     out: Path,
@@ -60,6 +60,7 @@ def compile_model(
 ) -> CompiledModel:
     """Compile a model into `out`/{model.so, graph.json, params.bin}; `out` is replaced.
 
+    A model that was not loaded yet is, by `load_model`.
     `rules` are tried in order for each layer, None for those of `compiler.rules.table`: a way to
     compare kernels, or to test one.
     `smallest` leaves out what is faster because it stores more weights than the model has:
@@ -69,9 +70,10 @@ def compile_model(
     Raises the errors of `load_model`, `ModelError` for what only
     shows while compiling, and `ToolchainError` when the link fails.
     """
-    model = load_model(spec)
+    if isinstance(model, ModelSpec):
+        model = load_model(model)
 
-    progress.step(f"importing {spec.path.name}")
+    progress.step(f"importing {model.path.name}")
     import tvm
 
     from edgepack.compiler.backend import build, llvm, plan, schedule

@@ -24,11 +24,11 @@ from edgepack.boards import Board, load_boards
 from edgepack.bundle.bundle import Bundle, make_bundle
 from edgepack.compiler import CompiledModel, compile_model
 from edgepack.compiler.backend.report import LayerReport
-from edgepack.compiler.frontend.load import load_model
+from edgepack.compiler.frontend.load import CheckedModel, load_model
 from edgepack.flow.project import Project, read_labels
 from edgepack.flow.reference import make_golden
 from edgepack.gate import gate
-from edgepack.model import LoadedModel, ModelSpec, TensorInfo
+from edgepack.model import ModelSpec, TensorInfo
 from edgepack.native.app import build_runtime
 from edgepack.native.device_tool import build_device_tool
 from edgepack.native.toolchain import Choice, select
@@ -46,7 +46,7 @@ class Job:
     project: Project
     board: Board
     toolchain: Choice
-    model: LoadedModel
+    model: CheckedModel
     preprocess: PreprocessSpec | None
     labels: tuple[str, ...] | None
 
@@ -111,7 +111,7 @@ def compile_job(job: Job, *, progress: Progress = NO_PROGRESS) -> CompiledModel:
             log.info("compiled before: %s", folder)
             return _read_compiled(folder)
         compiled = compile_model(
-            job.spec,
+            job.model,
             job.board,
             job.toolchain.toolchain,
             folder,

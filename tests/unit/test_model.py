@@ -19,6 +19,8 @@ from edgepack.model import (
     NotOnnxError,
     ShapeOverrideError,
     TruncatedModelError,
+    infer_shapes,
+    tensor_info,
 )
 from tests import onnx_models
 from tests.onnx_models import Builder
@@ -259,3 +261,19 @@ def test_unknown_operators_are_named_where_shapes_cannot_be_inferred(tmp_path: P
     with pytest.raises(UnsupportedOperatorError) as caught:
         load_model(ModelSpec(path=path, shapes={"x": (1, 5)}))
     assert set(caught.value.operators) == {"Fancy"}
+
+
+def test_shapes_are_inferred_without_the_values_of_weights(tmp_path: Path) -> None:
+    b = Builder()
+    wide = b.op("MatMul", "x", b.weight(40, 60))
+    b.op("Reshape", wide, b.const([3, 20], "int64"), outputs=["y"])
+    proto = b.model({"x": [1, 40]}, {"y": None})
+    light = infer_shapes(proto)
+    assert light.ByteSize() < 1000 < proto.ByteSize()
+    assert [node.op_type for node in light.graph.node] == ["MatMul", "Reshape"]
+    shapes = {
+        value.name: tensor_info(value).shape
+        for value in (*light.graph.value_info, *light.graph.output)
+    }
+    assert shapes == {wide: (1, 60), "y": (3, 20)}
+    assert infer_shapes(proto, with_weights=True).graph.initializer == proto.graph.initializer

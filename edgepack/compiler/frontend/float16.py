@@ -6,7 +6,8 @@ more exact; a model's inputs and outputs stay what they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -23,6 +24,8 @@ def widened(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     The same model if it has no float16.
     """
+    if not any(getattr(item, field) == _HALF for item, field in _types(proto.graph)):
+        return proto
     wide = onnx.ModelProto()
     wide.CopyFrom(proto)
     graph = wide.graph
@@ -30,9 +33,9 @@ def widened(proto: onnx.ModelProto) -> onnx.ModelProto:
     constants = {tensor.name for tensor in graph.initializer}
     inputs = [v for v in graph.input if _is_half(v) and v.name not in constants]
     outputs = [v for v in graph.output if _is_half(v)]
-    _widen(graph)
-    if wide == proto:
-        return proto
+    for item, field in _types(graph):
+        if getattr(item, field) == _HALF:
+            _widen(item, field)
     for value in (*inputs, *outputs):
         _set_type(value, _HALF)
     taken = {name for node in walk_nodes(graph) for name in (*node.input, *node.output)}
@@ -72,28 +75,28 @@ def _unused(name: str, taken: set[str]) -> str:
     return name
 
 
-def _widen(graph: onnx.GraphProto) -> None:
-    """Change all types and constants of a graph."""
+def _types(graph: onnx.GraphProto) -> Iterator[tuple[Any, str]]:
+    """Everything in a graph that has an element type, with the name of the field that holds it."""
     for value in (*graph.input, *graph.output, *graph.value_info):
-        if _is_half(value):
-            _set_type(value, _SINGLE)
-    _widen_tensors(graph.initializer)
+        yield value.type.tensor_type, "elem_type"
+    yield from ((tensor, "data_type") for tensor in graph.initializer)
     for node in graph.node:
         for attribute in node.attribute:
-            if attribute.name in _TYPES and attribute.i == _HALF:
-                attribute.i = _SINGLE
-            if attribute.HasField("t"):
-                _widen_tensors([attribute.t])
-            _widen_tensors(attribute.tensors)
+            if attribute.name in _TYPES:
+                yield attribute, "i"
+            single = [attribute.t] if attribute.HasField("t") else []
+            yield from ((tensor, "data_type") for tensor in (*single, *attribute.tensors))
             for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                _widen(inner)
+                yield from _types(inner)
 
 
-def _widen_tensors(tensors: Iterable[onnx.TensorProto]) -> None:
-    for tensor in tensors:
-        if tensor.data_type == _HALF:
-            values = numpy_helper.to_array(tensor).astype("float32")
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+def _widen(item: Any, field: str) -> None:
+    """Change one element type, and a tensor's values with it."""
+    if isinstance(item, onnx.TensorProto):
+        values = numpy_helper.to_array(item).astype("float32")
+        item.CopyFrom(numpy_helper.from_array(values, item.name))
+    else:
+        setattr(item, field, _SINGLE)
 
 
 def _rename(node: onnx.NodeProto, names: dict[str, str]) -> None:

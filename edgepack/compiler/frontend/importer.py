@@ -24,19 +24,20 @@ from edgepack.compiler.errors import (
     first_line,
 )
 from edgepack.compiler.frontend.float16 import widened
-from edgepack.compiler.frontend.operators import expand, unsupported
+from edgepack.compiler.frontend.load import CheckedModel
+from edgepack.compiler.frontend.operators import unsupported
 from edgepack.compiler.frontend.resizing import resized
 from edgepack.compiler.origin import Origin, mark
 from edgepack.model import DynamicShapeError, LoadedModel, infer_shapes
 
 
-def import_model(model: LoadedModel) -> tvm.IRModule:
+def import_model(model: CheckedModel) -> tvm.IRModule:
     """A Relax module whose `main` takes the model's inputs in order, weights as constants.
 
     Raises `ImportModelError`, `DynamicShapeError` for a shape inside that depends on
     the data, or `UnsupportedOperatorError` for what is left after constant folding.
     """
-    proto = _fold(model, widened(expand(model.proto)))
+    proto = _fold(model, widened(model.expanded))
     left = unsupported(proto)
     if left:
         raise UnsupportedOperatorError(model.path, left)

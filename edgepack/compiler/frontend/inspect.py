@@ -53,7 +53,7 @@ def inspect_model(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = Non
     Dynamic dimensions and unsupported operators are no errors here. Raises the
     errors of `edgepack.model.read_model`.
     """
-    from edgepack.compiler.frontend.operators import unsupported
+    from edgepack.compiler.frontend.operators import expand, unsupported
 
     model = read_model(ModelSpec(path=path, shapes=shapes or {}))
     proto = model.proto
@@ -66,7 +66,7 @@ def inspect_model(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = Non
         inputs=model.inputs,
         outputs=model.outputs,
         operators=dict(sorted(Counter(map(operator_name, walk_nodes(proto.graph))).items())),
-        unsupported=unsupported(proto),
+        unsupported=unsupported(expand(proto)),
         parameters=sum(
             math.prod(tensor.dims)
             for tensor in proto.graph.initializer

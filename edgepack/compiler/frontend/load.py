@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from edgepack.compiler.errors import UnsupportedOperatorError
 from edgepack.model import LoadedModel, ModelSpec, check_model, read_model
 
 
-def load_model(spec: ModelSpec) -> LoadedModel:
+@dataclass(frozen=True, kw_only=True)
+class CheckedModel(LoadedModel):
+    """A model whose inputs have fixed shapes, and whose operators can all be compiled.
+
+    `expanded` is `proto` with definitions for the operators that have no other conversion: the
+    same object where there are none.
+    """
+
+    expanded: Any
+
+
+def load_model(spec: ModelSpec) -> CheckedModel:
     """Read a model, fix its shapes, and check that it can be compiled.
 
     Raises the errors of `edgepack.model.read_model` and `check_model`, and
     `UnsupportedOperatorError` (naming every operator).
     """
-    from edgepack.compiler.frontend.operators import unsupported
+    from edgepack.compiler.frontend.operators import expand, unsupported
 
     model = read_model(spec)
     check_model(model)
-    problems = unsupported(model.proto)
+    expanded = expand(model.proto)
+    problems = unsupported(expanded)
     if problems:
         raise UnsupportedOperatorError(model.path, problems)
-    return model
+    return CheckedModel(**vars(model), expanded=expanded)

@@ -55,12 +55,11 @@ def supported_operators() -> frozenset[str]:
 
 
 def unsupported(proto: onnx.ModelProto) -> dict[str, str]:
-    """Operators, and forms of operators, of a model that do not compile: name -> reason.
+    """Operators, and forms of operators, of an expanded model that do not compile: name -> reason.
 
     Nodes whose inputs are all constant do not count: they are folded away.
     """
     supported = supported_operators()
-    proto = expand(proto)
     context = _Context(proto)
     problems: dict[str, str] = {}
     for node in proto.graph.node:
@@ -115,7 +114,7 @@ def _inline(proto: onnx.ModelProto, name: str) -> onnx.ModelProto | None:
     """The model with an operator inlined, or None where onnx cannot (some optional inputs)."""
     # A definition that depends on its inputs' types needs them written down.
     typed = onnx.ModelProto()
-    typed.CopyFrom(infer_shapes(proto))
+    typed.CopyFrom(infer_shapes(proto, with_weights=True))
     typed.graph.value_info.extend(
         onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         for tensor in typed.graph.initializer
