@@ -4,12 +4,14 @@
 
 The command line, the inventory, the bundles, the waves and the journal are the real ones;
 connecting and deploying are fakes that hold as much memory as a connection would. Devices
-whose name matches the pattern BROKEN fail. What was seen goes to the file FACTS.
+whose name matches the pattern BROKEN fail. What was seen goes to the file FACTS. While a file
+`hold` is beside it, no more than the first devices come to an end.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import json
 import re
 import sys
@@ -24,6 +26,7 @@ from edgepack.cli import fleet, main
 from edgepack.fleet import FleetDevice, work
 
 _HELD_BYTES = 1 << 20
+_NOT_HELD = 12
 
 
 class FakeDevice:
@@ -58,15 +61,19 @@ class FakeConnector:
 class FakeDeploy:
     """Instead of deploy_bundle; `events` are ("+" or "-", device), in order."""
 
-    def __init__(self, broken: str, pause_s: float) -> None:
-        self._broken, self._pause_s = broken, pause_s
+    def __init__(self, broken: str, pause_s: float, hold: Path) -> None:
+        self._broken, self._pause_s, self._hold = broken, pause_s, hold
+        self._begun = itertools.count(1)
         self.events: list[tuple[str, str]] = []
 
     def __call__(self, bundle: Any, device: FakeDevice, root: str, **_: Any) -> SimpleNamespace:
         with FakeDevice.lock:
             self.events.append(("+", device.name))
+            begun = next(self._begun)
         if self._pause_s:
             time.sleep(self._pause_s)
+        while begun > _NOT_HELD and self._hold.exists():
+            time.sleep(0.01)
         with FakeDevice.lock:
             self.events.append(("-", device.name))
         if fnmatch.fnmatchcase(device.name, self._broken):
@@ -84,7 +91,7 @@ def _status(key: str) -> int:
 def run(argv: list[str]) -> int:
     """Run the command and write down what was seen."""
     facts, broken, pause_ms, *words = argv
-    deploy = FakeDeploy(broken, float(pause_ms) / 1000)
+    deploy = FakeDeploy(broken, float(pause_ms) / 1000, Path(facts).with_name("hold"))
     fleet.Connector = FakeConnector  # type: ignore[assignment,misc]
     work.deploy_bundle = deploy  # type: ignore[assignment]
     code = main(words)

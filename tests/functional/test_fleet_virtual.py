@@ -175,6 +175,8 @@ def test_an_ansible_inventory_behind_a_jump_host(
     """Everything that is needed to get in comes from the inventory."""
     board = virtual.up(get_board("rasp3b"), name="behind")
     hop = sshd_server.start(tmp_path / "hop")
+    nobody = contextlib.ExitStack()
+    closed = nobody.enter_context(sshd_server.closed_port())
     try:
         (hop.folder / "authorized").write_text(Path(f"{board.key_file}.pub").read_text())
         known = tmp_path / "known_hosts"
@@ -184,7 +186,7 @@ def test_an_ansible_inventory_behind_a_jump_host(
         path.write_text(
             f"""[shops]
 behind ansible_host={board.host} ansible_port={board.port}
-off ansible_host={board.host} ansible_port={sshd_server.free_port()}
+off ansible_host={board.host} ansible_port={closed}
 [shops:vars]
 ansible_user={board.user}
 ansible_ssh_private_key_file={board.key_file}
@@ -205,6 +207,7 @@ edgepack_board=rasp3b
         code, printed = deploy(capsys, path, made, *flags, "--again")
         assert f"host key of localhost:{hop.port} is not known" in printed["devices"][0]["error"]
     finally:
+        nobody.close()
         hop.stop()
 
 

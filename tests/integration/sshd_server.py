@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +24,12 @@ def public(key: Path) -> str:
     return " ".join(Path(f"{key}.pub").read_text().split()[:2])
 
 
-def free_port() -> int:
+@contextlib.contextmanager
+def closed_port() -> Iterator[int]:
+    """A port that refuses connections, and that nobody else is given meanwhile."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+        yield int(sock.getsockname()[1])
 
 
 @dataclass(kw_only=True)
@@ -64,22 +68,20 @@ def start(folder: Path, *, extra: str = "", host_key_kind: str = "ed25519") -> S
     key = make_key(folder / "login")
     host_key = make_key(folder / "host", host_key_kind)
     (folder / "authorized").write_text(public(key) + "\n")
-    port = free_port()
-    (folder / "config").write_text(
-        f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {host_key}\n"
+    config = (
+        f"ListenAddress 127.0.0.1\nHostKey {host_key}\n"
         f"AuthorizedKeysFile {folder}/authorized\nPidFile none\nStrictModes no\nUsePAM no\n"
         "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin yes\n"
         f"Subsystem sftp internal-sftp\nMaxStartups 100\n{extra}\n"
     )
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            ["/usr/sbin/sshd", "-D", "-e", "-f", folder / "config"], stderr=log, stdout=log
-        )
-    for _ in range(200):
-        with socket.socket() as sock:
-            if sock.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.02)
+    for _ in range(10):
+        with closed_port() as port:
+            pass
+        (folder / "config").write_text(f"Port {port}\n{config}")
+        if (process := _listening(folder)) is not None:
+            break
+    else:
+        raise AssertionError((folder / "log").read_text())
     return Sshd(
         folder=folder,
         port=port,
@@ -88,3 +90,18 @@ def start(folder: Path, *, extra: str = "", host_key_kind: str = "ed25519") -> S
         user=getpass.getuser(),
         process=process,
     )
+
+
+def _listening(folder: Path) -> subprocess.Popen[bytes] | None:
+    """A server with the configuration in `folder`; None if it ended, its port being taken."""
+    log = folder / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            ["/usr/sbin/sshd", "-D", "-e", "-f", folder / "config"], stderr=out, stdout=out
+        )
+    while process.poll() is None:
+        # Its own word: what answers at the port may be somebody else.
+        if b"Server listening on" in log.read_bytes():
+            return process
+        time.sleep(0.02)
+    return None

@@ -219,8 +219,10 @@ def test_agent(
 
 
 def test_unreachable(options: SshOptions) -> None:
-    port = sshd_server.free_port()
-    with pytest.raises(UnreachableError, match="refused") as refused:
+    with (
+        sshd_server.closed_port() as port,
+        pytest.raises(UnreachableError, match="refused") as refused,
+    ):
         SshDevice(Address(host="127.0.0.1", port=port), options=options)
     assert refused.value.exit_code == 6
     with pytest.raises(UnreachableError, match=r"board\.invalid:22"):

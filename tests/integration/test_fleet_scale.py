@@ -150,14 +150,22 @@ def test_whatever_ends_the_operator_nothing_is_lost(
 ) -> None:
     file = tmp_path / ".edgepack" / "fleet" / "tiny.jsonl"
     limit = ("--limit", "a000*", "--limit", "b000*", "--parallel", "4")
+    # Not all of the 18 devices come to an end before the signal has arrived.
+    hold = tmp_path / "hold"
+    hold.touch()
+    words = command(tmp_path, bundles, *limit)
+    words.remove("-q")
     with subprocess.Popen(
-        command(tmp_path, bundles, *limit, pause_ms=100),
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    ) as operator:  # fmt: skip
+        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as operator:
+        assert operator.stderr is not None
         while not file.exists() or file.read_bytes().count(b"\n") < 9:
             assert operator.poll() is None
             time.sleep(0.01)
         operator.send_signal(number)
+        while number != signal.SIGKILL and not operator.stderr.readline().startswith("stopping: "):
+            assert operator.poll() is None
+        hold.unlink()
         out, _ = operator.communicate()
     if number == signal.SIGKILL:
         assert operator.returncode == -signal.SIGKILL
