@@ -18,25 +18,39 @@ from edgepack.device.ssh import SshDevice
 from edgepack.virtual import VirtualBoard, apt
 from tests.support import require_tool
 
-# What takes long to make, and no test changes.
-_SHARED = ("device-tool", "kernel", "oci", "opencv", "rootfs", "zig")
+# What is named by what it is made from: it takes long to make, and nobody changes it.
+_SHARED = (
+    "compiled", "device-tool", "examples", "kernel", "oci", "opencv", "rootfs", "runtime", "zig",
+)  # fmt: skip
 
 
 @contextlib.contextmanager
-def own_boards() -> Iterator[Path]:
-    """A cache of our own, so that no board of the user's is touched; those left are stopped."""
-    require_tool("qemu-arm-static", "qemu-arm")
-    require_tool("mmdebstrap")
+def own_cache(*also: str) -> Iterator[Path]:
+    """A cache of our own, but for what takes long to make: `_SHARED` and the entries `also`.
+
+    So no board of the user's, and none of a test that runs at the same time, is touched;
+    boards that are left are stopped.
+    """
     real = paths.cache_dir()
     with tempfile.TemporaryDirectory(prefix="edgepack-test-") as name:
         for shared in _SHARED:
             (real / shared).mkdir(exist_ok=True)
+        for shared in {*_SHARED, *also}:
             (Path(name) / shared).symlink_to(real / shared)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(paths, "_cache_dir", Path(name))
             yield Path(name)
             for board in virtual.list_running():
                 virtual.down(board.name)
+
+
+@contextlib.contextmanager
+def own_boards() -> Iterator[Path]:
+    """`own_cache` for virtual boards, with the tools they need."""
+    require_tool("qemu-arm-static", "qemu-arm")
+    require_tool("mmdebstrap")
+    with own_cache() as folder:
+        yield folder
 
 
 def login(board: VirtualBoard, user: str) -> SshDevice:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import random
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -23,13 +22,13 @@ import numpy as np
 import pytest
 
 from edgepack import virtual
-from edgepack.base import paths
 from edgepack.base.errors import ConnectError, EdgepackError, RemoteError
 from edgepack.boards import get_board
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import MANIFEST_NAME
 from edgepack.device import open_virtual
 from edgepack.virtual import VirtualBoard, state
+from tests.boards import own_cache
 from tests.bundles import FakeTool
 from tests.device_tool import board_tool
 from tests.fake_app import fake_bundle
@@ -47,17 +46,8 @@ def cache() -> Iterator[None]:
     """A board of our own, so that none of the user's is touched."""
     require_tool("qemu-system-aarch64")
     require_tool("mmdebstrap")
-    board_tool(PROFILE)  # while the cache is the usual one
-    real = paths.cache_dir()
-    with tempfile.TemporaryDirectory(prefix="edgepack-test-") as name:
-        for shared in ("rootfs", "kernel"):
-            (real / shared).mkdir(exist_ok=True)
-            (Path(name) / shared).symlink_to(real / shared)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(paths, "_cache_dir", Path(name))
-            yield
-            for board in virtual.list_running():
-                virtual.down(board.name)
+    with own_cache():
+        yield
 
 
 @pytest.fixture(scope="module")

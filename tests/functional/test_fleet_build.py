@@ -11,6 +11,7 @@ from pathlib import Path
 
 from edgepack.base import paths
 from edgepack.bundle.manifest import SIGNATURE_NAME
+from tests.boards import own_cache
 from tests.integration import sshd_server
 from tests.onnx_models import one_conv
 
@@ -29,6 +30,11 @@ sys.exit(code)
 
 
 def test_one_build_for_each_board(tmp_path: Path) -> None:
+    with own_cache():
+        check_builds(tmp_path)
+
+
+def check_builds(tmp_path: Path) -> None:
     model = one_conv(tmp_path / "tiny.onnx")
     (tmp_path / "fleet.toml").write_text(
         '[groups.a]\ndevices = ["a[0001:5000]"]\nboard = "rasp3b"\n'

@@ -29,11 +29,18 @@ from edgepack.flow.job import make_job, package_job
 from edgepack.flow.project import Project, load_project
 from edgepack.flow.reference import compare, run_reference
 from edgepack.gate.gate import GateError
+from tests.boards import own_boards
 from tests.example import load_build
 
 ROOT = "edgepack/mobilenetv2"
 CAT, ESPRESSO = 285, 967
 BOARDS = ("local", "rasp3b", "pynq", "rk3399", "ultra96")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache() -> Iterator[None]:
+    with own_boards():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +66,6 @@ def bundle_for(
 @pytest.fixture
 def local_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of its own for board `local`, which deploys below the home folder."""
-    from edgepack.base import paths
-
-    monkeypatch.setattr(paths, "_cache_dir", paths.cache_dir())
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
 

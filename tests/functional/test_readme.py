@@ -6,15 +6,14 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from edgepack import virtual
 from edgepack.base import paths
 from edgepack.cli import main
+from tests.boards import own_cache
 from tests.example import load_build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,17 +56,8 @@ def test_the_demo_names_the_cat_and_the_coffee(cache: Path) -> None:
 @pytest.fixture(scope="module")
 def cache() -> Iterator[Path]:
     """Boards of our own, so that the user's rasp3b is not touched; what is built is shared."""
-    real = paths.cache_dir()
-    with tempfile.TemporaryDirectory(prefix="edgepack-test-") as name:
-        own = Path(name)
-        for shared in real.iterdir():
-            if shared.name != "virtual":
-                (own / shared.name).symlink_to(shared)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(paths, "_cache_dir", own)
-            yield own
-            for board in virtual.list_running():
-                virtual.down(board.name)
+    with own_cache(*(venv.name for venv in paths.cache_dir().glob("venv-*"))) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from edgepack.boards import get_board
 from edgepack.virtual import disk, errors, state
 from edgepack.virtual.rootfs import rootfs
 from edgepack.virtual.state import VirtualBoard
+from tests.boards import own_cache
 
 RequireTool = Callable[..., str]
 LIGHT_TOOLS = ("qemu-arm-static", "mmdebstrap", "ssh", "ssh-keygen")
@@ -31,17 +32,8 @@ LIGHT_TOOLS = ("qemu-arm-static", "mmdebstrap", "ssh", "ssh-keygen")
 @pytest.fixture(scope="module", autouse=True)
 def cache() -> Iterator[Path]:
     """Boards and keys of our own, so that no board of the user's is touched."""
-    real = paths.cache_dir()
-    with tempfile.TemporaryDirectory(prefix="edgepack-test-") as name:
-        own = Path(name)
-        for shared in ("rootfs", "kernel"):
-            (real / shared).mkdir(exist_ok=True)
-            (own / shared).symlink_to(real / shared)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(paths, "_cache_dir", own)
-            yield own
-            for board in state.names():
-                virtual.down(board)
+    with own_cache() as folder:
+        yield folder
 
 
 @pytest.fixture(autouse=True)
@@ -263,7 +255,8 @@ def test_an_ordinary_user_needs_nothing_special(require_tool: RequireTool) -> No
         script = """
 import subprocess, sys
 from pathlib import Path
-from edgepack import paths, virtual
+from edgepack import virtual
+from edgepack.base import paths
 from edgepack.boards import get_board
 paths.set_cache_dir(Path(sys.argv[1]))
 board = virtual.up(get_board("rasp3b"), kind="light")
@@ -348,7 +341,8 @@ def _in_forbidding_namespace(require_tool: RequireTool, body: str) -> str:
 import logging, sys
 from pathlib import Path
 Path("/proc/sys/user/max_user_namespaces").write_text("0")
-from edgepack import paths, virtual
+from edgepack import virtual
+from edgepack.base import paths
 from edgepack.boards import get_board
 logging.basicConfig(stream=sys.stdout)
 paths.set_cache_dir(Path(sys.argv[1]))
