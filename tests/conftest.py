@@ -8,12 +8,14 @@ import pytest
 
 from edgepack.base.paths import set_cache_dir
 from tests import support
+from tests.costs import Costs
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     # The same cache as ./dev uses.
     if cache := os.environ.get("EDGEPACK_CACHE"):
         set_cache_dir(Path(cache))
+    config.pluginmanager.register(Costs(config), "costs")
 
 
 @pytest.fixture(scope="session")
