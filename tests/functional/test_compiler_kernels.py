@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgepack.compiler.place.rewrite import LAYOUT
+from edgepack.compiler.place.emit import LAYOUT
 from edgepack.compiler.rules.table import RULES
 from tests.onnx_models import Builder
 from tests.targets import TARGETS, compile_and_run, save_cases, wrong_outputs

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgepack.compiler.place.rewrite import LAYOUT
+from edgepack.compiler.place.emit import LAYOUT
 from edgepack.compiler.rules import winograd
 from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.rules.table import RULES

@@ -1,12 +1,12 @@
-"""Kernels written for the CPU at hand: rules, a cost model, and the blocked layout.
+"""Kernels written for the CPU at hand, in place of Relax operators.
 
-    Relax -graph-> layers -fuse-> layers with expressions -rewrite-> Relax with kernel calls
+    Relax -graph-> layers -fuse-> layers with expressions -placement-> -emit-> calls of kernels
 
-`rules.table.RULES` lists the rules in the order they are tried, one module per operator family.
-`cpu` holds what is known of each micro-architecture, `tile` the cost model that turns it into
-register tiles, `layout` the layout of the tensors, `arm` the micro-kernels in assembly.
+`placement` decides, by the rules of `rules.table`, in which layout each tensor lies and what makes
+it; `emit` writes that as a Relax function, with the kernels that the rules make. `lower` has TVM
+lower what is left.
 """
 
-from edgepack.compiler.place.rewrite import Rewritten, rewrite
+from edgepack.compiler.place.emit import Rewritten, rewrite
 
 __all__ = ["Rewritten", "rewrite"]

@@ -1,0 +1,276 @@
+"""A Relax module -> the same with fast kernels for every layer that a rule takes.
+
+Layers that no rule takes stay Relax operators on plain tensors; where the two kinds meet, a
+tensor is packed into the blocked layout or unpacked from it, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+
+from edgepack.compiler.backend.report import LayerReport
+from edgepack.compiler.backend.storage import joint as joint_of
+from edgepack.compiler.backend.storage import view
+from edgepack.compiler.layers.graph import Layer, Value, shape_of, shape_of_type
+from edgepack.compiler.origin import Origin, merge, origin_of
+from edgepack.compiler.place.placement import (
+    JointOf,
+    PlacedLayer,
+    Placement,
+    ViewAt,
+    place_layers,
+)
+from edgepack.compiler.rules import copies, joint
+from edgepack.compiler.rules.rule import Kernel, Rule, product
+from edgepack.compiler.rules.table import PLAIN, RULES
+from edgepack.compiler.tiles.cpu import cpu_model
+from edgepack.compiler.tiles.layout import Blocked
+
+# What reports call the kernels that change a tensor's layout.
+LAYOUT = "layout"
+_LAYOUT_CHANGE = Origin(operator=LAYOUT, name="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewritten:
+    """A module that calls `kernels` by name (as `call_dps_packed`), and what they are.
+
+    `reports` has one entry per call, in order.
+    """
+
+    module: tvm.IRModule
+    kernels: dict[str, tirx.PrimFunc]
+    reports: tuple[LayerReport, ...]
+
+
+def rewrite(
+    module: tvm.IRModule,
+    target: tvm.target.Target,
+    *,
+    rules: Sequence[Rule] = RULES,
+    smallest: bool = False,
+) -> Rewritten:
+    """Put fast kernels into `main`, a function of one dataflow block.
+
+    The result's `main` has the same inputs and outputs. Equal modules give equal results,
+    names included. `smallest` leaves out those of the `rules` that store more weights to be faster.
+    """
+    main = module["main"]
+    tried = [rule for rule in rules if not (smallest and rule.more_weights)]
+    emitter = _Emitter(main, place_layers(main, cpu_model(target), tried))
+    new_main = emitter.emit()
+    functions = dict(module.functions.items())
+    updated = tvm.IRModule(functions, attrs=module.attrs)
+    updated["main"] = new_main
+    return Rewritten(
+        module=updated, kernels=emitter.kernels.functions, reports=tuple(emitter.reports)
+    )
+
+
+class _Kernels:
+    """Kernels by name; equal ones are kept once."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, tirx.PrimFunc] = {}
+
+    def add(self, name: str, function: tirx.PrimFunc) -> str:
+        candidate, count = name, 1
+        while candidate in self.functions:
+            if tvm_ffi.structural_equal(self.functions[candidate], function):
+                return candidate
+            count += 1
+            candidate = f"{name}_v{count}"
+        self.functions[candidate] = function
+        return candidate
+
+
+class _Emitter:
+    """Writes the new function; `kernels` and `reports` fill while it does."""
+
+    def __init__(self, main: relax.Function, placement: Placement) -> None:
+        self.main = main
+        self.placement = placement
+        self.cpu = placement.cpu
+        self.builder = relax.BlockBuilder()
+        self.kernels = _Kernels()
+        self.reports: list[LayerReport] = []
+        # Values whose pixels the cores shared when they were made; see `Site`.
+        self.by_pixels: set[Value] = set()
+        # Where each value is, in the new function: plain as the model has it, or blocked.
+        self.plain: dict[Value, relax.Expr] = {}
+        self.blocked: dict[Value, relax.Expr] = {}
+
+    def emit(self) -> relax.Function:
+        """Emit everything in order; only what is needed in another layout is converted."""
+        parameters = [relax.Var(p.name, p.ty) for p in self.main.params]
+        for old, new in zip(self.main.params, parameters, strict=True):
+            self.plain[old] = new
+        with self.builder.function("main", parameters, attrs=dict(self.main.attrs or {})):
+            with self.builder.dataflow():
+                for placed in self.placement.layers:
+                    self._layer(placed)
+                result = self.builder.emit_output(self._substitute(self.main.body.body))
+            self.builder.emit_func_output(result)
+        return self.builder.get()["main"]
+
+    def _layer(self, placed: PlacedLayer) -> None:
+        layer, rule = placed.layer, placed.rule
+        if rule is None:
+            for var, value in layer.bindings:
+                self.plain[var] = self._on_plain(var, value)
+        elif placed.alias is not None:
+            self.blocked[layer.output] = self.builder.emit(self._shared(layer, placed.alias))
+        else:
+            self._kernel(layer, rule)
+
+    def _kernel(self, layer: Layer, rule: Rule) -> None:
+        """Call the kernel of a layer."""
+        site = self.placement.site(layer, by_pixels=layer.inputs[0] in self.by_pixels)
+        kernel = rule.make(site)
+        if kernel.by_pixels:
+            self.by_pixels.add(layer.output)
+        read = [self._blocked(value) for value in (*layer.inputs, *layer.operands)]
+        read += [relax.const(np.ascontiguousarray(values)) for values in kernel.constants]
+        made = self._call(
+            rule.name,
+            kernel,
+            read,
+            shape=site.output.shape,
+            mean=site.mean.shape if site.mean else None,
+            shown=shape_of(layer.output),
+            origin=merge(origin_of(value) for _, value in layer.bindings),
+        )
+        if layer.mean is not None:
+            self.blocked[layer.mean] = self.builder.emit(relax.TupleGetItem(made, 1))
+            made = self.builder.emit(relax.TupleGetItem(made, 0))
+        self.blocked[layer.output] = made
+
+    def _shared(self, layer: Layer, alias: ViewAt | JointOf) -> relax.Call:
+        """A result that shares its inputs' bytes."""
+        shape = self.placement.layouts[layer.output].shape
+        if isinstance(alias, ViewAt):
+            return view(self._blocked(layer.inputs[0]), shape, offset=alias.offset)
+        parts = []
+        for value, (layout, copied) in zip(layer.inputs, alias.parts, strict=True):
+            part = self._blocked(value)
+            if copied:
+                kernel = joint.copy(self.placement.layouts[value], layout)
+                shown = shape_of(value)
+                part = self._call("concat", kernel, [part], shape=layout.shape, shown=shown)
+            parts.append(part)
+        return joint_of(parts, shape)
+
+    def _on_plain(self, var: relax.Var, value: relax.Expr) -> relax.Expr:
+        """A value computed from plain tensors: by a kernel if there is a rule, else by TVM."""
+        tried = (make(value, self.placement.made, self.cpu) for make in PLAIN)
+        is_call = isinstance(value, relax.Call)
+        made = next((item for item in tried if item is not None), None) if is_call else None
+        if made is None:
+            return self.builder.emit(self._substitute(value))
+        read = [self.builder.emit(view(self._plain(var), shape)) for var, shape in made.inputs]
+        read += [relax.const(np.ascontiguousarray(values)) for values in made.kernel.constants]
+        result = self._call(
+            made.rule,
+            made.kernel,
+            read,
+            shape=made.shape,
+            dtype=made.dtype,
+            shown=shape_of(var),
+            origin=origin_of(value),
+        )
+        return self.builder.emit(view(result, shape_of(var)))
+
+    def _call(
+        self,
+        rule: str,
+        kernel: Kernel,
+        read: Sequence[relax.Expr],
+        *,
+        shape: Sequence[int],
+        shown: tuple[int, ...],
+        dtype: str = "float32",
+        mean: Sequence[int] | None = None,
+        origin: Origin | None = _LAYOUT_CHANGE,
+    ) -> relax.Expr:
+        """Emit a kernel's call; its result has `shape`, and is `shown` in the report.
+
+        With a `mean`, the shape of a second result, it returns a tuple.
+        """
+        name = self.kernels.add(kernel.name, kernel.function)
+        types = [relax.TensorType(list(dims), dtype) for dims in (shape, mean) if dims]
+        call = relax.call_dps_packed(name, list(read), types if mean else types[0])
+        tensors = [*(expr.ty for expr in read), *types]
+        self.reports.append(
+            LayerReport(
+                kernel=name,
+                layer=origin.name if origin else "",
+                operator=origin.operator if origin else rule,
+                rule=rule,
+                shape=shown,
+                tile=kernel.tile,
+                macs=kernel.macs,
+                cycles=kernel.cycles,
+                nbytes=sum(
+                    product(shape_of_type(tensor)) * np.dtype(str(tensor.dtype)).itemsize
+                    for tensor in tensors
+                ),
+            )
+        )
+        return self.builder.emit(call)
+
+    def _blocked(self, value: Value) -> relax.Expr:
+        """A value in the blocked layout, packed from the plain one the first time."""
+        if value not in self.blocked:
+            layout, plain = self.placement.layouts[value], shape_of(value)
+            data = self._plain(value)
+            if layout.planar:
+                packed = data
+            elif _same_bytes(layout):
+                packed = self.builder.emit(view(data, layout.shape))
+            else:
+                kernel = copies.pack(plain, layout, self.cpu)
+                packed = self._call(LAYOUT, kernel, [data], shape=layout.shape, shown=plain)
+            self.blocked[value] = packed
+        return self.blocked[value]
+
+    def _plain(self, value: Value) -> relax.Expr:
+        """A value as the model has it, unpacked from the blocked layout the first time."""
+        if value in self.plain:
+            return self.plain[value]
+        root, shape = self.placement.root(value), shape_of(value)
+        if root in self.blocked:
+            layout = self.placement.layouts[root]
+            if _same_bytes(layout):
+                made = self.builder.emit(view(self.blocked[root], shape))
+            else:
+                kernel = copies.unpack(layout, shape, self.cpu)
+                made = self._call(LAYOUT, kernel, [self.blocked[root]], shape=shape, shown=shape)
+        else:
+            made = self.builder.emit(view(self.plain[root], shape))
+        self.plain[value] = made
+        return made
+
+    def _substitute(self, expr: relax.Expr) -> relax.Expr:
+        """An expression of the old function in terms of the new one, on plain tensors."""
+        if isinstance(expr, relax.Var):
+            return self._plain(expr)
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self._substitute(item) for item in expr.fields])
+        if isinstance(expr, relax.TupleGetItem):
+            return relax.TupleGetItem(self._substitute(expr.tuple_value), expr.index)
+        if isinstance(expr, relax.Call):
+            arguments = [self._substitute(argument) for argument in expr.args]
+            return relax.Call(expr.op, arguments, expr.attrs, expr.ty_args)
+        return expr
+
+
+def _same_bytes(layout: Blocked) -> bool:
+    """Whether the blocked and the plain tensor have the same bytes in the same order."""
+    one_pixel = layout.height == layout.width == 1 and not layout.halo
+    return one_pixel and layout.channels % layout.block == 0

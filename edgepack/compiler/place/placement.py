@@ -1,0 +1,307 @@
+"""Which rule makes each layer, in which layout each tensor lies, and who shares whose bytes.
+
+All of it is decided before anything is emitted, by `place_layers`: equal functions, CPUs and rules
+give equal placements. Values that only Relax operators touch stay as the model has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tvm import relax
+
+from edgepack.compiler.layers.fuse import fuse
+from edgepack.compiler.layers.graph import (
+    Convolution,
+    Foreign,
+    Layer,
+    Resampling,
+    Slice,
+    Value,
+    View,
+    extent,
+    read_layers,
+    shape_of,
+    variables,
+)
+from edgepack.compiler.rules import joint
+from edgepack.compiler.rules.rule import Alias, Rule, Site, product
+from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.layout import NO_HALO, Blocked, Halo
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewAt:
+    """A result that is the bytes of the only input from `offset` on."""
+
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointOf:
+    """A result that is `parts`, one after the other: for each input the layout it has there, and
+    whether it has to be copied for that, for its own place is elsewhere."""
+
+    parts: tuple[tuple[Blocked, bool], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedLayer:
+    """A layer and the rule that makes its kernel; None if TVM lowers it, from plain tensors.
+
+    `alias` is there if the layer needs no kernel, for its result shares the bytes of its inputs.
+    """
+
+    layer: Layer
+    rule: Rule | None = None
+    alias: ViewAt | JointOf | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """What is decided of a function.
+
+    `layers` are in the order of their calls, and `layouts` those of the blocked values. A value in
+    `roots` has the bytes of another one, which stands for it everywhere. `made` is the expression
+    of each of the function's variables.
+    """
+
+    cpu: CpuModel
+    layers: tuple[PlacedLayer, ...]
+    layouts: Mapping[Value, Blocked]
+    roots: Mapping[Value, Value]
+    made: Mapping[relax.Var, relax.Expr]
+
+    def root(self, value: Value) -> Value:
+        """The value whose bytes these are."""
+        return self.roots.get(value, value)
+
+    def site(self, layer: Layer, *, by_pixels: bool) -> Site:
+        """Where a layer with a rule is; see `Site`."""
+        return _site(layer, self.layouts, self.cpu, by_pixels=by_pixels)
+
+
+def place_layers(main: relax.Function, cpu: CpuModel, rules: Sequence[Rule]) -> Placement:
+    """Place the layers of a function of one dataflow block. The first rule that takes a layer
+    makes it."""
+    read = read_layers(main)
+    layers, roots = _without_views(read)
+    outputs = [roots.get(value, value) for value in variables(main.body.body)]
+    layers = fuse(layers, outputs)
+    taken = _take(layers, cpu, rules)
+    halos = _halos(layers, taken)
+    layers = _with_means(layers, taken)
+    slots = _share_bytes(layers, taken, halos)
+    layouts = _layouts(layers, taken, halos, cpu)
+
+    def placed(layer: Layer) -> PlacedLayer:
+        rule = taken.get(layer.output)
+        if rule is None or rule.alias is None:
+            return PlacedLayer(layer=layer, rule=rule)
+        site = _site(layer, layouts, cpu, by_pixels=False)
+        return PlacedLayer(layer=layer, rule=rule, alias=_alias(rule.alias, site, slots))
+
+    return Placement(
+        cpu=cpu,
+        layers=tuple(map(placed, layers)),
+        layouts=layouts,
+        roots=roots,
+        made={var: value for layer in read for var, value in layer.bindings},
+    )
+
+
+def _without_views(layers: Sequence[Layer]) -> tuple[list[Layer], dict[Value, Value]]:
+    """The layers that do something, reading the roots of what they read, and those roots."""
+    left, roots = [], dict[Value, Value]()
+
+    def root(value: Value) -> Value:
+        return roots.get(value, value)
+
+    for layer in layers:
+        inputs = tuple(map(root, layer.inputs))
+        if isinstance(layer.operator, View):
+            roots[layer.output] = inputs[0]
+        else:
+            left.append(replace(layer, inputs=inputs, operands=tuple(map(root, layer.operands))))
+    return left, roots
+
+
+# ------------------------------------------------ rules
+
+
+def _take(layers: Sequence[Layer], cpu: CpuModel, rules: Sequence[Rule]) -> dict[Value, Rule]:
+    """Who makes each result; what is left out stays with TVM."""
+    taken: dict[Value, Rule] = {}
+    for layer in layers:
+        if isinstance(layer.operator, Foreign):
+            continue
+        if not isinstance(layer.operator, Convolution):
+            # Not worth a change of layout by themselves.
+            read = (*layer.inputs, *layer.operands)
+            if not any(value in taken for value in read) or _grows_at_the_end(layer, layers):
+                continue
+        rule = next((rule for rule in rules if rule.takes(layer, cpu)), None)
+        if rule is not None:
+            taken[layer.output] = rule
+    return taken
+
+
+def _grows_at_the_end(layer: Layer, layers: Sequence[Layer]) -> bool:
+    """Whether a resize makes a larger image that is only read as the model has it.
+
+    Then it is less work to change the layout of the smaller one.
+    """
+    if not isinstance(layer.operator, Resampling) or layer.expression:
+        return False
+    sizes = [product(shape_of(value)) for value in (layer.inputs[0], layer.output)]
+    return sizes[0] < sizes[1] and all(
+        isinstance(other.operator, Foreign)
+        for other in layers
+        if layer.output in (*other.inputs, *other.operands)
+    )
+
+
+def _with_means(layers: Sequence[Layer], taken: Mapping[Value, Rule]) -> list[Layer]:
+    """The layers, those with the mean of their result as a second one whose kernels can make it,
+    as squeeze-and-excite wants it."""
+    means: dict[Value, Layer] = {}
+    for layer in layers:
+        rule = taken.get(layer.output)
+        if rule is None or not rule.is_mean or layer.expression:
+            continue
+        made_by = taken.get(layer.inputs[0])
+        if made_by is not None and made_by.averages:
+            means.setdefault(layer.inputs[0], layer)
+
+    def with_mean(layer: Layer) -> Layer:
+        mean = means.get(layer.output)
+        if mean is None:
+            return layer
+        return replace(layer, mean=mean.output, bindings=(*layer.bindings, *mean.bindings))
+
+    return [with_mean(layer) for layer in layers if layer not in means.values()]
+
+
+# ------------------------------------------------ layouts
+
+
+def _halos(layers: Sequence[Layer], taken: Mapping[Value, Rule]) -> dict[Value, Halo]:
+    """The zeros around each value that those who read it want."""
+    halos: dict[Value, Halo] = {}
+    for layer in layers:
+        rule = taken.get(layer.output)
+        if rule is not None:
+            wanted = rule.halo(layer)
+            for value in layer.inputs:
+                halos[value] = halos.get(value, NO_HALO).union(wanted)
+    return halos
+
+
+def _share_bytes(
+    layers: Sequence[Layer], taken: Mapping[Value, Rule], halos: dict[Value, Halo]
+) -> dict[Value, Value]:
+    """Values that are written straight into a joint, and that joint. All that share bytes get one
+    halo.
+
+    A part that needs a halo which its joint does not is copied: the joint's readers are worth
+    more than the copy.
+    """
+
+    def alias(value: Value) -> Alias | None:
+        return taken[value].alias if value in taken else None
+
+    slots: dict[Value, Value] = {}
+    shared = [
+        layer
+        for layer in layers
+        if alias(layer.output) is not None and extent(layer.output)[0] == 1
+    ]
+    views = [layer for layer in shared if alias(layer.output) is Alias.VIEW]
+    joints = [layer for layer in shared if alias(layer.output) is Alias.JOINT]
+    for layer in reversed(views):
+        (source,) = layer.inputs
+        halos[source] = halos.get(source, NO_HALO).union(halos.get(layer.output, NO_HALO))
+    for layer in reversed(joints):
+        halo = halos.get(layer.output, NO_HALO)
+        for value in layer.inputs:
+            computed = value in taken and alias(value) is not Alias.VIEW
+            fits = halos.get(value, NO_HALO).union(halo) == halo
+            if computed and fits and value not in slots:
+                slots[value] = layer.output
+                halos[value] = halo
+    for layer in views:
+        halos[layer.output] = halos.get(layer.inputs[0], NO_HALO)
+    return slots
+
+
+def _layouts(
+    layers: Sequence[Layer],
+    taken: Mapping[Value, Rule],
+    halos: Mapping[Value, Halo],
+    cpu: CpuModel,
+) -> dict[Value, Blocked]:
+    """The layouts of all that the kernels of rules read and write."""
+    ruled = [layer for layer in layers if layer.output in taken]
+
+    def stays_planar(value: Value) -> bool:
+        """Whether all that read an image of the network's own layout can do so."""
+        return (
+            value not in taken
+            and len(shape_of(value)) == 4
+            and all(
+                value not in layer.operands and taken[layer.output].reads_planar(layer, cpu)
+                for layer in ruled
+                if value in (*layer.inputs, *layer.operands)
+            )
+        )
+
+    def layout(value: Value) -> Blocked:
+        batch, channels, height, width = extent(value)
+        planar = stays_planar(value)
+        return Blocked(
+            batch=batch,
+            channels=channels,
+            height=height,
+            width=width,
+            block=cpu.block(channels),
+            halo=NO_HALO if planar else halos.get(value, NO_HALO),
+            planar=planar,
+        )
+
+    values = [
+        value for layer in ruled for value in (*layer.inputs, *layer.operands, *layer.results)
+    ]
+    return {value: layout(value) for value in dict.fromkeys(values)}
+
+
+def _site(
+    layer: Layer, layouts: Mapping[Value, Blocked], cpu: CpuModel, *, by_pixels: bool
+) -> Site:
+    return Site(
+        layer=layer,
+        inputs=tuple(layouts[value] for value in layer.inputs),
+        operands=tuple(layouts[value] for value in layer.operands),
+        output=layouts[layer.output],
+        mean=layouts[layer.mean] if layer.mean is not None else None,
+        by_pixels=by_pixels,
+        cpu=cpu,
+    )
+
+
+def _alias(kind: Alias, site: Site, slots: Mapping[Value, Value]) -> ViewAt | JointOf | None:
+    """How a result shares its inputs' bytes; None if they have to be copied by a kernel."""
+    layer = site.layer
+    if kind is Alias.VIEW:
+        assert isinstance(layer.operator, Slice)
+        offset = joint.view_offset(site.inputs[0], layer.operator.first)
+        return None if offset is None else ViewAt(offset=offset)
+    # All parts have the joint's halo once they are in it.
+    parts = [replace(part, halo=site.output.halo) for part in site.inputs]
+    if not joint.in_place(parts, site.output):
+        return None
+    copied = (
+        slots.get(value) is not layer.output or value in layer.inputs[:index]
+        for index, value in enumerate(layer.inputs)
+    )
+    return JointOf(parts=tuple(zip(parts, copied, strict=True)))

@@ -1,0 +1,73 @@
+"""What is decided of a network before any kernel is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgepack.compiler.frontend import importer
+from edgepack.compiler.frontend.load import load_model
+from edgepack.compiler.place.placement import JointOf, PlacedLayer, Placement, ViewAt, place_layers
+from edgepack.compiler.rules.table import RULES
+from edgepack.compiler.tiles.cpu import CORTEX_A72
+from edgepack.compiler.tiles.layout import Halo
+from edgepack.model import ModelSpec
+from tests.onnx_models import Builder
+from tests.targets import save_cases
+
+IMAGE = (1, 8, 12, 10)
+
+
+def placed(path: Path, net: Builder, *outputs: str) -> Placement:
+    """The placement of a network of one image for a Cortex-A72."""
+    save_cases(path, net, {"x": IMAGE}, {f"result_{name}": name for name in outputs})
+    module = importer.import_model(load_model(ModelSpec(path=path)))
+    return place_layers(module["main"], CORTEX_A72, RULES)
+
+
+def by_rule(placement: Placement, name: str) -> list[PlacedLayer]:
+    return [item for item in placement.layers if item.rule is not None and item.rule.name == name]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.onnx"
+
+
+def test_a_joint_copies_only_parts_that_have_their_place_elsewhere(path: Path) -> None:
+    net = Builder()
+    one, two = net.conv("x", 8, 16, kernel=1), net.conv("x", 8, 16, kernel=1)
+    inner = net.op("Concat", one, two, axis=1)
+    net.op("Concat", inner, net.conv(inner, 32, 16, kernel=1), one, axis=1, outputs=["y"])
+    inner_joint, outer_joint = by_rule(placed(path, net, "y"), "concat")
+    assert isinstance(inner_joint.alias, JointOf)
+    assert isinstance(outer_joint.alias, JointOf)
+    # `one` can lie in one of its two joints only.
+    copied = [copied for joint in (inner_joint, outer_joint) for _, copied in joint.alias.parts]
+    assert sum(copied) == 1
+
+
+def test_a_range_of_blocks_is_a_view_with_the_halo_of_the_whole(path: Path) -> None:
+    net = Builder()
+    parts = [f"part{i}" for i in range(2)]
+    net.op("Split", net.conv("x", 8, 32), outputs=parts, axis=1)
+    net.op("Relu", net.conv(parts[1], 16, 8, kernel=5), outputs=["y"])
+    placement = placed(path, net, "y")
+    view = by_rule(placement, "slice")[1]
+    whole, shown = placement.layouts[view.layer.inputs[0]], placement.layouts[view.layer.output]
+    assert shown.halo == whole.halo == Halo(top=2, left=2, bottom=2, right=2)
+    # 16 of 32 channels lie before it: half of the image.
+    assert view.alias == ViewAt(offset=whole.nbytes // 2)
+
+
+def test_a_mean_is_made_with_what_it_is_the_mean_of(path: Path) -> None:
+    net = Builder()
+    wide = net.conv("x", 8, 24, kernel=1)
+    gate = net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", wide), 24, 24, kernel=1))
+    net.op("Mul", wide, gate, outputs=["y"])
+    placement = placed(path, net, "y")
+    assert not by_rule(placement, "mean")
+    (first, *_) = (item.layer for item in placement.layers if item.rule is not None)
+    assert first.mean is not None
+    assert placement.layouts[first.mean].height == placement.layouts[first.mean].width == 1
