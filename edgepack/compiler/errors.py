@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgepack.base.errors import ModelError
@@ -10,19 +11,28 @@ from edgepack.base.errors import ModelError
 DATA_SHAPE_HINT = "make the inputs that hold shapes, sizes or axes constants of the model"
 
 
+@dataclass(frozen=True)
+class Reason:
+    """Why an operator is not compiled, and what can be done instead."""
+
+    why: str
+    instead: str
+
+
 class UnsupportedOperatorError(ModelError):
     """The model holds operators, or forms of them, that cannot be compiled.
 
-    `operators` maps each one to the reason.
+    `operators` maps each one to why; the hint says what can be done instead, for each.
     """
 
-    def __init__(self, path: Path, operators: Mapping[str, str]) -> None:
-        lines = "\n".join(f"  {name}: {reason}" for name, reason in sorted(operators.items()))
+    def __init__(self, path: Path, reasons: Mapping[str, Reason]) -> None:
+        ordered = sorted(reasons.items())
+        lines = "".join(f"\n  {name}: {reason.why}" for name, reason in ordered)
         super().__init__(
-            f"{path}: operators that cannot be compiled ({len(operators)})\n{lines}",
-            hint="export the model for inference, or replace these layers and export it again",
+            f"{path}: operators that cannot be compiled ({len(reasons)}){lines}",
+            hint="\n  ".join(f"{name}: {reason.instead}" for name, reason in ordered),
         )
-        self.operators = dict(operators)
+        self.operators = {name: reason.why for name, reason in ordered}
 
 
 class ImportModelError(ModelError):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import onnx
 import pytest
 from onnx import TensorProto
+from tvm.relax.frontend.onnx import onnx_frontend
 
 from edgepack.compiler.errors import UnsupportedOperatorError
 from edgepack.compiler.frontend import operators
+from edgepack.compiler.frontend.expand import expand
 from edgepack.compiler.frontend.importer import import_model
 from edgepack.compiler.frontend.load import load_model
 from edgepack.model import ModelSpec
@@ -130,7 +133,7 @@ def test_roi_align(tmp_path: Path) -> None:
 def test_expand_replaces_what_tvm_lacks(tmp_path: Path) -> None:
     b = Builder()
     b.op("Celu", b.op("HardSwish", "x"), outputs=["y"])
-    types = {node.op_type for node in operators.expand(b.model({"x": [2]}, {"y": [2]})).graph.node}
+    types = {node.op_type for node in expand(b.model({"x": [2]}, {"y": [2]})).graph.node}
     assert "Celu" not in types
     assert "HardSwish" in types
 
@@ -145,3 +148,35 @@ def test_an_identity_does_not_compute_its_input_again(tmp_path: Path) -> None:
     path = net.save(tmp_path / "m.onnx", {"x": (1, 3, 9, 9)}, {"y": shape, "same": shape})
     module = import_model(load_model(ModelSpec(path=path)))
     assert str(module["main"]).count("R.nn.conv2d(") == 2
+
+
+def test_every_refusal_says_why_and_what_to_do_instead(tmp_path: Path) -> None:
+    b = Builder()
+    b.op("TopK", "x", b.const([1], "int64"), outputs=["t", "i"])
+    b.op("Dropout", "t", outputs=["v", "mask"])
+    b.nodes.append(onnx.helper.make_node("Fancy", ["v"], ["y"], domain="org.example"))
+    path = b.save(tmp_path / "m.onnx", {"x": [4]}, {"y": None, "mask": None}, {"mask": 9})
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        load_model(ModelSpec(path=path))
+    assert caught.value.hint is not None
+    for name, instead in {
+        "TopK": "sort in the application",
+        "Dropout": r"model\.eval\(\)",
+        "org.example::Fancy": "standard operators",
+    }.items():
+        assert re.search(rf"^  {name}: \w+", caught.value.message, re.MULTILINE)
+        assert re.search(rf"^ *{name}: .*{instead}", caught.value.hint, re.MULTILINE)
+
+
+def test_the_table_names_operators_that_there_are() -> None:
+    onnx_names = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}
+    converted = set(onnx_frontend._get_convert_map())
+    assert not set(operators.OPERATORS) - onnx_names - converted
+    assert list(operators.OPERATORS) == sorted(operators.OPERATORS)
+    for name, operator in operators.OPERATORS.items():
+        assert operator != operators.Operator(), f"{name}: an entry that says nothing"
+        for refusal in operator.refused:
+            assert refusal.why
+            assert refusal.instead
+            # Once TVM converts it, this reason is no longer one.
+            assert name not in converted or refusal.why != "not known to the compiler"

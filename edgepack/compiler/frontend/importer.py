@@ -6,7 +6,7 @@ import contextlib
 import io
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,12 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 from edgepack.compiler.errors import (
     DATA_SHAPE_HINT,
     ImportModelError,
-    UnsupportedOperatorError,
     first_line,
 )
+from edgepack.compiler.frontend.conversions import Node, is_static
 from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.frontend.load import CheckedModel
-from edgepack.compiler.frontend.operators import unsupported
-from edgepack.compiler.frontend.resizing import resized
+from edgepack.compiler.frontend.operators import OPERATORS, Operator, check_operators
 from edgepack.compiler.origin import Origin, mark
 from edgepack.model import DynamicShapeError, LoadedModel, infer_shapes
 
@@ -38,9 +37,7 @@ def import_model(model: CheckedModel) -> tvm.IRModule:
     the data, or `UnsupportedOperatorError` for what is left after constant folding.
     """
     proto = _fold(model, widened(model.expanded))
-    left = unsupported(proto)
-    if left:
-        raise UnsupportedOperatorError(model.path, left)
+    check_operators(model.path, proto)
     said = io.StringIO()
     try:
         # The importer prints what it was converting when it fails, and warns about names.
@@ -90,83 +87,22 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self, op_name: str, inputs: list[relax.Expr], attrs: dict[str, Any], opset: int
     ) -> relax.Expr:
         self.bb.origin = Origin(operator=op_name, name=attrs["tvm_custom"]["name"])
-        made = None
-        if op_name == "Cast":
-            made = _cast_to_integers(inputs[0], attrs["to"])
-        elif op_name == "Pad" and opset >= 11:
-            made = _padded_image(inputs, attrs.get("mode", b"constant").decode())
-        elif op_name == "Resize" and opset >= 11:
-            convert = super()._convert_operator
-            made = resized(
-                inputs,
-                attrs.get("coordinate_transformation_mode", b"half_pixel").decode(),
-                lambda of: convert(op_name, of, attrs, opset),
-                self.bb.emit,
-            )
+        by_tvm = super()._convert_operator
+        own = OPERATORS.get(op_name, Operator()).convert
+        node = Node(
+            inputs=inputs,
+            attributes=attrs,
+            opset=opset,
+            by_tvm=lambda of: by_tvm(op_name, of, attrs, opset),
+            emit=self.bb.emit,
+        )
+        made = own(node) if own else None
         if made is None:
-            made = super()._convert_operator(op_name, inputs, attrs, opset)
+            made = node.by_tvm(inputs)
         # An input given back is no second call of what made it.
         if not isinstance(made, relax.Call) or any(map(made.same_as, inputs)):
             return made
         return self.bb.normalize(self.bb.marked(made))
-
-
-_EXTREMES = {"Max": relax.op.maximum, "Min": relax.op.minimum}
-# Integers that floats become, and by way of which ones: small ones wrap around.
-_BY_WAY_OF = {
-    "int8": "int32",
-    "uint8": "int32",
-    "int16": "int32",
-    "uint16": "int32",
-    "int32": "int32",
-    "uint32": "int64",
-    "int64": "int64",
-}
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(getattr(value, "ty", None), relax.TensorType)
-
-
-def _cast_to_integers(data: relax.Expr, to: int) -> relax.Expr | None:
-    """A cast of floats to integers, None for any other.
-
-    TVM would put a dozen operations around it that give meaning to NaN, infinity and what is out
-    of range. ONNX gives them none.
-    """
-    floats = _is_tensor(data) and not isinstance(data, tvm.ir.GenericConst)
-    dtype = str(onnx.helper.tensor_dtype_to_np_dtype(to))
-    if not floats or "float" not in str(data.ty.dtype) or dtype not in _BY_WAY_OF:
-        return None
-    way = _BY_WAY_OF[dtype]
-    made = relax.op.astype(data, way)
-    return made if way == dtype else relax.op.astype(made, dtype)
-
-
-# ONNX's modes of Pad by TVM's names.
-_PADDINGS = {"constant": "constant", "reflect": "reflect", "edge": "replicate"}
-
-
-def _padded_image(inputs: Sequence[relax.Expr], mode: str) -> relax.Expr | None:
-    """Borders around images as one operator, None for any other padding.
-
-    TVM would make loops of it at once, which tell nobody where the borders are.
-    """
-    data, pads, value, axes = (*inputs, None, None, None)[:4]
-    known = [item for item in (pads, value, axes) if item is not None]
-    if mode not in _PADDINGS or not all(isinstance(item, tvm.ir.GenericConst) for item in known):
-        return None
-    if not isinstance(data.ty, relax.TensorType) or data.ty.ndim != 4 or not _is_static(data.ty):
-        return None
-    widths = np.zeros((2, 4), "int64")
-    chosen = list(range(4)) if axes is None else [int(axis) % 4 for axis in axes.value.numpy()]
-    widths[:, chosen] = pads.value.numpy().reshape(2, -1)
-    most = min(int(size) for size in list(data.ty.shape)[2:])
-    # Mirrored images of mirrored images, and borders cut off, are left to TVM.
-    if widths[:, :2].any() or widths.min() < 0 or (mode == "reflect" and widths.max() >= most):
-        return None
-    number = 0.0 if value is None else float(value.value.numpy().reshape(-1)[0])
-    return relax.op.nn.pad(data, widths.T.reshape(-1).tolist(), _PADDINGS[mode], number)
 
 
 def _fold(model: LoadedModel, proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -247,7 +183,7 @@ class _FoldCheaply(PyExprMutator):  # type: ignore[misc]
             return call
         operands = call.args[:1] if reshapes else call.args
         values = [value for value in map(self._constant, operands) if value is not None]
-        if len(values) < len(operands) or not _is_static(call.ty):
+        if len(values) < len(operands) or not is_static(call.ty):
             return call
         if reshapes:
             result = values[0].reshape([int(dim) for dim in call.ty.shape])
@@ -275,7 +211,3 @@ class _FoldCheaply(PyExprMutator):  # type: ignore[misc]
         if isinstance(expr, relax.Var):
             expr = self.lookup_binding(expr)
         return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
-
-
-def _is_static(ty: relax.TensorType) -> bool:
-    return ty.shape is not None and all(isinstance(dim, tvm.tirx.IntImm) for dim in ty.shape)

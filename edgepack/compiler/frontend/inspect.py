@@ -31,7 +31,7 @@ class ModelInfo:
     which hold shapes and indices, are left out). `macs` are the multiply-adds
     of convolutions and matrix products in one inference, None when a dynamic
     dimension has no value. `unsupported` maps operators to why they cannot be
-    compiled.
+    compiled, and what can be done instead.
     """
 
     path: Path
@@ -53,7 +53,8 @@ def inspect_model(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = Non
     Dynamic dimensions and unsupported operators are no errors here. Raises the
     errors of `edgepack.model.read_model`.
     """
-    from edgepack.compiler.frontend.operators import expand, unsupported
+    from edgepack.compiler.frontend.expand import expand
+    from edgepack.compiler.frontend.operators import unsupported
 
     model = read_model(ModelSpec(path=path, shapes=shapes or {}))
     proto = model.proto
@@ -66,7 +67,10 @@ def inspect_model(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = Non
         inputs=model.inputs,
         outputs=model.outputs,
         operators=dict(sorted(Counter(map(operator_name, walk_nodes(proto.graph))).items())),
-        unsupported=unsupported(expand(proto)),
+        unsupported={
+            name: f"{reason.why}; {reason.instead}"
+            for name, reason in unsupported(expand(proto)).items()
+        },
         parameters=sum(
             math.prod(tensor.dims)
             for tensor in proto.graph.initializer

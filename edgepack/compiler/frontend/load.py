@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from edgepack.compiler.errors import UnsupportedOperatorError
 from edgepack.model import LoadedModel, ModelSpec, check_model, read_model
 
 
@@ -26,12 +25,11 @@ def load_model(spec: ModelSpec) -> CheckedModel:
     Raises the errors of `edgepack.model.read_model` and `check_model`, and
     `UnsupportedOperatorError` (naming every operator).
     """
-    from edgepack.compiler.frontend.operators import expand, unsupported
+    from edgepack.compiler.frontend.expand import expand
+    from edgepack.compiler.frontend.operators import check_operators
 
     model = read_model(spec)
     check_model(model)
     expanded = expand(model.proto)
-    problems = unsupported(expanded)
-    if problems:
-        raise UnsupportedOperatorError(model.path, problems)
+    check_operators(model.path, expanded)
     return CheckedModel(**vars(model), expanded=expanded)

@@ -1,0 +1,66 @@
+"""Operators replaced by the definition that ONNX gives of them by other operators."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.inliner
+
+from edgepack.compiler.frontend.operators import OPERATORS, Operator, supported_operators
+from edgepack.model import infer_shapes, operator_name, opset_of, walk_nodes
+
+
+def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Replace a model's own functions, and operators without a conversion, by their definitions.
+
+    Also nodes whose form TVM gets wrong, and the definition right.
+    """
+    if proto.functions:
+        proto = onnx.inliner.inline_local_functions(proto)
+    opset = opset_of(proto)
+    failed: set[str] = set()
+    # A definition may hold operators that have one themselves.
+    for _ in range(4):
+        names = {
+            node.op_type
+            for node in walk_nodes(proto.graph)
+            if _needs_definition(node) and _has_definition(node.op_type, opset)
+        }
+        for name in sorted(names - failed):
+            inlined = _inline(proto, name)
+            if inlined is None:
+                failed.add(name)
+            else:
+                proto = inlined
+    return proto
+
+
+def _needs_definition(node: onnx.NodeProto) -> bool:
+    better = OPERATORS.get(node.op_type, Operator()).define(node)
+    known = operator_name(node) in supported_operators()
+    return node.domain in ("", "ai.onnx") and (better or not known)
+
+
+def _has_definition(op_type: str, opset: int) -> bool:
+    if not onnx.defs.has(op_type, max_inclusive_version=opset):
+        return False
+    schema = onnx.defs.get_schema(op_type, max_inclusive_version=opset)
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def _inline(proto: onnx.ModelProto, name: str) -> onnx.ModelProto | None:
+    """The model with an operator inlined, or None where onnx cannot (some optional inputs)."""
+    # A definition that depends on its inputs' types needs them written down.
+    typed = onnx.ModelProto()
+    typed.CopyFrom(infer_shapes(proto, with_weights=True))
+    typed.graph.value_info.extend(
+        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in typed.graph.initializer
+    )
+    try:
+        inlined = onnx.inliner.inline_selected_functions(
+            typed, [("", name)], inline_schema_functions=True
+        )
+    except RuntimeError:
+        return None
+    del inlined.graph.value_info[:]
+    return inlined

@@ -1,0 +1,95 @@
+"""How forms of operators are recognised: by attributes, constant inputs, and outputs in use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from edgepack.model import infer_shapes, opset_of, walk_nodes
+
+
+class Context:
+    """What a form is recognised by beside the node itself."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.opset = opset_of(proto)
+        self.values = {tensor.name: tensor for tensor in proto.graph.initializer}
+        self.constant = set(self.values)
+        self.used = {name for node in walk_nodes(proto.graph) for name in node.input}
+        self.used |= {value.name for value in proto.graph.output}
+        self.shapes = _shapes(proto)
+        for node in proto.graph.node:
+            value = attribute(node, "value") if node.op_type == "Constant" else None
+            if value is not None:
+                self.values[node.output[0]] = value
+            if all(name in self.constant for name in node.input if name) and not any(
+                attribute.HasField("g") for attribute in node.attribute
+            ):
+                self.constant.update(node.output)
+
+    def is_constant(self, node: onnx.NodeProto) -> bool:
+        """Whether all that a node makes is known before the first inference."""
+        return all(name in self.constant for name in node.output)
+
+    def array(self, node: onnx.NodeProto, position: int) -> np.ndarray | None:
+        """Value of a constant input, or None."""
+        if len(node.input) <= position or node.input[position] not in self.values:
+            return None
+        return np.asarray(numpy_helper.to_array(self.values[node.input[position]]))
+
+    def output_used(self, node: onnx.NodeProto, position: int) -> bool:
+        """Whether a node has that output, and it is read or an output of the model."""
+        return len(node.output) > position and node.output[position] in self.used
+
+
+def _shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors inside, where they are known and fixed."""
+    graph = infer_shapes(proto).graph
+    return {
+        value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        for value in (*graph.input, *graph.value_info)
+        if all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
+    }
+
+
+def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
+    """The value of an attribute, bytes for a text."""
+    for item in node.attribute:
+        if item.name == name:
+            return onnx.helper.get_attribute_value(item)
+    return default
+
+
+def batch_normalization_trains(node: onnx.NodeProto, context: Context) -> bool:
+    """Whether it computes the statistics of its input."""
+    used = any(context.output_used(node, position) for position in (1, 2))
+    return bool(attribute(node, "training_mode", 0)) or used
+
+
+def dropout_trains(node: onnx.NodeProto, context: Context) -> bool:
+    """Whether it drops anything; from opset 12 on only if its third input says so."""
+    if context.opset < 12 or len(node.input) < 3 or not node.input[2]:
+        return False
+    training = context.array(node, 2)
+    return training is None or bool(training.any())
+
+
+def roi_align_is_half_pixel(node: onnx.NodeProto, context: Context) -> bool:
+    """Whether boxes are shifted by half a pixel, the default from opset 16 on."""
+    default = b"half_pixel" if context.opset >= 16 else b"output_half_pixel"
+    mode = attribute(node, "coordinate_transformation_mode", default)
+    return bool(mode != b"output_half_pixel")
+
+
+def resizes_batch_or_channels(node: onnx.NodeProto, context: Context) -> bool:
+    """Whether a Resize changes more than the sizes of images; False where that is not known."""
+    scales, sizes = context.array(node, 2), context.array(node, 3)
+    shape = context.shapes.get(node.input[0])
+    if shape is None:
+        return False
+    if scales is not None and scales.size:
+        sizes = np.floor(scales.astype("float64") * np.array(shape))
+    return sizes is not None and bool(sizes.size) and sizes[:2].tolist() != list(shape[:2])
