@@ -9,7 +9,7 @@ import pytest
 from tvm import relax
 
 from edgepack.compiler.layers.fuse import fuse
-from edgepack.compiler.layers.graph import (
+from edgepack.compiler.layers.layer import (
     Convolution,
     GlobalAverage,
     Layer,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from edgepack.compiler.layers.graph import Convolution, Layer
+from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.rules import winograd
 from edgepack.compiler.tiles import toom_cook
 from edgepack.compiler.tiles.cpu import AVX2, CORTEX_A9, CORTEX_A53, CORTEX_A72, ZEN4

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgepack.compiler.layers.graph import (
+from edgepack.compiler.layers.layer import (
     Convolution,
     GlobalAverage,
     Layer,
@@ -16,9 +16,8 @@ from edgepack.compiler.layers.graph import (
     Pooling,
     Resampling,
     Value,
-    extent,
-    is_image,
 )
+from edgepack.compiler.layers.tensors import extent, is_image
 from edgepack.compiler.tiles.expression import (
     Argument,
     Expression,

@@ -17,7 +17,8 @@ from tvm import relax, tirx
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.backend.storage import joint as joint_of
 from edgepack.compiler.backend.storage import view
-from edgepack.compiler.layers.graph import Layer, Value, shape_of, shape_of_type
+from edgepack.compiler.layers.layer import Layer, Value
+from edgepack.compiler.layers.tensors import shape_of, shape_of_type
 from edgepack.compiler.origin import Origin, merge, origin_of
 from edgepack.compiler.place.placement import (
     JointOf,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tvm import relax
 
 from edgepack.compiler.layers.fuse import fuse
-from edgepack.compiler.layers.graph import (
+from edgepack.compiler.layers.layer import (
     Convolution,
     Foreign,
     Layer,
@@ -20,11 +20,9 @@ from edgepack.compiler.layers.graph import (
     Slice,
     Value,
     View,
-    extent,
-    read_layers,
-    shape_of,
-    variables,
 )
+from edgepack.compiler.layers.read import read_layers, variables
+from edgepack.compiler.layers.tensors import extent, shape_of
 from edgepack.compiler.rules import joint
 from edgepack.compiler.rules.rule import Alias, Rule, Site, product
 from edgepack.compiler.tiles.cpu import CpuModel

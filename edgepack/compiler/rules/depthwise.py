@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tvm import tirx
 
-from edgepack.compiler.layers.graph import Convolution, Layer, extent
+from edgepack.compiler.layers.layer import Convolution, Layer
+from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import convolution
 from edgepack.compiler.rules.rule import Kernel, Rule, Site, product
 from edgepack.compiler.tiles import arm, micro, tir

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import tvm
 from tvm import relax, tirx
 
-from edgepack.compiler.layers.graph import constant_of, shape_of
+from edgepack.compiler.layers.tensors import constant_of, shape_of
 from edgepack.compiler.rules.rule import Kernel, Plain, product
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel

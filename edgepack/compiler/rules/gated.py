@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgepack.compiler.layers.graph import Convolution, Layer
+from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.rules import convolution
 from edgepack.compiler.rules.rule import Kernel, Rule, Site
 from edgepack.compiler.tiles import tir

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from edgepack.compiler.backend.arena import ALIGNMENT
-from edgepack.compiler.layers.graph import Concatenation, Layer, Slice, extent
+from edgepack.compiler.layers.layer import Concatenation, Layer, Slice
+from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.rule import Alias, Kernel, Rule, Site
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel

@@ -20,7 +20,8 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from edgepack.compiler.layers.graph import Convolution, constant_of, shape_of
+from edgepack.compiler.layers.layer import Convolution
+from edgepack.compiler.layers.tensors import constant_of, shape_of
 from edgepack.compiler.rules import convolution
 from edgepack.compiler.rules.rule import Kernel, Plain, product
 from edgepack.compiler.tiles import micro, tile, tir

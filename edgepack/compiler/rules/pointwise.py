@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgepack.compiler.layers.graph import Layer, Pointwise
+from edgepack.compiler.layers.layer import Layer, Pointwise
 from edgepack.compiler.rules.rule import Kernel, Rule, Site
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel

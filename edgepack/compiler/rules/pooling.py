@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from edgepack.compiler.layers.graph import GlobalAverage, Layer, Pooling, extent
+from edgepack.compiler.layers.layer import GlobalAverage, Layer, Pooling
+from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.rule import Kernel, Rule, Site, product
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.average import Sum

@@ -21,7 +21,9 @@ import tvm
 from tvm import relax, tirx
 
 from edgepack.compiler.layers.axis import Axis, Run
-from edgepack.compiler.layers.graph import Layer, Resampling, Value, extent, resampling
+from edgepack.compiler.layers.layer import Layer, Resampling, Value
+from edgepack.compiler.layers.read import resampling
+from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.rule import Kernel, Plain, Rule, Site, product
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import KIB, CpuModel

@@ -9,7 +9,7 @@ from enum import Enum, auto
 import numpy as np
 from tvm import tirx
 
-from edgepack.compiler.layers.graph import Layer, Value
+from edgepack.compiler.layers.layer import Layer, Value
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import NO_HALO, Blocked, Halo

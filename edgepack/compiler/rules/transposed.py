@@ -17,7 +17,8 @@ from functools import partial
 import numpy as np
 from tvm import tirx
 
-from edgepack.compiler.layers.graph import Convolution, Layer, TransposedConvolution, extent
+from edgepack.compiler.layers.layer import Convolution, Layer, TransposedConvolution
+from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import convolution, depthwise
 from edgepack.compiler.rules.rule import Kernel, Rule, Site, product
 from edgepack.compiler.tiles import tir

@@ -26,7 +26,8 @@ from functools import partial
 import numpy as np
 from tvm import tirx
 
-from edgepack.compiler.layers.graph import Convolution, Layer, extent
+from edgepack.compiler.layers.layer import Convolution, Layer
+from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import convolution
 from edgepack.compiler.rules.rule import Kernel, Rule, Site
 from edgepack.compiler.tiles import arm, arm_transform, micro, tile, tir, toom_cook

@@ -1,25 +1,43 @@
-"""A Relax function as a list of layers: convolutions, poolings, element-wise chains.
+"""How layers are read from Relax: a table of readers, one for each operator that can be a layer.
 
-What no layer describes stays as it is (`Foreign`), and is lowered by TVM.
+A reader takes the variable that is bound and the call, and returns None where the call is a form of
+its operator that no layer describes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from edgepack.compiler.layers.axis import Axis, Resize, padded
+from edgepack.compiler.layers.axis import Resize, padded
+from edgepack.compiler.layers.layer import (
+    Concatenation,
+    Convolution,
+    Foreign,
+    GlobalAverage,
+    Layer,
+    Pointwise,
+    Pooling,
+    Resampling,
+    Slice,
+    TransposedConvolution,
+    View,
+)
+from edgepack.compiler.layers.tensors import (
+    constant_of,
+    extent,
+    is_image,
+    shape_of,
+    shape_of_type,
+)
 from edgepack.compiler.tiles.expression import (
     FUNCTIONS,
     Argument,
-    Expression,
     Operand,
     Operation,
     PerChannel,
@@ -27,182 +45,17 @@ from edgepack.compiler.tiles.expression import (
     Step,
 )
 
-# A tensor between layers. Relax variables compare by identity.
-Value: TypeAlias = relax.Var
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Convolution:
-    """A 2-D convolution, float32; a matrix product with a constant is one of 1x1.
-
-    `weight` is [out channels, in channels / groups, rows, columns]; pairs are (vertical,
-    horizontal); `before` is the padding at top and left. A `gated` one has a second input, one
-    value per input channel, by which the image is multiplied first.
-    """
-
-    weight: np.ndarray
-    bias: np.ndarray | None
-    stride: tuple[int, int]
-    before: tuple[int, int]
-    dilation: tuple[int, int]
-    groups: int
-    gated: bool = False
-
-    @property
-    def kernel(self) -> tuple[int, int]:
-        """Rows and columns of the window."""
-        return self.weight.shape[2], self.weight.shape[3]
-
-
-class TransposedConvolution(Convolution):
-    """The transpose of a convolution of that stride, padding and window, without dilation.
-
-    Its weights are in a convolution's order, [out channels, in channels / groups, ...].
-    """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pooling:
-    """Maximum or average ("max", "average") over a window.
-
-    `count_padding`: the average divides by the whole window at the border too; then
-    `padded` is the size up to which a window counts (image and padding).
-    """
-
-    kind: str
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    before: tuple[int, int]
-    after: tuple[int, int]
-    dilation: tuple[int, int]
-    count_padding: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class GlobalAverage:
-    """The mean of each channel's image."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Resampling:
-    """An image of sums of another one's pixels: along its columns, then along its rows.
-
-    `kind` is "nearest", "linear" or "cubic" for a resize, "constant", "reflect" or "replicate" for
-    borders. What an axis has outside is `outside`.
-    """
-
-    kind: str
-    rows: Axis
-    columns: Axis
-    outside: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pointwise:
-    """Nothing but the layer's expression."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Concatenation:
-    """Channels of the inputs one after the other."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slice:
-    """Neighbouring channels of the input, from channel `first` on."""
-
-    first: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Foreign:
-    """Something that only TVM can lower."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class View:
-    """The input's bytes with another shape, of the same channels: (1, C, 1, 1) and (1, C)."""
-
-
-Operator = (
-    Convolution
-    | Pooling
-    | GlobalAverage
-    | Resampling
-    | Pointwise
-    | Concatenation
-    | Slice
-    | Foreign
-    | View
-)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Layer:
-    """An operator, and the arithmetic done on each of its results before they are stored.
-
-    `inputs` are what the operator reads, `operands` and `constants` what `expression` refers
-    to (constants as one value per channel). `mean` is a second result, the mean of each channel
-    of `output`. `bindings` are the Relax bindings the layer was made of, for when it is left to
-    TVM after all.
-    """
-
-    operator: Operator
-    inputs: tuple[Value, ...]
-    output: Value
-    expression: Expression = ()
-    operands: tuple[Value, ...] = ()
-    constants: tuple[np.ndarray, ...] = field(default=(), repr=False)
-    mean: Value | None = None
-    bindings: tuple[tuple[relax.Var, relax.Expr], ...] = field(default=(), repr=False)
-
-    @property
-    def results(self) -> tuple[Value, ...]:
-        """All that it computes."""
-        return (self.output,) if self.mean is None else (self.output, self.mean)
-
-
-def shape_of(value: relax.Expr) -> tuple[int, ...]:
-    """The static shape of a tensor; () for what is no tensor or not static."""
-    return shape_of_type(value.ty)
-
-
-def shape_of_type(ty: relax.Type) -> tuple[int, ...]:
-    """The same of its type."""
-    dims = getattr(ty, "shape", None)
-    if dims is None or not all(isinstance(dim, int | tvm.tirx.IntImm) for dim in dims):
-        return ()
-    return tuple(int(dim) for dim in dims)
-
-
-def is_image(value: relax.Expr) -> bool:
-    """Whether a tensor has channels as its second axis: float32 (N, C, H, W) or (N, C)."""
-    shape = shape_of(value)
-    return len(shape) in (2, 4) and str(value.ty.dtype) == "float32" and math.prod(shape) > 0
-
-
-def extent(value: relax.Expr) -> tuple[int, int, int, int]:
-    """(N, C, H, W) of an image. The rows of a matrix (N, C) are its pixels: (1, C, 1, N).
-
-    So a matrix product has tiles of rows, and reads its weights once, not once per row.
-    """
-    shape = shape_of(value)
-    n, c, h, w = shape if len(shape) == 4 else (1, shape[1], 1, shape[0])
-    return n, c, h, w
-
-
-def constant_of(expr: relax.Expr) -> np.ndarray | None:
-    """The value of a constant."""
-    return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
-
 
 def read_layers(function: relax.Function) -> list[Layer]:
-    """The layers of a function of one dataflow block, in its order, nothing fused yet."""
+    """A layer for each binding of a function, which is one dataflow block, in order."""
     return [_read(var, value) for var, value in _bindings(function)]
 
 
 def _bindings(function: relax.Function) -> list[tuple[relax.Var, relax.Expr]]:
-    """A function's bindings, with the items of a split as slices of their own."""
+    """A function's bindings, with a slice for each result of a split.
+
+    Splits whose tuple is used as a whole stay.
+    """
     bindings = [(b.var, b.value) for block in function.body.blocks for b in block.bindings]
     splits = {
         var: value
@@ -222,7 +75,7 @@ def _bindings(function: relax.Function) -> list[tuple[relax.Var, relax.Expr]]:
 
 
 def _item(split: relax.Call, index: int) -> relax.Call:
-    """One result of a split as a slice."""
+    """One result of a split as a strided slice."""
     axis, data = int(split.attrs.axis), split.args[0]
     sizes = [shape_of_type(field)[axis] for field in split.ty.fields]
     begin = sum(sizes[:index])
@@ -342,7 +195,7 @@ def _mean(var: relax.Var, call: relax.Call) -> Layer | None:
     if len(shape_of(data)) != 4 or axes != [2, 3] or not is_image(data):
         return None
     if extent(var) != (*extent(data)[:2], 1, 1):
-        # A matrix with a row per image; its rows are pixels.
+        # The result is a matrix (N, C), whose rows are pixels of one image; see `extent`.
         return None
     return Layer(operator=GlobalAverage(), inputs=(data,), output=var)
 
@@ -365,7 +218,7 @@ def resampling(call: relax.Call) -> Resampling | None:
         coefficient=float(attrs.cubic_alpha),
         exclude_outside=bool(attrs.cubic_exclude),
     )
-    # Where the rows and the columns start, and where they end; or their scales: see `importer`.
+    # The region's start and end; the scales take the place of its end: `resizing._with_scales`.
     top, left, bottom, right = (float(bound) for bound in attrs.roi)
     scales = (0.0, 0.0) if resize.coordinates == "tf_crop_and_resize" else (bottom, right)
     (height, width), (out_height, out_width) = extent(data)[2:], extent(call)[2:]
@@ -427,7 +280,7 @@ def _view(var: relax.Var, call: relax.Call) -> Layer | None:
 
 
 def _pointwise(name: str, var: relax.Var, arguments: Sequence[relax.Expr]) -> Layer | None:
-    """A layer of one operation; its first image of the full shape is where it starts."""
+    """A layer of one operation, whose input is its first argument of the result's shape."""
     full = extent(var)
     operands: list[relax.Var] = []
     constants: list[np.ndarray] = []
