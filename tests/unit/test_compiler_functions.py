@@ -36,7 +36,10 @@ def aligned(values: np.ndarray) -> np.ndarray:
 
 def run(function: Callable[..., tirx.Expr], x: np.ndarray, lanes: int) -> np.ndarray:
     """As it is used: inside one expression for scalars, with statements for vectors."""
-    source, target = tir.buffer("source", (x.size,)), tir.buffer("target", (x.size,))
+    source, target = (
+        tir.buffer("source", (x.size,), "float32"),
+        tir.buffer("target", (x.size,), "float32"),
+    )
 
     def step(i: tir.Expr) -> tir.Stmt:
         value = tir.load(source, [i * lanes], lanes)

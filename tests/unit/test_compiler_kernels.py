@@ -31,8 +31,9 @@ from edgepack.compiler.tiles.cpu import (
     CpuModel,
     cpu_model,
 )
+from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, INT8, Element
 from edgepack.compiler.tiles.expression import Operand, Operation, PerChannel, Scalar, Step
-from edgepack.compiler.tiles.layout import Blocked, Halo, conv_halo
+from edgepack.compiler.tiles.layout import Blocked, Halo, Image, conv_halo, pack_channels
 
 CPUS = (ZEN4, AVX2, SSE, CORTEX_A72, CORTEX_A53, CORTEX_A53_32, CORTEX_A9)
 
@@ -78,7 +79,7 @@ def test_a_target_has_the_model_of_its_cpu(config: dict[str, object], expected: 
     ],
 )
 def test_block_pads_channels_least(cpu: CpuModel, channels: int, block: int) -> None:
-    assert cpu.block(channels) == block
+    assert cpu.block(channels, FLOAT32) == block
 
 
 # ------------------------------------------------ tiles
@@ -87,14 +88,15 @@ def test_block_pads_channels_least(cpu: CpuModel, channels: int, block: int) -> 
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_tiles_fit_the_registers_and_the_layer(cpu: CpuModel) -> None:
     random = np.random.default_rng(0)
-    isa = arm.Isa.of(cpu)
+    isa = arm.Isa.of(cpu, FLOAT32)
     for _ in range(40):
         width, blocks = (int(v) for v in random.integers(1, 60, size=2))
         chosen = tile.choose(
             width=width,
             rows=7,
             blocks=blocks,
-            lanes=cpu.widest,
+            lanes=cpu.widest(FLOAT32),
+            element=FLOAT32,
             reduction=int(random.integers(1, 500)),
             cpu=cpu,
             fits=isa.fits_convolution if isa else None,
@@ -105,8 +107,10 @@ def test_tiles_fit_the_registers_and_the_layer(cpu: CpuModel) -> None:
 
 
 def test_tile_of_a_wide_layer_is_limited_by_arithmetic_not_by_loads() -> None:
-    chosen = tile.choose(width=196, rows=1, blocks=36, lanes=16, reduction=96, cpu=ZEN4)
-    ideal = 196 * 36 * 96 / ZEN4.lanes[16]
+    chosen = tile.choose(
+        width=196, rows=1, blocks=36, lanes=16, reduction=96, element=FLOAT32, cpu=ZEN4
+    )
+    ideal = 196 * 36 * 96 / ZEN4.rate(FLOAT32, 16)
     assert chosen.cycles < 1.1 * ideal
 
 
@@ -121,6 +125,7 @@ def test_parts_cover_the_whole() -> None:
 
 def test_blocked_shape_has_halo_and_padded_channels() -> None:
     layout = Blocked(
+        element=FLOAT32,
         batch=2,
         channels=10,
         height=5,
@@ -131,6 +136,29 @@ def test_blocked_shape_has_halo_and_padded_channels() -> None:
     assert layout.blocks == 3
     assert layout.shape == (6, 6, 9, 4)
     assert layout.nbytes == 6 * 6 * 9 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("element", "lanes", "accumulator"),
+    [(FLOAT32, 4, "float32"), (FLOAT16, 8, "float16"), (INT8, 16, "int32")],
+    ids=str,
+)
+def test_a_block_of_any_element_fills_a_vector(
+    element: Element, lanes: int, accumulator: str
+) -> None:
+    block = CORTEX_A72.block(64, element)
+    assert block == lanes
+    layout = Blocked(element=element, batch=1, channels=33, height=5, width=7, block=block)
+    image = Image("image", layout)
+    assert image.buffer.dtype == element.name
+    # A pixel of a block is one register, and there is no halo.
+    assert image.pixel_bytes == 16
+    assert image.plane_bytes == 5 * 7 * 16
+    assert layout.nbytes == np.zeros(layout.shape, element.name).nbytes
+    bias = pack_channels(np.arange(33), layout)
+    assert (bias.dtype, len(bias)) == (accumulator, layout.blocks * block)
+    # Assembly is written for float32 only.
+    assert (arm.Isa.of(CORTEX_A72, element) is not None) == (element == FLOAT32)
 
 
 def test_halo_is_what_the_window_reads_and_no_more() -> None:
@@ -154,7 +182,14 @@ def conv(weight: np.ndarray, groups: int = 1, bias: np.ndarray | None = None) ->
 def test_weights_are_packed_in_the_order_of_use() -> None:
     weight = np.arange(1 * 6 * 5 * 1 * 2, dtype="float32").reshape(1, 6, 5, 1, 2)
     shape = convolution.Shape(
-        groups=1, in_blocks=2, in_block=4, last_lanes=1, out_blocks=2, lanes=4, kernel=(1, 2)
+        groups=1,
+        in_blocks=2,
+        in_block=4,
+        last_lanes=1,
+        out_blocks=2,
+        lanes=4,
+        kernel=(1, 2),
+        element=FLOAT32,
     )
     packed = convolution.pack_weights(weight, shape, vectors=1)
     assert packed.size == 2 * shape.panel(1)
@@ -177,7 +212,7 @@ def test_groups_are_merged_until_blocks_are_whole() -> None:
 
 def test_depthwise_weights_lie_by_block() -> None:
     weight = np.arange(5 * 4, dtype="float32").reshape(5, 1, 2, 2)
-    layout = Blocked(batch=1, channels=5, height=3, width=3, block=4)
+    layout = Blocked(element=FLOAT32, batch=1, channels=5, height=3, width=3, block=4)
     packed = depthwise.pack_weights(weight, layout)
     assert packed.shape == (2, 2, 2, 4)
     assert packed[0, 1, 0].tolist() == weight[:4, 0, 1, 0].tolist()
@@ -252,7 +287,7 @@ ONE_BY_ONE = arm.Convolve(
 def test_hot_loop_is_arithmetic_and_never_touches_the_stack(
     cpu: CpuModel, pixels: int, vectors: int, fma: str, most: float
 ) -> None:
-    isa = arm.Isa.of(cpu)
+    isa = arm.Isa.of(cpu, FLOAT32)
     assert isa is not None
     lines = code(ONE_BY_ONE, isa, pixels=pixels, vectors=vectors)
     start, end = lines.index("1:"), next(i for i, line in enumerate(lines) if "1b" in line)
@@ -265,7 +300,7 @@ def test_hot_loop_is_arithmetic_and_never_touches_the_stack(
 
 
 def test_armv7_takes_lanes_of_low_registers_only() -> None:
-    isa = arm.Isa.of(CORTEX_A9)
+    isa = arm.Isa.of(CORTEX_A9, FLOAT32)
     assert isa is not None
     assert isa.fits_convolution(4, 2)
     assert not isa.fits_convolution(4, 3)
@@ -276,7 +311,7 @@ def test_armv7_takes_lanes_of_low_registers_only() -> None:
 
 
 def test_depthwise_loads_each_input_once() -> None:
-    isa = arm.Isa.of(CORTEX_A9)
+    isa = arm.Isa.of(CORTEX_A9, FLOAT32)
     assert isa is not None
     reduction = arm.Depthwise(kernel=(3, 3), stride=2, row_step=512)
     lines = code(reduction, isa, pixels=5, vectors=1)
@@ -295,7 +330,7 @@ def test_depthwise_loads_each_input_once() -> None:
 def test_a_tile_adds_up_its_pixels_once_they_are_stored(
     cpu: CpuModel, register: str, pixels: int
 ) -> None:
-    isa = arm.Isa.of(cpu)
+    isa = arm.Isa.of(cpu, FLOAT32)
     assert isa is not None
     reduction = arm.Depthwise(kernel=(3, 3), stride=1, row_step=512)
     values = {"pixels": pixels, "vectors": 1}
@@ -319,7 +354,7 @@ def test_a_tile_adds_up_its_pixels_once_they_are_stored(
 
 @pytest.mark.parametrize("cpu", [CORTEX_A9, CORTEX_A72])
 def test_rows_of_tiles_need_no_more_core_registers_than_there_are(cpu: CpuModel) -> None:
-    isa = arm.Isa.of(cpu)
+    isa = arm.Isa.of(cpu, FLOAT32)
     assert isa is not None
     tile = arm.Tile(
         isa=isa,
@@ -350,7 +385,7 @@ def test_rows_of_tiles_need_no_more_core_registers_than_there_are(cpu: CpuModel)
 
 @pytest.mark.parametrize(("columns", "most"), [(7, 1), (8, 1), (9, 2)])
 def test_armv7_loads_no_more_registers_than_an_instruction_can(columns: int, most: int) -> None:
-    isa = arm.Isa.of(CORTEX_A9)
+    isa = arm.Isa.of(CORTEX_A9, FLOAT32)
     assert isa is not None
     reduction = arm.Depthwise(kernel=(1, columns), stride=1, row_step=0)
     lines = code(reduction, isa, pixels=2, vectors=1)

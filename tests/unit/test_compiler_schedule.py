@@ -20,7 +20,7 @@ Index = Callable[[tirx.Var], tirx.Expr]
 
 def copy_loop(extent: int, value: Callable[[tirx.Buffer, tirx.Var], tirx.Expr]) -> tirx.For:
     """`for i in extent: y[i] = value(x, i)`"""
-    i, x, y = tir.var("i"), tir.buffer("x", (256,)), tir.buffer("y", (256,))
+    i, x, y = tir.var("i"), tir.buffer("x", (256,), "float32"), tir.buffer("y", (256,), "float32")
     return tir.loop(i, extent, tirx.BufferStore(y, value(x, i), [i]))
 
 
@@ -58,7 +58,7 @@ def test_a_loop_is_cut_where_something_changes(
 
 def test_a_choice_of_an_index_is_no_branch() -> None:
     """As a reflected row has it: it would be taken again for each vector."""
-    row, x = tir.var("row"), tir.buffer("x", (256,))
+    row, x = tir.var("row"), tir.buffer("x", (256,), "float32")
     chosen = tirx.if_then_else(row < 2, 2 - row, row)
     assert isinstance(vectors._chosen(chosen), tirx.Select)
     # What is only there in one case must not be read in the other.
@@ -69,7 +69,10 @@ def test_a_choice_of_an_index_is_no_branch() -> None:
 def test_a_choice_that_the_loop_does_not_change_is_made_before_it() -> None:
     row = tir.var("row")
     loop = copy_loop(
-        8, lambda x, i: tirx.if_then_else(row < 3, tirx.BufferLoad(x, [i]), tir.number(0.0))
+        8,
+        lambda x, i: tirx.if_then_else(
+            row < 3, tirx.BufferLoad(x, [i]), tir.number(0.0, "float32")
+        ),
     )
     chosen = pieces.cut(loop)
     assert isinstance(chosen, tirx.IfThenElse)
@@ -79,7 +82,7 @@ def test_a_choice_that_the_loop_does_not_change_is_made_before_it() -> None:
 def run(loop: tirx.Stmt, x: np.ndarray, size: int) -> tuple[np.ndarray, str]:
     """What a loop over buffers called x and y makes of x, and its vector form."""
     made = tvm_ffi.structural_map(
-        loop, (tirx.For, lambda item: vectors._vector_loop(item, sorted(AVX2.lanes, reverse=True)))
+        loop, (tirx.For, lambda item: vectors._vector_loop(item, AVX2.vector_bytes))
     )
     buffers: dict[str, tirx.Buffer] = {}
 
@@ -124,7 +127,11 @@ def test_copies_of_any_length(
 @pytest.mark.parametrize("kind", [tirx.Add, tirx.Max, tirx.Min, tirx.Mul])
 def test_sums_of_any_length(extent: int, kind: type) -> None:
     x = np.random.default_rng(0).uniform(0.9, 1.1, size=256).astype("float32")
-    k, source, target = tir.var("k"), tir.buffer("x", (256,)), tir.buffer("y", (256,))
+    k, source, target = (
+        tir.var("k"),
+        tir.buffer("x", (256,), "float32"),
+        tir.buffer("y", (256,), "float32"),
+    )
     own, value = tirx.BufferLoad(target, [0]), tirx.BufferLoad(source, [k])
     y, text = run(tir.loop(k, extent, tirx.BufferStore(target, kind(own, value), [0])), x, 1)
     exact = {tirx.Add: np.sum, tirx.Max: np.max, tirx.Min: np.min, tirx.Mul: np.prod}[kind]
@@ -137,7 +144,7 @@ def test_sums_of_any_length(extent: int, kind: type) -> None:
 def test_a_matrix_is_turned_by_squares(shape: tuple[int, int]) -> None:
     rows, columns = shape
     i, j = tir.var("i"), tir.var("j")
-    source, target = tir.buffer("x", (256,)), tir.buffer("y", (256,))
+    source, target = tir.buffer("x", (256,), "float32"), tir.buffer("y", (256,), "float32")
     store = tirx.BufferStore(target, tirx.BufferLoad(source, [j * rows + i]), [i * columns + j])
     x = np.arange(rows * columns, dtype="float32")
     y, text = run(tir.loop(i, rows, tir.loop(j, columns, store)), x, x.size)
@@ -168,7 +175,7 @@ def test_lanes_fill_registers_whatever_the_type(source: str, target: str, lanes:
         if part.kind == tirx.ForKind.VECTORIZED:
             found.append(int(part.extent))
 
-    made = vectors._vector_loop(loop, sorted(AVX2.lanes, reverse=True))
+    made = vectors._vector_loop(loop, AVX2.vector_bytes)
     tvm_ffi.structural_walk(made, (tirx.For, see))
     assert found == lanes
 

@@ -21,6 +21,7 @@ from edgepack.compiler.frontend import importer
 from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.place import lower
 from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles.element import FLOAT32
 from edgepack.compiler.tiles.layout import Blocked
 from edgepack.compiler.tiles.partition import even_parts, even_pieces
 from edgepack.model import ModelSpec
@@ -75,7 +76,9 @@ def test_two_cores_are_busy(make: Callable[[], onnx.ModelProto], tmp_path: Path)
 
 def test_blocks_that_come_out_uneven_are_cut() -> None:
     def output(channels: int, height: int) -> Blocked:
-        return Blocked(batch=1, channels=channels, height=height, width=9, block=16)
+        return Blocked(
+            element=FLOAT32, batch=1, channels=channels, height=height, width=9, block=16
+        )
 
     assert even_parts(output(64, 10), 2) == 1
     assert even_parts(output(144, 56), 2) == 2
@@ -86,8 +89,10 @@ def test_blocks_that_come_out_uneven_are_cut() -> None:
 
 def shares(turns: int, tasks: int) -> list[list[int]]:
     """The turns of a loop that each of `tasks` tasks does, by the code made for it."""
-    counter, values = tir.var("i"), tir.buffer("values", [turns])
-    loop = tir.loop(counter, turns, tir.store(values, tir.number(0.0), [counter]), parallel=True)
+    counter, values = tir.var("i"), tir.buffer("values", [turns], "float32")
+    loop = tir.loop(
+        counter, turns, tir.store(values, tir.number(0.0, "float32"), [counter]), parallel=True
+    )
     parts = share.in_parts(tir.function([values], loop)).body
     assert parts.kind == tirx.ForKind.PARALLEL
     nested = isinstance(parts.body, tirx.For)
@@ -96,7 +101,7 @@ def shares(turns: int, tasks: int) -> list[list[int]]:
         at = {parts.loop_var: tir.integer(part)}
         if nested:
             at[parts.body.loop_var] = tir.integer(turn)
-        store = tir.store(values, tir.number(0.0), [value])
+        store = tir.store(values, tir.number(0.0, "float32"), [value])
         for variable, known in at.items():
             store = substituted(store, variable, known)
         return int(Analyzer().simplify(store.indices[0]))

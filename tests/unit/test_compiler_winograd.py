@@ -10,6 +10,7 @@ from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.rules import winograd
 from edgepack.compiler.tiles import toom_cook
 from edgepack.compiler.tiles.cpu import AVX2, CORTEX_A9, CORTEX_A53, CORTEX_A72, ZEN4
+from edgepack.compiler.tiles.element import FLOAT32
 
 CPUS = (ZEN4, AVX2, CORTEX_A72, CORTEX_A53, CORTEX_A9)
 
@@ -115,6 +116,6 @@ def test_it_can_be_forced(size: int) -> None:
 def test_scratch_memory_stays_in_the_cache(cpu: winograd.CpuModel) -> None:
     large = layer(64, 64, 320)
     chosen = winograd.plan(large, cpu)
-    scratch = 4 * chosen.positions * 2 * (64 + cpu.widest) * (chosen.grid.tiles + 1)
+    scratch = 4 * chosen.positions * 2 * (64 + cpu.widest(FLOAT32)) * (chosen.grid.tiles + 1)
     assert scratch <= 2 * cpu.l2_bytes or chosen.grid.tiles <= 16
     assert chosen.grid.chunks * chosen.grid.tiles >= chosen.grid.rows * chosen.grid.columns

@@ -24,11 +24,13 @@ def view(source: relax.Expr, shape: Sequence[int], *, offset: int = 0) -> relax.
 
 
 def joint(parts: Sequence[relax.Expr], shape: Sequence[int]) -> relax.Call:
-    """The bytes of all parts as a float32 tensor of `shape`.
+    """The bytes of all parts as a tensor of `shape`, and of their type.
 
     Each part has to be a kernel's result, or a joint, and in one joint only.
     """
-    return relax.call_dps_packed(_JOINT, list(parts), relax.TensorType(list(shape), "float32"))
+    return relax.call_dps_packed(
+        _JOINT, list(parts), relax.TensorType(list(shape), str(parts[0].ty.dtype))
+    )
 
 
 def read_view(call: relax.Call) -> tuple[relax.Expr, int] | None:

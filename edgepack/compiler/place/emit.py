@@ -143,6 +143,7 @@ class _Emitter:
             kernel,
             read,
             shape=site.output.shape,
+            dtype=site.output.element.name,
             mean=site.mean.shape if site.mean else None,
             shown=shape_of(layer.output),
             origin=merge(origin_of(value) for _, value in layer.bindings),
@@ -163,7 +164,10 @@ class _Emitter:
             if copied:
                 kernel = joint.copy(self.placement.layouts[value], layout)
                 shown = shape_of(value)
-                part = self._call("concat", kernel, [part], shape=layout.shape, shown=shown)
+                dtype = layout.element.name
+                part = self._call(
+                    "concat", kernel, [part], shape=layout.shape, dtype=dtype, shown=shown
+                )
             parts.append(part)
         return joint_of(parts, shape)
 
@@ -195,7 +199,7 @@ class _Emitter:
         *,
         shape: Sequence[int],
         shown: tuple[int, ...],
-        dtype: str = "float32",
+        dtype: str,
         mean: Sequence[int] | None = None,
         origin: Origin | None = _LAYOUT_CHANGE,
     ) -> relax.Expr:
@@ -236,7 +240,14 @@ class _Emitter:
                 packed = self.builder.emit(view(data, layout.shape))
             else:
                 kernel = copies.pack(plain, layout, self.cpu)
-                packed = self._call(LAYOUT, kernel, [data], shape=layout.shape, shown=plain)
+                packed = self._call(
+                    LAYOUT,
+                    kernel,
+                    [data],
+                    shape=layout.shape,
+                    dtype=layout.element.name,
+                    shown=plain,
+                )
             self.blocked[value] = packed
         return self.blocked[value]
 
@@ -251,7 +262,14 @@ class _Emitter:
                 made = self.builder.emit(view(self.blocked[root], shape))
             else:
                 kernel = copies.unpack(layout, shape, self.cpu)
-                made = self._call(LAYOUT, kernel, [self.blocked[root]], shape=shape, shown=shape)
+                made = self._call(
+                    LAYOUT,
+                    kernel,
+                    [self.blocked[root]],
+                    shape=shape,
+                    dtype=layout.element.name,
+                    shown=shape,
+                )
         else:
             made = self.builder.emit(view(self.plain[root], shape))
         self.plain[value] = made

@@ -24,7 +24,7 @@ from edgepack.compiler.layers.layer import (
 from edgepack.compiler.layers.read import read_layers, variables
 from edgepack.compiler.layers.tensors import extent, shape_of
 from edgepack.compiler.rules import joint
-from edgepack.compiler.rules.rule import Alias, Rule, Site, product
+from edgepack.compiler.rules.rule import Alias, Rule, Site, element_of, product
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import NO_HALO, Blocked, Halo
 
@@ -257,12 +257,14 @@ def _layouts(
     def layout(value: Value) -> Blocked:
         batch, channels, height, width = extent(value)
         planar = stays_planar(value)
+        element = element_of(value)
         return Blocked(
+            element=element,
             batch=batch,
             channels=channels,
             height=height,
             width=width,
-            block=cpu.block(channels),
+            block=cpu.block(channels, element),
             halo=NO_HALO if planar else halos.get(value, NO_HALO),
             planar=planar,
         )

@@ -20,10 +20,11 @@ from tvm import tirx
 
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
-from edgepack.compiler.rules.rule import Kernel, Rule, Site, product
+from edgepack.compiler.rules.rule import Kernel, Rule, Site, element_of, product
 from edgepack.compiler.tiles import arm, micro, tile, tir
 from edgepack.compiler.tiles.arm import LANES
 from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.element import Element
 from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import Blocked, Halo, Image, Planar, conv_halo, pack_channels
 from edgepack.compiler.tiles.partition import (
@@ -67,10 +68,12 @@ class Shape:
     out_blocks: int
     lanes: int
     kernel: tuple[int, int]
+    element: Element
 
     @classmethod
-    def of(cls, weight: np.ndarray, in_block: int, lanes: int) -> Shape:
+    def of(cls, weight: np.ndarray, source: Blocked, output: Blocked) -> Shape:
         """That of weights [groups, out, in, rows, columns]."""
+        in_block, lanes = source.block, output.block
         groups, outs, ins, rows, columns = weight.shape
         return cls(
             groups=groups,
@@ -80,6 +83,7 @@ class Shape:
             out_blocks=-(-outs // lanes),
             lanes=lanes,
             kernel=(rows, columns),
+            element=source.element,
         )
 
     @property
@@ -90,6 +94,11 @@ class Shape:
     def panel(self, vectors: int) -> int:
         """Weights of `vectors` blocks of output channels."""
         return self.reduction * vectors * self.lanes
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a group's weights."""
+        return self.element.bytes * self.panel(self.out_blocks)
 
 
 def merged_groups(operator: Convolution, in_block: int, out_block: int) -> int:
@@ -110,7 +119,9 @@ def dense_weight(operator: Convolution, merged: int) -> np.ndarray:
     """Weights [groups, out, in, rows, columns] with `merged` groups made one."""
     weight, groups = operator.weight, operator.groups
     outs, ins = weight.shape[0] // groups, weight.shape[1]
-    dense = np.zeros((groups // merged, outs * merged, ins * merged, *weight.shape[2:]), "float32")
+    dense = np.zeros(
+        (groups // merged, outs * merged, ins * merged, *weight.shape[2:]), weight.dtype
+    )
     split = weight.reshape(groups // merged, merged, outs, ins, *weight.shape[2:])
     for i in range(merged):
         dense[:, i * outs : (i + 1) * outs, i * ins : (i + 1) * ins] = split[:, i]
@@ -123,7 +134,7 @@ def pack_weights(weight: np.ndarray, shape: Shape, vectors: int) -> np.ndarray:
     Per group and panel: [in block][row][column][channel of the block][vectors * lanes].
     """
     groups, outs, ins, rows, columns = weight.shape
-    padded = np.zeros((groups, shape.out_blocks * shape.lanes, ins, rows, columns), "float32")
+    padded = np.zeros((groups, shape.out_blocks * shape.lanes, ins, rows, columns), weight.dtype)
     padded[:, :outs] = weight
     pieces = []
     for group in padded:
@@ -148,13 +159,14 @@ def choose_tile(
     most_vectors: int = 1 << 30,
 ) -> tile.Tile:
     """The cheapest tile for one group's `blocks` blocks of output channels."""
-    isa = arm.Isa.of(cpu)
+    isa = arm.Isa.of(cpu, output.element)
     return tile.choose(
         width=output.width,
         rows=output.height * output.batch * groups,
         blocks=blocks,
         lanes=output.block,
         reduction=reduction,
+        element=output.element,
         cpu=cpu,
         fits=isa.fits_convolution if isa else None,
         most_vectors=most_vectors,
@@ -178,7 +190,7 @@ def make(site: Site) -> Kernel:
     source, output = site.inputs[0], site.output
     merged = merged_groups(operator, source.block, output.block)
     weight = dense_weight(operator, merged)
-    shape = Shape.of(weight, source.block, output.block)
+    shape = Shape.of(weight, source, output)
     flat = is_flat(operator, site)
     view_out = output.flat if flat else output
     chosen = choose_tile(
@@ -189,8 +201,7 @@ def make(site: Site) -> Kernel:
         groups=shape.groups,
     )
     packed = pack_weights(weight, shape, chosen.vectors)
-    bias = np.zeros(output.channels, "float32") if operator.bias is None else operator.bias
-    packed_bias = pack_channels(bias, output)
+    packed_bias = pack_channels(operator.bias, output)
     image = Planar if source.planar else Image
     loops = Loops(
         cpu=site.cpu,
@@ -199,8 +210,8 @@ def make(site: Site) -> Kernel:
         tile=chosen,
         source=image("source", source, source.flat if flat else source),
         target=Image("target", output, view_out),
-        weights=tir.buffer("weights", packed.shape),
-        bias=tir.buffer("bias", packed_bias.shape),
+        weights=tir.buffer("weights", packed.shape, output.element.name),
+        bias=tir.buffer("bias", packed_bias.shape, output.element.accumulator),
         epilogue=site.epilogue(flat=flat, pixels=chosen.pixels),
         clears=True,
     )
@@ -291,7 +302,7 @@ class Loops:
             shape, tile, source.layout, target.layout
         )
         self.by_pixels = self._shares_pixels()
-        isa = arm.Isa.of(cpu)
+        isa = arm.Isa.of(cpu, source.layout.element)
         self.tiles: micro.Tiles | None = None
         if isa is not None:
             self.tiles = micro.Tiles(isa, source, target, weights, bias, epilogue, functions)
@@ -309,7 +320,7 @@ class Loops:
     @property
     def worth_sharing(self) -> bool:
         """Whether a group is enough work for all cores."""
-        weights = 4 * self.shape.panel(self.shape.out_blocks)
+        weights = self.shape.weight_bytes
         cycles = self.tile.cycles / self.shape.groups + stream_cycles(weights, 1, self.cpu)
         return worth_sharing(cycles, self.cpu)
 
@@ -333,7 +344,7 @@ class Loops:
         Then each core reads all weights, but only its own pixels, which are in its own cache if the
         layers before and after are shared in the same way.
         """
-        weights = 4 * self.shape.panel(self.shape.out_blocks)
+        weights = self.shape.weight_bytes
         images = self.source.layout.nbytes + self.target.layout.nbytes
         fits = self.pixels_outer or even_pieces(self._pixel_turns, self.cpu.cores) is not None
         return self.worth_sharing and fits and weights < images // self.source.layout.batch
@@ -555,9 +566,12 @@ class Loops:
         return [r for r in every if 0 <= self._input(place, r, 0, column)[1] < width]
 
     def _llvm_tile(self, place: _Place) -> tir.Stmt:
-        lanes = self.shape.lanes
+        shape, lanes = self.shape, self.shape.lanes
         sums = [
-            [tir.Local(f"sum_{r}_{v}", lanes) for v in range(place.vectors)]
+            [
+                tir.Local(f"sum_{r}_{v}", lanes, shape.element.accumulator)
+                for v in range(place.vectors)
+            ]
             for r in range(place.pixels)
         ]
         every = [(r, v) for r in range(place.pixels) for v in range(place.vectors)]
@@ -581,7 +595,6 @@ class Loops:
             for v, of_vector in enumerate(results):
                 at = (place.plane + v, place.row, place.column)
                 names.add(self.epilogue.average.leave(of_vector, *at))
-        shape = self.shape
         whole = shape.in_blocks - (shape.last_lanes < shape.in_block)
         reduction = []
         if whole:
@@ -722,7 +735,7 @@ def _pixels_outer(shape: Shape, chosen: tile.Tile, view_in: Blocked, view_out: B
     per_row = view_out.width > 1 and view_out.height == 1
     rows = -(-view_out.width // chosen.pixels) if per_row else view_out.height
     image_bytes = view_in.nbytes // view_in.batch // shape.groups
-    weight_bytes = 4 * shape.panel(shape.out_blocks)
+    weight_bytes = shape.weight_bytes
     return rows * weight_bytes + image_bytes < panels * image_bytes + weight_bytes
 
 
@@ -738,7 +751,8 @@ def reads_planar(layer: Layer, cpu: CpuModel) -> bool:
     """
     operator = layer.operator
     assert isinstance(operator, Convolution)
-    is_first = operator.groups == 1 and extent(layer.inputs[0])[1] <= min(cpu.lanes)
+    narrowest = cpu.narrowest(element_of(layer.inputs[0]))
+    is_first = operator.groups == 1 and extent(layer.inputs[0])[1] <= narrowest
     return cpu.memory_operand and is_first and operator.dilation == (1, 1)
 
 

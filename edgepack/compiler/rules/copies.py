@@ -69,7 +69,9 @@ class _Tensors:
         widest = min(layout.block, layout.width)
         side = 1 << (widest.bit_length() - 1)
         # A load and a store of each vector.
-        by_blocks, by_rows = shared_loops(2 * layout.nbytes / 4 / layout.block, layout, cpu)
+        by_blocks, by_rows = shared_loops(
+            2 * layout.nbytes / layout.element.bytes / layout.block, layout, cpu
+        )
 
         def along(place: _Place) -> tir.Stmt:
             if self.is_matrix or side < _SMALLEST:
@@ -113,7 +115,8 @@ class _Tensors:
 
 def pack(shape: tuple[int, ...], layout: Blocked, cpu: CpuModel) -> Kernel:
     """NCHW, or rows of channels -> blocked, halo and unused channels set to zero."""
-    tensors = _Tensors(plain=tir.buffer("source", shape), image=Image("target", layout))
+    dtype = layout.element.name
+    tensors = _Tensors(plain=tir.buffer("source", shape, dtype), image=Image("target", layout))
     source, target = tensors.plain, tensors.image.buffer
 
     def square(place: _Place, side: int) -> tir.Stmt:
@@ -122,7 +125,7 @@ def pack(shape: tuple[int, ...], layout: Blocked, cpu: CpuModel) -> Kernel:
             channels = [
                 tir.load(source, tensors.in_plain(place, first + i), side)
                 if first + i < place.valid
-                else tir.number(0.0, side)
+                else tir.number(0.0, dtype, side)
                 for i in range(side)
             ]
             for i, pixel in enumerate(tir.transposed(names, channels)):
@@ -135,7 +138,7 @@ def pack(shape: tuple[int, ...], layout: Blocked, cpu: CpuModel) -> Kernel:
             return tir.store(target, pixel, tensors.in_blocked(place, 0, 0), layout.block)
         lanes = []
         for lane in range(layout.block):
-            value = tir.number(0.0)
+            value = tir.number(0.0, dtype)
             if lane < place.valid:
                 value = tir.load(source, tensors.in_plain(place, lane))
             lanes.append(tir.store(target, value, tensors.in_blocked(place, 0, lane)))
@@ -149,7 +152,8 @@ def pack(shape: tuple[int, ...], layout: Blocked, cpu: CpuModel) -> Kernel:
 
 def unpack(layout: Blocked, shape: tuple[int, ...], cpu: CpuModel) -> Kernel:
     """Blocked -> NCHW, or rows of channels."""
-    tensors = _Tensors(plain=tir.buffer("target", shape), image=Image("source", layout))
+    plain = tir.buffer("target", shape, layout.element.name)
+    tensors = _Tensors(plain=plain, image=Image("source", layout))
     source, target = tensors.image.buffer, tensors.plain
 
     def square(place: _Place, side: int) -> tir.Stmt:

@@ -43,7 +43,7 @@ def takes(layer: Layer, _cpu: CpuModel) -> bool:
 def pack_weights(weight: np.ndarray, layout: Blocked) -> np.ndarray:
     """[channels, 1, rows, columns] -> [block][row][column][channel of the block]."""
     rows, columns = weight.shape[2:]
-    packed = np.zeros((layout.blocks * layout.block, rows, columns), "float32")
+    packed = np.zeros((layout.blocks * layout.block, rows, columns), weight.dtype)
     packed[: layout.channels] = weight[:, 0]
     blocked = packed.reshape(layout.blocks, layout.block, rows, columns)
     return np.ascontiguousarray(blocked.transpose(0, 2, 3, 1))
@@ -130,13 +130,15 @@ class _Loops:
         self.output = site.output
         self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
         self.runs = _code_for(site.layer)
+        element = site.output.element
+        self.packed_bias = pack_channels(operator.bias, site.output)
         self.packed = pack_weights(operator.weight, site.output)
-        self.weights = tir.buffer("weights", self.packed.shape)
-        self.bias = tir.buffer("bias", (site.output.blocks * site.output.block,))
+        self.weights = tir.buffer("weights", self.packed.shape, element.name)
+        self.bias = tir.buffer("bias", self.packed_bias.shape, element.accumulator)
         output = site.output
         self.macs = operator.weight.size * output.height * output.width * output.batch
         # As many loads and stores as arithmetic, roughly.
-        self.cycles = 2 * self.macs / output.block / site.cpu.lanes[output.block]
+        self.cycles = 2 * self.macs / output.block / site.cpu.rate(element, output.block)
         self.shared = worth_sharing(self.cycles, site.cpu)
         # Each core goes on with what it made itself, if that is most of what windows reach over.
         even = even_pieces(output.height, site.cpu.cores) if site.by_pixels else None
@@ -146,7 +148,7 @@ class _Loops:
         # Equal parts of the rows.
         self.parts = (even or even_parts(output, site.cpu.cores)) if self.shared else 1
         self.tiles: micro.Tiles | None = None
-        isa = arm.Isa.of(site.cpu)
+        isa = arm.Isa.of(site.cpu, element)
         most = isa.most_depthwise(operator.kernel[1]) if isa else 0
         if isa is not None and most and operator.dilation[1] == 1:
             self.pixels = _even_parts(site.output.width, most)
@@ -196,7 +198,6 @@ class _Loops:
             self.tiles.imported(body) if self.tiles else body,
             in_place=self.epilogue.in_place(self.target) if stored_once else [],
         )
-        bias = np.zeros(output.channels, "float32") if operator.bias is None else operator.bias
         name = f"depthwise{rows}x{columns}_{output.channels}_{output.height}x{output.width}"
         if operator.stride != (1, 1):
             name += f"_s{operator.stride[0]}"
@@ -205,7 +206,7 @@ class _Loops:
         return Kernel(
             name=name,
             function=function,
-            constants=(self.packed, pack_channels(bias, output), *self.epilogue.packed),
+            constants=(self.packed, self.packed_bias, *self.epilogue.packed),
             tile=f"{self.pixels}x1{' mean' if self.epilogue.average else ''}",
             macs=self.macs,
             cycles=self.cycles,

@@ -21,6 +21,7 @@ from edgepack.compiler.layers.tensors import constant_of, shape_of
 from edgepack.compiler.rules.rule import Kernel, Plain, product
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.element import FLOAT32
 from edgepack.compiler.tiles.partition import worth_sharing
 
 # What elements are compared as.
@@ -100,9 +101,9 @@ class Extremum:
         """The kernel, of which `name` says what it is."""
         source = tir.buffer("source", (self.outer, self.size, self.inner), self.dtype)
         target = tir.buffer("target", (self.outer, self.inner), "int64")
-        cycles = 2.0 * self.outer * self.inner * -(-self.size // self.cpu.widest)
+        cycles = 2.0 * self.outer * self.inner * -(-self.size // self.cpu.widest(FLOAT32))
         if self.inner > 1:
-            cycles = 2.0 * self.outer * self.size * -(-self.inner // self.cpu.widest)
+            cycles = 2.0 * self.outer * self.size * -(-self.inner // self.cpu.widest(FLOAT32))
         parallel = worth_sharing(cycles, self.cpu)
         by_outer = parallel and (self.inner == 1 or self.outer >= self.cpu.cores)
 
@@ -186,7 +187,7 @@ class Extremum:
 
         The last vector begins where it ends with the last result, unless there are fewer results.
         """
-        fitting = sorted(lanes for lanes in self.cpu.lanes if lanes <= self.inner)
+        fitting = sorted(lanes for lanes in self.cpu.lanes(FLOAT32) if lanes <= self.inner)
         lanes = max(fitting, default=1)
         together = lanes * _VECTORS
         full, rest = divmod(self.inner, together)
@@ -238,7 +239,7 @@ class Extremum:
 
     def _row(self, source: tirx.Buffer, target: tirx.Buffer, outer: tir.Expr) -> tir.Stmt:
         """One result: the best of each lane, then the best of those."""
-        fitting = [lanes for lanes in self.cpu.lanes if lanes <= self.size]
+        fitting = [lanes for lanes in self.cpu.lanes(FLOAT32) if lanes <= self.size]
         lanes = max(fitting, default=1)
         vectors = min(_VECTORS, self.size // lanes)
         together = lanes * vectors

@@ -9,8 +9,6 @@ cache.
 
 from __future__ import annotations
 
-import numpy as np
-
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.rules import convolution
 from edgepack.compiler.rules.rule import Kernel, Rule, Site
@@ -29,16 +27,17 @@ def make(site: Site) -> Kernel:
     operator, output = site.layer.operator, site.output
     assert isinstance(operator, Convolution)
     source, gate = site.inputs[0], Image("gate", site.inputs[1])
-    shape = convolution.Shape.of(operator.weight[None], source.block, output.block)
+    shape = convolution.Shape.of(operator.weight[None], source, output)
     flat = convolution.is_flat(operator, site)
     view = output.flat if flat else output
     chosen = convolution.choose_tile(
         view, blocks=shape.out_blocks, reduction=shape.reduction, cpu=site.cpu
     )
     packed = convolution.pack_weights(operator.weight[None], shape, chosen.vectors)
-    bias = np.zeros(output.channels, "float32") if operator.bias is None else operator.bias
-    packed_bias = pack_channels(bias, output)
-    weights, scaled = tir.buffer("weights", packed.shape), tir.buffer("scaled", packed.shape)
+    packed_bias = pack_channels(operator.bias, output)
+    weights, scaled = (
+        tir.buffer(name, packed.shape, output.element.name) for name in ("weights", "scaled")
+    )
 
     def scale(panel: tir.Expr, vectors: int) -> tir.Stmt:
         """The weights of one panel; `panel` counts whole ones."""
@@ -75,7 +74,7 @@ def make(site: Site) -> Kernel:
         source=Image("source", source, source.flat if flat else source),
         target=Image("target", output, view),
         weights=scaled,
-        bias=tir.buffer("bias", packed_bias.shape),
+        bias=tir.buffer("bias", packed_bias.shape, output.element.accumulator),
         epilogue=site.epilogue(flat=flat),
         clears=True,
         prepare=scale,

@@ -14,7 +14,7 @@ from itertools import accumulate
 from edgepack.compiler.backend.arena import ALIGNMENT
 from edgepack.compiler.layers.layer import Concatenation, Layer, Slice
 from edgepack.compiler.layers.tensors import extent
-from edgepack.compiler.rules.rule import Alias, Kernel, Rule, Site
+from edgepack.compiler.rules.rule import Alias, Kernel, Rule, Site, element_of
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Blocked, Image, clear_halos
@@ -24,10 +24,11 @@ def takes_concat(layer: Layer, cpu: CpuModel) -> bool:
     """Inputs that fill whole blocks of the output."""
     if not isinstance(layer.operator, Concatenation) or layer.expression:
         return False
-    block = cpu.block(extent(layer.output)[1])
+    element = element_of(layer.output)
+    block = cpu.block(extent(layer.output)[1], element)
     channels = [extent(value)[1] for value in layer.inputs]
     return all(c % block == 0 for c in channels[:-1]) and all(
-        cpu.block(c) == block for c in channels
+        cpu.block(c, element) == block for c in channels
     )
 
 
@@ -35,10 +36,11 @@ def takes_slice(layer: Layer, cpu: CpuModel) -> bool:
     """Ranges of whole blocks; the last block may be the input's last one."""
     if not isinstance(layer.operator, Slice) or layer.expression:
         return False
-    block = cpu.block(extent(layer.inputs[0])[1])
+    element = element_of(layer.output)
+    block = cpu.block(extent(layer.inputs[0])[1], element)
     channels, first = extent(layer.output)[1], layer.operator.first
     ends = channels % block == 0 or first + channels == extent(layer.inputs[0])[1]
-    return first % block == 0 and ends and cpu.block(channels) == block
+    return first % block == 0 and ends and cpu.block(channels, element) == block
 
 
 def offsets(parts: Sequence[Blocked]) -> list[int]:
@@ -114,7 +116,7 @@ def _copy(what: str, parts: Sequence[tuple[Blocked, int]], output: Blocked) -> K
             tir.sequence(clear_halos(target), tir.loop_of("n", output.batch, all_parts)),
         ),
         constants=(),
-        cycles=2 * output.nbytes / 4 / output.block,
+        cycles=2 * output.nbytes / output.element.bytes / output.block,
     )
 
 

@@ -26,15 +26,18 @@ from edgepack.compiler.rules import convolution
 from edgepack.compiler.rules.rule import Kernel, Plain, product
 from edgepack.compiler.tiles import micro, tile, tir
 from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.element import FLOAT32
 from edgepack.compiler.tiles.epilogue import Epilogue
-from edgepack.compiler.tiles.layout import Blocked, Image
+from edgepack.compiler.tiles.layout import Blocked, Image, pack_channels
 from edgepack.compiler.tiles.partition import worth_sharing
 
+# What there are kernels for.
+_ELEMENT = FLOAT32
 # Fewer rows are over before a panel is packed.
 _FEWEST_ROWS = 4
 # One pixel, one step.
 _POINT = Convolution(
-    weight=np.zeros((1, 1, 1, 1), "float32"),
+    weight=np.zeros((1, 1, 1, 1), _ELEMENT.name),
     bias=None,
     stride=(1, 1),
     before=(0, 0),
@@ -48,7 +51,7 @@ def make(call: relax.Call, made: Mapping[relax.Var, relax.Expr], cpu: CpuModel) 
 
     A right matrix that was transposed before is read as it was.
     """
-    if call.op != tvm.ir.Op.get("relax.matmul") or str(call.ty.dtype) != "float32":
+    if call.op != tvm.ir.Op.get("relax.matmul") or str(call.ty.dtype) != _ELEMENT.name:
         return None
     left, right = call.args
     out, turned = shape_of(call), False
@@ -60,7 +63,7 @@ def make(call: relax.Call, made: Mapping[relax.Var, relax.Expr], cpu: CpuModel) 
     sizes = _sizes(shape_of(left), shape_of(right), turned)
     if sizes is None or product(out) != sizes.batch * sizes.rows * sizes.columns:
         return None
-    narrowest = min(cpu.lanes)
+    narrowest = cpu.narrowest(_ELEMENT)
     if sizes.rows < _FEWEST_ROWS or min(sizes.depth, sizes.columns) < narrowest:
         return None
     value = constant_of(right)
@@ -75,6 +78,7 @@ def make(call: relax.Call, made: Mapping[relax.Var, relax.Expr], cpu: CpuModel) 
         kernel=matrices.kernel(),
         inputs=tuple(inputs),
         shape=(sizes.batch, sizes.rows, sizes.columns),
+        dtype=_ELEMENT.name,
     )
 
 
@@ -149,7 +153,7 @@ class _Matrix(Image):
 
     @property
     def pixel_bytes(self) -> int:
-        return 4 * int(self.buffer.shape[2])
+        return self.layout.element.bytes * int(self.buffer.shape[2])
 
     @property
     def row_bytes(self) -> int:
@@ -157,7 +161,7 @@ class _Matrix(Image):
 
     @property
     def plane_bytes(self) -> int:
-        return 4 * self.layout.block
+        return self.layout.element.bytes * self.layout.block
 
     def column(self, plane: tir.Expr) -> tir.Expr:
         """The first column of a block."""
@@ -185,9 +189,9 @@ class _Product:
         """The kernel; packed panels of a right matrix that is no constant are its scratch."""
         sizes, cpu = self.sizes, self.cpu
         # As `CpuModel.block`, of those that fit.
-        fitting = [lanes for lanes in cpu.lanes if lanes <= sizes.columns]
+        fitting = [lanes for lanes in cpu.lanes(_ELEMENT) if lanes <= sizes.columns]
         lanes = min(fitting, key=lambda lanes: (-(-sizes.columns // lanes) * lanes, -lanes))
-        source = self._layout(sizes.depth, min(cpu.lanes))
+        source = self._layout(sizes.depth, cpu.narrowest(_ELEMENT))
         target = self._layout(sizes.columns, lanes)
         shape = convolution.Shape(
             groups=1,
@@ -197,6 +201,7 @@ class _Product:
             out_blocks=target.blocks,
             lanes=lanes,
             kernel=(1, 1),
+            element=_ELEMENT,
         )
         chosen = convolution.choose_tile(
             target,
@@ -213,12 +218,12 @@ class _Product:
         last = (target.blocks - 1) // chosen.vectors * chosen.vectors
         shift = target.blocks * lanes - sizes.columns
 
-        left = tir.buffer("left", (sizes.left_batch, sizes.rows, sizes.depth))
-        right = tir.buffer("right", sizes.right_shape(self.turned))
-        out = tir.buffer("out", (sizes.batch, sizes.rows, sizes.columns))
+        left = tir.buffer("left", (sizes.left_batch, sizes.rows, sizes.depth), _ELEMENT.name)
+        right = tir.buffer("right", sizes.right_shape(self.turned), _ELEMENT.name)
+        out = tir.buffer("out", (sizes.batch, sizes.rows, sizes.columns), _ELEMENT.name)
         kept = 1 if self.constant is not None or not by_batch else sizes.batch
-        weights = tir.buffer("weights", (kept * size,))
-        bias = tir.buffer("bias", (target.blocks * lanes,))
+        weights = tir.buffer("weights", (kept * size,), _ELEMENT.name)
+        bias = tir.buffer("bias", (target.blocks * lanes,), _ELEMENT.accumulator)
         functions = micro.Functions()
 
         def one(index: tir.Expr) -> tir.Stmt:
@@ -249,7 +254,7 @@ class _Product:
 
         body = functions.imported(tir.loop_of("matrix", sizes.batch, one, parallel=by_batch))
         arguments = [left, right, bias, out, weights]
-        constants = [np.zeros(target.blocks * lanes, "float32")]
+        constants = [pack_channels(None, target)]
         if self.constant is not None:
             arguments = [left, weights, bias, out]
             value = self.constant.reshape(sizes.depth, sizes.columns)
@@ -265,7 +270,14 @@ class _Product:
         )
 
     def _layout(self, channels: int, block: int) -> Blocked:
-        return Blocked(batch=1, channels=channels, height=1, width=self.sizes.rows, block=block)
+        return Blocked(
+            element=_ELEMENT,
+            batch=1,
+            channels=channels,
+            height=1,
+            width=self.sizes.rows,
+            block=block,
+        )
 
     def _packed(self, value: np.ndarray, chosen: tile.Tile, lanes: int) -> np.ndarray:
         """A constant's panels."""

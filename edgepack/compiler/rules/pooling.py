@@ -117,7 +117,7 @@ def make_window(site: Site) -> Kernel:
                 result = value if result is None else names.bind("r", combine(result, value))
         assert result is not None
         if operator.kind == "average" and divisor != 1:
-            result = result * tir.number(1 / divisor, lanes)
+            result = result * tir.number(1 / divisor, output.element.accumulator, lanes)
         result = epilogue.apply(names, result, plane, *at, channel_block=block)
         names.add(target.store(result, plane, *at))
         return names.done()
@@ -196,7 +196,12 @@ def make_mean(site: Site) -> Kernel:
         sums = Sum(source, plane)
         names = tir.Names()
         result = epilogue.apply(
-            names, sums.total * tir.number(1 / pixels, lanes), plane, 0, 0, channel_block=block
+            names,
+            sums.total * tir.number(1 / pixels, output.element.accumulator, lanes),
+            plane,
+            0,
+            0,
+            channel_block=block,
         )
         names.add(target.store(result, plane, 0, 0))
         return tir.sequence(sums.code, names.done())

@@ -24,7 +24,7 @@ from edgepack.compiler.layers.axis import Axis, Run
 from edgepack.compiler.layers.layer import Layer, Resampling, Value
 from edgepack.compiler.layers.read import resampling
 from edgepack.compiler.layers.tensors import extent
-from edgepack.compiler.rules.rule import Kernel, Plain, Rule, Site, product
+from edgepack.compiler.rules.rule import Kernel, Plain, Rule, Site, element_of, product
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import KIB, CpuModel
 from edgepack.compiler.tiles.layout import Image, clear_halos
@@ -114,7 +114,7 @@ class _Table:
         return _together(count, one)
 
 
-def _run(axis: Axis, run: Run, lanes: int, load: _Load, finish: _Finish) -> tir.Stmt:
+def _run(axis: Axis, run: Run, dtype: str, lanes: int, load: _Load, finish: _Finish) -> tir.Stmt:
     """The results of a run; a position that several of one turn need is loaded once."""
 
     def turn(period: tir.Expr, periods: int) -> tir.Stmt:
@@ -124,7 +124,7 @@ def _run(axis: Axis, run: Run, lanes: int, load: _Load, finish: _Finish) -> tir.
         def term(position: int, weight: float) -> _Term:
             if position not in loaded:
                 loaded[position] = names.bind("x", load(names, period * run.step + position))
-            return loaded[position], None if weight == 1 else tir.number(weight, lanes)
+            return loaded[position], None if weight == 1 else tir.number(weight, dtype, lanes)
 
         for i in range(run.period * periods):
             more, at = divmod(i, run.period)
@@ -143,13 +143,13 @@ def _run(axis: Axis, run: Run, lanes: int, load: _Load, finish: _Finish) -> tir.
     )
 
 
-def _along(axis: Axis, tables: _Tables) -> Callable[[int, _Load, _Finish], tir.Stmt]:
+def _along(axis: Axis, tables: _Tables, dtype: str) -> Callable[[int, _Load, _Finish], tir.Stmt]:
     """How to make all results along a row from its columns."""
     runs = axis.runs(_MOST_RESULTS)
     if runs is None:
         return partial(_Table("column", axis, tables).results, axis.count)
     return lambda lanes, load, finish: tir.sequence(
-        *(_run(axis, run, lanes, load, finish) for run in runs)
+        *(_run(axis, run, dtype, lanes, load, finish) for run in runs)
     )
 
 
@@ -172,12 +172,13 @@ def make(site: Site) -> Kernel:
     assert isinstance(operator, Resampling)
     what = "pad" if operator.kind in _BORDERS else "resize"
     rows, columns, lanes = operator.rows, operator.columns, output.block
+    dtype = output.element.accumulator
     source, target = Image("source", layout), Image("target", output)
     tables, epilogue = _Tables(), site.epilogue()
-    table, along = _Table("row", rows, tables), _along(columns, tables)
+    table, along = _Table("row", rows, tables), _along(columns, tables, dtype)
     # Sums of whole rows, if their columns are needed more than once.
     ahead = not rows.is_copy and columns.count * columns.taps > layout.width
-    ahead = ahead and 4 * layout.width * lanes <= _MOST_ROW_BYTES
+    ahead = ahead and layout.element.bytes * layout.width * lanes <= _MOST_ROW_BYTES
 
     def one_row(n: tir.Expr, block: tir.Expr, y: tir.Expr, index: tir.Expr | None) -> tir.Stmt:
         """Row `y` of the results, the `index`-th inside; None for one outside."""
@@ -189,7 +190,7 @@ def make(site: Site) -> Kernel:
 
         def outside(first: int, last: int) -> tir.Stmt | None:
             def one(names: tir.Names, x: tir.Expr) -> None:
-                finish(names, tir.number(operator.outside, lanes), x + first)
+                finish(names, tir.number(operator.outside, dtype, lanes), x + first)
 
             return _together(last - first, one) if first < last else None
 
@@ -204,7 +205,7 @@ def make(site: Site) -> Kernel:
         def inside(names: tir.Names, value: tirx.Expr, x: tir.Expr) -> None:
             finish(names, value, x + columns.first)
 
-        sums = tir.Local("sums", lanes, count=layout.width)
+        sums = tir.Local("sums", lanes, dtype, count=layout.width)
 
         def keep(names: tir.Names, x: tir.Expr) -> None:
             names.add(sums.set(summed(names, x), x))
@@ -287,18 +288,20 @@ def make_plain(call: relax.Call, _made: Mapping[Value, relax.Expr], cpu: CpuMode
     batch, channels, height, width = extent(data)
     planes, (out_height, out_width) = batch * channels, extent(call)[2:]
     shapes = (planes, height, width), (planes, out_height, out_width)
+    element = element_of(data)
     make, most = _upright, width
     if not operator.columns.is_all_of(width):
         make = _turned
         most = min(width, operator.columns.count, planes * operator.rows.count)
-        most = min(most, _MOST_ROW_BYTES // (4 * width))
+        most = min(most, _MOST_ROW_BYTES // (element.bytes * width))
     # What is narrower than the narrowest vector is small, too: one by one.
-    lanes = max((lanes for lanes in cpu.lanes if lanes <= most), default=1)
+    lanes = max((lanes for lanes in cpu.lanes(element) if lanes <= most), default=1)
     return Plain(
         rule=RESIZE.name,
-        kernel=make(operator, *shapes, lanes, cpu),
+        kernel=make(operator, *shapes, element.name, lanes, cpu),
         inputs=((data, shapes[0]),),
         shape=shapes[1],
+        dtype=element.name,
     )
 
 
@@ -319,19 +322,20 @@ def _turned(
     operator: Resampling,
     shape: tuple[int, int, int],
     out: tuple[int, int, int],
+    dtype: str,
     lanes: int,
     cpu: CpuModel,
 ) -> Kernel:
     """The kernel from planes of `shape` to planes `out`, `lanes` rows at a time."""
     rows, columns, tables = operator.rows, operator.columns, _Tables()
     planes, width, count = shape[0], shape[2], shape[0] * rows.count
-    source, target = tir.buffer("source", shape), tir.buffer("target", out)
+    source, target = tir.buffer("source", shape, dtype), tir.buffer("target", out, dtype)
     row_table, column_table = _Table("row", rows, tables), _Table("column", columns, tables)
 
     def group(first: tir.Expr) -> tir.Stmt:
         """Rows from `first` on, of those inside of all planes."""
         names = tir.Names()
-        sums = tir.Local("sums", lanes, count=width)
+        sums = tir.Local("sums", lanes, dtype, count=width)
         names.add(sums.declare())
         at = [names.bind("row", tir.integer(i) + first) for i in range(lanes)]
         places = [
@@ -387,12 +391,13 @@ def _upright(
     operator: Resampling,
     shape: tuple[int, int, int],
     out: tuple[int, int, int],
+    dtype: str,
     lanes: int,
     cpu: CpuModel,
 ) -> Kernel:
     """The same for images whose columns stay: `lanes` columns at a time."""
     rows, width, tables = operator.rows, shape[2], _Tables()
-    source, target = tir.buffer("source", shape), tir.buffer("target", out)
+    source, target = tir.buffer("source", shape, dtype), tir.buffer("target", out, dtype)
     table = _Table("row", rows, tables)
 
     def one_row(row: tir.Expr) -> tir.Stmt:
@@ -430,7 +435,8 @@ def _outside(operator: Resampling, target: tirx.Buffer, lanes: int) -> tir.Stmt 
         return None
 
     def fill(at: tir.Expr) -> tir.Stmt:
-        return tir.store(target, tir.number(operator.outside, lanes), [0, 0, at], lanes)
+        value = tir.number(operator.outside, str(target.dtype), lanes)
+        return tir.store(target, value, [0, 0, at], lanes)
 
     return _in_steps("fill", product(out), lanes, fill)
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import numpy as np
-from tvm import tirx
+from tvm import relax, tirx
 
 from edgepack.compiler.layers.layer import Layer, Value
 from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.element import ELEMENTS, Element
 from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import NO_HALO, Blocked, Halo
 
@@ -76,7 +77,7 @@ class Plain:
     kernel: Kernel
     inputs: tuple[tuple[Value, tuple[int, ...]], ...]
     shape: tuple[int, ...]
-    dtype: str = "float32"
+    dtype: str
 
 
 class Alias(Enum):
@@ -119,6 +120,11 @@ class Rule:
     averages: bool = False
     is_mean: bool = False
     alias: Alias | None = None
+
+
+def element_of(value: relax.Expr) -> Element:
+    """The type of a tensor's elements; `KeyError` for one that no layout has."""
+    return ELEMENTS[str(value.ty.dtype)]
 
 
 def product(values: Sequence[int]) -> int:

@@ -104,10 +104,12 @@ def make(site: Site) -> Kernel:
     assert isinstance(operator, TransposedConvolution)
     outs, ins = operator.weight.shape[:2]
     loops = _depthwise if ins == 1 and outs == operator.groups > 1 else _ordinary
-    bias = np.zeros(output.channels, "float32") if operator.bias is None else operator.bias
-    packed_bias = pack_channels(bias, output)
+    packed_bias = pack_channels(operator.bias, output)
     source, target = Image("source", site.inputs[0]), Image("target", output)
-    bias_buffer, epilogue = tir.buffer("bias", packed_bias.shape), site.epilogue()
+    bias_buffer, epilogue = (
+        tir.buffer("bias", packed_bias.shape, output.element.accumulator),
+        site.epilogue(),
+    )
     parts = []
     for phase in _phases(site.layer):
         view = partial(Image.spaced, step=operator.stride, first=phase.first, size=phase.size)
@@ -159,7 +161,7 @@ def _ordinary(
     layout, output = source.layout, target.layout
     merged = convolution.merged_groups(phase.convolution, layout.block, output.block)
     weight = convolution.dense_weight(phase.convolution, merged)
-    shape = convolution.Shape.of(weight, layout.block, output.block)
+    shape = convolution.Shape.of(weight, layout, output)
     tile = convolution.choose_tile(
         output, blocks=shape.out_blocks, reduction=shape.reduction, cpu=cpu, groups=shape.groups
     )
@@ -171,7 +173,7 @@ def _ordinary(
         tile=tile,
         source=source,
         target=target,
-        weights=tir.buffer("weights", packed.shape),
+        weights=tir.buffer("weights", packed.shape, layout.element.name),
         bias=bias,
         epilogue=epilogue,
     )
@@ -196,7 +198,7 @@ def _depthwise(
     """Each channel on its own: windows are a few points, so a pixel at a time."""
     output, lanes = target.layout, target.layout.block
     packed = depthwise.pack_weights(phase.convolution.weight, output)
-    buffer = tir.buffer("weights", packed.shape)
+    buffer = tir.buffer("weights", packed.shape, output.element.name)
     rows, columns = phase.convolution.kernel
     top, left = phase.convolution.before
 

@@ -29,9 +29,10 @@ from tvm import tirx
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import convolution
-from edgepack.compiler.rules.rule import Kernel, Rule, Site
+from edgepack.compiler.rules.rule import Kernel, Rule, Site, element_of
 from edgepack.compiler.tiles import arm, arm_transform, micro, tile, tir, toom_cook
 from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.element import Element
 from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import Blocked, Image, clear_halos
 from edgepack.compiler.tiles.partition import BUSY_BY_PIECES, busy, worth_sharing
@@ -99,6 +100,7 @@ class _Channels:
     in_block: int
     outs: int
     out_block: int
+    element: Element
 
     @property
     def in_blocks(self) -> int:
@@ -118,12 +120,19 @@ def _scratch_bytes(channels: _Channels, positions: int, tiles: int) -> int:
     """Both scratch tensors of one chunk."""
     lanes = _odd(channels.in_blocks) * channels.in_block
     lanes += _odd(channels.out_blocks) * channels.out_block
-    return 4 * positions * lanes * _odd(tiles)
+    return channels.element.bytes * positions * lanes * _odd(tiles)
 
 
 def _channels(layer: Layer, cpu: CpuModel) -> _Channels:
     ins, outs = extent(layer.inputs[0])[1], extent(layer.output)[1]
-    return _Channels(ins=ins, in_block=cpu.block(ins), outs=outs, out_block=cpu.block(outs))
+    element = element_of(layer.inputs[0])
+    return _Channels(
+        ins=ins,
+        in_block=cpu.block(ins, element),
+        outs=outs,
+        out_block=cpu.block(outs, element),
+        element=element,
+    )
 
 
 def _grids(rows: int, columns: int) -> Iterator[Grid]:
@@ -156,7 +165,7 @@ def plan(layer: Layer, cpu: CpuModel, sizes: Collection[int] = tuple(toom_cook.P
 def _cost(channels: _Channels, results: int, grid: Grid, batch: int, cpu: CpuModel) -> Plan:
     positions = (results + 2) ** 2
     chunks = grid.chunks * batch
-    layout = _scratch(channels.outs, channels.out_block, 1, 1, grid.tiles)
+    layout = _scratch(channels.outs, channels.out_block, 1, 1, grid.tiles, channels.element)
     product = convolution.choose_tile(
         replace(layout, width=grid.tiles),
         blocks=channels.out_blocks,
@@ -164,7 +173,9 @@ def _cost(channels: _Channels, results: int, grid: Grid, batch: int, cpu: CpuMod
         cpu=cpu,
         groups=positions,
     )
-    weights = 4 * positions * channels.ins * channels.out_blocks * channels.out_block
+    weights = (
+        channels.element.bytes * positions * channels.ins * channels.out_blocks * channels.out_block
+    )
     cycles = batch * grid.rows * grid.columns * _transform_cycles(channels, results, cpu)
     cycles += chunks * product.cycles
     cycles += convolution.stream_cycles(weights, chunks, cpu)
@@ -181,7 +192,10 @@ def _transform_cycles(channels: _Channels, results: int, cpu: CpuModel) -> float
     back = toom_cook.output_transform(results, results)
 
     def cycles(operations: int, moves: int, passes: int, lanes: int) -> float:
-        arithmetic, memory = operations / cpu.lanes[lanes], moves / cpu.loads_per_cycle
+        arithmetic, memory = (
+            operations / cpu.rate(channels.element, lanes),
+            moves / cpu.loads_per_cycle,
+        )
         both = arithmetic + memory if cpu.in_order else max(arithmetic, memory)
         return both + passes * _PASS_START
 
@@ -208,20 +222,34 @@ def _plain_cycles(layer: Layer, cpu: CpuModel) -> float:
     batch, outs, height, width = extent(layer.output)
     channels = _channels(layer, cpu)
     output = Blocked(
-        batch=batch, channels=outs, height=height, width=width, block=channels.out_block
+        element=channels.element,
+        batch=batch,
+        channels=outs,
+        height=height,
+        width=width,
+        block=channels.out_block,
     )
     reduction = 9 * channels.ins
     chosen = convolution.choose_tile(
         output, blocks=channels.out_blocks, reduction=reduction, cpu=cpu
     )
-    weights = 4 * reduction * channels.out_blocks * channels.out_block
+    weights = channels.element.bytes * reduction * channels.out_blocks * channels.out_block
     return chosen.cycles + convolution.stream_cycles(weights, 1, cpu)
 
 
-def _scratch(channels: int, block: int, positions: int, parts: int, tiles: int) -> Blocked:
+def _scratch(
+    channels: int, block: int, positions: int, parts: int, tiles: int, element: Element
+) -> Blocked:
     """A scratch tensor: for each part [position][block of channels][tile][channel]."""
     planes = positions * _odd(-(-channels // block))
-    return Blocked(batch=parts, channels=planes * block, height=1, width=_odd(tiles), block=block)
+    return Blocked(
+        element=element,
+        batch=parts,
+        channels=planes * block,
+        height=1,
+        width=_odd(tiles),
+        block=block,
+    )
 
 
 class _Loops:
@@ -245,17 +273,18 @@ class _Loops:
         self.epilogue = site.epilogue()
         self._products(parts)
         # Assembly takes coefficients from vectors: those of the way there and of the way back.
-        self.isa = arm.Isa.of(cpu)
+        element = self.channels.element
+        self.isa = arm.Isa.of(cpu, element)
         self.functions = micro.Functions()
         m = self.plan.results
         transforms = (toom_cook.input_transform(m, m + 2), toom_cook.output_transform(m, m))
         self.coefficients = [
-            np.resize(np.array([*t.coefficients, 0.0], "float32"), 3 * arm.LANES)
+            np.resize(np.array([*t.coefficients, 0.0], element.name), 3 * arm.LANES)
             for t in transforms
             if self.isa
         ]
         self.coefficient_buffers = [
-            tir.buffer(f"coefficients{i}", values.shape)
+            tir.buffer(f"coefficients{i}", values.shape, element.name)
             for i, values in enumerate(self.coefficients)
         ]
         self.finish = micro.finish_of(self.epilogue.expression)
@@ -263,7 +292,7 @@ class _Loops:
         self.apart = self.epilogue.is_long if self.isa is None else self.finish is None
         # A tile between the passes along its rows and along its columns, on both ways.
         self.half_inputs, self.half_sums = (
-            tir.buffer(f"half{i}", (self.workers, self.plan.positions, lanes))
+            tir.buffer(f"half{i}", (self.workers, self.plan.positions, lanes), element.name)
             for i, lanes in enumerate((self.channels.in_block, self.channels.out_block))
         )
 
@@ -279,20 +308,22 @@ class _Loops:
         channels, plan = self.channels, self.plan
         transformed = toom_cook.transform_weights(self.operator.weight, plan.results)
         weight = transformed[..., None, None]
-        shape = convolution.Shape.of(weight, channels.in_block, channels.out_block)
-        self.packed = convolution.pack_weights(weight, shape, plan.product.vectors)
-        sizes = (plan.positions, parts, plan.grid.tiles)
+        sizes = (plan.positions, parts, plan.grid.tiles, channels.element)
         inputs = _scratch(channels.ins, channels.in_block, *sizes)
         sums = _scratch(channels.outs, channels.out_block, *sizes)
         self.inputs, self.sums = Image("inputs", inputs), Image("sums", sums)
-        bias = np.zeros((plan.positions, sums.blocks // plan.positions * sums.block), "float32")
+        shape = convolution.Shape.of(weight, inputs, sums)
+        self.packed = convolution.pack_weights(weight, shape, plan.product.vectors)
+        bias = np.zeros(
+            (plan.positions, sums.blocks // plan.positions * sums.block), channels.element.name
+        )
         if self.operator.bias is not None:
             # Added at the point (1, 1), it comes out of the transform in every result.
             at = toom_cook.ONE * plan.size + toom_cook.ONE
             bias[at, : channels.outs] = self.operator.bias
         self.packed_bias = bias.ravel()
-        self.weights = tir.buffer("weights", self.packed.shape)
-        self.bias = tir.buffer("bias", self.packed_bias.shape)
+        self.weights = tir.buffer("weights", self.packed.shape, channels.element.name)
+        self.bias = tir.buffer("bias", self.packed_bias.shape, channels.element.accumulator)
         self.shape = shape
 
     def _product(self, tiles: int) -> convolution.Loops:
@@ -656,7 +687,7 @@ class _Lines:
     @property
     def steps(self) -> arm_transform.Steps:
         """The same in bytes."""
-        sizes = [4]
+        sizes = [np.dtype(str(self.buffer.dtype)).itemsize]
         for extent_ in reversed([int(size) for size in self.buffer.shape][1:]):
             sizes.insert(0, sizes[0] * extent_)
         line, item = (
@@ -673,7 +704,9 @@ def _sum(terms: toom_cook.Terms, values: list[tirx.Expr]) -> tirx.Expr:
         value = values[index]
         size = abs(coefficient)
         if size != 1:
-            value = value * tir.spread(tirx.FloatImm("float32", size), _lanes(value))
+            value = value * tir.spread(
+                tirx.FloatImm(str(value.ty.dtype.with_lanes(1)), size), _lanes(value)
+            )
         if total is None:
             total = value if coefficient > 0 else -value
         else:

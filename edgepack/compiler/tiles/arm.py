@@ -20,10 +20,13 @@ from itertools import product
 from typing import Protocol
 
 from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.element import FLOAT32, Element
 
-# Bytes of a vector register, and float32 lanes in it.
+# Bytes of a vector register.
 QUAD = 16
-LANES = 4
+# What the tiles are of, and how many of them are in a register.
+ELEMENT = FLOAT32
+LANES = ELEMENT.lanes(QUAD)
 # How both instruction sets call the operations of `Writer.binary`, after v or f.
 _BINARY = {"maximum": "max", "minimum": "min", "add": "add", "subtract": "sub"}
 # vldm and vstm of ARMv7 move at most 16 double registers.
@@ -38,9 +41,11 @@ class Isa:
     registers: int
 
     @classmethod
-    def of(cls, cpu: CpuModel) -> Isa | None:
-        """The instruction set of a CPU, None if no tiles can be written in it."""
-        return cls(name=cpu.isa, registers=cpu.registers) if cpu.isa in _WRITERS else None
+    def of(cls, cpu: CpuModel, element: Element) -> Isa | None:
+        """The instruction set of a CPU, None if no tiles of such elements can be written in it."""
+        if element != ELEMENT or cpu.isa not in _WRITERS:
+            return None
+        return cls(name=cpu.isa, registers=cpu.registers)
 
     def fits_convolution(self, pixels: int, vectors: int) -> bool:
         """Whether a tile leaves at least two registers for weights."""
@@ -107,7 +112,7 @@ class Convolve:
         if self.blocks:
             self._blocks(writer, self.blocks, range(LANES))
         if self.last_lanes:
-            writer.add("source", -4 * self.back)
+            writer.add("source", -ELEMENT.bytes * self.back)
             self._blocks(writer, 1, range(self.back, self.back + self.last_lanes))
 
     def _blocks(self, writer: Writer, count: int, lanes: range) -> None:

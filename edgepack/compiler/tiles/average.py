@@ -70,7 +70,8 @@ class Average:
             rows = slots.layout.height // self.parts
             slots = slots.spaced(step=(rows, 1), first=(0, 0), size=(self.parts, 1))
         sums = Sum(slots, plane)
-        mean = sums.total * tir.number(1 / self.count, self.slots.layout.block)
+        layout = self.slots.layout
+        mean = sums.total * tir.number(1 / self.count, layout.element.accumulator, layout.block)
         return tir.sequence(sums.code, self.mean.store(mean, plane, 0, 0))
 
 
@@ -79,7 +80,8 @@ class Sum:
 
     def __init__(self, source: Image, plane: tir.Expr) -> None:
         layout = source.layout
-        sums = [tir.Local(f"sum{i}", layout.block) for i in range(_SUMS)]
+        dtype = layout.element.accumulator
+        sums = [tir.Local(f"sum{i}", layout.block, dtype) for i in range(_SUMS)]
 
         def add(row: tir.Expr, column: tir.Expr, count: int) -> tir.Stmt:
             added = (
@@ -100,7 +102,7 @@ class Sum:
 
         self.code = tir.sequence(
             *(item.declare() for item in sums),
-            *(item.set(tir.number(0.0, layout.block)) for item in sums),
+            *(item.set(tir.number(0.0, dtype, layout.block)) for item in sums),
             tir.loop_of("row", layout.height, along),
         )
         self.total = (sums[0].get() + sums[1].get()) + (sums[2].get() + sums[3].get())

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import tvm
 from tvm.target import codegen
 
+from edgepack.compiler.tiles.element import FLOAT32, Element
+
 KIB = 1024
 
 
@@ -19,8 +21,8 @@ KIB = 1024
 class CpuModel:
     """A micro-architecture, per core.
 
-    `lanes` are the usable vector widths in float32 elements, widest first, each with the
-    number of multiply-adds of that width that start per cycle (0.5: one every second cycle).
+    `rates` are, by element and bytes of a vector, the number of multiply-adds of that width that
+    start per cycle (0.5: one every second cycle). Those of float32 name all usable widths.
     `loads_per_cycle` counts vector loads of any width. `fma_latency` is in cycles.
     `in_order` cores pay for a load where an out-of-order core hides it behind arithmetic.
     `memory_bandwidth` is what one core reads from memory while the others do, too, in bytes per
@@ -31,7 +33,7 @@ class CpuModel:
 
     name: str
     isa: str
-    lanes: Mapping[int, float]
+    rates: Mapping[Element, Mapping[int, float]]
     registers: int
     loads_per_cycle: float
     fma_latency: int
@@ -43,17 +45,34 @@ class CpuModel:
     cores: int = 1
 
     @property
-    def widest(self) -> int:
-        """Float32 elements of the widest vector."""
-        return max(self.lanes)
+    def vector_bytes(self) -> list[int]:
+        """Usable widths of vectors, widest first."""
+        return sorted(self.rates[FLOAT32], reverse=True)
 
-    def block(self, channels: int) -> int:
+    def lanes(self, element: Element) -> list[int]:
+        """Elements of each usable vector, widest first."""
+        return [element.lanes(size) for size in self.vector_bytes]
+
+    def widest(self, element: Element) -> int:
+        """Elements of the widest vector."""
+        return max(self.lanes(element))
+
+    def narrowest(self, element: Element) -> int:
+        """Elements of the narrowest vector."""
+        return min(self.lanes(element))
+
+    def rate(self, element: Element, lanes: int) -> float:
+        """Multiply-adds of vectors of `lanes` elements that start per cycle."""
+        return self.rates[element][lanes * element.bytes]
+
+    def block(self, channels: int, element: Element) -> int:
         """Channels per block of a blocked tensor: the width that pads `channels` least.
 
-        Depends on the channel count only, so two tensors of equal shape always agree and no
-        layer needs a layout transform. Of equal padding the wider one wins.
+        Depends on the channel count and the type only, so two tensors of equal shape always agree
+        and no layer needs a layout transform. Of equal padding the wider one wins.
         """
-        return min(self.lanes, key=lambda lanes: (-(-channels // lanes) * lanes, -lanes))
+        widths = self.lanes(element)
+        return min(widths, key=lambda lanes: (-(-channels // lanes) * lanes, -lanes))
 
 
 # Zen 4: 512-bit operations are two 256-bit halves, so one FMA of 16 lanes or two of 8 per
@@ -64,7 +83,7 @@ class CpuModel:
 ZEN4 = CpuModel(
     name="zen4",
     isa="x86",
-    lanes={16: 1, 8: 2, 4: 2},
+    rates={FLOAT32: {64: 1, 32: 2, 16: 2}},
     registers=32,
     loads_per_cycle=2,
     fma_latency=4,
@@ -76,13 +95,13 @@ ZEN4 = CpuModel(
 )
 # Skylake-SP and later Xeons: two 512-bit FMA units, latency 4, two 512-bit loads per cycle.
 # Intel 64 Optimization Reference Manual, 248966, section 2.6.
-AVX512 = replace(ZEN4, name="avx512", lanes={16: 2, 8: 2, 4: 2})
+AVX512 = replace(ZEN4, name="avx512", rates={FLOAT32: {64: 2, 32: 2, 16: 2}})
 # Haswell: two 256-bit FMA units of latency 5, two 256-bit loads per cycle, 256 KiB L2.
 # Intel 64 Optimization Reference Manual, 248966, section 2.9.
 AVX2 = CpuModel(
     name="avx2",
     isa="x86",
-    lanes={8: 2, 4: 2},
+    rates={FLOAT32: {32: 2, 16: 2}},
     registers=16,
     loads_per_cycle=2,
     fma_latency=5,
@@ -94,7 +113,12 @@ AVX2 = CpuModel(
 )
 # Nehalem class, no FMA: a multiply (port 0) and an add (port 1), latency 4 + 3, one load.
 SSE = replace(
-    AVX2, name="sse4.2", lanes={4: 1}, loads_per_cycle=1, fma_latency=7, memory_operand=False
+    AVX2,
+    name="sse4.2",
+    rates={FLOAT32: {16: 1}},
+    loads_per_cycle=1,
+    fma_latency=7,
+    memory_operand=False,
 )
 # Cortex-A72: two 64-bit FP pipes, that is one 128-bit FMLA per cycle, latency 7 but 3 from
 # accumulator to accumulator; one load per cycle. Cortex-A72 Software Optimization Guide,
@@ -102,7 +126,7 @@ SSE = replace(
 CORTEX_A72 = CpuModel(
     name="cortex-a72",
     isa="aarch64",
-    lanes={4: 1},
+    rates={FLOAT32: {16: 1}},
     registers=32,
     loads_per_cycle=1,
     fma_latency=4,
@@ -129,7 +153,7 @@ CORTEX_A72_32 = replace(CORTEX_A72, name="cortex-a72-32", isa="armv7", registers
 CORTEX_A53_32 = replace(CORTEX_A53, name="cortex-a53-32", isa="armv7", registers=16)
 # Cortex-A9: NEON is 64 bits wide, so a 128-bit VMLA starts every second cycle; no fused form.
 # Cortex-A9 NEON Media Processing Engine TRM, DDI 0409, section 3.4.
-CORTEX_A9 = replace(CORTEX_A53_32, name="cortex-a9", lanes={4: 0.5})
+CORTEX_A9 = replace(CORTEX_A53_32, name="cortex-a9", rates={FLOAT32: {16: 0.5}})
 
 _BY_NAME: Mapping[str, Mapping[str, CpuModel]] = {
     "x86_64": {"znver4": ZEN4, "znver5": AVX512},

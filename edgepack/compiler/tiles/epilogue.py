@@ -55,7 +55,8 @@ class Epilogue:
         ]
         self.packed = tuple(pack_channels(values, output) for values in constants)
         self.constants = [
-            tir.buffer(f"constant{i}", values.shape) for i, values in enumerate(self.packed)
+            tir.buffer(f"constant{i}", values.shape, str(values.dtype))
+            for i, values in enumerate(self.packed)
         ]
         view = output.flat if flat else output
         self.average = Average(view, mean, pixels, parts) if mean else None
@@ -136,7 +137,8 @@ class Epilogue:
 
     def pass_over(self, target: Image, tile: _Results) -> tir.Stmt:
         """Apply the expression to results that are stored already, as they come."""
-        total = tir.Local("total", self.output.block)
+        dtype = self.output.element.accumulator
+        total = tir.Local("total", self.output.block, dtype)
 
         def one(v: int, r: tir.Expr) -> tir.Stmt:
             at = (tile.plane + v, tile.row, tile.column + r)
@@ -152,7 +154,7 @@ class Epilogue:
             pixels = self._in_turns(tile.pixels, partial(one, v))
             if self.average is None:
                 return pixels
-            start = total.set(tir.number(0.0, self.output.block))
+            start = total.set(tir.number(0.0, dtype, self.output.block))
             at = (tile.plane + v, tile.row, tile.column)
             return tir.sequence(start, pixels, self.average.leave([total.get()], *at))
 

@@ -109,7 +109,7 @@ def evaluate(
             case Step():
                 return values[item.index]
             case Scalar():
-                return tir.number(item.value, lanes)
+                return tir.number(item.value, str(start.ty.dtype.with_lanes(1)), lanes)
             case PerChannel():
                 return channel(item.index)
             case Operand():

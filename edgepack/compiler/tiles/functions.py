@@ -201,7 +201,7 @@ class Scope:
         self.bind = bind
 
     def c(self, value: float) -> tirx.Expr:
-        return tir.number(value, self.lanes)
+        return tir.number(value, "float32", self.lanes)
 
     def i(self, value: int) -> tirx.Expr:
         return tir.spread(tir.integer(value), self.lanes)

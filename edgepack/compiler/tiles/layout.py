@@ -19,6 +19,7 @@ import numpy as np
 from tvm import tirx
 
 from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles.element import Element
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,8 @@ class Blocked:
     A `planar` one is not blocked: it is NCHW, without a halo, of no more channels than a block.
     """
 
+    element: Element
+
     batch: int
     channels: int
     height: int
@@ -82,7 +85,7 @@ class Blocked:
     @property
     def nbytes(self) -> int:
         """Bytes in memory, halo included."""
-        return 4 * int(np.prod(self.shape))
+        return self.element.bytes * int(np.prod(self.shape))
 
     @property
     def flat(self) -> Blocked:
@@ -102,14 +105,14 @@ class Image:
 
     def __init__(self, name: str, layout: Blocked, view: Blocked | None = None) -> None:
         self.layout = view or layout
-        self.buffer = tir.buffer(name, layout.shape)
+        self.buffer = tir.buffer(name, layout.shape, layout.element.name)
         self.step = (1, 1)
         self.first: tuple[tir.Expr, tir.Expr] = (0, 0)
 
     @property
     def pixel_bytes(self) -> int:
         """From one pixel of a row to the next."""
-        return 4 * self.layout.block
+        return self.layout.element.bytes * self.layout.block
 
     @property
     def row_bytes(self) -> int:
@@ -207,7 +210,7 @@ class Image:
         if rows <= 0 or columns <= 0:
             return None
         lanes = self.layout.block
-        zero = tir.number(0.0, lanes)
+        zero = tir.number(0.0, self.layout.element.name, lanes)
         return tir.loop_of(
             "row",
             rows,
@@ -242,10 +245,14 @@ def clear_halos(image: Image) -> tir.Stmt | None:
     return tir.loop_of("plane", image.layout.shape[0], clear)
 
 
-def pack_channels(values: np.ndarray, layout: Blocked) -> np.ndarray:
-    """One float32 per channel, padded with zeros to whole blocks."""
-    packed = np.zeros(layout.blocks * layout.block, "float32")
-    packed[: layout.channels] = values
+def pack_channels(values: np.ndarray | None, layout: Blocked) -> np.ndarray:
+    """One value per channel (None: zeros), padded with zeros to whole blocks.
+
+    Of the accumulator's type, for such values are added to sums or multiplied with them.
+    """
+    packed = np.zeros(layout.blocks * layout.block, layout.element.accumulator)
+    if values is not None:
+        packed[: layout.channels] = values
     return packed
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.element import Element
 
 # Registers LLVM wants for itself: addresses of constants, broadcasts in flight. Measured on
 # 16 and on 32 registers: with fewer kept back the hot loop starts to spill.
@@ -55,21 +56,23 @@ def choose(
     blocks: int,
     lanes: int,
     reduction: int,
+    element: Element,
     cpu: CpuModel,
     fits: Callable[[int, int], bool] | None = None,
     most_vectors: int = _MOST_VECTORS,
 ) -> Tile:
     """The cheapest tile for `rows` rows of `width` pixels and `blocks` blocks of channels.
 
-    `reduction` is the number of multiply-adds per result; `fits(pixels, vectors)` says
-    whether a tile can be held, by default whether LLVM can. It has up to `most_vectors`.
+    Each block is `lanes` elements. `reduction` is the number of multiply-adds per result;
+    `fits(pixels, vectors)` says whether a tile can be held, by default whether LLVM can. It has up
+    to `most_vectors`.
     """
     fits = fits or (lambda pixels, vectors: _llvm_holds(pixels, vectors, cpu))
     candidates = (
         Tile(
             pixels=pixels,
             vectors=vectors,
-            cycles=_cycles(width, rows, blocks, lanes, reduction, pixels, vectors, cpu),
+            cycles=_cycles(width, rows, blocks, lanes, reduction, pixels, vectors, element, cpu),
         )
         for vectors in range(1, min(_MOST_VECTORS, most_vectors, blocks) + 1)
         for pixels in range(1, min(_MOST_PIXELS, width) + 1)
@@ -92,18 +95,23 @@ def _cycles(
     reduction: int,
     pixels: int,
     vectors: int,
+    element: Element,
     cpu: CpuModel,
 ) -> float:
     return rows * sum(
-        pixel_tiles * vector_tiles * _tile_cycles(lanes, reduction, tile_pixels, tile_vectors, cpu)
+        pixel_tiles
+        * vector_tiles
+        * _tile_cycles(lanes, reduction, tile_pixels, tile_vectors, element, cpu)
         for tile_pixels, pixel_tiles in parts(width, pixels)
         for tile_vectors, vector_tiles in parts(blocks, vectors)
     )
 
 
-def _tile_cycles(lanes: int, reduction: int, pixels: int, vectors: int, cpu: CpuModel) -> float:
+def _tile_cycles(
+    lanes: int, reduction: int, pixels: int, vectors: int, element: Element, cpu: CpuModel
+) -> float:
     sums = pixels * vectors
-    arithmetic = sums / cpu.lanes[lanes]
+    arithmetic = sums / cpu.rate(element, lanes)
     # x86 broadcasts one input value per load; ARM loads one per lane and uses it by lane.
     inputs = pixels if cpu.memory_operand else pixels / lanes
     loads = (inputs + vectors) / cpu.loads_per_cycle
@@ -111,8 +119,8 @@ def _tile_cycles(lanes: int, reduction: int, pixels: int, vectors: int, cpu: Cpu
     # Loads that find no free issue slot beside the arithmetic, or miss the cache: the part
     # of them is a guess, but a tile with fewer loads should win when all else is equal.
     step += loads / (4 if cpu.in_order else 16)
-    panel_bytes = 4 * reduction * vectors * lanes
+    panel_bytes = element.bytes * reduction * vectors * lanes
     if panel_bytes > cpu.l1_bytes / 2:
         bandwidth = _L3_BANDWIDTH if panel_bytes > cpu.l2_bytes / 2 else _L2_BANDWIDTH
-        step = max(step, 4 * vectors * lanes / bandwidth)
+        step = max(step, element.bytes * vectors * lanes / bandwidth)
     return reduction * step + 2 * sums + _TILE_START

@@ -30,9 +30,9 @@ def expr(value: Expr) -> tirx.Expr:
     return integer(value) if isinstance(value, int) else value
 
 
-def number(value: float, lanes: int = 1) -> tirx.Expr:
-    """A float32 constant, in every lane."""
-    return spread(tirx.FloatImm("float32", value), lanes)
+def number(value: float, dtype: str, lanes: int = 1) -> tirx.Expr:
+    """A constant of a floating-point type, in every lane."""
+    return spread(tirx.FloatImm(dtype, value), lanes)
 
 
 def spread(value: tirx.Expr, lanes: int) -> tirx.Expr:
@@ -104,7 +104,7 @@ def store(buffer: tirx.Buffer, value: tirx.Expr, items: Sequence[Expr], lanes: i
     return tirx.BufferStore(buffer, value, indices(items, lanes))
 
 
-def buffer(name: str, shape: Sequence[int], dtype: str = "float32") -> tirx.Buffer:
+def buffer(name: str, shape: Sequence[int], dtype: str) -> tirx.Buffer:
     """An argument of a kernel."""
     return tirx.decl_buffer([integer(dim) for dim in shape], dtype, name)
 
@@ -112,7 +112,7 @@ def buffer(name: str, shape: Sequence[int], dtype: str = "float32") -> tirx.Buff
 class Local:
     """A vector variable that lives in a register; or `count` of them, on the stack."""
 
-    def __init__(self, name: str, lanes: int, dtype: str = "float32", *, count: int = 1) -> None:
+    def __init__(self, name: str, lanes: int, dtype: str, *, count: int = 1) -> None:
         self.lanes = lanes
         self.buffer = tirx.decl_buffer([integer(lanes * count)], dtype, name, scope="local")
 

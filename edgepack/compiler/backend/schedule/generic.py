@@ -18,6 +18,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.element import FLOAT32
 
 _realize = tvm.get_global_func("s_tir.schedule.GetSBlockRealize")
 
@@ -255,8 +256,8 @@ def _columns(extent: int, rows: int, cpu: CpuModel) -> int:
     Each column of vectors takes one register per row, and one for its operand.
     """
     vectors = max(1, (cpu.registers - _KEPT_BACK) // (rows + 1))
-    most = min(_TILE // rows, vectors * cpu.widest, extent)
-    narrowest = min(cpu.lanes)
+    most = min(_TILE // rows, vectors * cpu.widest(FLOAT32), extent)
+    narrowest = cpu.narrowest(FLOAT32)
     fitting = (count for count in range(most, 0, -1) if extent % count == 0)
     # Where none fits, a prime number of columns, say: all of them, through memory.
     return next((count for count in fitting if count % narrowest == 0), extent)

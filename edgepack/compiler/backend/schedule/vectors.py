@@ -49,7 +49,7 @@ def vectorise(function: tirx.PrimFunc, cpu: CpuModel) -> tirx.PrimFunc:
     lowered = _TO_LOOPS(tvm.IRModule({"main": function.with_body(body)}))["main"]
     body = tvm_ffi.structural_map(narrowed(lowered.body), (tirx.For, cut))
     body = tvm_ffi.structural_map(body, (tvm.ir.Call, _expand))
-    widths = sorted(cpu.lanes, reverse=True)
+    widths = cpu.vector_bytes
     return lowered.with_body(
         tvm_ffi.structural_map(body, (tirx.For, lambda loop: _vector_loop(loop, widths)))
     )
@@ -92,11 +92,12 @@ _MOST_SIDE, _LEAST = 16, 4
 def _lanes_for(sizes: Sequence[int], widths: Sequence[int]) -> list[int]:
     """Lanes to cut a loop into, most first, of elements of these sizes in bytes.
 
-    `widths` are those for float32. The smallest elements fill a register, the others several.
+    `widths` are those of registers, in bytes. The smallest elements fill a register, the others
+    several.
     """
-    register = 4 * widths[0]
+    register = widths[0]
     most = min(register // min(sizes), _MOST_REGISTERS * register // max(sizes))
-    least = min(_LEAST, 4 * widths[-1] // max(sizes))
+    least = min(_LEAST, widths[-1] // max(sizes))
     return [1 << bit for bit in range(most.bit_length() - 1, least.bit_length() - 2, -1)]
 
 

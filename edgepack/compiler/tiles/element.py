@@ -1,0 +1,34 @@
+"""Types of a tensor's elements, as far as layouts and kernels care."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Element:
+    """`name` is numpy's and TVM's, `bytes` the size, `accumulator` the name of the type that sums
+    of products of such elements are kept in."""
+
+    name: str
+    bytes: int
+    accumulator: str
+
+    def lanes(self, vector_bytes: int) -> int:
+        """How many fill a vector."""
+        return vector_bytes // self.bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+
+# IEEE 754 binary32: products are added in the type itself (FMLA, VFMADD).
+FLOAT32 = Element("float32", 4, "float32")
+# IEEE 754 binary16: the same, with Armv8.2-A's FEAT_FP16 (FMLA of .8h; Arm ARM DDI 0487, C7.2).
+FLOAT16 = Element("float16", 2, "float16")
+# Products of two 8-bit integers are added up in 32 bits by the dot products of Armv8.2-A (SDOT;
+# DDI 0487, C7.2), the matrix instructions of FEAT_I8MM (SMMLA) and AVX512-VNNI (VPDPBUSD).
+INT8 = Element("int8", 1, "int32")
+
+# By name; only float32 has kernels.
+ELEMENTS = {element.name: element for element in (FLOAT32, FLOAT16, INT8)}
