@@ -15,7 +15,6 @@ from edgepack.base.errors import ConfigError, perhaps
 from edgepack.base.paths import data_file
 from edgepack.base.tables import Table, read_toml
 
-INSTRUCTION_FAMILIES = ("fma", "hwdiv", "armv8")
 TOOLCHAINS = ("zig", "gnu")
 SUITES = ("bullseye", "bookworm", "trixie")
 
@@ -61,8 +60,8 @@ class Board:
 
     `clusters` has the fastest cores first. `glibc` is the floor, e.g. "2.31".
     `cpu` "native" (board `local`) stands for the CPU edgepack runs on. `hwcaps`
-    are names of /proc/cpuinfo's Features line; `forbidden` are instruction
-    families (of INSTRUCTION_FAMILIES) that the CPU lacks. `origin` is the file
+    are names of /proc/cpuinfo's Features line; `has` are the instruction families
+    (names of `edgepack.cpus.FAMILIES`) that all cores have. `origin` is the file
     the profile was last changed in.
     """
 
@@ -76,7 +75,7 @@ class Board:
     glibc: str
     os: str
     hwcaps: tuple[str, ...]
-    forbidden: tuple[str, ...]
+    has: tuple[str, ...]
     toolchain: str
     virtual: VirtualProfile | None
     origin: str
@@ -107,6 +106,11 @@ class Board:
         return self.target.runtime_flags
 
     @property
+    def forbidden(self) -> tuple[str, ...]:
+        """The instruction families that a core lacks."""
+        return tuple(name for name in cpus.families_of(self.triple) if name not in self.has)
+
+    @property
     def cores(self) -> int:
         """Cores of all clusters."""
         return sum(cluster.cores for cluster in self.clusters)
@@ -130,7 +134,7 @@ class Board:
             "glibc": self.glibc,
             "os": self.os,
             "hwcaps": list(self.hwcaps),
-            "forbidden": list(self.forbidden),
+            "has": list(self.has),
             "toolchain": self.toolchain,
             "virtual": vars(self.virtual) if self.virtual else None,
             "origin": self.origin,
@@ -173,9 +177,10 @@ def load_boards(extra: Sequence[Path] = ()) -> dict[str, Board]:
                     hint=perhaps(str(base), tables),
                 )
             merged = {**tables.get(base, {}), **table}
+            if "has" not in table and not table.keys().isdisjoint(("cpu", "clusters", "triple")):
+                merged.pop("has", None)  # that of another CPU
             tables[name] = merged
             boards[name] = _read_board(name, merged, triples, file=file)
-            _check_with_llvm(boards[name], file)
     return boards
 
 
@@ -233,26 +238,22 @@ def _read_board(
         memory_mb = memory_mb or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     if not clusters or memory_mb <= 0:
         raise table.fail("clusters" if not clusters else "memory_mb", "must not be empty")
-    forbidden = table.take_list("forbidden", str, ())
-    for family in forbidden:
-        if family not in INSTRUCTION_FAMILIES:
-            raise table.fail(
-                "forbidden",
-                f"unknown instruction family {family!r}",
-                hint=perhaps(family, INSTRUCTION_FAMILIES),
-            )
+    cpu = table.take("cpu", str)
+    features = table.take_list("features", str, ())
+    if file != data_file("boards.toml"):
+        _check_names(table, triples[triple], cpu, clusters, features)
     board = Board(
         name=name,
         title=table.take("title", str),
         target=triples[triple],
-        cpu=table.take("cpu", str),
-        features=table.take_list("features", str, ()),
+        cpu=cpu,
+        features=features,
         clusters=tuple(sorted(clusters, key=lambda cluster: -cluster.max_mhz)),
         memory_mb=memory_mb,
         glibc=glibc,
         os=table.take("os", str),
         hwcaps=table.take_list("hwcaps", str, ()),
-        forbidden=forbidden,
+        has=_read_has(table, triples[triple], features, [cpu, *(item.cpu for item in clusters)]),
         toolchain=table.take_choice("toolchain", TOOLCHAINS, "zig"),
         virtual=_read_virtual(table),
         origin=str(file),
@@ -286,22 +287,48 @@ def _read_virtual(table: Table) -> VirtualProfile | None:
     return profile
 
 
-def _check_with_llvm(board: Board, file: Path) -> None:
-    """LLVM only warns about a name it does not know, and then compiles for another CPU."""
-    known = cpus.cpu_names(board.llvm_triple)
-    named = [("cpu", board.cpu), *(("clusters: cpu", cluster.cpu) for cluster in board.clusters)]
-    for key, cpu in named:
-        if cpu not in known and cpu != "native":
-            raise ConfigError(
-                f"{file}: boards.{board.name}.{key}: LLVM has no CPU {cpu!r} "
-                f"for {board.llvm_triple}",
-                hint=perhaps(cpu, known),
+def _read_has(
+    table: Table, target: Triple, features: Sequence[str], names: Sequence[str]
+) -> tuple[str, ...]:
+    """The instruction families of all the CPUs `names`, in the order of `cpus.FAMILIES`.
+
+    What `has` says, or what LLVM knows of the CPUs; with what `features` adds to either.
+    """
+    families = cpus.families_of(target.name)
+    if table.has("has"):
+        own = set(table.take_list("has", str))
+        for name in own - families.keys():
+            raise table.fail(
+                "has", f"unknown instruction family {name!r}", hint=perhaps(name, families)
             )
-    features = cpus.feature_names(board.llvm_triple)
-    for feature in board.features:
-        if feature[:1] not in "+-" or feature[1:] not in features:
-            raise ConfigError(
-                f"{file}: boards.{board.name}.features: LLVM has no feature {feature!r} "
-                f"for {board.llvm_triple}",
-                hint=perhaps(feature.lstrip("+-"), features) + "; write it as +name or -name",
+    elif "native" in names:
+        own = set(families)
+    else:
+        table.take_list("has", str, ())  # a known key, which is not there
+        own = {
+            name
+            for name, family in families.items()
+            if all(family.feature in cpus.cpu_features(target.llvm_triple, cpu) for cpu in names)
+        }
+    own |= {name for name, family in families.items() if f"+{family.feature}" in features}
+    return tuple(name for name in families if name in own)
+
+
+def _check_names(
+    table: Table, target: Triple, cpu: str, clusters: Sequence[Cluster], features: Sequence[str]
+) -> None:
+    """LLVM only warns about a name it does not know, and then compiles for another CPU."""
+    known = cpus.cpu_names(target.llvm_triple)
+    for key, name in [("cpu", cpu), *(("clusters: cpu", cluster.cpu) for cluster in clusters)]:
+        if name not in known and name != "native":
+            raise table.fail(
+                key, f"LLVM has no CPU {name!r} for {target.llvm_triple}", hint=perhaps(name, known)
+            )
+    names = cpus.feature_names(target.llvm_triple)
+    for feature in features:
+        if feature[:1] not in "+-" or feature[1:] not in names:
+            raise table.fail(
+                "features",
+                f"LLVM has no feature {feature!r} for {target.llvm_triple}",
+                hint=perhaps(feature.lstrip("+-"), names) + "; write it as +name or -name",
             )

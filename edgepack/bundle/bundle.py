@@ -211,10 +211,12 @@ def make_bundle(
     health: Health = manifest.DEFAULT_HEALTH,
     service: Service | None = None,
     model_license: str | None = None,
+    hwcaps: Sequence[str] | None = None,
 ) -> Bundle:
     """Write the bundle folder `<name>-<board>-<release>` into `out`.
 
-    `model_file` is the name of the ONNX file, `scores` "softmax" or "raw". The folder
+    `model_file` is the name of the ONNX file, `scores` "softmax" or "raw"; `hwcaps` is what
+    the device's /proc/cpuinfo must list, by default what the board's profile says. The folder
     appears whole or not at all; one of that name is replaced. Raises `BundleError` for a
     bad name, label or golden image.
     """
@@ -243,7 +245,10 @@ def make_bundle(
             health=health,
             service=service,
             compatible=Compatible(
-                triple=board.triple, cpu=board.cpu, hwcaps=board.hwcaps, glibc=board.glibc
+                triple=board.triple,
+                cpu=board.cpu,
+                hwcaps=board.hwcaps if hwcaps is None else tuple(hwcaps),
+                glibc=board.glibc,
             ),
             model=SourceModel(
                 file=model_file,

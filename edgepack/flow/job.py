@@ -155,6 +155,7 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
         version=job.project.version,
         health=job.project.health,
         service=job.project.service,
+        hwcaps=gate.needed_hwcaps(job.board, (compiled.library, runtime.app)),
     )
     progress.step(f"checking every ELF file against {job.board.name}")
     gate.check_bundle(bundle, job.board)

@@ -15,7 +15,8 @@ from elftools.construct import ConstructError
 from elftools.elf.elffile import ELFFile
 
 from edgepack.base.errors import BundleError
-from edgepack.gate.armcode import Instruction, function_at, guessed_spans, mapped_spans, scan
+from edgepack.gate import aarch32, aarch64
+from edgepack.gate.code import Instruction, function_at, mapped_spans
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ MAGIC = b"\x7fELF"
 _EF_ARM_ABI_FLOAT_HARD = 0x400
 _EF_ARM_ABI_FLOAT_SOFT = 0x200
 _SHF_EXECINSTR = 0x4
-_MAPPING = re.compile(r"\$[atd](\..*)?")
+_MAPPING = re.compile(r"\$[atdx](\..*)?")
 
 
 class NotElfError(BundleError):
@@ -94,6 +95,7 @@ class Elf:
 
 
 _MACHINES = {"EM_ARM": "ARM", "EM_AARCH64": "AArch64", "EM_X86_64": "x86-64"}
+_SCANNERS = {"EM_ARM": aarch32, "EM_AARCH64": aarch64}
 _KINDS = {"ET_EXEC": "executable", "ET_DYN": "shared object", "ET_REL": "object file"}
 
 
@@ -103,10 +105,10 @@ def read_elf(path: Path) -> Elf:
 
 
 def find_instructions(path: Path, families: Sequence[str]) -> list[Instruction]:
-    """Instructions of `families` ("fma", "hwdiv", "armv8") in the 32-bit ARM file `path`.
+    """Instructions of `families` (see edgepack.cpus) in the ARM file `path`.
 
     Exact in a file with mapping symbols (`Elf.has_code_map`), a good guess in a stripped
-    one (see edgepack.armcode). A file for another machine has none. Raises `NotElfError`.
+    one (see edgepack.gate.aarch32). A file for another machine has none. Raises `NotElfError`.
     """
     return _guarded(path, lambda file: _find(file, families))
 
@@ -156,7 +158,7 @@ def _read(file: ELFFile) -> Elf:
         needed=tuple(needed),
         needs=tuple(sorted(_version_needs(file), key=_newest_first)),
         attributes=attributes,
-        has_code_map=machine != "EM_ARM" or bool(_mapping_symbols(_symbols(file))),
+        has_code_map=machine not in _SCANNERS or bool(_mapping_symbols(_symbols(file))),
     )
 
 
@@ -216,16 +218,26 @@ class _Symbol:
 
 
 def _symbols(file: ELFFile) -> list[_Symbol]:
-    """The symbols of a 32-bit file; of a stripped one, those the dynamic linker needs."""
+    """The symbols of a file; of a stripped one, those the dynamic linker needs."""
     found = []
     for kind in ("SHT_SYMTAB", "SHT_DYNSYM"):
         for section in file.iter_sections(kind):
             names = file.get_section(section["sh_link"]).data()
-            # Elf32_Sym. pyelftools' own iterator takes seconds for a static program.
-            for name, value, size, info, _, index in struct.iter_unpack("<IIIBBH", section.data()):
+            # pyelftools' own iterator takes seconds for a static program.
+            for name, value, size, info, index in _read_symbols(section.data(), file.elfclass):
                 text = names[name : names.index(0, name)].decode(errors="replace")
                 found.append(_Symbol(text, value, size, info & 0xF == 2, index))
     return found
+
+
+def _read_symbols(table: bytes, bits: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Name, value, size, info and section of each Elf32_Sym or Elf64_Sym."""
+    if bits == 32:
+        for name, value, size, info, _, index in struct.iter_unpack("<IIIBBH", table):
+            yield name, value, size, info, index
+    else:
+        for name, info, _, index, value, size in struct.iter_unpack("<IBBHQQ", table):
+            yield name, value, size, info, index
 
 
 def _mapping_symbols(symbols: Sequence[_Symbol]) -> dict[int, list[tuple[int, str]]]:
@@ -238,17 +250,19 @@ def _mapping_symbols(symbols: Sequence[_Symbol]) -> dict[int, list[tuple[int, st
 
 
 def _find(file: ELFFile, families: Sequence[str]) -> list[Instruction]:
-    if file["e_machine"] != "EM_ARM" or not file.little_endian or not families:
+    scanner = _SCANNERS.get(file["e_machine"])
+    if scanner is None or not file.little_endian or not families:
         return []
+    thumb_bit = 1 if scanner is aarch32 else 0
     symbols = _symbols(file)
-    mapping = _mapping_symbols(symbols)
     functions = sorted(
-        (symbol.value & ~1, symbol.size, symbol.name)
+        (symbol.value & ~thumb_bit, symbol.size, symbol.name)
         for symbol in symbols
         if symbol.is_function and symbol.size
     )
+    mapping = _mapping_symbols(symbols)
     starts: dict[int, str] = {}
-    if not mapping:
+    if not mapping and scanner is aarch32:
         starts.update(dict.fromkeys(_unwind_starts(file), ""))
         starts.update(
             (symbol.value & ~1, "thumb" if symbol.value & 1 else "arm")
@@ -261,10 +275,11 @@ def _find(file: ELFFile, families: Sequence[str]) -> list[Instruction]:
             continue
         data, base = section.data(), section["sh_addr"]
         if mapping:
-            spans = mapped_spans(mapping.get(number, []), base, base + len(data))
+            first = "arm" if scanner is aarch32 else "a64"
+            spans = mapped_spans(mapping.get(number, []), base, base + len(data), first=first)
         else:
-            spans = guessed_spans(data, base, starts)
-        found += scan(data, base, spans, families)
+            spans = scanner.guessed_spans(data, base, starts)
+        found += scanner.scan(data, base, spans, families)
     return [
         replace(instruction, function=function_at(functions, instruction.address))
         for instruction in found

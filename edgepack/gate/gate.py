@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from edgepack import cpus
 from edgepack.base.errors import BundleError
 from edgepack.boards import Board, version_tuple
 from edgepack.bundle.bundle import Bundle
@@ -36,7 +38,6 @@ _KERNELS = {
 _BASE_LIBRARIES = re.compile(
     r"ld-linux.*|lib(c|m)\.so\.6|lib(pthread|m)\.so\.0|libdl\.so\.2|librt\.so\.1|libgcc_s\.so\.1"
 )
-_FAMILY_TITLES = {"fma": "fused multiply-add", "hwdiv": "hardware divide", "armv8": "ARMv8"}
 # A CPU that has the first has the second, whether or not a profile says so.
 _IMPLIED = {"vfpv4": {"vfpv3", "vfp"}, "vfpv3": {"vfp"}, "neon": {"vfpv3", "vfp"}}
 _CPU_ARCH = {10: "ARMv7", 14: "ARMv8"}
@@ -101,6 +102,18 @@ def check_device(bundle: Bundle, facts: DeviceFacts, *, send_bytes: int | None =
         raise GateError(bundle, title, problems)
 
 
+def needed_hwcaps(board: Board, files: Sequence[Path]) -> tuple[str, ...]:
+    """Names that /proc/cpuinfo's Features line must hold for the ELF `files` to run.
+
+    The board's, and those of the instruction families of its CPU that the code uses.
+    Raises `NotElfError`.
+    """
+    found = {item.family for file in files for item in find_instructions(file, board.has)}
+    families = cpus.families_of(board.triple)
+    used = [families[name].hwcap for name in board.has if name in found]
+    return tuple(dict.fromkeys([*board.hwcaps, *(name for name in used if name)]))
+
+
 def _elf_files(bundle: Bundle) -> list[str]:
     """The app and the kernels, which must be ELF files, and all others that are."""
     names = []
@@ -124,7 +137,9 @@ def _profile_problems(bundle: Bundle, board: Board) -> Iterator[Problem]:
             hint=_again(board),
         )
         return
-    has = set(board.hwcaps).union(*(_IMPLIED.get(name, set()) for name in board.hwcaps))
+    families = cpus.families_of(board.triple)
+    has = {*board.hwcaps, *(families[name].hwcap for name in board.has)}
+    has = has.union(*(_IMPLIED.get(name, set()) for name in has))
     if missing := [name for name in needs.hwcaps if name not in has]:
         yield Problem(
             file=MANIFEST_NAME,
@@ -198,6 +213,7 @@ def _newer(need: VersionNeed, glibc: str) -> bool:
 def _attribute_problem(elf: Elf, board: Board) -> str | None:
     """What the compiler noted in the file, against what the board's CPU lacks."""
     found = elf.attributes
+    families = cpus.families_of(board.triple)
     too_new = ("fma" in board.forbidden and (found.fp_arch >= 5 or found.simd_arch >= 2)) or (
         "armv8" in board.forbidden
         and (found.cpu_arch >= 14 or found.fp_arch >= 7 or found.simd_arch >= 3)
@@ -211,7 +227,7 @@ def _attribute_problem(elf: Elf, board: Board) -> str | None:
         _SIMD_ARCH.get(found.simd_arch, f"Tag_Advanced_SIMD_arch {found.simd_arch}"),
         *(["hardware divide"] if found.div_use == 2 else []),
     ]
-    lacks = ", ".join(_FAMILY_TITLES[family] for family in board.forbidden)
+    lacks = ", ".join(families[family].title for family in board.forbidden)
     return (
         f"marked as code for {found.cpu_name or 'a CPU'} with {', '.join(marks)}; "
         f"{board.cpu} lacks {lacks}"
@@ -219,6 +235,7 @@ def _attribute_problem(elf: Elf, board: Board) -> str | None:
 
 
 def _instruction_problems(bundle: Bundle, name: str, elf: Elf, board: Board) -> Iterator[Problem]:
+    families = cpus.families_of(board.triple)
     found = find_instructions(bundle.file(name), board.forbidden)
     for family in board.forbidden:
         of_family = [instruction for instruction in found if instruction.family == family]
@@ -230,7 +247,7 @@ def _instruction_problems(bundle: Bundle, name: str, elf: Elf, board: Board) -> 
         yield Problem(
             file=name,
             text=f"{first.mnemonic} at {place}{guess}; {board.cpu} has no "
-            f"{_FAMILY_TITLES[family]} instructions, and the file has {len(of_family)}",
+            f"{families[family].title} instructions, and the file has {len(of_family)}",
             hint=_again(board),
         )
 

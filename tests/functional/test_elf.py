@@ -11,7 +11,7 @@ import pytest
 
 from edgepack.base.process import run
 from edgepack.boards import get_board, version_tuple
-from edgepack.gate.armcode import Instruction
+from edgepack.gate.code import Instruction
 from edgepack.gate.elf import NotElfError, VersionNeed, find_instructions, read_elf
 from edgepack.native.toolchain import find
 from tests import cross

@@ -12,10 +12,11 @@ from edgepack.base.errors import BundleError
 from edgepack.boards import get_board
 from edgepack.bundle.bundle import Bundle
 from edgepack.device.facts import DeviceFacts
-from edgepack.gate.gate import GateError, check_bundle, check_device
+from edgepack.gate.gate import GateError, check_bundle, check_device, needed_hwcaps
 from tests import cross
 from tests.bundles import FakeCompiled, small_bundle
 
+AARCH64 = "aarch64-linux-gnu-"
 A9 = ("-O2", "-mcpu=cortex-a9", "-mfpu=neon")
 A53 = ("-O2", "-mcpu=cortex-a53", "-mfpu=neon-fp-armv8")
 KERNEL = """
@@ -295,3 +296,50 @@ def test_memory(tmp_path: Path, parts: Parts) -> None:
 
 def test_errors_are_bundle_errors() -> None:
     assert issubclass(GateError, BundleError)
+
+
+SDOT = """
+typedef signed char v16 __attribute__((vector_size(16)));
+typedef int v4 __attribute__((vector_size(16)));
+v4 product(v4 sum, v16 a, v16 b) {
+  __asm__("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b));
+  return sum;
+}
+void count(int *n) { __atomic_fetch_add(n, 1, __ATOMIC_RELAXED); }
+"""
+A76 = """
+[boards.a76]
+base = "rk3399"
+cpu = "cortex-a76"
+clusters = [{ cpu = "cortex-a76", cores = 4, max_mhz = 2000 }]
+"""
+
+
+def test_code_of_a_newer_64_bit_cpu(tmp_path: Path) -> None:
+    """Dot products and LSE atomics: for a Cortex-A76's profile, not for a Cortex-A53's."""
+    flags = ("-O2", "-shared", "-nostdlib", "-fPIC", "-march=armv8.2-a+dotprod")
+    library = cross.gcc(tmp_path, SDOT, *flags, prefix=AARCH64)
+    puts = 'int puts(const char *); void _start(void) { puts(""); }'
+    app = cross.gcc(tmp_path, puts, "-nostartfiles", prefix=AARCH64)
+    for name in ("rk3399", "ultra96", "aarch64"):
+        bundle = small_bundle(tmp_path, app=app, library=library, board=name)
+        error = refused(bundle, name)
+        texts = [problem.text for problem in error.problems]
+        cpu = get_board(name).cpu
+        assert [re.sub("0x[0-9a-f]+", "0x", text) for text in texts] == [
+            f"ldadd/ldset at 0x in count; {cpu} has no atomic memory (LSE) instructions, "
+            "and the file has 1",
+            f"sdot/udot at 0x in product; {cpu} has no dot product instructions, "
+            "and the file has 1",
+        ]
+    (tmp_path / "mine.toml").write_text(A76)
+    a76 = get_board("a76", [tmp_path / "mine.toml"])
+    wanted = needed_hwcaps(a76, (library, app))
+    assert wanted == (*a76.hwcaps, "atomics", "asimddp")
+    assert needed_hwcaps(a76, (app,)) == a76.hwcaps
+    bundle = small_bundle(tmp_path, app=app, library=library, board="rk3399", hwcaps=wanted)
+    check_bundle(bundle, a76)
+    has = frozenset({"fp", "asimd", "aes", "crc32", "atomics"})
+    facts = device(machine="aarch64", loaders=("/lib/ld-linux-aarch64.so.1",), features=has)
+    assert "cortex-a72 (rk3399) with asimddp; the device's CPU has" in refused_by(bundle, facts)
+    check_device(bundle, dataclasses.replace(facts, features=has | {"asimddp"}))

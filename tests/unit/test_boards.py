@@ -4,6 +4,7 @@ import platform
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from edgepack import cpus
 from edgepack.base.errors import ConfigError
 from edgepack.base.paths import data_file
-from edgepack.boards import INSTRUCTION_FAMILIES, get_board, load_boards, version_tuple
+from edgepack.boards import get_board, load_boards, version_tuple
 
 REQUIRED = {
     "rasp3b", "rasp3b-64", "rasp4b", "rasp4b-64", "rk3399", "pynq", "ultra96",
@@ -44,7 +45,11 @@ def test_facts_of_the_hardware() -> None:
     assert [c.cpu for c in boards["rk3399"].clusters] == ["cortex-a72", "cortex-a53"]
     assert boards["rk3399"].cores == 6
     # The Cortex-A9 has neither fused multiply-add nor hardware divide.
-    assert set(boards["pynq"].forbidden) == set(INSTRUCTION_FAMILIES)
+    assert set(boards["pynq"].forbidden) == {"fma", "hwdiv", "armv8"}
+    # Broadcom's Cortex-A53 and A72 came without the optional AES and SHA, the others with it.
+    assert boards["rasp3b-64"].has == boards["rasp4b-64"].has == ("crc",)
+    assert boards["rk3399"].has == boards["ultra96"].has == ("crc", "aes", "sha2")
+    assert boards["aarch64"].has == ()
     assert "vfpv4" not in boards["pynq"].hwcaps
     assert boards["local"].triple == f"{platform.machine()}-linux-gnu"
 
@@ -97,6 +102,57 @@ def test_a_user_file_adds_and_overrides(tmp_path: Path) -> None:
     assert boards["pynq"].memory_mb == 512
 
 
+def test_what_a_users_board_has_follows_from_its_cpus(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        """
+        [boards.a76]
+        base = "rasp4b-64"
+        cpu = "cortex-a76"
+        clusters = [{ cpu = "cortex-a76", cores = 4, max_mhz = 2400 }]
+        [boards.a7]
+        base = "armv7"
+        cpu = "cortex-a7"
+        clusters = [{ cpu = "cortex-a7", cores = 4, max_mhz = 900 }]
+        [boards.both]
+        base = "aarch64"
+        cpu = "cortex-a73"
+        clusters = [{ cpu = "cortex-a73", cores = 4, max_mhz = 2200 },
+                    { cpu = "cortex-a55", cores = 4, max_mhz = 1800 }]
+        [boards.more]
+        base = "rk3399"
+        memory_mb = 4096
+        features = ["+neon", "+dotprod"]
+        [boards.said]
+        base = "a76"
+        has = []
+        """,
+    )
+    boards = load_boards([file])
+    # Arm, Cortex-A76 Core Technical Reference Manual: ARMv8.2-A with FP16, dot product, RCpc.
+    assert {"crc", "lse", "rdm", "fullfp16", "dotprod", "rcpc"} <= set(boards["a76"].has)
+    assert not {"sve", "i8mm", "bf16", "pauth"} & set(boards["a76"].has)
+    # Cortex-A7: VFPv4 and SDIV, but ARMv7.
+    assert boards["a7"].has == ("fma", "hwdiv")
+    # The A73 lacks what the A55 beside it has.
+    assert set(boards["both"].has) == {"crc", "aes", "sha2"}
+    assert set(boards["more"].has) == {"crc", "aes", "sha2", "dotprod"}
+    assert boards["said"].has == ()
+
+
+def test_the_reference_lists_every_family() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/boards.md").read_text()
+    for triple in ("arm-linux-gnueabihf", "aarch64-linux-gnu"):
+        listed = re.findall(rf"^\| `{triple}` \| `([\w-]+)` \|", page, re.MULTILINE)
+        assert listed == list(cpus.families_of(triple))
+
+
+def test_every_profile_says_what_its_cpu_has() -> None:
+    tables = tomllib.loads(data_file("boards.toml").read_text())["boards"]
+    assert [name for name, table in tables.items() if "has" not in table] == ["local"]
+    assert get_board("local").forbidden == ()
+
+
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
@@ -114,7 +170,9 @@ def test_a_user_file_adds_and_overrides(tmp_path: Path) -> None:
         ('[boards.rasp3b]\nmemory_mb = "big"', "'big' is not a whole number", None),
         ("[boards.rasp3b]\nmemory_mb = 0", "memory_mb: must not be empty", None),
         ('[boards.rasp3b]\nglibc = "new"', "'new' is not a glibc version", "2.31"),
-        ('[boards.rasp3b]\nforbidden = ["fmaa"]', "unknown instruction family 'fmaa'", "'fma'"),
+        ('[boards.rasp3b]\nhas = ["fmaa"]', "unknown instruction family 'fmaa'", "'fma'"),
+        ('[boards.rk3399]\nhas = ["dotprot"]', "unknown instruction family", "'dotprod'"),
+        ('[boards.rk3399]\nforbidden = ["lse"]', "forbidden: unknown key", None),
         ('[boards.rasp3b]\ntoolchain = "clang"', "unknown value 'clang'", "gnu, zig"),
         ('[boards.rasp3b]\nclusters = [{cpu="cortex-a53", cores=0, max_mhz=1}]', "0 is not", None),
         ('[boards.rasp3b]\nclusters = [{cpu="cortex-a53", cores=1}]', "max_mhz: missing", None),

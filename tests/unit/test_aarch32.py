@@ -4,7 +4,8 @@ import struct
 
 import pytest
 
-from edgepack.gate.armcode import Span, function_at, guessed_spans, mapped_spans, scan
+from edgepack.gate.aarch32 import guessed_spans, scan
+from edgepack.gate.code import Span, function_at, mapped_spans
 
 SDIV = 0xE710F211  # sdiv r0, r1, r2
 BX_LR = 0xE12FFF1E

@@ -10,33 +10,12 @@ instructions load relative to the program counter.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Words = NDArray[np.uint32]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Instruction:
-    """One forbidden instruction: where it is, and its name without operands."""
-
-    address: int
-    mnemonic: str
-    family: str
-    function: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """Code of one mode, "arm" or "thumb", at addresses `start` to `end`."""
-
-    start: int
-    end: int
-    mode: str
+from edgepack.gate.code import Instruction, Span, Words, without
 
 
 @dataclass(frozen=True)
@@ -128,18 +107,6 @@ def scan(
     return sorted(found, key=lambda instruction: instruction.address)
 
 
-def mapped_spans(symbols: Sequence[tuple[int, str]], start: int, end: int) -> list[Span]:
-    """The code in a section at `start` to `end`, by its mapping symbols (address, name)."""
-    modes = {"$a": "arm", "$t": "thumb", "$d": ""}
-    marks = [(start, "arm"), *sorted((address, modes[name[:2]]) for address, name in symbols)]
-    ends = [address for address, _ in marks[1:]] + [end]
-    return [
-        Span(start=address, end=stop, mode=mode)
-        for (address, mode), stop in zip(marks, ends, strict=True)
-        if mode and stop > address
-    ]
-
-
 def guessed_spans(data: bytes, base: int, starts: Mapping[int, str]) -> list[Span]:
     """The code in a section without mapping symbols.
 
@@ -163,7 +130,7 @@ def guessed_spans(data: bytes, base: int, starts: Mapping[int, str]) -> list[Spa
             constants = _arm_constants(_arm_words(code), start)
         else:
             constants = _thumb_constants(code, start)
-        spans += _without(constants, start, start + len(code), mode)
+        spans += without(constants, start, start + len(code), mode)
     return spans
 
 
@@ -311,32 +278,3 @@ def _table_size(halves: Sequence[int], index: int, *, wide: bool) -> int:
         end = min(end, 2 * entry)
         entries += 1
     return min(end, 2 * (len(halves) - index))
-
-
-def _without(constants: Sequence[tuple[int, int]], start: int, stop: int, mode: str) -> list[Span]:
-    """The span `start` to `stop` without `constants` and gaps of up to 8 bytes between them."""
-    spans: list[Span] = []
-    position = start
-    near = 8
-    for address, size in sorted(constants):
-        if address < start or address >= stop:
-            continue
-        if address > position and (position == start or address - position > near):
-            spans.append(Span(start=position, end=address, mode=mode))
-        position = max(position, address + size)
-    if position < stop:
-        spans.append(Span(start=position, end=stop, mode=mode))
-    return spans
-
-
-def function_at(functions: Sequence[tuple[int, int, str]], address: int) -> str:
-    """Name of the function (start, size, name; sorted) that holds `address`.
-
-    Behind its end, the name with the distance: some code has no symbol, as that of
-    parallel loops. Empty if nothing precedes.
-    """
-    index = bisect.bisect_right(functions, (address, 1 << 63, "")) - 1
-    if index < 0:
-        return ""
-    start, size, name = functions[index]
-    return name if address < start + size else f"{name}+{address - start:#x}"
