@@ -150,7 +150,7 @@ def _deploy(args: argparse.Namespace, console: Console) -> int:
         devices = with_boards(chosen, boards, project.board)
         names = sorted({str(device.board) for device in devices})
         bundles = build_bundles(
-            _job_words(args), [boards[name] for name in names], progress=console
+            project, [boards[name] for name in names], key=args.sign, progress=console
         )
         root = project.root
     model = next(iter(bundles.values())).manifest.name
@@ -258,19 +258,6 @@ def _reach(
     boards = load_boards(board_files(args))
     chosen = select(fleet.devices, args.limit, file=fleet.file)
     return with_boards(chosen, boards, board), Connector(boards=boards, options=ssh_options(args))
-
-
-def _job_words(args: argparse.Namespace) -> list[str]:
-    """The options of `add_job` again, but --board, for `edgepack package`."""
-    words = [] if args.model is None else [str(args.model)]
-    for option in ("project", "toolchain", "optimize", "name", "release_version", "sign"):
-        if getattr(args, option) is not None:
-            words += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
-    for shape in args.shape:
-        words += ["--shape", shape]
-    for file in args.boards:
-        words += ["--boards", str(file)]
-    return words
 
 
 def _report(args: argparse.Namespace, console: Console) -> int:

@@ -6,20 +6,25 @@ does not have to keep.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from edgepack.base.errors import EdgepackError, UsageError
+from edgepack.base.errors import UsageError
 from edgepack.base.paths import cache_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
 from edgepack.bundle.bundle import Bundle, open_bundle
+from edgepack.fleet import builder
+from edgepack.flow.project import Project
 from edgepack.gate.gate import check_bundle
-
-_INTERRUPTED = 130
 
 
 def open_bundles(
@@ -51,34 +56,53 @@ def open_bundles(
 
 
 def build_bundles(
-    words: Sequence[str], boards: Sequence[Board], *, progress: Progress = NO_PROGRESS
+    project: Project,
+    boards: Sequence[Board],
+    *,
+    key: Path | None = None,
+    progress: Progress = NO_PROGRESS,
 ) -> dict[str, Bundle]:
-    """A bundle for each of `boards`, made by `edgepack package` with the options `words`.
+    """A bundle of `project` for each of `boards`, signed with `key` if there is one.
 
-    Raises what the first that fails ends with: its message, under the class of its exit code.
+    Raises what the first that fails raises, of its own class or the nearest that is known
+    here, with the board's name before its message.
     """
     bundles = {}
     for number, board in enumerate(boards, 1):
         progress.step(f"building for {board.name} ({number} of {len(boards)} boards)")
-        out = cache_dir() / "made" / board.name
-        command = [sys.executable, "-m", "edgepack", "--json", "--cache-dir", str(cache_dir())]
-        done = subprocess.run(
-            [*command, "package", *words, "--board", board.name, "--out", str(out)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            check=False,
+        order = builder.Order(
+            project=replace(project, board=board.name),
+            out=cache_dir() / "made" / board.name,
+            key=key,
+            cache=cache_dir(),
         )
-        if done.returncode:
-            raise _error(board.name, done.returncode, done.stdout)
-        bundles[board.name] = open_bundle(Path(json.loads(done.stdout)["bundle"]))
+        bundles[board.name] = open_bundle(_build(order, board.name, progress))
     return bundles
 
 
-def _error(board: str, code: int, output: bytes) -> BaseException:
-    kinds = {kind.exit_code: kind for kind in reversed(EdgepackError.__subclasses__())}
-    if code == _INTERRUPTED:
-        return KeyboardInterrupt()
-    if code not in kinds:
-        return RuntimeError(f"edgepack package for {board} ended with {code}")
-    error = json.loads(output)["error"]
-    return kinds[code](f"{board}: {error['message']}", hint=error["hint"])
+def _build(order: builder.Order, board: str, progress: Progress) -> Path:
+    """The bundle's folder, made by a process of its own."""
+    end: dict[str, Any] = {}
+    with subprocess.Popen(
+        [sys.executable, "-m", builder.__name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with contextlib.suppress(BrokenPipeError), child.stdin:
+            child.stdin.write(pickle.dumps(order))
+        for line in child.stdout:
+            message = json.loads(line)
+            if "step" in message:
+                progress.step(message["step"])
+            elif "log" in message:
+                name, level, text = message["log"]
+                logging.getLogger(name).log(level, "%s", text)
+            else:
+                end = message
+    if "error" in end:
+        raise builder.error_of(end["error"], f"{board}: ")
+    if child.returncode == builder.INTERRUPTED:
+        raise KeyboardInterrupt
+    if child.returncode or "bundle" not in end:
+        raise RuntimeError(f"building for {board} ended with {child.returncode}")
+    return Path(end["bundle"])

@@ -14,6 +14,9 @@ from edgepack.boards import load_boards
 from edgepack.cli import main
 from edgepack.fleet import Journal
 from edgepack.fleet.build import build_bundles, open_bundles
+from edgepack.fleet.builder import describe, error_of
+from edgepack.flow.project import load_project
+from edgepack.gate.gate import GateError, Problem
 from tests.bundles import small_bundle
 
 FLEET = """
@@ -143,8 +146,25 @@ def test_bundles_must_fit_the_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_build_that_fails_is_that_error(tmp_path: Path) -> None:
     model = tmp_path / "model.onnx"
     model.write_bytes(b"no model")
-    with pytest.raises(ModelError, match=r"rasp3b: .*model\.onnx"):
-        build_bundles([str(model)], [load_boards()["rasp3b"]])
+    project = load_project(None, {"model": model})
+    with pytest.raises(ModelError, match=r"rasp3b: .*model\.onnx") as caught:
+        build_bundles(project, [load_boards()["rasp3b"]])
+    assert caught.value.exit_code == 3
+
+
+def test_errors_cross_processes_by_the_name_of_their_class(tmp_path: Path) -> None:
+    bundle = small_bundle(tmp_path)
+    problem = Problem(file="model.so", text="too new", hint="package it again")
+    error = GateError(bundle, "rasp3b", [problem])
+    back = error_of(json.loads(json.dumps(describe(error))), "rasp3b: ")
+    assert type(back) is GateError
+    assert (back.message, back.hint) == (f"rasp3b: {error.message}", error.hint)
+
+    class HereOnlyError(BundleError):
+        """Of a module that the other process has not loaded."""
+
+    described = describe(HereOnlyError("x", hint="y"))
+    assert type(error_of(described, "")) is BundleError
 
 
 def test_a_report_needs_a_rollout(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
