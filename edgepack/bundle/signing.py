@@ -13,7 +13,6 @@ import hashlib
 import logging
 import re
 import shlex
-import shutil
 import struct
 import subprocess
 import tempfile
@@ -23,6 +22,7 @@ from pathlib import Path
 from edgepack.base.errors import BundleError, ToolchainError, UsageError
 from edgepack.base.paths import write_atomic
 from edgepack.base.process import last_lines
+from edgepack.base.tools import find_tool
 from edgepack.bundle.bundle import Bundle, open_bundle, write_tarball
 from edgepack.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME
 from edgepack.bundle.tarball import member_time, unpack_tar_gz
@@ -281,9 +281,7 @@ def _ssh_keygen(*words: str, input: bytes | None = None, what: str) -> bytes:
 
 def _run(*words: str, input: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
     """ssh-keygen in this process's session: it asks for passphrases on the terminal."""
-    tool = shutil.which("ssh-keygen")
-    if tool is None:
-        raise SigningError("program not found: ssh-keygen", hint="apt-get install openssh-client")
+    tool = find_tool("ssh-keygen")
     log.debug("run %s", shlex.join(("ssh-keygen", *words)))
     return subprocess.run(
         [tool, *words],

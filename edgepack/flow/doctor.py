@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgepack.base import tools
 from edgepack.base.errors import EdgepackError
 from edgepack.base.process import run
 from edgepack.boards import Board
-from edgepack.native.toolchain import DEBIAN_PACKAGES, find
+from edgepack.native.toolchain import find, gnu_compiler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,21 +38,16 @@ def check_board(board: Board) -> list[Check]:
     checks += [_package(name, "building the runtime app") for name in ("cmake", "ninja")]
     for kind in ("zig", "gnu"):
         checks.append(_compiler(kind, board))
-    checks.append(_program(("ssh",), "edgepack board ssh", "openssh-client", "-V"))
+    checks.append(_program(("ssh",), "edgepack board ssh", "-V"))
     if board.virtual is not None:
         arch = "arm" if board.debian_arch == "armhf" else "aarch64"
-        qemu = (f"qemu-{arch}-static", f"qemu-{arch}")
+        emulators = (f"qemu-{arch}-static", f"qemu-{arch}")
         checks += [
-            _program(qemu, "virtual board (light)", "qemu-user-static", "--version"),
-            _program(("mmdebstrap",), "virtual board", "mmdebstrap", "--version"),
-            _program(("newuidmap",), "virtual board, ordinary user", "uidmap", None),
-            _program(
-                ("qemu-system-aarch64",),
-                "virtual board (full system)",
-                "qemu-system-arm",
-                "--version",
-            ),
-            _program(("mke2fs",), "virtual board (full system)", "e2fsprogs", "-V"),
+            _program(emulators, "virtual board (light)", "--version"),
+            _program(("mmdebstrap",), "virtual board", "--version"),
+            _program(("newuidmap",), "virtual board, ordinary user", None),
+            _program(("qemu-system-aarch64",), "virtual board (full system)", "--version"),
+            _program(("mke2fs",), "virtual board (full system)", "-V"),
         ]
     return checks
 
@@ -74,11 +69,6 @@ def _package(name: str, purpose: str) -> Check:
 
 def _compiler(kind: str, board: Board) -> Check:
     preferred = kind == board.toolchain
-    if kind == "zig":
-        install = "pip install ziglang"
-    else:
-        package = "g++" if board.is_local else DEBIAN_PACKAGES.get(board.triple, "g++")
-        install = f"sudo apt-get install {package}"
     try:
         version: str | None = find(kind, board).title
     except EdgepackError:
@@ -88,24 +78,22 @@ def _compiler(kind: str, board: Board) -> Check:
         purpose="compiling" if preferred else f"compiling with --toolchain {kind}",
         required=preferred,
         version=version,
-        install=install,
+        install=tools.install("zig" if kind == "zig" else gnu_compiler(board)),
     )
 
 
-def _program(names: Sequence[str], purpose: str, package: str, flag: str | None) -> Check:
-    """The first of `names` on the PATH; `flag` makes it print its version."""
-    path = next((path for name in names if (path := shutil.which(name))), None)
-    version = None
-    if path is not None:
-        version = path
-        if flag is not None:
-            result = run([path, flag], check=False)
-            found = re.search(r"\d+\.\d+[\w.]*", result.stdout + result.stderr)
-            version = found.group() if found else path
+def _program(names: Sequence[str], purpose: str, flag: str | None) -> Check:
+    """The first of `names` that is here; `flag` makes it print its version."""
+    path = tools.look_for(*names)
+    version = str(path) if path else None
+    if path is not None and flag is not None:
+        result = run([path, flag], check=False)
+        found = re.search(r"\d+\.\d+[\w.]*", result.stdout + result.stderr)
+        version = found.group() if found else version
     return Check(
         tool=names[0],
         purpose=purpose,
         required=False,
         version=version,
-        install=f"sudo apt-get install {package}",
+        install=tools.install(names[0]),
     )

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgepack.base.errors import UsageError, perhaps
+from edgepack.base.tools import find_tool
 from edgepack.boards import Board
 from edgepack.bundle.bundle import Bundle
 from edgepack.formats import deb, mender, oci, rauc, tar
-from edgepack.formats.base import Options, Package, Request, find_program
+from edgepack.formats.base import Options, Package, Request
 
 __all__ = ["FORMATS", "Format", "Options", "Package", "check", "write_package"]
 
@@ -77,7 +78,7 @@ def check(kind: str, options: Options) -> None:
         elif name == "compatible" and not _COMPATIBLE.fullmatch(value):
             raise UsageError(f"{flag}: {value!r}", hint="letters, digits and _ . + - only")
     for program in chosen.programs:
-        find_program(program)
+        find_tool(program)
 
 
 def write_package(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,19 +11,12 @@ from pathlib import Path
 
 from edgepack.base.errors import BundleError, ToolchainError
 from edgepack.base.process import run
+from edgepack.base.tools import find_tool
 from edgepack.boards import Board
 from edgepack.bundle.bundle import Bundle
-from edgepack.virtual.errors import missing
 
 INSTALLER = "install"
 SCRIPTS = Path(__file__).parent / "scripts"
-_PACKAGES = {
-    "dpkg-deb": "dpkg",
-    "mender-artifact": "mender-artifact",
-    "mksquashfs": "squashfs-tools",
-    "mmdebstrap": "mmdebstrap",
-    "rauc": "rauc",
-}
 
 
 class PackageError(ToolchainError):
@@ -117,16 +109,7 @@ def run_tool(
     program: str, arguments: Sequence[str | Path], *, env: Mapping[str, str] | None = None
 ) -> None:
     """Run a packaging program. Raises ToolMissingError with the apt package, PackageError."""
-    path = find_program(program)
-    run([path, *arguments], env=env, error=PackageError, what=program)
-
-
-def find_program(program: str) -> str:
-    """Where `program` is. Raises ToolMissingError with the apt package that it is in."""
-    path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
-    if path is None:
-        raise missing(program, _PACKAGES[program])
-    return path
+    run([find_tool(program), *arguments], env=env, error=PackageError, what=program)
 
 
 @contextlib.contextmanager

@@ -11,10 +11,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgepack.base.errors import ToolchainError
 from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
 from edgepack.base.process import run
 from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.base.tools import missing
 from edgepack.base.version import VERSION
 from edgepack.boards import Board
 from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, tool
@@ -88,7 +88,7 @@ def tvm_ffi_folder() -> Path:
     """The Python package tvm_ffi, which ships its C++ source; it is not imported."""
     spec = importlib.util.find_spec("tvm_ffi")
     if spec is None or spec.origin is None:
-        raise ToolchainError("package not found: tvm_ffi", hint="pip install apache-tvm-ffi")
+        raise missing("tvm_ffi")
     return Path(spec.origin).parent
 
 

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgepack.base.errors import ToolchainError
 from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
 from edgepack.base.process import run
 from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.base.tools import missing
 from edgepack.base.version import VERSION
 from edgepack.boards import Board
 from edgepack.native.opencv import SDIST as OPENCV_SDIST
@@ -77,7 +77,7 @@ def build_device_tool(board: Board, *, progress: Progress = NO_PROGRESS) -> Devi
     """
     zig = zig_executable()
     if zig is None or not zig.exists():
-        raise ToolchainError("compiler not found: zig", hint="pip install ziglang==0.17.0")
+        raise missing("zig")
     triple, flags = _triple(board), board.runtime_flags["zig"]
     parts = {"zig": zig_version(zig), "flags": flags, "triple": triple}
     folder = cache_dir() / "device-tool" / f"{triple}-{source_key(parts)}"

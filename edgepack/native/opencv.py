@@ -11,15 +11,14 @@ import json
 import logging
 import os
 import shutil
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgepack.base.errors import ToolchainError
 from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
 from edgepack.base.process import run
 from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.base.tools import find_tool
 from edgepack.boards import Board
 from edgepack.native.sdist import Sdist, fetch_sdist, unpack_sdist
 from edgepack.native.toolchain import Toolchain
@@ -156,12 +155,8 @@ class OpenCvBuild:
 
 
 def tool(name: str) -> Path:
-    """cmake or ninja: of this Python environment, else of PATH. Raises ToolchainError."""
-    own = Path(sysconfig.get_path("scripts")) / name
-    found = own if own.exists() else shutil.which(name)
-    if found is None:
-        raise ToolchainError(f"program not found: {name}", hint=f"pip install {name}")
-    return Path(found)
+    """cmake or ninja: of this Python environment, else of PATH. Raises ToolMissingError."""
+    return find_tool(name)
 
 
 def jobs() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,19 +11,15 @@ from pathlib import Path
 from edgepack.base.errors import ToolchainError, UsageError, perhaps
 from edgepack.base.paths import cache_dir, data_file
 from edgepack.base.process import run
+from edgepack.base.tools import ToolMissingError, install, look_for
 from edgepack.boards import TOOLCHAINS, Board, version_tuple
 
 # glibc that zig links against: old enough for the oldest floor in boards.toml, so that one
 # runtime build per triple serves all of them.
 ZIG_GLIBC = "2.28"
 
-DEBIAN_PACKAGES = {
-    "arm-linux-gnueabihf": "g++-arm-linux-gnueabihf",
-    "aarch64-linux-gnu": "g++-aarch64-linux-gnu",
-}
 
-
-class MissingCompilerError(ToolchainError):
+class MissingCompilerError(ToolMissingError):
     """The compiler for a triple is not installed."""
 
 
@@ -155,14 +150,16 @@ def _sysroot_glibc(compiler: str) -> str:
     return f"{macros['__GLIBC__']}.{macros['__GLIBC_MINOR__']}"
 
 
+def gnu_compiler(board: Board) -> str:
+    """The name of GCC's C++ compiler for `board`."""
+    return "g++" if board.is_local else f"{board.triple}-g++"
+
+
 def _find_gnu(board: Board) -> Toolchain:
-    prefix = "" if board.is_local else f"{board.triple}-"
-    cc, cxx = f"{prefix}gcc", f"{prefix}g++"
-    if shutil.which(cc) is None or shutil.which(cxx) is None:
-        package = "g++" if board.is_local else DEBIAN_PACKAGES.get(board.triple, cxx)
-        raise MissingCompilerError(
-            f"compiler not found: {cxx}", hint=f"sudo apt-get install {package}"
-        )
+    cxx = gnu_compiler(board)
+    cc = cxx.removesuffix("g++") + "gcc"
+    if look_for(cc) is None or look_for(cxx) is None:
+        raise MissingCompilerError(f"compiler not found: {cxx}", hint=install(gnu_compiler(board)))
     return Toolchain(
         kind="gnu",
         triple=board.triple,
@@ -180,7 +177,7 @@ def _find_gnu(board: Board) -> Toolchain:
 def _find_zig(board: Board) -> Toolchain:
     zig = zig_executable()
     if zig is None or not zig.exists():
-        raise MissingCompilerError("compiler not found: zig", hint="pip install ziglang==0.17.0")
+        raise MissingCompilerError("compiler not found: zig", hint=install("zig"))
     glibc = min(ZIG_GLIBC, board.glibc, key=version_tuple)
     target = ("-target", f"{board.triple}.{glibc}")
     return Toolchain(

@@ -15,7 +15,6 @@ from edgepack.virtual.errors import (
     LightBoardError,
     NoVirtualBoardError,
     RootfsError,
-    ToolMissingError,
 )
 from edgepack.virtual.registry import cut_power, down, known_hosts, list_running, ssh_command, up
 from edgepack.virtual.state import VirtualBoard
@@ -26,7 +25,6 @@ __all__ = [
     "LightBoardError",
     "NoVirtualBoardError",
     "RootfsError",
-    "ToolMissingError",
     "VirtualBoard",
     "cut_power",
     "down",

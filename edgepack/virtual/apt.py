@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgepack.base.process import run
-from edgepack.virtual.errors import RootfsError, find_tool, missing
+from edgepack.base.tools import apt, find_tool, missing
+from edgepack.virtual.errors import RootfsError
 
 # Names under which Debian's own archive lists its releases; third parties add a suffix or
 # a word of their own ("bookworm-pgdg", "stable/experimental").
@@ -36,7 +37,9 @@ def unpack(
     """
     keyring = next((path for path in _KEYRINGS if path.exists()), None)
     if keyring is None:
-        raise missing(f"the keys of Debian's archive ({_KEYRINGS[0]})", "debian-archive-keyring")
+        raise missing(
+            f"the keys of Debian's archive ({_KEYRINGS[0]})", apt("debian-archive-keyring")
+        )
     argv: list[str | Path] = [
         find_tool("mmdebstrap"),
         # For the `extract` variant this only means: no chroot, hence no privileges. The

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from edgepack.base.process import run
-from edgepack.virtual.errors import RootfsError, find_tool
+from edgepack.base.tools import find_tool
+from edgepack.virtual.errors import RootfsError
 
 
 def make_disk(root: Path, image: Path, *, size_mb: int) -> None:

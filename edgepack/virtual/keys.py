@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgepack.base.paths import cache_dir, locked
 from edgepack.base.process import run
-from edgepack.virtual.errors import find_tool
+from edgepack.base.tools import find_tool
 
 
 @dataclass(frozen=True, kw_only=True)

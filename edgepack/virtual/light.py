@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 from edgepack.base.process import last_lines
+from edgepack.base.tools import ToolMissingError, find_tool
 from edgepack.boards import VirtualProfile
 from edgepack.virtual import profile
-from edgepack.virtual.errors import BoardStartError, LightBoardError, ToolMissingError, find_tool
+from edgepack.virtual.errors import BoardStartError, LightBoardError
 from edgepack.virtual.files import BoardFile
 from edgepack.virtual.rootfs import PI_UID
 from edgepack.virtual.state import Plan, Started, start_time

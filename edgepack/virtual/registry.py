@@ -14,6 +14,7 @@ from edgepack.base.errors import UsageError
 from edgepack.base.paths import locked, write_atomic
 from edgepack.base.process import last_lines
 from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.base.tools import find_tool
 from edgepack.boards import Board
 from edgepack.virtual import files, keys, light, state, system
 from edgepack.virtual.errors import (
@@ -21,7 +22,6 @@ from edgepack.virtual.errors import (
     BoardStartError,
     LightBoardError,
     NoVirtualBoardError,
-    find_tool,
 )
 from edgepack.virtual.rootfs import rootfs
 from edgepack.virtual.state import VirtualBoard

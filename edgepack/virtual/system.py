@@ -17,9 +17,10 @@ from pathlib import Path
 
 from edgepack.base.process import last_lines
 from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.base.tools import find_tool
 from edgepack.boards import Board
 from edgepack.virtual import disk, initramfs
-from edgepack.virtual.errors import BoardStartError, find_tool
+from edgepack.virtual.errors import BoardStartError
 from edgepack.virtual.files import BoardFile
 from edgepack.virtual.kernel import kernel
 from edgepack.virtual.state import Plan, Started, start_time

@@ -10,10 +10,10 @@ from edgepack import formats
 from edgepack.base.errors import UsageError
 from edgepack.base.paths import data_file
 from edgepack.base.process import run
+from edgepack.base.tools import DEBIAN_PACKAGES, ToolMissingError
 from edgepack.boards import get_board
 from edgepack.bundle.bundle import open_bundle
 from edgepack.formats import Options, base, deb
-from edgepack.virtual.errors import ToolMissingError
 from tests.bundles import small_bundle
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "bundle-schema1.tar.gz"
@@ -25,7 +25,7 @@ def test_every_format_is_explained_and_its_programs_installed(kind: str) -> None
     assert f"\n| `{kind}` |" in guide
     installed = data_file("dev").read_text(encoding="utf-8").split()
     for program in formats.FORMATS[kind].programs:
-        assert base._PACKAGES[program] in installed
+        assert DEBIAN_PACKAGES[program] in installed
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def pem(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def every_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base.shutil, "which", lambda name, **_: f"/usr/bin/{name}")
+    monkeypatch.setattr("shutil.which", lambda name, **_: f"/usr/bin/{name}")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_missing_tool_is_named_with_its_package(
     kind: str, program: str, package: str, pem: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        base.shutil, "which", lambda name, **_: None if name == program else f"/usr/bin/{name}"
+        "shutil.which", lambda name, **_: None if name == program else f"/usr/bin/{name}"
     )
     options = Options(key=pem, cert=pem) if kind == "rauc" else Options()
     with pytest.raises(ToolMissingError, match=f"not found: {program}") as missing:

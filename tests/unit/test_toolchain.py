@@ -58,7 +58,7 @@ def test_no_compiler_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingCompilerError, match="zig"):
         select(get_board("rasp3b"))
     lost = missing(check_board(get_board("rasp3b")))
-    assert [check.install for check in lost] == ["pip install ziglang"]
+    assert [check.install for check in lost] == ["pip install ziglang==0.17.0"]
 
 
 @pytest.mark.parametrize("kind", TOOLCHAINS)

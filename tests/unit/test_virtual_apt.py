@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.virtual import apt, errors
+from edgepack.base import tools
+from edgepack.virtual import apt
 from edgepack.virtual.apt import choose_mirror
 
 URL = "http://mirror.invalid/debian/"
@@ -35,6 +36,6 @@ def test_choose_mirror(listing: str, on_debian: bool, expected: str | None) -> N
 
 def test_missing_keys_name_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apt, "_KEYRINGS", (Path("/nonexistent/keys.gpg"),))
-    with pytest.raises(errors.ToolMissingError) as caught:
+    with pytest.raises(tools.ToolMissingError) as caught:
         apt.unpack(["bash"], Path("/nonexistent"), suite="bookworm", arch="armhf")
     assert "apt-get install debian-archive-keyring" in str(caught.value)

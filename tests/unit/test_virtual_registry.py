@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgepack import virtual
-from edgepack.base import paths
+from edgepack.base import paths, tools
 from edgepack.base.errors import UsageError
 from edgepack.boards import Board, get_board
 from edgepack.virtual import errors, state
@@ -110,7 +110,7 @@ def test_missing_programs_name_their_package(
     monkeypatch: pytest.MonkeyPatch, rasp3b: Board
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    with pytest.raises(errors.ToolMissingError) as caught:
+    with pytest.raises(tools.ToolMissingError) as caught:
         virtual.up(rasp3b)
     assert "sudo apt-get install mmdebstrap" in str(caught.value)
     assert caught.value.exit_code == 4
@@ -119,6 +119,6 @@ def test_missing_programs_name_their_package(
         ("qemu-system-aarch64", "qemu-system-arm"),
         ("mke2fs", "e2fsprogs"),
     ):
-        with pytest.raises(errors.ToolMissingError, match=tool) as caught:
-            errors.find_tool(tool)
+        with pytest.raises(tools.ToolMissingError, match=tool) as caught:
+            tools.find_tool(tool)
         assert caught.value.hint == f"sudo apt-get install {package}"

@@ -1,0 +1,82 @@
+"""Programs that others make: where they are, and what to install where they are not."""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+from pathlib import Path
+
+from edgepack.base.errors import ToolchainError
+
+# The Debian and Ubuntu package that each program comes from.
+DEBIAN_PACKAGES = {
+    "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
+    "apt-config": "apt",
+    "apt-get": "apt",
+    "arm-linux-gnueabihf-g++": "g++-arm-linux-gnueabihf",
+    "debugfs": "e2fsprogs",
+    "dpkg-deb": "dpkg",
+    "g++": "g++",
+    "mender-artifact": "mender-artifact",
+    "mke2fs": "e2fsprogs",
+    "mksquashfs": "squashfs-tools",
+    "mmdebstrap": "mmdebstrap",
+    "newuidmap": "uidmap",
+    "qemu-aarch64": "qemu-user",
+    "qemu-aarch64-static": "qemu-user-static",
+    "qemu-arm": "qemu-user",
+    "qemu-arm-static": "qemu-user-static",
+    "qemu-system-aarch64": "qemu-system-arm",
+    "rauc": "rauc",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+}
+# The Python package that each program or module comes from.
+PYTHON_PACKAGES = {
+    "cmake": "cmake",
+    "ninja": "ninja",
+    "tvm_ffi": "apache-tvm-ffi",
+    "zig": "ziglang==0.17.0",
+}
+
+
+class ToolMissingError(ToolchainError):
+    """A program is not installed; the hint says what installs it."""
+
+
+def look_for(*names: str) -> Path | None:
+    """The first of `names` that is here.
+
+    A program of this Python environment goes before one of the PATH; the sbin folders count,
+    too, which a user's PATH may lack.
+    """
+    own = sysconfig.get_path("scripts")
+    for name in names:
+        for path in (*([own] if name in PYTHON_PACKAGES else []), None, "/usr/sbin:/sbin"):
+            if found := shutil.which(name, path=path):
+                return Path(found)
+    return None
+
+
+def find_tool(name: str) -> Path:
+    """The program called `name`. Raises ToolMissingError naming the package to install."""
+    if (found := look_for(name)) is None:
+        raise missing(name)
+    return found
+
+
+def install(name: str) -> str:
+    """The shell command that installs a program or module of the tables above."""
+    if name in PYTHON_PACKAGES:
+        return f"pip install {PYTHON_PACKAGES[name]}"
+    return apt(DEBIAN_PACKAGES.get(name, name))
+
+
+def apt(package: str) -> str:
+    """The shell command that installs a Debian package."""
+    return f"sudo apt-get install {package}"
+
+
+def missing(name: str, hint: str | None = None) -> ToolMissingError:
+    """The error for `name`: one of the tables above, else with its own `hint`."""
+    return ToolMissingError(f"not found: {name}", hint=hint or install(name))
