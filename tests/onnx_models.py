@@ -163,3 +163,36 @@ def integers(path: Path) -> Path:
         {"remainder": [3, 5], "quotient": [3, 5]},
         dict.fromkeys(("a", "b", "remainder"), TensorProto.INT64) | {"quotient": TensorProto.INT32},
     )
+
+
+def quantized(path: Path) -> Path:
+    """Two convolutions, a mean and a Gemm with QuantizeLinear and DequantizeLinear around them.
+
+    Weights are int8 with a scale per output channel, the tensors between uint8; the first
+    convolution has a bias of int32. The output comes in steps of 0.002.
+    """
+    b = Builder(3)
+
+    def steps(value: str, scale: float, zero_point: int, name: str = "") -> str:
+        parameters = b.const(scale, "float32"), b.const(zero_point, "uint8")
+        integers = b.op("QuantizeLinear", value, *parameters)
+        return b.op("DequantizeLinear", integers, *parameters, outputs=[name] if name else ())
+
+    def weight(*shape: int) -> tuple[str, np.ndarray]:
+        values = b.random.integers(-127, 128, size=shape).astype("int8")
+        most = b.random.uniform(0.3, 1, shape[0]) / np.sqrt(np.prod(shape[1:]))
+        scale = (most / 127).astype("float32")
+        zeros = b.const(np.zeros(shape[0], "int8"))
+        made = b.op("DequantizeLinear", b.const(values), b.const(scale), zeros, axis=0)
+        return made, scale
+
+    x = steps("x", 0.02, 128)
+    kernel, scale = weight(8, 3, 3, 3)
+    sums = b.const(b.random.integers(-900, 900, size=8).astype("int32"))
+    bias = b.op("DequantizeLinear", sums, b.const(scale * np.float32(0.02)), axis=0)
+    x = steps(b.op("Relu", b.op("Conv", x, kernel, bias, pads=[1] * 4)), 0.01, 0)
+    x = steps(b.op("Conv", x, weight(16, 8, 1, 1)[0]), 0.01, 120)
+    x = steps(b.op("GlobalAveragePool", x), 0.005, 120)
+    x = b.op("Gemm", b.op("Flatten", x), weight(5, 16)[0], transB=1)
+    steps(x, 0.002, 128, "y")
+    return b.save(path, {"x": [1, 3, 12, 12]}, {"y": [1, 5]})

@@ -161,6 +161,16 @@ def test_equal_input_gives_equal_bytes_in_another_folder_and_process(tmp_path: P
     assert str(Path.home()).encode() not in one.library.read_bytes()
 
 
+def test_a_quantised_model_computes_as_onnxruntime_does(tmp_path: Path) -> None:
+    path = onnx_models.quantized(tmp_path / "model.onnx")
+    inputs = random_inputs(path)
+    compiled = compile_for(path, tmp_path / "out")
+    (got,), (expected,) = run_plan(compiled.folder, inputs), reference(path, inputs)
+    assert len(np.unique(expected)) == expected.size, "a model that tells nothing"
+    # A sum near the middle between two integers may be rounded to either.
+    assert np.abs(got - expected).max() <= 0.002 * 1.001
+
+
 def test_artifacts_are_three_files_and_what_compile_model_says(tmp_path: Path) -> None:
     path = onnx_models.one_conv(tmp_path / "net.onnx", "batch")
     model = load_model(ModelSpec(path=path, shapes={"image": (2, 3, 16, 16)}))

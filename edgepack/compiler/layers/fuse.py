@@ -246,7 +246,8 @@ def _shifted(operator: Convolution, value: np.ndarray) -> Convolution:
 
 def _scaled(operator: Convolution, value: np.ndarray) -> Convolution:
     bias = None if operator.bias is None else operator.bias * value
-    return replace(operator, weight=operator.weight * value[:, None, None, None], bias=bias)
+    weight = operator.weight * value[:, None, None, None]
+    return replace(operator, weight=weight, bias=bias, quantized=None)
 
 
 _AFFINE: dict[str, Callable[[Convolution, np.ndarray], Convolution]] = {

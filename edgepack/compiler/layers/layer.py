@@ -13,6 +13,7 @@ import numpy as np
 from tvm import relax
 
 from edgepack.compiler.layers.axis import Axis
+from edgepack.compiler.layers.quantized import Quantized
 from edgepack.compiler.tiles.expression import Expression
 
 # A tensor between layers: the Relax variable that holds it. Variables compare by identity.
@@ -26,7 +27,7 @@ class Convolution:
     `weight` is [out channels, in channels / groups, rows, columns], `bias` [out channels]. Pairs
     are (vertical, horizontal); `before` is the padding at top and left. If it is `gated`, the layer
     has a second input (N, C, 1, 1), by which the image is multiplied first: the gate of a
-    squeeze-and-excite block.
+    squeeze-and-excite block. `quantized` is there if `weight` is made of integers, in its shape.
     """
 
     weight: np.ndarray
@@ -36,6 +37,7 @@ class Convolution:
     dilation: tuple[int, int]
     groups: int
     gated: bool = False
+    quantized: Quantized | None = None
 
     @property
     def kernel(self) -> tuple[int, int]:
@@ -110,6 +112,27 @@ class Slice:
 @dataclass(frozen=True, kw_only=True)
 class Foreign:
     """An operator that no rule knows; TVM lowers it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantize(Foreign):
+    """An image as integers of `dtype`: the nearest to value / `scale`, plus `zero_point`, clamped.
+
+    No rule takes it yet, nor `Dequantize`.
+    """
+
+    scale: float
+    zero_point: int
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dequantize(Foreign):
+    """An image of `scale` * (integer - `zero_point`), of integers of `dtype`."""
+
+    scale: float
+    zero_point: int
+    dtype: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,22 +18,26 @@ from edgepack.compiler.layers.axis import Resize, padded
 from edgepack.compiler.layers.layer import (
     Concatenation,
     Convolution,
+    Dequantize,
     Foreign,
     GlobalAverage,
     Layer,
     Pointwise,
     Pooling,
+    Quantize,
     Resampling,
     Slice,
     TransposedConvolution,
     View,
 )
+from edgepack.compiler.layers.quantized import Quantized, hidden_integers
 from edgepack.compiler.layers.tensors import (
     constant_of,
     extent,
     is_image,
     shape_of,
     shape_of_type,
+    variables,
 )
 from edgepack.compiler.tiles.expression import (
     FUNCTIONS,
@@ -47,8 +51,35 @@ from edgepack.compiler.tiles.expression import (
 
 
 def read_layers(function: relax.Function) -> list[Layer]:
-    """A layer for each binding of a function, which is one dataflow block, in order."""
-    return [_read(var, value) for var, value in _bindings(function)]
+    """A layer for each binding of a function, which is one dataflow block, in order.
+
+    Weights that `keep_integers` hid are none: they are constants of the layers that read them.
+    """
+    bindings = _bindings(function)
+    weights = {var: it for var, value in bindings if (it := hidden_integers(value)) is not None}
+    numbers = {var: relax.const(weight.numbers()) for var, weight in weights.items()}
+    layers = []
+    for var, value in bindings:
+        if var in weights:
+            continue
+        weight = value.args[1] if isinstance(value, relax.Call) and len(value.args) > 1 else None
+        if weight not in weights:
+            layers.append(_read(var, value))
+            continue
+        call = relax.Call(
+            value.op, [value.args[0], numbers[weight]], value.attrs, value.ty_args, value.span
+        )
+        layers.append(_with_integers(_read(var, call), weights[weight]))
+    return layers
+
+
+def _with_integers(layer: Layer, weight: Quantized) -> Layer:
+    """A layer that knows of which integers its weight is made."""
+    if type(layer.operator) is not Convolution:
+        return layer
+    if weight.values.ndim == 2:
+        weight = weight.transposed([1, 0]).as_image()
+    return replace(layer, operator=replace(layer.operator, quantized=weight))
 
 
 def _bindings(function: relax.Function) -> list[tuple[relax.Var, relax.Expr]]:
@@ -84,7 +115,9 @@ def _item(split: relax.Call, index: int) -> relax.Call:
 
 
 def _read(var: relax.Var, value: relax.Expr) -> Layer:
-    layer = None
+    layer = _read_cast(var, value)
+    if layer is not None:
+        return replace(layer, bindings=((var, value),))
     if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and is_image(var):
         reader = _READERS.get(value.op.name.removeprefix("relax."))
         layer = reader(var, value) if reader else None
@@ -97,17 +130,25 @@ def _read(var: relax.Var, value: relax.Expr) -> Layer:
     return replace(layer, bindings=((var, value),))
 
 
-def variables(expr: relax.Expr) -> list[relax.Var]:
-    """The variables an expression reads, in order."""
-    if isinstance(expr, relax.Var):
-        return [expr]
-    if isinstance(expr, relax.Tuple):
-        return [var for item in expr.fields for var in variables(item)]
-    if isinstance(expr, relax.TupleGetItem):
-        return variables(expr.tuple_value)
-    if isinstance(expr, relax.Call):
-        return [var for arg in expr.args for var in variables(arg)]
-    return []
+def _read_cast(var: relax.Var, value: relax.Expr) -> Layer | None:
+    """The layer of a `relax.quantize` or `relax.dequantize` of a whole image, by one scale."""
+    if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
+        return None
+    kind = {"relax.quantize": Quantize, "relax.dequantize": Dequantize}.get(value.op.name)
+    if kind is None or not isinstance(value.args[0], relax.Var):
+        return None
+    scale, zero_point = map(constant_of, value.args[1:])
+    image, integers = (value.args[0], var) if kind is Quantize else (var, value.args[0])
+    if scale is None or zero_point is None or not is_image(image):
+        return None
+    if (scale.size, zero_point.size) != (1, 1):
+        return None
+    operator = kind(
+        scale=float(scale.reshape(())),
+        zero_point=int(zero_point.reshape(())),
+        dtype=str(integers.ty.dtype),
+    )
+    return Layer(operator=operator, inputs=(value.args[0],), output=var)
 
 
 def _pair(values: Sequence[object]) -> tuple[int, int]:

@@ -41,3 +41,16 @@ def extent(value: relax.Expr) -> tuple[int, int, int, int]:
 def constant_of(expr: relax.Expr) -> np.ndarray | None:
     """The value of a constant, None for another expression."""
     return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
+
+
+def variables(expr: relax.Expr) -> list[relax.Var]:
+    """The variables an expression reads, in order."""
+    if isinstance(expr, relax.Var):
+        return [expr]
+    if isinstance(expr, relax.Tuple):
+        return [var for item in expr.fields for var in variables(item)]
+    if isinstance(expr, relax.TupleGetItem):
+        return variables(expr.tuple_value)
+    if isinstance(expr, relax.Call):
+        return [var for arg in expr.args for var in variables(arg)]
+    return []

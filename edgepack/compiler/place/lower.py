@@ -12,6 +12,7 @@ from tvm import relax, topi
 
 from edgepack.compiler import place
 from edgepack.compiler.errors import DATA_SHAPE_HINT, ImportModelError, first_line
+from edgepack.compiler.layers.quantized import keep_integers
 from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.rules.table import RULES
 from edgepack.model import DynamicShapeError, LoadedModel
@@ -35,7 +36,7 @@ def lower(
     power), and `DynamicShapeError` where a shape inside depends on the data.
     """
     transform = relax.transform
-    folded = _apply([transform.FoldConstant()], module, target, model)
+    folded = _apply([transform.FoldConstant()], keep_integers(module), target, model)
     _check_shapes(folded["main"], model)
     fast = place.rewrite(folded, target, rules=rules, smallest=smallest)
     passes = [

@@ -21,8 +21,8 @@ from edgepack.compiler.layers.layer import (
     Value,
     View,
 )
-from edgepack.compiler.layers.read import read_layers, variables
-from edgepack.compiler.layers.tensors import extent, shape_of
+from edgepack.compiler.layers.read import read_layers
+from edgepack.compiler.layers.tensors import extent, shape_of, variables
 from edgepack.compiler.rules import joint
 from edgepack.compiler.rules.rule import Alias, Rule, Site, element_of, product
 from edgepack.compiler.tiles.cpu import CpuModel

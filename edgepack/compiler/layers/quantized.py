@@ -1,0 +1,133 @@
+"""Weights that a model has as integers stay integers until its layers are read.
+
+In a model with QuantizeLinear and DequantizeLinear around its operators (QDQ), FoldConstant would
+turn integer weights into float32, and no rule could see what they were. `keep_integers` hides them
+from it, in calls that it knows nothing of; `read_layers` takes them out again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
+
+_DEQUANTIZE = "edgepack.dequantize"
+_INTEGERS = ("int8", "uint8")
+# Operators whose second argument is a weight.
+_WEIGHTED = ("relax.nn.conv2d", "relax.matmul")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Quantized:
+    """Integers (int8 or uint8) that stand for the numbers `scale * (values - zero_point)`.
+
+    `scale` (float32) and `zero_point` have as many dimensions as `values`, whose extents are 1 or
+    those of `values`.
+    """
+
+    values: np.ndarray
+    scale: np.ndarray
+    zero_point: np.ndarray
+
+    def numbers(self) -> np.ndarray:
+        """The numbers as float32, equal in each bit to TVM's `relax.dequantize`."""
+        steps = self.values.astype("int32") - self.zero_point.astype("int32")
+        return np.asarray(steps.astype("float32") * self.scale)
+
+    def transposed(self, axes: Sequence[int]) -> Quantized:
+        """The same with its axes in another order."""
+        return Quantized(
+            values=self.values.transpose(axes),
+            scale=self.scale.transpose(axes),
+            zero_point=self.zero_point.transpose(axes),
+        )
+
+    def as_image(self) -> Quantized:
+        """A matrix as an image of one pixel: two more axes of extent 1."""
+        return Quantized(
+            values=self.values[:, :, None, None],
+            scale=self.scale[:, :, None, None],
+            zero_point=self.zero_point[:, :, None, None],
+        )
+
+
+def quantized_constant(expr: relax.Expr) -> Quantized | None:
+    """What a `relax.dequantize` of an integer constant to float32 stands for, else None."""
+    if not _is(expr, "relax.dequantize"):
+        return None
+    values, scale, zero_point = map(constant_of, expr.args)
+    if values is None or scale is None or zero_point is None or str(expr.ty.dtype) != "float32":
+        return None
+    if str(values.dtype) not in _INTEGERS or str(scale.dtype) != "float32":
+        return None
+    axis, rank = int(expr.attrs.axis), values.ndim
+
+    def spread(parameter: np.ndarray) -> np.ndarray | None:
+        if parameter.size == 1:
+            return parameter.reshape((1,) * rank)
+        shape = [1] * rank
+        shape[axis] = values.shape[axis]
+        return parameter.reshape(shape) if parameter.shape == (values.shape[axis],) else None
+
+    spread_scale, spread_zero = spread(scale), spread(zero_point)
+    if spread_scale is None or spread_zero is None:
+        return None
+    return Quantized(values=values, scale=spread_scale, zero_point=spread_zero)
+
+
+def keep_integers(module: tvm.IRModule) -> tvm.IRModule:
+    """The module with integer weights of convolutions and matrix products hidden from FoldConstant.
+
+    Those that anything else reads too are left to it.
+    """
+    main = module["main"]
+    bindings = [(b.var, b.value) for block in main.body.blocks for b in block.bindings]
+    found = {var: it for var, value in bindings if (it := quantized_constant(value)) is not None}
+    reads = Counter(var for _, value in bindings for var in variables(value))
+    reads.update(variables(main.body.body))
+    hideable = Counter[relax.Var]()
+    for var, value in bindings:
+        if _is(value, "relax.permute_dims") and value.args[0] in found:
+            # The transposed weight of a Gemm.
+            axes = value.attrs.axes or range(len(shape_of(var)))[::-1]
+            found[var] = found[value.args[0]].transposed([int(axis) for axis in axes])
+        elif any(_is(value, name) for name in _WEIGHTED) and value.args[1] in found:
+            hideable[value.args[1]] += 1
+    hidden = {var for var in found if hideable[var] and hideable[var] == reads[var]}
+    if not hidden:
+        return module
+    changed = [
+        relax.VarBinding(var, _hidden(found[var]) if var in hidden else value)
+        for var, value in bindings
+    ]
+    body = relax.SeqExpr([relax.DataflowBlock(changed)], main.body.body)
+    function = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+    return tvm.IRModule({**module.functions, module.get_global_var("main"): function})
+
+
+def hidden_integers(expr: relax.Expr) -> Quantized | None:
+    """What `keep_integers` has put in the place of a weight, None for any other expression."""
+    if not _is(expr, "relax.call_dps_packed") or expr.args[0].global_symbol != _DEQUANTIZE:
+        return None
+    values, scale, zero_point = map(constant_of, expr.args[1])
+    assert values is not None
+    assert scale is not None
+    assert zero_point is not None
+    return Quantized(values=values, scale=scale, zero_point=zero_point)
+
+
+def _hidden(weight: Quantized) -> relax.Call:
+    parts = [relax.const(part) for part in (weight.values, weight.scale, weight.zero_point)]
+    ty = relax.TensorType(list(weight.values.shape), "float32")
+    return relax.call_dps_packed(_DEQUANTIZE, parts, ty)
+
+
+def _is(expr: relax.Expr, name: str) -> bool:
+    call = isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op)
+    return call and expr.op.name == name

@@ -1,0 +1,126 @@
+"""Quantised models: pairs of QuantizeLinear and DequantizeLinear reach the reader of layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from tvm import relax
+
+from edgepack.boards import get_board
+from edgepack.compiler.backend import plan, schedule
+from edgepack.compiler.backend.llvm import tvm_target
+from edgepack.compiler.frontend.importer import import_model
+from edgepack.compiler.frontend.load import load_model
+from edgepack.compiler.layers.fuse import fuse
+from edgepack.compiler.layers.layer import Convolution, Dequantize, Layer, Quantize
+from edgepack.compiler.layers.quantized import keep_integers
+from edgepack.compiler.layers.read import read_layers
+from edgepack.compiler.place import lower
+from edgepack.flow.reference import run_reference
+from edgepack.model import ModelSpec
+from tests import onnx_models
+from tests.onnx_models import Builder
+
+
+def layers_of(path: Path) -> list[Layer]:
+    """The layers that rules are offered."""
+    module = keep_integers(import_model(load_model(ModelSpec(path=path))))
+    main = relax.transform.FoldConstant()(module)["main"]
+    return fuse(read_layers(main), [main.body.body])
+
+
+def test_pairs_and_integer_weights_are_seen_around_each_layer(tmp_path: Path) -> None:
+    path = onnx_models.quantized(tmp_path / "m.onnx")
+    layers = layers_of(path)
+    kinds = [type(layer.operator).__name__ for layer in layers]
+    pair = ["Quantize", "Dequantize"]
+    assert kinds == [
+        *(*pair, "Convolution", *pair, "Convolution"),
+        *(*pair, "GlobalAverage", *pair, "View", "Convolution", *pair),
+    ]
+    images = [layer.operator for layer in layers if isinstance(layer.operator, Quantize)]
+    assert [operator.zero_point for operator in images] == [128, 0, 120, 120, 128]
+    np.testing.assert_allclose([o.scale for o in images], [0.02, 0.01, 0.01, 0.005, 0.002], 1e-6)
+    again = [layer.operator for layer in layers if isinstance(layer.operator, Dequantize)]
+    assert [(o.scale, o.zero_point, o.dtype) for o in again] == [
+        (o.scale, o.zero_point, "uint8") for o in images
+    ]
+    # The file's own weights: those of the three layers are its only ones of many int8.
+    tensors = map(numpy_helper.to_array, onnx.load(path).graph.initializer)
+    stored = [tensor for tensor in tensors if tensor.dtype == np.int8 and tensor.ndim > 1]
+    found = [layer.operator for layer in layers if isinstance(layer.operator, Convolution)]
+    for operator, values in zip(found, stored, strict=True):
+        assert operator.quantized is not None
+        assert operator.quantized.values.dtype == np.int8
+        assert operator.quantized.values.shape == operator.weight.shape
+        np.testing.assert_array_equal(operator.quantized.values.reshape(values.shape), values)
+        product = operator.quantized.values.astype("float32") * operator.quantized.scale
+        np.testing.assert_array_equal(operator.weight, product)
+
+
+@pytest.mark.parametrize("board", ["rasp3b", "local"])
+def test_a_plan_without_rules_for_them_is_that_of_folded_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, board: str
+) -> None:
+    model = load_model(ModelSpec(path=onnx_models.quantized(tmp_path / "m.onnx")))
+    target = tvm_target(get_board(board))
+
+    def made() -> tuple[str, bytes, dict[str, str]]:
+        module, fast = lower.lower(import_model(model), target, model)
+        laid_out, kernels = plan.extract_plan(
+            schedule.schedule(module, target), model, fast.kernels
+        )
+        text = laid_out.to_json(plan.report_layers(laid_out, fast.reports))
+        return text, laid_out.params, {name: str(kernel) for name, kernel in kernels.items()}
+
+    kept = made()
+    # FoldConstant then makes float32 of all weights, by TVM's own kernels.
+    monkeypatch.setattr(lower, "keep_integers", lambda module: module)
+    assert made() == kept
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_integers_stand_for_the_numbers_that_onnx_defines(
+    tmp_path: Path, dtype: str, axis: int | None
+) -> None:
+    b = Builder(5)
+    limits = np.iinfo(dtype)
+    values = b.random.integers(limits.min, limits.max, size=(6, 4, 1, 1), endpoint=True)
+    per_tensor = axis is None
+    shape = () if per_tensor else (values.shape[axis],)
+    scale = b.random.uniform(0.001, 0.1, shape).astype("float32")
+    zero = b.random.integers(0, 100, shape).astype(dtype)
+    axes = {} if per_tensor else {"axis": axis}
+    weight = b.op(
+        "DequantizeLinear", b.const(values.astype(dtype)), b.const(scale), b.const(zero), **axes
+    )
+    b.op("Conv", "x", weight, outputs=["y"])
+    path = b.save(tmp_path / "m.onnx", {"x": [1, 4, 5, 5]}, {"y": [1, 6, 5, 5]})
+    (layer,) = layers_of(path)
+    assert isinstance(layer.operator, Convolution)
+    assert layer.operator.quantized is not None
+    b.nodes = b.nodes[:1]
+    (expected,) = run_reference(b.model({}, {weight: values.shape}), {}, [])
+    np.testing.assert_array_equal(layer.operator.weight, expected)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_weight_that_something_else_reads_is_left_to_be_folded(shared: bool) -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([1, 3, 4, 4], "float32"))
+    values = relax.const(np.arange(-6, 6, dtype="int8").reshape(4, 3, 1, 1))
+    scale, zero = relax.const(0.5, "float32"), relax.const(0, "int8")
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            weight = builder.emit(relax.op.dequantize(values, scale, zero, axis=0))
+            made = builder.emit(relax.op.nn.conv2d(x, weight))
+            also = builder.emit(relax.op.nn.relu(weight)) if shared else made
+            results = builder.emit_output(relax.Tuple([made, also]))
+        builder.emit_func_output(results)
+    module = builder.get()
+    assert ("edgepack.dequantize" in str(keep_integers(module))) == (not shared)
