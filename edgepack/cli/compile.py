@@ -9,9 +9,11 @@ from pathlib import Path
 
 from edgepack.base.errors import UsageError
 from edgepack.base.paths import atomic_dir
+from edgepack.boards import Board
 from edgepack.cli.console import Console, megabytes, table
 from edgepack.cli.options import add_job, check_writable, project_of
 from edgepack.compiler import CompiledModel
+from edgepack.compiler.tiles.cpu import has_model, nearest_model
 from edgepack.flow.job import compile_job, make_job
 
 
@@ -49,11 +51,28 @@ def run(args: argparse.Namespace, console: Console) -> int:
             "params_bytes": compiled.params_bytes,
             "library_bytes": compiled.library.stat().st_size,
             "model_sha256": compiled.model_sha256,
-            **({"layers": [asdict(layer) for layer in compiled.layers]} if args.explain else {}),
+            **(
+                {
+                    "has_cost_model": cost_model_gap(job.board) is None,
+                    "layers": [asdict(layer) for layer in compiled.layers],
+                }
+                if args.explain
+                else {}
+            ),
         },
-        f"{explanation(compiled)}\n\n{summary}" if args.explain else summary,
+        "\n\n".join(filter(None, [explanation(compiled), cost_model_gap(job.board), summary]))
+        if args.explain
+        else summary,
     )
     return 0
+
+
+def cost_model_gap(board: Board) -> str | None:
+    """What is to be said if kernels were chosen by the figures of another CPU."""
+    if board.is_local or has_model(board.llvm_triple, board.cpu):
+        return None
+    nearest = nearest_model(board.llvm_triple, board.cpu).name
+    return f"no cost model for the CPU '{board.cpu}': kernels were chosen as for {nearest}"
 
 
 def explanation(compiled: CompiledModel) -> str:

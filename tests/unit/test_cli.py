@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from edgepack.base.errors import EXIT_CODES, UsageError
+from edgepack.boards import get_board
 from edgepack.cli import COMMANDS, main, make_parser
+from edgepack.cli.compile import cost_model_gap
 from edgepack.cli.deploy import rate
 from edgepack.cli.options import parse_shapes
 
@@ -248,3 +250,11 @@ def test_values_that_make_no_sense_are_refused(
     code, _, err = run(capsys, "deploy", "--bundle", "x", "--device", "local", option, value)
     assert code == 2
     assert message in err
+
+
+def test_a_cpu_without_a_cost_model_is_named() -> None:
+    assert cost_model_gap(get_board("rasp3b")) is None
+    said = cost_model_gap(get_board("aarch64"))
+    assert said is not None
+    assert "'generic'" in said
+    assert "cortex-a72" in said

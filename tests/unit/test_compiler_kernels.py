@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax
 
 from edgepack.compiler.layers.fuse import fuse
@@ -22,23 +23,77 @@ from edgepack.compiler.rules import convolution, depthwise, pooling, transposed
 from edgepack.compiler.tiles import arm, tile
 from edgepack.compiler.tiles.cpu import (
     AVX2,
+    CORTEX_A7,
     CORTEX_A9,
+    CORTEX_A15,
     CORTEX_A53,
     CORTEX_A53_32,
+    CORTEX_A55,
     CORTEX_A72,
+    CORTEX_A76,
     SSE,
     ZEN4,
     CpuModel,
     cpu_model,
+    has_model,
+    nearest_model,
 )
 from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, INT8, Element
 from edgepack.compiler.tiles.expression import Operand, Operation, PerChannel, Scalar, Step
 from edgepack.compiler.tiles.layout import Blocked, Halo, Image, conv_halo, pack_channels
 
-CPUS = (ZEN4, AVX2, SSE, CORTEX_A72, CORTEX_A53, CORTEX_A53_32, CORTEX_A9)
+CPUS = (
+    ZEN4,
+    AVX2,
+    SSE,
+    CORTEX_A72,
+    CORTEX_A76,
+    CORTEX_A53,
+    CORTEX_A55,
+    CORTEX_A53_32,
+    CORTEX_A7,
+    CORTEX_A9,
+    CORTEX_A15,
+)
 
 
 # ------------------------------------------------ CPU models
+
+AARCH64, ARMV7 = "aarch64-unknown-linux-gnu", "armv7l-unknown-linux-gnueabihf"
+
+
+@pytest.mark.parametrize(
+    ("triple", "cpu", "attributes", "features"),
+    [
+        # Optional in Armv8.2-A; what has which is in each core's technical reference manual.
+        (AARCH64, "cortex-a53", [], set()),
+        (AARCH64, "cortex-a72", [], set()),
+        (AARCH64, "cortex-a55", [], {"dotprod", "fp16"}),
+        (AARCH64, "cortex-a76", [], {"dotprod", "fp16"}),
+        (AARCH64, "neoverse-v1", [], {"dotprod", "fp16", "i8mm", "sve"}),
+        (AARCH64, "cortex-a76", ["-dotprod"], {"fp16"}),
+        # It converts half floats, but has no arithmetic on them.
+        (ARMV7, "cortex-a9", ["+neon", "+fp16"], set()),
+    ],
+)
+def test_features_are_those_of_the_target(
+    triple: str, cpu: str, attributes: list[str], features: set[str]
+) -> None:
+    target = tvm.target.Target(
+        {"kind": "llvm", "mtriple": triple, "mcpu": cpu, "mattr": attributes}
+    )
+    assert cpu_model(target).features == features
+
+
+def test_a_cpu_without_a_row_is_told_from_one_with() -> None:
+    assert has_model(AARCH64, "cortex-a72")
+    assert not nearest_model(AARCH64, "cortex-a72").is_default
+    assert not has_model(AARCH64, "cortex-a510")
+    assert nearest_model(AARCH64, "cortex-a510").is_default
+    # A row for one state is none for the other.
+    assert not has_model(ARMV7, "cortex-a76")
+    # Told apart by their vectors.
+    assert has_model("x86_64-linux-gnu", "alderlake")
 
 
 @pytest.mark.parametrize(
@@ -48,6 +103,13 @@ CPUS = (ZEN4, AVX2, SSE, CORTEX_A72, CORTEX_A53, CORTEX_A53_32, CORTEX_A9)
         ({"mtriple": "armv7l-unknown-linux-gnueabihf", "mcpu": "cortex-a53"}, "cortex-a53-32"),
         ({"mtriple": "aarch64-unknown-linux-gnu", "mcpu": "cortex-a53"}, "cortex-a53"),
         ({"mtriple": "aarch64-unknown-linux-gnu", "mcpu": "generic"}, "cortex-a72"),
+        ({"mtriple": "armv7l-unknown-linux-gnueabihf", "mcpu": "cortex-a7"}, "cortex-a7"),
+        ({"mtriple": "armv7l-unknown-linux-gnueabihf", "mcpu": "cortex-a15"}, "cortex-a15"),
+        ({"mtriple": "armv7l-unknown-linux-gnueabihf", "mcpu": "cortex-a55"}, "cortex-a55-32"),
+        ({"mtriple": "aarch64-unknown-linux-gnu", "mcpu": "cortex-a55"}, "cortex-a55"),
+        ({"mtriple": "aarch64-unknown-linux-gnu", "mcpu": "cortex-a73"}, "cortex-a73"),
+        ({"mtriple": "aarch64-unknown-linux-gnu", "mcpu": "cortex-a76"}, "cortex-a76"),
+        ({"mtriple": "aarch64-unknown-linux-gnu", "mcpu": "neoverse-n1"}, "neoverse-n1"),
         ({"mtriple": "x86_64-unknown-linux-gnu", "mcpu": "znver4"}, "zen4"),
         ({"mtriple": "x86_64-unknown-linux-gnu", "mcpu": "skylake-avx512"}, "avx512"),
         ({"mtriple": "x86_64-unknown-linux-gnu", "mcpu": "haswell"}, "avx2"),

@@ -1,20 +1,29 @@
 """What the kernels need to know of a CPU: one small model per micro-architecture.
 
 Rules never ask for a board or a CPU's name; they ask the model how many vector registers
-there are, what a multiply-add costs, and how large the caches are.
+there are, what a multiply-add costs, and how large the caches are. A CPU without a row is priced
+as the nearest one, and `has_model` says so.
+
+Each figure has its source: the vendor's software optimisation guide, a compiler's pipeline
+description, or a measurement. What is none of these is called a guess.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import tvm
-from tvm.target import codegen
+from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, INT8, Element
 
-from edgepack.compiler.tiles.element import FLOAT32, Element
+if TYPE_CHECKING:
+    import tvm
 
 KIB = 1024
+
+# What kernels may ask of a CPU beyond its vectors, and how LLVM calls it: dot products of 8-bit
+# integers, their 8-bit matrix instructions, half-precision arithmetic, scalable vectors.
+FEATURES = {"dotprod": "dotprod", "i8mm": "i8mm", "fp16": "fullfp16", "sve": "sve"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +35,13 @@ class CpuModel:
     `loads_per_cycle` counts vector loads of any width. `fma_latency` is in cycles.
     `in_order` cores pay for a load where an out-of-order core hides it behind arithmetic.
     `memory_bandwidth` is what one core reads from memory while the others do, too, in bytes per
-    cycle.
+    cycle. `l2_bandwidth` is what a panel of weights streams in at that is too large for the
+    first-level cache, and `l3_bandwidth` that of one too large for half of the second-level cache,
+    in a loop that reads it again and again.
     `memory_operand`: an instruction may read one operand from memory (x86).
     `isa` is "x86", "aarch64", "armv7", or "" where only portable code is made.
+    `features` are those of `FEATURES` that the target has.
+    `is_default`: the CPU has no row of its own, this is the nearest one.
     """
 
     name: str
@@ -42,7 +55,11 @@ class CpuModel:
     l1_bytes: int
     l2_bytes: int
     memory_bandwidth: float
+    l2_bandwidth: float
+    l3_bandwidth: float
+    features: frozenset[str] = frozenset()
     cores: int = 1
+    is_default: bool = False
 
     @property
     def vector_bytes(self) -> list[int]:
@@ -79,7 +96,10 @@ class CpuModel:
 # cycle, latency 4; two 256-bit (one 512-bit) loads per cycle. Software Optimization Guide
 # for AMD Family 19h, 56665, sections 2.11 and 2.12. Narrow rows of lanes serve small layers.
 # Two cores of an EPYC 9004 were measured to read 36 GB/s of weights together at 3.6 GHz, one of
-# them alone 29.
+# them alone 29. l2_bandwidth and l3_bandwidth were measured on it, too.
+#
+# All other rows have its l2_bandwidth and l3_bandwidth: never measured there, and too high for the
+# ARM cores. Tiles were compared with them, so figures of their own have to come with measurements.
 ZEN4 = CpuModel(
     name="zen4",
     isa="x86",
@@ -92,22 +112,20 @@ ZEN4 = CpuModel(
     l1_bytes=32 * KIB,
     l2_bytes=1024 * KIB,
     memory_bandwidth=5,
+    l2_bandwidth=24,
+    l3_bandwidth=16,
 )
 # Skylake-SP and later Xeons: two 512-bit FMA units, latency 4, two 512-bit loads per cycle.
-# Intel 64 Optimization Reference Manual, 248966, section 2.6.
+# Intel 64 Optimization Reference Manual, 248966, section 2.6. The rest is Zen 4's.
 AVX512 = replace(ZEN4, name="avx512", rates={FLOAT32: {64: 2, 32: 2, 16: 2}})
 # Haswell: two 256-bit FMA units of latency 5, two 256-bit loads per cycle, 256 KiB L2.
-# Intel 64 Optimization Reference Manual, 248966, section 2.9.
-AVX2 = CpuModel(
+# Intel 64 Optimization Reference Manual, 248966, section 2.9. Memory: a guess.
+AVX2 = replace(
+    ZEN4,
     name="avx2",
-    isa="x86",
     rates={FLOAT32: {32: 2, 16: 2}},
     registers=16,
-    loads_per_cycle=2,
     fma_latency=5,
-    in_order=False,
-    memory_operand=True,
-    l1_bytes=32 * KIB,
     l2_bytes=256 * KIB,
     memory_bandwidth=4,
 )
@@ -120,9 +138,11 @@ SSE = replace(
     fma_latency=7,
     memory_operand=False,
 )
+
 # Cortex-A72: two 64-bit FP pipes, that is one 128-bit FMLA per cycle, latency 7 but 3 from
-# accumulator to accumulator; one load per cycle. Cortex-A72 Software Optimization Guide,
-# UAN 0016A, sections 3.13 and 3.15.
+# accumulator to accumulator (4 is in use); one load per cycle. Cortex-A72 Software Optimization
+# Guide, UAN 0016A, sections 3.13 and 3.15. L2 is 1 MiB on the BCM2711 and the RK3399.
+# Memory: a guess.
 CORTEX_A72 = CpuModel(
     name="cortex-a72",
     isa="aarch64",
@@ -135,45 +155,143 @@ CORTEX_A72 = CpuModel(
     l1_bytes=32 * KIB,
     l2_bytes=1024 * KIB,
     memory_bandwidth=2.5,
+    l2_bandwidth=ZEN4.l2_bandwidth,
+    l3_bandwidth=ZEN4.l3_bandwidth,
 )
+# Cortex-A57: the same rates, and 9 cycles of which 4 count from accumulator to accumulator.
+# Cortex-A57 Software Optimization Guide, UAN 0015B.
+CORTEX_A57 = replace(CORTEX_A72, name="cortex-a57")
+# Cortex-A73: Arm has published no guide; LLVM and GCC schedule it as a Cortex-A57. 64 KiB of
+# first-level data cache at most (TRM 100048), of which 32 are counted on.
+CORTEX_A73 = replace(CORTEX_A57, name="cortex-a73")
+# Cortex-A76: two 128-bit pipes for FMLA of float32 and float16 and for SDOT, latency 4 but 2 from
+# accumulator to accumulator; two 128-bit loads per cycle. Cortex-A76 Software Optimization Guide,
+# PJDOC-466751330-7215. 64 KiB L1 and up to 512 KiB of its own L2: TRM
+# 100798. Memory: a guess.
+CORTEX_A76 = replace(
+    CORTEX_A72,
+    name="cortex-a76",
+    rates={FLOAT32: {16: 2}, FLOAT16: {16: 2}, INT8: {16: 2}},
+    loads_per_cycle=2,
+    fma_latency=2,
+    l1_bytes=64 * KIB,
+    l2_bytes=512 * KIB,
+)
+# Neoverse N1: the A76's pipes (Neoverse N1 Software Optimization Guide, PJDOC-466751330-9707),
+# with 1 MiB of L2 in the servers that have it.
+NEOVERSE_N1 = replace(CORTEX_A76, name="neoverse-n1", l2_bytes=1024 * KIB)
+
 # Cortex-A53: in order, dual issue, one 128-bit FMLA per cycle of latency 4 (forwarded), one
 # 64-bit load port: a 128-bit load takes it twice. LLVM AArch64SchedA53.td. L2 is 512 KiB on
-# the BCM2837 and shared by four cores; half of it is what one core can count on.
+# the BCM2837 and shared by four cores; half of it is what one core can count on. Memory: a guess.
 CORTEX_A53 = replace(
     CORTEX_A72,
     name="cortex-a53",
     loads_per_cycle=0.5,
     in_order=True,
-    l1_bytes=32 * KIB,
     l2_bytes=256 * KIB,
     memory_bandwidth=1.7,
 )
-# The 32-bit state of both has 16 registers of 128 bits.
-CORTEX_A72_32 = replace(CORTEX_A72, name="cortex-a72-32", isa="armv7", registers=16)
-CORTEX_A53_32 = replace(CORTEX_A53, name="cortex-a53-32", isa="armv7", registers=16)
-# Cortex-A9: NEON is 64 bits wide, so a 128-bit VMLA starts every second cycle; no fused form.
-# Cortex-A9 NEON Media Processing Engine TRM, DDI 0409, section 3.4.
-CORTEX_A9 = replace(CORTEX_A53_32, name="cortex-a9", rates={FLOAT32: {16: 0.5}})
+# Cortex-A35: in order as well; no figures are published, the A53's are a guess.
+CORTEX_A35 = replace(CORTEX_A53, name="cortex-a35")
+# Cortex-A55: in order, two 64-bit pipes, so one 128-bit FMLA (float32, float16) or SDOT per cycle,
+# latency 4; Cortex-A55 Software Optimization Guide, ARM-EPM-128372. A 128-bit
+# load occupies the load pipe for two cycles. 64 to 256 KiB of its own L2: TRM 100442.
+CORTEX_A55 = replace(
+    CORTEX_A53,
+    name="cortex-a55",
+    rates={FLOAT32: {16: 1}, FLOAT16: {16: 1}, INT8: {16: 1}},
+    l2_bytes=128 * KIB,
+)
 
-_BY_NAME: Mapping[str, Mapping[str, CpuModel]] = {
-    "x86_64": {"znver4": ZEN4, "znver5": AVX512},
-    "aarch64": {"cortex-a53": CORTEX_A53, "cortex-a35": CORTEX_A53, "cortex-a55": CORTEX_A53},
-    "armv7": {"cortex-a53": CORTEX_A53_32, "cortex-a72": CORTEX_A72_32},
+
+def _in_32_bits(model: CpuModel) -> CpuModel:
+    """The 32-bit state of a 64-bit core: 16 registers of 128 bits."""
+    return replace(model, name=f"{model.name}-32", isa="armv7", registers=16)
+
+
+CORTEX_A72_32 = _in_32_bits(CORTEX_A72)
+CORTEX_A53_32 = _in_32_bits(CORTEX_A53)
+CORTEX_A55_32 = _in_32_bits(CORTEX_A55)
+# Cortex-A9: NEON is 64 bits wide, so a 128-bit VMLA starts every second cycle; no fused form.
+# Cortex-A9 NEON Media Processing Engine TRM, DDI 0409, section 3.4. The rest is the A53's.
+CORTEX_A9 = replace(CORTEX_A53_32, name="cortex-a9", rates={FLOAT32: {16: 0.5}})
+# Cortex-A7: in order; NEON does not issue beside anything else, multiply-adds take 8 cycles but 4
+# from accumulator to accumulator: GCC's config/arm/cortex-a7.md. That NEON is as wide as the A9's
+# is a guess. L2 is shared, 512 KiB on many.
+CORTEX_A7 = replace(CORTEX_A9, name="cortex-a7")
+# Cortex-A15: two 64-bit pipes that a 128-bit VMLA takes both of, 9 cycles; two loads of 64 bits per
+# cycle: GCC's config/arm/cortex-a15-neon.md. L2 is shared, 1 MiB on many. Memory: a guess.
+CORTEX_A15 = replace(CORTEX_A72_32, name="cortex-a15", fma_latency=9)
+
+# By family and LLVM's name of the CPU.
+_ROWS: Mapping[str, Mapping[str, CpuModel]] = {
+    "x86_64": {
+        "znver4": ZEN4,
+        "znver5": AVX512,
+    },
+    "aarch64": {
+        "cortex-a35": CORTEX_A35,
+        "cortex-a53": CORTEX_A53,
+        "cortex-a55": CORTEX_A55,
+        "cortex-a57": CORTEX_A57,
+        "cortex-a72": CORTEX_A72,
+        "cortex-a73": CORTEX_A73,
+        "cortex-a76": CORTEX_A76,
+        "neoverse-n1": NEOVERSE_N1,
+    },
+    "armv7": {
+        "cortex-a7": CORTEX_A7,
+        "cortex-a9": CORTEX_A9,
+        "cortex-a15": CORTEX_A15,
+        "cortex-a53": CORTEX_A53_32,
+        "cortex-a55": CORTEX_A55_32,
+        "cortex-a72": CORTEX_A72_32,
+    },
 }
+# For CPUs without a row: one of the family whose code runs well on the others.
+_DEFAULTS = {"aarch64": CORTEX_A72, "armv7": CORTEX_A9}
 _PORTABLE = replace(CORTEX_A72, name="portable", isa="", registers=16)
+
+
+def has_model(llvm_triple: str, cpu: str) -> bool:
+    """Whether a CPU, by LLVM's name, has figures of its own.
+
+    x86 CPUs always have: those without a row are told apart by their vector extensions.
+    """
+    family = _family(llvm_triple)
+    return family == "x86_64" or cpu in _ROWS.get(family, {})
+
+
+def nearest_model(llvm_triple: str, cpu: str) -> CpuModel:
+    """The row of an ARM CPU, or that of the one it is priced as. x86 needs its features, too: see
+    `cpu_model`."""
+    family = _family(llvm_triple)
+    row = _ROWS.get(family, {}).get(cpu)
+    return row or replace(_DEFAULTS.get(family, _PORTABLE), is_default=True)
 
 
 def cpu_model(target: tvm.target.Target) -> CpuModel:
     """The model of a TVM target's CPU; the nearest one where the CPU has none of its own."""
-    triple = str(target.attrs.get("mtriple", ""))
-    family = "armv7" if triple.startswith("armv7") else triple.split("-", maxsplit=1)[0]
-    model = _BY_NAME.get(family, {}).get(str(target.attrs.get("mcpu", "")))
-    if family == "x86_64":
-        features = set(map(str, codegen.llvm_get_cpu_features(target)))
-        if model is None or "avx512f" not in features:
-            fused = "avx2" in features and "fma" in features
-            model = AVX512 if "avx512f" in features else AVX2 if fused else SSE
-    elif model is None:
-        # The lowest CPU of the family: code for it runs well on the others.
-        model = {"aarch64": CORTEX_A72, "armv7": CORTEX_A9}.get(family, _PORTABLE)
-    return replace(model, cores=int(target.attrs.get("num-cores", 1)))
+    # Here, for who only asks `has_model` does without TVM.
+    from tvm.target import codegen
+
+    triple, cpu = str(target.attrs.get("mtriple", "")), str(target.attrs.get("mcpu", ""))
+    found = set(map(str, codegen.llvm_get_cpu_features(target)))
+    model = _x86(cpu, found) if _family(triple) == "x86_64" else nearest_model(triple, cpu)
+    return replace(
+        model,
+        features=frozenset(name for name, llvm in FEATURES.items() if llvm in found),
+        cores=int(target.attrs.get("num-cores", 1)),
+    )
+
+
+def _family(llvm_triple: str) -> str:
+    return "armv7" if llvm_triple.startswith("armv7") else llvm_triple.split("-", maxsplit=1)[0]
+
+
+def _x86(cpu: str, features: set[str]) -> CpuModel:
+    """A hypervisor may hide what the CPU's name promises: extensions decide."""
+    if "avx512f" in features:
+        return _ROWS["x86_64"].get(cpu, AVX512)
+    return AVX2 if {"avx2", "fma"} <= features else SSE

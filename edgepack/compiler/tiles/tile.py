@@ -21,11 +21,7 @@ _KEPT_BACK = {32: 6, 16: 2}
 # More pixels than this bring no fewer loads worth having, and unrolled code grows.
 _MOST_PIXELS = 16
 _MOST_VECTORS = 8
-# Bytes per cycle at which a panel of weights streams in when it is too large for L1 (it
-# then comes from L2) or for half of L2 (it comes from L3 or memory). Measured on Zen 4.
-_L2_BANDWIDTH = 24
-_L3_BANDWIDTH = 16
-# Cycles to enter a tile: addresses, loop start, a mispredicted exit.
+# Cycles to enter a tile: addresses, loop start, a mispredicted exit. A guess.
 _TILE_START = 20
 
 
@@ -121,6 +117,7 @@ def _tile_cycles(
     step += loads / (4 if cpu.in_order else 16)
     panel_bytes = element.bytes * reduction * vectors * lanes
     if panel_bytes > cpu.l1_bytes / 2:
-        bandwidth = _L3_BANDWIDTH if panel_bytes > cpu.l2_bytes / 2 else _L2_BANDWIDTH
+        beyond = panel_bytes > cpu.l2_bytes / 2
+        bandwidth = cpu.l3_bandwidth if beyond else cpu.l2_bandwidth
         step = max(step, element.bytes * vectors * lanes / bandwidth)
     return reduction * step + 2 * sums + _TILE_START
