@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from edgepack.cli.console import Console
 from edgepack.cli.options import add_device, add_release, open_release, positive
 from edgepack.cli.report import answer_lines, bench_lines, profile_lines
-from edgepack.deploy.remote_app import RunRequest, run_on_device
+from edgepack.deploy.answers import SenselessError
+from edgepack.deploy.remote_app import RunRequest, ask_app
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_release(parser)
-    add_device(parser)
+    add_device(parser, timeout_s=None)
     parser.add_argument("-n", "--runs", type=positive, default=20, metavar="N", help="default: 20")
     parser.add_argument("--warmup", type=int, default=3, metavar="N", help="default: 3")
     parser.add_argument("--threads", type=int, metavar="N", help="default: the fastest cluster")
@@ -37,11 +39,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
     device, root = open_release(args, console)
     try:
         console.step(f"{args.warmup} + {args.runs} runs on {device.name}")
-        answer = run_on_device(device, root, RunRequest(golden=True, options=tuple(options)))
+        answer = ask_app(device, root, RunRequest(golden=True, options=tuple(options)))
     finally:
         device.close()
-    lines = bench_lines(answer["bench"]) + answer_lines({**answer, "top": ()})
-    if args.profile:
-        lines += ["", *profile_lines(answer["profile"])]
-    console.data(answer, "\n".join(lines))
+    if answer.bench is None or (args.profile and answer.profile is None):
+        raise SenselessError(f"{device.name}: edgepack-run measured nothing")
+    lines = bench_lines(answer.bench) + answer_lines(replace(answer, top=()))
+    if answer.profile:
+        lines += ["", *profile_lines(answer.profile)]
+    console.data(answer.document, "\n".join(lines))
     return 0

@@ -11,14 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from edgepack.base.progress import Bar
+from edgepack.base.text import one_line, printable
 
 _BAR_WIDTH = 24
 _REDRAW_S = 0.1
 
 
 class Console:
-    """Prints data to stdout and everything else to stderr.
+    """Prints data to stdout and everything else to stderr, printable all of it.
 
+    What devices and files say is in what is printed: nothing of it may steer a terminal.
     Colour and progress bars are only for a terminal; `no_color` follows the
     NO_COLOR convention (https://no-color.org).
     """
@@ -39,7 +41,7 @@ class Console:
         level = logging.DEBUG if verbose > 1 else logging.INFO if verbose else logging.WARNING
         handler = logging.StreamHandler(self._err)
         form = "%(levelname)s %(name)s: %(message)s" if verbose else "warning: %(message)s"
-        handler.setFormatter(logging.Formatter(form))
+        handler.setFormatter(_Formatter(form))
         root = logging.getLogger("edgepack")
         root.handlers[:] = [handler]
         root.setLevel(level)
@@ -52,7 +54,7 @@ class Console:
     def step(self, text: str) -> None:
         """A new step begins (Progress)."""
         if not self.quiet:
-            print(self._paint("36", "==>"), text, file=self._err, flush=True)
+            print(self._paint("36", "==>"), printable(text), file=self._err, flush=True)
 
     @contextlib.contextmanager
     def bar(self, text: str, total: int) -> Iterator[Bar]:
@@ -61,7 +63,7 @@ class Console:
             self.step(text)
             yield _Line()
             return
-        bar = _TerminalBar(self._err, text, total)
+        bar = _TerminalBar(self._err, one_line(text), total)
         try:
             yield bar
         finally:
@@ -70,25 +72,31 @@ class Console:
     def note(self, text: str) -> None:
         """A line for a person, on stderr."""
         if not self.quiet:
-            print(text, file=self._err, flush=True)
+            print(printable(text), file=self._err, flush=True)
 
     def error(self, message: str, hint: str | None, code: int) -> None:
         """`error: ...`, an empty line, `hint: ...`; with --json also an object on stdout."""
-        print(self._paint("31", "error:"), message, file=self._err)
+        print(self._paint("31", "error:"), printable(message), file=self._err)
         if hint:
-            print(f"\n{self._paint('33', 'hint:')} {hint}", file=self._err, flush=True)
+            shown = printable(hint)
+            print(f"\n{self._paint('33', 'hint:')} {shown}", file=self._err, flush=True)
         if self.as_json:
             print(json.dumps({"error": {"code": code, "message": message, "hint": hint}}))
 
     def data(self, value: Mapping[str, Any] | Sequence[Any], text: str) -> None:
         """The result: `value` as JSON with --json, else `text`."""
-        print(json.dumps(value, indent=2) if self.as_json else text, flush=True)
+        print(json.dumps(value, indent=2) if self.as_json else printable(text), flush=True)
 
     def lines(self, lines: Iterable[str]) -> None:
         """A result too long to be held: JSON with --json, as the caller sees to."""
         for line in lines:
-            print(line)
+            print(printable(line))
         sys.stdout.flush()
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 class _Line:

@@ -114,6 +114,7 @@ def deploy_options(args: argparse.Namespace) -> DeployOptions:
         keep=args.keep,
         wait_s=args.wait,
         retries=args.retries,
+        answer_s=args.device_timeout,
         limit_bytes_s=args.limit_rate,
         allow_downgrade=args.allow_downgrade,
         signers=args.signers,

@@ -24,6 +24,9 @@ from edgepack.cli.fleet_options import (
 )
 from edgepack.cli.fleet_run import Rollout, carry_out, print_plan, print_report
 from edgepack.cli.options import (
+    ASKING_S,
+    LOCKING_S,
+    TESTING_S,
     add_common,
     add_job,
     add_release_version,
@@ -90,10 +93,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     asker = actions.add_parser("status", help="which model runs where, since when, and its health")
     goer_back = actions.add_parser("rollback", help="back from what `fleet deploy` brought")
     truster = actions.add_parser("trust", help="replace whose signatures the devices take")
-    for action in (asker, goer_back, truster):
+    for action, timeout_s in ((asker, ASKING_S), (goer_back, TESTING_S), (truster, LOCKING_S)):
         add_fleet(action)
-        for add_options in (add_model, add_parallel, add_ssh):
-            add_options(action)
+        add_model(action)
+        add_parallel(action)
+        add_ssh(action, timeout_s=timeout_s)
     goer_back.add_argument(
         "-n", "--dry-run", action="store_true", help="print the plan, ask no device"
     )

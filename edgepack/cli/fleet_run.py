@@ -12,6 +12,7 @@ from types import FrameType
 
 from edgepack.base.errors import RemoteError
 from edgepack.base.process import user_at_host
+from edgepack.base.text import message, one_line
 from edgepack.cli.console import Console, table
 from edgepack.fleet import (
     Fleet,
@@ -119,7 +120,7 @@ def _report_lines(report: FleetReport) -> list[str]:
     for row in report.rows():
         wanted = summary["devices_total"] <= _SHOWN_ROWS or row["error"]
         if wanted and len(shown) < _SHOWN_ROWS:
-            shown.append([_one_line(row.get(name)) for name in report.columns])
+            shown.append([_cell(row.get(name)) for name in report.columns])
         else:
             hidden += 1
     if shown:
@@ -129,8 +130,8 @@ def _report_lines(report: FleetReport) -> list[str]:
     return lines
 
 
-def _one_line(cell: object) -> str:
-    return "" if cell is None else " ".join(str(cell).split())
+def _cell(cell: object) -> str:
+    return "" if cell is None else one_line(cell)
 
 
 def _plan_lines(fleet: Fleet, plan: RolloutPlan) -> list[str]:
@@ -164,8 +165,8 @@ class _Teller:
         for outcome in outcomes:
             if not outcome.ok:
                 self._codes.add(outcome.exit_code)
-            reason = f": {outcome.error}" if outcome.error else ""
-            self._console.note(f"    {outcome.device} {outcome.outcome}{reason}")
+            reason = f": {message(outcome.error)}" if outcome.error else ""
+            self._console.note(f"    {outcome.device} {one_line(outcome.outcome)}{reason}")
 
     def soaking(self, seconds: float) -> None:
         self._console.step(f"waiting for {seconds:g} s before the next wave")
@@ -178,7 +179,8 @@ class _Teller:
 
 
 class _stop_on_signal:  # noqa: N801 - used like a function
-    """An event that Ctrl-C and SIGTERM set; the second time they do what they always do."""
+    """An event that Ctrl-C sets; the second time it does what it always does, and so does
+    SIGTERM the first time: whoever sends that may not wait for a device that hangs."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -188,17 +190,21 @@ class _stop_on_signal:  # noqa: N801 - used like a function
 
     def __enter__(self) -> threading.Event:
         if threading.current_thread() is threading.main_thread():
-            for number in self._numbers:
-                signal.signal(number, self._handle)
+            signal.signal(signal.SIGINT, self._stop)
+            signal.signal(signal.SIGTERM, self._leave)
         return self._event
 
     def __exit__(self, *_: object) -> None:
         self._restore()
 
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self._event.set()
-        self._restore()
+        signal.signal(signal.SIGINT, self._before[0])
         self._console.note("stopping: waiting for the devices under way; press again to leave them")
+
+    def _leave(self, _number: int, _frame: FrameType | None) -> None:
+        self._restore()
+        raise KeyboardInterrupt
 
     def _restore(self) -> None:
         if threading.current_thread() is threading.main_thread():

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from edgepack.base.errors import UsageError
 from edgepack.base.progress import Progress
@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from edgepack.device import Device, SshOptions
     from edgepack.flow.project import Project
 
+T = TypeVar("T")
 USER_BOARDS = Path("~/.config/edgepack/boards.toml")
+COMMAND_S = 300.0
+"""`SshOptions.command_timeout_s`, which is not imported here for its own sake."""
+ASKING_S = 60.0
+"""For what a device only has to look up."""
+LOCKING_S = 120.0
+"""For what is quick once nobody else is at work there, which it waits a minute for."""
+TESTING_S = 900.0
+"""For what ends with the health gate: that has ten minutes, unless the bundle says otherwise."""
 
 
 def board_files(args: argparse.Namespace) -> list[Path]:
@@ -101,18 +110,18 @@ def add_release_version(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """How the device is reached."""
+def add_device(parser: argparse.ArgumentParser, *, timeout_s: float | None = COMMAND_S) -> None:
+    """How the device is reached; `timeout_s` is what a command there may take."""
     parser.add_argument(
         "--device",
         metavar="USER@HOST[:PORT]",
         help="an address, a name from your OpenSSH config, `virtual` or `local`",
     )
-    add_ssh(parser)
+    add_ssh(parser, timeout_s=timeout_s)
 
 
-def add_ssh(parser: argparse.ArgumentParser) -> None:
-    """How to log in, and the folder there."""
+def add_ssh(parser: argparse.ArgumentParser, *, timeout_s: float | None = COMMAND_S) -> None:
+    """How to log in, the folder there, and the patience with it."""
     parser.add_argument("--identity", type=Path, metavar="FILE", help="private key to log in with")
     parser.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
     parser.add_argument(
@@ -128,6 +137,14 @@ def add_ssh(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--connect-timeout", type=positive, default=10, metavar="S", help="seconds (default: 10)"
+    )
+    parser.add_argument(
+        "--device-timeout",
+        type=positive,
+        default=timeout_s,
+        metavar="S",
+        help="seconds that one command there may take "
+        f"(default: {'no limit' if timeout_s is None else f'{timeout_s:.0f}'})",
     )
 
 
@@ -209,6 +226,7 @@ def ssh_options(args: argparse.Namespace) -> SshOptions:
         known_hosts=args.known_hosts,
         accept_new_host_key=args.accept_new_host_key,
         connect_timeout_s=args.connect_timeout,
+        command_timeout_s=args.device_timeout,
     )
 
 
@@ -261,15 +279,13 @@ def open_release(args: argparse.Namespace, progress: Progress) -> tuple[Device, 
     return open_device(spec, profile, options=ssh_options(args), progress=progress), root
 
 
-def call_tool(
-    args: argparse.Namespace, progress: Progress, *words: str
-) -> tuple[dict[str, Any], str]:
-    """The answer of the device tool to `words`, and which folder of which device that was."""
-    from edgepack.deploy.remote_tool import call
-
+def ask_device(
+    args: argparse.Namespace, progress: Progress, ask: Callable[[Device, str], T]
+) -> tuple[T, str]:
+    """What `ask` gives of the device and folder that are meant, and which these were."""
     device, root = open_release(args, progress)
     try:
-        return call(device, root, *words), f"{root} on {device.name}"
+        return ask(device, root), f"{root} on {device.name}"
     finally:
         device.close()
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from edgepack.cli.console import Console
-from edgepack.cli.options import add_device, add_release, call_tool, positive
+from edgepack.cli.options import add_device, add_release, ask_device, positive
 from edgepack.deploy.deploy import KEEP_RELEASES
 
 
@@ -25,6 +26,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Remove, and say what went."""
-    answer, where = call_tool(args, console, "prune", "--keep", str(args.keep))
-    console.data(answer, f"{where}: removed {', '.join(answer['removed']) or 'nothing'}")
+    from edgepack.deploy import remote_tool
+
+    answer, where = ask_device(args, console, partial(remote_tool.prune, keep=args.keep))
+    console.data(answer.document, f"{where}: removed {', '.join(answer.removed) or 'nothing'}")
     return 0

@@ -9,13 +9,13 @@ from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console
 from edgepack.cli.options import add_device, add_release, check_writable, open_release
 from edgepack.cli.report import answer_lines
-from edgepack.deploy.remote_app import RunRequest, run_on_device
+from edgepack.deploy.remote_app import RunRequest, ask_app
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_release(parser)
-    add_device(parser)
+    add_device(parser, timeout_s=None)
     parser.add_argument("--image", type=Path, metavar="FILE", help="a photo")
     parser.add_argument(
         "--input",
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     ]
     device, root = open_release(args, console)
     try:
-        answer = run_on_device(
+        answer = ask_app(
             device,
             root,
             RunRequest(
@@ -66,5 +66,5 @@ def run(args: argparse.Namespace, console: Console) -> int:
     finally:
         device.close()
     source = args.image or (args.input[0] if args.input else "golden input")
-    console.data(answer, "\n".join([f"{source} on {device.name}:", *answer_lines(answer)]))
+    console.data(answer.document, "\n".join([f"{source} on {device.name}:", *answer_lines(answer)]))
     return 0

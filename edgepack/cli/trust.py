@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgepack.base.errors import UsageError
 from edgepack.base.tables import read_text
 from edgepack.cli.console import Console
-from edgepack.cli.options import add_device, add_release, open_release
-from edgepack.deploy.remote_tool import call, set_signers
+from edgepack.cli.options import LOCKING_S, add_device, add_release, open_release
+from edgepack.deploy import remote_tool
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +18,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("show", "set"))
     add_signers(parser, nargs="?")
     add_release(parser)
-    add_device(parser)
+    add_device(parser, timeout_s=LOCKING_S)
     parser.set_defaults(run=run)
 
 
@@ -45,19 +46,19 @@ def run(args: argparse.Namespace, console: Console) -> int:
     device, root = open_release(args, console)
     try:
         if signers is None:
-            answer = call(device, root, "trust", "show")
-            text = answer["list"] or "no signers are pinned: unsigned bundles are taken"
+            answer = remote_tool.trust(device, root)
+            text = answer.list or "no signers are pinned: unsigned bundles are taken"
         else:
-            before = call(device, root, "trust", "show")["signers"]
-            answer = set_signers(device, root, signers)
-            text = "\n".join(_changes(f"{root} on {device.name}", before, answer["signers"]))
+            before = remote_tool.trust(device, root).signers
+            answer = remote_tool.set_signers(device, root, signers)
+            text = "\n".join(_changes(f"{root} on {device.name}", before, answer.signers))
     finally:
         device.close()
-    console.data(answer, text.rstrip("\n"))
+    console.data(answer.document, text.rstrip("\n"))
     return 0
 
 
-def _changes(where: str, before: list[str], after: list[str]) -> list[str]:
+def _changes(where: str, before: Sequence[str], after: Sequence[str]) -> list[str]:
     marks = {name: "    " if name in before else "new " for name in after}
     marks |= {name: "gone" for name in before if name not in after}
     return [f"{where} takes bundles of", *(f"{mark} {name}" for name, mark in marks.items())]

@@ -25,12 +25,23 @@ from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_text
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import DEVICE_TOOL, MANIFEST_NAME
+from edgepack.deploy.answers import SenselessError
 from edgepack.deploy.remote_tool import CorruptTransferError, Layout, bring_tool
-from edgepack.deploy.smoke import Smoke, from_health
-from edgepack.deploy.transfer import PROTOCOL, Exchange, Need, RemoteState, Request, packed_bytes
+from edgepack.deploy.smoke import Smoke
+from edgepack.deploy.transfer import (
+    PROTOCOL,
+    Exchange,
+    Installed,
+    Need,
+    RemoteState,
+    Request,
+    packed_bytes,
+)
 from edgepack.device.base import Device, Stream
-from edgepack.device.errors import ConnectionLostError
+from edgepack.device.errors import ConnectionLostError, command_error
 from edgepack.device.facts import DeviceFacts, facts_script, parse_facts
+from edgepack.device.lines import deadline_of, left
+from edgepack.device.options import COMMAND_TIMEOUT_S
 from edgepack.device.patience import Pace, Patience
 from edgepack.gate import gate
 
@@ -39,8 +50,8 @@ log = logging.getLogger(__name__)
 KEEP_RELEASES = 3
 _MODEL_FOLDER = "model/"
 _END = "@@edgepack:end"
-_ANSWER_S = 300.0
-"""Silence that is allowed above the time-outs of lock and health gate: hashing on a slow card."""
+_MAX_FACTS = 1 << 20
+"""Letters: /proc/cpuinfo of 256 cores has a quarter of them."""
 
 _NAMED_FILES = 4
 
@@ -51,14 +62,16 @@ class DeployOptions:
 
     `keep` releases stay on the device; current and previous do in any case. `wait_s` bounds
     the wait for another deploy there. A lost link is tried again `retries` times in a row
-    without progress. `limit_bytes_s` bounds the upload. `signers` is a file of allowed
-    signers (ssh-keygen(1)) to pin at the first install; `allow_downgrade` takes a lower
-    version than the device has had.
+    without progress. `answer_s` bounds the silence while the device works (hashing on a slow
+    card), beyond the time-outs of lock and health gate. `limit_bytes_s` bounds the upload.
+    `signers` is a file of allowed signers (ssh-keygen(1)) to pin at the first install;
+    `allow_downgrade` takes a lower version than the device has had.
     """
 
     keep: int = KEEP_RELEASES
     wait_s: float = 60.0
     retries: int = 5
+    answer_s: float = COMMAND_TIMEOUT_S
     limit_bytes_s: float | None = None
     allow_downgrade: bool = False
     signers: Path | None = None
@@ -264,12 +277,7 @@ class _Deploy:
             f"{facts_script(self._layout.root)}\necho; echo {_END}\n"
             f"[ ! -x {self._layout.tool} ] || exec {self._layout.command('receive')}",
         )
-        lines: list[str] = []
-        while (line := stream.read_line(_ANSWER_S).decode(errors="replace")).rstrip() != _END:
-            if not line:
-                raise ConnectionLostError(f"{self._device.name}: no answer")
-            lines.append(line)
-        facts = parse_facts(self._device.name, self._layout.root, "".join(lines))
+        facts = parse_facts(self._device.name, self._layout.root, self._facts(stream))
         # A tool that is there knows better what room the rest needs.
         gate.check_device(self._bundle, facts, send_bytes=0 if facts.tool else None)
         if facts.protocol > PROTOCOL:
@@ -279,6 +287,20 @@ class _Deploy:
                 hint="deploy with a newer edgepack",
             )
         return facts, stream
+
+    def _facts(self, stream: Stream) -> str:
+        deadline = deadline_of(self._options.answer_s)
+        text = ""
+        while (line := stream.read_line(left(deadline)).decode(errors="replace")).rstrip() != _END:
+            if not line:
+                done = stream.finish()
+                if done.returncode == 0:
+                    raise ConnectionLostError(f"{self._device.name}: no answer")
+                raise command_error(self._device.name, done)
+            text += line
+            if len(text) > _MAX_FACTS:
+                raise SenselessError(f"{self._device.name}: it says too much of itself")
+        return text
 
     def _ask(self, exchange: Exchange, *, plan: bool = False) -> RemoteState:
         state = exchange.ask(self._request(plan=plan))
@@ -302,7 +324,7 @@ class _Deploy:
             session=self._session,
             keep=options.keep,
             wait_s=wait_s,
-            silence_s=wait_s + health.timeout_s + _ANSWER_S,
+            silence_s=wait_s + health.timeout_s + options.answer_s,
             allow_downgrade=options.allow_downgrade,
         )
 
@@ -359,8 +381,10 @@ class _Deploy:
             removed=state.remove,
         )
 
-    def _report(self, done: Mapping[str, Any], facts: DeviceFacts) -> Report:
+    def _report(self, done: Installed, facts: DeviceFacts) -> Report:
         assert self._first is not None  # it answered
+        if done.smoke is None:
+            raise SenselessError(f"{self._device.name}: the device tool tested nothing")
         sent: dict[str, int] = {}
         for exchange in self._exchanges:
             for digest, size in exchange.sent.items():
@@ -373,9 +397,9 @@ class _Deploy:
             release=manifest.release,
             version=manifest.version,
             # Whatever the last of several links found there, all of them were this deploy.
-            outcome="deployed" if sent_files else done["outcome"],
+            outcome="deployed" if sent_files else done.outcome,
             before=self._first.current,
-            previous=done["previous"],
+            previous=done.previous,
             sent_bytes=sum(sent.values()),
             copied_bytes=sum(exchange.copied_bytes for exchange in self._exchanges),
             model_bytes_sent=sum(
@@ -383,12 +407,12 @@ class _Deploy:
             ),
             sent_files=sent_files,
             reused_files=tuple(path for path in manifest.files if path not in sent_files),
-            removed=tuple(done["removed"]),
+            removed=done.removed,
             links=self._links,
-            signer=done["signer"],
-            pinned=done["pinned"],
-            smoke=from_health(done["health"]),
-            smoke_fresh=done["health_fresh"],
+            signer=done.signer,
+            pinned=done.pinned,
+            smoke=done.smoke,
+            smoke_fresh=done.smoke_fresh,
             facts=facts,
             seconds=self._seconds,
         )

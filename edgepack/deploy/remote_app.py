@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from edgepack.base.errors import (
     RemoteError,
     UsageError,
 )
-from edgepack.base.process import last_lines
 from edgepack.bundle.manifest import APP
+from edgepack.deploy.answers import Refusal, read_object
+from edgepack.deploy.app_answers import AppAnswer, Expected
 from edgepack.device.base import Device, RemoteResult
-from edgepack.device.errors import shorten
+from edgepack.device.errors import command_error
 
 _ERRORS: dict[int, type[EdgepackError]] = {
     UsageError.exit_code: UsageError,
@@ -58,11 +59,16 @@ class RunRequest:
 
 
 def run_on_device(device: Device, root: str, request: RunRequest) -> dict[str, Any]:
-    """Run the current release below `root`; the app's JSON object.
+    """As `ask_app`; the app's JSON object."""
+    return dict(ask_app(device, root, request).document)
+
+
+def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
+    """Run the current release below `root`.
 
     Files go to a temporary folder there and are removed again. Raises RemoteError if
-    nothing is deployed or the app fails, and the class of the app's own exit code
-    (UsageError, ModelError, BundleError, MismatchError).
+    nothing is deployed or the app fails, SenselessError for an answer that is none, and the
+    class of the app's own exit code (UsageError, ModelError, BundleError, MismatchError).
     """
     uploads = [path for path in (request.image, *request.inputs, request.expected) if path]
     for path in uploads:
@@ -129,43 +135,31 @@ def app_command(app: str, words: Sequence[str]) -> str:
     return shlex.join([name, *words, "--json"])
 
 
-def parse_answer(device: Device, done: RemoteResult) -> dict[str, Any]:
-    """The JSON object edgepack-run printed; raises as its exit code says."""
-    answer = _json_object(done.stdout)
-    if done.returncode == 0 and answer is not None and "error" not in answer:
-        return answer
-    said = answer.get("error") if answer else None
-    if isinstance(said, dict) and isinstance(said.get("message"), str):
-        message, hint = said["message"], said.get("hint") or None
-        kind = _ERRORS.get(done.returncode, RemoteError)
-    elif done.returncode == MismatchError.exit_code:
-        message, hint, kind = _difference(answer or {}), None, MismatchError
-    elif done.returncode in _SHELL_CODES:
+def parse_answer(device: Device, done: RemoteResult) -> AppAnswer:
+    """What edgepack-run printed; raises as its exit code says."""
+    name = device.name
+    if done.returncode in _SHELL_CODES:
         what, hint = _SHELL_CODES[done.returncode]
-        message, kind = f"edgepack-run: {what}", RemoteError
-    else:
-        lines = last_lines(f"{done.stdout}\n{done.stderr}")
-        message = f"edgepack-run failed with exit code {done.returncode}: "
-        message, hint, kind = f"{message}{shorten(done.command)}\n{lines}", None, RemoteError
-    raise kind(f"{device.name}: {message}".rstrip(), hint=hint)
+        raise RemoteError(f"{name}: edgepack-run: {what}", hint=hint)
+    if "{" not in done.stdout:
+        raise command_error(name, done)
+    source = f"{name}: edgepack-run"
+    answer = read_object(done.stdout, source)
+    if answer.has("error"):
+        said = answer.need("error", Refusal.read)
+        raise _ERRORS.get(done.returncode, RemoteError)(f"{name}: {said.message}", hint=said.hint)
+    read = AppAnswer.read(answer)
+    if done.returncode == MismatchError.exit_code:
+        raise MismatchError(f"{name}: {_difference(read.expected)}")
+    if done.returncode != 0:
+        raise command_error(name, done)
+    return read
 
 
-def _difference(answer: Mapping[str, Any]) -> str:
-    try:
-        expected = answer["expected"]
-        return (
-            f"outputs differ by {float(expected['max_abs_error']):.3g}, allowed are "
-            f"{float(expected['tolerance']):g} of {float(expected['max_abs_reference']):.3g}"
-        )
-    except (KeyError, TypeError, ValueError):
+def _difference(expected: Expected | None) -> str:
+    if expected is None or expected.max_abs_error is None:
         return "outputs differ"
-
-
-def _json_object(text: str) -> dict[str, Any] | None:
-    # A login script may have printed something before it.
-    start = text.find("{")
-    try:
-        value = json.loads(text[start:]) if start >= 0 else None
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+    return (
+        f"outputs differ by {expected.max_abs_error:.3g}, allowed are "
+        f"{expected.tolerance:g} of {expected.max_abs_reference:.3g}"
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,15 @@ from edgepack.base.errors import (
 )
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import DEVICE_TOOL
+from edgepack.deploy.answers import (
+    Answer,
+    Pruned,
+    Refusal,
+    Status,
+    Switched,
+    Trust,
+    read_object,
+)
 from edgepack.device.base import Device, RemoteResult
 from edgepack.device.errors import DiskFullError, command_error
 from edgepack.device.facts import tool_path
@@ -152,17 +160,37 @@ def bring_tool(
 def call(device: Device, root: str, *words: str) -> dict[str, Any]:
     """What `edgepack-device WORDS` on `device` says, as JSON.
 
-    Raises RemoteError if nothing was deployed below `root`, and what `tool_error` gives.
+    Raises RemoteError if nothing was deployed below `root`, SenselessError for an answer that
+    is none, and what `tool_error` gives.
     """
-    layout = Layout.of(root)
-    return _answer(device, layout, device.run(layout.command(*words), check=False))
+    return dict(_ask(device, root, *words).document)
 
 
-def set_signers(device: Device, root: str, signers: bytes) -> dict[str, Any]:
+def status(device: Device, root: str) -> Status:
+    """What runs there. Raises as `call`."""
+    return Status.read(_ask(device, root, "status"))
+
+
+def trust(device: Device, root: str) -> Trust:
+    """Whose bundles it takes. Raises as `call`."""
+    return Trust.read(_ask(device, root, "trust", "show"))
+
+
+def rollback(device: Device, root: str, *, to: str | None = None) -> Switched:
+    """Back to the release before, or to the one called `to`. Raises as `call`."""
+    return Switched.read(_ask(device, root, "rollback", *(("--to", to) if to else ())))
+
+
+def prune(device: Device, root: str, *, keep: int) -> Pruned:
+    """Remove all but `keep` releases. Raises as `call`."""
+    return Pruned.read(_ask(device, root, "prune", "--keep", str(keep)))
+
+
+def set_signers(device: Device, root: str, signers: bytes) -> Trust:
     """Have `device` take bundles of these signers only, whoever they were before.
 
-    `signers` is a list as in ssh-keygen(1). Gives {"signers", "list"}. Raises as `call`,
-    RefusedBundleError for a list that the device does not understand.
+    `signers` is a list as in ssh-keygen(1). Raises as `call`, RefusedBundleError for a list
+    that the device does not understand.
     """
     layout = Layout.of(root)
     # A link that breaks here must not leave a shorter list.
@@ -176,30 +204,33 @@ def set_signers(device: Device, root: str, signers: bytes) -> dict[str, Any]:
         with contextlib.suppress(BrokenPipeError):  # its answer says why
             stream.write(signers)
         done = stream.finish()
-    return _answer(device, layout, done)
+    return Trust.read(_answer(device, layout, done, "trust set"))
 
 
-def _answer(device: Device, layout: Layout, done: RemoteResult) -> dict[str, Any]:
-    """The tool's JSON in `done`; raises as `call`."""
+def _ask(device: Device, root: str, *words: str) -> Answer:
+    layout = Layout.of(root)
+    done = device.run(layout.command(*words), check=False)
+    return _answer(device, layout, done, " ".join(words))
+
+
+def _answer(device: Device, layout: Layout, done: RemoteResult, command: str) -> Answer:
+    """The tool's JSON in `done`, which `command` printed; raises as `call`."""
     if done.returncode == _SHELL_FOUND_NOTHING:
         raise RemoteError(
             f"{device.name}: there is no device tool in {layout.root}",
             hint="`edgepack deploy` puts it there",
         )
-    # A login script may have printed something before it.
-    start = done.stdout.find("{")
-    try:
-        answer = json.loads(done.stdout[start:]) if start >= 0 else None
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
+    if "{" not in done.stdout:
         raise command_error(device.name, done)
-    if "error" in answer:
-        raise tool_error(device.name, answer["error"], done.returncode)
+    answer = read_object(done.stdout, f"{device.name}: edgepack-device {command}")
+    if answer.has("error"):
+        raise tool_error(device.name, answer.need("error", Refusal.read), done.returncode)
+    if done.returncode != 0:
+        raise command_error(device.name, done)
     return answer
 
 
-def tool_error(device: str, said: Mapping[str, Any], exit_code: int) -> EdgepackError:
-    """The error for what the tool said: {"kind", "message", "hint"}, by kind, else by code."""
-    kind = _KINDS.get(str(said.get("kind"))) or _CODES.get(exit_code, RemoteError)
-    return kind(f"{device}: {said.get('message')}", hint=said.get("hint") or None)
+def tool_error(device: str, said: Refusal, exit_code: int) -> EdgepackError:
+    """The error for what the tool said, by kind, else by code."""
+    kind = _KINDS.get(said.kind) or _CODES.get(exit_code, RemoteError)
+    return kind(f"{device}: {said.message}", hint=said.hint)

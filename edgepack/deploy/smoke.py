@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgepack.base.errors import RemoteError
+from edgepack.deploy.answers import Answer
+from edgepack.deploy.app_answers import AppAnswer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,23 +28,21 @@ class Smoke:
     photo: Mapping[str, Any] | None
 
 
-def from_health(health: Mapping[str, Any]) -> Smoke:
-    """The test that the device tool's health record is of; RemoteError if it makes no sense."""
-    try:
-        golden, photo = health["golden"], health["photo"]
-        expected = golden["expected"]
-        source = golden if photo is None else photo
-        return Smoke(
-            max_abs_error=float(expected["max_abs_error"]),
-            max_abs_reference=float(expected["max_abs_reference"]),
-            tolerance=float(expected["tolerance"]),
-            latency_ms=float(source["run_ms"]),
-            top=tuple(source.get("top", ())),
-            golden=golden,
-            photo=photo,
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise RemoteError(
-            "the device tool's health record makes no sense",
-            hint="that is a bug: please report it",
-        ) from None
+def read_health(answer: Answer) -> Smoke:
+    """The test that the device tool's health record is of. Raises SenselessError."""
+    golden = answer.need("golden", AppAnswer.read)
+    photo = answer.part("photo", AppAnswer.read)
+    expected, source = golden.expected, photo or golden
+    if expected is None or expected.max_abs_error is None:
+        raise answer.fail("golden", "nothing was compared")
+    if "run" not in source.times_ms:
+        raise answer.fail("golden" if photo is None else "photo", "no run_ms")
+    return Smoke(
+        max_abs_error=expected.max_abs_error,
+        max_abs_reference=expected.max_abs_reference,
+        tolerance=expected.tolerance,
+        latency_ms=source.times_ms["run"],
+        top=tuple(source.document.get("top", ())),
+        golden=golden.document,
+        photo=photo.document if photo else None,
+    )

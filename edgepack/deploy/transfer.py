@@ -22,21 +22,23 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import zstandard
 
-from edgepack.base.errors import RemoteError
+from edgepack.base.errors import EdgepackError, RemoteError
+from edgepack.base.text import message
 from edgepack.deploy import chunks
+from edgepack.deploy.answers import Answer, Refusal, SenselessError, read_object
 from edgepack.deploy.remote_tool import tool_error
+from edgepack.deploy.smoke import Smoke, read_health
 from edgepack.device.base import Stream
-from edgepack.device.errors import ConnectionLostError
+from edgepack.device.errors import ConnectionLostError, command_error
 from edgepack.device.patience import Pace
 
 PROTOCOL = 1
 DATA, ZSTD, COPY, END_OF_BLOB, END_OF_ALL = 1, 2, 3, 4, 5
-REPORT = frozenset({"outcome", "previous", "removed", "health", "health_fresh", "signer", "pinned"})
-"""What the device's report has, at least."""
+MAX_EVENTS = 10_000
+"""Lines that a device may send before the one that is waited for: steps, and noise."""
 
 _HEADER = struct.Struct("<BII")
 _BLOCK = 256 << 10
@@ -122,6 +124,34 @@ class RemoteState:
     remove: tuple[str, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Installed:
+    """What the device says when it is done; `smoke` is None if nothing was tested."""
+
+    outcome: str
+    previous: str | None
+    removed: tuple[str, ...]
+    signer: str | None
+    pinned: str | None
+    received_bytes: int
+    smoke: Smoke | None
+    smoke_fresh: bool
+
+    @staticmethod
+    def read(answer: Answer) -> Installed:
+        pinned = answer.take("pinned", str, None)
+        return Installed(
+            outcome=answer.text("outcome"),
+            previous=answer.text_or_none("previous"),
+            removed=answer.texts("removed"),
+            signer=answer.text_or_none("signer"),
+            pinned=None if pinned is None else message(pinned),
+            received_bytes=answer.size("received_bytes"),
+            smoke=answer.part("health", read_health),
+            smoke_fresh=answer.take("health_fresh", bool),
+        )
+
+
 class Exchange:
     """One request to a `receive` at the other end of `stream`.
 
@@ -142,11 +172,7 @@ class Exchange:
         """Send the request and wait for the answer."""
         self._silence_s = request.silence_s
         self._write(request.to_bytes())
-        event = self._event("state")
-        try:
-            return _parse_state(event)
-        except (KeyError, TypeError, ValueError):
-            raise self._senseless("state") from None
+        return _read_state(self._event("state"))
 
     def send(
         self,
@@ -174,18 +200,9 @@ class Exchange:
         if needs:
             self._write(_HEADER.pack(END_OF_ALL, 0, 0))
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> Installed:
         """The device's report, when it is done."""
-        report = self._event("done").get("report")
-        if not isinstance(report, dict) or not report.keys() >= REPORT:
-            raise self._senseless("report")
-        return report
-
-    def _senseless(self, what: str) -> RemoteError:
-        return RemoteError(
-            f"{self._device}: the device tool's {what} makes no sense",
-            hint="that is a bug: please report it",
-        )
+        return self._event("done").need("report", Installed.read)
 
     def _write(self, data: bytes) -> None:
         try:
@@ -194,26 +211,33 @@ class Exchange:
             # It has said why before it hung up.
             self._event("error")
 
-    def _event(self, wanted: str) -> dict[str, Any]:
-        while line := self._stream.read_line(self._silence_s):
-            try:
-                event = json.loads(line)
-            except ValueError:
+    def _event(self, wanted: str) -> Answer:
+        for _ in range(MAX_EVENTS):
+            line = self._stream.read_line(self._silence_s)
+            if not line:
+                raise self._ended()
+            if not line.lstrip().startswith(b"{"):
                 continue  # some login script's greeting
-            match event.get("event") if isinstance(event, dict) else None:
+            event = read_object(
+                line.decode(errors="replace"), f"{self._device}: edgepack-device receive"
+            )
+            match event.take("event", str, ""):
                 case "error":
-                    raise tool_error(self._device, event["error"], event["exit"])
+                    said = event.need("error", Refusal.read)
+                    raise tool_error(self._device, said, event.take("exit", int))
                 case "step":
-                    self._step(str(event.get("text") or event["name"]))
+                    self._step(event.text("text" if event.has("text") else "name"))
                 case kind if kind == wanted:
-                    return dict(event)
+                    return event
+        raise SenselessError(
+            f"{self._device}: edgepack-device receive: {MAX_EVENTS} lines and no {wanted}"
+        )
+
+    def _ended(self) -> EdgepackError:
         done = self._stream.finish()
         if done.returncode == 0:
-            raise ConnectionLostError(f"{self._device}: the device tool ended without an answer")
-        raise RemoteError(
-            f"{self._device}: the device tool failed with exit code {done.returncode}\n"
-            f"{done.stderr}".rstrip()
-        )
+            return ConnectionLostError(f"{self._device}: the device tool ended without an answer")
+        return command_error(self._device, done)
 
 
 def frames(need: Need, content: memoryview) -> Iterator[tuple[bytes, int]]:
@@ -290,21 +314,30 @@ def _content(path: Path) -> Iterator[memoryview]:
                 view.release()
 
 
-def _parse_state(event: Mapping[str, Any]) -> RemoteState:
+def _read_state(answer: Answer) -> RemoteState:
     return RemoteState(
-        current=event["current"],
-        previous=event["previous"],
-        needs=tuple(
-            Need(
-                sha256=need["sha256"],
-                size=need["size"],
-                have=need["have"],
-                base=tuple(chunks.parse(base64.b64decode(need["base"]["chunks"])))
-                if need.get("base")
-                else (),
-            )
-            for need in event["needs"]
-        ),
-        unchanged=event["unchanged"],
-        remove=tuple(event["remove"]),
+        current=answer.text_or_none("current"),
+        previous=answer.text_or_none("previous"),
+        needs=answer.parts("needs", _read_need),
+        unchanged=answer.take("unchanged", bool),
+        remove=answer.texts("remove"),
     )
+
+
+def _read_need(answer: Answer) -> Need:
+    need = Need(
+        sha256=answer.text("sha256"),
+        size=answer.size("size"),
+        have=answer.size("have"),
+        base=answer.part("base", _read_chunks) or (),
+    )
+    if need.have > need.size:
+        raise answer.fail("have", f"{need.have} of {need.size} bytes")
+    return need
+
+
+def _read_chunks(answer: Answer) -> tuple[tuple[int, bytes], ...]:
+    try:
+        return tuple(chunks.parse(base64.b64decode(answer.take("chunks", str))))
+    except (ValueError, struct.error):
+        raise answer.fail("chunks", "no list of chunks") from None

@@ -15,13 +15,15 @@ from edgepack.device.errors import (
     ChangedHostKeyError,
     ConnectionLostError,
     DiskFullError,
+    NotStartedError,
     RemoteCommandError,
     RemoteTimeout,
+    TooMuchOutputError,
     UnknownHostKeyError,
     UnreachableError,
 )
 from edgepack.device.local import LocalDevice
-from edgepack.device.options import Address, SshOptions
+from edgepack.device.options import COMMAND_TIMEOUT_S, Address, SshOptions
 from edgepack.virtual.state import VirtualBoard
 
 __all__ = [
@@ -32,10 +34,12 @@ __all__ = [
     "Device",
     "DiskFullError",
     "LocalDevice",
+    "NotStartedError",
     "RemoteCommandError",
     "RemoteResult",
     "RemoteTimeout",
     "SshOptions",
+    "TooMuchOutputError",
     "UnknownHostKeyError",
     "UnreachableError",
     "open_device",
@@ -59,26 +63,29 @@ def open_device(
         UsageError: `spec` has none of these forms, or `local` is used for another board.
         ConnectError: a subclass says why the device cannot be used.
     """
+    options = options or SshOptions()
     if spec == "local":
         if not board.is_local:
             raise UsageError(
                 f"--device local: {board.name} is not this machine",
                 hint=f"--board local, or the address of the {board.name}",
             )
-        return LocalDevice()
+        return LocalDevice(timeout_s=options.command_timeout_s)
     from edgepack.device.ssh import SshDevice
 
     if spec == "virtual":
         if board.is_local:
-            return LocalDevice()
+            return LocalDevice(timeout_s=options.command_timeout_s)
         from edgepack import virtual
 
         progress.step(f"starting the virtual {board.name}")
-        return open_virtual(virtual.up(board, progress=progress))
-    return SshDevice(Address.parse(spec), options=options or SshOptions())
+        return open_virtual(
+            virtual.up(board, progress=progress), timeout_s=options.command_timeout_s
+        )
+    return SshDevice(Address.parse(spec), options=options)
 
 
-def open_virtual(board: VirtualBoard) -> Device:
+def open_virtual(board: VirtualBoard, *, timeout_s: float | None = COMMAND_TIMEOUT_S) -> Device:
     """Connect to a running virtual board, by its own key and host key."""
     from edgepack.device.ssh import SshDevice
 
@@ -89,6 +96,7 @@ def open_virtual(board: VirtualBoard) -> Device:
             identity=board.key_file,
             identities_only=True,
             host_keys=(board.host_key,),
+            command_timeout_s=timeout_s,
         ),
         name=f"virtual {board.name}",
     )

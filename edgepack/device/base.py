@@ -10,7 +10,10 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteResult:
-    """A finished command; `stdout` and `stderr` are text with bad bytes replaced."""
+    """A finished command; `stdout` and `stderr` are text with bad bytes replaced.
+
+    Of a long `stderr` only the end is kept.
+    """
 
     command: str
     returncode: int
@@ -21,45 +24,28 @@ class RemoteResult:
 class Stream(Protocol):
     """The standard input and output of a command that is running on a device.
 
-    Raises ConnectionLostError if the connection goes away, or nothing moves for too long.
+    Raises ConnectionLostError if the connection goes away, or nothing moves for too long;
+    TooMuchOutputError for output beyond all reason (`edgepack.device.lines`); NotStartedError
+    if the login's shell did not get as far as the command.
     """
 
     def write(self, data: bytes) -> None:
         """Send all of `data`. Raises BrokenPipeError if the command reads no more."""
 
     def read_line(self, timeout_s: float | None = None) -> bytes:
-        """The next line of the output with its end; empty when there is no more."""
+        """The next line of the output with its end; empty when there is no more.
+
+        Raises ConnectionLostError if it is not whole after `timeout_s` seconds.
+        """
 
     def finish(self) -> RemoteResult:
-        """Close the input and wait for the end; `stdout` is what was not read, `stderr` all."""
+        """Close the input and wait for the end, no longer than the device's limit of time.
+
+        `stdout` is what was not read, `stderr` the end of it. Raises RemoteTimeout.
+        """
 
     def close(self) -> None:
         """Close both, whatever the command does; it may go on."""
-
-
-class LineReader:
-    """Lines out of the pieces that `receive(timeout_s)` gives; an empty piece is the end."""
-
-    def __init__(self, receive: Callable[[float | None], bytes]) -> None:
-        self._receive = receive
-        self._rest = b""
-
-    def read_line(self, timeout_s: float | None) -> bytes:
-        """See `Stream.read_line`."""
-        pieces = [self._rest]
-        while b"\n" not in pieces[-1]:
-            pieces.append(self._receive(timeout_s))
-            if not pieces[-1]:
-                break
-        line, end, self._rest = b"".join(pieces).partition(b"\n")
-        return line + end
-
-    def read_all(self) -> bytes:
-        """All that is left."""
-        pieces = [self._rest]
-        while piece := self._receive(None):
-            pieces.append(piece)
-        return b"".join(pieces)
 
 
 class Device(Protocol):
@@ -74,12 +60,14 @@ class Device(Protocol):
     def run(
         self, command: str, *, timeout_s: float | None = None, check: bool = True
     ) -> RemoteResult:
-        """Run `command` to its end.
+        """Run `command` to its end, for `timeout_s` seconds at most (None: the device's limit).
 
         Raises:
             RemoteCommandError: it failed and `check` is set.
             DiskFullError: it failed with "No space left on device" and `check` is set.
-            RemoteTimeout: it took longer than `timeout_s` seconds.
+            NotStartedError: the login's shell did not get as far as the command.
+            TooMuchOutputError: it says more than `edgepack.device.lines` allows.
+            RemoteTimeout: it took longer.
             ConnectionLostError: the connection went away meanwhile.
         """
 

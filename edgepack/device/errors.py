@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from edgepack.base import text
 from edgepack.base.errors import ConnectError, RemoteError, TimeLimitError
 from edgepack.base.process import last_lines
 from edgepack.device.base import RemoteResult
 
 _NO_SPACE = "No space left on device"
+SHELL_CODES = {
+    126: "what is to be run there cannot be executed: is its file system mounted noexec?",
+    127: "what is to be run there, or its dynamic loader, is not there",
+}
+"""What a shell's own exit codes may mean."""
 
 
 class UnreachableError(ConnectError):
@@ -37,17 +43,46 @@ class DiskFullError(RemoteError):
     """The device has no space left."""
 
 
+class TooMuchOutputError(RemoteError):
+    """A device says more than any answer has."""
+
+
+class NotStartedError(RemoteError):
+    """The login's shell did not run what it was given."""
+
+
 class RemoteTimeout(TimeLimitError):  # noqa: N818 - named like TimeoutError's kind elsewhere
     """A command on the device took longer than its limit."""
 
 
 def command_error(device: str, result: RemoteResult) -> RemoteError:
     """The error for a failed command, with the last ten lines of its output."""
-    lines = last_lines(result.stdout + "\n" + result.stderr)
+    lines = _lines(result)
     if _NO_SPACE in result.stderr:
         return disk_full(device, lines)
     what = f"command failed on {device} with exit code {result.returncode}"
-    return RemoteCommandError(f"{what}: {shorten(result.command)}\n{lines}".rstrip())
+    return RemoteCommandError(
+        f"{what}: {shorten(result.command)}\n{lines}".rstrip(),
+        hint=SHELL_CODES.get(result.returncode),
+    )
+
+
+def not_started(device: str, result: RemoteResult) -> NotStartedError:
+    """The error for a login whose shell ended before the command, with what it said."""
+    what = f"{device}: its login shell does not run commands (exit code {result.returncode})"
+    return NotStartedError(
+        f"{what}\n{_lines(result)}".rstrip(),
+        hint="`ssh` to it with a command, such as `true`, shows the same: see the account's "
+        "shell, and what its start files do",
+    )
+
+
+def timed_out(device: str, command: str, timeout_s: float | None) -> RemoteTimeout:
+    """The error for a command that takes longer than `timeout_s`."""
+    return RemoteTimeout(
+        f"command took longer than {timeout_s} s on {device}: {shorten(command)}",
+        hint="--device-timeout S gives it longer",
+    )
 
 
 def disk_full(device: str, detail: str) -> DiskFullError:
@@ -56,6 +91,11 @@ def disk_full(device: str, detail: str) -> DiskFullError:
         f"no space left on {device}\n{detail}".rstrip(),
         hint="free some space there (df -h), or deploy to another file system with --root",
     )
+
+
+def _lines(result: RemoteResult) -> str:
+    lines = last_lines(result.stdout + "\n" + result.stderr).split("\n")
+    return "\n".join(text.shorten(text.printable(line), text.MAX_NAME) for line in lines)
 
 
 def shorten(command: str) -> str:

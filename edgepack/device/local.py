@@ -15,46 +15,48 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgepack.base.errors import RemoteError
-from edgepack.device.base import LineReader, RemoteResult, Stream
-from edgepack.device.errors import (
-    ConnectionLostError,
-    RemoteTimeout,
-    command_error,
-    disk_full,
-    shorten,
-)
+from edgepack.device.base import RemoteResult, Stream
+from edgepack.device.errors import ConnectionLostError, command_error, disk_full, timed_out
+from edgepack.device.lines import LineReader, Tail, deadline_of, left
+from edgepack.device.options import COMMAND_TIMEOUT_S
 
 log = logging.getLogger(__name__)
 
 _CHUNK = 1 << 20
+_PIECE = 1 << 16
 
 
 class LocalDevice:
-    """Commands through `sh`; relative paths start at `home`, by default the user's."""
+    """Commands through `sh`; relative paths start at `home`, by default the user's.
 
-    def __init__(self, home: Path | None = None) -> None:
+    A command may take `timeout_s` seconds, unless it has a limit of its own.
+    """
+
+    def __init__(
+        self, home: Path | None = None, *, timeout_s: float | None = COMMAND_TIMEOUT_S
+    ) -> None:
         self.name = "local"
         self._home = home or Path.home()
+        self._timeout_s = timeout_s
 
     def run(
         self, command: str, *, timeout_s: float | None = None, check: bool = True
     ) -> RemoteResult:
         """See `Device.run`."""
         log.debug("%s: run %s", self.name, command)
+        limit = self._timeout_s if timeout_s is None else timeout_s
         process = self._start(command, stdin=subprocess.DEVNULL)
+        stream = _LocalStream(self.name, command, process, timeout_s=limit)
         try:
-            output, errors = process.communicate(timeout=timeout_s)
-        except BaseException as error:
+            result = stream.finish()
+        except BaseException:
             # What the shell started must go too: it holds the pipes, and the processor.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise RemoteTimeout(
-                    f"command took longer than {timeout_s} s on {self.name}: {shorten(command)}"
-                ) from None
+            process.wait()
             raise
-        result = _result(command, process.returncode, output, errors)
+        finally:
+            stream.close()
         if check and result.returncode != 0:
             raise command_error(self.name, result)
         return result
@@ -62,7 +64,8 @@ class LocalDevice:
     def open(self, command: str) -> Stream:
         """See `Device.open`."""
         log.debug("%s: open %s", self.name, command)
-        return _LocalStream(self.name, command, self._start(command, stdin=subprocess.PIPE))
+        process = self._start(command, stdin=subprocess.PIPE)
+        return _LocalStream(self.name, command, process, timeout_s=self._timeout_s)
 
     def _start(self, command: str, *, stdin: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -131,54 +134,70 @@ class LocalDevice:
 class _LocalStream:
     """See `Stream`."""
 
-    def __init__(self, name: str, command: str, process: subprocess.Popen[bytes]) -> None:
-        self._name, self._command = name, command
+    def __init__(
+        self,
+        name: str,
+        command: str,
+        process: subprocess.Popen[bytes],
+        *,
+        timeout_s: float | None,
+    ) -> None:
+        self._name, self._command, self._timeout_s = name, command, timeout_s
         self._process = process
-        assert process.stdin and process.stdout and process.stderr  # all are pipes
-        self._stdin, self._stdout = process.stdin, process.stdout
-        self._lines = LineReader(self._receive)
+        assert process.stdout and process.stderr  # both are pipes
+        self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
+        self._lines = LineReader(self._receive, name)
         # A command that complains much would stop at a full pipe.
-        self._errors: list[bytes] = []
-        self._listener = threading.Thread(
-            target=self._errors.extend, args=(process.stderr,), daemon=True
-        )
+        self._errors = Tail()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     def write(self, data: bytes) -> None:
         """See `Stream.write`."""
+        assert self._stdin is not None  # `open` gave it one
         self._stdin.write(data)
         self._stdin.flush()
 
     def read_line(self, timeout_s: float | None = None) -> bytes:
         """See `Stream.read_line`."""
-        return self._lines.read_line(timeout_s)
+        try:
+            return self._lines.read_line(timeout_s)
+        except TimeoutError:
+            raise ConnectionLostError(f"{self._name}: no answer for {timeout_s} s") from None
 
     def finish(self) -> RemoteResult:
         """See `Stream.finish`."""
+        deadline = deadline_of(self._timeout_s)
         with contextlib.suppress(BrokenPipeError):
-            self._stdin.close()
-        output = self._lines.read_all()
-        code = self._process.wait()
-        self._listener.join()
-        return _result(self._command, code, output, b"".join(self._errors))
+            if self._stdin is not None:
+                self._stdin.close()
+        try:
+            output = self._lines.read_all(left(deadline))
+            code = self._process.wait(left(deadline))
+        except (TimeoutError, subprocess.TimeoutExpired):
+            raise timed_out(self._name, self._command, self._timeout_s) from None
+        self._listener.join(left(deadline))
+        return RemoteResult(
+            command=self._command,
+            # A shell would say 128 + n of a program that died of signal n.
+            returncode=code if code >= 0 else 128 - code,
+            stdout=output.decode(errors="replace"),
+            stderr=self._errors.text(),
+        )
 
     def close(self) -> None:
         """See `Stream.close`."""
         for pipe in (self._stdin, self._stdout):
             with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+                if pipe is not None:
+                    pipe.close()
 
     def _receive(self, timeout_s: float | None) -> bytes:
         if not select.select([self._stdout], [], [], timeout_s)[0]:
-            raise ConnectionLostError(f"{self._name}: no answer for {timeout_s} s")
-        return os.read(self._stdout.fileno(), _CHUNK)
+            raise TimeoutError
+        return os.read(self._stdout.fileno(), _PIECE)
 
-
-def _result(command: str, code: int, output: bytes, errors: bytes) -> RemoteResult:
-    return RemoteResult(
-        command=command,
-        # A shell would say 128 + n of a program that died of signal n.
-        returncode=code if code >= 0 else 128 - code,
-        stdout=output.decode(errors="replace"),
-        stderr=errors.decode(errors="replace"),
-    )
+    def _listen(self) -> None:
+        with self._stderr:
+            while data := os.read(self._stderr.fileno(), _PIECE):
+                self._errors.add(data)

@@ -15,6 +15,10 @@ _ADDRESS = re.compile(
 )
 
 
+COMMAND_TIMEOUT_S = 300.0
+"""For what takes seconds on a fast board: a slow card that is full may take minutes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Address:
     """`host` is a name, an IP address or an alias; None leaves the rest to the configuration."""
@@ -56,6 +60,7 @@ class SshOptions:
     instead of ~/.ssh/known_hosts (and what UserKnownHostsFile says); `host_keys` are
     lines of such a file, used instead of any file. `accept_new_host_key` adds the key of
     a host that is not known yet to known_hosts; a changed key is refused in any case.
+    `command_timeout_s` bounds each command that has no limit of its own (None: nothing does).
     """
 
     config_file: Path | None = None
@@ -67,3 +72,4 @@ class SshOptions:
     host_keys: tuple[str, ...] = ()
     accept_new_host_key: bool = False
     connect_timeout_s: int = 10
+    command_timeout_s: float | None = COMMAND_TIMEOUT_S

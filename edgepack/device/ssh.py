@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 import shlex
 import socket
 import sys
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fabric
@@ -17,20 +17,23 @@ import paramiko
 
 from edgepack.base.errors import ConfigError, ConnectError, RemoteError
 from edgepack.device import known_hosts, ssh_config
-from edgepack.device.base import LineReader, RemoteResult, Stream
+from edgepack.device.base import RemoteResult, Stream
 from edgepack.device.errors import (
     AuthError,
     ChangedHostKeyError,
     ConnectionLostError,
     RemoteTimeout,
+    TooMuchOutputError,
     UnknownHostKeyError,
     UnreachableError,
     command_error,
     disk_full,
-    shorten,
+    not_started,
+    timed_out,
 )
 from edgepack.device.facts import parse_df
 from edgepack.device.known_hosts import KnownHosts, Verdict
+from edgepack.device.lines import LineReader, Tail, deadline_of, left
 from edgepack.device.options import Address, SshOptions
 
 log = logging.getLogger(__name__)
@@ -40,6 +43,8 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 # An SFTP write of this size and its header fill one SSH packet. Above 32,675 bytes
 # paramiko splits it in two, which costs up to 100 times the speed (paramiko #2438).
 _CHUNK = 32_000
+MAX_FILE_BYTES = 1 << 30
+"""What `get` takes: outputs of a model are far below."""
 # A dead link is noticed after idle + count * interval seconds, or if data stay without an
 # answer for that many milliseconds; the kernel alone would wait for a quarter of an hour.
 _SILENCE_S = 120
@@ -86,62 +91,34 @@ class SshDevice:
     ) -> RemoteResult:
         """See `Device.run`. After a time-out the command may go on there until it next writes."""
         log.debug("%s: run %s", self.name, command)
+        stream = self._start(command, timeout_s)
         try:
-            result = self._execute(command, timeout_s)
-        except TimeoutError:
-            raise RemoteTimeout(
-                f"command took longer than {timeout_s} s on {self.name}: {shorten(command)}"
-            ) from None
-        except _BROKEN as error:
-            raise self._lost(error) from None
+            result = stream.finish()
+        finally:
+            stream.close()
         if check and result.returncode != 0:
             raise command_error(self.name, result)
         return result
 
-    def _execute(self, command: str, timeout_s: float | None) -> RemoteResult:
-        deadline = time.monotonic() + timeout_s if timeout_s is not None else None
-        channel = self._channel(command)
-        errors: list[bytes] = []
-        other = threading.Thread(
-            target=_drain, args=(channel.recv_stderr, channel, deadline, errors), daemon=True
-        )
-        try:
-            channel.shutdown_write()
-            other.start()
-            output: list[bytes] = []
-            if not _drain(channel.recv, channel, deadline, output):
-                raise TimeoutError
-            other.join(_left(deadline))
-            if not channel.status_event.wait(_left(deadline)):
-                raise TimeoutError
-            status = channel.recv_exit_status()
-        finally:
-            channel.close()
-        if status == _NO_EXIT_STATUS:
-            raise EOFError("no exit status came")
-        return RemoteResult(
-            command=command,
-            returncode=status,
-            stdout=b"".join(output).decode(errors="replace"),
-            stderr=b"".join(errors).decode(errors="replace"),
-        )
-
     def open(self, command: str) -> Stream:
         """See `Device.open`."""
         log.debug("%s: open %s", self.name, command)
-        try:
-            return _SshStream(command, self._channel(command), self._lost)
-        except _BROKEN as error:
-            raise self._lost(error) from None
+        return self._start(command, None)
 
-    def _channel(self, command: str) -> paramiko.Channel:
+    def _start(self, command: str, timeout_s: float | None) -> _SshStream:
+        limit = self._options.command_timeout_s if timeout_s is None else timeout_s
         # Not Connection.run: it connects anew by itself, and gives status -1 for a lost link.
         if not self._connection.is_connected:
             raise self._lost("the connection is closed")
-        channel: paramiko.Channel = self._connection.create_session()
-        # The login shell may be anything.
-        channel.exec_command(f"exec env LC_ALL=C sh -c {shlex.quote(command)}")
-        return channel
+        mark = f"edgepack-{secrets.token_hex(8)}"
+        try:
+            channel: paramiko.Channel = self._connection.create_session()
+            # paramiko would wait for the answer to this for ever.
+            with _watch(channel, _SILENCE_S if limit is None else min(limit, _SILENCE_S)):
+                channel.exec_command(shell_line(f"echo; echo {mark}\n{command}"))
+        except _BROKEN as error:
+            raise self._lost(error) from None
+        return _SshStream(self, command, channel, mark=mark, timeout_s=limit, lost=self._lost)
 
     def put(
         self,
@@ -177,7 +154,15 @@ class SshDevice:
         """See `Device.get`."""
         log.debug("%s: get %s to %s", self.name, remote, local)
         try:
-            self._files().get(remote, str(local), max_concurrent_prefetch_requests=64)
+            # Not SFTPClient.get, which takes whatever size the other side says.
+            with self._files().open(remote, "rb") as file, local.open("wb") as target:
+                size = file.stat().st_size or 0
+                if size > MAX_FILE_BYTES:
+                    raise TooMuchOutputError(f"{remote} on {self.name}: a file of {size} bytes")
+                file.prefetch(size, 64)
+                while size > 0 and (piece := file.read(min(size, _CHUNK))):
+                    target.write(piece)
+                    size -= len(piece)
         except _BROKEN as error:
             raise self._file_error(error, remote) from None
 
@@ -214,7 +199,8 @@ class SshDevice:
             if not self._connection.is_connected:
                 raise self._lost("the connection is closed")
             try:
-                self._sftp = self._connection.sftp()
+                with _watch(self._connection.client, _SILENCE_S):
+                    self._sftp = self._connection.sftp()
             except (paramiko.SSHException, EOFError) as error:
                 if not self._connection.is_connected:
                     raise
@@ -259,19 +245,23 @@ class _SshStream:
 
     def __init__(
         self,
+        device: SshDevice,
         command: str,
         channel: paramiko.Channel,
+        *,
+        mark: str,
+        timeout_s: float | None,
         lost: Callable[[object], ConnectionLostError],
     ) -> None:
-        self._command = command
+        self._name, self._command, self._timeout_s = device.name, command, timeout_s
         self._channel = channel
         self._lost = lost
         transport = channel.get_transport()
         assert transport is not None  # the channel was opened through it
         self._transport = transport
-        self._lines = LineReader(self._receive)
+        self._lines = LineReader(self._receive, device.name, mark=mark.encode())
         # Errors that nobody reads would fill the window, and stop the command.
-        self._errors: list[bytes] = []
+        self._errors = Tail()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -288,29 +278,44 @@ class _SshStream:
 
     def read_line(self, timeout_s: float | None = None) -> bytes:
         """See `Stream.read_line`."""
-        return self._lines.read_line(timeout_s)
+        try:
+            return self._lines.read_line(timeout_s)
+        except TimeoutError as error:
+            raise self._lost(error) from None
 
     def finish(self) -> RemoteResult:
         """See `Stream.finish`."""
+        deadline = deadline_of(self._timeout_s)
         with contextlib.suppress(*_BROKEN):
             self._channel.shutdown_write()
-        output = self._lines.read_all()
-        self._listener.join()
+        try:
+            output = self._lines.read_all(left(deadline))
+        except TimeoutError:
+            raise self._late() from None
+        self._listener.join(left(deadline))
+        if not self._channel.status_event.wait(left(deadline)):
+            raise self._late()
         status = self._channel.recv_exit_status()
         self.close()
         if status == _NO_EXIT_STATUS:
             raise self._lost("no exit status came")
-        return RemoteResult(
+        result = RemoteResult(
             command=self._command,
             returncode=status,
             stdout=output.decode(errors="replace"),
-            stderr=b"".join(self._errors).decode(errors="replace"),
+            stderr=self._errors.text(),
         )
+        if not self._lines.begun:
+            raise not_started(self._name, result)
+        return result
 
     def close(self) -> None:
         """See `Stream.close`."""
         with contextlib.suppress(*_BROKEN):
             self._channel.close()
+
+    def _late(self) -> RemoteTimeout:
+        return timed_out(self._name, self._command, self._timeout_s)
 
     def _listen(self) -> None:
         # The time-out is that of whoever else waits for the channel.
@@ -319,12 +324,14 @@ class _SshStream:
                 data = self._channel.recv_stderr(1 << 16)
                 if not data:
                     return
-                self._errors.append(data)
+                self._errors.add(data)
 
     def _receive(self, timeout_s: float | None) -> bytes:
         try:
             self._channel.settimeout(timeout_s)
             data: bytes = self._channel.recv(1 << 16)
+        except TimeoutError:
+            raise
         except _BROKEN as error:
             raise self._lost(error) from None
         if not data and not self._transport.is_active():
@@ -332,26 +339,26 @@ class _SshStream:
         return data
 
 
-def _drain(
-    receive: Callable[[int], bytes],
-    channel: paramiko.Channel,
-    deadline: float | None,
-    into: list[bytes],
-) -> bool:
-    """Collect one stream of a command to its end; False if `deadline` comes first."""
+def shell_line(command: str) -> str:
+    """What a login shell of any kind makes `sh` run `command` of: csh, fish and all.
+
+    csh takes no newline in quotes, and `!` for history even there; fish takes a backslash in
+    quotes for its own: those go over as octal numbers, which printf makes characters of.
+    """
+    octal = {ord(letter): f"\\0{ord(letter):03o}" for letter in "\n'!\\"}
+    return f"exec env LC_ALL=C sh -c 'eval \"$(printf %b \"$1\")\"' sh '{command.translate(octal)}'"
+
+
+@contextlib.contextmanager
+def _watch(it: paramiko.Channel | paramiko.SSHClient, timeout_s: float) -> Iterator[None]:
+    """Close `it` if what is done with it takes longer: for waits of paramiko without an end."""
+    timer = threading.Timer(timeout_s, it.close)
+    timer.daemon = True
+    timer.start()
     try:
-        while True:
-            channel.settimeout(_left(deadline))
-            data = receive(1 << 16)
-            if not data:
-                return True
-            into.append(data)
-    except TimeoutError:
-        return False
-
-
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
+        yield
+    finally:
+        timer.cancel()
 
 
 class _Route:

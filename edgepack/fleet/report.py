@@ -16,6 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from edgepack.base.text import printable
 from edgepack.fleet.inventory import FleetDevice
 from edgepack.fleet.journal import Journal
 from edgepack.fleet.plan import RolloutPlan
@@ -171,7 +172,7 @@ def release_lines(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _text(value: object) -> str:
-    return "" if value is None else str(value)
+    return "" if value is None else printable(str(value))
 
 
 # Nothing may be loaded or run: names and errors come from devices.

@@ -10,9 +10,8 @@ from typing import Any
 from edgepack.base.errors import RemoteError
 from edgepack.boards import Board
 from edgepack.bundle.bundle import Bundle
-from edgepack.deploy import remote_service
+from edgepack.deploy import answers, remote_service, remote_tool
 from edgepack.deploy.deploy import DEFAULT_OPTIONS, DeployOptions, deploy_bundle
-from edgepack.deploy.remote_tool import call, set_signers
 from edgepack.device import Device, SshOptions, open_device, open_virtual
 from edgepack.fleet.inventory import VIRTUAL, FleetDevice
 from edgepack.fleet.rollout import Done
@@ -32,7 +31,9 @@ class Connector:
         if device.address == VIRTUAL:
             from edgepack import virtual
 
-            return open_virtual(virtual.up(board, name=device.name))
+            return open_virtual(
+                virtual.up(board, name=device.name), timeout_s=self.options.command_timeout_s
+            )
         options = replace(
             self.options,
             jump=device.jump,
@@ -58,9 +59,9 @@ class _OnDevice:
         finally:
             remote.close()
 
-    def _status(self, device: FleetDevice) -> dict[str, Any]:
+    def _status(self, device: FleetDevice) -> answers.Status:
         with self._open(device) as (remote, root):
-            return call(remote, root, "status")
+            return remote_tool.status(remote, root)
 
     def check(self, device: FleetDevice) -> None:
         """See `Work.check`: nothing to look after."""
@@ -94,10 +95,10 @@ class Deploy(_OnDevice):
     def check(self, device: FleetDevice) -> None:
         """See `Work.check`: the release is current, and nothing is being undone."""
         answer, wanted = self._status(device), self.wanted(device)
-        release = (answer["current"] or {}).get("release")
+        release = answer.current.release if answer.current else None
         if release != wanted:
             problem = f"is not current any more, but {release or 'none'}"
-        elif answer["pending"]:
+        elif answer.pending:
             problem = "is being tested again: the device, or its tool, was restarted"
         else:
             return
@@ -124,11 +125,12 @@ class Rollback(_OnDevice):
     def __call__(self, device: FleetDevice) -> Done:
         """See `Work`."""
         with self._open(device) as (remote, root):
-            before = (call(remote, root, "status")["current"] or {}).get("release")
+            current = remote_tool.status(remote, root).current
+            before = current.release if current else None
             if before != self.leave.get(device.name, before):
                 return Done(outcome="unchanged", release=before)
-            answer = call(remote, root, "rollback")
-        return Done(outcome="rolled back", release=answer["release"], details={"before": before})
+            done = remote_tool.rollback(remote, root)
+        return Done(outcome="rolled back", release=done.release, details={"before": before})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,15 +145,22 @@ class Status(_OnDevice):
     def __call__(self, device: FleetDevice) -> Done:
         """See `Work`."""
         answer = self._status(device)
-        current = answer["current"]
+        current = answer.current
         if current is None:
             return Done(outcome="empty", release=None)
-        health = current["health"] or {}
-        details = {key: current[key] for key in ("version", "model", "model_sha256", "since", "by")}
+        health = current.health
         return Done(
-            outcome="testing" if answer["pending"] else health.get("outcome") or "untested",
-            release=current["release"],
-            details=details | {"latency_ms": health.get("latency_ms"), "tool": answer["tool"]},
+            outcome="testing" if answer.pending else health.outcome if health else "untested",
+            release=current.release,
+            details={
+                "version": current.version,
+                "model": current.model,
+                "model_sha256": current.model_sha256,
+                "since": current.since,
+                "by": current.by,
+                "latency_ms": health.latency_ms if health else None,
+                "tool": answer.tool,
+            },
         )
 
 
@@ -168,5 +177,5 @@ class SetTrust(_OnDevice):
     def __call__(self, device: FleetDevice) -> Done:
         """See `Work`."""
         with self._open(device) as (remote, root):
-            answer = set_signers(remote, root, self.signers)
-        return Done(outcome="set", release=None, details={"signers": ", ".join(answer["signers"])})
+            answer = remote_tool.set_signers(remote, root, self.signers)
+        return Done(outcome="set", release=None, details={"signers": ", ".join(answer.signers)})

@@ -17,7 +17,7 @@ from typing import Any
 from edgepack.base.errors import RemoteError
 from edgepack.bundle.bundle import Bundle, open_bundle
 from edgepack.bundle.manifest import MANIFEST_NAME, release_id
-from edgepack.deploy.transfer import Exchange, Request
+from edgepack.deploy.transfer import Exchange, Installed, Request
 from edgepack.device import Device, LocalDevice
 
 SIGNATURE = "manifest.json.sig"
@@ -31,7 +31,7 @@ class Rig:
     root: Path
     tool: Path
 
-    def deploy(self, bundle: Bundle, **options: Any) -> dict[str, Any]:
+    def deploy(self, bundle: Bundle, **options: Any) -> Installed:
         """The report of a deploy; see `attempt`. What arrived wrong is sent once more."""
         try:
             return self.attempt(bundle, **options)
@@ -50,7 +50,7 @@ class Rig:
         device: Device | None = None,
         instead: Mapping[str, Path] | None = None,
         when_sent: Callable[[], None] = lambda: None,
-    ) -> dict[str, Any]:
+    ) -> Installed:
         """The report of a deploy over one stream; raises what `Exchange` raises.
 
         `instead` has other files than the bundle's to send, by the hash that is asked for.

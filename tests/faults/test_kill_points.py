@@ -119,7 +119,7 @@ def check_after(rig: Rig, scenario: Scenario) -> None:
     assert not (rig.root / "state" / "pending.json").exists()
     before = rig.snapshot()
     again = rig.deploy(scenario.after)
-    assert (again["outcome"], again["received_bytes"]) == ("unchanged", 0), report
+    assert (again.outcome, again.received_bytes) == ("unchanged", 0), report
     assert rig.snapshot() == before
 
 

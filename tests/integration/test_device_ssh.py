@@ -8,24 +8,31 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import paramiko
 import pytest
 
 from edgepack.base.errors import ConfigError, ConnectError, RemoteError
+from edgepack.bundle.manifest import Health
+from edgepack.deploy.deploy import DeployOptions, deploy_bundle
 from edgepack.device import (
     Address,
     AuthError,
     ChangedHostKeyError,
     ConnectionLostError,
+    NotStartedError,
     RemoteCommandError,
     RemoteTimeout,
     SshOptions,
     UnknownHostKeyError,
     UnreachableError,
 )
+from edgepack.device.lines import MAX_ERROR_BYTES
 from edgepack.device.ssh import SshDevice
 from tests.integration import sshd_server
 from tests.integration.cutting_proxy import CuttingProxy
@@ -65,7 +72,8 @@ def test_commands(device: SshDevice) -> None:
 
 def test_much_output_on_both_streams(device: SshDevice) -> None:
     done = device.run("head -c 5000000 /dev/zero >&2; head -c 5000000 /dev/zero")
-    assert (len(done.stdout), len(done.stderr)) == (5_000_000, 5_000_000)
+    # Of the second one the end is kept.
+    assert (len(done.stdout), len(done.stderr)) == (5_000_000, MAX_ERROR_BYTES)
 
 
 def test_talking_to_a_command(device: SshDevice) -> None:
@@ -357,3 +365,100 @@ def test_server_that_goes_away_during_a_command(options: SshOptions, tmp_path: P
         device.run("kill -9 $(ps -o ppid= -p $PPID) $PPID; sleep 5")
     device.close()
     server.stop()
+
+
+NOISE = """printf '{ "a": 1 }\\n@@edgepack:kernel\\nWelcome! no newline'; """
+
+
+@pytest.fixture
+def noisy(tmp_path: Path) -> Iterator[Callable[[str], SshDevice]]:
+    """A server whose login shell does something of its own first, as a start file may."""
+    require_tool("sshd", "/usr/sbin/sshd")
+    servers: list[Sshd] = []
+
+    def start(script: str) -> SshDevice:
+        login = tmp_path / "login"
+        login.write_text(f'#!/bin/sh\n{script}\nexec sh -c "$SSH_ORIGINAL_COMMAND"\n')
+        login.chmod(0o755)
+        servers.append(sshd_server.start(tmp_path / "ssh", extra=f"ForceCommand {login}"))
+        options = SshOptions(
+            use_config=False, identity=servers[0].key, identities_only=True,
+            host_keys=(servers[0].known_hosts_line,), command_timeout_s=30,
+        )  # fmt: skip
+        return SshDevice(address(servers[0]), options=options, name="board")
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def test_a_login_that_prints(noisy: Callable[[str], SshDevice]) -> None:
+    device = noisy(NOISE)
+    assert device.run("echo '{\"b\": 2}'").stdout == '{"b": 2}\n'
+    stream = device.open("read -r word; echo $word; echo more; exit 3")
+    stream.write(b"hello\n")
+    assert stream.read_line(60) == b"hello\n"
+    done = stream.finish()
+    assert (done.returncode, done.stdout) == (3, "more\n")
+    device.close()
+
+
+def test_a_login_that_runs_nothing(noisy: Callable[[str], SshDevice]) -> None:
+    device = noisy("echo This account is closed.; echo really >&2; exit 1")
+    with pytest.raises(NotStartedError, match="board: its login shell does not run commands") as no:
+        device.run("echo x")
+    assert "  This account is closed.\n  really" in no.value.message
+    stream = device.open("echo x")
+    assert stream.read_line(60) == b""
+    with pytest.raises(NotStartedError, match="exit code 1"):
+        stream.finish()
+    # It is no lost link: a deploy says so at once.
+    bundle: Any = SimpleNamespace(
+        manifest=SimpleNamespace(files={}, health=Health()), file=None, signature=b""
+    )
+    with pytest.raises(NotStartedError, match="This account is closed"):
+        deploy_bundle(bundle, device, "r", options=DeployOptions(retries=5))
+    device.close()
+
+
+class SilentServer(paramiko.ServerInterface):
+    """Lets everybody in, and never answers what is to be run."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey"
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        return paramiko.AUTH_SUCCESSFUL
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        return paramiko.OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        self.over.wait()
+        return False
+
+
+def test_a_server_that_never_answers(tmp_path: Path) -> None:
+    key = sshd_server.make_key(tmp_path / "key")
+    server, listener = SilentServer(), socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        transport = paramiko.Transport(listener.accept()[0])
+        transport.add_server_key(paramiko.Ed25519Key(filename=str(key)))
+        transport.start_server(server=server)
+
+    threading.Thread(target=serve, daemon=True).start()
+    port = listener.getsockname()[1]
+    options = SshOptions(
+        use_config=False, identity=key, identities_only=True, command_timeout_s=0.5,
+        host_keys=(f"[127.0.0.1]:{port} {sshd_server.public(key)}",),
+    )  # fmt: skip
+    device = SshDevice(Address(host="127.0.0.1", port=port), options=options)
+    with pytest.raises(ConnectError, match="lost"):
+        device.run("true")
+    server.over.set()
+    device.close()
+    listener.close()

@@ -163,12 +163,17 @@ def test_whatever_ends_the_operator_nothing_is_lost(
             assert operator.poll() is None
             time.sleep(0.01)
         operator.send_signal(number)
-        while number != signal.SIGKILL and not operator.stderr.readline().startswith("stopping: "):
-            assert operator.poll() is None
+        if number == signal.SIGINT:
+            while not operator.stderr.readline().startswith("stopping: "):
+                assert operator.poll() is None
+        else:
+            operator.wait()
         hold.unlink()
         out, _ = operator.communicate()
     if number == signal.SIGKILL:
         assert operator.returncode == -signal.SIGKILL
+    elif number == signal.SIGTERM:
+        assert operator.returncode == 130
     else:
         assert operator.returncode == 130
         printed = json.loads(out)
@@ -187,7 +192,10 @@ def test_whatever_ends_the_operator_nothing_is_lost(
     assert printed["outcomes"] == {"deployed": 18}
 
 
-def test_a_second_interrupt_leaves_those_under_way(bundles: list[Bundle], tmp_path: Path) -> None:
+@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM,)])
+def test_who_does_not_wait_leaves_those_under_way(
+    bundles: list[Bundle], tmp_path: Path, numbers: tuple[signal.Signals, ...]
+) -> None:
     limit = ("--limit", "a000*", "--canary", "0", "--parallel", "4")
     hour = command(tmp_path, bundles, *limit, pause_ms=3_600_000)
     hour.remove("-q")
@@ -195,10 +203,11 @@ def test_a_second_interrupt_leaves_those_under_way(bundles: list[Bundle], tmp_pa
         hour, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as operator:
         assert operator.stderr is not None
-        for said in ("==> wave 1: ", "stopping: waiting for the devices under way"):
+        told = ("==> wave 1: ", "stopping: waiting for the devices under way")
+        for number, said in zip(numbers, told, strict=False):
             while not operator.stderr.readline().startswith(said):
                 assert operator.poll() is None
-            operator.send_signal(signal.SIGINT)
+            operator.send_signal(number)
         _, errors = operator.communicate(timeout=600)
     assert operator.returncode == 130
     assert "Traceback" not in errors

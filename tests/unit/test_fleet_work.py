@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,9 @@ from edgepack.deploy.deploy import DeployOptions
 from edgepack.fleet import FleetDevice
 from edgepack.fleet import work as module
 from edgepack.fleet.work import Deploy, Rollback, Status
+from tests.scripted_tool import NEW, OLD, RELEASE, STATUS, ScriptedDevice
 
 DEVICE = FleetDevice(name="a", address="a", board="rasp3b")
-OLD, NEW = "0" * 12, "1" * 12
 
 
 class FakeTool:
@@ -24,34 +25,30 @@ class FakeTool:
     def __init__(self) -> None:
         self.current: str | None = NEW
         self.pending: dict[str, str] | None = None
-        self.calls: list[tuple[str, ...]] = []
+        self.calls: list[str] = []
         self.open = 0
 
     def connect(self, device: FleetDevice) -> Any:
         self.open += 1
-        return SimpleNamespace(name=device.name, close=self._close)
+        scripted = ScriptedDevice(device.name, self._answer)
+        scripted.close = self._close  # type: ignore[method-assign]
+        return scripted
 
     def _close(self) -> None:
         self.open -= 1
 
-    def call(self, device: Any, root: str, *words: str) -> dict[str, Any]:
-        self.calls.append((root, *words))
-        if words == ("rollback",):
+    def _answer(self, command: str) -> str:
+        self.calls.append(command)
+        if command.endswith(" rollback"):
             self.current = OLD if self.current == NEW else NEW
-            return {"release": self.current}
-        current = self.current and {
-            "release": self.current, "name": "m", "board": "rasp3b", "model": "m.onnx",
-            "model_sha256": "ab", "version": 3, "since": "2026-01-01T00:00:00Z", "by": "me@here",
-            "signer": None, "health": {"outcome": "ok", "latency_ms": 4.5},
-        }  # fmt: skip
-        return {"tool": "1.0", "current": current, "pending": self.pending}
+            return json.dumps({"release": self.current, "before": None})
+        current = self.current and {**RELEASE, "release": self.current}
+        return json.dumps({**STATUS, "current": current, "pending": self.pending})
 
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> FakeTool:
-    fake = FakeTool()
-    monkeypatch.setattr(module, "call", fake.call)
-    return fake
+def tool() -> FakeTool:
+    return FakeTool()
 
 
 def test_status(tool: FakeTool) -> None:
@@ -134,7 +131,7 @@ def test_a_device_with_a_folder_of_its_own(tool: FakeTool) -> None:
     Status(connect=tool.connect, root="edgepack/m")(
         FleetDevice(name="a", address="a", board="rasp3b", root="/srv/m")
     )
-    assert tool.calls == [("/srv/m", "status")]
+    assert tool.calls == ["/srv/m/bin/edgepack-device --root /srv/m --json status"]
 
 
 def test_a_connection_that_fails_needs_no_closing() -> None:

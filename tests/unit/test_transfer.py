@@ -18,7 +18,7 @@ import zstandard
 from edgepack.base.errors import RemoteError
 from edgepack.deploy.chunks import Chunk, chunks
 from edgepack.deploy.remote_tool import LockedError, RefusedBundleError
-from edgepack.deploy.transfer import Exchange, Need, Request, frames
+from edgepack.deploy.transfer import Exchange, Installed, Need, Request, frames
 from edgepack.device.base import RemoteResult
 from edgepack.device.errors import ConnectionLostError, DiskFullError
 
@@ -156,7 +156,7 @@ def state(*needs: Need) -> dict[str, Any]:
 
 REPORT = {
     "outcome": "deployed", "previous": None, "removed": [], "health": None, "health_fresh": True,
-    "signer": None, "pinned": None,
+    "received_bytes": 7, "signer": None, "pinned": None,
 }  # fmt: skip
 
 
@@ -186,7 +186,11 @@ def test_a_whole_exchange(tmp_path: Path) -> None:
     assert (first, second, end) == (small, large, struct.pack("<BII", 5, 0, 0))
     assert sum(done) == len(small) + len(large) - 100_000
     assert sum(exchange.sent.values()) == len(stream.got) - 9
-    assert exchange.finish() == REPORT
+    assert exchange.finish() == Installed(
+        outcome="deployed", previous=None, removed=(), signer=None, pinned=None,
+        received_bytes=7, smoke=None,
+        smoke_fresh=True,
+    )  # fmt: skip
     assert steps == ["recover", "verify 2 files"]
 
 
@@ -222,24 +226,11 @@ def test_why_it_hung_up_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [
-        {"event": "state"},
-        {**state(), "needs": [{"sha256": "x"}]},
-        {**state(), "needs": 7},
-        {**state(need(b"x", base=RANDOM)), "remove": None},
-    ],
-)
-def test_answers_without_sense_are_no_tracebacks(answer: dict[str, Any]) -> None:
-    with pytest.raises(RemoteError, match="board: the device tool's state makes no sense"):
-        Exchange(FakeStream(answer), "board", step=print).ask(REQUEST)
-    with pytest.raises(RemoteError, match="board: the device tool's report makes no sense"):
-        Exchange(FakeStream({"event": "done"}), "board", step=print).finish()
-
-
-@pytest.mark.parametrize(
     ("returncode", "error", "text"),
-    [(0, ConnectionLostError, "without an answer"), (1, RemoteError, "exit code 1\noh dear")],
+    [
+        (0, ConnectionLostError, "without an answer"),
+        (126, RemoteError, "exit code 126: \n  oh dear"),
+    ],
 )
 def test_no_answer(returncode: int, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):

@@ -1,0 +1,45 @@
+"""Text of others before it is shown: a device's words must not steer the operator's terminal."""
+
+from __future__ import annotations
+
+import re
+
+MAX_SHOWN = 4000
+"""Characters of one message."""
+
+MAX_NAME = 300
+"""Characters of what stands within a line: a name, a time, a release."""
+
+_PLAIN = re.compile(r"[\x20-\x7e\n]*")
+
+
+def printable(text: str) -> str:
+    r"""`text` with all that is not printable as \x1b, \u202e and the like; lines stay lines.
+
+    That are control characters, format characters (bidi overrides, joiners), lone surrogates
+    and what is not assigned, as `str.isprintable` has it.
+    """
+    if _PLAIN.fullmatch(text):
+        return text
+    return "".join(
+        character
+        if character.isprintable() or character == "\n"
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def message(text: str, *, limit: int = MAX_SHOWN) -> str:
+    """What a device said, at most `limit` characters; its further lines are indented."""
+    shown = shorten(printable(text.strip()), limit)
+    return "\n  ".join(line.strip() for line in shown.splitlines() if line.strip())
+
+
+def one_line(text: object, *, limit: int = MAX_NAME) -> str:
+    """`text` on one line, at most `limit` characters."""
+    return shorten(printable(" ".join(str(text).split())), limit)
+
+
+def shorten(text: str, limit: int) -> str:
+    """The first `limit` characters."""
+    return text if len(text) <= limit else f"{text[:limit]} …"

@@ -1,0 +1,304 @@
+"""What a device answers, as records: nothing of it is believed before it was looked at.
+
+A device may be broken, or somebody else's. What it says is read with bounds on size, depth
+and counts; a field that is missing or of another type is a SenselessError that names the device,
+the command and the field. Texts in records are for people: on one line, printable and of a
+bounded length (`edgepack.base.text`). `document` is the answer as it was, for --json.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from edgepack.base.errors import RemoteError
+from edgepack.base.tables import Table
+from edgepack.base.text import MAX_NAME, message, one_line
+
+MAX_DEPTH = 32
+MAX_VALUES = 250_000
+"""A benchmark of many runs has a time for each."""
+
+_LARGEST = 2**63
+_NUMBER_LETTERS = 40
+# Strings whole, so that brackets in them do not count.
+_TOKENS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]|,', re.DOTALL)
+T = TypeVar("T")
+
+
+class SenselessError(RemoteError):
+    """An answer of a device that nobody can make anything of."""
+
+
+class Answer(Table):
+    """An object that a device sent, to be taken apart; `source` is the device and command.
+
+    Unknown keys are left alone: a newer device tool may have more to say.
+    """
+
+    def __init__(self, values: Mapping[str, Any], source: str, path: str = "") -> None:
+        super().__init__(values, file=source, path=path, error=SenselessError)
+        self._source = source
+        self.document = values
+
+    def fail(self, key: str, problem: str, *, hint: str | None = None) -> SenselessError:
+        """See `Table.fail`."""
+        return SenselessError(
+            f"{self._source}: {self.name(key)}: {one_line(problem, limit=80)}",
+            hint=hint or "is that a device tool of edgepack? deploying again puts one there",
+        )
+
+    def text(self, key: str) -> str:
+        """A string, for people."""
+        return one_line(self.take(key, str))
+
+    def text_or_none(self, key: str) -> str | None:
+        """The same, or null, or not there."""
+        value = self.take(key, str, None)
+        return None if value is None else one_line(value)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of them."""
+        return tuple(one_line(value) for value in self.take_list(key, str))
+
+    def size(self, key: str) -> int:
+        """A whole number that is not negative."""
+        value = self.take(key, int)
+        if value < 0:
+            raise self.fail(key, f"{value} is negative")
+        return value
+
+    def part(self, key: str, read: Callable[[Answer], T]) -> T | None:
+        """What `read` makes of the object under `key`; None for null, or if it is not there."""
+        values: dict[str, Any] | None = self.take(key, dict, None)
+        return None if values is None else read(Answer(values, self._source, self.name(key)))
+
+    def need(self, key: str, read: Callable[[Answer], T]) -> T:  # type: ignore[override]
+        """What `read` makes of the object under `key`."""
+        return read(Answer(self.take(key, dict), self._source, self.name(key)))
+
+    def parts(self, key: str, read: Callable[[Answer], T]) -> tuple[T, ...]:
+        """What `read` makes of each object of a list."""
+        return tuple(
+            read(Answer(values, self._source, f"{self.name(key)}[{index}]"))
+            for index, values in enumerate(self.take_list(key, dict))
+        )
+
+
+def read_object(text: str, source: str) -> Answer:
+    """The JSON object that `text` is. Raises SenselessError."""
+    return Answer(parse_object(text, source), source)
+
+
+def parse_object(text: str, source: str) -> dict[str, Any]:
+    """The JSON object that `text` is, within the bounds. Raises SenselessError."""
+    try:
+        _check_bounds(text)
+        value = json.loads(text, parse_int=_integer, parse_float=_number, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise SenselessError(
+            f"{source}: its answer is no JSON that edgepack takes: {one_line(error, limit=80)}",
+            hint=f"it begins with {one_line(text, limit=60)!r}",
+        ) from None
+    if not isinstance(value, dict):
+        raise SenselessError(f"{source}: its answer is no JSON object")
+    return value
+
+
+def _check_bounds(text: str) -> None:
+    """Before a parser sees it: what is small as text may be large as objects."""
+    depth = values = 0
+    for match in _TOKENS.finditer(text):
+        first = match[0][0]
+        if first in "[{":
+            depth += 1
+        elif first in "]}":
+            depth -= 1
+        values += first in "[{,"
+        if depth > MAX_DEPTH:
+            raise ValueError(f"more than {MAX_DEPTH} levels")
+        if values > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES} values")
+
+
+def _integer(text: str) -> int:
+    value = int(text) if len(text) < _NUMBER_LETTERS else _LARGEST
+    if not -_LARGEST <= value < _LARGEST:
+        raise ValueError(f"a number of {len(text)} digits")
+    return value
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:20]}")
+    return value
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """What a device says when it does not do something; `kind` is one word."""
+
+    kind: str
+    message: str
+    hint: str | None
+
+    @staticmethod
+    def read(answer: Answer) -> Refusal:
+        """Of {"kind", "message", "hint"}."""
+        hint = answer.take("hint", str, None)
+        return Refusal(
+            kind=answer.take("kind", str, ""),
+            message=message(answer.take("message", str)),
+            hint=message(hint, limit=MAX_NAME) if hint else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """How the last test of a release went; `latency_ms` is one run."""
+
+    outcome: str
+    at: str
+    latency_ms: float | None
+    max_abs_error: float | None
+    max_rss_mb: float | None
+
+    @staticmethod
+    def read(answer: Answer) -> Health:
+        return Health(
+            outcome=answer.text("outcome"),
+            at=answer.text("at"),
+            latency_ms=answer.take("latency_ms", float, None),
+            max_abs_error=answer.take("max_abs_error", float, None),
+            max_rss_mb=answer.take("max_rss_mb", float, None),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A release that `current` or `previous` names; `signer` is empty if nobody signed it."""
+
+    release: str
+    name: str
+    board: str
+    model: str
+    model_sha256: str
+    version: int
+    since: str
+    by: str
+    signer: str
+    health: Health | None
+
+    @staticmethod
+    def read(answer: Answer) -> Release:
+        return Release(
+            release=answer.text("release"),
+            name=answer.text("name"),
+            board=answer.text("board"),
+            model=answer.text("model"),
+            model_sha256=answer.text("model_sha256"),
+            version=answer.take("version", int),
+            since=answer.text("since"),
+            by=answer.text("by"),
+            signer=answer.text_or_none("signer") or "",
+            health=answer.part("health", Health.read),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who works on the device now."""
+
+    by: str
+    since: str
+
+    @staticmethod
+    def read(answer: Answer) -> Holder:
+        return Holder(by=answer.text("by"), since=answer.text("since"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """`edgepack-device status`: `pending` is the release that is being tested."""
+
+    tool: str
+    current: Release | None
+    previous: Release | None
+    releases: int
+    blobs: int
+    store_bytes: int
+    pending: str | None
+    signers: tuple[str, ...]
+    lock: Holder | None
+    document: Mapping[str, Any] = field(repr=False)
+
+    @staticmethod
+    def read(answer: Answer) -> Status:
+        blobs, store_bytes = answer.need("store", lambda it: (it.size("blobs"), it.size("bytes")))
+        return Status(
+            tool=answer.text("tool"),
+            current=answer.part("current", Release.read),
+            previous=answer.part("previous", Release.read),
+            releases=len(answer.take_list("releases", dict)),
+            blobs=blobs,
+            store_bytes=store_bytes,
+            pending=answer.part("pending", lambda it: it.text("release")),
+            signers=answer.texts("signers"),
+            lock=answer.part("lock", Holder.read),
+            document=answer.document,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """Whose bundles a device takes: `list` is the file, None if everybody's."""
+
+    signers: tuple[str, ...]
+    list: str | None
+    document: Mapping[str, Any] = field(repr=False)
+
+    @staticmethod
+    def read(answer: Answer) -> Trust:
+        return Trust(
+            signers=answer.texts("signers"),
+            list=answer.take("list", str, None),
+            document=answer.document,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switched:
+    """What a rollback made current, and what was so before."""
+
+    release: str
+    before: str | None
+    document: Mapping[str, Any] = field(repr=False)
+
+    @staticmethod
+    def read(answer: Answer) -> Switched:
+        return Switched(
+            release=answer.text("release"),
+            before=answer.text_or_none("before"),
+            document=answer.document,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """The releases that went."""
+
+    removed: tuple[str, ...]
+    document: Mapping[str, Any] = field(repr=False)
+
+    @staticmethod
+    def read(answer: Answer) -> Pruned:
+        return Pruned(removed=answer.texts("removed"), document=answer.document)

@@ -1,0 +1,156 @@
+"""What edgepack-run answers on a device, as records (see `edgepack.deploy.answers`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgepack.deploy.answers import Answer
+
+_TIMES = ("load", "decode", "preprocess", "run")
+_NAN = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Class:
+    """One of the best classes of an image; `label` is empty without a list of labels."""
+
+    index: int
+    label: str
+    score: float
+
+    @staticmethod
+    def read(answer: Answer) -> Class:
+        score = answer.take("score", float, None)
+        return Class(
+            index=answer.take("index", int),
+            label=answer.text_or_none("label") or "",
+            score=_NAN if score is None else score,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """How far the outputs are from the reference; an error of None is no number."""
+
+    max_abs_error: float | None
+    max_abs_reference: float
+    tolerance: float
+
+    @staticmethod
+    def read(answer: Answer) -> Expected:
+        return Expected(
+            max_abs_error=answer.take("max_abs_error", float, None),
+            max_abs_reference=answer.take("max_abs_reference", float),
+            tolerance=answer.take("tolerance", float),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Statistics of repeated runs, in milliseconds."""
+
+    runs: int
+    warmup: int
+    mean_ms: float
+    std_ms: float
+    min_ms: float
+    max_ms: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+
+    @staticmethod
+    def read(answer: Answer) -> Bench:
+        times = ("mean_ms", "std_ms", "min_ms", "max_ms", "p50_ms", "p90_ms", "p99_ms")
+        return Bench(
+            runs=answer.size("runs"),
+            warmup=answer.size("warmup"),
+            **{name: answer.take(name, float) for name in times},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One call of a kernel: the median of its times, and its share of the run."""
+
+    layer: str
+    operator: str
+    kernel: str
+    ms: float
+    share: float
+    gflops: float | None
+
+    @staticmethod
+    def read(answer: Answer) -> Layer:
+        return Layer(
+            layer=answer.text("layer"),
+            operator=answer.text("operator"),
+            kernel=answer.text("kernel"),
+            ms=answer.take("ms", float),
+            share=answer.take("share", float),
+            gflops=answer.take("gflops", float, None),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """The layers in the order they ran; `overhead_ms` is what measuring them added to a run."""
+
+    runs: int
+    overhead_ms: float
+    layers: tuple[Layer, ...]
+
+    @staticmethod
+    def read(answer: Answer) -> Profile:
+        return Profile(
+            runs=answer.size("runs"),
+            overhead_ms=answer.take("overhead_ms", float),
+            layers=answer.parts("layers", Layer.read),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes: the most that the process had, and what of it are weights and arena."""
+
+    rss_peak_bytes: int
+    params_bytes: int
+    arena_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppAnswer:
+    """What edgepack-run said of one input; `times_ms` are those it measured, by step."""
+
+    top: tuple[Class, ...]
+    times_ms: Mapping[str, float]
+    threads: int | None
+    memory: Memory | None
+    expected: Expected | None
+    bench: Bench | None
+    profile: Profile | None
+    document: Mapping[str, Any] = field(repr=False)
+
+    @staticmethod
+    def read(answer: Answer) -> AppAnswer:
+        times = {name: answer.take(f"{name}_ms", float, None) for name in _TIMES}
+        memory = None
+        if answer.has("rss_peak_bytes") and answer.has("params_bytes"):
+            memory = Memory(
+                rss_peak_bytes=answer.size("rss_peak_bytes"),
+                params_bytes=answer.size("params_bytes"),
+                arena_bytes=answer.size("arena_bytes"),
+            )
+        answer.take("edgepack", str)  # its version: without it, that is somebody else's answer
+        return AppAnswer(
+            top=answer.parts("top", Class.read) if answer.has("top") else (),
+            times_ms={name: time for name, time in times.items() if time is not None},
+            threads=answer.take("threads", int, None),
+            memory=memory,
+            expected=answer.part("expected", Expected.read),
+            bench=answer.part("bench", Bench.read),
+            profile=answer.part("profile", Profile.read),
+            document=answer.document,
+        )

@@ -1,0 +1,74 @@
+"""What devices say, before a terminal gets it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import unicodedata
+
+import pytest
+
+from edgepack.base.text import MAX_NAME, message, one_line, printable
+from edgepack.cli import report, status
+from edgepack.cli.console import Console
+from edgepack.deploy.answers import Status, read_object
+from tests.scripted_tool import RELEASE, STATUS
+
+# Clears the screen, sets the title, answers back, turns the line round, hides it.
+NASTY = "\x1b[2J\x1b]0;title\x07\x9b6n\x05\r\u202eevil\u2066\u200b\u2028\u061c\x7f\ud800\ufeff"
+
+
+def test_every_character() -> None:
+    """By Unicode's own categories: controls, formats, surrogates, lines; ASCII stays."""
+    text = "".join(map(chr, range(0x11000)))
+    shown = printable(text)
+    bad = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    left = {unicodedata.category(character) for character in shown.replace("\n", "")}
+    assert not left & bad
+    plain = "".join(map(chr, range(0x20, 0x7F))) + "äß→漢字\n"
+    assert printable(plain) == plain
+    assert printable("a\x1b[0m\u202e\t") == "a\\x1b[0m\\u202e\\t"
+
+
+def test_lines_and_lengths() -> None:
+    assert one_line(" a\nerror: b\r\n\tc ") == "a error: b c"
+    assert len(one_line("x" * 10**6)) == MAX_NAME + 2
+    # What follows cannot be taken for a line of ours.
+    assert message("what\nhint: run this\n") == "what\n  hint: run this"
+
+
+def test_all_that_a_console_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.step(NASTY)
+    console.note(NASTY)
+    console.error(NASTY, NASTY, 7)
+    console.data({}, NASTY)
+    console.lines([NASTY])
+    with console.bar(NASTY, 1):
+        pass
+    logging.getLogger("edgepack.device").warning("it said %s", NASTY)
+    Console(as_json=True).data({"name": NASTY}, "")
+    out, err = capsys.readouterr()
+    assert all(character.isprintable() or character == "\n" for character in out + err)
+    assert err.count("\\x1b[2J") == 6
+    assert json.loads(out.splitlines()[-2].partition(":")[2]) == NASTY
+
+
+def test_status_of_a_device_that_writes_to_terminals(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = {**RELEASE, "name": f"{NASTY}\nrelease 7 is current", "by": NASTY * 10_000}
+    text = json.dumps({**STATUS, "current": named, "signers": [NASTY]})
+    answer = Status.read(read_object(text, "board"))
+    shown = "\n".join(report.status_lines(answer, "r on board"))
+    assert all(character.isprintable() or character == "\n" for character in shown)
+    assert len(shown) < 3000
+    # A line that it makes up is none.
+    assert "\nrelease 7" not in shown
+    assert len(shown.splitlines()) == 10
+    # A program gets what was said.
+    monkeypatch.setattr(status, "ask_device", lambda *_: (answer, "r on board"))
+    status.run(None, Console(as_json=True))  # type: ignore[arg-type]
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert json.loads(out)["current"]["name"] == named["name"]
