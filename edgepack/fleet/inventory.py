@@ -7,6 +7,7 @@ are both read into an `Inventory`; `Inventory.devices` works out the rest.
 from __future__ import annotations
 
 import fnmatch
+import ipaddress
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from edgepack.device.options import Address
 ALL = "all"
 UNGROUPED = "ungrouped"
 VIRTUAL = "virtual"
+SSH_PORT = 22
 # What may be said of a device, at every level: the fields of `FleetDevice` but its name.
 Variables = Mapping[str, Any]
 
@@ -255,10 +257,27 @@ def _check_addresses(file: Path, devices: Iterable[FleetDevice]) -> None:
                 f"{file}: {device.name}: not an address: {device.where!r}",
                 hint="a host name, an IP address or an alias of ~/.ssh/config",
             ) from None
-        key = (device.address, device.port, device.jump)
+        key = (_host(device.address), device.port or SSH_PORT, *map(_hop, device.jump))
         if key in seen:
             raise ConfigError(
                 f"{file}: {seen[key]} and {device.name} have the same address: {device.where}",
                 hint="a group's address may hold {name}: it stands for the device's name",
             )
         seen[key] = device.name
+
+
+def _host(name: str) -> str:
+    """One spelling of a host: names by case and a last dot, addresses by how they are written."""
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return name.lower().removesuffix(".")
+
+
+def _hop(text: str) -> tuple[str | None, str, int]:
+    """The same of a host on the way; what is no address is told when it is used."""
+    try:
+        address = Address.parse(text)
+    except UsageError:
+        return None, text, SSH_PORT
+    return address.user, _host(address.host), address.port or SSH_PORT

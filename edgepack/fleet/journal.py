@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,24 @@ from typing import Any, NamedTuple
 
 from edgepack.base.errors import ConfigError, UsageError
 from edgepack.fleet.inventory import FleetDevice
+
+log = logging.getLogger(__name__)
+
+# What lines have by "event"; those about devices have none.
+_TEXT_OR_NONE = str | None
+_KINDS: Mapping[str, Mapping[str, Any]] = {
+    "begin": {"action": str, "releases": dict},
+    "end": {"status": str, "reason": str, "outcomes": dict, "seconds": int | float},
+    "": {
+        "device": str,
+        "address": str,
+        "action": str,
+        "ok": bool,
+        "outcome": _TEXT_OR_NONE,
+        "release": _TEXT_OR_NONE,
+        "details": dict | None,
+    },
+}
 
 
 class BusyError(UsageError):
@@ -128,21 +147,37 @@ class Journal:
             ) from None
 
     def _read(self, *, repair: bool) -> None:
-        """Collect the last lines; cut off a line that a crash left half written."""
+        """Collect the last lines; cut off a line that a crash left half written.
+
+        A damaged line is left out, and said: what it told is not known, so its device is asked
+        again. A file of nothing else is none of ours.
+        """
+        damaged: list[int] = []
+        good = 0
         for offset, line in _lines(self._file):
             if not line.endswith(b"\n"):
                 if repair:
                     os.truncate(self._file.fileno(), offset)
                 break
             try:
-                entry = json.loads(line)
-                assert isinstance(entry, dict)
-                self._note(offset, entry)
-            except (ValueError, KeyError, TypeError, AssertionError):
-                raise ConfigError(
-                    f"{self.path}: byte {offset}: not a line of a journal",
-                    hint="if it is one, move it away: every device is then asked again",
-                ) from None
+                self._note(offset, _parse(line))
+                good += 1
+            except (ValueError, RecursionError):
+                damaged.append(offset)
+        if not damaged:
+            return
+        if not good:
+            raise ConfigError(
+                f"{self.path}: byte {damaged[0]}: not a line of a journal",
+                hint="if it is one, move it away: every device is then asked again",
+            )
+        log.warning(
+            "%s: %d damaged %s left out (byte %s); what was done there last is not known",
+            self.path,
+            len(damaged),
+            "line is" if len(damaged) == 1 else "lines are",
+            ", ".join(map(str, damaged[:3])) + (" ..." if damaged[3:] else ""),
+        )
 
     def _note(self, offset: int, entry: Mapping[str, Any]) -> None:
         if entry.get("event") == "begin":
@@ -154,6 +189,18 @@ class Journal:
             before = self.last.get(name)
             deployed = release if action == "deploy" else before.deployed if before else None
             self.last[name] = Last(offset, action, entry["ok"], release, entry["address"], deployed)
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """A line of a journal, of which all that is used later has its type. Raises ValueError."""
+    entry = json.loads(line)
+    if not isinstance(entry, dict):
+        raise ValueError("no object")
+    kinds = _KINDS.get(entry.get("event", ""), _KINDS[""])
+    for key, kind in kinds.items():
+        if not isinstance(entry.get(key), kind):
+            raise ValueError(key)
+    return entry
 
 
 def _lines(file: Any) -> Iterator[tuple[int, bytes]]:

@@ -403,3 +403,23 @@ def test_damaged_files_are_mistakes_not_bugs(name: str, tmp_path: Path) -> None:
             assert str(tmp_path / name) in error.message
             refused += 1
     assert 15 < refused < 150
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('"shop.lan"', '"SHOP.lan"'),
+        ('"shop.lan"', '"shop.lan."'),
+        ('"shop.lan"', '"shop.lan"\nport = 22'),
+        ('"2001:db8::1"', '"2001:DB8:0:0::0001"'),
+        ('"a"\njump = ["ops@gate"]', '"a"\njump = ["ops@GATE.:22"]'),
+    ],
+)
+def test_one_host_in_two_spellings(tmp_path: Path, one: str, other: str) -> None:
+    path = tmp_path / "fleet.toml"
+    devices = '[defaults]\nboard = "pynq"\n[groups.g]\ndevices = ["x", "y"]\n'
+    path.write_text(f"{devices}[devices.x]\naddress = {one}\n[devices.y]\naddress = {other}\n")
+    with pytest.raises(ConfigError, match="x and y have the same address"):
+        load_fleet(path)
+    path.write_text(path.read_text().replace(other, '"elsewhere"'))
+    assert len(load_fleet(path).devices) == 2

@@ -391,3 +391,31 @@ def test_the_three_forms_of_a_report(tmp_path: Path) -> None:
     assert rows[3][header.index("hint")] == "</td>"
     assert rows[0][header.index("release")] == work.release
     assert page.rows[-1][header.index("outcome")] == "waiting"
+
+
+DAMAGE = (
+    b"\x00" * 40, b"\xff\xfe", b'{"device": "d00002", "act', b"[]", b"7", b"{}", b"[" * 100_000,
+    b'{"device": [], "action": 1}', b'{"event": "begin"}', b'{"event": "end", "status": 7}',
+    b'{"device":"d00002","address":"d00002.lan","action":"deploy","ok":"yes","release":7}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=range(len(DAMAGE)))
+def test_a_damaged_line_costs_that_line(
+    tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    found, settings, path = devices(3), Settings(parallel=1), tmp_path / "m.jsonl"
+    assert run(path, found, settings, FakeWork()).status == "complete"
+    lines = path.read_bytes().splitlines()
+    at = next(n for n, line in enumerate(lines) if b'"d00002"' in line)
+    lines[at] = damage
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    for _ in range(2):
+        with caplog.at_level("WARNING"), Journal(path, write=False) as journal:
+            assert sorted(journal.last) == ["d00001", "d00003"]
+        assert f"1 damaged line is left out (byte {len(b'.'.join(lines[:at])) + (at > 0)})" in (
+            caplog.text
+        )
+    again = FakeWork()
+    assert run(path, found, settings, again).status == "complete"
+    assert again.begun == ["d00002"]
