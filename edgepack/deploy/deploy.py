@@ -80,6 +80,10 @@ class DeployOptions:
 DEFAULT_OPTIONS = DeployOptions()
 
 
+class NotExecutableError(RemoteError):
+    """Programs cannot run in the folder there."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """What a deploy did.
@@ -172,6 +176,7 @@ def deploy_bundle(
 
     Raises:
         GateError: the bundle does not fit the device; nothing was written.
+        NotExecutableError: nothing can run in that folder; nothing was written.
         RefusedBundleError: the device does not take it (signature, version, board).
         LockedError: another deploy is under way.
         DiskFullError: the device has no room.
@@ -278,6 +283,12 @@ class _Deploy:
             f"[ ! -x {self._layout.tool} ] || exec {self._layout.command('receive')}",
         )
         facts = parse_facts(self._device.name, self._layout.root, self._facts(stream))
+        if facts.noexec:
+            raise NotExecutableError(
+                f"{self._device.name}: {self._layout.root} is on a file system that is mounted "
+                "noexec: no program can run there",
+                hint="another folder with --root, or ask its owner to mount it without noexec",
+            )
         # A tool that is there knows better what room the rest needs.
         gate.check_device(self._bundle, facts, send_bytes=0 if facts.tool else None)
         if facts.protocol > PROTOCOL:

@@ -103,6 +103,7 @@ class DeviceFacts:
     `free_disk_bytes` is that of the file system the root folder is on, or will be.
     `sha256sum` is the command that prints SHA-256 sums, or empty. `tool` is the version of
     the edgepack-device in the root folder, or empty, and `protocol` that of its `receive`.
+    `noexec`: the root folder's file system is mounted so that no program on it can run.
     """
 
     system: str
@@ -125,6 +126,7 @@ class DeviceFacts:
     sha256sum: str
     tool: str = ""
     protocol: int = 0
+    noexec: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -195,6 +197,7 @@ def parse_facts(device: str, root: str, output: str) -> DeviceFacts:
         sha256sum=found["sha256sum"],
         tool=found["tool"].version,
         protocol=found["tool"].protocol,
+        noexec=found["noexec"],
     )
 
 
@@ -233,6 +236,15 @@ def facts(root: str) -> tuple[Fact, ...]:
                 'while [ ! -d "$p" ]; do p=$(dirname "$p"); done; df -Pk "$p"'
             ),
             parse=parse_df,
+        ),
+        Fact(
+            name="noexec",
+            command=(
+                f"p={shlex.quote(root)}; "
+                'while [ ! -d "$p" ]; do p=$(dirname "$p"); done; df -Pk "$p"; '
+                "echo; cat /proc/mounts"
+            ),
+            parse=parse_noexec,
         ),
         Fact(name="os", command="cat /etc/os-release", parse=parse_os_release),
         Fact(
@@ -332,6 +344,18 @@ def parse_df(text: str) -> int:
     if not match:
         raise ValueError(f"df said {text.strip()!r}")
     return max(0, int(match[1])) * 1024
+
+
+def parse_noexec(text: str) -> bool:
+    """df of the folder, an empty line, and /proc/mounts, where a later mount hides an earlier."""
+    df, _, mounts = text.partition("\n\n")
+    words = df.split()
+    options = ""
+    for line in mounts.splitlines():
+        fields = line.split()
+        if words and len(fields) >= 4 and fields[1] == words[-1].replace(" ", "\\040"):
+            options = fields[3]
+    return "noexec" in options.split(",")
 
 
 def parse_os_release(text: str) -> str:

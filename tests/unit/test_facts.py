@@ -7,12 +7,22 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from edgepack.deploy.deploy import NotExecutableError, deploy_bundle
 from edgepack.device import LocalDevice
-from edgepack.device.facts import FactsError, facts, gather, parse_cpuinfo, parse_df, parse_kernel
+from edgepack.device.facts import (
+    FactsError,
+    facts,
+    gather,
+    parse_cpuinfo,
+    parse_df,
+    parse_kernel,
+    parse_noexec,
+)
 from tests.support import require_tool
 
 GOLDENS = sorted((Path(__file__).parent / "facts").glob("*.json"))
@@ -86,3 +96,38 @@ def test_fact_that_cannot_be_told(tmp_path: Path) -> None:
     with pytest.raises(FactsError, match="cannot tell its disk") as failed:
         gather(FakeNoisyDevice(tmp_path), "root")
     assert "df -Pk" in str(failed.value.hint)
+
+
+DF = "Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/sda2 9 1 8 10% /home\n\n"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "noexec"),
+    [
+        ("/dev/sda1 / ext4 rw 0 0\n/dev/sda2 /home ext4 rw,nosuid,noexec,relatime 0 0\n", True),
+        ("/dev/sda1 / ext4 rw,noexec 0 0\n/dev/sda2 /home ext4 rw,relatime 0 0\n", False),
+        ("x /home ext4 rw,noexec 0 0\ny /home tmpfs rw 0 0\n", False),
+        ("x /home ext4 rw 0 0\ny /home tmpfs rw,noexec 0 0\n", True),
+        ("x /home/noexec ext4 noexec 0 0\n", False),
+        ("", False),
+    ],
+)
+def test_a_file_system_that_runs_nothing(mounts: str, noexec: bool) -> None:
+    assert parse_noexec(DF + mounts) is noexec
+    assert not parse_noexec("")
+
+
+class FakeNoexecDevice(LocalDevice):
+    """All of it is mounted noexec, as far as /proc/mounts says."""
+
+    def open(self, command: str) -> Any:
+        mounts = "echo x $(df -Pk . | tail -n 1 | sed 's/.* //') ext4 rw,noexec 0 0"
+        assert "cat /proc/mounts" in command
+        return super().open(command.replace("cat /proc/mounts", mounts))
+
+
+def test_a_deploy_to_one_sends_nothing(tmp_path: Path) -> None:
+    bundle: Any = SimpleNamespace(manifest=SimpleNamespace(files={}), signature=b"")
+    with pytest.raises(NotExecutableError, match="app is on a file system that is mounted noexec"):
+        deploy_bundle(bundle, FakeNoexecDevice(tmp_path), "app")
+    assert list(tmp_path.iterdir()) == []
