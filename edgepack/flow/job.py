@@ -10,12 +10,11 @@ import importlib.metadata
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edgepack import compiler
 from edgepack.base.errors import ConfigError, perhaps
 from edgepack.base.paths import cache_dir, locked
 from edgepack.base.progress import NO_PROGRESS, Progress
@@ -165,14 +164,28 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
 _PATHS = {"folder", "graph", "params", "library"}
 
 
+# What the compiler is made of: its own modules, those it imports and their data, and the packages
+# that decide what comes out. onnxruntime and numpy fold constants, onnx expands operators.
+_PACKAGE = Path(__file__).parents[1]
+_SOURCES = (
+    "base",
+    "boards.py",
+    "compiler",
+    "cpus.json",
+    "cpus.py",
+    "model.py",
+    "native/toolchain.py",
+)
+_DEPENDENCIES = ("apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "onnxruntime")
+
+
 def _compile_key(job: Job) -> str:
-    """A hash of all that the three artifacts depend on, edgepack's own compiler included."""
+    """A hash of all that the three artifacts depend on, the compiler included."""
     board = {
         key: value
         for key, value in job.board.to_dict().items()
         if key not in ("title", "os", "origin", "virtual")
     }
-    sources = sorted(Path(compiler.__file__).parent.rglob("*.py"))
     parts: Mapping[str, Any] = {
         "model": job.model.sha256,
         "name": job.model.name,
@@ -180,10 +193,19 @@ def _compile_key(job: Job) -> str:
         "board": board,
         "optimize": job.project.optimize,
         "toolchain": job.toolchain.toolchain.title,
-        "tvm": importlib.metadata.version("apache-tvm"),
-        "sources": [hashlib.sha256(source.read_bytes()).hexdigest() for source in sources],
+        "dependencies": {name: importlib.metadata.version(name) for name in _DEPENDENCIES},
+        "sources": {
+            str(source.relative_to(_PACKAGE)): hashlib.sha256(source.read_bytes()).hexdigest()
+            for source in _compiler_sources()
+        },
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _compiler_sources() -> Iterator[Path]:
+    for name in _SOURCES:
+        source = _PACKAGE / name
+        yield from source.rglob("*.py") if source.is_dir() else [source]
 
 
 def _read_compiled(folder: Path) -> CompiledModel:

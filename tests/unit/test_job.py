@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edgepack.base.errors import ConfigError
-from edgepack.flow.job import make_job
+from edgepack.boards import get_board
+from edgepack.flow import job as job_module
+from edgepack.flow.job import Job, make_job
 from edgepack.flow.project import load_project
 from tests.onnx_models import Builder
 
@@ -38,3 +46,94 @@ def test_an_unknown_board_is_named_with_where_it_was_given(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="--board: unknown board: rasp3") as caught:
         make_job(load_project(path, {"board": "rasp3"}))
     assert caught.value.hint == "perhaps you meant 'rasp3b'"
+
+
+# ------------------------------------------------ the key of the cache
+
+PACKAGE = Path(job_module.__file__).parents[1]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return make_job(load_project(project(tmp_path, 3)))
+
+
+def test_everything_a_job_compiles_from_changes_the_key(job: Job) -> None:
+    toolchain = job.toolchain
+    compiler = toolchain.toolchain
+    others = [
+        replace(job, model=replace(job.model, sha256="0" * 64)),
+        replace(job, model=replace(job.model, name="other")),
+        replace(job, project=replace(job.project, shapes={"x": (1, 8)})),
+        replace(job, project=replace(job.project, optimize="size")),
+        replace(job, board=get_board("pynq")),
+        replace(job, toolchain=replace(toolchain, toolchain=replace(compiler, version="0.1"))),
+    ]
+    keys = [job_module._compile_key(each) for each in (job, *others)]
+    assert len(set(keys)) == len(keys)
+    same = replace(job, board=replace(job.board, title="another name"))
+    assert job_module._compile_key(same) == keys[0]
+
+
+@pytest.mark.parametrize("name", job_module._DEPENDENCIES)
+def test_another_version_of_a_package_changes_the_key(
+    job: Job, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    before, version = job_module._compile_key(job), importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda asked: "0.1" if asked == name else version(asked)
+    )
+    assert job_module._compile_key(job) != before
+
+
+def test_a_change_in_any_module_of_the_compiler_changes_the_key(
+    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        job_module, "_PACKAGE", Path(shutil.copytree(PACKAGE, tmp_path / "edgepack"))
+    )
+    keys = {job_module._compile_key(job)}
+    for count, source in enumerate([*imported_by_the_compiler(), PACKAGE / "cpus.json"], start=2):
+        copy = tmp_path / "edgepack" / source.relative_to(PACKAGE)
+        text = copy.read_text()
+        copy.write_text(text + "\n")
+        keys.add(job_module._compile_key(job))
+        assert len(keys) == count, f"{source.relative_to(PACKAGE)} is not in the key"
+        copy.write_text(text)
+
+
+def test_the_key_has_every_package_that_the_compiler_imports() -> None:
+    names = {
+        name.split(".")[0]
+        for source in imported_by_the_compiler()
+        for name in imports_of(source)
+        if not name.startswith("edgepack")
+    }
+    distributions = importlib.metadata.packages_distributions()
+    found = {distributions[name][0] for name in names - sys.stdlib_module_names}
+    # protobuf only parses the model's file.
+    assert found - {"protobuf"} == set(job_module._DEPENDENCIES)
+
+
+def imports_of(source: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+
+
+def imported_by_the_compiler() -> list[Path]:
+    """All modules of this package that compiling a loaded model may run."""
+    left = list((PACKAGE / "compiler").rglob("*.py"))
+    found = set[Path]()
+    while left:
+        source = left.pop()
+        if source in found:
+            continue
+        found.add(source)
+        for name in imports_of(source):
+            path = PACKAGE.parent / name.replace(".", "/")
+            modules = (path.with_suffix(".py"), path / "__init__.py")
+            left += [m for m in modules if m.exists() and m != PACKAGE / "__init__.py"]
+    return sorted(found)
