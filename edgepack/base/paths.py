@@ -41,11 +41,27 @@ def cache_dir() -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock named after `path` (a file `<path>.lock` beside it)."""
+    """Hold an exclusive lock named after `path` (a file `<path>.lock` beside it).
+
+    The file's time says when somebody last asked for `path` (see `edgepack.base.cache`).
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with Path(f"{path}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    file = Path(f"{path}.lock")
+    while True:
+        with file.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Who held it before may have removed it, and others hold the one of that name now.
+            if _is_at(lock.fileno(), file):
+                yield
+                return
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Whether the open file is the one that `path` names."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from edgepack.cli.options import COMMON_DEFAULTS, add_common, check_writable
 COMMANDS = {
     "boards": "list the board profiles",
     "doctor": "list the tools a board needs, found or not",
+    "cache": "what is kept to be quick the next time: show, prune",
     "inspect": "print inputs, outputs, operators, parameters and MACs of a model",
     "compile": "compile a model for a board's CPU",
     "package": "make a bundle, and a file that carries it",

@@ -36,7 +36,7 @@ HEAVY |= {"fabric", "paramiko", "invoke", "cryptography"}
 @pytest.mark.parametrize(
     "argv",
     [["boards"], ["--help"], ["--version"], ["doctor", "--help"], ["status", "--help"],
-     ["board", "--help"]],
+     ["board", "--help"], ["cache"]],
     ids=" ".join,
 )  # fmt: skip
 def test_a_trivial_command_imports_no_heavy_library(tmp_path: Path, argv: list[str]) -> None:
