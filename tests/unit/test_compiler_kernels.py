@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -150,7 +152,7 @@ def test_block_pads_channels_least(cpu: CpuModel, channels: int, block: int) -> 
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_tiles_fit_the_registers_and_the_layer(cpu: CpuModel) -> None:
     random = np.random.default_rng(0)
-    isa = arm.Isa.of(cpu, FLOAT32)
+    kernel = arm.micro_kernel(cpu, FLOAT32)
     for _ in range(40):
         width, blocks = (int(v) for v in random.integers(1, 60, size=2))
         chosen = tile.choose(
@@ -161,7 +163,7 @@ def test_tiles_fit_the_registers_and_the_layer(cpu: CpuModel) -> None:
             element=FLOAT32,
             reduction=int(random.integers(1, 500)),
             cpu=cpu,
-            fits=isa.fits_convolution if isa else None,
+            fits=partial(kernel.fits, registers=cpu.registers) if kernel else None,
         )
         assert chosen.pixels <= width
         assert chosen.vectors <= blocks
@@ -220,7 +222,7 @@ def test_a_block_of_any_element_fills_a_vector(
     bias = pack_channels(np.arange(33), layout)
     assert (bias.dtype, len(bias)) == (accumulator, layout.blocks * block)
     # Assembly is written for float32 only.
-    assert (arm.Isa.of(CORTEX_A72, element) is not None) == (element == FLOAT32)
+    assert (arm.isa_of(CORTEX_A72, element) is not None) == (element == FLOAT32)
 
 
 def test_halo_is_what_the_window_reads_and_no_more() -> None:
@@ -262,6 +264,38 @@ def test_weights_are_packed_in_the_order_of_use() -> None:
     assert packed[32:36].tolist() == weight[0, :4, 4, 0, 0].tolist()
     # Panel 1 has two channels that are there.
     assert packed[40:44].tolist() == [*weight[0, 4:6, 0, 0, 0].tolist(), 0, 0]
+
+
+def test_weights_of_deep_steps_lie_side_by_side() -> None:
+    """As SDOT reads them: four channels of an output in each 32 bits of a vector."""
+    weight = np.arange(1 * 6 * 11, dtype="int8").reshape(1, 6, 11, 1, 1)
+    image = Blocked(element=INT8, batch=1, channels=11, height=1, width=1, block=8)
+    shape = convolution.Shape.of(weight, image, replace(image, channels=6, block=4), kr=4)
+    # 11 channels are two steps of one block and one, a quarter empty, of another.
+    assert shape.reduction == 12
+    packed = convolution.pack_weights(weight, shape, vectors=1)
+    assert packed.dtype == np.int8
+    assert packed.size == 2 * shape.panel(1) == shape.weight_bytes
+    steps = packed.reshape(2, 3, 4, 4)
+    x = np.arange(1, 13, dtype="int32")
+    x[11] = 99  # the missing channel
+    dots = np.einsum("psok,sk->po", steps.astype("int32"), x.reshape(3, 4)).ravel()
+    expected = weight[0, :, :, 0, 0].astype("int32") @ x[:11]
+    np.testing.assert_array_equal(dots, [*expected, 0, 0])
+
+
+def test_a_deeper_step_is_fewer_steps() -> None:
+    wide = {"width": 196, "rows": 1, "blocks": 36, "reduction": 96, "cpu": CORTEX_A76}
+    shallow = tile.choose(**wide, lanes=4, element=FLOAT32)
+    deep = tile.choose(**wide, lanes=4, element=INT8, kr=4)
+    # Both instructions start twice per cycle, and the second one does four times as much; what is
+    # done once per tile stays.
+    assert shallow.cycles / 4 < deep.cycles < shallow.cycles / 3
+
+
+def test_each_micro_kernel_is_the_first_choice_of_some_cpu() -> None:
+    chosen = {arm.micro_kernel(cpu, row.element) for cpu in CPUS for row in arm.KERNELS}
+    assert chosen == {*arm.KERNELS, None}
 
 
 def test_groups_are_merged_until_blocks_are_whole() -> None:
@@ -349,7 +383,7 @@ ONE_BY_ONE = arm.Convolve(
 def test_hot_loop_is_arithmetic_and_never_touches_the_stack(
     cpu: CpuModel, pixels: int, vectors: int, fma: str, most: float
 ) -> None:
-    isa = arm.Isa.of(cpu, FLOAT32)
+    isa = arm.isa_of(cpu, FLOAT32)
     assert isa is not None
     lines = code(ONE_BY_ONE, isa, pixels=pixels, vectors=vectors)
     start, end = lines.index("1:"), next(i for i, line in enumerate(lines) if "1b" in line)
@@ -362,18 +396,20 @@ def test_hot_loop_is_arithmetic_and_never_touches_the_stack(
 
 
 def test_armv7_takes_lanes_of_low_registers_only() -> None:
-    isa = arm.Isa.of(CORTEX_A9, FLOAT32)
+    isa = arm.isa_of(CORTEX_A9, FLOAT32)
     assert isa is not None
-    assert isa.fits_convolution(4, 2)
-    assert not isa.fits_convolution(4, 3)
-    assert not isa.fits_convolution(9, 1)
+    kernel = arm.micro_kernel(CORTEX_A9, FLOAT32)
+    assert kernel is not None
+    assert kernel.fits(4, 2, isa.registers)
+    assert not kernel.fits(4, 3, isa.registers)
+    assert not kernel.fits(9, 1, isa.registers)
     for line in code(ONE_BY_ONE, isa, pixels=7, vectors=1):
         lane = re.search(r"d(\d+)\[", line)
         assert lane is None or int(lane[1]) < 16
 
 
 def test_depthwise_loads_each_input_once() -> None:
-    isa = arm.Isa.of(CORTEX_A9, FLOAT32)
+    isa = arm.isa_of(CORTEX_A9, FLOAT32)
     assert isa is not None
     reduction = arm.Depthwise(kernel=(3, 3), stride=2, row_step=512)
     lines = code(reduction, isa, pixels=5, vectors=1)
@@ -392,7 +428,7 @@ def test_depthwise_loads_each_input_once() -> None:
 def test_a_tile_adds_up_its_pixels_once_they_are_stored(
     cpu: CpuModel, register: str, pixels: int
 ) -> None:
-    isa = arm.Isa.of(cpu, FLOAT32)
+    isa = arm.isa_of(cpu, FLOAT32)
     assert isa is not None
     reduction = arm.Depthwise(kernel=(3, 3), stride=1, row_step=512)
     values = {"pixels": pixels, "vectors": 1}
@@ -416,7 +452,7 @@ def test_a_tile_adds_up_its_pixels_once_they_are_stored(
 
 @pytest.mark.parametrize("cpu", [CORTEX_A9, CORTEX_A72])
 def test_rows_of_tiles_need_no_more_core_registers_than_there_are(cpu: CpuModel) -> None:
-    isa = arm.Isa.of(cpu, FLOAT32)
+    isa = arm.isa_of(cpu, FLOAT32)
     assert isa is not None
     tile = arm.Tile(
         isa=isa,
@@ -447,7 +483,7 @@ def test_rows_of_tiles_need_no_more_core_registers_than_there_are(cpu: CpuModel)
 
 @pytest.mark.parametrize(("columns", "most"), [(7, 1), (8, 1), (9, 2)])
 def test_armv7_loads_no_more_registers_than_an_instruction_can(columns: int, most: int) -> None:
-    isa = arm.Isa.of(CORTEX_A9, FLOAT32)
+    isa = arm.isa_of(CORTEX_A9, FLOAT32)
     assert isa is not None
     reduction = arm.Depthwise(kernel=(1, columns), stride=1, row_step=0)
     lines = code(reduction, isa, pixels=2, vectors=1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from tvm import tirx
@@ -58,7 +59,8 @@ def halo(layer: Layer) -> Halo:
 class Shape:
     """The reduction and the channels of one group, in blocks.
 
-    `last_lanes` channels of the last input block hold something.
+    `last_lanes` channels of the last input block hold something. A step of the reduction takes `kr`
+    of a block's channels; where a block has no multiple of that, the last step has weights of zero.
     """
 
     groups: int
@@ -69,9 +71,10 @@ class Shape:
     lanes: int
     kernel: tuple[int, int]
     element: Element
+    kr: int = 1
 
     @classmethod
-    def of(cls, weight: np.ndarray, source: Blocked, output: Blocked) -> Shape:
+    def of(cls, weight: np.ndarray, source: Blocked, output: Blocked, kr: int = 1) -> Shape:
         """That of weights [groups, out, in, rows, columns]."""
         in_block, lanes = source.block, output.block
         groups, outs, ins, rows, columns = weight.shape
@@ -84,12 +87,14 @@ class Shape:
             lanes=lanes,
             kernel=(rows, columns),
             element=source.element,
+            kr=kr,
         )
 
     @property
     def reduction(self) -> int:
-        """Multiply-adds per result."""
-        return product(self.kernel) * ((self.in_blocks - 1) * self.in_block + self.last_lanes)
+        """Multiply-adds per result, those with zeros that fill a step included."""
+        per_block, last = (-(-size // self.kr) for size in (self.in_block, self.last_lanes))
+        return product(self.kernel) * ((self.in_blocks - 1) * per_block + last) * self.kr
 
     def panel(self, vectors: int) -> int:
         """Weights of `vectors` blocks of output channels."""
@@ -131,7 +136,8 @@ def dense_weight(operator: Convolution, merged: int) -> np.ndarray:
 def pack_weights(weight: np.ndarray, shape: Shape, vectors: int) -> np.ndarray:
     """[groups, out, in, rows, columns] -> the order in which the reduction reads them.
 
-    Per group and panel: [in block][row][column][channel of the block][vectors * lanes].
+    Per group and panel: [in block][row][column][step][vectors * lanes][kr], where a step is `kr` of
+    the block's channels.
     """
     groups, outs, ins, rows, columns = weight.shape
     padded = np.zeros((groups, shape.out_blocks * shape.lanes, ins, rows, columns), weight.dtype)
@@ -145,7 +151,11 @@ def pack_weights(weight: np.ndarray, shape: Shape, vectors: int) -> np.ndarray:
                 start += size * shape.lanes
                 for first in range(0, ins, shape.in_block):
                     block = panel[:, first : first + shape.in_block]
-                    pieces.append(block.transpose(2, 3, 1, 0).ravel())
+                    missing = -block.shape[1] % shape.kr
+                    if missing:
+                        block = np.pad(block, ((0, 0), (0, missing), (0, 0), (0, 0)))
+                    steps = block.reshape(len(block), -1, shape.kr, rows, columns)
+                    pieces.append(steps.transpose(3, 4, 1, 0, 2).ravel())
     return np.concatenate(pieces)
 
 
@@ -158,8 +168,11 @@ def choose_tile(
     groups: int = 1,
     most_vectors: int = 1 << 30,
 ) -> tile.Tile:
-    """The cheapest tile for one group's `blocks` blocks of output channels."""
-    isa = arm.Isa.of(cpu, output.element)
+    """The cheapest tile for one group's `blocks` blocks of output channels.
+
+    `reduction` is that of `Shape`.
+    """
+    kernel = arm.micro_kernel(cpu, output.element)
     return tile.choose(
         width=output.width,
         rows=output.height * output.batch * groups,
@@ -167,8 +180,9 @@ def choose_tile(
         lanes=output.block,
         reduction=reduction,
         element=output.element,
+        kr=kernel.kr if kernel else 1,
         cpu=cpu,
-        fits=isa.fits_convolution if isa else None,
+        fits=partial(kernel.fits, registers=cpu.registers) if kernel else None,
         most_vectors=most_vectors,
     )
 
@@ -302,7 +316,7 @@ class Loops:
             shape, tile, source.layout, target.layout
         )
         self.by_pixels = self._shares_pixels()
-        isa = arm.Isa.of(cpu, source.layout.element)
+        isa = arm.isa_of(cpu, source.layout.element)
         self.tiles: micro.Tiles | None = None
         if isa is not None:
             self.tiles = micro.Tiles(isa, source, target, weights, bias, epilogue, functions)

@@ -148,7 +148,7 @@ class _Loops:
         # Equal parts of the rows.
         self.parts = (even or even_parts(output, site.cpu.cores)) if self.shared else 1
         self.tiles: micro.Tiles | None = None
-        isa = arm.Isa.of(site.cpu, element)
+        isa = arm.isa_of(site.cpu, element)
         most = isa.most_depthwise(operator.kernel[1]) if isa else 0
         if isa is not None and most and operator.dilation[1] == 1:
             self.pixels = _even_parts(site.output.width, most)

@@ -30,7 +30,8 @@ from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import convolution
 from edgepack.compiler.rules.rule import Kernel, Rule, Site, element_of
-from edgepack.compiler.tiles import arm, arm_transform, micro, tile, tir, toom_cook
+from edgepack.compiler.tiles import arm, micro, tile, tir, toom_cook
+from edgepack.compiler.tiles.arm.transform import Pass, Steps
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import Element
 from edgepack.compiler.tiles.epilogue import Epilogue
@@ -274,7 +275,7 @@ class _Loops:
         self._products(parts)
         # Assembly takes coefficients from vectors: those of the way there and of the way back.
         element = self.channels.element
-        self.isa = arm.Isa.of(cpu, element)
+        self.isa = arm.isa_of(cpu, element)
         self.functions = micro.Functions()
         m = self.plan.results
         transforms = (toom_cook.input_transform(m, m + 2), toom_cook.output_transform(m, m))
@@ -629,7 +630,7 @@ class _Loops:
         )
         added = results is not None and any(item.name == "add" for item in finish)
         operand = self._pixels(self.epilogue.operands[0], results) if added and results else target
-        code = arm_transform.Pass(
+        code = Pass(
             isa=isa,
             transform=transform,
             coefficients=(forth, back)[which].coefficients,
@@ -685,7 +686,7 @@ class _Lines:
         return tir.store(self.buffer, value, self._at(line, item), int(self.buffer.shape[-1]))
 
     @property
-    def steps(self) -> arm_transform.Steps:
+    def steps(self) -> Steps:
         """The same in bytes."""
         sizes = [np.dtype(str(self.buffer.dtype)).itemsize]
         for extent_ in reversed([int(size) for size in self.buffer.shape][1:]):
@@ -694,7 +695,7 @@ class _Lines:
             sum(size * count for size, count in zip(sizes, counts, strict=True))
             for counts in (self.line, self.item)
         )
-        return arm_transform.Steps(line=line, item=item)
+        return Steps(line=line, item=item)
 
 
 def _sum(terms: toom_cook.Terms, values: list[tirx.Expr]) -> tirx.Expr:

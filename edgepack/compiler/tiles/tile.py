@@ -54,12 +54,14 @@ def choose(
     reduction: int,
     element: Element,
     cpu: CpuModel,
+    kr: int = 1,
     fits: Callable[[int, int], bool] | None = None,
     most_vectors: int = _MOST_VECTORS,
 ) -> Tile:
     """The cheapest tile for `rows` rows of `width` pixels and `blocks` blocks of channels.
 
-    Each block is `lanes` elements. `reduction` is the number of multiply-adds per result;
+    Each block is `lanes` results. `reduction` is the number of multiply-adds per result, of which a
+    step does `kr`, and one instruction lanes * kr on a vector of so many elements;
     `fits(pixels, vectors)` says whether a tile can be held, by default whether LLVM can. It has up
     to `most_vectors`.
     """
@@ -68,7 +70,9 @@ def choose(
         Tile(
             pixels=pixels,
             vectors=vectors,
-            cycles=_cycles(width, rows, blocks, lanes, reduction, pixels, vectors, element, cpu),
+            cycles=_cycles(
+                width, rows, blocks, lanes, reduction, pixels, vectors, element, kr, cpu
+            ),
         )
         for vectors in range(1, min(_MOST_VECTORS, most_vectors, blocks) + 1)
         for pixels in range(1, min(_MOST_PIXELS, width) + 1)
@@ -92,22 +96,29 @@ def _cycles(
     pixels: int,
     vectors: int,
     element: Element,
+    kr: int,
     cpu: CpuModel,
 ) -> float:
     return rows * sum(
         pixel_tiles
         * vector_tiles
-        * _tile_cycles(lanes, reduction, tile_pixels, tile_vectors, element, cpu)
+        * _tile_cycles(lanes, reduction, tile_pixels, tile_vectors, element, kr, cpu)
         for tile_pixels, pixel_tiles in parts(width, pixels)
         for tile_vectors, vector_tiles in parts(blocks, vectors)
     )
 
 
 def _tile_cycles(
-    lanes: int, reduction: int, pixels: int, vectors: int, element: Element, cpu: CpuModel
+    lanes: int,
+    reduction: int,
+    pixels: int,
+    vectors: int,
+    element: Element,
+    kr: int,
+    cpu: CpuModel,
 ) -> float:
     sums = pixels * vectors
-    arithmetic = sums / cpu.rate(element, lanes)
+    arithmetic = sums / cpu.rate(element, lanes * kr)
     # x86 broadcasts one input value per load; ARM loads one per lane and uses it by lane.
     inputs = pixels if cpu.memory_operand else pixels / lanes
     loads = (inputs + vectors) / cpu.loads_per_cycle
@@ -119,5 +130,5 @@ def _tile_cycles(
     if panel_bytes > cpu.l1_bytes / 2:
         beyond = panel_bytes > cpu.l2_bytes / 2
         bandwidth = cpu.l3_bandwidth if beyond else cpu.l2_bandwidth
-        step = max(step, element.bytes * vectors * lanes / bandwidth)
-    return reduction * step + 2 * sums + _TILE_START
+        step = max(step, element.bytes * vectors * lanes * kr / bandwidth)
+    return reduction // kr * step + 2 * sums + _TILE_START

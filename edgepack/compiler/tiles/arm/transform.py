@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgepack.compiler.tiles.arm import LANES, QUAD, Finish, Isa, Writer
+from edgepack.compiler.tiles.arm.isa import LANES, QUAD, Isa
+from edgepack.compiler.tiles.arm.tile import Finish
+from edgepack.compiler.tiles.arm.writer import Writer
+from edgepack.compiler.tiles.arm.writers import writer_of
 from edgepack.compiler.tiles.toom_cook import Terms, Transform
 
 
@@ -41,7 +44,7 @@ class Pass:
 
     def llvm_ir(self, name: str) -> str:
         """An LLVM function `name(target, source, coefficients, operand)` of pointers."""
-        writer = Writer.of(self.isa, ("target", "source", "coefficients", "operand"))
+        writer = writer_of(self.isa, ("target", "source", "coefficients", "operand"))
         _Lines(self, writer).write()
         return writer.llvm_ir(name)
 

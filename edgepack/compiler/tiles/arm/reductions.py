@@ -1,0 +1,159 @@
+"""What tiles add up: products over input channels, or over the window of each channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Protocol
+
+from edgepack.compiler.tiles.arm.isa import ELEMENT, LANES, MOST_AT_ONCE, QUAD, Isa
+from edgepack.compiler.tiles.arm.writer import Writer
+
+
+class Reduction(Protocol):
+    """What a tile adds to its sums; all steps of reductions are distances in bytes."""
+
+    def write(self, writer: Writer) -> None:
+        """Write it, with the registers of `writer.free`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convolve:
+    """Sums over input channels. Four channels of a pixel are one register, and multiply-adds
+    take one lane of it:
+
+        sum[r][v] += weights[v] * input[r].lane[k]        for k in 0..3
+
+    The inputs of the R pixels are the lowest registers; the others are a ring that the weights
+    stream through in the order of use, refilled as soon as there is room.
+    `blocks` whole input blocks are followed by one of `last_lanes` channels (0: by none). With
+    `back` that one starts so many channels earlier: they count as they did before, and nothing
+    behind the last channel is read.
+    """
+
+    blocks: int
+    last_lanes: int
+    kernel: tuple[int, int]
+    pixel_step: int
+    column_step: int
+    row_step: int
+    plane_step: int
+    back: int = 0
+
+    def write(self, writer: Writer) -> None:
+        """Write the loops over blocks and window rows."""
+        if self.blocks:
+            self._blocks(writer, self.blocks, range(LANES))
+        if self.last_lanes:
+            writer.add("source", -ELEMENT.bytes * self.back)
+            self._blocks(writer, 1, range(self.back, self.back + self.last_lanes))
+
+    def _blocks(self, writer: Writer, count: int, lanes: range) -> None:
+        """Reduce over `count` input blocks of which `lanes` count."""
+        rows, columns = self.kernel
+        if rows == columns == 1:
+
+            def points(times: int) -> None:
+                for _ in range(times):
+                    moved = self._point(writer, lanes)
+                    writer.add("source", self.plane_step - moved)
+
+            # Two blocks per turn: half the counting.
+            writer.loop("block", count // 2, lambda: points(2))
+            writer.loop("block", count % 2, lambda: points(1))
+            return
+
+        def one_row() -> None:
+            for _ in range(columns - 1):
+                moved = self._point(writer, lanes)
+                writer.add("source", self.column_step - moved)
+            moved = self._point(writer, lanes)
+            writer.add("source", self.row_step - (columns - 1) * self.column_step - moved)
+
+        def one_block() -> None:
+            writer.loop("row", rows, one_row)
+            writer.add("source", self.plane_step - rows * self.row_step)
+
+        writer.loop("block", count, one_block)
+
+    def _point(self, writer: Writer, lanes: range) -> int:
+        """One point of the window in one block; the bytes that the source pointer moved."""
+        vectors, pixels = len(writer.sums), len(writer.sums[0])
+        inputs, ring = writer.free[:pixels], writer.free[pixels:]
+        moved = 0
+        if self.pixel_step == QUAD:
+            writer.load(inputs, "source", advance=False)
+        else:
+            moved = writer.move_all_strided("ld", inputs, "source", self.pixel_step)
+        for used, vector in writer.stream(ring, len(lanes) * vectors, "weights"):
+            lane, v = divmod(used, vectors)
+            for r in range(pixels):
+                writer.multiply_add_lane(writer.sums[v][r], vector, inputs[r], lanes[lane])
+        return moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Depthwise:
+    """Sums over the window of one block of channels.
+
+    A window row's weights are the lowest registers. Its inputs come in batches, each loaded once
+    and used by all pixels whose window it is in; half of the other registers hold the batch in
+    use, the next one is loaded into the other half between the multiply-adds. Those go by column
+    of the window, so that one sum's follow each other at a distance: each takes four cycles.
+    """
+
+    kernel: tuple[int, int]
+    stride: int
+    row_step: int
+
+    def moved(self, isa: Isa, pixels: int) -> dict[str, int]:
+        """How many bytes further the pointers are behind a tile."""
+        rows, columns = self.kernel
+        inputs = self._inputs(pixels)
+        return {
+            "source": (rows - 1) * self.row_step + (0 if isa.reaches(inputs) else QUAD * inputs),
+            "weights": 0 if isa.reaches(rows * columns) else QUAD * rows * columns,
+        }
+
+    def _inputs(self, pixels: int) -> int:
+        """Inputs under one row of the windows."""
+        return (pixels - 1) * self.stride + self.kernel[1]
+
+    def write(self, writer: Writer) -> None:
+        """Write the window's rows."""
+        rows, columns = self.kernel
+        weights, ring = writer.free[:columns], writer.free[columns:]
+        inputs = self._inputs(len(writer.sums[0]))
+        most = min(MOST_AT_ONCE, len(ring) // 2)
+        batches = [range(at, min(at + most, inputs)) for at in range(0, inputs, most)]
+        halves = (ring[:most], ring[most : 2 * most])
+        turns = [(row, batch) for row in range(rows) for batch in batches]
+
+        def load(turn: int) -> None:
+            """Load a batch: all that comes before in the ring has been used."""
+            row, batch = turns[turn]
+            vectors, stays = halves[turn % 2][: len(batch)], writer.isa.reaches(inputs)
+            if row and batch is batches[0]:
+                writer.add("source", self.row_step - (0 if stays else QUAD * inputs))
+            if stays:
+                writer.load(vectors, "source", advance=False, first=batch[0])
+            else:
+                writer.load(vectors, "source", advance=True)
+
+        def load_weights(row: int) -> None:
+            if writer.isa.reaches(rows * columns):
+                writer.load(weights, "weights", advance=False, first=row * columns)
+            else:
+                writer.load(weights, "weights", advance=True)
+
+        load(0)
+        for turn, (row, batch) in enumerate(turns):
+            if batch is batches[0]:
+                load_weights(row)
+            if turn + 1 < len(turns):
+                load(turn + 1)
+            for column, at in product(range(columns), batch):
+                pixel, between = divmod(at - column, self.stride)
+                if between == 0 and 0 <= pixel < len(writer.sums[0]):
+                    vector = halves[turn % 2][at - batch[0]]
+                    writer.multiply_add(writer.sums[0][pixel], vector, weights[column])

@@ -1,0 +1,186 @@
+"""Whole tiles: started with the bias, reduced, finished, stored; and rows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from edgepack.compiler.tiles.arm.isa import QUAD, Isa
+from edgepack.compiler.tiles.arm.reductions import Depthwise, Reduction
+from edgepack.compiler.tiles.arm.writer import Writer
+from edgepack.compiler.tiles.arm.writers import writer_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """What is done to a sum before it is stored: "maximum" or "minimum" with `value`, or
+    "add" of the operand tensor."""
+
+    name: str
+    value: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """All that a tile's code depends on: `pixels` x `vectors` sums.
+
+    `out_step` and `operand_step` are the bytes from one vector's plane to the next's, in the
+    target and in the tensor that `finish` adds; `pixel_step` those from a pixel of the target to
+    the next. With a `total_step` the sum of each vector's pixels is stored as well, so many bytes
+    apart.
+    """
+
+    isa: Isa
+    pixels: int
+    vectors: int
+    reduction: Reduction
+    finish: tuple[Finish, ...]
+    out_step: int
+    operand_step: int
+    pixel_step: int = QUAD
+    total_step: int | None = None
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """What its code takes, in this order."""
+        added = ("operand",) if any(item.name == "add" for item in self.finish) else ()
+        total = () if self.total_step is None else ("total",)
+        return ("target", "source", "weights", "bias", *added, *total)
+
+    def llvm_ir(self, name: str) -> str:
+        """An LLVM function `name` of `pointers`."""
+        writer = writer_of(self.isa, self.pointers)
+        self.write(writer)
+        return writer.llvm_ir(name)
+
+    def write(self, writer: Writer) -> None:
+        """Write it all. Of one vector, only the reduction moves pointers."""
+        writer.hold(self.pixels, self.vectors)
+        for v, sums in enumerate(writer.sums):
+            writer.load(sums[:1], "bias", advance=v + 1 < self.vectors)
+            for total in sums[1:]:
+                writer.move(total, sums[0])
+        self.reduction.write(writer)
+        for finish in self.finish:
+            self._finish(writer, finish)
+        moved = 0
+        for v, sums in enumerate(writer.sums):
+            if v:
+                writer.add("target", self.out_step - moved)
+            if self.pixel_step == QUAD:
+                writer.store(sums, "target")
+            else:
+                moved = writer.move_all_strided("st", sums, "target", self.pixel_step)
+        if self.total_step is not None:
+            self._add_up(writer, self.total_step)
+
+    def _add_up(self, writer: Writer, step: int) -> None:
+        """The sums of each vector's pixels, which are stored already; all vectors in turn, for
+        an addition takes as long as several instructions."""
+        count = self.pixels
+        while count > 1:
+            half = count // 2
+            for i in range(half):
+                for sums in writer.sums:
+                    writer.binary("add", sums[i], sums[i], sums[count - half + i])
+            count -= half
+        for v, sums in enumerate(writer.sums):
+            if v:
+                writer.add("total", step)
+            writer.store(sums[:1], "total")
+
+    def _finish(self, writer: Writer, finish: Finish) -> None:
+        if finish.name == "add":
+            for v, sums in enumerate(writer.sums):
+                if v:
+                    writer.add("operand", self.operand_step)
+                for index, other in writer.stream(writer.free, len(sums), "operand"):
+                    writer.binary("add", sums[index], sums[index], other)
+                writer.add("operand", -QUAD * len(sums))
+            return
+        bound = writer.free[0]
+        writer.set_vector(bound, finish.value)
+        for sums in writer.sums:
+            for total in sums:
+                writer.binary(finish.name, total, total, bound)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Tiles of one vector side by side, in rows: as many of `tile` as `width` pixels have room for,
+    and a smaller one.
+
+    Left to LLVM these loops are unrolled, on 32-bit ARM until the addresses of all their tiles are
+    on the stack. The steps are bytes from one row to the next.
+    """
+
+    tile: Tile
+    width: int
+    source_step: int
+    target_step: int
+    operand_step: int
+    total_step: int
+
+    def llvm_ir(self, name: str) -> str:
+        """An LLVM function `name` of the tile's pointers and the number of rows, at least one."""
+        writer = writer_of(self.tile.isa, self.tile.pointers, counts=("rows",))
+        writer.repeat("rows", lambda: self._row(writer))
+        return writer.llvm_ir(name)
+
+    def _row(self, writer: Writer) -> None:
+        size = self.tile.pixels
+        full, rest = divmod(self.width, size)
+        # Where the pointers are, from the start of the row.
+        at = dict.fromkeys(self.tile.pointers, 0)
+
+        def go(to: Mapping[str, int]) -> None:
+            for pointer in self.tile.pointers:
+                writer.add(pointer, to[pointer] - at[pointer])
+            at.update(to)
+
+        def tile(pixels: int) -> None:
+            replace(self.tile, pixels=pixels).write(writer)
+            for pointer, moved in self._reduction.moved(writer.isa, pixels).items():
+                at[pointer] += moved
+
+        def one_of_many() -> None:
+            tile(size)
+            go(self._behind(size))
+
+        if full > 1:
+            writer.loop("tile", full, one_of_many)
+            at.update(self._behind(size * full, full))
+        elif full:
+            tile(size)
+        # What is done once per row needs no registers of its own.
+        with writer.sparing():
+            if full and rest:
+                go(self._behind(size * full, full))
+            if rest:
+                tile(rest)
+            go(
+                {
+                    "target": self.target_step,
+                    "source": self.source_step,
+                    "weights": 0,
+                    "bias": 0,
+                    "operand": self.operand_step,
+                    "total": self.total_step,
+                }
+            )
+
+    def _behind(self, pixels: int, tiles: int = 1) -> dict[str, int]:
+        """Where the pointers should be behind some tiles."""
+        return {
+            "target": QUAD * pixels,
+            "source": QUAD * pixels * self._reduction.stride,
+            "weights": 0,
+            "bias": 0,
+            "operand": QUAD * pixels,
+            "total": QUAD * tiles,
+        }
+
+    @property
+    def _reduction(self) -> Depthwise:
+        assert isinstance(self.tile.reduction, Depthwise)
+        return self.tile.reduction
