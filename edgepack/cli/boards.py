@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from edgepack.base.errors import ConfigError, perhaps
-from edgepack.boards import load_boards
+from edgepack.boards import Board, load_boards
 from edgepack.cli.console import Console, table
 from edgepack.cli.options import board_files
+from edgepack.flow.doctor import cost_model
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -22,20 +24,28 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.name is not None:
         if args.name not in boards:
             raise ConfigError(f"unknown board: {args.name}", hint=perhaps(args.name, boards))
-        values = boards[args.name].to_dict()
+        values = described(boards[args.name])
         console.data(
             values, "\n".join(f"{key:<10} {_text(value)}".rstrip() for key, value in values.items())
         )
         return 0
     rows = [
-        (board.name, board.cpu, board.cores, board.triple, board.glibc, board.title)
+        (
+            *(board.name, board.cpu, cost_model(board) or "none", board.cores),
+            *(board.triple, board.glibc, board.title),
+        )
         for board in boards.values()
     ]
     console.data(
-        [board.to_dict() for board in boards.values()],
-        table(rows, ("BOARD", "CPU", "CORES", "TRIPLE", "GLIBC", "")),
+        [described(board) for board in boards.values()],
+        table(rows, ("BOARD", "CPU", "COST MODEL", "CORES", "TRIPLE", "GLIBC", "")),
     )
     return 0
+
+
+def described(board: Board) -> dict[str, Any]:
+    """The profile, and by whose figures its kernels are chosen; null: it has none of its own."""
+    return {**board.to_dict(), "cost_model": cost_model(board)}
 
 
 def _text(value: object) -> str:

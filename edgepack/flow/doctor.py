@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from edgepack.base import tools
 from edgepack.base.errors import EdgepackError
 from edgepack.base.process import run
 from edgepack.boards import Board
+from edgepack.compiler.tiles.cpu import has_model, nearest_model
 from edgepack.native.toolchain import find, gnu_compiler
 
 
@@ -33,7 +33,7 @@ PYTHON_PACKAGES = ("apache-tvm", "onnx", "onnxruntime", "opencv-python-headless"
 
 
 def check_board(board: Board) -> list[Check]:
-    """Every tool that `board` needs, in the order in which they are used."""
+    """Every tool that `board` needs, in the order in which they are used, and its cost model."""
     checks = [_package(name, "compiling and deploying") for name in PYTHON_PACKAGES]
     checks += [_package(name, "building the runtime app") for name in ("cmake", "ninja")]
     for kind in ("zig", "gnu"):
@@ -49,7 +49,25 @@ def check_board(board: Board) -> list[Check]:
             _program(("qemu-system-aarch64",), "virtual board (full system)", "--version"),
             _program(("mke2fs",), "virtual board (full system)", "-V"),
         ]
-    return checks
+    return [*checks, _cost_model_check(board)]
+
+
+def cost_model(board: Board) -> str | None:
+    """By whose figures the board's kernels are chosen: None if its CPU has none of its own."""
+    if board.is_local:
+        return "of this machine"
+    return board.cpu if has_model(board.llvm_triple, board.cpu) else None
+
+
+def _cost_model_check(board: Board) -> Check:
+    nearest = nearest_model(board.llvm_triple, board.cpu).name
+    return Check(
+        tool=f"cost model of {board.cpu}",
+        purpose="choosing kernels",
+        required=False,
+        version=cost_model(board),
+        install=f"kernels are chosen as for {nearest}; see docs/contributing/add-a-cpu.md",
+    )
 
 
 def missing(checks: Sequence[Check]) -> list[Check]:
@@ -58,6 +76,8 @@ def missing(checks: Sequence[Check]) -> list[Check]:
 
 
 def _package(name: str, purpose: str) -> Check:
+    import importlib.metadata  # a mail library and more
+
     try:
         version: str | None = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

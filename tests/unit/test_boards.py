@@ -13,6 +13,7 @@ from edgepack import cpus
 from edgepack.base.errors import ConfigError
 from edgepack.base.paths import data_file
 from edgepack.boards import get_board, load_boards, version_tuple
+from edgepack.flow.doctor import check_board, cost_model
 
 REQUIRED = {
     "rasp3b", "rasp3b-64", "rasp4b", "rasp4b-64", "rk3399", "pynq", "ultra96",
@@ -217,3 +218,15 @@ def test_an_unknown_board_gets_the_nearest_name() -> None:
 
 def test_versions_compare_by_number() -> None:
     assert version_tuple("2.4") < version_tuple("2.31")
+
+
+def test_a_cpu_without_a_cost_model_is_said(tmp_path: Path) -> None:
+    new = write(tmp_path, '[boards.new]\nbase = "aarch64"\ncpu = "cortex-a510"\n')
+    board = get_board("new", [new])
+    [check] = [check for check in check_board(board) if check.tool == "cost model of cortex-a510"]
+    assert check.version is None
+    assert not check.required
+    assert "as for cortex-a72" in check.install
+    assert cost_model(board) is None
+    assert cost_model(get_board("rk3399")) == "cortex-a72"
+    assert cost_model(get_board("local")) is not None
