@@ -17,8 +17,8 @@ struct Chunk {
   std::array<std::uint8_t, 16> hash;
 };
 
-/// All chunks of a file, in order. The same as edgepack/deploy/chunks.py. Cuts by a gear hash: FastCDC,
-/// Xia et al., USENIX ATC 2016.
+/// All chunks of a file, in order. The same as edgepack/deploy/chunks.py. Cuts by a gear hash:
+/// FastCDC, Xia et al., USENIX ATC 2016.
 std::vector<Chunk> CutIntoChunks(const File& file);
 
 /// What travels of them: for each the size, little endian, and the hash; in base64.

@@ -7,7 +7,8 @@
 
 namespace edgepack {
 
-/// preprocess.json: how a photo becomes the model's input. edgepack/preprocess/spec.py is its mirror.
+/// preprocess.json: how a photo becomes the model's input. edgepack/preprocess/spec.py is its
+/// mirror.
 struct PreprocessSpec {
   enum class Color { kRgb, kBgr, kGray };
   enum class Interpolation { kLinear, kNearest, kArea, kCubic, kPilBilinear, kPilBicubic };
