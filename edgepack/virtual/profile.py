@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgepack.boards import Board, Cluster, VirtualProfile
+from edgepack.cpus import families_of
 
 # Part numbers of Arm's cores (MIDR_EL1, bits 15:4), for boards with several kinds of them.
 _PARTS = {
@@ -20,7 +21,7 @@ _PARTS = {
     "cortex-a76": "0xd0b",
 }
 # Features lines of real kernels: Zynq-7020 for ARMv7 without, Raspberry Pi 3 for cores with
-# hardware divide and VFPv4; both are followed by what the profile's hwcaps add.
+# hardware divide and VFPv4; both are followed by what the profile's hwcaps and families add.
 _ARMV7 = ("half", "thumb", "fastmult", "vfp", "edsp", "neon", "vfpv3", "tls", "vfpd32")
 _ARMV7_VFPV4 = (
     *("half", "thumb", "fastmult", "vfp", "edsp", "neon", "vfpv3", "tls"),
@@ -40,7 +41,9 @@ def features(board: Board) -> tuple[str, ...]:
     usual: tuple[str, ...] = _ARMV8
     if board.debian_arch == "armhf":
         usual = _ARMV7_VFPV4 if "vfpv4" in board.hwcaps else _ARMV7
-    return tuple(dict.fromkeys((*usual, *board.hwcaps)))
+    families = families_of(board.triple)
+    own = [families[name].hwcap for name in board.has]
+    return tuple(dict.fromkeys((*usual, *board.hwcaps, *filter(None, own))))
 
 
 def cpuinfo(board: Board, virtual: VirtualProfile) -> str:

@@ -22,6 +22,10 @@ def test_cpuinfo_has_a_stanza_per_core_with_the_boards_features(board: Board) ->
     assert [int(stanza["processor"]) for stanza in found] == list(range(board.cores))
     for stanza in found:
         assert set(board.hwcaps) <= set(stanza["Features"].split())
+        assert "crc32" in stanza["Features"] or "cortex-a9" in board.cpu
+        # Of all our 64-bit chips only Broadcom's lack the crypto extension.
+        has_aes = board.name in ("rk3399", "ultra96")
+        assert ("aes" in stanza["Features"].split()) == has_aes
 
 
 def test_a_cortex_a9_has_neither_divide_nor_fma() -> None:
