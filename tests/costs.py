@@ -1,7 +1,7 @@
 """A pytest plugin: what each test costs in CPU seconds, and which worker runs it.
 
-A test's cost is what this process and the children it has waited for took for it; what tests
-share counts for the first that needs it. Costs are kept in the cache, and the dearest are
+A test's cost is what this process and its children took for it; what tests share counts for the
+first that needs it. Costs are kept in the cache, and the dearest are
 printed beside those of the last time.
 
 With several workers (`-n`) a file's tests stay together, for the sake of what they share: one
@@ -11,10 +11,13 @@ by test. The dearest go first, by their last costs.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import resource
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,9 +44,18 @@ SHOWN, SHOWN_S = 20, 1.0
 
 
 def cpu_s() -> float:
-    """Of this process and its children that have ended."""
+    """Of this process and its children, those too that nobody waits for, as for virtual boards."""
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    ticks = 0
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text().split():
+            # It may be waited for in between.
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                # proc(5): utime, stime, and those of the children it has waited for
+                ticks += sum(map(int, fields[11:15]))
+    return seconds + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def group(nodeid: str) -> str:
