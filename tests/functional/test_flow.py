@@ -191,6 +191,7 @@ def test_the_rasp3b_bundle_runs_on_newer_systems_too(
     assert report.facts.glibc == {"bookworm": "2.36", "trixie": "2.41"}[suite]
 
 
+@pytest.mark.slow  # builds OpenCV once more
 def test_the_gnu_toolchain_serves_boards_with_a_new_enough_glibc(
     project: Project, tmp_path: Path, require_tool: Callable[..., str]
 ) -> None:

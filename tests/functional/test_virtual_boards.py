@@ -304,6 +304,8 @@ except virtual.LightBoardError as error:
     assert "No space left on device" in done or "not permitted" in done
 
 
+# Two boots. In the short form a full-system board boots once, in test_flow.py.
+@pytest.mark.slow
 def test_full_system_board_is_the_way_out(
     require_tool: RequireTool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from edgepack import virtual
 from edgepack.base import paths, tools
 from edgepack.base.errors import UsageError
 from edgepack.boards import Board, get_board
-from edgepack.virtual import errors, state
+from edgepack.virtual import errors, registry, state
 from edgepack.virtual.state import VirtualBoard
 
 
@@ -96,6 +98,39 @@ def test_down_of_a_board_that_died_deletes_its_files(running: VirtualBoard) -> N
     assert virtual.list_running() == []
     assert virtual.down("rasp3b") is True
     assert not state.folder("rasp3b").exists()
+
+
+def test_where_a_light_board_cannot_be_a_full_system_board_starts(
+    monkeypatch: pytest.MonkeyPatch, rasp3b: Board, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What makes it impossible, and both kinds in earnest: functional/test_virtual_boards.py."""
+
+    def no_light_board(plan: state.Plan) -> state.Started:
+        raise errors.LightBoardError("no namespaces here")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        greeter = threading.Thread(
+            target=lambda: listener.accept()[0].sendall(b"SSH-2.0-test\r\n"), daemon=True
+        )
+        greeter.start()
+        pid = os.getpid()
+        system_board = state.Started(
+            kind="system",
+            pid=pid,
+            started=state.start_time(pid) or 0,
+            port=listener.getsockname()[1],
+            disk_mb=256,
+        )
+        monkeypatch.setattr(registry, "rootfs", lambda *_, **__: Path("/usr"))
+        monkeypatch.setattr(registry.light, "start", no_light_board)
+        monkeypatch.setattr(registry.system, "start", lambda *_, **__: system_board)
+        with pytest.raises(errors.LightBoardError, match="no namespaces"):
+            virtual.up(rasp3b, kind="light")
+        board = virtual.up(rasp3b)
+        greeter.join()
+    assert (board.kind, board.disk_mb) == ("system", 256)
+    assert "no namespaces here; starting the full-system board instead" in caplog.text
+    assert virtual.list_running() == [board]
 
 
 def test_ssh_command_trusts_one_key_only(running: VirtualBoard) -> None:
