@@ -156,7 +156,7 @@ def run_plan_on_arm(
         [compiler, "-O1", "-w", "-rdynamic", "main.c", "-o", "main", "-ldl"], cwd=work, check=True
     )
     done = subprocess.run(
-        [*qemu, "./main"], cwd=work, capture_output=True, text=True, timeout=120, check=False
+        [*qemu, "./main"], cwd=work, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     return [

@@ -83,7 +83,7 @@ class Watched:
         return self.root.run(self.log_command).stdout
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        for _ in range(150):
+        for _ in range(600):
             if condition():
                 return
             time.sleep(0.2)

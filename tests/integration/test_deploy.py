@@ -376,7 +376,7 @@ def test_status_rollback_and_prune(bundles: dict[str, Bundle], home: Path) -> No
     assert {release["release"] for release in status["releases"]} == {a, b, c}
     assert status["pending"] is None
     # The tool tells that it is done shortly before it ends and lets go of the lock.
-    for _ in range(100):
+    for _ in range(1200):
         lock = call(device, ROOT, "status")["lock"]
         if lock is None:
             break
