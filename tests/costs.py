@@ -120,7 +120,8 @@ class Costs:
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        self.now[report.nodeid] += report.cpu_s
+        # What xdist says of a worker that died has none.
+        self.now[report.nodeid] += getattr(report, "cpu_s", 0.0)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.worker is not None or not self.now:
