@@ -47,6 +47,12 @@ def cache() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def board(cache: None) -> VirtualBoard:
+    """For tests that leave a board as it is but for the folders they deploy to."""
+    return virtual.up(get_board("rasp3b"), name="shared")
+
+
+@pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Bundle, Bundle]:
     """A model, the same with one weight changed, and with all of them changed."""
     folder = tmp_path_factory.mktemp("bundles")
@@ -167,38 +173,36 @@ def test_full_disk(bundles: tuple[Bundle, Bundle, Bundle]) -> None:
         virtual.down("small")
 
 
-def test_cut_in_mid_upload(bundles: tuple[Bundle, Bundle, Bundle]) -> None:
+def test_cut_in_mid_upload(board: VirtualBoard, bundles: tuple[Bundle, Bundle, Bundle]) -> None:
     """Given up at the first cut, gone on with by the next deploy."""
     first, _, third = bundles
-    board = virtual.up(get_board("rasp3b"), name="cut")
+    root = "cut"
     device = connect(board)
     try:
-        report = deploy_bundle(first, device, ROOT)
+        report = deploy_bundle(first, device, root)
         with CuttingProxy(board.port, cut_after=8_000_000, bytes_s=8e6) as proxy:
             cut = connect(board, port=proxy.port)
             with pytest.raises(ConnectionLostError, match="lost"):
-                deploy_bundle(third, cut, ROOT, options=DeployOptions(retries=0))
+                deploy_bundle(third, cut, root, options=DeployOptions(retries=0))
             cut.close()
-        current = device.run(f"readlink {ROOT}/current").stdout.strip()
+        current = device.run(f"readlink {root}/current").stdout.strip()
         assert current == f"releases/{report.release}"
         weights = third.manifest.files[PARAMS]
-        part = f"{ROOT}/incoming/{weights.sha256}.part"
+        part = f"{root}/incoming/{weights.sha256}.part"
         arrived = int(device.run(f"wc -c <{part}").stdout)
         assert 0 < arrived < _WEIGHTS
 
-        again = deploy_bundle(third, device, ROOT)
+        again = deploy_bundle(third, device, root)
         assert again.model_bytes_sent <= _WEIGHTS - arrived + 1000
         assert again.previous == report.release
     finally:
         device.close()
-        virtual.down("cut")
 
 
 def test_installing_without_a_network_does_what_a_deploy_does(
-    bundles: tuple[Bundle, Bundle, Bundle], tmp_path: Path
+    board: VirtualBoard, bundles: tuple[Bundle, Bundle, Bundle], tmp_path: Path
 ) -> None:
     """`tar xf` and `./install` by hand on one folder, deploys to another, on one board."""
-    board = virtual.up(get_board("rasp3b"), name="byhand")
     device = connect(board)
     listing = "find . ! -name .lock ! -path './state/*' ! -path './trust/*' -printf '%P %m %l\\n'"
     try:
@@ -231,7 +235,6 @@ def test_installing_without_a_network_does_what_a_deploy_does(
             assert deployed["current"]["health"]["outcome"] == "ok"
     finally:
         device.close()
-        virtual.down("byhand")
 
 
 def test_the_wrong_user_and_two_file_systems(bundles: tuple[Bundle, Bundle, Bundle]) -> None:
@@ -264,13 +267,12 @@ def test_the_wrong_user_and_two_file_systems(bundles: tuple[Bundle, Bundle, Bund
         virtual.down("strange")
 
 
-def test_the_released_bundle_is_still_installed(tmp_path: Path) -> None:
+def test_the_released_bundle_is_still_installed(board: VirtualBoard, tmp_path: Path) -> None:
     """Kept as 0.1.0 made and signed it: a real app, kernels, device tool and golden outputs."""
     released = tmp_path / "released.tar.gz"
     released.write_bytes(gzip.compress(lzma.decompress(RELEASED.read_bytes()), 1))
     bundle = open_bundle(released)
     signers = RELEASED.with_name("bundle-0.1.0-rasp3b.signers")
-    board = virtual.up(get_board("rasp3b"), name="fixtures")
     device = connect(board)
 
     def check(root: str) -> None:
@@ -305,12 +307,10 @@ def test_the_released_bundle_is_still_installed(tmp_path: Path) -> None:
         assert answer["top"][0]["label"] == "disc"
     finally:
         device.close()
-        virtual.down("fixtures")
 
 
-def test_a_bundle_of_the_first_schema_is_still_stored() -> None:
+def test_a_bundle_of_the_first_schema_is_still_stored(board: VirtualBoard) -> None:
     """Its app is a stand-in, from before there were releases: it is not activated."""
-    board = virtual.up(get_board("rasp3b"), name="fixtures")
     device = connect(board)
     try:
         device.put(build_device_tool(get_board("rasp3b")).path, "edgepack-device")
@@ -321,4 +321,3 @@ def test_a_bundle_of_the_first_schema_is_still_stored() -> None:
         assert device.run(f"{tool} verify {first.release}").returncode == 0
     finally:
         device.close()
-        virtual.down("fixtures")
