@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepack.model import walk_nodes
 
 _HALF, _SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
-# Attributes that name an element type: those of Cast, and of EyeLike and its like.
+# Attributes that hold an element type: `to` of Cast, `dtype` of EyeLike and of random tensors.
 _TYPES = ("to", "dtype")
 
 
@@ -40,7 +40,7 @@ def widened(proto: onnx.ModelProto) -> onnx.ModelProto:
         _set_type(value, _HALF)
     taken = {name for node in walk_nodes(graph) for name in (*node.input, *node.output)}
     given = {value.name: _unused(value.name, taken) for value in inputs}
-    # What is given back as it came needs no cast.
+    # An input that is an output too needs no cast.
     made = {v.name: _unused(v.name, taken) for v in outputs if v.name not in given}
     inside = {**given, **made}
     for node in graph.node:

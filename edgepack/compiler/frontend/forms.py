@@ -26,7 +26,7 @@ class Context:
             if value is not None:
                 self.values[node.output[0]] = value
             if all(name in self.constant for name in node.input if name) and not any(
-                attribute.HasField("g") for attribute in node.attribute
+                item.HasField("g") for item in node.attribute
             ):
                 self.constant.update(node.output)
 

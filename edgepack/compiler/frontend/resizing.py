@@ -38,15 +38,18 @@ def resized(
     if out == shape:
         # Whatever the scales are: onnxruntime does the same.
         return data
-    # TVM divides by the size of the result less one.
+    # Here TVM divides by the size of the result less 1, so that an axis of size 1 is doubled.
     divides = coordinates in ("align_corners", "tf_crop_and_resize")
 
     def image(value: relax.Expr, axes: Sequence[int | None]) -> relax.Expr:
-        """A resize of two axes of the data (None: one that stays), which are an image's last."""
+        """A resize of the last two axes of an image, which are these axes of the data.
+
+        None is an axis that is not resized.
+        """
         moving, doubled = list(axes), []
         for at, axis in enumerate(axes, start=2):
             if coordinates == "align_corners" and axis is not None and out[axis] == 1:
-                # All that comes of such an axis is its first position.
+                # The only result along such an axis is the first position.
                 value = emit(_first(value, at))
                 moving[at - 2] = None
             if divides and moving[at - 2] is None and _extent(value)[at] == 1:
@@ -103,7 +106,10 @@ def _extent(value: relax.Expr) -> list[int]:
 def _of_image(
     numbers: np.ndarray, kind: str, axes: Sequence[int | None], value: relax.Expr
 ) -> relax.Expr | None:
-    """A Resize's input for some axes of its data, for those of an image, whose first two stay."""
+    """A Resize's region, scales or sizes for some axes of its data as those of an image.
+
+    The first two axes of the image are not resized.
+    """
     if not numbers.size:
         return None
     if kind == "sizes":
@@ -123,10 +129,11 @@ def _of_image(
 
 
 def _with_scales(made: relax.Expr, scales: relax.Expr | None) -> relax.Expr:
-    """A resize of images that knows its scales: TVM has only the ratios of the sizes.
+    """A resize of images with the scales that the model gives for rows and columns.
 
-    They take the place of the region's end, which only tf_crop_and_resize reads; 0 where none were
-    given.
+    TVM's operator has no place for them, and computes with the ratios of the sizes, which differ
+    where a scale gives no whole size. They are put into the region's end, which is read with
+    tf_crop_and_resize only; 0 where the model gives none.
     """
     is_image = isinstance(made, relax.Call) and made.op == tvm.ir.Op.get("relax.image.resize2d")
     if not is_image or made.attrs.coordinate_transformation_mode == "tf_crop_and_resize":

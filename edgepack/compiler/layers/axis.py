@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Weights that differ by less are equal: what float32 makes of a position among a hundred.
+# Weights that differ by less are equal: about the error of a position around 100 in float32.
 _EQUAL_WEIGHTS = 2e-5
 # A longer period is rare: the usual scales are 2, 3, 4, 8 and 3/2.
 _MOST_PERIOD = 16
@@ -23,7 +23,7 @@ _TIE = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Results that repeat: `turns` times the same `period` results, `step` positions further on.
+    """Results with periodic weights: `period` of them, `turns` times.
 
     Result `first + turn * period + i` has the weights of result `first + i`, and its sources plus
     `turn * step`.
@@ -85,7 +85,7 @@ class Axis:
         return runs
 
     def _repeats(self, at: int, period: int) -> int:
-        """How many times in a row the `period` results from `at` on come."""
+        """How many times in a row the weights of the `period` results from `at` on repeat."""
         here = slice(at, at + period)
         turns = 1
         while at + period * (turns + 1) <= self.count:
@@ -100,7 +100,7 @@ class Axis:
 
 
 def _axis(size: int, first: int, sources: np.ndarray, weights: np.ndarray) -> Axis:
-    """An axis without the taps that count nowhere."""
+    """An axis, less the taps whose weight is 0 in every result."""
     used = [tap for tap in range(weights.shape[1]) if weights[:, tap].any()] or [0]
     return Axis(
         size=size,
@@ -119,9 +119,9 @@ def positions(
     """Where in `size` source positions each of `out` results lies, float32.
 
     `mode` is one of ONNX's coordinate_transformation_mode, `region` (start, end) is read by
-    tf_crop_and_resize only. A `given_scale` counts instead of the ratio of the sizes, which need
-    not be a whole multiple of it. An axis that is not scaled is left as it is in every mode, as
-    onnxruntime does. Raises KeyError for another mode.
+    tf_crop_and_resize only. A `given_scale` is used instead of the ratio of the sizes: the two
+    differ where size * scale is no whole number. With a scale of 1 results are the positions
+    themselves in every mode, as in onnxruntime. Raises KeyError for another mode.
     """
     x, half = np.arange(out, dtype="float32"), np.float32(0.5)
     scale = np.float32(given_scale) if given_scale else np.float32(out) / np.float32(size)
@@ -176,7 +176,7 @@ class Resize:
         inside = np.full(out, True)
         if self.coordinates == "tf_crop_and_resize":
             inside = (at >= 0) & (at <= size - 1)
-        # A straight line of positions: those inside are neighbours.
+        # Positions rise with the result, so that those inside are consecutive.
         first = int(inside.argmax())
         sources, weights = self._taps(at[inside].astype("float64"), size)
         return _axis(out, first, np.clip(sources, 0, size - 1), weights)

@@ -28,8 +28,9 @@ from edgepack.compiler.tiles.expression import (
     Step,
 )
 
-# Output channels per pixel up to which a gate scales a convolution's weights: scaling the image
-# writes it to memory and reads it again, the weights stay in the first-level cache.
+# A gate is multiplied into the weights of the 1x1 convolution behind it if there are at most so
+# many output channels per pixel. To multiply the image instead is to write it and read it once
+# more, while the weights stay in the first-level cache.
 _GATED_WEIGHTS = 4
 # Longer chains would run out of registers for the values they keep.
 MAX_STEPS = 16
@@ -38,18 +39,19 @@ MAX_STEPS = 16
 def fuse(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
     """Merge element-wise layers into their producers and constants into the weights.
 
-    `outputs` are the function's results. The order of the result is valid again.
+    `outputs` are the function's results. The layers stay in an order in which each value is made
+    before it is read.
     """
     fused = list(layers)
-    # From the end, so that of two producers the later one takes a sum: the other's result
-    # is then there, and nobody's input has to live longer.
+    # From the last layer to the first: of the two producers of a sum the later one takes it as its
+    # epilogue. The other one's result is there by then, and no tensor has to be kept for longer.
     for index in reversed(range(len(fused))):
         _fuse_followers(fused, index, outputs)
     return [_fold(layer) for layer in _gated(fused, outputs)]
 
 
 def _gated(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
-    """Let 1x1 convolutions take in the multiplication of their image by a gate."""
+    """Fuse the multiplication of an image by a gate into the 1x1 convolution that reads it."""
     uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
     uses.update(outputs)
     gates = {layer.output: layer for layer in layers if _is_gate(layer) and uses[layer.output] == 1}
@@ -84,7 +86,8 @@ def _is_gate(layer: Layer) -> bool:
 
 
 def _can_be_gated(layer: Layer) -> bool:
-    """1x1 convolutions whose weights are less work to scale than the image, or not much more."""
+    """Whether it is a 1x1 convolution whose weights are not much more work to scale than its
+    image."""
     operator = layer.operator
     if not isinstance(operator, Convolution):
         return False
@@ -94,7 +97,10 @@ def _can_be_gated(layer: Layer) -> bool:
 
 
 def _fuse_followers(layers: list[Layer], index: int, outputs: Sequence[Value]) -> None:
-    """Replace layer `index` and what it can absorb by one layer, in place of the last of them."""
+    """Replace a layer and the element-wise layers that can be fused into it by one layer.
+
+    It takes the place of the last of them.
+    """
     head = layers[index]
     if not isinstance(
         head.operator, Convolution | Pooling | GlobalAverage | Resampling | Pointwise
@@ -122,7 +128,11 @@ def _fuse_followers(layers: list[Layer], index: int, outputs: Sequence[Value]) -
 
 
 class _Group:
-    """A layer that grows: `steps` maps the values computed inside to step numbers."""
+    """A layer and what was fused into it so far.
+
+    `steps` has, for each value that is computed inside, the number of the step of `expression` that
+    computes it; `inside` counts how often the fused layers read each value.
+    """
 
     def __init__(self, head: Layer) -> None:
         self.head = head
