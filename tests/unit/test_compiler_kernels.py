@@ -43,6 +43,7 @@ from edgepack.compiler.tiles.cpu import (
 from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, INT8, Element
 from edgepack.compiler.tiles.expression import Operand, Operation, PerChannel, Scalar, Step
 from edgepack.compiler.tiles.layout import Blocked, Halo, Image, conv_halo, pack_channels
+from edgepack.compiler.tiles.product import Shape, pack_weights
 
 CPUS = (
     ZEN4,
@@ -245,7 +246,7 @@ def conv(weight: np.ndarray, groups: int = 1, bias: np.ndarray | None = None) ->
 
 def test_weights_are_packed_in_the_order_of_use() -> None:
     weight = np.arange(1 * 6 * 5 * 1 * 2, dtype="float32").reshape(1, 6, 5, 1, 2)
-    shape = convolution.Shape(
+    shape = Shape(
         groups=1,
         in_blocks=2,
         in_block=4,
@@ -255,7 +256,7 @@ def test_weights_are_packed_in_the_order_of_use() -> None:
         kernel=(1, 2),
         element=FLOAT32,
     )
-    packed = convolution.pack_weights(weight, shape, vectors=1)
+    packed = pack_weights(weight, shape, vectors=1)
     assert packed.size == 2 * shape.panel(1)
     # Panel 0, block 0, column 0, channel 0; then channel 1; block 1 has one channel per column.
     assert packed[:4].tolist() == weight[0, :4, 0, 0, 0].tolist()
@@ -270,10 +271,10 @@ def test_weights_of_deep_steps_lie_side_by_side() -> None:
     """As SDOT reads them: four channels of an output in each 32 bits of a vector."""
     weight = np.arange(1 * 6 * 11, dtype="int8").reshape(1, 6, 11, 1, 1)
     image = Blocked(element=INT8, batch=1, channels=11, height=1, width=1, block=8)
-    shape = convolution.Shape.of(weight, image, replace(image, channels=6, block=4), kr=4)
+    shape = Shape.of(weight, image, replace(image, channels=6, block=4), kr=4)
     # 11 channels are two steps of one block and one, a quarter empty, of another.
     assert shape.reduction == 12
-    packed = convolution.pack_weights(weight, shape, vectors=1)
+    packed = pack_weights(weight, shape, vectors=1)
     assert packed.dtype == np.int8
     assert packed.size == 2 * shape.panel(1) == shape.weight_bytes
     steps = packed.reshape(2, 3, 4, 4)

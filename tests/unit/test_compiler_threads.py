@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import tvm_ffi
@@ -21,9 +22,12 @@ from edgepack.compiler.frontend import importer
 from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.place import lower
 from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles.cpu import CORTEX_A53
 from edgepack.compiler.tiles.element import FLOAT32
 from edgepack.compiler.tiles.layout import Blocked
 from edgepack.compiler.tiles.partition import even_parts, even_pieces
+from edgepack.compiler.tiles.product import Shape, choose_tile
+from edgepack.compiler.tiles.product.partition import Partition
 from edgepack.model import ModelSpec
 
 CORES = 2
@@ -138,3 +142,19 @@ def test_pieces_of_an_image_for_each_core() -> None:
     assert even_pieces(6, 4) is None  # two cores would have two, two others one
     assert even_pieces(8, 4) == 4
     assert even_pieces(7, 2) is None
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4])
+@pytest.mark.parametrize("size", [7, 14, 28, 56])
+def test_pieces_of_a_product_are_all_of_its_tiles(cores: int, size: int) -> None:
+    cpu = replace(CORTEX_A53, cores=cores)
+    image = Blocked(element=FLOAT32, batch=1, channels=64, height=size, width=size, block=4)
+    shape = Shape.of(np.zeros((1, 64, 64, 1, 1), "float32"), image, image)
+    tile = choose_tile(image, blocks=shape.out_blocks, reduction=shape.reduction, cpu=cpu)
+    partition = Partition(cpu=cpu, shape=shape, tile=tile, source=image, target=image)
+    assert partition.worth_sharing == (cores > 1)
+    rows, run = partition.piece()
+    assert size % rows == 0
+    assert partition.tiles % run == 0
+    # 16 KB of weights are read by each core only where the pixels are more than that.
+    assert not partition.by_pixels or 2 * image.nbytes > 64 * 64 * 4

@@ -15,6 +15,7 @@ from edgepack.compiler.rules.rule import Kernel, Rule, Site
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Image, pack_channels
+from edgepack.compiler.tiles.product import ProductLoops, Shape, choose_tile, pack_weights
 
 
 def takes(layer: Layer, _cpu: CpuModel) -> bool:
@@ -27,13 +28,11 @@ def make(site: Site) -> Kernel:
     operator, output = site.layer.operator, site.output
     assert isinstance(operator, Convolution)
     source, gate = site.inputs[0], Image("gate", site.inputs[1])
-    shape = convolution.Shape.of(operator.weight[None], source, output)
+    shape = Shape.of(operator.weight[None], source, output)
     flat = convolution.is_flat(operator, site)
     view = output.flat if flat else output
-    chosen = convolution.choose_tile(
-        view, blocks=shape.out_blocks, reduction=shape.reduction, cpu=site.cpu
-    )
-    packed = convolution.pack_weights(operator.weight[None], shape, chosen.vectors)
+    chosen = choose_tile(view, blocks=shape.out_blocks, reduction=shape.reduction, cpu=site.cpu)
+    packed = pack_weights(operator.weight[None], shape, chosen.vectors)
     packed_bias = pack_channels(operator.bias, output)
     weights, scaled = (
         tir.buffer(name, packed.shape, output.element.name) for name in ("weights", "scaled")
@@ -66,9 +65,9 @@ def make(site: Site) -> Kernel:
             channels(whole, shape.last_lanes),
         )
 
-    loops = convolution.Loops(
+    loops = ProductLoops(
         cpu=site.cpu,
-        operator=operator,
+        window=convolution.window_of(operator),
         shape=shape,
         tile=chosen,
         source=Image("source", source, source.flat if flat else source),
@@ -79,7 +78,7 @@ def make(site: Site) -> Kernel:
         clears=True,
         prepare=scale,
     )
-    body = loops.image(0, parallel=loops.worth_sharing)
+    body = loops.image(0, parallel=loops.partition.worth_sharing)
     return Kernel(
         name=f"gated1x1_{source.channels}_{output.channels}_{output.height}x{output.width}",
         function=tir.function(
@@ -100,7 +99,7 @@ def make(site: Site) -> Kernel:
         tile=f"{chosen}{' flat' if flat else ''}",
         macs=operator.weight.size * output.height * output.width,
         cycles=chosen.cycles + packed.size / output.block / site.cpu.loads_per_cycle,
-        by_pixels=loops.by_pixels,
+        by_pixels=loops.partition.by_pixels,
     )
 
 

@@ -20,9 +20,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from edgepack.compiler.layers.layer import Convolution
 from edgepack.compiler.layers.tensors import constant_of, shape_of
-from edgepack.compiler.rules import convolution
 from edgepack.compiler.rules.rule import Kernel, Plain, product
 from edgepack.compiler.tiles import micro, tile, tir
 from edgepack.compiler.tiles.cpu import CpuModel
@@ -30,20 +28,12 @@ from edgepack.compiler.tiles.element import FLOAT32
 from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import Blocked, Image, pack_channels
 from edgepack.compiler.tiles.partition import worth_sharing
+from edgepack.compiler.tiles.product import ProductLoops, Shape, Window, choose_tile
 
 # What there are kernels for.
 _ELEMENT = FLOAT32
 # Fewer rows are over before a panel is packed.
 _FEWEST_ROWS = 4
-# One pixel, one step.
-_POINT = Convolution(
-    weight=np.zeros((1, 1, 1, 1), _ELEMENT.name),
-    bias=None,
-    stride=(1, 1),
-    before=(0, 0),
-    dilation=(1, 1),
-    groups=1,
-)
 
 
 def make(call: relax.Call, made: Mapping[relax.Var, relax.Expr], cpu: CpuModel) -> Plain | None:
@@ -193,7 +183,7 @@ class _Product:
         lanes = min(fitting, key=lambda lanes: (-(-sizes.columns // lanes) * lanes, -lanes))
         source = self._layout(sizes.depth, cpu.narrowest(_ELEMENT))
         target = self._layout(sizes.columns, lanes)
-        shape = convolution.Shape(
+        shape = Shape(
             groups=1,
             in_blocks=source.blocks,
             in_block=source.block,
@@ -203,7 +193,7 @@ class _Product:
             kernel=(1, 1),
             element=_ELEMENT,
         )
-        chosen = convolution.choose_tile(
+        chosen = choose_tile(
             target,
             blocks=shape.out_blocks,
             reduction=shape.reduction,
@@ -236,9 +226,9 @@ class _Product:
                 matrix = index if sizes.right_batch > 1 else 0
                 return self._pack(right, matrix, column, weights, at, vectors * lanes, lanes)
 
-            loops = convolution.Loops(
+            loops = ProductLoops(
                 cpu=cpu,
-                operator=_POINT,
+                window=Window(),
                 shape=shape,
                 tile=chosen,
                 source=_Matrix(left, index if sizes.left_batch > 1 else 0, source),

@@ -33,6 +33,7 @@ from edgepack.compiler.tiles.layout import (
     pack_channels,
 )
 from edgepack.compiler.tiles.partition import worth_sharing
+from edgepack.compiler.tiles.product import ProductLoops, Shape, choose_tile, pack_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,14 +162,14 @@ def _ordinary(
     layout, output = source.layout, target.layout
     merged = convolution.merged_groups(phase.convolution, layout.block, output.block)
     weight = convolution.dense_weight(phase.convolution, merged)
-    shape = convolution.Shape.of(weight, layout, output)
-    tile = convolution.choose_tile(
+    shape = Shape.of(weight, layout, output)
+    tile = choose_tile(
         output, blocks=shape.out_blocks, reduction=shape.reduction, cpu=cpu, groups=shape.groups
     )
-    packed = convolution.pack_weights(weight, shape, tile.vectors)
-    loops = convolution.Loops(
+    packed = pack_weights(weight, shape, tile.vectors)
+    loops = ProductLoops(
         cpu=cpu,
-        operator=phase.convolution,
+        window=convolution.window_of(phase.convolution),
         shape=shape,
         tile=tile,
         source=source,
@@ -177,7 +178,9 @@ def _ordinary(
         bias=bias,
         epilogue=epilogue,
     )
-    body = tir.loop_of("n", output.batch, lambda n: loops.image(n, parallel=loops.worth_sharing))
+    body = tir.loop_of(
+        "n", output.batch, lambda n: loops.image(n, parallel=loops.partition.worth_sharing)
+    )
     return _Part(
         body=loops.imported(body),
         buffer=loops.weights,

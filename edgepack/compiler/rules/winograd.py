@@ -37,6 +37,14 @@ from edgepack.compiler.tiles.element import Element
 from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import Blocked, Image, clear_halos
 from edgepack.compiler.tiles.partition import BUSY_BY_PIECES, busy, worth_sharing
+from edgepack.compiler.tiles.product import (
+    ProductLoops,
+    Shape,
+    Window,
+    choose_tile,
+    pack_weights,
+    stream_cycles,
+)
 
 # Chunks of so few tiles may be larger than the cache: smaller ones would be too few pixels for
 # the products' register tiles.
@@ -167,7 +175,7 @@ def _cost(channels: _Channels, results: int, grid: Grid, batch: int, cpu: CpuMod
     positions = (results + 2) ** 2
     chunks = grid.chunks * batch
     layout = _scratch(channels.outs, channels.out_block, 1, 1, grid.tiles, channels.element)
-    product = convolution.choose_tile(
+    product = choose_tile(
         replace(layout, width=grid.tiles),
         blocks=channels.out_blocks,
         reduction=channels.ins,
@@ -179,7 +187,7 @@ def _cost(channels: _Channels, results: int, grid: Grid, batch: int, cpu: CpuMod
     )
     cycles = batch * grid.rows * grid.columns * _transform_cycles(channels, results, cpu)
     cycles += chunks * product.cycles
-    cycles += convolution.stream_cycles(weights, chunks, cpu)
+    cycles += stream_cycles(weights, chunks, cpu)
     # What does not fit the cache is written to memory and read back.
     spilled = max(0, _scratch_bytes(channels, positions, grid.tiles) - cpu.l2_bytes)
     cycles += chunks * 2 * spilled / cpu.memory_bandwidth
@@ -231,11 +239,9 @@ def _plain_cycles(layer: Layer, cpu: CpuModel) -> float:
         block=channels.out_block,
     )
     reduction = 9 * channels.ins
-    chosen = convolution.choose_tile(
-        output, blocks=channels.out_blocks, reduction=reduction, cpu=cpu
-    )
+    chosen = choose_tile(output, blocks=channels.out_blocks, reduction=reduction, cpu=cpu)
     weights = channels.element.bytes * reduction * channels.out_blocks * channels.out_block
-    return chosen.cycles + convolution.stream_cycles(weights, 1, cpu)
+    return chosen.cycles + stream_cycles(weights, 1, cpu)
 
 
 def _scratch(
@@ -313,8 +319,8 @@ class _Loops:
         inputs = _scratch(channels.ins, channels.in_block, *sizes)
         sums = _scratch(channels.outs, channels.out_block, *sizes)
         self.inputs, self.sums = Image("inputs", inputs), Image("sums", sums)
-        shape = convolution.Shape.of(weight, inputs, sums)
-        self.packed = convolution.pack_weights(weight, shape, plan.product.vectors)
+        shape = Shape.of(weight, inputs, sums)
+        self.packed = pack_weights(weight, shape, plan.product.vectors)
         bias = np.zeros(
             (plan.positions, sums.blocks // plan.positions * sums.block), channels.element.name
         )
@@ -327,15 +333,15 @@ class _Loops:
         self.bias = tir.buffer("bias", self.packed_bias.shape, channels.element.accumulator)
         self.shape = shape
 
-    def _product(self, tiles: int) -> convolution.Loops:
+    def _product(self, tiles: int) -> ProductLoops:
         """The products of a chunk of so many tiles."""
 
         def view(image: Image) -> Image:
             return image.viewed(replace(image.layout, width=tiles))
 
-        return convolution.Loops(
+        return ProductLoops(
             cpu=self.site.cpu,
-            operator=replace(self.operator, before=(0, 0)),
+            window=Window(),
             shape=self.shape,
             tile=self.plan.product,
             source=view(self.inputs),

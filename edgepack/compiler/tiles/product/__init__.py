@@ -1,0 +1,16 @@
+"""The product engine: convolutions, and all else that multiplies weights with an image.
+
+`shape` is the arithmetic's extents and how weights are packed, `partition` who does what, `loops`
+the loops, `by_llvm` and `by_assembly` the code of a tile.
+"""
+
+from edgepack.compiler.tiles.product.loops import ProductLoops
+from edgepack.compiler.tiles.product.shape import (
+    Shape,
+    Window,
+    choose_tile,
+    pack_weights,
+    stream_cycles,
+)
+
+__all__ = ["ProductLoops", "Shape", "Window", "choose_tile", "pack_weights", "stream_cycles"]

@@ -1,0 +1,66 @@
+"""The code of a tile as a call of a micro-kernel in assembly."""
+
+from __future__ import annotations
+
+from edgepack.compiler.tiles import arm, micro, tir
+from edgepack.compiler.tiles.product.code import Tensors, TileAt
+
+
+class AssemblyTiles:
+    """Tiles by a micro-kernel, in the instruction set `isa`; see `TileCode`."""
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        kernel: arm.MicroKernel,
+        isa: arm.Isa,
+        functions: micro.Functions | None,
+    ) -> None:
+        self.tensors, self.kernel = tensors, kernel
+        self.tiles = micro.Tiles(
+            isa,
+            tensors.source,
+            tensors.target,
+            tensors.weights,
+            tensors.bias,
+            tensors.epilogue,
+            functions,
+        )
+
+    @property
+    def finishes(self) -> bool:
+        """Whether results are stored finished, without a pass over them."""
+        return self.tiles.finishes
+
+    def imported(self, body: tir.Stmt) -> tir.Stmt:
+        """`body` with the functions that its tiles call."""
+        return self.tiles.imported(body)
+
+    def tile(self, place: TileAt) -> tir.Stmt:
+        """One tile: a call."""
+        shape, window, source = self.tensors.shape, self.tensors.window, self.tensors.source
+        # Channels of the last block: of a matrix they are the last ones of four.
+        back = arm.LANES - shape.last_lanes if source.overlaps else 0
+        reduction = self.kernel.code(
+            blocks=shape.in_blocks - (shape.last_lanes < arm.LANES),
+            last_lanes=shape.last_lanes % arm.LANES,
+            kernel=shape.kernel,
+            pixel_step=source.pixel_bytes * window.stride[1],
+            column_step=source.pixel_bytes * window.dilation[1],
+            row_step=source.row_bytes * window.dilation[0],
+            plane_step=source.plane_bytes,
+            back=back % arm.LANES,
+        )
+        return self.tiles.call(
+            reduction,
+            micro.Place(
+                source=source.at(place.in_plane, *self.tensors.input(place, 0, 0, 0)),
+                weights=[place.weights],
+                plane=place.plane,
+                channel_block=place.channel_block,
+                row=place.row,
+                column=place.column,
+                pixels=place.pixels,
+                vectors=place.vectors,
+            ),
+        )

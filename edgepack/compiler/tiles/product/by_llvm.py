@@ -1,0 +1,155 @@
+"""The code of a tile as plain arithmetic on vectors; LLVM gives it registers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from tvm import tirx
+
+from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles.product.code import Tensors, TileAt
+
+# Multiply-adds in the unrolled body of the reduction: enough to hide its loop, small enough
+# to stay in the decoded-instruction cache (about 1500 entries on Haswell, 4000 on Zen).
+_UNROLLED = 128
+
+
+class LlvmTiles:
+    """Tiles of at most `pixels` pixels; see `TileCode`."""
+
+    def __init__(self, tensors: Tensors, pixels: int) -> None:
+        self.tensors, self.pixels = tensors, pixels
+        self.shape, self.epilogue = tensors.shape, tensors.epilogue
+        self.source, self.target = tensors.source, tensors.target
+        self.weights, self.bias = tensors.weights, tensors.bias
+
+    @property
+    def finishes(self) -> bool:
+        """Whether results are stored finished, without a pass over them."""
+        return not self.epilogue.is_long
+
+    def imported(self, body: tir.Stmt) -> tir.Stmt:
+        """`body`: nothing is called."""
+        return body
+
+    def tile(self, place: TileAt) -> tir.Stmt:
+        """One tile; without a halo, code of its own for each of a row whose windows stick out."""
+        if not self.source.layout.planar or isinstance(place.column, int):
+            return self._tile(place)
+        starts = range(0, self.target.layout.width - place.pixels + 1, self.pixels)
+        special = [at for at in (replace(place, column=c) for c in starts) if self._sticks_out(at)]
+        made = self._tile(place if len(special) < len(starts) else special.pop())
+        for at in special:
+            here = tirx.EQ(place.column, tir.expr(at.column))
+            made = tirx.IfThenElse(here, self._tile(at), made)
+        return made
+
+    def _sticks_out(self, place: TileAt) -> bool:
+        """Whether some windows reach over the left or right border of the image."""
+        columns = range(self.shape.kernel[1])
+        return any(len(self._pixels_inside(place, at)) < place.pixels for at in columns)
+
+    def _pixels_inside(self, place: TileAt, column: int) -> list[int]:
+        """The results of a tile for which a column of the window is in the image, or its halo."""
+        every = list(range(place.pixels))
+        if not self.source.layout.planar or not isinstance(place.column, int):
+            return every
+        width = self.source.layout.width
+        return [r for r in every if 0 <= self.tensors.input(place, r, 0, column)[1] < width]
+
+    def _tile(self, place: TileAt) -> tir.Stmt:
+        shape, lanes = self.shape, self.shape.lanes
+        sums = [
+            [
+                tir.Local(f"sum_{r}_{v}", lanes, shape.element.accumulator)
+                for v in range(place.vectors)
+            ]
+            for r in range(place.pixels)
+        ]
+        every = [(r, v) for r in range(place.pixels) for v in range(place.vectors)]
+        start = [
+            sums[r][v].set(tir.load(self.bias, [(place.channel_block + v) * lanes], lanes))
+            for r, v in every
+        ]
+        names = tir.Names()
+        results: list[list[tirx.Expr]] = [[] for _ in range(place.vectors)]
+        for r, v in every:
+            at = (place.plane + v, place.row, place.column + r)
+            result = sums[r][v].get()
+            if not self.epilogue.is_long:
+                block = place.channel_block + v
+                result = self.epilogue.apply(names, result, *at, channel_block=block)
+            names.add(self.target.store(result, *at))
+            results[v].append(result)
+        if self.epilogue.is_long:
+            names.add(self.epilogue.pass_over(self.target, place))
+        elif self.epilogue.average:
+            for v, of_vector in enumerate(results):
+                at = (place.plane + v, place.row, place.column)
+                names.add(self.epilogue.average.leave(of_vector, *at))
+        whole = shape.in_blocks - (shape.last_lanes < shape.in_block)
+        reduction = []
+        if whole:
+            reduction.append(
+                tir.loop_of(
+                    "in_block",
+                    whole,
+                    lambda block: self._reduce(place, sums, block, shape.in_block),
+                )
+            )
+        if whole < shape.in_blocks:
+            reduction.append(self._reduce(place, sums, whole, shape.last_lanes))
+        declared = [sums[r][v].declare() for r, v in every]
+        return tir.sequence(*declared, *start, *reduction, names.done())
+
+    def _reduce(
+        self, place: TileAt, sums: list[list[tir.Local]], block: tir.Expr, channels: int
+    ) -> tir.Stmt:
+        """Add what one block of input channels contributes."""
+        shape = self.shape
+        rows, columns = shape.kernel
+        wide = place.vectors * shape.lanes
+        unrolled = max(
+            step
+            for step in range(1, channels + 1)
+            if channels % step == 0
+            and (step == 1 or step * columns * place.pixels * place.vectors <= _UNROLLED)
+        )
+        block_weights = place.weights + block * (prod(shape.kernel) * shape.in_block * wide)
+
+        def steps(row: tir.Expr, part: tir.Expr) -> tir.Stmt:
+            names = tir.Names()
+            for column in range(columns):
+                for step in range(unrolled):
+                    channel = part * unrolled + step
+                    at = block_weights + ((row * columns + column) * channels + channel) * wide
+                    weights = [
+                        names.bind("w", tir.load(self.weights, [at + v * shape.lanes], shape.lanes))
+                        for v in range(place.vectors)
+                    ]
+                    for r in self._pixels_inside(place, column):
+                        value = tir.load(
+                            self.source.buffer,
+                            self.source.at(
+                                place.in_plane + block,
+                                *self.tensors.input(place, r, row, column),
+                                channel,
+                            ),
+                        )
+                        spread = names.bind("x", tir.spread(value, shape.lanes))
+                        for v in range(place.vectors):
+                            total = sums[r][v]
+                            names.add(total.set(total.get() + spread * weights[v]))
+            return names.done()
+
+        def one_row(row: tir.Expr) -> tir.Stmt:
+            return tir.loop_of("part", channels // unrolled, lambda part: steps(row, part))
+
+        if not self.source.layout.planar:
+            return tir.loop_of("window_row", rows, one_row)
+        # Only what is in the image.
+        top = tir.expr(self.tensors.input(place, 0, 0, 0)[0])
+        first, behind = tirx.max(0, -top), tirx.min(rows, self.source.layout.height - top)
+        counter = tir.var("window_row")
+        return tirx.For(counter, first, behind - first, tirx.ForKind.SERIAL, one_row(counter))

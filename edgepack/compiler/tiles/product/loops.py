@@ -1,0 +1,276 @@
+"""The loops of a product of weights and an image.
+
+    for each panel of V output blocks           one of the two orders,
+        for each row, tile of R pixels          by what has to be read more often
+            R x V accumulators, started with the bias
+            for each input block, window row, window column, channel of the block
+                accumulators[r][v] += input[r] * weights[v]
+            expression, store
+
+Weights are packed so that the reduction reads them front to back. `Partition` says who does what,
+`TileCode` writes what is inside a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx
+
+from edgepack.compiler.tiles import arm, micro, tile, tir
+from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.epilogue import Epilogue
+from edgepack.compiler.tiles.layout import Image
+from edgepack.compiler.tiles.partition import worth_sharing
+from edgepack.compiler.tiles.product.by_assembly import AssemblyTiles
+from edgepack.compiler.tiles.product.by_llvm import LlvmTiles
+from edgepack.compiler.tiles.product.code import Tensors, TileAt, TileCode
+from edgepack.compiler.tiles.product.partition import Partition
+from edgepack.compiler.tiles.product.shape import Shape, Window
+
+
+class ProductLoops:
+    """The loops of one product.
+
+    `tensors` are described there. With `clears`, the zeros around the results are written, too.
+    `prepare` is what has to be done before a panel of weights is used, given its number and its
+    vectors. The weights start at `first_weight`. Functions that tiles call are kept in `functions`,
+    if given, for several products of one kernel.
+    """
+
+    def __init__(
+        self,
+        *,
+        cpu: CpuModel,
+        window: Window,
+        shape: Shape,
+        tile: tile.Tile,
+        source: Image,
+        target: Image,
+        weights: tirx.Buffer,
+        bias: tirx.Buffer,
+        epilogue: Epilogue,
+        clears: bool = False,
+        functions: micro.Functions | None = None,
+        prepare: Callable[[tir.Expr, int], tir.Stmt] | None = None,
+        first_weight: tir.Expr = 0,
+    ) -> None:
+        self.cpu = cpu
+        self.shape = shape
+        self.tile = tile
+        self.source, self.target = source, target
+        self.weights, self.bias = weights, bias
+        self.epilogue = epilogue
+        self.clears = clears
+        self.prepare = prepare
+        self.first_weight = first_weight
+        self.partition = Partition(
+            cpu=cpu,
+            shape=shape,
+            tile=tile,
+            source=source.layout,
+            target=target.layout,
+            prepared=prepare is not None,
+        )
+        tensors = Tensors(
+            shape=shape,
+            window=window,
+            source=source,
+            target=target,
+            weights=weights,
+            bias=bias,
+            epilogue=epilogue,
+        )
+        self.code = _code(tensors, tile.pixels, cpu, functions)
+
+    def imported(self, body: tir.Stmt) -> tir.Stmt:
+        """`body`, which has these loops, with the code that they call."""
+        return self.code.imported(body)
+
+    @property
+    def in_place(self) -> list[tuple[tirx.Buffer, tirx.Buffer]]:
+        """See `tir.function`."""
+        return self.epilogue.in_place(self.target) if self.code.finishes else []
+
+    def image(self, n: tir.Expr, *, parallel: bool) -> tir.Stmt:
+        """One image of the batch, shared out within each group if `parallel`."""
+        return tir.loop_of(
+            "group", self.shape.groups, lambda group: self.group(n, group, parallel=parallel)
+        )
+
+    def group(self, n: tir.Expr, group: tir.Expr, *, parallel: bool = False) -> tir.Stmt:
+        """One group of one image."""
+        if parallel and self.partition.in_one_loop:
+            return self._shared_tiles(n, group)
+        order = self._pixels_first if self.partition.pixels_outer else self._panels_first
+        return order(n, group, parallel)
+
+    def _shared_tiles(self, n: tir.Expr, group: tir.Expr) -> tir.Stmt:
+        """Both loops as one, whose turns the cores share: panels or pixels alone are too few.
+
+        A core has neighbouring turns, so that what the outer loop keeps stays with it.
+        """
+        layout, size = self.target.layout, self.tile.pixels
+        rows, run = self.partition.piece()
+        runs = self.partition.tiles // run
+        pieces = layout.height // rows * runs
+        pixels_outer = self.partition.pixels_outer or self.partition.by_pixels
+        inner = self.partition.panels if pixels_outer else pieces
+
+        def along(index: tir.Expr, vectors: int, at: tir.Expr) -> tir.Stmt:
+            def one_row(row: tir.Expr) -> tir.Stmt:
+                turns = _turns(
+                    layout.width,
+                    size,
+                    size,
+                    lambda column, pixels: self._tile(
+                        n, group, index, vectors, row, column, pixels
+                    ),
+                )
+                tiles = tir.loop_of("tile", run, lambda i: tir.turn(at % runs * run + i, *turns))
+                clear = self._clear(n, group, index, vectors, row)
+                if clear is not None and runs > 1:
+                    clear = tirx.IfThenElse(tirx.EQ(at % runs, tir.integer(0)), clear, None)
+                return tir.sequence(clear, tiles)
+
+            return tir.loop_of("row", rows, lambda row: one_row(at // runs * rows + row))
+
+        def one(item: tir.Expr) -> tir.Stmt:
+            outside, inside = item // inner, item % inner
+            panel, at = (inside, outside) if pixels_outer else (outside, inside)
+            panel_turns = _turns(
+                self.shape.out_blocks,
+                self.tile.vectors,
+                1,
+                lambda i, vectors: along(i, vectors, at),
+            )
+            return tir.turn(panel, *panel_turns)
+
+        prepared = None
+        if self.prepare is not None:
+            weights = self.shape.panel(self.shape.out_blocks) / self.shape.lanes
+            parallel = worth_sharing(weights / self.cpu.loads_per_cycle, self.cpu)
+            prepared = self._over_panels(self.prepare, parallel=parallel)
+        items = self.partition.panels * pieces
+        return tir.sequence(prepared, tir.loop_of("item", items, one, parallel=True))
+
+    def _panels_first(self, n: tir.Expr, group: tir.Expr, parallel: bool) -> tir.Stmt:
+        """Each panel of weights is used for the whole image before the next one is read."""
+        rows = self.target.layout.height
+
+        def panel(index: tir.Expr, vectors: int) -> tir.Stmt:
+            pixels = tir.loop_of(
+                "row",
+                rows,
+                lambda row: self._along_row(
+                    lambda column, pixels: self._tile(n, group, index, vectors, row, column, pixels)
+                ),
+            )
+            prepared = self.prepare(index, vectors) if self.prepare else None
+            return tir.sequence(prepared, self._clear(n, group, index, vectors), pixels)
+
+        return self._over_panels(panel, parallel=parallel)
+
+    def _pixels_first(self, n: tir.Expr, group: tir.Expr, parallel: bool) -> tir.Stmt:
+        """Each row of pixels is finished in all channels before the next one is read."""
+        rows = self.target.layout.height
+
+        def one_row(row: tir.Expr) -> tir.Stmt:
+            tiles = self._along_row(
+                lambda column, pixels: self._over_panels(
+                    lambda index, vectors: self._tile(n, group, index, vectors, row, column, pixels)
+                ),
+                parallel=parallel and rows == 1,
+            )
+            return tir.sequence(self._clear(n, group, 0, self.shape.out_blocks, row), tiles)
+
+        return tir.loop_of("row", rows, one_row, parallel=parallel)
+
+    def _clear(
+        self,
+        n: tir.Expr,
+        group: tir.Expr,
+        panel: tir.Expr,
+        vectors: int,
+        row: tir.Expr | None = None,
+    ) -> tir.Stmt | None:
+        """The zeros around some planes of the results, or around a row of them."""
+        target = self.target
+        if not self.clears or not target.layout.halo:
+            return None
+        first = self._plane(n, group) + panel * self.tile.vectors
+
+        def clear(v: tir.Expr) -> tir.Stmt:
+            plane = first + v
+            zeros = target.clear_halo(plane) if row is None else target.clear_beside(plane, row)
+            return tir.sequence(zeros)
+
+        return tir.loop_of("cleared", vectors, clear)
+
+    def _plane(self, n: tir.Expr, group: tir.Expr) -> tir.Expr:
+        """The first of a group."""
+        blocks = self.target.layout.blocks
+        return n * blocks + group * (blocks // self.shape.groups)
+
+    def _over_panels(
+        self, body: Callable[[tir.Expr, int], tir.Stmt], *, parallel: bool = False
+    ) -> tir.Stmt:
+        turns = _turns(self.shape.out_blocks, self.tile.vectors, 1, body)
+        return tir.split("panel", *turns, parallel=parallel)
+
+    def _along_row(
+        self, body: Callable[[tir.Expr, int], tir.Stmt], *, parallel: bool = False
+    ) -> tir.Stmt:
+        pixels = self.tile.pixels
+        turns = _turns(self.target.layout.width, pixels, pixels, body)
+        return tir.split("tile", *turns, parallel=parallel)
+
+    def _tile(
+        self,
+        n: tir.Expr,
+        group: tir.Expr,
+        panel: tir.Expr,
+        vectors: int,
+        row: tir.Expr,
+        column: tir.Expr,
+        pixels: int,
+    ) -> tir.Stmt:
+        """`pixels` results from `column` on, in `vectors` blocks from panel `panel` on."""
+        shape = self.shape
+        # `panel` counts panels of the full size; only the last one may be smaller.
+        block = panel * self.tile.vectors
+        weights = self.first_weight + group * shape.panel(shape.out_blocks)
+        weights += panel * shape.panel(self.tile.vectors)
+        source, target = self.source.layout, self.target.layout
+        channel_block = group * (target.blocks // shape.groups) + block
+        place = TileAt(
+            in_plane=n * source.blocks + group * (source.blocks // shape.groups),
+            plane=self._plane(n, group) + block,
+            channel_block=channel_block,
+            weights=weights,
+            row=row,
+            column=column,
+            pixels=pixels,
+            vectors=vectors,
+        )
+        return self.code.tile(place)
+
+
+def _code(
+    tensors: Tensors, pixels: int, cpu: CpuModel, functions: micro.Functions | None
+) -> TileCode:
+    """The best code for tiles of at most so many pixels."""
+    element = tensors.source.layout.element
+    kernel, isa = arm.micro_kernel(cpu, element), arm.isa_of(cpu, element)
+    if kernel is None or isa is None:
+        return LlvmTiles(tensors, pixels)
+    return AssemblyTiles(tensors, kernel, isa, functions)
+
+
+def _turns(
+    total: int, size: int, step: int, body: Callable[[tir.Expr, int], tir.Stmt]
+) -> tuple[int, Callable[[tir.Expr], tir.Stmt], Callable[[], tir.Stmt] | None]:
+    """`total` in pieces of `size`, as `tir.split` wants it; `body` gets `step` times the number."""
+    full, rest = divmod(total, size)
+    last = (lambda: body(full * step, rest)) if rest else None
+    return full, lambda index: body(index * step, size), last

@@ -1,0 +1,139 @@
+"""The extents of a product, its weights in the order they are read, and its cheapest tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import numpy as np
+
+from edgepack.compiler.tiles import arm, tile
+from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.element import Element
+from edgepack.compiler.tiles.layout import Blocked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """How a window goes over the image, each (vertical, horizontal): `before` is the padding at top
+    and left. By default it is a single point, as in a product of matrices."""
+
+    stride: tuple[int, int] = (1, 1)
+    before: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The reduction and the channels of one group, in blocks.
+
+    `last_lanes` channels of the last input block hold something. A step of the reduction takes `kr`
+    of a block's channels; where a block has no multiple of that, the last step has weights of zero.
+    """
+
+    groups: int
+    in_blocks: int
+    in_block: int
+    last_lanes: int
+    out_blocks: int
+    lanes: int
+    kernel: tuple[int, int]
+    element: Element
+    kr: int = 1
+
+    @classmethod
+    def of(cls, weight: np.ndarray, source: Blocked, output: Blocked, kr: int = 1) -> Shape:
+        """That of weights [groups, out, in, rows, columns]."""
+        in_block, lanes = source.block, output.block
+        groups, outs, ins, rows, columns = weight.shape
+        return cls(
+            groups=groups,
+            in_blocks=-(-ins // in_block),
+            in_block=in_block,
+            last_lanes=(ins - 1) % in_block + 1,
+            out_blocks=-(-outs // lanes),
+            lanes=lanes,
+            kernel=(rows, columns),
+            element=source.element,
+            kr=kr,
+        )
+
+    @property
+    def reduction(self) -> int:
+        """Multiply-adds per result, those with zeros that fill a step included."""
+        per_block, last = (-(-size // self.kr) for size in (self.in_block, self.last_lanes))
+        return prod(self.kernel) * ((self.in_blocks - 1) * per_block + last) * self.kr
+
+    def panel(self, vectors: int) -> int:
+        """Weights of `vectors` blocks of output channels."""
+        return self.reduction * vectors * self.lanes
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a group's weights."""
+        return self.element.bytes * self.panel(self.out_blocks)
+
+
+def pack_weights(weight: np.ndarray, shape: Shape, vectors: int) -> np.ndarray:
+    """[groups, out, in, rows, columns] -> the order in which the reduction reads them.
+
+    Per group and panel: [in block][row][column][step][vectors * lanes][kr], where a step is `kr` of
+    the block's channels.
+    """
+    groups, outs, ins, rows, columns = weight.shape
+    padded = np.zeros((groups, shape.out_blocks * shape.lanes, ins, rows, columns), weight.dtype)
+    padded[:, :outs] = weight
+    pieces = []
+    for group in padded:
+        start = 0
+        for size, count in tile.parts(shape.out_blocks, vectors):
+            for _ in range(count):
+                panel = group[start : start + size * shape.lanes]
+                start += size * shape.lanes
+                for first in range(0, ins, shape.in_block):
+                    block = panel[:, first : first + shape.in_block]
+                    missing = -block.shape[1] % shape.kr
+                    if missing:
+                        block = np.pad(block, ((0, 0), (0, missing), (0, 0), (0, 0)))
+                    steps = block.reshape(len(block), -1, shape.kr, rows, columns)
+                    pieces.append(steps.transpose(3, 4, 1, 0, 2).ravel())
+    return np.concatenate(pieces)
+
+
+def choose_tile(
+    output: Blocked,
+    *,
+    blocks: int,
+    reduction: int,
+    cpu: CpuModel,
+    groups: int = 1,
+    most_vectors: int = 1 << 30,
+) -> tile.Tile:
+    """The cheapest tile for one group's `blocks` blocks of output channels.
+
+    `reduction` is that of `Shape`.
+    """
+    kernel = arm.micro_kernel(cpu, output.element)
+    return tile.choose(
+        width=output.width,
+        rows=output.height * output.batch * groups,
+        blocks=blocks,
+        lanes=output.block,
+        reduction=reduction,
+        element=output.element,
+        kr=kernel.kr if kernel else 1,
+        cpu=cpu,
+        fits=partial(kernel.fits, registers=cpu.registers) if kernel else None,
+        most_vectors=most_vectors,
+    )
+
+
+def stream_cycles(weights: int, times: int, cpu: CpuModel) -> float:
+    """What reading `weights` bytes of weights costs beyond the arithmetic.
+
+    They come from memory the first time, for no cache holds a whole network, and again each time
+    if they do not fit the second-level cache. Cores that issue in order wait for them.
+    """
+    fetched = weights * (times if weights > cpu.l2_bytes / 2 else 1)
+    return fetched / cpu.memory_bandwidth / (1 if cpu.in_order else 2)
