@@ -360,7 +360,7 @@ def code(reduction: arm.Reduction, isa: arm.Isa, **changes: object) -> list[str]
         "out_step": 4096,
         "operand_step": 4096,
     }
-    text = arm.Tile(**{**values, **changes}).llvm_ir("tile")  # type: ignore[arg-type]
+    text = arm.AssemblyTile(**{**values, **changes}).llvm_ir("tile")  # type: ignore[arg-type]
     body = re.search(r'asm sideeffect "(.*?)"', text)
     assert body
     return body[1].split("\\0A")
@@ -455,18 +455,18 @@ def test_a_tile_adds_up_its_pixels_once_they_are_stored(
 def test_rows_of_tiles_need_no_more_core_registers_than_there_are(cpu: CpuModel) -> None:
     isa = arm.isa_of(cpu, FLOAT32)
     assert isa is not None
-    tile = arm.Tile(
+    tile = arm.AssemblyTile(
         isa=isa,
         pixels=isa.most_depthwise(7),
         vectors=1,
         # No step is one that an instruction can hold.
         reduction=arm.Depthwise(kernel=(7, 7), stride=1, row_step=0x12350),
-        finish=(arm.Finish(name="add"), arm.Finish(name="maximum")),
+        finish=(arm.EpilogueStep(name="add"), arm.EpilogueStep(name="maximum")),
         out_step=0,
         operand_step=0,
         total_step=16,
     )
-    rows = arm.Rows(
+    rows = arm.TileRows(
         tile=tile,
         width=3 * tile.pixels + 1,
         source_step=0x12350,

@@ -31,7 +31,7 @@ from edgepack.compiler.tiles.product.partition import Partition
 from edgepack.model import ModelSpec
 
 CORES = 2
-# What `rule.worth_sharing` says of a launch while the other threads are awake.
+# What `partition.worth_sharing` says of a launch while the other threads are awake.
 LAUNCH_CYCLES = 2_000
 
 

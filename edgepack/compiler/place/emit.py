@@ -27,8 +27,8 @@ from edgepack.compiler.place.placement import (
     ViewAt,
     place_layers,
 )
-from edgepack.compiler.rules import copies, joint
-from edgepack.compiler.rules.rule import Kernel, Rule, product
+from edgepack.compiler.rules import joint, layout_transform
+from edgepack.compiler.rules.rule import LayerKernel, Rule, product
 from edgepack.compiler.rules.table import PLAIN, RULES
 from edgepack.compiler.tiles.cpu import cpu_model
 from edgepack.compiler.tiles.layout import Blocked
@@ -101,7 +101,7 @@ class _Emitter:
         self.builder = relax.BlockBuilder()
         self.kernels = _Kernels()
         self.reports: list[LayerReport] = []
-        # Values whose pixels the cores shared when they were made; see `Site`.
+        # Values whose pixels the cores shared when they were made; see `LayerSite`.
         self.by_pixels: set[Value] = set()
         # Where each value is, in the new function: plain as the model has it, or blocked.
         self.plain: dict[Value, relax.Expr] = {}
@@ -194,7 +194,7 @@ class _Emitter:
     def _call(
         self,
         rule: str,
-        kernel: Kernel,
+        kernel: LayerKernel,
         read: Sequence[relax.Expr],
         *,
         shape: Sequence[int],
@@ -239,7 +239,7 @@ class _Emitter:
             elif _same_bytes(layout):
                 packed = self.builder.emit(view(data, layout.shape))
             else:
-                kernel = copies.pack(plain, layout, self.cpu)
+                kernel = layout_transform.pack(plain, layout, self.cpu)
                 packed = self._call(
                     LAYOUT,
                     kernel,
@@ -261,7 +261,7 @@ class _Emitter:
             if _same_bytes(layout):
                 made = self.builder.emit(view(self.blocked[root], shape))
             else:
-                kernel = copies.unpack(layout, shape, self.cpu)
+                kernel = layout_transform.unpack(layout, shape, self.cpu)
                 made = self._call(
                     LAYOUT,
                     kernel,

@@ -24,7 +24,7 @@ from edgepack.compiler.layers.layer import (
 from edgepack.compiler.layers.read import read_layers
 from edgepack.compiler.layers.tensors import extent, shape_of, variables
 from edgepack.compiler.rules import joint
-from edgepack.compiler.rules.rule import Alias, Rule, Site, element_of, product
+from edgepack.compiler.rules.rule import Alias, LayerSite, Rule, element_of, product
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import NO_HALO, Blocked, Halo
 
@@ -75,8 +75,8 @@ class Placement:
         """The value whose bytes these are."""
         return self.roots.get(value, value)
 
-    def site(self, layer: Layer, *, by_pixels: bool) -> Site:
-        """Where a layer with a rule is; see `Site`."""
+    def site(self, layer: Layer, *, by_pixels: bool) -> LayerSite:
+        """Where a layer with a rule is; see `LayerSite`."""
         return _site(layer, self.layouts, self.cpu, by_pixels=by_pixels)
 
 
@@ -277,8 +277,8 @@ def _layouts(
 
 def _site(
     layer: Layer, layouts: Mapping[Value, Blocked], cpu: CpuModel, *, by_pixels: bool
-) -> Site:
-    return Site(
+) -> LayerSite:
+    return LayerSite(
         layer=layer,
         inputs=tuple(layouts[value] for value in layer.inputs),
         operands=tuple(layouts[value] for value in layer.operands),
@@ -289,7 +289,7 @@ def _site(
     )
 
 
-def _alias(kind: Alias, site: Site, slots: Mapping[Value, Value]) -> ViewAt | JointOf | None:
+def _alias(kind: Alias, site: LayerSite, slots: Mapping[Value, Value]) -> ViewAt | JointOf | None:
     """How a result shares its inputs' bytes; None if they have to be copied by a kernel."""
     layer = site.layer
     if kind is Alias.VIEW:

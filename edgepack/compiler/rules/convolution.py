@@ -6,7 +6,7 @@ import numpy as np
 
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
-from edgepack.compiler.rules.rule import Kernel, Rule, Site, element_of
+from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule, element_of
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Halo, Image, Planar, conv_halo, pack_channels
@@ -59,7 +59,7 @@ def window_of(operator: Convolution) -> Window:
     return Window(stride=operator.stride, before=operator.before, dilation=operator.dilation)
 
 
-def make(site: Site) -> Kernel:
+def make(site: LayerSite) -> LayerKernel:
     """The kernel of a convolution."""
     operator = site.layer.operator
     assert isinstance(operator, Convolution)
@@ -107,7 +107,7 @@ def make(site: Site) -> Kernel:
         name += f"_s{operator.stride[0]}"
     if site.mean:
         name += "_mean"
-    return Kernel(
+    return LayerKernel(
         name=name,
         function=tir.function(
             [
@@ -130,7 +130,7 @@ def make(site: Site) -> Kernel:
     )
 
 
-def is_flat(operator: Convolution, site: Site) -> bool:
+def is_flat(operator: Convolution, site: LayerSite) -> bool:
     """Whether rows do not matter: 1x1 on tensors without halos is one long row of pixels."""
     layouts = (site.inputs[0], site.output, *site.operands)
     return (

@@ -19,7 +19,7 @@ from tvm import tirx
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import convolution
-from edgepack.compiler.rules.rule import Kernel, Rule, Site, product
+from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule, product
 from edgepack.compiler.tiles import arm, micro, tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Blocked, Halo, Image, pack_channels
@@ -50,16 +50,16 @@ def pack_weights(weight: np.ndarray, layout: Blocked) -> np.ndarray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Run:
+class _RowRange:
     """Rows of results whose windows have the rows `inside` in the image."""
 
     rows: range
     inside: range
 
 
-def _runs(operator: Convolution, height: int, out_height: int) -> list[_Run]:
+def _runs(operator: Convolution, height: int, out_height: int) -> list[_RowRange]:
     """The rows of results of an image of `height` rows, by which rows of their windows count."""
-    runs: list[_Run] = []
+    runs: list[_RowRange] = []
     for row in range(out_height):
         top = row * operator.stride[0] - operator.before[0]
         taps = [
@@ -69,17 +69,17 @@ def _runs(operator: Convolution, height: int, out_height: int) -> list[_Run]:
         ]
         inside = range(taps[0], taps[-1] + 1) if taps else range(0)
         start = runs.pop().rows.start if runs and runs[-1].inside == inside else row
-        runs.append(_Run(rows=range(start, row + 1), inside=inside))
+        runs.append(_RowRange(rows=range(start, row + 1), inside=inside))
     return runs
 
 
-def _code_for(layer: Layer) -> list[_Run]:
+def _code_for(layer: Layer) -> list[_RowRange]:
     """The rows of results by the code they need."""
     operator, height = layer.operator, extent(layer.output)[2]
     assert isinstance(operator, Convolution)
     runs = _runs(operator, extent(layer.inputs[0])[2], height)
     # Windows that lie outside as a whole read zeros.
-    whole = [_Run(rows=range(height), inside=range(operator.kernel[0]))]
+    whole = [_RowRange(rows=range(height), inside=range(operator.kernel[0]))]
     return runs if all(run.inside for run in runs) else whole
 
 
@@ -114,15 +114,15 @@ def _even_parts(width: int, most: int) -> int:
     return -(-width // -(-width // most))
 
 
-def make(site: Site) -> Kernel:
+def make(site: LayerSite) -> LayerKernel:
     """The kernel of a depthwise convolution."""
-    return _Loops(site).kernel()
+    return _DepthwiseKernel(site).kernel()
 
 
-class _Loops:
+class _DepthwiseKernel:
     """The loops of one depthwise convolution."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: LayerSite) -> None:
         operator = site.layer.operator
         assert isinstance(operator, Convolution)
         self.site = site
@@ -147,23 +147,23 @@ class _Loops:
         self.by_pixels = self.shared and even is not None
         # Equal parts of the rows.
         self.parts = (even or even_parts(output, site.cpu.cores)) if self.shared else 1
-        self.tiles: micro.Tiles | None = None
+        self.tiles: micro.MicroKernelCalls | None = None
         isa = arm.isa_of(site.cpu, element)
         most = isa.most_depthwise(operator.kernel[1]) if isa else 0
         if isa is not None and most and operator.dilation[1] == 1:
             self.pixels = _even_parts(site.output.width, most)
             # A pass over the results is one over a whole row.
-            finishes = micro.finish_of(site.layer.expression) is not None
+            finishes = micro.assembly_epilogue(site.layer.expression) is not None
             tile = self.pixels if finishes else site.output.width
             self.epilogue = site.epilogue(pixels=tile, parts=self.parts)
-            self.tiles = micro.Tiles(
+            self.tiles = micro.MicroKernelCalls(
                 isa, self.source, self.target, self.weights, self.bias, self.epilogue
             )
         else:
             self.pixels = _pixels(site.output.width, operator, site.cpu)
             self.epilogue = site.epilogue(pixels=self.pixels, parts=self.parts)
 
-    def kernel(self) -> Kernel:
+    def kernel(self) -> LayerKernel:
         """Code, constants and what they cost."""
         output, operator = self.output, self.operator
         rows, columns = operator.kernel
@@ -203,7 +203,7 @@ class _Loops:
             name += f"_s{operator.stride[0]}"
         if self.epilogue.average:
             name += "_mean"
-        return Kernel(
+        return LayerKernel(
             name=name,
             function=function,
             constants=(self.packed, self.packed_bias, *self.epilogue.packed),
@@ -228,12 +228,17 @@ class _Loops:
         return tir.sequence(done, self.epilogue.average.finish(plane))
 
     def _micro_rows(
-        self, tiles: micro.Tiles, plane: tir.Expr, block: tir.Expr, first: tir.Expr, rows: int
+        self,
+        tiles: micro.MicroKernelCalls,
+        plane: tir.Expr,
+        block: tir.Expr,
+        first: tir.Expr,
+        rows: int,
     ) -> tir.Stmt:
         """`rows` rows from `first` on, in assembly."""
         operator, width = self.operator, self.output.width
 
-        def call(run: _Run, row: tir.Expr, count: tir.Expr) -> tir.Stmt:
+        def call(run: _RowRange, row: tir.Expr, count: tir.Expr) -> tir.Stmt:
             reduction = arm.Depthwise(
                 kernel=(len(run.inside), operator.kernel[1]),
                 stride=operator.stride[1],
@@ -242,13 +247,13 @@ class _Loops:
             place = self._place(plane, block, row, 0, self.pixels, run.inside)
             return tiles.rows(reduction, place, width=width, step=operator.stride[0], count=count)
 
-        def some(run: _Run, row: tir.Expr, count: tir.Expr) -> tir.Stmt:
+        def some(run: _RowRange, row: tir.Expr, count: tir.Expr) -> tir.Stmt:
             """So many of a run's rows, at once where that can be."""
             if tiles.finishes:
                 return call(run, row, count)
             return tir.loop_of("row", count, lambda i: call(run, row + i, 1))
 
-        def mine(run: _Run) -> tir.Stmt:
+        def mine(run: _RowRange) -> tir.Stmt:
             """Those rows of a run that are among the wanted ones."""
             if rows == self.output.height:
                 return some(run, run.rows.start, len(run.rows))
@@ -309,10 +314,10 @@ class _Loops:
         column: tir.Expr,
         pixels: int,
         inside: range,
-    ) -> micro.Place:
+    ) -> micro.TileAddress:
         """That of a tile, given the rows of its windows that count."""
         down = inside.start
-        return micro.Place(
+        return micro.TileAddress(
             source=self._input(plane, row, column, down * self.operator.dilation[0], 0),
             weights=[block, down, 0, 0],
             plane=plane,
@@ -335,7 +340,7 @@ class _Loops:
         )
 
     def _llvm_tile(
-        self, place: micro.Place, inside: range, held: dict[tuple[int, int], tirx.Var]
+        self, place: micro.TileAddress, inside: range, held: dict[tuple[int, int], tirx.Var]
     ) -> tir.Stmt:
         """The window rows `inside`. Weights are from `held`, or loaded where they are used."""
         operator, lanes = self.operator, self.output.block

@@ -18,7 +18,7 @@ import tvm
 from tvm import relax, tirx
 
 from edgepack.compiler.layers.tensors import constant_of, shape_of
-from edgepack.compiler.rules.rule import Kernel, Plain, product
+from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, product
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT32
@@ -41,7 +41,9 @@ _VECTORS = 4
 _Best: TypeAlias = tuple[tirx.Expr, tirx.Expr]
 
 
-def make(call: relax.Call, made: Mapping[relax.Var, relax.Expr], cpu: CpuModel) -> Plain | None:
+def make(
+    call: relax.Call, made: Mapping[relax.Var, relax.Expr], cpu: CpuModel
+) -> PlainKernel | None:
     """The kernel of `relax.argmax` or `relax.argmin`, None for anything else.
 
     Where the axis was reversed before (how TVM writes `select_last_index`), the kernel looks for
@@ -69,7 +71,7 @@ def make(call: relax.Call, made: Mapping[relax.Var, relax.Expr], cpu: CpuModel) 
         reverse=reverse,
         cpu=cpu,
     )
-    return Plain(
+    return PlainKernel(
         rule="extremum",
         kernel=extremum.kernel(name.removeprefix("relax.")),
         inputs=((data, (extremum.outer, extremum.size, extremum.inner)),),
@@ -97,7 +99,7 @@ class Extremum:
     reverse: bool
     cpu: CpuModel
 
-    def kernel(self, name: str) -> Kernel:
+    def kernel(self, name: str) -> LayerKernel:
         """The kernel, of which `name` says what it is."""
         source = tir.buffer("source", (self.outer, self.size, self.inner), self.dtype)
         target = tir.buffer("target", (self.outer, self.inner), "int64")
@@ -113,7 +115,7 @@ class Extremum:
             return self._columns(source, target, outer, parallel and not by_outer)
 
         body = tir.loop_of("outer", self.outer, one, parallel=by_outer)
-        return Kernel(
+        return LayerKernel(
             name=f"{name}_{self.outer}x{self.size}x{self.inner}",
             function=tir.function([source, target], body),
             constants=(),

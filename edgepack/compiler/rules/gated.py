@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.rules import convolution
-from edgepack.compiler.rules.rule import Kernel, Rule, Site
+from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Image, pack_channels
@@ -23,7 +23,7 @@ def takes(layer: Layer, _cpu: CpuModel) -> bool:
     return isinstance(layer.operator, Convolution) and layer.operator.gated
 
 
-def make(site: Site) -> Kernel:
+def make(site: LayerSite) -> LayerKernel:
     """The kernel; the scaled weights are its scratch memory."""
     operator, output = site.layer.operator, site.output
     assert isinstance(operator, Convolution)
@@ -79,7 +79,7 @@ def make(site: Site) -> Kernel:
         prepare=scale,
     )
     body = loops.image(0, parallel=loops.partition.worth_sharing)
-    return Kernel(
+    return LayerKernel(
         name=f"gated1x1_{source.channels}_{output.channels}_{output.height}x{output.width}",
         function=tir.function(
             [

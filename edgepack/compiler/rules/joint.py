@@ -14,7 +14,7 @@ from itertools import accumulate
 from edgepack.compiler.backend.arena import ALIGNMENT
 from edgepack.compiler.layers.layer import Concatenation, Layer, Slice
 from edgepack.compiler.layers.tensors import extent
-from edgepack.compiler.rules.rule import Alias, Kernel, Rule, Site, element_of
+from edgepack.compiler.rules.rule import Alias, LayerKernel, LayerSite, Rule, element_of
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Blocked, Image, clear_halos
@@ -59,17 +59,17 @@ def view_offset(source: Blocked, first: int) -> int | None:
     return offset if source.batch == 1 and offset % ALIGNMENT == 0 else None
 
 
-def copy(source: Blocked, target: Blocked) -> Kernel:
+def copy(source: Blocked, target: Blocked) -> LayerKernel:
     """The same tensor with another halo, or just elsewhere."""
     return _copy("copy", [(source, 0)], target)
 
 
-def make_concat(site: Site) -> Kernel:
+def make_concat(site: LayerSite) -> LayerKernel:
     """Copies all inputs."""
     return _copy("concat", [(layout, 0) for layout in site.inputs], site.output)
 
 
-def make_slice(site: Site) -> Kernel:
+def make_slice(site: LayerSite) -> LayerKernel:
     """Copies the range."""
     operator = site.layer.operator
     assert isinstance(operator, Slice)
@@ -77,7 +77,7 @@ def make_slice(site: Site) -> Kernel:
     return _copy("slice", [(source, operator.first // source.block)], site.output)
 
 
-def _copy(what: str, parts: Sequence[tuple[Blocked, int]], output: Blocked) -> Kernel:
+def _copy(what: str, parts: Sequence[tuple[Blocked, int]], output: Blocked) -> LayerKernel:
     """Fills the output's blocks one after the other: with each part's, from a block on."""
     target = Image("target", output)
     sources = [Image(f"source{i}", layout) for i, (layout, _) in enumerate(parts)]
@@ -109,7 +109,7 @@ def _copy(what: str, parts: Sequence[tuple[Blocked, int]], output: Blocked) -> K
             first += count
         return tir.sequence(*copies)
 
-    return Kernel(
+    return LayerKernel(
         name=f"{what}_{output.channels}_{output.height}x{output.width}",
         function=tir.function(
             [*(source.buffer for source in sources), target.buffer],

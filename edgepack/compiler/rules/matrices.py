@@ -21,7 +21,7 @@ import tvm
 from tvm import relax, tirx
 
 from edgepack.compiler.layers.tensors import constant_of, shape_of
-from edgepack.compiler.rules.rule import Kernel, Plain, product
+from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, product
 from edgepack.compiler.tiles import micro, tile, tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT32
@@ -36,7 +36,9 @@ _ELEMENT = FLOAT32
 _FEWEST_ROWS = 4
 
 
-def make(call: relax.Call, made: Mapping[relax.Var, relax.Expr], cpu: CpuModel) -> Plain | None:
+def make(
+    call: relax.Call, made: Mapping[relax.Var, relax.Expr], cpu: CpuModel
+) -> PlainKernel | None:
     """The kernel of a `relax.matmul`; None for anything else, small ones and other types.
 
     A right matrix that was transposed before is read as it was.
@@ -63,7 +65,7 @@ def make(call: relax.Call, made: Mapping[relax.Var, relax.Expr], cpu: CpuModel) 
     inputs = [(left, (sizes.left_batch, sizes.rows, sizes.depth))]
     if value is None:
         inputs.append((right, sizes.right_shape(turned)))
-    return Plain(
+    return PlainKernel(
         rule="product",
         kernel=matrices.kernel(),
         inputs=tuple(inputs),
@@ -175,7 +177,7 @@ class _Product:
     constant: np.ndarray | None
     cpu: CpuModel
 
-    def kernel(self) -> Kernel:
+    def kernel(self) -> LayerKernel:
         """The kernel; packed panels of a right matrix that is no constant are its scratch."""
         sizes, cpu = self.sizes, self.cpu
         # As `CpuModel.block`, of those that fit.
@@ -214,7 +216,7 @@ class _Product:
         kept = 1 if self.constant is not None or not by_batch else sizes.batch
         weights = tir.buffer("weights", (kept * size,), _ELEMENT.name)
         bias = tir.buffer("bias", (target.blocks * lanes,), _ELEMENT.accumulator)
-        functions = micro.Functions()
+        functions = micro.AssemblyFunctions()
 
         def one(index: tir.Expr) -> tir.Stmt:
             made = _Matrix(out, index, target, last=last, shift=shift)
@@ -250,7 +252,7 @@ class _Product:
             value = self.constant.reshape(sizes.depth, sizes.columns)
             constants.insert(0, self._packed(value, chosen, lanes))
         turned = "t" if self.turned else ""
-        return Kernel(
+        return LayerKernel(
             name=f"product{turned}_{sizes.batch}_{sizes.rows}x{sizes.depth}x{sizes.columns}",
             function=tir.function(arguments, body),
             constants=tuple(constants),
@@ -269,7 +271,7 @@ class _Product:
             block=block,
         )
 
-    def _packed(self, value: np.ndarray, chosen: tile.Tile, lanes: int) -> np.ndarray:
+    def _packed(self, value: np.ndarray, chosen: tile.RegisterTile, lanes: int) -> np.ndarray:
         """A constant's panels."""
         panels, start = [], 0
         for vectors, count in tile.parts(-(-self.sizes.columns // lanes), chosen.vectors):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgepack.compiler.layers.layer import Layer, Pointwise
-from edgepack.compiler.rules.rule import Kernel, Rule, Site
+from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Image, clear_halos
@@ -15,7 +15,7 @@ def takes_pointwise(layer: Layer, _cpu: CpuModel) -> bool:
     return isinstance(layer.operator, Pointwise)
 
 
-def make_pointwise(site: Site) -> Kernel:
+def make_pointwise(site: LayerSite) -> LayerKernel:
     """One pass over the image."""
     output = site.output
     source, target = Image("source", site.inputs[0]), Image("target", output)
@@ -51,7 +51,7 @@ def make_pointwise(site: Site) -> Kernel:
         ),
     )
     operations = "_".join(operation.name for operation in site.layer.expression[:3])
-    return Kernel(
+    return LayerKernel(
         name=f"{operations}_{output.channels}_{output.height}x{output.width}",
         function=tir.function(
             [source.buffer, *epilogue.operand_buffers, *epilogue.constants, target.buffer],

@@ -14,9 +14,9 @@ from tvm import tirx
 
 from edgepack.compiler.layers.layer import GlobalAverage, Layer, Pooling
 from edgepack.compiler.layers.tensors import extent
-from edgepack.compiler.rules.rule import Kernel, Rule, Site, product
+from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule, product
 from edgepack.compiler.tiles import tir
-from edgepack.compiler.tiles.average import Sum
+from edgepack.compiler.tiles.average import PlaneSum
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Image, clear_halos
 from edgepack.compiler.tiles.partition import worth_sharing
@@ -38,7 +38,7 @@ def _borders(axis: int, operator: Pooling, size: int, out: int) -> tuple[int, in
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Run:
+class _EqualWindows:
     """`count` output positions from `first` on with equal windows along one axis.
 
     `taps` are the window's points inside the image, `divisor` how many of its points the
@@ -51,17 +51,17 @@ class _Run:
     divisor: int
 
 
-def _runs(axis: int, operator: Pooling, size: int, out: int) -> Iterator[_Run]:
+def _runs(axis: int, operator: Pooling, size: int, out: int) -> Iterator[_EqualWindows]:
     """All output positions of an axis: the borders one by one, the inside as one run."""
     before, after = _borders(axis, operator, size, out)
 
-    def run(position: int, count: int = 1) -> _Run:
+    def run(position: int, count: int = 1) -> _EqualWindows:
         start = position * operator.stride[axis] - operator.before[axis]
         at = [start + tap * operator.dilation[axis] for tap in range(operator.kernel[axis])]
         inside = tuple(tap for tap, point in enumerate(at) if 0 <= point < size)
         counted = sum(point < size + operator.after[axis] for point in at)
         divisor = counted if operator.count_padding else len(inside)
-        return _Run(first=position, count=count, taps=inside, divisor=divisor)
+        return _EqualWindows(first=position, count=count, taps=inside, divisor=divisor)
 
     for position in range(before):
         yield run(position)
@@ -85,7 +85,7 @@ def takes_window(layer: Layer, _cpu: CpuModel) -> bool:
     return True
 
 
-def make_window(site: Site) -> Kernel:
+def make_window(site: LayerSite) -> LayerKernel:
     """The kernel of a pooling."""
     operator = site.layer.operator
     assert isinstance(operator, Pooling)
@@ -125,7 +125,9 @@ def make_window(site: Site) -> Kernel:
     rows = list(_runs(0, operator, layout.height, output.height))
     columns = list(_runs(1, operator, layout.width, output.width))
 
-    def run(n: tir.Expr, block: tir.Expr, row: tir.Expr, down: _Run, across: _Run) -> tir.Stmt:
+    def run(
+        n: tir.Expr, block: tir.Expr, row: tir.Expr, down: _EqualWindows, across: _EqualWindows
+    ) -> tir.Stmt:
         return tir.loop_of(
             "column",
             across.count,
@@ -138,7 +140,7 @@ def make_window(site: Site) -> Kernel:
             ),
         )
 
-    def band(n: tir.Expr, block: tir.Expr, down: _Run) -> tir.Stmt:
+    def band(n: tir.Expr, block: tir.Expr, down: _EqualWindows) -> tir.Stmt:
         return tir.loop_of(
             "row",
             down.count,
@@ -154,7 +156,7 @@ def make_window(site: Site) -> Kernel:
     cycles = points * product(operator.kernel) / site.cpu.loads_per_cycle
     body = _over_blocks(site, cycles, one_block)
     name = f"{operator.kind}_pool{operator.kernel[0]}x{operator.kernel[1]}"
-    return Kernel(
+    return LayerKernel(
         name=f"{name}_{output.channels}_{output.height}x{output.width}",
         function=tir.function(
             [source.buffer, *epilogue.operand_buffers, *epilogue.constants, target.buffer],
@@ -166,7 +168,7 @@ def make_window(site: Site) -> Kernel:
 
 
 def _over_blocks(
-    site: Site, cycles: float, one_block: Callable[[tir.Expr, tir.Expr], tir.Stmt]
+    site: LayerSite, cycles: float, one_block: Callable[[tir.Expr, tir.Expr], tir.Stmt]
 ) -> tir.Stmt:
     parallel = worth_sharing(cycles, site.cpu)
     return tir.loop_of(
@@ -183,7 +185,7 @@ def takes_mean(layer: Layer, _cpu: CpuModel) -> bool:
     return isinstance(layer.operator, GlobalAverage)
 
 
-def make_mean(site: Site) -> Kernel:
+def make_mean(site: LayerSite) -> LayerKernel:
     """The kernel of a mean."""
     layout, output = site.inputs[0], site.output
     lanes = output.block
@@ -193,7 +195,7 @@ def make_mean(site: Site) -> Kernel:
 
     def one_block(n: tir.Expr, block: tir.Expr) -> tir.Stmt:
         plane = n * output.blocks + block
-        sums = Sum(source, plane)
+        sums = PlaneSum(source, plane)
         names = tir.Names()
         result = epilogue.apply(
             names,
@@ -207,7 +209,7 @@ def make_mean(site: Site) -> Kernel:
         return tir.sequence(sums.code, names.done())
 
     cycles = output.shape[0] * pixels / site.cpu.loads_per_cycle
-    return Kernel(
+    return LayerKernel(
         name=f"mean_{output.channels}_{layout.height}x{layout.width}",
         function=tir.function(
             [source.buffer, *epilogue.operand_buffers, *epilogue.constants, target.buffer],

@@ -24,7 +24,14 @@ from edgepack.compiler.layers.axis import Axis, Run
 from edgepack.compiler.layers.layer import Layer, Resampling, Value
 from edgepack.compiler.layers.read import resampling
 from edgepack.compiler.layers.tensors import extent
-from edgepack.compiler.rules.rule import Kernel, Plain, Rule, Site, element_of, product
+from edgepack.compiler.rules.rule import (
+    LayerKernel,
+    LayerSite,
+    PlainKernel,
+    Rule,
+    element_of,
+    product,
+)
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import KIB, CpuModel
 from edgepack.compiler.tiles.layout import Image, clear_halos
@@ -166,7 +173,7 @@ def takes_pad(layer: Layer, _cpu: CpuModel) -> bool:
     return isinstance(layer.operator, Resampling) and layer.operator.kind in _BORDERS
 
 
-def make(site: Site) -> Kernel:
+def make(site: LayerSite) -> LayerKernel:
     """The kernel between blocked tensors; each pixel is one vector."""
     operator, layout, output = site.layer.operator, site.inputs[0], site.output
     assert isinstance(operator, Resampling)
@@ -254,7 +261,7 @@ def make(site: Site) -> Kernel:
             "block", output.blocks, lambda block: one_block(n, block), parallel=by_blocks
         ),
     )
-    return Kernel(
+    return LayerKernel(
         name=f"{what}_{operator.kind}_{output.channels}_{output.height}x{output.width}",
         function=tir.function(
             [
@@ -275,7 +282,9 @@ RESIZE = Rule(name="resize", takes=takes_resize, make=make)
 PAD = Rule(name="pad", takes=takes_pad, make=make)
 
 
-def make_plain(call: relax.Call, _made: Mapping[Value, relax.Expr], cpu: CpuModel) -> Plain | None:
+def make_plain(
+    call: relax.Call, _made: Mapping[Value, relax.Expr], cpu: CpuModel
+) -> PlainKernel | None:
     """A resize of a tensor as the model has it.
 
     None for other calls, and for what TVM does as well.
@@ -296,7 +305,7 @@ def make_plain(call: relax.Call, _made: Mapping[Value, relax.Expr], cpu: CpuMode
         most = min(most, _MOST_ROW_BYTES // (element.bytes * width))
     # What is narrower than the narrowest vector is small, too: one by one.
     lanes = max((lanes for lanes in cpu.lanes(element) if lanes <= most), default=1)
-    return Plain(
+    return PlainKernel(
         rule=RESIZE.name,
         kernel=make(operator, *shapes, element.name, lanes, cpu),
         inputs=((data, shapes[0]),),
@@ -325,7 +334,7 @@ def _turned(
     dtype: str,
     lanes: int,
     cpu: CpuModel,
-) -> Kernel:
+) -> LayerKernel:
     """The kernel from planes of `shape` to planes `out`, `lanes` rows at a time."""
     rows, columns, tables = operator.rows, operator.columns, _Tables()
     planes, width, count = shape[0], shape[2], shape[0] * rows.count
@@ -373,7 +382,7 @@ def _turned(
     vectors = count * (width + columns.count) / lanes
     cycles = vectors * (2 + 2 * lanes.bit_length() + rows.taps + columns.taps)
     parallel = worth_sharing(cycles, cpu)
-    return Kernel(
+    return LayerKernel(
         name=f"resize_{operator.kind}_{planes}x{out[1]}x{out[2]}",
         function=tir.function(
             [source, *tables.buffers, target],
@@ -394,7 +403,7 @@ def _upright(
     dtype: str,
     lanes: int,
     cpu: CpuModel,
-) -> Kernel:
+) -> LayerKernel:
     """The same for images whose columns stay: `lanes` columns at a time."""
     rows, width, tables = operator.rows, shape[2], _Tables()
     source, target = tir.buffer("source", shape, dtype), tir.buffer("target", out, dtype)
@@ -414,7 +423,7 @@ def _upright(
 
     count = shape[0] * rows.count
     cycles = count * width / lanes * (1 + rows.taps) / cpu.loads_per_cycle
-    return Kernel(
+    return LayerKernel(
         name=f"resize_{operator.kind}_{shape[0]}x{out[1]}x{out[2]}",
         function=tir.function(
             [source, *tables.buffers, target],

@@ -17,11 +17,12 @@ from edgepack.compiler.tiles.layout import NO_HALO, Blocked, Halo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class LayerSite:
     """A layer with the layouts of its tensors and the CPU it will run on.
 
-    `by_pixels`: the cores shared the pixels of the first input, each core made its own ones in all
-    channels; else they shared the channels, or one core made it all.
+    `by_pixels` tells how the cores shared the kernel that made the first input: each core made some
+    pixels in all channels, which are in its own cache now. Otherwise each made some channels of all
+    pixels, or one core made everything.
     """
 
     layer: Layer
@@ -47,13 +48,13 @@ class Site:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
+class LayerKernel:
     """The code of a layer and the constants it takes.
 
     The function's arguments are the layer's inputs, its operands, `constants` (already packed),
     the output, the mean if the layer has one, and scratch memory. `tile`, `macs` (multiply-adds)
-    and `cycles` (the cost model's) are for people to read. `by_pixels` is that of `Site`, of the
-    result.
+    and `cycles` (the cost model's) are for people to read. `by_pixels` tells of the result what
+    `LayerSite.by_pixels` does of the first input.
     """
 
     name: str
@@ -66,15 +67,15 @@ class Kernel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plain:
-    """A kernel on plain tensors.
+class PlainKernel:
+    """A kernel on tensors that lie as the model has them.
 
-    Its arguments are `inputs`, each with the shape that it sees it in, the kernel's constants and
-    the output, of `shape` and `dtype`. These shapes move no data.
+    Its arguments are `inputs`, the kernel's constants, and an output of `shape` and `dtype`. Each
+    input comes with the shape that the kernel reads it as: the same bytes, reshaped.
     """
 
     rule: str
-    kernel: Kernel
+    kernel: LayerKernel
     inputs: tuple[tuple[Value, tuple[int, ...]], ...]
     shape: tuple[int, ...]
     dtype: str
@@ -113,7 +114,7 @@ class Rule:
 
     name: str
     takes: Callable[[Layer, CpuModel], bool]
-    make: Callable[[Site], Kernel]
+    make: Callable[[LayerSite], LayerKernel]
     halo: Callable[[Layer], Halo] = _no_halo
     reads_planar: Callable[[Layer, CpuModel], bool] = _never
     more_weights: bool = False

@@ -20,7 +20,7 @@ from tvm import tirx
 from edgepack.compiler.layers.layer import Convolution, Layer, TransposedConvolution
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import convolution, depthwise
-from edgepack.compiler.rules.rule import Kernel, Rule, Site, product
+from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule, product
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.epilogue import Epilogue
@@ -99,7 +99,7 @@ def halo(layer: Layer) -> Halo:
     return wanted
 
 
-def make(site: Site) -> Kernel:
+def make(site: LayerSite) -> LayerKernel:
     """The kernel of a transposed convolution: its phases one after the other."""
     operator, output = site.layer.operator, site.output
     assert isinstance(operator, TransposedConvolution)
@@ -118,7 +118,7 @@ def make(site: Site) -> Kernel:
             loops(site.cpu, phase, source, view(target), bias_buffer, epilogue.viewed(view))
         )
     rows, columns = operator.kernel
-    return Kernel(
+    return LayerKernel(
         name=f"transposed{rows}x{columns}_{source.layout.channels}_{output.channels}"
         f"_{output.height}x{output.width}",
         function=tir.function(

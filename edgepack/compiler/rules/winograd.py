@@ -8,7 +8,7 @@ that what is between the stages stays in the cache:
 
     for each chunk of tiles
         scratch `inputs` [position][input block][tile]   <- transform of the image
-        scratch `sums`   [position][output block][tile]  <- products, by the convolution's loops
+        scratch `sums`   [position][output block][tile]  <- products, by `ProductLoops`
         the image of results                             <- transform of the sums, expression
 
 Arithmetic is not all: transforms take time, weights grow from 9 to n * n per pair of channels,
@@ -29,9 +29,9 @@ from tvm import tirx
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import convolution
-from edgepack.compiler.rules.rule import Kernel, Rule, Site, element_of
+from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule, element_of
 from edgepack.compiler.tiles import arm, micro, tile, tir, toom_cook
-from edgepack.compiler.tiles.arm.transform import Pass, Steps
+from edgepack.compiler.tiles.arm.transform import Strides, TransformPass
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import Element
 from edgepack.compiler.tiles.epilogue import Epilogue
@@ -54,7 +54,7 @@ _PASS_START = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class TileGrid:
     """Tiles of an image, and how they are cut into chunks."""
 
     rows: int
@@ -79,12 +79,12 @@ class Grid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class WinogradPlan:
     """How a layer is computed: tiles of `results` x `results`, and the products' tile."""
 
     results: int
-    grid: Grid
-    product: tile.Tile
+    grid: TileGrid
+    product: tile.RegisterTile
     cycles: float
 
     @property
@@ -144,15 +144,19 @@ def _channels(layer: Layer, cpu: CpuModel) -> _Channels:
     )
 
 
-def _grids(rows: int, columns: int) -> Iterator[Grid]:
+def _grids(rows: int, columns: int) -> Iterator[TileGrid]:
     """Ways to cut tiles into chunks: some whole rows, or a part of one; all as even as can be."""
     for parts in range(1, rows + 1):
-        yield Grid(rows=rows, columns=columns, chunk_rows=-(-rows // parts), chunk_columns=columns)
+        yield TileGrid(
+            rows=rows, columns=columns, chunk_rows=-(-rows // parts), chunk_columns=columns
+        )
     for parts in range(2, columns // 8 + 1):
-        yield Grid(rows=rows, columns=columns, chunk_rows=1, chunk_columns=-(-columns // parts))
+        yield TileGrid(rows=rows, columns=columns, chunk_rows=1, chunk_columns=-(-columns // parts))
 
 
-def plan(layer: Layer, cpu: CpuModel, sizes: Collection[int] = tuple(toom_cook.POINTS)) -> Plan:
+def plan(
+    layer: Layer, cpu: CpuModel, sizes: Collection[int] = tuple(toom_cook.POINTS)
+) -> WinogradPlan:
     """The cheapest way to compute a layer by Winograd's algorithm, with tiles of one of `sizes`."""
     batch, _, height, width = extent(layer.output)
     channels = _channels(layer, cpu)
@@ -171,7 +175,9 @@ def plan(layer: Layer, cpu: CpuModel, sizes: Collection[int] = tuple(toom_cook.P
     )
 
 
-def _cost(channels: _Channels, results: int, grid: Grid, batch: int, cpu: CpuModel) -> Plan:
+def _cost(
+    channels: _Channels, results: int, grid: TileGrid, batch: int, cpu: CpuModel
+) -> WinogradPlan:
     positions = (results + 2) ** 2
     chunks = grid.chunks * batch
     layout = _scratch(channels.outs, channels.out_block, 1, 1, grid.tiles, channels.element)
@@ -191,7 +197,7 @@ def _cost(channels: _Channels, results: int, grid: Grid, batch: int, cpu: CpuMod
     # What does not fit the cache is written to memory and read back.
     spilled = max(0, _scratch_bytes(channels, positions, grid.tiles) - cpu.l2_bytes)
     cycles += chunks * 2 * spilled / cpu.memory_bandwidth
-    return Plan(results=results, grid=grid, product=product, cycles=cycles)
+    return WinogradPlan(results=results, grid=grid, product=product, cycles=cycles)
 
 
 def _transform_cycles(channels: _Channels, results: int, cpu: CpuModel) -> float:
@@ -259,14 +265,14 @@ def _scratch(
     )
 
 
-class _Loops:
+class _WinogradKernel:
     """The loops of one layer.
 
     The cores share the chunks, each with a part of the scratch memory; or, if the chunks are too
     few for that, the work of each stage.
     """
 
-    def __init__(self, site: Site, sizes: Collection[int]) -> None:
+    def __init__(self, site: LayerSite, sizes: Collection[int]) -> None:
         operator = site.layer.operator
         assert isinstance(operator, Convolution)
         self.site, self.operator = site, operator
@@ -282,7 +288,7 @@ class _Loops:
         # Assembly takes coefficients from vectors: those of the way there and of the way back.
         element = self.channels.element
         self.isa = arm.isa_of(cpu, element)
-        self.functions = micro.Functions()
+        self.functions = micro.AssemblyFunctions()
         m = self.plan.results
         transforms = (toom_cook.input_transform(m, m + 2), toom_cook.output_transform(m, m))
         self.coefficients = [
@@ -294,7 +300,7 @@ class _Loops:
             tir.buffer(f"coefficients{i}", values.shape, element.name)
             for i, values in enumerate(self.coefficients)
         ]
-        self.finish = micro.finish_of(self.epilogue.expression)
+        self.finish = micro.assembly_epilogue(self.epilogue.expression)
         # What neither assembly nor a few instructions can do is done in a pass of its own.
         self.apart = self.epilogue.is_long if self.isa is None else self.finish is None
         # A tile between the passes along its rows and along its columns, on both ways.
@@ -352,7 +358,7 @@ class _Loops:
             functions=self.functions,
         )
 
-    def kernel(self) -> Kernel:
+    def kernel(self) -> LayerKernel:
         """Code, constants and what they cost."""
         site, plan, output = self.site, self.plan, self.site.output
         body = tir.sequence(clear_halos(self.target), self._chunks())
@@ -370,7 +376,7 @@ class _Loops:
             self.half_sums,
         ]
         constants = (self.packed, self.packed_bias, *self.coefficients, *self.epilogue.packed)
-        return Kernel(
+        return LayerKernel(
             name=f"winograd{plan.results}_{site.inputs[0].channels}_{output.channels}"
             f"_{output.height}x{output.width}",
             function=tir.function(
@@ -512,14 +518,14 @@ class _Loops:
             self._pass(
                 toom_cook.input_transform(m, columns + 2),
                 rows + 2,
-                _Lines(self.source.buffer, corner, line=(0, 1, 0, 0), item=(0, 0, 1, 0)),
-                _Lines(self.half_inputs, [worker, 0, 0], line=(0, size, 0), item=(0, 1, 0)),
+                _Strided(self.source.buffer, corner, line=(0, 1, 0, 0), item=(0, 0, 1, 0)),
+                _Strided(self.half_inputs, [worker, 0, 0], line=(0, size, 0), item=(0, 1, 0)),
             ),
             self._pass(
                 toom_cook.input_transform(m, rows + 2),
                 size,
-                _Lines(self.half_inputs, [worker, 0, 0], line=(0, 1, 0), item=(0, size, 0)),
-                _Lines(
+                _Strided(self.half_inputs, [worker, 0, 0], line=(0, 1, 0), item=(0, size, 0)),
+                _Strided(
                     self.inputs.buffer,
                     transformed,
                     line=(stride, 0, 0, 0),
@@ -544,7 +550,7 @@ class _Loops:
         m, size = self.plan.results, self.plan.size
         sums = self.sums.at(part * self.sums.layout.blocks + block, 0, at)
         stride = self.sums.layout.blocks // self.plan.positions
-        results = _Results(
+        results = _TileResults(
             plane=n * self.target.layout.blocks + block,
             channel_block=block,
             row=row * m,
@@ -555,18 +561,18 @@ class _Loops:
             self._pass(
                 toom_cook.output_transform(m, columns),
                 size,
-                _Lines(
+                _Strided(
                     self.sums.buffer,
                     sums,
                     line=(size * stride, 0, 0, 0),
                     item=(stride, 0, 0, 0),
                 ),
-                _Lines(self.half_sums, [worker, 0, 0], line=(0, m, 0), item=(0, 1, 0)),
+                _Strided(self.half_sums, [worker, 0, 0], line=(0, m, 0), item=(0, 1, 0)),
             ),
             self._pass(
                 toom_cook.output_transform(m, rows),
                 columns,
-                _Lines(self.half_sums, [worker, 0, 0], line=(0, 1, 0), item=(0, m, 0)),
+                _Strided(self.half_sums, [worker, 0, 0], line=(0, 1, 0), item=(0, m, 0)),
                 self._pixels(self.target, results),
                 None if self.apart else results,
             ),
@@ -579,18 +585,18 @@ class _Loops:
             else None,
         )
 
-    def _pixels(self, image: Image, results: _Results) -> _Lines:
+    def _pixels(self, image: Image, results: _TileResults) -> _Strided:
         """Columns of pixels."""
         corner = image.at(results.plane, results.row, results.column)
-        return _Lines(image.buffer, corner, line=(0, 0, 1, 0), item=(0, 1, 0, 0))
+        return _Strided(image.buffer, corner, line=(0, 0, 1, 0), item=(0, 1, 0, 0))
 
     def _pass(
         self,
         transform: toom_cook.Transform,
         lines: int,
-        source: _Lines,
-        target: _Lines,
-        results: _Results | None = None,
+        source: _Strided,
+        target: _Strided,
+        results: _TileResults | None = None,
     ) -> tir.Stmt:
         """A transform along the lines of a tile; the expression follows if it is of `results`."""
         if self.isa is not None:
@@ -624,9 +630,9 @@ class _Loops:
         isa: arm.Isa,
         transform: toom_cook.Transform,
         lines: int,
-        source: _Lines,
-        target: _Lines,
-        results: _Results | None,
+        source: _Strided,
+        target: _Strided,
+        results: _TileResults | None,
     ) -> tir.Stmt:
         finish = (self.finish if results else None) or ()
         forth = toom_cook.input_transform(self.plan.results, self.plan.size)
@@ -636,7 +642,7 @@ class _Loops:
         )
         added = results is not None and any(item.name == "add" for item in finish)
         operand = self._pixels(self.epilogue.operands[0], results) if added and results else target
-        code = Pass(
+        code = TransformPass(
             isa=isa,
             transform=transform,
             coefficients=(forth, back)[which].coefficients,
@@ -656,7 +662,7 @@ class _Loops:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Results:
+class _TileResults:
     """Results of one tile, for the expression; `pixels` of its first row."""
 
     plane: tir.Expr
@@ -668,7 +674,7 @@ class _Results:
 
 
 @dataclass(frozen=True)
-class _Lines:
+class _Strided:
     """The vectors of a pass: where the first one lies, and how far apart lines and items are, in
     each dimension of the buffer."""
 
@@ -692,7 +698,7 @@ class _Lines:
         return tir.store(self.buffer, value, self._at(line, item), int(self.buffer.shape[-1]))
 
     @property
-    def steps(self) -> Steps:
+    def steps(self) -> Strides:
         """The same in bytes."""
         sizes = [np.dtype(str(self.buffer.dtype)).itemsize]
         for extent_ in reversed([int(size) for size in self.buffer.shape][1:]):
@@ -701,7 +707,7 @@ class _Lines:
             sum(size * count for size, count in zip(sizes, counts, strict=True))
             for counts in (self.line, self.item)
         )
-        return Steps(line=line, item=item)
+        return Strides(line=line, item=item)
 
 
 def _sum(terms: toom_cook.Terms, values: list[tirx.Expr]) -> tirx.Expr:
@@ -776,8 +782,8 @@ def rule(sizes: Collection[int] = tuple(toom_cook.POINTS), *, always: bool = Fal
             return False
         return always or plan(layer, cpu, sizes).cycles < _plain_cycles(layer, cpu)
 
-    def make(site: Site) -> Kernel:
-        return _Loops(site, sizes).kernel()
+    def make(site: LayerSite) -> LayerKernel:
+        return _WinogradKernel(site, sizes).kernel()
 
     return Rule(name="winograd", takes=takes, make=make, halo=convolution.halo, more_weights=True)
 

@@ -60,7 +60,7 @@ class Average:
         if rows * width == 1:
             return None
         slots = self.slots.spaced(step=(1, 1), first=(part * rows, 0), size=(rows, width))
-        sums = Sum(slots, plane)
+        sums = PlaneSum(slots, plane)
         return tir.sequence(sums.code, slots.store(sums.total, plane, 0, 0))
 
     def finish(self, plane: tir.Expr) -> tir.Stmt:
@@ -69,13 +69,13 @@ class Average:
         if self.parts > 1:
             rows = slots.layout.height // self.parts
             slots = slots.spaced(step=(rows, 1), first=(0, 0), size=(self.parts, 1))
-        sums = Sum(slots, plane)
+        sums = PlaneSum(slots, plane)
         layout = self.slots.layout
         mean = sums.total * tir.number(1 / self.count, layout.element.accumulator, layout.block)
         return tir.sequence(sums.code, self.mean.store(mean, plane, 0, 0))
 
 
-class Sum:
+class PlaneSum:
     """The `total` of all pixels of a plane, once `code` has run."""
 
     def __init__(self, source: Image, plane: tir.Expr) -> None:

@@ -1,4 +1,4 @@
-"""What a kernel does to its results before it stores them."""
+"""The epilogue: what a kernel does to its accumulators before it stores them."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Epilogue:
         """Whether it is so much code that it should be in a loop, not once per sum."""
         return any(operation.name in LONG for operation in self.expression)
 
-    def pass_over(self, target: Image, tile: _Results) -> tir.Stmt:
+    def pass_over(self, target: Image, tile: _TileOfResults) -> tir.Stmt:
         """Apply the expression to results that are stored already, as they come."""
         dtype = self.output.element.accumulator
         total = tir.Local("total", self.output.block, dtype)
@@ -180,7 +180,7 @@ class Epilogue:
         )
 
 
-class _Results(Protocol):
+class _TileOfResults(Protocol):
     """`pixels` x `vectors` results from a pixel of a plane on."""
 
     @property

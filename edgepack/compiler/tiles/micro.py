@@ -17,7 +17,7 @@ from edgepack.compiler.tiles.layout import Image
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class TileAddress:
     """Where a tile lies: its first result, and where its weights and bias start.
 
     `source` are buffer indices of the first input, `weights` those of the first weight.
@@ -33,7 +33,7 @@ class Place:
     vectors: int
 
 
-class Code(Protocol):
+class AssemblyCode(Protocol):
     """Something that assembly is written for."""
 
     def llvm_ir(self, name: str) -> str:
@@ -44,13 +44,13 @@ class Code(Protocol):
 Pointer = tuple[tirx.Buffer, Sequence[tir.Expr]]
 
 
-class Functions:
+class AssemblyFunctions:
     """The functions in assembly that one kernel calls."""
 
     def __init__(self) -> None:
         self.imports: dict[str, str] = {}
 
-    def call(self, code: Code, pointers: Sequence[Pointer], *counts: tirx.Expr) -> tir.Stmt:
+    def call(self, code: AssemblyCode, pointers: Sequence[Pointer], *counts: tirx.Expr) -> tir.Stmt:
         """A call with pointers as arguments, and int32 after them.
 
         The name is a hash, so that equal ones agree.
@@ -68,7 +68,7 @@ class Functions:
         return body
 
 
-class Tiles:
+class MicroKernelCalls:
     """The assembly tiles of one kernel."""
 
     def __init__(
@@ -79,21 +79,21 @@ class Tiles:
         weights: tirx.Buffer,
         bias: tirx.Buffer,
         epilogue: Epilogue,
-        functions: Functions | None = None,
+        functions: AssemblyFunctions | None = None,
     ) -> None:
         self.isa = isa
         self.source, self.target = source, target
         self.weights, self.bias = weights, bias
         self.epilogue = epilogue
-        self.finish = finish_of(epilogue.expression, sums=target.step[1] == 1)
-        self.functions = functions or Functions()
+        self.finish = assembly_epilogue(epilogue.expression, sums=target.step[1] == 1)
+        self.functions = functions or AssemblyFunctions()
 
     @property
     def finishes(self) -> bool:
         """Whether results are stored finished, without a pass over them."""
         return self.finish is not None
 
-    def call(self, reduction: arm.Reduction, place: Place) -> tir.Stmt:
+    def call(self, reduction: arm.Reduction, place: TileAddress) -> tir.Stmt:
         """A tile; an expression that assembly cannot finish follows as a pass over it."""
         call = self.functions.call(self._code(reduction, place), self._pointers(place))
         if self.finishes:
@@ -101,7 +101,13 @@ class Tiles:
         return tir.sequence(call, self.epilogue.pass_over(self.target, place))
 
     def rows(
-        self, reduction: arm.Depthwise, place: Place, *, width: int, step: int, count: tir.Expr
+        self,
+        reduction: arm.Depthwise,
+        place: TileAddress,
+        *,
+        width: int,
+        step: int,
+        count: tir.Expr,
     ) -> tir.Stmt:
         """`count` rows of `width` results from a place on, in tiles of one vector and the place's
         pixels. An expression that assembly cannot finish follows: then only one row at a time.
@@ -109,7 +115,7 @@ class Tiles:
         From one row's inputs to the next one's it is `step` input rows.
         """
         average, operand = self._average, self._operand
-        code = arm.Rows(
+        code = arm.TileRows(
             tile=self._code(reduction, place),
             width=width,
             source_step=self.source.row_bytes * step,
@@ -134,9 +140,9 @@ class Tiles:
         """Where the assembly leaves sums of results; a pass over them adds them up itself."""
         return self.epilogue.average if self.finishes else None
 
-    def _code(self, reduction: arm.Reduction, place: Place) -> arm.Tile:
+    def _code(self, reduction: arm.Reduction, place: TileAddress) -> arm.AssemblyTile:
         average, operand = self._average, self._operand
-        return arm.Tile(
+        return arm.AssemblyTile(
             isa=self.isa,
             pixels=place.pixels,
             vectors=place.vectors,
@@ -148,7 +154,7 @@ class Tiles:
             total_step=average.slots.plane_bytes if average else None,
         )
 
-    def _pointers(self, place: Place) -> list[Pointer]:
+    def _pointers(self, place: TileAddress) -> list[Pointer]:
         """The arguments of a tile's code."""
         at = (place.plane, place.row, place.column)
         pointers: list[Pointer] = [
@@ -168,7 +174,9 @@ class Tiles:
         return self.functions.imported(body)
 
 
-def finish_of(steps: Expression, *, sums: bool = True) -> tuple[arm.Finish, ...] | None:
+def assembly_epilogue(
+    steps: Expression, *, sums: bool = True
+) -> tuple[arm.EpilogueStep, ...] | None:
     """An expression as a chain that the assembly can do; None if it is anything else.
 
     It can do `sums` with an operand only if results lie side by side.
@@ -177,11 +185,11 @@ def finish_of(steps: Expression, *, sums: bool = True) -> tuple[arm.Finish, ...]
     for index, operation in enumerate(steps):
         match operation.name, operation.arguments:
             case (("maximum" | "minimum"), (Step(index=i), Scalar(value=value))) if i == index:
-                chain.append(arm.Finish(name=operation.name, value=value))
+                chain.append(arm.EpilogueStep(name=operation.name, value=value))
             case "add", (Step(index=i), Operand(index=0, pixel=False)) if sums and i == index:
-                chain.append(arm.Finish(name="add"))
+                chain.append(arm.EpilogueStep(name="add"))
             case "add", (Operand(index=0, pixel=False), Step(index=i)) if sums and i == index:
-                chain.append(arm.Finish(name="add"))
+                chain.append(arm.EpilogueStep(name="add"))
             case _:
                 return None
     return tuple(chain)

@@ -26,7 +26,7 @@ _TILE_START = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tile:
+class RegisterTile:
     """`pixels` x `vectors` sums held in registers; `cycles` for the whole layer."""
 
     pixels: int
@@ -57,7 +57,7 @@ def choose(
     kr: int = 1,
     fits: Callable[[int, int], bool] | None = None,
     most_vectors: int = _MOST_VECTORS,
-) -> Tile:
+) -> RegisterTile:
     """The cheapest tile for `rows` rows of `width` pixels and `blocks` blocks of channels.
 
     Each block is `lanes` results. `reduction` is the number of multiply-adds per result, of which a
@@ -67,7 +67,7 @@ def choose(
     """
     fits = fits or (lambda pixels, vectors: _llvm_holds(pixels, vectors, cpu))
     candidates = (
-        Tile(
+        RegisterTile(
             pixels=pixels,
             vectors=vectors,
             cycles=_cycles(

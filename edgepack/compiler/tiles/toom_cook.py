@@ -62,7 +62,7 @@ class Transform:
         return sum(len(terms) - (terms[0][0] == 1) for terms in self.steps)
 
 
-class _Builder:
+class _TransformBuilder:
     def __init__(self, inputs: int) -> None:
         self.inputs = inputs
         self.steps: list[Terms] = []
@@ -96,7 +96,7 @@ def input_transform(results: int, inputs: int) -> Transform:
     points = POINTS[results]
     rows = [_polynomial(q for q in points if q != point) for point in points]
     rows.append(_polynomial(points))
-    builder = _Builder(inputs)
+    builder = _TransformBuilder(inputs)
 
     def given(row: Iterable[Fraction]) -> int:
         return builder.sum((c, at) for at, c in enumerate(row) if at < inputs)
@@ -118,7 +118,7 @@ def output_transform(results: int, wanted: int) -> Transform:
     """The first `wanted` rows of A."""
     points = POINTS[results]
     size = len(points) + 1
-    builder = _Builder(size)
+    builder = _TransformBuilder(size)
     one = Fraction(1)
     pairs = [
         (points[k], builder.sum([(one, k), (one, k + 1)]), builder.sum([(one, k), (-one, k + 1)]))

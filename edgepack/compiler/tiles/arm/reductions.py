@@ -11,7 +11,7 @@ from edgepack.compiler.tiles.arm.writer import Writer
 
 
 class Reduction(Protocol):
-    """What a tile adds to its sums; all steps of reductions are distances in bytes."""
+    """What a tile adds to its accumulators; all steps of reductions are distances in bytes."""
 
     def write(self, writer: Writer) -> None:
         """Write it, with the registers of `writer.free`."""
@@ -78,7 +78,7 @@ class Convolve:
 
     def _point(self, writer: Writer, lanes: range) -> int:
         """One point of the window in one block; the bytes that the source pointer moved."""
-        vectors, pixels = len(writer.sums), len(writer.sums[0])
+        vectors, pixels = len(writer.accumulators), len(writer.accumulators[0])
         inputs, ring = writer.free[:pixels], writer.free[pixels:]
         moved = 0
         if self.pixel_step == QUAD:
@@ -88,7 +88,7 @@ class Convolve:
         for used, vector in writer.stream(ring, len(lanes) * vectors, "weights"):
             lane, v = divmod(used, vectors)
             for r in range(pixels):
-                writer.multiply_add_lane(writer.sums[v][r], vector, inputs[r], lanes[lane])
+                writer.multiply_add_lane(writer.accumulators[v][r], vector, inputs[r], lanes[lane])
         return moved
 
 
@@ -123,7 +123,7 @@ class Depthwise:
         """Write the window's rows."""
         rows, columns = self.kernel
         weights, ring = writer.free[:columns], writer.free[columns:]
-        inputs = self._inputs(len(writer.sums[0]))
+        inputs = self._inputs(len(writer.accumulators[0]))
         most = min(MOST_AT_ONCE, len(ring) // 2)
         batches = [range(at, min(at + most, inputs)) for at in range(0, inputs, most)]
         halves = (ring[:most], ring[most : 2 * most])
@@ -154,6 +154,6 @@ class Depthwise:
                 load(turn + 1)
             for column, at in product(range(columns), batch):
                 pixel, between = divmod(at - column, self.stride)
-                if between == 0 and 0 <= pixel < len(writer.sums[0]):
+                if between == 0 and 0 <= pixel < len(writer.accumulators[0]):
                     vector = halves[turn % 2][at - batch[0]]
-                    writer.multiply_add(writer.sums[0][pixel], vector, weights[column])
+                    writer.multiply_add(writer.accumulators[0][pixel], vector, weights[column])

@@ -12,7 +12,7 @@ from edgepack.compiler.tiles.arm.writers import writer_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finish:
+class EpilogueStep:
     """What is done to a sum before it is stored: "maximum" or "minimum" with `value`, or
     "add" of the operand tensor."""
 
@@ -21,8 +21,8 @@ class Finish:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tile:
-    """All that a tile's code depends on: `pixels` x `vectors` sums.
+class AssemblyTile:
+    """All that a tile's code depends on: `pixels` x `vectors` accumulators.
 
     `out_step` and `operand_step` are the bytes from one vector's plane to the next's, in the
     target and in the tensor that `finish` adds; `pixel_step` those from a pixel of the target to
@@ -34,7 +34,7 @@ class Tile:
     pixels: int
     vectors: int
     reduction: Reduction
-    finish: tuple[Finish, ...]
+    finish: tuple[EpilogueStep, ...]
     out_step: int
     operand_step: int
     pixel_step: int = QUAD
@@ -56,57 +56,61 @@ class Tile:
     def write(self, writer: Writer) -> None:
         """Write it all. Of one vector, only the reduction moves pointers."""
         writer.hold(self.pixels, self.vectors)
-        for v, sums in enumerate(writer.sums):
-            writer.load(sums[:1], "bias", advance=v + 1 < self.vectors)
-            for total in sums[1:]:
-                writer.move(total, sums[0])
+        for v, accumulators in enumerate(writer.accumulators):
+            writer.load(accumulators[:1], "bias", advance=v + 1 < self.vectors)
+            for total in accumulators[1:]:
+                writer.move(total, accumulators[0])
         self.reduction.write(writer)
         for finish in self.finish:
             self._finish(writer, finish)
         moved = 0
-        for v, sums in enumerate(writer.sums):
+        for v, accumulators in enumerate(writer.accumulators):
             if v:
                 writer.add("target", self.out_step - moved)
             if self.pixel_step == QUAD:
-                writer.store(sums, "target")
+                writer.store(accumulators, "target")
             else:
-                moved = writer.move_all_strided("st", sums, "target", self.pixel_step)
+                moved = writer.move_all_strided("st", accumulators, "target", self.pixel_step)
         if self.total_step is not None:
             self._add_up(writer, self.total_step)
 
     def _add_up(self, writer: Writer, step: int) -> None:
-        """The sums of each vector's pixels, which are stored already; all vectors in turn, for
-        an addition takes as long as several instructions."""
+        """Add up the pixels of each vector, which are stored already.
+
+        The vectors take turns, for an addition waits several cycles for the one before.
+        """
         count = self.pixels
         while count > 1:
             half = count // 2
             for i in range(half):
-                for sums in writer.sums:
-                    writer.binary("add", sums[i], sums[i], sums[count - half + i])
+                for accumulators in writer.accumulators:
+                    writer.binary(
+                        "add", accumulators[i], accumulators[i], accumulators[count - half + i]
+                    )
             count -= half
-        for v, sums in enumerate(writer.sums):
+        for v, accumulators in enumerate(writer.accumulators):
             if v:
                 writer.add("total", step)
-            writer.store(sums[:1], "total")
+            writer.store(accumulators[:1], "total")
 
-    def _finish(self, writer: Writer, finish: Finish) -> None:
+    def _finish(self, writer: Writer, finish: EpilogueStep) -> None:
         if finish.name == "add":
-            for v, sums in enumerate(writer.sums):
+            for v, accumulators in enumerate(writer.accumulators):
                 if v:
                     writer.add("operand", self.operand_step)
-                for index, other in writer.stream(writer.free, len(sums), "operand"):
-                    writer.binary("add", sums[index], sums[index], other)
-                writer.add("operand", -QUAD * len(sums))
+                for index, other in writer.stream(writer.free, len(accumulators), "operand"):
+                    writer.binary("add", accumulators[index], accumulators[index], other)
+                writer.add("operand", -QUAD * len(accumulators))
             return
         bound = writer.free[0]
         writer.set_vector(bound, finish.value)
-        for sums in writer.sums:
-            for total in sums:
+        for accumulators in writer.accumulators:
+            for total in accumulators:
                 writer.binary(finish.name, total, total, bound)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class TileRows:
     """Tiles of one vector side by side, in rows: as many of `tile` as `width` pixels have room for,
     and a smaller one.
 
@@ -114,7 +118,7 @@ class Rows:
     on the stack. The steps are bytes from one row to the next.
     """
 
-    tile: Tile
+    tile: AssemblyTile
     width: int
     source_step: int
     target_step: int

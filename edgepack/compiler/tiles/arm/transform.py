@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgepack.compiler.tiles.arm.isa import LANES, QUAD, Isa
-from edgepack.compiler.tiles.arm.tile import Finish
+from edgepack.compiler.tiles.arm.tile import EpilogueStep
 from edgepack.compiler.tiles.arm.writer import Writer
 from edgepack.compiler.tiles.arm.writers import writer_of
 from edgepack.compiler.tiles.toom_cook import Terms, Transform
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
+class Strides:
     """Where the vectors of a pass lie: bytes from one line, and from one item of it, to the
     next."""
 
@@ -27,7 +27,7 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
+class TransformPass:
     """`lines` times a transform of vectors. `finish` is applied to its results.
 
     `coefficients` is what the array at the pointer of this name holds.
@@ -37,22 +37,22 @@ class Pass:
     transform: Transform
     coefficients: tuple[float, ...]
     lines: int
-    source: Steps
-    target: Steps
-    operand: Steps
-    finish: tuple[Finish, ...] = ()
+    source: Strides
+    target: Strides
+    operand: Strides
+    finish: tuple[EpilogueStep, ...] = ()
 
     def llvm_ir(self, name: str) -> str:
         """An LLVM function `name(target, source, coefficients, operand)` of pointers."""
         writer = writer_of(self.isa, ("target", "source", "coefficients", "operand"))
-        _Lines(self, writer).write()
+        _PassWriter(self, writer).write()
         return writer.llvm_ir(name)
 
 
-class _Lines:
+class _PassWriter:
     """Writes the loop over the lines, and gives registers to values."""
 
-    def __init__(self, code: Pass, writer: Writer) -> None:
+    def __init__(self, code: TransformPass, writer: Writer) -> None:
         self.code, self.writer = code, writer
         self.free = list(writer.free)
         self.coefficients = [self.free.pop(0) for _ in range(-(-len(code.coefficients) // LANES))]

@@ -32,14 +32,16 @@ class Writer(ABC):
         self.keeps_constants = True
         self.labels = 0
         self.free = list(range(isa.registers))
-        self.sums: list[list[int]] = []
+        self.accumulators: list[list[int]] = []
 
     def hold(self, pixels: int, vectors: int) -> None:
-        """Keep the highest registers for sums: those of a vector lie side by side, as its
+        """Keep the highest registers for accumulators: those of a vector lie side by side, as its
         pixels do in memory."""
         first = self.isa.registers - pixels * vectors
         self.free = list(range(first))
-        self.sums = [[first + v * pixels + r for r in range(pixels)] for v in range(vectors)]
+        self.accumulators = [
+            [first + v * pixels + r for r in range(pixels)] for v in range(vectors)
+        ]
 
     # ------------------------------------------------ what instruction sets differ in
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgepack.compiler.tiles import arm, micro, tir
-from edgepack.compiler.tiles.product.code import Tensors, TileAt
+from edgepack.compiler.tiles.product.code import ProductTensors, TileAt
 
 
 class AssemblyTiles:
@@ -11,13 +11,13 @@ class AssemblyTiles:
 
     def __init__(
         self,
-        tensors: Tensors,
+        tensors: ProductTensors,
         kernel: arm.MicroKernel,
         isa: arm.Isa,
-        functions: micro.Functions | None,
+        functions: micro.AssemblyFunctions | None,
     ) -> None:
         self.tensors, self.kernel = tensors, kernel
-        self.tiles = micro.Tiles(
+        self.tiles = micro.MicroKernelCalls(
             isa,
             tensors.source,
             tensors.target,
@@ -53,7 +53,7 @@ class AssemblyTiles:
         )
         return self.tiles.call(
             reduction,
-            micro.Place(
+            micro.TileAddress(
                 source=source.at(place.in_plane, *self.tensors.input(place, 0, 0, 0)),
                 weights=[place.weights],
                 plane=place.plane,

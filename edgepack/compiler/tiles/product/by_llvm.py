@@ -8,7 +8,7 @@ from math import prod
 from tvm import tirx
 
 from edgepack.compiler.tiles import tir
-from edgepack.compiler.tiles.product.code import Tensors, TileAt
+from edgepack.compiler.tiles.product.code import ProductTensors, TileAt
 
 # Multiply-adds in the unrolled body of the reduction: enough to hide its loop, small enough
 # to stay in the decoded-instruction cache (about 1500 entries on Haswell, 4000 on Zen).
@@ -18,7 +18,7 @@ _UNROLLED = 128
 class LlvmTiles:
     """Tiles of at most `pixels` pixels; see `TileCode`."""
 
-    def __init__(self, tensors: Tensors, pixels: int) -> None:
+    def __init__(self, tensors: ProductTensors, pixels: int) -> None:
         self.tensors, self.pixels = tensors, pixels
         self.shape, self.epilogue = tensors.shape, tensors.epilogue
         self.source, self.target = tensors.source, tensors.target
@@ -60,7 +60,7 @@ class LlvmTiles:
 
     def _tile(self, place: TileAt) -> tir.Stmt:
         shape, lanes = self.shape, self.shape.lanes
-        sums = [
+        accumulators = [
             [
                 tir.Local(f"sum_{r}_{v}", lanes, shape.element.accumulator)
                 for v in range(place.vectors)
@@ -69,14 +69,14 @@ class LlvmTiles:
         ]
         every = [(r, v) for r in range(place.pixels) for v in range(place.vectors)]
         start = [
-            sums[r][v].set(tir.load(self.bias, [(place.channel_block + v) * lanes], lanes))
+            accumulators[r][v].set(tir.load(self.bias, [(place.channel_block + v) * lanes], lanes))
             for r, v in every
         ]
         names = tir.Names()
         results: list[list[tirx.Expr]] = [[] for _ in range(place.vectors)]
         for r, v in every:
             at = (place.plane + v, place.row, place.column + r)
-            result = sums[r][v].get()
+            result = accumulators[r][v].get()
             if not self.epilogue.is_long:
                 block = place.channel_block + v
                 result = self.epilogue.apply(names, result, *at, channel_block=block)
@@ -95,16 +95,16 @@ class LlvmTiles:
                 tir.loop_of(
                     "in_block",
                     whole,
-                    lambda block: self._reduce(place, sums, block, shape.in_block),
+                    lambda block: self._reduce(place, accumulators, block, shape.in_block),
                 )
             )
         if whole < shape.in_blocks:
-            reduction.append(self._reduce(place, sums, whole, shape.last_lanes))
-        declared = [sums[r][v].declare() for r, v in every]
+            reduction.append(self._reduce(place, accumulators, whole, shape.last_lanes))
+        declared = [accumulators[r][v].declare() for r, v in every]
         return tir.sequence(*declared, *start, *reduction, names.done())
 
     def _reduce(
-        self, place: TileAt, sums: list[list[tir.Local]], block: tir.Expr, channels: int
+        self, place: TileAt, accumulators: list[list[tir.Local]], block: tir.Expr, channels: int
     ) -> tir.Stmt:
         """Add what one block of input channels contributes."""
         shape = self.shape
@@ -139,7 +139,7 @@ class LlvmTiles:
                         )
                         spread = names.bind("x", tir.spread(value, shape.lanes))
                         for v in range(place.vectors):
-                            total = sums[r][v]
+                            total = accumulators[r][v]
                             names.add(total.set(total.get() + spread * weights[v]))
             return names.done()
 

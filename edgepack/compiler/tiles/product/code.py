@@ -31,7 +31,7 @@ class TileAt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tensors:
+class ProductTensors:
     """What a product reads and writes, and what is done to its sums.
 
     A group's planes follow the one before's in `source` and `target`; there may be more of them

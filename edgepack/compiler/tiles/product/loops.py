@@ -24,7 +24,7 @@ from edgepack.compiler.tiles.layout import Image
 from edgepack.compiler.tiles.partition import worth_sharing
 from edgepack.compiler.tiles.product.by_assembly import AssemblyTiles
 from edgepack.compiler.tiles.product.by_llvm import LlvmTiles
-from edgepack.compiler.tiles.product.code import Tensors, TileAt, TileCode
+from edgepack.compiler.tiles.product.code import ProductTensors, TileAt, TileCode
 from edgepack.compiler.tiles.product.partition import Partition
 from edgepack.compiler.tiles.product.shape import Shape, Window
 
@@ -44,14 +44,14 @@ class ProductLoops:
         cpu: CpuModel,
         window: Window,
         shape: Shape,
-        tile: tile.Tile,
+        tile: tile.RegisterTile,
         source: Image,
         target: Image,
         weights: tirx.Buffer,
         bias: tirx.Buffer,
         epilogue: Epilogue,
         clears: bool = False,
-        functions: micro.Functions | None = None,
+        functions: micro.AssemblyFunctions | None = None,
         prepare: Callable[[tir.Expr, int], tir.Stmt] | None = None,
         first_weight: tir.Expr = 0,
     ) -> None:
@@ -72,7 +72,7 @@ class ProductLoops:
             target=target.layout,
             prepared=prepare is not None,
         )
-        tensors = Tensors(
+        tensors = ProductTensors(
             shape=shape,
             window=window,
             source=source,
@@ -257,7 +257,7 @@ class ProductLoops:
 
 
 def _code(
-    tensors: Tensors, pixels: int, cpu: CpuModel, functions: micro.Functions | None
+    tensors: ProductTensors, pixels: int, cpu: CpuModel, functions: micro.AssemblyFunctions | None
 ) -> TileCode:
     """The best code for tiles of at most so many pixels."""
     element = tensors.source.layout.element

@@ -27,7 +27,7 @@ class Partition:
 
     cpu: CpuModel
     shape: Shape
-    tile: tile.Tile
+    tile: tile.RegisterTile
     source: Blocked
     target: Blocked
     prepared: bool = False
@@ -98,7 +98,9 @@ class Partition:
         return (each, self.tiles) if height > 1 else (1, each)
 
 
-def _pixels_outer(shape: Shape, chosen: tile.Tile, view_in: Blocked, view_out: Blocked) -> bool:
+def _pixels_outer(
+    shape: Shape, chosen: tile.RegisterTile, view_in: Blocked, view_out: Blocked
+) -> bool:
     """Which of image and weights is better read again and again.
 
     Panels outside: the image is read once per panel. Pixels outside: all weights are read

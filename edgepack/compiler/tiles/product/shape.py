@@ -109,7 +109,7 @@ def choose_tile(
     cpu: CpuModel,
     groups: int = 1,
     most_vectors: int = 1 << 30,
-) -> tile.Tile:
+) -> tile.RegisterTile:
     """The cheapest tile for one group's `blocks` blocks of output channels.
 
     `reduction` is that of `Shape`.
@@ -130,10 +130,11 @@ def choose_tile(
 
 
 def stream_cycles(weights: int, times: int, cpu: CpuModel) -> float:
-    """What reading `weights` bytes of weights costs beyond the arithmetic.
+    """Cycles to read `weights` bytes of weights `times` times, on top of the arithmetic.
 
-    They come from memory the first time, for no cache holds a whole network, and again each time
-    if they do not fit the second-level cache. Cores that issue in order wait for them.
+    The first time they come from memory, for no cache holds a whole network; later ones do, too,
+    if they do not fit the second-level cache. A core that issues in order waits for all of it; one
+    that does not is taken to hide half (a guess).
     """
     fetched = weights * (times if weights > cpu.l2_bytes / 2 else 1)
     return fetched / cpu.memory_bandwidth / (1 if cpu.in_order else 2)

@@ -1,4 +1,4 @@
-"""Between the network's own layout (NCHW, or rows of channels) and the blocked one.
+"""Layout transforms between the network's own layout (NCHW, rows of channels) and the blocked one.
 
 A block of channels and as many pixels are a square matrix, which is transposed in registers. What
 is left of a row of pixels is done by a square that overlaps the one before.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from tvm import tirx
 
-from edgepack.compiler.rules.rule import Kernel
+from edgepack.compiler.rules.rule import LayerKernel
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Blocked, Image, clear_halos
@@ -22,7 +22,7 @@ _SMALLEST = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
+class _PixelAt:
     """A pixel of a block, of which `valid` channels hold something."""
 
     n: tir.Expr
@@ -33,7 +33,7 @@ class _Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Tensors:
+class _BothLayouts:
     """A tensor in both layouts."""
 
     plain: tirx.Buffer
@@ -44,14 +44,14 @@ class _Tensors:
         """Whether pixels are the rows of a matrix, so that channels lie side by side in both."""
         return len(self.plain.shape) != 4
 
-    def in_plain(self, place: _Place, lane: int) -> list[tir.Expr]:
+    def in_plain(self, place: _PixelAt, lane: int) -> list[tir.Expr]:
         """Indices of a channel of a block."""
         channel = place.block * self.image.layout.block + lane
         if self.is_matrix:
             return [place.column, channel]
         return [place.n, channel, place.row, place.column]
 
-    def in_blocked(self, place: _Place, pixel: int, lane: int) -> list[tir.Expr]:
+    def in_blocked(self, place: _PixelAt, pixel: int, lane: int) -> list[tir.Expr]:
         """Indices of a channel, `pixel` pixels further on."""
         plane = place.n * self.image.layout.blocks + place.block
         return self.image.at(plane, place.row, place.column + pixel, lane)
@@ -59,8 +59,8 @@ class _Tensors:
     def over(
         self,
         cpu: CpuModel,
-        square: Callable[[_Place, int], tir.Stmt],
-        one: Callable[[_Place], tir.Stmt],
+        square: Callable[[_PixelAt, int], tir.Stmt],
+        one: Callable[[_PixelAt], tir.Stmt],
     ) -> tir.Stmt:
         """Everything, by squares of a number of pixels or by single pixels."""
         layout = self.image.layout
@@ -73,7 +73,7 @@ class _Tensors:
             2 * layout.nbytes / layout.element.bytes / layout.block, layout, cpu
         )
 
-        def along(place: _Place) -> tir.Stmt:
+        def along(place: _PixelAt) -> tir.Stmt:
             if self.is_matrix or side < _SMALLEST:
                 return tir.loop_of(
                     "column", layout.width, lambda column: one(replace(place, column=column))
@@ -90,7 +90,7 @@ class _Tensors:
             )
 
         def plane(n: tir.Expr, block: tir.Expr, valid: int) -> tir.Stmt:
-            place = _Place(n=n, block=block, valid=valid)
+            place = _PixelAt(n=n, block=block, valid=valid)
             return tir.loop_of(
                 "row",
                 layout.height,
@@ -113,13 +113,13 @@ class _Tensors:
         )
 
 
-def pack(shape: tuple[int, ...], layout: Blocked, cpu: CpuModel) -> Kernel:
+def pack(shape: tuple[int, ...], layout: Blocked, cpu: CpuModel) -> LayerKernel:
     """NCHW, or rows of channels -> blocked, halo and unused channels set to zero."""
     dtype = layout.element.name
-    tensors = _Tensors(plain=tir.buffer("source", shape, dtype), image=Image("target", layout))
+    tensors = _BothLayouts(plain=tir.buffer("source", shape, dtype), image=Image("target", layout))
     source, target = tensors.plain, tensors.image.buffer
 
-    def square(place: _Place, side: int) -> tir.Stmt:
+    def square(place: _PixelAt, side: int) -> tir.Stmt:
         names = tir.Names()
         for first in range(0, layout.block, side):
             channels = [
@@ -132,7 +132,7 @@ def pack(shape: tuple[int, ...], layout: Blocked, cpu: CpuModel) -> Kernel:
                 names.add(tir.store(target, pixel, tensors.in_blocked(place, i, first), side))
         return names.done()
 
-    def one(place: _Place) -> tir.Stmt:
+    def one(place: _PixelAt) -> tir.Stmt:
         if tensors.is_matrix and place.valid == layout.block:
             pixel = tir.load(source, tensors.in_plain(place, 0), layout.block)
             return tir.store(target, pixel, tensors.in_blocked(place, 0, 0), layout.block)
@@ -145,18 +145,18 @@ def pack(shape: tuple[int, ...], layout: Blocked, cpu: CpuModel) -> Kernel:
         return tir.sequence(*lanes)
 
     body = tir.sequence(clear_halos(tensors.image), tensors.over(cpu, square, one))
-    return Kernel(
+    return LayerKernel(
         name=f"pack_{_size(shape)}", function=tir.function([source, target], body), constants=()
     )
 
 
-def unpack(layout: Blocked, shape: tuple[int, ...], cpu: CpuModel) -> Kernel:
+def unpack(layout: Blocked, shape: tuple[int, ...], cpu: CpuModel) -> LayerKernel:
     """Blocked -> NCHW, or rows of channels."""
     plain = tir.buffer("target", shape, layout.element.name)
-    tensors = _Tensors(plain=plain, image=Image("source", layout))
+    tensors = _BothLayouts(plain=plain, image=Image("source", layout))
     source, target = tensors.image.buffer, tensors.plain
 
-    def square(place: _Place, side: int) -> tir.Stmt:
+    def square(place: _PixelAt, side: int) -> tir.Stmt:
         names = tir.Names()
         for first in range(0, place.valid, side):
             pixels = [
@@ -167,7 +167,7 @@ def unpack(layout: Blocked, shape: tuple[int, ...], cpu: CpuModel) -> Kernel:
                 names.add(tir.store(target, channel, tensors.in_plain(place, first + i), side))
         return names.done()
 
-    def one(place: _Place) -> tir.Stmt:
+    def one(place: _PixelAt) -> tir.Stmt:
         if tensors.is_matrix and place.valid == layout.block:
             pixel = tir.load(source, tensors.in_blocked(place, 0, 0), layout.block)
             return tir.store(target, pixel, tensors.in_plain(place, 0), layout.block)
@@ -183,7 +183,7 @@ def unpack(layout: Blocked, shape: tuple[int, ...], cpu: CpuModel) -> Kernel:
         )
 
     body = tensors.over(cpu, square, one)
-    return Kernel(
+    return LayerKernel(
         name=f"unpack_{_size(shape)}", function=tir.function([source, target], body), constants=()
     )
 
