@@ -171,6 +171,17 @@ LISTS = {
     "no lines": ("# nothing\n", "bad-signers", None),
     "an unknown option": ('me no-such-option="1" {key}', "bad-signers", None),
     "an option without quotes": ("me namespaces=git {key}", "bad-signers", None),
+    "an option for a principal": ('valid-before="20200101" {key}', "bad-signers", "principal"),
+    "options for a principal": (
+        'valid-before="20200101",namespaces="git" {key}',
+        "bad-signers",
+        None,
+    ),
+    "an authority for a principal": ("cert-authority {key}", "bad-signers", None),
+    "a quote in the principals": ('me"x" {key}', "bad-signers", None),
+    "no blank after the principals": ('"me"{key}', "bad-signers", "blank"),
+    "nobody": ("!me {key}", "bad-signers", None),
+    "a zero byte": ('me namespaces="*,\0" {key}', "bad-signers", None),
     "an option twice": (
         'me namespaces="a",namespaces="edgepack-bundle" {key}',
         "bad-signers",
@@ -244,6 +255,82 @@ def test_whatever_is_accepted_ssh_keygen_accepts(tmp_path: Path, message: Path) 
             assert ssh_keys.ssh_keygen_accepts(message, signature, signers, "me"), bytes(data)
     # What is left changes nothing that counts.
     assert refused >= 120
+
+
+KEY, OTHER = "{key}", "{other}"
+PIECES = (
+    "me", "me,you", "*", "!me", '"me"', '"me,you"', "me@host", KEY, KEY, KEY, OTHER, "ssh-ed25519",
+    'namespaces="edgepack-bundle"', 'namespaces="git"', 'namespaces="*"', 'namespaces="git,edge*"',
+    'namespaces="!edgepack-bundle,*"', 'NameSpaces="git"', 'valid-before="20200101"',
+    'valid-before="20300101Z"', 'valid-after="20300101"', 'valid-after="20200101"',
+    'valid-before="20270231"', "cert-authority", "valid-before=", "comment", "#", ",", "=", '"',
+    '""', "\\", '\\"', "\t", "\r", "\n", "\x0b", "\0",
+)  # fmt: skip
+BETWEEN = (" ", " ", " ", " ", "", ",", "\t", "\n", "  ", "\r\n")
+
+
+def random_list(dice: random.Random) -> str:
+    """A list of allowed signers, or nearly one."""
+    lines = []
+    for _ in range(dice.choice((1, 1, 1, 2, 3))):
+        options = ",".join(dice.sample(PIECES[12:23], dice.choice((0, 0, 1, 1, 2, 3))))
+        words = [dice.choice(PIECES[:7]), options, dice.choice(PIECES[7:11]), "c"]
+        line = " ".join(word for word in words if word)
+        for _ in range(dice.choice((0, 0, 1, 1, 2, 4))):
+            at = dice.randrange(len(line) + 1)
+            match dice.randrange(4):
+                case 0:  # a piece, mostly where a word begins
+                    at = dice.choice([0, *(i + 1 for i, c in enumerate(line) if c in ' ,"')])
+                    line = line[:at] + dice.choice(PIECES) + dice.choice(BETWEEN) + line[at:]
+                case 1:
+                    line = line[:at] + line[at + dice.randint(1, 12) :]
+                case 2:  # a word goes
+                    parts = line.split(" ")
+                    del parts[dice.randrange(len(parts))]
+                    line = " ".join(parts)
+                case _:
+                    line = line[:at] + dice.choice('",=! \\\t#') + line[at:]
+        lines.append(line)
+    return "\n".join(lines) + dice.choice(("\n", "\n", ""))
+
+
+def laxer_than_ssh_keygen(folder: Path, message: Path, seed: int, count: int) -> list[str]:
+    """Of `count` random lists those that the tool takes and ssh-keygen does not."""
+    key, other = make_key(folder), make_key(folder, "other")
+    signature, dice = sign(key, message), random.Random(seed)
+    lists = [
+        random_list(dice).replace(KEY, public(key)).replace(OTHER, public(other)).encode("latin-1")
+        for _ in range(count)
+    ]
+    done = subprocess.run(
+        [host_probe(), "signers", message, signature, str(NOW)],
+        input=b"".join(b"%d\n%b" % (len(text), text) for text in lists),
+        capture_output=True, check=True, timeout=600, env={**os.environ, "TZ": "UTC"},
+    )  # fmt: skip
+    answers = [json.loads(line.decode(errors="replace")) for line in done.stdout.split(b"\n")[:-1]]
+    assert len(answers) == count
+    file, laxer, taken = folder / "allowed_signers", [], 0
+    for text, answer in zip(lists, answers, strict=True):
+        if "kind" in answer:
+            continue
+        taken += 1
+        file.write_bytes(text)
+        if not any(
+            ssh_keys.ssh_keygen_accepts(message, signature, file, name, time=NOW_TEXT)
+            for name in answer["principal"].split(",")
+        ):
+            laxer.append(text.decode("latin-1"))
+    assert count / 50 < taken < count
+    return laxer
+
+
+def test_no_list_is_taken_that_ssh_keygen_refuses(tmp_path: Path, message: Path) -> None:
+    assert laxer_than_ssh_keygen(tmp_path, message, seed=11, count=400) == []
+
+
+@pytest.mark.slow
+def test_no_list_of_many_thousands_is(tmp_path: Path, message: Path) -> None:
+    assert laxer_than_ssh_keygen(tmp_path, message, seed=12, count=40_000) == []
 
 
 def test_every_bit_of_the_blob_counts(tmp_path: Path, message: Path) -> None:

@@ -14,6 +14,9 @@ namespace {
 constexpr std::string_view kPlain = "ssh-ed25519";
 constexpr std::string_view kHardware = "sk-ssh-ed25519@openssh.com";
 constexpr std::string_view kBlanks = " \t";
+constexpr const char* kForm = "principals [options] key-type base64 [comment]";
+
+bool IsControl(char c) { return (static_cast<unsigned char>(c) < ' ' && c != '\t') || c == '\x7f'; }
 
 bool IsBlank(char c) { return c == ' ' || c == '\t'; }
 
@@ -57,6 +60,16 @@ class LineParser {
            word.substr(0, 6) == "ecdsa-" || word.find("-cert-") != std::string_view::npos;
   }
 
+  static std::string Lower(std::string text) {
+    std::transform(text.begin(), text.end(), text.begin(),
+                   [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+    return text;
+  }
+
+  static bool IsOption(std::string_view lower) {
+    return lower == "namespaces" || lower == "valid-after" || lower == "valid-before";
+  }
+
   void SkipBlanks() {
     rest_.remove_prefix(std::min(rest_.find_first_not_of(kBlanks), rest_.size()));
   }
@@ -68,16 +81,39 @@ class LineParser {
 
   std::string_view Word() {
     const std::string_view word = PeekWord();
-    if (word.empty()) Fail("it ends too early", "principals [options] key-type base64 [comment]");
+    if (word.empty()) Fail("it ends too early", kForm);
     rest_.remove_prefix(word.size());
     return word;
   }
 
-  // A word, or several in double quotes.
+  // A word, or several in double quotes. ssh-keygen takes quotes within a word, too, and an
+  // option for a principal: what it says of the key would then count for nothing.
   std::string Principals() {
     SkipBlanks();
-    if (rest_.empty() || rest_.front() != '"') return std::string(Word());
-    return Quoted("principals");
+    std::string names;
+    if (!rest_.empty() && rest_.front() == '"') {
+      names = Quoted("principals");
+      if (!rest_.empty() && !IsBlank(rest_.front())) Fail("no blank after the principals");
+    } else {
+      names = Word();
+      const std::string option = Lower(names.substr(0, names.find('=')));
+      if (option == "cert-authority" || (IsOption(option) && option.size() < names.size())) {
+        Fail("no principal before " + option, kForm);
+      }
+    }
+    if (names.find_first_of("\"\\") != std::string::npos) Fail("a quote in the principals", kForm);
+    CheckNames(names);
+    return names;
+  }
+
+  void CheckNames(std::string_view names) const {
+    for (;;) {
+      const size_t comma = names.find(',');
+      const std::string_view name = names.substr(0, comma);
+      if (name.empty() || name.front() == '!') Fail("principals: one that is nobody's name");
+      if (comma == std::string_view::npos) return;
+      names.remove_prefix(comma + 1);
+    }
   }
 
   // What stands in double quotes, where \" is a quote.
@@ -100,12 +136,10 @@ class LineParser {
     for (;;) {
       const std::string_view name = rest_.substr(0, rest_.find_first_of("=, \t"));
       const std::string shown(name);
-      std::string lower = shown;
-      std::transform(lower.begin(), lower.end(), lower.begin(),
-                     [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+      const std::string lower = Lower(shown);
       rest_.remove_prefix(name.size());
       if (lower == "cert-authority") Fail("certificates are not supported", "list each key itself");
-      if (lower != "namespaces" && lower != "valid-after" && lower != "valid-before") {
+      if (!IsOption(lower)) {
         Fail("unknown option '" + shown + "'", "known: namespaces, valid-after, valid-before");
       }
       if (rest_.size() < 2 || rest_[0] != '=' || rest_[1] != '"') {
@@ -222,6 +256,11 @@ std::vector<AllowedSigner> ParseAllowedSigners(std::string_view text) {
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
     const size_t start = line.find_first_not_of(kBlanks);
     if (start == std::string_view::npos || line[start] == '#') continue;
+    // Some are blanks to ssh-keygen, and zero is the end.
+    if (std::any_of(line.begin(), line.end(), IsControl)) {
+      throw Refused("bad-signers",
+                    "allowed signers, line " + std::to_string(number) + ": a control character");
+    }
     signers.push_back(LineParser(line, number).Parse());
   }
   if (signers.empty()) throw Refused("bad-signers", "allowed signers: no key is listed");

@@ -3,9 +3,10 @@
 //   device-probe manifests        (on stdin: for each its size, a newline and its bytes)
 //   device-probe archive FILE
 //   device-probe signature MESSAGE SIGNATURE ALLOWED_SIGNERS NOW
+//   device-probe signers MESSAGE SIGNATURE NOW    (lists on stdin, as manifests are)
 //
-// Exit code 0 with what was read, else the error's own with {"kind", "message", "hint"}. Of
-// manifests each gets a line, and the code is 0.
+// Exit code 0 with what was read, else the error's own with {"kind", "message", "hint"}. What is
+// on stdin gets a line each, and the code is 0.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -87,20 +88,27 @@ void WriteRefusal(const DeviceError& error, JsonWriter& json) {
   json.Key("hint").String(error.hint).EndObject();
 }
 
-int ProbeManifests() {
+/// A line of JSON for each text on stdin.
+template <typename Ask>
+int ProbeEach(Ask ask) {
   size_t size = 0;
   while (std::scanf("%zu", &size) == 1 && std::getchar() == '\n') {
     std::string text(size, '\0');
     if (std::fread(text.data(), 1, size, stdin) != size) return kExitUsage;
     JsonWriter json;
     try {
-      WriteManifest(ParseManifest(text), json);
+      ask(text, json);
     } catch (const DeviceError& error) {
       WriteRefusal(error, json);
     }
     std::puts(json.text().c_str());
   }
   return 0;
+}
+
+int ProbeManifests() {
+  return ProbeEach(
+      [](const std::string& text, JsonWriter& json) { WriteManifest(ParseManifest(text), json); });
 }
 
 void ProbeArchive(const char* path, JsonWriter& json) {
@@ -119,25 +127,38 @@ void ProbeArchive(const char* path, JsonWriter& json) {
   close(fd);
 }
 
-void ProbeSignature(char** arguments, JsonWriter& json) {
-  const std::string armored = ReadAll(arguments[1]);
-  const Signer signer = VerifySignature(ReadAll(arguments[0]), armored, ReadAll(arguments[2]),
-                                        std::strtoll(arguments[3], nullptr, 10));
+void WriteSigner(const std::string& message, const std::string& armored, const std::string& list,
+                 const char* now, JsonWriter& json) {
+  const Signer signer = VerifySignature(message, armored, list, std::strtoll(now, nullptr, 10));
   json.BeginObject().Key("principal").String(signer.principal);
   json.Key("fingerprint").String(signer.fingerprint);
   json.Key("key").String(KeyOfSignature(armored)).EndObject();
+}
+
+void ProbeSignature(char** arguments, JsonWriter& json) {
+  WriteSigner(ReadAll(arguments[0]), ReadAll(arguments[1]), ReadAll(arguments[2]), arguments[3],
+              json);
+}
+
+int ProbeSigners(char** arguments) {
+  const std::string message = ReadAll(arguments[0]);
+  const std::string armored = ReadAll(arguments[1]);
+  return ProbeEach([&](const std::string& list, JsonWriter& json) {
+    WriteSigner(message, armored, list, arguments[2], json);
+  });
 }
 
 int Main(int argc, char** argv) {
   JsonWriter json;
   try {
     if (argc == 2 && std::strcmp(argv[1], "manifests") == 0) return ProbeManifests();
+    if (argc == 5 && std::strcmp(argv[1], "signers") == 0) return ProbeSigners(argv + 2);
     if (argc == 3 && std::strcmp(argv[1], "archive") == 0) {
       ProbeArchive(argv[2], json);
     } else if (argc == 6 && std::strcmp(argv[1], "signature") == 0) {
       ProbeSignature(argv + 2, json);
     } else {
-      throw DeviceError(kExitUsage, "usage", "manifests, archive or signature");
+      throw DeviceError(kExitUsage, "usage", "manifests, archive, signature or signers");
     }
   } catch (const DeviceError& error) {
     JsonWriter refusal;
