@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from edgepack.bundle import signing
+from edgepack.base.paths import write_atomic
+from edgepack.bundle import sbom, signing
 from edgepack.cli.console import Console
+from edgepack.cli.options import check_writable
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -18,12 +20,22 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="allowed signers, as ssh-keygen(1) has them: the signature must be by one of them",
     )
+    parser.add_argument(
+        "--sbom",
+        type=Path,
+        metavar="FILE",
+        help="write what it is made of, with hashes and licences (CycloneDX 1.6, JSON)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Print what was found; whatever is wrong is an error."""
+    if args.sbom is not None:
+        check_writable(args.sbom.parent, "--sbom")
     verdict = signing.verify(args.bundle, args.signers)
+    if args.sbom is not None:
+        write_atomic(args.sbom, sbom.to_bytes(verdict.bundle))
     manifest = verdict.bundle.manifest
     if verdict.key is None:
         signer = "nobody: not signed"
