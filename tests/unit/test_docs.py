@@ -40,3 +40,13 @@ def test_device_tool_page_has_its_help() -> None:
     text = source.split('R"(')[1].split(')"')[0]
     usage = text[text.index("usage:") : text.index("exit codes:")].strip()
     assert usage in (ROOT / "docs" / "reference" / "edgepack-device.md").read_text()
+
+
+def test_each_claim_of_the_threat_model_has_its_test() -> None:
+    page = (ROOT / "docs" / "concepts" / "threat-model.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "| test |" not in line]
+    named = [re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", row) for row in rows]
+    assert len(rows) > 20
+    assert all(named)
+    for file, name in (test for tests in named for test in tests):
+        assert f"def {name}(" in (ROOT / file).read_text(), name
