@@ -97,6 +97,10 @@ def norms(draw: Draw) -> Cases:
         "InstanceNormalization": net.op(
             "InstanceNormalization", "batch", net.weight(channels), net.weight(channels)
         ),
+        "1-norm of columns": net.op("LpNormalization", "matrix", axis=0, p=1),
+        # Rows of zeros, too.
+        "2-norm": net.op("LpNormalization", net.op("Floor", net.op("Sigmoid", "text")), p=2),
+        "2-norm of channels": net.op("LpNormalization", "image", axis=1),
     }
 
 

@@ -64,6 +64,21 @@ def cast(node: Node) -> relax.Expr | None:
     return made if way == dtype else relax.op.astype(made, dtype)
 
 
+def lp_normalization(node: Node) -> relax.Expr:
+    """Each element over the 1-norm or the 2-norm of its row along `axis`; rows of zeros stay zeros.
+
+    ONNX defines it by a norm that may be zero; onnxruntime gives zeros then.
+    """
+    (data,) = node.inputs
+    axis, order = node.attributes.get("axis", -1), node.attributes.get("p", 2)
+    terms = relax.op.abs(data) if order == 1 else relax.op.multiply(data, data)
+    norm = relax.op.sum(terms, axis, keepdims=True)
+    norm = norm if order == 1 else relax.op.sqrt(norm)
+    dtype = str(data.ty.dtype)
+    least = relax.const(np.finfo(dtype).tiny, dtype)
+    return relax.op.divide(data, relax.op.maximum(norm, least))
+
+
 # ONNX's modes of Pad by TVM's names.
 _PADDINGS = {"constant": "constant", "reflect": "reflect", "edge": "replicate"}
 

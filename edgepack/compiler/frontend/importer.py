@@ -79,6 +79,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         (opset,) = (item.version for item in proto.opset_import if item.domain in ("", "ai.onnx"))
         return self.from_onnx(proto.graph, opset)
 
+    def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
+        """Nothing: `check_operators` has looked already, and knows those of `OPERATORS`, too."""
+
     def _convert_operator(
         self, op_name: str, inputs: list[relax.Expr], attrs: dict[str, Any], opset: int
     ) -> relax.Expr:

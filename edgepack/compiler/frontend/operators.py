@@ -153,6 +153,7 @@ OPERATORS: Mapping[str, Operator] = {
     # TVM's conversion has one output only.
     "LayerNormalization": Operator(define=lambda node: len(node.output) > 1),
     "Loop": _CONTROL_FLOW,
+    "LpNormalization": Operator(convert=conversions.lp_normalization),
     "MatMulInteger16": Operator(domain=_MICROSOFT),
     "Multinomial": _RANDOM,
     "NonMaxSuppression": _never(
@@ -234,7 +235,8 @@ OPERATORS: Mapping[str, Operator] = {
 @cache
 def supported_operators() -> frozenset[str]:
     """Names, as `edgepack.model.operator_name` forms them, of what is converted in some form."""
-    names = {"Constant", *onnx_frontend._get_convert_map()}
+    own = {name for name, entry in OPERATORS.items() if entry.convert}
+    names = {"Constant", *onnx_frontend._get_convert_map(), *own}
     entries = {name: OPERATORS.get(name, Operator()) for name in names}
     return frozenset(
         f"{entry.domain}::{name}" if entry.domain else name
