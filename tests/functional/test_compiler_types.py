@@ -73,6 +73,12 @@ def extrema(draw: Draw) -> Cases:
 def element_wise(draw: Draw) -> Cases:
     """Arithmetic, comparisons, logic and choices."""
     net, cases = draw.net, {}
+    # Infinities of both signs, of -0 and 0, and NaN, of what is negative.
+    whole = net.op("Round", "image_float32")
+    special = net.op("Mul", net.op("Log", whole), net.op("Reciprocal", whole))
+    for positive, negative in ((1, 1), (1, 0), (0, 1), (0, 0)):
+        attributes = {"detect_positive": positive, "detect_negative": negative}
+        cases[f"IsInf {positive} {negative}"] = net.op("IsInf", special, **attributes)
     for dtype in ("int32", "int64"):
         for op in ("Add", "Sub", "Mul", "Max", "Min"):
             source, shape = draw.source(dtype)

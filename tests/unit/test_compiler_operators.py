@@ -7,7 +7,6 @@ from pathlib import Path
 
 import onnx
 import pytest
-from onnx import TensorProto
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from edgepack.compiler.errors import UnsupportedOperatorError
@@ -64,13 +63,6 @@ def test_batch_normalization_that_trains(tmp_path: Path) -> None:
         weights = [b.weight(3) for _ in range(4)]
         b.op("BatchNormalization", "x", *weights, training_mode=training, outputs=["y"])
         assert ("training form" in refused(tmp_path, b, (1, 3, 4))) == bool(training)
-
-
-def test_is_inf_of_one_sign(tmp_path: Path) -> None:
-    for positive in (0, 1):
-        b = Builder()
-        b.op("IsInf", "x", detect_positive=positive, outputs=["y"])
-        assert ("one sign" in refused(tmp_path, b, (2,), TensorProto.BOOL)) == (not positive)
 
 
 def test_conv_transpose_with_output_shape(tmp_path: Path) -> None:

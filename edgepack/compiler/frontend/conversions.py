@@ -64,6 +64,17 @@ def cast(node: Node) -> relax.Expr | None:
     return made if way == dtype else relax.op.astype(made, dtype)
 
 
+def is_inf(node: Node) -> relax.Expr | None:
+    """IsInf of one sign or none, which TVM converts as if it were of both; None for both."""
+    data = node.inputs[0]
+    infinity = {"detect_positive": np.inf, "detect_negative": -np.inf}
+    signs = [value for name, value in infinity.items() if node.attributes.get(name, 1)]
+    if len(signs) == 2:
+        return None
+    # Nothing is equal to NaN.
+    return relax.op.equal(data, relax.const(signs[0] if signs else np.nan, str(data.ty.dtype)))
+
+
 def lp_normalization(node: Node) -> relax.Expr:
     """Each element over the 1-norm or the 2-norm of its row along `axis`; rows of zeros stay zeros.
 

@@ -135,20 +135,7 @@ OPERATORS: Mapping[str, Operator] = {
     "FastGelu": Operator(domain=_MICROSOFT),
     "GRU": _RECURRENT,
     "If": _CONTROL_FLOW,
-    "IsInf": Operator(
-        refused=(
-            Refusal(
-                "with one sign only",
-                "use it for both signs, together with Greater or Less",
-                lambda node, _: (
-                    not (
-                        attribute(node, "detect_positive", 1)
-                        and attribute(node, "detect_negative", 1)
-                    )
-                ),
-            ),
-        )
-    ),
+    "IsInf": Operator(convert=conversions.is_inf),
     "LSTM": _RECURRENT,
     # TVM's conversion has one output only.
     "LayerNormalization": Operator(define=lambda node: len(node.output) > 1),
