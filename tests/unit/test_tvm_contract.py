@@ -30,6 +30,7 @@ SOURCES = [*(PACKAGE / "compiler").rglob("*.py"), PACKAGE / "model.py"]
 TESTED = {
     "_get_convert_map",
     "_convert_operator",
+    "_check_for_unsupported_ops",
     "_get_all_tensors",
     "tvm_custom",
     "s_tir.schedule.GetSBlockRealize",
@@ -95,6 +96,10 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__({}, "float32", sanitize=False)
         self.seen: list[tuple[str, str, int]] = []
+        self.checked: list[onnx.GraphProto] = []
+
+    def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
+        self.checked.append(graph)
 
     def _convert_operator(
         self, op_name: str, inputs: list[relax.Expr], attrs: dict[str, Any], opset: int
@@ -111,6 +116,18 @@ def test_convert_operator() -> None:
     importer.from_onnx(b.model({"x": [2]}, {"y": [2]}).graph, 17)
     assert importer.seen == [("Neg", "Neg_0", 17), ("Abs", "Abs_1", 17)]
     assert isinstance(importer.bb, relax.BlockBuilder)
+
+
+def test_check_for_unsupported_ops() -> None:
+    """`_check_for_unsupported_ops` refuses by TVM's table; without it any operator is tried."""
+    b = Builder()
+    b.op("LpNormalization", "x", outputs=["y"])
+    graph = b.model({"x": [2]}, {"y": [2]}).graph
+    importer = Importer()
+    with pytest.raises(NotImplementedError, match="LpNormalization"):
+        importer.from_onnx(graph, 17)
+    assert importer.checked == [graph]
+    assert [operator for operator, _, _ in importer.seen] == ["LpNormalization"]
 
 
 def test_get_all_tensors() -> None:
