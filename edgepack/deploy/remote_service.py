@@ -63,6 +63,8 @@ def look(device: Device, root: str) -> Site:
             f"{device.name}: {path!r} cannot be written into a unit file",
             hint="deploy to a --root of letters, digits and . _ + @ -",
         )
+    if kind not in KINDS[1:] or rights not in ("root", "sudo", "user"):
+        raise RemoteError(f"{device.name}: cannot tell what starts a service there")
     document = parse_manifest(manifest.encode())
     place = Place(name=document.name, root=path, owner=owner)
     return Site(place=place, kind=kind, rights=rights, service=document.service)

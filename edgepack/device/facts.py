@@ -291,14 +291,14 @@ def parse_libc(text: str) -> Libc:
     there is a glibc beside it, that one counts, for it is what our programs need.
     """
     glibc = re.search(
-        r"^(?:ld\.so|GNU C Library|ldd) \(.*?\).*?(?:version )?(\d+\.\d+)\.?(?:\s|$)"
-        r"|^glibc (\d+\.\d+)",
+        r"^(?:ld\.so|GNU C Library|ldd) \([^)\n]*\).*?(?:version )?(\d{1,3}\.\d{1,3})\.?(?:\s|$)"
+        r"|^glibc (\d{1,3}\.\d{1,3})",
         text,
         re.MULTILINE,
     )
     if glibc:
         return Libc(kind="glibc", version=glibc[1] or glibc[2])
-    musl = re.search(r"^musl libc.*\nVersion (\d+(?:\.\d+)+)", text, re.MULTILINE)
+    musl = re.search(r"^musl libc.*\nVersion (\d{1,3}(?:\.\d{1,3}){1,3})", text, re.MULTILINE)
     if musl:
         return Libc(kind="musl", version=musl[1])
     return Libc(kind="unknown", version="")

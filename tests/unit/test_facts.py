@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -15,6 +16,7 @@ import pytest
 from edgepack.deploy.deploy import NotExecutableError, deploy_bundle
 from edgepack.device import LocalDevice
 from edgepack.device.facts import (
+    Fact,
     FactsError,
     facts,
     gather,
@@ -131,3 +133,18 @@ def test_a_deploy_to_one_sends_nothing(tmp_path: Path) -> None:
     with pytest.raises(NotExecutableError, match="app is on a file system that is mounted noexec"):
         deploy_bundle(bundle, FakeNoexecDevice(tmp_path), "app")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fact", FACTS.values(), ids=FACTS)
+def test_answers_that_take_parsers_long(fact: Fact) -> None:
+    """Where time would grow with the square of an answer's length, this would take hours."""
+    for head, text, tail in (
+        ("ldd (", ")", ""), ("ldd (x) ", "1", ""), ("ldd (x) ", "1.", ""), ("glibc ", "1", "x"),
+        ("musl libc\nVersion ", "1.", ""), ("", " 1", ""), ("", " ", "x"),
+        (" 1 1 1 1% /", " ", "x"),
+        ("processor: ", "1\nprocessor: ", ""), ("MemTotal: ", "9", " kB"),
+        ("PRETTY_NAME=", "'", ""),
+        ("edgepack-device 1 protocol ", "9", ""), ("", "\n", ""), ("/lib", "/", ""),
+    ):  # fmt: skip
+        with contextlib.suppress(ValueError):
+            fact.parse(head + text * 300_000 + tail)

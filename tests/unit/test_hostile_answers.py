@@ -15,7 +15,7 @@ from edgepack.base.errors import EdgepackError, RemoteError
 from edgepack.cli.console import Console
 from edgepack.cli.fleet_run import Rollout, carry_out
 from edgepack.cli.report import answer_lines, bench_lines, profile_lines, smoke_lines, status_lines
-from edgepack.deploy import remote_tool
+from edgepack.deploy import remote_service, remote_tool
 from edgepack.deploy.answers import MAX_DEPTH, MAX_VALUES, SenselessError, parse_object
 from edgepack.deploy.remote_app import RunRequest, ask_app
 from edgepack.deploy.transfer import MAX_EVENTS, Exchange, Request
@@ -258,3 +258,14 @@ def test_the_other_199_results_are_shown(
     bad = {row["device"]: row["error"] for row in printed["devices"] if not row["ok"]}
     assert bad.keys() == hostile.keys()
     assert all(name in error for name, error in bad.items())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "/r\npi\n0\nupstart\nroot\n{}", "/r\npi\n0\nsystemd\nking\n{}",
+     "/r\npi\n0\ninit\nroot\n{}", "/r\npi\n0\ncron\nuser\n" + "[" * 100_000,
+     "/r;reboot\npi\n0\ncron\nuser\n{}", "\n" * 100],
+)  # fmt: skip
+def test_what_a_service_is_made_of(text: str) -> None:
+    with pytest.raises(EdgepackError):
+        remote_service.look(device(text), "r")
