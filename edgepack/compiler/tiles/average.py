@@ -22,9 +22,9 @@ _SUMS = 4
 class Average:
     """The second result: `mean` is its layout, that of one pixel per plane.
 
-    `output` is the first result as the kernel walks through it, in tiles of `pixels` along each
-    row (the last one may be smaller). If the rows are done in `parts` equal parts, each part's
-    slots are added up by the thread that filled them.
+    `output` is the layout of the first result as the kernel sees it. The kernel computes it in
+    tiles of `pixels` along each row, of which the last one may be smaller, and may do the rows in
+    `parts` equal parts: then the thread that filled a part's slots adds them up.
     """
 
     def __init__(self, output: Blocked, mean: Blocked, pixels: int, parts: int = 1) -> None:

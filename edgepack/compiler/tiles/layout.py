@@ -5,8 +5,8 @@ an image of its own: `[batch * blocks][top + H + bottom][left + W + right][block
 a block is one vector, neighbours are next to each other, and a convolution's window never
 needs a bounds check: the zeros around the image (its halo) are written by its producer.
 
-A network's input of a few channels may stay as it is where each value is read by itself anyway: it
-is `planar`.
+A network's input of a few channels may stay NCHW if all kernels that read it load single values
+anyway; such a tensor is `planar`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Blocked:
 class Image:
     """A blocked tensor inside a kernel."""
 
-    # Whether its last block starts before the end of the one before, so that it is whole.
+    # Whether its last block of channels overlaps the one before, for lack of padding to fill it.
     overlaps = False
 
     def __init__(self, name: str, layout: Blocked, view: Blocked | None = None) -> None:

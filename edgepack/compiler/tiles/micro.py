@@ -69,7 +69,7 @@ class AssemblyFunctions:
 
 
 class MicroKernelCalls:
-    """The assembly tiles of one kernel."""
+    """The calls of micro-kernels from one kernel, and what they are called with."""
 
     def __init__(
         self,
@@ -110,9 +110,10 @@ class MicroKernelCalls:
         count: tir.Expr,
     ) -> tir.Stmt:
         """`count` rows of `width` results from a place on, in tiles of one vector and the place's
-        pixels. An expression that assembly cannot finish follows: then only one row at a time.
+        pixels. The inputs of neighbouring rows are `step` input rows apart.
 
-        From one row's inputs to the next one's it is `step` input rows.
+        An expression that assembly cannot finish follows as a pass over the results; `count` is 1
+        then, for the pass is over one row.
         """
         average, operand = self._average, self._operand
         code = arm.TileRows(

@@ -1,12 +1,17 @@
 """Tiles of convolutions in assembly, for ARM.
 
-Left to itself LLVM reorders the loads of such a loop until the accumulators no longer fit the
-registers, on 32-bit ARM above all (16 registers: up to 46 stack accesses per 32 multiply-adds).
-Here a whole tile (start with the bias, reduce, finish, store) is one block of inline assembly,
-so that every register is where the tile's size said it would be. Tiles with no loop of their own,
-the depthwise ones, come with those over the tiles of a row and over rows (`Rows`).
+LLVM reorders the loads of such a loop until the accumulators no longer fit the registers, on 32-bit
+ARM above all (16 registers: up to 46 stack accesses per 32 multiply-adds). So a whole tile is one
+block of inline assembly: load the bias, reduce, epilogue, store. Depthwise tiles are short; they
+come with the loops over the tiles of a row and over rows (`TileRows`).
 
-The R x V accumulators of a tile are the highest registers. The lower ones are the reduction's.
+The R x V accumulators of a tile are the highest registers; the reduction has the others.
+
+    kernels     which micro-kernels there are, a row each
+    reductions  the inner loops
+    tile        whole tiles, and rows of them
+    transform   passes of Winograd's transforms
+    writer      registers, labels and constants; `armv7` and `aarch64` write the instructions
 """
 
 from edgepack.compiler.tiles.arm.isa import LANES, QUAD, Isa

@@ -19,16 +19,17 @@ class Reduction(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Convolve:
-    """Sums over input channels. Four channels of a pixel are one register, and multiply-adds
-    take one lane of it:
+    """Sums of products over input channels and the window, for R pixels and V vectors of output
+    channels. Four channels of a pixel are one register, and multiply-adds take one lane of it:
 
-        sum[r][v] += weights[v] * input[r].lane[k]        for k in 0..3
+        accumulators[r][v] += weights[v] * input[r].lane[k]        for k in 0..3
 
-    The inputs of the R pixels are the lowest registers; the others are a ring that the weights
-    stream through in the order of use, refilled as soon as there is room.
-    `blocks` whole input blocks are followed by one of `last_lanes` channels (0: by none). With
-    `back` that one starts so many channels earlier: they count as they did before, and nothing
-    behind the last channel is read.
+    The inputs of the R pixels are the lowest registers. Those between them and the accumulators are
+    a ring buffer for weights, loaded in the order of use as soon as one is free.
+
+    There are `blocks` whole blocks of input channels, and after them one of `last_lanes` channels,
+    if that is not 0. A matrix has no padding to fill this one: it is loaded from `back` channels
+    earlier, so that it ends with the last channel, and its first `back` lanes are not used again.
     """
 
     blocks: int
