@@ -10,9 +10,13 @@ import shlex
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import ParamSpec, Self, TypeVar
 
 from edgepack.base.errors import EdgepackError, TimeLimitError, ToolchainError
 
@@ -82,12 +86,11 @@ def run(
         ) from None
     except PermissionError:
         raise error(f"program cannot be executed: {words[0]}") from None
-    with child:
+    with child, _watched(child):
         try:
             stdout, stderr = child.communicate(input, timeout_s)
         except BaseException as reason:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+            _kill(child)
             if not isinstance(reason, subprocess.TimeoutExpired):
                 raise
             raise TimeLimitError(
@@ -106,3 +109,70 @@ def run(
             f"{shlex.join(words)}\n{output}"
         )
     return result
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_thread = threading.local()
+
+
+class Beside:
+    """A block beside which functions run that wait for child processes, each in a thread.
+
+    When the block fails, or is interrupted, the children are killed; it ends when all have.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor()
+        self._lock = threading.Lock()
+        self._children: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
+
+    def start(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """`function` begins; its result, or what it raises, is the future's."""
+
+        def body() -> _T:
+            _thread.beside = self
+            return function(*args, **kwargs)
+
+        return self._pool.submit(body)
+
+    @contextlib.contextmanager
+    def watched(self, child: subprocess.Popen[bytes]) -> Iterator[None]:
+        """`child` is killed if the block fails before it ends."""
+        with self._lock:
+            self._children.add(child)
+            if self._stopped:
+                _kill(child)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._children.discard(child)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            with self._lock:
+                self._stopped = True
+                for child in self._children:
+                    _kill(child)
+        self._pool.shutdown(cancel_futures=kind is not None)
+
+
+def _watched(child: subprocess.Popen[bytes]) -> contextlib.AbstractContextManager[None]:
+    beside: Beside | None = getattr(_thread, "beside", None)
+    return beside.watched(child) if beside else contextlib.nullcontext()
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)

@@ -17,6 +17,7 @@ from typing import Any
 
 from edgepack.base.errors import ConfigError, perhaps
 from edgepack.base.paths import cache_dir, locked
+from edgepack.base.process import Beside
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_json
 from edgepack.boards import Board, load_boards
@@ -125,25 +126,30 @@ def compile_job(job: Job, *, progress: Progress = NO_PROGRESS) -> CompiledModel:
 def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bundle:
     """Make the bundle in the folder `out`, and let it through the gate.
 
-    Raises what compiling, building the runtime, the reference and the gate raise.
+    The app and the device tool are built beside the compiling. Raises what compiling, building
+    the runtime, the reference and the gate raise.
     """
-    progress.step(f"toolchain: {job.toolchain.toolchain.title}: {job.toolchain.reason}")
-    compiled = compile_job(job, progress=progress)
-    runtime = build_runtime(job.board, job.toolchain.toolchain, progress=progress)
-    progress.step("running the reference (onnxruntime)")
-    golden = make_golden(
-        job.model,
-        preprocess=job.preprocess,
-        image=job.project.golden_image,
-        expected_class=job.project.expected_class,
-        labels=job.labels,
-    )
+    chosen = job.toolchain.toolchain
+    progress.step(f"toolchain: {chosen.title}: {job.toolchain.reason}")
+    with Beside() as beside:
+        app = beside.start(build_runtime, job.board, chosen, progress=progress)
+        device_tool = beside.start(build_device_tool, job.board, progress=progress)
+        compiled = compile_job(job, progress=progress)
+        progress.step("running the reference (onnxruntime)")
+        golden = make_golden(
+            job.model,
+            preprocess=job.preprocess,
+            image=job.project.golden_image,
+            expected_class=job.project.expected_class,
+            labels=job.labels,
+        )
+        runtime, tool = app.result(), device_tool.result()
     bundle = make_bundle(
         name=job.project.name,
         board=job.board,
         compiled=compiled,
         runtime=runtime,
-        tool=build_device_tool(job.board, progress=progress),
+        tool=tool,
         preprocess=job.preprocess,
         labels=job.labels,
         golden=golden,
