@@ -115,7 +115,7 @@ class SshDevice:
             channel: paramiko.Channel = self._connection.create_session()
             # paramiko would wait for the answer to this for ever.
             with _watch(channel, _SILENCE_S if limit is None else min(limit, _SILENCE_S)):
-                channel.exec_command(shell_line(f"echo; echo {mark}\n{command}"))
+                channel.exec_command(shell_line(f"set --; echo; echo {mark}\n{command}"))
         except _BROKEN as error:
             raise self._lost(error) from None
         return _SshStream(self, command, channel, mark=mark, timeout_s=limit, lost=self._lost)
