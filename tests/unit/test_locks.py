@@ -1,0 +1,23 @@
+"""What ./dev installs is named by its content: zig, from there, makes what devices run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock"])
+def test_every_requirement_has_hashes(name: str) -> None:
+    text = re.sub(r"\\\n", " ", (ROOT / name).read_text())
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert len(lines) > 10
+    for line in lines:
+        assert re.fullmatch(r"[\w.-]+==[\w.]+( +--hash=sha256:[0-9a-f]{64})+", line), line[:80]
+    script = (ROOT / "dev").read_text()
+    installs = re.findall(r"pip install (?:[^;]|\\\n)*?;", script)
+    assert installs
+    assert all("--require-hashes" in install for install in installs)
