@@ -1,11 +1,7 @@
-# The few files of libsodium, yyjson, zlib and zstd that are needed, as one static library. Their own
+# The few files of libsodium, zlib and zstd that are needed, as one static library. Their own
 # build systems would configure for far more.
-if(NOT EXISTS "${EDGEPACK_DEVICE_SOURCES}/zstd/zstd.c")
-  message(FATAL_ERROR "EDGEPACK_DEVICE_SOURCES: no third-party sources in "
-    "'${EDGEPACK_DEVICE_SOURCES}'; edgepack.native.device_tool.fetch_sources() brings them")
-endif()
-set(_sodium "${EDGEPACK_DEVICE_SOURCES}/libsodium")
-set(_zlib "${EDGEPACK_DEVICE_SOURCES}/zlib")
+set(_sodium "${EDGEPACK_THIRD_PARTY}/libsodium")
+set(_zlib "${EDGEPACK_THIRD_PARTY}/zlib")
 set(_generated "${CMAKE_CURRENT_BINARY_DIR}/generated")
 set(Z_HAVE_UNISTD_H ON)
 configure_file("${_zlib}/zconf.h.in" "${_generated}/zconf.h")
@@ -22,30 +18,26 @@ add_library(third_party STATIC
   "${_sodium}/crypto_sign/ed25519/ref10/sign.c"
   "${_sodium}/crypto_verify/verify.c"
   src/sodium_utils.c
-  "${EDGEPACK_DEVICE_SOURCES}/yyjson/yyjson.c"
   "${_zlib}/adler32.c"
   "${_zlib}/crc32.c"
   "${_zlib}/inffast.c"
   "${_zlib}/inflate.c"
   "${_zlib}/inftrees.c"
   "${_zlib}/zutil.c"
-  "${EDGEPACK_DEVICE_SOURCES}/zstd/zstd.c")
+  "${EDGEPACK_THIRD_PARTY}/zstd/zstd.c")
 target_include_directories(third_party SYSTEM
   PUBLIC
     "${_sodium}/include"
     "${_sodium}/include/sodium"
     "${_generated}"
     "${_zlib}"
-    "${EDGEPACK_DEVICE_SOURCES}"
+    "${EDGEPACK_THIRD_PARTY}"
   PRIVATE
     "${_sodium}/include/sodium/private"
     "${_sodium}/crypto_sign/ed25519/ref10")
 target_compile_definitions(third_party
   PUBLIC
     SODIUM_STATIC=1
-    YYJSON_DISABLE_WRITER=1
-    YYJSON_DISABLE_UTILS=1
-    YYJSON_DISABLE_NON_STANDARD=1
     ZLIB_CONST=1
   PRIVATE
     # As in libsodium's own configure for a compiler of today.
@@ -61,4 +53,4 @@ target_compile_definitions(third_party
     HUF_FORCE_DECOMPRESS_X1=1
     ZSTD_FORCE_DECOMPRESS_SEQUENCES_SHORT=1)
 target_compile_options(third_party PRIVATE -w)
-target_link_libraries(third_party PRIVATE device_options)
+target_link_libraries(third_party PRIVATE edgepack_options)

@@ -17,13 +17,14 @@ from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tools import missing
 from edgepack.base.version import VERSION
 from edgepack.boards import Board
+from edgepack.native.device_tool import YYJSON, fetch_sources, yyjson_license
 from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, tool
+from edgepack.native.sources import source_hashes
 from edgepack.native.toolchain import Toolchain, zig_licenses
 
 log = logging.getLogger(__name__)
 
 _APP = "edgepack-run"
-_SOURCE_SUFFIXES = frozenset({".cc", ".h", ".cmake", ".txt"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,7 @@ def build_runtime(
             with atomic_dir(folder) as work:
                 _compile(source, work, opencv, toolchain, flags)
     app = folder / _APP
+    own = {**_licenses(toolchain, source), "yyjson": yyjson_license(fetch_sources())}
     with app.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return RuntimeBuild(
@@ -69,7 +71,7 @@ def build_runtime(
         toolchain=toolchain,
         opencv_version=opencv.version,
         sha256=digest,
-        licenses=dict(sorted({**opencv.licenses(), **_licenses(toolchain, source)}.items())),
+        licenses=dict(sorted({**opencv.licenses(), **own}.items())),
     )
 
 
@@ -79,6 +81,7 @@ def cmake_arguments(opencv: OpenCvBuild, toolchain: Toolchain, flags: tuple[str,
         f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
         f"-DOpenCV_DIR={opencv.cmake_dir}",
         f"-DEDGEPACK_TVM_FFI_DIR={tvm_ffi_folder()}",
+        f"-DEDGEPACK_THIRD_PARTY={fetch_sources()}",
         f"-DEDGEPACK_BOARD_FLAGS={';'.join(flags)}",
         *toolchain.cmake_args,
     ]
@@ -93,19 +96,11 @@ def tvm_ffi_folder() -> Path:
 
 
 def _key(source: Path, opencv: OpenCvBuild, flags: tuple[str, ...]) -> str:
-    files = [
-        path
-        for folder in (source / "include", source / "src", source / _APP, source / "cmake")
-        for path in sorted(folder.rglob("*"))
-        if path.suffix in _SOURCE_SUFFIXES
-    ]
     parts = {
-        "sources": {
-            str(path.relative_to(source)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in (source / "CMakeLists.txt", *files)
-        },
+        "sources": source_hashes(source),
         "flags": flags,
         "opencv": opencv.key,
+        "yyjson": YYJSON.sha256,
         "tvm_ffi": importlib.metadata.version("apache-tvm-ffi"),
         "edgepack": VERSION,
     }

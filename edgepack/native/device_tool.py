@@ -23,6 +23,7 @@ from edgepack.boards import Board
 from edgepack.native.opencv import SDIST as OPENCV_SDIST
 from edgepack.native.opencv import fetch_source, jobs, tool
 from edgepack.native.sdist import Sdist, fetch_sdist, unpack_sdist
+from edgepack.native.sources import source_hashes
 from edgepack.native.toolchain import zig_executable, zig_licenses, zig_version
 
 TOOL = "edgepack-device"
@@ -51,8 +52,6 @@ _PARTS = {
     ZSTANDARD: {"zstd/": "zstd/"},
 }
 """Folders (with a slash) and files of each sdist, and where they go."""
-
-_SUFFIXES = frozenset({".c", ".cc", ".cmake", ".h", ".txt"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +166,7 @@ def compile_tool(
             *("-S", data_file("cpp_runtime") / "device", "-B", work, "-G", "Ninja"),
             f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
             f"-DEDGEPACK_VERSION={VERSION}",
-            f"-DEDGEPACK_DEVICE_SOURCES={sources}",
+            f"-DEDGEPACK_THIRD_PARTY={sources}",
             *arguments,
         ],
         env=env,
@@ -186,22 +185,13 @@ def compile_tool(
 
 def source_key(parts: Mapping[str, object], *, tests: bool = False) -> str:
     """Names what the sources (with `tests`, theirs too) make with `parts`, all else that counts."""
-    device = data_file("cpp_runtime") / "device"
-    folders = ("src", *(("fuzz", "tests") if tests else ()))
     toolchains = data_file("toolchains")
-    files = [
-        *sorted(device.glob("*.*")),
-        *(path for folder in folders for path in sorted((device / folder).rglob("*"))),
-        *(toolchains / name for name in ("zig.cmake", "zig_musl.cmake")),
-    ]
     document = {
-        "sources": {
-            str(path.relative_to(path.parents[1] if path.parent == toolchains else device)): (
-                hashlib.sha256(path.read_bytes()).hexdigest()
-            )
-            for path in files
-            if path.suffix in _SUFFIXES
-        },
+        "sources": source_hashes(data_file("cpp_runtime") / "device", tests=tests),
+        "toolchains": [
+            hashlib.sha256((toolchains / name).read_bytes()).hexdigest()
+            for name in ("zig.cmake", "zig_musl.cmake")
+        ],
         "libraries": _sources_key(),
         "edgepack": VERSION,
         **parts,
@@ -218,13 +208,17 @@ def _digest(document: object) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def yyjson_license(sources: Path) -> str:
+    """The comment that its header begins with."""
+    header = (sources / "yyjson" / "yyjson.h").read_text(encoding="utf-8")
+    return header[: header.index("*/") + 2] + "\n"
+
+
 def _write_licenses(sources: Path, zig: Path, folder: Path) -> None:
     folder.mkdir()
-    header = (sources / "yyjson" / "yyjson.h").read_text(encoding="utf-8")
     texts = {
         "libsodium": (sources / "libsodium" / "LICENSE").read_text("utf-8"),
-        # It is the comment that the file begins with.
-        "yyjson": header[: header.index("*/") + 2] + "\n",
+        "yyjson": yyjson_license(sources),
         "zlib": (sources / "zlib" / "LICENSE").read_text("utf-8"),
         "zstd": (sources / "zstd" / "LICENSE").read_text("utf-8"),
         "musl": (zig.parent / "lib" / "libc" / "musl" / "COPYRIGHT").read_text("utf-8"),

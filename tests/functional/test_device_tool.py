@@ -37,7 +37,7 @@ def configure(name: str) -> Path:
             # The cache may have been filled from another checkout.
             "--fresh",
             f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
-            f"-DEDGEPACK_DEVICE_SOURCES={device_tool.fetch_sources()}",
+            f"-DEDGEPACK_THIRD_PARTY={device_tool.fetch_sources()}",
             f"-DEDGEPACK_ZIG={zig_executable()}",
         ],
         cwd=SOURCE,
@@ -70,7 +70,15 @@ def test_clang_tidy() -> None:
     with locked(cache_dir() / "ctest" / "device-host"):
         build = configure("host")
         run(
-            [program, "-quiet", "-p", build, "-j", str(jobs()), "cpp_runtime/device/src/"],
+            [
+                program,
+                "-quiet",
+                "-p",
+                build,
+                "-j",
+                str(jobs()),
+                "cpp_runtime/(common|device/src)/[^/]*[.]cc",
+            ],
             what="clang-tidy",
         )
 

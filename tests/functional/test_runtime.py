@@ -82,7 +82,7 @@ def test_ctest(name: str) -> None:
 def own_sources(*suffixes: str) -> list[Path]:
     return sorted(
         path
-        for folder in ("app", "device")
+        for folder in ("app", "common", "device")
         for path in (SOURCE.parent / folder).rglob("*")
         if path.suffix in suffixes
     )
@@ -153,8 +153,8 @@ def test_equal_bytes_from_another_checkout_and_cache(tmp_path: Path) -> None:
     opencv = build_opencv(board, toolchain)
     prefix = tmp_path / "somewhere" / "else" / "opencv"
     shutil.copytree(opencv.prefix, prefix)
-    source = tmp_path / "checkout" / "app"
-    shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("build"))
+    source = tmp_path / "checkout" / "cpp_runtime" / "app"
+    shutil.copytree(SOURCE.parent, source.parent, ignore=shutil.ignore_patterns("build"))
     out = tmp_path / "out"
     out.mkdir()
     app._compile(

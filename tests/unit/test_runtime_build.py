@@ -56,21 +56,24 @@ def test_one_opencv_serves_all_boards_of_a_triple() -> None:
 
 
 def test_runtime_key_follows_the_sources(tmp_path: Path) -> None:
-    for name in ("include/a.h", "src/a.cc", "edgepack-run/CMakeLists.txt", "cmake/a.cmake"):
+    program = tmp_path / "app"
+    for name in ("app/include/a.h", "app/src/x/a.cc", "app/CMakeLists.txt", "common/a.cmake"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("one")
-    (tmp_path / "CMakeLists.txt").write_text("one")
     opencv = OpenCvBuild(prefix=tmp_path, version="4", key="k")
-    key = app._key(tmp_path, opencv, ("-a",))
-    assert key == app._key(tmp_path, replace(opencv, prefix=Path("/else")), ("-a",))
-    assert key != app._key(tmp_path, replace(opencv, key="l"), ("-a",))
-    assert key != app._key(tmp_path, opencv, ("-b",))
-    (tmp_path / "src" / "notes.md").write_text("no source")
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test.cc").write_text("not in the app")
-    assert key == app._key(tmp_path, opencv, ("-a",))
-    (tmp_path / "src" / "a.cc").write_text("two")
-    assert key != app._key(tmp_path, opencv, ("-a",))
+    key = app._key(program, opencv, ("-a",))
+    assert key == app._key(program, replace(opencv, prefix=Path("/else")), ("-a",))
+    assert key != app._key(program, replace(opencv, key="l"), ("-a",))
+    assert key != app._key(program, opencv, ("-b",))
+    for name in ("app/src/notes.md", "app/tests/a.cc", "common/tests/a.cc", "app/build/a.cc"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("not in the app")
+    assert key == app._key(program, opencv, ("-a",))
+    keys = {key}
+    for name in ("app/include/a.h", "app/src/x/a.cc", "app/CMakeLists.txt", "common/a.cmake"):
+        (tmp_path / name).write_text("two")
+        keys.add(app._key(program, opencv, ("-a",)))
+    assert len(keys) == 5
 
 
 def test_only_what_is_needed_is_unpacked(tmp_path: Path) -> None:

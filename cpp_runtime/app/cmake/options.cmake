@@ -1,29 +1,14 @@
-# Flags of everything (edgepack_options) and of our own code only (edgepack_warnings).
+# Flags of the app alone; the common ones are in common/cmake/flags.cmake.
 
-add_library(edgepack_options INTERFACE)
 target_compile_options(edgepack_options INTERFACE
-  -ffunction-sections -fdata-sections
   # A product and a sum stay two roundings: tensors and Pillow's weights are then equal everywhere.
   -ffp-contract=off
   # No folder of the building machine gets into the program.
-  "-ffile-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}=edgepack"
   "-ffile-prefix-map=${OpenCV_INSTALL_PATH}=opencv")
-target_link_options(edgepack_options INTERFACE -Wl,--gc-sections)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^arm")
   # g++ notes on every std::pair that the ABI changed in GCC 7.
   target_compile_options(edgepack_options INTERFACE -Wno-psabi)
 endif()
-if(EDGEPACK_SANITIZE)
-  target_compile_options(edgepack_options INTERFACE
-    -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
-  target_link_options(edgepack_options INTERFACE -fsanitize=address,undefined)
-endif()
-
-add_library(edgepack_warnings INTERFACE)
-target_compile_options(edgepack_warnings INTERFACE
-  -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor -Woverloaded-virtual
-  -Wcast-align -Wformat=2
-  $<$<BOOL:${EDGEPACK_WERROR}>:-Werror>)
 
 # The program brings its C++ library: a board has libc and the kernel. zig links its own statically
 # without being asked.

@@ -1,5 +1,5 @@
-# tvm_ffi from the C++ source that the apache-tvm-ffi package ships; only what runs a model and
-# reads JSON (no module loader, no RPC, no Python).
+# tvm_ffi from the C++ source that the apache-tvm-ffi package ships; only what runs a model
+# (no module loader, no RPC, no Python).
 set(EDGEPACK_TVM_FFI_DIR "" CACHE PATH "folder of the Python package tvm_ffi")
 set(EDGEPACK_PYTHON "python3" CACHE STRING "a Python that has it, if the folder is not given")
 if(NOT EDGEPACK_TVM_FFI_DIR)
@@ -17,8 +17,6 @@ add_library(tvm_ffi STATIC
   ${_src}/custom_allocator.cc
   ${_src}/dtype.cc
   ${_src}/error.cc
-  ${_src}/extra/json_parser.cc
-  ${_src}/extra/json_writer.cc
   ${_src}/function.cc
   ${_src}/init_once.cc
   ${_src}/object.cc

@@ -3,9 +3,9 @@
 #include <fstream>
 #include <system_error>
 
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 
-#include "platform/tvm_ffi/json.h"
+#include "bundle_json.h"
 
 namespace edgepack {
 namespace {
@@ -33,11 +33,12 @@ BundleFolder OpenBundle(const std::filesystem::path& path) {
   }
   BundleFolder bundle;
   bundle.path = path;
-  const JsonNode manifest = JsonNode::File(path / "manifest.json");
+  const JsonDocument document = ReadBundleJson(path / "manifest.json");
+  JsonObject manifest = document.Root();
   if (manifest.Has("scores")) {
-    const std::string scores = manifest["scores"].String();
+    const std::string scores = manifest.String("scores");
     if (scores != "softmax" && scores != "raw") {
-      manifest["scores"].Fail("'" + scores + "' is neither softmax nor raw");
+      manifest.Fail("scores", "'" + scores + "' is neither softmax nor raw");
     }
     bundle.softmax = scores == "softmax";
   }

@@ -7,8 +7,9 @@
 #include <cstring>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <unistd.h>
 #include <utility>
+
+#include "common/fd.h"
 
 namespace edgepack {
 
@@ -35,11 +36,10 @@ void Notifier::Send(std::string_view message) const {
   // The abstract namespace: a zero byte first, and no zero at the end.
   if (socket_.front() == '@') address.sun_path[0] = '\0';
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + socket_.size());
-  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return;
-  sendto(fd, message.data(), message.size(), MSG_NOSIGNAL,
+  const Fd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) return;
+  sendto(fd.get(), message.data(), message.size(), MSG_NOSIGNAL,
          reinterpret_cast<const sockaddr*>(&address), length);
-  close(fd);
 }
 
 std::optional<std::chrono::milliseconds> Notifier::interval() const {

@@ -1,30 +1,16 @@
 #include "options.h"
 
-#include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
-#include <functional>
-#include <map>
 
-#include <edgepack/error.h>
+#include "common/command_line.h"
+#include "common/error.h"
 
 namespace edgepack {
 namespace {
 
 constexpr int kMaxThreads = 64;
 constexpr int kMaxRuns = 1000000;
-
-int ToInt(const std::string& flag, const std::string& text, int min, int max) {
-  int value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [next, status] = std::from_chars(text.data(), end, value);
-  if (status != std::errc() || next != end || value < min || value > max) {
-    throw UsageError(flag + ": '" + text + "' is not a whole number from " + std::to_string(min) +
-                     " to " + std::to_string(max));
-  }
-  return value;
-}
 
 double ToTolerance(const std::string& flag, const std::string& text) {
   char* next = nullptr;
@@ -71,7 +57,9 @@ void CheckCombination(const Options& options) {
 
 Options ParseOptions(const std::vector<std::string>& words) {
   Options options;
-  const std::map<std::string, std::function<void()>> switches = {
+  OptionTable table;
+  table.hint = "edgepack-run --help lists them";
+  table.switches = {
       {"--golden", [&] { options.golden = true; }},
       {"--json", [&] { options.json = true; }},
       {"--preprocess-only", [&] { options.preprocess_only = true; }},
@@ -80,7 +68,7 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--help", [&] { options.help = true; }},
   };
   using Value = const std::string&;
-  const std::map<std::string, std::function<void(Value)>> values = {
+  table.values = {
       {"--bundle", [&](Value text) { options.bundle = text; }},
       {"--image", [&](Value text) { options.image = text; }},
       {"--watch", [&](Value text) { options.watch = text; }},
@@ -89,36 +77,17 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--output", [&](Value text) { options.outputs.emplace_back(text); }},
       {"--expected", [&](Value text) { options.expected.emplace_back(text); }},
       {"--tolerance", [&](Value text) { options.tolerance = ToTolerance("--tolerance", text); }},
-      {"--top", [&](Value text) { options.top = ToInt("--top", text, 0, kMaxRuns); }},
-      {"--bench", [&](Value text) { options.bench = ToInt("--bench", text, 1, kMaxRuns); }},
-      {"--warmup", [&](Value text) { options.warmup = ToInt("--warmup", text, 0, kMaxRuns); }},
+      {"--top", [&](Value text) { options.top = WholeNumber("--top", text, 0, kMaxRuns); }},
+      {"--bench", [&](Value text) { options.bench = WholeNumber("--bench", text, 1, kMaxRuns); }},
+      {"--warmup",
+       [&](Value text) { options.warmup = WholeNumber("--warmup", text, 0, kMaxRuns); }},
       {"--threads",
-       [&](Value text) { options.threads = ToInt("--threads", text, 1, kMaxThreads); }},
+       [&](Value text) { options.threads = WholeNumber("--threads", text, 1, kMaxThreads); }},
       {"--affinity", [&](Value text) { options.affinity = text; }},
       {"--save-resized", [&](Value text) { options.save_resized = text; }},
       {"--save-tensor", [&](Value text) { options.save_tensor = text; }},
   };
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    // --flag value and --flag=value are the same.
-    const std::size_t equals = words[i].find('=');
-    const std::string flag = words[i].substr(0, equals);
-    if (const auto found = switches.find(flag); found != switches.end()) {
-      if (equals != std::string::npos) throw UsageError(flag + " takes no value");
-      found->second();
-    } else if (const auto taker = values.find(flag); taker != values.end()) {
-      if (equals != std::string::npos) {
-        taker->second(words[i].substr(equals + 1));
-      } else if (++i < words.size()) {
-        taker->second(words[i]);
-      } else {
-        throw UsageError(flag + " needs a value");
-      }
-    } else {
-      throw UsageError(
-          (flag.rfind('-', 0) == 0 ? "unknown flag: " : "unexpected word: ") + words[i],
-          "edgepack-run --help lists the flags");
-    }
-  }
+  ReadCommandLine(words, table);
   CheckCombination(options);
   return options;
 }

@@ -1,103 +1,79 @@
 #include "report.h"
 
-#include <cmath>
+#include <cstdint>
 #include <iomanip>
 #include <string_view>
 
-#include <tvm/ffi/container/array.h>
-#include <tvm/ffi/container/map.h>
-#include <tvm/ffi/extra/json.h>
-
+#include "common/json.h"
 #include "statistics.h"
 
 namespace edgepack {
 namespace {
 
-namespace ffi = tvm::ffi;
-using ffi::json::Array;
-using ffi::json::Object;
-
-ffi::String Text(std::string_view text) { return {text.data(), text.size()}; }
-
-/// JSON has no NaN and no infinity.
-ffi::Any Number(double value) {
-  if (!std::isfinite(value)) return nullptr;
-  return value;
+void WriteNumber(const char* key, const std::optional<double>& value, JsonWriter* json) {
+  if (value) json->Key(key).Number(*value);
 }
 
-ffi::Any Count(std::size_t value) { return static_cast<std::int64_t>(value); }
-
-void Set(Object* object, const char* key, const ffi::Any& value) {
-  object->Set(ffi::String(key), value);
+void WriteCount(const char* key, std::size_t value, JsonWriter* json) {
+  json->Key(key).Int(static_cast<std::int64_t>(value));
 }
 
-void SetNumber(Object* object, const char* key, const std::optional<double>& value) {
-  if (value) Set(object, key, Number(*value));
+template <typename Range, typename Write>
+void WriteList(const char* key, const Range& range, JsonWriter* json, Write write) {
+  json->Key(key).BeginArray();
+  for (const auto& element : range) write(element);
+  json->EndArray();
 }
 
-void SetImage(Object* object, const Report& report) {
+void WriteImage(const Report& report, JsonWriter* json) {
   if (!report.image) return;
-  Set(object, "image", Text(*report.image));
-  Set(object, "mtime_ns", report.image_mtime_ns);
+  json->Key("image").String(*report.image).Key("mtime_ns").Int(report.image_mtime_ns);
 }
 
-template <typename Range, typename Convert>
-Array List(const Range& range, Convert convert) {
-  Array array;
-  for (const auto& element : range) array.push_back(convert(element));
-  return array;
+void WriteOutput(const TensorInfo& info, JsonWriter* json) {
+  json->BeginObject().Key("name").String(info.name).Key("dtype").String(Name(info.dtype));
+  WriteList("shape", info.shape, json, [&](std::int64_t dim) { json->Int(dim); });
+  json->EndObject();
 }
 
-ffi::Any OutputObject(const TensorInfo& info) {
-  Object object;
-  Set(&object, "name", Text(info.name));
-  Set(&object, "dtype", Text(Name(info.dtype)));
-  Set(&object, "shape", List(info.shape, [](std::int64_t dim) { return ffi::Any(dim); }));
-  return object;
+void WriteTop(const Report::Labelled& top, JsonWriter* json) {
+  WriteCount("index", top.score.index, &json->BeginObject());
+  if (top.label) json->Key("label").String(*top.label);
+  json->Key("score").Number(top.score.score).EndObject();
 }
 
-ffi::Any TopObject(const Report::Labelled& top) {
-  Object object;
-  Set(&object, "index", Count(top.score.index));
-  if (top.label) Set(&object, "label", Text(*top.label));
-  Set(&object, "score", Number(top.score.score));
-  return object;
-}
-
-ffi::Any BenchObject(const Report::Bench& bench) {
+void WriteBench(const Report::Bench& bench, JsonWriter* json) {
   const Statistics statistics = Summarise(bench.times_ms);
-  Object object;
-  Set(&object, "warmup", bench.warmup);
-  Set(&object, "runs", Count(bench.times_ms.size()));
-  Set(&object, "times_ms", List(bench.times_ms, Number));
-  Set(&object, "mean_ms", Number(statistics.mean));
-  Set(&object, "std_ms", Number(statistics.std));
-  Set(&object, "min_ms", Number(statistics.min));
-  Set(&object, "max_ms", Number(statistics.max));
-  Set(&object, "p50_ms", Number(statistics.p50));
-  Set(&object, "p90_ms", Number(statistics.p90));
-  Set(&object, "p99_ms", Number(statistics.p99));
-  return object;
+  json->Key("bench").BeginObject().Key("warmup").Int(bench.warmup);
+  WriteCount("runs", bench.times_ms.size(), json);
+  WriteList("times_ms", bench.times_ms, json, [&](double time) { json->Number(time); });
+  json->Key("mean_ms").Number(statistics.mean).Key("std_ms").Number(statistics.std);
+  json->Key("min_ms").Number(statistics.min).Key("max_ms").Number(statistics.max);
+  json->Key("p50_ms").Number(statistics.p50).Key("p90_ms").Number(statistics.p90);
+  json->Key("p99_ms").Number(statistics.p99).EndObject();
 }
 
-ffi::Any LayerObject(const Profile::Entry& entry) {
-  Object object;
-  Set(&object, "layer", Text(entry.layer.name));
-  Set(&object, "operator", Text(entry.layer.op));
-  Set(&object, "kernel", Text(entry.layer.kernel));
-  Set(&object, "macs", Count(entry.layer.macs));
-  Set(&object, "ms", Number(entry.ms));
-  Set(&object, "share", Number(entry.share));
-  SetNumber(&object, "gflops", entry.gflops);
-  return object;
+void WriteLayer(const Profile::Entry& entry, JsonWriter* json) {
+  json->BeginObject().Key("layer").String(entry.layer.name);
+  json->Key("operator").String(entry.layer.op).Key("kernel").String(entry.layer.kernel);
+  WriteCount("macs", entry.layer.macs, json);
+  json->Key("ms").Number(entry.ms).Key("share").Number(entry.share);
+  WriteNumber("gflops", entry.gflops, json);
+  json->EndObject();
 }
 
-ffi::Any ProfileObject(const Profile& profile) {
-  Object object;
-  Set(&object, "runs", Count(profile.runs));
-  Set(&object, "overhead_ms", Number(profile.overhead_ms));
-  Set(&object, "layers", List(profile.entries, LayerObject));
-  return object;
+void WriteProfile(const Profile& profile, JsonWriter* json) {
+  WriteCount("runs", profile.runs, &json->Key("profile").BeginObject());
+  json->Key("overhead_ms").Number(profile.overhead_ms);
+  WriteList("layers", profile.entries, json,
+            [&](const Profile::Entry& entry) { WriteLayer(entry, json); });
+  json->EndObject();
+}
+
+void WriteExpected(const Comparison& expected, JsonWriter* json) {
+  json->Key("expected").BeginObject().Key("max_abs_error").Number(expected.max_abs_error);
+  json->Key("max_abs_reference").Number(expected.max_abs_reference);
+  json->Key("tolerance").Number(expected.tolerance).Key("ok").Bool(expected.ok()).EndObject();
 }
 
 void PrintProfile(const Profile& profile, std::ostream& out) {
@@ -113,49 +89,37 @@ void PrintProfile(const Profile& profile, std::ostream& out) {
   out << std::setprecision(2);
 }
 
-ffi::Any ExpectedObject(const Comparison& expected) {
-  Object object;
-  Set(&object, "max_abs_error", Number(expected.max_abs_error));
-  Set(&object, "max_abs_reference", Number(expected.max_abs_reference));
-  Set(&object, "tolerance", Number(expected.tolerance));
-  Set(&object, "ok", expected.ok());
-  return object;
-}
-
-void PrintObject(const Object& object, std::ostream& out) {
-  const ffi::String text = ffi::json::Stringify(object);
-  out << std::string_view(text.data(), text.size()) << "\n";
-}
-
 double Mega(std::size_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
 }  // namespace
 
 void PrintJson(const Report& report, std::ostream& out) {
-  Object object;
-  SetImage(&object, report);
-  Set(&object, "edgepack", Text(EDGEPACK_VERSION));
+  JsonWriter json;
+  WriteImage(report, &json.BeginObject());
+  json.Key("edgepack").String(EDGEPACK_VERSION);
   if (report.model) {
-    Set(&object, "model", Text(*report.model));
-    Set(&object, "threads", report.threads);
-    Set(&object, "cpus", List(report.cpus, [](int cpu) { return ffi::Any(cpu); }));
+    json.Key("model").String(*report.model).Key("threads").Int(report.threads);
+    WriteList("cpus", report.cpus, &json, [&](int cpu) { json.Int(cpu); });
   }
-  SetNumber(&object, "load_ms", report.load_ms);
-  SetNumber(&object, "decode_ms", report.decode_ms);
-  SetNumber(&object, "preprocess_ms", report.preprocess_ms);
-  SetNumber(&object, "run_ms", report.run_ms);
-  Set(&object, "rss_peak_bytes", Count(report.rss_peak_bytes));
+  WriteNumber("load_ms", report.load_ms, &json);
+  WriteNumber("decode_ms", report.decode_ms, &json);
+  WriteNumber("preprocess_ms", report.preprocess_ms, &json);
+  WriteNumber("run_ms", report.run_ms, &json);
+  WriteCount("rss_peak_bytes", report.rss_peak_bytes, &json);
   if (report.model) {
-    Set(&object, "arena_bytes", Count(report.arena_bytes));
-    Set(&object, "params_bytes", Count(report.params_bytes));
-    Set(&object, "workspace_peak_bytes", Count(report.workspace_peak_bytes));
-    Set(&object, "outputs", List(report.outputs, OutputObject));
+    WriteCount("arena_bytes", report.arena_bytes, &json);
+    WriteCount("params_bytes", report.params_bytes, &json);
+    WriteCount("workspace_peak_bytes", report.workspace_peak_bytes, &json);
+    WriteList("outputs", report.outputs, &json,
+              [&](const TensorInfo& info) { WriteOutput(info, &json); });
   }
-  if (!report.top.empty()) Set(&object, "top", List(report.top, TopObject));
-  if (report.bench) Set(&object, "bench", BenchObject(*report.bench));
-  if (report.profile) Set(&object, "profile", ProfileObject(*report.profile));
-  if (report.expected) Set(&object, "expected", ExpectedObject(*report.expected));
-  PrintObject(object, out);
+  if (!report.top.empty()) {
+    WriteList("top", report.top, &json, [&](const auto& top) { WriteTop(top, &json); });
+  }
+  if (report.bench) WriteBench(*report.bench, &json);
+  if (report.profile) WriteProfile(*report.profile, &json);
+  if (report.expected) WriteExpected(*report.expected, &json);
+  out << json.EndObject().text() << "\n";
 }
 
 void PrintText(const Report& report, std::ostream& out) {
@@ -199,16 +163,13 @@ void PrintText(const Report& report, std::ostream& out) {
   }
 }
 
-void PrintJsonError(ExitCode code, const std::string& message, const std::string& hint,
-                    std::ostream& out, const Report& about) {
-  Object error;
-  Set(&error, "code", static_cast<int>(code));
-  Set(&error, "message", Text(message));
-  if (!hint.empty()) Set(&error, "hint", Text(hint));
-  Object object;
-  SetImage(&object, about);
-  Set(&object, "error", error);
-  PrintObject(object, out);
+void PrintJsonError(const Error& error, std::ostream& out, const Report& about) {
+  JsonWriter json;
+  WriteImage(about, &json.BeginObject());
+  json.Key("error").BeginObject().Key("code").Int(error.exit_code);
+  json.Key("message").String(error.message);
+  if (!error.hint.empty()) json.Key("hint").String(error.hint);
+  out << json.EndObject().EndObject().text() << "\n";
 }
 
 }  // namespace edgepack

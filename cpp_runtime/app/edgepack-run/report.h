@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 #include <edgepack/tensor.h>
 
 #include "profile.h"
@@ -52,7 +52,6 @@ void PrintJson(const Report& report, std::ostream& out);
 /// The same in words.
 void PrintText(const Report& report, std::ostream& out);
 /// {"error": {"code", "message", "hint"}} and a newline; with the photo that `about` names, if any.
-void PrintJsonError(ExitCode code, const std::string& message, const std::string& hint,
-                    std::ostream& out, const Report& about = {});
+void PrintJsonError(const Error& error, std::ostream& out, const Report& about = {});
 
 }  // namespace edgepack

@@ -9,7 +9,7 @@
 #include <system_error>
 
 #include <edgepack/cpu_topology.h>
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 #include <edgepack/model.h>
 #include <edgepack/npy.h>
 #include <edgepack/preprocessor.h>
@@ -81,7 +81,7 @@ void SetInputFrom(const std::filesystem::path& path, const NpyFile& file, std::s
   try {
     model->SetInput(index, file.info(), file.data());
   } catch (const ModelInputError& error) {
-    throw ModelInputError(path.string() + ": " + error.what(), error.hint());
+    throw ModelInputError(path.string() + ": " + error.message, error.hint);
   }
 }
 
@@ -351,20 +351,19 @@ void WatchPhotos(const Options& options, std::ostream& out) {
       report.rss_peak_bytes = PeakRssBytes();
       PrintJson(report, line);
     } catch (const Error& error) {
-      if (error.code() == ExitCode::kBundle) throw;
-      PrintJsonError(error.code(), error.what(), error.hint(), line, report);
+      if (error.exit_code == kExitBundle) throw;
+      PrintJsonError(error, line, report);
     }
     return line.str();
   };
   Watch(*options.watch, options.results, line_of, out);
 }
 
-int Fail(ExitCode code, const std::string& message, const std::string& hint, bool json,
-         std::ostream& out, std::ostream& err) {
-  err << "error: " << message << "\n";
-  if (!hint.empty()) err << "\nhint: " << hint << "\n";
-  if (json) PrintJsonError(code, message, hint, out);
-  return static_cast<int>(code);
+int Fail(const Error& error, bool json, std::ostream& out, std::ostream& err) {
+  err << "error: " << error.message << "\n";
+  if (!error.hint.empty()) err << "\nhint: " << error.hint << "\n";
+  if (json) PrintJsonError(error, out);
+  return error.exit_code;
 }
 
 }  // namespace
@@ -388,13 +387,13 @@ int RunApp(const std::vector<std::string>& words, std::ostream& out, std::ostrea
     const Report report = Execute(options);
     options.json ? PrintJson(report, out) : PrintText(report, out);
     const bool ok = !report.expected || report.expected->ok();
-    return static_cast<int>(ok ? ExitCode::kOk : ExitCode::kOutputsDiffer);
+    return ok ? kExitOk : kExitMismatch;
   } catch (const Error& error) {
-    return Fail(error.code(), error.what(), error.hint(), json, out, err);
+    return Fail(error, json, out, err);
   } catch (const std::exception& error) {
-    return Fail(ExitCode::kBug, error.what(),
-                "this is a bug in edgepack, or a model it does not fit: please report it", json,
-                out, err);
+    const char* const hint =
+        "this is a bug in edgepack, or a model it does not fit: please report it";
+    return Fail({kExitBug, "bug", error.what(), hint}, json, out, err);
   }
 }
 

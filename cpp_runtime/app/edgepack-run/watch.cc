@@ -13,10 +13,10 @@
 #include <system_error>
 #include <unistd.h>
 
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 
+#include "common/json.h"
 #include "notify.h"
-#include "platform/tvm_ffi/json.h"
 
 namespace edgepack {
 namespace {
@@ -48,8 +48,9 @@ void ReadDone(const std::filesystem::path& file, std::set<PhotoFolder::Key>* don
   std::ifstream lines(file);
   for (std::string line; std::getline(lines, line);) {
     try {
-      const JsonNode node = JsonNode::Parse(line, file.string());
-      done->emplace(node["image"].String(), node["mtime_ns"].Int());
+      const JsonDocument document(line, file.string(), "damaged");
+      JsonObject result = document.Root();
+      done->emplace(result.String("image"), result.Int("mtime_ns"));
     } catch (const Error&) {
       continue;
     }
@@ -71,16 +72,12 @@ void HoldStopSignals() {
 bool StopRequested() { return g_stop != 0; }
 
 PhotoFolder::PhotoFolder(std::filesystem::path folder) : path_(std::move(folder)) {
-  fd_ = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+  fd_ = Fd(inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
   const auto events = IN_CLOSE_WRITE | IN_MOVED_TO | IN_ONLYDIR;
-  if (fd_ < 0 || inotify_add_watch(fd_, path_.c_str(), events) < 0) {
-    const std::string reason = LastError();
-    if (fd_ >= 0) close(fd_);
-    throw UsageError("--watch: " + path_.string() + ": " + reason, "name a folder of photos");
+  if (!fd_ || inotify_add_watch(fd_.get(), path_.c_str(), events) < 0) {
+    throw UsageError("--watch: " + path_.string() + ": " + LastError(), "name a folder of photos");
   }
 }
-
-PhotoFolder::~PhotoFolder() { close(fd_); }
 
 std::optional<PhotoFolder::Key> PhotoFolder::KeyOf(const std::string& name) const {
   struct stat status = {};
@@ -105,7 +102,7 @@ std::vector<PhotoFolder::Key> PhotoFolder::Present() const {
 }
 
 std::vector<PhotoFolder::Key> PhotoFolder::Arrived(std::optional<std::chrono::milliseconds> limit) {
-  pollfd wanted = {fd_, POLLIN, 0};
+  pollfd wanted = {fd_.get(), POLLIN, 0};
   timespec wait = {};
   if (limit) {
     wait.tv_sec = static_cast<time_t>(limit->count() / 1000);
@@ -121,7 +118,7 @@ std::vector<PhotoFolder::Key> PhotoFolder::Arrived(std::optional<std::chrono::mi
   std::vector<Key> keys;
   alignas(inotify_event) char buffer[16384];
   bool overflow = false;
-  for (ssize_t size = 0; (size = read(fd_, buffer, sizeof(buffer))) > 0;) {
+  for (ssize_t size = 0; (size = read(fd_.get(), buffer, sizeof(buffer))) > 0;) {
     for (const char* at = buffer; at < buffer + size;) {
       const auto* const event = reinterpret_cast<const inotify_event*>(at);
       at += sizeof(inotify_event) + event->len;
@@ -152,6 +149,11 @@ ResultLines::ResultLines(std::optional<std::filesystem::path> file, std::ostream
   }
 }
 
+bool ResultLines::Done(const PhotoFolder::Key& key) const {
+  // A name may be any bytes; in the lines it is UTF-8.
+  return done_.count({ToUtf8(key.first), key.second}) != 0;
+}
+
 void ResultLines::Write(const PhotoFolder::Key& key, const std::string& line) {
   if (!file_) {
     out_ << line << std::flush;
@@ -167,7 +169,7 @@ void ResultLines::Write(const PhotoFolder::Key& key, const std::string& line) {
     throw UsageError("--results: cannot write " + file_->string() + ": " + LastError(),
                      "free some space");
   }
-  done_.insert(key);
+  done_.emplace(ToUtf8(key.first), key.second);
 }
 
 void Watch(const std::filesystem::path& folder, std::optional<std::filesystem::path> results,

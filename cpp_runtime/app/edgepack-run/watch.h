@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/fd.h"
+
 namespace edgepack {
 
 /// The photos of a folder, each given out once, when it is whole.
@@ -21,9 +23,6 @@ class PhotoFolder {
 
   /// Watches `folder` from now on. Throws UsageError if it cannot be read.
   explicit PhotoFolder(std::filesystem::path folder);
-  ~PhotoFolder();
-  PhotoFolder(const PhotoFolder&) = delete;
-  PhotoFolder& operator=(const PhotoFolder&) = delete;
 
   /// What is there already, oldest first.
   [[nodiscard]] std::vector<Key> Present() const;
@@ -38,7 +37,7 @@ class PhotoFolder {
   [[nodiscard]] std::optional<Key> KeyOf(const std::string& name) const;
 
   std::filesystem::path path_;
-  int fd_ = -1;
+  Fd fd_;
 };
 
 /// From here on SIGTERM and SIGINT are kept back until somebody waits in `PhotoFolder::Arrived`.
@@ -57,7 +56,7 @@ class ResultLines {
   ResultLines(std::optional<std::filesystem::path> file, std::ostream& out);
 
   /// Whether an earlier run wrote a line for this photo. Always false without a file.
-  [[nodiscard]] bool Done(const PhotoFolder::Key& key) const { return done_.count(key) != 0; }
+  [[nodiscard]] bool Done(const PhotoFolder::Key& key) const;
   /// Writes one line (with its end) for a photo. Throws std::runtime_error if the disk is full.
   void Write(const PhotoFolder::Key& key, const std::string& line);
   /// Whether there is a file that remembers.

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include <edgepack/cpu_topology.h>
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 
 namespace edgepack {
 namespace {

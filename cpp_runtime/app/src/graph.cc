@@ -1,9 +1,13 @@
 #include "graph.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
 #include <utility>
 
-#include "platform/tvm_ffi/json.h"
+#include "bundle_json.h"
 
 namespace edgepack {
 namespace {
@@ -12,114 +16,127 @@ namespace {
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kMaxDims = 16;
 
-GraphTensor ReadTensor(const JsonNode& node, const Graph& graph) {
-  node.CheckKeys({"name", "dtype", "shape", "storage", "offset", "bytes"});
-  GraphTensor tensor;
-  tensor.info.name = node["name"].String();
-  const std::string dtype = node["dtype"].String();
-  const auto known = DTypeFromName(dtype);
-  if (!known) node["dtype"].Fail("unknown dtype '" + dtype + "'");
-  tensor.info.dtype = *known;
-  for (const JsonNode& dim : node["shape"].Elements()) tensor.info.shape.push_back(dim.Int());
-  if (tensor.info.shape.size() > kMaxDims) node["shape"].Fail("too many dimensions");
+/// A size or count that fits this machine's memory.
+std::size_t ReadSize(std::string_view key, JsonObject* object) {
+  constexpr auto kLimit = std::numeric_limits<std::size_t>::max() / 2;
+  return static_cast<std::size_t>(object->Int(key, 0, static_cast<std::int64_t>(kLimit)));
+}
 
-  const std::string storage = node["storage"].String();
+std::string At(std::string_view key, std::size_t index) {
+  return std::string(key) + "[" + std::to_string(index) + "]";
+}
+
+Shape ReadShape(JsonObject* object) {
+  Shape shape = object->Ints("shape");
+  if (shape.size() > kMaxDims) object->Fail("shape", "too many dimensions");
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] < 0) object->Fail(At("shape", i), std::to_string(shape[i]) + " is below 0");
+  }
+  return shape;
+}
+
+GraphTensor ReadTensor(JsonObject object, const Graph& graph) {
+  GraphTensor tensor;
+  tensor.info.name = object.String("name");
+  const std::string dtype = object.String("dtype");
+  const auto known = DTypeFromName(dtype);
+  if (!known) object.Fail("dtype", "unknown dtype '" + dtype + "'");
+  tensor.info.dtype = *known;
+  tensor.info.shape = ReadShape(&object);
+
+  const std::string storage = object.String("storage");
   if (storage != "arena" && storage != "params") {
-    node["storage"].Fail("unknown storage '" + storage + "'");
+    object.Fail("storage", "unknown storage '" + storage + "'");
   }
   tensor.storage = storage == "arena" ? Storage::kArena : Storage::kParams;
-  tensor.offset = node["offset"].Size();
-  tensor.info.bytes = node["bytes"].Size();
+  tensor.offset = ReadSize("offset", &object);
+  tensor.info.bytes = ReadSize("bytes", &object);
+  object.Finish();
   const auto bytes = ByteSize(tensor.info.dtype, tensor.info.shape);
   if (!bytes || *bytes != tensor.info.bytes) {
-    node["bytes"].Fail(std::to_string(tensor.info.bytes) + " does not fit shape " +
-                       ToString(tensor.info.shape) + " of " + dtype);
+    object.Fail("bytes", std::to_string(tensor.info.bytes) + " does not fit shape " +
+                             ToString(tensor.info.shape) + " of " + dtype);
   }
   if (tensor.offset % kAlignment != 0) {
-    node["offset"].Fail(std::to_string(tensor.offset) + " is not a multiple of 64");
+    object.Fail("offset", std::to_string(tensor.offset) + " is not a multiple of 64");
   }
   const std::size_t end =
       tensor.storage == Storage::kArena ? graph.arena_bytes : graph.params_bytes;
   if (tensor.offset > end || tensor.info.bytes > end - tensor.offset) {
-    node["offset"].Fail(std::to_string(tensor.offset) + " + " + std::to_string(tensor.info.bytes) +
-                        " bytes is outside the " + storage + " of " + std::to_string(end));
+    object.Fail("offset", std::to_string(tensor.offset) + " + " +
+                              std::to_string(tensor.info.bytes) + " bytes is outside the " +
+                              storage + " of " + std::to_string(end));
   }
   return tensor;
 }
 
-std::vector<std::size_t> ReadIndices(const JsonNode& node, std::size_t count) {
+std::vector<std::size_t> ReadIndices(std::string_view key, std::size_t count, JsonObject* object) {
   std::vector<std::size_t> indices;
-  for (const JsonNode& element : node.Elements()) {
-    const std::size_t index = element.Size();
-    if (index >= count) {
-      element.Fail("there is no tensor " + std::to_string(index) + " among " +
-                   std::to_string(count));
+  for (const std::int64_t index : object->Ints(key)) {
+    if (index < 0 || static_cast<std::uint64_t>(index) >= count) {
+      object->Fail(At(key, indices.size()), "there is no tensor " + std::to_string(index) +
+                                                " among " + std::to_string(count));
     }
-    indices.push_back(index);
+    indices.push_back(static_cast<std::size_t>(index));
   }
   return indices;
 }
 
-/// Inputs or outputs: at least one, each once, each in the arena.
-std::vector<std::size_t> ReadEnds(const JsonNode& node, const Graph& graph) {
-  std::vector<std::size_t> indices = ReadIndices(node, graph.tensors.size());
-  for (std::size_t i = 0; i < indices.size(); ++i) {
-    if (graph.tensors[indices[i]].storage != Storage::kArena) {
-      node.Fail("tensor " + std::to_string(indices[i]) + " is not in the arena");
+/// Inputs or outputs: each once, each in the arena.
+std::vector<std::size_t> ReadEnds(std::string_view key, const Graph& graph, JsonObject* object) {
+  std::vector<std::size_t> indices = ReadIndices(key, graph.tensors.size(), object);
+  for (auto index = indices.begin(); index != indices.end(); ++index) {
+    const std::string tensor = "tensor " + std::to_string(*index);
+    if (graph.tensors[*index].storage != Storage::kArena) {
+      object->Fail(key, tensor + " is not in the arena");
     }
-    if (std::find(indices.begin(), indices.begin() + static_cast<std::ptrdiff_t>(i), indices[i]) !=
-        indices.begin() + static_cast<std::ptrdiff_t>(i)) {
-      node.Fail("tensor " + std::to_string(indices[i]) + " is named twice");
+    if (std::find(indices.begin(), index, *index) != index) {
+      object->Fail(key, tensor + " is named twice");
     }
   }
   return indices;
 }
 
-GraphCall ReadCall(const JsonNode& node, const Graph& graph) {
-  node.CheckKeys({"kernel", "args", "layer"});
+GraphCall ReadCall(JsonObject object, const Graph& graph) {
   GraphCall call;
-  call.layer.kernel = node["kernel"].String();
-  if (call.layer.kernel.empty()) node["kernel"].Fail("is empty");
+  call.layer.kernel = object.String("kernel");
+  if (call.layer.kernel.empty()) object.Fail("kernel", "is empty");
   // The first plans had none.
-  if (node.Has("layer")) {
-    const JsonNode layer = node["layer"];
-    layer.CheckKeys({"name", "operator", "macs"});
-    call.layer.name = layer["name"].String();
-    call.layer.op = layer["operator"].String();
-    call.layer.macs = layer["macs"].Size();
+  if (object.Has("layer")) {
+    JsonObject layer = object.Object("layer");
+    call.layer.name = layer.String("name");
+    call.layer.op = layer.String("operator");
+    call.layer.macs = ReadSize("macs", &layer);
+    layer.Finish();
   }
-  call.args = ReadIndices(node["args"], graph.tensors.size());
+  call.args = ReadIndices("args", graph.tensors.size(), &object);
   if (call.args.empty() || graph.tensors[call.args.back()].storage != Storage::kArena) {
-    node["args"].Fail("a kernel must write into the arena");
+    object.Fail("args", "a kernel must write into the arena");
   }
+  object.Finish();
   return call;
 }
 
 }  // namespace
 
 Graph LoadGraph(const std::filesystem::path& path) {
-  const JsonNode root = JsonNode::File(path);
-  if (!root.Has("format") || root["format"].String() != "edgepack-graph") {
-    root.Fail("is not an edgepack graph");
-  }
-  if (root["version"].Int() != 1) {
-    root["version"].Fail("this edgepack-run reads version 1");
-  }
-  root.CheckKeys({"format", "version", "model", "arena_bytes", "params_bytes", "tensors", "inputs",
-                  "outputs", "calls"});
+  const JsonDocument document = ReadBundleJson(path);
+  JsonObject root = document.Root();
+  CheckFormat("edgepack-graph", &root);
   Graph graph;
-  graph.model = root["model"].String();
-  graph.arena_bytes = root["arena_bytes"].Size();
-  graph.params_bytes = root["params_bytes"].Size();
-  for (const JsonNode& node : root["tensors"].Elements()) {
-    graph.tensors.push_back(ReadTensor(node, graph));
+  graph.model = root.String("model");
+  graph.arena_bytes = ReadSize("arena_bytes", &root);
+  graph.params_bytes = ReadSize("params_bytes", &root);
+  for (JsonObject& object : root.Objects("tensors")) {
+    graph.tensors.push_back(ReadTensor(std::move(object), graph));
   }
-  graph.inputs = ReadEnds(root["inputs"], graph);
-  graph.outputs = ReadEnds(root["outputs"], graph);
-  if (graph.outputs.empty()) root["outputs"].Fail("is empty");
-  for (const JsonNode& node : root["calls"].Elements()) {
-    graph.calls.push_back(ReadCall(node, graph));
+  graph.inputs = ReadEnds("inputs", graph, &root);
+  graph.outputs = ReadEnds("outputs", graph, &root);
+  if (graph.outputs.empty()) root.Fail("outputs", "is empty");
+  for (JsonObject& object : root.Objects("calls")) {
+    graph.calls.push_back(ReadCall(std::move(object), graph));
   }
+  root.Finish();
   return graph;
 }
 

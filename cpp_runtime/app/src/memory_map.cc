@@ -6,28 +6,12 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <system_error>
-#include <unistd.h>
 #include <utility>
+
+#include "common/fd.h"
 
 namespace edgepack {
 namespace {
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  Descriptor(Descriptor&&) = delete;
-  Descriptor& operator=(Descriptor&&) = delete;
-
-  [[nodiscard]] int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 [[noreturn]] void ThrowErrno(int number) {
   throw std::system_error(number, std::generic_category());
@@ -49,9 +33,9 @@ MemoryMap& MemoryMap::operator=(MemoryMap&& other) noexcept {
 }
 
 MemoryMap MemoryMap::File(const std::filesystem::path& path) {
-  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status = {};
-  if (file.get() < 0 || fstat(file.get(), &status) != 0) ThrowErrno(errno);
+  if (!file || fstat(file.get(), &status) != 0) ThrowErrno(errno);
   if (!S_ISREG(status.st_mode)) ThrowErrno(S_ISDIR(status.st_mode) ? EISDIR : EINVAL);
   const auto size = static_cast<std::size_t>(status.st_size);
   if (status.st_size < 0 || static_cast<off_t>(size) != status.st_size) ThrowErrno(EFBIG);

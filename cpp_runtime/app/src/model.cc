@@ -5,7 +5,7 @@
 #include <system_error>
 #include <utility>
 
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 #include <edgepack/model.h>
 #include <tvm/ffi/c_api.h>
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 #include <edgepack/npy.h>
 
 #include "memory_map.h"

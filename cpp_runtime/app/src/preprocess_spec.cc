@@ -1,72 +1,85 @@
+#include <algorithm>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include <edgepack/preprocess_spec.h>
 
-#include "platform/tvm_ffi/json.h"
+#include "bundle_json.h"
 
 namespace edgepack {
 namespace {
 
 constexpr std::int64_t kMaxSide = 16384;
 
-/// The value that belongs to one of `words`.
 template <typename T>
-T Choice(const JsonNode& node, const std::vector<std::pair<std::string_view, T>>& words) {
-  const std::string text = node.String();
+using Words = std::vector<std::pair<std::string_view, T>>;
+
+/// The value that belongs to `text`, which stands at `key`.
+template <typename T>
+T Choice(const std::string& text, const Words<T>& words, const std::string& key,
+         const JsonObject& object) {
   std::string known;
   for (const auto& [word, value] : words) {
     if (word == text) return value;
     known += (known.empty() ? "" : ", ") + std::string(word);
   }
-  node.Fail("'" + text + "' is none of " + known);
+  object.Fail(key, "'" + text + "' is none of " + known);
 }
 
-int Side(const JsonNode& node) { return static_cast<int>(node.Int(1, kMaxSide)); }
+template <typename T>
+T ReadChoice(const std::string& key, const Words<T>& words, JsonObject* object) {
+  return Choice<T>(object->String(key), words, key, *object);
+}
 
-PreprocessSpec::Resize ReadResize(const JsonNode& node) {
+int ReadSide(const char* key, JsonObject* object) {
+  return static_cast<int>(object->Int(key, 1, kMaxSide));
+}
+
+PreprocessSpec::Size ReadSize(JsonObject* object) {
+  return {ReadSide("height", object), ReadSide("width", object)};
+}
+
+PreprocessSpec::Resize ReadResize(JsonObject object) {
   using Mode = PreprocessSpec::Resize::Mode;
   PreprocessSpec::Resize resize;
-  resize.mode = Choice<Mode>(
-      node["mode"],
-      {{"shortest", Mode::kShortest}, {"exact", Mode::kExact}, {"letterbox", Mode::kLetterbox}});
+  resize.mode = ReadChoice<Mode>(
+      "mode",
+      {{"shortest", Mode::kShortest}, {"exact", Mode::kExact}, {"letterbox", Mode::kLetterbox}},
+      &object);
   if (resize.mode == Mode::kShortest) {
-    node.CheckKeys({"mode", "size"});
-    resize.size.height = resize.size.width = Side(node["size"]);
-    return resize;
-  }
-  resize.size = {Side(node["height"]), Side(node["width"])};
-  if (resize.mode == Mode::kLetterbox) {
-    node.CheckKeys({"mode", "height", "width", "fill"});
-    resize.fill = static_cast<int>(node["fill"].Int(0, 255));
+    resize.size.height = resize.size.width = ReadSide("size", &object);
   } else {
-    node.CheckKeys({"mode", "height", "width"});
+    resize.size = ReadSize(&object);
+    if (resize.mode == Mode::kLetterbox) resize.fill = static_cast<int>(object.Int("fill", 0, 255));
   }
+  object.Finish();
   return resize;
 }
 
-PreprocessSpec::Size ReadCrop(const JsonNode& node) {
-  node.CheckKeys({"height", "width"});
-  return {Side(node["height"]), Side(node["width"])};
+PreprocessSpec::Size ReadCrop(JsonObject object) {
+  const PreprocessSpec::Size size = ReadSize(&object);
+  object.Finish();
+  return size;
 }
 
-std::array<double, 3> ReadChannels(const JsonNode& node, int channels) {
-  const std::vector<JsonNode> elements = node.Elements();
-  if (elements.size() != static_cast<std::size_t>(channels)) {
-    node.Fail("needs " + std::to_string(channels) + " values");
+std::array<double, 3> ReadChannels(const char* key, int channels, JsonObject* object) {
+  const std::vector<double> numbers = object->Numbers(key);
+  if (numbers.size() != static_cast<std::size_t>(channels)) {
+    object->Fail(key, "needs " + std::to_string(channels) + " values");
   }
   std::array<double, 3> values = {};
-  for (std::size_t i = 0; i < elements.size(); ++i) values.at(i) = elements[i].Number();
+  std::copy(numbers.begin(), numbers.end(), values.begin());
   return values;
 }
 
-PreprocessSpec::Accept ReadAccept(const JsonNode& node) {
+PreprocessSpec::Accept ReadAccept(JsonObject* object) {
   PreprocessSpec::Accept accept;
-  for (const JsonNode& element : node.Elements()) {
-    *Choice<bool*>(
-        element,
-        {{"gray", &accept.gray}, {"alpha", &accept.alpha}, {"16bit", &accept.sixteen_bit}}) = true;
+  const Words<bool*> words = {
+      {"gray", &accept.gray}, {"alpha", &accept.alpha}, {"16bit", &accept.sixteen_bit}};
+  for (const std::string& text : object->Strings("accept")) {
+    *Choice<bool*>(text, words, "accept", *object) = true;
   }
   return accept;
 }
@@ -77,39 +90,40 @@ PreprocessSpec LoadPreprocessSpec(const std::filesystem::path& path) {
   using Color = PreprocessSpec::Color;
   using Interpolation = PreprocessSpec::Interpolation;
   using Layout = PreprocessSpec::Layout;
-  const JsonNode root = JsonNode::File(path);
-  if (!root.Has("format") || root["format"].String() != "edgepack-preprocess") {
-    root.Fail("is not an edgepack preprocessing");
-  }
-  if (root["version"].Int() != 1) root["version"].Fail("this edgepack-run reads version 1");
-  root.CheckKeys({"format", "version", "input", "color", "resize", "interpolation", "crop", "scale",
-                  "mean", "std", "layout", "dtype", "accept"});
+  const JsonDocument document = ReadBundleJson(path);
+  JsonObject root = document.Root();
+  CheckFormat("edgepack-preprocess", &root);
   PreprocessSpec spec;
-  spec.input = root["input"].String();
-  spec.color = Choice<Color>(root["color"],
-                             {{"rgb", Color::kRgb}, {"bgr", Color::kBgr}, {"gray", Color::kGray}});
-  if (!root["resize"].IsNull()) spec.resize = ReadResize(root["resize"]);
-  spec.interpolation =
-      Choice<Interpolation>(root["interpolation"], {{"linear", Interpolation::kLinear},
-                                                    {"nearest", Interpolation::kNearest},
-                                                    {"area", Interpolation::kArea},
-                                                    {"cubic", Interpolation::kCubic},
-                                                    {"pil-bilinear", Interpolation::kPilBilinear},
-                                                    {"pil-bicubic", Interpolation::kPilBicubic}});
-  if (!root["crop"].IsNull()) spec.crop = ReadCrop(root["crop"]);
-  spec.layout = Choice<Layout>(root["layout"], {{"NCHW", Layout::kNchw}, {"NHWC", Layout::kNhwc}});
-  spec.normalise = Choice<bool>(root["dtype"], {{"float32", true}, {"uint8", false}});
+  spec.input = root.String("input");
+  spec.color = ReadChoice<Color>(
+      "color", {{"rgb", Color::kRgb}, {"bgr", Color::kBgr}, {"gray", Color::kGray}}, &root);
+  if (root.HasValue("resize")) spec.resize = ReadResize(root.Object("resize"));
+  spec.interpolation = ReadChoice<Interpolation>("interpolation",
+                                                 {{"linear", Interpolation::kLinear},
+                                                  {"nearest", Interpolation::kNearest},
+                                                  {"area", Interpolation::kArea},
+                                                  {"cubic", Interpolation::kCubic},
+                                                  {"pil-bilinear", Interpolation::kPilBilinear},
+                                                  {"pil-bicubic", Interpolation::kPilBicubic}},
+                                                 &root);
+  if (root.HasValue("crop")) spec.crop = ReadCrop(root.Object("crop"));
+  root.Skip("resize");
+  root.Skip("crop");
+  spec.layout =
+      ReadChoice<Layout>("layout", {{"NCHW", Layout::kNchw}, {"NHWC", Layout::kNhwc}}, &root);
+  spec.normalise = ReadChoice<bool>("dtype", {{"float32", true}, {"uint8", false}}, &root);
   if (spec.normalise) {
-    spec.scale = root["scale"].Number();
-    spec.mean = ReadChannels(root["mean"], spec.channels());
-    spec.std = ReadChannels(root["std"], spec.channels());
+    spec.scale = root.Number("scale");
+    spec.mean = ReadChannels("mean", spec.channels(), &root);
+    spec.std = ReadChannels("std", spec.channels(), &root);
     for (int i = 0; i < spec.channels(); ++i) {
-      if (spec.std.at(static_cast<std::size_t>(i)) <= 0) root["std"].Fail("is not above 0");
+      if (spec.std.at(static_cast<std::size_t>(i)) <= 0) root.Fail("std", "is not above 0");
     }
   } else if (root.Has("scale") || root.Has("mean") || root.Has("std")) {
-    root["dtype"].Fail("uint8 takes the pixels as they are, without scale, mean and std");
+    root.Fail("dtype", "uint8 takes the pixels as they are, without scale, mean and std");
   }
-  spec.accept = ReadAccept(root["accept"]);
+  spec.accept = ReadAccept(&root);
+  root.Finish();
   // A gray photo is what a gray model wants.
   if (spec.color == Color::kGray) spec.accept.gray = true;
   return spec;

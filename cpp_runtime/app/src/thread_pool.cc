@@ -4,7 +4,7 @@
 #include <sched.h>
 #include <string>
 
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 #include <edgepack/thread_pool.h>
 
 namespace edgepack {

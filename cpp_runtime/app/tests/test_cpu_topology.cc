@@ -1,6 +1,6 @@
 #include <doctest/doctest.h>
 #include <edgepack/cpu_topology.h>
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 
 #include "support.h"
 

@@ -1,7 +1,7 @@
 #include <string>
 
 #include <doctest/doctest.h>
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 #include <opencv2/imgcodecs.hpp>
 
 #include "platform/opencv/decode.h"

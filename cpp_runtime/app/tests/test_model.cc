@@ -1,7 +1,7 @@
 #include <stdexcept>
 
 #include <doctest/doctest.h>
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 #include <edgepack/model.h>
 #include <edgepack/thread_pool.h>
 #include <edgepack/workspace.h>

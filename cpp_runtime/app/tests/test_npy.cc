@@ -2,7 +2,7 @@
 #include <system_error>
 
 #include <doctest/doctest.h>
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 #include <edgepack/npy.h>
 
 #include "support.h"

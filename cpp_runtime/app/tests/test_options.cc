@@ -1,5 +1,5 @@
 #include <doctest/doctest.h>
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 
 #include "options.h"
 #include "support.h"
@@ -13,7 +13,7 @@ std::string ParseError(const std::vector<std::string>& words) {
 
 }  // namespace
 
-TEST_CASE("flags are read") {
+TEST_CASE("options are read") {
   const Options options =
       ParseOptions({"--input",     "a.npy", "--input=b.npy", "--output", "c.npy",
                     "--tolerance", "1e-3",  "--bench",       "10",       "--warmup=0",
@@ -38,11 +38,7 @@ TEST_CASE("flags are read") {
 }
 
 TEST_CASE("mistakes") {
-  CHECK(ParseError({"--golden", "--tresholds"}) == "unknown flag: --tresholds");
-  CHECK(ParseError({"--golden", "-j"}) == "unknown flag: -j");
   CHECK(ParseError({"photo.jpg"}) == "unexpected word: photo.jpg");
-  CHECK(ParseError({"--golden", "--json=yes"}) == "--json takes no value");
-  CHECK(ParseError({"--image"}) == "--image needs a value");
   CHECK(ParseError({}) == "no input");
   CHECK(Contains(ParseError({"--golden", "--image", "a"}), "exclude each other"));
   CHECK(Contains(ParseError({"--golden", "--expected", "a"}), "has its own"));

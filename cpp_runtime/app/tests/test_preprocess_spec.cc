@@ -1,5 +1,5 @@
 #include <doctest/doctest.h>
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 #include <edgepack/preprocess_spec.h>
 
 #include "support.h"
@@ -20,7 +20,7 @@ PreprocessSpec Load(const std::string& text) {
 }
 
 std::string LoadError(std::string_view from, std::string_view to) {
-  return MessageOf<BundleError>([&] { Load(Replace(kText, from, to)); });
+  return MessageOf([&] { Load(Replace(kText, from, to)); });
 }
 
 }  // namespace
@@ -54,19 +54,20 @@ TEST_CASE("uint8 and gray") {
 }
 
 TEST_CASE("mistakes") {
-  CHECK(Contains(LoadError("edgepack-preprocess", "other"), "is not an edgepack preprocessing"));
+  CHECK(Contains(LoadError("edgepack-preprocess", "other"), "format: is not edgepack-preprocess"));
   CHECK(Contains(LoadError("\"version\": 1", "\"version\": 2"), "reads version 1"));
   CHECK(Contains(LoadError("\"rgb\"", "\"rbg\""), "color: 'rbg' is none of rgb, bgr, gray"));
   CHECK(Contains(LoadError("256", "0"), "resize.size: 0 is not between 1"));
   CHECK(Contains(LoadError("256", "99999"), "resize.size: 99999"));
-  CHECK(Contains(LoadError(", \"size\": 256", ""), "has no 'size'"));
-  CHECK(Contains(LoadError("\"shortest\"", "\"exact\""), "resize: has no 'height'"));
+  CHECK(Contains(LoadError(", \"size\": 256", ""), "resize.size: missing"));
+  CHECK(Contains(LoadError("\"shortest\"", "\"exact\""), "resize.height: missing"));
   CHECK(Contains(LoadError("[1, 2, 3]", "[1, 2]"), "mean: needs 3 values"));
   CHECK(Contains(LoadError("6.5", "0"), "std: is not above 0"));
-  CHECK(Contains(LoadError("6.5", "NaN"), "is not a finite number"));
+  CHECK(Contains(LoadError("6.5", "NaN"), "preprocess.json: not JSON"));
   CHECK(Contains(LoadError("\"float32\"", "\"uint8\""), "takes the pixels as they are"));
-  CHECK(Contains(LoadError("\"accept\": [\"gray\"]", "\"accept\": [\"grey\"]"), "accept[0]"));
-  CHECK(Contains(LoadError("\"crop\"", "\"crops\""), "unknown key 'crops'"));
+  CHECK(Contains(LoadError("\"accept\": [\"gray\"]", "\"accept\": [\"grey\"]"),
+                 "accept: 'grey' is none of"));
+  CHECK(Contains(LoadError("\"crop\"", "\"crops\": 1, \"crop\""), "crops: unknown key"));
 }
 
 }  // namespace edgepack::testing

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 #include <edgepack/preprocessor.h>
 #include <opencv2/core.hpp>
 

@@ -3,18 +3,18 @@
 
 #include <doctest/doctest.h>
 
-#include "platform/tvm_ffi/json.h"
+#include "common/json.h"
 #include "report.h"
 #include "support.h"
 
 namespace edgepack::testing {
 namespace {
 
-JsonNode Json(const Report& report) {
+JsonDocument Json(const Report& report) {
   std::ostringstream out;
   PrintJson(report, out);
   CHECK(out.str().back() == '\n');
-  return JsonNode::Parse(out.str(), "report");
+  return {out.str(), "report", "kind"};
 }
 
 std::string Text(const Report& report) {
@@ -48,31 +48,34 @@ Report FullReport() {
 }  // namespace
 
 TEST_CASE("a full report") {
-  const JsonNode json = Json(FullReport());
-  CHECK(json["model"].String() == "tiny \"model\"\n");
-  CHECK(json["cpus"].Elements().at(1).Int() == 5);
-  CHECK(json["load_ms"].Number() == 1.5);
-  CHECK(json["rss_peak_bytes"].Int() == 8000000);
-  CHECK(json["outputs"].Elements().at(0)["dtype"].String() == "float32");
-  CHECK(json["outputs"].Elements().at(0)["shape"].Elements().at(1).Int() == 4);
-  CHECK(json["top"].Elements().at(0)["label"].String() == "Egyptian cat");
-  CHECK_FALSE(json["top"].Elements().at(1).Has("label"));
-  CHECK(json["bench"]["runs"].Int() == 3);
-  CHECK(json["bench"]["mean_ms"].Number() == 5);
-  CHECK(json["bench"]["times_ms"].Elements().size() == 3);
-  CHECK(json["profile"]["runs"].Int() == 3);
-  CHECK(json["profile"]["overhead_ms"].Number() == 0.125);
-  const std::vector<JsonNode> layers = json["profile"]["layers"].Elements();
+  const JsonDocument document = Json(FullReport());
+  JsonObject json = document.Root();
+  CHECK(json.String("model") == "tiny \"model\"\n");
+  CHECK(json.Ints("cpus").at(1) == 5);
+  CHECK(json.Number("load_ms") == 1.5);
+  CHECK(json.Int("rss_peak_bytes") == 8000000);
+  CHECK(json.Objects("outputs").at(0).String("dtype") == "float32");
+  CHECK(json.Objects("outputs").at(0).Ints("shape").at(1) == 4);
+  CHECK(json.Objects("top").at(0).String("label") == "Egyptian cat");
+  CHECK_FALSE(json.Objects("top").at(1).Has("label"));
+  JsonObject bench = json.Object("bench");
+  CHECK(bench.Int("runs") == 3);
+  CHECK(bench.Number("mean_ms") == 5);
+  CHECK(bench.Numbers("times_ms") == std::vector<double>{4, 5, 6});
+  JsonObject profile = json.Object("profile");
+  CHECK(profile.Int("runs") == 3);
+  CHECK(profile.Number("overhead_ms") == 0.125);
+  std::vector<JsonObject> layers = profile.Objects("layers");
   REQUIRE(layers.size() == 2);
-  CHECK(layers[0]["layer"].String() == "first");
-  CHECK(layers[0]["operator"].String() == "Conv+Relu");
-  CHECK(layers[0]["kernel"].String() == "conv1x1");
-  CHECK(layers[0]["macs"].Int() == 500000);
-  CHECK(layers[0]["ms"].Number() == 3);
-  CHECK(layers[0]["share"].Number() == 0.75);
-  CHECK(layers[0]["gflops"].Number() == 2.5);
+  CHECK(layers[0].String("layer") == "first");
+  CHECK(layers[0].String("operator") == "Conv+Relu");
+  CHECK(layers[0].String("kernel") == "conv1x1");
+  CHECK(layers[0].Int("macs") == 500000);
+  CHECK(layers[0].Number("ms") == 3);
+  CHECK(layers[0].Number("share") == 0.75);
+  CHECK(layers[0].Number("gflops") == 2.5);
   CHECK_FALSE(layers[1].Has("gflops"));
-  CHECK(json["expected"]["max_abs_error"].Number() == 0.5);
+  CHECK(json.Object("expected").Number("max_abs_error") == 0.5);
   const std::string text = Text(FullReport());
   CHECK(Contains(text, "0.7500      2  Egyptian cat\n"));
   CHECK(Contains(text, "load 1.50 ms, decode 2.00 ms, preprocess 3.00 ms, run 4.00 ms\n"));
@@ -84,7 +87,8 @@ TEST_CASE("a full report") {
 }
 
 TEST_CASE("what was not asked for is not there") {
-  const JsonNode json = Json({});
+  const JsonDocument document = Json({});
+  const JsonObject json = document.Root();
   for (const char* key :
        {"model", "threads", "load_ms", "run_ms", "top", "bench", "profile", "expected"}) {
     CAPTURE(key);
@@ -97,9 +101,10 @@ TEST_CASE("numbers that JSON does not know are null") {
   Report report = FullReport();
   report.expected = Comparison{std::numeric_limits<double>::quiet_NaN(), 1, 0.1};
   report.top = {{{0, std::numeric_limits<double>::infinity()}, {}}};
-  const JsonNode json = Json(report);
-  CHECK(json["expected"]["max_abs_error"].IsNull());
-  CHECK(json["top"].Elements().at(0)["score"].IsNull());
+  const JsonDocument document = Json(report);
+  JsonObject json = document.Root();
+  CHECK_FALSE(json.Object("expected").OptionalNumber("max_abs_error"));
+  CHECK_FALSE(json.Objects("top").at(0).OptionalNumber("score"));
 }
 
 }  // namespace edgepack::testing

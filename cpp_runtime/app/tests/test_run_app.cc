@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 #include <opencv2/imgcodecs.hpp>
 
-#include "platform/tvm_ffi/json.h"
+#include "common/json.h"
 #include "run_app.h"
 #include "support.h"
 
@@ -15,7 +15,7 @@ struct Result {
   std::string out;
   std::string err;
 
-  [[nodiscard]] JsonNode json() const { return JsonNode::Parse(out, "output"); }
+  [[nodiscard]] JsonDocument json() const { return {out, "output", "kind"}; }
 };
 
 Result Run(const TempFolder& bundle, std::vector<std::string> words) {
@@ -49,31 +49,34 @@ TEST_CASE("the golden test") {
   const Result result = Run(folder, {"--golden", "--json", "--threads", "2", "--bench", "4"});
   CHECK(result.code == 0);
   CHECK(result.err.empty());
-  const JsonNode json = result.json();
-  CHECK(json["model"].String() == "tiny");
-  CHECK(json["threads"].Int() == 2);
-  CHECK(json["expected"]["max_abs_error"].Number() == 0);
-  CHECK(json["bench"]["warmup"].Int() == 3);
-  CHECK(json["bench"]["times_ms"].Elements().size() == 4);
-  CHECK(json["rss_peak_bytes"].Int() > 100000);
-  CHECK(json["top"].Elements().size() == 4);
-  CHECK(json["top"].Elements().at(0)["index"].Int() == 3);
-  CHECK_FALSE(json["top"].Elements().at(0).Has("label"));
-  CHECK(json["top"].Elements().at(1)["label"].String() == "cat");
+  const JsonDocument document = result.json();
+  JsonObject json = document.Root();
+  CHECK(json.String("model") == "tiny");
+  CHECK(json.Int("threads") == 2);
+  CHECK(json.Object("expected").Number("max_abs_error") == 0);
+  CHECK(json.Object("bench").Int("warmup") == 3);
+  CHECK(json.Object("bench").Numbers("times_ms").size() == 4);
+  CHECK(json.Int("rss_peak_bytes") > 100000);
+  std::vector<JsonObject> top = json.Objects("top");
+  REQUIRE(top.size() == 4);
+  CHECK(top[0].Int("index") == 3);
+  CHECK_FALSE(top[0].Has("label"));
+  CHECK(top[1].String("label") == "cat");
 }
 
 TEST_CASE("a profile has every call") {
   const TempFolder folder;
   WriteBundle(folder.path());
-  const JsonNode profile =
-      Run(folder, {"--golden", "--json", "--bench", "5", "--profile"}).json()["profile"];
-  CHECK(profile["runs"].Int() == 5);
-  const std::vector<JsonNode> layers = profile["layers"].Elements();
+  const JsonDocument document =
+      Run(folder, {"--golden", "--json", "--bench", "5", "--profile"}).json();
+  JsonObject profile = document.Root().Object("profile");
+  CHECK(profile.Int("runs") == 5);
+  std::vector<JsonObject> layers = profile.Objects("layers");
   REQUIRE(layers.size() == 2);
-  CHECK(layers[0]["operator"].String() == "Add");
-  CHECK(layers[0]["macs"].Int() == 6000);
+  CHECK(layers[0].String("operator") == "Add");
+  CHECK(layers[0].Int("macs") == 6000);
   double shares = 0;
-  for (const JsonNode& layer : layers) shares += layer["share"].Number();
+  for (JsonObject& layer : layers) shares += layer.Number("share");
   CHECK(shares == doctest::Approx(1));
 }
 
@@ -119,7 +122,7 @@ TEST_CASE("tensors that do not fit") {
   Result result = Run(folder, {"--input", in, "--json"});
   CHECK(result.code == 3);
   CHECK(Contains(result.err, "error: " + in + ": input 'x' is float32 (1, 4), not float32 (4,)"));
-  CHECK(result.json()["error"]["code"].Int() == 3);
+  CHECK(result.json().Root().Object("error").Int("code") == 3);
   result = Run(folder, {"--input", in, "--input", in});
   CHECK(result.code == 3);
   CHECK(Contains(result.err, "the model has 1 inputs (x), 2 given\n\nhint: give one --input"));
@@ -173,7 +176,7 @@ TEST_CASE("damaged bundles") {
   SUBCASE("manifest") { WriteFile(folder / "manifest.json", R"({"scores": "points"})"); }
   const Result result = Run(folder, {"--golden", "--json"});
   CHECK(result.code == 5);
-  CHECK(result.json()["error"]["code"].Int() == 5);
+  CHECK(result.json().Root().Object("error").Int("code") == 5);
 }
 
 TEST_CASE("a kernel that fails is a bug") {
@@ -197,8 +200,8 @@ TEST_CASE("a photo") {
   Result result =
       Run(folder, {"--image", photo, "--json", "--save-tensor", tensor, "--save-resized", resized});
   CHECK(result.code == 0);
-  CHECK(result.json().Has("decode_ms"));
-  CHECK(result.json().Has("preprocess_ms"));
+  CHECK(result.json().Root().Has("decode_ms"));
+  CHECK(result.json().Root().Has("preprocess_ms"));
   CHECK(NpyFile::Open(tensor).info().shape == Shape{1, 1, 1, 4});
   CHECK(ElementAt(DType::kFloat32, NpyFile::Open(tensor).data(), 3) == 6);
   CHECK(NpyFile::Open(resized).info().shape == Shape{1, 4, 1});
@@ -210,15 +213,17 @@ TEST_CASE("a photo") {
     result =
         Run(folder, {"--image", photo, "--preprocess-only", "--json", "--save-tensor", tensor});
     CHECK(result.code == 0);
-    CHECK_FALSE(result.json().Has("run_ms"));
+    CHECK_FALSE(result.json().Root().Has("run_ms"));
     CHECK(ElementAt(DType::kFloat32, NpyFile::Open(tensor).data(), 3) == 6);
   }
   SUBCASE("that is none") {
     WriteFile(folder / "photo.png", "no photo");
     result = Run(folder, {"--image", photo, "--json"});
     CHECK(result.code == 2);
-    CHECK(Contains(result.json()["error"]["message"].String(), "not a JPEG or PNG image"));
-    CHECK(result.json()["error"].Has("hint"));
+    const JsonDocument document = result.json();
+    JsonObject error = document.Root().Object("error");
+    CHECK(Contains(error.String("message"), "not a JPEG or PNG image"));
+    CHECK(error.Has("hint"));
   }
   SUBCASE("of another size than the model's") {
     REQUIRE(cv::imwrite(photo, cv::Mat(2, 4, CV_8UC1, cv::Scalar::all(1))));

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include <doctest/doctest.h>
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 #include <edgepack/thread_pool.h>
 
 namespace edgepack {

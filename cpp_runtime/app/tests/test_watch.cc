@@ -7,10 +7,10 @@
 #include <vector>
 
 #include <doctest/doctest.h>
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 #include <opencv2/imgcodecs.hpp>
 
-#include "platform/tvm_ffi/json.h"
+#include "common/json.h"
 #include "run_app.h"
 #include "support.h"
 #include "watch.h"
@@ -126,12 +126,14 @@ TEST_CASE("a line for each photo, a bad one too, until the signal") {
   const std::size_t end = text.find('\n');
   REQUIRE(end != std::string::npos);
   CHECK(text.find('\n', end + 1) == text.size() - 1);
-  const JsonNode first = JsonNode::Parse(text.substr(0, end), "line 1");
-  CHECK(first["image"].String() == "good.png");
-  CHECK(first["top"].Elements().at(0)["index"].Int() == 3);
-  const JsonNode second = JsonNode::Parse(text.substr(end + 1), "line 2");
-  CHECK(second["image"].String() == "bad.png");
-  CHECK(Contains(second["error"]["message"].String(), "not a JPEG or PNG image"));
+  const JsonDocument first(text.substr(0, end), "line 1", "kind");
+  JsonObject good = first.Root();
+  CHECK(good.String("image") == "good.png");
+  CHECK(good.Objects("top").at(0).Int("index") == 3);
+  const JsonDocument second(text.substr(end + 1), "line 2", "kind");
+  JsonObject bad = second.Root();
+  CHECK(bad.String("image") == "bad.png");
+  CHECK(Contains(bad.Object("error").String("message"), "not a JPEG or PNG image"));
 
   std::filesystem::remove(folder / "preprocess.json");
   REQUIRE(cv::imwrite((folder / "in" / "new.png").string(), photo));

@@ -29,10 +29,6 @@ void ThrowErrno(const std::string& what, const std::string& path) {
   }
 }
 
-void Fd::Close() {
-  if (fd_ >= 0) close(std::exchange(fd_, -1));
-}
-
 struct stat File::Status() const {
   struct stat status = {};
   if (fstat(fd(), &status) != 0) ThrowErrno("look at", path_);

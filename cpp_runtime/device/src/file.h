@@ -7,33 +7,13 @@
 #include <sys/stat.h>
 #include <utility>
 
+#include "common/fd.h"
+
 namespace edgepack::device {
 
 /// Throws DeviceError for the last system call, which failed: "cannot <what> <path>: <reason>".
 /// A full disk and a file system boundary have kinds of their own.
 [[noreturn]] void ThrowErrno(const std::string& what, const std::string& path);
-
-/// A file descriptor that is closed with its owner.
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  ~Fd() { Close(); }
-  Fd(const Fd&) = delete;
-  Fd& operator=(const Fd&) = delete;
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-
-  [[nodiscard]] int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-  void Close();
-
- private:
-  int fd_ = -1;
-};
 
 /// An open plain file. Every call is checked; a message names the file.
 class File {

@@ -7,10 +7,10 @@
 #include <cstring>
 
 #include "clock.h"
+#include "common/json.h"
 #include "compatible.h"
 #include "error.h"
 #include "faults.h"
-#include "json.h"
 #include "layout.h"
 #include "process.h"
 

@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "common/json.h"
 #include "error.h"
 #include "faults.h"
-#include "json.h"
 #include "layout.h"
 
 namespace edgepack::device {

@@ -4,8 +4,8 @@
 #include <iterator>
 #include <set>
 
+#include "common/json.h"
 #include "error.h"
-#include "json.h"
 #include "sha256.h"
 
 namespace edgepack::device {

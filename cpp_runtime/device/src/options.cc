@@ -1,34 +1,15 @@
 #include "options.h"
 
-#include <charconv>
-#include <functional>
-#include <map>
-
-#include "error.h"
+#include "common/command_line.h"
+#include "common/error.h"
 
 namespace edgepack::device {
-namespace {
-
-DeviceError Usage(std::string message) {
-  return {kExitUsage, "usage", std::move(message), "edgepack-device --help lists them"};
-}
-
-int ToInt(const std::string& flag, const std::string& text, int min) {
-  int value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [next, status] = std::from_chars(text.data(), end, value);
-  if (status != std::errc() || next != end || value < min) {
-    throw Usage(flag + ": '" + text + "' is not a whole number of " + std::to_string(min) +
-                " or more");
-  }
-  return value;
-}
-
-}  // namespace
 
 Options ParseOptions(const std::vector<std::string>& words) {
   Options options;
-  const std::map<std::string, std::function<void()>> switches = {
+  OptionTable table;
+  table.hint = "edgepack-device --help lists them";
+  table.switches = {
       {"--json", [&] { options.json = true; }},
       {"--allow-downgrade", [&] { options.allow_downgrade = true; }},
       {"--no-activate", [&] { options.activate = false; }},
@@ -38,46 +19,26 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--help", [&] { options.command = "--help"; }},
   };
   using Value = const std::string&;
-  const std::map<std::string, std::function<void(Value)>> values = {
+  table.values = {
       {"--root", [&](Value text) { options.root = text; }},
       {"--signers", [&](Value text) { options.signers = text; }},
       {"--to", [&](Value text) { options.to = text; }},
       {"--user", [&](Value text) { options.user = text; }},
       {"--log", [&](Value text) { options.log = text; }},
       {"--by", [&](Value text) { options.by = text; }},
-      {"--wait", [&](Value text) { options.wait_s = ToInt("--wait", text, 0); }},
-      {"--keep", [&](Value text) { options.keep = ToInt("--keep", text, 1); }},
+      {"--wait", [&](Value text) { options.wait_s = WholeNumber("--wait", text, 0); }},
+      {"--keep", [&](Value text) { options.keep = WholeNumber("--keep", text, 1); }},
   };
-  for (auto word = words.begin(); word != words.end(); ++word) {
-    if (*word == "--") {
-      options.app_words.assign(word + 1, words.end());
-      break;
-    }
-    // --flag value and --flag=value are the same.
-    const std::size_t equals = word->find('=');
-    const std::string flag = word->substr(0, equals);
-    if (word->rfind('-', 0) != 0) {
-      if (options.command.empty()) {
-        options.command = *word;
-      } else {
-        options.words.push_back(*word);
-      }
-    } else if (const auto found = switches.find(flag); found != switches.end()) {
-      if (equals != std::string::npos) throw Usage(flag + " takes no value");
-      found->second();
-    } else if (const auto taker = values.find(flag); taker != values.end()) {
-      if (equals != std::string::npos) {
-        taker->second(word->substr(equals + 1));
-      } else if (++word != words.end()) {
-        taker->second(*word);
-      } else {
-        throw Usage(flag + " needs a value");
-      }
+  table.word = [&](Value word) {
+    if (options.command.empty()) {
+      options.command = word;
     } else {
-      throw Usage("unknown option: " + flag);
+      options.words.push_back(word);
     }
-  }
-  if (options.command.empty()) throw Usage("no command");
+  };
+  table.rest = [&](std::vector<std::string> rest) { options.app_words = std::move(rest); };
+  ReadCommandLine(words, table);
+  if (options.command.empty()) throw UsageError("no command", table.hint);
   return options;
 }
 

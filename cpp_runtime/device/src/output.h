@@ -1,8 +1,8 @@
 #pragma once
 
+#include "common/json.h"
 #include "error.h"
 #include "install.h"
-#include "json.h"
 
 namespace edgepack::device {
 

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "chunks.h"
+#include "common/json.h"
 #include "error.h"
 #include "faults.h"
 #include "install.h"
-#include "json.h"
 #include "layout.h"
 #include "lock.h"
 #include "manifest_reader.h"

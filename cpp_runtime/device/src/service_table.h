@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "json.h"
+#include "common/json.h"
 
 namespace edgepack::device {
 

@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "common/json.h"
 #include "folder.h"
-#include "json.h"
 
 namespace edgepack::device {
 

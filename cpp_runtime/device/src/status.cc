@@ -4,8 +4,8 @@
 #include <cstdio>
 
 #include "allowed_signers.h"
+#include "common/json.h"
 #include "error.h"
-#include "json.h"
 #include "layout.h"
 #include "lock.h"
 

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "archive.h"
+#include "common/json.h"
 #include "error.h"
-#include "json.h"
 #include "manifest_reader.h"
 #include "sha256.h"
 #include "sshsig.h"

@@ -3,27 +3,12 @@
 #include <map>
 #include <string>
 
-#include "error.h"
+#include "common/tests/support.h"
 #include "site.h"
 
 namespace edgepack::device::testing {
 
-/// A folder that goes away with the test.
-class TempFolder {
- public:
-  TempFolder();
-  ~TempFolder();
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  TempFolder(TempFolder&&) = delete;
-  TempFolder& operator=(TempFolder&&) = delete;
-
-  [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  [[nodiscard]] const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
+using namespace edgepack::testing;  // NOLINT(google-build-using-namespace)
 
 /// A shell script that answers like edgepack-run: all is well.
 inline constexpr char kGoodApp[] = R"(#!/bin/sh
@@ -52,27 +37,10 @@ struct TestBundle {
   void WriteTo(const std::string& folder) const;
 };
 
-void WriteFile(const std::string& path, const std::string& content, bool executable = false);
-std::string ReadFile(const std::string& path);
 /// The target of a link, or "".
 std::string LinkAt(const std::string& path);
 
 /// Nothing is said.
 inline void Quiet(const std::string& /*what*/) {}
-
-/// "<kind>: <message>" of the DeviceError that `function` throws, or "".
-template <typename Function>
-std::string ErrorOf(Function function) {
-  try {
-    function();
-  } catch (const DeviceError& error) {
-    return error.kind + ": " + error.message;
-  }
-  return "";
-}
-
-inline bool Contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 }  // namespace edgepack::device::testing

@@ -5,7 +5,6 @@
 
 #include "allowed_signers.h"
 #include "error.h"
-#include "json.h"
 #include "manifest_reader.h"
 #include "sha256.h"
 #include "ssh_wire.h"
@@ -70,41 +69,6 @@ TEST_CASE("safe paths") {
   CHECK(IsSafePath(std::string(100, 'a')));
   CHECK_FALSE(IsSafePath(std::string(101, 'a')));
   CHECK_FALSE(IsSafePath(std::string("a\0b", 3)));
-}
-
-TEST_CASE("JSON is written as it is read") {
-  JsonWriter json;
-  json.BeginObject().Key("text").String("a\"b\\c\n\x01 \xc3\xa4");
-  json.Key("list").BeginArray().Int(-3).Number(0.1).Number(1e300).Bool(true).Null().EndArray();
-  json.Key("empty").BeginObject().EndObject().Key("last").Int(1).EndObject();
-  CHECK(json.text() ==
-        "{\"text\":\"a\\\"b\\\\c\\u000a\\u0001 \xc3\xa4\","
-        "\"list\":[-3,0.1,1e+300,true,null],\"empty\":{},\"last\":1}");
-  const JsonDocument document(json.text(), "it", "kind");
-  JsonObject top = document.Root();
-  CHECK(top.String("text") == "a\"b\\c\n\x01 \xc3\xa4");
-  CHECK(top.Int("last") == 1);
-  CHECK_THROWS_WITH_AS(top.Int("text"), "it: text: not an integer of 64 bits", DeviceError);
-  CHECK_THROWS_WITH_AS(top.Finish(), "it: list: unknown key", DeviceError);
-  CHECK_THROWS_WITH_AS(top.Int("none"), "it: none: missing", DeviceError);
-}
-
-TEST_CASE("bytes that are no UTF-8 are written as U+FFFD") {
-  // A lone continuation, an overlong slash, half a surrogate pair, above U+10FFFF, a cut sequence.
-  for (const char* bad : {"\x80", "\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82"}) {
-    JsonWriter json;
-    json.BeginArray().String(bad).EndArray();
-    CHECK(json.text().find("\xef\xbf\xbd") == 2);
-  }
-}
-
-TEST_CASE("JSON that is none, or not an object, or says a thing twice") {
-  for (const char* bad :
-       {"", "{", "[1]", "3", "{\"a\":1,}", "{\"a\":1} x", "{\"a\":NaN}", "{\"a\":\"\xff\"}",
-        "{'a':1}", "{\"a\":1,\"a\":1}", "{\"a\":\"\\ud800\"}"}) {
-    CAPTURE(bad);
-    CHECK_THROWS_AS(JsonDocument(bad, "it", "kind").Root(), DeviceError);
-  }
 }
 
 }  // namespace

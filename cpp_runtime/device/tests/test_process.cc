@@ -41,7 +41,7 @@ TEST_CASE("a program that is not there") {
 
 TEST_CASE("one that hangs is killed with all its children") {
   const TempFolder temp;
-  const Ended ended = Shell("sleep 1000 & echo $! >" + (temp / "pid") + "; wait", 0.3);
+  const Ended ended = Shell("sleep 1000 & echo $! >" + (temp / "pid").string() + "; wait", 0.3);
   CHECK(ended.timed_out);
   const pid_t child = std::stoi(ReadFile(temp / "pid"));
   // Killed; whoever inherits it collects it.

@@ -5,8 +5,8 @@
 
 #include <doctest/doctest.h>
 
+#include "common/json.h"
 #include "error.h"
-#include "json.h"
 #include "service_table.h"
 #include "supervise.h"
 #include "support.h"

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <system_error>
 
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 #include <opencv2/imgcodecs.hpp>
 
 #include "memory_map.h"

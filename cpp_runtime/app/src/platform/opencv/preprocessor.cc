@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <string>
 
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 #include <edgepack/preprocessor.h>
 #include <opencv2/core.hpp>
 #include <opencv2/imgproc.hpp>

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <system_error>
 
-#include <edgepack/error.h>
+#include <edgepack/errors.h>
 #include <tvm/ffi/error.h>
 
 #include "memory_map.h"

@@ -1,4 +1,4 @@
-#include "json.h"
+#include "common/json.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,30 +7,28 @@
 #include <utility>
 #include <yyjson/yyjson.h>
 
-#include "error.h"
+#include "common/error.h"
 
-namespace edgepack::device {
+namespace edgepack {
 namespace {
 
 std::string_view Text(yyjson_val* value) { return {yyjson_get_str(value), yyjson_get_len(value)}; }
 
-[[noreturn]] void FailDocument(const std::string& document, const std::string& kind,
-                               const std::string& problem) {
-  throw Refused(kind, document + ": " + problem);
+bool IsInt(yyjson_val* value) {
+  return yyjson_is_sint(value) || (yyjson_is_uint(value) && yyjson_get_uint(value) <= INT64_MAX);
 }
 
 }  // namespace
 
-JsonObject::JsonObject(yyjson_val* value, std::string document, std::string kind,
-                       const std::string& path)
-    : document_(std::move(document)), kind_(std::move(kind)), path_(path) {
+JsonObject::JsonObject(const JsonDocument* document, yyjson_val* value, std::string path)
+    : document_(document), path_(std::move(path)) {
   if (!yyjson_is_obj(value)) {
-    FailDocument(document_, kind_, (path.empty() ? "the top" : path) + " is no JSON object");
+    document_->Fail((path_.empty() ? "the top" : path_) + " is no JSON object");
   }
-  size_t index;
-  size_t count;
-  yyjson_val* key;
-  yyjson_val* item;
+  std::size_t index = 0;
+  std::size_t count = 0;
+  yyjson_val* key = nullptr;
+  yyjson_val* item = nullptr;
   members_.reserve(yyjson_obj_size(value));
   yyjson_obj_foreach(value, index, count, key, item) {
     members_.push_back({Text(key), item, false});
@@ -43,21 +41,20 @@ JsonObject::JsonObject(yyjson_val* value, std::string document, std::string kind
   if (twice != keys.end()) Fail(*twice, "given twice");
 }
 
-yyjson_val* JsonObject::Find(const char* key) const {
-  for (const Member& member : members_) {
-    if (member.key == key) return member.value;
-  }
-  return nullptr;
+const JsonObject::Member* JsonObject::Find(std::string_view key) const {
+  const auto found = std::find_if(members_.begin(), members_.end(),
+                                  [&](const Member& member) { return member.key == key; });
+  return found == members_.end() ? nullptr : &*found;
 }
 
-bool JsonObject::Has(const char* key) const { return Find(key) != nullptr; }
+bool JsonObject::Has(std::string_view key) const { return Find(key) != nullptr; }
 
-bool JsonObject::HasValue(const char* key) const {
-  yyjson_val* value = Find(key);
-  return value != nullptr && !yyjson_is_null(value);
+bool JsonObject::HasValue(std::string_view key) const {
+  const Member* const member = Find(key);
+  return member != nullptr && !yyjson_is_null(member->value);
 }
 
-yyjson_val* JsonObject::Take(const char* key) {
+yyjson_val* JsonObject::Take(std::string_view key) {
   for (Member& member : members_) {
     if (member.key == key) {
       member.taken = true;
@@ -72,102 +69,109 @@ std::string JsonObject::Name(std::string_view key) const {
 }
 
 void JsonObject::Fail(std::string_view key, const std::string& problem) const {
-  FailDocument(document_, kind_, Name(key) + ": " + problem);
+  document_->Fail(Name(key) + ": " + problem);
 }
 
-std::string JsonObject::String(const char* key) {
+std::string JsonObject::String(std::string_view key) {
   yyjson_val* value = Take(key);
   if (!yyjson_is_str(value)) Fail(key, "not a string");
   return std::string(Text(value));
 }
 
-int64_t JsonObject::Int(const char* key) {
+std::int64_t JsonObject::Int(std::string_view key, std::int64_t min, std::int64_t max) {
   yyjson_val* value = Take(key);
-  if (yyjson_is_sint(value)) return yyjson_get_sint(value);
-  if (!yyjson_is_uint(value) || yyjson_get_uint(value) > INT64_MAX) {
-    Fail(key, "not an integer of 64 bits");
+  if (!IsInt(value)) Fail(key, "not an integer of 64 bits");
+  const std::int64_t number = yyjson_get_sint(value);
+  if (number < min || number > max) {
+    Fail(key, std::to_string(number) + " is not between " + std::to_string(min) + " and " +
+                  std::to_string(max));
   }
-  return static_cast<int64_t>(yyjson_get_uint(value));
+  return number;
 }
 
-uint64_t JsonObject::Size(const char* key) {
-  const int64_t value = Int(key);
+std::uint64_t JsonObject::Size(std::string_view key) {
+  const std::int64_t value = Int(key);
   if (value < 0) Fail(key, "negative");
-  return static_cast<uint64_t>(value);
+  return static_cast<std::uint64_t>(value);
 }
 
-double JsonObject::Number(const char* key) {
+double JsonObject::Number(std::string_view key) {
   yyjson_val* value = Take(key);
   if (!yyjson_is_num(value)) Fail(key, "not a number");
   return yyjson_get_num(value);
 }
 
-bool JsonObject::Bool(const char* key) {
+bool JsonObject::Bool(std::string_view key) {
   yyjson_val* value = Take(key);
   if (!yyjson_is_bool(value)) Fail(key, "neither true nor false");
   return yyjson_get_bool(value);
 }
 
-std::optional<double> JsonObject::OptionalNumber(const char* key) {
+std::optional<double> JsonObject::OptionalNumber(std::string_view key) {
   if (yyjson_is_null(Take(key))) return std::nullopt;
   return Number(key);
 }
 
-std::vector<std::string> JsonObject::Strings(const char* key) {
+template <typename Element>
+std::vector<Element> JsonObject::List(std::string_view key, const char* of_what,
+                                      bool (*fits)(yyjson_val*), Element (*get)(yyjson_val*)) {
   yyjson_val* value = Take(key);
   if (!yyjson_is_arr(value)) Fail(key, "not a list");
-  std::vector<std::string> strings;
-  size_t index;
-  size_t count;
-  yyjson_val* item;
+  std::vector<Element> elements;
+  elements.reserve(yyjson_arr_size(value));
+  std::size_t index = 0;
+  std::size_t count = 0;
+  yyjson_val* item = nullptr;
   yyjson_arr_foreach(value, index, count, item) {
-    if (!yyjson_is_str(item)) Fail(key, "not a list of strings");
-    strings.emplace_back(Text(item));
+    if (!fits(item)) Fail(key, std::string("not a list of ") + of_what);
+    elements.push_back(get(item));
   }
-  return strings;
+  return elements;
 }
 
-std::vector<int64_t> JsonObject::Ints(const char* key) {
-  yyjson_val* value = Take(key);
-  if (!yyjson_is_arr(value)) Fail(key, "not a list");
-  std::vector<int64_t> numbers;
-  size_t index;
-  size_t count;
-  yyjson_val* item;
-  yyjson_arr_foreach(value, index, count, item) {
-    const bool fits =
-        yyjson_is_sint(item) || (yyjson_is_uint(item) && yyjson_get_uint(item) <= INT64_MAX);
-    if (!fits) Fail(key, "not a list of integers");
-    numbers.push_back(yyjson_get_sint(item));
-  }
-  return numbers;
+std::vector<std::string> JsonObject::Strings(std::string_view key) {
+  return List<std::string>(
+      key, "strings", [](yyjson_val* item) { return yyjson_is_str(item); },
+      [](yyjson_val* item) { return std::string(Text(item)); });
 }
 
-JsonObject JsonObject::Object(const char* key) { return {Take(key), document_, kind_, Name(key)}; }
+std::vector<std::int64_t> JsonObject::Ints(std::string_view key) {
+  return List<std::int64_t>(key, "integers", IsInt,
+                            [](yyjson_val* item) { return yyjson_get_sint(item); });
+}
 
-std::vector<JsonObject> JsonObject::Objects(const char* key) {
+std::vector<double> JsonObject::Numbers(std::string_view key) {
+  return List<double>(
+      key, "numbers", [](yyjson_val* item) { return yyjson_is_num(item); },
+      [](yyjson_val* item) { return yyjson_get_num(item); });
+}
+
+JsonObject JsonObject::Object(std::string_view key) { return {document_, Take(key), Name(key)}; }
+
+std::vector<JsonObject> JsonObject::Objects(std::string_view key) {
   yyjson_val* value = Take(key);
   if (!yyjson_is_arr(value)) Fail(key, "not a list");
   std::vector<JsonObject> objects;
-  size_t index;
-  size_t count;
-  yyjson_val* item;
+  objects.reserve(yyjson_arr_size(value));
+  std::size_t index = 0;
+  std::size_t count = 0;
+  yyjson_val* item = nullptr;
   yyjson_arr_foreach(value, index, count, item) {
-    objects.emplace_back(item, document_, kind_, Name(key) + "[" + std::to_string(index) + "]");
+    objects.push_back({document_, item, Name(key) + "[" + std::to_string(index) + "]"});
   }
   return objects;
 }
 
 void JsonObject::ForEachObject(
-    const char* key, const std::function<void(const std::string& key, JsonObject object)>& visit) {
+    std::string_view key,
+    const std::function<void(const std::string& key, JsonObject object)>& visit) {
   const JsonObject table = Object(key);
   for (const Member& member : table.members_) {
-    const std::string name(member.key);
-    visit(name, JsonObject(member.value, document_, kind_, table.Name(name)));
+    visit(std::string(member.key), JsonObject(document_, member.value, table.Name(member.key)));
   }
 }
 
-void JsonObject::Skip(const char* key) { Take(key); }
+void JsonObject::Skip(std::string_view key) { Take(key); }
 
 void JsonObject::Finish() const {
   for (const Member& member : members_) {
@@ -175,23 +179,25 @@ void JsonObject::Finish() const {
   }
 }
 
-JsonDocument::JsonDocument(std::string_view text, std::string document, std::string kind)
-    : document_(std::move(document)), kind_(std::move(kind)) {
+JsonDocument::JsonDocument(std::string_view text, std::string name, std::string kind,
+                           std::string hint)
+    : name_(std::move(name)), kind_(std::move(kind)), hint_(std::move(hint)) {
   yyjson_read_err error;
   // Without the flag for it, the text is not written to.
   value_.reset(yyjson_read_opts(const_cast<char*>(text.data()), text.size(), YYJSON_READ_NOFLAG,
                                 nullptr, &error));
   if (value_ == nullptr) {
-    FailDocument(document_, kind_,
-                 std::string("not JSON: ") + error.msg + " at byte " + std::to_string(error.pos));
+    Fail(std::string("not JSON: ") + error.msg + " at byte " + std::to_string(error.pos));
   }
 }
 
 void JsonDocument::Free::operator()(yyjson_doc* document) const { yyjson_doc_free(document); }
 
-JsonObject JsonDocument::Root() const {
-  return {yyjson_doc_get_root(value_.get()), document_, kind_, ""};
+void JsonDocument::Fail(const std::string& problem) const {
+  throw Error(kExitBundle, kind_, name_ + ": " + problem, hint_);
 }
+
+JsonObject JsonDocument::Root() const { return {this, yyjson_doc_get_root(value_.get()), ""}; }
 
 void JsonWriter::Separate() {
   if (!text_.empty() && text_.back() != '{' && text_.back() != '[' && text_.back() != ':') {
@@ -234,7 +240,7 @@ JsonWriter& JsonWriter::String(std::string_view value) {
   return *this;
 }
 
-JsonWriter& JsonWriter::Int(int64_t value) {
+JsonWriter& JsonWriter::Int(std::int64_t value) {
   Separate();
   text_ += std::to_string(value);
   return *this;
@@ -278,13 +284,13 @@ namespace {
 
 // Length of the UTF-8 sequence at the start of `text`; 0 if there is none (RFC 3629: shortest form,
 // no surrogates, nothing above U+10FFFF).
-size_t Utf8Length(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+std::size_t Utf8Length(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(0);
   if (first < 0x80) return 1;
-  const size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  const std::size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
   if (first < 0xc2 || first > 0xf4 || text.size() < length) return 0;
-  for (size_t i = 1; i < length; ++i) {
+  for (std::size_t i = 1; i < length; ++i) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
   }
   const unsigned char second = byte(1);
@@ -297,15 +303,20 @@ size_t Utf8Length(std::string_view text) {
 
 }  // namespace
 
+std::string ToUtf8(std::string_view text) {
+  std::string valid;
+  while (!text.empty()) {
+    const std::size_t length = Utf8Length(text);
+    valid += length == 0 ? "\xef\xbf\xbd" : text.substr(0, length);
+    text.remove_prefix(std::max<std::size_t>(length, 1));
+  }
+  return valid;
+}
+
 void JsonWriter::Quote(std::string_view value) {
   text_ += '"';
-  while (!value.empty()) {
-    const char c = value.front();
-    size_t length = Utf8Length(value);
-    if (length == 0) {
-      text_ += "\xef\xbf\xbd";
-      length = 1;
-    } else if (c == '"' || c == '\\') {
+  for (const char c : ToUtf8(value)) {
+    if (c == '"' || c == '\\') {
       text_ += '\\';
       text_ += c;
     } else if (c >= 0 && c < 0x20) {
@@ -313,11 +324,10 @@ void JsonWriter::Quote(std::string_view value) {
       static_cast<void>(std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c)));
       text_ += escape;
     } else {
-      text_ += value.substr(0, length);
+      text_ += c;
     }
-    value.remove_prefix(length);
   }
   text_ += '"';
 }
 
-}  // namespace edgepack::device
+}  // namespace edgepack

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "common/error.h"
+
+namespace edgepack {
+
+/// A file that is no image, or an image of a kind the preprocessing does not accept.
+struct ImageError : Error {
+  explicit ImageError(std::string what, std::string next = {})
+      : Error(kExitUsage, "image", std::move(what), std::move(next)) {}
+};
+
+/// A tensor whose shape, dtype or size is not the model's.
+struct ModelInputError : Error {
+  explicit ModelInputError(std::string what, std::string next = {})
+      : Error(kExitModel, "model-input", std::move(what), std::move(next)) {}
+};
+
+/// A file of the bundle that is missing or damaged.
+struct BundleError : Error {
+  static constexpr char kKind[] = "damaged";
+  static constexpr char kHint[] = "deploy the bundle again: `edgepack deploy`";
+
+  explicit BundleError(std::string what, std::string next = kHint)
+      : Error(kExitBundle, kKind, std::move(what), std::move(next)) {}
+};
+
+}  // namespace edgepack

@@ -1,0 +1,37 @@
+# What both programs are compiled with. edgepack_options is for everything, third-party code too;
+# edgepack_warnings for our own code.
+option(EDGEPACK_WERROR "warnings in our own code are errors" OFF)
+option(EDGEPACK_SANITIZE "address and undefined behaviour sanitizers" OFF)
+option(EDGEPACK_TESTS "build the tests (needs doctest)" OFF)
+set(EDGEPACK_THIRD_PARTY "" CACHE PATH
+  "folder of third-party sources, from edgepack.native.device_tool.fetch_sources()")
+
+set(CMAKE_CXX_STANDARD 17)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_C_VISIBILITY_PRESET hidden)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+
+cmake_path(GET CMAKE_CURRENT_LIST_DIR PARENT_PATH EDGEPACK_COMMON)
+cmake_path(GET EDGEPACK_COMMON PARENT_PATH _root)
+
+add_library(edgepack_options INTERFACE)
+target_compile_options(edgepack_options INTERFACE
+  -ffunction-sections -fdata-sections
+  # No folder of the building machine gets into the program.
+  "-ffile-prefix-map=${_root}=edgepack"
+  "-ffile-prefix-map=${EDGEPACK_THIRD_PARTY}=third-party")
+target_link_options(edgepack_options INTERFACE -Wl,--gc-sections)
+if(EDGEPACK_SANITIZE)
+  target_compile_options(edgepack_options INTERFACE
+    -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  target_link_options(edgepack_options INTERFACE -fsanitize=address,undefined)
+endif()
+
+add_library(edgepack_warnings INTERFACE)
+target_compile_options(edgepack_warnings INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor -Woverloaded-virtual
+  -Wcast-align -Wformat=2
+  $<$<BOOL:${EDGEPACK_WERROR}>:-Werror>)

@@ -1,0 +1,145 @@
+// JSON: reading (yyjson underneath) and writing.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+struct yyjson_doc;
+struct yyjson_val;
+
+namespace edgepack {
+
+class JsonDocument;
+
+/// One JSON object of a document, read like a table whose every key must be known: what a getter
+/// took is marked, and Finish() refuses the rest. Every error names the document and the key
+/// ("graph.json: calls[3].args: missing"). Lives no longer than its JsonDocument.
+class JsonObject {
+ public:
+  [[nodiscard]] bool Has(std::string_view key) const;
+  /// Present and not null.
+  [[nodiscard]] bool HasValue(std::string_view key) const;
+
+  std::string String(std::string_view key);
+  std::int64_t Int(std::string_view key,
+                   std::int64_t min = std::numeric_limits<std::int64_t>::min(),
+                   std::int64_t max = std::numeric_limits<std::int64_t>::max());
+  /// Not negative.
+  std::uint64_t Size(std::string_view key);
+  /// Any finite number.
+  double Number(std::string_view key);
+  bool Bool(std::string_view key);
+  /// Null gives nothing; a missing key is an error as for the others.
+  std::optional<double> OptionalNumber(std::string_view key);
+  std::vector<std::string> Strings(std::string_view key);
+  std::vector<std::int64_t> Ints(std::string_view key);
+  std::vector<double> Numbers(std::string_view key);
+  JsonObject Object(std::string_view key);
+  std::vector<JsonObject> Objects(std::string_view key);
+  /// Calls `visit` with every member of the object `key`, each of which must be an object.
+  void ForEachObject(std::string_view key,
+                     const std::function<void(const std::string& key, JsonObject object)>& visit);
+  /// For keys whose value does not matter.
+  void Skip(std::string_view key);
+
+  /// Throws for a key that no getter asked for.
+  void Finish() const;
+
+  /// An error about `key` of this object.
+  [[noreturn]] void Fail(std::string_view key, const std::string& problem) const;
+
+ private:
+  friend class JsonDocument;
+
+  struct Member {
+    std::string_view key;
+    yyjson_val* value;
+    bool taken;
+  };
+
+  /// `path` is where the object lies: "" or "files.a/b".
+  JsonObject(const JsonDocument* document, yyjson_val* value, std::string path);
+
+  [[nodiscard]] const Member* Find(std::string_view key) const;
+  yyjson_val* Take(std::string_view key);
+  template <typename Element>
+  std::vector<Element> List(std::string_view key, const char* of_what, bool (*fits)(yyjson_val*),
+                            Element (*get)(yyjson_val*));
+  [[nodiscard]] std::string Name(std::string_view key) const;
+
+  const JsonDocument* document_;
+  std::string path_;
+  std::vector<Member> members_;
+};
+
+class JsonDocument {
+ public:
+  /// Parses `text` (UTF-8, one JSON object, nothing after it). `name` is the document's in errors,
+  /// which have this `kind` and `hint` and the exit code of a refused bundle.
+  /// Throws Error if it is no JSON.
+  JsonDocument(std::string_view text, std::string name, std::string kind, std::string hint = {});
+  ~JsonDocument() = default;
+  JsonDocument(const JsonDocument&) = delete;
+  JsonDocument& operator=(const JsonDocument&) = delete;
+  JsonDocument(JsonDocument&&) = delete;
+  JsonDocument& operator=(JsonDocument&&) = delete;
+
+  /// Throws Error if the top is no object.
+  [[nodiscard]] JsonObject Root() const;
+
+ private:
+  friend class JsonObject;
+
+  struct Free {
+    void operator()(yyjson_doc* document) const;
+  };
+
+  [[noreturn]] void Fail(const std::string& problem) const;
+
+  std::unique_ptr<yyjson_doc, Free> value_;
+  std::string name_;
+  std::string kind_;
+  std::string hint_;
+};
+
+/// `text` with U+FFFD for each byte that is no UTF-8.
+std::string ToUtf8(std::string_view text);
+
+/// Writes JSON on one line, in the order of the calls.
+///
+///     JsonWriter json;
+///     json.BeginObject().Key("event").String("step").Key("n").Int(3).EndObject();
+class JsonWriter {
+ public:
+  JsonWriter& BeginObject();
+  JsonWriter& EndObject();
+  JsonWriter& BeginArray();
+  JsonWriter& EndArray();
+  JsonWriter& Key(std::string_view key);
+  /// As ToUtf8.
+  JsonWriter& String(std::string_view value);
+  JsonWriter& StringOrNull(const std::optional<std::string>& value);
+  JsonWriter& Int(std::int64_t value);
+  /// Null when not finite; as many digits as tell it apart, at most 17.
+  JsonWriter& Number(double value);
+  JsonWriter& Bool(bool value);
+  JsonWriter& Null();
+  /// A value that is JSON already.
+  JsonWriter& Raw(std::string_view json);
+
+  [[nodiscard]] const std::string& text() const { return text_; }
+
+ private:
+  void Separate();
+  void Quote(std::string_view value);
+
+  std::string text_;
+};
+
+}  // namespace edgepack
