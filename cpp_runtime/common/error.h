@@ -16,6 +16,7 @@ enum ExitCode : int {
   kExitDevice = 7,
   kExitMismatch = 8,
   kExitTimeLimit = 9,
+  kExitAgain = 75,  // EX_TEMPFAIL of sysexits.h
 };
 
 /// Anything that a user, a damaged file or the other side of a link can cause.

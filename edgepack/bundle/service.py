@@ -30,7 +30,7 @@ class Service:
     `args` are edgepack-run's, e.g. ("--watch", "/var/lib/photos"). `restart` says after
     which exits it is started again. An app that gives no sign for `watchdog_s` seconds is
     killed, as is one that takes more than `memory_mb` (10^6 bytes); None is "no limit".
-    `user` is the account it runs as, None the owner of the release's folder. It sees the file
+    `user` is the account it runs as, None one that is made for it. It sees the file
     system read-only but for the folders `writable`, which must exist on the device.
     """
 

@@ -138,7 +138,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
         data, lines = report.to_dict(), deploy_lines(report, bundle.manifest.name)
         if args.service:
             console.step(f"release {report.release} is current; starting it as a service")
-            data["service"] = started = remote_service.install(device, root)
+            data["service"] = started = remote_service.install(
+                device, root, wanted=bundle.manifest.service
+            )
             lines.append(
                 f"service   {started['service']}, now and at each boot ({started['kind']})"
             )

@@ -37,7 +37,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
         if args.action == "install":
             done = remote_service.install(device, root, kind=args.kind)
             console.data(
-                done, f"{done['service']} runs on {device.name}, and at each boot ({done['kind']})"
+                done,
+                f"{done['service']} runs on {device.name} as {done['account']}, and at each boot "
+                f"({done['kind']})",
             )
         elif args.action == "remove":
             done = remote_service.remove(device, root)
@@ -55,10 +57,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _show(kind: str, site: remote_service.Site, console: Console) -> None:
-    service = remote_service.need_service(site.service, f"the release in {site.place.root}")
+    service = remote_service.need_service(site.service, f"the release in {site.root}")
+    kind = site.kind if kind == "auto" else kind
+    place = site.place(kind, service)
     text = {
-        "systemd": lambda: systemd_unit(site.place, service),
-        "init": lambda: init_script(site.place),
-        "cron": lambda: cron_line(site.place),
-    }[site.kind if kind == "auto" else kind]()
-    console.data({"service": site.place.title, "text": text}, text.rstrip("\n"))
+        "systemd": lambda: systemd_unit(place, service),
+        "init": lambda: init_script(place, service),
+        "cron": lambda: cron_line(place),
+    }[kind]()
+    console.data({"service": place.title, "text": text}, text.rstrip("\n"))

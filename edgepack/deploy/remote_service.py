@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from edgepack.base.errors import BundleError, RemoteError, UsageError
+from edgepack.boards import load_boards
 from edgepack.bundle.manifest import MANIFEST_NAME, parse_manifest
 from edgepack.bundle.service import Service
-from edgepack.deploy.service_files import Place, cron_line, init_script, systemd_unit
+from edgepack.deploy.service_files import (
+    Place,
+    account_name,
+    cron_line,
+    init_script,
+    own_tool,
+    systemd_unit,
+)
 from edgepack.device import Device
+from edgepack.device.errors import command_error
+from edgepack.native.device_tool import TOOL, DeviceTool, build_device_tool
 
 NOT_RUNNING = RemoteError.exit_code
 KINDS = ("auto", "systemd", "init", "cron")
 # It becomes part of unit files and scripts as it is.
 _ROOT = re.compile(r"(/[A-Za-z0-9._+@-]+)+")
+_ACCOUNT = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*[$]?")
 
-_FACTS = """cd {root} || exit 1
-pwd -P; stat -c %U .; id -u
+# Root's own, whoever owns the releases: each version in a folder of its own.
+_TOOLS = "/usr/local/lib/edgepack"
+
+_FACTS = """cd {root} 2>/dev/null || {{ LC_ALL=C ls -d -- {root}/. >&2; exit 1; }}
+pwd -P; stat -c %U .; id -un
 if [ -d /run/systemd/system ]; then echo systemd; elif [ -d /etc/init.d ]; then echo init
 else echo cron; fi
 if [ "$(id -u)" = 0 ]; then echo root; elif sudo -n true 2>/dev/null; then echo sudo
 else echo user; fi
-cat current/{manifest}"""
+LC_ALL=C cat current/{manifest}"""
 
 
 class NoServiceError(BundleError):
@@ -42,22 +55,56 @@ class NotPermittedError(RemoteError):
 class Site:
     """What a device says of a root folder: who may do what, and what its release asks for."""
 
-    place: Place
+    name: str
+    root: str
+    owner: str
+    login: str
     kind: str
     rights: str
+    triple: str
     service: Service | None
+
+    @property
+    def title(self) -> str:
+        """See `Place.title`."""
+        return self.place("cron", None).title
+
+    def place(self, kind: str, service: Service | None, tool: str = "") -> Place:
+        """Where a `kind` of service of this site runs, and as whom.
+
+        Raises UsageError for an account that must not be: root's, or one that can change the
+        releases.
+        """
+        common = {"name": self.name, "root": self.root, "owner": self.owner}
+        if kind == "cron" or service is None:
+            return Place(**common, tool=own_tool(self.root), account=self.login)
+        account = service.user
+        if account in ("root", self.owner, self.login):
+            raise UsageError(
+                f"the service must not run as {account}, who can change its releases",
+                hint="leave `user` out of the [service] table, or name an account of its own",
+            )
+        # systemd's own accounts have nothing, and nothing can be given to them.
+        if account is None and (kind == "init" or service.writable):
+            account = account_name(self.name)
+        return Place(**common, tool=tool or f"{_TOOLS}/edgepack-device", account=account)
 
 
 def look(device: Device, root: str) -> Site:
-    """Ask `device` about its folder `root`. Raises UsageError if nothing is deployed there."""
+    """Ask `device` about its folder `root`.
+
+    Raises UsageError if nothing is deployed there, RemoteError if the login cannot tell.
+    """
     command = _FACTS.format(root=shlex.quote(root), manifest=MANIFEST_NAME)
     result = device.run(command, check=False)
     lines = result.stdout.split("\n", 5)
     if result.returncode != 0 or len(lines) < 6:
+        if "No such file or directory" not in result.stderr:
+            raise command_error(device.name, result)
         raise UsageError(
             f"{device.name}: no release is current in {root}", hint="`edgepack deploy` first"
         )
-    path, owner, _uid, kind, rights, manifest = lines
+    path, owner, login, kind, rights, manifest = lines
     if not _ROOT.fullmatch(path):
         raise UsageError(
             f"{device.name}: {path!r} cannot be written into a unit file",
@@ -65,9 +112,19 @@ def look(device: Device, root: str) -> Site:
         )
     if kind not in KINDS[1:] or rights not in ("root", "sudo", "user"):
         raise RemoteError(f"{device.name}: cannot tell what starts a service there")
+    if not _ACCOUNT.fullmatch(owner):
+        raise RemoteError(f"{device.name}: {path} belongs to {owner!r}, which is no account")
     document = parse_manifest(manifest.encode())
-    place = Place(name=document.name, root=path, owner=owner)
-    return Site(place=place, kind=kind, rights=rights, service=document.service)
+    return Site(
+        name=document.name,
+        root=path,
+        owner=owner,
+        login=login,
+        kind=kind,
+        rights=rights,
+        triple=document.compatible.triple,
+        service=document.service,
+    )
 
 
 def need_service(service: Service | None, what: str) -> Service:
@@ -80,57 +137,79 @@ def need_service(service: Service | None, what: str) -> Service:
     return service
 
 
-def install(device: Device, root: str, *, kind: str = "auto") -> dict[str, Any]:
+def install(
+    device: Device, root: str, *, kind: str = "auto", wanted: Service | None = None
+) -> dict[str, Any]:
     """Make the current release in `root` start now and at each boot.
 
     What runs already, from the same files, runs on. `kind` "auto" is systemd where it runs,
-    else an init script for root, else the login's crontab. Raises NoServiceError,
-    NotPermittedError, UsageError, RemoteCommandError.
+    else an init script for root, else the login's crontab. What root starts is root's own copy
+    of the device tool, built here. `wanted` is what the release was deployed with, if that is
+    known better than from the device. Raises NoServiceError, NotPermittedError, UsageError,
+    RemoteError, RemoteCommandError, ToolchainError.
     """
     site = look(device, root)
-    service = need_service(site.service, f"the release in {site.place.root}")
+    service = wanted or need_service(site.service, f"the release in {site.root}")
     kind = _choose(site, kind)
-    _INSTALLERS[kind](device, site, service)
-    return {"service": site.place.title, "kind": kind, "root": site.place.root}
+    if kind == "cron":
+        place = site.place(kind, service)
+        _install_cron(device, place)
+    else:
+        tool = _tool_for(site)
+        place = site.place(kind, service, tool=f"{_TOOLS}/{tool.sha256[:12]}/{TOOL}")
+        _install_tool(device, site, tool, place.tool)
+        _make_account(device, site, place, service)
+        _check(device, site, place, service)
+        _INSTALLERS[kind](device, site, place, service)
+        _remove_old_tools(device, site)
+    return {
+        "service": place.title,
+        "kind": kind,
+        "root": site.root,
+        "account": place.account or "of systemd's making",
+    }
 
 
 def remove(device: Device, root: str) -> dict[str, Any]:
     """Stop the service of `root` and never start it again; the releases stay."""
     site = look(device, root)
-    place, sudo = site.place, _sudo(site)
-    init = f"/etc/init.d/{place.title}"
+    title, sudo = site.title, _sudo(site)
+    init, unit, tool = f"/etc/init.d/{title}", f"{title}.service", own_tool(site.root)
     commands = [
-        f"if [ -e /etc/systemd/system/{place.unit} ]; then",
-        f"  {sudo}systemctl disable --now {place.unit} && "
-        f"{sudo}rm /etc/systemd/system/{place.unit} && {sudo}systemctl daemon-reload; fi",
+        f"if [ -e /etc/systemd/system/{unit} ]; then",
+        f"  {sudo}systemctl disable --now {unit} && "
+        f"{sudo}rm /etc/systemd/system/{unit} && {sudo}systemctl daemon-reload; fi",
         f"if [ -e {init} ]; then {sudo}{init} stop",
-        f"  {sudo}update-rc.d -f {place.title} remove 2>/dev/null",
-        f"  {sudo}rm -f /etc/init.d/S95{place.title} {init}; fi",
-        "if command -v crontab >/dev/null && crontab -l 2>/dev/null | "
-        f"grep -q '# {place.title}$'; then",
-        f"  crontab -l | grep -v '# {place.title}$' | crontab -; fi",
+        f"  {sudo}update-rc.d -f {title} remove 2>/dev/null",
+        f"  {sudo}rm -f /etc/init.d/S95{title} {init} /run/{title}.lock; fi",
+        f"if command -v crontab >/dev/null && crontab -l 2>/dev/null | grep -q '# {title}$'; then",
+        f"  crontab -l | grep -v '# {title}$' | crontab -",
+        f"  {tool} service stop --lock {site.root}/.service.lock; fi",
     ]
     device.run("\n".join(commands))
-    return {"service": place.title, "removed": True}
+    if site.rights != "user":
+        _remove_old_tools(device, site)
+    return {"service": title, "removed": True}
 
 
 def status(device: Device, root: str) -> dict[str, Any]:
     """Whether the service of `root` runs: {"service", "kind", "running", "text"}."""
     site = look(device, root)
-    unit, init = site.place.unit, f"/etc/init.d/{site.place.title}"
+    title, sudo = site.title, _sudo(site)
+    unit, init = f"{title}.service", f"/etc/init.d/{title}"
     command = (
         f"if [ -e /etc/systemd/system/{unit} ] || [ -e /lib/systemd/system/{unit} ]; then "
         f"echo systemd; systemctl is-active {unit}; "
         f"systemctl show -p SubState -p MainPID -p NRestarts -p MemoryCurrent {unit}; "
-        f"elif [ -e {init} ]; then echo init; {init} status; "
-        f"elif crontab -l 2>/dev/null | grep -q '# {site.place.title}$'; then "
-        f"echo cron; pgrep -f '{site.place.tool} run --supervise' >/dev/null && echo running; "
+        f"elif [ -e {init} ]; then echo init; {sudo}{init} status; "
+        f"elif crontab -l 2>/dev/null | grep -q '# {title}$'; then "
+        f"echo cron; {own_tool(site.root)} service status --lock {site.root}/.service.lock; "
         "else echo none; fi; true"
     )
     kind, _, rest = device.run(command).stdout.partition("\n")
     first = rest.split("\n", 1)[0]
     return {
-        "service": site.place.title,
+        "service": title,
         "kind": None if kind == "none" else kind,
         "running": first in ("active", "running"),
         "text": rest.strip(),
@@ -155,61 +234,132 @@ def _sudo(site: Site) -> str:
     return "sudo -n " if site.rights == "sudo" else ""
 
 
-def _place_file(device: Device, site: Site, text: str, path: str, mode: str) -> bool:
-    """Write `text` to `path`, whole or not at all; False if that is what it has."""
-    if device.run(f"cat {path}", check=False).stdout == text:
-        return False
-    sudo = _sudo(site)
-    remote = f"{site.place.root}/.service.part"
-    with tempfile.NamedTemporaryFile("w", suffix=".part") as file:
-        file.write(text)
-        file.flush()
-        device.put(Path(file.name), remote)
-    device.run(
-        f"{sudo}cp {remote} {path}.new && {sudo}chown root: {path}.new && "
-        f"{sudo}chmod {mode} {path}.new && {sudo}mv {path}.new {path} && rm {remote}"
+def _as_root(device: Device, site: Site, script: str, data: bytes = b"") -> None:
+    """Run `script` as root with `data` on its input. It must touch nothing that the login owns."""
+    stream = device.open(f"{_sudo(site)}sh -c {shlex.quote(f'umask 022; {script}')}")
+    with contextlib.closing(stream):
+        with contextlib.suppress(BrokenPipeError):  # its answer says why
+            stream.write(data)
+        done = stream.finish()
+    if done.returncode != 0:
+        raise command_error(device.name, done)
+
+
+def _place_file(device: Device, site: Site, data: bytes, path: str, mode: str) -> None:
+    """Write `data` to `path` in a folder of root's: whole or not at all."""
+    folder, new = path.rsplit("/", 1)[0], f"{path}.new"
+    _as_root(
+        device,
+        site,
+        # A link that breaks here must not leave a shorter file.
+        f"mkdir -p {folder} && rm -f {new} && cat >{new} && [ $(wc -c <{new}) -eq {len(data)} ] "
+        f"&& chmod {mode} {new} && sync && mv -f {new} {path}",
+        data,
     )
-    return True
 
 
-def _install_unit(device: Device, site: Site, service: Service) -> None:
-    unit, sudo = site.place.unit, _sudo(site)
-    text = systemd_unit(site.place, service)
-    new = _place_file(device, site, text, f"/etc/systemd/system/{unit}", "644")
+def _tool_for(site: Site) -> DeviceTool:
+    for board in load_boards().values():
+        if board.triple == site.triple:
+            return build_device_tool(board)
+    raise BundleError(f"{site.root}: its release is for {site.triple}, which is unknown here")
+
+
+def _install_tool(device: Device, site: Site, tool: DeviceTool, path: str) -> None:
+    """Root's own copy of the device tool, in a folder that no login can write."""
+    sum_command = f"sha256sum {path} 2>/dev/null || busybox sha256sum {path}"
+    if not device.run(sum_command, check=False).stdout.startswith(f"{tool.sha256} "):
+        _place_file(device, site, tool.path.read_bytes(), path, "755")
+
+
+def _remove_old_tools(device: Device, site: Site) -> None:
+    """Root's copies that no service starts any more."""
+    _as_root(
+        device,
+        site,
+        f"for folder in {_TOOLS}/*; do grep -qsF $folder/ /etc/init.d/edgepack-* "
+        "/etc/systemd/system/edgepack-*.service || rm -rf $folder; done",
+    )
+
+
+def _make_account(device: Device, site: Site, place: Place, service: Service) -> None:
+    """The account of the app, if it is not one that was named."""
+    name = place.account
+    if name is None or name == service.user:
+        return
+    _as_root(
+        device,
+        site,
+        f"id {name} >/dev/null 2>&1 && exit 0\n"
+        "if command -v useradd >/dev/null; then useradd --system --user-group --no-create-home "
+        f"--home-dir /nonexistent --shell /bin/false {name}\n"
+        f"else addgroup -S {name}; "
+        f"adduser -S -D -H -h /nonexistent -s /bin/false -G {name} {name}; fi",
+    )
+
+
+def _check(device: Device, site: Site, place: Place, service: Service) -> None:
+    """Have the device try, as the account that will run it, what the service will do."""
+    words = [place.tool, "run", "--supervise", "--check", "--root", place.root]
+    words += ["--owner", place.owner, "--user", place.account or "nobody"]
+    for folder in service.writable:
+        words += ["--writable", folder]
+    done = device.run(f"{_sudo(site)}{shlex.join(words)}", check=False)
+    if done.returncode == 0:
+        return
+    said, _, hint = done.stderr.partition("\n\nhint: ")
+    message = said.rpartition("error: ")[2].strip()
+    raise RemoteError(
+        f"{device.name}: the service cannot run: {message or 'no word of why'}",
+        hint=hint.strip() or None,
+    )
+
+
+def _is_there(device: Device, path: str, text: str) -> bool:
+    return device.run(f"cat {path}", check=False).stdout == text
+
+
+def _install_unit(device: Device, site: Site, place: Place, service: Service) -> None:
+    unit, sudo = place.unit, _sudo(site)
+    path, text = f"/etc/systemd/system/{unit}", systemd_unit(place, service)
+    action = "start"
+    if not _is_there(device, path, text):
+        _place_file(device, site, text.encode(), path, "644")
+        action = "restart"
     device.run(
         f"{sudo}systemctl daemon-reload && {sudo}systemctl enable {unit} && "
-        f"{sudo}systemctl {'restart' if new else 'start'} {unit}"
+        f"{sudo}systemctl {action} {unit}"
     )
 
 
-def _install_init(device: Device, site: Site, _service: Service) -> None:
-    title, sudo = site.place.title, _sudo(site)
-    path = f"/etc/init.d/{title}"
-    new = _place_file(device, site, init_script(site.place), path, "755")
+def _install_init(device: Device, site: Site, place: Place, service: Service) -> None:
+    title, sudo = place.title, _sudo(site)
+    path, text = f"/etc/init.d/{title}", init_script(place, service)
+    if not _is_there(device, path, text):
+        # What an earlier script started, only that one can stop.
+        device.run(f"[ ! -e {path} ] || {sudo}{path} stop")
+        _place_file(device, site, text.encode(), path, "755")
     # busybox's init starts S??* of that folder, in order, with "start".
     device.run(
         f"{{ {sudo}update-rc.d {title} defaults 2>/dev/null || "
-        f"{sudo}ln -sf {title} /etc/init.d/S95{title}; }} && "
-        f"{sudo}{path} {'restart' if new else 'start'}"
+        f"{sudo}ln -sf {title} /etc/init.d/S95{title}; }} && {sudo}{path} start"
     )
 
 
-def _install_cron(device: Device, site: Site, _service: Service) -> None:
-    line, place = cron_line(site.place), site.place
-    command = line.removeprefix("@reboot ").split(" #")[0]
+def _install_cron(device: Device, place: Place) -> None:
+    line = cron_line(place)
+    command = line.removeprefix("* * * * * ").split(" >/dev/null")[0]
     device.run(
         "command -v crontab >/dev/null || { echo 'there is no crontab here' >&2; exit 1; }\n"
-        f"crontab -l 2>/dev/null | grep -qxF {shlex.quote(line)} && "
-        f"pgrep -f '^{place.tool} run --supervise' >/dev/null && exit 0\n"
+        f"if ! crontab -l 2>/dev/null | grep -qxF {shlex.quote(line)}; then\n"
         f"{{ crontab -l 2>/dev/null | grep -v '# {place.title}$'; echo {shlex.quote(line)}; }} "
         "| crontab -\n"
-        f"pkill -f '^{place.tool} run --supervise' || true\n"
+        f"pkill -f '^{place.tool} run --supervise' || true; fi\n"
         f"setsid {command} </dev/null >/dev/null 2>&1 &"
     )
 
 
-_INSTALLERS: dict[str, Callable[[Device, Site, Service], None]] = {
+_INSTALLERS: dict[str, Callable[[Device, Site, Place, Service], None]] = {
     "systemd": _install_unit,
     "init": _install_init,
-    "cron": _install_cron,
 }

@@ -142,7 +142,7 @@ def bring_tool(
         f"mv -f $new {DEVICE_TOOL}"
     )
     root = shlex.quote(layout.root)
-    stream = device.open(f"mkdir -p -- {root} && {layout.enter(script)}")
+    stream = device.open(f"umask 022; mkdir -p -- {root} && {layout.enter(script)}")
     with contextlib.closing(stream):
         with contextlib.suppress(BrokenPipeError):  # its answer says why
             for piece in pace.pieces(bundle.file(DEVICE_TOOL).read_bytes()):

@@ -6,6 +6,8 @@ a new release by itself; none has to be changed for one. systemd adds its sandbo
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shlex
 from dataclasses import dataclass
 
@@ -15,16 +17,24 @@ from edgepack.bundle.service import Service
 _RESTART = {"always": "always", "on-failure": "on-failure", "never": "no"}
 # What the supervisor itself needs: it is a static program of under 1 MB that maps no model.
 _SUPERVISOR_MB = 8
+# Debian's adduser takes no longer name.
+_MAX_ACCOUNT = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """Where a service runs: its bundle's `name`, the absolute `root` of its releases, and the
-    account that owns that folder."""
+    account that owns that folder.
+
+    `tool` is the device tool that is started: where root does that, one that only root can
+    write. `account` is the app's; None is one of systemd's own making.
+    """
 
     name: str
     root: str
     owner: str
+    tool: str
+    account: str | None = None
 
     @property
     def unit(self) -> str:
@@ -37,9 +47,23 @@ class Place:
         return f"edgepack-{check_name(self.name, 'name')}"
 
     @property
-    def tool(self) -> str:
-        """The device tool."""
-        return f"{self.root}/bin/edgepack-device"
+    def lock(self) -> str:
+        """Held while the service runs, where no systemd knows that."""
+        return f"/run/{self.title}.lock"
+
+
+def own_tool(root: str) -> str:
+    """The device tool in the folder of the releases, which belongs to their owner."""
+    return f"{root}/bin/edgepack-device"
+
+
+def account_name(name: str) -> str:
+    """The account that is made for the service of a bundle `name`, e.g. "edgepack-tiny"."""
+    account = "edgepack-" + re.sub(r"[^a-z0-9-]", "-", name.lower())
+    if len(account) <= _MAX_ACCOUNT:
+        return account
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{account[: _MAX_ACCOUNT - 9]}-{digest}"
 
 
 def systemd_unit(place: Place, service: Service) -> str:
@@ -49,10 +73,11 @@ def systemd_unit(place: Place, service: Service) -> str:
     know one (Debian bullseye has 247) warn and go on.
     """
     recover = f"{place.tool} recover --root {place.root}"
-    if place.owner != "root":
+    if place.owner == "root":
+        recover += " --owner root"
+    else:
         recover = f"/sbin/runuser -u {place.owner} -- {recover}"
-    user = service.user or (place.owner if place.owner != "root" else None)
-    account = f"User={user}" if user else "DynamicUser=yes"
+    account = f"User={place.account}" if place.account else "DynamicUser=yes"
     limits = []
     if service.memory_mb is not None:
         limits.append(f"MemoryMax={(service.memory_mb + _SUPERVISOR_MB) * 10**6}")
@@ -72,6 +97,8 @@ NotifyAccess=main
 ExecStartPre=+-{recover}
 ExecStart={place.tool} run --supervise --root {place.root}
 Restart={_RESTART[service.restart]}
+# An interrupted test is in the way, and only the line above may end it.
+RestartForceExitStatus=75
 RestartSec=2
 # The supervisor watches the app, and systemd the supervisor.
 WatchdogSec=60
@@ -112,12 +139,17 @@ WantedBy=multi-user.target
 """
 
 
-def init_script(place: Place) -> str:
+def init_script(place: Place, service: Service) -> str:
     """A script for /etc/init.d: System V (with LSB headers) and busybox alike.
 
-    It is started by root: the supervisor then becomes the service's user and makes the file
-    system read-only for itself and the app.
+    It is started by root: the supervisor then becomes `place.account` and makes the file system
+    read-only for itself and the app. One process stays root's, to start it again; nothing that
+    the owner of the releases can write tells it what to do.
     """
+    words = ["run", "--supervise", "--respawn", "--root", place.root, "--owner", place.owner]
+    words += ["--user", place.account or place.owner]
+    for folder in service.writable:
+        words += ["--writable", folder]
     return f"""\
 #!/bin/sh
 # Written by `edgepack service`; a new release needs no new script.
@@ -129,40 +161,34 @@ def init_script(place: Place) -> str:
 # Default-Stop:      0 1 6
 # Short-Description: edgepack: {place.name}
 ### END INIT INFO
-pid=/run/{place.title}.pid
+tool={place.tool}
+lock={place.lock}
 log=/var/log/{place.title}
 
-running() {{ [ -s "$pid" ] && kill -0 "$(cat "$pid")" 2>/dev/null; }}
-
 start() {{
-    running && return 0
     mkdir -p "$log"
-    setsid {place.tool} run --supervise --root {place.root} --log "$log/log" \\
-        </dev/null >/dev/null 2>&1 &
-    echo $! >"$pid"
+    # It ends at once if one runs already.
+    setsid $tool {shlex.join(words)} \\
+        --lock "$lock" --log "$log/log" </dev/null >/dev/null 2>&1 &
 }}
 
-stop() {{
-    running || return 0
-    kill "$(cat "$pid")"
-    for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do
-        running || break
-        sleep 1
-    done
-    rm -f "$pid"
-}}
+stop() {{ $tool service stop --lock "$lock"; }}
 
 case $1 in
 start) start ;;
 stop) stop ;;
 restart) stop && start ;;
-status) if running; then echo running; else echo stopped && exit 3; fi ;;
+status) $tool service status --lock "$lock" ;;
 *) echo "usage: $0 start|stop|restart|status" >&2 && exit 2 ;;
 esac
 """
 
 
 def cron_line(place: Place) -> str:
-    """A line for the owner's own crontab, where there is no root: the app runs as the owner."""
-    log = shlex.quote(f"{place.root}/service.log")
-    return f"@reboot {place.tool} run --supervise --root {place.root} --log {log} # {place.title}"
+    """A line for the owner's own crontab, where there is no root: the app runs as the owner.
+
+    Cron says it every minute; all but the first find the lock held, and end.
+    """
+    words = ["run", "--supervise", "--respawn", "--root", place.root]
+    words += ["--lock", f"{place.root}/.service.lock", "--log", f"{place.root}/service.log"]
+    return f"* * * * * {place.tool} {shlex.join(words)} >/dev/null 2>&1 # {place.title}"

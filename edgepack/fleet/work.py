@@ -89,7 +89,9 @@ class Deploy(_OnDevice):
             report = deploy_bundle(bundle, remote, root, options=options)
             details: dict[str, Any] = {"sent_bytes": report.sent_bytes, "before": report.before}
             if self.service:
-                details["service"] = remote_service.install(remote, root)["kind"]
+                wanted = bundle.manifest.service
+                started = remote_service.install(remote, root, wanted=wanted)
+                details["service"] = started["kind"]
         return Done(outcome=report.outcome, release=report.release, details=details)
 
     def check(self, device: FleetDevice) -> None:

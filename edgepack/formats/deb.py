@@ -15,7 +15,7 @@ import shutil
 
 from edgepack.base.errors import BundleError
 from edgepack.bundle.manifest import Manifest
-from edgepack.deploy.service_files import Place, systemd_unit
+from edgepack.deploy.service_files import Place, own_tool, systemd_unit
 from edgepack.formats.base import (
     Package,
     Request,
@@ -64,8 +64,13 @@ def write(request: Request) -> Package:
         root = work / "root"
         shutil.copytree(bundle.path, root / "usr/lib/edgepack" / manifest.name)
         if manifest.service is not None:
+            releases = f"/var/lib/edgepack/{manifest.name}"
             place = Place(
-                name=manifest.name, root=f"/var/lib/edgepack/{manifest.name}", owner="root"
+                name=manifest.name,
+                root=releases,
+                owner="root",
+                tool=own_tool(releases),  # root's, as the whole folder is
+                account=manifest.service.user,
             )
             unit = root / "lib/systemd/system" / place.unit
             unit.parent.mkdir(parents=True)

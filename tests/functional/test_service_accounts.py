@@ -4,6 +4,8 @@ and who may be hostile; and the account of the app."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -56,12 +58,26 @@ class Rig:
     def service(self, *words: str | Path) -> Iterator[subprocess.Popen[bytes]]:
         """`run --supervise` by root, until the block ends."""
         command = [self.tool, "run", "--supervise", "--root", self.root, "--user", APP]
-        with subprocess.Popen([*command, "--log", self.log, *words], cwd="/") as process:
+        command += ["--owner", LOGIN, "--writable", self.orders, "--log", self.log]
+        with subprocess.Popen([*command, *words], cwd="/") as process:
             try:
                 yield process
             finally:
                 process.terminate()
                 process.wait(30)
+
+    def refusal(self, *words: str | Path) -> tuple[int, str]:
+        """How `run --supervise` by root ends that cannot go on."""
+        command = [self.tool, "run", "--supervise", "--root", self.root, *words]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stderr
+
+    def apps(self) -> list[int]:
+        found = subprocess.run(
+            ["pgrep", "-f", f"edgepack-run --orders {self.orders}"],
+            check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        return [int(pid) for pid in found.stdout.split()]
 
     def order(self, text: str) -> None:
         (self.orders / ".new").write_text(text)
@@ -100,3 +116,178 @@ def test_three_logs_of_talk_and_a_restart(rig: Rig) -> None:
         assert sum(sizes) > 10**6
         assert max(sizes) <= 1 << 20
         rig.log.write_text("")
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_who_it_never_is(rig: Rig) -> None:
+    code, said = rig.refusal("--user", "root")
+    assert code == 2 and "must not run as root" in said
+    code, said = rig.refusal("--user", LOGIN)
+    assert code == 2 and f"must not run as {LOGIN}, who can change its releases" in said
+    code, said = rig.refusal("--user", "nobody-of-that-name")
+    assert code == 2 and "no account nobody-of-that-name" in said
+
+
+def test_it_is_kept_and_only_one(rig: Rig, tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    command = [rig.tool, "service", "--lock", lock]
+
+    def status() -> tuple[int, str]:
+        done = subprocess.run([*command, "status"], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+    assert status() == (3, "stopped\n")
+    with rig.service("--respawn", "--lock", lock) as process:
+        until(rig.apps, "the app")
+        assert status() == (0, f"running\nprocess {process.pid}\n")
+        assert rig.refusal("--user", APP, "--lock", lock) == (0, "")
+        [app] = rig.apps()
+        supervisor = parent(app)
+        assert parent(supervisor) == process.pid
+        # What root keeps is root's, all below it is not.
+        owners = [Path(f"/proc/{pid}").stat().st_uid for pid in (process.pid, app)]
+        assert owners == [0, 65534]
+        os.kill(supervisor, 9)
+        until(lambda: rig.apps() and parent(rig.apps()[0]) not in (1, supervisor), "another")
+        assert "the one before was killed by signal 9" in rig.said()
+        os.kill(process.pid, 9)
+        until(lambda: not rig.apps(), "the end of all")
+    # A number in a file is nobody's death.
+    with subprocess.Popen(["sleep", "100"]) as other:
+        lock.write_text(f"{other.pid}\n")
+        assert status() == (3, "stopped\n")
+        subprocess.run([*command, "stop"], check=True)
+        assert other.poll() is None
+        other.kill()
+    with rig.service("--respawn", "--lock", lock) as process:
+        until(rig.apps, "the app")
+        subprocess.run([*command, "stop"], check=True)
+        assert process.wait(5) == 0
+        assert not rig.apps()
+
+
+def test_a_lock_that_others_can_take_is_none(rig: Rig, tmp_path: Path) -> None:
+    for name in ("open", "link", "pipe"):
+        lock = tmp_path / name
+        if name == "open":
+            lock.touch(0o644)
+        elif name == "link":
+            lock.symlink_to("/etc/passwd")
+        else:
+            os.mkfifo(lock, 0o600)
+        code, said = rig.refusal("--user", APP, "--lock", lock)
+        assert code == 7 and str(lock) in said
+    assert Path("/etc/passwd").read_text().startswith("root")
+
+
+def test_a_hostile_login_never_becomes_root(rig: Rig) -> None:
+    """Whatever lies in its folder: root reads none of it, and runs it as others only."""
+    evil = rig.root.parents[1] / "evil"
+    evil.mkdir()
+    evil.chmod(0o777)
+    script = f"#!/bin/sh\nid -u >>{evil}/$(id -u)\necho edgepack-device 9.9 protocol 1\n"
+    saved = rig.root.parents[1] / "saved"
+    shutil.copytree(rig.root, saved, symlinks=True)
+    release = (rig.root / "current").readlink()
+    own_tool, manifest = rig.root / "bin/edgepack-device", rig.root / release / "manifest.json"
+    try:
+        own_tool.unlink()
+        own_tool.write_text(script)
+        own_tool.chmod(0o755)
+        app = rig.root / release / "bin/edgepack-run"
+        app.unlink()
+        app.write_text(script)
+        app.chmod(0o755)
+        claims = json.loads(manifest.read_text())
+        digest = hashlib.sha256(script.encode()).hexdigest()
+        claims["files"]["bin/edgepack-run"] |= {"size": len(script), "sha256": digest}
+        claims["service"] |= {"user": "bin", "writable": ["/etc"]}
+        manifest.chmod(0o644)
+        manifest.write_text(json.dumps(claims))
+        # A test that was interrupted: `recover` runs at the start, with what lies there.
+        (rig.root / "state/pending.json").write_text(
+            f'{{"release":"{release.name}","fallback":null,"older":null,"attempts":1,"by":"me"}}\n'
+        )
+        with rig.service("--respawn", "--writable", evil):
+            until(lambda: not (rig.root / "state/pending.json").exists(), "a recover")
+            if not (rig.root / "current").exists():  # its app passed no test
+                (rig.root / "current").symlink_to(release)
+            until((evil / "65534").exists, "its app")
+        # Now a pipe, where whoever opens it waits; and a list of accounts of its own.
+        manifest.unlink()
+        os.mkfifo(manifest)
+        (rig.root / "state/pending.json").unlink(missing_ok=True)
+        with rig.service("--respawn") as process:
+            until(lambda: rig.said().endswith(f"runs as {APP}\n"), "a supervisor")
+            assert process.poll() is None
+        # The whole folder is another: one of root's, with the login's files in it.
+        rig.root.rename(saved.with_name("moved"))
+        trap = saved.with_name("trap")
+        shutil.copytree(saved.with_name("moved"), trap, symlinks=True, ignore=_no_pipes)
+        trap.chmod(0o777)
+        (trap / "state/pending.json").write_text("{}")
+        rig.root.symlink_to(trap)
+        code, said = rig.refusal("--user", APP, "--owner", "root", "--check")
+        assert code == 7 and "others than root can change" in said
+        with rig.service("--respawn"):
+            until(lambda: "that failed: nothing is started" in rig.said(), "a refusal")
+        assert {int(path.name) for path in evil.iterdir()} <= {1, 65534}
+        assert not (evil / "0").exists()
+    finally:
+        if rig.root.is_symlink():
+            rig.root.unlink()
+        shutil.rmtree(rig.root, ignore_errors=True)
+        shutil.move(saved, rig.root)
+        subprocess.run(["chown", "-hR", f"{LOGIN}:", rig.root], check=True)
+        rig.log.write_text("")
+
+
+def _no_pipes(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if (Path(folder) / name).is_fifo()]
+
+
+def test_a_recover_that_fails_is_tried_again(rig: Rig) -> None:
+    """A disk that is full at boot is not for ever; here it is a folder that cannot be written."""
+    release = (rig.root / "current").readlink().name
+    pending = rig.root / "state/pending.json"
+    pending.write_text(
+        f'{{"release":"{release}","fallback":null,"older":null,"attempts":1,"by":"me"}}\n'
+    )
+    shutil.chown(pending, LOGIN)
+    rig.login("chmod", "0555", pending.parent)
+    rig.log.write_text("")
+    with rig.service():
+        until(lambda: "that failed: nothing is started" in rig.said(), "a failure")
+        assert not rig.apps()
+        rig.login("chmod", "0755", pending.parent)
+        until(rig.apps, "the app")
+    assert not pending.exists()
+
+
+def test_what_it_may_not_read_is_said(rig: Rig) -> None:
+    rig.login("chmod", "0700", rig.root.parent)
+    try:
+        for words in (("--check",), ()):
+            code, said = rig.refusal("--user", APP, *words)
+            assert code == 7
+            assert "Permission denied" in said
+            assert str(rig.root.parent) in said
+    finally:
+        rig.login("chmod", "0755", rig.root.parent)
+    assert rig.refusal("--user", APP, "--check") == (0, "")
+    code, said = rig.refusal("--user", APP, "--check", "--writable", rig.root)
+    assert code == 7 and f"cannot write to {rig.root}" in said
+
+
+def test_folders_are_for_other_accounts_whatever_the_umask(rig: Rig) -> None:
+    other = rig.root.with_name("masked")
+    command = f"umask 077; {rig.tool} install {rig.bundle} --root {other} --json"
+    rig.login("sh", "-c", command)
+    done = subprocess.run(
+        [rig.tool, "run", "--supervise", "--check", "--root", other, "--user", APP],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")

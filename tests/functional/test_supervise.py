@@ -105,8 +105,20 @@ def install_service(on: Watched, bundle: Bundle, folder: Path, kind: str) -> Non
         on.tool("status")
     on.pi.run(f"mkdir -p {ORDERS}")
     on.install(bundle, folder)
+    # Only the app's account may not write there; and root follows no link of the login's.
+    with pytest.raises(RemoteError, match=f"cannot write to {ORDERS}: Permission denied"):
+        remote_service.install(on.root, ROOT)
+    on.pi.run(f"chmod 0777 {ORDERS}; ln -s /etc/passwd {ROOT}/.service.part")
+    accounts = on.root.run("cat /etc/passwd").stdout
+    on.pi.run("chmod 0700 .")
+    with pytest.raises(RemoteError, match="cannot enter /home/pi: Permission denied") as refusal:
+        remote_service.install(on.root, ROOT)
+    assert "chmod o+x /home/pi" in (refusal.value.hint or "")
+    on.pi.run("chmod 0755 .")
     done = remote_service.install(on.root, ROOT)
-    assert done == {"service": "edgepack-tiny", "kind": kind, "root": ROOT}
+    assert on.root.run("cat /etc/passwd").stdout == accounts
+    account = "edgepack-tiny"
+    assert done == {"service": "edgepack-tiny", "kind": kind, "root": ROOT, "account": account}
     on.until(lambda: on.app() is not None, "the app")
     app = on.app()
     assert app is not None
@@ -115,10 +127,16 @@ def install_service(on: Watched, bundle: Bundle, folder: Path, kind: str) -> Non
     # The same again is nothing: it runs on.
     assert remote_service.install(on.root, ROOT) == done
     assert on.app() == app
-    # It cannot write to the folder that it owns, and others can.
-    assert on.root.run(f"stat -c %U /proc/{app[0]}").stdout == "pi\n"
-    on.until(lambda: "app: uid 1000" in on.log(), "a word of the app")
-    assert "app: uid 1000, own folder: Read-only file system, orders: Success" in on.log()
+    # Neither root nor the login, and to its own files it cannot write.
+    uid = on.root.run(f"id -u {account}").stdout.strip()
+    assert uid not in ("0", "1000")
+    assert on.root.run(f"stat -c %U /proc/{app[0]}").stdout == f"{account}\n"
+    on.until(lambda: f"app: uid {uid}" in on.log(), "a word of the app")
+    assert f"app: uid {uid}, own folder: Read-only file system, orders: Success" in on.log()
+    tool = on.root.run("echo /usr/local/lib/edgepack/*/edgepack-device").stdout.strip()
+    assert on.root.run(f"stat -c '%U %a' {tool} $(dirname {tool})").stdout == (
+        "root 755\nroot 755\n"
+    )
     on.pi.run(f"touch {ROOT}/y && rm {ROOT}/y")
 
 
@@ -176,9 +194,17 @@ def test_a_service_without_systemd(bundles: dict[str, Bundle], tmp_path: Path) -
         root.run("/etc/init.d/edgepack-tiny restart")
         on.until(lambda: on.app() not in (None, app), "the app")
 
-        # The supervisor dies with all that it started; the script starts both again.
-        root.run("kill -9 $(cat /run/edgepack-tiny.pid)")
+        # The supervisor dies with all that it started, and is started again.
+        app = on.until_another(app) if on.app() != app else app
+        assert app is not None
+        root.run(f"kill -9 $(ps -o ppid= -p {app[0]})")
+        app = on.until_another(app)
+        # What keeps it dies as well, and its number is somebody else's.
+        root.run("kill -9 $(cat /run/edgepack-tiny.lock)")
         on.until(lambda: on.app() is None, "the end of the app")
+        root.run("sleep 1000 </dev/null >/dev/null 2>&1 & echo $! >/run/edgepack-tiny.lock")
+        assert not remote_service.status(root, ROOT)["running"]
+        root.run("/etc/init.d/edgepack-tiny stop && pgrep -x sleep")
         root.run("/etc/init.d/edgepack-tiny start")
         on.until(lambda: on.app() is not None, "the app")
 
@@ -271,23 +297,24 @@ def test_a_deploy_that_starts_the_service(
         assert "bundle tiny has no [service] table" in capsys.readouterr().err
         assert root.run("[ ! -e /srv/tiny ]", check=False).returncode == 0
 
-        root.run(f"mkdir -p {ORDERS}")
+        root.run(f"mkdir -p {ORDERS} && chmod 0777 {ORDERS}")
         started = {"service": "edgepack-tiny", "kind": "init", "root": "/srv/tiny"}
+        started["account"] = "edgepack-tiny"
         assert deploy(bundles["first"]) == ("deployed", started)
         on.until(lambda: on.app() is not None, "the app")
         app = on.app()
         assert app is not None
         assert app[1] == bundles["first"].manifest.release
         # The folder is root's, the app is not.
-        assert root.run(f"stat -c %U /proc/{app[0]}").stdout == "nobody\n"
-        supervisor = root.run("cat /run/edgepack-tiny.pid").stdout
+        assert root.run(f"stat -c %U /proc/{app[0]}").stdout == "edgepack-tiny\n"
+        supervisor = root.run("cat /run/edgepack-tiny.lock").stdout
 
         assert deploy(bundles["first"]) == ("unchanged", started)
         assert on.app() == app
 
         assert deploy(bundles["second"]) == ("deployed", started)
         assert on.until_another(app)[1] == bundles["second"].manifest.release
-        assert root.run("cat /run/edgepack-tiny.pid").stdout == supervisor
+        assert root.run("cat /run/edgepack-tiny.lock").stdout == supervisor
     finally:
         root.close()
         virtual.down("deployed")
@@ -343,7 +370,7 @@ def test_a_service_of_systemd(bundles: dict[str, Bundle], tmp_path: Path) -> Non
         def shown(name: str) -> str:
             return root.run(f"systemctl show --value -p {name} edgepack-tiny").stdout.strip()
 
-        assert (shown("User"), shown("MemoryMax")) == ("pi", str(208 * 10**6))
+        assert (shown("User"), shown("MemoryMax")) == ("edgepack-tiny", str(208 * 10**6))
         assert (shown("ProtectSystem"), shown("NoNewPrivileges")) == ("strict", "yes")
         exercise(on, bundles, tmp_path)
 

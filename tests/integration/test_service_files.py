@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from edgepack.base.errors import UsageError
 from edgepack.bundle.service import Service
-from edgepack.deploy.service_files import Place, cron_line, init_script, systemd_unit
+from edgepack.deploy.remote_service import Site
+from edgepack.deploy.service_files import (
+    Place,
+    account_name,
+    cron_line,
+    init_script,
+    systemd_unit,
+)
 from tests.support import require_tool
 
 SERVICE = Service(
@@ -22,12 +31,12 @@ SERVICE = Service(
 EXPOSURE = 1.5
 
 
-def place(folder: Path, owner: str) -> Place:
+def place(folder: Path, owner: str, account: str | None = None) -> Place:
     """A root folder with something in the tool's place: `verify` looks for it."""
     tool = folder / "bin/edgepack-device"
     tool.parent.mkdir(exist_ok=True)
     shutil.copy("/bin/true", tool)
-    return Place(name="tiny", root=str(folder), owner=owner)
+    return Place(name="tiny", root=str(folder), owner=owner, tool=str(tool), account=account)
 
 
 @pytest.mark.parametrize("owner", ["root", "daemon"])
@@ -70,8 +79,9 @@ def test_verify_would_notice(tmp_path: Path) -> None:
 
 
 def test_limits_are_the_tables(tmp_path: Path) -> None:
-    lines = systemd_unit(place(tmp_path, "pi"), SERVICE).splitlines()
-    assert "User=pi" in lines
+    lines = systemd_unit(place(tmp_path, "pi", "camera"), SERVICE).splitlines()
+    assert "User=camera" in lines
+    assert "DynamicUser=yes" not in lines
     assert "MemoryMax=128000000" in lines
     assert "ReadWritePaths=/tmp" in lines
     assert "Restart=always" in lines
@@ -83,7 +93,7 @@ def test_limits_are_the_tables(tmp_path: Path) -> None:
 
 def test_the_init_script_is_plain_shell(tmp_path: Path) -> None:
     script = tmp_path / "edgepack-tiny"
-    script.write_text(init_script(place(tmp_path, "root")))
+    script.write_text(init_script(place(tmp_path, "root", "edgepack-tiny"), SERVICE))
     subprocess.run([require_tool("dash"), "-n", script], check=True)
     subprocess.run([require_tool("busybox"), "sh", "-n", script], check=True)
     usage = subprocess.run(["sh", script], capture_output=True, text=True, check=False)
@@ -91,8 +101,55 @@ def test_the_init_script_is_plain_shell(tmp_path: Path) -> None:
     assert "start|stop|restart|status" in usage.stderr
 
 
-def test_the_line_for_cron(tmp_path: Path) -> None:
-    assert cron_line(Place(name="tiny", root="/home/pi/x", owner="pi")) == (
-        "@reboot /home/pi/x/bin/edgepack-device run --supervise --root /home/pi/x "
-        "--log /home/pi/x/service.log # edgepack-tiny"
+def test_the_line_for_cron() -> None:
+    root = "/home/pi/x"
+    here = Place(name="tiny", root=root, owner="pi", tool=f"{root}/bin/edgepack-device")
+    line = cron_line(here)
+    assert line.startswith(f"* * * * * {root}/bin/edgepack-device run --supervise --respawn ")
+    assert shlex.split(line)[-2:] == ["#", "edgepack-tiny"]
+    assert f"--lock {root}/.service.lock" in line
+
+
+def site(*, service: Service, owner: str = "pi") -> Site:
+    return Site(
+        name="Tiny_1.0",
+        root="/home/pi/tiny",
+        owner=owner,
+        login="admin",
+        kind="init",
+        rights="sudo",
+        triple="arm-linux-gnueabihf",
+        service=service,
     )
+
+
+def test_the_account_is_one_of_its_own() -> None:
+    """Who can change the releases, or is root, would run what he likes as whoever the app is."""
+    bare = Service(args=("--golden",))
+    for name in ("root", "pi", "admin"):
+        theirs = Service(args=("--golden",), user=name)
+        for kind in ("systemd", "init"):
+            with pytest.raises(UsageError, match=f"must not run as {name}"):
+                site(service=theirs).place(kind, theirs)
+    assert site(service=bare).place("systemd", bare).account is None
+    assert site(service=bare).place("init", bare).account == "edgepack-tiny-1-0"
+    assert site(service=SERVICE).place("systemd", SERVICE).account == "edgepack-tiny-1-0"
+    named = Service(args=("--golden",), user="camera")
+    assert site(service=named).place("init", named).account == "camera"
+    # Without root there is no other.
+    assert site(service=bare).place("cron", bare).account == "admin"
+
+
+def test_names_of_accounts_are_short_and_apart() -> None:
+    long = [account_name(f"{'x' * 60}{i}") for i in range(3)]
+    assert len(set(long)) == 3
+    for name in (*long, account_name("Cat or Dog")):
+        assert re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", name)
+
+
+@pytest.mark.parametrize("kind", ["systemd", "init"])
+def test_root_starts_nothing_that_the_login_can_write(kind: str) -> None:
+    where = site(service=SERVICE).place(kind, SERVICE)
+    text = systemd_unit(where, SERVICE) if kind == "systemd" else init_script(where, SERVICE)
+    assert f"{where.root}/bin" not in text
+    assert where.tool.startswith("/usr/local/lib/edgepack/")

@@ -89,11 +89,13 @@ def test_the_look_after_the_soak_time(tool: FakeTool) -> None:
 
 
 def test_a_deploy_with_a_service(tool: FakeTool, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle: Any = SimpleNamespace(manifest=SimpleNamespace(release=NEW))
+    table = object()
+    bundle: Any = SimpleNamespace(manifest=SimpleNamespace(release=NEW, service=table))
     report = SimpleNamespace(sent_bytes=7, before=OLD, outcome="deployed", release=NEW)
     asked: list[tuple[str, str]] = []
 
-    def install(device: Any, root: str) -> dict[str, str]:
+    def install(device: Any, root: str, *, wanted: Any) -> dict[str, str]:
+        assert wanted is table  # not what the device says
         asked.append((device.name, root))
         return {"kind": "systemd"}
 

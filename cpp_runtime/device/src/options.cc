@@ -15,6 +15,8 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--no-activate", [&] { options.activate = false; }},
       {"--retest", [&] { options.retest = true; }},
       {"--supervise", [&] { options.supervise = true; }},
+      {"--respawn", [&] { options.respawn = true; }},
+      {"--check", [&] { options.check = true; }},
       {"--version", [&] { options.command = "--version"; }},
       {"--help", [&] { options.command = "--help"; }},
   };
@@ -24,7 +26,10 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--signers", [&](Value text) { options.signers = text; }},
       {"--to", [&](Value text) { options.to = text; }},
       {"--user", [&](Value text) { options.user = text; }},
+      {"--owner", [&](Value text) { options.owner = text; }},
+      {"--writable", [&](Value text) { options.writable.push_back(text); }},
       {"--log", [&](Value text) { options.log = text; }},
+      {"--lock", [&](Value text) { options.lock = text; }},
       {"--by", [&](Value text) { options.by = text; }},
       {"--wait", [&](Value text) { options.wait_s = WholeNumber("--wait", text, 0); }},
       {"--keep", [&](Value text) { options.keep = WholeNumber("--keep", text, 1); }},
@@ -56,6 +61,8 @@ usage: edgepack-device COMMAND [options]
   recover              end what a crash or power cut interrupted
   run [-- WORDS]       verify the current release and become its edgepack-run
   run --supervise      keep it running as a service, until SIGTERM
+  service status       whether one runs that has --lock; its process
+  service stop         end it
   trust show           whose bundles are taken here
   trust set FILE       take those of these signers (OpenSSH's allowed_signers)
   chunks FILE          where a file is cut into chunks: offset, size and hash
@@ -67,7 +74,12 @@ usage: edgepack-device COMMAND [options]
   --wait S             for somebody else's lock (60)
   --keep N             releases that stay (3)
   --user NAME          run --supervise: the account, when root starts it
+  --writable DIR       run --supervise, by root: what that account may write to; again for each
+  --owner NAME         run --supervise, recover: whose the releases are, when root starts it
   --log FILE           run --supervise: at most two files of 1 MB instead of stderr
+  --lock FILE          run --supervise: held while it runs; a second one ends at once
+  --respawn            run --supervise: start it again when it is killed
+  --check              run --supervise: only say whether it could run
   --by NAME            who does it; default: the user
   --signers FILE       install: pin these signers, if none are
   --allow-downgrade    install: an older version than was active before

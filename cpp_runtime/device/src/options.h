@@ -17,7 +17,12 @@ struct Options {
   std::optional<std::string> to;
   /// Of `run --supervise`.
   std::optional<std::string> user;
+  std::optional<std::string> owner;
+  std::vector<std::string> writable;
   std::optional<std::string> log;
+  std::optional<std::string> lock;
+  bool respawn = false;
+  bool check = false;
   std::string by;
   double wait_s = 60;
   int keep = 3;

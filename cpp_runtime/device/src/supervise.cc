@@ -10,9 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
-#include <grp.h>
 #include <poll.h>
-#include <pwd.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
@@ -22,6 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "account.h"
 #include "clock.h"
 #include "error.h"
 #include "file.h"
@@ -40,6 +39,9 @@ constexpr double kGraceS = 10;
 // Loading a model from a slow card takes longer than the app's usual silence.
 constexpr double kStartS = 60;
 constexpr double kRecoverS = 3600;
+// How long an activation that was interrupted may keep the app from starting before somebody with
+// more rights is asked.
+constexpr double kPendingS = 30;
 constexpr std::size_t kMaxLogLine = 4096;
 // Copied at once: more than a pipe holds.
 constexpr int kMostBlocks = 64;
@@ -124,18 +126,25 @@ void TellManager(const std::string& text) {
 
 // --- Releases, as somebody sees them who may only read ---
 
-/// The id that `current` names; empty if it names none.
+/// The id that `current` names; empty if there is no such link yet. Throws DeviceError "io" if
+/// nobody can tell.
 std::string CurrentRelease(const std::string& root) {
   std::array<char, PATH_MAX> target;  // NOLINT(*-member-init): filled by the call
-  const ssize_t size = readlink((root + "/" + kCurrent).c_str(), target.data(), target.size());
-  if (size <= 0) return "";
+  const std::string link = root + "/" + kCurrent;
+  const ssize_t size = readlink(link.c_str(), target.data(), target.size());
+  if (size < 0 && errno == ENOENT) return "";
+  if (size < 0) ThrowErrno("read link", link);
   const std::string path(target.data(), static_cast<std::size_t>(size));
   const std::string id = path.substr(path.rfind('/') + 1);
   return IsReleaseId(id) ? id : "";
 }
 
 bool TestIsOver(const std::string& root) {
-  return access((root + "/" + kState + "/pending.json").c_str(), F_OK) != 0;
+  const std::string path = root + "/" + kState + "/pending.json";
+  struct stat status = {};
+  if (lstat(path.c_str(), &status) == 0) return false;
+  if (errno != ENOENT) ThrowErrno("look at", path);
+  return true;
 }
 
 /// A release whose every byte was just read.
@@ -250,6 +259,7 @@ class App {
     if (getppid() != parent) _exit(127);  // it died before
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
     // When the board runs out of memory, this goes and not the login.
+    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);  // else the file is root's, until the exec
     const Fd score(open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
     if (score && write(score.get(), "500", 3) < 0) errno = 0;
     sigset_t none;
@@ -298,68 +308,58 @@ class App {
 
 // --- The user ---
 
-struct Account {
-  uid_t uid;
-  gid_t gid;
-  std::string name;
-};
-
-/// Of /etc/passwd alone: a static program has no other directory of names.
-Account AccountOf(const std::string& name) {
-  std::FILE* const file = std::fopen("/etc/passwd", "re");
-  if (file == nullptr) ThrowErrno("open", "/etc/passwd");
-  std::optional<Account> found;
-  while (const passwd* const entry = fgetpwent(file)) {  // NOLINT(concurrency-mt-unsafe)
-    if (name == entry->pw_name) found = Account{entry->pw_uid, entry->pw_gid, name};
-  }
-  (void)std::fclose(file);
-  if (!found) {
-    throw DeviceError(kExitDevice, "no-user", "there is no account " + name,
-                      "adduser --system makes one, or name another as the service's user");
-  }
-  return *found;
+struct stat StatusOf(const std::string& folder) {
+  struct stat status = {};
+  if (stat(folder.c_str(), &status) != 0) ThrowErrno("look at", folder);
+  return status;
 }
 
-/// The account named, else the folder's owner, and never root.
-Account ServiceAccount(const SuperviseOptions& options, const std::optional<ServiceTable>& service,
-                       const struct stat& folder) {
-  if (options.user) return AccountOf(*options.user);
-  if (service && service->user) return AccountOf(*service->user);
-  if (folder.st_uid != 0) return {folder.st_uid, folder.st_gid, std::to_string(folder.st_uid)};
+Account Numbered(uid_t uid, gid_t gid) { return {uid, gid, "user " + std::to_string(uid)}; }
+
+/// The account named; an init script of an earlier version names none: then the folder's owner.
+Account ServiceAccount(const SuperviseOptions& options) {
   constexpr uid_t kNobody = 65534;
-  return {kNobody, kNobody, "nobody"};
+  const struct stat folder = StatusOf(options.root);
+  if (!options.user) {
+    return folder.st_uid == 0 ? Numbered(kNobody, kNobody) : Numbered(folder.st_uid, folder.st_gid);
+  }
+  Account account = AccountOf(*options.user);
+  if (account.uid == 0 || account.uid == folder.st_uid) {
+    throw DeviceError(kExitUsage, "usage",
+                      "a service must not run as " + account.name +
+                          (account.uid == 0 ? "" : ", who can change its releases"),
+                      "give it an account of its own");
+  }
+  return account;
 }
 
-void Become(const Account& account) {
-  if (account.uid == 0) {
-    throw DeviceError(kExitUsage, "usage", "a service must not run as root",
-                      "name another account with --user");
-  }
-  if (setgroups(0, nullptr) != 0 || setgid(account.gid) != 0 || setuid(account.uid) != 0) {
-    ThrowErrno("become", account.name);
-  }
+/// Whose `recover` it is: a test that a power cut ended is done again.
+Account OwnerOf(const SuperviseOptions& options) {
+  if (options.owner) return AccountOf(*options.owner);
+  const struct stat folder = StatusOf(options.root);
+  return Numbered(folder.st_uid, folder.st_gid);
 }
 
-/// `recover` by the folder's owner, whoever that is: a test that a power cut ended is done again.
-void RecoverAsOwner(const std::string& root, const struct stat& folder, BoundedLog* log) {
-  if (TestIsOver(root) || (geteuid() != 0 && geteuid() != folder.st_uid)) return;
-  log->Say("ending the test that was interrupted");
+/// `recover` as `owner`. Returns the exit code.
+int RecoverAs(const Account& owner, const std::string& root) {
+  std::array<char, PATH_MAX> self = {};
+  if (readlink("/proc/self/exe", self.data(), self.size() - 1) < 0) ThrowErrno("find", kTool);
+  if (owner.uid == geteuid() && owner.uid == 0) NeedRootsOwn(root);
   const pid_t child = fork();
   if (child < 0) ThrowErrno("start", "recover");
   if (child == 0) {
-    if (geteuid() != folder.st_uid &&
-        (setgroups(0, nullptr) != 0 || setgid(folder.st_gid) != 0 || setuid(folder.st_uid) != 0)) {
+    try {
+      if (owner.uid != geteuid()) Become(owner);
+      const Ended ended = RunProgram({self.data(), "recover", "--root", root}, kRecoverS);
+      if (ended.exit_code != 0) (void)std::fprintf(stderr, "%s", ended.err.c_str());
+      _exit(ended.timed_out || ended.signal != 0 ? 1 : ended.exit_code);
+    } catch (const DeviceError&) {
       _exit(1);
     }
-    std::array<char, PATH_MAX> self = {};
-    if (readlink("/proc/self/exe", self.data(), self.size() - 1) < 0) _exit(1);
-    const Ended ended = RunProgram({self.data(), "recover", "--root", root}, kRecoverS);
-    if (ended.exit_code != 0) (void)std::fprintf(stderr, "%s", ended.err.c_str());
-    _exit(ended.exit_code);
   }
   int status = 0;
   waitpid(child, &status, 0);
-  if (status != 0) log->Say("that failed: nothing is started before `recover` succeeds");
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
 // --- The loop ---
@@ -382,12 +382,30 @@ class Supervisor {
     (void)signal(SIGPIPE, SIG_IGN);
   }
 
-  int Run() {
-    DropPrivileges();
-    // What it waits for is this loop; the app may need many starts, and says so in the log.
-    TellManager("READY=1");
+  Outcome Run() {
+    try {
+      if (!options_.why.empty()) log_.Say("starts again: the one before " + options_.why);
+      Recover();
+      DropPrivileges();
+      // What it waits for is this loop; the app may need many starts, and says so in the log.
+      TellManager("READY=1");
+      return Loop();
+    } catch (const DeviceError& error) {
+      log_.Say(error.message);
+      throw;
+    }
+  }
+
+ private:
+  Outcome Loop() {
+    double waits_since = Monotonic();
     while (!stop_) {
       const std::string id = Wanted();
+      if (!id.empty() || TestIsOver(options_.root)) waits_since = Monotonic();
+      if (Monotonic() - waits_since > kPendingS) {
+        log_.Say("a test was interrupted, and nothing can run before `recover` has ended it");
+        return {kExitAgain, true};
+      }
       if (id.empty() || Monotonic() < start_at_) {
         Wait();
         continue;
@@ -400,45 +418,42 @@ class Supervisor {
         log_.Say(id + ": " + error.message);
         start_at_ = Monotonic() + backoff_.Next(0);
       }
-      if (exit_code_) return *exit_code_;
+      if (exit_code_) return {*exit_code_, false};
     }
     TellManager("STOPPING=1");
-    return 0;
+    return {0, false};
   }
 
- private:
-  void DropPrivileges() {
-    struct stat folder = {};
-    if (stat(options_.root.c_str(), &folder) != 0) ThrowErrno("read", options_.root);
-    RecoverAsOwner(options_.root, folder, &log_);
-    if (geteuid() != 0) return;
-    const std::optional<ServiceTable> service = FirstService();
-    const Account account = ServiceAccount(options_, service, folder);
-    std::vector<std::string> writable;
-    if (service) writable = service->writable;
-    if (options_.log) writable.push_back(options_.log->substr(0, options_.log->rfind('/')));
-    if (!MakeReadOnly(writable)) {
-      log_.Say("this kernel does not let the file system be read-only for one program");
-    }
-    Become(account);
-    log_.Say("runs as " + account.name);
-  }
-
-  /// Who it shall run as is in the current release's table; waits for one that can be read.
-  std::optional<ServiceTable> FirstService() {
-    while (!stop_) {
-      const std::string id = CurrentRelease(options_.root);
-      if (id.empty()) break;
-      try {
-        return ReadManifest(options_.root, id).service;
-      } catch (const DeviceError& error) {
-        log_.Say(id + ": " + error.message);
-      }
-      for (const double until = Monotonic() + backoff_.Next(0); !stop_ && Monotonic() < until;) {
+  /// Ends an interrupted activation, if this account may, however often it fails: a full disk
+  /// becomes empty again.
+  void Recover() {
+    Backoff pauses;
+    while (!stop_ && !TestIsOver(options_.root)) {
+      const Account owner = OwnerOf(options_);
+      if (geteuid() != 0 && geteuid() != owner.uid) return;
+      log_.Say("ending the test that was interrupted");
+      if (RecoverAs(owner, options_.root) == 0) continue;
+      log_.Say("that failed: nothing is started before `recover` succeeds");
+      for (const double until = Monotonic() + pauses.Next(0); !stop_ && Monotonic() < until;) {
         Wait();
       }
     }
-    return std::nullopt;
+  }
+
+  void DropPrivileges() {
+    if (geteuid() != 0) return;
+    const Account account = ServiceAccount(options_);
+    if (!options_.user) log_.Say("an old init script: run `edgepack service install` again");
+    if (!MakeReadOnly(options_.writable)) {
+      log_.Say("this kernel does not let the file system be read-only for one program");
+    }
+    Become(account);
+    // Forgotten with the change of the account.
+    if (options_.keeper != 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (getppid() != options_.keeper) throw DeviceError(kExitAgain, "io", "nobody keeps it");
+    }
+    log_.Say("runs as " + account.name);
   }
 
   /// The release that should run; empty while none should start.
@@ -446,6 +461,15 @@ class Supervisor {
     std::string id = CurrentRelease(options_.root);
     if (!TestIsOver(options_.root)) return running_;
     return id;
+  }
+
+  /// The same for as long as `id` runs: a disk that cannot be read is no reason to end it.
+  [[nodiscard]] bool IsStillWanted(const std::string& id) const {
+    try {
+      return Wanted() == id;
+    } catch (const DeviceError&) {
+      return true;
+    }
   }
 
   void RunOnce(const Verified& release) {
@@ -463,7 +487,7 @@ class Supervisor {
     std::optional<int> status;
     while (!(status = app.Ended())) {
       Wait(&app);
-      if (stop_ || Wanted() != release.id) {
+      if (stop_ || !IsStillWanted(release.id)) {
         if (!stop_) log_.Say("release " + release.id + " is no longer current");
         status = Stop(&app);
         start_at_ = 0;
@@ -601,6 +625,34 @@ void BoundedLog::Say(const std::string& text) {
   Write(Timestamp(time(nullptr)) + " " + kTool + ": " + text + "\n");
 }
 
-int Supervise(const SuperviseOptions& options) { return Supervisor(options).Run(); }
+Outcome Supervise(const SuperviseOptions& options) { return Supervisor(options).Run(); }
+
+void CheckService(const SuperviseOptions& options) {
+  if (geteuid() == 0) {
+    if (OwnerOf(options).uid == 0) NeedRootsOwn(options.root);
+    Become(ServiceAccount(options));
+  }
+  NeedWayTo(options.root);
+  const std::string id = CurrentRelease(options.root);
+  if (id.empty()) {
+    throw DeviceError(kExitDevice, "no-release", "no release is current in " + options.root,
+                      "edgepack deploy makes one so");
+  }
+  NeedWayTo(FolderOf(options.root, id));
+  const Verified release = VerifyRelease(options.root, id);
+  if (!release.service && options.args.empty()) {
+    throw DeviceError(kExitUsage, "usage", "release " + id + " has no [service] table");
+  }
+  const std::string app = release.folder + "/" + kApp;
+  if (access(app.c_str(), X_OK) != 0) ThrowErrno("execute", app);
+  for (const std::string& folder : options.writable) {
+    if (access(folder.c_str(), W_OK | X_OK) == 0) continue;
+    const std::string reason = std::strerror(errno);
+    throw DeviceError(
+        kExitDevice, "no-access",
+        "user " + std::to_string(getuid()) + " cannot write to " + folder + ": " + reason,
+        "make it and give it to the service's account there: chown");
+  }
+}
 
 }  // namespace edgepack::device

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "file.h"
+#include "keeper.h"
 
 namespace edgepack::device {
 
@@ -51,8 +52,16 @@ struct SuperviseOptions {
   std::string root;
   /// Instead of the table's arguments.
   std::vector<std::string> args;
+  /// If root starts it: the account to become, whose the folder is, and what the account may write
+  /// to. What a login can write decides none of them.
   std::optional<std::string> user;
+  std::optional<std::string> owner;
+  std::vector<std::string> writable;
   std::optional<std::string> log;
+  /// That of the process above that starts it again, and with which it ends.
+  pid_t keeper = 0;
+  /// Why the one before it ended.
+  std::string why;
 };
 
 /// Keeps the current release's app running until SIGTERM or SIGINT; `run --supervise`.
@@ -62,10 +71,17 @@ struct SuperviseOptions {
 /// - When `current` names another release, and that one's test is over, the app goes over to it.
 ///   Until then the old one runs on.
 /// - Started by root it becomes the service's user, and sees the file system read-only but for
-///   `writable`. Before that it ends an interrupted activation, as the folder's owner.
+///   `writable`. Before that it ends an interrupted activation, as the folder's owner, and as
+///   often as it takes. Root itself reads and runs nothing of what the owner can write.
 /// - systemd is told READY=1 once this loop turns, and WATCHDOG=1 as long as it does.
 ///
-/// Needs to read the root folder, not to write it. Returns the exit code.
-int Supervise(const SuperviseOptions& options);
+/// Needs to read the root folder, not to write it. Returns how it ended; kExitAgain if an
+/// interrupted activation is in the way, and it has not the rights to end that.
+/// Throws DeviceError if the folder cannot be read, or nothing there be run.
+Outcome Supervise(const SuperviseOptions& options);
+
+/// Whether the service could run: as its account, or one without any rights of its own, the current
+/// release is read, and each folder that it writes to is found writable. Throws DeviceError.
+void CheckService(const SuperviseOptions& options);
 
 }  // namespace edgepack::device

@@ -8,11 +8,14 @@
 #include <fcntl.h>
 #include <functional>
 #include <map>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "account.h"
 #include "chunks.h"
 #include "error.h"
 #include "install.h"
+#include "keeper.h"
 #include "layout.h"
 #include "lock.h"
 #include "options.h"
@@ -58,9 +61,23 @@ std::string Home() {
   throw DeviceError(kExitUsage, "usage", "there is no HOME", "give --root DIR");
 }
 
+int Fail(const DeviceError& error, bool as_json) {
+  if (as_json) {
+    JsonWriter json;
+    json.BeginObject().Key("error");
+    WriteError(error, &json);
+    Print(json.EndObject().text() + "\n");
+  } else {
+    (void)std::fprintf(stderr, "error: %s\n", error.message.c_str());
+    if (!error.hint.empty()) (void)std::fprintf(stderr, "\nhint: %s\n", error.hint.c_str());
+  }
+  return error.exit_code;
+}
+
 class Tool {
  public:
-  explicit Tool(Options options) : options_(std::move(options)) {
+  /// `mask` is the umask that edgepack-run gets.
+  Tool(Options options, mode_t mask) : options_(std::move(options)), mask_(mask) {
     if (options_.by.empty()) options_.by = UserName();
   }
 
@@ -73,7 +90,8 @@ class Tool {
         {"verify", [&] { return Verify(); }},
         {"status", [&] { return Status(); }},
         {"recover", [&] { return Recover(); }},
-        {"run", [&] { return RunApp(); }},
+        {"run", [&] { return options_.supervise ? SuperviseApp() : RunApp(); }},
+        {"service", [&] { return Service(); }},
         {"trust", [&] { return ShowOrSetTrust(); }},
         {"chunks", [&] { return Chunks(); }},
         {"receive", [&] { return Receive(Root(), STDIN_FILENO, STDOUT_FILENO); }},
@@ -230,6 +248,14 @@ class Tool {
   }
 
   [[nodiscard]] int Recover() const {
+    if (options_.owner && geteuid() == 0) {
+      const Account owner = AccountOf(*options_.owner);
+      if (owner.uid == 0) {
+        NeedRootsOwn(Root());
+      } else {
+        Become(owner);
+      }
+    }
     const Site site = Site::Open(Root());
     const Lock lock = TakeLock(site);
     Switch(site, Steps()).Recover();
@@ -237,9 +263,6 @@ class Tool {
   }
 
   [[nodiscard]] int RunApp() const {
-    if (options_.supervise) {
-      return Supervise({Root(), options_.app_words, options_.user, options_.log});
-    }
     const Site site = Site::Open(Root());
     {
       const Lock lock = TakeLock(site);
@@ -257,8 +280,51 @@ class Tool {
     std::vector<std::string> words = options_.app_words;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
+    umask(mask_);
     execv(argv[0], argv.data());
     ThrowErrno("start", app);
+  }
+
+  [[nodiscard]] int SuperviseApp() const {
+    SuperviseOptions how;
+    how.root = Root();
+    how.args = options_.app_words;
+    how.user = options_.user;
+    how.owner = options_.owner;
+    how.writable = options_.writable;
+    how.log = options_.log;
+    if (options_.check) {
+      CheckService(how);
+      return 0;
+    }
+    std::optional<ServiceLock> lock;
+    if (options_.lock && !(lock = ServiceLock::Take(*options_.lock))) return 0;
+    if (!options_.respawn) return Supervise(how).code;
+    how.keeper = getpid();
+    return Keep([&](const std::string& why) -> Outcome {
+      try {
+        how.why = why;
+        return Supervise(how);
+      } catch (const DeviceError& error) {
+        // What was typed wrong stays wrong.
+        return {Fail(error, options_.json), error.exit_code != kExitUsage};
+      }
+    });
+  }
+
+  [[nodiscard]] int Service() const {
+    const std::string action = Word("`status` or `stop`");
+    if (!options_.lock || (action != "status" && action != "stop")) {
+      throw DeviceError(kExitUsage, "usage", "service takes `status` or `stop`, and --lock FILE");
+    }
+    if (action == "stop") {
+      ServiceLock::Stop(*options_.lock);
+      return 0;
+    }
+    constexpr int kNotRunning = 3;  // as init scripts say it
+    const pid_t pid = ServiceLock::Holder(*options_.lock);
+    Print(pid == 0 ? "stopped\n" : "running\nprocess " + std::to_string(pid) + "\n");
+    return pid == 0 ? kNotRunning : 0;
   }
 
   [[nodiscard]] int ShowOrSetTrust() const {
@@ -290,20 +356,8 @@ class Tool {
   }
 
   Options options_;
+  mode_t mask_;
 };
-
-int Fail(const DeviceError& error, bool as_json) {
-  if (as_json) {
-    JsonWriter json;
-    json.BeginObject().Key("error");
-    WriteError(error, &json);
-    Print(json.EndObject().text() + "\n");
-  } else {
-    (void)std::fprintf(stderr, "error: %s\n", error.message.c_str());
-    if (!error.hint.empty()) (void)std::fprintf(stderr, "\nhint: %s\n", error.hint.c_str());
-  }
-  return error.exit_code;
-}
 
 }  // namespace
 
@@ -313,6 +367,8 @@ int RunTool(const std::vector<std::string>& words) {
     if (word == "--") break;
     as_json = as_json || word == "--json";
   }
+  // The app may run as another account than the one that installs it.
+  const mode_t mask = umask(022);
   try {
     Options options = ParseOptions(words);
     if (options.command == "--version") {
@@ -323,7 +379,7 @@ int RunTool(const std::vector<std::string>& words) {
       Print(HelpText());
       return 0;
     }
-    return Tool(std::move(options)).Run();
+    return Tool(std::move(options), mask).Run();
   } catch (const DeviceError& error) {
     return Fail(error, as_json);
   }

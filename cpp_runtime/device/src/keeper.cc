@@ -1,0 +1,150 @@
+#include "keeper.h"
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "error.h"
+#include "supervise.h"
+
+namespace edgepack::device {
+namespace {
+
+// The supervisor gives its app 10 s.
+constexpr double kGraceS = 15;
+constexpr double kPollS = 0.05;
+
+std::optional<File> OpenLock(const std::string& path, int flags) {
+  Fd fd(open(path.c_str(), flags | O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
+  if (!fd) {
+    if (errno == ENOENT) return std::nullopt;
+    ThrowErrno("open", path);
+  }
+  File file(std::move(fd), path);
+  const struct stat status = file.Status();
+  // Not what somebody else can read, and so lock.
+  if (!S_ISREG(status.st_mode) || status.st_uid != geteuid() || (status.st_mode & 077) != 0) {
+    throw DeviceError(kExitDevice, "io", path + " is no lock of this account's own",
+                      "remove it, if no service uses it");
+  }
+  return file;
+}
+
+bool TryLock(const File& file) {
+  if (flock(file.fd(), LOCK_EX | LOCK_NB) == 0) return true;
+  if (errno != EWOULDBLOCK) ThrowErrno("lock", file.path());
+  return false;
+}
+
+sigset_t Signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int number : {SIGTERM, SIGINT, SIGCHLD}) sigaddset(&set, number);
+  return set;
+}
+
+/// Waits for a signal; 0 after `seconds`.
+int WaitForSignal(double seconds) {
+  const sigset_t set = Signals();
+  struct timespec time = {};
+  time.tv_sec = static_cast<std::time_t>(seconds);
+  time.tv_nsec =
+      static_cast<decltype(time.tv_nsec)>((seconds - static_cast<double>(time.tv_sec)) * 1e9);
+  return std::max(0, sigtimedwait(&set, nullptr, &time));
+}
+
+[[noreturn]] void Work(const std::function<Outcome(const std::string&)>& work,
+                       const std::string& why, pid_t parent, const Fd& done) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);
+  const Outcome outcome = work(why);
+  if (!outcome.again && write(done.get(), "x", 1) != 1) _exit(1);
+  _exit(outcome.code);
+}
+
+}  // namespace
+
+std::optional<ServiceLock> ServiceLock::Take(const std::string& path) {
+  std::optional<File> file = OpenLock(path, O_CREAT);
+  if (!file) ThrowErrno("open", path);
+  if (!TryLock(*file)) return std::nullopt;
+  const std::string text = std::to_string(getpid()) + "\n";
+  file->Truncate(0);
+  file->WriteAt(0, text.data(), text.size());
+  return ServiceLock(std::move(*file));
+}
+
+pid_t ServiceLock::Holder(const std::string& path) {
+  const std::optional<File> file = OpenLock(path, 0);
+  while (file && !TryLock(*file)) {
+    const int pid = std::atoi(file->ReadAll(64).c_str());
+    if (pid > 1) return pid;
+    Sleep(kPollS);  // it is being written
+  }
+  return 0;
+}
+
+void ServiceLock::Stop(const std::string& path) {
+  const double start = Monotonic();
+  bool asked = false;
+  while (const pid_t pid = Holder(path)) {
+    const double waited = Monotonic() - start;
+    if (!asked || waited > kGraceS + 5) kill(pid, asked ? SIGKILL : SIGTERM);
+    asked = true;
+    if (waited > kGraceS + 10) {
+      throw DeviceError(kExitDevice, "io", "process " + std::to_string(pid) + " does not end");
+    }
+    Sleep(kPollS);
+  }
+}
+
+int Keep(const std::function<Outcome(const std::string&)>& work) {
+  const sigset_t set = Signals();
+  sigprocmask(SIG_BLOCK, &set, nullptr);
+  Backoff pauses;
+  std::string why;
+  for (;;) {
+    std::array<int, 2> ends = {-1, -1};
+    if (pipe2(ends.data(), O_CLOEXEC) != 0) ThrowErrno("make", "a pipe");
+    const Fd reader(ends[0]);
+    Fd writer(ends[1]);
+    const double started = Monotonic();
+    const pid_t parent = getpid();
+    const pid_t child = fork();
+    if (child < 0) ThrowErrno("start", "the supervisor");
+    if (child == 0) Work(work, why, parent, writer);
+    writer.Close();
+    int status = 0;
+    bool stop = false;
+    double deadline = 0;
+    while (waitpid(child, &status, WNOHANG) != child) {
+      const int number = WaitForSignal(1);
+      if (number == SIGTERM || number == SIGINT) {
+        if (!stop) deadline = Monotonic() + kGraceS;
+        stop = true;
+        kill(child, SIGTERM);
+      }
+      if (stop && Monotonic() > deadline) kill(child, SIGKILL);
+    }
+    char mark = 0;
+    const bool over = read(reader.get(), &mark, 1) == 1;
+    if (over || stop) return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    why = WIFSIGNALED(status) ? "was killed by signal " + std::to_string(WTERMSIG(status))
+                              : "ended with exit code " + std::to_string(WEXITSTATUS(status));
+    const double until = Monotonic() + pauses.Next(Monotonic() - started);
+    while (Monotonic() < until) {
+      const int number = WaitForSignal(until - Monotonic());
+      if (number == SIGTERM || number == SIGINT) return 0;
+    }
+  }
+}
+
+}  // namespace edgepack::device
