@@ -19,6 +19,7 @@ import contextlib
 import json
 import mmap
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,8 @@ class Request:
             "protocol": PROTOCOL,
             "op": "plan" if self.plan else "deploy",
             "by": self.by,
+            # A second opinion, for a device whose own clock may be wrong.
+            "time": int(time.time()),
             "session": self.session,
             "keep": self.keep,
             "wait_s": self.wait_s,

@@ -76,6 +76,10 @@ void File::WriteAt(std::uint64_t offset, const void* data, std::size_t size) con
       if (errno == EINTR) continue;
       ThrowErrno("write", path_);
     }
+    if (count == 0) {  // would be so for ever
+      errno = EIO;
+      ThrowErrno("write", path_);
+    }
     next += count;
     size -= static_cast<std::size_t>(count);
     offset += static_cast<std::uint64_t>(count);

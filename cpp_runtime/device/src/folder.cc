@@ -87,6 +87,7 @@ std::optional<File> Folder::Find(const std::string& name) const {
   Fd fd(openat(fd_.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (!fd) {
     if (errno == ENOENT) return std::nullopt;
+    if (errno == ELOOP) throw Refused("damaged", PathOf(name) + " is a link");
     ThrowErrno("open", PathOf(name));
   }
   File file(std::move(fd), PathOf(name));
@@ -111,7 +112,8 @@ File Folder::Create(const std::string& name, mode_t mode) const {
 void Folder::Replace(const std::string& name, std::string_view content, const std::string& step,
                      mode_t mode) const {
   const std::string fresh = name + ".new";
-  Remove(fresh);
+  RemoveTree(fresh);
+  SetFolderAside(name);
   const File file = Create(fresh, mode);
   Step((step + ".write").c_str());
   file.WriteAt(0, content.data(), content.size());
@@ -125,7 +127,8 @@ void Folder::Replace(const std::string& name, std::string_view content, const st
 void Folder::ReplaceLink(const std::string& name, const std::string& target,
                          const std::string& step) const {
   const std::string fresh = name + ".new";
-  Remove(fresh);
+  RemoveTree(fresh);
+  SetFolderAside(name);
   Step((step + ".link").c_str());
   if (symlinkat(target.c_str(), fd_.get(), fresh.c_str()) != 0) {
     ThrowErrno("make link", PathOf(fresh));
@@ -133,6 +136,15 @@ void Folder::ReplaceLink(const std::string& name, const std::string& target,
   Step((step + ".rename").c_str());
   Rename(fresh, name);
   Sync();
+}
+
+bool Folder::SetFolderAside(const std::string& name) const {
+  const std::optional<struct stat> there = Status(name);
+  if (!there || !S_ISDIR(there->st_mode)) return false;
+  const std::string aside = name + ".damaged";
+  RemoveTree(aside);
+  Rename(name, aside);
+  return true;
 }
 
 void Folder::Rename(const std::string& name, const Folder& to, const std::string& new_name) const {

@@ -50,6 +50,10 @@ class Folder {
   void ReplaceLink(const std::string& name, const std::string& target,
                    const std::string& step) const;
 
+  /// Moves a folder that stands where a file or link belongs to <name>.damaged, replacing what is
+  /// there; returns whether there was one.
+  bool SetFolderAside(const std::string& name) const;
+
   void Rename(const std::string& name, const Folder& to, const std::string& new_name) const;
   void Rename(const std::string& from, const std::string& to) const { Rename(from, *this, to); }
   void Link(const std::string& name, const Folder& to, const std::string& new_name) const;

@@ -52,12 +52,25 @@ Installer::Checked Installer::Check(BundleSource* source) const {
   bundle.bytes = source->Manifest();
   bundle.signature = source->Signature();
   // First of all: nothing in an unsigned or wrongly signed manifest is worth a look.
-  checked.verdict = site_->trust.Check(bundle.bytes, bundle.signature, request_.signers);
+  CheckSignersAreThere();
+  checked.verdict =
+      site_->trust.Check(bundle.bytes, bundle.signature, request_.signers, request_.time);
   bundle.manifest = ParseManifest(bundle.bytes);
   site_->trust.CheckBoard(bundle.manifest);
   CheckMachine(bundle.manifest);
   CheckVersion(bundle.manifest);
   return checked;
+}
+
+void Installer::CheckSignersAreThere() const {
+  if (site_->trust.signers()) return;
+  for (const Record& record : site_->state.Records()) {
+    if (record.signer.empty()) continue;
+    throw Refused("damaged",
+                  "signed bundles were taken here (" + record.signer +
+                      "), and the list of who may sign is gone",
+                  "edgepack trust set FILE; or on the device: edgepack-device trust set FILE");
+  }
 }
 
 void Installer::CheckVersion(const Manifest& manifest) const {
@@ -87,9 +100,11 @@ Plan Installer::PlanOf(const SignedManifest& bundle) const {
   }
   if (plan.current == plan.release && plan.needs.empty() && !request_.retest) {
     const std::optional<Record> record = site_->state.Find(plan.release);
+    // In this order: a damaged manifest cannot be loaded.
     plan.unchanged = record && record->health && record->health->system == SystemName() &&
+                     site_->releases.Problems(plan.release).empty() &&
                      site_->releases.Load(plan.release).bytes == bundle.bytes &&
-                     site_->releases.Problems(plan.release).empty() && !site_->state.pending();
+                     !site_->state.pending();
   }
   plan.remove = Switch(*site_, progress_).Removable(request_.keep, plan.release);
   return plan;
@@ -132,7 +147,13 @@ void Installer::Fill(const SignedManifest& bundle, const Plan& plan, BundleSourc
   if (damaged.empty()) return;
   // Other releases link to the damaged content, which the store has just replaced.
   for (const std::string& id : site_->releases.Ids()) {
-    if (id != bundle.manifest.release) site_->releases.Repair(id);
+    if (id == bundle.manifest.release) continue;
+    try {
+      site_->releases.Repair(id);
+    } catch (const DeviceError& error) {
+      if (error.exit_code == kExitDevice) throw;
+      progress_("release " + id + ": " + error.message);  // no worse than it was
+    }
   }
 }
 
@@ -165,6 +186,7 @@ void Installer::Publish(const Checked& checked) const {
   site_->state.Save(*record);
   site_->releases.Publish(bundle);
   site_->trust.Pin(checked.verdict, bundle.manifest);
+  if (checked.verdict.signer) site_->trust.TakeTime(request_.time);
 }
 
 InstallReport Installer::Install(BundleSource* source) const {

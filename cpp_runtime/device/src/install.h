@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <ctime>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,6 +50,8 @@ class BundleSource {
 struct InstallRequest {
   std::string by;
   std::optional<std::string> signers;
+  /// What the clock of whoever sends it says; nothing if there is none but the device's.
+  std::optional<std::time_t> time;
   int keep = 3;
   bool allow_downgrade = false;
   bool activate = true;
@@ -95,6 +98,7 @@ class Installer {
   };
   Checked Check(BundleSource* source) const;
   [[nodiscard]] Plan PlanOf(const SignedManifest& bundle) const;
+  void CheckSignersAreThere() const;
   void CheckVersion(const Manifest& manifest) const;
   void CheckSpace(const Plan& plan) const;
   void Fill(const SignedManifest& bundle, const Plan& plan, BundleSource* source) const;

@@ -38,8 +38,15 @@ std::optional<Holder> Parse(const std::string& text) {
 /// Earlier versions locked with a link whose target is "<host> <pid> <token> <boot id>". One from
 /// before the last boot is removed, any other respected.
 File OpenLock(const Folder& root) {
+  // Who may read it could lock it, and then nobody changes anything here.
+  constexpr mode_t kOwnersAlone = 0600;
+  root.SetFolderAside(kLock);
   const std::optional<std::string> owner = root.ReadLink(kLock);
-  if (!owner) return root.Create(kLock, 0644);
+  if (!owner) {
+    File file = root.Create(kLock, kOwnersAlone);
+    if ((file.Status().st_mode & 0777U) != kOwnersAlone) file.SetMode(kOwnersAlone);
+    return file;
+  }
   const File boot_file(Fd(open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC)),
                        "/proc/sys/kernel/random/boot_id");
   const std::string boot = boot_file.ReadAll(64).substr(0, 36);
@@ -50,7 +57,7 @@ File OpenLock(const Folder& root) {
                       "wait; or, if that is over for sure: rm " + root.PathOf(kLock));
   }
   root.Remove(kLock);
-  return root.Create(kLock, 0644);
+  return root.Create(kLock, kOwnersAlone);
 }
 
 }  // namespace
@@ -96,6 +103,8 @@ void Lock::Write() const {
 
 std::optional<Holder> Lock::Look(const Folder& root) {
   if (root.ReadLink(kLock)) return std::nullopt;
+  const std::optional<struct stat> there = root.Status(kLock);
+  if (!there || !S_ISREG(there->st_mode)) return std::nullopt;
   const std::optional<File> file = root.Find(kLock);
   if (!file || TryLock(*file)) return std::nullopt;
   return Parse(file->ReadAll(1U << 16U));

@@ -59,6 +59,7 @@ usage: edgepack-device COMMAND [options]
   verify [ID]          read every byte of a release, or of all
   status               what is current, since when, by whom, and how it is
   recover              end what a crash or power cut interrupted
+  repair               bring back what a rotten card damaged, and say what was lost
   run [-- WORDS]       verify the current release and become its edgepack-run
   run --supervise      keep it running as a service, until SIGTERM
   service status       whether one runs that has --lock; its process

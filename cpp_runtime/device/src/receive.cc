@@ -70,6 +70,7 @@ Request ReadRequest(const std::string& line, WireInput* in) {
   if (root.HasValue("session")) request.session = root.String("session");
   request.wait_s = root.Number("wait_s");
   request.install.by = root.String("by");
+  if (root.HasValue("time")) request.install.time = static_cast<std::time_t>(root.Int("time"));
   request.install.keep = static_cast<int>(root.Int("keep"));
   request.install.allow_downgrade = root.Bool("allow_downgrade");
   request.install.retest = root.Bool("retest");

@@ -102,18 +102,23 @@ void State::Save(const Record& record) const {
 }
 
 void State::Remove(const std::string& release) const {
-  if (folder_.Remove(RecordName(release))) folder_.Sync();
+  folder_.RemoveTree(RecordName(release));
+  folder_.Sync();
+}
+
+std::vector<Record> State::Records() const {
+  std::vector<Record> records;
+  for (const std::string& name : folder_.Names()) {
+    const std::string release = name.substr(0, name.find('.'));
+    if (!IsReleaseId(release) || name != RecordName(release)) continue;
+    if (std::optional<Record> record = Find(release)) records.push_back(std::move(*record));
+  }
+  return records;
 }
 
 std::int64_t State::NextSerial() const {
   std::int64_t highest = 0;
-  for (const std::string& name : folder_.Names()) {
-    const std::string release = name.substr(0, name.find('.'));
-    if (!IsReleaseId(release) || name != RecordName(release)) continue;
-    if (const std::optional<Record> record = Find(release)) {
-      highest = std::max(highest, record->serial);
-    }
-  }
+  for (const Record& record : Records()) highest = std::max(highest, record.serial);
   return highest + 1;
 }
 
@@ -122,8 +127,13 @@ std::optional<Pending> State::pending() const {
   if (!file) return std::nullopt;
   const JsonDocument document(file->ReadAll(kMaxBytes), file->path(), "damaged");
   JsonObject root = document.Root();
-  return Pending{root.String("release"), ReadOptional("fallback", &root),
-                 ReadOptional("older", &root), root.Int("attempts"), root.String("by")};
+  Pending pending{root.String("release"), ReadOptional("fallback", &root),
+                  ReadOptional("older", &root), root.Int("attempts"), root.String("by")};
+  for (const std::string& id : {pending.release, pending.fallback.value_or(pending.release),
+                                pending.older.value_or(pending.release)}) {
+    if (!IsReleaseId(id)) throw Refused("damaged", file->path() + " names no release: " + id);
+  }
+  return pending;
 }
 
 void State::SetPending(const Pending& pending) const {
@@ -136,19 +146,35 @@ void State::SetPending(const Pending& pending) const {
 
 void State::ClearPending() const {
   Step("pending.remove");
+  folder_.SetFolderAside(kPendingName);
   if (folder_.Remove(kPendingName)) folder_.Sync();
 }
 
+std::optional<std::int64_t> State::ReadHighest() const {
+  try {
+    const std::optional<File> file = folder_.Find(kHighestName);
+    if (!file) return std::nullopt;
+    const JsonDocument document(file->ReadAll(kMaxBytes), file->path(), "damaged");
+    return document.Root().Int("version");
+  } catch (const DeviceError& error) {
+    if (error.kind != "damaged") throw;
+    return std::nullopt;
+  }
+}
+
 std::optional<std::int64_t> State::highest() const {
-  const std::optional<File> file = folder_.Find(kHighestName);
-  if (!file) return std::nullopt;
-  const JsonDocument document(file->ReadAll(kMaxBytes), file->path(), "damaged");
-  return document.Root().Int("version");
+  std::optional<std::int64_t> highest = ReadHighest();
+  if (highest) return highest;
+  for (const Record& record : Records()) {
+    if (!record.activated_at.empty()) highest = std::max(highest.value_or(0), record.version);
+  }
+  return highest;
 }
 
 void State::Raise(std::int64_t version) const {
-  const std::optional<std::int64_t> before = highest();
-  if (before && *before >= version) return;
+  const std::optional<std::int64_t> there = ReadHighest();
+  version = std::max(version, highest().value_or(version));
+  if (there && *there >= version) return;
   JsonWriter json;
   json.BeginObject().Key("version").Int(version).EndObject();
   folder_.Replace(kHighestName, json.text() + "\n", "highest");

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/json.h"
 #include "folder.h"
@@ -62,13 +63,19 @@ class State {
   void Remove(const std::string& release) const;
   [[nodiscard]] std::int64_t NextSerial() const;
 
+  /// Throws DeviceError "damaged" for one that makes no sense.
   [[nodiscard]] std::optional<Pending> pending() const;
   void SetPending(const Pending& pending) const;
   void ClearPending() const;
 
-  /// The highest version that ever passed here; nothing before the first.
+  /// The highest version that ever passed here; nothing before the first. If its file is lost or
+  /// damaged: what the records say.
   [[nodiscard]] std::optional<std::int64_t> highest() const;
   void Raise(std::int64_t version) const;
+  /// What is in the file itself; nothing if it is lost or damaged.
+  [[nodiscard]] std::optional<std::int64_t> ReadHighest() const;
+  /// Those of all releases that have one.
+  [[nodiscard]] std::vector<Record> Records() const;
 
  private:
   Folder folder_;

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdio>
+#include <vector>
 
 #include "allowed_signers.h"
 #include "common/json.h"
@@ -21,7 +22,56 @@ struct Known {
 std::optional<Known> Find(const Site& site, const char* link) {
   const std::optional<std::string> id = site.releases.Named(link);
   if (!id) return std::nullopt;
-  return Known{site.releases.Load(*id).manifest, site.state.Find(*id).value_or(Record())};
+  Known known;
+  known.record = site.state.Find(*id).value_or(Record());
+  try {
+    known.manifest = site.releases.Load(*id).manifest;
+  } catch (const DeviceError&) {  // `Problems` says so
+    known.manifest.release = *id;
+    known.manifest.version = known.record.version;
+  }
+  return known;
+}
+
+std::optional<Pending> FindPending(const Site& site) {
+  try {
+    return site.state.pending();
+  } catch (const DeviceError&) {
+    Pending pending;
+    pending.release = site.releases.Named(kCurrent).value_or("");
+    return pending;
+  }
+}
+
+/// What is damaged and easily seen: nothing but state, trust and manifests is read.
+std::vector<std::string> Problems(const Site& site) {
+  std::vector<std::string> problems;
+  const auto check = [&](const auto& read) {
+    try {
+      read();
+    } catch (const DeviceError& error) {
+      problems.push_back(error.message);
+    }
+  };
+  for (const std::string& id : site.releases.Ids()) {
+    check([&] { (void)site.releases.Load(id); });
+  }
+  for (const char* link : {kCurrent, kPrevious}) {
+    if (site.root.Has(link) && !site.releases.Named(link)) {
+      problems.push_back(site.root.PathOf(link) + " names no release");
+    }
+  }
+  check([&] { (void)site.state.pending(); });
+  check([&] {
+    if (const std::optional<std::string> list = site.trust.signers()) ParseAllowedSigners(*list);
+  });
+  if (!site.state.ReadHighest() && site.state.highest()) {
+    problems.push_back("state/highest.json is lost or damaged");
+  }
+  if (!site.trust.board() && !site.releases.Ids().empty()) {
+    problems.push_back("trust/board is lost or damaged");
+  }
+  return problems;
 }
 
 void WriteKnown(const std::optional<Known>& known, JsonWriter* json) {
@@ -85,11 +135,17 @@ void WriteLock(const std::optional<Holder>& holder, JsonWriter* json) {
 }
 
 void WriteSigners(const Trust& trust, JsonWriter* json) {
-  json->BeginArray();
-  if (const std::optional<std::string> list = trust.signers()) {
-    for (const AllowedSigner& signer : ParseAllowedSigners(*list)) {
-      json->String(signer.principals + " " + signer.key.Fingerprint());
+  std::vector<AllowedSigner> signers;
+  try {
+    if (const std::optional<std::string> list = trust.signers()) {
+      signers = ParseAllowedSigners(*list);
     }
+  } catch (const DeviceError&) {  // `Problems` says so
+    signers.clear();
+  }
+  json->BeginArray();
+  for (const AllowedSigner& signer : signers) {
+    json->String(signer.principals + " " + signer.key.Fingerprint());
   }
   json->EndArray();
 }
@@ -130,11 +186,14 @@ std::string StatusJson(const Site& site) {
   const Store::Total total = site.store.Sum();
   json.Key("store").BeginObject().Key("blobs").Int(static_cast<std::int64_t>(total.blobs));
   json.Key("bytes").Int(static_cast<std::int64_t>(total.bytes)).EndObject().Key("pending");
-  WritePending(site.state.pending(), &json);
+  WritePending(FindPending(site), &json);
   json.Key("signers");
   WriteSigners(site.trust, &json);
   json.Key("lock");
   WriteLock(Lock::Look(site.root), &json);
+  json.Key("problems").BeginArray();
+  for (const std::string& problem : Problems(site)) json.String(problem);
+  json.EndArray();
   return json.EndObject().text();
 }
 
@@ -144,12 +203,15 @@ std::string StatusText(const Site& site) {
   const Store::Total total = site.store.Sum();
   text += std::to_string(site.releases.Ids().size()) + " releases, " + std::to_string(total.blobs) +
           " blobs, " + std::to_string(total.bytes) + " bytes\n";
-  if (const std::optional<Pending> pending = site.state.pending()) {
+  if (const std::optional<Pending> pending = FindPending(site)) {
     text += "release " + pending->release + " is being tested\n";
   }
   if (const std::optional<Holder> holder = Lock::Look(site.root)) {
     text += holder->by + " (process " + std::to_string(holder->pid) + ") holds the lock since " +
             holder->since + ": " + holder->what + "\n";
+  }
+  for (const std::string& problem : Problems(site)) {
+    text += "damaged: " + problem + " (edgepack-device repair)\n";
   }
   return text;
 }

@@ -76,6 +76,7 @@ Store::Store(const Folder& root)
 }
 
 Store::Condition Store::Check(const std::string& sha256) const {
+  store_.SetFolderAside(sha256);
   const std::optional<File> file = store_.Find(sha256);
   if (!file) return Condition::kMissing;
   return file->Sha256() == sha256 ? Condition::kWhole : Condition::kDamaged;
@@ -114,7 +115,8 @@ void Store::LinkTo(const std::string& sha256, bool executable, const Folder& fol
     blob.Sync();
   }
   const std::string fresh = name + ".new";
-  folder.Remove(fresh);
+  folder.RemoveTree(fresh);
+  folder.SetFolderAside(name);
   store_.Link(sha256, folder, fresh);
   folder.Rename(fresh, name);
   // Renaming one link of a file to another does nothing and leaves both.

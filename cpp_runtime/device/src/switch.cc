@@ -114,6 +114,7 @@ void Switch::UpdateTool(const std::string& release) const {
     bin.Replace(kTool, self.ReadAll(kMaxToolBytes), "tool", 0755);
     return;
   }
+  bin.SetFolderAside(kTool);
   const std::string there = bin.Has(kTool) ? VersionOf(bin.PathOf(kTool)) : "";
   const std::string brought = VersionOf(site_->releases.PathOf(release) + "/" + kBundleTool);
   if (brought.empty() || (!there.empty() && !IsOlder(there, brought))) return;
@@ -122,10 +123,32 @@ void Switch::UpdateTool(const std::string& release) const {
   bin.Sync();
 }
 
+/// If it cannot be read, something was being tested, or a card rots: what is current is tested
+/// again.
+std::optional<Pending> Switch::ReadPending() const {
+  try {
+    return site_->state.pending();
+  } catch (const DeviceError& error) {
+    if (error.kind != "damaged") throw;
+    progress_("what is being tested is damaged: " + error.message);
+    const std::optional<std::string> current = site_->releases.Named(kCurrent);
+    if (!current) {
+      site_->state.ClearPending();
+      return std::nullopt;
+    }
+    Pending pending;
+    pending.release = *current;
+    pending.fallback = site_->releases.Named(kPrevious);
+    pending.by = kTool;
+    site_->state.SetPending(pending);
+    return pending;
+  }
+}
+
 void Switch::Recover() const {
   site_->releases.RemoveLeftovers();
   Adopt();
-  std::optional<Pending> pending = site_->state.pending();
+  std::optional<Pending> pending = ReadPending();
   if (!pending) return;
   progress_("recover");
   Step("recover.pending");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,12 +28,15 @@ class Switch {
   /// Those that `Prune` would remove if `release` were current.
   [[nodiscard]] std::vector<std::string> Removable(int keep, const std::string& release) const;
 
+  /// Makes the device tool of `release` the one in bin/, if that is older or does not run.
+  void UpdateTool(const std::string& release) const;
+
  private:
   Health Test(const Pending& pending) const;
   void GoBack(const Pending& pending) const;
   void Commit(const Pending& pending, const Health& health) const;
-  void UpdateTool(const std::string& release) const;
   void Adopt() const;
+  [[nodiscard]] std::optional<Pending> ReadPending() const;
 
   const Site* site_;
   Progress progress_;

@@ -21,6 +21,7 @@
 #include "options.h"
 #include "output.h"
 #include "receive.h"
+#include "repair.h"
 #include "sha256.h"
 #include "site.h"
 #include "sources.h"
@@ -90,6 +91,7 @@ class Tool {
         {"verify", [&] { return Verify(); }},
         {"status", [&] { return Status(); }},
         {"recover", [&] { return Recover(); }},
+        {"repair", [&] { return RepairAll(); }},
         {"run", [&] { return options_.supervise ? SuperviseApp() : RunApp(); }},
         {"service", [&] { return Service(); }},
         {"trust", [&] { return ShowOrSetTrust(); }},
@@ -260,6 +262,24 @@ class Tool {
     const Lock lock = TakeLock(site);
     Switch(site, Steps()).Recover();
     return Status();
+  }
+
+  [[nodiscard]] int RepairAll() const {
+    const Site site = Site::Open(Root());
+    const Lock lock = TakeLock(site);
+    const RepairReport report = Repair(site, Steps(), options_.by);
+    JsonWriter json;
+    json.BeginObject();
+    for (const auto& [key, lines] : {std::pair("mended", report.mended), {"lost", report.lost}}) {
+      json.Key(key).BeginArray();
+      for (const std::string& line : lines) {
+        json.String(line);
+        if (!options_.json) Print(std::string(key) + ": " + line + "\n");
+      }
+      json.EndArray();
+    }
+    if (options_.json) Print(json.EndObject().text() + "\n");
+    return report.lost.empty() ? 0 : kExitBundle;
   }
 
   [[nodiscard]] int RunApp() const {

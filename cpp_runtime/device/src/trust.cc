@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <sys/stat.h>
 
 #include "allowed_signers.h"
@@ -15,6 +16,9 @@ constexpr char kSigners[] = "allowed_signers";
 constexpr char kBoard[] = "board";
 constexpr char kClock[] = "clock";
 constexpr std::size_t kMaxBytes = std::size_t{1} << 20U;
+constexpr std::time_t kLeapS = 366 * 86400;
+// Time zones that somebody took for UTC are no disagreement.
+constexpr long long kAgreeS = 86400;
 
 std::optional<std::string> Read(const Folder& folder, const char* name) {
   const std::optional<File> file = folder.Find(name);
@@ -29,20 +33,41 @@ Trust::Trust(const Folder& root) : folder_(root.MakeSub(kTrust)) {}
 std::optional<std::string> Trust::signers() const { return Read(folder_, kSigners); }
 
 std::optional<std::string> Trust::board() const {
-  std::optional<std::string> name = Read(folder_, kBoard);
-  if (name) name->erase(std::min(name->find('\n'), name->size()));
-  return name;
+  std::optional<std::string> name;
+  try {
+    name = Read(folder_, kBoard);
+  } catch (const DeviceError& error) {
+    if (error.kind != "damaged") throw;
+  }
+  // The end of its line says that it is whole.
+  if (!name || name->size() < 2 || name->back() != '\n') return std::nullopt;
+  name->pop_back();
+  const bool plain = std::all_of(name->begin(), name->end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+  });
+  return plain ? name : std::nullopt;
+}
+
+std::optional<std::time_t> Trust::Seen() const {
+  const std::optional<struct stat> seen = folder_.Status(kClock);
+  if (!seen || !S_ISREG(seen->st_mode)) return std::nullopt;
+  return seen->st_mtime;
 }
 
 std::time_t Trust::Now() const {
   const std::time_t now = std::time(nullptr);
-  const std::optional<struct stat> seen = folder_.Status(kClock);
-  return seen ? std::max<std::time_t>(now, seen->st_mtime) : now;
+  return std::max(now, Seen().value_or(now));
+}
+
+std::time_t Trust::Now(std::optional<std::time_t> second) const {
+  const std::time_t now = std::time(nullptr);
+  return second && std::llabs(static_cast<long long>(now) - *second) <= kAgreeS ? now : Now();
 }
 
 Trust::Verdict Trust::Check(const std::string& manifest,
                             const std::optional<std::string>& signature,
-                            const std::optional<std::string>& offered) const {
+                            const std::optional<std::string>& offered,
+                            std::optional<std::time_t> second) const {
   const std::optional<std::string> pinned = signers();
   if (offered) {
     ParseAllowedSigners(*offered);
@@ -63,7 +88,7 @@ Trust::Verdict Trust::Check(const std::string& manifest,
     list = std::string("first-use namespaces=\"") + kSignatureNamespace + "\" " +
            KeyOfSignature(*signature) + "\n";
   }
-  verdict.signer = VerifySignature(manifest, *signature, *list, Now());
+  verdict.signer = VerifySignature(manifest, *signature, *list, Now(second));
   if (!pinned) verdict.pin = std::move(list);
   return verdict;
 }
@@ -85,15 +110,27 @@ void Trust::Pin(const Verdict& verdict, const Manifest& manifest) const {
 void Trust::SetSigners(const std::string& list) const {
   ParseAllowedSigners(list);
   folder_.Replace(kSigners, list, "pin.signers");
+  folder_.RemoveTree(kClock);
+}
+
+void Trust::Note(std::time_t time) const {
+  folder_.SetFolderAside(kClock);
+  const File clock = folder_.Create(kClock, 0644);
+  struct timespec stamp = {};
+  stamp.tv_sec = time;
+  const std::array<struct timespec, 2> times = {stamp, stamp};
+  if (futimens(clock.fd(), times.data()) != 0) ThrowErrno("set the time of", clock.path());
 }
 
 void Trust::Tick() const {
-  const std::time_t now = Now();
-  const File clock = folder_.Create(kClock, 0644);
-  struct timespec time = {};
-  time.tv_sec = now;
-  const std::array<struct timespec, 2> times = {time, time};
-  if (futimens(clock.fd(), times.data()) != 0) ThrowErrno("set the time of", clock.path());
+  const std::time_t now = std::time(nullptr);
+  const std::optional<std::time_t> seen = Seen();
+  if (!seen || (now > *seen && now - *seen <= kLeapS)) Note(now);
+}
+
+void Trust::TakeTime(std::optional<std::time_t> second) const {
+  const std::time_t now = std::time(nullptr);
+  if (second && Now(second) == now) Note(now);
 }
 
 }  // namespace edgepack::device

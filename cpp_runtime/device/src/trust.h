@@ -23,27 +23,37 @@ class Trust {
 
   /// The pinned list, in OpenSSH's format; nothing if no signature is asked for.
   [[nodiscard]] std::optional<std::string> signers() const;
-  /// The board that the first bundle was for.
+  /// The board that the first bundle was for; nothing if that is lost or damaged.
   [[nodiscard]] std::optional<std::string> board() const;
   /// Now, or later: no earlier than the latest time seen here.
   [[nodiscard]] std::time_t Now() const;
+  /// The same; but if `second`, another machine's clock, says the same as this one's, that is it.
+  [[nodiscard]] std::time_t Now(std::optional<std::time_t> second) const;
 
   /// Whether a manifest may be used. `offered` is a list that comes with it, which counts only if
   /// none is pinned, or the same. Without any list the signature's own key is taken.
   /// Throws DeviceError "unsigned", "bad-signature", "unknown-signer", "expired-key".
   [[nodiscard]] Verdict Check(const std::string& manifest,
                               const std::optional<std::string>& signature,
-                              const std::optional<std::string>& offered) const;
+                              const std::optional<std::string>& offered,
+                              std::optional<std::time_t> second = std::nullopt) const;
   /// Throws DeviceError "wrong-board".
   void CheckBoard(const Manifest& manifest) const;
 
   void Pin(const Verdict& verdict, const Manifest& manifest) const;
-  /// Replaces the pinned list. Throws DeviceError "bad-signers" for one that makes no sense.
+  /// Replaces the pinned list, and forgets what time it was: whoever may do this is to be believed.
+  /// Throws DeviceError "bad-signers" for one that makes no sense.
   void SetSigners(const std::string& list) const;
-  /// Notes the time.
+  /// Notes the time, unless it is more than a year later than the latest noted: a clock that is
+  /// that wrong once would end every key with an end, for ever.
   void Tick() const;
+  /// Notes the time, later or earlier than what was noted, if `second` agrees with the clock.
+  void TakeTime(std::optional<std::time_t> second) const;
 
  private:
+  [[nodiscard]] std::optional<std::time_t> Seen() const;
+  void Note(std::time_t time) const;
+
   Folder folder_;
 };
 
