@@ -1,4 +1,4 @@
-"""A card that rots: each file of the device's tree in turn empty, cut, zeros, noise, gone, a folder.
+"""A card that rots: each file of the tree in turn empty, cut, zeros, noise, gone, a folder.
 
 What the tool can do without is done without; what it cannot is named with the command that mends
 it, and mended by that."""
