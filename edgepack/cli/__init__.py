@@ -31,6 +31,7 @@ COMMANDS = {
     "deploy": "compile, package, upload, activate and test: the main command",
     "status": "which model runs on a device, since when, by whom, and its health",
     "rollback": "make an earlier release current again",
+    "repair": "bring back what a rotten card damaged on a device",
     "prune": "remove releases that are not needed any more",
     "trust": "whose signatures a device takes: show or replace",
     "run": "run the deployed model on an image or a tensor",

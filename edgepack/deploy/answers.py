@@ -302,3 +302,18 @@ class Pruned:
     @staticmethod
     def read(answer: Answer) -> Pruned:
         return Pruned(removed=answer.texts("removed"), document=answer.document)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repaired:
+    """What was brought back, and what only another command brings back."""
+
+    mended: tuple[str, ...]
+    lost: tuple[str, ...]
+    document: Mapping[str, Any] = field(repr=False)
+
+    @staticmethod
+    def read(answer: Answer) -> Repaired:
+        """Raises SenselessError."""
+        mended, lost = answer.texts("mended"), answer.texts("lost")
+        return Repaired(mended=mended, lost=lost, document=answer.document)

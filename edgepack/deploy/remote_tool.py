@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgepack.base.errors import (
@@ -22,6 +22,7 @@ from edgepack.deploy.answers import (
     Answer,
     Pruned,
     Refusal,
+    Repaired,
     Status,
     Switched,
     Trust,
@@ -184,6 +185,16 @@ def rollback(device: Device, root: str, *, to: str | None = None) -> Switched:
 def prune(device: Device, root: str, *, keep: int) -> Pruned:
     """Remove all but `keep` releases. Raises as `call`."""
     return Pruned.read(_ask(device, root, "prune", "--keep", str(keep)))
+
+
+def repair(device: Device, root: str) -> Repaired:
+    """Bring back what a rotten card damaged there. Raises as `call`."""
+    layout = Layout.of(root)
+    done = device.run(layout.command("repair"), check=False)
+    # Something is lost, as the answer says.
+    if done.returncode == BundleError.exit_code and '"lost"' in done.stdout:
+        done = replace(done, returncode=0)
+    return Repaired.read(_answer(device, layout, done, "repair"))
 
 
 def set_signers(device: Device, root: str, signers: bytes) -> Trust:
