@@ -105,16 +105,16 @@ def install_service(on: Watched, bundle: Bundle, folder: Path, kind: str) -> Non
         on.tool("status")
     on.pi.run(f"mkdir -p {ORDERS}")
     on.install(bundle, folder)
-    # Only the app's account may not write there; and root follows no link of the login's.
-    with pytest.raises(RemoteError, match=f"cannot write to {ORDERS}: Permission denied"):
-        remote_service.install(on.root, ROOT)
-    on.pi.run(f"chmod 0777 {ORDERS}; ln -s /etc/passwd {ROOT}/.service.part")
-    accounts = on.root.run("cat /etc/passwd").stdout
-    on.pi.run("chmod 0700 .")
+    # Root follows no link of the login's; and what the app's account may not is named.
+    on.pi.run(f"chmod 0700 .; ln -s /etc/passwd {ROOT}/.service.part")
     with pytest.raises(RemoteError, match="cannot enter /home/pi: Permission denied") as refusal:
         remote_service.install(on.root, ROOT)
     assert "chmod o+x /home/pi" in (refusal.value.hint or "")
-    on.pi.run("chmod 0755 .")
+    on.pi.run("chmod 0711 .")
+    with pytest.raises(RemoteError, match=f"cannot write to {ORDERS}: Permission denied"):
+        remote_service.install(on.root, ROOT)
+    on.pi.run(f"chmod 0777 {ORDERS}")
+    accounts = on.root.run("cat /etc/passwd").stdout
     done = remote_service.install(on.root, ROOT)
     assert on.root.run("cat /etc/passwd").stdout == accounts
     account = "edgepack-tiny"
@@ -297,7 +297,7 @@ def test_a_deploy_that_starts_the_service(
         assert "bundle tiny has no [service] table" in capsys.readouterr().err
         assert root.run("[ ! -e /srv/tiny ]", check=False).returncode == 0
 
-        root.run(f"mkdir -p {ORDERS} && chmod 0777 {ORDERS}")
+        root.run(f"mkdir -p {ORDERS} && chmod 0777 {ORDERS} && chmod 0711 /home/pi")
         started = {"service": "edgepack-tiny", "kind": "init", "root": "/srv/tiny"}
         started["account"] = "edgepack-tiny"
         assert deploy(bundles["first"]) == ("deployed", started)
