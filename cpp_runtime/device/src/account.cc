@@ -16,6 +16,16 @@
 #include "file.h"
 
 namespace edgepack::device {
+namespace {
+
+[[noreturn]] void ThrowNotRootsOwn(const std::string& part, const std::string& path) {
+  throw DeviceError(kExitDevice, "wrong-user",
+                    "others than root can change " + part + ", so root runs nothing of " + path,
+                    "deploy as root to a folder that is root's alone, such as /opt/edgepack; "
+                    "or as another login");
+}
+
+}  // namespace
 
 Account AccountOf(const std::string& name) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen("/etc/passwd", "re"),
@@ -48,10 +58,7 @@ void NeedRootsOwn(const std::string& path) {
     const bool shared = (status.st_mode & (S_IWGRP | S_IWOTH)) != 0;
     const bool sticky = !last && (status.st_mode & S_ISVTX) != 0;
     if (status.st_uid != 0 || (shared && !sticky)) {
-      throw DeviceError(kExitDevice, "wrong-user",
-                        "others than root can change " + part + ", so root runs nothing of " + path,
-                        "deploy as root to a folder that is root's alone, such as /opt/edgepack; "
-                        "or as another login");
+      ThrowNotRootsOwn(part, path);
     }
   }
 }

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <csignal>
 #include <cstdlib>
 #include <fcntl.h>
@@ -85,7 +86,9 @@ std::optional<ServiceLock> ServiceLock::Take(const std::string& path) {
 pid_t ServiceLock::Holder(const std::string& path) {
   const std::optional<File> file = OpenLock(path, 0);
   while (file && !TryLock(*file)) {
-    const int pid = std::atoi(file->ReadAll(64).c_str());
+    const std::string text = file->ReadAll(64);
+    int pid = 0;
+    std::from_chars(text.data(), text.data() + text.size(), pid);
     if (pid > 1) return pid;
     Sleep(kPollS);  // it is being written
   }

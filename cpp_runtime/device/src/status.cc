@@ -66,10 +66,10 @@ std::vector<std::string> Problems(const Site& site) {
     if (const std::optional<std::string> list = site.trust.signers()) ParseAllowedSigners(*list);
   });
   if (!site.state.ReadHighest() && site.state.highest()) {
-    problems.push_back("state/highest.json is lost or damaged");
+    problems.emplace_back("state/highest.json is lost or damaged");
   }
   if (!site.trust.board() && !site.releases.Ids().empty()) {
-    problems.push_back("trust/board is lost or damaged");
+    problems.emplace_back("trust/board is lost or damaged");
   }
   return problems;
 }

@@ -33,6 +33,13 @@
 namespace edgepack::device {
 namespace {
 
+[[noreturn]] void ThrowNoAccess(const std::string& folder, const std::string& reason) {
+  throw DeviceError(
+      kExitDevice, "no-access",
+      "user " + std::to_string(getuid()) + " cannot write to " + folder + ": " + reason,
+      "make it and give it to the service's account there: chown");
+}
+
 constexpr double kTickS = 0.25;
 // What a process gets between SIGTERM and SIGKILL.
 constexpr double kGraceS = 10;
@@ -647,11 +654,7 @@ void CheckService(const SuperviseOptions& options) {
   if (access(app.c_str(), X_OK) != 0) ThrowErrno("execute", app);
   for (const std::string& folder : options.writable) {
     if (access(folder.c_str(), W_OK | X_OK) == 0) continue;
-    const std::string reason = std::strerror(errno);
-    throw DeviceError(
-        kExitDevice, "no-access",
-        "user " + std::to_string(getuid()) + " cannot write to " + folder + ": " + reason,
-        "make it and give it to the service's account there: chown");
+    ThrowNoAccess(folder, std::strerror(errno));
   }
 }
 

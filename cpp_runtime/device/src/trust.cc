@@ -16,9 +16,10 @@ constexpr char kSigners[] = "allowed_signers";
 constexpr char kBoard[] = "board";
 constexpr char kClock[] = "clock";
 constexpr std::size_t kMaxBytes = std::size_t{1} << 20U;
-constexpr std::time_t kLeapS = 366 * 86400;
+constexpr std::time_t kDayS = 86400;
+constexpr std::time_t kLeapS = 366 * kDayS;
 // Time zones that somebody took for UTC are no disagreement.
-constexpr long long kAgreeS = 86400;
+constexpr std::time_t kAgreeS = kDayS;
 
 std::optional<std::string> Read(const Folder& folder, const char* name) {
   const std::optional<File> file = folder.Find(name);
@@ -61,7 +62,8 @@ std::time_t Trust::Now() const {
 
 std::time_t Trust::Now(std::optional<std::time_t> second) const {
   const std::time_t now = std::time(nullptr);
-  return second && std::llabs(static_cast<long long>(now) - *second) <= kAgreeS ? now : Now();
+  const bool agree = second && *second >= now - kAgreeS && *second <= now + kAgreeS;
+  return agree ? now : Now();
 }
 
 Trust::Verdict Trust::Check(const std::string& manifest,
