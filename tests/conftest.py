@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,21 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell ignores it for what it runs in the background; tests and what they start do not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(Costs(config), "costs")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A worker cannot send what UTF-8 has no bytes for: a lone surrogate in a log or a failure
+    would end the whole run."""
+    report = yield
+    report.sections = [(title, encodable(text)) for title, text in report.sections]
+    if report.longrepr is not None and encodable(report.longreprtext) != report.longreprtext:
+        report.longrepr = encodable(report.longreprtext)
+    return report
+
+
+def encodable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 @pytest.fixture(scope="session")
