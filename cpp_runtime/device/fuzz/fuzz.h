@@ -21,7 +21,7 @@
 namespace edgepack::device {
 
 // A refusal as a user would see it: it has to say what and to be a refusal.
-inline void RequireRefusal(const DeviceError& error) {
+inline void RequireRefusal(const Error& error) {
   EDGEPACK_REQUIRE(!error.kind.empty());
   EDGEPACK_REQUIRE(!error.message.empty());
   EDGEPACK_REQUIRE(error.exit_code != 0);

@@ -92,7 +92,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     EDGEPACK_REQUIRE(total <= limits.bytes && paths.size() <= limits.members);
     EDGEPACK_REQUIRE(place == file.size());
-  } catch (const DeviceError& error) {
+  } catch (const Error& error) {
     RequireRefusal(error);
   }
   return 0;

@@ -24,7 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     EDGEPACK_REQUIRE(paths.count("bin/edgepack-run") == 1);
     EDGEPACK_REQUIRE(paths.count(kManifestName) == 0 && paths.count(kSignatureName) == 0);
-  } catch (const DeviceError& error) {
+  } catch (const Error& error) {
     RequireRefusal(error);
   }
   return 0;

@@ -19,21 +19,21 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       EDGEPACK_REQUIRE(ParsePublicKey(signer.key.blob).has_value());
       EDGEPACK_REQUIRE(signer.key.hardware == !signer.key.application.empty());
     }
-  } catch (const DeviceError& error) {
+  } catch (const Error& error) {
     RequireRefusal(error);
   }
   try {
     // A key that is pinned on first use makes a list that can be read again.
     const std::string key = KeyOfSignature(armored);
     EDGEPACK_REQUIRE(ParseAllowedSigners("first " + key).front().key.Line() == key);
-  } catch (const DeviceError& error) {
+  } catch (const Error& error) {
     RequireRefusal(error);
   }
   try {
     const Signer signer = VerifySignature("{}\n", armored, signers, 1795262400);
     EDGEPACK_REQUIRE(!signer.principal.empty());
     EDGEPACK_REQUIRE(signer.fingerprint.substr(0, 7) == "SHA256:");
-  } catch (const DeviceError& error) {
+  } catch (const Error& error) {
     RequireRefusal(error);
   }
   return 0;

@@ -19,10 +19,10 @@ namespace edgepack::device {
 namespace {
 
 [[noreturn]] void ThrowNotRootsOwn(const std::string& part, const std::string& path) {
-  throw DeviceError(kExitDevice, "wrong-user",
-                    "others than root can change " + part + ", so root runs nothing of " + path,
-                    "deploy as root to a folder that is root's alone, such as /opt/edgepack; "
-                    "or as another login");
+  throw Error(kExitDevice, "wrong-user",
+              "others than root can change " + part + ", so root runs nothing of " + path,
+              "deploy as root to a folder that is root's alone, such as /opt/edgepack; "
+              "or as another login");
 }
 
 }  // namespace
@@ -34,8 +34,8 @@ Account AccountOf(const std::string& name) {
   while (const passwd* const entry = fgetpwent(file.get())) {  // NOLINT(concurrency-mt-unsafe)
     if (name == entry->pw_name) return {entry->pw_uid, entry->pw_gid, name};
   }
-  throw DeviceError(kExitUsage, "no-user", "there is no account " + name,
-                    "adduser --system makes one, or name another as the service's user");
+  throw Error(kExitUsage, "no-user", "there is no account " + name,
+              "adduser --system makes one, or name another as the service's user");
 }
 
 void Become(const Account& account) {
@@ -69,7 +69,7 @@ void NeedWayTo(const std::string& folder) {
     const std::string part = folder.substr(0, at);
     if (access(part.c_str(), X_OK) == 0) continue;
     const int reason = errno;
-    throw DeviceError(
+    throw Error(
         kExitDevice, "no-access",
         "user " + std::to_string(getuid()) + " cannot enter " + part + ": " + std::strerror(reason),
         reason == EACCES ? "chmod o+x " + part +

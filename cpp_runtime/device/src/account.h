@@ -12,19 +12,19 @@ struct Account {
 };
 
 /// Of /etc/passwd alone: a static program has no other directory of names.
-/// Throws DeviceError "no-user".
+/// Throws Error "no-user".
 Account AccountOf(const std::string& name);
 
 /// Gives up root, and all groups but the account's own, for ever. Nobody of that account can look
 /// into this process afterwards, and no program it starts gets more rights than it has.
-/// Throws DeviceError "io".
+/// Throws Error "io".
 void Become(const Account& account);
 
-/// Throws DeviceError "wrong-user" if anybody but root could put another folder in the place of
+/// Throws Error "wrong-user" if anybody but root could put another folder in the place of
 /// `path`: before root runs what lies in it.
 void NeedRootsOwn(const std::string& path);
 
-/// Throws DeviceError "no-access", naming the first part of the way to `folder` that this account
+/// Throws Error "no-access", naming the first part of the way to `folder` that this account
 /// may not enter.
 void NeedWayTo(const std::string& folder);
 

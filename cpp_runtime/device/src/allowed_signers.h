@@ -33,7 +33,7 @@ struct AllowedSigner {
 // Stricter than ssh-keygen, which skips what it does not understand: any such line makes the whole
 // file an error. Options: namespaces, valid-after, valid-before. Keys: ssh-ed25519 and
 // sk-ssh-ed25519@openssh.com, no certificates.
-// Throws DeviceError "bad-signers" with the line's number, also when no key is listed.
+// Throws Error "bad-signers" with the line's number, also when no key is listed.
 std::vector<AllowedSigner> ParseAllowedSigners(std::string_view text);
 
 // Nothing if `blob` is no such key.

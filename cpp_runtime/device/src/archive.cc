@@ -85,7 +85,7 @@ size_t ReadFile(int fd, void* out, size_t size, const std::string& name) {
     const ssize_t count = ::read(fd, out, size);
     if (count >= 0) return static_cast<size_t>(count);
     if (errno != EINTR) {
-      throw DeviceError(kExitDevice, "io", name + ": cannot be read: " + std::strerror(errno));
+      throw Error(kExitDevice, "io", name + ": cannot be read: " + std::strerror(errno));
     }
   }
 }

@@ -13,7 +13,7 @@
 namespace edgepack::device {
 
 // What edgepack/bundle/tarball.py accepts too: plain files and folders with safe relative names
-// under one top folder, each once. Nothing is written anywhere. Errors are DeviceError:
+// under one top folder, each once. Nothing is written anywhere. Errors are Error:
 //   "truncated"       the file ends too early
 //   "damaged"         no gzip, no tar, a wrong checksum, bytes after the end
 //   "unsafe-archive"  a link, a device, an unsafe or repeated name, a second top folder, too much

@@ -8,12 +8,12 @@
 namespace edgepack::device {
 
 /// Whether this machine's kernel and CPU are what a bundle was built for.
-/// Throws DeviceError "wrong-cpu".
+/// Throws Error "wrong-cpu".
 void CheckMachine(const Manifest& manifest);
 
 /// Whether this machine has the dynamic loader and the glibc that a program or library of the
 /// bundle asks for; `name` is its path there. What is no ELF file of this kind is let pass: a test
-/// run tells. Throws DeviceError "wrong-libc".
+/// run tells. Throws Error "wrong-libc".
 void CheckLibc(const File& elf, const std::string& name);
 
 /// What a test's outcome depends on besides the release: kernel, C library, CPUs.

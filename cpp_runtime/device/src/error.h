@@ -7,10 +7,8 @@
 
 namespace edgepack::device {
 
-using DeviceError = Error;
-
 /// A bundle that is refused.
-inline DeviceError Refused(std::string kind, std::string message, std::string hint = {}) {
+inline Error Refused(std::string kind, std::string message, std::string hint = {}) {
   return {kExitBundle, std::move(kind), std::move(message), std::move(hint)};
 }
 

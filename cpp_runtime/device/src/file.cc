@@ -19,13 +19,13 @@ void ThrowErrno(const std::string& what, const std::string& path) {
   switch (reason) {
     case ENOSPC:
     case EDQUOT:
-      throw DeviceError(kExitDevice, "disk-full", message,
-                        "make room there (df -h; edgepack-device prune)");
+      throw Error(kExitDevice, "disk-full", message,
+                  "make room there (df -h; edgepack-device prune)");
     case EXDEV:
-      throw DeviceError(kExitDevice, "cross-device", message,
-                        "store, releases and incoming must lie on one file system");
+      throw Error(kExitDevice, "cross-device", message,
+                  "store, releases and incoming must lie on one file system");
     default:
-      throw DeviceError(kExitDevice, "io", message);
+      throw Error(kExitDevice, "io", message);
   }
 }
 

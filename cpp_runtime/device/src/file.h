@@ -11,7 +11,7 @@
 
 namespace edgepack::device {
 
-/// Throws DeviceError for the last system call, which failed: "cannot <what> <path>: <reason>".
+/// Throws Error for the last system call, which failed: "cannot <what> <path>: <reason>".
 /// A full disk and a file system boundary have kinds of their own.
 [[noreturn]] void ThrowErrno(const std::string& what, const std::string& path);
 

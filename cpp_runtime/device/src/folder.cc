@@ -156,9 +156,9 @@ void Folder::Rename(const std::string& name, const Folder& to, const std::string
 void Folder::Link(const std::string& name, const Folder& to, const std::string& new_name) const {
   if (linkat(fd_.get(), name.c_str(), to.fd_.get(), new_name.c_str(), 0) == 0) return;
   if (errno == EPERM || errno == EOPNOTSUPP || errno == EMLINK) {
-    throw DeviceError(kExitDevice, "io",
-                      "no hard link of " + PathOf(name) + " can be made in " + to.path_,
-                      "put the releases on a file system with hard links, such as ext4");
+    throw Error(kExitDevice, "io",
+                "no hard link of " + PathOf(name) + " can be made in " + to.path_,
+                "put the releases on a file system with hard links, such as ext4");
   }
   ThrowErrno("link to " + to.PathOf(new_name), PathOf(name));
 }

@@ -27,7 +27,7 @@ std::string Number(double value) {
           static_cast<std::size_t>(std::snprintf(text.data(), text.size(), "%.3g", value))};
 }
 
-DeviceError Failed(std::string message, std::string hint = {}) {
+Error Failed(std::string message, std::string hint = {}) {
   return {kExitMismatch, "health-failed", std::move(message), std::move(hint)};
 }
 
@@ -50,7 +50,7 @@ std::string Complaint(const Ended& ended) {
   try {
     const JsonDocument answer(OneLine(ended.out), "edgepack-run's answer", "health-failed");
     return answer.Root().Object("error").String("message");
-  } catch (const DeviceError&) {
+  } catch (const Error&) {
     return LastLines(ended.err.empty() ? ended.out : ended.err);
   }
 }
@@ -67,18 +67,18 @@ class Runner {
     all.emplace_back("--json");
     const Ended ended = RunProgram(all, std::max(0.0, deadline_ - Monotonic()));
     if (ended.timed_out) {
-      throw DeviceError(kExitTimeLimit, "health-timeout",
-                        "the health check took more than " + Number(timeout_s_) + " s",
-                        "raise health.timeout_s, if the model is that slow on this board");
+      throw Error(kExitTimeLimit, "health-timeout",
+                  "the health check took more than " + Number(timeout_s_) + " s",
+                  "raise health.timeout_s, if the model is that slow on this board");
     }
     if (ended.signal != 0) {
-      throw DeviceError(kExitMismatch, "health-crashed",
-                        std::string("edgepack-run crashed: ") + strsignal(ended.signal),
-                        ended.signal == SIGKILL ? "probably for want of memory (free -m)" : "");
+      throw Error(kExitMismatch, "health-crashed",
+                  std::string("edgepack-run crashed: ") + strsignal(ended.signal),
+                  ended.signal == SIGKILL ? "probably for want of memory (free -m)" : "");
     }
     if (ended.exit_code == 127) {
-      throw DeviceError(kExitMismatch, "health-crashed", "edgepack-run " + Complaint(ended),
-                        "is its file system mounted noexec? is its loader there?");
+      throw Error(kExitMismatch, "health-crashed", "edgepack-run " + Complaint(ended),
+                  "is its file system mounted noexec? is its loader there?");
     }
     if (ended.exit_code != 0 && ended.exit_code != kExitMismatch) {
       throw Failed("edgepack-run failed with exit code " + std::to_string(ended.exit_code) + ": " +
@@ -154,16 +154,16 @@ std::uint64_t RssOf(const std::string& answer) {
 
 void CheckBudgets(const Manifest& manifest, const Health& health) {
   if (manifest.max_latency_ms && health.latency_ms > *manifest.max_latency_ms) {
-    throw DeviceError(kExitMismatch, "over-latency",
-                      "one run takes " + Number(health.latency_ms) + " ms, allowed are " +
-                          Number(*manifest.max_latency_ms) + " ms",
-                      "health.max_latency_ms is the limit");
+    throw Error(kExitMismatch, "over-latency",
+                "one run takes " + Number(health.latency_ms) + " ms, allowed are " +
+                    Number(*manifest.max_latency_ms) + " ms",
+                "health.max_latency_ms is the limit");
   }
   if (manifest.max_memory_mb && health.max_rss_mb > *manifest.max_memory_mb) {
-    throw DeviceError(kExitMismatch, "over-memory",
-                      "it takes " + Number(health.max_rss_mb) + " MB of memory, allowed are " +
-                          Number(*manifest.max_memory_mb) + " MB",
-                      "health.max_memory_mb is the limit");
+    throw Error(kExitMismatch, "over-memory",
+                "it takes " + Number(health.max_rss_mb) + " MB of memory, allowed are " +
+                    Number(*manifest.max_memory_mb) + " MB",
+                "health.max_memory_mb is the limit");
   }
 }
 

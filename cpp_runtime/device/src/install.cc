@@ -117,10 +117,10 @@ void Installer::CheckSpace(const Plan& plan) const {
   for (const Need& need : plan.needs) bytes += need.file.size - std::min(need.file.size, need.part);
   const std::uint64_t free = site_->store.FreeBytes();
   if (bytes > 0 && bytes + kMarginBytes > free) {
-    throw DeviceError(kExitDevice, "disk-full",
-                      Megabytes(bytes) + " are to be stored in " + site_->root.path() + ", " +
-                          Megabytes(free) + " are free",
-                      "make room there, or choose another folder with --root");
+    throw Error(kExitDevice, "disk-full",
+                Megabytes(bytes) + " are to be stored in " + site_->root.path() + ", " +
+                    Megabytes(free) + " are free",
+                "make room there, or choose another folder with --root");
   }
 }
 
@@ -134,7 +134,7 @@ void Installer::Fill(const SignedManifest& bundle, const Plan& plan, BundleSourc
   }
   try {
     source->Fill(plan, *site_);
-  } catch (const DeviceError& error) {
+  } catch (const Error& error) {
     // The device needs the space to live.
     if (error.kind == "disk-full") site_->store.RemoveParts();
     throw;
@@ -150,7 +150,7 @@ void Installer::Fill(const SignedManifest& bundle, const Plan& plan, BundleSourc
     if (id == bundle.manifest.release) continue;
     try {
       site_->releases.Repair(id);
-    } catch (const DeviceError& error) {
+    } catch (const Error& error) {
       if (error.exit_code == kExitDevice) throw;
       progress_("release " + id + ": " + error.message);  // no worse than it was
     }

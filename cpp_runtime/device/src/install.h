@@ -42,7 +42,7 @@ class BundleSource {
 
   virtual std::string Manifest() = 0;
   virtual std::optional<std::string> Signature() = 0;
-  /// Puts everything that `plan` needs into the store. Throws DeviceError if it cannot, or if the
+  /// Puts everything that `plan` needs into the store. Throws Error if it cannot, or if the
   /// content is not what the manifest says.
   virtual void Fill(const Plan& plan, const Site& site) = 0;
 };
@@ -84,7 +84,7 @@ class Installer {
   Installer(const Site& site, Progress progress, InstallRequest request)
       : site_(&site), progress_(std::move(progress)), request_(std::move(request)) {}
 
-  /// Throws DeviceError: what `Trust::Check`, `ParseManifest`, `CheckMachine`, `CheckLibc` and
+  /// Throws Error: what `Trust::Check`, `ParseManifest`, `CheckMachine`, `CheckLibc` and
   /// `Switch::Activate` throw, "downgrade", "disk-full", "release-mismatch", and the source's own.
   InstallReport Install(BundleSource* source) const;
 

@@ -33,8 +33,8 @@ std::optional<File> OpenLock(const std::string& path, int flags) {
   const struct stat status = file.Status();
   // Not what somebody else can read, and so lock.
   if (!S_ISREG(status.st_mode) || status.st_uid != geteuid() || (status.st_mode & 077) != 0) {
-    throw DeviceError(kExitDevice, "io", path + " is no lock of this account's own",
-                      "remove it, if no service uses it");
+    throw Error(kExitDevice, "io", path + " is no lock of this account's own",
+                "remove it, if no service uses it");
   }
   return file;
 }
@@ -103,7 +103,7 @@ void ServiceLock::Stop(const std::string& path) {
     if (!asked || waited > kGraceS + 5) kill(pid, asked ? SIGKILL : SIGTERM);
     asked = true;
     if (waited > kGraceS + 10) {
-      throw DeviceError(kExitDevice, "io", "process " + std::to_string(pid) + " does not end");
+      throw Error(kExitDevice, "io", "process " + std::to_string(pid) + " does not end");
     }
     Sleep(kPollS);
   }

@@ -13,13 +13,13 @@ namespace edgepack::device {
 /// however that ends, and no number in a file can be taken for another process.
 class ServiceLock {
  public:
-  /// Nothing if somebody has it. Throws DeviceError "io".
+  /// Nothing if somebody has it. Throws Error "io".
   static std::optional<ServiceLock> Take(const std::string& path);
 
   /// The process that has it; 0 if nobody has.
   static pid_t Holder(const std::string& path);
   /// SIGTERM to whoever has it, later SIGKILL; returns when nobody has it any more.
-  /// Throws DeviceError "io" if that cannot be brought about.
+  /// Throws Error "io" if that cannot be brought about.
   static void Stop(const std::string& path);
 
  private:

@@ -30,7 +30,7 @@ std::optional<Holder> Parse(const std::string& text) {
     JsonObject root = document.Root();
     return Holder{root.Int("pid"), root.String("by"), root.String("since"), root.String("what"),
                   root.String("session")};
-  } catch (const DeviceError&) {
+  } catch (const Error&) {
     return std::nullopt;  // being written
   }
 }
@@ -52,9 +52,9 @@ File OpenLock(const Folder& root) {
   const std::string boot = boot_file.ReadAll(64).substr(0, 36);
   if (owner->size() < boot.size() ||
       owner->compare(owner->size() - boot.size(), boot.size(), boot) == 0) {
-    throw DeviceError(kExitDevice, "locked",
-                      "an earlier edgepack holds the lock of " + root.path() + ": " + *owner,
-                      "wait; or, if that is over for sure: rm " + root.PathOf(kLock));
+    throw Error(kExitDevice, "locked",
+                "an earlier edgepack holds the lock of " + root.path() + ": " + *owner,
+                "wait; or, if that is over for sure: rm " + root.PathOf(kLock));
   }
   root.Remove(kLock);
   return root.Create(kLock, kOwnersAlone);
@@ -76,8 +76,8 @@ Lock::Lock(const Folder& root, Holder me, double wait_s)
       const std::string who = holder ? holder->by + " (process " + std::to_string(holder->pid) +
                                            ", " + holder->what + " since " + holder->since + ")"
                                      : "somebody";
-      throw DeviceError(kExitDevice, "locked", who + " holds the lock of " + root.path(),
-                        "wait for it, or give --wait SECONDS");
+      throw Error(kExitDevice, "locked", who + " holds the lock of " + root.path(),
+                  "wait for it, or give --wait SECONDS");
     }
     Sleep(kPollS);
   }

@@ -24,7 +24,7 @@ class Lock {
  public:
   /// Waits up to `wait_s` seconds. `me.pid` and `me.since` are filled in. Somebody with the same
   /// `session` who holds it is one of our own, left behind by a dead link: he is ended.
-  /// Throws DeviceError "locked", naming the holder.
+  /// Throws Error "locked", naming the holder.
   Lock(const Folder& root, Holder me, double wait_s);
 
   /// From now on nobody takes the lock away: the session is forgotten.

@@ -46,7 +46,7 @@ struct Manifest {
   std::vector<FileEntry> files;  // in the manifest's order
 };
 
-// Throws DeviceError "bad-manifest", naming the field, for anything that is not a manifest of
+// Throws Error "bad-manifest", naming the field, for anything that is not a manifest of
 // schema 1 or 2: no JSON, a key that is missing, unknown or given twice, a wrong type or value,
 // an unsafe path.
 Manifest ParseManifest(std::string_view bytes);

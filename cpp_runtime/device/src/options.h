@@ -33,7 +33,7 @@ struct Options {
   bool supervise = false;
 };
 
-/// Throws DeviceError "usage".
+/// Throws Error "usage".
 Options ParseOptions(const std::vector<std::string>& words);
 const char* HelpText();
 

@@ -2,7 +2,7 @@
 
 namespace edgepack::device {
 
-void WriteError(const DeviceError& error, JsonWriter* json) {
+void WriteError(const Error& error, JsonWriter* json) {
   json->BeginObject().Key("kind").String(error.kind).Key("message").String(error.message);
   json->Key("hint").String(error.hint).EndObject();
 }

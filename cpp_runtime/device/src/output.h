@@ -7,6 +7,6 @@
 namespace edgepack::device {
 
 /// {"kind", "message", "hint"}
-void WriteError(const DeviceError& error, JsonWriter* json);
+void WriteError(const Error& error, JsonWriter* json);
 
 }  // namespace edgepack::device

@@ -21,7 +21,7 @@ struct Ended {
 /// Runs `words` in a process group of its own, with nothing on stdin. After `timeout_s` seconds the
 /// whole group is killed, and so is what the program leaves running when it ends. The program dies
 /// with us. A program that cannot be started ends with 127.
-/// Throws DeviceError "io" if there is no process or pipe to be had.
+/// Throws Error "io" if there is no process or pipe to be had.
 Ended RunProgram(const std::vector<std::string>& words, double timeout_s);
 
 }  // namespace edgepack::device

@@ -48,7 +48,7 @@ struct Request {
   InstallRequest install;
 };
 
-DeviceError Confused(const std::string& what) {
+Error Confused(const std::string& what) {
   return {kExitUsage, "usage", "the other side broke the protocol: " + what,
           "use the same version of edgepack on both sides"};
 }
@@ -107,7 +107,7 @@ class Bases {
         const bool same_place = entry.path == file.path && entry.sha256 != file.sha256;
         if (same_place && site_->store.Has(entry.sha256)) return entry.sha256;
       }
-    } catch (const DeviceError&) {
+    } catch (const Error&) {
       return "";  // damaged: of no help
     }
     return "";
@@ -210,9 +210,9 @@ class WireSource final : public BundleSource {
     }
     if (part.size() < need.file.size || !part.Finish()) {
       part.Discard();
-      throw DeviceError(kExitDevice, "corrupt-transfer",
-                        need.file.path + " did not arrive as it is in the manifest",
-                        "deploy again; if it happens again, memory or disk may be failing");
+      throw Error(kExitDevice, "corrupt-transfer",
+                  need.file.path + " did not arrive as it is in the manifest",
+                  "deploy again; if it happens again, memory or disk may be failing");
     }
   }
 
@@ -242,7 +242,7 @@ class WireSource final : public BundleSource {
       const Chunk& chunk = base.chunks[i];
       Step("receive.copy");
       if (base.file.ReadAt(chunk.offset, Room(chunk.size), chunk.size) != chunk.size) {
-        throw DeviceError(kExitDevice, "io", base.file.path() + " was changed meanwhile");
+        throw Error(kExitDevice, "io", base.file.path() + " was changed meanwhile");
       }
       copied_bytes_ += chunk.size;
       Append(buffer_.data(), chunk.size, file, part);
@@ -290,7 +290,7 @@ void SendDone(const InstallReport* report, WireOutput* out) {
   out->WriteLine(json.text());
 }
 
-void SendError(const DeviceError& error, WireOutput* out) {
+void SendError(const Error& error, WireOutput* out) {
   JsonWriter json;
   json.BeginObject().Key("event").String("error").Key("error");
   WriteError(error, &json);
@@ -339,7 +339,7 @@ int Receive(const std::string& root, int in_fd, int out_fd) {
       Deploy(root, &request, &in, &out);
     }
     return 0;
-  } catch (const DeviceError& error) {
+  } catch (const Error& error) {
     SendError(error, &out);
     return error.exit_code;
   }

@@ -37,7 +37,7 @@ std::optional<std::string> ProblemOf(const Folder& folder, const FileEntry& entr
   std::optional<File> file;
   try {
     file = folder.Find(entry.path);
-  } catch (const DeviceError& error) {
+  } catch (const Error& error) {
     return error.message;
   }
   if (!file) return entry.path + " is missing";
@@ -105,7 +105,7 @@ std::vector<std::string> Releases::Problems(const std::string& id) const {
       }
     }
     for (const std::string& path : found) problems.push_back(path + " is not in the manifest");
-  } catch (const DeviceError& error) {
+  } catch (const Error& error) {
     problems.push_back(error.message);
   }
   return problems;
@@ -213,7 +213,7 @@ std::optional<std::set<std::string>> Releases::Needed() const {
     for (const std::string& id : Ids()) {
       for (const FileEntry& entry : Load(id).manifest.files) needed.insert(entry.sha256);
     }
-  } catch (const DeviceError&) {
+  } catch (const Error&) {
     return std::nullopt;
   }
   return needed;

@@ -28,14 +28,14 @@ class Releases {
   /// All ids, sorted. Unfinished folders are none.
   [[nodiscard]] std::vector<std::string> Ids() const;
   [[nodiscard]] bool Has(const std::string& id) const { return releases_.Has(id); }
-  /// Throws DeviceError "bad-manifest" or "damaged".
+  /// Throws Error "bad-manifest" or "damaged".
   [[nodiscard]] SignedManifest Load(const std::string& id) const;
   [[nodiscard]] std::string PathOf(const std::string& id) const { return releases_.PathOf(id); }
   [[nodiscard]] Folder Open(const std::string& id) const { return releases_.Sub(id); }
 
   /// What is wrong with a release, every byte of it read; nothing for a whole one.
   [[nodiscard]] std::vector<std::string> Problems(const std::string& id) const;
-  /// Throws DeviceError "damaged" with the first problems.
+  /// Throws Error "damaged" with the first problems.
   void Verify(const std::string& id) const;
 
   /// Makes a release whose blobs are all in the store, or links anew what is damaged of one.

@@ -49,7 +49,7 @@ class Mender {
   void Try(const std::string& what, Function function) {
     try {
       function();
-    } catch (const DeviceError& error) {
+    } catch (const Error& error) {
       if (error.kind == "disk-full") throw;
       Lost(what + ": " + error.message);
     }
@@ -59,7 +59,7 @@ class Mender {
   static bool IsDamaged(Function function) {
     try {
       function();
-    } catch (const DeviceError& error) {
+    } catch (const Error& error) {
       if (error.kind != "damaged") throw;
       return true;
     }
@@ -74,7 +74,7 @@ class Mender {
           ParseAllowedSigners(*list);
           return;
         }
-      } catch (const DeviceError& error) {
+      } catch (const Error& error) {
         Lost("trust/allowed_signers: " + error.message + "; nothing is installed before " + kSet);
         return;
       }
@@ -93,7 +93,7 @@ class Mender {
       const std::string what = "release " + id + ": " + problems[0];
       try {
         site_->releases.Repair(id);
-      } catch (const DeviceError& error) {
+      } catch (const Error& error) {
         if (error.kind == "disk-full") throw;
       }
       if (site_->releases.Problems(id).empty()) {

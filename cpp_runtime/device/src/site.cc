@@ -31,10 +31,10 @@ Folder OwnFolder(const std::string& path) {
   Folder folder = Folder::Open(path);
   const struct stat status = folder.Status();
   if (status.st_uid != geteuid()) {
-    throw DeviceError(kExitDevice, "wrong-user",
-                      path + " belongs to user " + std::to_string(status.st_uid) +
-                          ", this is user " + std::to_string(geteuid()),
-                      "log in as its owner, or choose another folder with --root");
+    throw Error(kExitDevice, "wrong-user",
+                path + " belongs to user " + std::to_string(status.st_uid) + ", this is user " +
+                    std::to_string(geteuid()),
+                "log in as its owner, or choose another folder with --root");
   }
   return folder;
 }
@@ -51,8 +51,8 @@ Site Site::Make(const std::string& path) {
 
 Site Site::Open(const std::string& path) {
   if (access(path.c_str(), F_OK) != 0 && errno == ENOENT) {
-    throw DeviceError(kExitDevice, "no-release", "nothing is installed in " + path,
-                      "edgepack deploy, or ./install in an unpacked bundle, puts it there");
+    throw Error(kExitDevice, "no-release", "nothing is installed in " + path,
+                "edgepack deploy, or ./install in an unpacked bundle, puts it there");
   }
   return Site(OwnFolder(path));
 }

@@ -19,10 +19,10 @@ using Progress = std::function<void(const std::string& what)>;
 /// A root folder with all that lies in it.
 class Site {
  public:
-  /// Makes what is not there. Throws DeviceError "wrong-user" if the folder belongs to another
+  /// Makes what is not there. Throws Error "wrong-user" if the folder belongs to another
   /// user, "cross-device" as `Store`.
   static Site Make(const std::string& path);
-  /// Throws DeviceError "no-release" if there is no such folder.
+  /// Throws Error "no-release" if there is no such folder.
   static Site Open(const std::string& path);
 
   Folder root;

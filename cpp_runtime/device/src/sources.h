@@ -11,7 +11,7 @@
 namespace edgepack::device {
 
 /// A bundle in a folder or in a .tar.gz, whichever `path` is.
-/// Throws DeviceError "damaged" if it is neither.
+/// Throws Error "damaged" if it is neither.
 std::unique_ptr<BundleSource> OpenBundle(const std::string& path);
 
 }  // namespace edgepack::device

@@ -136,7 +136,7 @@ std::string Utc(std::time_t time) {
 }
 
 // Why `signer` cannot sign now; nothing if it can.
-std::optional<DeviceError> Refusal(const AllowedSigner& signer, std::time_t now) {
+std::optional<Error> Refusal(const AllowedSigner& signer, std::time_t now) {
   const std::string who = "the key " + signer.key.Fingerprint() + " of " + signer.principals;
   if (signer.namespaces && !MatchesPatterns(kSignatureNamespace, *signer.namespaces)) {
     return Refused("unknown-signer", who + " is pinned for other namespaces than " +
@@ -169,7 +169,7 @@ Signer VerifySignature(std::string_view message, std::string_view armored,
   if (signature.hash != "sha512" && signature.hash != "sha256") {
     Bad("its hash is neither sha512 nor sha256");
   }
-  std::optional<DeviceError> refusal;
+  std::optional<Error> refusal;
   const AllowedSigner* found = nullptr;
   for (const AllowedSigner& signer : signers) {
     if (signer.key.blob != signature.key.blob) continue;
@@ -190,7 +190,7 @@ Signer VerifySignature(std::string_view message, std::string_view armored,
     Bad("nobody touched the hardware key");
   }
   if (!Verifies(signature, message)) Bad("it is not over this manifest, or was changed");
-  if (refusal) throw DeviceError(*refusal);
+  if (refusal) throw Error(*refusal);
   return {found->principals, found->key.Fingerprint()};
 }
 

@@ -20,13 +20,13 @@ struct Signer {
 
 // Checks that `armored` is a signature over `message` by a key that `allowed_signers` (see
 // allowed_signers.h) lists for the namespace and for the time `now`, and says whose.
-// Throws DeviceError: "bad-signature" (damaged, of another kind, or not over this message),
+// Throws Error: "bad-signature" (damaged, of another kind, or not over this message),
 // "unknown-signer", "expired-key" (also for one not valid yet), or what ParseAllowedSigners throws.
 Signer VerifySignature(std::string_view message, std::string_view armored,
                        std::string_view allowed_signers, std::time_t now);
 
 // The key in a signature, which is not checked: "ssh-ed25519 AAAA...", to be pinned.
-// Throws DeviceError "bad-signature".
+// Throws Error "bad-signature".
 std::string KeyOfSignature(std::string_view armored);
 
 }  // namespace edgepack::device

@@ -75,7 +75,7 @@ std::optional<Record> State::Find(const std::string& release) const {
     record.signer = root.String("signer");
     if (root.HasValue("health")) record.health = ReadHealth(root.Object("health"));
     return record;
-  } catch (const DeviceError&) {
+  } catch (const Error&) {
     return std::nullopt;  // of another version, or damaged: a test that runs again does no harm
   }
 }
@@ -156,7 +156,7 @@ std::optional<std::int64_t> State::ReadHighest() const {
     if (!file) return std::nullopt;
     const JsonDocument document(file->ReadAll(kMaxBytes), file->path(), "damaged");
     return document.Root().Int("version");
-  } catch (const DeviceError& error) {
+  } catch (const Error& error) {
     if (error.kind != "damaged") throw;
     return std::nullopt;
   }

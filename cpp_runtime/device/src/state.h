@@ -63,7 +63,7 @@ class State {
   void Remove(const std::string& release) const;
   [[nodiscard]] std::int64_t NextSerial() const;
 
-  /// Throws DeviceError "damaged" for one that makes no sense.
+  /// Throws Error "damaged" for one that makes no sense.
   [[nodiscard]] std::optional<Pending> pending() const;
   void SetPending(const Pending& pending) const;
   void ClearPending() const;

@@ -26,7 +26,7 @@ std::optional<Known> Find(const Site& site, const char* link) {
   known.record = site.state.Find(*id).value_or(Record());
   try {
     known.manifest = site.releases.Load(*id).manifest;
-  } catch (const DeviceError&) {  // `Problems` says so
+  } catch (const Error&) {  // `Problems` says so
     known.manifest.release = *id;
     known.manifest.version = known.record.version;
   }
@@ -36,7 +36,7 @@ std::optional<Known> Find(const Site& site, const char* link) {
 std::optional<Pending> FindPending(const Site& site) {
   try {
     return site.state.pending();
-  } catch (const DeviceError&) {
+  } catch (const Error&) {
     Pending pending;
     pending.release = site.releases.Named(kCurrent).value_or("");
     return pending;
@@ -49,7 +49,7 @@ std::vector<std::string> Problems(const Site& site) {
   const auto check = [&](const auto& read) {
     try {
       read();
-    } catch (const DeviceError& error) {
+    } catch (const Error& error) {
       problems.push_back(error.message);
     }
   };
@@ -107,7 +107,7 @@ void WriteReleases(const Site& site, JsonWriter* json) {
       for (const FileEntry& file : manifest.files) bytes += file.size;
       json->Key("version").Int(manifest.version);
       json->Key("bytes").Int(static_cast<std::int64_t>(bytes));
-    } catch (const DeviceError& error) {
+    } catch (const Error& error) {
       json->Key("error").String(error.message);
     }
     json->EndObject();
@@ -140,7 +140,7 @@ void WriteSigners(const Trust& trust, JsonWriter* json) {
     if (const std::optional<std::string> list = trust.signers()) {
       signers = ParseAllowedSigners(*list);
     }
-  } catch (const DeviceError&) {  // `Problems` says so
+  } catch (const Error&) {  // `Problems` says so
     signers.clear();
   }
   json->BeginArray();

@@ -68,9 +68,9 @@ Store::Store(const Folder& root)
   const dev_t device = store_.Status().st_dev;
   for (const Folder& other : {incoming_.Clone(), root.MakeSub(kReleases)}) {
     if (other.Status().st_dev != device) {
-      throw DeviceError(kExitDevice, "cross-device",
-                        other.path() + " and " + store_.path() + " are on two file systems",
-                        "hard links cannot cross them: put the whole folder on one");
+      throw Error(kExitDevice, "cross-device",
+                  other.path() + " and " + store_.path() + " are on two file systems",
+                  "hard links cannot cross them: put the whole folder on one");
     }
   }
 }

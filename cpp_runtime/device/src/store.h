@@ -41,7 +41,7 @@ class Store {
   };
   enum class Condition { kWhole, kMissing, kDamaged };
 
-  /// Throws DeviceError "cross-device" if the two folders and `releases` are not on one file
+  /// Throws Error "cross-device" if the two folders and `releases` are not on one file
   /// system.
   explicit Store(const Folder& root);
 

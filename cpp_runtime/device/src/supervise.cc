@@ -34,10 +34,9 @@ namespace edgepack::device {
 namespace {
 
 [[noreturn]] void ThrowNoAccess(const std::string& folder, const std::string& reason) {
-  throw DeviceError(
-      kExitDevice, "no-access",
-      "user " + std::to_string(getuid()) + " cannot write to " + folder + ": " + reason,
-      "make it and give it to the service's account there: chown");
+  throw Error(kExitDevice, "no-access",
+              "user " + std::to_string(getuid()) + " cannot write to " + folder + ": " + reason,
+              "make it and give it to the service's account there: chown");
 }
 
 constexpr double kTickS = 0.25;
@@ -133,7 +132,7 @@ void TellManager(const std::string& text) {
 
 // --- Releases, as somebody sees them who may only read ---
 
-/// The id that `current` names; empty if there is no such link yet. Throws DeviceError "io" if
+/// The id that `current` names; empty if there is no such link yet. Throws Error "io" if
 /// nobody can tell.
 std::string CurrentRelease(const std::string& root) {
   std::array<char, PATH_MAX> target;  // NOLINT(*-member-init): filled by the call
@@ -179,8 +178,8 @@ Verified VerifyRelease(const std::string& root, const std::string& id) {
     Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
     if (!fd) ThrowErrno("open", path);
     if (File(std::move(fd), path).Sha256() != entry.sha256) {
-      throw DeviceError(kExitBundle, "damaged", path + " is not what was installed",
-                        "deploy the release again");
+      throw Error(kExitBundle, "damaged", path + " is not what was installed",
+                  "deploy the release again");
     }
   }
   release.service = manifest.service;
@@ -332,10 +331,10 @@ Account ServiceAccount(const SuperviseOptions& options) {
   }
   Account account = AccountOf(*options.user);
   if (account.uid == 0 || account.uid == folder.st_uid) {
-    throw DeviceError(kExitUsage, "usage",
-                      "a service must not run as " + account.name +
-                          (account.uid == 0 ? "" : ", who can change its releases"),
-                      "give it an account of its own");
+    throw Error(kExitUsage, "usage",
+                "a service must not run as " + account.name +
+                    (account.uid == 0 ? "" : ", who can change its releases"),
+                "give it an account of its own");
   }
   return account;
 }
@@ -360,7 +359,7 @@ int RecoverAs(const Account& owner, const std::string& root) {
       const Ended ended = RunProgram({self.data(), "recover", "--root", root}, kRecoverS);
       if (ended.exit_code != 0) (void)std::fprintf(stderr, "%s", ended.err.c_str());
       _exit(ended.timed_out || ended.signal != 0 ? 1 : ended.exit_code);
-    } catch (const DeviceError&) {
+    } catch (const Error&) {
       _exit(1);
     }
   }
@@ -397,7 +396,7 @@ class Supervisor {
       // What it waits for is this loop; the app may need many starts, and says so in the log.
       TellManager("READY=1");
       return Loop();
-    } catch (const DeviceError& error) {
+    } catch (const Error& error) {
       log_.Say(error.message);
       throw;
     }
@@ -419,7 +418,7 @@ class Supervisor {
       }
       try {
         RunOnce(VerifyRelease(options_.root, id));
-      } catch (const DeviceError& error) {
+      } catch (const Error& error) {
         if (error.exit_code == kExitUsage) throw;
         // A release may be repaired, a disk come back.
         log_.Say(id + ": " + error.message);
@@ -458,7 +457,7 @@ class Supervisor {
     // Forgotten with the change of the account.
     if (options_.keeper != 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
-      if (getppid() != options_.keeper) throw DeviceError(kExitAgain, "io", "nobody keeps it");
+      if (getppid() != options_.keeper) throw Error(kExitAgain, "io", "nobody keeps it");
     }
     log_.Say("runs as " + account.name);
   }
@@ -474,15 +473,15 @@ class Supervisor {
   [[nodiscard]] bool IsStillWanted(const std::string& id) const {
     try {
       return Wanted() == id;
-    } catch (const DeviceError&) {
+    } catch (const Error&) {
       return true;
     }
   }
 
   void RunOnce(const Verified& release) {
     if (!release.service && options_.args.empty()) {
-      throw DeviceError(kExitUsage, "usage", "release " + release.id + " has no [service] table",
-                        "give arguments after --, or add the table to edgepack.toml");
+      throw Error(kExitUsage, "usage", "release " + release.id + " has no [service] table",
+                  "give arguments after --, or add the table to edgepack.toml");
     }
     if (release.id != running_) backoff_.Reset();
     running_ = release.id;
@@ -642,13 +641,13 @@ void CheckService(const SuperviseOptions& options) {
   NeedWayTo(options.root);
   const std::string id = CurrentRelease(options.root);
   if (id.empty()) {
-    throw DeviceError(kExitDevice, "no-release", "no release is current in " + options.root,
-                      "edgepack deploy makes one so");
+    throw Error(kExitDevice, "no-release", "no release is current in " + options.root,
+                "edgepack deploy makes one so");
   }
   NeedWayTo(FolderOf(options.root, id));
   const Verified release = VerifyRelease(options.root, id);
   if (!release.service && options.args.empty()) {
-    throw DeviceError(kExitUsage, "usage", "release " + id + " has no [service] table");
+    throw Error(kExitUsage, "usage", "release " + id + " has no [service] table");
   }
   const std::string app = release.folder + "/" + kApp;
   if (access(app.c_str(), X_OK) != 0) ThrowErrno("execute", app);

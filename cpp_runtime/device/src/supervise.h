@@ -77,11 +77,11 @@ struct SuperviseOptions {
 ///
 /// Needs to read the root folder, not to write it. Returns how it ended; kExitAgain if an
 /// interrupted activation is in the way, and it has not the rights to end that.
-/// Throws DeviceError if the folder cannot be read, or nothing there be run.
+/// Throws Error if the folder cannot be read, or nothing there be run.
 Outcome Supervise(const SuperviseOptions& options);
 
 /// Whether the service could run: as its account, or one without any rights of its own, the current
-/// release is read, and each folder that it writes to is found writable. Throws DeviceError.
+/// release is read, and each folder that it writes to is found writable. Throws Error.
 void CheckService(const SuperviseOptions& options);
 
 }  // namespace edgepack::device

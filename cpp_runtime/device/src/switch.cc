@@ -62,7 +62,7 @@ Health Switch::Test(const Pending& pending) const {
     Health health = CheckHealth(site_->releases, pending.release, Now(*site_));
     Commit(pending, health);
     return health;
-  } catch (DeviceError& error) {
+  } catch (Error& error) {
     if (error.kind == "io" || error.kind == "disk-full") throw;  // says nothing about the release
     progress_("rollback");
     GoBack(pending);
@@ -128,7 +128,7 @@ void Switch::UpdateTool(const std::string& release) const {
 std::optional<Pending> Switch::ReadPending() const {
   try {
     return site_->state.pending();
-  } catch (const DeviceError& error) {
+  } catch (const Error& error) {
     if (error.kind != "damaged") throw;
     progress_("what is being tested is damaged: " + error.message);
     const std::optional<std::string> current = site_->releases.Named(kCurrent);
@@ -162,7 +162,7 @@ void Switch::Recover() const {
   site_->state.SetPending(*pending);
   try {
     Test(*pending);
-  } catch (const DeviceError& error) {
+  } catch (const Error& error) {
     // It went back, which is all that there was to do.
     if (error.exit_code == kExitDevice) throw;
   }
@@ -174,7 +174,7 @@ void Switch::Adopt() const {
     SignedManifest bundle;
     try {
       bundle = site_->releases.Load(id);
-    } catch (const DeviceError&) {
+    } catch (const Error&) {
       continue;
     }
     progress_("adopt");

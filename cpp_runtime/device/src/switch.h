@@ -15,7 +15,7 @@ class Switch {
 
   /// Makes a release current, if every byte of it is right, and tests it. If the test fails, what
   /// was current is so again, and the error says that.
-  /// Throws DeviceError "damaged", and what `CheckHealth` throws.
+  /// Throws Error "damaged", and what `CheckHealth` throws.
   Health Activate(const std::string& release, const std::string& by) const;
 
   /// Ends what was interrupted: a release that is being tested is tested again, or given up if that

@@ -59,10 +59,10 @@ std::string UserName() {
 
 std::string Home() {
   if (const char* home = std::getenv("HOME")) return home;  // NOLINT(concurrency-mt-unsafe)
-  throw DeviceError(kExitUsage, "usage", "there is no HOME", "give --root DIR");
+  throw Error(kExitUsage, "usage", "there is no HOME", "give --root DIR");
 }
 
-int Fail(const DeviceError& error, bool as_json) {
+int Fail(const Error& error, bool as_json) {
   if (as_json) {
     JsonWriter json;
     json.BeginObject().Key("error");
@@ -100,8 +100,8 @@ class Tool {
     };
     const auto found = commands.find(options_.command);
     if (found == commands.end()) {
-      throw DeviceError(kExitUsage, "usage", "unknown command: " + options_.command,
-                        "edgepack-device --help lists them");
+      throw Error(kExitUsage, "usage", "unknown command: " + options_.command,
+                  "edgepack-device --help lists them");
     }
     return found->second();
   }
@@ -109,7 +109,7 @@ class Tool {
  private:
   [[nodiscard]] std::string Word(const char* what) const {
     if (options_.words.size() != 1) {
-      throw DeviceError(kExitUsage, "usage", options_.command + " takes " + what);
+      throw Error(kExitUsage, "usage", options_.command + " takes " + what);
     }
     return options_.words[0];
   }
@@ -118,8 +118,8 @@ class Tool {
     if (options_.root) return *options_.root;
     std::string own = OwnFolder();
     if (access((own + "/" + kStore).c_str(), F_OK) == 0) return own;
-    throw DeviceError(kExitUsage, "usage", "which releases?",
-                      "give --root DIR, or run the program that is installed there");
+    throw Error(kExitUsage, "usage", "which releases?",
+                "give --root DIR, or run the program that is installed there");
   }
 
   [[nodiscard]] Lock TakeLock(const Site& site) const {
@@ -177,8 +177,8 @@ class Tool {
     to.Recover();
     const std::optional<std::string> previous = site.releases.Named(kPrevious);
     if (!previous) {
-      throw DeviceError(kExitDevice, "no-release", "there is no release before the current one",
-                        "edgepack-device status lists them; --to ID names one");
+      throw Error(kExitDevice, "no-release", "there is no release before the current one",
+                  "edgepack-device status lists them; --to ID names one");
     }
     return ActivateLocked(site, to, *previous);
   }
@@ -186,8 +186,8 @@ class Tool {
   [[nodiscard]] int ActivateLocked(const Site& site, const Switch& to,
                                    const std::string& release) const {
     if (!IsReleaseId(release) || !site.releases.Has(release)) {
-      throw DeviceError(kExitDevice, "no-release", "there is no release " + release,
-                        "edgepack-device status lists them");
+      throw Error(kExitDevice, "no-release", "there is no release " + release,
+                  "edgepack-device status lists them");
     }
     const std::optional<std::string> before = site.releases.Named(kCurrent);
     const Health health = to.Activate(release, options_.by);
@@ -290,8 +290,8 @@ class Tool {
     }
     const std::optional<std::string> current = site.releases.Named(kCurrent);
     if (!current) {
-      throw DeviceError(kExitDevice, "no-release", "no release is current",
-                        "edgepack deploy, or edgepack-device activate, makes one so");
+      throw Error(kExitDevice, "no-release", "no release is current",
+                  "edgepack deploy, or edgepack-device activate, makes one so");
     }
     site.releases.Verify(*current);
     // Not by way of `current`, which may name another release by now.
@@ -325,7 +325,7 @@ class Tool {
       try {
         how.why = why;
         return Supervise(how);
-      } catch (const DeviceError& error) {
+      } catch (const Error& error) {
         // What was typed wrong stays wrong.
         return {Fail(error, options_.json), error.exit_code != kExitUsage};
       }
@@ -335,7 +335,7 @@ class Tool {
   [[nodiscard]] int Service() const {
     const std::string action = Word("`status` or `stop`");
     if (!options_.lock || (action != "status" && action != "stop")) {
-      throw DeviceError(kExitUsage, "usage", "service takes `status` or `stop`, and --lock FILE");
+      throw Error(kExitUsage, "usage", "service takes `status` or `stop`, and --lock FILE");
     }
     if (action == "stop") {
       ServiceLock::Stop(*options_.lock);
@@ -356,7 +356,7 @@ class Tool {
       return 0;
     }
     if (options_.words.size() != 2 || options_.words[0] != "set") {
-      throw DeviceError(kExitUsage, "usage", "trust takes `show`, or `set` and a file");
+      throw Error(kExitUsage, "usage", "trust takes `show`, or `set` and a file");
     }
     const Lock lock = TakeLock(site);
     site.trust.SetSigners(ReadUserFile(options_.words[1]));
@@ -400,7 +400,7 @@ int RunTool(const std::vector<std::string>& words) {
       return 0;
     }
     return Tool(std::move(options), mask).Run();
-  } catch (const DeviceError& error) {
+  } catch (const Error& error) {
     return Fail(error, as_json);
   }
 }

@@ -37,7 +37,7 @@ std::optional<std::string> Trust::board() const {
   std::optional<std::string> name;
   try {
     name = Read(folder_, kBoard);
-  } catch (const DeviceError& error) {
+  } catch (const Error& error) {
     if (error.kind != "damaged") throw;
   }
   // The end of its line says that it is whole.

@@ -32,17 +32,17 @@ class Trust {
 
   /// Whether a manifest may be used. `offered` is a list that comes with it, which counts only if
   /// none is pinned, or the same. Without any list the signature's own key is taken.
-  /// Throws DeviceError "unsigned", "bad-signature", "unknown-signer", "expired-key".
+  /// Throws Error "unsigned", "bad-signature", "unknown-signer", "expired-key".
   [[nodiscard]] Verdict Check(const std::string& manifest,
                               const std::optional<std::string>& signature,
                               const std::optional<std::string>& offered,
                               std::optional<std::time_t> second = std::nullopt) const;
-  /// Throws DeviceError "wrong-board".
+  /// Throws Error "wrong-board".
   void CheckBoard(const Manifest& manifest) const;
 
   void Pin(const Verdict& verdict, const Manifest& manifest) const;
   /// Replaces the pinned list, and forgets what time it was: whoever may do this is to be believed.
-  /// Throws DeviceError "bad-signers" for one that makes no sense.
+  /// Throws Error "bad-signers" for one that makes no sense.
   void SetSigners(const std::string& list) const;
   /// Notes the time, unless it is more than a year later than the latest noted: a clock that is
   /// that wrong once would end every key with an end, for ever.

@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kMaxLine = std::size_t{64} << 10U;
 constexpr int kPatienceMs = 10'000;
 
-DeviceError LinkLost(const std::string& how) {
+Error LinkLost(const std::string& how) {
   return {kExitDevice, "io", "the link was lost: " + how, "deploy again: what has arrived is kept"};
 }
 

@@ -12,7 +12,7 @@ class WireInput {
   WireInput(int fd, double silence_s) : fd_(fd), silence_s_(silence_s), buffer_(kBuffer) {}
 
   /// Up to a newline, which is dropped; "" at the end of the input.
-  /// Throws DeviceError "io", as the others do, when nothing comes, and for a line without an end.
+  /// Throws Error "io", as the others do, when nothing comes, and for a line without an end.
   std::string ReadLine();
   /// Throws at the end of the input, too.
   void Read(void* data, std::size_t size);

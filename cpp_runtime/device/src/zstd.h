@@ -7,7 +7,7 @@ namespace edgepack::device {
 
 // Decompresses the zstd frames in the `size` bytes at `data` to `out`, which has room for
 // `capacity` bytes. Returns how many were written.
-// Throws DeviceError "damaged" for anything but whole, valid frames that fit.
+// Throws Error "damaged" for anything but whole, valid frames that fit.
 size_t ZstdDecompress(void* out, size_t capacity, const void* data, size_t size);
 
 }  // namespace edgepack::device

@@ -28,7 +28,7 @@ namespace {
 
 std::string ReadAll(const char* path) {
   const int fd = open(path, O_RDONLY);
-  if (fd < 0) throw DeviceError(kExitUsage, "usage", std::string("cannot open ") + path);
+  if (fd < 0) throw Error(kExitUsage, "usage", std::string("cannot open ") + path);
   std::string data;
   char buffer[65536];
   ssize_t count;
@@ -83,7 +83,7 @@ void WriteManifest(const Manifest& manifest, JsonWriter& json) {
   json.EndObject().EndObject();
 }
 
-void WriteRefusal(const DeviceError& error, JsonWriter& json) {
+void WriteRefusal(const Error& error, JsonWriter& json) {
   json.BeginObject().Key("kind").String(error.kind).Key("message").String(error.message);
   json.Key("hint").String(error.hint).EndObject();
 }
@@ -98,7 +98,7 @@ int ProbeEach(Ask ask) {
     JsonWriter json;
     try {
       ask(text, json);
-    } catch (const DeviceError& error) {
+    } catch (const Error& error) {
       WriteRefusal(error, json);
     }
     std::puts(json.text().c_str());
@@ -113,7 +113,7 @@ int ProbeManifests() {
 
 void ProbeArchive(const char* path, JsonWriter& json) {
   const int fd = open(path, O_RDONLY);
-  if (fd < 0) throw DeviceError(kExitUsage, "usage", std::string("cannot open ") + path);
+  if (fd < 0) throw Error(kExitUsage, "usage", std::string("cannot open ") + path);
   BundleArchive archive(fd, path);
   json.BeginObject();
   while (const auto member = archive.Next()) {
@@ -158,9 +158,9 @@ int Main(int argc, char** argv) {
     } else if (argc == 6 && std::strcmp(argv[1], "signature") == 0) {
       ProbeSignature(argv + 2, json);
     } else {
-      throw DeviceError(kExitUsage, "usage", "manifests, archive, signature or signers");
+      throw Error(kExitUsage, "usage", "manifests, archive, signature or signers");
     }
-  } catch (const DeviceError& error) {
+  } catch (const Error& error) {
     JsonWriter refusal;
     WriteRefusal(error, refusal);
     std::puts(refusal.text().c_str());

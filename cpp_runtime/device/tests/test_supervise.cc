@@ -83,7 +83,7 @@ std::optional<ServiceTable> Read(const std::string& manifest) {
 // That both readers take the same tables is tested in tests/integration/test_manifest_readers.py.
 TEST_CASE("the service table of a manifest") {
   CHECK_FALSE(Read(R"({"service": null})"));
-  CHECK_THROWS_WITH_AS(Read("{}"), "it: service: missing", DeviceError);
+  CHECK_THROWS_WITH_AS(Read("{}"), "it: service: missing", Error);
   const auto service = Read(R"({"service": {
     "args": ["--watch", "/in"], "restart": "on-failure", "watchdog_s": 2.5, "memory_mb": 64,
     "user": null, "writable": ["/in"]}})");
@@ -95,7 +95,7 @@ TEST_CASE("the service table of a manifest") {
   CHECK_FALSE(service->user);
   CHECK(service->writable == std::vector<std::string>{"/in"});
   CHECK_THROWS_WITH_AS(Read(R"({"service": {"args": "--watch"}})"), "it: service.args: not a list",
-                       DeviceError);
+                       Error);
 }
 
 }  // namespace edgepack::device::testing
