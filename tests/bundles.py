@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edgepack.boards import Board, get_board
-from edgepack.bundle.bundle import Bundle, Expected, Golden, make_bundle
+from edgepack.bundle.bundle import Bundle, ExpectedClass, Golden, make_bundle
 from edgepack.model import TensorInfo
 from edgepack.native.toolchain import Toolchain
 
@@ -100,7 +100,7 @@ def small_bundle(
         "tool": FakeTool(path=parts / "tool"),
         "preprocess": FakePreprocess(),
         "labels": ["cat", "dog", "espresso", "Käse"],
-        "golden": golden(image=photo, expected=Expected(index=1, label="dog")),
+        "golden": golden(image=photo, expected=ExpectedClass(index=1, label="dog")),
         "out": folder / "out",
         "model_file": "tiny.onnx",
     }

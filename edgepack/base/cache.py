@@ -27,7 +27,7 @@ _BY_BOARD = ("made",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class CachedItem:
     """One thing of the cache: its size on the disk, and when it was last asked for (Unix time)."""
 
     kind: str
@@ -36,23 +36,23 @@ class Entry:
     used_at: float
 
 
-def entries(cache: Path) -> list[Entry]:
+def entries(cache: Path) -> list[CachedItem]:
     """All that `cache` holds, longest unused first."""
     found = [
-        Entry(kind=kind, path=path, size_bytes=_size(path), used_at=_used_at(path))
+        CachedItem(kind=kind, path=path, size_bytes=_size(path), used_at=_used_at(path))
         for kind, path in _paths(cache)
     ]
     return sorted(found, key=lambda entry: (entry.used_at, entry.path))
 
 
 def choose(
-    found: Sequence[Entry],
+    found: Sequence[CachedItem],
     *,
     now: float,
     unused_s: float,
     max_bytes: int | None = None,
     keep: Collection[Path] = (),
-) -> list[Entry]:
+) -> list[CachedItem]:
     """Those of `found` to remove, longest unused first.
 
     All that nobody asked for in `unused_s` seconds; of the rest as many as it takes to get down
@@ -72,7 +72,7 @@ def choose(
     return chosen
 
 
-def remove(entry: Entry) -> bool:
+def remove(entry: CachedItem) -> bool:
     """Remove the entry; False if someone holds its lock.
 
     It goes in one rename, so that nobody finds half of it.

@@ -26,7 +26,7 @@ _LAST_LINES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class Finished:
     """A finished process; `stdout` and `stderr` are text with bad bytes replaced."""
 
     argv: tuple[str, ...]
@@ -60,7 +60,7 @@ def run(
     check: bool = True,
     error: type[EdgepackError] = ToolchainError,
     what: str | None = None,
-) -> Result:
+) -> Finished:
     """Run `argv` to its end.
 
     `env` is added to this process's own. `what` names the step in messages.
@@ -96,7 +96,7 @@ def run(
             raise TimeLimitError(
                 f"{what or Path(words[0]).name} took longer than {timeout_s} s: {shlex.join(words)}"
             ) from None
-    result = Result(
+    result = Finished(
         argv=words,
         returncode=child.returncode,
         stdout=stdout.decode(errors="replace"),

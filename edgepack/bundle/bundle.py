@@ -92,7 +92,7 @@ class DamagedBundleError(BundleError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expected:
+class ExpectedClass:
     """The class a golden photo must be given: output index and label (or "")."""
 
     index: int
@@ -110,7 +110,7 @@ class Golden:
     inputs: tuple[NDArray[np.generic], ...]
     outputs: tuple[NDArray[np.generic], ...]
     image: Path | None = None
-    expected: Expected | None = None
+    expected: ExpectedClass | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +178,7 @@ class Runtime(Protocol):
     def licenses(self) -> Mapping[str, str]: ...
 
 
-class Tool(Protocol):
+class ToolFiles(Protocol):
     """What a bundle needs of `device_tool.DeviceTool`."""
 
     @property
@@ -199,7 +199,7 @@ def make_bundle(
     board: Board,
     compiled: Compiled,
     runtime: Runtime,
-    tool: Tool,
+    tool: ToolFiles,
     preprocess: Preprocess | None,
     labels: Sequence[str] | None,
     golden: Golden,

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         return _prune(args, found, console)
     if args.dry_run or (args.unused_days, args.max_mb) != (None, None):
         raise UsageError("only `cache prune` takes options", hint="edgepack cache prune --dry-run")
-    kinds: dict[str, list[cache.Entry]] = defaultdict(list)
+    kinds: dict[str, list[cache.CachedItem]] = defaultdict(list)
     for entry in found:
         kinds[entry.kind].append(entry)
     now = time.time()
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _prune(args: argparse.Namespace, found: list[cache.Entry], console: Console) -> int:
+def _prune(args: argparse.Namespace, found: list[cache.CachedItem], console: Console) -> int:
     by_age = args.unused_days is not None or args.max_mb is None
     days = (args.unused_days if args.unused_days is not None else UNUSED_DAYS) if by_age else None
     chosen = cache.choose(
@@ -91,8 +91,8 @@ def _prune(args: argparse.Namespace, found: list[cache.Entry], console: Console)
         keep=_in_use(),
     )
     now = time.time()
-    removed: list[cache.Entry] = []
-    busy: list[cache.Entry] = []
+    removed: list[cache.CachedItem] = []
+    busy: list[cache.CachedItem] = []
     for entry in chosen:
         gone = args.dry_run or cache.remove(entry)
         (removed if gone else busy).append(entry)
@@ -127,11 +127,11 @@ def _prune(args: argparse.Namespace, found: list[cache.Entry], console: Console)
     return 0
 
 
-def _name(entry: cache.Entry) -> str:
+def _name(entry: cache.CachedItem) -> str:
     return str(entry.path.relative_to(cache_dir()))
 
 
-def _days(entry: cache.Entry, now: float) -> int:
+def _days(entry: cache.CachedItem, now: float) -> int:
     return max(int((now - entry.used_at) / cache.DAY_S), 0)
 
 

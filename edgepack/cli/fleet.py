@@ -44,7 +44,7 @@ from edgepack.fleet import (
     Fleet,
     FleetDevice,
     Journal,
-    Result,
+    RolloutResult,
     Settings,
     Share,
     Work,
@@ -56,7 +56,7 @@ from edgepack.fleet import (
 from edgepack.fleet.build import build_bundles, open_bundles
 from edgepack.fleet.limits import allow_parallel
 from edgepack.fleet.report import FleetReport
-from edgepack.fleet.work import Connector, Deploy, Rollback, SetTrust, Status
+from edgepack.fleet.work import AskStatus, Connector, Deploy, Rollback, SetTrust
 
 _ALL = Share(value=100, percent=True)
 
@@ -202,7 +202,7 @@ def _status(args: argparse.Namespace, console: Console) -> int:
         max_failures=_ALL,
         max_failures_total=_ALL,
     )
-    return _once(args, fleet, settings, Status, console)
+    return _once(args, fleet, settings, AskStatus, console)
 
 
 def _trust(args: argparse.Namespace, console: Console) -> int:
@@ -291,7 +291,7 @@ def _report(args: argparse.Namespace, console: Console) -> int:
             plan=make_plan(devices, fleet.settings),
             journal=journal,
             wanted=lambda device: releases.get(device.board),
-            result=Result(**{key: value for key, value in end.items() if key != "event"}),
+            result=RolloutResult(**{key: value for key, value in end.items() if key != "event"}),
         )
         print_report(report, console, args.html)
     return 0

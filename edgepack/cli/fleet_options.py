@@ -87,7 +87,7 @@ def add_journal(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release:
+class FleetRelease:
     """A deployed model: its bundle's name, its folder, and the board of devices that name none."""
 
     name: str
@@ -95,7 +95,7 @@ class Release:
     board: str | None
 
 
-def release_of(args: argparse.Namespace) -> Release:
+def release_of(args: argparse.Namespace) -> FleetRelease:
     """What `add_model`'s options say; raises UsageError if that is no model."""
     path = args.project
     if path is None and args.name is None and Path(PROJECT_FILE).exists():
@@ -105,7 +105,9 @@ def release_of(args: argparse.Namespace) -> Release:
     if name is None:
         raise UsageError("which deployed model?", hint="give --project FILE or --name NAME")
     root = getattr(args, "root", None) or (project.root if project else None) or default_root(name)
-    return Release(name=name, root=root, board=args.board or (project.board if project else None))
+    return FleetRelease(
+        name=name, root=root, board=args.board or (project.board if project else None)
+    )
 
 
 def settings_of(args: argparse.Namespace, fleet: Fleet) -> Settings:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgepack.cli.console import megabytes, table
-from edgepack.deploy.answers import Answer, Health, Release, Status
-from edgepack.deploy.app_answers import AppAnswer, Bench, Expected, Profile
+from edgepack.deploy.answers import Answer, HealthOutcome, Release, Status
+from edgepack.deploy.app_answers import AppAnswer, Bench, Deviation, Profile
 
 if TYPE_CHECKING:
     from edgepack.deploy.deploy import Report
@@ -32,7 +32,7 @@ def answer_lines(answer: AppAnswer) -> list[str]:
     return lines
 
 
-def error_line(expected: Expected) -> str:
+def error_line(expected: Deviation) -> str:
     """How far the outputs are from the reference."""
     error, reference = expected.max_abs_error, expected.max_abs_reference
     if error is None:
@@ -135,7 +135,7 @@ def _release(release: Release) -> str:
     )
 
 
-def _health(health: Health) -> str:
+def _health(health: HealthOutcome) -> str:
     parts = [health.outcome]
     if health.latency_ms is not None:
         parts.append(f"{health.latency_ms:.1f} ms")
@@ -151,7 +151,7 @@ def smoke_lines(smoke: Smoke, *, fresh: bool) -> list[str]:
     title = "smoke test passed" if fresh else "smoke test passed when it was deployed"
     answer = replace(
         AppAnswer.read(Answer(smoke.photo or smoke.golden, "smoke test")),
-        expected=Expected(
+        expected=Deviation(
             max_abs_error=smoke.max_abs_error,
             max_abs_reference=smoke.max_abs_reference,
             tolerance=smoke.tolerance,

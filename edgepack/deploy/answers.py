@@ -144,7 +144,7 @@ def _no_number(text: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refusal:
+class DeviceRefusal:
     """What a device says when it does not do something; `kind` is one word."""
 
     kind: str
@@ -152,10 +152,10 @@ class Refusal:
     hint: str | None
 
     @staticmethod
-    def read(answer: Answer) -> Refusal:
+    def read(answer: Answer) -> DeviceRefusal:
         """Of {"kind", "message", "hint"}."""
         hint = answer.take("hint", str, None)
-        return Refusal(
+        return DeviceRefusal(
             kind=answer.take("kind", str, ""),
             message=message(answer.take("message", str)),
             hint=message(hint, limit=MAX_NAME) if hint else None,
@@ -163,7 +163,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Health:
+class HealthOutcome:
     """How the last test of a release went; `latency_ms` is one run."""
 
     outcome: str
@@ -173,8 +173,8 @@ class Health:
     max_rss_mb: float | None
 
     @staticmethod
-    def read(answer: Answer) -> Health:
-        return Health(
+    def read(answer: Answer) -> HealthOutcome:
+        return HealthOutcome(
             outcome=answer.text("outcome"),
             at=answer.text("at"),
             latency_ms=answer.take("latency_ms", float, None),
@@ -196,7 +196,7 @@ class Release:
     since: str
     by: str
     signer: str
-    health: Health | None
+    health: HealthOutcome | None
 
     @staticmethod
     def read(answer: Answer) -> Release:
@@ -210,7 +210,7 @@ class Release:
             since=answer.text("since"),
             by=answer.text("by"),
             signer=answer.text_or_none("signer") or "",
-            health=answer.part("health", Health.read),
+            health=answer.part("health", HealthOutcome.read),
         )
 
 

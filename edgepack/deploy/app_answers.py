@@ -31,7 +31,7 @@ class Class:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expected:
+class Deviation:
     """How far the outputs are from the reference; an error of None is no number."""
 
     max_abs_error: float | None
@@ -39,8 +39,8 @@ class Expected:
     tolerance: float
 
     @staticmethod
-    def read(answer: Answer) -> Expected:
-        return Expected(
+    def read(answer: Answer) -> Deviation:
+        return Deviation(
             max_abs_error=answer.take("max_abs_error", float, None),
             max_abs_reference=answer.take("max_abs_reference", float),
             tolerance=answer.take("tolerance", float),
@@ -72,7 +72,7 @@ class Bench:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class LayerTime:
     """One call of a kernel: the median of its times, and its share of the run."""
 
     layer: str
@@ -83,8 +83,8 @@ class Layer:
     gflops: float | None
 
     @staticmethod
-    def read(answer: Answer) -> Layer:
-        return Layer(
+    def read(answer: Answer) -> LayerTime:
+        return LayerTime(
             layer=answer.text("layer"),
             operator=answer.text("operator"),
             kernel=answer.text("kernel"),
@@ -100,19 +100,19 @@ class Profile:
 
     runs: int
     overhead_ms: float
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerTime, ...]
 
     @staticmethod
     def read(answer: Answer) -> Profile:
         return Profile(
             runs=answer.size("runs"),
             overhead_ms=answer.take("overhead_ms", float),
-            layers=answer.parts("layers", Layer.read),
+            layers=answer.parts("layers", LayerTime.read),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class MemoryUse:
     """Bytes: the most that the process had, and what of it are weights and arena."""
 
     rss_peak_bytes: int
@@ -127,8 +127,8 @@ class AppAnswer:
     top: tuple[Class, ...]
     times_ms: Mapping[str, float]
     threads: int | None
-    memory: Memory | None
-    expected: Expected | None
+    memory: MemoryUse | None
+    expected: Deviation | None
     bench: Bench | None
     profile: Profile | None
     document: Mapping[str, Any] = field(repr=False)
@@ -138,7 +138,7 @@ class AppAnswer:
         times = {name: answer.take(f"{name}_ms", float, None) for name in _TIMES}
         memory = None
         if answer.has("rss_peak_bytes") and answer.has("params_bytes"):
-            memory = Memory(
+            memory = MemoryUse(
                 rss_peak_bytes=answer.size("rss_peak_bytes"),
                 params_bytes=answer.size("params_bytes"),
                 arena_bytes=answer.size("arena_bytes"),
@@ -149,7 +149,7 @@ class AppAnswer:
             times_ms={name: time for name, time in times.items() if time is not None},
             threads=answer.take("threads", int, None),
             memory=memory,
-            expected=answer.part("expected", Expected.read),
+            expected=answer.part("expected", Deviation.read),
             bench=answer.part("bench", Bench.read),
             profile=answer.part("profile", Profile.read),
             document=answer.document,

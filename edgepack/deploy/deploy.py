@@ -32,9 +32,9 @@ from edgepack.deploy.transfer import (
     PROTOCOL,
     Exchange,
     Installed,
+    InstallRequest,
     Need,
     RemoteState,
-    Request,
     packed_bytes,
 )
 from edgepack.device.base import Device, Stream
@@ -319,14 +319,14 @@ class _Deploy:
             raise RemoteError(f"{self._device.name}: asks for files that the bundle does not have")
         return state
 
-    def _request(self, *, plan: bool) -> Request:
+    def _request(self, *, plan: bool) -> InstallRequest:
         options, health = self._options, self._bundle.manifest.health
         # After a cut, whoever holds the lock is this deploy itself, going on alone there.
         wait_s = options.wait_s if self._links == 1 else options.wait_s + health.timeout_s
         manifest = self._bundle.file(MANIFEST_NAME).read_bytes()
         if hashlib.sha256(manifest).hexdigest() != self._bundle.manifest_sha256:
             raise BundleError(f"{self._bundle.path}: {MANIFEST_NAME} was changed meanwhile")
-        return Request(
+        return InstallRequest(
             plan=plan,
             manifest=manifest,
             signature=self._bundle.signature,

@@ -19,8 +19,8 @@ from edgepack.base.errors import (
     UsageError,
 )
 from edgepack.bundle.manifest import APP
-from edgepack.deploy.answers import Refusal, read_object
-from edgepack.deploy.app_answers import AppAnswer, Expected
+from edgepack.deploy.answers import DeviceRefusal, read_object
+from edgepack.deploy.app_answers import AppAnswer, Deviation
 from edgepack.device.base import Device, RemoteResult
 from edgepack.device.errors import command_error
 
@@ -146,7 +146,7 @@ def parse_answer(device: Device, done: RemoteResult) -> AppAnswer:
     source = f"{name}: edgepack-run"
     answer = read_object(done.stdout, source)
     if answer.has("error"):
-        said = answer.need("error", Refusal.read)
+        said = answer.need("error", DeviceRefusal.read)
         raise _ERRORS.get(done.returncode, RemoteError)(f"{name}: {said.message}", hint=said.hint)
     read = AppAnswer.read(answer)
     if done.returncode == MismatchError.exit_code:
@@ -156,7 +156,7 @@ def parse_answer(device: Device, done: RemoteResult) -> AppAnswer:
     return read
 
 
-def _difference(expected: Expected | None) -> str:
+def _difference(expected: Deviation | None) -> str:
     if expected is None or expected.max_abs_error is None:
         return "outputs differ"
     return (

@@ -20,8 +20,8 @@ from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import DEVICE_TOOL
 from edgepack.deploy.answers import (
     Answer,
+    DeviceRefusal,
     Pruned,
-    Refusal,
     Repaired,
     Status,
     Switched,
@@ -235,13 +235,13 @@ def _answer(device: Device, layout: Layout, done: RemoteResult, command: str) ->
         raise command_error(device.name, done)
     answer = read_object(done.stdout, f"{device.name}: edgepack-device {command}")
     if answer.has("error"):
-        raise tool_error(device.name, answer.need("error", Refusal.read), done.returncode)
+        raise tool_error(device.name, answer.need("error", DeviceRefusal.read), done.returncode)
     if done.returncode != 0:
         raise command_error(device.name, done)
     return answer
 
 
-def tool_error(device: str, said: Refusal, exit_code: int) -> EdgepackError:
+def tool_error(device: str, said: DeviceRefusal, exit_code: int) -> EdgepackError:
     """The error for what the tool said, by kind, else by code."""
     kind = _KINDS.get(said.kind) or _CODES.get(exit_code, RemoteError)
     return kind(f"{device}: {said.message}", hint=said.hint)

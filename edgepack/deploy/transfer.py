@@ -2,7 +2,7 @@
 
 Over one stream (a command's input and output):
 
-    here  -> there   a JSON line (`Request`), then manifest, signature and signers as they are
+    here  -> there   a JSON line (`InstallRequest`), then manifest, signature, signers as they are
     there -> here    {"event": "state", "needs": [...], ...}
     here  -> there   frames of each needed blob, in that order
     there -> here    {"event": "step", ...} ..., then {"event": "done"} or {"event": "error"}
@@ -29,7 +29,7 @@ import zstandard
 from edgepack.base.errors import EdgepackError, RemoteError
 from edgepack.base.text import message
 from edgepack.deploy import chunks
-from edgepack.deploy.answers import Answer, Refusal, SenselessError, read_object
+from edgepack.deploy.answers import Answer, DeviceRefusal, SenselessError, read_object
 from edgepack.deploy.remote_tool import tool_error
 from edgepack.deploy.smoke import Smoke, read_health
 from edgepack.device.base import Stream
@@ -53,7 +53,7 @@ _SILENCE_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class InstallRequest:
     """What the device shall do; `plan` only asks what a deploy would do.
 
     `signature` and `signers` may be empty. One that has the `session` of another, whose link
@@ -171,7 +171,7 @@ class Exchange:
         self.sent: dict[str, int] = {}
         self.copied_bytes = 0
 
-    def ask(self, request: Request) -> RemoteState:
+    def ask(self, request: InstallRequest) -> RemoteState:
         """Send the request and wait for the answer."""
         self._silence_s = request.silence_s
         self._write(request.to_bytes())
@@ -226,7 +226,7 @@ class Exchange:
             )
             match event.take("event", str, ""):
                 case "error":
-                    said = event.need("error", Refusal.read)
+                    said = event.need("error", DeviceRefusal.read)
                     raise tool_error(self._device, said, event.take("exit", int))
                 case "step":
                     self._step(event.text("text" if event.has("text") else "name"))

@@ -41,7 +41,7 @@ class FactsError(RemoteError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
+class Uname:
     """`uname -s -r -m`."""
 
     system: str
@@ -171,7 +171,7 @@ def parse_facts(device: str, root: str, output: str) -> DeviceFacts:
                 f"{device}: cannot tell its {fact.name}: {error}",
                 hint=f"run this there and look: {fact.command}",
             ) from None
-    kernel: Kernel = found["kernel"]
+    kernel: Uname = found["kernel"]
     cpu: Cpu = found["cpu"]
     libc: Libc = found["libc"]
     memory: Memory = found["memory"]
@@ -271,12 +271,12 @@ def tool_path(root: str) -> str:
     return f"{root if root.startswith('/') else f'./{root}'}/{DEVICE_TOOL}"
 
 
-def parse_kernel(text: str) -> Kernel:
+def parse_kernel(text: str) -> Uname:
     """`uname -s -r -m`, on one line."""
     words = text.split()
     if len(words) != 3:
         raise ValueError(f"uname said {text!r}")
-    return Kernel(system=words[0], release=words[1], machine=words[2])
+    return Uname(system=words[0], release=words[1], machine=words[2])
 
 
 def parse_loaders(text: str) -> tuple[str, ...]:

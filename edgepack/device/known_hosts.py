@@ -19,7 +19,7 @@ from pathlib import Path
 _DEFAULT_PORT = 22
 
 
-class Verdict(Enum):
+class HostKeyVerdict(Enum):
     """What known_hosts says about a key."""
 
     KNOWN = "known"
@@ -29,7 +29,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class HostLine:
     """One line; `marker` is "", "@revoked" or "@cert-authority"."""
 
     marker: str
@@ -42,7 +42,7 @@ class Entry:
 class KnownHosts:
     """The lines of some known_hosts files. Certificate authorities are not used."""
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(self, entries: Iterable[HostLine]) -> None:
         self._entries = tuple(entries)
 
     @staticmethod
@@ -64,7 +64,7 @@ class KnownHosts:
         """Types of the keys `host` is known by, to be asked for first."""
         return tuple(dict.fromkeys(entry.key_type for entry in self._of(host) if not entry.marker))
 
-    def check(self, host: str, key_type: str, key: bytes) -> tuple[Verdict, str]:
+    def check(self, host: str, key_type: str, key: bytes) -> tuple[HostKeyVerdict, str]:
         """Verdict on `key` of `host` (`name`, or `[name]:port`), and the line it rests on.
 
         A key of another type than the known ones is CHANGED, too: the known types were
@@ -73,14 +73,14 @@ class KnownHosts:
         entries = self._of(host)
         for entry in entries:
             if entry.marker == "@revoked" and entry.key == key:
-                return Verdict.REVOKED, entry.origin
+                return HostKeyVerdict.REVOKED, entry.origin
         known = [entry for entry in entries if not entry.marker]
         for entry in known:
             if (entry.key_type, entry.key) == (key_type, key):
-                return Verdict.KNOWN, entry.origin
-        return (Verdict.CHANGED, known[0].origin) if known else (Verdict.UNKNOWN, "")
+                return HostKeyVerdict.KNOWN, entry.origin
+        return (HostKeyVerdict.CHANGED, known[0].origin) if known else (HostKeyVerdict.UNKNOWN, "")
 
-    def _of(self, host: str) -> list[Entry]:
+    def _of(self, host: str) -> list[HostLine]:
         return [entry for entry in self._entries if _matches(entry.hosts, host)]
 
 
@@ -104,7 +104,7 @@ def append(path: Path, host: str, key_type: str, key: bytes) -> None:
         file.write(newline + f"{host} {key_type} {base64.b64encode(key).decode()}\n".encode())
 
 
-def _parse(lines: Iterable[str], origin: str) -> list[Entry]:
+def _parse(lines: Iterable[str], origin: str) -> list[HostLine]:
     entries = []
     for number, line in enumerate(lines, 1):
         words = line.split()
@@ -116,7 +116,7 @@ def _parse(lines: Iterable[str], origin: str) -> list[Entry]:
         except binascii.Error:
             continue
         entries.append(
-            Entry(
+            HostLine(
                 marker=marker,
                 hosts=tuple(words[0].split(",")),
                 key_type=words[1],

@@ -32,7 +32,7 @@ from edgepack.device.errors import (
     timed_out,
 )
 from edgepack.device.facts import parse_df
-from edgepack.device.known_hosts import KnownHosts, Verdict
+from edgepack.device.known_hosts import HostKeyVerdict, KnownHosts
 from edgepack.device.lines import LineReader, Tail, deadline_of, left
 from edgepack.device.options import Address, SshOptions
 
@@ -484,9 +484,9 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):
         kind, print_ = key.get_name(), known_hosts.fingerprint(blob)
         verdict, origin = self._known.check(self._host, kind, blob)
         match verdict:
-            case Verdict.KNOWN:
+            case HostKeyVerdict.KNOWN:
                 return
-            case Verdict.UNKNOWN if self._accept_new:
+            case HostKeyVerdict.UNKNOWN if self._accept_new:
                 log.info("adding the %s key %s of %s to %s", kind, print_, self._where, self._file)
                 try:
                     known_hosts.append(self._file, self._host, kind, blob)
@@ -496,18 +496,18 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):
                         f"{error.strerror}",
                         hint="use another file with --known-hosts FILE",
                     ) from None
-            case Verdict.UNKNOWN:
+            case HostKeyVerdict.UNKNOWN:
                 raise UnknownHostKeyError(
                     f"host key of {self._where} is not known: {kind} {print_}",
                     hint="compare it with what `ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub` says "
                     "on the device, then use --accept-new-host-key once",
                 )
-            case Verdict.REVOKED:
+            case HostKeyVerdict.REVOKED:
                 raise ChangedHostKeyError(
                     f"host key of {self._where} is revoked by {origin}: {kind} {print_}",
                     hint="the device must get a new host key",
                 )
-            case Verdict.CHANGED:
+            case HostKeyVerdict.CHANGED:
                 raise ChangedHostKeyError(
                     f"host key of {self._where} is not the one in {origin}: {kind} {print_}",
                     hint="somebody may be listening in, or the device was set up anew; if it "

@@ -20,7 +20,7 @@ from edgepack.base.text import printable
 from edgepack.fleet.inventory import FleetDevice
 from edgepack.fleet.journal import Journal
 from edgepack.fleet.plan import RolloutPlan
-from edgepack.fleet.rollout import Result
+from edgepack.fleet.rollout import RolloutResult
 
 WAITING = "waiting"
 _KEYS = (
@@ -58,7 +58,7 @@ class FleetReport:
     plan: RolloutPlan
     journal: Journal
     wanted: Callable[[FleetDevice], str | None]
-    result: Result
+    result: RolloutResult
 
     @property
     def columns(self) -> tuple[str, ...]:

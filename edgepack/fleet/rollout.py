@@ -96,7 +96,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class RolloutResult:
     """How a rollout ended: `status` is "complete", "stopped" or "interrupted".
 
     `outcomes` counts the devices that were worked on now, by outcome; one that was lost in the
@@ -121,7 +121,7 @@ def roll_out(
     *,
     journal: Journal | None = None,
     stop: threading.Event | None = None,
-) -> Result:
+) -> RolloutResult:
     """Do `work` on every device of `plan`, wave by wave.
 
     A wave begins when the one before has ended and is good enough (`Settings`). As soon as it
@@ -134,7 +134,7 @@ def roll_out(
     reason = run.waves()
     if reason == _INTERRUPTED and sum(run.outcomes.values()) >= plan.todo:
         reason = ""  # too late to change anything
-    return Result(
+    return RolloutResult(
         status="interrupted" if reason == _INTERRUPTED else "stopped" if reason else "complete",
         reason=reason,
         outcomes=dict(run.outcomes),

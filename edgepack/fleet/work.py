@@ -136,7 +136,7 @@ class Rollback(_OnDevice):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status(_OnDevice):
+class AskStatus(_OnDevice):
     """Ask each device what it runs; the outcome is that of its last health test."""
 
     action: str = "status"

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgepack.base.errors import ConfigError, MismatchError, ModelError
-from edgepack.bundle.bundle import Expected, Golden
+from edgepack.bundle.bundle import ExpectedClass, Golden
 from edgepack.model import LoadedModel, TensorInfo
 from edgepack.preprocess.spec import PreprocessMismatchError, PreprocessSpec
 
@@ -170,7 +170,7 @@ def random_input(info: TensorInfo, random: np.random.RandomState) -> Array:
 
 def _expected(
     output: Array, image: Path | None, expected_class: int | None, labels: Sequence[str] | None
-) -> Expected | None:
+) -> ExpectedClass | None:
     if expected_class is None and labels is None:
         return None
     (first,) = top_k(output, labels, k=1, scores="raw")
@@ -180,7 +180,7 @@ def _expected(
             f"expected {expected_class}",
             hint="check [preprocess], the labels, or expected_class",
         )
-    return Expected(index=first.index, label=first.label)
+    return ExpectedClass(index=first.index, label=first.label)
 
 
 def compare(output: Array, reference: Array, tolerance: float) -> Comparison:

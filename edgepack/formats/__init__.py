@@ -17,7 +17,7 @@ from edgepack.base.tools import find_tool
 from edgepack.boards import Board
 from edgepack.bundle.bundle import Bundle
 from edgepack.formats import deb, mender, oci, rauc, tar
-from edgepack.formats.base import Options, Package, Request
+from edgepack.formats.base import Options, Package, PackageRequest
 
 __all__ = ["FORMATS", "Format", "Options", "Package", "check", "write_package"]
 
@@ -26,7 +26,7 @@ __all__ = ["FORMATS", "Format", "Options", "Package", "check", "write_package"]
 class Format:
     """How a format is written, the programs that takes, and the options that fit it."""
 
-    write: Callable[[Request], Package]
+    write: Callable[[PackageRequest], Package]
     programs: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
@@ -92,5 +92,5 @@ def write_package(
     options = options or Options()
     check(kind, options)
     out.mkdir(parents=True, exist_ok=True)
-    request = Request(bundle=bundle, board=board, out=out, options=options)
+    request = PackageRequest(bundle=bundle, board=board, out=out, options=options)
     return FORMATS[kind].write(request)

@@ -43,7 +43,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class PackageRequest:
     """A package to be made of `bundle`, which is for `board`, in the folder `out`."""
 
     bundle: Bundle

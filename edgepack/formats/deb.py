@@ -18,7 +18,7 @@ from edgepack.bundle.manifest import Manifest
 from edgepack.deploy.service_files import Place, own_tool, systemd_unit
 from edgepack.formats.base import (
     Package,
-    Request,
+    PackageRequest,
     need_installer,
     package,
     plain_modes,
@@ -47,7 +47,7 @@ def package_version(manifest: Manifest) -> str:
     return f"{manifest.version}+{manifest.release}"
 
 
-def write(request: Request) -> Package:
+def write(request: PackageRequest) -> Package:
     """Write `<package>_<version>_<architecture>.deb` with dpkg-deb."""
     bundle, manifest = request.bundle, request.bundle.manifest
     need_installer(bundle)
@@ -91,7 +91,7 @@ def write(request: Request) -> Package:
     return package("deb", target, f"apt install ./{target.name}")
 
 
-def _control(request: Request, name: str, version: str) -> str:
+def _control(request: PackageRequest, name: str, version: str) -> str:
     manifest = request.bundle.manifest
     installed_kb = -(-manifest.total_bytes // 1024)
     return f"""Package: {name}

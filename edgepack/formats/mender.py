@@ -9,7 +9,7 @@ from __future__ import annotations
 from edgepack.bundle.bundle import write_tarball
 from edgepack.formats.base import (
     Package,
-    Request,
+    PackageRequest,
     need_installer,
     package,
     replacing,
@@ -20,7 +20,7 @@ from edgepack.formats.base import (
 MODULE = "edgepack"
 
 
-def write(request: Request) -> Package:
+def write(request: PackageRequest) -> Package:
     """Write `<name>-<board>-<release>.mender` and the module `mender-module-edgepack`.
 
     With a key the artifact is signed. Mender-artifact puts the time of day into its

@@ -25,7 +25,7 @@ from edgepack.base.errors import UsageError
 from edgepack.base.paths import atomic_dir, cache_dir, locked
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import APP
-from edgepack.formats.base import Package, Request, package, replacing
+from edgepack.formats.base import Package, PackageRequest, package, replacing
 from edgepack.virtual import apt
 
 SUITE = "bookworm"
@@ -64,7 +64,7 @@ class _Blob:
         }
 
 
-def write(request: Request) -> Package:
+def write(request: PackageRequest) -> Package:
     """Write `<name>-<board>-<release>.oci.tar`, tagged with the release.
 
     libc6 comes from Debian's archive once and then from the cache. Raises UsageError for

@@ -10,7 +10,7 @@ import shutil
 
 from edgepack.formats.base import (
     Package,
-    Request,
+    PackageRequest,
     need_installer,
     package,
     plain_modes,
@@ -32,7 +32,7 @@ filename=handler
 """
 
 
-def write(request: Request) -> Package:
+def write(request: PackageRequest) -> Package:
     """Write `<name>-<board>-<release>.raucb`, signed with the key and certificate given.
 
     The signature holds its time, so two files of one bundle differ.

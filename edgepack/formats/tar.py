@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from edgepack.bundle.bundle import write_tarball
-from edgepack.formats.base import Package, Request, package
+from edgepack.formats.base import Package, PackageRequest, package
 
 
-def write(request: Request) -> Package:
+def write(request: PackageRequest) -> Package:
     """Write `<name>-<board>-<release>.tar.gz`."""
     path = request.file(".tar.gz")
     write_tarball(request.bundle, path, mtime=request.options.epoch)

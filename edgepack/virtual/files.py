@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edgepack.virtual.keys import Key
+from edgepack.virtual.keys import KeyPair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class BoardFile:
         return asdict(self)
 
 
-def identity(*, hostname: str, login: Key, host: Key) -> list[BoardFile]:
+def identity(*, hostname: str, login: KeyPair, host: KeyPair) -> list[BoardFile]:
     """The files that let `login` in as root and pi, and give sshd the key `host`."""
     key = f"{login.public}\n"
     return [

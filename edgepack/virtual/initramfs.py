@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from edgepack.virtual.files import BoardFile
-from edgepack.virtual.kernel import Kernel
+from edgepack.virtual.kernel import GuestKernel
 from edgepack.virtual.rootfs import PI_UID
 
 # Finds the disk, writes the board's own files to it and hands over to its process 1.
@@ -37,7 +37,7 @@ class _Entry:
     data: bytes
 
 
-def build(kernel: Kernel, files: Sequence[BoardFile]) -> bytes:
+def build(kernel: GuestKernel, files: Sequence[BoardFile]) -> bytes:
     """A gzipped cpio archive that boots `kernel` into the root file system on /dev/vda.
 
     `files` are written over that root file system at each boot.

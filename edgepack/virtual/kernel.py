@@ -23,7 +23,7 @@ _UNWANTED = ("/etc/*", "/usr/*", "/var/*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
+class GuestKernel:
     """A kernel image, a static busybox, and modules in the order to load them."""
 
     image: Path
@@ -31,7 +31,7 @@ class Kernel:
     modules: tuple[Path, ...]
 
 
-def kernel(*, progress: Progress = NO_PROGRESS) -> Kernel:
+def kernel(*, progress: Progress = NO_PROGRESS) -> GuestKernel:
     """The kernel for full-system boards, fetched once (about 10 s, 30 MB) and then cached.
 
     Raises RootfsError, ToolMissingError.
@@ -45,7 +45,7 @@ def kernel(*, progress: Progress = NO_PROGRESS) -> Kernel:
             with atomic_dir(folder) as work:
                 _fetch(work)
     names = json.loads((folder / "modules.json").read_text())
-    return Kernel(
+    return GuestKernel(
         image=folder / "vmlinuz",
         busybox=folder / "busybox",
         modules=tuple(folder / name for name in names),

@@ -12,7 +12,7 @@ from edgepack.base.tools import find_tool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
+class KeyPair:
     """An ed25519 pair: `file` is the private half (mode 600), `public` its one line."""
 
     file: Path
@@ -24,17 +24,17 @@ class Key:
         return self.file.read_text()
 
 
-def login_key() -> Key:
+def login_key() -> KeyPair:
     """The key that root and pi of every virtual board of this cache accept."""
     return _key("login")
 
 
-def host_key(name: str) -> Key:
+def host_key(name: str) -> KeyPair:
     """The host key of the board called `name`: the same every time it is started."""
     return _key(f"host-{name}-{hashlib.sha256(name.encode()).hexdigest()[:8]}")
 
 
-def _key(name: str) -> Key:
+def _key(name: str) -> KeyPair:
     folder = cache_dir() / "virtual" / "keys"
     file = folder / name
     public = folder / f"{name}.pub"
@@ -44,4 +44,4 @@ def _key(name: str) -> Key:
             file.unlink(missing_ok=True)
             kind = ("-q", "-t", "ed25519", "-N", "", "-C", "edgepack")
             run([find_tool("ssh-keygen"), *kind, "-f", file], what="making an ssh key")
-    return Key(file=file, public=public.read_text().strip())
+    return KeyPair(file=file, public=public.read_text().strip())

@@ -16,7 +16,7 @@ from edgepack.virtual import profile
 from edgepack.virtual.errors import BoardStartError, LightBoardError
 from edgepack.virtual.files import BoardFile
 from edgepack.virtual.rootfs import PI_UID
-from edgepack.virtual.state import Plan, Started, start_time
+from edgepack.virtual.state import BoardSetup, Started, start_time
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _QEMU_ARCH = {"armhf": "arm", "arm64": "aarch64"}
@@ -24,7 +24,7 @@ _START_S = 60.0
 _DISK_MB = 1024
 
 
-def start(plan: Plan) -> Started:
+def start(plan: BoardSetup) -> Started:
     """Start a light board.
 
     Everything it writes lives in memory and is gone with it. Raises LightBoardError if

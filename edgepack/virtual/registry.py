@@ -76,7 +76,7 @@ def up(
         base = rootfs(suite, board.debian_arch, progress=progress)
         login, host = keys.login_key(), keys.host_key(name)
         progress.step(f"starting the virtual board {name}")
-        plan = state.Plan(
+        plan = state.BoardSetup(
             board=board,
             virtual=virtual,
             suite=suite,
@@ -164,7 +164,7 @@ def ssh_command(board: VirtualBoard) -> list[str]:
     return [str(find_tool("ssh")), "-F", "none", *words, *login]
 
 
-def _start(plan: state.Plan, kind: str, progress: Progress) -> state.Started:
+def _start(plan: state.BoardSetup, kind: str, progress: Progress) -> state.Started:
     if kind != "system":
         try:
             return light.start(plan)

@@ -54,7 +54,7 @@ class VirtualBoard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BoardSetup:
     """A board about to be started.
 
     `base` is its root file system, never written to; `folder` takes its log and disk;

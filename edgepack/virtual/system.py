@@ -23,7 +23,7 @@ from edgepack.virtual import disk, initramfs
 from edgepack.virtual.errors import BoardStartError
 from edgepack.virtual.files import BoardFile
 from edgepack.virtual.kernel import kernel
-from edgepack.virtual.state import Plan, Started, start_time
+from edgepack.virtual.state import BoardSetup, Started, start_time
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ while :; do sleep 1000 & wait; done
 """
 
 
-def start(plan: Plan, *, progress: Progress = NO_PROGRESS) -> Started:
+def start(plan: BoardSetup, *, progress: Progress = NO_PROGRESS) -> Started:
     """Start a full-system board; its disk in `plan.folder` outlives a crash, not `down`.
 
     Raises BoardStartError, RootfsError, ToolMissingError.
@@ -90,7 +90,7 @@ def start(plan: Plan, *, progress: Progress = NO_PROGRESS) -> Started:
     )
 
 
-def _disk(plan: Plan, size_mb: int) -> Path:
+def _disk(plan: BoardSetup, size_mb: int) -> Path:
     """The board's disk: the one a crash left, if it was made for the same plan, or a new one."""
     image = plan.folder / "disk.img"
     made_for = plan.folder / "disk.json"

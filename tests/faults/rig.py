@@ -17,7 +17,7 @@ from typing import Any
 from edgepack.base.errors import RemoteError
 from edgepack.bundle.bundle import Bundle, open_bundle
 from edgepack.bundle.manifest import MANIFEST_NAME, release_id
-from edgepack.deploy.transfer import Exchange, Installed, Request
+from edgepack.deploy.transfer import Exchange, Installed, InstallRequest
 from edgepack.device import Device, LocalDevice
 
 SIGNATURE = "manifest.json.sig"
@@ -62,7 +62,7 @@ class Rig:
             exchange = Exchange(stream, "device", step=lambda _: None)
             signature = bundle.path / SIGNATURE
             state = exchange.ask(
-                Request(
+                InstallRequest(
                     manifest=bundle.file(MANIFEST_NAME).read_bytes(),
                     signature=signature.read_bytes() if signature.exists() else b"",
                     signers=b"",

@@ -37,7 +37,7 @@ def make(path: Path, *, days: float, size: int = 1000, lock: bool = True) -> Pat
     return path
 
 
-def names(found: list[cache.Entry]) -> list[str]:
+def names(found: list[cache.CachedItem]) -> list[str]:
     return [f"{entry.kind}/{entry.path.name}" for entry in found]
 
 

@@ -10,10 +10,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from edgepack.compiler.layers.axis import Axis, Resize, Run, padded
+from edgepack.compiler.layers.axis import Axis, ResizeAttributes, Run, padded
 
 
-def resize(kind: str, coordinates: str = "half_pixel", **changes: object) -> Resize:
+def resize(kind: str, coordinates: str = "half_pixel", **changes: object) -> ResizeAttributes:
     values: dict[str, object] = {
         "kind": kind,
         "coordinates": coordinates,
@@ -21,7 +21,7 @@ def resize(kind: str, coordinates: str = "half_pixel", **changes: object) -> Res
         "coefficient": -0.75,
         "exclude_outside": False,
     }
-    return Resize(**{**values, **changes})  # type: ignore[arg-type]
+    return ResizeAttributes(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def applied(axis: Axis, x: np.ndarray, outside: float) -> np.ndarray:

@@ -30,7 +30,7 @@ from edgepack.device.lines import (
 )
 from edgepack.device.ssh import shell_line
 from edgepack.fleet import Settings, Share, make_plan, roll_out
-from edgepack.fleet.work import Status
+from edgepack.fleet.work import AskStatus
 from tests.scripted_fleet import Log, devices
 from tests.scripted_tool import ScriptedDevice, well
 from tests.support import require_tool
@@ -116,7 +116,7 @@ def test_one_that_hangs_does_not_hold_the_rest() -> None:
         max_failures_total=everything,
     )  # fmt: skip
     log = Log()
-    work = Status(connect=connect, root="r")  # type: ignore[arg-type]
+    work = AskStatus(connect=connect, root="r")  # type: ignore[arg-type]
     result = roll_out(make_plan(devices(20), settings), settings, work, log)
     assert result.outcomes == {"ok": 19, "failed": 1}
     (failed,) = (outcome for outcome in log.outcomes if not outcome.ok)

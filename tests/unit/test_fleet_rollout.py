@@ -16,7 +16,7 @@ from edgepack.fleet import (
     FleetDevice,
     Journal,
     Outcome,
-    Result,
+    RolloutResult,
     Settings,
     Share,
     make_plan,
@@ -243,7 +243,9 @@ def test_who_is_lost_while_soaking_has_failed() -> None:
 # Journal
 
 
-def run(path: Path, found: Sequence[FleetDevice], settings: Settings, work: FakeWork) -> Result:
+def run(
+    path: Path, found: Sequence[FleetDevice], settings: Settings, work: FakeWork
+) -> RolloutResult:
     with Journal(path) as journal:
         plan = make_plan(
             found, settings, lambda device: journal.is_done(device, "deploy", work.release)

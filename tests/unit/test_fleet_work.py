@@ -13,7 +13,7 @@ from edgepack.base.errors import ConnectError, RemoteError
 from edgepack.deploy.deploy import DeployOptions
 from edgepack.fleet import FleetDevice
 from edgepack.fleet import work as module
-from edgepack.fleet.work import Deploy, Rollback, Status
+from edgepack.fleet.work import AskStatus, Deploy, Rollback
 from tests.scripted_tool import NEW, OLD, RELEASE, STATUS, ScriptedDevice
 
 DEVICE = FleetDevice(name="a", address="a", board="rasp3b")
@@ -52,7 +52,7 @@ def tool() -> FakeTool:
 
 
 def test_status(tool: FakeTool) -> None:
-    ask = Status(connect=tool.connect, root="edgepack/m")
+    ask = AskStatus(connect=tool.connect, root="edgepack/m")
     done = ask(DEVICE)
     assert (done.outcome, done.release) == ("ok", NEW)
     assert done.details["by"] == "me@here"
@@ -130,7 +130,7 @@ def test_the_rate_of_a_device_counts_before_that_of_the_rollout(
 
 
 def test_a_device_with_a_folder_of_its_own(tool: FakeTool) -> None:
-    Status(connect=tool.connect, root="edgepack/m")(
+    AskStatus(connect=tool.connect, root="edgepack/m")(
         FleetDevice(name="a", address="a", board="rasp3b", root="/srv/m")
     )
     assert tool.calls == ["/srv/m/bin/edgepack-device --root /srv/m --json status"]
@@ -141,4 +141,4 @@ def test_a_connection_that_fails_needs_no_closing() -> None:
         raise ConnectError("no")
 
     with pytest.raises(ConnectError):
-        Status(connect=refuse, root="r")(DEVICE)
+        AskStatus(connect=refuse, root="r")(DEVICE)

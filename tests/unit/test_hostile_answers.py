@@ -18,9 +18,9 @@ from edgepack.cli.report import answer_lines, bench_lines, profile_lines, smoke_
 from edgepack.deploy import remote_service, remote_tool
 from edgepack.deploy.answers import MAX_DEPTH, MAX_VALUES, SenselessError, parse_object
 from edgepack.deploy.remote_app import RunRequest, ask_app
-from edgepack.deploy.transfer import MAX_EVENTS, Exchange, Request
+from edgepack.deploy.transfer import MAX_EVENTS, Exchange, InstallRequest
 from edgepack.fleet import Fleet, Journal, Settings, Share
-from edgepack.fleet.work import SetTrust, Status
+from edgepack.fleet.work import AskStatus, SetTrust
 from tests.scripted_fleet import devices
 from tests.scripted_tool import (
     ANSWERS,
@@ -32,7 +32,7 @@ from tests.scripted_tool import (
     connector,
 )
 
-REQUEST = Request(
+REQUEST = InstallRequest(
     manifest=b"{}", signature=b"", signers=b"", by="me", session="1", keep=3, wait_s=1, silence_s=5
 )
 
@@ -226,7 +226,7 @@ def test_steps_without_an_end() -> None:
     assert exchange('{"event": "news"}', json.dumps(DONE)).finish().outcome == "deployed"
 
 
-@pytest.mark.parametrize("work", [Status, SetTrust])
+@pytest.mark.parametrize("work", [AskStatus, SetTrust])
 def test_the_other_199_results_are_shown(
     work: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,3 +91,14 @@ def test_an_import_is_seen_wherever_it_stands() -> None:
     source = "import edgepack.gate.elf\ndef f():\n    from edgepack import cli, __version__\n"
     names = list(imported(ast.parse(source)))
     assert [room(name, "edgepack") for name in names] == ["gate", "cli", ""]
+
+
+def test_a_class_name_means_one_thing() -> None:
+    """A reader who meets a name need not ask which of several it is."""
+    places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "edgepack").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    assert places
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -18,7 +18,7 @@ import zstandard
 from edgepack.base.errors import RemoteError
 from edgepack.deploy.chunks import Chunk, chunks
 from edgepack.deploy.remote_tool import LockedError, RefusedBundleError
-from edgepack.deploy.transfer import Exchange, Installed, Need, Request, frames
+from edgepack.deploy.transfer import Exchange, Installed, InstallRequest, Need, frames
 from edgepack.device.base import RemoteResult
 from edgepack.device.errors import ConnectionLostError, DiskFullError
 
@@ -124,7 +124,7 @@ class FakeStream:
         pass
 
 
-REQUEST = Request(
+REQUEST = InstallRequest(
     manifest=b"{manifest}",
     signature=b"sig",
     signers=b"",

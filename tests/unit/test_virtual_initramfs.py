@@ -9,7 +9,7 @@ import pytest
 from edgepack.virtual import initramfs
 from edgepack.virtual.errors import RootfsError
 from edgepack.virtual.files import BoardFile
-from edgepack.virtual.kernel import Kernel, load_order
+from edgepack.virtual.kernel import GuestKernel, load_order
 
 
 def read_cpio(data: bytes) -> dict[str, tuple[int, int, bytes]]:
@@ -30,14 +30,16 @@ def read_cpio(data: bytes) -> dict[str, tuple[int, int, bytes]]:
 
 
 @pytest.fixture
-def kernel(tmp_path: Path) -> Kernel:
+def kernel(tmp_path: Path) -> GuestKernel:
     modules = [tmp_path / "one.ko", tmp_path / "two.ko"]
     for path in (*modules, tmp_path / "busybox"):
         path.write_bytes(path.name.encode())
-    return Kernel(image=tmp_path / "vmlinuz", busybox=tmp_path / "busybox", modules=tuple(modules))
+    return GuestKernel(
+        image=tmp_path / "vmlinuz", busybox=tmp_path / "busybox", modules=tuple(modules)
+    )
 
 
-def test_archive(kernel: Kernel) -> None:
+def test_archive(kernel: GuestKernel) -> None:
     files = [
         BoardFile(path="/etc/hostname", text="pynq\n"),
         BoardFile(path="/root/.ssh/authorized_keys", text="key\n", mode=0o600),
@@ -56,7 +58,7 @@ def test_archive(kernel: Kernel) -> None:
     assert members["files/home/pi/.ssh/authorized_keys"][1] == 1000
 
 
-def test_every_folder_comes_before_what_is_in_it(kernel: Kernel) -> None:
+def test_every_folder_comes_before_what_is_in_it(kernel: GuestKernel) -> None:
     file = BoardFile(path="/a/b/c/d", text="")
     names = list(read_cpio(gzip.decompress(initramfs.build(kernel, [file]))))
     for index, name in enumerate(names):
@@ -64,7 +66,7 @@ def test_every_folder_comes_before_what_is_in_it(kernel: Kernel) -> None:
         assert parent == "." or parent in names[:index]
 
 
-def test_equal_input_gives_equal_bytes(kernel: Kernel) -> None:
+def test_equal_input_gives_equal_bytes(kernel: GuestKernel) -> None:
     assert initramfs.build(kernel, []) == initramfs.build(kernel, [])
 
 

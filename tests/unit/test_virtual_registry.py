@@ -105,7 +105,7 @@ def test_where_a_light_board_cannot_be_a_full_system_board_starts(
 ) -> None:
     """What makes it impossible, and both kinds in earnest: functional/test_virtual_boards.py."""
 
-    def no_light_board(plan: state.Plan) -> state.Started:
+    def no_light_board(plan: state.BoardSetup) -> state.Started:
         raise errors.LightBoardError("no namespaces here")
 
     with socket.create_server(("127.0.0.1", 0)) as listener:

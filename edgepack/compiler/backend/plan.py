@@ -33,7 +33,7 @@ class PlanError(ModelError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tensor:
+class PlacedTensor:
     """A tensor at a fixed place; `storage` is "arena" or "params", `offset` in bytes."""
 
     name: str
@@ -57,7 +57,7 @@ class Plan:
     """All of a model but its kernels' code."""
 
     model: str
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[PlacedTensor, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     calls: tuple[Call, ...]
@@ -116,7 +116,7 @@ def extract_plan(
     ones are scratch memory, which is placed in the arena for the time of the
     call. Raises `PlanError`.
     """
-    builder = _Builder(module, model, library)
+    builder = _PlanBuilder(module, model, library)
     main = module["main"]
     for parameter, info in zip(main.params, model.inputs, strict=True):
         builder.bind_input(parameter, info)
@@ -174,7 +174,7 @@ class _Value:
         )
 
 
-class _Builder:
+class _PlanBuilder:
     def __init__(
         self, module: tvm.IRModule, model: LoadedModel, library: Mapping[str, tirx.PrimFunc]
     ) -> None:
@@ -353,7 +353,7 @@ class _Builder:
         self.reuse_storage()
         places, arena_bytes, params = self.place()
         tensors = tuple(
-            Tensor(
+            PlacedTensor(
                 name=value.name,
                 dtype=value.dtype,
                 shape=value.shape,

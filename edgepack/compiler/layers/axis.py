@@ -155,7 +155,7 @@ _ROUNDED: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resize:
+class ResizeAttributes:
     """The attributes of a Resize that decide which positions make a result.
 
     `kind` is "nearest", "linear" or "cubic". `rounding` is for the first, `coefficient` (a of the

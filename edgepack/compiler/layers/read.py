@@ -14,7 +14,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from edgepack.compiler.layers.axis import Resize, padded
+from edgepack.compiler.layers.axis import ResizeAttributes, padded
 from edgepack.compiler.layers.layer import (
     Concatenation,
     Convolution,
@@ -252,7 +252,7 @@ def resampling(call: relax.Call) -> Resampling | None:
     attrs, data = call.attrs, call.args[0]
     if attrs.layout != "NCHW" or not is_image(data):
         return None
-    resize = Resize(
+    resize = ResizeAttributes(
         kind="nearest" if attrs.method == "nearest_neighbor" else str(attrs.method),
         coordinates=str(attrs.coordinate_transformation_mode),
         rounding=str(attrs.rounding_method),
