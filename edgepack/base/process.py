@@ -86,11 +86,11 @@ def run(
         ) from None
     except PermissionError:
         raise error(f"program cannot be executed: {words[0]}") from None
-    with child, _watched(child):
+    with child, watched(child):
         try:
             stdout, stderr = child.communicate(input, timeout_s)
         except BaseException as reason:
-            _kill(child)
+            kill(child)
             if not isinstance(reason, subprocess.TimeoutExpired):
                 raise
             raise TimeLimitError(
@@ -143,7 +143,7 @@ class Beside:
         with self._lock:
             self._children.add(child)
             if self._stopped:
-                _kill(child)
+                kill(child)
         try:
             yield
         finally:
@@ -163,16 +163,18 @@ class Beside:
             with self._lock:
                 self._stopped = True
                 for child in self._children:
-                    _kill(child)
+                    kill(child)
         self._pool.shutdown(cancel_futures=kind is not None)
 
 
-def _watched(child: subprocess.Popen[bytes]) -> contextlib.AbstractContextManager[None]:
+def watched(child: subprocess.Popen[bytes]) -> contextlib.AbstractContextManager[None]:
+    """`Beside.watched` of the block that this thread runs beside, if it does."""
     beside: Beside | None = getattr(_thread, "beside", None)
     return beside.watched(child) if beside else contextlib.nullcontext()
 
 
-def _kill(child: subprocess.Popen[bytes]) -> None:
+def kill(child: subprocess.Popen[bytes]) -> None:
+    """End a child that leads a group of its own, and what it started, if it has not ended."""
     if child.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)

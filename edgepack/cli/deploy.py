@@ -173,11 +173,19 @@ def refuse_job(args: argparse.Namespace) -> None:
     """Raise UsageError for options that make a bundle, beside --bundle."""
     if args.model is not None or args.project is not None:
         raise UsageError("--bundle goes without a model and without --project")
-    made_with = ("name", "toolchain", "optimize", "shape", "release_version")
+    made_with = (
+        "name",
+        "toolchain",
+        "optimize",
+        "shape",
+        "release_version",
+        "compile_memory_mb",
+        "compile_cpu_s",
+    )
     if any(getattr(args, name) not in (None, []) for name in made_with):
         raise UsageError(
-            "--bundle goes without --name, --toolchain, --optimize, --shape and --release-version: "
-            "it is made"
+            "--bundle goes without --name, --toolchain, --optimize, --shape, --release-version and "
+            "--compile-...: it is made"
         )
     if args.sign is not None:
         raise UsageError("--bundle goes without --sign", hint="edgepack sign BUNDLE --key KEY")

@@ -97,6 +97,18 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--optimize", choices=OPTIMIZE, help="for speed (default), or for fewer bytes of weights"
     )
+    parser.add_argument(
+        "--compile-memory-mb",
+        type=positive,
+        metavar="MB",
+        help="memory that compiling may take (default: 2048 and 16 times the model's file)",
+    )
+    parser.add_argument(
+        "--compile-cpu-s",
+        type=positive,
+        metavar="S",
+        help="CPU seconds that compiling may take (default: 60, and 2 for each node)",
+    )
     parser.add_argument("--name", help="name of the bundle (default: that of the model file)")
 
 
@@ -208,6 +220,8 @@ def project_of(args: argparse.Namespace) -> Project:
         "boards": None,
         "toolchain": args.toolchain,
         "optimize": args.optimize,
+        "compile_memory_mb": args.compile_memory_mb,
+        "compile_cpu_s": args.compile_cpu_s,
         "shapes": parse_shapes(args.shape),
         "device": getattr(args, "device", None),
         "root": getattr(args, "root", None),

@@ -14,11 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgepack.base import apart
+from edgepack.base.apart import Limits
 from edgepack.base.paths import atomic_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
+from edgepack.compiler import memory
 from edgepack.compiler.backend.report import LayerReport
+from edgepack.compiler.errors import named_failures
 from edgepack.compiler.frontend.load import CheckedModel, load_model
+from edgepack.compiler.limited import within
 from edgepack.model import ModelSpec, TensorInfo
 from edgepack.native.toolchain import Toolchain
 
@@ -67,11 +72,51 @@ def compile_model(
     Winograd's transformed ones take up to seven times the bytes.
     Equal model, shapes, board, toolchain, `rules` and `smallest` give equal bytes, wherever they
     lie.
-    Raises the errors of `load_model`, `ModelError` for what only
+    Raises the errors of `load_model`, `BoardMemoryError`, `ModelError` for what else only
     shows while compiling, and `ToolchainError` when the link fails.
     """
+    with named_failures(model.path):
+        return _compile(model, board, toolchain, out, rules, smallest, progress)
+
+
+def compile_apart(
+    spec: ModelSpec,
+    board: Board,
+    toolchain: Toolchain,
+    out: Path,
+    *,
+    limits: Limits,
+    smallest: bool = False,
+    progress: Progress = NO_PROGRESS,
+) -> CompiledModel:
+    """`compile_model` in a process of its own.
+
+    Raises what that and `within` raise, which names the pass and the node that it worked on.
+    """
+    return within(
+        spec.path, limits, progress, _compile_there, spec, board, toolchain, out, smallest=smallest
+    )
+
+
+def _compile_there(
+    spec: ModelSpec, board: Board, toolchain: Toolchain, out: Path, *, smallest: bool
+) -> CompiledModel:
+    return compile_model(spec, board, toolchain, out, smallest=smallest, progress=apart.progress())
+
+
+def _compile(
+    model: CheckedModel | ModelSpec,
+    board: Board,
+    toolchain: Toolchain,
+    out: Path,
+    rules: Sequence[Rule] | None,
+    smallest: bool,
+    progress: Progress,
+) -> CompiledModel:
     if isinstance(model, ModelSpec):
         model = load_model(model)
+    apart.at("looking at its size")
+    memory.check_before(model.path, model.expanded, board)
 
     progress.step(f"importing {model.path.name}")
     import tvm
@@ -85,10 +130,14 @@ def compile_model(
     module, fast = lower.lower(
         importer.import_model(model), target, model, rules=rules or table.RULES, smallest=smallest
     )
-    laid_out, kernels = plan.extract_plan(schedule.schedule(module, target), model, fast.kernels)
+    scheduled = schedule.schedule(module, target)
+    apart.at("laying out its memory")
+    laid_out, kernels = plan.extract_plan(scheduled, model, fast.kernels)
+    memory.check_fits(model.path, laid_out.arena_bytes, len(laid_out.params), board)
     layers = plan.report_layers(laid_out, fast.reports)
 
     progress.step(f"compiling {len(kernels)} kernels for {board.cpu}")
+    apart.at(f"making machine code of {len(kernels)} kernels")
     with atomic_dir(out) as work:
         build.build_library(kernels, target, toolchain, work / "model.so")
         (work / "graph.json").write_text(laid_out.to_json(layers), encoding="utf-8")

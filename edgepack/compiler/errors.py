@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgepack.base.errors import ModelError
+from edgepack.base import apart
+from edgepack.base.errors import EdgepackError, ModelError, TimeLimitError
+
+log = logging.getLogger(__name__)
 
 DATA_SHAPE_HINT = "make the inputs that hold shapes, sizes or axes constants of the model"
 
@@ -37,6 +42,56 @@ class UnsupportedOperatorError(ModelError):
 
 class ImportModelError(ModelError):
     """The model is no valid ONNX graph, or holds a form of an operator that TVM refuses."""
+
+
+class UnsupportedFormError(Exception):
+    """Why a conversion of ours does not take a node."""
+
+
+class FoldingBudgetError(ModelError):
+    """What the model computes of constants alone is too large to be done beforehand."""
+
+
+class BoardMemoryError(ModelError):
+    """The model needs more memory than the board has."""
+
+
+class CompilerError(ModelError):
+    """The compiler fails at the model, for a reason that it has no words for."""
+
+
+class CompilerCrashError(CompilerError):
+    """The compiler's process ended without an answer."""
+
+
+class CompilerMemoryError(CompilerError):
+    """The compiler needs more memory than it may take."""
+
+
+class CompilerTimeError(TimeLimitError):
+    """The compiler needs more CPU time than it may take."""
+
+
+@contextlib.contextmanager
+def named_failures(path: Path) -> Iterator[None]:
+    """What fails in the block without words of our own becomes a `CompilerError` of model `path`.
+
+    It names what was worked on; TVM's words and the traceback go to the log. Memory that ran out
+    stays MemoryError.
+    """
+    try:
+        yield
+    except (EdgepackError, MemoryError):
+        raise
+    except Exception as error:  # TVM's errors share no base
+        if apart.is_no_memory(str(error)):
+            raise MemoryError from error
+        log.debug("%s: %s", path, error, exc_info=True)
+        raise CompilerError(
+            f"{path}: the compiler fails at this model; it was {apart.last()}",
+            hint="check the model (onnx.checker.check_model); if it is right, please report it "
+            "with the output of -vv",
+        ) from error
 
 
 def first_line(error: Exception) -> str:

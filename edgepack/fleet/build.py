@@ -6,18 +6,12 @@ does not have to keep.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import logging
-import pickle
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from edgepack.base.errors import UsageError
+from edgepack.base.apart import Apart, prefixed
+from edgepack.base.errors import EdgepackError, UsageError
 from edgepack.base.paths import cache_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
@@ -74,7 +68,6 @@ def build_bundles(
             project=replace(project, board=board.name),
             out=cache_dir() / "made" / board.name,
             key=key,
-            cache=cache_dir(),
         )
         bundles[board.name] = open_bundle(_build(order, board.name, progress))
     return bundles
@@ -82,27 +75,7 @@ def build_bundles(
 
 def _build(order: builder.Order, board: str, progress: Progress) -> Path:
     """The bundle's folder, made by a process of its own."""
-    end: dict[str, Any] = {}
-    with subprocess.Popen(
-        [sys.executable, "-m", builder.__name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        with contextlib.suppress(BrokenPipeError), child.stdin:
-            child.stdin.write(pickle.dumps(order))
-        for line in child.stdout:
-            message = json.loads(line)
-            if "step" in message:
-                progress.step(message["step"])
-            elif "log" in message:
-                name, level, text = message["log"]
-                logging.getLogger(name).log(level, "%s", text)
-            else:
-                end = message
-    if "error" in end:
-        raise builder.error_of(end["error"], f"{board}: ")
-    if child.returncode == builder.INTERRUPTED:
-        raise KeyboardInterrupt
-    if child.returncode or "bundle" not in end:
-        raise RuntimeError(f"building for {board} ended with {child.returncode}")
-    return Path(end["bundle"])
+    try:
+        return Apart(progress=progress).call(builder.make, order)
+    except EdgepackError as error:
+        raise prefixed(error, f"{board}: ") from None

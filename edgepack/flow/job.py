@@ -22,13 +22,13 @@ from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_json
 from edgepack.boards import Board, load_boards
 from edgepack.bundle.bundle import Bundle, make_bundle
-from edgepack.compiler import CompiledModel, compile_model
+from edgepack.compiler import CompiledModel, compile_apart
 from edgepack.compiler.backend.report import LayerReport
-from edgepack.compiler.frontend.load import CheckedModel, load_model
+from edgepack.compiler.limited import limits_for
 from edgepack.flow.project import Project, read_labels
 from edgepack.flow.reference import make_golden
 from edgepack.gate import gate
-from edgepack.model import ModelSpec, TensorInfo
+from edgepack.model import LoadedModel, ModelSpec, TensorInfo, check_model, read_model
 from edgepack.native.app import build_runtime
 from edgepack.native.device_tool import build_device_tool
 from edgepack.native.toolchain import Choice, select
@@ -41,12 +41,12 @@ _META = "compiled.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A model that was read and checked, a board, and the compiler for both."""
+    """A model that was read, with fixed shapes, a board, and the compiler for both."""
 
     project: Project
     board: Board
     toolchain: Choice
-    model: CheckedModel
+    model: LoadedModel
     preprocess: PreprocessSpec | None
     labels: tuple[str, ...] | None
 
@@ -57,7 +57,7 @@ class Job:
 
 
 def make_job(project: Project) -> Job:
-    """Check everything that can be known before compiling.
+    """Check what can be known without the compiler.
 
     Raises UsageError without a board, ConfigError if the board is unknown or the labels are
     not as many as the classes, and what boards, toolchains, models, preprocessing
@@ -65,7 +65,8 @@ def make_job(project: Project) -> Job:
     """
     board = _board(project)
     toolchain = select(board, project.toolchain)
-    model = load_model(ModelSpec(path=project.model, shapes=project.shapes))
+    model = read_model(ModelSpec(path=project.model, shapes=project.shapes))
+    check_model(model)
     preprocess = project.preprocess
     labels = read_labels(project.labels) if project.labels else None
     if labels is not None:
@@ -104,17 +105,25 @@ def _check_labels(project: Project, labels: Sequence[str], output: TensorInfo) -
 
 
 def compile_job(job: Job, *, progress: Progress = NO_PROGRESS) -> CompiledModel:
-    """The compiled model, from the cache if this model was compiled for this board before."""
+    """The compiled model, from the cache if this model was compiled for this board before.
+
+    Raises what `compile_apart` raises.
+    """
     folder = cache_dir() / "compiled" / _compile_key(job)
     with locked(folder):
         if (folder / _META).exists():
             log.info("compiled before: %s", folder)
             return _read_compiled(folder)
-        compiled = compile_model(
-            job.model,
+        compiled = compile_apart(
+            job.spec,
             job.board,
             job.toolchain.toolchain,
             folder,
+            limits=limits_for(
+                job.model,
+                memory_mb=job.project.compile_memory_mb,
+                cpu_s=job.project.compile_cpu_s,
+            ),
             smallest=job.project.optimize == "size",
             progress=progress,
         )
@@ -179,7 +188,7 @@ _SOURCES = (
     "compiler",
     "cpus.json",
     "cpus.py",
-    "model.py",
+    "model",
     "native/toolchain.py",
 )
 _DEPENDENCIES = ("apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "onnxruntime")

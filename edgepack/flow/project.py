@@ -3,6 +3,7 @@
     [project]       model, labels, golden image, board, device ...
     [shapes]        input = [1, 3, 224, 224], for inputs with dynamic dimensions
     [preprocess]    see `edgepack.preprocess`
+    [compile]       memory_mb, cpu_s: what compiling may take on this machine
     [health]        timeout_s, max_latency_ms, max_memory_mb of the test on the device
     [service]       args, restart, watchdog_s, memory_mb, user: see `edgepack.service`
 
@@ -45,6 +46,8 @@ _DEFAULTS: Mapping[str, Any] = {
     "root": None,
     "toolchain": None,
     "optimize": "speed",
+    "compile_memory_mb": None,
+    "compile_cpu_s": None,
     "shapes": {},
     "preprocess": None,
     "health": DEFAULT_HEALTH,
@@ -62,7 +65,9 @@ class Project:
     or are ranked as they are ("raw"). `tolerance` bounds max |error| / max |reference|.
     `golden_image` is the photo of the smoke test, `expected_class` what must be seen in
     it. `boards` are files of own board profiles. `root` is the folder on the device. `optimize`
-    is one of `OPTIMIZE`: "size" keeps the weights as small as the model's. `health`
+    is one of `OPTIMIZE`: "size" keeps the weights as small as the model's. `compile_memory_mb` and
+    `compile_cpu_s` limit what compiling may take, None for what `limits_for` gives the model.
+    `health`
     bounds the test there, `service` says how it runs when nobody is logged in.
     `origins` says for each field "default", the project file, or the flag it is from.
     """
@@ -81,6 +86,8 @@ class Project:
     root: str | None
     toolchain: str | None
     optimize: str
+    compile_memory_mb: int | None
+    compile_cpu_s: int | None
     shapes: Mapping[str, tuple[int, ...]]
     preprocess: PreprocessSpec | None
     health: Health
@@ -184,6 +191,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     table = top.take_table("project")
     shapes: dict[str, Any] = top.take("shapes", dict, {})
     preprocess: dict[str, Any] | None = top.take("preprocess", dict, None)
+    compiling = top.take_table("compile", required=False)
     health = top.take_table("health", required=False)
     service = take_service(top)
     top.finish()
@@ -215,6 +223,12 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise table.fail("version", f"{values['version']} is not a whole number of 0 or more")
     table.finish()
 
+    if compiling is not None:
+        for key in ("memory_mb", "cpu_s"):
+            values[f"compile_{key}"] = limit = compiling.take(key, int, None)
+            if limit is not None and limit < 1:
+                raise compiling.fail(key, f"{limit} is below 1")
+        compiling.finish()
     values["health"] = parse_health(health) if health is not None else None
     values["service"] = service
     values["shapes"] = _read_shapes(Table(shapes, file=path, path="shapes"), shapes)

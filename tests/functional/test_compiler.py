@@ -17,7 +17,8 @@ from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model
 from edgepack.compiler.errors import UnsupportedOperatorError
 from edgepack.compiler.frontend.load import load_model
-from edgepack.model import DynamicShapeError, ModelSpec
+from edgepack.model import ModelSpec
+from edgepack.model.errors import DynamicShapeError
 from edgepack.native.toolchain import find, select
 from tests import onnx_models
 from tests.onnx_models import Builder

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from edgepack.base import process
+from edgepack.base.apart import describe, error_of, prefixed
 from edgepack.base.errors import BundleError, ModelError, UsageError
 from edgepack.boards import load_boards
 from edgepack.cli import main
 from edgepack.fleet import Journal
 from edgepack.fleet.build import build_bundles, open_bundles
-from edgepack.fleet.builder import describe, error_of
 from edgepack.flow.project import load_project
 from edgepack.gate.gate import GateError, Problem
 from tests.bundles import small_bundle
@@ -156,7 +156,7 @@ def test_errors_cross_processes_by_the_name_of_their_class(tmp_path: Path) -> No
     bundle = small_bundle(tmp_path)
     problem = Problem(file="model.so", text="too new", hint="package it again")
     error = GateError(bundle, "rasp3b", [problem])
-    back = error_of(json.loads(json.dumps(describe(error))), "rasp3b: ")
+    back = prefixed(error_of(json.loads(json.dumps(describe(error)))), "rasp3b: ")
     assert type(back) is GateError
     assert (back.message, back.hint) == (f"rasp3b: {error.message}", error.hint)
 
@@ -164,7 +164,7 @@ def test_errors_cross_processes_by_the_name_of_their_class(tmp_path: Path) -> No
         """Of a module that the other process has not loaded."""
 
     described = describe(HereOnlyError("x", hint="y"))
-    assert type(error_of(described, "")) is BundleError
+    assert type(error_of(described)) is BundleError
 
 
 def test_a_report_needs_a_rollout(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:

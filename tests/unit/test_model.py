@@ -12,15 +12,13 @@ from edgepack.base.errors import ModelError, UsageError
 from edgepack.compiler.errors import UnsupportedOperatorError
 from edgepack.compiler.frontend.inspect import inspect_model
 from edgepack.compiler.frontend.load import load_model
-from edgepack.model import (
+from edgepack.model import ModelSpec, infer_shapes, tensor_info
+from edgepack.model.errors import (
     DynamicShapeError,
     MissingExternalDataError,
-    ModelSpec,
     NotOnnxError,
     ShapeOverrideError,
     TruncatedModelError,
-    infer_shapes,
-    tensor_info,
 )
 from tests import onnx_models
 from tests.onnx_models import Builder

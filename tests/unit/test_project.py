@@ -32,6 +32,10 @@ optimize = "size"
 "image:0" = [1, 3, 8, 8]
 mask = [1, 8]
 
+[compile]
+memory_mb = 4096
+cpu_s = 900
+
 [preprocess]
 color = "bgr"
 resize = { mode = "exact", height = 8, width = 8 }
@@ -88,6 +92,7 @@ def test_every_key(folder: Path) -> None:
     assert project.root == "/opt/pets"
     assert project.toolchain == "gnu"
     assert project.optimize == "size"
+    assert (project.compile_memory_mb, project.compile_cpu_s) == (4096, 900)
     assert project.shapes == {"image:0": (1, 3, 8, 8), "mask": (1, 8)}
     assert project.preprocess == PreprocessSpec(
         color="bgr", resize=Resize(mode="exact", height=8, width=8)
@@ -153,6 +158,7 @@ def test_flags_alone_are_enough(folder: Path) -> None:
         ('"raw"', '"softmx"', "project.scores: unknown value.*perhaps you meant 'softmax'"),
         ('"gnu"', '"gcc"', "project.toolchain: unknown value 'gcc'"),
         ('"size"', '"sise"', "project.optimize: unknown value.*perhaps you meant 'size'"),
+        ("= 900", "= 0", "compile.cpu_s: 0 is below 1"),
         ('"pets"', "3", "project.name: 3 is not a string"),
         ('"pynq"', '""', "project.board: is empty"),
         ("0.001", "0", "project.tolerance: 0.0 is not between"),

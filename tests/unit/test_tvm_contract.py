@@ -24,7 +24,7 @@ from edgepack.compiler.tiles import tir
 from tests.onnx_models import Builder
 
 PACKAGE = Path(__file__).parents[2] / "edgepack"
-SOURCES = [*(PACKAGE / "compiler").rglob("*.py"), PACKAGE / "model.py"]
+SOURCES = [source for room in ("compiler", "model") for source in (PACKAGE / room).rglob("*.py")]
 
 # Names that are used, each with the test of it below.
 TESTED = {

@@ -122,7 +122,7 @@ def pad(node: Node) -> relax.Expr | None:
 def resize(node: Node) -> relax.Expr | None:
     """Resizes as those of images; None for the form before opset 11.
 
-    Raises ValueError as `resized` does.
+    Raises UnsupportedFormError as `resized` does.
     """
     if node.opset < 11:
         return None

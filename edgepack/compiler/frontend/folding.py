@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from edgepack.base import apart
 from edgepack.compiler.errors import ImportModelError, first_line
 from edgepack.compiler.frontend.conversions import is_static
 
@@ -39,10 +41,17 @@ def fold_by_onnxruntime(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto:
             )
         except Exception as error:  # its exception classes share no base but Exception
             raise ImportModelError(
-                f"{path}: not a valid model: {first_line(error)}",
+                f"{path}: not a valid model: {_said(error)}",
                 hint="onnxruntime refuses it too; check the export",
             ) from error
         return onnx.load(folded)
+
+
+def _said(error: Exception) -> str:
+    """What onnxruntime says, without its own name and number for it."""
+    if apart.is_no_memory(str(error)):
+        raise MemoryError from error
+    return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", first_line(error))
 
 
 # Operators that `FoldByNumpy` computes; the others are left to FoldConstant.

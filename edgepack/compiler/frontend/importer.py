@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import warnings
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -12,10 +14,11 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
+from edgepack.base import apart
 from edgepack.compiler.errors import (
     DATA_SHAPE_HINT,
     ImportModelError,
-    first_line,
+    UnsupportedFormError,
 )
 from edgepack.compiler.frontend.conversions import Node
 from edgepack.compiler.frontend.float16 import widened
@@ -23,7 +26,10 @@ from edgepack.compiler.frontend.folding import FoldByNumpy, fold_by_onnxruntime
 from edgepack.compiler.frontend.load import CheckedModel
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, check_operators
 from edgepack.compiler.origin import Origin, mark
-from edgepack.model import DynamicShapeError, LoadedModel, infer_shapes
+from edgepack.model import LoadedModel, infer_shapes, operator_name
+from edgepack.model.errors import DynamicShapeError
+
+log = logging.getLogger(__name__)
 
 
 def import_model(model: CheckedModel) -> tvm.IRModule:
@@ -32,20 +38,22 @@ def import_model(model: CheckedModel) -> tvm.IRModule:
     Raises `ImportModelError`, `DynamicShapeError` for a shape inside that depends on
     the data, or `UnsupportedOperatorError` for what is left after constant folding.
     """
+    apart.at("folding constants")
     proto = fold_by_onnxruntime(model.path, widened(model.expanded))
     check_operators(model.path, proto)
-    said = io.StringIO()
+    importer = _Importer()
     try:
         # The importer prints what it was converting when it fails, and warns about names.
-        with contextlib.redirect_stdout(said), warnings.catch_warnings():
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = _Importer().convert(proto)
+            module = importer.convert(proto)
+    except UnsupportedFormError as error:
+        raise refused(model.path, importer.node, str(error)) from error
     except Exception as error:  # TVM raises anything from AssertionError to tvm.error.*
         _check_static(model, proto)
-        first = said.getvalue().split(", with inputs")[0].strip()
-        raise ImportModelError(
-            f"{model.path}: {first or 'TVM cannot import the model'}: {first_line(error)}"
-        ) from error
+        log.debug("%s: %s", model.path, error, exc_info=True)
+        raise refused(model.path, importer.node) from error
+    apart.at("folding constants by numpy")
     module = relax.transform.DecomposeOpsForInference()(module)
     module["main"] = FoldByNumpy(module).visit_expr(module["main"])
     # The only operators that LegalizeOps leaves as they are: CumSum and CumProd.
@@ -71,11 +79,15 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__({}, "float32", sanitize=False)
         self.bb = _Builder()
+        # The one that is being converted, by its name.
+        self.node = onnx.NodeProto()
+        self.nodes: dict[str, onnx.NodeProto] = {}
 
     def convert(self, proto: onnx.ModelProto) -> tvm.IRModule:
         """What `tvm.relax.frontend.onnx.from_onnx` does; a node without a name gets one."""
         for node in proto.graph.node:
             node.name = node.name or next(filter(None, node.output), "")
+            self.nodes[node.name] = node
         (opset,) = (item.version for item in proto.opset_import if item.domain in ("", "ai.onnx"))
         return self.from_onnx(proto.graph, opset)
 
@@ -85,7 +97,10 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     def _convert_operator(
         self, op_name: str, inputs: list[relax.Expr], attrs: dict[str, Any], opset: int
     ) -> relax.Expr:
-        self.bb.origin = Origin(operator=op_name, name=attrs["tvm_custom"]["name"])
+        name = attrs["tvm_custom"]["name"]
+        self.bb.origin = Origin(operator=op_name, name=name)
+        self.node = self.nodes.get(name, self.node)
+        apart.at(f"importing {op_name} '{name}'")
         by_tvm = super()._convert_operator
         own = OPERATORS.get(op_name, Operator()).convert
         node = Node(
@@ -102,6 +117,16 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         if not isinstance(made, relax.Call) or any(map(made.same_as, inputs)):
             return made
         return self.bb.normalize(self.bb.marked(made))
+
+
+def refused(path: Path, node: onnx.NodeProto, why: str = "") -> ImportModelError:
+    """The error for a node whose operator is known, and whose form is not."""
+    attributes = ", ".join(onnx.helper.printable_attribute(item) for item in node.attribute)
+    return ImportModelError(
+        f"{path}: {operator_name(node)} '{node.name}' cannot be compiled in this form: "
+        + (why or f"{len(node.input)} inputs, {attributes or 'no attributes'}"),
+        hint="check that the operator may have it; else export the model with another form of it",
+    )
 
 
 def _check_static(model: LoadedModel, proto: onnx.ModelProto) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from edgepack.base import apart
+from edgepack.compiler.errors import named_failures
+from edgepack.compiler.memory import check_folding
 from edgepack.model import LoadedModel, ModelSpec, check_model, read_model
 
 
@@ -28,8 +31,14 @@ def load_model(spec: ModelSpec) -> CheckedModel:
     from edgepack.compiler.frontend.expand import expand
     from edgepack.compiler.frontend.operators import check_operators
 
+    apart.at("reading it")
     model = read_model(spec)
     check_model(model)
-    expanded = expand(model.proto)
-    check_operators(model.path, expanded)
+    with named_failures(model.path):
+        apart.at("looking at its constants")
+        check_folding(model.path, model.proto, model.size_bytes)
+        apart.at("replacing operators by their definitions")
+        expanded = expand(model.proto)
+        apart.at("checking its operators")
+        check_operators(model.path, expanded)
     return CheckedModel(**vars(model), expanded=expanded)

@@ -13,6 +13,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from edgepack.compiler.errors import UnsupportedFormError
+
 # Converts the inputs of a Resize, the way TVM does.
 Convert = Callable[[list[relax.Expr | None]], relax.Expr]
 # Makes a variable of an expression.
@@ -24,8 +26,8 @@ def resized(
 ) -> relax.Expr:
     """The result of a Resize of opset 11 or later: data, region, scales and sizes.
 
-    `coordinates` is its coordinate_transformation_mode. Raises ValueError for scales that give no
-    whole size if the data is not float32.
+    `coordinates` is its coordinate_transformation_mode. Raises UnsupportedFormError
+    for scales that give no whole size if the data is not float32.
     """
     data, *given = (*inputs, None, None, None)[:4]
     numbers = [_numbers(item) for item in given]
@@ -144,7 +146,7 @@ def _with_scales(made: relax.Expr, scales: relax.Expr | None) -> relax.Expr:
     sizes = np.multiply([int(size) for size in list(made.args[0].ty.shape)[2:]], end)
     whole = np.allclose(sizes, np.round(sizes), atol=1e-3)
     if not whole and str(made.args[0].ty.dtype) != "float32":
-        raise ValueError("Resize with scales that give no whole size, of what is not float32")
+        raise UnsupportedFormError("scales that give no whole size, of what is not float32")
     return relax.op.image.resize2d(
         *made.args,
         roi=[0.0, 0.0, *end],

@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
+from edgepack.base import apart
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.backend.storage import joint as joint_of
 from edgepack.compiler.backend.storage import view
@@ -132,6 +133,9 @@ class _Emitter:
 
     def _kernel(self, layer: Layer, rule: Rule) -> None:
         """Call the kernel of a layer."""
+        origin = merge(origin_of(value) for _, value in layer.bindings)
+        if origin is not None:
+            apart.at(f"making the kernel of {origin.operator} '{origin.name}'")
         site = self.placement.site(layer, by_pixels=layer.inputs[0] in self.by_pixels)
         kernel = rule.make(site)
         if kernel.by_pixels:

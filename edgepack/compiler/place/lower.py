@@ -5,17 +5,23 @@ What the kernel library has a rule for goes there; TVM lowers and fuses the rest
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import tvm
 from tvm import relax, topi
 
+from edgepack.base import apart
 from edgepack.compiler import place
-from edgepack.compiler.errors import DATA_SHAPE_HINT, ImportModelError, first_line
+from edgepack.compiler.errors import DATA_SHAPE_HINT, ImportModelError
 from edgepack.compiler.layers.quantized import keep_integers
+from edgepack.compiler.origin import Origin, origin_of
 from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.rules.table import RULES
-from edgepack.model import DynamicShapeError, LoadedModel
+from edgepack.model import LoadedModel
+from edgepack.model.errors import DynamicShapeError
+
+log = logging.getLogger(__name__)
 
 
 def lower(
@@ -67,13 +73,39 @@ def _apply(
     target: tvm.target.Target,
     model: LoadedModel,
 ) -> tvm.IRModule:
-    try:
-        with target:
-            return tvm.transform.Sequential(passes)(module)
-    except Exception as error:  # TVM's errors share no base
-        raise ImportModelError(
-            f"{model.path}: TVM cannot lower the model: {first_line(error)}"
-        ) from error
+    with target:
+        for step in passes:
+            apart.at(f"lowering it (pass {step.info.name})")
+            try:
+                module = step(module)
+            except Exception as error:  # TVM's errors share no base
+                if apart.is_no_memory(str(error)):
+                    raise MemoryError from error
+                log.debug("%s: %s", model.path, error, exc_info=True)
+                origin = _culprit(module)
+                if origin is None:
+                    raise
+                raise ImportModelError(
+                    f"{model.path}: {origin.operator} '{origin.name}' cannot be compiled for these "
+                    "types and shapes",
+                    hint="check that the operator may have them; else export the model with others",
+                ) from error
+    return module
+
+
+def _culprit(module: tvm.IRModule) -> Origin | None:
+    """The ONNX node that TVM has no code for: of the first call that cannot be lowered alone."""
+    for block in module["main"].body.blocks:
+        for binding in block.bindings:
+            call = binding.value
+            lowered = isinstance(call, relax.Call) and isinstance(call.op, tvm.ir.Op)
+            legalize = call.op.get_attr("FLegalize") if lowered else None
+            try:
+                if legalize is not None:
+                    legalize(relax.BlockBuilder(), call)
+            except Exception:
+                return origin_of(call)
+    return None
 
 
 def _check_shapes(main: relax.Function, model: LoadedModel) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tvm
 from tvm import tirx
 
+from edgepack.base import apart
 from edgepack.compiler.backend.schedule.generic import generic
 from edgepack.compiler.backend.schedule.scratch import hoist_scratch
 from edgepack.compiler.backend.schedule.vectors import vectorise
@@ -20,5 +21,6 @@ def schedule(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     done = tvm.IRModule(dict(module.functions))
     for name, function in module.functions.items():
         if isinstance(function, tirx.PrimFunc):
+            apart.at(f"scheduling the kernel {name}")
             done[name] = vectorise(hoist_scratch(generic(function, cpu)), cpu)
     return done

@@ -14,6 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from edgepack.base.errors import ModelError, UsageError, perhaps
+from edgepack.model.errors import (
+    DynamicShapeError,
+    NotOnnxError,
+    ShapeOverrideError,
+    TruncatedModelError,
+)
+from edgepack.model.external import load_external_data
+from edgepack.model.structure import check_structure, subgraphs
 
 # The element types a kernel may read or write, by their numpy names.
 DTYPES = frozenset(
@@ -24,26 +32,6 @@ DTYPES = frozenset(
 
 # A tensor of more elements is no shape, and nothing else that a shape is computed from.
 _SHAPE_ELEMENTS = 1024
-
-
-class NotOnnxError(ModelError):
-    """The file is something else than an ONNX model."""
-
-
-class TruncatedModelError(ModelError):
-    """The file, or a file of its external data, ends too early."""
-
-
-class MissingExternalDataError(ModelError):
-    """Weights that the model keeps in other files are not there."""
-
-
-class DynamicShapeError(ModelError):
-    """A dimension has no value, in an input or further inside."""
-
-
-class ShapeOverrideError(ModelError):
-    """A shape was given for an input that is not there, or that cannot have it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +73,11 @@ def read_model(spec: ModelSpec) -> LoadedModel:
     """Read a model and give its inputs the shapes of `spec`; dimensions may be left without one.
 
     Raises `UsageError` for a file that is not there, `NotOnnxError`, `TruncatedModelError`,
-    `MissingExternalDataError` and `ShapeOverrideError`.
+    `InvalidModelError`, `ShapeOverrideError`, and what `load_external_data` raises.
     """
     proto, files = _read(spec.path)
     _drop_initialized_inputs(proto)
+    _drop_question_marks(proto.graph)
     _fix_shapes(spec.path, proto, spec.shapes)
     return LoadedModel(
         path=spec.path,
@@ -122,9 +111,10 @@ def opset_of(proto: Any) -> int:
     return next((int(o.version) for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
-def infer_shapes(proto: Any, *, with_weights: bool = False) -> Any:
+def infer_shapes(proto: Any, *, with_weights: bool = False, values: bool = True) -> Any:
     """The model with the shapes and types of what is inside, as far as onnx can tell.
 
+    With `values` also those that the model computes, which takes the memory of what it computes.
     Its weights become inputs, all but those small enough to be shapes, unless they are asked for:
     onnx copies all of a model three times.
     """
@@ -132,7 +122,7 @@ def infer_shapes(proto: Any, *, with_weights: bool = False) -> Any:
 
     light = proto if with_weights else _without_weights(proto)
     try:
-        return onnx.shape_inference.infer_shapes(light, data_prop=True)
+        return onnx.shape_inference.infer_shapes(light, data_prop=values)
     except (onnx.shape_inference.InferenceError, ValueError):
         return light
 
@@ -165,9 +155,8 @@ def walk_nodes(graph: Any) -> Iterator[Any]:
     """All nodes of a graph and of its subgraphs."""
     for node in graph.node:
         yield node
-        for attribute in node.attribute:
-            for subgraph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                yield from walk_nodes(subgraph)
+        for subgraph in subgraphs(node):
+            yield from walk_nodes(subgraph)
 
 
 # ---------------------------------------------------------------- reading
@@ -198,7 +187,9 @@ def _read(path: Path) -> tuple[Any, list[Path]]:
                 hint="copy or download it again",
             )
         raise NotOnnxError(f"{path}: not an ONNX model")
-    return proto, [path, *_load_external_data(path, proto)]
+    files = load_external_data(path, proto)
+    check_structure(path, proto)
+    return proto, [path, *files]
 
 
 def _ends_early(data: bytes, *, complete: bool) -> bool:
@@ -242,39 +233,6 @@ def _ends_early(data: bytes, *, complete: bool) -> bool:
     return fields > 0 and (complete or at > len(data))
 
 
-def _load_external_data(path: Path, proto: Any) -> list[Path]:
-    """Read the tensors that are kept in files beside the model; returns those files."""
-    from onnx import external_data_helper as external
-
-    sizes: dict[Path, int] = {}
-    missing: list[str] = []
-    for tensor in external._get_all_tensors(proto):
-        if not external.uses_external_data(tensor):
-            continue
-        where = external.ExternalDataInfo(tensor)
-        file = path.parent / where.location
-        if not file.is_file():
-            missing.append(str(file))
-            continue
-        needed = (where.offset or 0) + (where.length or 0)
-        sizes[file] = max(sizes.get(file, 0), needed)
-    if missing:
-        raise MissingExternalDataError(
-            f"{path}: external data is missing: {', '.join(sorted(set(missing)))}",
-            hint=f"put the file(s) beside {path.name}; they belong to the model",
-        )
-    for file, needed in sizes.items():
-        if file.stat().st_size < needed:
-            raise TruncatedModelError(
-                f"{file}: external data of {path.name} ends early "
-                f"({file.stat().st_size} of {needed} bytes)",
-                hint="copy or download it again",
-            )
-    if sizes:
-        external.load_external_data_for_model(proto, str(path.parent))
-    return sorted(sizes)
-
-
 def _sha256(files: Sequence[Path]) -> str:
     hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
@@ -290,6 +248,21 @@ def _drop_initialized_inputs(proto: Any) -> None:
     real = [value for value in proto.graph.input if value.name not in weights]
     del proto.graph.input[:]
     proto.graph.input.extend(real)
+
+
+# What exporters (Paddle's is one) call dimensions that they do not know: no two need be equal.
+_UNKNOWN = frozenset(("?", "-1", "None"))
+
+
+def _drop_question_marks(graph: Any) -> None:
+    """A dimension that is called unknown has no name: it is not equal to another such."""
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in _UNKNOWN:
+                dim.ClearField("dim_param")
+    for node in graph.node:
+        for body in subgraphs(node):
+            _drop_question_marks(body)
 
 
 def _fix_shapes(path: Path, proto: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -430,6 +403,8 @@ def dtype_name(element_type: int) -> str:
         return "undefined"
     if element_type == TensorProto.STRING:
         return "string"
+    if element_type not in TensorProto.DataType.values():
+        return f"number {element_type}"
     return str(helper.tensor_dtype_to_np_dtype(element_type))
 
 
