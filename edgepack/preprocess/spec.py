@@ -47,6 +47,7 @@ _PILLOW_FILTERS = {
     "pil-bilinear": Image.Resampling.BILINEAR,
     "pil-bicubic": Image.Resampling.BICUBIC,
 }
+CENTRES = ("floor", "torchvision")
 INTERPOLATIONS = (*_OPENCV_FILTERS, *_PILLOW_FILTERS)
 
 
@@ -86,7 +87,8 @@ class PreprocessSpec:
 
     Value of a float32 tensor: (pixel * scale - mean) / std, per channel in the order of
     `color`. A uint8 tensor holds the pixels as they are. `crop` is (height, width), cut
-    from the centre. `accept` names kinds of image that are converted, not refused.
+    from the centre, with `crop_centre` one of `CENTRES`: see `crop_start`. `accept` names kinds of
+    image that are converted, not refused.
     `input` None stands for the only input of a model: see `for_inputs`.
     """
 
@@ -95,6 +97,7 @@ class PreprocessSpec:
     resize: Resize | None = None
     interpolation: str = "linear"
     crop: tuple[int, int] | None = None
+    crop_centre: str = "floor"
     scale: float = 1.0
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
@@ -128,20 +131,25 @@ class PreprocessSpec:
 
         Raises `ConfigError` for an unknown key, a wrong type or an impossible value.
         """
-        return cls._read(Table(values, file=file, path=path))
+        interpolation = str(values.get("interpolation", ""))
+        centre = "torchvision" if interpolation in _PILLOW_FILTERS else "floor"
+        return cls._read(Table(values, file=file, path=path), centre)
 
     @classmethod
-    def _read(cls, table: Table) -> PreprocessSpec:
+    def _read(cls, table: Table, centre: str = "floor") -> PreprocessSpec:
+        """`centre` is that of a crop that names none: in preprocess.json, "floor"."""
         color = table.take_choice("color", COLORS, "rgb")
         dtype = table.take_choice("dtype", DTYPES, "float32")
         resize_table = table.take_table("resize", required=False)
         resize = _read_resize(resize_table) if resize_table else None
+        crop, crop_centre = _read_crop(table, resize, centre)
         spec = cls(
             input=table.take("input", str, None),
             color=color,
             resize=resize,
             interpolation=_read_interpolation(table),
-            crop=_read_crop(table, resize),
+            crop=crop,
+            crop_centre=crop_centre,
             layout=table.take_choice("layout", LAYOUTS, "NCHW"),
             dtype=dtype,
             accept=_read_accept(table),
@@ -180,7 +188,7 @@ class PreprocessSpec:
             "color": self.color,
             "resize": self.resize.to_dict() if self.resize else None,
             "interpolation": self.interpolation,
-            "crop": dict(zip(("height", "width"), self.crop, strict=True)) if self.crop else None,
+            "crop": self._crop_dict() if self.crop else None,
             "layout": self.layout,
             "dtype": self.dtype,
             "accept": list(self.accept),
@@ -188,6 +196,11 @@ class PreprocessSpec:
         if self.dtype == "float32":
             values |= {"scale": self.scale, "mean": list(self.mean), "std": list(self.std)}
         return json.dumps(values, indent=2) + "\n"
+
+    def _crop_dict(self) -> dict[str, Any]:
+        """The value of "crop": without `crop_centre` it means what it did in the first version."""
+        values = dict(zip(("height", "width"), self.crop or (), strict=True))
+        return values if self.crop_centre == "floor" else {**values, "centre": self.crop_centre}
 
     def for_inputs(self, inputs: Sequence[TensorInfo]) -> PreprocessSpec:
         """This spec for one of a model's inputs: the one named `input`, or the only one.
@@ -258,7 +271,7 @@ class PreprocessSpec:
         image = self._resize(image)
         image = image.reshape(*image.shape[:2], self.channels)
         if self.crop:
-            image = _centre_crop(image, *self.crop)
+            image = _centre_crop(image, *self.crop, self.crop_centre)
         return np.ascontiguousarray(image)
 
     def _resized_shape(self, image: Pixels) -> tuple[int, int]:
@@ -341,14 +354,25 @@ def scaled(image: Pixels, height: int, width: int, interpolation: str) -> Pixels
     return np.asarray(out, np.uint8)
 
 
-def _centre_crop(image: Pixels, height: int, width: int) -> Pixels:
-    top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
-    if top < 0 or left < 0:
+def crop_start(size: int, crop: int, centre: str) -> int:
+    """Where a centred crop of `crop` <= `size` pixels begins.
+
+    An odd pixel over is right or below with "floor". "torchvision" takes int(round(over / 2.0)), as
+    `torchvision.transforms.functional.center_crop` and timm do: Python rounds half to even.
+    """
+    half, odd = divmod(size - crop, 2)
+    return half + (half & odd if centre == "torchvision" else 0)
+
+
+def _centre_crop(image: Pixels, height: int, width: int, centre: str) -> Pixels:
+    if height > image.shape[0] or width > image.shape[1]:
         raise ImageSizeError(
             f"image of {image.shape[1]} x {image.shape[0]} pixels is smaller than the crop of "
             f"{width} x {height}",
             hint="resize before the crop: set resize in [preprocess]",
         )
+    top = crop_start(image.shape[0], height, centre)
+    left = crop_start(image.shape[1], width, centre)
     return image[top : top + height, left : left + width]
 
 
@@ -371,11 +395,15 @@ def _read_resize(table: Table) -> Resize:
     return Resize(mode=mode, height=height, width=width, fill=fill)
 
 
-def _read_crop(table: Table, resize: Resize | None) -> tuple[int, int] | None:
+def _read_crop(
+    table: Table, resize: Resize | None, default: str
+) -> tuple[tuple[int, int] | None, str]:
+    """The crop and its centre; "floor", which is of no consequence, without one."""
     crop_table = table.take_table("crop", required=False)
     if crop_table is None:
-        return None
+        return None, "floor"
     crop = _take_size(crop_table, "height"), _take_size(crop_table, "width")
+    centre = crop_table.take_choice("centre", CENTRES, default)
     crop_table.finish()
     if resize and (crop[0] > resize.height or crop[1] > resize.width):
         raise table.fail(
@@ -384,7 +412,7 @@ def _read_crop(table: Table, resize: Resize | None) -> tuple[int, int] | None:
             f"which can be {resize.width} x {resize.height}",
             hint="make resize larger or crop smaller",
         )
-    return crop
+    return crop, centre
 
 
 def _read_interpolation(table: Table) -> str:

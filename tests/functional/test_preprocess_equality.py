@@ -22,7 +22,14 @@ from edgepack.base.errors import ImageError
 from edgepack.boards import get_board
 from edgepack.native.app import build_runtime
 from edgepack.native.toolchain import select
-from edgepack.preprocess.spec import COLORS, INTERPOLATIONS, LAYOUTS, PreprocessSpec, Resize
+from edgepack.preprocess.spec import (
+    CENTRES,
+    COLORS,
+    INTERPOLATIONS,
+    LAYOUTS,
+    PreprocessSpec,
+    Resize,
+)
 from tests.example import load_build
 from tests.support import require_tool
 
@@ -171,7 +178,9 @@ def test_pixels_and_tensors_are_equal(
 def test_pixels_without_resize_are_equal(runtime: Runtime, photos: list[Path]) -> None:
     for photo in photos:
         check(runtime, make_spec("rgb"), photo)
-        check(runtime, make_spec("gray", crop=(5, 3)), photo)
+        for centre in CENTRES:
+            spec = make_spec("gray", crop=(5, 3))
+            check(runtime, replace(spec, crop_centre=centre), photo)
         for layout in LAYOUTS:
             check(runtime, PreprocessSpec(input="x", dtype="uint8", layout=layout), photo)
 

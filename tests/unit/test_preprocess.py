@@ -19,6 +19,7 @@ from edgepack.preprocess.spec import (
     PreprocessMismatchError,
     PreprocessSpec,
     Resize,
+    crop_start,
     letterbox_size,
     scaled,
     shortest_size,
@@ -80,6 +81,7 @@ def test_every_key() -> None:
         resize=Resize(mode="letterbox", height=320, width=640, fill=0),
         interpolation="pil-bicubic",
         crop=(300, 600),
+        crop_centre="torchvision",
         scale=2.0,
         mean=(1.0,),
         std=(3.5,),
@@ -287,6 +289,43 @@ def test_crop_is_centred_with_the_odd_pixel_right_and_below() -> None:
     made = PreprocessSpec(color="bgr", crop=(2, 3)).resized(image(5, 6))
     np.testing.assert_array_equal(made, image(5, 6)[1:3, 1:4])
     assert made.flags.c_contiguous
+
+
+def test_the_named_crops_begin_where_their_makers_say() -> None:
+    for size in range(1, 700):
+        for crop in {*range(1, size, 7), size}:
+            # torchvision 0.20, transforms/functional.py, center_crop; timm's CenterCropOrPad, too.
+            assert crop_start(size, crop, "torchvision") == int(round((size - crop) / 2.0))  # noqa: RUF046
+            assert crop_start(size, crop, "floor") == (size - crop) // 2
+    spec = PreprocessSpec(color="bgr", crop=(2, 3), crop_centre="torchvision")
+    np.testing.assert_array_equal(spec.resized(image(5, 6)), image(5, 6)[2:4, 2:5])
+
+
+@pytest.mark.parametrize(
+    ("interpolation", "named", "centre"),
+    [
+        ("pil-bilinear", None, "torchvision"),
+        ("pil-bicubic", None, "torchvision"),
+        ("linear", None, "floor"),
+        ("pil-bilinear", "floor", "floor"),
+        ("linear", "torchvision", "torchvision"),
+    ],
+)
+def test_pillows_filters_come_with_torchvisions_crop(
+    interpolation: str, named: str | None, centre: str
+) -> None:
+    crop = {"height": 4, "width": 4} | ({"centre": named} if named else {})
+    table = {"input": "x", "interpolation": interpolation, "crop": crop}
+    spec = PreprocessSpec.from_table(table, file="f")
+    assert spec.crop_centre == centre
+    assert PreprocessSpec.from_json(spec.to_json()) == spec
+
+
+def test_a_crop_of_an_old_bundle_stays_where_it_was() -> None:
+    table = {"input": "x", "interpolation": "pil-bilinear", "crop": {"height": 4, "width": 4}}
+    values = json.loads(PreprocessSpec.from_table(table, file="f").to_json())
+    del values["crop"]["centre"]
+    assert PreprocessSpec.from_json(json.dumps(values)).crop_centre == "floor"
 
 
 def test_an_image_smaller_than_the_crop_is_refused() -> None:

@@ -58,10 +58,15 @@ PreprocessSpec::Resize ReadResize(JsonObject object) {
   return resize;
 }
 
-PreprocessSpec::Size ReadCrop(JsonObject object) {
-  const PreprocessSpec::Size size = ReadSize(&object);
+void ReadCrop(JsonObject object, PreprocessSpec* spec) {
+  using Centre = PreprocessSpec::Centre;
+  spec->crop = ReadSize(&object);
+  // Bundles made before there was a choice have none.
+  if (object.Has("centre")) {
+    spec->crop_centre = ReadChoice<Centre>(
+        "centre", {{"floor", Centre::kFloor}, {"torchvision", Centre::kTorchvision}}, &object);
+  }
   object.Finish();
-  return size;
 }
 
 std::array<double, 3> ReadChannels(const char* key, int channels, JsonObject* object) {
@@ -86,6 +91,13 @@ PreprocessSpec::Accept ReadAccept(JsonObject* object) {
 
 }  // namespace
 
+int CropStart(int size, int crop, PreprocessSpec::Centre centre) {
+  const int over = size - crop;
+  const int half = over / 2;
+  const bool up = centre == PreprocessSpec::Centre::kTorchvision && over % 2 == 1 && half % 2 == 1;
+  return up ? half + 1 : half;
+}
+
 PreprocessSpec LoadPreprocessSpec(const std::filesystem::path& path) {
   using Color = PreprocessSpec::Color;
   using Interpolation = PreprocessSpec::Interpolation;
@@ -106,7 +118,7 @@ PreprocessSpec LoadPreprocessSpec(const std::filesystem::path& path) {
                                                   {"pil-bilinear", Interpolation::kPilBilinear},
                                                   {"pil-bicubic", Interpolation::kPilBicubic}},
                                                  &root);
-  if (root.HasValue("crop")) spec.crop = ReadCrop(root.Object("crop"));
+  if (root.HasValue("crop")) ReadCrop(root.Object("crop"), &spec);
   root.Skip("resize");
   root.Skip("crop");
   spec.layout =

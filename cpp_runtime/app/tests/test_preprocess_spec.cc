@@ -1,3 +1,6 @@
+#include <utility>
+#include <vector>
+
 #include <doctest/doctest.h>
 #include <edgepack/errors.h>
 #include <edgepack/preprocess_spec.h>
@@ -35,11 +38,25 @@ TEST_CASE("a spec is read") {
   CHECK(spec.interpolation == PreprocessSpec::Interpolation::kPilBilinear);
   REQUIRE(spec.crop);
   CHECK(spec.crop->width == 192);
+  CHECK(spec.crop_centre == PreprocessSpec::Centre::kFloor);
   CHECK(spec.scale == 0.5);
   CHECK(spec.std[2] == 6.5);
   CHECK(spec.layout == PreprocessSpec::Layout::kNhwc);
   CHECK(spec.accept.gray);
   CHECK_FALSE(spec.accept.alpha);
+}
+
+TEST_CASE("the centre of a crop") {
+  using Centre = PreprocessSpec::Centre;
+  const std::string text = Replace(kText, "192}", R"(192, "centre": "torchvision"})");
+  CHECK(Load(text).crop_centre == Centre::kTorchvision);
+  CHECK(Contains(LoadError("192}", R"(192, "centre": "torch"})"), "crop.centre: 'torch' is none"));
+  // int(round(over / 2.0)) in Python: half to even.
+  for (const auto& [over, start] : std::vector<std::pair<int, int>>{
+           {0, 0}, {1, 0}, {2, 1}, {3, 2}, {4, 2}, {5, 2}, {6, 3}, {7, 4}, {9, 4}, {11, 6}}) {
+    CHECK(CropStart(224 + over, 224, Centre::kTorchvision) == start);
+    CHECK(CropStart(224 + over, 224, Centre::kFloor) == over / 2);
+  }
 }
 
 TEST_CASE("uint8 and gray") {

@@ -118,6 +118,8 @@ TEST_CASE("the centre is cut out") {
   const cv::Mat image = Noise(10, 13, CV_8UC3);
   spec.crop = PreprocessSpec::Size{4, 6};
   CHECK(ToBytes(Resized(spec, image)) == ToBytes(image(cv::Rect(3, 3, 6, 4))));
+  spec.crop_centre = PreprocessSpec::Centre::kTorchvision;
+  CHECK(ToBytes(Resized(spec, image)) == ToBytes(image(cv::Rect(4, 3, 6, 4))));
   spec.crop = PreprocessSpec::Size{11, 6};
   const std::string message = MessageOf<ImageError>([&] { Resized(spec, image); });
   CHECK(message == "image of 13 x 10 pixels is smaller than the crop of 6 x 11");

@@ -13,6 +13,8 @@ struct PreprocessSpec {
   enum class Color { kRgb, kBgr, kGray };
   enum class Interpolation { kLinear, kNearest, kArea, kCubic, kPilBilinear, kPilBicubic };
   enum class Layout { kNchw, kNhwc };
+  /// Where a crop from the centre begins if an odd number of pixels is over: see CropStart.
+  enum class Centre { kFloor, kTorchvision };
 
   struct Size {
     int height = 0;
@@ -39,6 +41,7 @@ struct PreprocessSpec {
   std::optional<Resize> resize;
   Interpolation interpolation = Interpolation::kLinear;
   std::optional<Size> crop;
+  Centre crop_centre = Centre::kFloor;
   /// float32 tensors hold (pixel * scale - mean) / std, per channel in the order of `color`.
   /// Otherwise they are uint8 and hold the pixels as they are.
   bool normalise = true;
@@ -50,6 +53,10 @@ struct PreprocessSpec {
 
   [[nodiscard]] int channels() const { return color == Color::kGray ? 1 : 3; }
 };
+
+/// Where a crop of `crop` <= `size` pixels begins. kTorchvision rounds half of what is over to
+/// even, as torchvision and timm do, kFloor down.
+[[nodiscard]] int CropStart(int size, int crop, PreprocessSpec::Centre centre);
 
 /// Reads and checks preprocess.json. Throws BundleError.
 PreprocessSpec LoadPreprocessSpec(const std::filesystem::path& path);

@@ -91,14 +91,15 @@ cv::Mat ResizeBy(const cv::Mat& image, const PreprocessSpec::Resize& resize,
   return canvas;
 }
 
-cv::Mat CentreCrop(const cv::Mat& image, PreprocessSpec::Size crop) {
+cv::Mat CentreCrop(const cv::Mat& image, PreprocessSpec::Size crop, PreprocessSpec::Centre centre) {
   const cv::Size size = ToSize(crop.height, crop.width);
   if (size.width > image.cols || size.height > image.rows) {
     throw ImageError(
         "image of " + Text(image.size()) + " pixels is smaller than the crop of " + Text(size),
         "resize before the crop: set resize in the [preprocess] table");
   }
-  const cv::Point corner((image.cols - size.width) / 2, (image.rows - size.height) / 2);
+  const cv::Point corner(CropStart(image.cols, size.width, centre),
+                         CropStart(image.rows, size.height, centre));
   return image(cv::Rect(corner, size));
 }
 
@@ -123,7 +124,7 @@ cv::Mat Preprocessor::Resized(const cv::Mat& bgr) const {
     cv::cvtColor(bgr, image, cv::COLOR_BGR2GRAY);
   }
   if (spec_.resize) image = ResizeBy(image, *spec_.resize, spec_.interpolation);
-  if (spec_.crop) image = CentreCrop(image, *spec_.crop);
+  if (spec_.crop) image = CentreCrop(image, *spec_.crop, spec_.crop_centre);
   // Filters work on each channel alone, so the channels are swapped when there are few pixels left.
   if (spec_.color == PreprocessSpec::Color::kRgb) {
     cv::Mat rgb;
