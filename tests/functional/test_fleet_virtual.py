@@ -70,6 +70,7 @@ def fleet(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[st
     code = main(["fleet", *words, "--json", "-q"])
     out, err = capsys.readouterr()
     assert out, err
+    assert code != 1, err  # a bug
     return code, json.loads(out)
 
 
