@@ -22,6 +22,7 @@ from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_json
 from edgepack.boards import Board, load_boards
 from edgepack.bundle.bundle import Bundle, make_bundle
+from edgepack.bundle.service import Service
 from edgepack.compiler import CompiledModel, compile_apart
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.limited import limits_for
@@ -76,9 +77,21 @@ def make_job(project: Project) -> Job:
         board=board,
         toolchain=toolchain,
         model=model,
-        preprocess=preprocess.for_inputs(model.inputs) if preprocess else None,
+        preprocess=preprocess.for_inputs(model.inputs).for_memory(
+            _photo_bytes(board, project.service)
+        )
+        if preprocess
+        else None,
         labels=labels,
     )
+
+
+def _photo_bytes(board: Board, service: Service | None) -> int:
+    """What decoding a photo may take: the model and the system need memory, too."""
+    half = (board.memory_mb << 20) // 2
+    if service is None or service.memory_mb is None:
+        return half
+    return min(half, service.memory_mb * 10**6 * 3 // 4)
 
 
 def _board(project: Project) -> Board:

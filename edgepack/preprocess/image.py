@@ -8,6 +8,7 @@ header, because a decoder would silently turn any kind into 8-bit colour.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
@@ -25,6 +26,7 @@ _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_GRAY, _PNG_ALPHA = (0, 4), (4, 6)  # colour types of IHDR
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOFn markers
+_JPEG_ALONE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})  # without a length: TEM, RST0 to EOI
 
 
 class ImageNotFoundError(ImageError):
@@ -33,6 +35,14 @@ class ImageNotFoundError(ImageError):
 
 class NotAnImageError(ImageError):
     """The file is no JPEG or PNG image, or is damaged."""
+
+
+class AnimatedImageError(ImageError):
+    """The image is an animated PNG, of which a decoder would show the first picture."""
+
+
+class TooManyPixelsError(ImageError):
+    """The image has more pixels than allowed, by its header."""
 
 
 class AlphaImageError(ImageError):
@@ -54,13 +64,30 @@ _REFUSED = {
 }
 
 
-def load_image(path: Path, *, accept: Collection[str] = ()) -> Pixels:
+MOST_PIXELS = 1 << 30
+"""What OpenCV's decoders take at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Header:
+    """What a file's header declares; `kinds` are of `KINDS`."""
+
+    height: int
+    width: int
+    kinds: frozenset[str] = frozenset()
+    animated: bool = False
+
+
+def load_image(
+    path: Path, *, accept: Collection[str] = (), max_pixels: int = MOST_PIXELS
+) -> Pixels:
     """The image in a JPEG or PNG file as BGR, HWC (H, W, 3) uint8, EXIF orientation applied.
 
     `accept` names kinds (of `KINDS`) that are converted instead of refused: gray pixels
-    are repeated, alpha is dropped, of 16 bits the upper 8 are kept.
-    Raises `ImageNotFoundError`, `NotAnImageError`, `SixteenBitImageError`,
-    `AlphaImageError` or `GrayImageError`.
+    are repeated, alpha is dropped, of 16 bits the upper 8 are kept. An image of more than
+    `max_pixels` pixels is refused before one is decoded.
+    Raises `ImageNotFoundError`, `NotAnImageError`, `AnimatedImageError`, `TooManyPixelsError`,
+    `SixteenBitImageError`, `AlphaImageError` or `GrayImageError`.
     """
     try:
         data = path.read_bytes()
@@ -69,13 +96,22 @@ def load_image(path: Path, *, accept: Collection[str] = ()) -> Pixels:
     except OSError as error:
         raise ImageNotFoundError(f"cannot read image {path}: {error.strerror}") from None
 
-    kinds = _image_kinds(data)
-    if kinds is None:
+    header = _read_header(data)
+    if header is None:
         raise NotAnImageError(
             f"not a JPEG or PNG image: {path}", hint="convert it to PNG, or give another file"
         )
+    if header.animated:
+        raise AnimatedImageError(f"image is an animation: {path}", hint="give one picture of it")
+    if header.height * header.width > max_pixels:
+        raise TooManyPixelsError(
+            f"image of {header.width} x {header.height} pixels is larger than the {max_pixels} "
+            f"pixels allowed: {path}",
+            hint="give a smaller photo, or set `max_pixels` in the [preprocess] table if there is "
+            "memory for it",
+        )
     for kind in KINDS:
-        if kind in kinds and kind not in accept:
+        if kind in header.kinds and kind not in accept:
             error_class, what, conversion = _REFUSED[kind]
             raise error_class(
                 f"image {what}: {path}",
@@ -95,16 +131,16 @@ def load_image(path: Path, *, accept: Collection[str] = ()) -> Pixels:
     return np.asarray(pixels, np.uint8)
 
 
-def _image_kinds(data: bytes) -> set[str] | None:
-    """Which of `KINDS` a file's header declares; None if it is no JPEG or PNG header."""
+def _read_header(data: bytes) -> _Header | None:
+    """What the header declares; None if it is not one of a JPEG or PNG image."""
     if data.startswith(_PNG):
-        return _png_kinds(data)
+        return _png_header(data)
     if data.startswith(_JPEG):
-        return _jpeg_kinds(data)
+        return _jpeg_header(data)
     return None
 
 
-def _png_kinds(data: bytes) -> set[str] | None:
+def _png_header(data: bytes) -> _Header | None:
     # After the signature: chunks of length (4), type (4), data, checksum (4); IHDR first.
     if len(data) < 33 or data[12:16] != b"IHDR":
         return None
@@ -114,27 +150,36 @@ def _png_kinds(data: bytes) -> set[str] | None:
         kinds.add("16bit")
     if color in _PNG_GRAY:
         kinds.add("gray")
-    if color in _PNG_ALPHA or _has_transparency(data):
+    # Transparent colours and the sign of an animation stand before the pixels.
+    before = _png_chunks_before_the_pixels(data)
+    if color in _PNG_ALPHA or b"tRNS" in before:
         kinds.add("alpha")
-    return kinds
+    return _Header(
+        height=int.from_bytes(data[20:24], "big"),
+        width=int.from_bytes(data[16:20], "big"),
+        kinds=frozenset(kinds),
+        animated=b"acTL" in before,
+    )
 
 
-def _has_transparency(data: bytes) -> bool:
-    """Whether a PNG has a tRNS chunk, which stands before its pixels (IDAT)."""
+def _png_chunks_before_the_pixels(data: bytes) -> set[bytes]:
+    names = set()
     at = len(_PNG)
-    while at + 8 <= len(data):
+    while at + 12 <= len(data):
         length, name = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
-        if name in (b"tRNS", b"IDAT"):
-            return name == b"tRNS"
+        if name == b"IDAT":
+            break
+        names.add(name)
         at += 12 + length
-    return False
+    return names
 
 
-def _jpeg_kinds(data: bytes) -> set[str] | None:
+def _jpeg_header(data: bytes) -> _Header | None:
     # After SOI: segments FF, marker, length (2, itself included), data; FF may be repeated.
+    # Whatever could be read in two ways is no header: the decoder would see another size.
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
+        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
         if marker == 0xFF:
             at += 1
             continue
@@ -142,6 +187,12 @@ def _jpeg_kinds(data: bytes) -> set[str] | None:
             # length (2), precision (1), height (2), width (2), number of components
             if at + 10 > len(data):
                 return None
-            return {"gray"} if data[at + 9] == 1 else set()
-        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+            return _Header(
+                height=int.from_bytes(data[at + 5 : at + 7], "big"),
+                width=int.from_bytes(data[at + 7 : at + 9], "big"),
+                kinds=frozenset({"gray"} if data[at + 9] == 1 else ()),
+            )
+        if marker in _JPEG_ALONE or length < 2:
+            return None
+        at += 2 + length
     return None

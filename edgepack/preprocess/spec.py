@@ -21,7 +21,7 @@ from PIL import Image
 from edgepack.base.errors import ConfigError, ImageError, perhaps
 from edgepack.base.tables import Table
 from edgepack.model import TensorInfo
-from edgepack.preprocess.image import KINDS, Pixels, load_image
+from edgepack.preprocess.image import KINDS, MOST_PIXELS, Pixels, load_image
 
 FORMAT, VERSION = "edgepack-preprocess", 1
 COLORS = ("rgb", "bgr", "gray")
@@ -34,6 +34,11 @@ MAX_SIDE = 16384
 """Largest size that a table may ask for, in pixels."""
 MAX_RESIZED_PIXELS = 1 << 26
 """A long thin photo would otherwise take any amount of memory; the runtime has this limit too."""
+
+_PIXEL_BYTES = 12
+"""What the worst photo takes: a progressive JPEG's coefficients (6), its pixels (3), and those
+again as Exif turns them (3)."""
+_NULLABLE = ("resize", "crop", "max_pixels")
 
 # OpenCV's linear and cubic take the same few source pixels at any scale; Pillow's filters widen
 # when they shrink an image (antialias).
@@ -88,8 +93,9 @@ class PreprocessSpec:
     Value of a float32 tensor: (pixel * scale - mean) / std, per channel in the order of
     `color`. A uint8 tensor holds the pixels as they are. `crop` is (height, width), cut
     from the centre, with `crop_centre` one of `CENTRES`: see `crop_start`. `accept` names kinds of
-    image that are converted, not refused.
-    `input` None stands for the only input of a model: see `for_inputs`.
+    image that are converted, not refused. Photos of more than `max_pixels` pixels are refused by
+    their header. `input` None stands for the only input of a model, `max_pixels` None for what a
+    board can hold: see `for_inputs` and `for_memory`.
     """
 
     input: str | None = None
@@ -104,6 +110,7 @@ class PreprocessSpec:
     layout: str = "NCHW"
     dtype: str = "float32"
     accept: tuple[str, ...] = ()
+    max_pixels: int | None = None
 
     def __post_init__(self) -> None:
         if not len(self.mean) == len(self.std) == self.channels:
@@ -153,6 +160,7 @@ class PreprocessSpec:
             layout=table.take_choice("layout", LAYOUTS, "NCHW"),
             dtype=dtype,
             accept=_read_accept(table),
+            max_pixels=_read_max_pixels(table),
             **_read_normalisation(table, dtype, _channels(color)),
         )
         table.finish()
@@ -168,7 +176,7 @@ class PreprocessSpec:
         if not isinstance(values, dict):
             raise ConfigError(f"{file}: not a JSON object")
         table = Table(
-            {k: v for k, v in values.items() if k not in ("resize", "crop") or v is not None},
+            {k: v for k, v in values.items() if k not in _NULLABLE or v is not None},
             file=file,
         )
         if (found := table.take("format", str)) != FORMAT:
@@ -192,6 +200,7 @@ class PreprocessSpec:
             "layout": self.layout,
             "dtype": self.dtype,
             "accept": list(self.accept),
+            "max_pixels": self.max_pixels,
         }
         if self.dtype == "float32":
             values |= {"scale": self.scale, "mean": list(self.mean), "std": list(self.std)}
@@ -237,6 +246,12 @@ class PreprocessSpec:
             )
         return replace(self, input=info.name)
 
+    def for_memory(self, memory_bytes: int) -> PreprocessSpec:
+        """This spec with a limit of pixels: its own, or what fits into that memory."""
+        if self.max_pixels is not None:
+            return self
+        return replace(self, max_pixels=min(max(1, memory_bytes // _PIXEL_BYTES), MOST_PIXELS))
+
     def _tensor_shape(self, like: Sequence[int | str | None]) -> tuple[int | str | None, ...]:
         """Shape of the tensors made; height and width of `like` if they depend on the photo."""
         at = self.layout.index("H")
@@ -247,11 +262,13 @@ class PreprocessSpec:
 
     def load(self, path: Path) -> npt.NDArray[Any]:
         """The tensor of the photo in `path`: `load_image`, `resized`, `tensor`."""
-        return self.tensor(self.resized(load_image(path, accept=self._accepted)))
+        return self.tensor(self.load_resized(path))
 
     def load_resized(self, path: Path) -> Pixels:
         """The photo in `path` as `resized` makes it."""
-        return self.resized(load_image(path, accept=self._accepted))
+        return self.resized(
+            load_image(path, accept=self._accepted, max_pixels=self.max_pixels or MOST_PIXELS)
+        )
 
     @property
     def _accepted(self) -> tuple[str, ...]:
@@ -287,7 +304,15 @@ class PreprocessSpec:
         if self.resize is None:
             return image
         height, width = self._resized_shape(image)
-        if height * width > MAX_RESIZED_PIXELS:
+        inner = height, width
+        if self.resize.mode == "letterbox":
+            inner = letterbox_size(image.shape[0], image.shape[1], height, width)
+        # As many as a photo may have, or as the spec itself asks for.
+        asked = self.resize.height * self.resize.width
+        most = min(MAX_RESIZED_PIXELS, max(asked, self.max_pixels or MOST_PIXELS))
+        # Pillow's filters take the width first: an image of the old height.
+        wide = image.shape[0] * inner[1] if self.interpolation in _PILLOW_FILTERS else 0
+        if height * width > most or wide > most:
             raise ImageSizeError(
                 f"image of {image.shape[1]} x {image.shape[0]} pixels would be resized to "
                 f"{width} x {height}",
@@ -295,7 +320,6 @@ class PreprocessSpec:
             )
         if self.resize.mode != "letterbox":
             return scaled(image, height, width, self.interpolation)
-        inner = letterbox_size(image.shape[0], image.shape[1], height, width)
         small = scaled(image, *inner, self.interpolation)
         top, left = (height - inner[0]) // 2, (width - inner[1]) // 2
         canvas = np.full((height, width, *image.shape[2:]), self.resize.fill, np.uint8)
@@ -438,6 +462,13 @@ def _read_accept(table: Table) -> tuple[str, ...]:
         if kind not in KINDS:
             raise table.fail("accept", f"unknown kind {kind!r}", hint=perhaps(kind, KINDS))
     return tuple(sorted(set(kinds)))
+
+
+def _read_max_pixels(table: Table) -> int | None:
+    most = table.take("max_pixels", int, None)
+    if most is not None and not 1 <= most <= MOST_PIXELS:
+        raise table.fail("max_pixels", f"{most} is not from 1 to {MOST_PIXELS}")
+    return most
 
 
 def _read_normalisation(table: Table, dtype: str, channels: int) -> dict[str, Any]:

@@ -7,7 +7,9 @@ colour, over photos and images of odd sizes. Both sides must refuse the same ima
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from edgepack.base.errors import ImageError
 from edgepack.boards import get_board
 from edgepack.native.app import build_runtime
 from edgepack.native.toolchain import select
+from edgepack.preprocess.image import TooManyPixelsError
 from edgepack.preprocess.spec import (
     CENTRES,
     COLORS,
@@ -200,6 +203,7 @@ def odd_images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     color.convert("1").save(folder / "bits.png")
     color.convert("P").save(folder / "palette.png", transparency=3)
     color.save(folder / "key.png", transparency=(1, 2, 3))
+    color.save(folder / "animated.png", save_all=True, append_images=[color.rotate(90)])
     color.save(folder / "photo.bmp")
     color.save(folder / "photo.webp")
     color.save(folder / "whole.jpg")
@@ -230,6 +234,39 @@ def test_the_same_images_are_refused_in_the_same_words(
             else:
                 check(runtime, spec, path)
     assert refused == set(odd_images) - {"whole.jpg", "whole.png"}
+
+
+def large_png(path: Path, side: int) -> None:
+    """A picture of `side` x `side` pixels, one bit each: a file of few kilobytes."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        checked = name + data
+        return len(data).to_bytes(4, "big") + checked + zlib.crc32(checked).to_bytes(4, "big")
+
+    header = side.to_bytes(4, "big") * 2 + bytes([1, 3, 0, 0, 0])  # one bit, a palette
+    pixels = zlib.compress(bytes((side + 7) // 8 + 1) * side, 9)
+    chunks = [(b"IHDR", header), (b"PLTE", bytes(range(6))), (b"IDAT", pixels), (b"IEND", b"")]
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*one) for one in chunks))
+
+
+def test_photos_of_too_many_pixels_are_refused(runtime: Runtime, tmp_path: Path) -> None:
+    spec = replace(make_spec("rgb"), max_pixels=143_999_999)
+    large_png(tmp_path / "large.png", 12000)
+    assert (tmp_path / "large.png").stat().st_size < 20_000
+    for name, options in (("large.jpg", {}), ("slow.jpg", {"progressive": True})):
+        Image.new("RGB", (64, 64)).save(tmp_path / name, **options)
+        data = bytearray((tmp_path / name).read_bytes())
+        frame = re.search(rb"\xff[\xc0\xc2]\0\x11\x08\0\x40\0\x40", data)
+        assert frame is not None
+        data[frame.end() - 4 : frame.end()] = (12000).to_bytes(2, "big") * 2
+        (tmp_path / name).write_bytes(data)
+    for path in sorted(tmp_path.iterdir()):
+        with pytest.raises(TooManyPixelsError, match="12000 x 12000 pixels") as caught:
+            spec.load_resized(path)
+        check_refused(runtime, spec, path, caught.value)
+    # What is allowed is decoded.
+    large_png(tmp_path / "small.png", 40)
+    check(runtime, replace(spec, max_pixels=1600), tmp_path / "small.png")
 
 
 def test_images_of_impossible_sizes_are_refused(runtime: Runtime, tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from PIL import Image
 from edgepack.base.errors import ImageError
 from edgepack.preprocess.image import (
     AlphaImageError,
+    AnimatedImageError,
     GrayImageError,
     ImageNotFoundError,
     NotAnImageError,
     SixteenBitImageError,
+    TooManyPixelsError,
     load_image,
 )
 
@@ -115,6 +117,30 @@ def test_exif_orientation_is_applied(tmp_path: Path) -> None:
     np.testing.assert_array_equal(turned, np.rot90(plain, -1))
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("a.png", {}), ("a.jpg", {}), ("a.jpg", {"progressive": True}), ("a.jpg", {"quality": 100})],
+)
+def test_a_large_image_is_refused_by_its_header(
+    tmp_path: Path, name: str, options: dict[str, object]
+) -> None:
+    path = tmp_path / name
+    Image.new("RGB", (6000, 4000)).save(path, **options)
+    # What is missing cannot have been decoded.
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(TooManyPixelsError, match="6000 x 4000 pixels is larger than the 23999999"):
+        load_image(path, max_pixels=23_999_999)
+    with pytest.raises(NotAnImageError, match="damaged"):
+        load_image(path, max_pixels=24_000_000)
+
+
+def test_an_animation_is_refused(tmp_path: Path) -> None:
+    pictures = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    pictures[0].save(tmp_path / "a.png", save_all=True, append_images=pictures[1:])
+    with pytest.raises(AnimatedImageError, match="image is an animation: "):
+        load_image(tmp_path / "a.png")
+
+
 @pytest.mark.parametrize("suffix", [".png", ".jpg"])
 @pytest.mark.parametrize("part", [0.01, 0.5, 0.98])
 def test_a_truncated_image_is_refused(tmp_path: Path, suffix: str, part: float) -> None:
@@ -134,8 +160,9 @@ def test_a_truncated_image_is_refused(tmp_path: Path, suffix: str, part: float) 
         b"\xff\xd8\xff",
         b"\x89PNG\r\n\x1a\n",
         b"\xff\xd8\xff\xe0\x00\x00" * 9,
+        b"\xff\xd8\xff\x01\x00\x04\xff\xc0" + b"\x00\x08" * 9,
     ],
-    ids=["empty", "text", "jpeg-start", "png-start", "zero-length-segments"],
+    ids=["empty", "text", "jpeg-start", "png-start", "zero-length-segments", "no-length"],
 )
 def test_what_is_no_image_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "photo.jpg"

@@ -137,3 +137,32 @@ def imported_by_the_compiler() -> list[Path]:
             modules = (path.with_suffix(".py"), path / "__init__.py")
             left += [m for m in modules if m.exists() and m != PACKAGE / "__init__.py"]
     return sorted(found)
+
+
+# ------------------------------------------------ the photos that a board holds
+
+
+@pytest.mark.parametrize(
+    ("tables", "max_pixels"),
+    [
+        ("", (1024 << 20) // 2 // 12),  # rasp3b has 1 GiB
+        ('[service]\nargs = ["--watch", "/in"]\n', (1024 << 20) // 2 // 12),
+        ('[service]\nargs = ["--watch", "/in"]\nmemory_mb = 200\n', 12_500_000),
+        ("[preprocess]\nmax_pixels = 7\n", 7),
+    ],
+)
+def test_the_limit_of_pixels_is_what_the_board_or_the_service_holds(
+    tmp_path: Path, tables: str, max_pixels: int
+) -> None:
+    build = Builder()
+    build.op("GlobalAveragePool", "x", outputs=["y"])
+    model = build.model({"x": (1, 3, 8, 8)}, {"y": (1, 3, 1, 1)})
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+    if "[preprocess]" not in tables:
+        tables += "[preprocess]\n"
+    tables += "resize = { mode = 'exact', height = 8, width = 8 }\n"
+    path = tmp_path / "edgepack.toml"
+    path.write_text(f'[project]\nmodel = "net.onnx"\nboard = "rasp3b"\n{tables}')
+    preprocess = make_job(load_project(path)).preprocess
+    assert preprocess is not None
+    assert preprocess.max_pixels == max_pixels

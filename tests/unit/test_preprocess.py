@@ -13,6 +13,7 @@ from PIL import Image
 
 from edgepack.base.errors import ConfigError
 from edgepack.model import TensorInfo
+from edgepack.preprocess.image import TooManyPixelsError
 from edgepack.preprocess.spec import (
     INTERPOLATIONS,
     ImageSizeError,
@@ -74,6 +75,7 @@ def test_every_key() -> None:
         std = [3.5]
         layout = "NHWC"
         accept = ["gray", "16bit", "gray"]
+        max_pixels = 12_000_000
     """)
     assert read == PreprocessSpec(
         input="image",
@@ -87,6 +89,7 @@ def test_every_key() -> None:
         std=(3.5,),
         layout="NHWC",
         accept=("16bit", "gray"),
+        max_pixels=12_000_000,
     )
 
 
@@ -130,6 +133,9 @@ def test_every_key() -> None:
         ('dtype = "uint8"\nscale = 1', "preprocess.scale: cannot be used with dtype"),
         ('accept = ["grey"]', "preprocess.accept: unknown kind 'grey'.*'gray'"),
         ('accept = "gray"', "preprocess.accept: 'gray' is not a list"),
+        ("max_pixels = 0", "preprocess.max_pixels: 0 is not from 1 to 1073741824"),
+        ("max_pixels = 2_000_000_000", "preprocess.max_pixels: 2000000000 is not from 1"),
+        ("max_pixels = 1.5", "preprocess.max_pixels: 1.5 is not a whole number"),
     ],
 )
 def test_every_mistake_in_the_table_is_named(toml: str, says: str) -> None:
@@ -157,6 +163,7 @@ def test_a_spec_made_in_code_must_have_a_mean_per_channel() -> None:
         'dtype = "uint8"\nlayout = "NHWC"\ncolor = "gray"',
         'resize = { mode = "letterbox", height = 3, width = 5 }\naccept = ["alpha"]',
         'resize = { mode = "exact", height = 3, width = 5 }\ninterpolation = "pil-bilinear"',
+        "max_pixels = 1",
     ],
 )
 def test_json_round_trip(toml: str) -> None:
@@ -179,6 +186,7 @@ def test_json_is_what_the_runtime_reads() -> None:
         "layout": "NCHW",
         "dtype": "float32",
         "accept": [],
+        "max_pixels": None,
         "scale": 1.0,
         "mean": [0.0, 0.0, 0.0],
         "std": [1.0, 1.0, 1.0],
@@ -240,6 +248,13 @@ def test_one_of_several_inputs_must_be_named() -> None:
 def test_an_input_of_another_kind_is_refused(wanted: TensorInfo, says: str) -> None:
     with pytest.raises(PreprocessMismatchError, match=says):
         spec(IMAGENET).for_inputs([wanted])
+
+
+def test_the_largest_photo_is_what_the_memory_holds() -> None:
+    assert spec("").for_memory(12 * 10**6).max_pixels == 10**6
+    assert spec("").for_memory(1).max_pixels == 1
+    assert spec("").for_memory(1 << 40).max_pixels == 1 << 30
+    assert spec("max_pixels = 5").for_memory(12 * 10**6).max_pixels == 5
 
 
 # ---------------------------------------------------------------- pixels
@@ -338,6 +353,18 @@ def test_a_resize_without_end_is_refused() -> None:
         PreprocessSpec(resize=Resize(mode="shortest", height=64, width=64)).resized(image(1, 30000))
 
 
+def test_a_photo_is_not_made_larger_than_it_may_be() -> None:
+    line = np.zeros((1000, 1, 3), np.uint8)
+    box = 'resize = { mode = "exact", height = 100, width = 100 }\n'
+    assert spec(box + "max_pixels = 1").resized(line).shape == (100, 100, 3)
+    # Between its two passes Pillow's filter makes 1000 rows of 100.
+    pillows = box + 'interpolation = "pil-bilinear"\n'
+    assert spec(pillows + "max_pixels = 100_000").resized(line).shape == (100, 100, 3)
+    for toml in (pillows, 'resize = { mode = "shortest", size = 8 }\n'):
+        with pytest.raises(ImageSizeError, match="1 x 1000 pixels would be resized to"):
+            spec(toml + "max_pixels = 50_000").resized(line)
+
+
 def test_colors() -> None:
     bgr = image(4, 5)
     np.testing.assert_array_equal(PreprocessSpec(color="bgr").resized(bgr), bgr)
@@ -429,6 +456,13 @@ def test_load_decodes_resizes_and_normalises(tmp_path: Path) -> None:
     one = spec(IMAGENET)
     np.testing.assert_array_equal(one.load(path), one.tensor(one.load_resized(path)))
     assert one.load(path).shape == (1, 3, 224, 224)
+
+
+def test_a_photo_of_too_many_pixels_is_refused(tmp_path: Path) -> None:
+    Image.new("RGB", (40, 30)).save(tmp_path / "photo.png")
+    assert spec("max_pixels = 1200").load(tmp_path / "photo.png").shape == (1, 3, 30, 40)
+    with pytest.raises(TooManyPixelsError, match="40 x 30 pixels is larger than the 1199 pixels"):
+        spec("max_pixels = 1199").load(tmp_path / "photo.png")
 
 
 def test_a_gray_photo_suits_a_gray_model(tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ usage: edgepack-run (--image FILE | --input FILE ... | --golden | --watch FOLDER
   --golden             the bundle's golden input, compared with its golden output
   --watch FOLDER       each photo that comes into it, until SIGTERM: a line of JSON for each
   --results FILE       with --watch: append the lines to this file instead of printing them, and
-                       catch up after a restart; above 16 MB it becomes FILE.1
+                       catch up after a restart; above 16 MB it becomes FILE.1. FILE.begun
+                       counts starts: a photo that ended the program twice gets an error
   --output FILE        write an output as .npy; repeat for several
   --expected FILE      compare an output with this .npy; repeat for several
   --tolerance T        largest error over largest reference value that is ok (1e-4)

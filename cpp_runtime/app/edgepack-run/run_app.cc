@@ -337,7 +337,7 @@ void WatchPhotos(const Options& options, std::ostream& out) {
   Report setup;
   ConfigureThreads(options, &setup);
   Model model(bundle.model());
-  const auto line_of = [&](const PhotoFolder::Key& photo) {
+  const auto line_of = [&](const PhotoFolder::Key& photo, bool given_up) {
     Report report;
     report.image = photo.first;
     report.image_mtime_ns = photo.second;
@@ -345,6 +345,11 @@ void WatchPhotos(const Options& options, std::ostream& out) {
     one.image = *options.watch / photo.first;
     std::ostringstream line;
     try {
+      if (given_up) {
+        throw ImageError(one.image->string() + ": begun twice and never finished: it is left out",
+                         "see why the program was killed; most likely the photo takes more memory "
+                         "or time than it may");
+      }
       Preprocess(one, bundle, &model, &report);
       Run(one, &model, &report);
       FindTop(one, bundle, model, &report);

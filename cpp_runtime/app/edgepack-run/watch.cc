@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <csignal>
 #include <dirent.h>
+#include <fcntl.h>
 #include <fstream>
 #include <memory>
 #include <poll.h>
@@ -43,18 +44,25 @@ bool IsPhoto(const std::string& name) {
 
 std::string LastError() { return std::error_code(errno, std::generic_category()).message(); }
 
-/// The photos that the lines of `file` are about; a line that a crash cut short counts as none.
-void ReadDone(const std::filesystem::path& file, std::set<PhotoFolder::Key>* done) {
+/// Calls `visit` with the photo that each line of `file` is about, and the line; one that a crash
+/// cut short counts as none.
+void ForEachLine(const std::filesystem::path& file,
+                 const std::function<void(const PhotoFolder::Key&, JsonObject* line)>& visit) {
   std::ifstream lines(file);
   for (std::string line; std::getline(lines, line);) {
     try {
       const JsonDocument document(line, file.string(), "damaged");
-      JsonObject result = document.Root();
-      done->emplace(result.String("image"), result.Int("mtime_ns"));
+      JsonObject object = document.Root();
+      const std::string image = object.String("image");
+      visit({image, object.Int("mtime_ns")}, &object);
     } catch (const Error&) {
       continue;
     }
   }
+}
+
+void ReadDone(const std::filesystem::path& file, std::set<PhotoFolder::Key>* done) {
+  ForEachLine(file, [&](const PhotoFolder::Key& photo, JsonObject*) { done->insert(photo); });
 }
 
 }  // namespace
@@ -172,19 +180,56 @@ void ResultLines::Write(const PhotoFolder::Key& key, const std::string& line) {
   done_.emplace(ToUtf8(key.first), key.second);
 }
 
-void Watch(const std::filesystem::path& folder, std::optional<std::filesystem::path> results,
-           const std::function<std::string(const PhotoFolder::Key&)>& line_of, std::ostream& out) {
+BegunPhotos::BegunPhotos(const std::filesystem::path& file,
+                         const std::vector<PhotoFolder::Key>& queue)
+    : file_(open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666)) {
+  std::map<PhotoFolder::Key, int> times;
+  ForEachLine(file, [&](const PhotoFolder::Key& named, JsonObject* line) {
+    times[named] = static_cast<int>(line->Int("times", 1, kMost));
+  });
+  for (const PhotoFolder::Key& key : queue) {
+    const auto found = times.find({ToUtf8(key.first), key.second});
+    if (found != times.end()) times_[key] = found->second;
+  }
+}
+
+bool BegunPhotos::Begin(const PhotoFolder::Key& key) {
+  if (times_[key] == kMost) return false;
+  ++times_[key];
+  std::string text;
+  for (const auto& [photo, times] : times_) {
+    JsonWriter line;
+    line.BeginObject().Key("image").String(photo.first).Key("mtime_ns").Int(photo.second);
+    text += line.Key("times").Int(times).EndObject().text() + '\n';
+  }
+  // In place: ext4 flushes a file that is made anew, and a card wears out. What a full disk loses
+  // here is a guard, no result.
+  const ssize_t written = pwrite(file_.get(), text.data(), text.size(), 0);
+  if (written < 0 || ftruncate(file_.get(), written) != 0) errno = 0;
+  return true;
+}
+
+void Watch(const std::filesystem::path& folder, const std::optional<std::filesystem::path>& results,
+           const LineOf& line_of, std::ostream& out) {
   const Notifier notifier = Notifier::FromEnvironment();
   // Watched before it is listed: what comes in between is seen twice, and done once.
   PhotoFolder photos(folder);
-  ResultLines lines(std::move(results), out);
+  ResultLines lines(results, out);
   std::vector<PhotoFolder::Key> queue;
-  if (lines.Remembers()) queue = photos.Present();
+  std::optional<BegunPhotos> begun;
+  if (results) {
+    queue = photos.Present();
+    queue.erase(std::remove_if(queue.begin(), queue.end(),
+                               [&](const PhotoFolder::Key& key) { return lines.Done(key); }),
+                queue.end());
+    begun.emplace(results->string() + ".begun", queue);
+  }
   notifier.Send("READY=1");
   while (!StopRequested()) {
     for (const PhotoFolder::Key& key : queue) {
       if (lines.Done(key)) continue;
-      lines.Write(key, line_of(key));
+      lines.Write(key, line_of(key, begun && !begun->Begin(key)));
+      if (begun) begun->Finish(key);
       notifier.Send("WATCHDOG=1");
       // A look at the signals alone: a long queue must not hold up a stop.
       sigset_t pending;

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <ostream>
 #include <set>
@@ -59,8 +60,6 @@ class ResultLines {
   [[nodiscard]] bool Done(const PhotoFolder::Key& key) const;
   /// Writes one line (with its end) for a photo. Throws std::runtime_error if the disk is full.
   void Write(const PhotoFolder::Key& key, const std::string& line);
-  /// Whether there is a file that remembers.
-  [[nodiscard]] bool Remembers() const { return file_.has_value(); }
 
  private:
   std::optional<std::filesystem::path> file_;
@@ -68,9 +67,32 @@ class ResultLines {
   std::set<PhotoFolder::Key> done_;
 };
 
+/// Which photos were begun and not finished, and how often: in a file, so that whoever comes after
+/// a crash does not begin with the same photo for ever.
+class BegunPhotos {
+ public:
+  /// How often one is begun that is never finished.
+  static constexpr int kMost = 2;
+
+  /// Of what `file` says, that of `queue` counts: those are still to be done.
+  BegunPhotos(const std::filesystem::path& file, const std::vector<PhotoFolder::Key>& queue);
+
+  /// Notes that a photo is begun. False if it was kMost times before: then it must not be.
+  [[nodiscard]] bool Begin(const PhotoFolder::Key& key);
+  void Finish(const PhotoFolder::Key& key) { times_.erase(key); }
+
+ private:
+  Fd file_;
+  std::map<PhotoFolder::Key, int> times_;
+};
+
+/// The line of a photo; of one that is given up, without a look at it.
+using LineOf = std::function<std::string(const PhotoFolder::Key& photo, bool given_up)>;
+
 /// Runs `line_of` on each photo that comes into `folder`, until SIGTERM or SIGINT. With a file
-/// of results, photos that came while nobody watched are done first; without, only new ones are.
-void Watch(const std::filesystem::path& folder, std::optional<std::filesystem::path> results,
-           const std::function<std::string(const PhotoFolder::Key&)>& line_of, std::ostream& out);
+/// of results, photos that came while nobody watched are done first, and one that was begun twice
+/// and never finished is given up; without, only new ones are done.
+void Watch(const std::filesystem::path& folder, const std::optional<std::filesystem::path>& results,
+           const LineOf& line_of, std::ostream& out);
 
 }  // namespace edgepack

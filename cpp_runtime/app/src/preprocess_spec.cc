@@ -118,7 +118,13 @@ PreprocessSpec LoadPreprocessSpec(const std::filesystem::path& path) {
                                                   {"pil-bilinear", Interpolation::kPilBilinear},
                                                   {"pil-bicubic", Interpolation::kPilBicubic}},
                                                  &root);
-  if (root.HasValue("crop")) ReadCrop(root.Object("crop"), &spec);
+  if (root.HasValue("crop")) {
+    ReadCrop(root.Object("crop"), &spec);
+    if (spec.resize && (spec.crop->height > spec.resize->size.height ||
+                        spec.crop->width > spec.resize->size.width)) {
+      root.Fail("crop", "is larger than the resized image");
+    }
+  }
   root.Skip("resize");
   root.Skip("crop");
   spec.layout =
@@ -126,6 +132,7 @@ PreprocessSpec LoadPreprocessSpec(const std::filesystem::path& path) {
   spec.normalise = ReadChoice<bool>("dtype", {{"float32", true}, {"uint8", false}}, &root);
   if (spec.normalise) {
     spec.scale = root.Number("scale");
+    if (spec.scale == 0) root.Fail("scale", "is 0");
     spec.mean = ReadChannels("mean", spec.channels(), &root);
     spec.std = ReadChannels("std", spec.channels(), &root);
     for (int i = 0; i < spec.channels(); ++i) {
@@ -135,6 +142,12 @@ PreprocessSpec LoadPreprocessSpec(const std::filesystem::path& path) {
     root.Fail("dtype", "uint8 takes the pixels as they are, without scale, mean and std");
   }
   spec.accept = ReadAccept(&root);
+  // The first specs had none.
+  if (root.HasValue("max_pixels")) {
+    spec.max_pixels = root.Int("max_pixels", 1, PreprocessSpec::kMostPixels);
+  } else if (root.Has("max_pixels")) {
+    root.Skip("max_pixels");
+  }
   root.Finish();
   // A gray photo is what a gray model wants.
   if (spec.color == Color::kGray) spec.accept.gray = true;

@@ -1,5 +1,6 @@
 /* Kernels as TVM's code generator writes them: an entry point __tvm_ffi_<name>, and variables that
  * the runtime fills with its own functions. */
+#include <signal.h>
 #include <stdint.h>
 
 #include <dlpack/dlpack.h>
@@ -59,6 +60,14 @@ KERNEL(add) {
   }
   AddData data = {Data(args, 0), Data(args, 1), Data(args, 2), Size(Tensor(args, 2))};
   return __TVMBackendParallelLaunch(AddTask, &data, 0);
+}
+
+/* The end of the process, if a photo's first pixel is 2: (2 * 1 - 1) / 0.5. */
+KERNEL(kill_at_two) {
+  UNUSED(self);
+  UNUSED(count);
+  UNUSED(result);
+  return Data(args, 0)[0] == 2 ? raise(SIGKILL) : 0;
 }
 
 /* out = 2 * a, through scratch memory. */

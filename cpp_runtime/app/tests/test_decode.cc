@@ -91,6 +91,46 @@ TEST_CASE("transparent colours are an alpha channel") {
   CHECK(Contains(DecodeError(png), "alpha"));
 }
 
+TEST_CASE("an image that is too large is refused by its header alone") {
+  // 12000 x 12000, of which there is nothing but the header.
+  const std::string png = std::string("\x89PNG\r\n\x1a\n", 8) + std::string("\0\0\0\rIHDR", 8) +
+                          std::string("\0\0\x2e\xe0\0\0\x2e\xe0\x08\x02\0\0\0", 13) +
+                          std::string(4, '\0');
+  const std::string jpeg("\xff\xd8\xff\xc0\0\x11\x08\x2e\xe0\x2e\xe0\x03\0\0\0\0", 16);
+  const TempFolder folder;
+  for (const std::string& bytes : {png, jpeg}) {
+    WriteFile(folder / "photo", bytes);
+    const auto error = [&](std::int64_t max_pixels) {
+      return MessageOf<ImageError>([&] { DecodeImage(folder / "photo", {}, max_pixels); });
+    };
+    CHECK(Contains(error(143'999'999),
+                   "image of 12000 x 12000 pixels is larger than the 143999999 pixels allowed"));
+    CHECK(Contains(error(1), "larger than the 1 pixels"));
+    CHECK(Contains(error(144'000'000), "damaged"));
+  }
+  // A product beyond 64 bits.
+  WriteFile(folder / "photo", std::string(png).replace(16, 8, 8, '\xff'));
+  CHECK(Contains(MessageOf<ImageError>([&] { DecodeImage(folder / "photo", {}); }),
+                 "4294967295 x 4294967295 pixels is larger"));
+}
+
+TEST_CASE("a header that could be read in two ways is none") {
+  const std::string jpeg = Encoded(".jpg", Picture(CV_8UC3));
+  // A marker without a length, and one that is shorter than its length.
+  for (const char* const segment : {"\xff\x01\x00\x04", "\xff\xd0\x00\x04", "\xff\xe0\x00\x01"}) {
+    CHECK(Contains(DecodeError(std::string(jpeg).insert(2, std::string(segment, 4))),
+                   "not a JPEG or PNG image"));
+  }
+}
+
+TEST_CASE("animations are refused") {
+  std::string png = Encoded(".png", Picture(CV_8UC3));
+  png.insert(33, std::string("\0\0\0\x08"
+                             "acTL\0\0\0\x02\0\0\0\0\0\0\0\0",
+                             20));
+  CHECK(Contains(DecodeError(png), "image is an animation: "));
+}
+
 TEST_CASE("files that are no image") {
   CHECK(Contains(DecodeError(""), "not a JPEG or PNG image"));
   CHECK(Contains(DecodeError("GIF89a"), "not a JPEG or PNG image"));

@@ -44,6 +44,9 @@ TEST_CASE("a spec is read") {
   CHECK(spec.layout == PreprocessSpec::Layout::kNhwc);
   CHECK(spec.accept.gray);
   CHECK_FALSE(spec.accept.alpha);
+  // The first specs had no such key.
+  CHECK(spec.max_pixels == PreprocessSpec::kMostPixels);
+  CHECK(Load(Replace(kText, "\"accept\"", "\"max_pixels\": 7, \"accept\"")).max_pixels == 7);
 }
 
 TEST_CASE("the centre of a crop") {
@@ -80,10 +83,13 @@ TEST_CASE("mistakes") {
   CHECK(Contains(LoadError("\"shortest\"", "\"exact\""), "resize.height: missing"));
   CHECK(Contains(LoadError("[1, 2, 3]", "[1, 2]"), "mean: needs 3 values"));
   CHECK(Contains(LoadError("6.5", "0"), "std: is not above 0"));
+  CHECK(Contains(LoadError("\"scale\": 0.5", "\"scale\": 0.0"), "scale: is 0"));
+  CHECK(Contains(LoadError("192", "257"), "crop: is larger than the resized image"));
   CHECK(Contains(LoadError("6.5", "NaN"), "preprocess.json: not JSON"));
   CHECK(Contains(LoadError("\"float32\"", "\"uint8\""), "takes the pixels as they are"));
   CHECK(Contains(LoadError("\"accept\": [\"gray\"]", "\"accept\": [\"grey\"]"),
                  "accept: 'grey' is none of"));
+  CHECK(Contains(LoadError("\"crop\"", "\"max_pixels\": 0, \"crop\""), "max_pixels: 0 is not"));
   CHECK(Contains(LoadError("\"crop\"", "\"crops\": 1, \"crop\""), "crops: unknown key"));
 }
 

@@ -110,6 +110,28 @@ TEST_CASE("sizes after a resize") {
   SUBCASE("too long and thin") {
     spec.resize = Resize{Resize::Mode::kShortest, {16384, 16384}, 0};
     CHECK_THROWS_AS(Resized(spec, Noise(1, 300, CV_8UC3)), ImageError);
+    // 2^32 pixels, which no int holds.
+    const cv::Mat line(1 << 20, 1, CV_8UC3, cv::Scalar::all(0));
+    spec.resize->size = {4096, 4096};
+    CHECK(MessageOf<ImageError>([&] { Resized(spec, line); }) ==
+          "image of 1 x 1048576 pixels would be resized to 4096 x 4294967296");
+  }
+  SUBCASE("more pixels than a photo may have") {
+    const cv::Mat line(1000, 1, CV_8UC3, cv::Scalar::all(0));
+    spec.max_pixels = 50'000;
+    spec.resize = Resize{Resize::Mode::kShortest, {8, 8}, 0};
+    CHECK_THROWS_AS(Resized(spec, line), ImageError);
+    spec.resize = Resize{Resize::Mode::kExact, {100, 100}, 0};
+    CHECK(Resized(spec, line).size() == cv::Size(100, 100));
+    // Between its two passes Pillow's filter would make 1000 rows of 100.
+    spec.interpolation = PreprocessSpec::Interpolation::kPilBilinear;
+    CHECK_THROWS_AS(Resized(spec, line), ImageError);
+    spec.max_pixels = 100'000;
+    CHECK(Resized(spec, line).size() == cv::Size(100, 100));
+    // As many as the spec asks for are always allowed.
+    spec.max_pixels = 1;
+    spec.interpolation = PreprocessSpec::Interpolation::kArea;
+    CHECK(Resized(spec, line).size() == cv::Size(100, 100));
   }
 }
 

@@ -4,6 +4,8 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -25,6 +27,30 @@ std::vector<std::string> Names(const std::vector<PhotoFolder::Key>& keys) {
   names.reserve(keys.size());
   for (const auto& key : keys) names.push_back(key.first);
   return names;
+}
+
+/// A bundle whose model takes gray photos of 1 x 4 pixels, and an empty folder "in".
+void WritePhotoBundle(const std::filesystem::path& folder) {
+  WriteBundle(folder);
+  const std::string graph = ReadFile(folder / "model" / "graph.json");
+  WriteFile(folder / "model" / "graph.json", Replace(graph, "[1, 4]", "[1, 1, 1, 4]"));
+  WriteFile(folder / "preprocess.json", R"({
+    "format": "edgepack-preprocess", "version": 1, "input": "x", "color": "gray", "resize": null,
+    "interpolation": "linear", "crop": null, "scale": 1, "mean": [1], "std": [0.5],
+    "layout": "NCHW", "dtype": "float32", "accept": []})");
+  std::filesystem::create_directory(folder / "in");
+}
+
+/// A photo for it whose pixels are `first`, and one more each.
+void WritePhoto(const std::filesystem::path& path, int first) {
+  cv::Mat photo(1, 4, CV_8UC1);
+  for (int x = 0; x < 4; ++x) photo.data[x] = static_cast<unsigned char>(x + first);
+  REQUIRE(cv::imwrite(path.string(), photo));
+}
+
+std::vector<std::string> WatchWords(const TempFolder& folder) {
+  return {"--watch",  folder / "in",          "--results", folder / "results",
+          "--bundle", folder.path().string(), "--threads", "1"};
 }
 
 }  // namespace
@@ -92,26 +118,83 @@ TEST_CASE("lines remember what was done") {
                  "--results: cannot write"));
 }
 
+TEST_CASE("a photo that is never finished is begun twice") {
+  const TempFolder folder;
+  const std::filesystem::path file = folder / "results.begun";
+  const PhotoFolder::Key poison("a\n\xff.png", 1'700'000'000'000'000'001);
+  const PhotoFolder::Key other("b.png", 1);
+  std::vector<bool> begun;
+  for (int start = 0; start < 4; ++start) {
+    BegunPhotos photos(file, {other, poison});
+    // What is finished in between changes nothing.
+    CHECK(photos.Begin(other));
+    photos.Finish(other);
+    begun.push_back(photos.Begin(poison));
+  }
+  CHECK(begun == std::vector<bool>{true, true, false, false});
+  // Written anew it is another photo; and one that is done, or gone, is forgotten.
+  CHECK(BegunPhotos(file, {{poison.first, 2}}).Begin({poison.first, 2}));
+  CHECK(BegunPhotos(file, {poison}).Begin(poison));
+  for (const char* const damaged :
+       {"", "noise\n", R"({"image":"b.png","mtime_ns":1,"times":-7})"}) {
+    WriteFile(file, damaged);
+    CHECK(BegunPhotos(file, {other}).Begin(other));
+  }
+  CHECK(BegunPhotos(folder / "no" / "folder", {}).Begin(other));
+}
+
+TEST_CASE("a photo that killed the program twice gets a line, and the next one its turn") {
+  const TempFolder folder;
+  WritePhotoBundle(folder.path());
+  const std::string graph = ReadFile(folder / "model" / "graph.json");
+  WriteFile(folder / "model" / "graph.json", Replace(graph, "\"add\"", "\"kill_at_two\""));
+  for (int i = 0; i < 2; ++i) {
+    const std::filesystem::path photo = folder / "in" / (i == 0 ? "poison.png" : "good.png");
+    WritePhoto(photo, i == 0 ? 2 : 1);
+    std::filesystem::last_write_time(
+        photo, std::filesystem::file_time_type::clock::now() - std::chrono::hours(2 - i));
+  }
+  const std::vector<std::string> words = WatchWords(folder);
+  // A process of its own: it is to be killed.
+  const auto ended_by = [&] {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      HoldStopSignals();
+      raise(SIGTERM);  // seen between two photos
+      std::ostringstream out;
+      _exit(RunApp(words, out, out));
+    }
+    int status = 0;
+    REQUIRE(waitpid(pid, &status, 0) == pid);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : -WEXITSTATUS(status);
+  };
+  CHECK(ended_by() == SIGKILL);
+  CHECK(ended_by() == SIGKILL);
+  CHECK(ReadFile(folder / "results").empty());
+  CHECK(ended_by() == 0);
+  CHECK(ended_by() == 0);
+  const std::string text = ReadFile(folder / "results");
+  const std::size_t end = text.find('\n');
+  REQUIRE(end != std::string::npos);
+  const JsonDocument first(text.substr(0, end), "line 1", "kind");
+  JsonObject poison = first.Root();
+  CHECK(poison.String("image") == "poison.png");
+  CHECK(Contains(poison.Object("error").String("message"), "begun twice and never finished"));
+  const JsonDocument second(text.substr(end + 1), "line 2", "kind");
+  JsonObject good = second.Root();
+  CHECK(good.String("image") == "good.png");
+  CHECK(good.Has("top"));
+}
+
 TEST_CASE("a line for each photo, a bad one too, until the signal") {
   const TempFolder folder;
-  WriteBundle(folder.path());
-  const std::string graph = ReadFile(folder / "model" / "graph.json");
-  WriteFile(folder / "model" / "graph.json", Replace(graph, "[1, 4]", "[1, 1, 1, 4]"));
-  WriteFile(folder / "preprocess.json", R"({
-    "format": "edgepack-preprocess", "version": 1, "input": "x", "color": "gray", "resize": null,
-    "interpolation": "linear", "crop": null, "scale": 1, "mean": [1], "std": [0.5],
-    "layout": "NCHW", "dtype": "float32", "accept": []})");
-  std::filesystem::create_directory(folder / "in");
-  cv::Mat photo(1, 4, CV_8UC1);
-  for (int x = 0; x < 4; ++x) photo.data[x] = static_cast<unsigned char>(x + 1);
-  REQUIRE(cv::imwrite((folder / "in" / "good.png").string(), photo));
+  WritePhotoBundle(folder.path());
+  WritePhoto(folder / "in" / "good.png", 1);
   WriteFile(folder / "in" / "bad.png", "no photo");
   std::filesystem::last_write_time(
       folder / "in" / "bad.png",
       std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
-  const std::vector<std::string> words = {"--watch",   folder / "in",
-                                          "--results", folder / "results",
-                                          "--bundle",  folder.path().string()};
+  const std::vector<std::string> words = WatchWords(folder);
   std::ostringstream out;
   std::ostringstream err;
   // The signal waits until the first photo is done: there is one line for each start.
@@ -136,7 +219,7 @@ TEST_CASE("a line for each photo, a bad one too, until the signal") {
   CHECK(Contains(bad.Object("error").String("message"), "not a JPEG or PNG image"));
 
   std::filesystem::remove(folder / "preprocess.json");
-  REQUIRE(cv::imwrite((folder / "in" / "new.png").string(), photo));
+  WritePhoto(folder / "in" / "new.png", 1);
   CHECK(RunApp(words, out, err) == 5);
   sigset_t none;
   sigemptyset(&none);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -50,6 +51,11 @@ struct PreprocessSpec {
   std::array<double, 3> std = {1, 1, 1};
   Layout layout = Layout::kNchw;
   Accept accept;
+  /// Photos with more pixels are refused before they take any memory.
+  std::int64_t max_pixels = kMostPixels;
+
+  /// What OpenCV's decoders take at most.
+  static constexpr std::int64_t kMostPixels = std::int64_t{1} << 30;
 
   [[nodiscard]] int channels() const { return color == Color::kGray ? 1 : 3; }
 };

@@ -17,8 +17,14 @@ namespace {
 constexpr std::string_view kPng = "\x89PNG\r\n\x1a\n";
 constexpr std::string_view kJpeg = "\xff\xd8\xff";
 
-/// What a file's header declares. A decoder would turn any of these into 8-bit colour silently.
-using Kinds = PreprocessSpec::Accept;
+/// What a file's header declares. A decoder would turn any of these kinds into 8-bit colour
+/// silently, take any size, and show an animation's first picture.
+struct Header {
+  PreprocessSpec::Accept kinds;
+  std::int64_t height = 0;
+  std::int64_t width = 0;
+  bool animated = false;
+};
 
 std::uint32_t BigEndian(std::string_view data, std::size_t at, int bytes) {
   std::uint32_t value = 0;
@@ -29,30 +35,34 @@ std::uint32_t BigEndian(std::string_view data, std::size_t at, int bytes) {
 }
 
 /// PNG: chunks of length (4), name (4), data and checksum (4), IHDR first. Transparent colours
-/// (tRNS) stand before the pixels (IDAT).
-std::optional<Kinds> PngKinds(std::string_view data) {
+/// (tRNS) and what makes it an animation (acTL) stand before the pixels (IDAT).
+std::optional<Header> PngHeader(std::string_view data) {
   if (data.size() < 33 || data.substr(12, 4) != "IHDR") return std::nullopt;
   const std::uint32_t depth = BigEndian(data, 24, 1);
   const std::uint32_t color = BigEndian(data, 25, 1);
-  Kinds kinds;
-  kinds.sixteen_bit = depth == 16;
-  kinds.gray = color == 0 || color == 4;
-  kinds.alpha = color == 4 || color == 6;
+  Header header;
+  header.width = BigEndian(data, 16, 4);
+  header.height = BigEndian(data, 20, 4);
+  header.kinds.sixteen_bit = depth == 16;
+  header.kinds.gray = color == 0 || color == 4;
+  header.kinds.alpha = color == 4 || color == 6;
   std::size_t at = kPng.size();
-  while (!kinds.alpha && data.size() - at >= 12) {
+  while (data.size() - at >= 12) {
     const std::string_view name = data.substr(at + 4, 4);
     const std::uint32_t length = BigEndian(data, at, 4);
     if (name == "IDAT") break;
-    kinds.alpha = name == "tRNS";
+    header.kinds.alpha = header.kinds.alpha || name == "tRNS";
+    header.animated = header.animated || name == "acTL";
     if (length > data.size() - at - 12) break;
     at += 12 + length;
   }
-  return kinds;
+  return header;
 }
 
 /// JPEG: after SOI segments of FF (perhaps repeated), marker, length (2, itself included), data.
 /// A frame header (SOFn) holds precision (1), height (2), width (2), number of components (1).
-std::optional<Kinds> JpegKinds(std::string_view data) {
+/// Whatever could be read in two ways is no header: the decoder would see another size.
+std::optional<Header> JpegHeader(std::string_view data) {
   std::size_t at = 2;
   while (at + 4 <= data.size() && BigEndian(data, at, 1) == 0xFF) {
     const std::uint32_t marker = BigEndian(data, at + 1, 1);
@@ -62,18 +72,24 @@ std::optional<Kinds> JpegKinds(std::string_view data) {
     }
     if (marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC) {
       if (at + 10 > data.size()) return std::nullopt;
-      Kinds kinds;
-      kinds.gray = BigEndian(data, at + 9, 1) == 1;
-      return kinds;
+      Header header;
+      header.height = BigEndian(data, at + 5, 2);
+      header.width = BigEndian(data, at + 7, 2);
+      header.kinds.gray = BigEndian(data, at + 9, 1) == 1;
+      return header;
     }
-    at += std::size_t{2} + BigEndian(data, at + 2, 2);
+    // Those of ITU T.81 that stand alone, without a length: TEM, and RST0 to EOI.
+    const bool alone = marker <= 0x01 || (marker >= 0xD0 && marker <= 0xD9);
+    const std::uint32_t length = BigEndian(data, at + 2, 2);
+    if (alone || length < 2) return std::nullopt;
+    at += std::size_t{2} + length;
   }
   return std::nullopt;
 }
 
-std::optional<Kinds> ImageKinds(std::string_view data) {
-  if (data.substr(0, kPng.size()) == kPng) return PngKinds(data);
-  if (data.substr(0, kJpeg.size()) == kJpeg) return JpegKinds(data);
+std::optional<Header> ReadHeader(std::string_view data) {
+  if (data.substr(0, kPng.size()) == kPng) return PngHeader(data);
+  if (data.substr(0, kJpeg.size()) == kJpeg) return JpegHeader(data);
   return std::nullopt;
 }
 
@@ -98,20 +114,33 @@ MemoryMap MapImage(const std::filesystem::path& path) {
 
 }  // namespace
 
-cv::Mat DecodeImage(const std::filesystem::path& path, const PreprocessSpec::Accept& accept) {
+cv::Mat DecodeImage(const std::filesystem::path& path, const PreprocessSpec::Accept& accept,
+                    std::int64_t max_pixels) {
   const MemoryMap file = MapImage(path);
-  const std::optional<Kinds> kinds = ImageKinds({file.data(), file.size()});
-  if (!kinds || file.size() > INT32_MAX) {
+  const std::optional<Header> header = ReadHeader({file.data(), file.size()});
+  if (!header || file.size() > INT32_MAX) {
     throw ImageError("not a JPEG or PNG image: " + path.string(),
                      "convert it to PNG, or give another file");
   }
-  if (kinds->sixteen_bit && !accept.sixteen_bit) {
+  if (header->animated) {
+    throw ImageError("image is an animation: " + path.string(), "give one picture of it");
+  }
+  // By a division: the product of what a damaged header says may be more than any number.
+  if (header->height > 0 && header->width > max_pixels / header->height) {
+    throw ImageError("image of " + std::to_string(header->width) + " x " +
+                         std::to_string(header->height) + " pixels is larger than the " +
+                         std::to_string(max_pixels) + " pixels allowed: " + path.string(),
+                     "give a smaller photo, or set `max_pixels` in the [preprocess] table if "
+                     "there is memory for it");
+  }
+  const PreprocessSpec::Accept& kinds = header->kinds;
+  if (kinds.sixteen_bit && !accept.sixteen_bit) {
     Refuse("has 16 bits per channel", path.string(), "keep the upper 8 bits", "16bit");
   }
-  if (kinds->alpha && !accept.alpha) {
+  if (kinds.alpha && !accept.alpha) {
     Refuse("has an alpha channel", path.string(), "drop the alpha channel", "alpha");
   }
-  if (kinds->gray && !accept.gray) {
+  if (kinds.gray && !accept.gray) {
     Refuse("is gray", path.string(), "repeat the gray channel as colours", "gray");
   }
   const cv::Mat encoded(1, static_cast<int>(file.size()), CV_8UC1, file.data());

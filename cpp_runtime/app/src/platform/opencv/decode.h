@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 
 #include <edgepack/preprocess_spec.h>
@@ -8,7 +9,9 @@
 namespace edgepack {
 
 /// The image of a JPEG or PNG file as CV_8UC3 in BGR, EXIF orientation applied. Throws ImageError:
-/// no such file, no such image, damaged, or of a kind that is not accepted (one message each).
-cv::Mat DecodeImage(const std::filesystem::path& path, const PreprocessSpec::Accept& accept);
+/// no such file, no such image, damaged, an animation, of a kind that is not accepted, or of more
+/// than `max_pixels` pixels by its header, of which none is decoded then (one message each).
+cv::Mat DecodeImage(const std::filesystem::path& path, const PreprocessSpec::Accept& accept,
+                    std::int64_t max_pixels = PreprocessSpec::kMostPixels);
 
 }  // namespace edgepack

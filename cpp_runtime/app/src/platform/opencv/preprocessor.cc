@@ -20,32 +20,32 @@ using Mode = PreprocessSpec::Resize::Mode;
 /// same limit.
 constexpr std::int64_t kMaxResizedPixels = std::int64_t{1} << 26;
 
-std::string Text(cv::Size size) {
+/// A size in pixels that may be too large for any image.
+using Size = cv::Size2l;
+
+std::string Text(Size size) {
   return std::to_string(size.width) + " x " + std::to_string(size.height);
 }
 
-cv::Size ToSize(std::int64_t height, std::int64_t width) {
-  return {static_cast<int>(width), static_cast<int>(height)};
-}
-
 /// The shorter side becomes `side`, the longer follows, rounded down as torchvision does.
-cv::Size ShortestSize(cv::Size image, std::int64_t side) {
-  const std::int64_t height = image.height;
-  const std::int64_t width = image.width;
-  return height <= width ? ToSize(side, side * width / height)
-                         : ToSize(side * height / width, side);
+Size ShortestSize(Size image, std::int64_t side) {
+  return image.height <= image.width ? Size(side * image.width / image.height, side)
+                                     : Size(side, side * image.height / image.width);
 }
 
 /// The largest size of the image's shape within the other; rounds half up.
-cv::Size LetterboxSize(cv::Size image, PreprocessSpec::Size into) {
-  const std::int64_t height = image.height;
-  const std::int64_t width = image.width;
+Size LetterboxSize(Size image, Size into) {
+  const auto [width, height] = std::pair(image.width, image.height);
   if (width * into.height <= height * into.width) {
-    return ToSize(into.height,
-                  std::max<std::int64_t>(1, (2 * width * into.height + height) / (2 * height)));
+    return {std::max<std::int64_t>(1, (2 * width * into.height + height) / (2 * height)),
+            into.height};
   }
-  return ToSize(std::max<std::int64_t>(1, (2 * height * into.width + width) / (2 * width)),
-                into.width);
+  return {into.width, std::max<std::int64_t>(1, (2 * height * into.width + width) / (2 * width))};
+}
+
+bool IsPillows(Interpolation interpolation) {
+  return interpolation == Interpolation::kPilBilinear ||
+         interpolation == Interpolation::kPilBicubic;
 }
 
 cv::Mat Scaled(const cv::Mat& image, cv::Size size, Interpolation interpolation) {
@@ -73,26 +73,31 @@ cv::Mat Scaled(const cv::Mat& image, cv::Size size, Interpolation interpolation)
   return out;
 }
 
-cv::Mat ResizeBy(const cv::Mat& image, const PreprocessSpec::Resize& resize,
-                 Interpolation interpolation) {
-  const cv::Size size = resize.mode == Mode::kShortest
-                            ? ShortestSize(image.size(), resize.size.height)
-                            : ToSize(resize.size.height, resize.size.width);
-  if (std::int64_t{size.width} * size.height > kMaxResizedPixels) {
-    throw ImageError("image of " + Text(image.size()) + " pixels would be resized to " + Text(size),
+cv::Mat ResizeBy(const cv::Mat& image, const PreprocessSpec& spec) {
+  const PreprocessSpec::Resize& resize = *spec.resize;
+  const Size from = image.size();
+  const Size asked(resize.size.width, resize.size.height);
+  const Size size = resize.mode == Mode::kShortest ? ShortestSize(from, asked.height) : asked;
+  const Size inner = resize.mode == Mode::kLetterbox ? LetterboxSize(from, asked) : size;
+  // As many as a photo may have, or as the spec itself asks for.
+  const std::int64_t most = std::min(kMaxResizedPixels, std::max(asked.area(), spec.max_pixels));
+  // Pillow's filters take the width first: an image of the old height.
+  const Size wide(inner.width, IsPillows(spec.interpolation) ? from.height : 0);
+  if (size.area() > most || wide.area() > most) {
+    throw ImageError("image of " + Text(from) + " pixels would be resized to " + Text(size),
                      "cut it to a less extreme shape");
   }
-  if (resize.mode != Mode::kLetterbox) return Scaled(image, size, interpolation);
-  const cv::Size inner = LetterboxSize(image.size(), resize.size);
-  const cv::Mat small = Scaled(image, inner, interpolation);
-  cv::Mat canvas(size, image.type(), cv::Scalar::all(resize.fill));
-  const cv::Point corner((size.width - inner.width) / 2, (size.height - inner.height) / 2);
-  small.copyTo(canvas(cv::Rect(corner, inner)));
+  if (resize.mode != Mode::kLetterbox) return Scaled(image, inner, spec.interpolation);
+  const cv::Mat small = Scaled(image, inner, spec.interpolation);
+  const cv::Size outer = size;
+  cv::Mat canvas(outer, image.type(), cv::Scalar::all(resize.fill));
+  const cv::Point corner((canvas.cols - small.cols) / 2, (canvas.rows - small.rows) / 2);
+  small.copyTo(canvas(cv::Rect(corner, small.size())));
   return canvas;
 }
 
 cv::Mat CentreCrop(const cv::Mat& image, PreprocessSpec::Size crop, PreprocessSpec::Centre centre) {
-  const cv::Size size = ToSize(crop.height, crop.width);
+  const cv::Size size(crop.width, crop.height);
   if (size.width > image.cols || size.height > image.rows) {
     throw ImageError(
         "image of " + Text(image.size()) + " pixels is smaller than the crop of " + Text(size),
@@ -115,7 +120,7 @@ Normalisation ToNormalisation(const PreprocessSpec& spec) {
 }  // namespace
 
 cv::Mat Preprocessor::Decode(const std::filesystem::path& path) const {
-  return DecodeImage(path, spec_.accept);
+  return DecodeImage(path, spec_.accept, spec_.max_pixels);
 }
 
 cv::Mat Preprocessor::Resized(const cv::Mat& bgr) const {
@@ -123,7 +128,7 @@ cv::Mat Preprocessor::Resized(const cv::Mat& bgr) const {
   if (spec_.color == PreprocessSpec::Color::kGray) {
     cv::cvtColor(bgr, image, cv::COLOR_BGR2GRAY);
   }
-  if (spec_.resize) image = ResizeBy(image, *spec_.resize, spec_.interpolation);
+  if (spec_.resize) image = ResizeBy(image, spec_);
   if (spec_.crop) image = CentreCrop(image, *spec_.crop, spec_.crop_centre);
   // Filters work on each channel alone, so the channels are swapped when there are few pixels left.
   if (spec_.color == PreprocessSpec::Color::kRgb) {
