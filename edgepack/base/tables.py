@@ -10,7 +10,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 from edgepack.base.errors import ConfigError, EdgepackError, perhaps
 
@@ -56,6 +56,49 @@ def read_json(path: Path, *, error: type[EdgepackError] = ConfigError) -> dict[s
     if not isinstance(value, dict):
         raise error(f"{path}: not a JSON object")
     return value
+
+
+def parse_json(
+    data: bytes, *, file: str | Path, error: type[EdgepackError] = ConfigError
+) -> dict[str, Any]:
+    """The object in `data`, read as the device does (cpp_runtime/common/json.h).
+
+    UTF-8 that holds no half of a surrogate pair, no key twice in a table, no NaN; a whole
+    number beyond 64 bits is a float. Raises `error` if it is no such object.
+    """
+    try:
+        document = json.loads(
+            data.decode(),
+            object_pairs_hook=_unique_keys,
+            parse_constant=_no_constant,
+            parse_int=_int64,
+        )
+        # Fails on half a surrogate pair, which JSON can spell and UTF-8 cannot.
+        json.dumps(document, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as reason:
+        raise error(f"{file}: not JSON: {reason}") from None
+    if not isinstance(document, dict):
+        raise error(f"{file}: not a JSON object")
+    return document
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        names = [key for key, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key '{twice}' is given twice")
+    return table
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _int64(digits: str) -> int | float:
+    most = len(str(-(2**63)))
+    value = int(digits) if len(digits) <= most else 2**63
+    return value if -(2**63) <= value < 2**63 else float(digits)
 
 
 class Table:

@@ -13,10 +13,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any, NoReturn
+from typing import Any
 
 from edgepack.base.errors import BundleError
-from edgepack.base.tables import Table
+from edgepack.base.tables import Table, parse_json
 from edgepack.bundle.service import Service, take_service
 
 SCHEMA = 2
@@ -223,19 +223,7 @@ def parse_manifest(data: bytes) -> Manifest:
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise ManifestError(f"{MANIFEST_NAME}: more than {MAX_MANIFEST_BYTES >> 20} MiB")
-    try:
-        document = json.loads(
-            data.decode(),
-            object_pairs_hook=_unique_keys,
-            parse_constant=_no_constant,
-            parse_int=_int64,
-        )
-        # Fails on half a surrogate pair, which JSON can spell and UTF-8 cannot.
-        json.dumps(document, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise ManifestError(f"{MANIFEST_NAME}: not JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise ManifestError(f"{MANIFEST_NAME}: not a JSON object")
+    document = parse_json(data, file=MANIFEST_NAME, error=ManifestError)
     top = Table(document, file=MANIFEST_NAME, error=ManifestError)
     schema = _size(top, "schema")
     if schema not in SCHEMAS:
@@ -392,24 +380,4 @@ def _matching(table: Table, key: str, pattern: re.Pattern[str], what: str) -> st
     value = table.take(key, str)
     if not pattern.fullmatch(value):
         raise table.fail(key, f"{value!r} is not {what}")
-    return value
-
-
-def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        names = [key for key, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key '{twice}' is given twice")
-    return table
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _int64(digits: str) -> int:
-    value = int(digits)
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"{digits} does not fit 64 bits")
     return value

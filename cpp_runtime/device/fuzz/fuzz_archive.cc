@@ -7,7 +7,7 @@
 #include <zlib.h>
 
 #include "archive.h"
-#include "fuzz.h"
+#include "common/fuzz/fuzz.h"
 #include "manifest_reader.h"
 
 namespace {
@@ -55,6 +55,7 @@ std::string Packed(const std::string& data) {
 }  // namespace
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace edgepack;
   using namespace edgepack::device;
   if (size == 0) return 0;
   const std::string rest(Text(data + 1, size - 1));

@@ -1,11 +1,12 @@
 // Input: manifest.json.
 #include <set>
 
-#include "fuzz.h"
+#include "common/fuzz/fuzz.h"
 #include "manifest_reader.h"
 #include "sha256.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace edgepack;
   using namespace edgepack::device;
   try {
     const Manifest manifest = ParseManifest(Text(data, size));

@@ -13,7 +13,7 @@
 #include <doctest/doctest.h>
 
 #include "../tests/support.h"
-#include "fuzz.h"
+#include "common/fuzz/fuzz.h"
 #include "receive.h"
 
 namespace {

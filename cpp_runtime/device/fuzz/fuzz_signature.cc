@@ -3,10 +3,11 @@
 #include <string>
 
 #include "allowed_signers.h"
-#include "fuzz.h"
+#include "common/fuzz/fuzz.h"
 #include "sshsig.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace edgepack;
   using namespace edgepack::device;
   const std::string_view text = Text(data, size);
   const size_t middle = std::min(text.find('\0'), text.size());

@@ -1,5 +1,6 @@
-#ifndef EDGEPACK_DEVICE_FUZZ_H_
-#define EDGEPACK_DEVICE_FUZZ_H_
+// What libFuzzer targets share. Each is a program of one function: whatever a file or a link
+// brings, a reader answers, or throws an Error.
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -7,7 +8,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "error.h"
+#include "common/error.h"
 
 // Ends the run if what a reader let through breaks a promise of its header.
 #define EDGEPACK_REQUIRE(condition)                                                \
@@ -18,21 +19,19 @@
     }                                                                              \
   } while (false)
 
-namespace edgepack::device {
+namespace edgepack {
 
 // A refusal as a user would see it: it has to say what and to be a refusal.
 inline void RequireRefusal(const Error& error) {
   EDGEPACK_REQUIRE(!error.kind.empty());
   EDGEPACK_REQUIRE(!error.message.empty());
-  EDGEPACK_REQUIRE(error.exit_code != 0);
+  EDGEPACK_REQUIRE(error.exit_code != kExitOk && error.exit_code != kExitBug);
 }
 
 inline std::string_view Text(const uint8_t* data, size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
-}  // namespace edgepack::device
+}  // namespace edgepack
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
-
-#endif  // EDGEPACK_DEVICE_FUZZ_H_

@@ -1,0 +1,76 @@
+// For tests of the reader of preprocess.json from Python (tests/readers.py). On stdin: sizes, each
+// on a line, and as many bytes. A line of JSON for each: what was read, or the error.
+#include <array>
+#include <cstdio>
+#include <string>
+
+#include <edgepack/preprocess_spec.h>
+
+#include "app/fuzz/files.h"
+#include "common/json.h"
+
+namespace edgepack {
+namespace {
+
+void Write(const PreprocessSpec& spec, JsonWriter& json) {
+  const std::array<const char*, 3> colors = {"rgb", "bgr", "gray"};
+  const std::array<const char*, 3> modes = {"shortest", "exact", "letterbox"};
+  const std::array<const char*, 6> filters = {"linear", "nearest",      "area",
+                                              "cubic",  "pil-bilinear", "pil-bicubic"};
+  json.BeginObject().Key("input").String(spec.input);
+  json.Key("color").String(colors.at(static_cast<std::size_t>(spec.color)));
+  json.Key("resize");
+  if (spec.resize) {
+    json.BeginObject().Key("mode").String(modes.at(static_cast<std::size_t>(spec.resize->mode)));
+    json.Key("size").BeginArray().Int(spec.resize->size.height).Int(spec.resize->size.width);
+    json.EndArray().Key("fill").Int(spec.resize->fill).EndObject();
+  } else {
+    json.Null();
+  }
+  json.Key("interpolation").String(filters.at(static_cast<std::size_t>(spec.interpolation)));
+  json.Key("crop");
+  if (spec.crop) {
+    const bool floor = spec.crop_centre == PreprocessSpec::Centre::kFloor;
+    json.BeginArray().Int(spec.crop->height).Int(spec.crop->width);
+    json.String(floor ? "floor" : "torchvision").EndArray();
+  } else {
+    json.Null();
+  }
+  json.Key("layout").String(spec.layout == PreprocessSpec::Layout::kNchw ? "NCHW" : "NHWC");
+  json.Key("normalise");
+  if (spec.normalise) {
+    json.BeginArray().Number(spec.scale);
+    for (const auto& values : {spec.mean, spec.std}) {
+      for (int c = 0; c < spec.channels(); ++c) json.Number(values.at(static_cast<std::size_t>(c)));
+    }
+    json.EndArray();
+  } else {
+    json.Null();
+  }
+  json.Key("accept").BeginArray().Bool(spec.accept.sixteen_bit).Bool(spec.accept.alpha);
+  json.Bool(spec.accept.gray).EndArray().Key("max_pixels").Int(spec.max_pixels).EndObject();
+}
+
+int Main() {
+  const MemoryFile file;
+  std::size_t size = 0;
+  while (std::scanf("%zu", &size) == 1 && std::getchar() == '\n') {
+    std::string text(size, '\0');
+    if (std::fread(text.data(), 1, size, stdin) != size) return kExitUsage;
+    file.Write(text);
+    JsonWriter json;
+    try {
+      Write(LoadPreprocessSpec(file.path()), json);
+    } catch (const Error& error) {
+      json.BeginObject().Key("kind").String(error.kind);
+      json.Key("message").String(error.message).EndObject();
+    }
+    std::puts(json.text().c_str());
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace edgepack
+
+int main() { return edgepack::Main(); }
