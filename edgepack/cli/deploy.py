@@ -178,14 +178,15 @@ def refuse_job(args: argparse.Namespace) -> None:
         "toolchain",
         "optimize",
         "shape",
+        "set",
         "release_version",
         "compile_memory_mb",
         "compile_cpu_s",
     )
     if any(getattr(args, name) not in (None, []) for name in made_with):
         raise UsageError(
-            "--bundle goes without --name, --toolchain, --optimize, --shape, --release-version and "
-            "--compile-...: it is made"
+            "--bundle goes without --name, --toolchain, --optimize, --shape, --set, "
+            "--release-version and --compile-...: it is made"
         )
     if args.sign is not None:
         raise UsageError("--bundle goes without --sign", hint="edgepack sign BUNDLE --key KEY")

@@ -6,6 +6,7 @@ A command's options are read without what it works with: that is imported where 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from edgepack.base.errors import UsageError
 from edgepack.base.progress import Progress
 from edgepack.boards import get_board
+from edgepack.model.constants import Constant
 
 if TYPE_CHECKING:
     from edgepack.device import Device, SshOptions
@@ -93,6 +95,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         metavar="INPUT=1,3,224,224",
         help="shape of an input that has dynamic dimensions (repeatable)",
     )
+    add_set(parser)
     parser.add_argument("--toolchain", choices=("zig", "gnu"), help="force one")
     parser.add_argument(
         "--optimize", choices=OPTIMIZE, help="for speed (default), or for fewer bytes of weights"
@@ -202,6 +205,42 @@ def parse_shapes(values: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """Inputs that become constants."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="INPUT=16000",
+        help="make an input a constant: a number, true or false, or several with commas "
+        "(repeatable)",
+    )
+
+
+def parse_constants(values: Sequence[str]) -> dict[str, Constant]:
+    """The values of `--set INPUT=VALUE`; raises UsageError."""
+    constants: dict[str, Constant] = {}
+    for value in values:
+        name, equals, text = value.rpartition("=")
+        items = [_constant(item.strip()) for item in text.split(",")]
+        known = [item for item in items if item is not None]
+        if not equals or not name or len(known) < len(items):
+            raise UsageError(
+                f"--set: cannot read {value!r}", hint="for example --set sr=16000 or --set on=true"
+            )
+        constants[name] = tuple(known) if len(known) > 1 else known[0]
+    return constants
+
+
+def _constant(text: str) -> bool | int | float | None:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return None
+
+
 def project_of(args: argparse.Namespace) -> Project:
     """The project file's values with the flags over them.
 
@@ -223,6 +262,7 @@ def project_of(args: argparse.Namespace) -> Project:
         "compile_memory_mb": args.compile_memory_mb,
         "compile_cpu_s": args.compile_cpu_s,
         "shapes": parse_shapes(args.shape),
+        "constants": parse_constants(args.set),
         "device": getattr(args, "device", None),
         "root": getattr(args, "root", None),
     }

@@ -53,8 +53,13 @@ class Job:
 
     @property
     def spec(self) -> ModelSpec:
-        """The model's file and shapes."""
-        return ModelSpec(path=self.project.model, shapes=self.project.shapes)
+        """The model's file, shapes and constants."""
+        return spec_of(self.project)
+
+
+def spec_of(project: Project) -> ModelSpec:
+    """The project's model: its file, shapes and constants."""
+    return ModelSpec(path=project.model, shapes=project.shapes, constants=project.constants)
 
 
 def make_job(project: Project) -> Job:
@@ -66,7 +71,7 @@ def make_job(project: Project) -> Job:
     """
     board = _board(project)
     toolchain = select(board, project.toolchain)
-    model = read_model(ModelSpec(path=project.model, shapes=project.shapes))
+    model = read_model(spec_of(project))
     check_model(model)
     preprocess = project.preprocess
     labels = read_labels(project.labels) if project.labels else None
@@ -218,6 +223,7 @@ def _compile_key(job: Job) -> str:
         "model": job.model.sha256,
         "name": job.model.name,
         "shapes": {name: list(shape) for name, shape in sorted(job.project.shapes.items())},
+        "constants": dict(sorted(job.project.constants.items())),
         "board": board,
         "optimize": job.project.optimize,
         "toolchain": job.toolchain.toolchain.title,

@@ -2,6 +2,7 @@
 
     [project]       model, labels, golden image, board, device ...
     [shapes]        input = [1, 3, 224, 224], for inputs with dynamic dimensions
+    [set]           input = 3, true, or a list: an input that becomes a constant
     [preprocess]    see `edgepack.preprocess`
     [compile]       memory_mb, cpu_s: what compiling may take on this machine
     [health]        timeout_s, max_latency_ms, max_memory_mb of the test on the device
@@ -25,6 +26,7 @@ from edgepack.bundle.bundle import DEFAULT_TOLERANCE
 from edgepack.bundle.manifest import DEFAULT_HEALTH, Health, ManifestError, check_name, parse_health
 from edgepack.bundle.service import Service, take_service
 from edgepack.flow.reference import SCORES
+from edgepack.model.constants import Constant
 from edgepack.preprocess.spec import PreprocessSpec
 
 PROJECT_FILE = "edgepack.toml"
@@ -32,7 +34,12 @@ TOOLCHAINS = ("zig", "gnu")
 OPTIMIZE = ("speed", "size")
 
 _PATHS = ("model", "labels", "golden_image")
-_FLAG_NAMES = {"model": "command line", "shapes": "--shape", "version": "--release-version"}
+_FLAG_NAMES = {
+    "model": "command line",
+    "shapes": "--shape",
+    "constants": "--set",
+    "version": "--release-version",
+}
 _DEFAULTS: Mapping[str, Any] = {
     "version": 0,
     "labels": None,
@@ -49,6 +56,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "compile_memory_mb": None,
     "compile_cpu_s": None,
     "shapes": {},
+    "constants": {},
     "preprocess": None,
     "health": DEFAULT_HEALTH,
     "service": None,
@@ -89,6 +97,7 @@ class Project:
     compile_memory_mb: int | None
     compile_cpu_s: int | None
     shapes: Mapping[str, tuple[int, ...]]
+    constants: Mapping[str, Constant]
     preprocess: PreprocessSpec | None
     health: Health
     service: Service | None
@@ -114,8 +123,8 @@ class Project:
 def load_project(path: Path | None, flags: Mapping[str, Any] | None = None) -> Project:
     """The project in the file `path` (or no file), with `flags` over it.
 
-    `flags` has names of `Project`'s fields; None is "not given". Shapes are joined with
-    the file's by input name. Raises `ConfigError` if the file is not there or wrong in any
+    `flags` has names of `Project`'s fields; None is "not given". Shapes and constants are joined
+    with the file's by input name. Raises `ConfigError` if the file is not there or wrong in any
     key, or if a file that it names is not there; `UsageError` if there is no model.
     """
     given = {key: value for key, value in (flags or {}).items() if value is not None}
@@ -124,7 +133,8 @@ def load_project(path: Path | None, flags: Mapping[str, Any] | None = None) -> P
     from_file = _read_file(path) if path is not None else {}
 
     values = {**_DEFAULTS, **from_file, **given}
-    values["shapes"] = {**from_file.get("shapes", {}), **given.get("shapes", {})}
+    for key in ("shapes", "constants"):
+        values[key] = {**from_file.get(key, {}), **given.get(key, {})}
     if "model" not in values:
         raise UsageError(
             "no model given", hint=f"name an ONNX file, or a project file ({PROJECT_FILE})"
@@ -190,6 +200,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     top = Table(read_toml(path), file=path)
     table = top.take_table("project")
     shapes: dict[str, Any] = top.take("shapes", dict, {})
+    constants: dict[str, Any] = top.take("set", dict, {})
     preprocess: dict[str, Any] | None = top.take("preprocess", dict, None)
     compiling = top.take_table("compile", required=False)
     health = top.take_table("health", required=False)
@@ -232,6 +243,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     values["health"] = parse_health(health) if health is not None else None
     values["service"] = service
     values["shapes"] = _read_shapes(Table(shapes, file=path, path="shapes"), shapes)
+    values["constants"] = _read_constants(Table(constants, file=path, path="set"), constants)
     if preprocess is not None:
         values["preprocess"] = PreprocessSpec.from_table(preprocess, file=path)
     return {key: value for key, value in values.items() if value not in (None, (), {})}
@@ -244,3 +256,13 @@ def _read_shapes(table: Table, names: Mapping[str, Any]) -> dict[str, tuple[int,
         if any(size < 1 for size in shapes[name]):
             raise table.fail(name, f"{list(shapes[name])} holds a size below 1")
     return shapes
+
+
+def _read_constants(table: Table, names: Mapping[str, Any]) -> dict[str, Constant]:
+    constants: dict[str, Constant] = {}
+    for name, value in names.items():
+        items = value if isinstance(value, list) else [value]
+        if not items or not all(isinstance(item, bool | int | float) for item in items):
+            raise table.fail(name, f"{value!r} is no number, truth value or list of them")
+        constants[name] = tuple(items) if isinstance(value, list) else value
+    return constants

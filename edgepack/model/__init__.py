@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepack.base.errors import ModelError, UsageError, perhaps
+from edgepack.model.constants import Constant, set_inputs
 from edgepack.model.errors import (
     DynamicShapeError,
     NotOnnxError,
@@ -45,10 +46,14 @@ class TensorInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A model file and the shapes of those inputs that need one: name -> dimensions."""
+    """A model file, the shapes of those inputs that need one, and the inputs that are constants.
+
+    `shapes` maps names to dimensions, `constants` names to values: see `set_inputs`.
+    """
 
     path: Path
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    constants: Mapping[str, Constant] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +75,19 @@ class LoadedModel:
 
 
 def read_model(spec: ModelSpec) -> LoadedModel:
-    """Read a model and give its inputs the shapes of `spec`; dimensions may be left without one.
+    """Read a model and give its inputs the shapes and values of `spec`.
+
+    Dimensions may be left without a value.
 
     Raises `UsageError` for a file that is not there, `NotOnnxError`, `TruncatedModelError`,
-    `InvalidModelError`, `ShapeOverrideError`, and what `load_external_data` raises.
+    `InvalidModelError`, `ShapeOverrideError`, `InputValueError`, and what `load_external_data`
+    raises.
     """
     proto, files = _read(spec.path)
     _drop_initialized_inputs(proto)
     _drop_question_marks(proto.graph)
     _fix_shapes(spec.path, proto, spec.shapes)
+    set_inputs(spec.path, proto.graph, spec.constants)
     return LoadedModel(
         path=spec.path,
         name=spec.path.stem,

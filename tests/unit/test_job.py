@@ -65,6 +65,7 @@ def test_everything_a_job_compiles_from_changes_the_key(job: Job) -> None:
         replace(job, model=replace(job.model, sha256="0" * 64)),
         replace(job, model=replace(job.model, name="other")),
         replace(job, project=replace(job.project, shapes={"x": (1, 8)})),
+        replace(job, project=replace(job.project, constants={"x": 1.0})),
         replace(job, project=replace(job.project, optimize="size")),
         replace(job, board=get_board("pynq")),
         replace(job, toolchain=replace(toolchain, toolchain=replace(compiler, version="0.1"))),

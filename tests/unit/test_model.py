@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -12,9 +13,12 @@ from edgepack.base.errors import ModelError, UsageError
 from edgepack.compiler.errors import UnsupportedOperatorError
 from edgepack.compiler.frontend.inspect import inspect_model
 from edgepack.compiler.frontend.load import load_model
+from edgepack.flow.reference import run_reference
 from edgepack.model import ModelSpec, infer_shapes, tensor_info
+from edgepack.model.constants import Constant
 from edgepack.model.errors import (
     DynamicShapeError,
+    InputValueError,
     MissingExternalDataError,
     NotOnnxError,
     ShapeOverrideError,
@@ -148,6 +152,50 @@ def test_shape_that_the_model_contradicts(tmp_path: Path) -> None:
     path = b.save(tmp_path / "m.onnx", {"x": ["n", "k"]}, {"y": ["n", 4]})
     with pytest.raises(ShapeOverrideError, match=r"cannot have the shapes x=\(1, 5\)"):
         load_model(ModelSpec(path=path, shapes={"x": (1, 5)}))
+
+
+def scaled_sum(path: Path) -> Path:
+    """y = x * k + b, with k of one element and b of a dimension without a size."""
+    net = Builder()
+    net.op("Add", net.op("Mul", "x", "k"), net.op("Cast", "b", to=1), outputs=["y"])
+    kinds = {"b": TensorProto.INT64}
+    return net.save(path, {"x": [3], "k": [1], "b": ["n"]}, {"y": [3]}, kinds)
+
+
+def test_an_input_with_a_value_is_a_constant(tmp_path: Path) -> None:
+    path = scaled_sum(tmp_path / "m.onnx")
+    model = load_model(ModelSpec(path=path, constants={"k": 2, "b": (1, 2, 3)}))
+    assert [info.name for info in model.inputs] == ["x"]
+    (got,) = run_reference(model.proto, {}, [np.array([1, 2, 3], "float32")])
+    np.testing.assert_array_equal(got, [3, 6, 9])
+
+
+@pytest.mark.parametrize(
+    ("constants", "text"),
+    [
+        ({"kk": 1}, "'kk', which is no input"),
+        ({"k": (1, 2)}, "2 values given for input 'k', which has 1"),
+        ({"b": 0.5}, "0.5 given for input 'b', which is int64"),
+        ({"k": True}, "true given for input 'k', which is float32"),
+        ({"b": 2**70}, "given for input 'b', which is int64"),
+    ],
+)
+def test_a_value_that_an_input_cannot_have(
+    tmp_path: Path, constants: dict[str, Constant], text: str
+) -> None:
+    path = scaled_sum(tmp_path / "m.onnx")
+    with pytest.raises(InputValueError, match=text):
+        load_model(ModelSpec(path=path, constants=constants))
+
+
+def test_dimensions_called_unknown_are_not_equal_to_each_other(tmp_path: Path) -> None:
+    # As PaddlePaddle exports them: all are called "?".
+    net = Builder()
+    net.op("Relu", net.conv("x", 3, 8), outputs=["y"])
+    path = net.save(tmp_path / "m.onnx", {"x": ["?", 3, "?", "?"]}, {"y": ["?", 8, "?", "?"]})
+    assert inspect_model(path).inputs[0].shape == (None, 3, None, None)
+    model = load_model(ModelSpec(path=path, shapes={"x": (1, 3, 48, 192)}))
+    assert model.outputs[0].shape == (1, 8, 48, 192)
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -36,6 +36,11 @@ mask = [1, 8]
 memory_mb = 4096
 cpu_s = 900
 
+[set]
+"sr:0" = 16000
+on = true
+scales = [1, 0.5]
+
 [preprocess]
 color = "bgr"
 resize = { mode = "exact", height = 8, width = 8 }
@@ -94,6 +99,7 @@ def test_every_key(folder: Path) -> None:
     assert project.optimize == "size"
     assert (project.compile_memory_mb, project.compile_cpu_s) == (4096, 900)
     assert project.shapes == {"image:0": (1, 3, 8, 8), "mask": (1, 8)}
+    assert project.constants == {"sr:0": 16000, "on": True, "scales": (1, 0.5)}
     assert project.preprocess == PreprocessSpec(
         color="bgr", resize=Resize(mode="exact", height=8, width=8)
     )
@@ -158,6 +164,7 @@ def test_flags_alone_are_enough(folder: Path) -> None:
         ('"raw"', '"softmx"', "project.scores: unknown value.*perhaps you meant 'softmax'"),
         ('"gnu"', '"gcc"', "project.toolchain: unknown value 'gcc'"),
         ('"size"', '"sise"', "project.optimize: unknown value.*perhaps you meant 'size'"),
+        ("[1, 0.5]", '["1"]', "set.scales: .* is no number"),
         ("= 900", "= 0", "compile.cpu_s: 0 is below 1"),
         ('"pets"', "3", "project.name: 3 is not a string"),
         ('"pynq"', '""', "project.board: is empty"),
