@@ -5,6 +5,8 @@ from __future__ import annotations
 import onnx
 import onnx.inliner
 
+from edgepack.compiler.frontend.control import straightened
+from edgepack.compiler.frontend.inlining import definition
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, supported_operators
 from edgepack.model import infer_shapes, operator_name, opset_of, walk_nodes
 
@@ -31,6 +33,7 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
                 failed.add(name)
             else:
                 proto = inlined
+        proto = straightened(proto)
     return proto
 
 
@@ -48,7 +51,7 @@ def _has_definition(op_type: str, opset: int) -> bool:
 
 
 def _inline(proto: onnx.ModelProto, name: str) -> onnx.ModelProto | None:
-    """The model with an operator inlined, or None where onnx cannot (some optional inputs)."""
+    """The model with an operator inlined, or None where onnx has no definition for these inputs."""
     # A definition that depends on its inputs' types needs them written down.
     typed = onnx.ModelProto()
     typed.CopyFrom(infer_shapes(proto, with_weights=True))
@@ -60,7 +63,29 @@ def _inline(proto: onnx.ModelProto, name: str) -> onnx.ModelProto | None:
         inlined = onnx.inliner.inline_selected_functions(
             typed, [("", name)], inline_schema_functions=True
         )
-    except RuntimeError:
-        return None
+    except RuntimeError:  # some optional inputs
+        return _inline_each(proto, typed, name)
     del inlined.graph.value_info[:]
     return inlined
+
+
+def _inline_each(
+    proto: onnx.ModelProto, typed: onnx.ModelProto, name: str
+) -> onnx.ModelProto | None:
+    """The same for the nodes of the graph itself, one by one."""
+    values = (*typed.graph.input, *typed.graph.value_info, *typed.graph.output)
+    types = {value.name: value.type for value in values}
+    nodes: list[onnx.NodeProto] = []
+    for number, node in enumerate(proto.graph.node):
+        made = None
+        if node.op_type == name and _needs_definition(node):
+            prefix = f"{node.name or name}/{number}/"
+            made = definition(node, types, opset_of(proto), prefix)
+        nodes.extend([node] if made is None else made)
+    if len(nodes) == len(proto.graph.node):
+        return None
+    expanded = onnx.ModelProto()
+    expanded.CopyFrom(proto)
+    del expanded.graph.node[:]
+    expanded.graph.node.extend(nodes)
+    return expanded

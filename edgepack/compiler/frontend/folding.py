@@ -4,27 +4,72 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.reference
 import tvm
+from onnx import numpy_helper
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from edgepack.base import apart
 from edgepack.compiler.errors import ImportModelError, first_line
 from edgepack.compiler.frontend.conversions import is_static
+from edgepack.compiler.frontend.forms import known_shapes
+from edgepack.model import opset_of, walk_nodes
+
+
+def fold(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with what is constant computed, and without nodes that have no effect.
+
+    Shapes that the model computes by Shape, Gather and Concat become constants here, which TVM's
+    importer needs. By onnxruntime; or, where it lacks an operator or a type that ONNX has, node by
+    node. Raises `ImportModelError`, naming `path`, for a model that is not valid.
+    """
+    try:
+        return fold_by_onnxruntime(path, _dated_back(proto))
+    except ImportModelError:
+        if not _is_valid(proto):
+            raise
+    return fold_by_reference(proto)
+
+
+# What the pinned onnxruntime reads.
+NEWEST_OPSET, NEWEST_IR = 26, 13
+
+
+def _dated_back(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A model of a newer version as one that onnxruntime reads; the same if it is not too new.
+
+    It is the same in that version, or is refused in it: of what came later, operators were replaced
+    by their definitions, and old ones got attributes and types.
+    """
+    if opset_of(proto) <= NEWEST_OPSET and proto.ir_version <= NEWEST_IR:
+        return proto
+    older = onnx.ModelProto()
+    older.CopyFrom(proto)
+    older.ir_version = min(proto.ir_version, NEWEST_IR)
+    for item in older.opset_import:
+        if item.domain in ("", "ai.onnx"):
+            item.version = min(item.version, NEWEST_OPSET)
+    return older
+
+
+def _is_valid(proto: onnx.ModelProto) -> bool:
+    """Whether onnx finds nothing wrong with a model, or with its types and shapes."""
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError):
+        return False
+    return True
 
 
 def fold_by_onnxruntime(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with what is constant computed, and without nodes that have no effect.
-
-    Only by onnxruntime's basic optimisations: the next level puts operators of its own into the
-    model. Shapes that the model computes by Shape, Gather and Concat become constants here, which
-    TVM's importer needs. Raises `ImportModelError`, naming `path`, for a model that onnxruntime
-    refuses.
+    """By onnxruntime's basic optimisations: the next level puts operators of its own into the
+    model.
     """
     import onnxruntime
 
@@ -52,6 +97,85 @@ def _said(error: Exception) -> str:
     if apart.is_no_memory(str(error)):
         raise MemoryError from error
     return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", first_line(error))
+
+
+# Results of more elements are computed when the model runs.
+_MOST_ELEMENTS = 1 << 24
+
+
+def fold_by_reference(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """By onnx's reference evaluator, a node at a time; what it cannot compute stays."""
+    folded = onnx.ModelProto()
+    folded.CopyFrom(proto)
+    while _fold_once(folded):
+        pass
+    graph = folded.graph
+    used = {name for node in walk_nodes(graph) for name in node.input}
+    used |= {value.name for value in graph.output}
+    weights = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(weights)
+    return folded
+
+
+def _fold_once(proto: onnx.ModelProto) -> bool:
+    """Whether something could be computed; more may be known of shapes then."""
+    graph = proto.graph
+    known = {tensor.name: tensor for tensor in graph.initializer}
+    shapes = known_shapes(proto)
+    outputs = {value.name for value in graph.output}
+    left, found = [], False
+    for node in graph.node:
+        made = None
+        if not outputs & set(node.output):
+            made = value_of_shape(node, shapes) or computed(node, known, proto)
+        if made is None:
+            left.append(node)
+            continue
+        found = True
+        for tensor in made:
+            known[tensor.name] = tensor
+            graph.initializer.append(tensor)
+    del graph.node[:]
+    graph.node.extend(left)
+    return found
+
+
+def value_of_shape(
+    node: onnx.NodeProto, shapes: Mapping[str, tuple[int, ...]]
+) -> list[onnx.TensorProto] | None:
+    """What Shape and Size make of a fixed shape."""
+    if node.op_type not in ("Shape", "Size") or node.input[0] not in shapes:
+        return None
+    shape = shapes[node.input[0]]
+    picked = {item.name: item.i for item in node.attribute}
+    value = np.array(shape[picked.get("start", 0) : picked.get("end", len(shape))], "int64")
+    if node.op_type == "Size":
+        value = np.array(np.prod(shape, dtype="int64"))
+    return [numpy_helper.from_array(value, node.output[0])]
+
+
+def computed(
+    node: onnx.NodeProto, known: Mapping[str, onnx.TensorProto], proto: onnx.ModelProto
+) -> list[onnx.TensorProto] | None:
+    """The results of a node of constants, None for any other."""
+    constant = all(name in known for name in node.input if name)
+    inner = any(item.HasField("g") or item.graphs for item in node.attribute)
+    if not constant or inner or node.op_type.startswith(("Random", "Bernoulli", "Multinomial")):
+        return None
+    blank = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
+    given = [known[name] for name in dict.fromkeys(node.input) if name]
+    graph = onnx.helper.make_graph([node], "node", [], blank, given)
+    model = onnx.helper.make_model(graph, opset_imports=proto.opset_import)
+    try:
+        values = onnx.reference.ReferenceEvaluator(model).run(None, {})
+    except Exception:  # numpy's errors, and its own for what it does not know
+        return None
+    arrays = [np.asarray(value) for value in values]
+    if any(array.dtype == object or array.size > _MOST_ELEMENTS for array in arrays):
+        return None
+    names = [name for name in node.output if name]
+    return [numpy_helper.from_array(array, name) for array, name in zip(arrays, names, strict=True)]
 
 
 # Operators that `FoldByNumpy` computes; the others are left to FoldConstant.

@@ -20,7 +20,7 @@ class Context:
         self.constant = set(self.values)
         self.used = {name for node in walk_nodes(proto.graph) for name in node.input}
         self.used |= {value.name for value in proto.graph.output}
-        self.shapes = _shapes(proto)
+        self.shapes = known_shapes(proto)
         for node in proto.graph.node:
             value = attribute(node, "value") if node.op_type == "Constant" else None
             if value is not None:
@@ -45,13 +45,14 @@ class Context:
         return len(node.output) > position and node.output[position] in self.used
 
 
-def _shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+def known_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors inside, where they are known and fixed."""
     graph = infer_shapes(proto).graph
     return {
         value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
         for value in (*graph.input, *graph.value_info)
-        if all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
+        if value.type.tensor_type.HasField("shape")
+        and all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
     }
 
 

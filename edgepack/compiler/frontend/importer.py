@@ -22,7 +22,7 @@ from edgepack.compiler.errors import (
 )
 from edgepack.compiler.frontend.conversions import Node
 from edgepack.compiler.frontend.float16 import widened
-from edgepack.compiler.frontend.folding import FoldByNumpy, fold_by_onnxruntime
+from edgepack.compiler.frontend.folding import FoldByNumpy, fold
 from edgepack.compiler.frontend.load import CheckedModel
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, check_operators
 from edgepack.compiler.origin import Origin, mark
@@ -39,7 +39,7 @@ def import_model(model: CheckedModel) -> tvm.IRModule:
     the data, or `UnsupportedOperatorError` for what is left after constant folding.
     """
     apart.at("folding constants")
-    proto = fold_by_onnxruntime(model.path, widened(model.expanded))
+    proto = fold(model.path, widened(model.expanded))
     check_operators(model.path, proto)
     importer = _Importer()
     try:

@@ -1,0 +1,286 @@
+"""If, Loop and Scan as straight lines, where the branch and the number of turns are known.
+
+A loop whose number of turns is constant is written out turn by turn; values that its body computes
+of constants are computed on the way, for its condition may be one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from edgepack.compiler.frontend.folding import computed, value_of_shape
+from edgepack.compiler.frontend.forms import attribute, known_shapes
+from edgepack.compiler.frontend.inlining import copied
+from edgepack.model import opset_of
+
+_CONTROL = ("If", "Loop", "Scan")
+# More nodes than this are no straight line any more.
+_MOST_NODES = 20_000
+
+
+def straightened(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without the If, Loop and Scan that are known; the same if it has none."""
+    if not any(node.op_type in _CONTROL for node in proto.graph.node):
+        return proto
+    straight = onnx.ModelProto()
+    straight.CopyFrom(proto)
+    # A shape that was found may be what another loop waits for.
+    for _ in range(4):
+        line = _Line(straight)
+        for node in list(straight.graph.node):
+            line.add(node)
+        del straight.graph.node[:]
+        straight.graph.node.extend(line.nodes)
+        straight.graph.initializer.extend(line.tensors)
+        if not line.changed:
+            break
+    return straight
+
+
+class _TooLongError(Exception):
+    """The line would have too many nodes."""
+
+
+@dataclass
+class _Line:
+    """Nodes one after the other, with what is known of their values."""
+
+    proto: onnx.ModelProto
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    tensors: list[onnx.TensorProto] = field(default_factory=list)
+    changed: bool = False
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        graph = self.proto.graph
+        self.known = {tensor.name: tensor for tensor in graph.initializer}
+        self.shapes = known_shapes(self.proto)
+        self.outputs = {value.name for value in graph.output}
+
+    def add(self, node: onnx.NodeProto) -> None:
+        """Put a node at the end, or what it stands for."""
+        ways: dict[str, Callable[[onnx.NodeProto], list[onnx.NodeProto] | None]] = {
+            "If": self.branch,
+            "Loop": self.loop,
+            "Scan": self.scan,
+        }
+        if node.op_type in ways:
+            before = (len(self.nodes), len(self.tensors), dict(self.known))
+            try:
+                made = ways[node.op_type](node)
+            except _TooLongError:
+                made = None
+            if made is not None:
+                self.changed = True
+                for item in made:
+                    self.add(item)
+                return
+            del self.nodes[before[0] :], self.tensors[before[1] :]
+            self.known = before[2]
+        self.learn(node)
+        self.nodes.append(node)
+        if len(self.nodes) > _MOST_NODES:
+            raise _TooLongError
+
+    def learn(self, node: onnx.NodeProto) -> None:
+        """Remember a node's results, if they are known."""
+        if node.op_type in _CONTROL:
+            return
+        made = value_of_shape(node, self.shapes) or computed(node, self.known, self.proto)
+        for tensor in made or ():
+            self.known[tensor.name] = tensor
+
+    def value(self, name: str) -> np.ndarray | None:
+        tensor = self.known.get(name)
+        return None if tensor is None else np.asarray(numpy_helper.to_array(tensor))
+
+    def prefix(self, node: onnx.NodeProto) -> str:
+        self.count += 1
+        return f"{node.name or node.output[0]}/{len(self.nodes)}.{self.count}/"
+
+    def body(
+        self, graph: onnx.GraphProto, given: Sequence[str], prefix: str
+    ) -> tuple[list[onnx.NodeProto], list[str]]:
+        """The nodes of a body that reads `given`, and the names of its results."""
+        names = {value.name: name for value, name in zip(graph.input, given, strict=True)}
+        for tensor in graph.initializer:
+            copy = onnx.TensorProto()
+            copy.CopyFrom(tensor)
+            copy.name = prefix + tensor.name
+            names[tensor.name] = copy.name
+            self.tensors.append(copy)
+            self.known[copy.name] = copy
+        nodes = copied(graph.node, names, prefix)
+        made = {name for node in graph.node for name in node.output}
+        results = [
+            names.get(value.name, prefix + value.name if value.name in made else value.name)
+            for value in graph.output
+        ]
+        return nodes, results
+
+    def branch(self, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        """The branch that an If takes."""
+        condition = self.value(node.input[0])
+        if condition is None:
+            return None
+        taken = attribute(node, "then_branch" if condition.any() else "else_branch")
+        nodes, results = self.body(taken, [], self.prefix(node))
+        return [*nodes, *_named(results, node.output)]
+
+    def loop(self, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        """The turns of a Loop."""
+        body = attribute(node, "body")
+        most, condition = (self.value(name) if name else None for name in (*node.input, "", "")[:2])
+        has_most = bool(node.input[0])
+        if (has_most and most is None) or (
+            len(node.input) > 1 and node.input[1] and condition is None
+        ):
+            return None
+        state = list(node.input[2:])
+        rows: list[list[str]] = [[] for _ in body.output[1 + len(state) :]]
+        turn, goes_on = 0, condition is None or bool(condition.any())
+        line: list[onnx.NodeProto] = []
+        while goes_on and (most is None or turn < int(most.reshape(-1)[0])):
+            prefix = self.prefix(node)
+            number, going = (
+                self.constant(f"{prefix}{what}", np.array(value))
+                for what, value in (("turn", np.int64(turn)), ("going", np.bool_(True)))
+            )
+            nodes, results = self.body(body, [number, going, *state], prefix)
+            for item in nodes:
+                self.add(item)
+            next_condition = self.value(results[0])
+            if next_condition is None:
+                return None
+            goes_on, turn = bool(next_condition.any()), turn + 1
+            state = results[1 : 1 + len(state)]
+            for row, result in zip(rows, results[1 + len(state) :], strict=True):
+                row.append(result)
+            if turn * max(len(nodes), 1) > _MOST_NODES:
+                raise _TooLongError
+        if rows and not turn:
+            return None
+        count = len(state)
+        line += _named(state, node.output[:count])
+        for row, output in zip(rows, node.output[count:], strict=False):
+            line += self.stacked(row, output, 0, self.prefix(node))
+        return line
+
+    def scan(self, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        """The turns of a Scan; the form of opset 8, with a batch, is left alone."""
+        if opset_of(self.proto) < 9:
+            return None
+        body, inputs = attribute(node, "body"), attribute(node, "num_scan_inputs")
+        count = len(node.input) - inputs
+        state, scanned = list(node.input[:count]), list(node.input[count:])
+        outputs = len(body.output) - count
+        ways = {
+            name: list(attribute(node, name, [0] * size))
+            for name, size in (
+                ("scan_input_axes", inputs),
+                ("scan_input_directions", inputs),
+                ("scan_output_axes", outputs),
+                ("scan_output_directions", outputs),
+            )
+        }
+        sizes = {
+            self.shape(name)[axis]
+            for name, axis in zip(scanned, ways["scan_input_axes"], strict=True)
+            if self.shape(name)
+        }
+        if len(sizes) != 1:
+            return None
+        (turns,) = sizes
+        if turns * len(body.node) > _MOST_NODES:
+            return None
+        rows: list[list[str]] = [[] for _ in range(outputs)]
+        for turn in range(turns):
+            prefix = self.prefix(node)
+            given = [
+                self.slice(
+                    name, turns - 1 - turn if backwards else turn, axis, f"{prefix}in{number}"
+                )
+                for number, (name, axis, backwards) in enumerate(
+                    zip(
+                        scanned,
+                        ways["scan_input_axes"],
+                        ways["scan_input_directions"],
+                        strict=True,
+                    )
+                )
+            ]
+            nodes, results = self.body(body, [*state, *given], prefix)
+            for item in nodes:
+                self.add(item)
+            state = results[:count]
+            for row, result in zip(rows, results[count:], strict=True):
+                row.append(result)
+        line = _named(state, node.output[:count])
+        for row, output, axis, backwards in zip(
+            rows,
+            node.output[count:],
+            ways["scan_output_axes"],
+            ways["scan_output_directions"],
+            strict=False,
+        ):
+            ordered = row[::-1] if backwards else row
+            line += self.stacked(ordered, output, axis, self.prefix(node))
+        return line
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a value, () where it is not known."""
+        value = self.value(name)
+        return tuple(value.shape) if value is not None else self.shapes.get(name, ())
+
+    def constant(self, name: str, value: np.ndarray) -> str:
+        tensor = numpy_helper.from_array(value, name)
+        self.tensors.append(tensor)
+        self.known[name] = tensor
+        return name
+
+    def slice(self, name: str, index: int, axis: int, to: str) -> str:
+        """One position of an axis, which is gone then."""
+        bounds = {"starts": [index], "ends": [index + 1], "axes": [axis]}
+        if opset_of(self.proto) < 10:
+            self.add(helper.make_node("Slice", [name], [f"{to}/kept"], **bounds))
+        else:
+            inputs = [
+                self.constant(f"{to}/{what}", np.array(value, "int64"))
+                for what, value in bounds.items()
+            ]
+            self.add(helper.make_node("Slice", [name, *inputs], [f"{to}/kept"]))
+        self.add(self.one_axis("Squeeze", f"{to}/kept", to, axis))
+        return to
+
+    def one_axis(self, op_type: str, name: str, to: str, axis: int) -> onnx.NodeProto:
+        """Squeeze or Unsqueeze of an axis."""
+        if opset_of(self.proto) < 13:
+            return helper.make_node(op_type, [name], [to], axes=[axis])
+        axes = self.constant(f"{to}/axes", np.array([axis], "int64"))
+        return helper.make_node(op_type, [name, axes], [to])
+
+    def stacked(
+        self, row: Sequence[str], output: str, axis: int, prefix: str
+    ) -> list[onnx.NodeProto]:
+        """Values put together along a new axis."""
+        if not output:
+            return []
+        names = [f"{prefix}{number}" for number in range(len(row))]
+        nodes = [
+            self.one_axis("Unsqueeze", name, to, axis) for name, to in zip(row, names, strict=True)
+        ]
+        return [*nodes, helper.make_node("Concat", names, [output], axis=axis)]
+
+
+def _named(results: Sequence[str], outputs: Sequence[str]) -> list[onnx.NodeProto]:
+    """Results under the names of the node that they come from."""
+    return [
+        helper.make_node("Identity", [result], [output])
+        for result, output in zip(results, outputs, strict=False)
+        if output
+    ]
