@@ -232,6 +232,55 @@ def element_wise(draw: Draw) -> Cases:
     return cases
 
 
+def sorting(draw: Draw) -> Cases:
+    net, cases = draw.net, {}
+    # Many equal elements: of those the first counts.
+    source = net.op("Round", "text")
+    for index, (count, options) in enumerate(
+        (
+            (3, {"axis": 1}),
+            (40, {"axis": 2, "largest": 0}),
+            (7, {"axis": -1}),
+            (1, {"axis": 0, "largest": 0}),
+        )
+    ):
+        values, indices = f"top{index}", f"at{index}"
+        source = "text" if index == 3 else source
+        net.op("TopK", source, net.const([count], "int64"), outputs=[values, indices], **options)
+        cases[f"TopK {count} {options}"] = values
+        cases[f"TopK {count} {options}, indices"] = net.op("Cast", indices, to=TensorProto.FLOAT)
+    return cases
+
+
+def recurrent(draw: Draw) -> Cases:
+    """Sizes that are no multiple of a vector, nor of the rows that are added at once."""
+    net, cases = draw.net, {}
+    hidden, inputs, batch = 13, INPUTS["text"][2], INPUTS["text"][1]
+    for number, (op, options, optional) in enumerate(
+        (
+            ("LSTM", {"direction": b"bidirectional"}, "all"),
+            ("LSTM", {"clip": 0.4, "activations": ["HardSigmoid", "Relu", "Softsign"]}, ""),
+            ("GRU", {"direction": b"reverse", "linear_before_reset": 1}, "all"),
+            ("GRU", {"direction": b"bidirectional"}, ""),
+            ("RNN", {"activations": ["Affine"], "activation_alpha": [0.5]}, ""),
+            ("RNN", {"direction": b"reverse"}, "all"),
+        )
+    ):
+        ways = 2 if options.get("direction") == b"bidirectional" else 1
+        gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op] * hidden
+        given = [net.weight(ways, gates, inputs), net.weight(ways, gates, hidden)]
+        if optional:
+            lengths = net.const(draw.random.integers(1, 3, size=batch), "int32")
+            given += [net.weight(ways, 2 * gates), lengths, net.weight(ways, batch, hidden)]
+        if optional and op == "LSTM":
+            given += [net.weight(ways, batch, hidden), net.weight(ways, 3 * hidden)]
+        names = [f"{op}{number}.{what}" for what in ("all", "last", "cell")]
+        names = names if op == "LSTM" else names[:2]
+        net.op(op, "text", *given, outputs=names, hidden_size=hidden, **options)
+        cases |= {f"{op} {options} {optional} {name}": name for name in names}
+    return cases
+
+
 FAMILIES: tuple[Callable[[Draw], Cases], ...] = (
     reductions,
     softmax,
@@ -240,6 +289,8 @@ FAMILIES: tuple[Callable[[Draw], Cases], ...] = (
     poolings,
     copies,
     element_wise,
+    sorting,
+    recurrent,
 )
 
 

@@ -31,7 +31,7 @@ def straightened(proto: onnx.ModelProto) -> onnx.ModelProto:
     straight.CopyFrom(proto)
     # A shape that was found may be what another loop waits for.
     for _ in range(4):
-        line = _Line(straight)
+        line = _Unrolled(straight)
         for node in list(straight.graph.node):
             line.add(node)
         del straight.graph.node[:]
@@ -47,7 +47,7 @@ class _TooLongError(Exception):
 
 
 @dataclass
-class _Line:
+class _Unrolled:
     """Nodes one after the other, with what is known of their values."""
 
     proto: onnx.ModelProto

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from edgepack.compiler.frontend.resizing import Emit, resized
+from edgepack.compiler.kernels import sorting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,8 @@ class Node:
     """An ONNX node to convert, whose inputs are Relax expressions already, None where left out.
 
     `by_tvm` is TVM's conversion for other inputs of the same node, `emit` binds an expression to a
-    variable.
+    variable. `call` calls a kernel: its name, function, inputs, and its results' shapes and
+    types.
     """
 
     inputs: Sequence[Any]
@@ -27,6 +29,10 @@ class Node:
     opset: int
     by_tvm: Callable[[list[relax.Expr | None]], relax.Expr]
     emit: Emit
+    call: Callable[
+        [str, tirx.PrimFunc, Sequence[relax.Expr], Sequence[tuple[Sequence[int], str]]],
+        list[relax.Expr],
+    ]
 
 
 # The integer type that a float becomes first. Narrower types take its low bits: what is out of
@@ -128,3 +134,31 @@ def resize(node: Node) -> relax.Expr | None:
         return None
     mode = node.attributes.get("coordinate_transformation_mode", b"half_pixel").decode()
     return resized(node.inputs, mode, node.by_tvm, node.emit)
+
+
+def top_k(node: Node) -> relax.Expr:
+    """The k largest or smallest elements along an axis and where they are, by a kernel.
+
+    `sorted=0` leaves the order open; they are sorted all the same. Raises ValueError for a k that
+    is no constant.
+    """
+    data, given = (*node.inputs, None)[:2]
+    attributes = node.attributes
+    shape, dtype = [int(dim) for dim in data.ty.shape], str(data.ty.dtype)
+    axis = attributes.get("axis", -1) % len(shape)
+    if given is not None and not isinstance(given, tvm.ir.GenericConst):
+        raise ValueError("TopK of a number of elements that is no constant")
+    count = attributes["k"] if given is None else int(given.value.numpy().reshape(-1)[0])
+    outer, size, inner = (
+        int(np.prod(part)) for part in (shape[:axis], shape[axis], shape[axis + 1 :])
+    )
+    plain = node.emit(relax.op.reshape(data, [outer, size, inner]))
+    kernel = sorting.top(
+        (outer, size, inner), dtype, count, largest=bool(attributes.get("largest", 1))
+    )
+    made = (outer, count, inner)
+    values, positions, _ = node.call(
+        "top_k", kernel, [plain], [(made, dtype), (made, "int64"), ((2, size), "int32")]
+    )
+    shape[axis] = count
+    return relax.Tuple([node.emit(relax.op.reshape(part, shape)) for part in (values, positions)])

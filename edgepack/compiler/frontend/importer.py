@@ -6,12 +6,13 @@ import contextlib
 import io
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from edgepack.base import apart
@@ -109,6 +110,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             opset=opset,
             by_tvm=lambda of: by_tvm(op_name, of, attrs, opset),
             emit=self.bb.emit,
+            call=self._call,
         )
         made = own(node) if own else None
         if made is None:
@@ -117,6 +119,27 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         if not isinstance(made, relax.Call) or any(map(made.same_as, inputs)):
             return made
         return self.bb.normalize(self.bb.marked(made))
+
+    def _call(
+        self,
+        name: str,
+        function: tirx.PrimFunc,
+        inputs: Sequence[relax.Expr],
+        results: Sequence[tuple[Sequence[int], str]],
+    ) -> list[relax.Expr]:
+        """A call of a kernel of our own; its results by shape and element type."""
+        kernel = self.bb.add_func(function, name)
+        types = [relax.TensorType(list(shape), dtype) for shape, dtype in results]
+        given = [self.bb.normalize(value) for value in inputs]
+        given = [value if _is_atom(value) else self.bb.emit(value) for value in given]
+        made = self.bb.emit(relax.call_tir(kernel, given, types))
+        if len(types) == 1:
+            return [made]
+        return [self.bb.emit(relax.TupleGetItem(made, i)) for i in range(len(types))]
+
+
+def _is_atom(value: relax.Expr) -> bool:
+    return isinstance(value, relax.Var | tvm.ir.GenericConst)
 
 
 def refused(path: Path, node: onnx.NodeProto, why: str = "") -> ImportModelError:

@@ -17,7 +17,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from edgepack.compiler.errors import Reason, UnsupportedOperatorError
-from edgepack.compiler.frontend import conversions, forms
+from edgepack.compiler.frontend import conversions, forms, recurrent
 from edgepack.compiler.frontend.forms import Context, attribute
 from edgepack.model import operator_name
 
@@ -87,9 +87,6 @@ _CONTROL_FLOW = _never(
     "control flow has no place in a fixed plan",
     "export the model with the branch or the number of turns fixed (by tracing, not scripting)",
 )
-_RECURRENT = _never(
-    "not known to the compiler", "unroll it over its steps before the export, into Gemm and Sigmoid"
-)
 _RANDOM = _never("it is random", "make the random tensor an input of the model")
 _INTEGERS = _never(
     "not known to the compiler",
@@ -133,10 +130,10 @@ OPERATORS: Mapping[str, Operator] = {
     ),
     "EmbedLayerNormalization": Operator(domain=_MICROSOFT),
     "FastGelu": Operator(domain=_MICROSOFT),
-    "GRU": _RECURRENT,
+    "GRU": Operator(convert=recurrent.gru),
     "If": _CONTROL_FLOW,
     "IsInf": Operator(convert=conversions.is_inf),
-    "LSTM": _RECURRENT,
+    "LSTM": Operator(convert=recurrent.lstm),
     # TVM's conversion has one output only.
     "LayerNormalization": Operator(define=lambda node: len(node.output) > 1),
     "Loop": _CONTROL_FLOW,
@@ -154,7 +151,7 @@ OPERATORS: Mapping[str, Operator] = {
     "Pad": Operator(convert=conversions.pad),
     "QLinearConv": _INTEGERS,
     "QLinearMatMul": _INTEGERS,
-    "RNN": _RECURRENT,
+    "RNN": Operator(convert=recurrent.rnn),
     "RandomNormal": _RANDOM,
     "RandomNormalLike": _RANDOM,
     "RandomUniform": _RANDOM,
@@ -211,10 +208,7 @@ OPERATORS: Mapping[str, Operator] = {
             ),
         )
     ),
-    "TopK": _never(
-        "it sorts, for which the runtime has no kernel",
-        "end the model before it, and sort in the application (ArgMax is compiled)",
-    ),
+    "TopK": Operator(convert=conversions.top_k),
     "Unique": _SIZE_DEPENDS_ON_DATA,
 }
 

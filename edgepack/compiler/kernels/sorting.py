@@ -1,0 +1,102 @@
+"""The largest or smallest elements along an axis, in order: a stable merge sort of positions.
+
+Of equal elements the one that comes first stays first, as onnxruntime has it. Positions are merged
+from runs of 1, 2, 4, ... until one is left: log2 n passes of n steps, whatever the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx
+
+from edgepack.compiler.kernels import kernel
+from edgepack.compiler.tiles import tir
+
+
+def top(
+    shape: tuple[int, int, int], dtype: str, count: int, *, largest: bool = True
+) -> tirx.PrimFunc:
+    """A kernel from a tensor [outer, size, inner] to its first `count` elements along the middle.
+
+    Arguments: source; values [outer, count, inner], their positions (int64); scratch of two rows of
+    positions [2, size] int32. NaN has no place of its own: it is neither larger nor smaller.
+    """
+    outer, size, inner = shape
+    source = tir.buffer("source", shape, dtype)
+    values = tir.buffer("values", (outer, count, inner), dtype)
+    positions = tir.buffer("positions", (outer, count, inner), "int64")
+    order = tir.buffer("order", (2, size), "int32")
+
+    def sort(row: tir.Expr, column: tir.Expr) -> tir.Stmt:
+        def key(position: tirx.Expr) -> tirx.Expr:
+            return tir.load(source, [row, position, column])
+
+        steps = [tir.loop_of("i", size, lambda i: tir.store(order, tir.expr(i), [0, i]))]
+        run, half = 1, 0
+        while run < size:
+            steps.append(_merge(order, half, run, size, key, largest=largest))
+            run, half = 2 * run, 1 - half
+
+        def take(i: tir.Expr) -> tir.Stmt:
+            position = tir.load(order, [half, i])
+            return tir.sequence(
+                tir.store(values, key(position), [row, i, column]),
+                tir.store(positions, tirx.Cast("int64", position), [row, i, column]),
+            )
+
+        return tir.sequence(*steps, tir.loop_of("i", count, take))
+
+    body = tir.loop_of(
+        "row", outer, lambda row: tir.loop_of("column", inner, lambda column: sort(row, column))
+    )
+    return kernel([source], [values, positions, order], body)
+
+
+def _merge(
+    order: tirx.Buffer,
+    half: int,
+    run: int,
+    size: int,
+    key: Callable[[tirx.Expr], tirx.Expr],
+    *,
+    largest: bool,
+) -> tir.Stmt:
+    """Sorted runs become half as many of twice the length, in the other row of `order`."""
+    left, right = (tir.Local(name, 1, "int32") for name in ("left", "right"))
+
+    def pair(number: tir.Expr) -> tir.Stmt:
+        start = number * (2 * run)
+        middle = tirx.min(tir.expr(start + run), tir.integer(size))
+        end = tirx.min(tir.expr(start + 2 * run), tir.integer(size))
+
+        def step(at: tir.Expr) -> tir.Stmt:
+            # Both are read before either is known to be there.
+            mine, theirs = (
+                tir.load(order, [half, tirx.min(side.get(), tir.integer(size - 1))])
+                for side in (left, right)
+            )
+            one, other = key(mine), key(theirs)
+            better = other > one if largest else other < one
+            from_right = tirx.And(right.get() < end, tirx.Or(tirx.GE(left.get(), middle), better))
+            return tirx.IfThenElse(
+                from_right,
+                tir.sequence(
+                    tir.store(order, theirs, [1 - half, start + at]),
+                    right.set(right.get() + 1),
+                ),
+                tir.sequence(
+                    tir.store(order, mine, [1 - half, start + at]),
+                    left.set(left.get() + 1),
+                ),
+            )
+
+        return tir.sequence(
+            left.set(tir.expr(start)),
+            right.set(middle),
+            tir.loop_of("at", end - start, step),
+        )
+
+    return tir.sequence(
+        left.declare(), right.declare(), tir.loop_of("pair", -(-size // (2 * run)), pair)
+    )
