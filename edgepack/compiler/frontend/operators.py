@@ -17,7 +17,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from edgepack.compiler.errors import Reason, UnsupportedOperatorError
-from edgepack.compiler.frontend import conversions, forms, recurrent
+from edgepack.compiler.frontend import conversions, forms, integers, recurrent
 from edgepack.compiler.frontend.forms import Context, attribute
 from edgepack.model import operator_name
 
@@ -88,10 +88,6 @@ _CONTROL_FLOW = _never(
     "export the model with the branch or the number of turns fixed (by tracing, not scripting)",
 )
 _RANDOM = _never("it is random", "make the random tensor an input of the model")
-_INTEGERS = _never(
-    "not known to the compiler",
-    "quantise to QuantizeLinear and DequantizeLinear around the float operator (QDQ)",
-)
 _TRAINING = (
     "in its training form",
     "export the model for inference (in PyTorch after model.eval())",
@@ -108,7 +104,7 @@ OPERATORS: Mapping[str, Operator] = {
     "BiasGelu": Operator(domain=_MICROSOFT),
     "Cast": Operator(convert=conversions.cast),
     "Compress": _SIZE_DEPENDS_ON_DATA,
-    "ConvInteger": _INTEGERS,
+    "ConvInteger": Operator(convert=integers.conv_integer),
     "ConvTranspose": Operator(
         refused=(
             Refusal(
@@ -138,6 +134,7 @@ OPERATORS: Mapping[str, Operator] = {
     "LayerNormalization": Operator(define=lambda node: len(node.output) > 1),
     "Loop": _CONTROL_FLOW,
     "LpNormalization": Operator(convert=conversions.lp_normalization),
+    "MatMulInteger": Operator(convert=integers.mat_mul_integer),
     "MatMulInteger16": Operator(domain=_MICROSOFT),
     "Multinomial": _RANDOM,
     "NonMaxSuppression": _never(
@@ -149,8 +146,20 @@ OPERATORS: Mapping[str, Operator] = {
     "OptionalGetElement": _OPTIONAL,
     "OptionalHasElement": _OPTIONAL,
     "Pad": Operator(convert=conversions.pad),
-    "QLinearConv": _INTEGERS,
-    "QLinearMatMul": _INTEGERS,
+    "QLinearAdd": Operator(domain=_MICROSOFT, convert=integers.q_linear_of_two(relax.op.add)),
+    "QLinearConcat": Operator(domain=_MICROSOFT, convert=integers.q_linear_concat),
+    "QLinearConv": Operator(convert=integers.q_linear_conv),
+    "QLinearGlobalAveragePool": Operator(
+        domain=_MICROSOFT, convert=integers.q_linear_of_one(integers.global_average)
+    ),
+    "QLinearLeakyRelu": Operator(
+        domain=_MICROSOFT, convert=integers.q_linear_of_one(integers.leaky_relu)
+    ),
+    "QLinearMatMul": Operator(convert=integers.q_linear_mat_mul),
+    "QLinearMul": Operator(domain=_MICROSOFT, convert=integers.q_linear_of_two(relax.op.multiply)),
+    "QLinearSigmoid": Operator(
+        domain=_MICROSOFT, convert=integers.q_linear_of_one(integers.sigmoid)
+    ),
     "RNN": Operator(convert=recurrent.rnn),
     "RandomNormal": _RANDOM,
     "RandomNormalLike": _RANDOM,

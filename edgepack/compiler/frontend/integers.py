@@ -1,0 +1,202 @@
+"""Operators on quantised tensors, by their definitions: sums of integers are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from edgepack.compiler.frontend.conversions import Node
+
+_Convert = Callable[[Node], relax.Expr]
+
+
+def mat_mul_integer(node: Node) -> relax.Expr:
+    """MatMulInteger: the product of integers, less their zero points, in int32."""
+    left, right, left_zero, right_zero = (*node.inputs, None, None)[:4]
+    return node.emit(
+        relax.op.matmul(
+            _centred(node, left, _as_rows(node, left_zero)), _centred(node, right, right_zero)
+        )
+    )
+
+
+def conv_integer(node: Node) -> relax.Expr:
+    """ConvInteger: the convolution of integers, less their zero points, in int32."""
+    data, weights, data_zero, weight_zero = (*node.inputs, None, None)[:4]
+    return _convolved(
+        node,
+        _centred(node, data, data_zero),
+        _centred(node, weights, _along(node, weight_zero, 0, len(_shape(weights)))),
+    )
+
+
+def q_linear_mat_mul(node: Node) -> relax.Expr:
+    """QLinearMatMul; float32(sum) * float32(scales), rounded half to even."""
+    left, left_scale, left_zero, right, right_scale, right_zero, scale, zero = node.inputs
+    left_scale, left_zero = (_as_rows(node, item) for item in (left_scale, left_zero))
+    summed = relax.op.matmul(_centred(node, left, left_zero), _centred(node, right, right_zero))
+    return _requantised(node, node.emit(summed), [left_scale, right_scale], scale, zero)
+
+
+def q_linear_conv(node: Node) -> relax.Expr:
+    """QLinearConv, with weights quantised as a whole or by output channel."""
+    data, data_scale, data_zero, weights, weight_scale, weight_zero, scale, zero, *bias = (
+        node.inputs
+    )
+    rank = len(_shape(weights))
+    summed = _convolved(
+        node,
+        _centred(node, data, data_zero),
+        _centred(node, weights, _along(node, weight_zero, 0, rank)),
+    )
+    if bias and bias[0] is not None:
+        summed = node.emit(relax.op.add(summed, _along(node, bias[0], 1, rank)))
+    return _requantised(
+        node, summed, [data_scale, _along(node, weight_scale, 1, rank)], scale, zero
+    )
+
+
+def q_linear_of_two(operator: Callable[[relax.Expr, relax.Expr], relax.Expr]) -> _Convert:
+    """com.microsoft's QLinearAdd and QLinearMul: in float32, between two rounded tensors."""
+
+    def convert(node: Node) -> relax.Expr:
+        given = (*node.inputs, None)[:8]
+        one, other = (_real(node, *given[start : start + 3]) for start in (0, 3))
+        return _quantised(node, node.emit(operator(one, other)), given[6], given[7])
+
+    return convert
+
+
+def q_linear_of_one(operator: Callable[[relax.Expr, dict[str, Any]], relax.Expr]) -> _Convert:
+    """com.microsoft's QLinearSigmoid and others of one tensor."""
+
+    def convert(node: Node) -> relax.Expr:
+        data, scale, zero, out_scale, out_zero = (*node.inputs, None)[:5]
+        made = node.emit(operator(_real(node, data, scale, zero), node.attributes))
+        return _quantised(node, made, out_scale, out_zero)
+
+    return convert
+
+
+def q_linear_concat(node: Node) -> relax.Expr:
+    """com.microsoft's QLinearConcat."""
+    scale, zero, *parts = node.inputs
+    reals = [_real(node, *parts[i : i + 3]) for i in range(0, len(parts), 3)]
+    joint = node.emit(relax.op.concat(reals, node.attributes["axis"]))
+    return _quantised(node, joint, scale, zero)
+
+
+def global_average(data: relax.Expr, _attributes: dict[str, Any]) -> relax.Expr:
+    """The mean of each channel's image."""
+    return relax.op.mean(data, list(range(2, len(_shape(data)))), keepdims=True)
+
+
+def leaky_relu(data: relax.Expr, attributes: dict[str, Any]) -> relax.Expr:
+    """LeakyRelu."""
+    return relax.op.nn.leakyrelu(data, attributes.get("alpha", 0.01))
+
+
+def sigmoid(data: relax.Expr, _attributes: dict[str, Any]) -> relax.Expr:
+    """Sigmoid."""
+    return relax.op.sigmoid(data)
+
+
+# ---------------------------------------------------------------- their parts
+
+
+def _shape(item: relax.Expr) -> list[int]:
+    return [int(extent) for extent in item.ty.shape]
+
+
+def _as_rows(node: Node, item: relax.Expr | None) -> relax.Expr | None:
+    """A scale or zero point for each row of a matrix."""
+    if item is None or len(_shape(item)) != 1 or _shape(item)[0] == 1:
+        return item
+    return node.emit(relax.op.expand_dims(item, -1))
+
+
+def _along(node: Node, item: relax.Expr | None, axis: int, rank: int) -> relax.Expr | None:
+    """One value per position of an axis, for a tensor of that rank; a scalar stays one."""
+    if item is None or not _shape(item):
+        return item
+    shape = [1] * rank
+    shape[axis] = _shape(item)[0]
+    return node.emit(relax.op.reshape(item, shape))
+
+
+def _centred(node: Node, data: relax.Expr, zero: relax.Expr | None) -> relax.Expr:
+    """int32, less the zero point."""
+    wide = node.emit(relax.op.astype(data, "int32"))
+    if zero is None or (isinstance(zero, tvm.ir.GenericConst) and not zero.value.numpy().any()):
+        return wide
+    return node.emit(relax.op.subtract(wide, node.emit(relax.op.astype(zero, "int32"))))
+
+
+def _real(
+    node: Node, data: relax.Expr, scale: relax.Expr, zero: relax.Expr | None = None
+) -> relax.Expr:
+    real = node.emit(relax.op.astype(_centred(node, data, zero), "float32"))
+    return node.emit(relax.op.multiply(real, scale))
+
+
+def _requantised(
+    node: Node,
+    summed: relax.Expr,
+    scales: Sequence[relax.Expr],
+    scale: relax.Expr,
+    zero: relax.Expr,
+) -> relax.Expr:
+    factor = node.emit(relax.op.divide(node.emit(relax.op.multiply(*scales)), scale))
+    real = relax.op.multiply(node.emit(relax.op.astype(summed, "float32")), factor)
+    return _saturated(node, node.emit(real), zero)
+
+
+def _quantised(
+    node: Node, real: relax.Expr, scale: relax.Expr, zero: relax.Expr | None
+) -> relax.Expr:
+    divided = node.emit(relax.op.divide(real, scale))
+    return _saturated(node, divided, relax.const(np.uint8(0)) if zero is None else zero)
+
+
+def _saturated(node: Node, real: relax.Expr, zero: relax.Expr) -> relax.Expr:
+    """Rounded half to even, moved by the zero point, and cut off at the type's ends."""
+    dtype = str(zero.ty.dtype)
+    info = np.iinfo(dtype)
+    whole = node.emit(relax.op.round(real))
+    moved = node.emit(relax.op.add(whole, node.emit(relax.op.astype(zero, "float32"))))
+    cut = node.emit(relax.op.clip(moved, float(info.min), float(info.max)))
+    return relax.op.astype(node.emit(relax.op.astype(cut, "int32")), dtype)
+
+
+def _convolved(node: Node, data: relax.Expr, weights: relax.Expr) -> relax.Expr:
+    """A convolution of one to three dimensions, in int32."""
+    attributes, rank = node.attributes, len(_shape(data)) - 2
+    kernel = _shape(weights)[2:]
+    strides, dilations = (
+        list(attributes.get(name, [1] * rank)) for name in ("strides", "dilations")
+    )
+    pads = list(attributes.get("pads", [0] * 2 * rank))
+    auto = attributes.get("auto_pad", b"NOTSET").decode()
+    if auto.startswith("SAME"):
+        for axis, size in enumerate(_shape(data)[2:]):
+            covered = (kernel[axis] - 1) * dilations[axis] + 1
+            out = -(-size // strides[axis])
+            total = max((out - 1) * strides[axis] + covered - size, 0)
+            small, large = total // 2, total - total // 2
+            first, last = (small, large) if auto == "SAME_UPPER" else (large, small)
+            pads[axis], pads[rank + axis] = first, last
+    operator = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}[rank]
+    made = operator(
+        data,
+        weights,
+        strides=strides,
+        padding=pads,
+        dilation=dilations,
+        groups=attributes.get("group", 1),
+        out_dtype="int32",
+    )
+    return node.emit(made)
