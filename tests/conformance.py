@@ -253,6 +253,7 @@ def judge(case: Case, work: Path) -> Verdict:
     from edgepack.base.errors import EdgepackError
     from edgepack.boards import get_board
     from edgepack.compiler import compile_model
+    from edgepack.compiler.errors import CompilerError
     from edgepack.model import ModelSpec
     from edgepack.native.toolchain import select
     from tests.plan_runner import run_plan
@@ -267,6 +268,8 @@ def judge(case: Case, work: Path) -> Verdict:
         made = compile_model(
             ModelSpec(path=path), board, select(board, "gnu").toolchain, work / "out"
         )
+    except CompilerError as error:  # the compiler's own failure
+        return ends("untyped", str(error))
     except EdgepackError as error:
         return ends("refused", f"{type(error).__name__}: {error}".replace(str(path), "model"))
     except Exception as error:

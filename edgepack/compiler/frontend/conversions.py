@@ -11,6 +11,7 @@ import onnx
 import tvm
 from tvm import relax, tirx
 
+from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.resizing import Emit, resized
 from edgepack.compiler.kernels import sorting
 
@@ -139,15 +140,15 @@ def resize(node: Node) -> relax.Expr | None:
 def top_k(node: Node) -> relax.Expr:
     """The k largest or smallest elements along an axis and where they are, by a kernel.
 
-    `sorted=0` leaves the order open; they are sorted all the same. Raises ValueError for a k that
-    is no constant.
+    `sorted=0` leaves the order open; they are sorted all the same. Raises UnsupportedFormError for
+    a k that is no constant.
     """
     data, given = (*node.inputs, None)[:2]
     attributes = node.attributes
     shape, dtype = [int(dim) for dim in data.ty.shape], str(data.ty.dtype)
     axis = attributes.get("axis", -1) % len(shape)
     if given is not None and not isinstance(given, tvm.ir.GenericConst):
-        raise ValueError("TopK of a number of elements that is no constant")
+        raise UnsupportedFormError("a number of elements that is no constant")
     count = attributes["k"] if given is None else int(given.value.numpy().reshape(-1)[0])
     outer, size, inner = (
         int(np.prod(part)) for part in (shape[:axis], shape[axis], shape[axis + 1 :])
