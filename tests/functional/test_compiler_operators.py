@@ -283,6 +283,41 @@ def recurrent(draw: Draw) -> Cases:
     return cases
 
 
+def others(draw: Draw) -> Cases:
+    net = draw.net
+    lengths = net.const([2, 0, 40], "int64")
+    shifts = net.const([[0], [3], [31], [32]], "uint32")
+    bits = net.const(draw.random.integers(0, 2**32, size=(4, 9)), "uint32")
+    shaped = net.op(
+        "ConvTranspose",
+        "batch",
+        net.weight(5, 4, 3, 3),
+        strides=[3, 2],
+        output_shape=[28, 15],
+    )
+    statistics = [net.weight(7) for _ in range(3)]
+    variance = draw.positive(net.weight(7))
+    outputs = ["normal", "mean", "variance"]
+    net.op("BatchNormalization", "image", *statistics, variance, outputs=outputs, training_mode=1)
+    signal = net.op("Reshape", "text", net.const([2, 440, 1], "int64"))
+    window = net.op("HannWindow", net.const(64, "int64"))
+    half = net.op("Slice", "heads", *(net.const([n], "int64") for n in (0, 2, 3)))
+    return {
+        "BitShift": net.op(
+            "Cast", net.op("BitShift", bits, shifts, direction="LEFT"), to=TensorProto.FLOAT
+        ),
+        "ConvTranspose with output_shape": shaped,
+        "ReverseSequence": net.op(
+            "ReverseSequence", net.op("Transpose", "batch", perm=[1, 0, 2, 3]), lengths
+        ),
+        "DFT": net.op("DFT", half, axis=2),
+        "DFT back": net.op("DFT", half, axis=2, inverse=1),
+        "DFT of fewer": net.op("DFT", signal, net.const(300, "int64"), onesided=1),
+        "STFT": net.op("STFT", signal, net.const(24, "int64"), window),
+        **{f"BatchNormalization in training, {name}": name for name in outputs},
+    }
+
+
 def quantised(draw: Draw) -> Cases:
     """Operators on integers; what they make is scaled back, so that one step is a difference."""
     net = draw.net
@@ -349,6 +384,7 @@ FAMILIES: tuple[Callable[[Draw], Cases], ...] = (
     sorting,
     recurrent,
     quantised,
+    others,
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 
 from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.resizing import Emit, resized
@@ -21,8 +21,8 @@ class Node:
     """An ONNX node to convert, whose inputs are Relax expressions already, None where left out.
 
     `by_tvm` is TVM's conversion for other inputs of the same node, `emit` binds an expression to a
-    variable. `call` calls a kernel: its name, function, inputs, and its results' shapes and
-    types.
+    variable, `compute` a tensor expression of some tensors. `call` calls a kernel: its name,
+    function, inputs, and its results' shapes and types.
     """
 
     inputs: Sequence[Any]
@@ -30,6 +30,7 @@ class Node:
     opset: int
     by_tvm: Callable[[list[relax.Expr | None]], relax.Expr]
     emit: Emit
+    compute: Callable[..., relax.Expr]
     call: Callable[
         [str, tirx.PrimFunc, Sequence[relax.Expr], Sequence[tuple[Sequence[int], str]]],
         list[relax.Expr],
@@ -163,3 +164,187 @@ def top_k(node: Node) -> relax.Expr:
     )
     shape[axis] = count
     return relax.Tuple([node.emit(relax.op.reshape(part, shape)) for part in (values, positions)])
+
+
+def batch_normalization(node: Node) -> relax.Expr | None:
+    """The training form: by the batch's own mean and variance; None for the other."""
+    attributes = node.attributes
+    if not attributes.get("training_mode", 0):
+        return None
+    data, scale, shift, mean, variance = node.inputs
+    rank = data.ty.ndim
+    axes = [axis for axis in range(rank) if axis != 1]
+    momentum = attributes.get("momentum", 0.9)
+    dtype = str(data.ty.dtype)
+
+    def wide(item: relax.Expr) -> relax.Expr:
+        return node.emit(relax.op.expand_dims(item, [0, *range(2, rank)]))
+
+    def moved(old: relax.Expr, new: relax.Expr) -> relax.Expr:
+        parts = [
+            node.emit(relax.op.multiply(item, relax.const(factor, dtype)))
+            for item, factor in ((old, momentum), (new, 1 - momentum))
+        ]
+        return node.emit(relax.op.add(*parts))
+
+    own_mean = node.emit(relax.op.mean(data, axes))
+    deviation = node.emit(relax.op.subtract(data, wide(own_mean)))
+    own_variance = node.emit(relax.op.mean(relax.op.multiply(deviation, deviation), axes))
+    epsilon = relax.const(attributes.get("epsilon", 1e-5), dtype)
+    spread = node.emit(relax.op.sqrt(relax.op.add(own_variance, epsilon)))
+    factor = node.emit(relax.op.divide(scale, spread))
+    made = node.emit(relax.op.add(relax.op.multiply(deviation, wide(factor)), wide(shift)))
+    return relax.Tuple([made, moved(mean, own_mean), moved(variance, own_variance)])
+
+
+def dropout(node: Node) -> relax.Expr:
+    """Nothing is dropped at inference; the mask, if somebody asks for it, is true throughout."""
+    data = node.inputs[0]
+    return relax.Tuple([data, node.emit(relax.op.full(data.ty.shape, relax.const(True), "bool"))])
+
+
+def bit_shift(node: Node) -> relax.Expr:
+    """A shift by the type's width or more leaves nothing of a number but its sign, to the right."""
+    left = node.attributes["direction"] == b"LEFT"
+    dtype = str(node.inputs[0].ty.dtype)
+    bits = np.iinfo(dtype).bits
+
+    def shifted(x: tirx.Expr, by: tirx.Expr) -> tirx.Expr:
+        within = tirx.And(by >= tirx.const(0, dtype), by < tirx.const(bits, dtype))
+        amount = tirx.Select(within, by, tirx.const(0, dtype))
+        made = x << amount if left else x >> amount
+        rest = tirx.const(0, dtype)
+        if not left and dtype.startswith("int"):
+            rest = tirx.Select(x < rest, tirx.const(-1, dtype), rest)
+        return tirx.Select(within, made, rest)
+
+    one, other = (
+        node.emit(relax.op.broadcast_to(item, _broadcast(*node.inputs))) for item in node.inputs
+    )
+    return node.compute(
+        lambda a, b: te.compute(a.shape, lambda *at: shifted(a(*at), b(*at)), name="bit_shift"),
+        one,
+        other,
+    )
+
+
+def _broadcast(*items: relax.Expr) -> list[int]:
+    shapes = [[int(extent) for extent in item.ty.shape] for item in items]
+    return [int(extent) for extent in np.broadcast_shapes(*shapes)]
+
+
+def cum_prod(node: Node) -> relax.Expr:
+    """CumProd, forwards or backwards, with or without the element itself."""
+    data, axis = node.inputs
+    if not isinstance(axis, tvm.ir.GenericConst):
+        raise UnsupportedFormError("an axis that is no constant")
+    along = int(axis.value.numpy().reshape(-1)[0])
+    backwards, exclusive = (node.attributes.get(name, 0) for name in ("reverse", "exclusive"))
+    data = node.emit(relax.op.flip(data, along)) if backwards else data
+    made = node.emit(
+        relax.op.cumprod(data, along, dtype=str(data.ty.dtype), exclusive=bool(exclusive))
+    )
+    return relax.op.flip(made, along) if backwards else made
+
+
+def reverse_sequence(node: Node) -> relax.Expr:
+    """The first elements along the time axis backwards, as many as each sequence has."""
+    data, lengths = node.inputs[0], node.emit(relax.op.astype(node.inputs[1], "int64"))
+    batch = node.attributes.get("batch_axis", 1)
+    time = node.attributes.get("time_axis", 0)
+
+    def reversed_(x: te.Tensor, count: te.Tensor) -> te.Tensor:
+        def element(*at: tirx.Var) -> tirx.Expr:
+            end = count(at[batch])
+            index = list(at)
+            index[time] = tirx.max(end - 1 - at[time], tirx.const(0, "int64"))
+            return tirx.Select(at[time] < end, x(*index), x(*at))
+
+        return te.compute(x.shape, element, name="reverse_sequence")
+
+    return node.compute(reversed_, data, lengths)
+
+
+def bit_cast(node: Node) -> relax.Expr:
+    """The same bits as another type of the same size."""
+    (data,) = node.inputs
+    dtype = str(onnx.helper.tensor_dtype_to_np_dtype(node.attributes["to"]))
+    if str(data.ty.dtype) == "bool":
+        data = node.emit(relax.op.astype(data, "uint8"))
+    if dtype in ("bool", str(data.ty.dtype)):
+        return relax.op.astype(data, dtype)
+
+    def same(x: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape, lambda *at: tirx.reinterpret(dtype, x(*at)), name="bit_cast")
+
+    return node.compute(same, data)
+
+
+def conv_transpose(node: Node) -> relax.Expr | None:
+    """With output_shape: by the pads that give it; None without it."""
+    attributes = node.attributes
+    wanted = attributes.pop("output_shape", None)
+    if not wanted:
+        return None
+    size, kernel = ([int(n) for n in item.ty.shape][2:] for item in node.inputs[:2])
+    rank = len(size)
+    upper = attributes.pop("auto_pad", b"NOTSET") == b"SAME_UPPER"
+    strides, dilations, extra = (
+        list(attributes.get(name, [default] * rank))
+        for name, default in (("strides", 1), ("dilations", 1), ("output_padding", 0))
+    )
+    starts, ends = [], []
+    for axis, out in enumerate(list(wanted)[-rank:]):
+        covered = (kernel[axis] - 1) * dilations[axis] + 1
+        total = strides[axis] * (size[axis] - 1) + extra[axis] + covered - out
+        if total < 0:
+            extra[axis], total = extra[axis] - total, 0
+        if extra[axis] >= max(strides[axis], dilations[axis]):
+            raise UnsupportedFormError("an output_shape that is larger than what it makes")
+        small, large = total // 2, total - total // 2
+        starts.append(small if upper else large)
+        ends.append(large if upper else small)
+    attributes.update(pads=(*starts, *ends), output_padding=tuple(extra))
+    return node.by_tvm(node.inputs)  # type: ignore[arg-type]  # with None behind its end
+
+
+def dequantize_linear(node: Node) -> relax.Expr | None:
+    """With blocks along an axis, each of a scale of its own; None without."""
+    block = node.attributes.get("block_size", 0)
+    data, scale, zero = (*node.inputs, None)[:3]
+    if not block or data.ty.ndim != scale.ty.ndim:
+        return None
+    scale, zero = (_of_blocks(node, item, block) for item in (scale, zero))
+    real = node.emit(relax.op.astype(data, "int32"))
+    if zero is not None:
+        real = node.emit(relax.op.subtract(real, node.emit(relax.op.astype(zero, "int32"))))
+    real = node.emit(relax.op.astype(real, str(scale.ty.dtype)))
+    return relax.op.multiply(real, scale)
+
+
+def quantize_linear(node: Node) -> relax.Expr | None:
+    """The same the other way."""
+    block = node.attributes.get("block_size", 0)
+    data, scale, zero = (*node.inputs, None)[:3]
+    if not block or data.ty.ndim != scale.ty.ndim:
+        return None
+    real = str(data.ty.dtype)
+    kind = node.attributes.get("output_dtype", 0) or onnx.TensorProto.UINT8
+    dtype = str(onnx.helper.tensor_dtype_to_np_dtype(kind) if zero is None else zero.ty.dtype)
+    scale, zero = (_of_blocks(node, item, block) for item in (scale, zero))
+    info = np.iinfo(dtype)
+    made = node.emit(relax.op.round(relax.op.divide(data, scale)))
+    if zero is not None:
+        made = node.emit(relax.op.add(made, relax.op.astype(zero, real)))
+    made = node.emit(relax.op.clip(made, float(info.min), float(info.max)))
+    return relax.op.astype(node.emit(relax.op.astype(made, "int32")), dtype)
+
+
+def _of_blocks(node: Node, item: Any, block: int) -> Any:
+    """A value per element for one per block; a last block may be shorter."""
+    if item is None:
+        return None
+    axis = node.attributes.get("axis", 1) % item.ty.ndim
+    size = int(node.inputs[0].ty.shape[axis])
+    wide = node.emit(relax.op.repeat(item, block, axis))
+    return node.emit(relax.op.strided_slice(wide, [axis], [0], [size]))

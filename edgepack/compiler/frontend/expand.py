@@ -59,6 +59,8 @@ def _inline(proto: onnx.ModelProto, name: str) -> onnx.ModelProto | None:
         onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         for tensor in typed.graph.initializer
     )
+    if _has_defaults(name, opset_of(proto)):
+        return _inline_each(proto, typed, name)
     try:
         inlined = onnx.inliner.inline_selected_functions(
             typed, [("", name)], inline_schema_functions=True
@@ -67,6 +69,17 @@ def _inline(proto: onnx.ModelProto, name: str) -> onnx.ModelProto | None:
         return _inline_each(proto, typed, name)
     del inlined.graph.value_info[:]
     return inlined
+
+
+def _has_defaults(name: str, opset: int) -> bool:
+    """Whether a definition needs the defaults of attributes, which onnx's inliner leaves out."""
+    schema = onnx.defs.get_schema(name, max_inclusive_version=opset)
+    used = {
+        item.ref_attr_name
+        for node in (schema.function_body.node if schema.has_function else ())
+        for item in node.attribute
+    }
+    return any(schema.attributes[item].default_value.type for item in used if item)
 
 
 def _inline_each(

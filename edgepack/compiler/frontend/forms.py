@@ -64,18 +64,13 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
     return default
 
 
-def batch_normalization_trains(node: onnx.NodeProto, context: Context) -> bool:
-    """Whether it computes the statistics of its input."""
-    used = any(context.output_used(node, position) for position in (1, 2))
-    return bool(attribute(node, "training_mode", 0)) or used
-
-
 def dropout_trains(node: onnx.NodeProto, context: Context) -> bool:
     """Whether it drops anything; from opset 12 on only if its third input says so."""
     if context.opset < 12 or len(node.input) < 3 or not node.input[2]:
         return False
-    training = context.array(node, 2)
-    return training is None or bool(training.any())
+    training, ratio = context.array(node, 2), context.array(node, 1)
+    drops = ratio is None or bool(ratio.any())
+    return drops and (training is None or bool(training.any()))
 
 
 def roi_align_is_half_pixel(node: onnx.NodeProto, context: Context) -> bool:

@@ -110,6 +110,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             opset=opset,
             by_tvm=lambda of: by_tvm(op_name, of, attrs, opset),
             emit=self.bb.emit,
+            compute=self.bb.emit_te,
             call=self._call,
         )
         made = own(node) if own else None

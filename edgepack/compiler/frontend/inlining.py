@@ -82,7 +82,7 @@ def definition(
     names.update({name: prefix + name for name in body.output if not names[name]})
     attributes = {item.name: item for item in node.attribute}
     for name, default in schema.attributes.items():
-        if name not in attributes and default.default_value.name:
+        if name not in attributes and default.default_value.type:
             attributes[name] = default.default_value
     copies = copied(body.node, names, prefix)
     for copy in copies:

@@ -17,7 +17,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from edgepack.compiler.errors import Reason, UnsupportedOperatorError
-from edgepack.compiler.frontend import conversions, forms, integers, recurrent
+from edgepack.compiler.frontend import conversions, forms, integers, recurrent, signals
 from edgepack.compiler.frontend.forms import Context, attribute
 from edgepack.model import operator_name
 
@@ -98,31 +98,20 @@ OPERATORS: Mapping[str, Operator] = {
     "AllClassNMS": _SIZE_DEPENDS_ON_DATA,
     # TVM's conversion is of onnxruntime's operator. ONNX's of opset 23 is another one.
     "Attention": Operator(domain=_MICROSOFT),
-    "BatchNormalization": Operator(
-        refused=(Refusal(*_TRAINING, forms.batch_normalization_trains),)
-    ),
+    "BatchNormalization": Operator(convert=conversions.batch_normalization),
     "BiasGelu": Operator(domain=_MICROSOFT),
+    "BitCast": Operator(convert=conversions.bit_cast),
+    "BitShift": Operator(convert=conversions.bit_shift),
     "Cast": Operator(convert=conversions.cast),
     "Compress": _SIZE_DEPENDS_ON_DATA,
     "ConvInteger": Operator(convert=integers.conv_integer),
-    "ConvTranspose": Operator(
-        refused=(
-            Refusal(
-                "with output_shape",
-                "export it with pads and output_padding",
-                lambda node, _: bool(attribute(node, "output_shape")),
-            ),
-        )
-    ),
+    "ConvTranspose": Operator(convert=conversions.conv_transpose),
+    "CumProd": Operator(convert=conversions.cum_prod),
+    "DFT": Operator(convert=signals.dft),
+    "DequantizeLinear": Operator(convert=conversions.dequantize_linear),
     "Dropout": Operator(
-        refused=(
-            Refusal(
-                "with its mask as an output",
-                _TRAINING[1],
-                lambda node, context: context.output_used(node, 1),
-            ),
-            Refusal(*_TRAINING, forms.dropout_trains),
-        )
+        convert=conversions.dropout,
+        refused=(Refusal(*_TRAINING, forms.dropout_trains),),
     ),
     "EmbedLayerNormalization": Operator(domain=_MICROSOFT),
     "FastGelu": Operator(domain=_MICROSOFT),
@@ -160,6 +149,7 @@ OPERATORS: Mapping[str, Operator] = {
     "QLinearSigmoid": Operator(
         domain=_MICROSOFT, convert=integers.q_linear_of_one(integers.sigmoid)
     ),
+    "QuantizeLinear": Operator(convert=conversions.quantize_linear),
     "RNN": Operator(convert=recurrent.rnn),
     "RandomNormal": _RANDOM,
     "RandomNormalLike": _RANDOM,
@@ -195,6 +185,7 @@ OPERATORS: Mapping[str, Operator] = {
             ),
         ),
     ),
+    "ReverseSequence": Operator(convert=conversions.reverse_sequence),
     # Boxes that reach over the border are sampled elsewhere than onnxruntime samples them.
     "RoiAlign": Operator(
         refused=(
@@ -206,6 +197,7 @@ OPERATORS: Mapping[str, Operator] = {
             Refusal("with mode max", "use mode avg", _has("mode", b"max")),
         )
     ),
+    "STFT": Operator(convert=signals.stft),
     "Scan": _CONTROL_FLOW,
     "SkipLayerNormalization": Operator(domain=_MICROSOFT),
     "SpaceToDepth": Operator(
