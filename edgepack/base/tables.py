@@ -17,7 +17,8 @@ from edgepack.base.errors import ConfigError, EdgepackError, perhaps
 T = TypeVar("T")
 _REQUIRED: Any = object()
 
-_NAMES = {
+_NAMES: dict[Any, str] = {
+    int | str: "a whole number or a string",
     str: "a string",
     int: "a whole number",
     float: "a number",

@@ -22,6 +22,8 @@ COMMANDS = {
     "boards": "list the board profiles",
     "doctor": "list the tools a board needs, found or not",
     "cache": "what is kept to be quick the next time: show, prune",
+    "init": "write a project file for a model, from what it says of itself",
+    "check": "run the reference on this machine: what it sees in your photos",
     "inspect": "print inputs, outputs, operators, parameters and MACs of a model",
     "compile": "compile a model for a board's CPU",
     "package": "make a bundle, and a file that carries it",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def answer_lines(answer: AppAnswer) -> list[str]:
     """What edgepack-run said of one image or input; the classes first, best first."""
-    lines = [f"  {one.score:8.4f}  {one.index:>4}  {one.label}".rstrip() for one in answer.top]
+    lines = [score_line(one.score, one.index, one.label) for one in answer.top]
     times = [f"{name} {time:.1f} ms" for name, time in answer.times_ms.items()]
     if times:
         threads = "?" if answer.threads is None else answer.threads
@@ -30,6 +30,11 @@ def answer_lines(answer: AppAnswer) -> list[str]:
     if answer.expected:
         lines.append(error_line(answer.expected))
     return lines
+
+
+def score_line(score: float, index: int, label: str) -> str:
+    """One class and its score."""
+    return f"  {score:8.4f}  {index:>4}  {label}".rstrip()
 
 
 def error_line(expected: Deviation) -> str:

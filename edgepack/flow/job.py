@@ -76,7 +76,7 @@ def make_job(project: Project) -> Job:
     preprocess = project.preprocess
     labels = read_labels(project.labels) if project.labels else None
     if labels is not None:
-        _check_labels(project, labels, model.outputs[0])
+        check_labels(project, labels, model.outputs[0])
     return Job(
         project=project,
         board=board,
@@ -108,7 +108,7 @@ def _board(project: Project) -> Board:
     return boards[name]
 
 
-def _check_labels(project: Project, labels: Sequence[str], output: TensorInfo) -> None:
+def check_labels(project: Project, labels: Sequence[str], output: TensorInfo) -> None:
     """Raise ConfigError if an output of one score per class has another number of classes."""
     sizes = [size for size in output.shape if isinstance(size, int)]
     classes = max(sizes, default=1)

@@ -15,7 +15,7 @@ Paths in the file are relative to the file.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,16 @@ def load_project(path: Path | None, flags: Mapping[str, Any] | None = None) -> P
             f"{origins['name']}: not a name for a bundle: {values['name']!r}", hint=error.hint
         ) from None
     _check_files(values, origins)
+    if isinstance(expected := values["expected_class"], str):
+        origin, labels = origins["expected_class"], values["labels"]
+        if labels is None:
+            raise ConfigError(
+                f"{origin}: expected_class: {expected!r} is a label, but no labels are given",
+                hint="name the file of labels: labels in [project]; or give the class's number",
+            )
+        values["expected_class"] = class_of_label(
+            expected, read_labels(labels), origin=f"{origin}: expected_class", file=labels
+        )
     if values["golden_image"] is not None and values["preprocess"] is None:
         raise ConfigError(
             f"{origins['golden_image']}: golden_image needs preprocessing",
@@ -226,9 +236,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     values["tolerance"] = table.take("tolerance", float, None)
     if values["tolerance"] is not None and not 0 < values["tolerance"] < 1:
         raise table.fail("tolerance", f"{values['tolerance']} is not between 0 and 1")
-    values["expected_class"] = table.take("expected_class", int, None)
-    if values["expected_class"] is not None and values["expected_class"] < 0:
-        raise table.fail("expected_class", f"{values['expected_class']} is below 0")
+    values["expected_class"] = _read_expected(table)
     values["version"] = table.take("version", int, None)
     if values["version"] is not None and not 0 <= values["version"] < 2**63:
         raise table.fail("version", f"{values['version']} is not a whole number of 0 or more")
@@ -247,6 +255,31 @@ def _read_file(path: Path) -> dict[str, Any]:
     if preprocess is not None:
         values["preprocess"] = PreprocessSpec.from_table(preprocess, file=path)
     return {key: value for key, value in values.items() if value not in (None, (), {})}
+
+
+def _read_expected(table: Table) -> int | str | None:
+    """A class's number, or its label's text, of which `load_project` makes the number."""
+    kind: Any = int | str
+    value: int | str | None = table.take("expected_class", kind, None)
+    if isinstance(value, int) and value < 0:
+        raise table.fail("expected_class", f"{value} is below 0")
+    return value
+
+
+def class_of_label(label: str, labels: Sequence[str], *, origin: str, file: Path) -> int:
+    """The number of the class that is called `label`, in whatever case.
+
+    Raises `ConfigError`, which names `origin`, if none or several of `file` are called so.
+    """
+    found = [i for i, known in enumerate(labels) if known.casefold() == label.casefold()]
+    if len(found) != 1:
+        problem = f"{len(found)} labels are" if found else "no label is"
+        hint = f"give the number: {', '.join(map(str, found[:5]))}" if found else None
+        raise ConfigError(
+            f"{origin}: {problem} {label!r} in {file}",
+            hint=hint or perhaps(label, labels),
+        )
+    return found[0]
 
 
 def _read_shapes(table: Table, names: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -22,6 +22,7 @@ from edgepack.base.errors import ConfigError, ImageError, perhaps
 from edgepack.base.tables import Table, parse_json
 from edgepack.model import TensorInfo
 from edgepack.preprocess.image import KINDS, MOST_PIXELS, Pixels, load_image
+from edgepack.preprocess.presets import PRESETS
 
 FORMAT, VERSION = "edgepack-preprocess", 1
 COLORS = ("rgb", "bgr", "gray")
@@ -138,11 +139,18 @@ class PreprocessSpec:
     ) -> PreprocessSpec:
         """The spec in a table of a project file; `file` and `path` are for messages.
 
-        Raises `ConfigError` for an unknown key, a wrong type or an impossible value.
+        `preset` names one of `PRESETS`, whose keys the others override. Raises `ConfigError` for an
+        unknown key or preset, a wrong type or an impossible value.
         """
+        table = Table(values, file=file, path=path)
+        if table.has("preset"):
+            preset = PRESETS[table.take_choice("preset", tuple(PRESETS))]
+            own = {key: value for key, value in values.items() if key != "preset"}
+            values = _over(preset.table, own)
+            table = Table(values, file=file, path=path)
         interpolation = str(values.get("interpolation", ""))
         centre = "torchvision" if interpolation in _PILLOW_FILTERS else "floor"
-        return cls._read(Table(values, file=file, path=path), centre)
+        return cls._read(table, centre)
 
     @classmethod
     def _read(cls, table: Table, centre: str = "floor", *, whole: bool = False) -> PreprocessSpec:
@@ -342,6 +350,22 @@ class PreprocessSpec:
         if self.layout == "NCHW":
             values = values.transpose(2, 0, 1)
         return np.ascontiguousarray(values[np.newaxis])
+
+
+def _over(preset: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """A preset's keys with a table's own over them.
+
+    A resize of its own does without the preset's crop, and pixels that stay as they are, or are
+    gray, without its three means.
+    """
+    dropped = set()
+    if "resize" in own:
+        dropped.add("crop")
+    if own.get("dtype") == "uint8":
+        dropped |= {"scale", "mean", "std"}
+    if own.get("color") == "gray":
+        dropped |= {"mean", "std"}
+    return {**{key: value for key, value in preset.items() if key not in dropped}, **own}
 
 
 def shortest_size(height: int, width: int, size: int) -> tuple[int, int]:

@@ -174,7 +174,7 @@ def test_flags_alone_are_enough(folder: Path) -> None:
         ("= 30", "= 0", "health.timeout_s: 0.0 is not above 0"),
         ("max_latency_ms", "max_latency_s", "health.max_latency_s: unknown key"),
         ("= 3", "= -3", "project.expected_class: -3 is below 0"),
-        ("= 3", '= "cat"', "project.expected_class: 'cat' is not a whole number"),
+        ("= 3", '= "cat"', "expected_class: no label is 'cat' in "),
         ('["mine.toml"]', '"mine.toml"', "project.boards: .* is not a list"),
         ('["mine.toml"]', '["gone.toml"]', "boards: no such file: .*gone"),
         ('"net.onnx"', '"gone.onnx"', "model: no such file: .*gone"),

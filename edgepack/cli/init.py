@@ -1,0 +1,93 @@
+"""`edgepack init`: a project file for a model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from edgepack.base.errors import UsageError
+from edgepack.cli.console import Console
+from edgepack.cli.options import board_files
+from edgepack.preprocess.presets import PRESETS
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    width = max(map(len, PRESETS))
+    parser.epilog = "presets:\n" + "\n".join(
+        f"  {name:<{width}}  {preset.title}" for name, preset in PRESETS.items()
+    )
+    parser.add_argument("model", type=Path, help="ONNX model")
+    parser.add_argument("--preset", metavar="NAME", help="preprocessing by name: see below")
+    parser.add_argument("--board", metavar="NAME", help="board profile: see `edgepack boards`")
+    parser.add_argument("--device", metavar="USER@HOST[:PORT]", help="as for deploy")
+    parser.add_argument("--labels", type=Path, metavar="FILE", help="one class name per line")
+    parser.add_argument(
+        "--image", type=Path, metavar="FILE", help="photo for the smoke test on the device"
+    )
+    parser.add_argument(
+        "--expected", metavar="CLASS", help="what must be seen in it: a label, or its number"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="default: edgepack.toml in the current folder"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a file that is there")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Write the file, and say what in it is a guess."""
+    from edgepack.base.errors import ConfigError, perhaps
+    from edgepack.boards import load_boards
+    from edgepack.flow.init import draft_project
+    from edgepack.flow.project import PROJECT_FILE, load_project
+
+    if args.preset is not None and args.preset not in PRESETS:
+        raise UsageError(f"--preset: unknown: {args.preset}", hint=perhaps(args.preset, PRESETS))
+    if args.board is not None and args.board not in (boards := load_boards(board_files(args))):
+        raise ConfigError(f"unknown board: {args.board}", hint=perhaps(args.board, boards))
+    for option, file in (("--image", args.image), ("--labels", args.labels)):
+        if file is not None and not file.is_file():
+            raise UsageError(f"{option}: no such file: {file}")
+    draft = draft_project(
+        args.model,
+        args.out or Path(PROJECT_FILE),
+        preset=args.preset,
+        labels=args.labels,
+        image=args.image,
+        expected=args.expected,
+        board=args.board,
+        device=args.device,
+        overwrite=args.overwrite,
+    )
+    draft.write()
+    load_project(draft.path)  # what was written is what the other commands read
+    option = f" --project {draft.path}" if args.out else ""
+    image = "" if args.image else " --image PHOTO"
+    after = [f"edgepack check{option}{image}"]
+    if args.board is not None:
+        device = "" if args.device else " --device virtual"
+        after.append(f"edgepack deploy{option}{device}")
+    console.data(
+        {
+            "path": str(draft.path),
+            "labels": str(draft.labels[0]) if draft.labels else None,
+            "keys": [
+                {"key": line.key, "value": line.value, "why": line.why, "guess": line.guessed}
+                for line in draft.lines
+            ],
+            "open": list(draft.open),
+            "next": after,
+        },
+        "\n".join(
+            [
+                draft.text.rstrip(),
+                "",
+                f"written to {draft.path}" + (f", {draft.labels[0]}" if draft.labels else ""),
+                *(f"open: {question}" for question in draft.open),
+                *(f"next: {command}" for command in after),
+            ]
+        ),
+    )
+    return 0

@@ -1,0 +1,76 @@
+"""What a project's model sees in photos, by the reference on this machine: no board is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgepack.base.errors import ConfigError
+from edgepack.compiler.frontend.load import load_model
+from edgepack.flow.job import check_labels
+from edgepack.flow.project import Project, read_labels
+from edgepack.flow.reference import ExpectedClassError, Score, make_golden, top_k
+from edgepack.model import ModelSpec, TensorInfo
+from edgepack.preprocess.spec import PreprocessSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """The classes of the first output for one photo, best first; `image` None: random inputs."""
+
+    image: Path | None
+    top: tuple[Score, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A project that would be compiled, and what its model sees. `preprocess` is for its input."""
+
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    preprocess: PreprocessSpec | None
+    seen: tuple[Seen, ...]
+    expected: int | None
+
+    def check_expected(self) -> None:
+        """Raise `ExpectedClassError` if the first photo is not seen as the expected class."""
+        first = self.seen[0]
+        if self.expected is None or first.image is None or first.top[0].index == self.expected:
+            return
+        best = first.top[0]
+        raise ExpectedClassError(
+            f"{first.image}: the reference sees class {best.index} ({best.label}), expected "
+            f"{self.expected}",
+            hint="check [preprocess], the labels, or expected_class",
+        )
+
+
+def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5) -> Checked:
+    """Read, check and run the model on photos: those given, else the golden one, else on noise.
+
+    Raises what `load_model`, the labels, the preprocessing, the photos and the reference raise.
+    """
+    model = load_model(ModelSpec(path=project.model, shapes=project.shapes))
+    labels = read_labels(project.labels) if project.labels else None
+    if labels is not None:
+        check_labels(project, labels, model.outputs[0])
+    preprocess = project.preprocess.for_inputs(model.inputs) if project.preprocess else None
+    photos: Sequence[Path | None] = [*images] or [project.golden_image]
+    if images and preprocess is None:
+        raise ConfigError(
+            f"{images[0]}: a photo needs preprocessing",
+            hint="add a [preprocess] table: `edgepack init` writes one",
+        )
+    seen = []
+    for photo in photos:
+        golden = make_golden(model, preprocess=preprocess, image=photo)
+        scores = top_k(golden.outputs[0], labels, k=top, scores=project.scores)
+        seen.append(Seen(image=photo, top=tuple(scores)))
+    return Checked(
+        inputs=tuple(model.inputs),
+        outputs=tuple(model.outputs),
+        preprocess=preprocess,
+        seen=tuple(seen),
+        expected=None if images else project.expected_class,
+    )

@@ -1,0 +1,211 @@
+"""What the tools that exported a model have left beside it, or in its metadata.
+
+ultralytics writes the classes and the image size into the model, Hugging Face's tools write
+preprocessor_config.json and config.json, timm config.json. All of it is foreign: what is not of the
+expected kind is passed over, files and lists have a largest size.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgepack.base.errors import ConfigError
+from edgepack.base.tables import read_json
+from edgepack.model import LoadedModel
+
+_MAX_METADATA = 1 << 20
+_MAX_CLASSES = 1 << 16
+_MAX_CONFIG = 16 << 20
+# PIL.Image.Resampling, by which Hugging Face's files name filters.
+_RESAMPLE = {0: "nearest", 2: "pil-bilinear", 3: "pil-bicubic"}
+_TIMM_FILTERS = {"bilinear": "pil-bilinear", "bicubic": "pil-bicubic", "nearest": "nearest"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What a file or the model's metadata says: keys of [preprocess], image size, labels.
+
+    `crop_pct` is timm's: by it the photo is resized before the crop.
+    """
+
+    source: str
+    preprocess: Mapping[str, Any] = field(default_factory=dict)
+    size: tuple[int, int] | None = None
+    crop_pct: float | None = None
+    labels: tuple[str, ...] = ()
+
+
+def said_of(model: LoadedModel) -> Known | None:
+    """What is said of the model, by the first that says anything."""
+    metadata = {entry.key: entry.value for entry in model.proto.metadata_props}
+    if (known := _ultralytics(metadata)) is not None:
+        return known
+    folders = [model.path.parent]
+    if model.path.absolute().parent.name == "onnx":  # as in repositories of Hugging Face
+        folders.append(model.path.absolute().parent.parent)
+    for folder in folders:
+        config = _config(folder / "config.json")
+        labels = _id2label(config) if config else ()
+        if (processor := _config(folder / "preprocessor_config.json")) is not None:
+            return _hugging_face(processor, folder / "preprocessor_config.json", labels)
+        if config is not None and (known := _timm(config, folder / "config.json")) is not None:
+            return known
+        if labels:
+            return Known(source=str(folder / "config.json"), labels=labels)
+    return None
+
+
+def _config(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    if path.stat().st_size > _MAX_CONFIG:
+        raise ConfigError(f"{path}: larger than {_MAX_CONFIG >> 20} MB: not a file of settings")
+    return read_json(path)
+
+
+def _ultralytics(metadata: Mapping[str, str]) -> Known | None:
+    """What ultralytics' exporter writes: names "{0: 'person', ...}", imgsz "[640, 640]"."""
+    if metadata.get("author") != "Ultralytics" and not {"stride", "task"} <= metadata.keys():
+        return None
+    names = _literal(metadata.get("names", ""))
+    labels: tuple[str, ...] = ()
+    if isinstance(names, dict) and set(names) == set(range(len(names))) and names:
+        labels = tuple(_label(names[i]) for i in range(len(names)))
+    size = _literal(metadata.get("imgsz", ""))
+    task = metadata.get("task", "detect")
+    # Its classifiers take the centre of the resized photo; all else is letterboxed.
+    table: dict[str, Any] = {"preset": "yolo-letterbox"}
+    if task == "classify":
+        table = {
+            **{"color": "rgb", "interpolation": "pil-bilinear", "scale": 1 / 255},
+            **{"resize": {"mode": "shortest", "size": 224}},
+            **{"crop": {"height": 224, "width": 224}},
+        }
+    return Known(
+        source="the model's metadata (ultralytics)",
+        preprocess=table,
+        size=(size[0], size[1])
+        if isinstance(size, list)
+        and len(size) == 2
+        and all(isinstance(one, int) and 0 < one <= 16384 for one in size)
+        else None,
+        labels=labels if all(labels) else (),
+    )
+
+
+def _literal(text: str) -> Any:
+    """The Python literal that a metadata entry is, or None."""
+    if not text or len(text) > _MAX_METADATA:
+        return None
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def _label(value: object) -> str:
+    """One line, or empty."""
+    return " ".join(str(value).split()) if isinstance(value, str | int) else ""
+
+
+def _id2label(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Hugging Face's table of classes: {"0": "tench", ...}."""
+    table = config.get("id2label")
+    if not isinstance(table, dict) or not 0 < len(table) <= _MAX_CLASSES:
+        return ()
+    labels = tuple(_label(table.get(str(number))) for number in range(len(table)))
+    return labels if all(labels) else ()
+
+
+def _numbers(values: object, count: int | None = None) -> list[float] | None:
+    """A list of finite numbers."""
+    if not isinstance(values, list) or count not in (None, len(values)):
+        return None
+    good = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    return [float(value) for value in values] if good else None
+
+
+def _side(value: object) -> int | None:
+    good = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 16384
+    return value if good and isinstance(value, int) else None
+
+
+def _hugging_face(values: Mapping[str, Any], path: Path, labels: tuple[str, ...]) -> Known:
+    """transformers' image processors, in their order: resize, crop, rescale, normalise."""
+    table: dict[str, Any] = {"color": "rgb"}
+    size = values.get("size")
+    sides = size if isinstance(size, dict) else {"shortest_edge": size}
+    crop = values.get("crop_size")
+    crop = crop if isinstance(crop, dict) else {"height": crop, "width": crop}
+    crop_height, crop_width = _side(crop.get("height")), _side(crop.get("width"))
+    height, width = _side(sides.get("height")), _side(sides.get("width"))
+    shortest = _side(sides.get("shortest_edge"))
+    cropped: tuple[int, int] | None = None
+    if values.get("do_center_crop") and crop_height and crop_width:
+        cropped = (crop_height, crop_width)
+    # ConvNeXt's processor takes the crop from crop_pct below 384 pixels, and no crop above.
+    pct = values.get("crop_pct")
+    if shortest and isinstance(pct, float) and 0 < pct <= 1 and shortest < 384 and not cropped:
+        cropped, shortest = (shortest, shortest), int(shortest / pct)
+    elif shortest and isinstance(pct, float) and not cropped:
+        height = width = shortest
+    at = None
+    if values.get("do_resize", True):
+        if height and width:
+            table["resize"] = {"mode": "exact", "height": height, "width": width}
+            at = (height, width)
+        elif shortest:
+            table["resize"] = {"mode": "shortest", "size": shortest}
+            at = (shortest, shortest)
+        if (filter_ := _RESAMPLE.get(values.get("resample", 2))) is not None:
+            table["interpolation"] = filter_
+    if cropped:
+        table["crop"] = {"height": cropped[0], "width": cropped[1]}
+        at = cropped
+    if values.get("do_rescale", True):
+        factor = values.get("rescale_factor", 1 / 255)
+        table["scale"] = float(factor) if isinstance(factor, int | float) else 1 / 255
+    if values.get("do_normalize"):
+        for key in ("mean", "std"):
+            if (numbers := _numbers(values.get(f"image_{key}"), 3)) is not None:
+                table[key] = numbers
+    return Known(source=path.name, preprocess=table, size=at, labels=labels)
+
+
+def _timm(values: Mapping[str, Any], path: Path) -> Known | None:
+    """timm's config.json: `pretrained_cfg`, or the same keys at its top."""
+    config = values.get("pretrained_cfg", values)
+    if not isinstance(config, dict) or "input_size" not in config:
+        return None
+    numbers = _numbers(config["input_size"], 3)
+    height = _side(int(numbers[1])) if numbers else None
+    width = _side(int(numbers[2])) if numbers else None
+    if not height or not width:
+        raise ConfigError(f"{path}: input_size: {config['input_size']!r} is no channels and sizes")
+    table: dict[str, Any] = {"color": "rgb", "scale": 1 / 255}
+    pct = config.get("crop_pct", 0.875)
+    pct = float(pct) if isinstance(pct, int | float) and 0 < pct <= 1 else 0.875
+    if height == width and config.get("crop_mode", "center") == "center":
+        table["resize"] = {"mode": "shortest", "size": int(height / pct)}
+        table["crop"] = {"height": height, "width": width}
+    else:
+        table["resize"] = {"mode": "exact", "height": height, "width": width}
+    table["interpolation"] = _TIMM_FILTERS.get(str(config.get("interpolation")), "pil-bicubic")
+    for key in ("mean", "std"):
+        if (values_ := _numbers(config.get(key), 3)) is not None:
+            table[key] = values_
+    names = config.get("label_names")
+    labels: tuple[str, ...] = ()
+    if isinstance(names, list) and 0 < len(names) <= _MAX_CLASSES:
+        labels = tuple(map(_label, names))
+    return Known(
+        source=path.name,
+        preprocess=table,
+        size=(height, width),
+        crop_pct=pct,
+        labels=labels if all(labels) else (),
+    )

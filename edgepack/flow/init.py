@@ -1,0 +1,375 @@
+"""A project file for a model, from what the model and the files beside it say.
+
+Exporters leave what they know: ultralytics in the model's metadata, Hugging Face in
+preprocessor_config.json and config.json, timm in config.json. What nobody says is guessed from
+the inputs and outputs, and marked as a guess in the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgepack.base.errors import ConfigError, UsageError
+from edgepack.base.text import one_line
+from edgepack.flow.exporters import Known, said_of
+from edgepack.flow.project import class_of_label, default_name, read_labels
+from edgepack.model import LoadedModel, ModelSpec, TensorInfo, read_model
+from edgepack.preprocess.presets import PRESETS, sized
+from edgepack.preprocess.spec import DTYPES, PreprocessSpec
+
+LABEL_FILES = ("labels.txt", "classes.txt", "imagenet_classes.txt")
+_MADE_LABELS = "labels.txt"
+_GUESS = "a guess"
+# Nodes that change no value of what they are given.
+_SAME_VALUES = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One key of the file, and why it has this value; one that is a guess says so."""
+
+    key: str
+    value: Any
+    why: str = ""
+
+    @property
+    def guessed(self) -> bool:
+        """Whether nobody has said so."""
+        return self.why.startswith(_GUESS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A project file to be written: `text` into `path`, and labels into a file beside it.
+
+    `open` are the questions that are left to the user.
+    """
+
+    path: Path
+    text: str
+    lines: tuple[Line, ...]
+    open: tuple[str, ...]
+    labels: tuple[Path, str] | None
+
+    def write(self) -> None:
+        """Write it; what is there was checked by `draft_project`."""
+        if self.labels is not None:
+            _write(*self.labels)
+        _write(self.path, self.text)
+
+
+def draft_project(
+    model: Path,
+    out: Path,
+    *,
+    preset: str | None = None,
+    labels: Path | None = None,
+    image: Path | None = None,
+    expected: str | None = None,
+    board: str | None = None,
+    device: str | None = None,
+    overwrite: bool = False,
+) -> Draft:
+    """The project file `out` for a model. Nothing is written yet.
+
+    Raises what `read_model` raises, `UsageError` if `out` is there already, and `ConfigError` for a
+    preset that does not fit the model, labels that are not as many as its classes, or a file of
+    settings beside it that cannot be read.
+    """
+    if out.exists() and not overwrite:
+        raise UsageError(
+            f"{out} is there already", hint="name another with --out, or add --overwrite"
+        )
+    loaded = read_model(ModelSpec(path=model))
+    known = said_of(loaded)
+    lines: list[Line] = [
+        Line("name", default_name(model)),
+        Line("model", _relative(model, out)),
+    ]
+    found, made = _labels(loaded, known, labels, out)
+    names: tuple[str, ...] = ()
+    if made is not None:
+        names = tuple(made[1].splitlines())
+    elif found is not None:
+        names = read_labels(labels or out.parent / str(found.value))
+    lines += [found] if found else []
+    lines += [_scores(loaded)]
+    questions: list[str] = []
+    picture = _picture(loaded.inputs)
+    if image is not None:
+        if picture is None:
+            raise UsageError(
+                f"--image: {model} has no input for a photo",
+                hint="its inputs are " + ", ".join(info.name for info in loaded.inputs),
+            )
+        lines.append(Line("golden_image", _relative(image, out)))
+    if expected is not None:
+        file = labels or (out.parent / str(found.value) if found else out)
+        lines.append(Line("expected_class", _expected(expected, names, image, file)))
+    lines += [Line(key, value) for key, value in (("board", board), ("device", device)) if value]
+
+    table: tuple[Line, ...] = ()
+    size = None
+    if picture is not None:
+        table, size = _preprocess(loaded, picture, known, preset)
+        if any(line.guessed for line in table):
+            questions.append("is the preprocessing that of the training? (see [preprocess])")
+    elif preset is not None:
+        raise UsageError(f"--preset: {model} has no input for a photo")
+    shapes, unknown = _shapes(loaded.inputs, picture, size)
+    questions += [f"what shape has '{line.key}'? (see [shapes])" for line in unknown]
+    if not unknown and picture is not None:
+        # What would be found at the first deploy is found before the file is written.
+        spec = read_model(ModelSpec(path=model, shapes={s.key: s.value for s in shapes}))
+        PreprocessSpec.from_table({line.key: line.value for line in table}, file=out).for_inputs(
+            spec.inputs
+        )
+    return Draft(
+        path=out,
+        text=_text(lines, shapes, unknown, table),
+        lines=(*lines, *shapes, *table),
+        open=tuple(questions),
+        labels=made,
+    )
+
+
+def _relative(file: Path, out: Path) -> str:
+    """`file` as the project file `out` names it."""
+    path = Path(os.path.relpath(file.absolute(), out.absolute().parent)).as_posix()
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"not a name in UTF-8: {path}", hint="TOML is UTF-8: rename the file"
+        ) from None
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+# --- what the model itself says ---------------------------------------------------------------
+
+
+def _layout(info: TensorInfo) -> tuple[str, int] | None:
+    """("NCHW" or "NHWC", channels) of an input that can take a photo."""
+    if len(info.shape) != 4 or info.dtype not in DTYPES:
+        return None
+    for layout, at in (("NCHW", 1), ("NHWC", 3)):
+        channels = info.shape[at]
+        if isinstance(channels, int) and channels in (1, 3):
+            return layout, channels
+    return None
+
+
+def _picture(inputs: Sequence[TensorInfo]) -> TensorInfo | None:
+    """The input that takes a photo; of several, the first."""
+    return next((info for info in inputs if _layout(info) is not None), None)
+
+
+def _sides(info: TensorInfo) -> tuple[int | None, int | None]:
+    layout = _layout(info)
+    assert layout is not None
+    at = layout[0].index("H")
+    height, width = (size if isinstance(size, int) else None for size in info.shape[at : at + 2])
+    return height, width
+
+
+def _classes(model: LoadedModel) -> int | None:
+    """Number of classes, if the first output is one score for each."""
+    sizes = model.outputs[0].shape if model.outputs else ()
+    large = [size for size in sizes[1:] if size != 1]
+    return large[0] if len(large) == 1 and isinstance(large[0], int) and large[0] > 1 else None
+
+
+def _scores(model: LoadedModel) -> Line:
+    """Whether the first output needs a softmax."""
+    made_by = {name: node for node in model.proto.graph.node for name in node.output}
+    name = model.outputs[0].name if model.outputs else ""
+    for _ in range(16):
+        node = made_by.get(name)
+        if node is None or node.op_type not in _SAME_VALUES or not node.input:
+            break
+        name = node.input[0]
+    last = node.op_type if node is not None else ""
+    if last in ("Softmax", "Sigmoid"):
+        return Line("scores", "raw", f"the model ends in {last}")
+    if _classes(model) is None:
+        return Line("scores", "raw", "the first output is not one score per class")
+    return Line("scores", "softmax", f"the model ends in {last or 'its input'}: logits")
+
+
+def _labels(
+    model: LoadedModel, known: Known | None, given: Path | None, out: Path
+) -> tuple[Line | None, tuple[Path, str] | None]:
+    """The key `labels`, and the file to be made for it."""
+    classes = _classes(model)
+    if given is not None:
+        count = len(read_labels(given))
+        if classes is not None and count != classes:
+            raise ConfigError(
+                f"{given}: {count} labels, but the model has {classes} classes",
+                hint="one line for each class, in the order of the output",
+            )
+        return Line("labels", _relative(given, out)), None
+    if known is not None and known.labels and classes in (None, len(known.labels)):
+        file = out.parent / _MADE_LABELS
+        text = "\n".join(known.labels) + "\n"
+        if file.exists() and file.read_bytes() != text.encode():
+            file = out.parent / f"{default_name(model.path)}-{_MADE_LABELS}"
+        return Line("labels", file.name, f"from {known.source}"), (file, text)
+    if classes is None:
+        return None, None
+    for name in LABEL_FILES:
+        file = model.path.parent / name
+        if file.is_file() and len(read_labels(file)) == classes:
+            return Line(
+                "labels", _relative(file, out), f"{classes} lines, as many as classes"
+            ), None
+    return None, None
+
+
+def _expected(text: str, labels: Sequence[str], image: Path | None, file: Path) -> int | str:
+    """The class that --expected means: a number, or a label as it is written."""
+    if image is None:
+        raise UsageError("--expected needs --image", hint="name the photo that shows it")
+    if re.fullmatch(r"\d+", text):
+        return int(text)
+    if not labels:
+        raise UsageError(
+            f"--expected: {text!r} is a label, but there are none", hint="--labels FILE"
+        )
+    return labels[class_of_label(text, labels, origin="--expected", file=file)]
+
+
+def _preprocess(
+    model: LoadedModel, picture: TensorInfo, known: Known | None, preset: str | None
+) -> tuple[tuple[Line, ...], tuple[int, int]]:
+    """The lines of [preprocess], and the height and width that they make."""
+    layout = _layout(picture)
+    assert layout is not None
+    height, width = _sides(picture)
+    if preset is not None:
+        values: dict[str, Any] = {"preset": preset}
+        why = "--preset"
+    elif known is not None and known.preprocess:
+        values, why = dict(known.preprocess), f"from {known.source}"
+    else:
+        values, why = (
+            {"preset": _guess(model, layout)},
+            f"{_GUESS}: nothing says how it was trained",
+        )
+    base = PRESETS[values["preset"]].table if "preset" in values else values
+    said, pct = None, None
+    if known is not None and preset is None:
+        said, pct = known.size, known.crop_pct
+    usual = _made(base)
+    size = (
+        height or (said or usual or (224, 224))[0],
+        width or (said or usual or (224, 224))[1],
+    )
+    if changed := sized(base, *size, crop_pct=pct):
+        values.pop("crop", None)
+        values |= changed
+    if picture.dtype == "uint8":
+        values = {k: v for k, v in values.items() if k not in ("scale", "mean", "std")}
+        values["dtype"] = "uint8"
+    if layout[1] == 1:
+        values = {k: v for k, v in values.items() if k not in ("mean", "std")}
+        values["color"] = "gray"
+    if layout[0] != "NCHW":
+        values["layout"] = layout[0]
+    if len(model.inputs) > 1:
+        values["input"] = picture.name
+    reasons = [why, *[""] * (len(values) - 1)]
+    lines = map(Line, values, values.values(), reasons)
+    return tuple(lines), size
+
+
+def _made(table: Mapping[str, Any]) -> tuple[int, int] | None:
+    """(height, width) of the tensors that a table makes."""
+    box = table.get("crop") or table.get("resize") or {}
+    return (box["height"], box["width"]) if "height" in box else None
+
+
+def _guess(model: LoadedModel, layout: tuple[str, int]) -> str:
+    """What most models of such inputs and outputs want."""
+    if _classes(model) is None:
+        return "zero-one"
+    return "tf-imagenet" if layout[0] == "NHWC" else "torchvision-imagenet"
+
+
+def _shapes(
+    inputs: Sequence[TensorInfo], picture: TensorInfo | None, size: tuple[int, int] | None
+) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
+    """[shapes] of the inputs with dynamic dimensions: what is known, and what is to fill in."""
+    known, unknown = [], []
+    for info in inputs:
+        if all(isinstance(one, int) for one in info.shape):
+            continue
+        shape = list(info.shape)
+        if not isinstance(shape[0], int):
+            shape[0] = 1
+        if picture is not None and size is not None and info.name == picture.name:
+            layout = _layout(info)
+            assert layout is not None
+            at = layout[0].index("H")
+            shape[at : at + 2] = size
+        left = [one for one in shape if not isinstance(one, int)]
+        if left:
+            unknown.append(Line(info.name, shape))
+        else:
+            known.append(Line(info.name, shape, "a batch of one" if shape else ""))
+    return tuple(known), tuple(unknown)
+
+
+# --- the file -----------------------------------------------------------------------------------
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it. JSON's strings are TOML's but for DEL."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _text(
+    lines: Sequence[Line],
+    shapes: Sequence[Line],
+    unknown: Sequence[Line],
+    table: Sequence[Line],
+) -> str:
+    text = ["# What `edgepack deploy` needs to know; flags of the command line override it."]
+    text += ["# Paths are relative to this file.", "[project]", *map(_written, lines)]
+    if shapes or unknown:
+        text += ["", "[shapes]", *map(_written, shapes)]
+        for line in unknown:
+            wanted = ["?" if not isinstance(one, int) else one for one in line.value]
+            text.append(
+                f"# {_key(line.key)} = {json.dumps(wanted).replace(chr(34), '')}  # fill in"
+            )
+    if table:
+        text += ["", "[preprocess]", *map(_written, table)]
+    return "\n".join(text) + "\n"
+
+
+def _written(line: Line) -> str:
+    comment = f"  # {one_line(line.why)}" if line.why else ""
+    return f"{_key(line.key)} = {_toml(line.value)}{comment}"

@@ -1,0 +1,419 @@
+"""`edgepack init` and `check`: what models and the files beside them say becomes a project."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edgepack.base.errors import ConfigError, EdgepackError, UsageError
+from edgepack.cli import main
+from edgepack.flow.check import check_project
+from edgepack.flow.init import Draft, draft_project
+from edgepack.flow.project import Project, load_project
+from edgepack.flow.reference import ExpectedClassError
+from edgepack.preprocess.presets import PRESETS, sized
+from edgepack.preprocess.spec import PreprocessSpec, Resize
+
+ROOT = Path(__file__).parents[2]
+IMAGE = (1, 3, 224, 224)
+
+
+def model(
+    path: Path,
+    inputs: Mapping[str, Sequence[int | str]],
+    classes: int = 10,
+    *,
+    dtype: int = TensorProto.FLOAT,
+    last: str = "",
+    metadata: Mapping[str, str] | None = None,
+) -> Path:
+    """Each class's score is the mean of the first input, the same for all, plus its number."""
+    first = next(iter(inputs))
+    nodes = [
+        helper.make_node("Cast", [first], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["float"], ["mean"], axes=[1, 2, 3], keepdims=0),
+        helper.make_node("Reshape", ["mean", "column"], ["flat"]),
+        helper.make_node("Add", ["flat", "numbers"], ["scores"]),
+    ]
+    out = "scores"
+    if last:
+        nodes.append(helper.make_node(last, ["scores"], ["end"]))
+        out = "end"
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info(name, dtype, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(out, TensorProto.FLOAT, (1, classes))],
+        [
+            helper.make_tensor("column", TensorProto.INT64, [2], [-1, 1]),
+            helper.make_tensor("numbers", TensorProto.FLOAT, [1, classes], range(classes)),
+        ],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    helper.set_model_props(proto, dict(metadata or {}))
+    onnx.save(proto, path)
+    return path
+
+
+def drafted(path: Path, **options: Any) -> tuple[Draft, Project]:
+    """The draft, written, and what the other commands read of it."""
+    draft = draft_project(path, path.parent / "edgepack.toml", **options)
+    draft.write()
+    return draft, load_project(draft.path)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_a_whole_table(name: str) -> None:
+    spec = PreprocessSpec.from_table({"preset": name}, file="x")
+    assert spec.size is not None
+    assert spec == PreprocessSpec.from_table(PRESETS[name].table, file="x")
+    for height, width in ((224, 224), (96, 96), (299, 299), (48, 320)):
+        table = {"preset": name, **sized(PRESETS[name].table, height, width)}
+        assert PreprocessSpec.from_table(table, file="x").size == (height, width)
+
+
+def test_what_presets_make_of_a_pixel() -> None:
+    """By the formulas of their sources: (p / 255 - mean) / std, p / 127.5 - 1, BGR - mean."""
+    photo = np.full((300, 300, 3), (10, 128, 250), np.uint8)  # as OpenCV reads: B, G, R
+
+    def values(name: str) -> list[float]:
+        spec = PreprocessSpec.from_table({"preset": name}, file="x")
+        return [float(v) for v in spec.tensor(spec.resized(photo))[0, :, 100, 100]]
+
+    imagenet = [
+        (250 / 255 - 0.485) / 0.229,
+        (128 / 255 - 0.456) / 0.224,
+        (10 / 255 - 0.406) / 0.225,
+    ]
+    assert values("torchvision-imagenet") == pytest.approx(imagenet, abs=1e-5)
+    assert values("timm") == pytest.approx(imagenet, abs=1e-5)
+    assert values("tf-imagenet") == pytest.approx([v / 127.5 - 1 for v in (250, 128, 10)], abs=1e-5)
+    assert values("caffe") == pytest.approx([10 - 103.939, 128 - 116.779, 250 - 123.68], abs=1e-4)
+    assert values("zero-one") == pytest.approx([250 / 255, 128 / 255, 10 / 255], abs=1e-6)
+
+
+def test_keys_beside_a_preset() -> None:
+    spec = PreprocessSpec.from_table(
+        {"preset": "timm", "interpolation": "linear", "color": "bgr"}, file="x"
+    )
+    assert (spec.interpolation, spec.color, spec.crop) == ("linear", "bgr", (224, 224))
+    whole = {"mode": "exact", "height": 32, "width": 64}
+    spec = PreprocessSpec.from_table({"preset": "timm", "resize": whole}, file="x")
+    assert (spec.resize, spec.crop) == (Resize(mode="exact", height=32, width=64), None)
+    gray = PreprocessSpec.from_table({"preset": "timm", "color": "gray"}, file="x")
+    assert gray.mean == (0.0,)
+    with pytest.raises(ConfigError, match=r"t\.toml: preprocess\.preset: unknown value 'tim'") as e:
+        PreprocessSpec.from_table({"preset": "tim"}, file="t.toml")
+    assert e.value.hint == "perhaps you meant 'timm'"
+    with pytest.raises(ConfigError, match=r"preprocess\.mean: .* 1 values for 3 channels"):
+        PreprocessSpec.from_table({"preset": "timm", "mean": [0.5]}, file="t.toml")
+
+
+def test_the_size_of_another_input() -> None:
+    """timm: scale_size = int(math.floor(img_size / crop_pct))."""
+    for size in (160, 192, 288, 299):
+        resize = sized(PRESETS["timm"].table, size, size)["resize"]
+        assert resize == {"mode": "shortest", "size": int(size / 0.875)}
+    assert sized(PRESETS["timm"].table, 224, 224) == {}
+
+
+def test_a_classifier_of_which_nothing_is_known(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("".join(f"class {i}\n" for i in range(10)))
+    draft, project = drafted(model(tmp_path / "net.onnx", {"image": ("n", 3, 299, 299)}))
+    assert project.shapes == {"image": (1, 3, 299, 299)}
+    assert project.labels == tmp_path / "labels.txt"
+    assert project.scores == "softmax"
+    assert project.preprocess is not None
+    assert (project.preprocess.size, project.preprocess.interpolation) == (
+        (299, 299),
+        "pil-bilinear",
+    )
+    assert [line.key for line in draft.lines if line.guessed] == ["preset"]
+    assert "# a guess" in draft.text
+    assert draft.open
+
+
+def test_a_preset_is_no_guess(tmp_path: Path) -> None:
+    draft, project = drafted(model(tmp_path / "net.onnx", {"image": IMAGE}), preset="timm")
+    assert not draft.open
+    assert "guess" not in draft.text
+    assert project.preprocess == PreprocessSpec.from_table({"preset": "timm"}, file="x")
+
+
+@pytest.mark.parametrize(
+    ("last", "scores"), [("Softmax", "raw"), ("Sigmoid", "raw"), ("", "softmax")]
+)
+def test_whether_scores_need_a_softmax(tmp_path: Path, last: str, scores: str) -> None:
+    _, project = drafted(model(tmp_path / "net.onnx", {"image": IMAGE}, last=last))
+    assert project.scores == scores
+
+
+def test_pixels_as_they_are_in_the_order_of_tensorflow(tmp_path: Path) -> None:
+    path = model(tmp_path / "net.onnx", {"image": (1, 96, 96, 3)}, dtype=TensorProto.UINT8)
+    _, project = drafted(path)
+    spec = project.preprocess
+    assert spec is not None
+    assert (spec.dtype, spec.layout, spec.size) == ("uint8", "NHWC", (96, 96))
+
+
+def test_gray_images(tmp_path: Path) -> None:
+    _, project = drafted(model(tmp_path / "net.onnx", {"image": (1, 1, 28, 28)}))
+    spec = project.preprocess
+    assert spec is not None
+    assert (spec.color, spec.size, spec.channels) == ("gray", (28, 28), 1)
+
+
+def test_what_ultralytics_writes(tmp_path: Path) -> None:
+    path = model(
+        tmp_path / "yolo.onnx",
+        {"images": ("batch", 3, "height", "width")},
+        2,
+        metadata={
+            "author": "Ultralytics",
+            "task": "detect",
+            "stride": "32",
+            "imgsz": "[320, 480]",
+            "names": "{0: 'per\\nson', 1: 'bicycle'}",
+        },
+    )
+    draft, project = drafted(path)
+    assert not any(line.guessed for line in draft.lines)
+    assert project.shapes == {"images": (1, 3, 320, 480)}
+    assert project.preprocess is not None
+    assert project.preprocess.resize == Resize(mode="letterbox", height=320, width=480)
+    assert (tmp_path / "labels.txt").read_text() == "per son\nbicycle\n"
+    # What is there already is kept.
+    (tmp_path / "labels.txt").write_text("mine\n")
+    again, _ = drafted(path, overwrite=True)
+    assert again.labels is not None
+    assert again.labels[0].name == "yolo-labels.txt"
+    assert (tmp_path / "labels.txt").read_text() == "mine\n"
+
+
+def test_what_hugging_face_writes(tmp_path: Path) -> None:
+    """A ViT's files; in its repositories the model lies a folder further down."""
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps(
+            {
+                "do_resize": True,
+                "size": {"height": 224, "width": 224},
+                "resample": 2,
+                "do_normalize": True,
+                "image_mean": [0.5, 0.5, 0.5],
+                "image_std": [0.5, 0.5, 0.5],
+            }
+        )
+    )
+    labels = {str(i): f"class {i}" for i in range(10)}
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": labels}))
+    (tmp_path / "onnx").mkdir()
+    path = model(tmp_path / "onnx/model.onnx", {"pixel_values": ("b", 3, "h", "w")})
+    draft, project = drafted(path)
+    assert project.shapes == {"pixel_values": IMAGE}
+    assert project.preprocess is not None
+    want = {
+        **{"color": "rgb", "scale": 1 / 255, "mean": [0.5] * 3, "std": [0.5] * 3},
+        "interpolation": "pil-bilinear",
+        "resize": {"mode": "exact", "height": 224, "width": 224},
+    }
+    assert project.preprocess == PreprocessSpec.from_table(want, file="x")
+    assert not any(line.guessed for line in draft.lines)
+    assert project.labels is not None
+    assert len(project.labels.read_text().splitlines()) == 10
+
+
+def test_hugging_face_s_centre_crop(tmp_path: Path) -> None:
+    """CLIP's: the shorter edge to 224, bicubic, the centre of it."""
+    settings = {
+        **{"do_center_crop": True, "crop_size": {"height": 224, "width": 224}},
+        **{"do_resize": True, "size": {"shortest_edge": 256}, "resample": 3},
+        **{"do_normalize": True, "image_mean": [0.4] * 3, "image_std": [0.3] * 3},
+    }
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    _, project = drafted(model(tmp_path / "m.onnx", {"pixel_values": IMAGE}))
+    spec = project.preprocess
+    assert spec is not None
+    assert spec.resize == Resize(mode="shortest", height=256, width=256)
+    assert (spec.crop, spec.interpolation, spec.mean[0]) == ((224, 224), "pil-bicubic", 0.4)
+
+
+def test_what_timm_writes(tmp_path: Path) -> None:
+    config = {
+        "architecture": "mobilenetv4_conv_small",
+        "pretrained_cfg": {
+            **{"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.95},
+            **{"crop_mode": "center", "mean": [0.1, 0.2, 0.3], "std": [0.5, 0.6, 0.7]},
+        },
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    _, project = drafted(model(tmp_path / "m.onnx", {"x": ("b", 3, 256, 256)}))
+    spec = project.preprocess
+    assert spec is not None
+    assert spec.crop == (256, 256)
+    assert spec.resize == Resize(mode="shortest", height=269, width=269)  # 256 / 0.95
+    assert (spec.mean, spec.std) == ((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))
+
+
+HOSTILE = ["[" * 5000, "{" * 5000, "{0: 'x'", "{1: 'x'}", "{0: ['y']}", "9" * 100_000, "__import__"]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_metadata_that_makes_no_sense(tmp_path: Path, text: str) -> None:
+    said = {"author": "Ultralytics", "names": text, "imgsz": text}
+    draft, project = drafted(model(tmp_path / "m.onnx", {"x": ("b", 3, "h", "w")}, metadata=said))
+    assert project.shapes == {"x": (1, 3, 640, 640)}
+    assert draft.labels is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "[" * 100_000, '{"input_size": [3, "a", 1]}', "\x00"]
+)
+def test_settings_that_make_no_sense(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    path = model(tmp_path / "m.onnx", {"x": IMAGE})
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        draft_project(path, tmp_path / "edgepack.toml")
+    assert not (tmp_path / "edgepack.toml").exists()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"size": "x", "crop_size": [1], "resample": "?", "image_mean": "m", "rescale_factor": None},
+        {
+            "size": {"height": -1, "width": 10**9},
+            "do_normalize": True,
+            "image_mean": [1, "2", None],
+        },
+        {"size": None, "crop_pct": True, "do_center_crop": 3},
+    ],
+)
+def test_settings_of_other_kinds_are_passed_over(tmp_path: Path, values: dict[str, Any]) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(values))
+    path = model(tmp_path / "m.onnx", {"x": IMAGE})
+    try:
+        drafted(path)
+    except EdgepackError as error:
+        assert error.message
+        assert not (tmp_path / "edgepack.toml").exists()
+
+
+def test_inputs_that_are_no_photos(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.onnx", {"tokens": ("batch", "length", 8, 2)})
+    draft, project = drafted(path)
+    assert project.preprocess is None
+    assert "# tokens = [1, ?, 8, 2]  # fill in" in draft.text
+    assert draft.open == ("what shape has 'tokens'? (see [shapes])",)
+    with pytest.raises(UsageError, match="no input for a photo"):
+        draft_project(path, tmp_path / "b.toml", preset="timm")
+
+
+def test_names_that_toml_must_quote(tmp_path: Path) -> None:
+    name = 'in:put "0"\\\x7f\u20ac'
+    draft, project = drafted(model(tmp_path / "net €.onnx", {name: ("b", 3, 8, 8)}))
+    assert project.shapes == {name: (1, 3, 8, 8)}
+    assert project.model == tmp_path / "net €.onnx"
+    assert draft.path.read_text() == draft.text
+
+
+def test_a_file_is_not_overwritten_and_nothing_is_half_written(tmp_path: Path) -> None:
+    path = model(tmp_path / "net.onnx", {"image": IMAGE})
+    out = tmp_path / "edgepack.toml"
+    out.write_text("mine")
+    with pytest.raises(UsageError, match="is there already"):
+        draft_project(path, out)
+    (tmp_path / "few.txt").write_text("a\nb\n")
+    with pytest.raises(ConfigError, match=r"few\.txt: 2 labels, but the model has 10 classes"):
+        draft_project(path, out, labels=tmp_path / "few.txt", overwrite=True)
+    assert out.read_text() == "mine"
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "edgepack.toml",
+        "few.txt",
+        "net.onnx",
+    ]
+
+
+def test_a_class_by_its_label(tmp_path: Path) -> None:
+    names = tmp_path / "labels.txt"
+    names.write_text("".join(f"class {i}\n" for i in range(8)) + "twin\nTwin\n")
+    photo = tmp_path / "gray.png"
+    cv2.imwrite(str(photo), np.full((300, 300, 3), 128, np.uint8))
+    path = model(tmp_path / "net.onnx", {"image": IMAGE})
+    draft, project = drafted(path, image=photo, expected="CLASS 3", preset="timm")
+    assert 'expected_class = "class 3"' in draft.text
+    assert project.expected_class == 3
+    text = draft.text
+    for wrong, message in (
+        ('"clas 3"', r"expected_class: no label is 'clas 3' in .*labels\.txt"),
+        ('"twin"', "expected_class: 2 labels are 'twin'"),
+        ("true", "expected_class: True is not a whole number or a string"),
+        ("-1", "expected_class: -1 is below 0"),
+    ):
+        draft.path.write_text(text.replace('"class 3"', wrong))
+        with pytest.raises(ConfigError, match=message):
+            load_project(draft.path)
+    draft.path.write_text(text.replace('labels = "labels.txt"', ""))
+    with pytest.raises(ConfigError, match="is a label, but no labels are given"):
+        load_project(draft.path)
+
+
+def test_check_says_what_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Class 9 has the highest score by the model's making."""
+    photo = tmp_path / "gray.png"
+    cv2.imwrite(str(photo), np.full((300, 300, 3), 128, np.uint8))
+    (tmp_path / "labels.txt").write_text("".join(f"class {i}\n" for i in range(10)))
+    path = model(tmp_path / "net.onnx", {"image": IMAGE})
+    draft, project = drafted(path, image=photo, expected="class 9", preset="timm")
+    checked = check_project(project)
+    assert [one.index for one in checked.seen[0].top] == [9, 8, 7, 6, 5]
+    checked.check_expected()
+    assert main(["check", "--project", str(draft.path), "--top", "1"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[1].split() == [
+        f"{1 / sum(np.exp(-i) for i in range(10)):.4f}",
+        "9",
+        "class",
+        "9",
+    ]
+
+    _, project = drafted(path, image=photo, expected="4", preset="timm", overwrite=True)
+    with pytest.raises(ExpectedClassError, match=r"sees class 9 \(class 9\), expected 4"):
+        check_project(project).check_expected()
+    assert main(["check", "--project", str(draft.path)]) == ExpectedClassError("").exit_code
+    capsys.readouterr()
+    assert main(["--json", "check", "--project", str(draft.path), "--image", str(photo)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["seen"][0]["top"][0]["label"] == "class 9"
+
+
+def test_init_then_check_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model(tmp_path / "net.onnx", {"image": IMAGE})
+    assert main(["init", "net.onnx", "--preset", "caffe", "--board", "rasp3b", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["next"] == ["edgepack check --image PHOTO", "edgepack deploy --device virtual"]
+    assert main(["check"]) == 0
+    assert "random inputs" in capsys.readouterr().out
+    assert main(["init", "net.onnx"]) == 2
+    assert "hint: name another with --out, or add --overwrite" in capsys.readouterr().err
+    assert main(["init", "net.onnx", "--out", "b.toml", "--board", "rasp3"]) == 2
+    assert "perhaps you meant 'rasp3b'" in capsys.readouterr().err
+    assert main(["init", "net.onnx", "--out", "b.toml", "--preset", "tim"]) == 2
+    assert main(["init", "net.onnx", "--out", "b.toml", "--image", "no.png"]) == 2
+    assert not Path("b.toml").exists()
+
+
+def test_the_reference_lists_every_preset() -> None:
+    text = (ROOT / "docs/reference/edgepack-toml.md").read_text()
+    for name, preset in PRESETS.items():
+        assert f"| `{name}` | {preset.title} |" in text
