@@ -9,9 +9,9 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from edgepack.base.errors import EXIT_CODES, EdgepackError, UsageError
+from edgepack.base.errors import EXIT_CODES, EdgepackError, UsageError, perhaps
 from edgepack.base.paths import set_cache_dir
 from edgepack.base.version import VERSION
 from edgepack.cli.console import Console
@@ -66,6 +66,36 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"see `{self.prog} --help`")
 
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            raise UsageError(
+                f"{self.prog}: unknown command: {value}", hint=perhaps(str(value), action.choices)
+            )
+        super()._check_value(action, value)
+
+    def parse_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
+        """As argparse's; of an option that is not known, the nearest one is named."""
+        parsed, left = self.parse_known_args(args, namespace)
+        if left:
+            option = left[0].partition("=")[0]
+            known = _options(self, args)
+            raise UsageError(
+                f"{'unknown option' if option.startswith('-') else 'too many arguments'}: "
+                + " ".join(left),
+                hint=perhaps(option, known) if option.startswith("-") else None,
+            )
+        return parsed
+
+
+def _options(parser: argparse.ArgumentParser, words: Iterable[str]) -> set[str]:
+    """The options of a parser, and of those of its commands that are among `words`."""
+    found = set(parser._option_string_actions)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word in set(words) & set(action.choices):
+                found |= _options(action.choices[word], words)
+    return found
+
 
 def make_parser(words: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
     """The command line; the docs' reference is generated from it.
@@ -81,9 +111,9 @@ def make_parser(words: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
         epilog=f"exit codes:\n{codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"edgepack {VERSION}")
+    parser.add_argument("--version", action="store_true", help="show edgepack's version")
     add_common(parser)
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
     for name, does in COMMANDS.items():
         command = commands.add_parser(name, help=does)
         if name in wanted:
@@ -92,12 +122,25 @@ def make_parser(words: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
     return parser
 
 
+def _run(parser: argparse.ArgumentParser, args: argparse.Namespace, console: Console) -> int:
+    """The exit code of what was asked for; without a command, that is the help."""
+    if args.version:
+        console.data({"version": VERSION}, f"edgepack {VERSION}")
+    elif hasattr(args, "run"):
+        code: int = args.run(args, console)
+        return code
+    else:
+        parser.print_help()
+    return 0
+
+
 def main(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; nothing is raised but a bug."""
     no_color = bool(os.environ.get("NO_COLOR"))
     console = Console(as_json="--json" in argv, no_color=no_color)
     try:
-        args = make_parser(argv).parse_args(argv)
+        parser = make_parser(argv)
+        args = parser.parse_args(argv)
         for name, default in COMMON_DEFAULTS.items():
             if not hasattr(args, name):
                 setattr(args, name, default)
@@ -107,8 +150,7 @@ def main(argv: Sequence[str]) -> int:
         if args.cache_dir is not None:
             check_writable(args.cache_dir, "--cache-dir")
             set_cache_dir(args.cache_dir)
-        code: int = args.run(args, console)
-        return code
+        return _run(parser, args, console)
     except EdgepackError as error:
         console.error(error.message, error.hint, error.exit_code)
         return error.exit_code

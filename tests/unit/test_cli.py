@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgepack.base.errors import EXIT_CODES, UsageError
+from edgepack.base.version import VERSION
 from edgepack.boards import get_board
 from edgepack.cli import COMMANDS, main, make_parser
 from edgepack.cli.compile import cost_model_gap
@@ -35,7 +36,7 @@ HEAVY |= {"fabric", "paramiko", "invoke", "cryptography"}
 
 @pytest.mark.parametrize(
     "argv",
-    [["boards"], ["--help"], ["--version"], ["doctor", "--help"], ["status", "--help"],
+    [["boards"], [], ["--help"], ["--version"], ["doctor", "--help"], ["status", "--help"],
      ["board", "--help"], ["cache"]],
     ids=" ".join,
 )  # fmt: skip
@@ -51,6 +52,18 @@ def test_a_trivial_command_imports_no_heavy_library(tmp_path: Path, argv: list[s
     loaded = set(done.stdout.rpartition("heavy:")[2].split())
     assert {"edgepack", "argparse"} <= loaded
     assert not loaded & HEAVY
+
+
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys)
+    assert (code, err) == (0, "")
+    assert all(command in out for command in COMMANDS)
+
+
+def test_the_version_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--version", "--json")
+    assert (code, json.loads(out)) == (0, {"version": VERSION})
+    assert run(capsys, "--version")[1] == f"edgepack {VERSION}\n"
 
 
 def test_a_value_that_is_a_commands_name_is_not_taken_for_it(
@@ -92,8 +105,11 @@ def test_data_goes_to_stdout_and_is_json_on_request(capsys: pytest.CaptureFixtur
     ("argv", "code", "message", "hint"),
     [
         (["boards", "rasp3c"], 2, "unknown board: rasp3c", "perhaps you meant 'rasp3b'"),
-        (["fly"], 2, "invalid choice: 'fly'", "--help"),
-        (["boards", "--jsn"], 2, "unrecognized arguments: --jsn", "--help"),
+        (["fly"], 2, "unknown command: fly", "known: "),
+        (["deplyo"], 2, "unknown command: deplyo", "perhaps you meant 'deploy'"),
+        (["fleet", "pln"], 2, "edgepack fleet: unknown command: pln", "perhaps you meant 'plan'"),
+        (["deploy", "a", "b"], 2, "too many arguments: b", None),
+        (["boards", "--jsn"], 2, "unknown option: --jsn", "perhaps you meant '--json'"),
         (["compile"], 2, "no model given", "edgepack.toml"),
         (["compile", "none.onnx", "--board", "rasp3b"], 2, "no such file: none.onnx", None),
         (["inspect", "none.onnx"], 2, "none.onnx: no such file", None),
