@@ -249,20 +249,24 @@ def cum_prod(node: Node) -> relax.Expr:
 
 def reverse_sequence(node: Node) -> relax.Expr:
     """The first elements along the time axis backwards, as many as each sequence has."""
-    data, lengths = node.inputs[0], node.emit(relax.op.astype(node.inputs[1], "int64"))
+    data, lengths = node.inputs
+    shape = [int(extent) for extent in data.ty.shape]
     batch = node.attributes.get("batch_axis", 1)
     time = node.attributes.get("time_axis", 0)
 
-    def reversed_(x: te.Tensor, count: te.Tensor) -> te.Tensor:
-        def element(*at: tirx.Var) -> tirx.Expr:
-            end = count(at[batch])
-            index = list(at)
-            index[time] = tirx.max(end - 1 - at[time], tirx.const(0, "int64"))
-            return tirx.Select(at[time] < end, x(*index), x(*at))
+    def along(axis: int) -> list[int]:
+        return [shape[i] if i == axis else 1 for i in range(len(shape))]
 
-        return te.compute(x.shape, element, name="reverse_sequence")
-
-    return node.compute(reversed_, data, lengths)
+    places = np.arange(shape[time]).reshape(along(time))
+    steps = relax.const(places, "int64")
+    lengths = node.emit(relax.op.astype(lengths, "int64"))
+    ends = node.emit(relax.op.reshape(lengths, along(batch)))
+    # The last one less the step.
+    mirrored = node.emit(relax.op.subtract(ends, relax.const(places + 1, "int64")))
+    inside = node.emit(relax.op.less(steps, ends))
+    index = node.emit(relax.op.where(inside, mirrored, steps))
+    whole = node.emit(relax.op.broadcast_to(index, shape))
+    return relax.op.gather_elements(data, whole, time)
 
 
 def bit_cast(node: Node) -> relax.Expr:

@@ -46,7 +46,7 @@ def _layer(node: Node, kind: str) -> relax.Expr:
     way = attributes.get("direction", b"forward").decode()
 
     def zeros(*shape: int) -> relax.Expr:
-        return relax.const(np.zeros(shape, dtype))
+        return relax.const(np.zeros(shape), dtype)
 
     def part(item: relax.Expr, direction: int) -> relax.Expr:
         """Of one direction."""

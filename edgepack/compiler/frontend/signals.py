@@ -85,7 +85,7 @@ def _transformed(
         part = node.emit(relax.op.strided_slice(kept, [last + 1], [number], [number + 1]))
         flat = node.emit(relax.op.squeeze(part, [last + 1]))
         turned = node.emit(relax.op.permute_dims(flat, order))
-        return node.emit(relax.op.matmul(turned, relax.const(matrix.astype(dtype))))
+        return node.emit(relax.op.matmul(turned, relax.const(matrix, dtype)))
 
     real = product(0, cosines)
     imaginary = None if half else product(0, -sines)
