@@ -147,7 +147,10 @@ def compiler(board: str) -> list[str]:
         return [require_tool(_COMPILERS[board])]
     zig = zig_executable()
     assert zig is not None
-    return [str(zig), "cc", "-target", get_board(board).triple.replace("gnu", "musl")]
+    profile = get_board(board)
+    # As the device tool is built: then zig's musl is there already.
+    flags = [*profile.runtime_flags["zig"], "-O3"]
+    return [str(zig), "cc", "-target", profile.triple.replace("gnu", "musl"), *flags]
 
 
 def fake_bundle(
