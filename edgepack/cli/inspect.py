@@ -1,16 +1,24 @@
-"""`edgepack inspect`: what is in a model."""
+"""`edgepack inspect`: what is in a model, and whether it can be compiled."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from edgepack.boards import get_board
 from edgepack.cli.console import Console, megabytes
-from edgepack.cli.options import parse_shapes
-from edgepack.compiler.frontend.inspect import ModelInfo, inspect_model
-from edgepack.model import TensorInfo
+from edgepack.cli.options import add_set, board_files, parse_constants, parse_shapes
+from edgepack.model import ModelSpec, TensorInfo
+
+if TYPE_CHECKING:
+    from edgepack.flow.inspection import Inspection
+
+# A dimension's formula that is longer is shown by what it depends on.
+_FORMULA = 16
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -23,17 +31,37 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="INPUT=1,3,224,224",
         help="shape of an input that has dynamic dimensions (repeatable)",
     )
+    add_set(parser)
+    parser.add_argument(
+        "--board",
+        metavar="NAME",
+        default="local",
+        help="estimate memory and time for this one (default: local, whose clock is not known)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Print the model's facts."""
-    info = inspect_model(args.model, parse_shapes(args.shape))
-    console.data({**asdict(info), "path": str(info.path)}, _text(info))
+    from edgepack.flow.inspection import inspect_for
+
+    spec = ModelSpec(
+        path=args.model, shapes=parse_shapes(args.shape), constants=parse_constants(args.set)
+    )
+    found = inspect_for(spec, get_board(args.board, board_files(args)))
+    data = {
+        **asdict(found.info),
+        "path": str(args.model),
+        "can_be_compiled": found.obstacle is None,
+        "because": found.obstacle,
+        "estimate": asdict(found.estimate) if found.estimate else None,
+    }
+    console.data(data, _text(found))
     return 0
 
 
-def _text(info: ModelInfo) -> str:
+def _text(found: Inspection) -> str:
+    info = found.info
     macs = (
         "unknown: dynamic shapes (see --shape)"
         if info.macs is None
@@ -43,22 +71,48 @@ def _text(info: ModelInfo) -> str:
         f"{info.path}: {megabytes(info.size_bytes)}, opset {info.opset}"
         + (f", made by {info.producer}" if info.producer else ""),
         *_tensors("inputs", info.inputs),
-        *_tensors("outputs", info.outputs),
-        f"parameters  {info.parameters / 1e6:.2f} M",
+        *_tensors("outputs", found.estimate.outputs if found.estimate else info.outputs),
+        f"parameters  {info.parameters / 1e6:.2f} M ({megabytes(info.parameters_bytes)})",
         f"MACs        {macs}",
         f"operators   {sum(info.operators.values())}",
     ]
+    refused = {node.operator for node in info.unsupported}
     for name, count in sorted(info.operators.items(), key=lambda item: (-item[1], item[0])):
-        problem = info.unsupported.get(name)
         lines.append(
-            f"  {count:>5}  {name}" + (f"  (cannot be compiled: {problem})" if problem else "")
+            f"  {count:>5}  {name}" + ("  (cannot be compiled)" if name in refused else "")
         )
-    return "\n".join(lines)
+    for node in info.unsupported:
+        lines.append(f"cannot      {node.operator} {node}: {node.why}; {node.instead}")
+    if estimate := found.estimate:
+        lines.append(
+            f"memory      tensors {megabytes(estimate.arena_bytes)}, "
+            f"weights {megabytes(estimate.params_bytes)}"
+        )
+        lines.append(f"bundle      about {megabytes(estimate.bundle_bytes)}, not compressed")
+        if estimate.ms is not None:
+            without = f", without {estimate.uncosted} kernels" if estimate.uncosted else ""
+            lines.append(
+                f"time        {estimate.ms:.1f} ms by the cost model on one core of "
+                f"{estimate.board} at {estimate.mhz} MHz{without}"
+            )
+    yes = "yes" if found.obstacle is None else f"no, because of {found.obstacle}"
+    return "\n".join([*lines, f"can be compiled: {yes}"])
 
 
 def _tensors(title: str, tensors: Sequence[TensorInfo]) -> list[str]:
     return [
         f"{title if number == 0 else '':<10}  {tensor.name}: {tensor.dtype} "
-        f"({', '.join('?' if size is None else str(size) for size in tensor.shape)})"
+        f"({', '.join(map(_size, tensor.shape))})"
         for number, tensor in enumerate(tensors)
     ]
+
+
+def _size(size: int | str | None) -> str:
+    """A dimension: a number, a name, or a formula; f(a, b) for one too long to be read."""
+    if size is None:
+        return "?"
+    text = str(size).replace(" ", "")
+    if len(text) <= _FORMULA or re.fullmatch(r"\w+", text):
+        return str(size)
+    names = dict.fromkeys(re.findall(r"[A-Za-z_]\w*(?!\w*\()", text))
+    return f"f({', '.join(names)})"

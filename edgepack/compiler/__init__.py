@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgepack.base import apart
 from edgepack.base.apart import Limits
@@ -20,7 +20,7 @@ from edgepack.base.paths import atomic_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
 from edgepack.compiler import memory
-from edgepack.compiler.backend.report import LayerReport
+from edgepack.compiler.backend.report import Estimate, LayerReport
 from edgepack.compiler.errors import named_failures
 from edgepack.compiler.frontend.load import CheckedModel, load_model
 from edgepack.compiler.limited import within
@@ -28,6 +28,7 @@ from edgepack.model import ModelSpec, TensorInfo
 from edgepack.native.toolchain import Toolchain
 
 if TYPE_CHECKING:
+    from edgepack.compiler.backend.plan import Plan
     from edgepack.compiler.rules.rule import Rule
 
 
@@ -115,28 +116,15 @@ def _compile(
 ) -> CompiledModel:
     if isinstance(model, ModelSpec):
         model = load_model(model)
-    apart.at("looking at its size")
-    memory.check_before(model.path, model.expanded, board)
-
-    progress.step(f"importing {model.path.name}")
-    import tvm
-
-    from edgepack.compiler.backend import build, llvm, plan, schedule
-    from edgepack.compiler.frontend import importer
-    from edgepack.compiler.place import lower
-    from edgepack.compiler.rules import table
-
-    target = llvm.tvm_target(board)
-    module, fast = lower.lower(
-        importer.import_model(model), target, model, rules=rules or table.RULES, smallest=smallest
+    laid_out, kernels, layers, target = plan_model(
+        model, board, rules=rules, smallest=smallest, progress=progress
     )
-    scheduled = schedule.schedule(module, target)
-    apart.at("laying out its memory")
-    laid_out, kernels = plan.extract_plan(scheduled, model, fast.kernels)
-    memory.check_fits(model.path, laid_out.arena_bytes, len(laid_out.params), board)
-    layers = plan.report_layers(laid_out, fast.reports)
 
     progress.step(f"compiling {len(kernels)} kernels for {board.cpu}")
+    import tvm
+
+    from edgepack.compiler.backend import build
+
     apart.at(f"making machine code of {len(kernels)} kernels")
     with atomic_dir(out) as work:
         build.build_library(kernels, target, toolchain, work / "model.so")
@@ -154,4 +142,68 @@ def _compile(
         model_sha256=model.sha256,
         tvm_version=tvm.__version__,
         layers=layers,
+    )
+
+
+def plan_model(
+    model: CheckedModel,
+    board: Board,
+    *,
+    rules: Sequence[Rule] | None = None,
+    smallest: bool = False,
+    progress: Progress = NO_PROGRESS,
+) -> tuple[Plan, dict[str, Any], tuple[LayerReport, ...], Any]:
+    """All but the machine code: the plan, its kernels by name, a report of each, TVM's target.
+
+    Parameters and errors are those of `compile_model`.
+    """
+    apart.at("looking at its size")
+    memory.check_before(model.path, model.expanded, board)
+
+    progress.step(f"importing {model.path.name}")
+    from edgepack.compiler.backend import llvm, plan, schedule
+    from edgepack.compiler.frontend import importer
+    from edgepack.compiler.place import lower
+    from edgepack.compiler.rules import table
+
+    target = llvm.tvm_target(board)
+    module, fast = lower.lower(
+        importer.import_model(model), target, model, rules=rules or table.RULES, smallest=smallest
+    )
+    scheduled = schedule.schedule(module, target)
+    apart.at("laying out its memory")
+    laid_out, kernels = plan.extract_plan(scheduled, model, fast.kernels)
+    memory.check_fits(model.path, laid_out.arena_bytes, len(laid_out.params), board)
+    return laid_out, kernels, plan.report_layers(laid_out, fast.reports), target
+
+
+# edgepack-run and edgepack-device for ARM, stripped, with a library of dozens of kernels.
+_PROGRAMS_BYTES = 4_000_000
+
+
+def estimate_apart(
+    spec: ModelSpec, board: Board, *, limits: Limits, progress: Progress = NO_PROGRESS
+) -> Estimate:
+    """What the model will take on the board; no machine code is made.
+
+    In a process of its own. Raises what `compile_apart` raises.
+    """
+    return within(spec.path, limits, progress, _estimate_there, spec, board)
+
+
+def _estimate_there(spec: ModelSpec, board: Board) -> Estimate:
+    with named_failures(spec.path):
+        plan, _, layers, _ = plan_model(load_model(spec), board, progress=apart.progress())
+    mhz = max(cluster.max_mhz for cluster in board.clusters)
+    cycles = sum(layer.cycles for layer in layers)
+    return Estimate(
+        board=board.name,
+        outputs=plan.infos(plan.outputs),
+        arena_bytes=plan.arena_bytes,
+        params_bytes=len(plan.params),
+        bundle_bytes=len(plan.params) + _PROGRAMS_BYTES,
+        kernels=len(layers),
+        uncosted=sum(not layer.cycles for layer in layers),
+        mhz=mhz,
+        ms=cycles / mhz / 1e3 if mhz and cycles else None,
     )

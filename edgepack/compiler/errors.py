@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,20 +24,58 @@ class Reason:
     instead: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Unsupported:
+    """A node that is not compiled: its operator, its own name and attributes as text, and `inside`,
+    the node in whose branch or body it is ("" for the model's own graph)."""
+
+    operator: str
+    node: str
+    attributes: str
+    inside: str
+    why: str
+    instead: str
+
+    def __str__(self) -> str:
+        where = f", in {self.inside}" if self.inside else ""
+        attributes = f" ({self.attributes})" if self.attributes else ""
+        return f"'{self.node}'{attributes}{where}"
+
+
 class UnsupportedOperatorError(ModelError):
     """The model holds operators, or forms of them, that cannot be compiled.
 
-    `operators` maps each one to why; the hint says what can be done instead, for each.
+    `nodes` are all of them; `operators` maps each operator to why its first one is not. The hint
+    says what can be done instead, for each operator and reason.
     """
 
-    def __init__(self, path: Path, reasons: Mapping[str, Reason]) -> None:
-        ordered = sorted(reasons.items())
-        lines = "".join(f"\n  {name}: {reason.why}" for name, reason in ordered)
+    def __init__(self, path: Path, nodes: Sequence[Unsupported]) -> None:
+        groups: dict[tuple[str, str, str], list[Unsupported]] = {}
+        for node in sorted(nodes, key=lambda node: node.operator):
+            groups.setdefault((node.operator, node.why, node.instead), []).append(node)
+        lines = [
+            f"{operator}: {why}: {_listed(members)}"
+            for (operator, why, _), members in groups.items()
+        ]
+        ways = dict.fromkeys(f"{operator}: {instead}" for operator, _, instead in groups)
         super().__init__(
-            f"{path}: operators that cannot be compiled ({len(reasons)}){lines}",
-            hint="\n  ".join(f"{name}: {reason.instead}" for name, reason in ordered),
+            f"{path}: operators that cannot be compiled ({len({key[0] for key in groups})}, "
+            f"in {len(nodes)} nodes)" + "".join(f"\n  {line}" for line in lines),
+            hint="\n  ".join(ways),
         )
-        self.operators = {name: reason.why for name, reason in ordered}
+        self.nodes = tuple(nodes)
+        self.operators: dict[str, str] = {}
+        for operator, why, _ in groups:
+            self.operators.setdefault(operator, why)
+
+
+# Nodes that a message names of one operator for one reason.
+_NAMED = 3
+
+
+def _listed(nodes: Sequence[Unsupported]) -> str:
+    more = len(nodes) - _NAMED
+    return ", ".join(map(str, nodes[:_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
 class ImportModelError(ModelError):

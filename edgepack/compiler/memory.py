@@ -26,7 +26,7 @@ def check_before(path: Path, expanded: Any, board: Board) -> None:
     has.
     """
     graph = infer_shapes(expanded).graph
-    weights = sum(_bytes_of(t.dims, t.data_type) for t in expanded.graph.initializer)
+    weights = sum(map(bytes_of, expanded.graph.initializer))
     ends = sum(map(_bytes, map(tensor_info, (*graph.input, *graph.output))))
     # Weights may stand among the inputs of what onnx inferred.
     names = {value.name for value in expanded.graph.input}
@@ -97,8 +97,10 @@ def _bytes(info: TensorInfo) -> int:
     return math.prod(sizes) * _itemsize(info.dtype)
 
 
-def _bytes_of(dims: Sequence[int], element_type: int) -> int:
-    return math.prod(dims) * _itemsize(dtype_name(element_type))
+def bytes_of(tensor: Any) -> int:
+    """Size of an `onnx.TensorProto`'s values."""
+    count: int = math.prod(tensor.dims)
+    return count * _itemsize(dtype_name(tensor.data_type))
 
 
 def _itemsize(dtype: str) -> int:

@@ -15,7 +15,8 @@ from edgepack.boards import get_board
 from edgepack.cli import COMMANDS, main, make_parser
 from edgepack.cli.compile import cost_model_gap
 from edgepack.cli.deploy import rate
-from edgepack.cli.options import parse_shapes
+from edgepack.cli.options import parse_constants, parse_shapes
+from tests.onnx_models import Builder
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -64,6 +65,28 @@ def test_the_version_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--version", "--json")
     assert (code, json.loads(out)) == (0, {"version": VERSION})
     assert run(capsys, "--version")[1] == f"edgepack {VERSION}\n"
+
+
+def test_inspect_says_whether_a_model_can_be_compiled_and_what_it_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = "floor(floor(side/2-1/2)/2)+1"
+    net = Builder()
+    net.op("Relu", net.conv("image", 3, 8), outputs=["y"])
+    shape = ["n", 3, long, "w"]
+    model = net.save(tmp_path / "m.onnx", {"image": shape}, {"y": ["n", 8, None, "w"]})
+    code, out, _ = run(capsys, "inspect", str(model))
+    assert code == 0
+    assert "image: float32 (n, 3, f(side), w)" in out
+    assert out.splitlines()[-1].startswith("can be compiled: no, because of dynamic shape: ")
+    given = ("--shape", "image=1,3,16,16", "--board", "rasp3b", "--json")
+    code, out, _ = run(capsys, "inspect", str(model), *given)
+    found = json.loads(out)
+    assert (code, found["can_be_compiled"], found["because"]) == (0, True, None)
+    # At least the multiply-adds, four at a time, at the board's 1200 MHz; the input and the output.
+    assert found["estimate"]["ms"] >= found["macs"] / 4 / 1200e3
+    assert found["estimate"]["arena_bytes"] >= (3 + 8) * 16 * 16 * 4
+    assert found["estimate"]["outputs"][0]["shape"] == [1, 8, 16, 16]
 
 
 def test_a_value_that_is_a_commands_name_is_not_taken_for_it(
@@ -274,3 +297,14 @@ def test_a_cpu_without_a_cost_model_is_named() -> None:
     assert said is not None
     assert "'generic'" in said
     assert "cortex-a72" in said
+
+
+def test_values_of_inputs_are_read() -> None:
+    assert parse_constants(["sr=16000", "a=b=true", "x=1,-0.5"]) == {
+        "sr": 16000,
+        "a=b": True,
+        "x": (1, -0.5),
+    }
+    for bad in ("sr", "=3", "sr=", "sr=fast"):
+        with pytest.raises(UsageError, match=f"cannot read '{bad}'"):
+            parse_constants([bad])

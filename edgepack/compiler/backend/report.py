@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgepack.model import TensorInfo
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerReport:
@@ -27,3 +29,24 @@ class LayerReport:
     macs: int
     cycles: float
     nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a plan will take on a board.
+
+    `ms` is the cost model's time of one inference on the fastest core at its full clock, of
+    `mhz`; None where no clock is known. It leaves out `uncosted` of the `kernels`, which no cost
+    model covers. `arena_bytes` and `params_bytes` are exact, `bundle_bytes` is not. `outputs` have
+    the shapes that the compiler found.
+    """
+
+    board: str
+    outputs: tuple[TensorInfo, ...]
+    arena_bytes: int
+    params_bytes: int
+    bundle_bytes: int
+    kernels: int
+    uncosted: int
+    mhz: int
+    ms: float | None

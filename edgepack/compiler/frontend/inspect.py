@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgepack.base import apart
+from edgepack.compiler.errors import ImportModelError, Unsupported, named_failures
+from edgepack.compiler.memory import bytes_of, check_folding
 from edgepack.model import (
+    LoadedModel,
     ModelSpec,
     TensorInfo,
     dtype_name,
@@ -20,18 +24,19 @@ from edgepack.model import (
     tensor_info,
     walk_nodes,
 )
+from edgepack.model.constants import Constant
+from edgepack.model.structure import subgraphs
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """What `edgepack inspect` shows.
+    """What `edgepack inspect` shows of the file alone.
 
-    `operators` counts nodes by type (those of other domains as `domain::type`),
-    subgraphs included. `parameters` counts elements of weights (int64 tensors,
-    which hold shapes and indices, are left out). `macs` are the multiply-adds
-    of convolutions and matrix products in one inference, None when a dynamic
-    dimension has no value. `unsupported` maps operators to why they cannot be
-    compiled, and what can be done instead.
+    `operators` counts nodes by type (those of other domains as `domain::type`), subgraphs included.
+    `parameters` counts elements of weights, those in Constant nodes too (int64 tensors, which hold
+    shapes and indices, are left out), `parameters_bytes` their size. `macs` are the multiply-adds
+    of convolutions and matrix products in one inference, None when a dimension that they depend on
+    has no value. `unsupported` are the nodes that cannot be compiled.
     """
 
     path: Path
@@ -42,13 +47,18 @@ class ModelInfo:
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     operators: Mapping[str, int]
-    unsupported: Mapping[str, str]
+    unsupported: tuple[Unsupported, ...]
     parameters: int
+    parameters_bytes: int
     macs: int | None
 
 
-def inspect_model(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> ModelInfo:
-    """Read what a model is made of; `shapes` as in `ModelSpec`.
+def inspect_model(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    constants: Mapping[str, Constant] | None = None,
+) -> ModelInfo:
+    """Read what a model is made of; `shapes` and `constants` as in `ModelSpec`.
 
     Dynamic dimensions and unsupported operators are no errors here. Raises the
     errors of `edgepack.model.read_model`.
@@ -56,8 +66,16 @@ def inspect_model(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = Non
     from edgepack.compiler.frontend.expand import expand
     from edgepack.compiler.frontend.operators import unsupported
 
-    model = read_model(ModelSpec(path=path, shapes=shapes or {}))
+    model = read_model(ModelSpec(path=path, shapes=shapes or {}, constants=constants or {}))
     proto = model.proto
+    with named_failures(path):
+        apart.at("looking at its constants")
+        check_folding(path, proto, model.size_bytes)
+        apart.at("replacing operators by their definitions")
+        expanded = expand(proto)
+        apart.at("checking its operators")
+        nodes = unsupported(expanded)
+    weights = [t for t in _weights(proto) if dtype_name(t.data_type) != "int64"]
     return ModelInfo(
         path=path,
         name=model.name,
@@ -67,17 +85,37 @@ def inspect_model(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = Non
         inputs=model.inputs,
         outputs=model.outputs,
         operators=dict(sorted(Counter(map(operator_name, walk_nodes(proto.graph))).items())),
-        unsupported={
-            name: f"{reason.why}; {reason.instead}"
-            for name, reason in unsupported(expand(proto)).items()
-        },
-        parameters=sum(
-            math.prod(tensor.dims)
-            for tensor in proto.graph.initializer
-            if dtype_name(tensor.data_type) != "int64"
-        ),
-        macs=_macs(proto),
+        unsupported=tuple(nodes),
+        parameters=sum(math.prod(tensor.dims) for tensor in weights),
+        parameters_bytes=sum(bytes_of(tensor) for tensor in weights),
+        macs=_macs_of(model, expanded),
     )
+
+
+def _weights(proto: Any) -> Iterator[Any]:
+    """Tensors that the file holds: initializers, and values of Constant nodes, wherever."""
+    yield from proto.graph.initializer
+    for node in (*walk_nodes(proto.graph), *(n for f in proto.functions for n in f.node)):
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and attribute.HasField("t"):
+                yield attribute.t
+        for body in subgraphs(node):
+            yield from body.initializer
+
+
+def _macs_of(model: LoadedModel, expanded: Any) -> int | None:
+    """As the file has it, else with the shapes computed that the model computes of fixed ones."""
+    known = _macs(expanded)
+    fixed = all(isinstance(size, int) for info in model.inputs for size in info.shape)
+    if known is not None or not fixed:
+        return known
+    from edgepack.compiler.frontend.folding import fold_by_onnxruntime
+
+    apart.at("folding constants")
+    try:
+        return _macs(fold_by_onnxruntime(model.path, expanded))
+    except ImportModelError:  # of operators that onnxruntime does not know
+        return None
 
 
 def _macs(proto: Any) -> int | None:

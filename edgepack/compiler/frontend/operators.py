@@ -6,8 +6,8 @@ is known to convert to something else than ONNX defines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
@@ -16,10 +16,11 @@ import onnx
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from edgepack.compiler.errors import Reason, UnsupportedOperatorError
+from edgepack.compiler.errors import Reason, Unsupported, UnsupportedOperatorError
 from edgepack.compiler.frontend import conversions, forms, integers, recurrent, signals
 from edgepack.compiler.frontend.forms import Context, attribute
 from edgepack.model import operator_name
+from edgepack.model.structure import subgraphs
 
 # Whether a node has a certain form.
 Form: TypeAlias = Callable[[onnx.NodeProto, Context], bool]
@@ -73,7 +74,12 @@ def _has_other(name: str, value: object) -> Form:
 
 
 _UNKNOWN = Refusal(
-    "not known to the compiler", "replace it by standard operators and export the model again"
+    "not known to the compiler", "write it with other operators of ONNX before the export"
+)
+_NO_OPERATOR = Refusal("ONNX has no operator of this name", "check the exporter and its version")
+_OF_OTHERS = Refusal(
+    "not known to the compiler",
+    "replace it by standard operators, or add its definition to the model as a function",
 )
 _SIZE_DEPENDS_ON_DATA = _never(
     "its output's shape depends on the data",
@@ -229,23 +235,45 @@ def supported_operators() -> frozenset[str]:
 
 def check_operators(path: Path, proto: onnx.ModelProto) -> None:
     """Raise `UnsupportedOperatorError` if something in an expanded model does not compile."""
-    refusals = unsupported(proto)
-    if refusals:
-        raise UnsupportedOperatorError(path, refusals)
+    nodes = unsupported(proto)
+    if nodes:
+        raise UnsupportedOperatorError(path, nodes)
 
 
-def unsupported(proto: onnx.ModelProto) -> dict[str, Reason]:
-    """Operators, and forms of operators, of an expanded model that do not compile, by name.
+def unsupported(proto: onnx.ModelProto) -> list[Unsupported]:
+    """The nodes of an expanded model that do not compile, those of subgraphs included.
 
     Nodes whose inputs are all constant do not count: they are folded away.
     """
-    context = Context(proto)
-    problems: dict[str, Reason] = {}
-    for node in proto.graph.node:
-        refusal = None if context.is_constant(node) else _refusal(node, context)
+    return list(_unsupported(proto.graph, Context(proto), ""))
+
+
+def _unsupported(graph: onnx.GraphProto, context: Context, inside: str) -> Iterator[Unsupported]:
+    for node in graph.node:
+        refusal = None if not inside and context.is_constant(node) else _refusal(node, context)
+        name = node.name or next(filter(None, node.output), "")
         if refusal:
-            problems[operator_name(node)] = refusal
-    return problems
+            yield Unsupported(
+                operator=operator_name(node),
+                node=name,
+                attributes=", ".join(map(_attribute_text, node.attribute)),
+                inside=inside,
+                why=refusal.why,
+                instead=refusal.instead,
+            )
+        for body in subgraphs(node):
+            yield from _unsupported(body, context, f"{node.op_type} '{name}'")
+
+
+def _attribute_text(item: onnx.AttributeProto) -> str:
+    """An attribute on a line: a graph or a long value only by its name."""
+    if item.HasField("g") or item.graphs:
+        return f"{item.name}=..."
+    text = onnx.helper.printable_attribute(item).replace(" = ", "=")
+    return text if len(text) <= _LONGEST_TEXT else f"{item.name}=..."
+
+
+_LONGEST_TEXT = 60
 
 
 def _refusal(node: onnx.NodeProto, context: Context) -> Refusal | None:
@@ -253,9 +281,7 @@ def _refusal(node: onnx.NodeProto, context: Context) -> Refusal | None:
     if entry.is_refused:
         return entry.refused[0]
     if operator_name(node) not in supported_operators():
-        return _UNKNOWN
-    for refusal in entry.refused:
-        if refusal.form(node, context):
-            where = f" (node '{node.name}')" if node.name else ""
-            return replace(refusal, why=refusal.why + where)
-    return None
+        if node.domain not in ("", "ai.onnx"):
+            return _OF_OTHERS
+        return _UNKNOWN if onnx.defs.has(node.op_type) else _NO_OPERATOR
+    return next((refusal for refusal in entry.refused if refusal.form(node, context)), None)
