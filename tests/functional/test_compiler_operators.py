@@ -336,7 +336,9 @@ def quantised(draw: Draw) -> Cases:
     matrix_zero, matrix_scale = net.const(-3, "int8"), scale(0.03)
     matrix = net.op("QuantizeLinear", "matrix", matrix_scale, matrix_zero)
     channels = net.const(draw.random.uniform(0.01, 0.02, size=5), "float32")
-    weights, by_column = integers(5, 7, 3, 3, dtype="int8"), integers(45, 10, dtype="int8")
+    # Where a CPU has no dot products onnxruntime adds products in 16 bits, which larger ones fill.
+    weights = net.const(draw.random.integers(-63, 64, size=(5, 7, 3, 3)), "int8")
+    by_column = integers(45, 10, dtype="int8")
     out = [scale(0.3), net.const(99, "uint8")]
     columns = net.const(draw.random.uniform(0.01, 0.02, size=10), "float32")
     return {
