@@ -9,11 +9,11 @@ from edgepack.base.errors import UsageError
 from edgepack.boards import SUITES, get_board, load_boards
 from edgepack.cli.console import Console, table
 from edgepack.cli.options import add_common, board_files, positive
-from edgepack.virtual import down, list_running, ssh_command, up
+from edgepack.virtual import down, list_running, scp_command, ssh_command, ssh_config, up
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The command's four actions and their options."""
+    """The command's actions and their options."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     start = actions.add_parser("up", help="start a board; one that runs is left alone")
     start.add_argument("name", help="board profile: see `edgepack boards`")
@@ -31,6 +31,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     enter = actions.add_parser("ssh", help="log in, or run a command")
     enter.add_argument("name", help="running board")
     enter.add_argument("remote", nargs="*", metavar="COMMAND", help="after `--`")
+    config = actions.add_parser("ssh-config", help="print its block for ~/.ssh/config")
+    config.add_argument("name", help="running board")
+    copy = actions.add_parser("cp", help="copy files or folders to a board, or from it")
+    copy.add_argument("name", help="running board")
+    copy.add_argument("source", help="a path; one on the board begins with `:`")
+    copy.add_argument("target", help="a path; one on the board begins with `:`")
     for action in actions.choices.values():
         add_common(action)
     parser.set_defaults(run=run)
@@ -53,17 +59,35 @@ def run(args: argparse.Namespace, console: Console) -> int:
             )
         console.data({"name": args.name, "running": False}, f"{args.name} is down")
         return 0
-    if args.action == "ssh":
-        found = [vb for vb in list_running() if vb.name == args.name]
-        if not found:
-            raise UsageError(
-                f"no virtual board is running under this name: {args.name}",
-                hint=f"edgepack board up {args.name}",
-            )
-        return subprocess.run([*ssh_command(found[0]), *args.remote], check=False).returncode
+    if args.action in ("ssh", "ssh-config", "cp"):
+        return _reach(args, console)
     board = get_board(args.name, board_files(args))
     vb = up(board, suite=args.suite, kind=args.kind, disk_mb=args.disk_mb, progress=console)
     console.data(
         vb.to_dict(), f"{vb.name} is up ({vb.kind}, {vb.suite}): {vb.user}@{vb.host}:{vb.port}"
     )
     return 0
+
+
+def _reach(args: argparse.Namespace, console: Console) -> int:
+    """Log in to a board that runs, copy to it or from it, or say how."""
+    found = [vb for vb in list_running() if vb.name == args.name]
+    if not found:
+        raise UsageError(
+            f"no virtual board is running under this name: {args.name}",
+            hint=f"edgepack board up {args.name}",
+        )
+    if args.action == "ssh-config":
+        text = ssh_config(found[0])
+        console.data({"name": args.name, "ssh_config": text}, text)
+        return 0
+    if args.action == "ssh":
+        words = [*ssh_command(found[0]), *args.remote]
+    elif args.source.startswith(":") == args.target.startswith(":"):
+        raise UsageError(
+            "one of both paths is the board's: it begins with `:`",
+            hint=f"edgepack board cp {args.name} photo.jpg :photos/",
+        )
+    else:
+        words = scp_command(found[0], args.source, args.target)
+    return subprocess.run(words, check=False).returncode

@@ -16,7 +16,16 @@ from edgepack.virtual.errors import (
     NoVirtualBoardError,
     RootfsError,
 )
-from edgepack.virtual.registry import cut_power, down, known_hosts, list_running, ssh_command, up
+from edgepack.virtual.registry import (
+    cut_power,
+    down,
+    known_hosts,
+    list_running,
+    scp_command,
+    ssh_command,
+    ssh_config,
+    up,
+)
 from edgepack.virtual.state import VirtualBoard
 
 __all__ = [
@@ -30,6 +39,8 @@ __all__ = [
     "down",
     "known_hosts",
     "list_running",
+    "scp_command",
     "ssh_command",
+    "ssh_config",
     "up",
 ]

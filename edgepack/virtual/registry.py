@@ -149,19 +149,45 @@ def known_hosts(board: VirtualBoard) -> Path:
     return file
 
 
+def _ssh_options(board: VirtualBoard) -> dict[str, str]:
+    """What ssh has to know of a board; ssh_config(5) has the keys."""
+    return {
+        "UserKnownHostsFile": f'"{known_hosts(board)}"',
+        "GlobalKnownHostsFile": "none",
+        "StrictHostKeyChecking": "yes",
+        "IdentitiesOnly": "yes",
+        "IdentityFile": f'"{board.key_file}"',
+        "LogLevel": "ERROR",
+    }
+
+
+def _with_options(program: str, board: VirtualBoard) -> list[str]:
+    options = _ssh_options(board).items()
+    words = [word for key, value in options for word in ("-o", f"{key}={value}")]
+    return [str(find_tool(program)), "-F", "none", *words]
+
+
 def ssh_command(board: VirtualBoard) -> list[str]:
     """The `ssh` command that logs in to `board`; append a command to run it there."""
-    options = (
-        f'UserKnownHostsFile="{known_hosts(board)}"',
-        "GlobalKnownHostsFile=none",
-        "StrictHostKeyChecking=yes",
-        "IdentitiesOnly=yes",
-        f'IdentityFile="{board.key_file}"',
-        "LogLevel=ERROR",
-    )
-    words = [word for option in options for word in ("-o", option)]
     login = ["-p", str(board.port), f"{board.user}@{board.host}"]
-    return [str(find_tool("ssh")), "-F", "none", *words, *login]
+    return [*_with_options("ssh", board), *login]
+
+
+def scp_command(board: VirtualBoard, source: str, target: str) -> list[str]:
+    """The `scp` command that copies, folders too; a path that begins with ":" is the board's."""
+    paths = [
+        # scp takes a name with a colon, or one of "-", for something else.
+        f"{board.user}@{board.host}{path}" if path.startswith(":") else str(Path.cwd() / path)
+        for path in (source, target)
+    ]
+    return [*_with_options("scp", board), "-r", "-P", str(board.port), "--", *paths]
+
+
+def ssh_config(board: VirtualBoard) -> str:
+    """A block for ~/.ssh/config by which every program that reads it knows the board."""
+    login = {"HostName": board.host, "Port": str(board.port), "User": board.user}
+    keys = {**login, **_ssh_options(board)}
+    return "\n".join([f"Host {board.name}", *(f"  {key} {value}" for key, value in keys.items())])
 
 
 def _start(plan: state.BoardSetup, kind: str, progress: Progress) -> state.Started:

@@ -20,6 +20,7 @@ import edgepack
 from edgepack import virtual
 from edgepack.base import paths
 from edgepack.boards import get_board
+from edgepack.cli import main
 from edgepack.virtual import disk, errors, state
 from edgepack.virtual.rootfs import rootfs
 from edgepack.virtual.state import VirtualBoard
@@ -230,6 +231,21 @@ def test_files_travel_by_sftp_with_posix_rename(require_tool: RequireTool, tmp_p
     ).stdout.split()[0]
     assert on(board, "sha256sum data").split()[0] == digest.decode()
     assert on(board, "ls") == "data\n"
+
+    # There and back by scp, a folder and a name that scp could take for something else.
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    (folder / "-x:y").write_bytes(b"1")
+    assert main(["board", "cp", "rasp3b", str(folder), ":kept"]) == 0
+    assert on(board, "ls kept") == "-x:y\n"
+    assert main(["board", "cp", "rasp3b", ":data", str(tmp_path / "back")]) == 0
+    assert (tmp_path / "back").read_bytes() == (tmp_path / "data").read_bytes()
+    assert main(["board", "cp", "rasp3b", "a", "b"]) == 2
+    # A plain ssh with nothing but the printed block.
+    config = tmp_path / "config"
+    config.write_text(virtual.ssh_config(board))
+    plain = [require_tool("ssh"), "-F", config, "rasp3b", "uname -m"]
+    assert subprocess.run(plain, check=True, capture_output=True).stdout == b"armv7l\n"
     virtual.down(board.name)
 
 
