@@ -57,6 +57,7 @@ log = logging.getLogger(__name__)
 
 PREPROCESS = "preprocess.json"
 LABELS = "labels.txt"
+VERIFIED = "verified.json"
 EXPECTED = "golden/expected.json"
 DEFAULT_TOLERANCE = 1e-4
 _INSTALL_SCRIPT = """\
@@ -212,11 +213,13 @@ def make_bundle(
     service: Service | None = None,
     model_license: str | None = None,
     hwcaps: Sequence[str] | None = None,
+    verified: Sequence[str] = (),
 ) -> Bundle:
     """Write the bundle folder `<name>-<board>-<release>` into `out`.
 
     `model_file` is the name of the ONNX file, `scores` "softmax" or "raw"; `hwcaps` is what
-    the device's /proc/cpuinfo must list, by default what the board's profile says. The folder
+    the device's /proc/cpuinfo must list, by default what the board's profile says; `verified`
+    names the inputs on which a build for the maker's machine was compared. The folder
     appears whole or not at all; one of that name is replaced. Raises `BundleError` for a
     bad name, label or golden image.
     """
@@ -233,6 +236,9 @@ def make_bundle(
         content[PREPROCESS] = preprocess.to_json().encode()
     if labels is not None:
         content[LABELS] = _label_lines(labels)
+    if verified:
+        text = json.dumps({"inputs": list(verified), "tolerance": tolerance}, indent=2)
+        content[VERIFIED] = text.encode() + b"\n"
     texts = {**runtime.licenses, **tool.licenses}
     for path, text in licenses.gather(texts, model=model_license).items():
         content[path] = text.encode()

@@ -116,7 +116,14 @@ def add_job(parser: argparse.ArgumentParser) -> None:
 
 
 def add_release_version(parser: argparse.ArgumentParser) -> None:
-    """The number of the release."""
+    """The number of the release, and whether it is verified."""
+    parser.add_argument(
+        "--verify",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="compare a build for this machine with the reference on several inputs first; "
+        "the bundle says so",
+    )
     parser.add_argument(
         "--release-version",
         type=count,
@@ -258,6 +265,7 @@ def project_of(args: argparse.Namespace) -> Project:
         "board": args.board,
         "boards": None,
         "toolchain": args.toolchain,
+        "verify": getattr(args, "verify", None),
         "optimize": args.optimize,
         "compile_memory_mb": args.compile_memory_mb,
         "compile_cpu_s": args.compile_cpu_s,

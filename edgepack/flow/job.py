@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from edgepack.base.paths import cache_dir, locked
 from edgepack.base.process import Beside
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_json
-from edgepack.boards import Board, load_boards
+from edgepack.boards import Board, get_board, load_boards
 from edgepack.bundle.bundle import Bundle, make_bundle
 from edgepack.bundle.service import Service
 from edgepack.compiler import CompiledModel, compile_apart
@@ -28,6 +28,7 @@ from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.limited import limits_for
 from edgepack.flow.project import Project, read_labels
 from edgepack.flow.reference import make_golden
+from edgepack.flow.verify import tolerance_for, verify
 from edgepack.gate import gate
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, check_model, read_model
 from edgepack.native.app import build_runtime
@@ -154,7 +155,7 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
     """Make the bundle in the folder `out`, and let it through the gate.
 
     The app and the device tool are built beside the compiling. Raises what compiling, building
-    the runtime, the reference and the gate raise.
+    the runtime, the reference, `verify` and the gate raise.
     """
     chosen = job.toolchain.toolchain
     progress.step(f"toolchain: {chosen.title}: {job.toolchain.reason}")
@@ -170,6 +171,12 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
             expected_class=job.project.expected_class,
             labels=job.labels,
         )
+        verified: tuple[str, ...] = ()
+        tolerance = tolerance_for(job.model.outputs, job.project.tolerance)
+        if job.project.verify:
+            progress.step("comparing a build for this machine with the reference")
+            built = compile_job(_local(job), progress=progress)
+            verified = verify(job.model, built, golden.inputs, tolerance=tolerance)
         runtime, tool = app.result(), device_tool.result()
     bundle = make_bundle(
         name=job.project.name,
@@ -183,7 +190,8 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
         out=out,
         model_file=job.project.model.name,
         scores=job.project.scores,
-        tolerance=job.project.tolerance,
+        tolerance=tolerance,
+        verified=verified,
         version=job.project.version,
         health=job.project.health,
         service=job.project.service,
@@ -192,6 +200,12 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
     progress.step(f"checking every ELF file against {job.board.name}")
     gate.check_bundle(bundle, job.board)
     return bundle
+
+
+def _local(job: Job) -> Job:
+    """The same for this machine."""
+    board = get_board("local")
+    return replace(job, board=board, toolchain=select(board))
 
 
 _PATHS = {"folder", "graph", "params", "library"}

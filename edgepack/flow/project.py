@@ -45,6 +45,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "labels": None,
     "scores": "softmax",
     "tolerance": DEFAULT_TOLERANCE,
+    "verify": False,
     "golden_image": None,
     "expected_class": None,
     "board": None,
@@ -71,6 +72,7 @@ class Project:
     number, which a device with pinned signers never takes lower than before. `labels` is a
     file with one class name per line. `scores` says whether the outputs need a softmax ("softmax")
     or are ranked as they are ("raw"). `tolerance` bounds max |error| / max |reference|.
+    `verify` has the compiled model compared with the reference before it is bundled.
     `golden_image` is the photo of the smoke test, `expected_class` what must be seen in
     it. `boards` are files of own board profiles. `root` is the folder on the device. `optimize`
     is one of `OPTIMIZE`: "size" keeps the weights as small as the model's. `compile_memory_mb` and
@@ -86,6 +88,7 @@ class Project:
     labels: Path | None
     scores: str
     tolerance: float
+    verify: bool
     golden_image: Path | None
     expected_class: int | None
     board: str | None
@@ -236,6 +239,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     values["tolerance"] = table.take("tolerance", float, None)
     if values["tolerance"] is not None and not 0 < values["tolerance"] < 1:
         raise table.fail("tolerance", f"{values['tolerance']} is not between 0 and 1")
+    values["verify"] = table.take("verify", bool, None)
     values["expected_class"] = _read_expected(table)
     values["version"] = table.take("version", int, None)
     if values["version"] is not None and not 0 <= values["version"] < 2**63:
