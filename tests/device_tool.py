@@ -15,8 +15,12 @@ PROBE = "device-probe"
 
 
 def host_tool(*, faults: bool = False, sanitize: bool = False) -> Path:
-    """The tool with or without the steps that tests can kill it at, and with sanitizers."""
-    return _build(TOOL, f"-DEDGEPACK_FAULTS={_on(faults)}", f"-DEDGEPACK_SANITIZE={_on(sanitize)}")
+    """The tool with or without the steps that tests can kill it at, and with sanitizers.
+
+    With the steps it is not static: `tests.faults.preload` can stand between it and libc.
+    """
+    options = [f"-DEDGEPACK_FAULTS={_on(faults)}", f"-DEDGEPACK_SANITIZE={_on(sanitize)}"]
+    return _build(TOOL, *options, f"-DEDGEPACK_STATIC={_on(not faults)}")
 
 
 def host_probe() -> Path:

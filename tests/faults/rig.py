@@ -10,7 +10,7 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,14 @@ _SILENCE_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Rig:
-    """The releases below `root`, and the tool that looks after them, a build with faults."""
+    """The releases below `root`, and the tool that looks after them, a build with faults.
+
+    `environment` is what the tool finds there on top of this process's.
+    """
 
     root: Path
     tool: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def deploy(self, bundle: Bundle, **options: Any) -> Installed:
         """The report of a deploy; see `attempt`. What arrived wrong is sent once more."""
@@ -85,6 +89,7 @@ class Rig:
     def command(self, *words: str, fault: str = "", log: Path | None = None) -> str:
         """A shell command that runs the tool here."""
         settings = {"EDGEPACK_FAULT": fault, "EDGEPACK_FAULT_LOG": str(log or "")}
+        settings |= self.environment
         return shlex.join(
             [
                 "env",

@@ -186,12 +186,12 @@ void Installer::Publish(const Checked& checked) const {
   site_->state.Save(*record);
   site_->releases.Publish(bundle);
   site_->trust.Pin(checked.verdict, bundle.manifest);
-  if (checked.verdict.signer) site_->trust.TakeTime(request_.time);
 }
 
 InstallReport Installer::Install(BundleSource* source) const {
   const Checked checked = Check(source);
   const SignedManifest& bundle = checked.bundle;
+  if (checked.verdict.signer) site_->trust.TakeTime(request_.time);
   const Plan plan = PlanOf(bundle);
   InstallReport report;
   report.release = plan.release;

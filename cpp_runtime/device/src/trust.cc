@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "allowed_signers.h"
+#include "clock.h"
 #include "error.h"
 #include "layout.h"
 
@@ -20,6 +21,10 @@ constexpr std::time_t kDayS = 86400;
 constexpr std::time_t kLeapS = 366 * kDayS;
 // Time zones that somebody took for UTC are no disagreement.
 constexpr std::time_t kAgreeS = kDayS;
+
+bool Agree(std::time_t now, std::optional<std::time_t> second) {
+  return second && *second >= now - kAgreeS && *second <= now + kAgreeS;
+}
 
 std::optional<std::string> Read(const Folder& folder, const char* name) {
   const std::optional<File> file = folder.Find(name);
@@ -62,8 +67,7 @@ std::time_t Trust::Now() const {
 
 std::time_t Trust::Now(std::optional<std::time_t> second) const {
   const std::time_t now = std::time(nullptr);
-  const bool agree = second && *second >= now - kAgreeS && *second <= now + kAgreeS;
-  return agree ? now : Now();
+  return Agree(now, second) ? now : Now();
 }
 
 Trust::Verdict Trust::Check(const std::string& manifest,
@@ -90,7 +94,17 @@ Trust::Verdict Trust::Check(const std::string& manifest,
     list = std::string("first-use namespaces=\"") + kSignatureNamespace + "\" " +
            KeyOfSignature(*signature) + "\n";
   }
-  verdict.signer = VerifySignature(manifest, *signature, *list, Now(second));
+  const std::time_t now = Now(second);
+  try {
+    verdict.signer = VerifySignature(manifest, *signature, *list, now);
+  } catch (DeviceError& error) {
+    if (error.kind == "expired-key" && std::time(nullptr) < now) {
+      error.hint = "that is the latest time seen here, the clock says " +
+                   Timestamp(std::time(nullptr)) +
+                   "; if that is right: a signed `edgepack deploy`, or `edgepack trust set FILE`";
+    }
+    throw;
+  }
   if (!pinned) verdict.pin = std::move(list);
   return verdict;
 }
@@ -132,7 +146,7 @@ void Trust::Tick() const {
 
 void Trust::TakeTime(std::optional<std::time_t> second) const {
   const std::time_t now = std::time(nullptr);
-  if (second && Now(second) == now) Note(now);
+  if (Agree(now, second)) Note(now);
 }
 
 }  // namespace edgepack::device
