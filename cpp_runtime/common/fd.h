@@ -1,9 +1,19 @@
 #pragma once
 
+#include <cerrno>
 #include <unistd.h>
 #include <utility>
 
 namespace edgepack {
+
+/// What `call` returns, made again as long as a signal interrupts it. A file system over a network,
+/// or a debugger, may do that to any call that waits.
+template <typename Call>
+auto Retry(Call call) {
+  decltype(call()) result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
 
 /// A file descriptor that is closed with its owner.
 class Fd {
@@ -21,6 +31,8 @@ class Fd {
 
   [[nodiscard]] int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
+  /// Somebody else closes it.
+  void Release() { fd_ = -1; }
   void Close() {
     if (fd_ >= 0) close(std::exchange(fd_, -1));
   }

@@ -8,6 +8,7 @@
 //                            the k-th <call> meets the fault; each of the calls behind it, too,
 //                            from then on. <fault>: an errno, "short", or "clock<seconds>": the
 //                            real-time clock leaps by so much before that call
+//   EDGEPACK_TIMES=<n>       the fault happens at most so often
 //   EDGEPACK_CLOCK=<seconds> the real-time clock stands at this time, since 1970
 //   EDGEPACK_HURRY=<n>       for `run --supervise`: time goes n times as fast
 #define _GNU_SOURCE
@@ -38,7 +39,7 @@
 
 #define CALLS(X)                                                                                 \
   X(access)                                                                                      \
-  X(chdir) X(create) X(open) X(fopen) X(read) X(write) X(pread) X(pwrite) X(lseek) X(fsync)      \
+  X(chdir) X(create) X(open) X(fopen) X(read) X(write) X(send) X(pread) X(pwrite) X(lseek) X(fsync)      \
       X(ftruncate) X(fchmod) X(futimens) X(stat) X(fstat) X(lstat) X(fstatat) X(statvfs)         \
           X(readlink) X(readlinkat) X(fdopendir) X(readdir) X(mkdir) X(mkdirat) X(linkat)        \
               X(symlinkat) X(renameat) X(unlinkat) X(flock) X(fcntl) X(fork) X(execv) X(wait4)   \
@@ -62,7 +63,7 @@ static int active;
 static volatile uint32_t *counts;
 static int fault_call = -1, fault_number;
 static long leap_s;
-static uint32_t fault_at;
+static uint32_t fault_at, times = UINT32_MAX;
 static int is_short;
 static char later[call_count];
 static int64_t fixed_clock = -1;
@@ -112,6 +113,7 @@ __attribute__((constructor)) static void begin(void) {
     for (const char *name; (name = strtok(NULL, " ")) != NULL;) later[find(name)] = 1;
     free(text);
   }
+  if ((value = getenv("EDGEPACK_TIMES")) != NULL) times = (uint32_t)atoi(value);
   if ((value = getenv("EDGEPACK_CLOCK")) != NULL) fixed_clock = atoll(value);
   if ((value = getenv("EDGEPACK_HURRY")) != NULL) {
     ssize_t (*const reads)(int, void *, size_t) = libc("read");
@@ -127,9 +129,10 @@ static int meets(enum call call) {
   if (!active || counts == NULL) return 0;
   const uint32_t number = __atomic_add_fetch(&counts[1 + call], 1, __ATOMIC_SEQ_CST);
   if (fault_call < 0) return 0;
-  const int happened = counts[0] != 0;
-  if (!(call == (enum call)fault_call && number == fault_at) && !(happened && later[call]))
+  const uint32_t before = counts[0];
+  if (!(call == (enum call)fault_call && number == fault_at) && !(before != 0 && later[call]))
     return 0;
+  if (before >= times) return 0;
   __atomic_add_fetch(&counts[0], 1, __ATOMIC_SEQ_CST);
   if (is_short || leap_s != 0) return 0;
   errno = fault_number;
@@ -236,10 +239,20 @@ int fcntl64(int fd, int what, ...) {
     return real arguments;                                  \
   }
 TRANSFER(read, read, (int fd, void *data, size_t size), (fd, data, size))
-TRANSFER(write, write, (int fd, const void *data, size_t size), (fd, data, size))
 TRANSFER(pread, pread64, (int fd, void *data, size_t size, off64_t at), (fd, data, size, at))
 TRANSFER(pwrite, pwrite64, (int fd, const void *data, size_t size, off64_t at),
          (fd, data, size, at))
+
+// To a file, or into a pipe: that is never full nor read-only.
+ssize_t write(int fd, const void *data, size_t size) {
+  REAL(write);
+  int (*const look)(int, struct stat *) = libc("fstat");
+  struct stat status;
+  const int into_file = look(fd, &status) == 0 && S_ISREG(status.st_mode);
+  const uint32_t before = counts != NULL ? counts[0] : 0;
+  if (meets(into_file ? call_write : call_send)) return -1;
+  return real(fd, data, cut(size, before));
+}
 
 static void divide(struct timespec *time) {
   const int64_t ns = ((int64_t)time->tv_sec * 1000000000 + time->tv_nsec) / hurry;

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import tempfile
@@ -129,6 +130,27 @@ def test_who_it_never_is(rig: Rig) -> None:
     assert code == 2 and f"must not run as {LOGIN}, who can change its releases" in said
     code, said = rig.refusal("--user", "nobody-of-that-name")
     assert code == 2 and "no account nobody-of-that-name" in said
+
+
+def test_what_the_app_is_left_with(rig: Rig) -> None:
+    """No privilege, none to be gained, nobody's groups, no descriptor of the supervisor's."""
+    with rig.service():
+        until(rig.apps, "the app")
+        app = Path(f"/proc/{rig.apps()[0]}")
+        status = dict(line.split(":", 1) for line in (app / "status").read_text().splitlines())
+        uid, gid = (str(number) for number in pwd.getpwnam(APP)[2:4])
+        assert status["Uid"].split() == [uid] * 4
+        assert status["Gid"].split() == [gid] * 4
+        assert status["Groups"].split() == []
+        for kind in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
+            assert int(status[kind], 16) == 0, kind
+        assert status["NoNewPrivs"].strip() == "1"
+        assert sorted(path.name for path in (app / "fd").iterdir()) == ["0", "1", "2"]
+        assert (app / "fd/0").readlink() == Path("/dev/null")
+        assert (app / "oom_score_adj").read_text() == "500\n"
+        mounts = (app / "mountinfo").read_text().splitlines()
+        root = next(line.split() for line in reversed(mounts) if line.split()[4] == "/")
+        assert root[5].split(",")[0] == "ro"
 
 
 def test_it_is_kept_and_only_one(rig: Rig, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ SERVICE = Service(
 )  # fmt: skip
 # systemd's own scale of exposure goes from 0.0 (best) to 10.0; `systemd-analyze security` calls
 # what is below 2.0 "OK", and an ordinary unit has 9.6.
-EXPOSURE = 1.5
+EXPOSURE = 1.0
 
 
 def place(folder: Path, owner: str, account: str | None = None) -> Place:

@@ -53,7 +53,7 @@ bool StartsWith(const std::string& text, const std::string& prefix) {
 }
 
 std::string ReadSystemFile(const char* path) {
-  const File file(Fd(open(path, O_RDONLY | O_CLOEXEC)), path);
+  const File file(OpenPath(path, O_RDONLY), path);
   return file.fd() < 0 ? "" : file.ReadAll(kMaxBytes);
 }
 

@@ -29,6 +29,10 @@ void ThrowErrno(const std::string& what, const std::string& path) {
   }
 }
 
+Fd OpenPath(const std::string& path, int flags, mode_t mode) {
+  return Fd(Retry([&] { return open(path.c_str(), flags | O_CLOEXEC, mode); }));
+}
+
 struct stat File::Status() const {
   struct stat status = {};
   if (fstat(fd(), &status) != 0) ThrowErrno("look at", path_);
@@ -38,11 +42,16 @@ struct stat File::Status() const {
 std::uint64_t File::Size() const { return static_cast<std::uint64_t>(Status().st_size); }
 
 std::size_t File::ReadAt(std::uint64_t offset, void* data, std::size_t size) const {
-  while (true) {
-    const ssize_t count = pread(fd(), data, size, static_cast<off_t>(offset));
-    if (count >= 0) return static_cast<std::size_t>(count);
-    if (errno != EINTR) ThrowErrno("read", path_);
+  char* const begin = static_cast<char*>(data);
+  std::size_t done = 0;
+  while (done < size) {
+    const auto at = static_cast<off_t>(offset + done);
+    const ssize_t count = Retry([&] { return pread(fd(), begin + done, size - done, at); });
+    if (count < 0) ThrowErrno("read", path_);
+    if (count == 0) break;
+    done += static_cast<std::size_t>(count);
   }
+  return done;
 }
 
 std::string File::ReadAll(std::size_t limit) const {
@@ -71,11 +80,9 @@ std::string File::Sha256() const {
 void File::WriteAt(std::uint64_t offset, const void* data, std::size_t size) const {
   const char* next = static_cast<const char*>(data);
   while (size > 0) {
-    const ssize_t count = pwrite(fd(), next, size, static_cast<off_t>(offset));
-    if (count < 0) {
-      if (errno == EINTR) continue;
-      ThrowErrno("write", path_);
-    }
+    const ssize_t count =
+        Retry([&] { return pwrite(fd(), next, size, static_cast<off_t>(offset)); });
+    if (count < 0) ThrowErrno("write", path_);
     if (count == 0) {  // would be so for ever
       errno = EIO;
       ThrowErrno("write", path_);
@@ -87,15 +94,17 @@ void File::WriteAt(std::uint64_t offset, const void* data, std::size_t size) con
 }
 
 void File::Truncate(std::uint64_t size) const {
-  if (ftruncate(fd(), static_cast<off_t>(size)) != 0) ThrowErrno("cut", path_);
+  const int done = Retry([&] { return ftruncate(fd(), static_cast<off_t>(size)); });
+  if (done != 0) ThrowErrno("cut", path_);
 }
 
 void File::SetMode(mode_t mode) const {
-  if (fchmod(fd(), mode) != 0) ThrowErrno("set the mode of", path_);
+  if (Retry([&] { return fchmod(fd(), mode); }) != 0) ThrowErrno("set the mode of", path_);
 }
 
 void File::Sync() const {
-  if (!SyncsAreLeftOut() && fsync(fd()) != 0) ThrowErrno("flush", path_);
+  if (SyncsAreLeftOut()) return;
+  if (Retry([&] { return fsync(fd()); }) != 0) ThrowErrno("flush", path_);
 }
 
 void File::StartWriting(std::uint64_t offset, std::uint64_t size) const {

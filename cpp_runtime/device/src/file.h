@@ -15,6 +15,9 @@ namespace edgepack::device {
 /// A full disk and a file system boundary have kinds of their own.
 [[noreturn]] void ThrowErrno(const std::string& what, const std::string& path);
 
+/// open(2), again if a signal interrupts it; the descriptor is not for children.
+Fd OpenPath(const std::string& path, int flags, mode_t mode = 0);
+
 /// An open plain file. Every call is checked; a message names the file.
 class File {
  public:
@@ -25,7 +28,7 @@ class File {
   [[nodiscard]] struct stat Status() const;
   [[nodiscard]] std::uint64_t Size() const;
 
-  /// At most `size` bytes from `offset`; 0 at the end.
+  /// `size` bytes from `offset`, or fewer if it ends there.
   std::size_t ReadAt(std::uint64_t offset, void* data, std::size_t size) const;
   /// All of it from the beginning; throws if it is longer than `limit`.
   [[nodiscard]] std::string ReadAll(std::size_t limit) const;

@@ -21,18 +21,20 @@ constexpr int kFolderFlags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 }  // namespace
 
 Folder Folder::Open(const std::string& path) {
-  Fd fd(open(path.c_str(), kFolderFlags));
+  Fd fd(Retry([&] { return open(path.c_str(), kFolderFlags); }));
   if (!fd) ThrowErrno("open folder", path);
   return {std::move(fd), path};
 }
 
 Folder Folder::Sub(const std::string& name) const {
-  Fd fd(openat(fd_.get(), name.c_str(), kFolderFlags | O_NOFOLLOW));
+  Fd fd(Retry([&] { return openat(fd_.get(), name.c_str(), kFolderFlags | O_NOFOLLOW); }));
   if (!fd) ThrowErrno("open folder", PathOf(name));
   return {std::move(fd), PathOf(name)};
 }
 
 Folder Folder::MakeSub(const std::string& name) const {
+  // Who only looks needs no disk that takes anything.
+  if (Status(name)) return Sub(name);
   if (mkdirat(fd_.get(), name.c_str(), 0755) == 0) {
     Sync();
   } else if (errno != EEXIST) {
@@ -41,7 +43,11 @@ Folder Folder::MakeSub(const std::string& name) const {
   return Sub(name);
 }
 
-Folder Folder::Clone() const { return {Fd(fcntl(fd_.get(), F_DUPFD_CLOEXEC, 0)), path_}; }
+Folder Folder::Clone() const {
+  Fd fd(fcntl(fd_.get(), F_DUPFD_CLOEXEC, 0));
+  if (!fd) ThrowErrno("open folder", path_);
+  return {std::move(fd), path_};
+}
 
 struct stat Folder::Status() const {
   struct stat status = {};
@@ -58,10 +64,11 @@ std::optional<struct stat> Folder::Status(const std::string& name) const {
 
 std::vector<std::string> Folder::Names() const {
   // A descriptor of its own: reading moves a position that duplicates would share.
-  const int fd = openat(fd_.get(), ".", kFolderFlags);
-  if (fd < 0) ThrowErrno("list", path_);
-  const std::unique_ptr<DIR, int (*)(DIR*)> entries(fdopendir(fd), closedir);
+  Fd fd(Retry([&] { return openat(fd_.get(), ".", kFolderFlags); }));
+  if (!fd) ThrowErrno("list", path_);
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(fdopendir(fd.get()), closedir);
   if (!entries) ThrowErrno("list", path_);
+  fd.Release();
   std::vector<std::string> names;
   errno = 0;
   while (const dirent* entry = readdir(entries.get())) {  // NOLINT(concurrency-mt-unsafe)
@@ -84,7 +91,8 @@ std::optional<std::string> Folder::ReadLink(const std::string& name) const {
 
 std::optional<File> Folder::Find(const std::string& name) const {
   // A pipe would wait for a writer.
-  Fd fd(openat(fd_.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  constexpr int kFlags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+  Fd fd(Retry([&] { return openat(fd_.get(), name.c_str(), kFlags); }));
   if (!fd) {
     if (errno == ENOENT) return std::nullopt;
     if (errno == ELOOP) throw Refused("damaged", PathOf(name) + " is a link");
@@ -104,7 +112,8 @@ File Folder::OpenFile(const std::string& name) const {
 }
 
 File Folder::Create(const std::string& name, mode_t mode) const {
-  Fd fd(openat(fd_.get(), name.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, mode));
+  constexpr int kFlags = O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC;
+  Fd fd(Retry([&] { return openat(fd_.get(), name.c_str(), kFlags, mode); }));
   if (!fd) ThrowErrno("write", PathOf(name));
   return {std::move(fd), PathOf(name)};
 }
@@ -183,8 +192,17 @@ void Folder::RemoveTree(const std::string& name) const {
   if (unlinkat(fd_.get(), name.c_str(), AT_REMOVEDIR) != 0) ThrowErrno("remove", PathOf(name));
 }
 
+void Folder::RemoveUnfinished() const {
+  constexpr std::string_view kEnd = ".new";
+  for (const std::string& name : Names()) {
+    const std::size_t size = std::min(name.size(), kEnd.size());
+    if (name.compare(name.size() - size, size, kEnd) == 0) RemoveTree(name);
+  }
+}
+
 void Folder::Sync() const {
-  if (!SyncsAreLeftOut() && fsync(fd_.get()) != 0) ThrowErrno("flush", path_);
+  if (SyncsAreLeftOut()) return;
+  if (Retry([&] { return fsync(fd_.get()); }) != 0) ThrowErrno("flush", path_);
 }
 
 }  // namespace edgepack::device

@@ -61,6 +61,8 @@ class Folder {
   bool Remove(const std::string& name) const;
   /// A folder with all below it, or whatever it is.
   void RemoveTree(const std::string& name) const;
+  /// What `Replace` and `ReplaceLink` did not come to the end of.
+  void RemoveUnfinished() const;
   void Sync() const;
 
  private:

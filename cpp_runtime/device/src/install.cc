@@ -183,9 +183,10 @@ void Installer::Publish(const Checked& checked) const {
     record->signer = checked.verdict.signer->principal + " " + checked.verdict.signer->fingerprint;
   }
   progress_("publish");
+  // First of all: with a record of a signer and no list of them, nothing is taken any more.
+  site_->trust.Pin(checked.verdict, bundle.manifest);
   site_->state.Save(*record);
   site_->releases.Publish(bundle);
-  site_->trust.Pin(checked.verdict, bundle.manifest);
 }
 
 InstallReport Installer::Install(BundleSource* source) const {

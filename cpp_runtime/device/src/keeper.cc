@@ -5,6 +5,7 @@
 #include <charconv>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/prctl.h>
@@ -14,6 +15,7 @@
 
 #include "clock.h"
 #include "error.h"
+#include "layout.h"
 #include "supervise.h"
 
 namespace edgepack::device {
@@ -22,9 +24,13 @@ namespace {
 // The supervisor gives its app 10 s.
 constexpr double kGraceS = 15;
 constexpr double kPollS = 0.05;
+// How long its holder takes to write into a lock.
+constexpr double kWriteS = 5;
+// 1 + 2 + 4 + 8 + 16 s
+constexpr int kMostTries = 6;
 
 std::optional<File> OpenLock(const std::string& path, int flags) {
-  Fd fd(open(path.c_str(), flags | O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
+  Fd fd = OpenPath(path, flags | O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0600);
   if (!fd) {
     if (errno == ENOENT) return std::nullopt;
     ThrowErrno("open", path);
@@ -40,7 +46,7 @@ std::optional<File> OpenLock(const std::string& path, int flags) {
 }
 
 bool TryLock(const File& file) {
-  if (flock(file.fd(), LOCK_EX | LOCK_NB) == 0) return true;
+  if (Retry([&] { return flock(file.fd(), LOCK_EX | LOCK_NB); }) == 0) return true;
   if (errno != EWOULDBLOCK) ThrowErrno("lock", file.path());
   return false;
 }
@@ -62,6 +68,16 @@ int WaitForSignal(double seconds) {
   return std::max(0, sigtimedwait(&set, nullptr, &time));
 }
 
+/// Waits; false as soon as somebody wants it to end.
+bool Pause(double seconds) {
+  const double until = Monotonic() + seconds;
+  while (Monotonic() < until) {
+    const int number = WaitForSignal(until - Monotonic());
+    if (number == SIGTERM || number == SIGINT) return false;
+  }
+  return true;
+}
+
 [[noreturn]] void Work(const std::function<Outcome(const std::string&)>& work,
                        const std::string& why, pid_t parent, const Fd& done) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -78,18 +94,39 @@ std::optional<ServiceLock> ServiceLock::Take(const std::string& path) {
   if (!file) ThrowErrno("open", path);
   if (!TryLock(*file)) return std::nullopt;
   const std::string text = std::to_string(getpid()) + "\n";
-  file->Truncate(0);
-  file->WriteAt(0, text.data(), text.size());
+  try {
+    file->Truncate(0);
+    file->WriteAt(0, text.data(), text.size());
+  } catch (const Error&) {  // a full /run is no reason not to run
+    ftruncate(file->fd(), 0);
+  }
   return ServiceLock(std::move(*file));
+}
+
+std::optional<ServiceLock> ServiceLock::TakePatiently(const std::string& path) {
+  Backoff pauses;
+  for (int tries = 1;; ++tries) {
+    try {
+      return Take(path);
+    } catch (const Error&) {
+      if (tries == kMostTries) throw;
+    }
+    Sleep(pauses.Next(0));
+  }
 }
 
 pid_t ServiceLock::Holder(const std::string& path) {
   const std::optional<File> file = OpenLock(path, 0);
+  const double deadline = Monotonic() + kWriteS;
   while (file && !TryLock(*file)) {
     const std::string text = file->ReadAll(64);
     int pid = 0;
     std::from_chars(text.data(), text.data() + text.size(), pid);
     if (pid > 1) return pid;
+    if (Monotonic() > deadline) {
+      throw Error(kExitDevice, "io", path + " is held, and does not say by which process",
+                  "is its disk full? `ps` shows it: " + std::string(kTool));
+    }
     Sleep(kPollS);  // it is being written
   }
   return 0;
@@ -116,13 +153,17 @@ int Keep(const std::function<Outcome(const std::string&)>& work) {
   std::string why;
   for (;;) {
     std::array<int, 2> ends = {-1, -1};
-    if (pipe2(ends.data(), O_CLOEXEC) != 0) ThrowErrno("make", "a pipe");
+    const bool made = pipe2(ends.data(), O_CLOEXEC) == 0;
     const Fd reader(ends[0]);
     Fd writer(ends[1]);
     const double started = Monotonic();
     const pid_t parent = getpid();
-    const pid_t child = fork();
-    if (child < 0) ThrowErrno("start", "the supervisor");
+    const pid_t child = made ? fork() : -1;
+    if (child < 0) {  // for want of memory, processes or descriptors, which ends
+      why = std::string("was not started: ") + std::strerror(errno);
+      if (!Pause(pauses.Next(0))) return 0;
+      continue;
+    }
     if (child == 0) Work(work, why, parent, writer);
     writer.Close();
     int status = 0;
@@ -138,15 +179,11 @@ int Keep(const std::function<Outcome(const std::string&)>& work) {
       if (stop && Monotonic() > deadline) kill(child, SIGKILL);
     }
     char mark = 0;
-    const bool over = read(reader.get(), &mark, 1) == 1;
+    const bool over = Retry([&] { return read(reader.get(), &mark, 1); }) == 1;
     if (over || stop) return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     why = WIFSIGNALED(status) ? "was killed by signal " + std::to_string(WTERMSIG(status))
                               : "ended with exit code " + std::to_string(WEXITSTATUS(status));
-    const double until = Monotonic() + pauses.Next(Monotonic() - started);
-    while (Monotonic() < until) {
-      const int number = WaitForSignal(until - Monotonic());
-      if (number == SIGTERM || number == SIGINT) return 0;
-    }
+    if (!Pause(pauses.Next(Monotonic() - started))) return 0;
   }
 }
 

@@ -15,8 +15,10 @@ class ServiceLock {
  public:
   /// Nothing if somebody has it. Throws Error "io".
   static std::optional<ServiceLock> Take(const std::string& path);
+  /// The same, tried for half a minute: whoever started it may not do so again.
+  static std::optional<ServiceLock> TakePatiently(const std::string& path);
 
-  /// The process that has it; 0 if nobody has.
+  /// The process that has it; 0 if nobody has. Throws Error "io".
   static pid_t Holder(const std::string& path);
   /// SIGTERM to whoever has it, later SIGKILL; returns when nobody has it any more.
   /// Throws Error "io" if that cannot be brought about.

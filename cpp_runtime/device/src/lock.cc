@@ -19,7 +19,7 @@ namespace {
 constexpr double kPollS = 0.05;
 
 bool TryLock(const File& file) {
-  if (flock(file.fd(), LOCK_EX | LOCK_NB) == 0) return true;
+  if (Retry([&] { return flock(file.fd(), LOCK_EX | LOCK_NB); }) == 0) return true;
   if (errno != EWOULDBLOCK) ThrowErrno("lock", file.path());
   return false;
 }
@@ -47,8 +47,8 @@ File OpenLock(const Folder& root) {
     if ((file.Status().st_mode & 0777U) != kOwnersAlone) file.SetMode(kOwnersAlone);
     return file;
   }
-  const File boot_file(Fd(open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC)),
-                       "/proc/sys/kernel/random/boot_id");
+  constexpr char kBootId[] = "/proc/sys/kernel/random/boot_id";
+  const File boot_file(OpenPath(kBootId, O_RDONLY), kBootId);
   const std::string boot = boot_file.ReadAll(64).substr(0, 36);
   if (owner->size() < boot.size() ||
       owner->compare(owner->size() - boot.size(), boot.size(), boot) == 0) {

@@ -38,10 +38,11 @@ struct Pipe {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(127);  // it died before
-  const int null = open("/dev/null", O_RDONLY);
-  dup2(null, 0);
-  dup2(out.write.get(), 1);
-  dup2(err.write.get(), 2);
+  // Ours are none of its business: this program's input may be the link of a deploy.
+  const Fd null = OpenPath("/dev/null", O_RDONLY);
+  if (dup2(null.get(), 0) < 0 || dup2(out.write.get(), 1) < 0 || dup2(err.write.get(), 2) < 0) {
+    _exit(127);
+  }
   // An ignored signal stays ignored in the program.
   for (const int number : {SIGPIPE, SIGHUP, SIGTERM, SIGINT}) (void)signal(number, SIG_DFL);
   std::vector<char*> argv;
@@ -115,11 +116,19 @@ Ended RunProgram(const std::vector<std::string>& words, double timeout_s) {
   Reader reader(out.read, err.read);
   int status = 0;
   struct rusage usage = {};
-  while (wait4(child, &status, WNOHANG, &usage) == 0) {
+  const auto wait = [&](int how) {
+    const pid_t ended_one = Retry([&] { return wait4(child, &status, how, &usage); });
+    if (ended_one < 0) {
+      kill(-child, SIGKILL);
+      ThrowErrno("wait for", words[0]);
+    }
+    return ended_one == child;
+  };
+  while (!wait(WNOHANG)) {
     if (Monotonic() >= deadline) {
       ended.timed_out = true;
       kill(-child, SIGKILL);
-      wait4(child, &status, 0, &usage);
+      wait(0);
       break;
     }
     if (reader.is_open()) {

@@ -12,6 +12,7 @@ namespace {
 
 /// A new folder is there for good once the one that it is in was flushed.
 void MakeFolder(const std::string& path) {
+  if (access(path.c_str(), F_OK) == 0) return;
   if (mkdir(path.c_str(), 0755) == 0) {
     const std::size_t slash = path.rfind('/');
     Folder::Open(slash == std::string::npos ? "." : path.substr(0, slash + 1)).Sync();

@@ -136,7 +136,7 @@ class ArchiveSource final : public BundleSource {
 }  // namespace
 
 std::unique_ptr<BundleSource> OpenBundle(const std::string& path) {
-  Fd fd(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  Fd fd = OpenPath(path, O_RDONLY | O_NONBLOCK);
   if (!fd) ThrowErrno("open", path);
   File file(std::move(fd), path);
   const mode_t mode = file.Status().st_mode;

@@ -67,6 +67,7 @@ class State {
   [[nodiscard]] std::optional<Pending> pending() const;
   void SetPending(const Pending& pending) const;
   void ClearPending() const;
+  void RemoveLeftovers() const { folder_.RemoveUnfinished(); }
 
   /// The highest version that ever passed here; nothing before the first. If its file is lost or
   /// damaged: what the records say.

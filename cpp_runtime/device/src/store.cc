@@ -141,7 +141,8 @@ void Store::Collect(const std::set<std::string>& needed) const {
 
 std::uint64_t Store::FreeBytes() const {
   struct statvfs system = {};
-  if (statvfs(store_.path().c_str(), &system) != 0) ThrowErrno("look at", store_.path());
+  const int done = Retry([&] { return statvfs(store_.path().c_str(), &system); });
+  if (done != 0) ThrowErrno("look at", store_.path());
   return std::uint64_t{system.f_bavail} * system.f_frsize;
 }
 

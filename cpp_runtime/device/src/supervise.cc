@@ -53,7 +53,7 @@ constexpr std::size_t kMaxLogLine = 4096;
 constexpr int kMostBlocks = 64;
 
 std::string ReadFile(const std::string& path, std::size_t limit) {
-  Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
+  Fd fd = OpenPath(path, O_RDONLY | O_NOCTTY);
   if (!fd) ThrowErrno("open", path);
   return File(std::move(fd), path).ReadAll(limit);
 }
@@ -75,7 +75,8 @@ class NotifySocket {
  public:
   NotifySocket() : name_("@edgepack-") {
     std::array<std::uint8_t, 8> number = {};
-    if (getrandom(number.data(), number.size(), 0) < 0) ThrowErrno("read", "random numbers");
+    const auto fill = [&] { return getrandom(number.data(), number.size(), 0); };
+    if (Retry(fill) < 0) ThrowErrno("read", "random numbers");
     name_ += Hex(number.data(), number.size());
     socklen_t length = 0;
     const sockaddr_un address = Address(name_, &length);
@@ -175,7 +176,7 @@ Verified VerifyRelease(const std::string& root, const std::string& id) {
   const Manifest manifest = ReadManifest(root, id);
   for (const FileEntry& entry : manifest.files) {
     const std::string path = release.folder + "/" + entry.path;
-    Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    Fd fd = OpenPath(path, O_RDONLY | O_NOFOLLOW);
     if (!fd) ThrowErrno("open", path);
     if (File(std::move(fd), path).Sha256() != entry.sha256) {
       throw Error(kExitBundle, "damaged", path + " is not what was installed",
@@ -213,7 +214,7 @@ class App {
   ~App() {
     if (pid_ > 0) {
       kill(-pid_, SIGKILL);
-      waitpid(pid_, nullptr, 0);
+      Retry([&] { return waitpid(pid_, nullptr, 0); });
     }
   }
   App(const App&) = delete;
@@ -266,17 +267,15 @@ class App {
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
     // When the board runs out of memory, this goes and not the login.
     prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);  // else the file is root's, until the exec
-    const Fd score(open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
+    const Fd score = OpenPath("/proc/self/oom_score_adj", O_WRONLY);
     if (score && write(score.get(), "500", 3) < 0) errno = 0;
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
     (void)signal(SIGPIPE, SIG_DFL);
-    dup2(open("/dev/null", O_RDONLY), 0);
-    if (into) {
-      dup2(into.get(), 1);
-      dup2(into.get(), 2);
-    }
+    const Fd null = OpenPath("/dev/null", O_RDONLY);
+    if (dup2(null.get(), 0) < 0) _exit(127);
+    if (into && (dup2(into.get(), 1) < 0 || dup2(into.get(), 2) < 0)) _exit(127);
     setenv("NOTIFY_SOCKET", notify.name().c_str(), 1);  // NOLINT(concurrency-mt-unsafe)
     unsetenv("WATCHDOG_PID");                           // NOLINT(concurrency-mt-unsafe)
     unsetenv("WATCHDOG_USEC");                          // NOLINT(concurrency-mt-unsafe)
@@ -294,7 +293,7 @@ class App {
   }
 
   [[nodiscard]] std::uint64_t ResidentBytes() const {
-    const Fd fd(open(("/proc/" + std::to_string(pid_) + "/statm").c_str(), O_RDONLY | O_CLOEXEC));
+    const Fd fd = OpenPath("/proc/" + std::to_string(pid_) + "/statm", O_RDONLY);
     std::array<char, 128> text = {};
     if (!fd || read(fd.get(), text.data(), text.size() - 1) <= 0) return 0;
     // Pages: in all, and in RAM.
@@ -364,7 +363,7 @@ int RecoverAs(const Account& owner, const std::string& root) {
     }
   }
   int status = 0;
-  waitpid(child, &status, 0);
+  if (Retry([&] { return waitpid(child, &status, 0); }) < 0) ThrowErrno("wait for", "recover");
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
@@ -590,8 +589,7 @@ BoundedLog::BoundedLog(std::optional<std::string> path, std::uint64_t max_bytes)
     : max_bytes_(max_bytes) {
   if (!path) return;
   const auto open_log = [&](const std::string& name) {
-    Fd fd(open(name.c_str(), O_RDWR | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW,
-               0644));
+    Fd fd = OpenPath(name, O_RDWR | O_CREAT | O_APPEND | O_NONBLOCK | O_NOFOLLOW, 0644);
     struct stat status = {};
     // Not somebody's pipe or device, nor another name of a file that is not ours.
     const bool plain = fd && fstat(fd.get(), &status) == 0 && S_ISREG(status.st_mode) &&

@@ -110,7 +110,7 @@ void Switch::UpdateTool(const std::string& release) const {
   if (entry == manifest.files.end()) {
     if (bin.Has(kTool)) return;
     // A bundle of the first schema brings none: this very program stays.
-    const File self(Fd(open("/proc/self/exe", O_RDONLY | O_CLOEXEC)), "/proc/self/exe");
+    const File self(OpenPath("/proc/self/exe", O_RDONLY), "/proc/self/exe");
     bin.Replace(kTool, self.ReadAll(kMaxToolBytes), "tool", 0755);
     return;
   }
@@ -147,6 +147,8 @@ std::optional<Pending> Switch::ReadPending() const {
 
 void Switch::Recover() const {
   site_->releases.RemoveLeftovers();
+  site_->state.RemoveLeftovers();
+  site_->trust.RemoveLeftovers();
   Adopt();
   std::optional<Pending> pending = ReadPending();
   if (!pending) return;

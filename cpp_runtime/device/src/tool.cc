@@ -45,7 +45,7 @@ std::string OwnFolder() {
 }
 
 std::string ReadUserFile(const std::string& path) {
-  Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  Fd fd = OpenPath(path, O_RDONLY);
   if (!fd) ThrowErrno("open", path);
   return File(std::move(fd), path).ReadAll(std::size_t{1} << 20U);
 }
@@ -318,7 +318,11 @@ class Tool {
       return 0;
     }
     std::optional<ServiceLock> lock;
-    if (options_.lock && !(lock = ServiceLock::Take(*options_.lock))) return 0;
+    if (options_.lock) {
+      lock = options_.respawn ? ServiceLock::TakePatiently(*options_.lock)
+                              : ServiceLock::Take(*options_.lock);
+      if (!lock) return 0;
+    }
     if (!options_.respawn) return Supervise(how).code;
     how.keeper = getpid();
     return Keep([&](const std::string& why) -> Outcome {
@@ -366,7 +370,7 @@ class Tool {
 
   [[nodiscard]] int Chunks() const {
     const std::string path = Word("a file");
-    Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    Fd fd = OpenPath(path, O_RDONLY);
     if (!fd) ThrowErrno("open", path);
     for (const Chunk& chunk : CutIntoChunks(File(std::move(fd), path))) {
       Print(std::to_string(chunk.offset) + " " + std::to_string(chunk.size) + " " +
@@ -399,7 +403,10 @@ int RunTool(const std::vector<std::string>& words) {
       Print(HelpText());
       return 0;
     }
-    return Tool(std::move(options), mask).Run();
+    const int code = Tool(std::move(options), mask).Run();
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+    (void)std::fprintf(stderr, "error: the answer could not be written to standard output\n");
+    return code == 0 ? kExitDevice : code;
   } catch (const Error& error) {
     return Fail(error, as_json);
   }

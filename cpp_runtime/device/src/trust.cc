@@ -97,7 +97,7 @@ Trust::Verdict Trust::Check(const std::string& manifest,
   const std::time_t now = Now(second);
   try {
     verdict.signer = VerifySignature(manifest, *signature, *list, now);
-  } catch (DeviceError& error) {
+  } catch (Error& error) {
     if (error.kind == "expired-key" && std::time(nullptr) < now) {
       error.hint = "that is the latest time seen here, the clock says " +
                    Timestamp(std::time(nullptr)) +

@@ -40,6 +40,7 @@ class Trust {
   /// Throws Error "wrong-board".
   void CheckBoard(const Manifest& manifest) const;
 
+  void RemoveLeftovers() const { folder_.RemoveUnfinished(); }
   void Pin(const Verdict& verdict, const Manifest& manifest) const;
   /// Replaces the pinned list, and forgets what time it was: whoever may do this is to be believed.
   /// Throws Error "bad-signers" for one that makes no sense.

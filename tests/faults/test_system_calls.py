@@ -1,0 +1,86 @@
+"""Full disks, broken disks, interrupted calls and leaping clocks at every system call.
+
+After each: the command has done what it says, or said why not; the old release or the new one is
+current, with every hash right; `status` can be read, `recover` and `repair` mend what is left; the
+next install completes, the one after changes nothing, and no file is left over.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.device_tool import host_tool
+from tests.faults.preload import call_names
+from tests.faults.system_calls import DamagedError, Lab, inject, make_lab, points, table
+from tests.support import require_tool
+
+SEED = 20261122
+SHORT, LONG = 40, 5000
+# Imports of the tool that make system calls, and cannot fail, or whose failure is of no use to it:
+# of close, the descriptor is gone either way; the rest only root's supervisor has, see
+# test_service_accounts.
+NOT_INJECTED = {
+    "close", "closedir", "fclose", "fgets", "fwrite", "fprintf", "fputs", "printf", "_exit",
+    "abort", "raise", "kill", "signal", "sigprocmask", "setsid", "umask", "prctl", "getpid",
+    "getppid", "getpgid", "getuid", "geteuid", "setgid", "setuid", "setgroups", "mount", "unshare",
+    "sysconf", "malloc", "realloc", "free",
+}  # fmt: skip
+# These compute, and ask the kernel nothing.
+PURE = re.compile(
+    r"_|mem|str|sig(add|empty)set|getenv|setenv|unsetenv|snprintf|ato[il]|floor|gmtime_r|mktime|timegm"
+)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+        yield make_lab(Path(name), host_tool(faults=True))
+
+
+def test_no_call_is_forgotten() -> None:
+    words = [require_tool("nm"), "-D", "--undefined-only", host_tool(faults=True)]
+    listed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    names = {line.split()[-1].partition("@")[0] for line in listed.splitlines()}
+    names = {re.sub("64$", "", name) for name in names if not name.startswith("_Z")}
+    known = {*call_names(), "openat", "clock_gettime", "time"} | NOT_INJECTED
+    assert {name for name in names - known if not PURE.match(name)} == set()
+
+
+@pytest.mark.parametrize(
+    "count", [SHORT, pytest.param(LONG, marks=pytest.mark.slow)], ids=["short", "long"]
+)
+def test_faults_at_system_calls(lab: Lab, count: int, capsys: pytest.CaptureFixture[str]) -> None:
+    # Of each command and fault some, however many calls others make.
+    by_kind = defaultdict(list)
+    for point in points(lab):
+        by_kind[point.command.name, point.fault.name].append(point)
+    rng = random.Random(SEED)
+    kinds = list(by_kind.values())
+    for kind in kinds:
+        rng.shuffle(kind)
+    rng.shuffle(kinds)
+    chosen = [kind[i] for i in range(max(map(len, kinds))) for kind in kinds if i < len(kind)]
+    results: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    damaged = []
+    for point in chosen[:count]:
+        result = results[point.command.name, point.fault.name]
+        try:
+            outcome = inject(lab, point)
+        except DamagedError as error:
+            damaged.append(f"{point}: {error}")
+            outcome = "damaged"
+        if outcome:
+            result[outcome] += 1
+    if count == LONG:
+        with capsys.disabled():
+            print(f"\n{table(results, lab.commands)}")
+    assert damaged == []
