@@ -56,7 +56,7 @@ from edgepack.fleet import (
 from edgepack.fleet.build import build_bundles, open_bundles
 from edgepack.fleet.limits import allow_parallel
 from edgepack.fleet.report import FleetReport
-from edgepack.fleet.work import AskStatus, Connector, Deploy, Rollback, SetTrust
+from edgepack.fleet.work import AskStatus, Connector, Deploy, Rollback, SetTrust, check_aliases
 
 _ALL = Share(value=100, percent=True)
 
@@ -180,6 +180,7 @@ def _begin(args: argparse.Namespace) -> tuple[Fleet, Settings]:
     if args.html is not None:
         check_writable(args.html.parent, "--html")
     allow_parallel(settings.parallel)
+    check_aliases(fleet.file, fleet.devices, ssh_options(args))
     return fleet, settings
 
 

@@ -79,7 +79,7 @@ class SshDevice:
 
     def _connect(self) -> None:
         self._sftp: paramiko.SFTPClient | None = None
-        self._connection = _Route(self._options).connection(self._address)
+        self._connection = Route(self._options).connection(self._address)
         try:
             _open(self._connection)
         except BaseException:
@@ -361,7 +361,7 @@ def _watch(it: paramiko.Channel | paramiko.SSHClient, timeout_s: float) -> Itera
         timer.cancel()
 
 
-class _Route:
+class Route:
     """Makes the connection to a device and those to the hosts in between.
 
     fabric would accept any host key, on the way too: `client.connect` is given a
@@ -376,6 +376,15 @@ class _Route:
             if not options.config_file.is_file():
                 raise ConfigError(f"no such SSH configuration: {options.config_file}")
         self._ssh_config = ssh_config.load(files if options.use_config else [])
+
+    def destination(self, address: Address, jump: tuple[str, ...]) -> tuple[str, int, str]:
+        """Where a connection to `address` ends: the host's own name, its port, and the way."""
+        lookup = self._ssh_config.lookup(address.host)
+        port = address.port or int(lookup.get("port", paramiko.config.SSH_PORT))
+        way = ",".join(jump) or lookup.get("proxyjump", "none")
+        if way.lower() == "none":
+            way = lookup.get("proxycommand", "none")
+        return lookup["hostname"].lower().removesuffix("."), port, way
 
     def connection(self, address: Address, via: tuple[str, ...] = ()) -> fabric.Connection:
         """A connection that is not open yet; `via` are the hosts that led here."""

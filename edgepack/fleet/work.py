@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from edgepack.base.errors import RemoteError
+from edgepack.base.errors import ConfigError, RemoteError
 from edgepack.boards import Board
 from edgepack.bundle.bundle import Bundle
 from edgepack.deploy import answers, remote_service, remote_tool
 from edgepack.deploy.deploy import DEFAULT_OPTIONS, DeployOptions, deploy_bundle
-from edgepack.device import Device, SshOptions, open_device, open_virtual
+from edgepack.device import Address, Device, SshOptions, open_device, open_virtual
 from edgepack.fleet.inventory import VIRTUAL, FleetDevice
 from edgepack.fleet.rollout import Done
 
@@ -41,6 +42,25 @@ class Connector:
             known_hosts=device.known_hosts or self.options.known_hosts,
         )
         return open_device(device.where, board, options=options)
+
+
+def check_aliases(file: Path, devices: Iterable[FleetDevice], options: SshOptions) -> None:
+    """Raise ConfigError for two devices of the fleet `file` that are one: the user's OpenSSH
+    configuration gives both names the same HostName, port and way."""
+    from edgepack.device.ssh import Route
+
+    route = Route(options)
+    seen: dict[tuple[str, int, str], str] = {}
+    for device in devices:
+        if device.address == VIRTUAL:
+            continue
+        end = route.destination(Address.parse(device.where), device.jump)
+        if end in seen:
+            raise ConfigError(
+                f"{file}: {seen[end]} and {device.name} are the same host: {end[0]}",
+                hint="leave one out; the OpenSSH configuration has both as HostName",
+            )
+        seen[end] = device.name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from edgepack.base.errors import EdgepackError
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import MANIFEST_NAME, PARAMS
 from edgepack.bundle.service import Service
-from edgepack.deploy.transfer import Exchange, Request
+from edgepack.deploy.transfer import Exchange, InstallRequest
 from edgepack.device import LocalDevice
 from edgepack.device.base import RemoteResult, Stream
 from tests.bundles import FakeTool
@@ -159,7 +159,7 @@ def _record(rig: Rig, bundle: Bundle, path: Path, *, plan: bool = False) -> Path
     """What a deploy of `bundle` to `rig` sends, in the file `path`."""
     stream = _Recording(LocalDevice(rig.root.parent).open(rig.command("receive")))
     exchange = Exchange(stream, "device", step=lambda _: None)
-    request = Request(
+    request = InstallRequest(
         manifest=bundle.file(MANIFEST_NAME).read_bytes(),
         signature=(bundle.path / SIGNATURE).read_bytes(),
         signers=b"", by="tester", session="0" * 16, keep=3, wait_s=5, silence_s=30, plan=plan,

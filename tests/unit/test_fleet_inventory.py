@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from edgepack.base.errors import ConfigError, UsageError
+from edgepack.device import SshOptions
 from edgepack.fleet import FleetDevice, load_fleet, select, with_boards
 from edgepack.fleet.ansible import _warn_once
 from edgepack.fleet.names import RangeError, expand
+from edgepack.fleet.work import check_aliases
 
 ANSIBLE = Path(__file__).parents[1] / "fixtures" / "ansible"
 
@@ -403,6 +405,22 @@ def test_damaged_files_are_mistakes_not_bugs(name: str, tmp_path: Path) -> None:
             assert str(tmp_path / name) in error.message
             refused += 1
     assert 15 < refused < 150
+
+
+def test_two_aliases_of_one_host(tmp_path: Path) -> None:
+    path, config = tmp_path / "fleet.toml", tmp_path / "ssh_config"
+    path.write_text('[defaults]\nboard = "pynq"\n[groups.g]\ndevices = ["x", "y", "z"]\n')
+    devices = load_fleet(path).devices
+    options = SshOptions(config_file=config)
+    config.write_text(
+        "Host x\n HostName 10.0.0.1\nHost y\n HostName 10.0.0.1\n ProxyJump gate\n"
+        "Host z\n HostName 10.0.0.1\n Port 2222\n"
+    )
+    check_aliases(path, devices, options)
+    config.write_text(config.read_text().replace(" ProxyJump gate\n", ""))
+    with pytest.raises(ConfigError, match=r"x and y are the same host: 10\.0\.0\.1"):
+        check_aliases(path, devices, options)
+    check_aliases(path, devices, SshOptions(use_config=False))
 
 
 @pytest.mark.parametrize(
