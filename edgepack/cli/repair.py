@@ -18,9 +18,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Have the device mend its releases; 5 if something is lost that only a command brings back."""
-    from edgepack.deploy import remote_tool
+    from edgepack.deploy.repair import repair
 
-    answer, where = ask_device(args, console, remote_tool.repair)
+    answer, where = ask_device(
+        args, console, lambda device, root: repair(device, root, progress=console)
+    )
     lines = [f"mended: {line}" for line in answer.mended]
     lines += [f"lost: {line}" for line in answer.lost]
     console.data(answer.document, "\n".join([f"{where}:", *(lines or ["all is whole"])]))

@@ -155,7 +155,7 @@ def install(
         place = site.place(kind, service)
         _install_cron(device, place)
     else:
-        tool = _tool_for(site)
+        tool = tool_for(site)
         place = site.place(kind, service, tool=f"{_TOOLS}/{tool.sha256[:12]}/{TOOL}")
         _install_tool(device, site, tool, place.tool)
         _make_account(device, site, place, service)
@@ -258,7 +258,8 @@ def _place_file(device: Device, site: Site, data: bytes, path: str, mode: str) -
     )
 
 
-def _tool_for(site: Site) -> DeviceTool:
+def tool_for(site: Site) -> DeviceTool:
+    """The device tool for what the release there is for. Raises BundleError, ToolchainError."""
     for board in load_boards().values():
         if board.triple == site.triple:
             return build_device_tool(board)

@@ -6,6 +6,7 @@ import contextlib
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from edgepack.base.errors import (
@@ -130,6 +131,13 @@ def bring_tool(
             f"{bundle.manifest.schema} brings none",
             hint="deploy one that this edgepack made before",
         )
+    put_tool(device, layout, bundle.file(DEVICE_TOOL), entry.sha256, sha256sum=sha256sum, pace=pace)
+
+
+def put_tool(
+    device: Device, layout: Layout, path: Path, sha256: str, *, sha256sum: str, pace: Pace
+) -> None:
+    """The same with the device tool in the file `path`, whose hash is `sha256`."""
     if not sha256sum:
         raise RemoteError(
             f"{device.name} has no sha256sum, so the device tool cannot be checked",
@@ -138,15 +146,15 @@ def bring_tool(
     # As a part in incoming/ it counts as uploaded: it goes over once.
     script = (
         f"new={DEVICE_TOOL}.new; mkdir -p bin incoming && cat >$new || exit 1\n"
-        f'set -- $({sha256sum} $new); [ "$1" = {entry.sha256} ] || exit {_CORRUPT}\n'
-        f"cp $new incoming/{entry.sha256}.part && chmod 0555 $new && sync && "
+        f'set -- $({sha256sum} $new); [ "$1" = {sha256} ] || exit {_CORRUPT}\n'
+        f"cp $new incoming/{sha256}.part && chmod 0555 $new && sync && "
         f"mv -f $new {DEVICE_TOOL}"
     )
     root = shlex.quote(layout.root)
     stream = device.open(f"umask 022; mkdir -p -- {root} && {layout.enter(script)}")
     with contextlib.closing(stream):
         with contextlib.suppress(BrokenPipeError):  # its answer says why
-            for piece in pace.pieces(bundle.file(DEVICE_TOOL).read_bytes()):
+            for piece in pace.pieces(path.read_bytes()):
                 stream.write(piece)
         done = stream.finish()
     if done.returncode == _CORRUPT:

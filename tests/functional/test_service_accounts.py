@@ -191,6 +191,22 @@ def test_it_is_kept_and_only_one(rig: Rig, tmp_path: Path) -> None:
         assert not rig.apps()
 
 
+def test_anybody_may_ask_whether_it_runs(rig: Rig) -> None:
+    """Of a lock that only root can open the kernel says who holds it."""
+    lock = rig.root.parents[1] / "lock"
+    words = [rig.tool, "service", "status", "--lock", lock]
+    assert rig.login(*words, check=False) == "stopped\n"
+    with rig.service("--respawn", "--lock", lock) as process:
+        until(rig.apps, "the app")
+        assert lock.stat().st_mode & 0o777 == 0o600
+        assert rig.login(*words) == f"running\nprocess {process.pid}\n"
+        # As on a full disk: its number could not be written.
+        lock.write_text("")
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert done.stdout == f"running\nprocess {process.pid}\n"
+    assert rig.login(*words, check=False) == "stopped\n"
+
+
 def test_a_lock_that_others_can_take_is_none(rig: Rig, tmp_path: Path) -> None:
     for name in ("open", "link", "pipe"):
         lock = tmp_path / name

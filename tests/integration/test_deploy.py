@@ -30,6 +30,7 @@ from edgepack.deploy.remote_tool import (
     SmokeTestError,
     call,
 )
+from edgepack.deploy.repair import repair
 from edgepack.device import LocalDevice
 from edgepack.device.base import Stream
 from tests.fake_app import (
@@ -270,6 +271,35 @@ def test_a_damaged_release_is_repaired(bundles: dict[str, Bundle], home: Path, p
     report = deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
     assert report.sent_files == (path,)
     assert current(home) == release
+    assert_tidy(home, bundles["a"])
+
+
+@pytest.mark.parametrize(
+    ("content", "brought"), [(b"", True), (bytes(5000), True), (None, True), (b"?", False)]
+)
+def test_a_damaged_device_tool_is_repaired(
+    bundles: dict[str, Bundle], home: Path, content: bytes | None, brought: bool
+) -> None:
+    """Empty, zeros, gone; or one byte longer, and still it runs."""
+    release = deploy_bundle(bundles["a"], LocalDevice(home), ROOT).release
+    tool = home / ROOT / DEVICE_TOOL
+    tool.chmod(0o755)
+    before = tool.read_bytes()
+    if content is None:
+        tool.unlink()
+    else:
+        tool.write_bytes(content if brought else before + content)  # in every release, too
+    answer = repair(LocalDevice(home), ROOT)
+    assert any(DEVICE_TOOL in line for line in answer.mended) or not brought
+    if brought:
+        assert answer.lost == ()
+        assert tool.read_bytes() == before
+        assert current(home) == release
+        assert repair(LocalDevice(home), ROOT).mended == ()
+    else:  # what it is to be has to come with a bundle
+        assert any("deploy its bundle again" in line for line in answer.lost)
+    deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
+    assert tool.read_bytes() == before
     assert_tidy(home, bundles["a"])
 
 

@@ -3,13 +3,17 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <cinttypes>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <memory>
 #include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,6 +32,29 @@ constexpr double kPollS = 0.05;
 constexpr double kWriteS = 5;
 // 1 + 2 + 4 + 8 + 16 s
 constexpr int kMostTries = 6;
+
+/// Whoever has a flock on `path`, as the kernel tells everybody: also who may not open it, and if
+/// the holder could not write its number. 0 if nobody has.
+pid_t HolderInProc(const std::string& path) {
+  struct stat status = {};
+  if (stat(path.c_str(), &status) != 0) return 0;
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> locks(std::fopen("/proc/locks", "re"),
+                                                              std::fclose);
+  std::array<char, 256> line;  // NOLINT(*-member-init): filled by the read
+  while (locks && std::fgets(line.data(), line.size(), locks.get()) != nullptr) {
+    int pid = 0;
+    unsigned major_number = 0;
+    unsigned minor_number = 0;
+    std::uint64_t inode = 0;
+    const int found = std::sscanf(line.data(), "%*d: FLOCK %*s %*s %d %x:%x:%" SCNu64, &pid,
+                                  &major_number, &minor_number, &inode);
+    if (found == 4 && pid > 1 && inode == status.st_ino &&
+        makedev(major_number, minor_number) == status.st_dev) {
+      return pid;
+    }
+  }
+  return 0;
+}
 
 std::optional<File> OpenLock(const std::string& path, int flags) {
   Fd fd = OpenPath(path, flags | O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0600);
@@ -116,6 +143,7 @@ std::optional<ServiceLock> ServiceLock::TakePatiently(const std::string& path) {
 }
 
 pid_t ServiceLock::Holder(const std::string& path) {
+  if (access(path.c_str(), R_OK | W_OK) != 0 && errno == EACCES) return HolderInProc(path);
   const std::optional<File> file = OpenLock(path, 0);
   const double deadline = Monotonic() + kWriteS;
   while (file && !TryLock(*file)) {
@@ -124,6 +152,7 @@ pid_t ServiceLock::Holder(const std::string& path) {
     std::from_chars(text.data(), text.data() + text.size(), pid);
     if (pid > 1) return pid;
     if (Monotonic() > deadline) {
+      if (const pid_t holder = HolderInProc(path)) return holder;
       throw Error(kExitDevice, "io", path + " is held, and does not say by which process",
                   "is its disk full? `ps` shows it: " + std::string(kTool));
     }

@@ -18,6 +18,8 @@ class Mender {
 
   RepairReport Run() {
     Signers();
+    // What came whole may be what is damaged: a new device tool, for instance.
+    Try("incoming", [&] { site_->store.FinishParts(); });
     Releases();
     // Which records those that are damaged, and ends what a damaged pending.json may have been.
     Try("what was being tested", [&] {

@@ -96,6 +96,15 @@ std::uint64_t Store::PartSize(const std::string& sha256) const {
   return status ? static_cast<std::uint64_t>(status->st_size) : 0;
 }
 
+void Store::FinishParts() const {
+  constexpr std::size_t kHashDigits = 64;
+  for (const std::string& name : incoming_.Names()) {
+    const std::string sha256 = name.substr(0, kHashDigits);
+    if (name != PartName(sha256) || Check(sha256) == Condition::kWhole) continue;
+    (void)Begin(sha256).Finish();
+  }
+}
+
 void Store::RemoveParts() const {
   for (const std::string& name : incoming_.Names()) {
     Step("prune.part");

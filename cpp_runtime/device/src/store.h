@@ -53,6 +53,8 @@ class Store {
 
   [[nodiscard]] std::uint64_t PartSize(const std::string& sha256) const;
   [[nodiscard]] Part Begin(const std::string& sha256) const { return {incoming_, store_, sha256}; }
+  /// Takes those uploads that are whole, unless the store has their content.
+  void FinishParts() const;
   /// All unfinished uploads.
   void RemoveParts() const;
 

@@ -117,7 +117,8 @@ void Switch::UpdateTool(const std::string& release) const {
   bin.SetFolderAside(kTool);
   const std::string there = bin.Has(kTool) ? VersionOf(bin.PathOf(kTool)) : "";
   const std::string brought = VersionOf(site_->releases.PathOf(release) + "/" + kBundleTool);
-  if (brought.empty() || (!there.empty() && !IsOlder(there, brought))) return;
+  const bool damaged = there == brought && bin.OpenFile(kTool).Sha256() != entry->sha256;
+  if (brought.empty() || (!there.empty() && !damaged && !IsOlder(there, brought))) return;
   Step("tool.link");
   site_->store.LinkTo(entry->sha256, true, bin, kTool);
   bin.Sync();
