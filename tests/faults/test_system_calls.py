@@ -28,14 +28,14 @@ SHORT, LONG = 40, 5000
 # of close, the descriptor is gone either way; the rest only root's supervisor has, see
 # test_service_accounts.
 NOT_INJECTED = {
-    "close", "closedir", "fclose", "fgets", "fwrite", "fprintf", "fputs", "printf", "_exit",
-    "abort", "raise", "kill", "signal", "sigprocmask", "setsid", "umask", "prctl", "getpid",
-    "getppid", "getpgid", "getuid", "geteuid", "setgid", "setuid", "setgroups", "mount", "unshare",
-    "sysconf", "malloc", "realloc", "free",
+    "close", "closedir", "fclose", "ferror", "fflush", "fgets", "fwrite", "fprintf", "fputs",
+    "printf", "_exit", "abort", "raise", "kill", "signal", "sigprocmask", "setsid", "umask",
+    "prctl", "getpid", "getppid", "getpgid", "getuid", "geteuid", "setgid", "setuid",
+    "setgroups", "mount", "unshare", "sysconf", "malloc", "realloc", "free",
 }  # fmt: skip
 # These compute, and ask the kernel nothing.
 PURE = re.compile(
-    r"_|mem|str|sig(add|empty)set|getenv|setenv|unsetenv|snprintf|ato[il]|floor|gmtime_r|mktime|timegm"
+    r"_|mem|str|sig(add|empty)set|getenv|setenv|unsetenv|snprintf|ato[il]|floor|gmtime_r|mktime|timegm|gnu_dev"
 )
 
 

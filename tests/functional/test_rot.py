@@ -175,6 +175,7 @@ def test_every_file_in_turn(device: Device, tmp_path: Path) -> None:
 def test_repair_goes_to_a_whole_release(device: Device, tmp_path: Path) -> None:
     root = tmp_path / "rotten"
     damaged(device, f"releases/{device.second.manifest.release}/manifest.json", zeros, root)
+    zeros(root / f"state/{device.second.manifest.release}.manifest")
     (root / "state/pending.json").unlink(missing_ok=True)
     code, state = device.run("status", root=root)
     assert code == 0
@@ -187,6 +188,28 @@ def test_repair_goes_to_a_whole_release(device: Device, tmp_path: Path) -> None:
     assert "deploy its bundle again" in answer["lost"][0]
     code, state = device.run("status", root=root)
     assert state["current"]["release"] == first
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_manifest_has_a_second_copy(
+    device: Device, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    root = tmp_path / "rotten"
+    release = device.second.manifest.release
+    manifest = root / f"releases/{release}/manifest.json"
+    damaged(device, f"releases/{release}/manifest.json", damage, root)
+    (root / "state/pending.json").unlink(missing_ok=True)
+    code, answer = device.run("repair", root=root)
+    assert (code, answer["lost"]) == (0, [])
+    assert any("manifest.json" in line for line in answer["mended"])
+    assert manifest.read_bytes() == (device.second.path / "manifest.json").read_bytes()
+    code, state = device.run("status", root=root)
+    assert (code, state["current"]["release"], state["problems"]) == (0, release, [])
+    # The copy is never believed more than the record of what was installed.
+    damage(manifest)
+    copy = root / f"state/{release}.manifest"
+    copy.write_bytes(copy.read_bytes().replace(b'"version": 2', b'"version": 3'))
+    assert device.run("repair", root=root)[0] == REFUSED
 
 
 def test_the_highest_version_comes_from_the_records(device: Device, tmp_path: Path) -> None:

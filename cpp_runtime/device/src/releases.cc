@@ -169,6 +169,14 @@ void Releases::Publish(const SignedManifest& bundle) const {
   releases_.Sync();
 }
 
+void Releases::Restore(const std::string& id, const std::string& manifest,
+                       const std::optional<std::string>& signature) const {
+  SignedManifest bundle;
+  bundle.bytes = manifest;
+  bundle.signature = signature;
+  WriteManifest(bundle, releases_.Sub(id));
+}
+
 void Releases::Repair(const std::string& id) const {
   const Folder folder = releases_.Sub(id);
   const Manifest manifest = Load(id).manifest;

@@ -42,6 +42,9 @@ class Releases {
   void Publish(const SignedManifest& bundle) const;
   /// Links anew every file that is not the store's own.
   void Repair(const std::string& id) const;
+  /// Writes the manifest and the signature of a release anew.
+  void Restore(const std::string& id, const std::string& manifest,
+               const std::optional<std::string>& signature) const;
   void Remove(const std::string& id) const;
   /// Removes what was being made or removed when somebody was interrupted.
   void RemoveLeftovers() const;

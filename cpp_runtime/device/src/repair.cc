@@ -91,9 +91,13 @@ class Mender {
   void Releases() {
     for (const std::string& id : site_->releases.Ids()) {
       const std::vector<std::string> problems = site_->releases.Problems(id);
-      if (problems.empty()) continue;
+      if (problems.empty()) {
+        Try("release " + id, [&] { KeepCopy(id); });
+        continue;
+      }
       const std::string what = "release " + id + ": " + problems[0];
       try {
+        RestoreManifest(id);
         site_->releases.Repair(id);
       } catch (const Error& error) {
         if (error.kind == "disk-full") throw;
@@ -104,6 +108,24 @@ class Mender {
         Lost(what + "; deploy its bundle again");
       }
     }
+  }
+
+  void KeepCopy(const std::string& id) const {
+    const SignedManifest bundle = site_->releases.Load(id);
+    const std::optional<Record> record = site_->state.Find(id);
+    if (record && record->health) site_->state.KeepCopy(id, bundle.bytes, bundle.signature);
+  }
+
+  /// A manifest that cannot be read, or is not the recorded one, from its second copy.
+  void RestoreManifest(const std::string& id) const {
+    const std::optional<State::Copy> copy = site_->state.FindCopy(id);
+    if (!copy) return;
+    try {
+      if (site_->releases.Load(id).bytes == copy->manifest) return;
+    } catch (const Error& error) {
+      if (error.kind == "io") throw;
+    }
+    site_->releases.Restore(id, copy->manifest, copy->signature);
   }
 
   [[nodiscard]] bool IsWhole(const std::optional<std::string>& id) const {

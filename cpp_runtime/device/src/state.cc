@@ -6,6 +6,7 @@
 #include "faults.h"
 #include "layout.h"
 #include "manifest_reader.h"
+#include "sha256.h"
 
 namespace edgepack::device {
 namespace {
@@ -15,6 +16,19 @@ constexpr char kHighestName[] = "highest.json";
 constexpr std::size_t kMaxBytes = std::size_t{8} << 20U;
 
 std::string RecordName(const std::string& release) { return release + ".json"; }
+std::string CopyName(const std::string& release) { return release + ".manifest"; }
+std::string SignatureName(const std::string& release) { return release + ".manifest.sig"; }
+
+std::optional<std::string> ReadWhole(const Folder& folder, const std::string& name) {
+  try {
+    const std::optional<File> file = folder.Find(name);
+    if (!file) return std::nullopt;
+    return file->ReadAll(kMaxBytes);
+  } catch (const Error& error) {
+    if (error.kind != "damaged") throw;
+    return std::nullopt;
+  }
+}
 
 std::optional<std::string> ReadOptional(const char* key, JsonObject* object) {
   if (!object->HasValue(key)) return std::nullopt;
@@ -102,8 +116,27 @@ void State::Save(const Record& record) const {
 }
 
 void State::Remove(const std::string& release) const {
-  folder_.RemoveTree(RecordName(release));
+  for (const std::string& name : {RecordName(release), CopyName(release), SignatureName(release)}) {
+    folder_.RemoveTree(name);
+  }
   folder_.Sync();
+}
+
+void State::Keep(const std::string& name, const std::string& content) const {
+  if (ReadWhole(folder_, name) != content) folder_.Replace(name, content, "copy");
+}
+
+void State::KeepCopy(const std::string& release, const std::string& manifest,
+                     const std::optional<std::string>& signature) const {
+  Keep(CopyName(release), manifest);
+  if (signature) Keep(SignatureName(release), *signature);
+}
+
+std::optional<State::Copy> State::FindCopy(const std::string& release) const {
+  const std::optional<Record> record = Find(release);
+  std::optional<std::string> manifest = ReadWhole(folder_, CopyName(release));
+  if (!record || !manifest || Sha256Hex(*manifest) != record->manifest_sha256) return std::nullopt;
+  return Copy{std::move(*manifest), ReadWhole(folder_, SignatureName(release))};
 }
 
 std::vector<Record> State::Records() const {

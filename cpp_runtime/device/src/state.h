@@ -61,6 +61,17 @@ class State {
   [[nodiscard]] std::optional<Record> Find(const std::string& release) const;
   void Save(const Record& record) const;
   void Remove(const std::string& release) const;
+
+  /// A second copy of a release's manifest and of its signature: all else can be linked anew from
+  /// the store, or sent, by what a manifest says.
+  void KeepCopy(const std::string& release, const std::string& manifest,
+                const std::optional<std::string>& signature) const;
+  struct Copy {
+    std::string manifest;
+    std::optional<std::string> signature;
+  };
+  /// That copy, if it is the one that the release's record tells of.
+  [[nodiscard]] std::optional<Copy> FindCopy(const std::string& release) const;
   [[nodiscard]] std::int64_t NextSerial() const;
 
   /// Throws Error "damaged" for one that makes no sense.
@@ -79,6 +90,8 @@ class State {
   [[nodiscard]] std::vector<Record> Records() const;
 
  private:
+  void Keep(const std::string& name, const std::string& content) const;
+
   Folder folder_;
 };
 

@@ -92,6 +92,7 @@ void Switch::Commit(const Pending& pending, const Health& health) const {
     record->serial = site_->state.NextSerial();
     record->installed_at = health.at;
   }
+  site_->state.KeepCopy(pending.release, bundle.bytes, bundle.signature);
   record->activated_at = health.at;
   record->by = pending.by;
   record->health = health;

@@ -28,7 +28,8 @@ class Switch {
   /// Those that `Prune` would remove if `release` were current.
   [[nodiscard]] std::vector<std::string> Removable(int keep, const std::string& release) const;
 
-  /// Makes the device tool of `release` the one in bin/, if that is older, damaged, or does not run.
+  /// Makes the device tool of `release` the one in bin/, if that is older, damaged, or does not
+  /// run.
   void UpdateTool(const std::string& release) const;
 
  private:

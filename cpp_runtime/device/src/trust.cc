@@ -146,7 +146,9 @@ void Trust::Tick() const {
 
 void Trust::TakeTime(std::optional<std::time_t> second) const {
   const std::time_t now = std::time(nullptr);
-  if (Agree(now, second)) Note(now);
+  const std::optional<std::time_t> seen = Seen();
+  const bool usual = seen && *seen <= now && now - *seen <= kLeapS;  // then `Tick` notes it
+  if (!usual && Agree(now, second)) Note(now);
 }
 
 }  // namespace edgepack::device

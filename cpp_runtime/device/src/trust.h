@@ -48,7 +48,8 @@ class Trust {
   /// Notes the time, unless it is more than a year later than the latest noted: a clock that is
   /// that wrong once would end every key with an end, for ever.
   void Tick() const;
-  /// Notes the time, later or earlier than what was noted, if `second` agrees with the clock.
+  /// Notes the time where `Tick` would not, earlier than what was noted or much later, if `second`
+  /// agrees with the clock.
   void TakeTime(std::optional<std::time_t> second) const;
 
  private:
