@@ -10,6 +10,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <memory>
+#include <string_view>
 #include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -38,19 +39,19 @@ constexpr int kMostTries = 6;
 pid_t HolderInProc(const std::string& path) {
   struct stat status = {};
   if (stat(path.c_str(), &status) != 0) return 0;
+  std::array<char, 64> wanted;  // NOLINT(*-member-init): filled by the call
+  (void)std::snprintf(wanted.data(), wanted.size(), "%02x:%02x:%" PRIu64, major(status.st_dev),
+                      minor(status.st_dev), static_cast<std::uint64_t>(status.st_ino));
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> locks(std::fopen("/proc/locks", "re"),
                                                               std::fclose);
   std::array<char, 256> line;  // NOLINT(*-member-init): filled by the read
+  std::array<char, 64> pid;    // NOLINT(*-member-init): filled by the scan
+  std::array<char, 64> file;   // NOLINT(*-member-init): filled by the scan
   while (locks && std::fgets(line.data(), line.size(), locks.get()) != nullptr) {
-    int pid = 0;
-    unsigned major_number = 0;
-    unsigned minor_number = 0;
-    std::uint64_t inode = 0;
-    const int found = std::sscanf(line.data(), "%*d: FLOCK %*s %*s %d %x:%x:%" SCNu64, &pid,
-                                  &major_number, &minor_number, &inode);
-    if (found == 4 && pid > 1 && inode == status.st_ino &&
-        makedev(major_number, minor_number) == status.st_dev) {
-      return pid;
+    // "1: FLOCK  ADVISORY  WRITE 4711 00:1a:2345 0 EOF"
+    if (std::sscanf(line.data(), "%*s FLOCK %*s %*s %63s %63s", pid.data(), file.data()) == 2 &&
+        std::string_view(file.data()) == wanted.data()) {
+      return static_cast<pid_t>(std::strtol(pid.data(), nullptr, 10));
     }
   }
   return 0;
