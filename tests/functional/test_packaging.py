@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from edgepack.base.errors import EdgepackError, UsageError
 from edgepack.base.process import run
+from tests import release
+from tests.ssh_keys import make_key, public
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ("boards.toml", "toolchains", "cpp_runtime", "LICENSE")
@@ -31,6 +34,34 @@ def test_the_wheel_holds_every_tracked_file_and_no_other(wheel: Path) -> None:
     }
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == expected
+
+
+def test_a_release_is_signed_and_checked_by_ssh_keygen_alone(tmp_path: Path) -> None:
+    key = make_key(tmp_path)
+    out = tmp_path / "dist"
+    files = {path.name: path for path in release.release(key, out)}
+    assert sorted(path.name for path in out.iterdir()) == sorted(files)
+    bill = json.loads(next(path for name, path in files.items() if "cdx" in name).read_text())
+    names = {component["name"] for component in bill["components"]}
+    assert {"apache-tvm", "ziglang", "paramiko"} <= names
+    assert sum(name.startswith("edgepack-") for name in names) == 2
+
+    signers = tmp_path / "signers"
+    signers.write_text(f'us namespaces="{release.NAMESPACE}" {public(key)}\n')
+    release.check(out, signers, "us")
+    # Not by a key that may sign bundles only; nor with a byte more in any file.
+    signers.write_text(f'us namespaces="edgepack-bundle" {public(key)}\n')
+    with pytest.raises(EdgepackError):
+        release.check(out, signers, "us")
+    signers.write_text(f'us namespaces="{release.NAMESPACE}" {public(key)}\n')
+    for path in files.values():
+        content = path.read_bytes()
+        path.write_bytes(content[:-2] + b"?" + content[-1:])
+        with pytest.raises(EdgepackError):
+            release.check(out, signers, "us")
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match="not empty"):
+        release.release(key, out)
 
 
 def test_the_wheel_works_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
