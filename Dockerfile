@@ -42,6 +42,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
     rauc \
     skopeo \
     squashfs-tools \
+    systemd \
     tcsh \
     uidmap \
     umoci \
