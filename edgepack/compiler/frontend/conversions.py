@@ -203,10 +203,15 @@ def dropout(node: Node) -> relax.Expr:
     return relax.Tuple([data, node.emit(relax.op.full(data.ty.shape, relax.const(True), "bool"))])
 
 
-def bit_shift(node: Node) -> relax.Expr:
-    """A shift by the type's width or more leaves nothing of a number but its sign, to the right."""
+def bit_shift(node: Node) -> relax.Expr | None:
+    """A shift by the type's width or more leaves nothing of a number but its sign, to the right.
+
+    None for uint64, of whose constants TVM has no code.
+    """
     left = node.attributes["direction"] == b"LEFT"
     dtype = str(node.inputs[0].ty.dtype)
+    if dtype == "uint64":
+        return None
     bits = np.iinfo(dtype).bits
 
     def shifted(x: tirx.Expr, by: tirx.Expr) -> tirx.Expr:
@@ -282,6 +287,28 @@ def bit_cast(node: Node) -> relax.Expr:
         return te.compute(x.shape, lambda *at: tirx.reinterpret(dtype, x(*at)), name="bit_cast")
 
     return node.compute(same, data)
+
+
+def unsqueeze(node: Node) -> relax.Expr | None:
+    """With one axis that is a scalar, as onnx's definitions have it; None for any other."""
+    data, axes = (*node.inputs, None)[:2]
+    if not isinstance(axes, tvm.ir.GenericConst) or axes.value.numpy().ndim:
+        return None
+    return relax.op.expand_dims(data, [int(axes.value.numpy())])
+
+
+def sequence_insert(node: Node) -> relax.Expr | None:
+    """Before a position, which counts from the end if it is negative; None for one at the end.
+
+    TVM would put -1 behind the last.
+    """
+    sequence, tensor, position = (*node.inputs, None)[:3]
+    if not isinstance(position, tvm.ir.GenericConst):
+        return None
+    items = [sequence[i] for i in range(len(sequence))]
+    at = int(position.value.numpy().reshape(-1)[0])
+    items.insert(at + len(items) if at < 0 else at, tensor)
+    return relax.Tuple(items)
 
 
 def conv_transpose(node: Node) -> relax.Expr | None:

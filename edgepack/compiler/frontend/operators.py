@@ -205,6 +205,7 @@ OPERATORS: Mapping[str, Operator] = {
     ),
     "STFT": Operator(convert=signals.stft),
     "Scan": _CONTROL_FLOW,
+    "SequenceInsert": Operator(convert=conversions.sequence_insert),
     "SkipLayerNormalization": Operator(domain=_MICROSOFT),
     "SpaceToDepth": Operator(
         refused=(
@@ -217,6 +218,7 @@ OPERATORS: Mapping[str, Operator] = {
     ),
     "TopK": Operator(convert=conversions.top_k),
     "Unique": _SIZE_DEPENDS_ON_DATA,
+    "Unsqueeze": Operator(convert=conversions.unsqueeze),
 }
 
 
