@@ -17,7 +17,8 @@ from edgepack.flow.doctor import check_board, cost_model
 
 REQUIRED = {
     "rasp3b", "rasp3b-64", "rasp4b", "rasp4b-64", "rk3399", "pynq", "ultra96",
-    "armv7", "aarch64", "local",
+    "rasp5b", "rasp02w", "rk3588", "orangepi5", "imx8mp", "imx93", "jetson-orin-nano",
+    "beagleplay", "stm32mp1", "armv7", "aarch64", "local",
 }  # fmt: skip
 
 
@@ -50,6 +51,10 @@ def test_facts_of_the_hardware() -> None:
     # Broadcom's Cortex-A53 and A72 came without the optional AES and SHA, the others with it.
     assert boards["rasp3b-64"].has == boards["rasp4b-64"].has == ("crc",)
     assert boards["rk3399"].has == boards["ultra96"].has == ("crc", "aes", "sha2")
+    # Two kinds of cores with the same instructions.
+    assert boards["rk3588"].has == boards["rasp5b"].has == boards["imx93"].has
+    assert boards["rk3588"].cores == 8
+    assert set(boards["stm32mp1"].forbidden) == {"armv8"}
     assert boards["aarch64"].has == ()
     assert "vfpv4" not in boards["pynq"].hwcaps
     assert boards["local"].triple == f"{platform.machine()}-linux-gnu"
