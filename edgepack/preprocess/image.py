@@ -76,6 +76,7 @@ class _Header:
     width: int
     kinds: frozenset[str] = frozenset()
     animated: bool = False
+    damaged: bool = False
 
 
 def load_image(
@@ -118,6 +119,8 @@ def load_image(
                 hint=f'to {conversion}, add "{kind}" to `accept` in the [preprocess] table; '
                 "else give a photo like those the model was trained on",
             )
+    if header.damaged:
+        raise NotAnImageError(f"image is damaged: {path}")
     logging = cv2.utils.logging
     log_level = logging.setLogLevel(logging.LOG_LEVEL_SILENT)  # a damaged image is an error here
     try:
@@ -151,7 +154,7 @@ def _png_header(data: bytes) -> _Header | None:
     if color in _PNG_GRAY:
         kinds.add("gray")
     # Transparent colours and the sign of an animation stand before the pixels.
-    before = _png_chunks_before_the_pixels(data)
+    before, whole = _png_chunks_before_the_pixels(data)
     if color in _PNG_ALPHA or b"tRNS" in before:
         kinds.add("alpha")
     return _Header(
@@ -159,19 +162,26 @@ def _png_header(data: bytes) -> _Header | None:
         width=int.from_bytes(data[16:20], "big"),
         kinds=frozenset(kinds),
         animated=b"acTL" in before,
+        damaged=not whole,
     )
 
 
-def _png_chunks_before_the_pixels(data: bytes) -> set[bytes]:
-    names = set()
+def _png_chunks_before_the_pixels(data: bytes) -> tuple[set[bytes], bool]:
+    """Their names, and whether those and the first of the pixels end within the file.
+
+    OpenCV would take as much memory as one says that does not.
+    """
+    names: set[bytes] = set()
     at = len(_PNG)
     while at + 12 <= len(data):
         length, name = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
-        if name == b"IDAT":
-            break
-        names.add(name)
         at += 12 + length
-    return names
+        if at > len(data):
+            break
+        if name == b"IDAT":
+            return names, True
+        names.add(name)
+    return names, False
 
 
 def _jpeg_header(data: bytes) -> _Header | None:

@@ -134,6 +134,15 @@ def test_a_large_image_is_refused_by_its_header(
         load_image(path, max_pixels=24_000_000)
 
 
+@pytest.mark.parametrize("name", [b"tEXt", b"IDAT"])
+def test_a_chunk_longer_than_its_file_takes_no_memory(tmp_path: Path, name: bytes) -> None:
+    cv2.imwrite(str(tmp_path / "a.png"), COLOR)
+    data = (tmp_path / "a.png").read_bytes()
+    (tmp_path / "a.png").write_bytes(data[:33] + b"\x5f\xff\xff\xff" + name + data[33:])
+    with pytest.raises(NotAnImageError, match="image is damaged: "):
+        load_image(tmp_path / "a.png")
+
+
 def test_an_animation_is_refused(tmp_path: Path) -> None:
     pictures = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
     pictures[0].save(tmp_path / "a.png", save_all=True, append_images=pictures[1:])

@@ -123,6 +123,15 @@ TEST_CASE("a header that could be read in two ways is none") {
   }
 }
 
+TEST_CASE("a chunk that says it is longer than its file") {
+  // Found by the fuzzer: the decoder takes the memory first, 1.5 GB here.
+  const std::string png = Encoded(".png", Picture(CV_8UC3));
+  for (const char* const name : {"tEXt", "IDAT"}) {
+    const std::string chunk = std::string("\x5f\xff\xff\xff") + name;
+    CHECK(Contains(DecodeError(std::string(png).insert(33, chunk)), "image is damaged: "));
+  }
+}
+
 TEST_CASE("animations are refused") {
   std::string png = Encoded(".png", Picture(CV_8UC3));
   png.insert(33, std::string("\0\0\0\x08"

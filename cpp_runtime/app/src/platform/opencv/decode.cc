@@ -24,6 +24,8 @@ struct Header {
   std::int64_t height = 0;
   std::int64_t width = 0;
   bool animated = false;
+  /// A part of it does not end within the file. OpenCV would take as much memory as it says.
+  bool damaged = false;
 };
 
 std::uint32_t BigEndian(std::string_view data, std::size_t at, int bytes) {
@@ -50,12 +52,13 @@ std::optional<Header> PngHeader(std::string_view data) {
   while (data.size() - at >= 12) {
     const std::string_view name = data.substr(at + 4, 4);
     const std::uint32_t length = BigEndian(data, at, 4);
-    if (name == "IDAT") break;
+    if (length > data.size() - at - 12) break;
+    if (name == "IDAT") return header;
     header.kinds.alpha = header.kinds.alpha || name == "tRNS";
     header.animated = header.animated || name == "acTL";
-    if (length > data.size() - at - 12) break;
     at += 12 + length;
   }
+  header.damaged = true;
   return header;
 }
 
@@ -143,6 +146,7 @@ cv::Mat DecodeImage(const std::filesystem::path& path, const PreprocessSpec::Acc
   if (kinds.gray && !accept.gray) {
     Refuse("is gray", path.string(), "repeat the gray channel as colours", "gray");
   }
+  if (header->damaged) throw ImageError("image is damaged: " + path.string());
   const cv::Mat encoded(1, static_cast<int>(file.size()), CV_8UC1, file.data());
   cv::Mat image;
   try {
