@@ -89,13 +89,17 @@ std::string ToString(const Shape& shape) {
 std::optional<std::size_t> ByteSize(DType dtype, const Shape& shape) {
   // Half of the address space: pointer differences stay representable.
   constexpr std::size_t kLimit = std::numeric_limits<std::size_t>::max() / 2;
+  // Without the zeros: else strides could be more than any number.
   std::size_t bytes = ItemSize(dtype);
+  bool empty = false;
   for (const std::int64_t dim : shape) {
     if (dim < 0) return std::nullopt;
-    if (dim != 0 && bytes > kLimit / static_cast<std::uint64_t>(dim)) return std::nullopt;
+    empty = empty || dim == 0;
+    if (dim == 0) continue;
+    if (bytes > kLimit / static_cast<std::uint64_t>(dim)) return std::nullopt;
     bytes *= static_cast<std::size_t>(dim);
   }
-  return bytes;
+  return empty ? 0 : bytes;
 }
 
 double ElementAt(DType dtype, const void* data, std::size_t index) {

@@ -26,6 +26,7 @@ TEST_CASE("sizes") {
   CHECK_FALSE(ByteSize(DType::kInt8, {-1}));
   const std::int64_t huge = std::numeric_limits<std::int64_t>::max();
   CHECK_FALSE(ByteSize(DType::kFloat64, {huge, huge}));
+  CHECK_FALSE(ByteSize(DType::kFloat64, {0, huge, huge}));
   CHECK_FALSE(ByteSize(DType::kFloat64, {0x10000, 0x10000, 0x10000, 0x10000}));
   CHECK(ToString({1, 3}) == "(1, 3)");
   CHECK(ToString({7}) == "(7,)");
