@@ -286,8 +286,6 @@ def recurrent(draw: Draw) -> Cases:
 def others(draw: Draw) -> Cases:
     net = draw.net
     lengths = net.const([2, 0, 5], "int64")
-    shifts = net.const([[0], [3], [31], [32]], "uint32")
-    bits = net.const(draw.random.integers(0, 2**32, size=(4, 9)), "uint32")
     shaped = net.op(
         "ConvTranspose",
         "batch",
@@ -303,9 +301,6 @@ def others(draw: Draw) -> Cases:
     window = net.op("HannWindow", net.const(64, "int64"))
     half = net.op("Slice", "heads", *(net.const([n], "int64") for n in (0, 2, 3)))
     return {
-        "BitShift": net.op(
-            "Cast", net.op("BitShift", bits, shifts, direction="LEFT"), to=TensorProto.FLOAT
-        ),
         "ConvTranspose with output_shape": shaped,
         "ReverseSequence": net.op(
             "ReverseSequence", net.op("Transpose", "batch", perm=[1, 0, 2, 3]), lengths

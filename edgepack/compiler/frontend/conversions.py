@@ -206,11 +206,11 @@ def dropout(node: Node) -> relax.Expr:
 def bit_shift(node: Node) -> relax.Expr | None:
     """A shift by the type's width or more leaves nothing of a number but its sign, to the right.
 
-    None for uint64, of whose constants TVM has no code.
+    None for wide types without a sign, of whose constants TVM has no code.
     """
     left = node.attributes["direction"] == b"LEFT"
     dtype = str(node.inputs[0].ty.dtype)
-    if dtype == "uint64":
+    if dtype in ("uint32", "uint64"):
         return None
     bits = np.iinfo(dtype).bits
 
