@@ -1,9 +1,9 @@
-"""Fuzzing of all that the device tool reads, with libFuzzer and the corpus beside this file.
+"""Fuzzing of all that the device's programs read, with libFuzzer and the corpus beside this file.
 
-    python -m tests.fuzz [--seconds N] [--keep]
+    python -m tests.fuzz [--seconds N] [--keep] [TARGET ...]
 
-builds the targets of cpp_runtime/device/fuzz with clang and the sanitizers, replays the corpus
-and goes on from it, for N seconds in all (default 600). With `--keep`, inputs that reach new
+builds the targets of cpp_runtime/{app,device}/fuzz with clang and the sanitizers, replays the
+corpus and goes on from it, for N seconds in all (default 600). With `--keep`, inputs that reach new
 code are added to the corpus; an input that fails is always left in the working folder.
 """
 
@@ -18,10 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.device_tool import build_targets
+from tests import app_targets, device_tool
 from tests.support import require_tool
 
-TARGETS = ("manifest", "archive", "signature", "receive")
+DEVICE_TARGETS = ("manifest", "archive", "signature", "receive")
+APP_TARGETS = ("plan", "preprocess", "npy", "image", "service")
+TARGETS = DEVICE_TARGETS + APP_TARGETS
 CORPUS = Path(__file__).parent
 
 
@@ -38,14 +40,21 @@ class Outcome:
 def build() -> dict[str, Path]:
     """The targets' programs by name."""
     clang = require_tool("clang++", "clang++-14")
-    programs = build_targets(
-        tuple(f"fuzz-{target}" for target in TARGETS),
+    arguments = (
         f"-DCMAKE_C_COMPILER={clang.replace('clang++', 'clang')}",
         f"-DCMAKE_CXX_COMPILER={clang}",
         "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
         "-DEDGEPACK_FUZZ=ON",
     )
+    programs = {
+        **device_tool.build_targets(_programs(DEVICE_TARGETS), *arguments),
+        **app_targets.build_targets(_programs(APP_TARGETS), *arguments),
+    }
     return {target: programs[f"fuzz-{target}"] for target in TARGETS}
+
+
+def _programs(targets: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"fuzz-{target}" for target in targets)
 
 
 def unpack(target: str, folder: Path) -> int:

@@ -2,6 +2,7 @@
 # edgepack_warnings for our own code.
 option(EDGEPACK_WERROR "warnings in our own code are errors" OFF)
 option(EDGEPACK_SANITIZE "address and undefined behaviour sanitizers" OFF)
+option(EDGEPACK_FUZZ "build the libFuzzer targets (needs clang)" OFF)
 option(EDGEPACK_TESTS "build the tests (needs doctest)" OFF)
 set(EDGEPACK_THIRD_PARTY "" CACHE PATH
   "folder of third-party sources, from edgepack.native.device_tool.fetch_sources()")
@@ -24,6 +25,11 @@ target_compile_options(edgepack_options INTERFACE
   "-ffile-prefix-map=${_root}=edgepack"
   "-ffile-prefix-map=${EDGEPACK_THIRD_PARTY}=third-party")
 target_link_options(edgepack_options INTERFACE -Wl,--gc-sections)
+if(EDGEPACK_FUZZ)
+  set(EDGEPACK_SANITIZE ON)
+  # Counters of edges, in the third-party code as well.
+  target_compile_options(edgepack_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
 if(EDGEPACK_SANITIZE)
   target_compile_options(edgepack_options INTERFACE
     -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g)

@@ -93,7 +93,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     context.setAsDefaultForAssertsOutOfTestCases();
     return Device();
   }();
-  const std::string rest(edgepack::device::Text(data + 1, size - 1));
+  const std::string rest(edgepack::Text(data + 1, size - 1));
   const bool framed = data[0] % 2 == 1;
   const std::string start =
       framed ? Request(data[0] > 127 ? device.large : device.small) : std::string();

@@ -1,0 +1,23 @@
+// Input: a photo.
+#include <edgepack/errors.h>
+#include <opencv2/core.hpp>
+
+#include "files.h"
+#include "platform/opencv/decode.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace edgepack;
+  // A picture that is larger takes long and shows no more.
+  constexpr std::int64_t kMaxPixels = 1 << 14;
+  static const MemoryFile file;
+  file.Write(Text(data, size));
+  try {
+    const cv::Mat image = DecodeImage(file.path(), {true, true, true}, kMaxPixels);
+    // The decoder saw what our reader of headers saw.
+    EDGEPACK_REQUIRE(image.total() >= 1 && image.total() <= kMaxPixels);
+    EDGEPACK_REQUIRE(image.type() == CV_8UC3);
+  } catch (const Error& error) {
+    RequireRefusal(error);
+  }
+  return 0;
+}
