@@ -99,12 +99,20 @@ def unpack_sdist(file: Path, folder: Path, wanted: Callable[[str], str | None]) 
     """Unpack members of `file` into `folder`.
 
     `wanted` gets a path below the archive's top folder and answers with the path below
-    `folder`, or None for what is left out.
+    `folder`, or None for what is left out. Raises ToolchainError if that is not below it.
     """
     top = file.name.removesuffix(".tar.gz") + "/"
     with tarfile.open(file) as archive:
         for member in archive:
             target = wanted(member.name.removeprefix(top)) if member.isfile() else None
-            if target is not None:
-                member.name = target
-                archive.extract(member, folder, filter="data")
+            if target is None:
+                continue
+            path = folder / target
+            if not path.resolve().is_relative_to(folder.resolve()):
+                raise ToolchainError(f"{file.name}: {member.name} would be unpacked outside")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Not `extract`: only Pythons newer than Debian 12's know its filters.
+            data = archive.extractfile(member)
+            assert data is not None  # a regular file
+            with data, path.open("wb") as out:
+                shutil.copyfileobj(data, out)

@@ -101,6 +101,15 @@ def test_only_what_is_needed_is_unpacked(tmp_path: Path) -> None:
     }
 
 
+def test_nothing_is_unpacked_outside(tmp_path: Path) -> None:
+    sdist = tmp_path / "x-1.tar.gz"
+    with tarfile.open(sdist, "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("x-1/../../y"), io.BytesIO())
+    with pytest.raises(ToolchainError, match=r"x-1/\.\./\.\./y would be unpacked outside"):
+        unpack_sdist(sdist, tmp_path / "out", lambda path: path)
+    assert not (tmp_path / "y").exists()
+
+
 def test_missing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
