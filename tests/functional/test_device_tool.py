@@ -13,6 +13,7 @@ from edgepack.boards import get_board
 from edgepack.native import device_tool
 from edgepack.native.opencv import jobs, tool
 from edgepack.native.toolchain import zig_executable
+from tests import clang_tidy
 from tests.support import require_tool
 
 SOURCE = data_file("cpp_runtime") / "device"
@@ -66,21 +67,10 @@ def test_ctest(name: str) -> None:
 
 
 def test_clang_tidy() -> None:
-    program = require_tool("run-clang-tidy-14", "run-clang-tidy")
+    program = require_tool("clang-tidy-14", "clang-tidy")
+    root = SOURCE.parent
     with locked(cache_dir() / "ctest" / "device-host"):
-        build = configure("host")
-        run(
-            [
-                program,
-                "-quiet",
-                "-p",
-                build,
-                "-j",
-                str(jobs()),
-                "cpp_runtime/(common|device/src)/[^/]*[.]cc",
-            ],
-            what="clang-tidy",
-        )
+        clang_tidy.check(program, configure("host"), root, [SOURCE / "src", root / "common"])
 
 
 @pytest.mark.parametrize(("board", "limit_bytes"), [("rasp3b", 1_000_000), ("rasp3b-64", None)])

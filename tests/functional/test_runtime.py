@@ -16,6 +16,7 @@ from edgepack.boards import get_board
 from edgepack.native import app
 from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, tool
 from edgepack.native.toolchain import Toolchain, find
+from tests import clang_tidy
 from tests.support import require_tool
 
 SOURCE = data_file("cpp_runtime") / "app"
@@ -97,21 +98,10 @@ def test_clang_format() -> None:
 
 
 def test_clang_tidy() -> None:
-    program = require_tool("run-clang-tidy-14", "run-clang-tidy")
+    program = require_tool("clang-tidy-14", "clang-tidy")
     with locked(cache_dir() / "ctest" / "host"):
         build, _ = configure("host")
-        run(
-            [
-                program,
-                "-quiet",
-                "-p",
-                build,
-                "-j",
-                str(jobs()),
-                "cpp_runtime/app/(src|edgepack-run)/",
-            ],
-            what="clang-tidy",
-        )
+        clang_tidy.check(program, build, SOURCE.parent, [SOURCE / "src", SOURCE / "edgepack-run"])
 
 
 @pytest.mark.parametrize(
