@@ -35,6 +35,9 @@ endforeach()
 add_compile_options(${EDGEPACK_BOARD_FLAGS} -g0)
 add_link_options(${EDGEPACK_BOARD_FLAGS} -g0)
 
+# Checks compile and do not link: a link of C++ would build a libc++ for them alone.
+set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
+
 set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)

@@ -32,19 +32,13 @@ SDIST = Sdist(
 )
 
 _SOURCE_PARTS = (
-    "3rdparty/dlpack",
-    "3rdparty/include",
     "3rdparty/libjpeg-turbo",
     "3rdparty/libpng",
     "3rdparty/zlib",
-    "cmake",
-    "data",
-    "doc/CMakeLists.txt",
     "include",
     "modules/core",
     "modules/imgcodecs",
     "modules/imgproc",
-    "platforms",
 )
 """Parts of the source that the build needs; what lies on the top level is taken too."""
 
@@ -59,80 +53,6 @@ LICENSES = {
     "zlib": ("3rdparty/zlib/LICENSE",),
 }
 """Name -> files of the source whose texts together are its licence."""
-
-_OPTIONS = (
-    "CMAKE_BUILD_TYPE=Release",
-    "CMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG",
-    "CMAKE_C_FLAGS_RELEASE=-O2 -DNDEBUG",
-    "BUILD_SHARED_LIBS=OFF",
-    "BUILD_LIST=core,imgproc,imgcodecs",
-    *(
-        f"BUILD_{name}=OFF"
-        for name in (
-            "DOCS",
-            "EXAMPLES",
-            "ITT",
-            "JAVA",
-            "PERF_TESTS",
-            "TESTS",
-            "opencv_apps",
-            "opencv_js",
-            "opencv_python2",
-            "opencv_python3",
-        )
-    ),
-    # JPEG and PNG with the libraries of the source: nothing of this machine gets in.
-    "OPENCV_FORCE_3RDPARTY_BUILD=ON",
-    "BUILD_JPEG=ON",
-    "BUILD_PNG=ON",
-    "BUILD_ZLIB=ON",
-    "WITH_JPEG=ON",
-    "WITH_PNG=ON",
-    *(
-        f"WITH_{name}=OFF"
-        for name in (
-            "1394",
-            "ADE",
-            "AVIF",
-            "CAROTENE",
-            "EIGEN",
-            "FFMPEG",
-            "FLATBUFFERS",
-            "GSTREAMER",
-            "GTK",
-            "IMGCODEC_GIF",
-            "IMGCODEC_HDR",
-            "IMGCODEC_PFM",
-            "IMGCODEC_PXM",
-            "IMGCODEC_SUNRASTER",
-            "IPP",
-            "ITT",
-            "JASPER",
-            "KLEIDICV",  # would be downloaded
-            "LAPACK",
-            "OBSENSOR",
-            "OPENCL",
-            "OPENEXR",
-            "OPENJPEG",
-            "OPENMP",
-            "PROTOBUF",
-            "PTHREADS_PF",  # one resize of a small image is not worth a second thread pool
-            "QUIRC",
-            "TBB",
-            "TIFF",
-            "V4L",
-            "VA",
-            "VA_INTEL",
-            "WEBP",
-        )
-    ),
-    "PARALLEL_ENABLE_PLUGINS=OFF",
-    "CV_TRACE=OFF",
-    "CPU_DISPATCH=",
-    "BUILD_INFO_SKIP_TIMESTAMP=ON",
-    "ENABLE_PRECOMPILED_HEADERS=OFF",
-    "OPENCV_GENERATE_PKGCONFIG=OFF",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,91 +91,58 @@ def build_opencv(
 
     Raises ToolchainError if the source cannot be had or a compiler fails.
     """
-    options = _options(board, toolchain)
-    key = _key(options, toolchain)
+    flags = board.runtime_flags[toolchain.kind]
+    key = _key(flags, toolchain)
     build = OpenCvBuild(prefix=cache_dir() / "opencv" / key, version=SDIST.version, key=key)
     with locked(build.prefix):
         if build.prefix.exists():
             return build
         source = fetch_source(progress=progress)
         progress.step(
-            f"building OpenCV {SDIST.version} for {toolchain.triple} with {toolchain.kind} "
-            "(once, some minutes)"
+            f"building OpenCV {SDIST.version} for {toolchain.triple} with {toolchain.kind} (once)"
         )
         with atomic_dir(build.prefix) as prefix:
-            _compile(source, prefix, options, toolchain)
+            _compile(source, prefix, flags, toolchain)
             _write_licenses(source, prefix / "edgepack-licenses")
     return build
 
 
-def _options(board: Board, toolchain: Toolchain) -> tuple[str, ...]:
-    flags = board.runtime_flags[toolchain.kind]
-    return (
-        *_OPTIONS,
-        f"EDGEPACK_BOARD_FLAGS={';'.join(flags)}",
-        # NEON is all that every ARM board of the triple has; on a PC the flags say it.
-        f"CPU_BASELINE={'DETECT' if board.triple.startswith('x86_64') else 'NEON'}",
-    )
-
-
-def _key(options: Sequence[str], toolchain: Toolchain) -> str:
+def _key(flags: Sequence[str], toolchain: Toolchain) -> str:
+    project = _project()
     parts = {
         "sdist": SDIST.sha256,
-        "options": list(options),
+        "flags": list(flags),
         "triple": toolchain.triple,
         "toolchain": toolchain.title,
-        "cmake": [
-            hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in (_slim_file(), _toolchain_file(toolchain), *_unfused(toolchain))
-        ],
+        "project": {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in (*sorted(project.iterdir()), _toolchain_file(toolchain))
+        },
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"{toolchain.triple}-{toolchain.kind}-{digest[:16]}"
 
 
-def _slim_file() -> Path:
-    return data_file("cpp_runtime") / "app" / "cmake" / "opencv_slim.cmake"
-
-
-def _unfused(toolchain: Toolchain) -> list[Path]:
-    """The header that keeps products and sums apart in OpenCV's vector code, where needed."""
-    if not toolchain.triple.startswith("aarch64"):
-        return []
-    return [data_file("cpp_runtime") / "app" / "cmake" / "opencv_unfused.h"]
+def _project() -> Path:
+    return data_file("cpp_runtime") / "third_party" / "opencv"
 
 
 def _toolchain_file(toolchain: Toolchain) -> Path:
     return data_file("toolchains") / f"{toolchain.kind}.cmake"
 
 
-def _compile(source: Path, prefix: Path, options: Sequence[str], toolchain: Toolchain) -> None:
+def _compile(source: Path, prefix: Path, flags: Sequence[str], toolchain: Toolchain) -> None:
     # The build folder lies within the new prefix and goes away with it when something fails.
     build = prefix / "build"
-    maps = " ".join(
-        f'"-ffile-prefix-map={path}={name}"'
-        for path, name in ((build, "build"), (source, "opencv"))
-    )
-    unfused = "".join(f' -include "{header}"' for header in _unfused(toolchain))
     run(
         [
             tool("cmake"),
-            "-S",
-            source,
-            "-B",
-            build,
-            "-G",
-            "Ninja",
+            *("-S", _project(), "-B", build, "-G", "Ninja"),
             f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
             f"-DCMAKE_INSTALL_PREFIX={prefix}",
-            f"-DCMAKE_PROJECT_OpenCV_INCLUDE={_slim_file()}",
+            f"-DEDGEPACK_OPENCV_SOURCE={source}",
+            f"-DEDGEPACK_BOARD_FLAGS={';'.join(flags)}",
             *toolchain.cmake_args,
-            # libpng has a file of assembly for 64-bit ARM; CMake would call zig without a target.
-            f"-DCMAKE_ASM_COMPILER={';'.join(map(str, toolchain.cc))}",
-            *(f"-D{option}" for option in options),
-            # No folder of this machine in the library; two roundings of a product and a sum,
-            # so that resized pixels are the same on every CPU.
-            f"-DCMAKE_C_FLAGS={maps}",
-            f"-DCMAKE_CXX_FLAGS={maps} -ffp-contract=off{unfused}",
         ],
         env=toolchain.env,
         what="configuring OpenCV",

@@ -26,6 +26,7 @@ target_include_directories(tvm_ffi SYSTEM PUBLIC
 target_compile_definitions(tvm_ffi PRIVATE
   TVM_FFI_USE_LIBBACKTRACE=0 TVM_FFI_BACKTRACE_ON_SEGFAULT=0)
 target_compile_options(tvm_ffi PRIVATE -w)
+edgepack_precompile(tvm_ffi)
 target_compile_options(tvm_ffi PUBLIC
   "-ffile-prefix-map=${EDGEPACK_TVM_FFI_DIR}=tvm_ffi")
 target_link_libraries(tvm_ffi PRIVATE edgepack_options)

@@ -18,6 +18,16 @@ set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 cmake_path(GET CMAKE_CURRENT_LIST_DIR PARENT_PATH EDGEPACK_COMMON)
 cmake_path(GET EDGEPACK_COMMON PARENT_PATH _root)
 
+# edgepack_precompile(TARGET): the standard headers that most files begin with are read once. Not by
+# g++, in whose builds a file that forgets to include what it uses does not compile.
+function(edgepack_precompile target)
+  if(DEFINED EDGEPACK_ZIG)
+    target_precompile_headers(${target} PRIVATE
+      <algorithm> <array> <chrono> <cstdint> <filesystem> <functional> <map> <memory> <optional>
+      <set> <sstream> <stdexcept> <string> <string_view> <utility> <vector>)
+  endif()
+endfunction()
+
 add_library(edgepack_options INTERFACE)
 target_compile_options(edgepack_options INTERFACE
   -ffunction-sections -fdata-sections
