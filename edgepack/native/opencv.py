@@ -116,7 +116,7 @@ def _key(flags: Sequence[str], toolchain: Toolchain) -> str:
         "toolchain": toolchain.title,
         "project": {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in (*sorted(project.iterdir()), _toolchain_file(toolchain))
+            for path in (*sorted(project.iterdir()), _hardening_file(), _toolchain_file(toolchain))
         },
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -125,6 +125,10 @@ def _key(flags: Sequence[str], toolchain: Toolchain) -> str:
 
 def _project() -> Path:
     return data_file("cpp_runtime") / "third_party" / "opencv"
+
+
+def _hardening_file() -> Path:
+    return data_file("cpp_runtime") / "common" / "cmake" / "hardening.cmake"
 
 
 def _toolchain_file(toolchain: Toolchain) -> Path:

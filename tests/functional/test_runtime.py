@@ -17,6 +17,7 @@ from edgepack.native import app
 from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, tool
 from edgepack.native.toolchain import Toolchain, find
 from tests import clang_tidy
+from tests.archives import unguarded
 from tests.support import require_tool
 
 SOURCE = data_file("cpp_runtime") / "app"
@@ -73,6 +74,7 @@ def test_ctest(name: str) -> None:
             env=toolchain.env,
             what=f"building preset {name}",
         )
+        assert unguarded(build) == []
         # The test presets say the same, but write their logs into the checkout.
         run(
             [tool("ctest"), "--test-dir", build, "--output-on-failure", "--no-tests=error"],
@@ -131,6 +133,7 @@ def test_app_needs_little_of_a_board(board: str, kind: str, limit_bytes: int | N
     }
     newest = max(tuple(map(int, name[6:].split("."))) for name in versions if name[:6] == "GLIBC_")
     assert newest <= (2, 28)
+    assert unguarded(build_opencv(profile, find(kind, profile)).prefix) == []
     content = build.app.read_bytes()
     for folder in (Path.home(), SOURCE, app.tvm_ffi_folder()):
         assert os.fsencode(folder) not in content

@@ -45,6 +45,9 @@ if(EDGEPACK_SANITIZE)
     -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
   target_link_options(edgepack_options INTERFACE -fsanitize=address,undefined)
 endif()
+include("${CMAKE_CURRENT_LIST_DIR}/hardening.cmake")
+target_compile_options(edgepack_options INTERFACE ${EDGEPACK_HARDEN_COMPILE})
+target_link_options(edgepack_options INTERFACE ${EDGEPACK_HARDEN_LINK})
 
 add_library(edgepack_warnings INTERFACE)
 target_compile_options(edgepack_warnings INTERFACE

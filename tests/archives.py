@@ -1,0 +1,12 @@
+"""What the compiler put into the libraries of a build folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def unguarded(build: Path) -> list[str]:
+    """The names of static libraries without a single guarded stack frame."""
+    archives = [path for path in build.rglob("lib*.a") if path.stem != "libtest_support"]
+    assert archives
+    return [path.name for path in archives if b"__stack_chk_fail" not in path.read_bytes()]
