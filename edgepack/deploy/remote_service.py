@@ -155,7 +155,7 @@ def install(
         place = site.place(kind, service)
         _install_cron(device, place)
     else:
-        tool = tool_for(site)
+        tool = tool_for(site.root, site.triple)
         place = site.place(kind, service, tool=f"{_TOOLS}/{tool.sha256[:12]}/{TOOL}")
         _install_tool(device, site, tool, place.tool)
         _make_account(device, site, place, service)
@@ -258,12 +258,15 @@ def _place_file(device: Device, site: Site, data: bytes, path: str, mode: str) -
     )
 
 
-def tool_for(site: Site) -> DeviceTool:
-    """The device tool for what the release there is for. Raises BundleError, ToolchainError."""
+def tool_for(root: str, triple: str) -> DeviceTool:
+    """The device tool for `root`, whose release is for `triple`.
+
+    Raises BundleError, ToolchainError.
+    """
     for board in load_boards().values():
-        if board.triple == site.triple:
+        if board.triple == triple:
             return build_device_tool(board)
-    raise BundleError(f"{site.root}: its release is for {site.triple}, which is unknown here")
+    raise BundleError(f"{root}: its release is for {triple}, which is unknown here")
 
 
 def _install_tool(device: Device, site: Site, tool: DeviceTool, path: str) -> None:

@@ -288,18 +288,14 @@ def test_a_damaged_device_tool_is_repaired(
     if content is None:
         tool.unlink()
     else:
-        tool.write_bytes(content if brought else before + content)  # in every release, too
+        tool.write_bytes(content if brought else before + content)
     answer = repair(LocalDevice(home), ROOT)
-    assert any(DEVICE_TOOL in line for line in answer.mended) or not brought
-    if brought:
-        assert answer.lost == ()
-        assert tool.read_bytes() == before
-        assert current(home) == release
-        assert repair(LocalDevice(home), ROOT).mended == ()
-    else:  # what it is to be has to come with a bundle
-        assert any("deploy its bundle again" in line for line in answer.lost)
-    deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
+    assert any(DEVICE_TOOL in line for line in answer.mended) == brought
+    assert answer.lost == ()
     assert tool.read_bytes() == before
+    assert current(home) == release
+    assert repair(LocalDevice(home), ROOT).mended == ()
+    deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
     assert_tidy(home, bundles["a"])
 
 
