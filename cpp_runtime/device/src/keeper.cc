@@ -126,7 +126,7 @@ std::optional<ServiceLock> ServiceLock::Take(const std::string& path) {
     file->Truncate(0);
     file->WriteAt(0, text.data(), text.size());
   } catch (const Error&) {  // a full /run is no reason not to run
-    ftruncate(file->fd(), 0);
+    [[maybe_unused]] const int ignored = ftruncate(file->fd(), 0);
   }
   return ServiceLock(std::move(*file));
 }
