@@ -288,7 +288,10 @@ def test_a_damaged_device_tool_is_repaired(
     if content is None:
         tool.unlink()
     else:
+        # Not into the file itself: a tool that is about to end may still run from it.
+        tool.unlink()
         tool.write_bytes(content if brought else before + content)
+        tool.chmod(0o755)
     answer = repair(LocalDevice(home), ROOT)
     assert any(DEVICE_TOOL in line for line in answer.mended) == brought
     assert answer.lost == ()
