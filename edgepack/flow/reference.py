@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from edgepack.base.errors import ConfigError, MismatchError, ModelError
 from edgepack.bundle.bundle import ExpectedClass, Golden
-from edgepack.compiler.frontend.float16 import widened
 from edgepack.model import LoadedModel, TensorInfo
 from edgepack.preprocess.spec import PreprocessMismatchError, PreprocessSpec
 
@@ -149,6 +148,9 @@ def make_golden(
                 hint="set crop, or an exact or letterbox resize, in [preprocess]",
             )
         inputs[at] = tensor
+    # Here, since a fleet's operator, who has this module, needs no onnx.
+    from edgepack.compiler.frontend.float16 import widened
+
     # Of float16 the device computes in float32, too: that is the better reference.
     outputs = run_reference(widened(model.proto), {}, inputs)
     expected = _expected(outputs[0], image, expected_class, labels) if image is not None else None

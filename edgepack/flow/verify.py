@@ -19,7 +19,6 @@ from edgepack.base.paths import cache_dir, locked, write_atomic
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_apart
 from edgepack.compiler.backend.run import run_plan
-from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.limited import limits_for
 from edgepack.flow.reference import Array, compare, random_input, run_reference
 from edgepack.model import (
@@ -103,6 +102,8 @@ def difference(
     proto: object, built: CompiledModel, inputs: Sequence[Array], tolerance: float
 ) -> str | None:
     """How the outputs differ from the reference's, None if they do not."""
+    from edgepack.compiler.frontend.float16 import widened  # see flow/reference.py
+
     wanted = run_reference(widened(proto), {}, inputs)
     try:
         got = Apart().call(run_plan, built.folder, inputs)
