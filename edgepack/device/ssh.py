@@ -352,7 +352,13 @@ def shell_line(command: str) -> str:
 @contextlib.contextmanager
 def _watch(it: paramiko.Channel | paramiko.SSHClient, timeout_s: float) -> Iterator[None]:
     """Close `it` if what is done with it takes longer: for waits of paramiko without an end."""
-    timer = threading.Timer(timeout_s, it.close)
+
+    def close() -> None:
+        # The connection may have gone before, or go at this moment: then there is nothing to close.
+        with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
+            it.close()
+
+    timer = threading.Timer(timeout_s, close)
     timer.daemon = True
     timer.start()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from edgepack.device.lines import (
     LineReader,
     Tail,
 )
-from edgepack.device.ssh import shell_line
+from edgepack.device.ssh import _watch, shell_line
 from edgepack.fleet import Settings, Share, make_plan, roll_out
 from edgepack.fleet.work import AskStatus
 from tests.scripted_fleet import Log, devices
@@ -174,3 +175,22 @@ def test_a_device_without_a_tool() -> None:
 
 def test_the_default_that_the_command_line_shows() -> None:
     assert SshOptions().command_timeout_s == options.COMMAND_S
+
+
+def test_a_watch_that_closes_what_has_gone_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """paramiko raises EOFError where the server went first; a thread of ours must not."""
+    raised: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    closing: list[threading.Thread] = []
+    closed = threading.Event()
+
+    class Gone:
+        def close(self) -> None:
+            closing.append(threading.current_thread())
+            closed.set()
+            raise EOFError
+
+    with _watch(Gone(), 0.01):  # type: ignore[arg-type]
+        assert closed.wait(60)
+    closing[0].join()
+    assert raised == []
