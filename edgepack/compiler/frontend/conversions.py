@@ -72,14 +72,14 @@ def cast(node: Node) -> relax.Expr | None:
     return made if way == dtype else relax.op.astype(made, dtype)
 
 
-def is_inf(node: Node) -> relax.Expr | None:
-    """IsInf of one sign or none, which TVM converts as if it were of both; None for both."""
+def is_inf(node: Node) -> relax.Expr:
+    """IsInf. TVM converts that of one sign as if it were of both, and asks for NaN one by one."""
     data = node.inputs[0]
     infinity = {"detect_positive": np.inf, "detect_negative": -np.inf}
     signs = [value for name, value in infinity.items() if node.attributes.get(name, 1)]
-    if len(signs) == 2:
-        return None
     # Nothing is equal to NaN.
+    if len(signs) == 2:
+        return relax.op.equal(relax.op.abs(data), relax.const(np.inf, str(data.ty.dtype)))
     return relax.op.equal(data, relax.const(signs[0] if signs else np.nan, str(data.ty.dtype)))
 
 
