@@ -7,18 +7,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 from edgepack.cli.console import Console
-from edgepack.cli.options import parse_shapes, positive
+from edgepack.cli.options import (
+    add_model,
+    parse_constants,
+    parse_shapes,
+    positive,
+    project_file,
+)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("model", nargs="?", type=Path, help="ONNX model (or from the project file)")
-    parser.add_argument(
-        "--project",
-        type=Path,
-        metavar="FILE",
-        help="project file (default: edgepack.toml if it is here and no model is given)",
-    )
+    add_model(parser)
     parser.add_argument(
         "--image",
         action="append",
@@ -26,13 +26,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FILE",
         help="a photo (repeatable; default: the project's golden image)",
-    )
-    parser.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        metavar="INPUT=1,3,224,224",
-        help="shape of an input that has dynamic dimensions (repeatable)",
     )
     parser.add_argument(
         "--top", type=positive, default=5, metavar="K", help="classes to print (default: 5)"
@@ -44,12 +37,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Print the classes; fail if the golden image is not what it should be."""
     from edgepack.cli.report import score_line
     from edgepack.flow.check import check_project
-    from edgepack.flow.project import PROJECT_FILE, load_project
+    from edgepack.flow.project import load_project
 
-    path = args.project
-    if path is None and args.model is None and Path(PROJECT_FILE).exists():
-        path = Path(PROJECT_FILE)
-    project = load_project(path, {"model": args.model, "shapes": parse_shapes(args.shape)})
+    flags = {
+        "model": args.model,
+        "shapes": parse_shapes(args.shape),
+        "constants": parse_constants(args.set),
+    }
+    project = load_project(project_file(args), flags)
     checked = check_project(project, args.image, top=args.top)
     lines = []
     for seen in checked.seen:

@@ -76,10 +76,8 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 COMMON_DEFAULTS = {"json": False, "verbose": 0, "quiet": False, "boards": [], "cache_dir": None}
 
 
-def add_job(parser: argparse.ArgumentParser) -> None:
-    """The model and the board: what is compiled, and for what."""
-    from edgepack.flow.project import OPTIMIZE
-
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The model, from the command line or a project file, and what its inputs are."""
     parser.add_argument("model", nargs="?", type=Path, help="ONNX model (or from the project file)")
     parser.add_argument(
         "--project",
@@ -87,7 +85,6 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="project file (default: edgepack.toml if it is here and no model is given)",
     )
-    parser.add_argument("--board", metavar="NAME", help="board profile: see `edgepack boards`")
     parser.add_argument(
         "--shape",
         action="append",
@@ -96,6 +93,24 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         help="shape of an input that has dynamic dimensions (repeatable)",
     )
     add_set(parser)
+
+
+def project_file(args: argparse.Namespace) -> Path | None:
+    """The one that is named, else edgepack.toml of the current folder where no model is given."""
+    from edgepack.flow.project import PROJECT_FILE
+
+    if args.project is None and args.model is None and Path(PROJECT_FILE).exists():
+        return Path(PROJECT_FILE)
+    path: Path | None = args.project
+    return path
+
+
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """The model and the board: what is compiled, and for what."""
+    from edgepack.flow.project import OPTIMIZE
+
+    add_model(parser)
+    parser.add_argument("--board", metavar="NAME", help="board profile: see `edgepack boards`")
     parser.add_argument("--toolchain", choices=("zig", "gnu"), help="force one")
     parser.add_argument(
         "--optimize", choices=OPTIMIZE, help="for speed (default), or for fewer bytes of weights"
@@ -253,11 +268,8 @@ def project_of(args: argparse.Namespace) -> Project:
 
     Without --project and without a model, edgepack.toml of the current folder is read.
     """
-    from edgepack.flow.project import PROJECT_FILE, load_project
+    from edgepack.flow.project import load_project
 
-    path = args.project
-    if path is None and args.model is None and Path(PROJECT_FILE).exists():
-        path = Path(PROJECT_FILE)
     flags = {
         "name": args.name,
         "version": getattr(args, "release_version", None),
@@ -274,7 +286,7 @@ def project_of(args: argparse.Namespace) -> Project:
         "device": getattr(args, "device", None),
         "root": getattr(args, "root", None),
     }
-    project = load_project(path, flags)
+    project = load_project(project_file(args), flags)
     return replace(project, boards=(*project.boards, *board_files(args)))
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from edgepack.base.errors import ConfigError
 from edgepack.compiler.frontend.load import load_model
-from edgepack.flow.job import check_labels
+from edgepack.flow.job import check_labels, spec_of
 from edgepack.flow.project import Project, read_labels
 from edgepack.flow.reference import ExpectedClassError, Score, make_golden, top_k
-from edgepack.model import ModelSpec, TensorInfo
+from edgepack.model import TensorInfo
 from edgepack.preprocess.spec import PreprocessSpec
 
 
@@ -51,7 +51,7 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
 
     Raises what `load_model`, the labels, the preprocessing, the photos and the reference raise.
     """
-    model = load_model(ModelSpec(path=project.model, shapes=project.shapes))
+    model = load_model(spec_of(project))
     labels = read_labels(project.labels) if project.labels else None
     if labels is not None:
         check_labels(project, labels, model.outputs[0])

@@ -394,6 +394,14 @@ def test_check_says_what_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert document["seen"][0]["top"][0]["label"] == "class 9"
 
 
+def test_check_knows_inputs_that_are_constants(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = model(tmp_path / "net.onnx", {"image": (1, 3, 8, 8), "flag": (1,)})
+    assert main(["check", str(path), "--set", "flag=0.5", "--json"]) == 0
+    assert [info["name"] for info in json.loads(capsys.readouterr().out)["inputs"]] == ["image"]
+
+
 def test_init_then_check_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
