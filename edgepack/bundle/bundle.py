@@ -10,6 +10,7 @@ Layout:
     model/                   model.so, graph.json, params.bin
     preprocess.json          if the model takes images
     labels.txt               one per line, if there are any
+    verified.json            on which inputs it was compared with the reference, if on any
     golden/                  input.npy, output.npy: known inputs and outputs (input.<i>.npy
                              and output.<i>.npy for those after the first), image.png or
                              .jpg and expected.json {"index", "label"} if a photo was given
@@ -26,7 +27,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +36,7 @@ from numpy.typing import NDArray
 
 from edgepack.base.errors import BundleError
 from edgepack.base.paths import atomic_dir, cache_dir, locked
+from edgepack.base.tables import Table, read_json
 from edgepack.base.version import VERSION
 from edgepack.boards import Board
 from edgepack.bundle import licenses, manifest, tarball
@@ -115,6 +117,32 @@ class Golden:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Verified:
+    """On which inputs the compiled model was compared with the reference before it was bundled.
+
+    `emulated` ran the board's own code under an emulator, `local` a build of the same graph for the
+    maker's machine; none of both says that nothing was compared. `tolerance` bounds max |error| /
+    max |reference|.
+    """
+
+    emulated: tuple[str, ...] = ()
+    local: tuple[str, ...] = ()
+    tolerance: float = DEFAULT_TOLERANCE
+
+    def __str__(self) -> str:
+        """For a person, such as "golden, random (emulated)"."""
+        parts = [
+            f"{', '.join(inputs)} ({where})"
+            for inputs, where in (
+                (self.emulated, "emulated"),
+                (self.local, "on the maker's machine"),
+            )
+            if inputs
+        ]
+        return "; ".join(parts) or "no: made with --no-verify"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bundle:
     """A bundle whose files were all found to be what its manifest says.
 
@@ -135,6 +163,26 @@ class Bundle:
         """The signature over the manifest's bytes, or nothing."""
         path = self.path / SIGNATURE_NAME
         return path.read_bytes() if path.is_file() else b""
+
+    @property
+    def verified(self) -> Verified | None:
+        """What was compared before it was made; None if that is not recorded.
+
+        Raises `BundleError` if the record is none of ours.
+        """
+        if VERIFIED not in self.manifest.files:
+            return None
+        file = self.file(VERIFIED)
+        table = Table(read_json(file, error=BundleError), file=file, error=BundleError)
+        if table.has("inputs"):  # as it was written before anything was emulated
+            emulated: tuple[str, ...] = ()
+            local = table.take_list("inputs", str)
+        else:
+            emulated = table.take_list("emulated", str)
+            local = table.take_list("local", str)
+        found = Verified(emulated=emulated, local=local, tolerance=table.take("tolerance", float))
+        table.finish()
+        return found
 
     @property
     def golden_image(self) -> str | None:
@@ -213,15 +261,14 @@ def make_bundle(
     service: Service | None = None,
     model_license: str | None = None,
     hwcaps: Sequence[str] | None = None,
-    verified: Sequence[str] = (),
+    verified: Verified | None = None,
 ) -> Bundle:
     """Write the bundle folder `<name>-<board>-<release>` into `out`.
 
     `model_file` is the name of the ONNX file, `scores` "softmax" or "raw"; `hwcaps` is what
     the device's /proc/cpuinfo must list, by default what the board's profile says; `verified`
-    names the inputs on which a build for the maker's machine was compared. The folder
-    appears whole or not at all; one of that name is replaced. Raises `BundleError` for a
-    bad name, label or golden image.
+    is recorded in `VERIFIED`. The folder appears whole or not at all; one of that name is replaced.
+    Raises `BundleError` for a bad name, label or golden image.
     """
     content: dict[str, bytes | Path] = {
         manifest.APP: runtime.app,
@@ -236,9 +283,8 @@ def make_bundle(
         content[PREPROCESS] = preprocess.to_json().encode()
     if labels is not None:
         content[LABELS] = _label_lines(labels)
-    if verified:
-        text = json.dumps({"inputs": list(verified), "tolerance": tolerance}, indent=2)
-        content[VERIFIED] = text.encode() + b"\n"
+    if verified is not None:
+        content[VERIFIED] = json.dumps(asdict(verified), indent=2).encode() + b"\n"
     texts = {**runtime.licenses, **tool.licenses}
     for path, text in licenses.gather(texts, model=model_license).items():
         content[path] = text.encode()

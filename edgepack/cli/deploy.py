@@ -180,13 +180,14 @@ def refuse_job(args: argparse.Namespace) -> None:
         "shape",
         "set",
         "release_version",
+        "verify",
         "compile_memory_mb",
         "compile_cpu_s",
     )
     if any(getattr(args, name) not in (None, []) for name in made_with):
         raise UsageError(
             "--bundle goes without --name, --toolchain, --optimize, --shape, --set, "
-            "--release-version and --compile-...: it is made"
+            "--release-version, --verify and --compile-...: it is made"
         )
     if args.sign is not None:
         raise UsageError("--bundle goes without --sign", hint="edgepack sign BUNDLE --key KEY")

@@ -131,13 +131,13 @@ def add_job(parser: argparse.ArgumentParser) -> None:
 
 
 def add_release_version(parser: argparse.ArgumentParser) -> None:
-    """The number of the release, and whether it is verified."""
+    """The number of the release, and whether the compiled model is verified."""
     parser.add_argument(
         "--verify",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="compare a build for this machine with the reference on several inputs first; "
-        "the bundle says so",
+        help="compare the compiled model with the reference on several inputs first, the board's "
+        "code under an emulator (default); the bundle says what was done",
     )
     parser.add_argument(
         "--release-version",

@@ -1,8 +1,9 @@
-"""`edgepack verify`: whether a bundle is whole, and whose."""
+"""`edgepack verify`: whether a bundle is whole, whose, and how it was compared."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 
 from edgepack.base.paths import write_atomic
@@ -43,6 +44,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         signer = f"{verdict.key.fingerprint}, compared with no list (--signers)"
     else:
         signer = f"{verdict.principal}, {verdict.key.fingerprint}"
+    compared = verdict.bundle.verified
     console.data(
         {
             "bundle": str(args.bundle),
@@ -51,9 +53,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
             "bytes": manifest.total_bytes,
             "fingerprint": verdict.key.fingerprint if verdict.key else None,
             "principal": verdict.principal,
+            "compared": asdict(compared) if compared else None,
         },
         f"bundle   {manifest.folder_name}\n"
         f"files    {len(manifest.files)}, all as the manifest says\n"
-        f"signer   {signer}",
+        f"signer   {signer}\n"
+        f"compared {compared or 'not recorded'}",
     )
     return 0

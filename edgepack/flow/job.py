@@ -21,7 +21,7 @@ from edgepack.base.process import Beside
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_json
 from edgepack.boards import Board, get_board, load_boards
-from edgepack.bundle.bundle import Bundle, make_bundle
+from edgepack.bundle.bundle import Bundle, Verified, make_bundle
 from edgepack.bundle.service import Service
 from edgepack.compiler import CompiledModel, compile_apart
 from edgepack.compiler.backend.report import LayerReport
@@ -171,12 +171,18 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
             expected_class=job.project.expected_class,
             labels=job.labels,
         )
-        verified: tuple[str, ...] = ()
+        verified = Verified()
         tolerance = tolerance_for(job.model.outputs, job.project.tolerance)
         if job.project.verify:
-            progress.step("comparing a build for this machine with the reference")
-            built = compile_job(_local(job), progress=progress)
-            verified = verify(job.model, built, golden.inputs, tolerance=tolerance)
+            verified = verify(
+                job.model,
+                job.board,
+                compiled,
+                golden.inputs,
+                tolerance=tolerance,
+                build_local=lambda: compile_job(_local(job), progress=progress),
+                progress=progress,
+            )
         runtime, tool = app.result(), device_tool.result()
     bundle = make_bundle(
         name=job.project.name,

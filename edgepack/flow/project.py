@@ -45,7 +45,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "labels": None,
     "scores": "softmax",
     "tolerance": DEFAULT_TOLERANCE,
-    "verify": False,
+    "verify": True,
     "golden_image": None,
     "expected_class": None,
     "board": None,

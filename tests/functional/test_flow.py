@@ -56,7 +56,8 @@ def bundle_for(
 
     def make(board: str) -> Bundle:
         if board not in made:
-            job = make_job(replace(project, board=board))
+            # The command line's test has its bundle compared: see also test_verify.
+            job = make_job(replace(project, board=board, verify=board == "local"))
             made[board] = package_job(job, tmp_path_factory.mktemp(board))
         return made[board]
 
@@ -146,7 +147,8 @@ def test_unchanged_redeploy_sends_nothing_and_one_layer_only_its_chunks(
     weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
     changed = tmp_path / project.model.name
     onnx.save(model, changed)
-    bundle = package_job(make_job(replace(project, model=changed)), tmp_path / "out")
+    own = replace(project, model=changed, verify=False)
+    bundle = package_job(make_job(own), tmp_path / "out")
     report = deploy_bundle(bundle, device, ROOT)
     check_smoke(report)
     print(f"a layer of {values.nbytes} bytes: {report.model_bytes_sent} sent of {params}")
@@ -206,7 +208,7 @@ def test_the_gnu_toolchain_serves_boards_with_a_new_enough_glibc(
         virtual = { suite = "trixie", qemu_cpu = "max", part = "0xd03" }
         """
     )
-    own = replace(project, board="gnu", boards=(boards,), toolchain="gnu")
+    own = replace(project, verify=False, board="gnu", boards=(boards,), toolchain="gnu")
     job = make_job(own)
     bundle = package_job(job, tmp_path)
     assert bundle.manifest.versions.toolchain.startswith("gnu ")
@@ -245,7 +247,7 @@ def test_two_folders_give_the_same_tarball(project: Project, tmp_path: Path) -> 
     for name in ("one", "two/deeper"):
         folder = tmp_path / name
         shutil.copytree(project.model.parent, folder)
-        own = load_project(folder / "edgepack.toml")
+        own = load_project(folder / "edgepack.toml", {"verify": False})
         bundle = package_job(make_job(own), folder / "dist")
         digests.add(write_tarball(bundle, folder / "bundle.tar.gz"))
     assert len(digests) == 1
@@ -326,6 +328,9 @@ def test_the_command_line_end_to_end(
         out_dir = str(tmp_path / "dist")
         assert main(["package", *where, "-o", out_dir, "--json"]) == 0
         made = json.loads(capsys.readouterr().out)
+        verified = open_bundle(Path(made["bundle"])).verified
+        assert verified is not None
+        assert verified.emulated == ("golden", "all-zero", "random", "large random")
         sums = run(["sha256sum", made["package"]]).stdout.split()[0]
         assert made["package_sha256"] == sums
         bad = tmp_path / "bad.png"

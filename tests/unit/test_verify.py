@@ -12,8 +12,16 @@ import pytest
 
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model
-from edgepack.flow.reference import random_input
-from edgepack.flow.verify import VerifyError, first_true, make_cases, tolerance_for, verify
+from edgepack.flow.reference import Array, random_input
+from edgepack.flow.verify import (
+    Emulated,
+    VerifyError,
+    first_true,
+    make_cases,
+    share,
+    tolerance_for,
+    verify,
+)
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, read_model
 from edgepack.native.toolchain import select
 from tests import onnx_models
@@ -49,39 +57,71 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Compil
     return read_model(spec), compiled
 
 
+def inputs_of(model: LoadedModel) -> list[Array]:
+    return [random_input(model.inputs[0], np.random.RandomState(0))]
+
+
+def never() -> CompiledModel:
+    raise AssertionError("no build for this machine is needed")
+
+
+def broken(compiled: CompiledModel, folder: Path) -> CompiledModel:
+    """A copy of it whose weights are all 0."""
+    copy = Path(shutil.copytree(compiled.folder, folder / "broken"))
+    (copy / "params.bin").write_bytes(bytes(compiled.params_bytes))
+    files = {"params": "params.bin", "graph": "graph.json", "library": "model.so"}
+    return replace(compiled, folder=copy, **{key: copy / name for key, name in files.items()})
+
+
 def test_what_is_right_passes_on_every_kind_of_input(
     built: tuple[LoadedModel, CompiledModel],
 ) -> None:
     model, compiled = built
-    golden = [random_input(model.inputs[0], np.random.RandomState(0))]
-    assert verify(model, compiled, golden, tolerance=1e-4) == tuple(
-        make_cases(model.inputs, golden)
-    )
+    golden = inputs_of(model)
+    found = verify(model, get_board("local"), compiled, golden, tolerance=1e-4, build_local=never)
+    assert found.local == tuple(make_cases(model.inputs, golden))
+    assert found.local == ("golden", "all-zero", "random", "large random")
+    assert found.emulated == ()
 
 
 def test_what_is_wrong_is_named(
-    built: tuple[LoadedModel, CompiledModel],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    built: tuple[LoadedModel, CompiledModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, compiled = built
-    golden = [random_input(model.inputs[0], np.random.RandomState(0))]
-    broken = Path(shutil.copytree(compiled.folder, tmp_path / "out"))
-    weights = np.fromfile(broken / "params.bin", "uint8")
-    weights[:] = 0
-    weights.tofile(broken / "params.bin")
-    other = replace(
-        compiled,
-        folder=broken,
-        params=broken / "params.bin",
-        graph=broken / "graph.json",
-        library=broken / "model.so",
-    )
 
     def all_wrong(count: int, holds: Callable[[int], bool]) -> int | None:
         return 0 if count else None
 
     monkeypatch.setattr("edgepack.flow.verify.first_true", all_wrong)
     with pytest.raises(VerifyError, match=r"on the golden input, output 'features' is off by") as e:
-        verify(model, other, golden, tolerance=1e-4)
+        verify(
+            model,
+            get_board("local"),
+            broken(compiled, tmp_path),
+            inputs_of(model),
+            tolerance=1e-4,
+            build_local=never,
+        )
     assert "the first layer to differ is Conv 'Conv_0'" in e.value.message
+
+
+@pytest.mark.parametrize(
+    ("macs", "emulated", "local"),
+    [(375e6, 4, False), (376e6, 1, True), (1500e6, 1, True), (1501e6, 0, True)],
+)
+def test_what_takes_long_is_emulated_on_fewer_inputs(
+    built: tuple[LoadedModel, CompiledModel],
+    monkeypatch: pytest.MonkeyPatch,
+    macs: float,
+    emulated: int,
+    local: bool,
+) -> None:
+    _, compiled = built
+    layer = replace(compiled.layers[0], macs=int(macs))
+    heavy = replace(compiled, layers=(layer,))
+    board = get_board("rasp3b")
+    monkeypatch.setattr("edgepack.flow.verify.emulator", lambda _: ("qemu",))
+    found = share(board, heavy, ["golden", "b", "c", "d"])
+    assert (found.cases, found.local) == (("golden", "b", "c", "d")[:emulated], local)
+    monkeypatch.setattr("edgepack.flow.verify.emulator", lambda _: None)
+    assert share(board, heavy, ["golden"]) == Emulated(cases=(), local=True)

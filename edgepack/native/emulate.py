@@ -1,0 +1,119 @@
+"""A board's own machine code on this machine: a compiled model's plan under qemu."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgepack.base.errors import ToolchainError
+from edgepack.base.paths import atomic_dir, cache_dir, locked
+from edgepack.base.process import run
+from edgepack.base.tools import look_for
+from edgepack.boards import Board
+from edgepack.native.toolchain import zig_executable, zig_version
+
+Array = npt.NDArray[Any]
+
+_SOURCE = Path(__file__).with_name("plan_runner.c")
+# dlpack.h, DLDataTypeCode
+_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
+_QEMU = {"armhf": "qemu-arm", "arm64": "qemu-aarch64"}
+# Parallel loops are cut in as many parts, which run one after the other.
+_TASKS = 2
+
+
+class EmulationError(ToolchainError):
+    """The emulated program ended otherwise than well."""
+
+
+def emulator(board: Board) -> tuple[str, ...] | None:
+    """The start of a command line that runs a program of `board`; None if there is no emulator.
+
+    The CPU is the one that the board's profile gives its virtual board, else all that qemu knows.
+    """
+    name = _QEMU.get(board.debian_arch)
+    program = look_for(f"{name}-static", name) if name is not None else None
+    if program is None:
+        return None
+    return (str(program), "-cpu", board.virtual.qemu_cpu if board.virtual else "max")
+
+
+def run_emulated(
+    folder: Path, board: Board, cases: Sequence[Sequence[Array]], *, timeout_s: float | None = None
+) -> list[list[Array]]:
+    """The outputs of the compiled model in `folder` for each of `cases`, by `board`'s emulator.
+
+    Raises `EmulationError` if the program fails, `ToolchainError` if it cannot be built, and
+    `TimeLimitError`.
+    """
+    command = emulator(board)
+    if command is None:
+        raise ToolchainError(f"no emulator for {board.name}")
+    graph = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
+    tensors = graph["tensors"]
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
+        work = Path(name)
+        (work / "plan.txt").write_text(_numbers(graph))
+        for number, inputs in enumerate(cases):
+            for index, array in enumerate(inputs):
+                np.ascontiguousarray(array).tofile(work / f"in{number}.{index}")
+        library, params = ((folder / name).absolute() for name in ("model.so", "params.bin"))
+        counts = (str(_TASKS), str(len(cases)))
+        run(
+            [*command, _runner(board), library, params, "plan.txt", *counts],
+            cwd=work,
+            timeout_s=timeout_s,
+            error=EmulationError,
+            what=f"the kernels for {board.cpu} under {Path(command[0]).name}",
+        )
+        return [
+            [
+                np.fromfile(work / f"out{number}.{index}", tensors[at]["dtype"]).reshape(
+                    tensors[at]["shape"]
+                )
+                for index, at in enumerate(graph["outputs"])
+            ]
+            for number in range(len(cases))
+        ]
+
+
+def _numbers(graph: dict[str, Any]) -> str:
+    """graph.json for plan_runner.c: counts, then what they count."""
+    tensors, calls = graph["tensors"], graph["calls"]
+    lines: list[list[object]] = [[graph["arena_bytes"], len(tensors)]]
+    for tensor in tensors:
+        dtype, shape = np.dtype(tensor["dtype"]), tensor["shape"]
+        place = [int(tensor["storage"] == "params"), tensor["offset"], tensor["bytes"]]
+        lines.append([*place, _CODES[dtype.kind], dtype.itemsize * 8, len(shape), *shape])
+    lines += [[len(graph[side]), *graph[side]] for side in ("inputs", "outputs")]
+    lines.append([len(calls)])
+    lines += [[call["kernel"], len(call["args"]), *call["args"]] for call in calls]
+    return "".join(" ".join(map(str, line)) + "\n" for line in lines)
+
+
+def _runner(board: Board) -> Path:
+    """plan_runner for `board`'s architecture, static against musl, built once."""
+    zig = zig_executable()
+    if zig is None or not zig.exists():
+        raise ToolchainError("no zig, which builds what runs under the emulator")
+    triple, flags = board.triple.replace("-gnu", "-musl"), board.runtime_flags["zig"]
+    parts = (zig_version(zig), triple, *flags)
+    key = hashlib.sha256("\0".join(parts).encode() + _SOURCE.read_bytes()).hexdigest()[:12]
+    folder = cache_dir() / "plan-runner" / f"{triple}-{key}"
+    with locked(folder):
+        if not folder.exists():
+            with atomic_dir(folder) as work:
+                options = ("-target", triple, *flags, "-static", "-O2", "-s", "-o")
+                run(
+                    [zig, "cc", *options, work / "plan_runner", _SOURCE],
+                    env={"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")},
+                    what="building what runs under the emulator",
+                )
+    return folder / "plan_runner"
