@@ -31,6 +31,7 @@ INPUTS: dict[str, tuple[int, ...]] = {
 SEEDS = [13, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (14, 15, 16))]
 
 Cases = dict[str, str]
+TENSOR_TYPES = {"uint8": TensorProto.UINT8, "uint32": TensorProto.UINT32}
 
 
 class Draw:
@@ -229,6 +230,19 @@ def element_wise(draw: Draw) -> Cases:
         other = net.weight(*(size if axis in kept else 1 for axis, size in enumerate(shape)))
         other = draw.positive(other) if op == "Div" else other
         cases[f"{op} {source} {kept}"] = net.op(op, source, other)
+    # TVM's analysis takes exponential time for functions of functions.
+    for source in ("text", net.conv("image", 7, 4, 1)):
+        deep = source
+        for _ in range(7):
+            deep = net.op("Sigmoid", net.op("Mul", deep, net.const(4.0, "float32")))
+        cases[f"seven functions of {source}"] = deep
+    for dtype, bits in (("uint8", 8), ("uint32", 32)):
+        large = net.op("Abs", net.op("Mul", "text", net.const(2.0 ** (bits - 3), "float32")))
+        whole = net.op("Cast", large, to=TENSOR_TYPES[dtype])
+        shifts = net.const(draw.random.integers(0, bits, size=40), dtype)
+        for direction in ("LEFT", "RIGHT"):
+            shifted = net.op("BitShift", whole, shifts, direction=direction)
+            cases[f"BitShift {dtype} {direction}"] = net.op("Cast", shifted, to=TensorProto.DOUBLE)
     greater = net.op("Greater", "text", net.const(0.0, "float32"))
     cases["Where"] = net.op("Where", greater, "text", net.op("Neg", "text"))
     return cases

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import tvm
 from tvm import tirx
 
 from edgepack.compiler.tiles import tir
@@ -268,3 +269,13 @@ FUNCTIONS: dict[str, Callable[..., tirx.Expr]] = {
     "cos": cos,
     "pow": power,
 }
+
+
+def is_function(call: tvm.ir.Call) -> bool:
+    """Whether it calls one of `FUNCTIONS`."""
+    return name_of(call) in FUNCTIONS
+
+
+def name_of(call: tvm.ir.Call) -> str:
+    """The name of a built-in function, without the dialect that it belongs to."""
+    return call.op.name.rpartition(".")[2] if isinstance(call.op, tvm.ir.Op) else ""

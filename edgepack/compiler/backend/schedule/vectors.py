@@ -57,7 +57,7 @@ def vectorise(function: tirx.PrimFunc, cpu: CpuModel) -> tirx.PrimFunc:
 
 def _expand(call: tvm.ir.Call) -> tirx.Expr:
     """A function of float32 as arithmetic, where there is such a form."""
-    function = functions.FUNCTIONS.get(_name(call))
+    function = functions.FUNCTIONS.get(functions.name_of(call))
     if function is None or str(call.ty.dtype) != "float32":
         return call
     return functions.as_expression(function, *call.args)
@@ -68,16 +68,11 @@ def _chosen(call: tvm.ir.Call) -> tirx.Expr:
 
     Branches would be in every turn of a loop, and indices with one in it stay 64 bits wide.
     """
-    if _name(call) != "if_then_else" or str(call.ty.dtype) not in ("int32", "int64"):
+    if functions.name_of(call) != "if_then_else" or str(call.ty.dtype) not in ("int32", "int64"):
         return call
     reads: list[tvm.ir.TensorLoad] = []
     tvm_ffi.structural_walk(call, (tvm.ir.TensorLoad, reads.append))
     return call if reads else tirx.Select(*call.args)
-
-
-def _name(call: tvm.ir.Call) -> str:
-    """The name of a built-in function, without the dialect that it belongs to."""
-    return call.op.name.rpartition(".")[2] if isinstance(call.op, tvm.ir.Op) else ""
 
 
 # Bytes of the elements that vectors are made of.
@@ -418,7 +413,7 @@ def _is_linear(expr: tirx.Expr, loop: tirx.For, *, special: bool) -> bool:
 
     def call(item: tvm.ir.Call) -> None:
         nonlocal good
-        good = good and _name(item) in _ON_VECTORS
+        good = good and functions.name_of(item) in _ON_VECTORS
 
     tvm_ffi.structural_walk(expr, ((tvm.ir.TensorLoad, load), (tvm.ir.Call, call)))
     return good
