@@ -327,6 +327,66 @@ def others(draw: Draw) -> Cases:
     }
 
 
+def choices(draw: Draw) -> Cases:
+    """What picks elements by number, or numbers by what they are."""
+    net, cases = draw.net, {}
+
+    def real(value: str) -> str:
+        return net.op("Cast", value, to=TensorProto.FLOAT)
+
+    def integers(value: str, factor: float = 3.0) -> str:
+        scaled = net.op("Mul", value, net.const(factor, "float32"))
+        return net.op("Cast", scaled, to=TensorProto.INT64)
+
+    ends = net.const([-1.0, 2.5], "float32")
+    for axis in (0, -1):
+        number = integers("matrix")
+        cases[f"OneHot {axis}"] = net.op("OneHot", number, net.const(5, "int64"), ends, axis=axis)
+    whole, powers = integers("text"), net.const(draw.random.integers(0, 9, size=40), "int64")
+    cases["Pow of integers"] = net.op("Cast", net.op("Pow", whole, powers), to=TensorProto.DOUBLE)
+    cases["Pow by integers"] = net.op("Pow", draw.positive("text"), powers)
+    pooled = {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 1]}
+    for source, order in (("image", 0), ("batch", 1)):
+        names = [f"{source}.pooled", f"{source}.places"]
+        net.op("MaxPool", source, outputs=names, storage_order=order, **pooled)
+        cases |= {f"MaxPool of {source}": names[0], f"MaxPool at {source}": real(names[1])}
+    one = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    even = net.op("Slice", "image", *(net.const([n], "int64") for n in (0, 12, 2)))
+    net.op("MaxPool", even, outputs=["kept", "kept at"], **one)
+    cases["MaxUnpool"] = net.op("MaxUnpool", "kept", "kept at", **one)
+    boxes = net.const([[1, 2, 5.5, 8], [-3, 0, 4, 4.2], [10, 9, 30, 20]], "float32")
+    of = net.const([0, 2, 1], "int64")
+    for mode, coordinates in (("avg", "half_pixel"), ("avg", "output_half_pixel")):
+        cases[f"RoiAlign {mode} {coordinates}"] = net.op(
+            "RoiAlign",
+            *("batch", boxes, of),
+            mode=mode,
+            coordinate_transformation_mode=coordinates,
+            output_height=3,
+            output_width=2,
+            sampling_ratio=2,
+            spatial_scale=0.7,
+        )
+    tokens = net.op("Cast", integers("matrix", 2.0), to=TensorProto.INT32)
+    cases["TfIdfVectorizer"] = net.op(
+        "TfIdfVectorizer",
+        tokens,
+        mode="TFIDF",
+        min_gram_length=1,
+        max_gram_length=2,
+        max_skip_count=2,
+        ngram_counts=[0, 3],
+        ngram_indexes=[4, 0, 2, 1, 3],
+        pool_int64s=[0, 1, -2, 0, 1, -1, 0],
+        weights=[1.0, 0.5, 2.0, 3.0, 0.25],
+    )
+    truth = net.op("Greater", "text", net.const(1.0, "float32"))
+    cases["ReduceMax of truth"] = real(
+        net.op("Cast", net.op("ReduceMax", real(truth), axes=[1]), to=TensorProto.BOOL)
+    )
+    return cases
+
+
 def quantised(draw: Draw) -> Cases:
     """Operators on integers; what they make is scaled back, so that one step is a difference."""
     net = draw.net
@@ -394,6 +454,7 @@ FAMILIES: tuple[Callable[[Draw], Cases], ...] = (
     element_wise,
     sorting,
     recurrent,
+    choices,
     quantised,
     others,
 )

@@ -57,48 +57,16 @@ def test_dropout_that_trains(tmp_path: Path) -> None:
         assert bool(said) == bool(reason)
 
 
-@pytest.mark.parametrize(
-    ("scales", "attributes", "reason"),
-    [
-        ([1, 1, 2, 2], {"mode": "linear"}, ""),
-        ([1, 1, 0.5, 0.5], {"mode": "linear"}, ""),
-        ([1, 1, 0.6, 0.6], {"mode": "nearest"}, ""),
-        ([1, 1, 0.6, 0.6], {"mode": "linear"}, ""),
-        ([1, 1, 0.6], {"mode": "linear"}, ""),
-        ([1, 1, 0.6], {"mode": "nearest"}, ""),
-        ([1, 2, 2, 2], {"mode": "nearest"}, "of the batch or the channels"),
-        ([1, 1, 0.5, 0.5], {"mode": "linear", "antialias": 1}, "antialias"),
-        (
-            [1, 1, 2, 2],
-            {"mode": "linear", "coordinate_transformation_mode": "half_pixel_symmetric"},
-            "half_pixel_symmetric",
-        ),
-        ([2, 2], {"axes": [2, 3]}, "axes"),
-    ],
-)
-def test_resize(
-    tmp_path: Path, scales: list[float], attributes: dict[str, object], reason: str
-) -> None:
-    b = Builder()
-    b.op("Resize", "x", "", b.const(scales, "float32"), outputs=["y"], **attributes)
-    shape = (1, 1, 4) if len(scales) == 3 else (1, 1, 4, 4)
-    proto = b.model({"x": shape}, {"y": None}, opset=19)
-    onnx.save(proto, tmp_path / "m.onnx")
-    try:
-        load_model(ModelSpec(path=tmp_path / "m.onnx"))
-        assert not reason
-    except UnsupportedOperatorError as error:
-        assert reason
-        assert reason in error.operators["Resize"]
-
-
 def test_roi_align(tmp_path: Path) -> None:
-    forms = {
-        "half_pixel": {},
-        "mode max": {"mode": "max", "coordinate_transformation_mode": "output_half_pixel"},
-        "": {"coordinate_transformation_mode": "output_half_pixel"},
-    }
-    for reason, attributes in forms.items():
+    old = {"coordinate_transformation_mode": "output_half_pixel"}
+    forms = [
+        ("half_pixel", {}),
+        ("mode max", {"mode": "max", **old}),
+        ("", old),
+        ("", {"sampling_ratio": 2}),
+        ("", {"sampling_ratio": 2, "mode": "max"}),
+    ]
+    for reason, attributes in forms:
         b = Builder()
         boxes, batch = b.const([[0, 0, 4, 4]], "float32"), b.const([0], "int64")
         b.op("RoiAlign", "x", boxes, batch, outputs=["y"], **attributes)

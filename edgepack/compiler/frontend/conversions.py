@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from edgepack.compiler.kernels import sorting
 class Node:
     """An ONNX node to convert, whose inputs are Relax expressions already, None where left out.
 
+    `outputs` is how many results are asked for.
     `by_tvm` is TVM's conversion for other inputs of the same node, `emit` binds an expression to a
     variable, `compute` a tensor expression of some tensors. `call` calls a kernel: its name,
     function, inputs, and its results' shapes and types.
@@ -28,6 +29,7 @@ class Node:
     inputs: Sequence[Any]
     attributes: dict[str, Any]
     opset: int
+    outputs: int
     by_tvm: Callable[[list[relax.Expr | None]], relax.Expr]
     emit: Emit
     compute: Callable[..., relax.Expr]
@@ -108,9 +110,15 @@ def pad(node: Node) -> relax.Expr | None:
     TVM would make loops of it at once, in which the borders cannot be recognised.
     """
     mode = node.attributes.get("mode", b"constant").decode()
-    data, pads, value, axes = (*node.inputs, None, None)[:4]
+    data, pads, value, axes = (*node.inputs, None, None, None)[:4]
     if node.opset < 11:
-        return None
+        widths = node.attributes.get("pads", node.attributes.get("paddings"))
+        pads = relax.const(np.array(widths, "int64"))
+        value = relax.const(node.attributes.get("value", 0.0), str(data.ty.dtype))
+        made = pad(replace(node, inputs=[data, pads, value], opset=11))
+        return node.by_tvm([data, pads, value, None]) if made is None else made
+    if value is not None and not isinstance(value, tvm.ir.GenericConst):
+        return _padded_by(node, mode)
     known = [item for item in (pads, value, axes) if item is not None]
     if mode not in _PADDINGS or not all(isinstance(item, tvm.ir.GenericConst) for item in known):
         return None
@@ -127,15 +135,34 @@ def pad(node: Node) -> relax.Expr | None:
     return relax.op.nn.pad(data, widths.T.reshape(-1).tolist(), _PADDINGS[mode], number)
 
 
-def resize(node: Node) -> relax.Expr | None:
-    """Resizes as those of images; None for the form before opset 11.
+def _padded_by(node: Node, mode: str) -> relax.Expr:
+    """A padding with a value that is an input."""
+    data, pads, value, axes = (*node.inputs, None)[:4]
+    dtype = str(data.ty.dtype)
+    known = [pads, relax.const(0, dtype), axes]
+    made = node.emit(node.by_tvm([data, *known]))
+    if mode != "constant":
+        return made
+    # One where there is data, zero where there is none.
+    there = node.emit(relax.op.full(data.ty.shape, relax.const(1, dtype), dtype))
+    there = node.emit(node.by_tvm([there, *known]))
+    inside = node.emit(relax.op.not_equal(there, relax.const(0, dtype)))
+    return relax.op.where(inside, made, value)
 
-    Raises UnsupportedFormError as `resized` does.
+
+def resize(node: Node) -> relax.Expr:
+    """Resizes as those of images where TVM has them, else axis by axis.
+
+    Raises UnsupportedFormError as `resized` and `resized_by_axis` do.
     """
-    if node.opset < 11:
-        return None
-    mode = node.attributes.get("coordinate_transformation_mode", b"half_pixel").decode()
-    return resized(node.inputs, mode, node.by_tvm, node.emit)
+    return resized(node.inputs, node.attributes, node.opset, node.by_tvm, node.emit)
+
+
+def upsample(node: Node) -> relax.Expr:
+    """Upsample, the Resize of opset 7 and 9."""
+    scales = node.attributes.get("scales")
+    given = node.inputs if scales is None else [node.inputs[0], relax.const(scales, "float32")]
+    return resized(given, node.attributes, 10, node.by_tvm, node.emit)
 
 
 def top_k(node: Node) -> relax.Expr:

@@ -19,16 +19,16 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
     opset = opset_of(proto)
-    failed: set[str] = set()
+    failed: set[tuple[str, str]] = set()
     # A definition may hold operators that have one themselves.
     for _ in range(4):
         names = {
-            node.op_type
+            (node.domain, node.op_type)
             for node in walk_nodes(proto.graph)
-            if _needs_definition(node) and _has_definition(node.op_type, opset)
+            if _needs_definition(node) and _has_definition(node.domain, node.op_type, opset)
         }
         for name in sorted(names - failed):
-            inlined = _inline(proto, name)
+            inlined = _inline(proto, *name)
             if inlined is None:
                 failed.add(name)
             else:
@@ -40,17 +40,27 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _needs_definition(node: onnx.NodeProto) -> bool:
     better = OPERATORS.get(node.op_type, Operator()).define(node)
     known = operator_name(node) in supported_operators()
-    return node.domain in ("", "ai.onnx") and (better or not known)
+    return node.domain in _DEFINED and (better or not known)
 
 
-def _has_definition(op_type: str, opset: int) -> bool:
-    if not onnx.defs.has(op_type, max_inclusive_version=opset):
+# ONNX's domains in which operators have definitions.
+_DEFINED = ("", "ai.onnx", "ai.onnx.preview")
+
+
+def _has_definition(domain: str, op_type: str, opset: int) -> bool:
+    if not onnx.defs.has(op_type, domain=_schema_domain(domain), max_inclusive_version=opset):
         return False
-    schema = onnx.defs.get_schema(op_type, max_inclusive_version=opset)
+    schema = onnx.defs.get_schema(
+        op_type, domain=_schema_domain(domain), max_inclusive_version=opset
+    )
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
-def _inline(proto: onnx.ModelProto, name: str) -> onnx.ModelProto | None:
+def _schema_domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _inline(proto: onnx.ModelProto, domain: str, name: str) -> onnx.ModelProto | None:
     """The model with an operator inlined, or None where onnx has no definition for these inputs."""
     # A definition that depends on its inputs' types needs them written down.
     typed = onnx.ModelProto()
@@ -59,7 +69,7 @@ def _inline(proto: onnx.ModelProto, name: str) -> onnx.ModelProto | None:
         onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         for tensor in typed.graph.initializer
     )
-    if _has_defaults(name, opset_of(proto)):
+    if domain == "ai.onnx.preview" or _has_defaults(name, opset_of(proto)):
         return _inline_each(proto, typed, name)
     try:
         inlined = onnx.inliner.inline_selected_functions(

@@ -74,18 +74,12 @@ def dropout_trains(node: onnx.NodeProto, context: Context) -> bool:
 
 
 def roi_align_is_half_pixel(node: onnx.NodeProto, context: Context) -> bool:
-    """Whether boxes are shifted by half a pixel, the default from opset 16 on."""
+    """Whether boxes are shifted by half a pixel, the default from opset 16 on.
+
+    With a number of samples that depends on their sizes.
+    """
+    if attribute(node, "sampling_ratio", 0) > 0:
+        return False
     default = b"half_pixel" if context.opset >= 16 else b"output_half_pixel"
     mode = attribute(node, "coordinate_transformation_mode", default)
     return bool(mode != b"output_half_pixel")
-
-
-def resizes_batch_or_channels(node: onnx.NodeProto, context: Context) -> bool:
-    """Whether a Resize changes more than the sizes of images; False where that is not known."""
-    scales, sizes = context.array(node, 2), context.array(node, 3)
-    shape = context.shapes.get(node.input[0])
-    if shape is None:
-        return False
-    if scales is not None and scales.size:
-        sizes = np.floor(scales.astype("float64") * np.array(shape))
-    return sizes is not None and bool(sizes.size) and sizes[:2].tolist() != list(shape[:2])

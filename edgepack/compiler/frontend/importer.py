@@ -108,6 +108,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             inputs=inputs,
             attributes=attrs,
             opset=opset,
+            outputs=len(self.node.output),
             by_tvm=lambda of: by_tvm(op_name, of, attrs, opset),
             emit=self.bb.emit,
             compute=self.bb.emit_te,

@@ -61,7 +61,8 @@ def definition(
 
     `types` are those of its inputs, by name.
     """
-    schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=opset)
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    schema = onnx.defs.get_schema(node.op_type, domain=domain, max_inclusive_version=opset)
     body = onnx.FunctionProto()
     if schema.has_function:
         body.CopyFrom(schema.function_body)

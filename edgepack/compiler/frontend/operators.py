@@ -17,7 +17,16 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from edgepack.compiler.errors import Reason, Unsupported, UnsupportedOperatorError
-from edgepack.compiler.frontend import conversions, forms, integers, recurrent, signals
+from edgepack.compiler.frontend import (
+    arithmetic,
+    classic,
+    conversions,
+    forms,
+    integers,
+    recurrent,
+    signals,
+    windows,
+)
 from edgepack.compiler.frontend.forms import Context, attribute
 from edgepack.model import operator_name
 from edgepack.model.structure import subgraphs
@@ -26,6 +35,7 @@ from edgepack.model.structure import subgraphs
 Form: TypeAlias = Callable[[onnx.NodeProto, Context], bool]
 
 _MICROSOFT = "com.microsoft"
+_CLASSIC = "ai.onnx.ml"
 
 
 def _always(_node: onnx.NodeProto, _context: Context) -> bool:
@@ -102,45 +112,61 @@ _TRAINING = (
 # By ONNX's name without domain. What is not here is converted by TVM, if it can.
 OPERATORS: Mapping[str, Operator] = {
     "AllClassNMS": _SIZE_DEPENDS_ON_DATA,
+    "ArrayFeatureExtractor": Operator(domain=_CLASSIC, convert=classic.array_feature_extractor),
     # TVM's conversion is of onnxruntime's operator. ONNX's of opset 23 is another one.
     "Attention": Operator(domain=_MICROSOFT),
     "BatchNormalization": Operator(convert=conversions.batch_normalization),
     "BiasGelu": Operator(domain=_MICROSOFT),
+    "Binarizer": Operator(domain=_CLASSIC, convert=classic.binarizer),
     "BitCast": Operator(convert=conversions.bit_cast),
     "BitShift": Operator(convert=conversions.bit_shift),
     "Cast": Operator(convert=conversions.cast),
+    "Col2Im": Operator(convert=windows.col2im),
     "Compress": _SIZE_DEPENDS_ON_DATA,
     "ConvInteger": Operator(convert=integers.conv_integer),
     "ConvTranspose": Operator(convert=conversions.conv_transpose),
     "CumProd": Operator(convert=conversions.cum_prod),
     "DFT": Operator(convert=signals.dft),
+    "DeformConv": Operator(convert=windows.deform_conv),
     "DequantizeLinear": Operator(convert=conversions.dequantize_linear),
+    "Det": Operator(convert=arithmetic.det),
     "Dropout": Operator(
         convert=conversions.dropout,
         refused=(Refusal(*_TRAINING, forms.dropout_trains),),
     ),
     "EmbedLayerNormalization": Operator(domain=_MICROSOFT),
+    "EyeLike": Operator(convert=arithmetic.eye_like),
     "FastGelu": Operator(domain=_MICROSOFT),
     "GRU": Operator(convert=recurrent.gru),
+    # onnxruntime would put the definition in when it is too late to compute its shapes.
+    "GroupNormalization": Operator(define=lambda _: True),
     "If": _CONTROL_FLOW,
     "IsInf": Operator(convert=conversions.is_inf),
     "LSTM": Operator(convert=recurrent.lstm),
     # TVM's conversion has one output only.
     "LayerNormalization": Operator(define=lambda node: len(node.output) > 1),
+    "LinearRegressor": Operator(domain=_CLASSIC, convert=classic.linear_regressor),
     "Loop": _CONTROL_FLOW,
     "LpNormalization": Operator(convert=conversions.lp_normalization),
     "MatMulInteger": Operator(convert=integers.mat_mul_integer),
     "MatMulInteger16": Operator(domain=_MICROSOFT),
+    "MaxPool": Operator(convert=windows.max_pool),
+    "MaxUnpool": Operator(convert=windows.max_unpool),
+    "Mod": Operator(convert=arithmetic.modulo),
     "Multinomial": _RANDOM,
     "NonMaxSuppression": _never(
         "its output's shape depends on the data",
         "export the model without it: boxes and scores as outputs, sorted out in the application",
     ),
     "NonZero": _SIZE_DEPENDS_ON_DATA,
+    "Normalizer": Operator(domain=_CLASSIC, convert=classic.normalizer),
+    "OneHot": Operator(convert=arithmetic.one_hot),
     "Optional": _OPTIONAL,
-    "OptionalGetElement": _OPTIONAL,
+    "OptionalGetElement": Operator(convert=lambda node: node.inputs[0]),
     "OptionalHasElement": _OPTIONAL,
+    "PRelu": Operator(convert=arithmetic.prelu),
     "Pad": Operator(convert=conversions.pad),
+    "Pow": Operator(convert=arithmetic.power),
     "QLinearAdd": Operator(domain=_MICROSOFT, convert=integers.q_linear_of_two(relax.op.add)),
     "QLinearConcat": Operator(domain=_MICROSOFT, convert=integers.q_linear_concat),
     "QLinearConv": Operator(convert=integers.q_linear_conv),
@@ -156,69 +182,49 @@ OPERATORS: Mapping[str, Operator] = {
         domain=_MICROSOFT, convert=integers.q_linear_of_one(integers.sigmoid)
     ),
     "QuantizeLinear": Operator(convert=conversions.quantize_linear),
+    "RMSNormalization": Operator(convert=arithmetic.rms_normalization),
     "RNN": Operator(convert=recurrent.rnn),
     "RandomNormal": _RANDOM,
     "RandomNormalLike": _RANDOM,
     "RandomUniform": _RANDOM,
     "RandomUniformLike": _RANDOM,
-    "Resize": Operator(
-        convert=conversions.resize,
+    "ReduceMax": Operator(convert=arithmetic.extremum),
+    "ReduceMin": Operator(convert=arithmetic.extremum),
+    "Resize": Operator(convert=conversions.resize),
+    "ReverseSequence": Operator(convert=conversions.reverse_sequence),
+    # With a number of samples that depends on the boxes TVM samples others than onnxruntime where
+    # they reach over the border.
+    "RoiAlign": Operator(
+        convert=windows.roi_align,
         refused=(
             Refusal(
-                "with antialias",
-                "export it without, or resize in the preprocessing",
-                _has_other("antialias", 0),
+                "with half_pixel coordinates and no sampling_ratio",
+                "export it with a sampling_ratio, or with output_half_pixel "
+                "(in torchvision: aligned=False)",
+                forms.roi_align_is_half_pixel,
             ),
             Refusal(
-                "with half_pixel_symmetric",
-                "export it with half_pixel",
-                _has("coordinate_transformation_mode", b"half_pixel_symmetric"),
-            ),
-            Refusal(
-                "with axes",
-                "give scales or sizes for all dimensions",
-                lambda node, _: bool(attribute(node, "axes")),
-            ),
-            Refusal(
-                "with an aspect ratio policy",
-                "compute the size before the export, and give it as sizes",
-                _has_other("keep_aspect_ratio_policy", b"stretch"),
-            ),
-            Refusal(
-                "of the batch or the channels",
-                "repeat them by Expand, Tile or Concat",
-                forms.resizes_batch_or_channels,
+                "with mode max and no sampling_ratio",
+                "use mode avg, or a sampling_ratio",
+                lambda node, _: (
+                    attribute(node, "mode") == b"max" and not attribute(node, "sampling_ratio", 0)
+                ),
             ),
         ),
     ),
-    "ReverseSequence": Operator(convert=conversions.reverse_sequence),
-    # Boxes that reach over the border are sampled elsewhere than onnxruntime samples them.
-    "RoiAlign": Operator(
-        refused=(
-            Refusal(
-                "with half_pixel coordinates",
-                "export it with output_half_pixel (in torchvision: aligned=False)",
-                forms.roi_align_is_half_pixel,
-            ),
-            Refusal("with mode max", "use mode avg", _has("mode", b"max")),
-        )
-    ),
     "STFT": Operator(convert=signals.stft),
+    "Scaler": Operator(domain=_CLASSIC, convert=classic.scaler),
     "Scan": _CONTROL_FLOW,
     "SequenceInsert": Operator(convert=conversions.sequence_insert),
     "SkipLayerNormalization": Operator(domain=_MICROSOFT),
-    "SpaceToDepth": Operator(
-        refused=(
-            Refusal(
-                "with a mode",
-                "leave the mode out, or use Reshape and Transpose",
-                _has_other("mode", b"DCR"),
-            ),
-        )
-    ),
+    "Slice": Operator(convert=arithmetic.old_slice),
+    "SpaceToDepth": Operator(convert=windows.space_to_depth),
+    "TensorScatter": Operator(convert=arithmetic.tensor_scatter),
+    "TfIdfVectorizer": Operator(convert=classic.tfidf_vectorizer),
     "TopK": Operator(convert=conversions.top_k),
     "Unique": _SIZE_DEPENDS_ON_DATA,
     "Unsqueeze": Operator(convert=conversions.unsqueeze),
+    "Upsample": Operator(convert=conversions.upsample),
 }
 
 

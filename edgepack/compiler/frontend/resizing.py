@@ -7,13 +7,16 @@ separable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
 
 from edgepack.compiler.errors import UnsupportedFormError
+from edgepack.compiler.frontend.interpolation import Form, matrix
 
 # Converts the inputs of a Resize, the way TVM does.
 Convert = Callable[[list[relax.Expr | None]], relax.Expr]
@@ -22,24 +25,64 @@ Emit = Callable[[relax.Expr], relax.Expr]
 
 
 def resized(
-    inputs: Sequence[relax.Expr | None], coordinates: str, convert: Convert, emit: Emit
+    inputs: Sequence[relax.Expr | None],
+    attributes: Mapping[str, Any],
+    opset: int,
+    convert: Convert,
+    emit: Emit,
 ) -> relax.Expr:
-    """The result of a Resize of opset 11 or later: data, region, scales and sizes.
+    """The result of a Resize of any opset: data, region, scales and sizes.
 
-    `coordinates` is its coordinate_transformation_mode. Raises UnsupportedFormError
-    for scales that give no whole size if the data is not float32.
+    Raises UnsupportedFormError for scales or sizes that are no constants, and as
+    `resized_by_axis` does.
     """
+    if opset < 11:
+        # Of data and scales only; positions count from the corner.
+        inputs = [inputs[0], None, *inputs[1:]]
+        attributes = {
+            "mode": attributes.get("mode", b"nearest"),
+            "coordinate_transformation_mode": b"asymmetric",
+            "nearest_mode": b"floor",
+        }
     data, *given = (*inputs, None, None, None)[:4]
     numbers = [_numbers(item) for item in given]
     known = [item for item in numbers if item is not None]
     shape = _static_shape(data)
-    if shape is None or len(known) < len(numbers) or len(shape) not in (3, 4, 5):
-        return _with_scales(convert(list(inputs)), given[1])
-    scales, sizes = known[1:]
+    if shape is None or len(known) < len(numbers):
+        raise UnsupportedFormError("scales, sizes or a region that are no constants")
+    region, scales, sizes = _of_all_axes(known, shape, attributes)
+    coordinates = attributes.get("coordinate_transformation_mode", b"half_pixel").decode()
     out = sizes.tolist() if sizes.size else np.floor(scales * np.array(shape)).astype(int).tolist()
-    if out == shape:
+    if out == shape and coordinates != "tf_crop_and_resize":
         # Whatever the scales are: onnxruntime does the same.
         return data
+    known = [region, scales, sizes]
+    ratios = scales if scales.size else np.array(out) / shape
+    form = Form(
+        mode={"bilinear": "linear"}.get(mode := attributes.get("mode", b"nearest").decode(), mode),
+        coordinates=coordinates,
+        nearest=attributes.get("nearest_mode", b"round_prefer_floor").decode(),
+        cubic=attributes.get("cubic_coeff_a", -0.75),
+        antialias=bool(attributes.get("antialias", 0)),
+        exclude_outside=bool(attributes.get("exclude_outside", 0)),
+    )
+    whole = np.allclose(ratios * shape, out, atol=1e-3)
+    by_tvm = (
+        len(shape) in (3, 4, 5)
+        and opset > 10
+        and out[:2] == shape[:2]
+        and not form.antialias
+        and not attributes.get("axes")
+        and coordinates != "half_pixel_symmetric"
+        and attributes.get("keep_aspect_ratio_policy", b"stretch") == b"stretch"
+        # Of these ONNX takes the size before it is rounded down.
+        and (whole or coordinates != "align_corners")
+    )
+    if not by_tvm:
+        if opset < 11 and len(shape) == 4 and out[:2] == shape[:2] and form.mode != "cubic":
+            return _old_image(data, form.mode, out, scales)
+        outside = float(attributes.get("extrapolation_value", 0.0))
+        return resized_by_axis(data, form, out, ratios.tolist(), region, outside, emit)
     # Here TVM divides by the size of the result less 1, so that an axis of size 1 is doubled.
     divides = coordinates in ("align_corners", "tf_crop_and_resize")
 
@@ -79,6 +122,96 @@ def resized(
     planes = image(reshaped(data, [batch, channels, depth, height * width]), [2, None])
     planes = image(reshaped(planes, [batch, channels * out[2], height, width]), [3, 4])
     return relax.op.reshape(planes, [batch, channels, *out[2:]])
+
+
+def _of_all_axes(
+    known: Sequence[np.ndarray], shape: Sequence[int], attributes: Mapping[str, Any]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Region, scales and sizes of all axes; an aspect ratio that is kept becomes a scale."""
+    region, scales, sizes = known
+    rank = len(shape)
+    axes = [axis % rank for axis in attributes.get("axes") or range(rank)]
+    policy = attributes.get("keep_aspect_ratio_policy", b"stretch").decode()
+    if sizes.size and policy != "stretch":
+        ratios = [size / shape[axis] for size, axis in zip(sizes.tolist(), axes, strict=True)]
+        scale = min(ratios) if policy == "not_larger" else max(ratios)
+        rounded = [int(np.floor(scale * shape[axis] + 0.5)) for axis in axes]
+        # The scale itself counts, and the sizes that it is rounded to.
+        scales, sizes = np.full(len(axes), scale), np.array(rounded, "int64")
+
+    def wide(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+        made = others.astype(values.dtype if values.dtype.kind == "i" else "float64")
+        made[axes] = values
+        return made
+
+    scales = wide(scales, np.ones(rank)) if scales.size else scales
+    sizes = wide(sizes, np.array(shape, "int64")) if sizes.size else sizes
+    if region.size:
+        starts, ends = np.split(region, 2)
+        region = np.concatenate([wide(starts, np.zeros(rank)), wide(ends, np.ones(rank))])
+    return region, scales, sizes
+
+
+def _old_image(data: relax.Expr, mode: str, out: Sequence[int], scales: np.ndarray) -> relax.Expr:
+    """A resize of images as opset 10 and older ones have it."""
+    return relax.op.image.resize2d(
+        data,
+        relax.ShapeExpr(list(out[2:])),
+        roi=[0.0, 0.0, *scales[2:].tolist()],
+        layout="NCHW",
+        method="nearest_neighbor" if mode == "nearest" else mode,
+        coordinate_transformation_mode="asymmetric",
+        rounding_method="floor",
+    )
+
+
+def resized_by_axis(
+    data: relax.Expr,
+    form: Form,
+    out: Sequence[int],
+    scales: Sequence[float],
+    region: np.ndarray,
+    outside: float,
+    emit: Emit,
+) -> relax.Expr:
+    """A resize of any axes: a product with a matrix along each, a choice of elements for nearest.
+
+    Raises UnsupportedFormError for an interpolation of integers.
+    """
+    shape, dtype = _extent(data), str(data.ty.dtype)
+    rank = len(shape)
+    if form.mode != "nearest" and not dtype.startswith("float"):
+        raise UnsupportedFormError(f"an interpolation of {dtype}")
+    crops = form.coordinates == "tf_crop_and_resize"
+    ends = region if region.size else np.array([0.0] * rank + [1.0] * rank)
+    beyond = np.zeros([1] * rank, bool)
+    for axis in range(rank):
+        cropped = crops and (ends[axis], ends[rank + axis]) != (0, 1)
+        if out[axis] == shape[axis] and not cropped:
+            continue
+        weights, missing = matrix(
+            form, shape[axis], out[axis], scales[axis], (ends[axis], ends[rank + axis])
+        )
+        beyond = beyond | missing.reshape([-1 if i == axis else 1 for i in range(rank)])
+        if form.mode == "nearest":
+            indices = relax.const(weights.argmax(1), "int64")
+            data = emit(relax.op.take(data, indices, axis))
+            continue
+        before, after = (
+            math.prod(part) for part in (_extent(data)[:axis], _extent(data)[axis + 1 :])
+        )
+        flat = emit(relax.op.reshape(data, [before, shape[axis], after]))
+        if after == 1:
+            rows = emit(relax.op.reshape(data, [before, shape[axis]]))
+            made = emit(relax.op.matmul(rows, relax.const(weights.T.copy(), dtype)))
+        else:
+            made = emit(relax.op.matmul(relax.const(weights, dtype), flat))
+        to = [*_extent(data)[:axis], out[axis], *_extent(data)[axis + 1 :]]
+        data = emit(relax.op.reshape(made, to))
+    if beyond.any():
+        mask = relax.const(beyond, "bool")
+        data = emit(relax.op.where(mask, relax.const(outside, dtype), data))
+    return data
 
 
 def _first(value: relax.Expr, axis: int) -> relax.Expr:

@@ -1,0 +1,219 @@
+"""Element-wise operators, reductions and choices whose types or shapes TVM's conversion refuses."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+import tvm
+from tvm import relax
+
+from edgepack.compiler.errors import UnsupportedFormError
+from edgepack.compiler.frontend.conversions import Node
+
+
+def shape_of(item: relax.Expr) -> list[int]:
+    """The extents of a tensor, all of which are known."""
+    return [int(extent) for extent in item.ty.shape]
+
+
+def dtype_of(item: relax.Expr) -> str:
+    return str(item.ty.dtype)
+
+
+def power(node: Node) -> relax.Expr | None:
+    """Pow of two types, whose result has the first one; None for one type of floats.
+
+    Whole numbers by squaring, so that they are exact as long as they fit. To a negative power they
+    are what is left of the fraction: 0, or the base if it is 1 or -1.
+    """
+    base, exponent = node.inputs
+    kind, other = dtype_of(base), dtype_of(exponent)
+    if kind == other and kind.startswith("float"):
+        return None
+    if kind.startswith("float"):
+        return relax.op.power(base, node.emit(relax.op.astype(exponent, kind)))
+    if other.startswith("float"):
+        wide = [node.emit(relax.op.astype(item, "float64")) for item in (base, exponent)]
+        return relax.op.astype(node.emit(relax.op.power(*wide)), kind)
+    wide = [node.emit(relax.op.astype(item, "int64")) for item in (base, exponent)]
+    return relax.op.astype(_whole_power(node, *wide), kind)
+
+
+# Bits of an exponent: a base other than -1, 0 and 1 to the 64th does not fit any more.
+_EXPONENT_BITS = 6
+
+
+def _whole_power(node: Node, base: relax.Expr, exponent: relax.Expr) -> relax.Expr:
+    emit = node.emit
+
+    def number(value: int) -> relax.Expr:
+        return relax.const(value, "int64")
+
+    size = emit(relax.op.abs(exponent))
+    odd = emit(relax.op.bitwise_and(size, number(1)))
+    # What is larger than fits keeps what it has of an even or odd number.
+    most = emit(relax.op.add(number(2**_EXPONENT_BITS - 2), odd))
+    left = emit(relax.op.minimum(size, most))
+    made, square = number(1), base
+    for bit in range(_EXPONENT_BITS):
+        shifted = emit(relax.op.right_shift(left, number(bit)))
+        taken = emit(relax.op.bitwise_and(shifted, number(1)))
+        factor = emit(relax.op.where(emit(relax.op.equal(taken, number(1))), square, number(1)))
+        made = emit(relax.op.multiply(made, factor))
+        square = emit(relax.op.multiply(square, square))
+    is_unit = emit(relax.op.equal(emit(relax.op.abs(base)), number(1)))
+    fraction = emit(relax.op.where(is_unit, made, number(0)))
+    return emit(relax.op.where(emit(relax.op.less(exponent, number(0))), fraction, made))
+
+
+def modulo(node: Node) -> relax.Expr | None:
+    """Mod of floats with the sign of the divisor, as numpy has it; None for any other.
+
+    TVM would take the quotient's floor: NaN where the divisor is infinite.
+    """
+    dividend, divisor = node.inputs
+    if node.attributes.get("fmod", 0) or not dtype_of(dividend).startswith("float"):
+        return None
+    zero = relax.const(0, dtype_of(dividend))
+    rest = node.emit(relax.op.mod(dividend, divisor))
+    signs = [node.emit(relax.op.less(item, zero)) for item in (rest, divisor)]
+    differ = node.emit(relax.op.logical_xor(*signs))
+    some = node.emit(relax.op.logical_and(differ, node.emit(relax.op.not_equal(rest, zero))))
+    return relax.op.where(some, node.emit(relax.op.add(rest, divisor)), rest)
+
+
+def prelu(node: Node) -> relax.Expr | None:
+    """PRelu before opset 7, where a row of slopes is one per channel; None for any other."""
+    data, slope = node.inputs
+    if node.opset >= 7 or slope.ty.ndim != 1 or shape_of(slope) == [1]:
+        return None
+    return relax.op.nn.prelu(data, slope, 1)
+
+
+def extremum(node: Node) -> relax.Expr | None:
+    """ReduceMax or ReduceMin of truth values; None for any other type."""
+    data, *axes = node.inputs
+    if dtype_of(data) != "bool":
+        return None
+    number = node.emit(relax.op.astype(data, "uint8"))
+    return relax.op.astype(node.emit(node.by_tvm([number, *axes])), "bool")
+
+
+def one_hot(node: Node) -> relax.Expr:
+    """OneHot: indices count from the end if they are negative; those outside are off everywhere.
+
+    Raises UnsupportedFormError for a depth that is no constant.
+    """
+    indices, depth, values = node.inputs
+    if not isinstance(depth, tvm.ir.GenericConst):
+        raise UnsupportedFormError("a depth that is no constant")
+    count = int(depth.value.numpy().reshape(-1)[0])
+    rank = indices.ty.ndim + 1
+    axis = node.attributes.get("axis", -1) % rank
+    at = node.emit(relax.op.astype(indices, "int64"))
+    low = node.emit(relax.op.less(at, relax.const(0, "int64")))
+    from_end = node.emit(relax.op.add(at, relax.const(count, "int64")))
+    at = node.emit(relax.op.expand_dims(node.emit(relax.op.where(low, from_end, at)), axis))
+    places = np.arange(count).reshape([-1 if i == axis else 1 for i in range(rank)])
+    hot = node.emit(relax.op.equal(at, relax.const(places, "int64")))
+    off, on = (
+        node.emit(relax.op.strided_slice(values, [0], [i], [i + 1], assume_inbound=True))
+        for i in range(2)
+    )
+    return relax.op.where(hot, on, off)
+
+
+def eye_like(node: Node) -> relax.Expr:
+    """EyeLike: ones on a diagonal, of the input's shape."""
+    rows, columns = shape_of(node.inputs[0])
+    number = node.attributes.get("dtype")
+    kind = onnx.helper.tensor_dtype_to_np_dtype(number) if number else None
+    dtype = str(kind or dtype_of(node.inputs[0]))
+    return relax.const(np.eye(rows, columns, node.attributes.get("k", 0)).astype(dtype), dtype)
+
+
+def rms_normalization(node: Node) -> relax.Expr | None:
+    """RMSNormalization over all axes, of which TVM has no kernel; None over fewer."""
+    data, scale = node.inputs
+    if node.attributes.get("axis", -1) % data.ty.ndim:
+        return None
+    kind = dtype_of(data)
+    wide = node.emit(relax.op.astype(data, "float32")) if kind == "float16" else data
+    square = node.emit(relax.op.mean(node.emit(relax.op.multiply(wide, wide)), keepdims=True))
+    epsilon = relax.const(node.attributes.get("epsilon", 1e-5), dtype_of(wide))
+    root = node.emit(relax.op.sqrt(node.emit(relax.op.add(square, epsilon))))
+    normal = node.emit(relax.op.astype(node.emit(relax.op.divide(wide, root)), kind))
+    return relax.op.multiply(normal, scale)
+
+
+def old_slice(node: Node) -> relax.Expr | None:
+    """Slice before opset 10, whose bounds are attributes; None for any other."""
+    if node.opset >= 10:
+        return None
+    bounds = node.attributes
+    axes = bounds.get("axes") or range(len(bounds["starts"]))
+    return relax.op.strided_slice(
+        node.inputs[0], list(axes), list(bounds["starts"]), list(bounds["ends"])
+    )
+
+
+def det(node: Node) -> relax.Expr:
+    """Det of small matrices, by Laplace's expansion.
+
+    Raises UnsupportedFormError above 4 rows.
+    """
+    (data,) = node.inputs
+    *outer, rows, _ = shape_of(data)
+    if rows > _MOST_ROWS:
+        raise UnsupportedFormError(f"matrices of more than {_MOST_ROWS} rows")
+    flat = node.emit(relax.op.reshape(data, [math.prod(outer), rows * rows]))
+    elements = [
+        node.emit(relax.op.strided_slice(flat, [1], [i], [i + 1])) for i in range(rows * rows)
+    ]
+
+    def expanded(left: list[int], row: int) -> relax.Expr:
+        if row == rows - 1:
+            return elements[row * rows + left[0]]
+        made = None
+        for number, column in enumerate(left):
+            minor = expanded([other for other in left if other != column], row + 1)
+            term = node.emit(relax.op.multiply(elements[row * rows + column], minor))
+            add = relax.op.subtract if number % 2 else relax.op.add
+            made = term if made is None else node.emit(add(made, term))
+        return made
+
+    return relax.op.reshape(expanded(list(range(rows)), 0), outer)
+
+
+_MOST_ROWS = 4
+
+
+def tensor_scatter(node: Node) -> relax.Expr:
+    """TensorScatter: a cache with an update from a position on, which each batch has its own of."""
+    cache, update, starts = (*node.inputs, None)[:3]
+    axis = node.attributes.get("axis", -2) % cache.ty.ndim
+    shape, given = shape_of(cache), shape_of(update)[axis]
+    circular = node.attributes.get("mode", b"linear") == b"circular"
+    rank = len(shape)
+
+    def along(axis_of: int, size: int) -> list[int]:
+        return [size if i == axis_of else 1 for i in range(rank)]
+
+    places = relax.const(np.arange(shape[axis]).reshape(along(axis, shape[axis])), "int64")
+    if starts is None:
+        starts = relax.const(np.zeros(shape[0]), "int64")
+    first = node.emit(relax.op.reshape(starts, along(0, shape[0])))
+    first = node.emit(relax.op.astype(first, "int64"))
+    step = node.emit(relax.op.subtract(places, first))
+    if circular:
+        step = node.emit(relax.op.floor_mod(step, relax.const(shape[axis], "int64")))
+    zero = relax.const(0, "int64")
+    inside = node.emit(relax.op.less(step, relax.const(given, "int64")))
+    inside = node.emit(relax.op.logical_and(inside, node.emit(relax.op.less_equal(zero, step))))
+    index = node.emit(relax.op.where(inside, step, zero))
+    whole = node.emit(relax.op.broadcast_to(index, shape))
+    # `gather_elements` of another size along the axis than its index has.
+    taken = node.emit(relax.op.gather_elements(update, whole, axis))
+    return relax.op.where(inside, taken, cache)
