@@ -28,7 +28,7 @@ from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.limited import limits_for
 from edgepack.flow.project import Project, read_labels
 from edgepack.flow.reference import make_golden
-from edgepack.flow.verify import tolerance_for, verify
+from edgepack.flow.verify import golden_tolerance, tolerance_for, verify
 from edgepack.gate import gate
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, check_model, read_model
 from edgepack.native.app import build_runtime
@@ -196,7 +196,7 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
         out=out,
         model_file=job.project.model.name,
         scores=job.project.scores,
-        tolerance=tolerance,
+        tolerance=golden_tolerance(tolerance, golden.outputs),
         verified=verified,
         version=job.project.version,
         health=job.project.health,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ from edgepack.model.errors import (
     ShapeOverrideError,
     TruncatedModelError,
 )
+from edgepack.model.exported import read_exported
 from edgepack.model.external import load_external_data
 from edgepack.model.structure import check_structure, subgraphs
+from edgepack.model.tflite import read_tflite
 
 # The element types a kernel may read or write, by their numpy names.
 DTYPES = frozenset(
@@ -171,6 +173,10 @@ def walk_nodes(graph: Any) -> Iterator[Any]:
 # ---------------------------------------------------------------- reading
 
 
+# Formats that are read as ONNX; each needs an extra (see pyproject.toml).
+_READERS: dict[str, Callable[[Path], Any]] = {".pt2": read_exported, ".tflite": read_tflite}
+
+
 def _read(path: Path) -> tuple[Any, list[Path]]:
     """The model with its external data, and the files it is made of."""
     import onnx
@@ -178,6 +184,10 @@ def _read(path: Path) -> tuple[Any, list[Path]]:
 
     if not path.is_file():
         raise UsageError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+    if (reader := _READERS.get(path.suffix)) is not None:
+        proto = reader(path)
+        check_structure(path, proto)
+        return proto, [path]
     data = path.read_bytes()
     if data.startswith(b"version https://git-lfs"):
         raise NotOnnxError(
