@@ -46,11 +46,23 @@ def lab() -> Iterator[Lab]:
         yield make_lab(Path(name), host_tool(faults=True))
 
 
-def test_no_call_is_forgotten() -> None:
+def imports() -> set[str]:
+    """The C functions that the tool takes from libc."""
     words = [require_tool("nm"), "-D", "--undefined-only", host_tool(faults=True)]
     listed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     names = {line.split()[-1].partition("@")[0] for line in listed.splitlines()}
-    names = {re.sub("64$", "", name) for name in names if not name.startswith("_Z")}
+    return {re.sub("64$", "", name) for name in names if not name.startswith("_Z")}
+
+
+def test_the_tool_has_one_thread() -> None:
+    """So there is nothing in it for the thread sanitizer, under which the app's threads run."""
+    assert {
+        name for name in imports() if re.match("pthread_create|thrd_create|clone", name)
+    } == set()
+
+
+def test_no_call_is_forgotten() -> None:
+    names = imports()
     known = {*call_names(), "openat", "clock_gettime", "time"} | NOT_INJECTED
     assert {name for name in names - known if not PURE.match(name)} == set()
 

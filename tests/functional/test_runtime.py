@@ -30,11 +30,13 @@ class Preset:
     board: str
     toolchain: str
     tools: tuple[str, ...] = ()
+    target: str = "all"
 
 
 PRESETS = {
     "host": Preset(board="local", toolchain="gnu", tools=("g++",)),
     "host-sanitize": Preset(board="local", toolchain="gnu", tools=("g++",)),
+    "host-thread": Preset(board="local", toolchain="gnu", tools=("g++",), target="thread-tests"),
     "armhf": Preset(board="pynq", toolchain="zig", tools=("qemu-arm-static",)),
     "aarch64": Preset(board="rasp3b-64", toolchain="zig", tools=("qemu-aarch64-static",)),
 }
@@ -70,7 +72,8 @@ def test_ctest(name: str) -> None:
     with locked(cache_dir() / "ctest" / name):
         build, toolchain = configure(name)
         run(
-            [tool("cmake"), "--build", build, "--parallel", str(jobs())],
+            [tool("cmake"), "--build", build, "--target", PRESETS[name].target]
+            + ["--parallel", str(jobs())],
             env=toolchain.env,
             what=f"building preset {name}",
         )

@@ -1,7 +1,8 @@
 # What both programs are compiled with. edgepack_options is for everything, third-party code too;
 # edgepack_warnings for our own code.
 option(EDGEPACK_WERROR "warnings in our own code are errors" OFF)
-option(EDGEPACK_SANITIZE "address and undefined behaviour sanitizers" OFF)
+set(EDGEPACK_SANITIZE OFF CACHE STRING
+  "sanitizers: OFF, ON for those of addresses and undefined behaviour, or thread")
 option(EDGEPACK_FUZZ "build the libFuzzer targets (needs clang)" OFF)
 option(EDGEPACK_TESTS "build the tests (needs doctest)" OFF)
 set(EDGEPACK_THIRD_PARTY "" CACHE PATH
@@ -41,9 +42,15 @@ if(EDGEPACK_FUZZ)
   target_compile_options(edgepack_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 if(EDGEPACK_SANITIZE)
+  set(_sanitizers address,undefined)
+  if(EDGEPACK_SANITIZE STREQUAL "thread")
+    set(_sanitizers thread)
+    # g++ says of each fence that the sanitizer does not see it: between two atomic variables.
+    target_compile_options(edgepack_options INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-tsan>)
+  endif()
   target_compile_options(edgepack_options INTERFACE
-    -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
-  target_link_options(edgepack_options INTERFACE -fsanitize=address,undefined)
+    -fsanitize=${_sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  target_link_options(edgepack_options INTERFACE -fsanitize=${_sanitizers})
 endif()
 include("${CMAKE_CURRENT_LIST_DIR}/hardening.cmake")
 target_compile_options(edgepack_options INTERFACE ${EDGEPACK_HARDEN_COMPILE})
