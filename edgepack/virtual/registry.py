@@ -23,7 +23,7 @@ from edgepack.virtual.errors import (
     LightBoardError,
     NoVirtualBoardError,
 )
-from edgepack.virtual.rootfs import rootfs
+from edgepack.virtual.rootfs import INITS, rootfs
 from edgepack.virtual.state import VirtualBoard
 
 log = logging.getLogger(__name__)
@@ -40,13 +40,15 @@ def up(
     kind: str = "auto",
     disk_mb: int | None = None,
     name: str | None = None,
+    init: str = "script",
     progress: Progress = NO_PROGRESS,
 ) -> VirtualBoard:
     """Start a virtual `board`, or return the one that runs under that `name` already.
 
     `suite` is the Debian release of its root file system (the profile's by default),
     `disk_mb` the size of its disk, `name` the board's own by default. `kind` is "light",
-    "system", or "auto": light where the machine allows it, else system. Returns when
+    "system", or "auto": light where the machine allows it, else system. `init` is the process 1
+    of a full-system board: "systemd", "busybox", or a "script" that only starts sshd. Returns when
     its sshd answers. Raises NoVirtualBoardError, BoardConflictError, ToolMissingError,
     RootfsError, LightBoardError (kind "light" only), BoardStartError.
     """
@@ -64,6 +66,11 @@ def up(
         )
     if kind not in KINDS:
         raise UsageError(f"unknown kind of virtual board: {kind}", hint=f"use {', '.join(KINDS)}")
+    if init not in INITS or (init != "script" and kind != "system"):
+        raise UsageError(
+            f"a virtual board of kind {kind} cannot be started by {init}",
+            hint=f"use a full-system board and {', '.join(INITS)}",
+        )
     suite = suite or virtual.suite
     folder = state.folder(name)
     with locked(folder):
@@ -71,9 +78,9 @@ def up(
         if running and not running.is_usable:
             state.stop(running.pid, running.started)
         elif running:
-            _check_same(running, board, suite=suite, kind=kind, disk_mb=disk_mb)
+            _check_same(running, board, suite=suite, kind=kind, disk_mb=disk_mb, init=init)
             return running
-        base = rootfs(suite, board.debian_arch, progress=progress)
+        base = rootfs(suite, board.debian_arch, init=init, progress=progress)
         login, host = keys.login_key(), keys.host_key(name)
         progress.step(f"starting the virtual board {name}")
         plan = state.BoardSetup(
@@ -85,6 +92,7 @@ def up(
             hostname=name,
             files=tuple(files.identity(hostname=name, login=login, host=host)),
             disk_mb=disk_mb,
+            init=init,
         )
         started = _start(plan, kind, progress)
         result = VirtualBoard(
@@ -101,6 +109,7 @@ def up(
             started=started.started,
             disk_mb=started.disk_mb,
             base=base,
+            init=init,
         )
         # Saved before it answers: whatever happens from here on, `down` finds it.
         state.save(result)
@@ -202,9 +211,21 @@ def _start(plan: state.BoardSetup, kind: str, progress: Progress) -> state.Start
 
 
 def _check_same(
-    running: VirtualBoard, board: Board, *, suite: str, kind: str, disk_mb: int | None
+    running: VirtualBoard,
+    board: Board,
+    *,
+    suite: str,
+    kind: str,
+    disk_mb: int | None,
+    init: str,
 ) -> None:
-    asked = {"board": board.name, "suite": suite, "kind": kind, "disk_mb": disk_mb}
+    asked = {
+        "board": board.name,
+        "suite": suite,
+        "kind": kind,
+        "disk_mb": disk_mb,
+        "init": init,
+    }
     for key, value in asked.items():
         actual = getattr(running, key)
         if value not in (actual, None, "auto"):

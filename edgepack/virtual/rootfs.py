@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from edgepack.base.paths import atomic_dir, cache_dir, locked
@@ -61,39 +63,106 @@ _CONFIG = {
 _LINKS = {"usr/bin/awk": "mawk", "etc/mtab": "/proc/self/mounts"}
 
 
-def rootfs(suite: str, arch: str, *, progress: Progress = NO_PROGRESS) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class Init:
+    """A process 1 that starts services: what is in a root file system for it."""
+
+    packages: tuple[str, ...] = ()
+    accounts: tuple[tuple[str, str], ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+
+
+# What only costs time where there is one disk, one network card and no console.
+_UNWANTED_UNITS = (
+    *("getty.target", "systemd-ask-password-wall.path", "systemd-logind.service"),
+    *("systemd-update-utmp.service", "systemd-update-utmp-runlevel.service"),
+    *("systemd-random-seed.service", "systemd-remount-fs.service"),
+)
+INITS: Mapping[str, Init] = {
+    # A shell script that starts sshd and nothing else.
+    "script": Init(),
+    "systemd": Init(
+        packages=("dbus", "systemd"),
+        accounts=(("messagebus:x:101:102::/nonexistent:/usr/sbin/nologin", "messagebus:x:102:"),),
+        files={
+            "etc/machine-id": "0123456789abcdef0123456789abcdef\n",
+            "etc/systemd/system/sshd.service": (
+                "[Service]\n"
+                "RuntimeDirectory=sshd\n"
+                "ExecStart=/usr/sbin/sshd -D\n"
+                "Restart=always\n"
+                "KillMode=process\n"
+            ),
+        },
+        links={
+            "etc/systemd/system/default.target": "/lib/systemd/system/multi-user.target",
+            "etc/systemd/system/multi-user.target.wants/sshd.service": "../sshd.service",
+            **{f"etc/systemd/system/{unit}": "/dev/null" for unit in _UNWANTED_UNITS},
+        },
+    ),
+    # As of Buildroot and of many a vendor's board: scripts of /etc/init.d in order.
+    "busybox": Init(
+        packages=("busybox-static",),
+        files={
+            "etc/inittab": (
+                "::sysinit:/bin/sh /etc/rc start\n"
+                "::respawn:/usr/sbin/sshd -D\n"
+                "::shutdown:/bin/sh /etc/rc stop\n"
+            ),
+            "etc/rc": (
+                "for script in /etc/init.d/S??*; do\n[ ! -x $script ] || $script $1\ndone\n"
+            ),
+        },
+    ),
+}
+
+
+def rootfs(
+    suite: str, arch: str, *, init: str = "script", progress: Progress = NO_PROGRESS
+) -> Path:
     """The folder with the root file system of a Debian `suite` ("bullseye") for `arch` ("armhf").
+
+    `init` is what its process 1 will be, one of INITS.
 
     All files belong to the calling user, who is root inside a board; homes, keys and host
     keys are not in it but come with each board. Made once (about 10 s, 35 to 75 MB), then taken
     from the cache. Raises RootfsError, ToolMissingError.
     """
-    recipe = json.dumps([_PACKAGES, _EXCLUDE, _EMPTIED, _FOLDERS, _CONFIG, _LINKS])
-    digest = hashlib.sha256(recipe.encode()).hexdigest()[:12]
+    own = INITS[init]
+    recipe = [_PACKAGES, _EXCLUDE, _EMPTIED, _FOLDERS, _CONFIG, _LINKS]
+    recipe += [asdict(own)] if own != Init() else []
+    digest = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
     folder = cache_dir() / "rootfs" / f"{suite}-{arch}-{digest}"
     with locked(folder):
         if not folder.exists():
             progress.step(f"fetching the {suite} root file system for {arch}")
             with atomic_dir(folder) as work:
-                apt.unpack(_PACKAGES, work, suite=suite, arch=arch, exclude=_EXCLUDE)
-                _configure(work)
+                packages = (*_PACKAGES, *own.packages)
+                apt.unpack(packages, work, suite=suite, arch=arch, exclude=_EXCLUDE)
+                _configure(work, own)
     return folder
 
 
-def _configure(root: Path) -> None:
+def _configure(root: Path, own: Init) -> None:
     for name in _EMPTIED:
         shutil.rmtree(root / name, ignore_errors=True)
     for name in _FOLDERS:
         (root / name).mkdir(parents=True, exist_ok=True)
     (root / "tmp").chmod(0o1777)
     (root / "var/tmp").chmod(0o1777)
-    for name, text in _CONFIG.items():
+    for name, text in {**_CONFIG, **own.files}.items():
         file = root / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
         file.write_text(text)
-    for name, target in _LINKS.items():
+    for user, group in own.accounts:
+        for name, line in (("etc/passwd", user), ("etc/group", group)):
+            with (root / name).open("a") as accounts:
+                accounts.write(f"{line}\n")
+    for name, target in {**_LINKS, **own.links}.items():
         link = root / name
+        link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
         link.symlink_to(target)
     for name in ("bin/sh", "usr/sbin/sshd", "usr/lib/openssh/sftp-server"):

@@ -26,7 +26,8 @@ class VirtualBoard:
     `board` is the profile's name, `kind` "light" or "system", `host_key` the
     known_hosts line of its sshd, `base` the root file system it runs on. `pid` is the
     process that ends with the board and `started` that process's start time in clock
-    ticks since boot: together they name it for good. `disk_mb` is the size of its disk.
+    ticks since boot: together they name it for good. `disk_mb` is the size of its disk,
+    `init` what its process 1 is.
     """
 
     name: str
@@ -42,6 +43,7 @@ class VirtualBoard:
     started: int
     disk_mb: int
     base: Path
+    init: str = "script"
 
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
@@ -59,7 +61,7 @@ class BoardSetup:
 
     `base` is its root file system, never written to; `folder` takes its log and disk;
     `files` are written over the root file system; `disk_mb` None stands for the kind's
-    own default.
+    own default. `init` is one of `rootfs.INITS`.
     """
 
     board: Board
@@ -70,6 +72,7 @@ class BoardSetup:
     hostname: str
     files: tuple[BoardFile, ...]
     disk_mb: int | None
+    init: str = "script"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,9 +49,14 @@ ip link set lo up
 ip link set eth0 up
 ip addr add 10.0.2.15/24 dev eth0
 ip route add default via 10.0.2.2
-{personality}/usr/sbin/sshd
-while :; do sleep 1000 & wait; done
+{process_1}
 """
+# What takes over from that script, by the init of the root file system.
+_PROCESS_1 = {
+    "script": "{personality}/usr/sbin/sshd\nwhile :; do sleep 1000 & wait; done",
+    "systemd": "exec {personality}/lib/systemd/systemd",
+    "busybox": "exec {personality}/bin/busybox init",
+}
 
 
 def start(plan: BoardSetup, *, progress: Progress = NO_PROGRESS) -> Started:
@@ -65,7 +70,7 @@ def start(plan: BoardSetup, *, progress: Progress = NO_PROGRESS) -> Started:
     image = _disk(plan, disk_mb)
     boot = kernel(progress=progress)
     archive = plan.folder / "initramfs.gz"
-    archive.write_bytes(initramfs.build(boot, (*plan.files, _init(plan.board))))
+    archive.write_bytes(initramfs.build(boot, (*plan.files, _init(plan))))
     memory_mb = max(plan.board.memory_mb, _LEAST_MEMORY_MB)
     machine = [
         *("-machine", "virt", "-cpu", _cpu(plan.board), "-smp", str(plan.board.cores)),
@@ -102,9 +107,9 @@ def _disk(plan: BoardSetup, size_mb: int) -> Path:
     return image
 
 
-def _init(board: Board) -> BoardFile:
-    personality = "setarch linux32 " if board.debian_arch == "armhf" else ""
-    text = _INIT.format(personality=personality)
+def _init(plan: BoardSetup) -> BoardFile:
+    personality = "setarch linux32 " if plan.board.debian_arch == "armhf" else ""
+    text = _INIT.format(process_1=_PROCESS_1[plan.init].format(personality=personality))
     # In /etc, since /sbin is a folder in one suite and a link in another.
     return BoardFile(path="/etc/board-init", text=text, mode=0o755)
 

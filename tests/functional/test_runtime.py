@@ -71,9 +71,9 @@ def configure(name: str) -> tuple[Path, Toolchain]:
 def test_ctest(name: str) -> None:
     with locked(cache_dir() / "ctest" / name):
         build, toolchain = configure(name)
+        target = PRESETS[name].target
         run(
-            [tool("cmake"), "--build", build, "--target", PRESETS[name].target]
-            + ["--parallel", str(jobs())],
+            [tool("cmake"), "--build", build, "--target", target, "--parallel", str(jobs())],
             env=toolchain.env,
             what=f"building preset {name}",
         )
