@@ -148,9 +148,14 @@ def test_what_the_app_is_left_with(rig: Rig) -> None:
         assert sorted(path.name for path in (app / "fd").iterdir()) == ["0", "1", "2"]
         assert (app / "fd/0").readlink() == Path("/dev/null")
         assert (app / "oom_score_adj").read_text() == "500\n"
-        mounts = (app / "mountinfo").read_text().splitlines()
-        root = next(line.split() for line in reversed(mounts) if line.split()[4] == "/")
-        assert root[5].split(",")[0] == "ro"
+        # Of mounts one above the other the last is what is seen.
+        mounts = {
+            fields[4]: fields[5].split(",")[0]
+            for fields in map(str.split, (app / "mountinfo").read_text().splitlines())
+            if not fields[4].startswith(("/proc", "/sys"))
+        }
+        assert mounts["/"] == "ro"
+        assert {path for path, mode in mounts.items() if mode == "rw"} == {str(rig.orders)}
 
 
 def test_it_is_kept_and_only_one(rig: Rig, tmp_path: Path) -> None:

@@ -50,12 +50,9 @@ bool IsBelow(const std::string& path, const std::string& folder) {
   return path == folder || path.compare(0, folder.size() + 1, folder + "/") == 0;
 }
 
-/// The kernel's own trees: of /proc and /sys nothing is stored, /dev is needed as it is.
-bool IsKernels(const std::string& path) {
-  const std::array<const char*, 3> trees = {"/proc", "/sys", "/dev"};
-  return std::any_of(trees.begin(), trees.end(),
-                     [&](const char* tree) { return IsBelow(path, tree); });
-}
+/// The kernel's own trees, in which nothing is stored. (Of /dev its devices can be written to all the
+/// same, and /dev/shm must not be.)
+bool IsKernels(const std::string& path) { return IsBelow(path, "/proc") || IsBelow(path, "/sys"); }
 
 }  // namespace
 
