@@ -72,11 +72,8 @@ def systemd_unit(place: Place, service: Service) -> str:
     The directives are those of systemd.exec(5) and systemd.service(5); versions that do not
     know one (Debian bullseye has 247) warn and go on.
     """
-    recover = f"{place.tool} recover --root {place.root}"
-    if place.owner == "root":
-        recover += " --owner root"
-    else:
-        recover = f"/sbin/runuser -u {place.owner} -- {recover}"
+    # The tool becomes the owner by itself: runuser is not everywhere, nor is what PAM wants for it.
+    recover = f"{place.tool} recover --root {place.root} --owner {place.owner}"
     account = f"User={place.account}" if place.account else "DynamicUser=yes"
     limits = []
     if service.memory_mb is not None:

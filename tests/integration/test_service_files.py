@@ -80,6 +80,9 @@ def test_verify_would_notice(tmp_path: Path) -> None:
 
 def test_limits_are_the_tables(tmp_path: Path) -> None:
     lines = systemd_unit(place(tmp_path, "pi", "camera"), SERVICE).splitlines()
+    # The device tool becomes the owner by itself, without PAM and its files.
+    recover = f"{tmp_path}/bin/edgepack-device recover --root {tmp_path} --owner pi"
+    assert f"ExecStartPre=+-{recover}" in lines
     assert "User=camera" in lines
     assert "DynamicUser=yes" not in lines
     assert "MemoryMax=128000000" in lines
