@@ -21,7 +21,7 @@ from tests.soak.releases import PHOTOS
 # Past the end of the signer's key; and a clock that has lost its battery. Of a board with a 32-bit
 # userland no later year than 2038.
 _LEAPS_S = (11 * 365 * 86400, -20 * 365 * 86400)
-_CUT_S = 6.0
+_CUT_S = 15.0
 
 
 def update(life: Life) -> None:

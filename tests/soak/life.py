@@ -198,11 +198,14 @@ class Life:
         return answer
 
     def answer(self, name: str) -> dict[str, Any]:
-        """The newest line about the photo `name`, when it is there."""
+        """The newest line about the photo `name`, when it is there.
+
+        Among them a power cut may leave zero bytes.
+        """
         wanted = shlex.quote(f'"image":"{name}"')
         script = (
             f"for i in $(seq {_LIMIT_S}); do "
-            f"grep -hsF {wanted} {RESULTS}.1 {RESULTS} | tail -1 | grep . && exit; sleep 1; done"
+            f"grep -ahsF {wanted} {RESULTS}.1 {RESULTS} | tail -1 | grep . && exit; sleep 1; done"
         )
         line = self.pi.run(script).stdout
         if not line:

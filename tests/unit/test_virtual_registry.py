@@ -71,6 +71,16 @@ def test_unknown_kind(rasp3b: Board) -> None:
         virtual.up(rasp3b, kind="heavy")
 
 
+@pytest.mark.parametrize(
+    ("kind", "init"), [("light", "systemd"), ("auto", "busybox"), ("system", "x")]
+)
+def test_only_full_system_boards_have_another_process_1(
+    rasp3b: Board, kind: str, init: str
+) -> None:
+    with pytest.raises(UsageError, match=f"of kind {kind} cannot be started by {init}"):
+        virtual.up(rasp3b, kind=kind, init=init)
+
+
 def test_up_returns_what_runs(rasp3b: Board, running: VirtualBoard) -> None:
     assert virtual.up(rasp3b) == running
     assert virtual.up(rasp3b, kind="light", suite="bullseye", disk_mb=1024) == running
