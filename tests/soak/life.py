@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepack import virtual
+from edgepack.base.errors import ConnectError
 from edgepack.boards import get_board
 from edgepack.deploy import remote_service, remote_tool
 from edgepack.deploy.deploy import DeployOptions, deploy_bundle
@@ -94,10 +95,15 @@ class Life:
         """From the disk as it is."""
         self.close()
         self._boot()
+        # Photos that were gone come back with a disk that was not flushed.
+        self.root.run(f"rm -f {PHOTOS}/*-photo.png {PHOTOS}/.*-photo.png")
 
     def reboot(self) -> None:
         """In order."""
-        self.root.run("reboot", check=False)
+        # The connection may well end before the command does.
+        command = "systemctl reboot" if self.kind == "systemd" else "busybox reboot"
+        with contextlib.suppress(ConnectError):
+            self.root.run(command, check=False)
         self.wait_for(lambda: not self._is_up(), "the end of the board")
         self.boot_again()
 
