@@ -447,7 +447,7 @@ def _golden_files(golden: Golden, compiled: Compiled) -> dict[str, bytes | Path]
     ):
         found = [(array.dtype.name, array.shape) for array in arrays]
         wanted = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
-        if found != wanted:
+        if len(arrays) != len(tensors) or not all(map(_fits, arrays, tensors)):
             raise BundleError(f"golden {kind}s are {found}, the model's are {wanted}")
         for index, array in enumerate(arrays):
             buffer = io.BytesIO()
@@ -468,6 +468,15 @@ def _golden_files(golden: Golden, compiled: Compiled) -> dict[str, bytes | Path]
     return files
 
 
+def _fits(array: np.ndarray, info: TensorInfo) -> bool:
+    """Whether an array may be this input or output."""
+    shape = list(array.shape)
+    for axis in info.bounded:
+        if axis < len(shape) and shape[axis] <= int(info.shape[axis] or 0):
+            shape[axis] = int(info.shape[axis] or 0)
+    return array.dtype.name == info.dtype and shape == list(info.shape)
+
+
 def _label_lines(labels: Sequence[str]) -> bytes:
     for number, label in enumerate(labels):
         if len(label.splitlines()) != 1:
@@ -477,7 +486,12 @@ def _label_lines(labels: Sequence[str]) -> bytes:
 
 def _tensors(infos: Sequence[TensorInfo]) -> tuple[Tensor, ...]:
     return tuple(
-        Tensor(name=info.name, dtype=info.dtype, shape=tuple(int(size or 0) for size in info.shape))
+        Tensor(
+            name=info.name,
+            dtype=info.dtype,
+            shape=tuple(int(size or 0) for size in info.shape),
+            bounded=info.bounded,
+        )
         for info in infos
     )
 

@@ -64,11 +64,16 @@ class UnsupportedSchemaError(ManifestError):
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """One model input or output: its name, numpy dtype name and full static shape."""
+    """One model input or output: its name, numpy dtype name and full static shape.
+
+    `bounded` are the axes of an output whose size depends on the data, at most what `shape` says;
+    in the file the key is left out if there are none.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    bounded: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +193,11 @@ def with_release(manifest: Manifest) -> Manifest:
 def _document(manifest: Manifest) -> dict[str, Any]:
     """The JSON object, without what its schema does not have."""
     missing = _SINCE_2 if manifest.schema == 1 else ()
-    return {key: value for key, value in asdict(manifest).items() if key not in missing}
+    document = {key: value for key, value in asdict(manifest).items() if key not in missing}
+    for tensor in (*document["model"]["inputs"], *document["model"]["outputs"]):
+        if not tensor["bounded"]:
+            del tensor["bounded"]
+    return document
 
 
 def check_name(value: str, what: str) -> str:
@@ -311,9 +320,12 @@ def _tensors(table: Table, key: str) -> tuple[Tensor, ...]:
                 name=item.take("name", str),
                 dtype=item.take_choice("dtype", DTYPES),
                 shape=item.take_list("shape", int),
+                bounded=item.take_list("bounded", int) if "bounded" in values else (),
             )
         )
         item.finish()
+        if any(not 0 <= axis < len(tensors[-1].shape) for axis in tensors[-1].bounded):
+            raise item.fail("bounded", f"{list(tensors[-1].bounded)}: no axes of its shape")
         if any(size < 0 for size in tensors[-1].shape):
             raise item.fail("shape", f"{list(tensors[-1].shape)} has a negative size")
     return tuple(tensors)

@@ -102,8 +102,16 @@ def _text(found: Inspection) -> str:
 def _tensors(title: str, tensors: Sequence[TensorInfo]) -> list[str]:
     return [
         f"{title if number == 0 else '':<10}  {tensor.name}: {tensor.dtype} "
-        f"({', '.join(map(_size, tensor.shape))})"
+        f"({', '.join(_sizes(tensor))})"
         for number, tensor in enumerate(tensors)
+    ]
+
+
+def _sizes(tensor: TensorInfo) -> list[str]:
+    """Dimensions; <= before one that depends on the data."""
+    return [
+        ("<= " if axis in tensor.bounded else "") + _size(size)
+        for axis, size in enumerate(tensor.shape)
     ]
 
 

@@ -266,7 +266,12 @@ def _read_compiled(folder: Path) -> CompiledModel:
     meta = read_json(folder / _META)
     for key in ("inputs", "outputs"):
         meta[key] = tuple(
-            TensorInfo(name=item["name"], dtype=item["dtype"], shape=tuple(item["shape"]))
+            TensorInfo(
+                name=item["name"],
+                dtype=item["dtype"],
+                shape=tuple(item["shape"]),
+                bounded=tuple(item["bounded"]),
+            )
             for item in meta[key]
         )
     meta["layers"] = tuple(

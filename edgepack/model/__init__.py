@@ -39,11 +39,16 @@ _SHAPE_ELEMENTS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class TensorInfo:
-    """An input or output; a dimension is a number, a symbol's name, or None when unknown."""
+    """An input or output; a dimension is a number, a symbol's name, or None when unknown.
+
+    `bounded` are the axes of a compiled model's output whose size depends on the data: at most what
+    `shape` says.
+    """
 
     name: str
     dtype: str
     shape: tuple[int | str | None, ...]
+    bounded: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

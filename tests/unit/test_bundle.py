@@ -26,7 +26,12 @@ from edgepack.bundle.bundle import (
     open_bundle,
     write_tarball,
 )
-from edgepack.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME, ManifestError
+from edgepack.bundle.manifest import (
+    MANIFEST_NAME,
+    SIGNATURE_NAME,
+    ManifestError,
+    parse_manifest,
+)
 from edgepack.bundle.tarball import ArchiveError
 from edgepack.model import TensorInfo
 from tests.bundles import FakeCompiled, FakeRuntime, golden, small_bundle
@@ -134,6 +139,27 @@ def test_several_inputs_and_outputs(tmp_path: Path) -> None:
     assert names == ["golden/input.1.npy", "golden/input.npy", "golden/output.npy"]
     assert bundle.golden_image is None
     assert "labels.txt" not in bundle.manifest.files
+
+
+def test_an_output_whose_size_depends_on_the_data(tmp_path: Path) -> None:
+    parts = small_bundle(tmp_path).path.parent.parent / "parts"
+    compiled = FakeCompiled(
+        library=parts / "model.so",
+        graph=parts / "graph.json",
+        params=parts / "params.bin",
+        outputs=(TensorInfo(name="found", dtype="float32", shape=(5, 4), bounded=(0,)),),
+    )
+    for rows in (0, 2, 5):
+        made = golden(outputs=(np.zeros((rows, 4), np.float32),))
+        bundle = small_bundle(tmp_path, compiled=compiled, golden=made)
+        (output,) = parse_manifest(bundle.manifest.to_bytes()).model.outputs
+        assert (output.shape, output.bounded) == ((5, 4), (0,))
+    for shape in ((6, 4), (2, 3), (2,)):
+        made = golden(outputs=(np.zeros(shape, np.float32),))
+        with pytest.raises(BundleError, match="golden outputs are"):
+            small_bundle(tmp_path, compiled=compiled, golden=made)
+    document = json.loads(bundle.manifest.to_bytes())
+    assert "bounded" not in document["model"]["inputs"][0]
 
 
 @pytest.mark.parametrize(

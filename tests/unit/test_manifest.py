@@ -121,6 +121,7 @@ def test_no_other_key_may_be_there(document: dict[str, Any], path: str) -> None:
      ("model|arena_bytes", -1), ("model|arena_bytes", 1.5), ("model|arena_bytes", True),
      ("model|inputs", [1]), ("model|inputs", [{"name": "x", "dtype": "float31", "shape": [1]}]),
      ("model|inputs", [{"name": "x", "dtype": "float32", "shape": [-1]}]),
+     ("model|outputs", [{"name": "x", "dtype": "float32", "shape": [1], "bounded": [1]}]),
      ("tolerance", 0), ("tolerance", 1), ("tolerance", "small"), ("scores", "logits"),
      ("version", -1), ("version", "1"), ("health", []), ("health|timeout_s", 0),
      ("health|timeout_s", 2e6), ("health|timeout_s", None),

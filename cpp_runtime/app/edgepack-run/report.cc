@@ -32,7 +32,9 @@ void WriteImage(const Report& report, JsonWriter* json) {
 
 void WriteOutput(const TensorInfo& info, JsonWriter* json) {
   json->BeginObject().Key("name").String(info.name).Key("dtype").String(Name(info.dtype));
-  WriteList("shape", info.shape, json, [&](std::int64_t dim) { json->Int(dim); });
+  const auto write = [&](std::int64_t dim) { json->Int(dim); };
+  WriteList("shape", info.shape, json, write);
+  if (!info.bound.empty()) WriteList("bound", info.bound, json, write);
   json->EndObject();
 }
 

@@ -97,6 +97,25 @@ std::vector<std::size_t> ReadEnds(std::string_view key, const Graph& graph, Json
   return indices;
 }
 
+GraphCount ReadCount(JsonObject object, const Graph& graph) {
+  const auto below = [&](std::string_view key, std::size_t end) {
+    const std::size_t value = ReadSize(key, &object);
+    if (value >= end) object.Fail(key, "there is no number " + std::to_string(value));
+    return value;
+  };
+  GraphCount count;
+  count.output = below("output", graph.outputs.size());
+  count.axis = below("axis", graph.tensors[graph.outputs[count.output]].info.shape.size());
+  count.tensor = below("tensor", graph.tensors.size());
+  object.Finish();
+  const GraphTensor& tensor = graph.tensors[count.tensor];
+  if (tensor.info.dtype != DType::kInt64 || tensor.info.size() != 1 ||
+      tensor.storage != Storage::kArena) {
+    object.Fail("tensor", "a count is one int64 in the arena");
+  }
+  return count;
+}
+
 GraphCall ReadCall(JsonObject object, const Graph& graph) {
   GraphCall call;
   call.layer.kernel = object.String("kernel");
@@ -133,6 +152,11 @@ Graph LoadGraph(const std::filesystem::path& path) {
   graph.inputs = ReadEnds("inputs", graph, &root);
   graph.outputs = ReadEnds("outputs", graph, &root);
   if (graph.outputs.empty()) root.Fail("outputs", "is empty");
+  if (root.Has("counts")) {
+    for (JsonObject& object : root.Objects("counts")) {
+      graph.counts.push_back(ReadCount(std::move(object), graph));
+    }
+  }
   for (JsonObject& object : root.Objects("calls")) {
     graph.calls.push_back(ReadCall(std::move(object), graph));
   }

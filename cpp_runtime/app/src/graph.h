@@ -25,6 +25,13 @@ struct GraphCall {
   std::vector<std::size_t> args;
 };
 
+/// Of an axis of an output only the first elements are in use: as many as an int64 tensor says.
+struct GraphCount {
+  std::size_t output = 0;  ///< its place among the outputs
+  std::size_t axis = 0;
+  std::size_t tensor = 0;
+};
+
 /// The plan made ahead of time, graph.json.
 struct Graph {
   std::string model;
@@ -33,6 +40,7 @@ struct Graph {
   std::vector<GraphTensor> tensors;
   std::vector<std::size_t> inputs;
   std::vector<std::size_t> outputs;
+  std::vector<GraphCount> counts;
   std::vector<GraphCall> calls;
 };
 

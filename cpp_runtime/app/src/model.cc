@@ -2,6 +2,8 @@
 #include <cstring>
 #include <deque>
 #include <new>
+#include <stdexcept>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -88,7 +90,13 @@ struct Model::State {
       tensors.push_back(view);
     }
     for (const std::size_t index : graph.inputs) inputs.push_back(View(index));
-    for (const std::size_t index : graph.outputs) outputs.push_back(View(index));
+    for (const std::size_t index : graph.outputs) found.push_back(graph.tensors[index].info);
+    for (const GraphCount& count : graph.counts) {
+      found[count.output].bound = found[count.output].shape;
+    }
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      outputs.push_back({&found[i], tensors[graph.outputs[i]].data});
+    }
     calls.reserve(graph.calls.size());
     for (GraphCall& call : graph.calls) {
       BoundCall bound = {library.Find(call.layer.kernel), {}};
@@ -109,6 +117,36 @@ struct Model::State {
     Call(layers[index].kernel, call.function, call.args.data(), static_cast<int>(call.args.size()));
   }
 
+  /// Gives outputs the shapes that their counts say, and moves what is in use together.
+  void CutOutputs() {
+    for (const GraphCount& count : graph.counts) {
+      found[count.output].shape = found[count.output].bound;
+    }
+    for (const GraphCount& count : graph.counts) {
+      TensorInfo& info = found[count.output];
+      std::int64_t used = 0;
+      std::memcpy(&used, tensors[count.tensor].data, sizeof(used));
+      std::int64_t& extent = info.shape[count.axis];
+      if (used < 0 || used > extent) {
+        throw std::runtime_error("output '" + info.name + "' is said to have " +
+                                 std::to_string(used) + " of " + std::to_string(extent) +
+                                 " elements along axis " + std::to_string(count.axis));
+      }
+      std::size_t rows = 1;
+      for (std::size_t i = 0; i < count.axis; ++i) rows *= static_cast<std::size_t>(info.shape[i]);
+      std::size_t step = ItemSize(info.dtype);
+      for (std::size_t i = count.axis + 1; i < info.shape.size(); ++i) {
+        step *= static_cast<std::size_t>(info.shape[i]);
+      }
+      const std::size_t row = step * static_cast<std::size_t>(extent);
+      const std::size_t kept = step * static_cast<std::size_t>(used);
+      char* const data = static_cast<char*>(outputs[count.output].data);
+      for (std::size_t i = 1; i < rows; ++i) std::memmove(data + i * kept, data + i * row, kept);
+      extent = used;
+      info.bytes = rows * kept;
+    }
+  }
+
   TensorView View(std::size_t index) { return {&graph.tensors[index].info, tensors[index].data}; }
 
   /// Packed strides in elements; they live as long as the model.
@@ -126,6 +164,8 @@ struct Model::State {
   std::vector<DLTensor> tensors;
   std::vector<TensorView> inputs;
   std::vector<TensorView> outputs;
+  /// What the outputs are after a run.
+  std::vector<TensorInfo> found;
   std::vector<BoundCall> calls;
   std::vector<Layer> layers;
 };
@@ -158,6 +198,7 @@ void Model::SetInput(std::size_t index, const TensorInfo& info, const void* data
 
 void Model::Run() {
   for (std::size_t i = 0; i < state_->calls.size(); ++i) state_->CallKernel(i);
+  state_->CutOutputs();
 }
 
 void Model::Run(std::vector<double>* times_ms) {
@@ -170,6 +211,7 @@ void Model::Run(std::vector<double>* times_ms) {
     (*times_ms)[i] = std::chrono::duration<double, std::milli>(end - start).count();
     start = end;
   }
+  state_->CutOutputs();
 }
 
 }  // namespace edgepack

@@ -19,6 +19,17 @@ const std::string& GraphText() {
   return kText;
 }
 
+std::string CountedGraphText() {
+  std::string text = Replace(GraphText(), R"({"name": "y", "dtype": "float32", "shape": [1, 4])",
+                             R"({"name": "n", "dtype": "int64", "shape": [], "storage": "arena",
+                                 "offset": 192, "bytes": 8},
+                                {"name": "y", "dtype": "float32", "shape": [2, 2])");
+  text = Replace(text, R"("outputs": [3],)",
+                 R"("outputs": [4], "counts": [{"output": 0, "axis": 1, "tensor": 3}],)");
+  return Replace(text, R"("args": [2, 3]})",
+                 R"("args": [2, 4]}, {"kernel": "count", "args": [0, 3]})");
+}
+
 void WriteModel(const std::filesystem::path& folder, const std::string& graph) {
   const float weights[] = {10, 20, 30, 40};
   WriteFile(folder / "graph.json", graph);

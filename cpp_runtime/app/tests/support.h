@@ -13,6 +13,8 @@ namespace edgepack::testing {
 
 /// y = 2 * (x + w) for a float32 x of shape (1, 4) and w = {10, 20, 30, 40}: graph.json.
 const std::string& GraphText();
+/// The same with y as (2, 2), of which the first x[0] columns are in use.
+std::string CountedGraphText();
 /// The three files of that model in `folder`; the graph may be another.
 void WriteModel(const std::filesystem::path& folder, const std::string& graph = GraphText());
 /// A bundle with that model and its golden tensors in `folder`.

@@ -70,6 +70,32 @@ TEST_CASE("a run with times computes the same") {
   CHECK(model.layers()[1].kernel == "twice");
 }
 
+TEST_CASE("an output is as large as its count says") {
+  const TempFolder folder;
+  WriteModel(folder.path(), CountedGraphText());
+  Model model(folder.path());
+  const TensorInfo& output = *model.outputs().at(0).info;
+  CHECK(output.shape == Shape{2, 2});
+  const auto run = [&](float count) {
+    const float input[] = {count, 2, 3, 4};
+    model.SetInput(0, Info(DType::kFloat32, {1, 4}), input);
+    std::vector<double> times;
+    count == 1 ? model.Run() : model.Run(&times);
+  };
+  run(1);
+  CHECK(output.shape == Shape{2, 1});
+  CHECK(Output(model) == std::vector<float>{22, 66});
+  run(2);
+  CHECK(Output(model) == std::vector<float>{24, 44, 66, 88});
+  run(0);
+  CHECK(output.shape == Shape{2, 0});
+  CHECK(output.bound == Shape{2, 2});
+  CHECK(Output(model).empty());
+  CHECK(MessageOf<std::runtime_error>([&] { run(3); }) ==
+        "output 'y' is said to have 3 of 2 elements along axis 1");
+  CHECK(Contains(MessageOf<std::runtime_error>([&] { run(-1); }), "-1 of 2"));
+}
+
 TEST_CASE("tensors that do not fit") {
   const TempFolder folder;
   WriteModel(folder.path());

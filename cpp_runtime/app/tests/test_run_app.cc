@@ -99,6 +99,26 @@ TEST_CASE("outputs that differ") {
   CHECK(Run(folder, {"--golden", "--tolerance", "0.01"}).code == 0);
 }
 
+TEST_CASE("an output whose size depends on the data") {
+  const TempFolder folder;
+  WriteBundle(folder.path());
+  WriteFile(folder / "model" / "graph.json", CountedGraphText());
+  WriteFloats(folder / "golden" / "output.npy", {2, 1}, {22, 66});
+  const std::string out = folder / "out.npy";
+  const Result result = Run(folder, {"--golden", "--json", "--output", out});
+  CHECK(result.code == 0);
+  CHECK(NpyFile::Open(out).info().shape == Shape{2, 1});
+  const JsonDocument document = result.json();
+  std::vector<JsonObject> outputs = document.Root().Objects("outputs");
+  CHECK(outputs.at(0).Ints("shape") == std::vector<std::int64_t>{2, 1});
+  CHECK(outputs.at(0).Ints("bound") == std::vector<std::int64_t>{2, 2});
+  // Another number of results is another result; what cannot be one is another model's.
+  WriteFloats(folder / "golden" / "output.npy", {2, 2}, {22, 44, 66, 88});
+  CHECK(Run(folder, {"--golden"}).code == 8);
+  WriteFloats(folder / "golden" / "output.npy", {1, 4}, {22, 44, 66, 88});
+  CHECK(Run(folder, {"--golden"}).code == 5);
+}
+
 TEST_CASE("tensors in and out") {
   const TempFolder folder;
   WriteBundle(folder.path());

@@ -109,7 +109,7 @@ void CheckGolden(const std::string& answer, Health* health) {
   health->max_abs_reference = expected.Number("max_abs_reference");
   health->tolerance = expected.Number("tolerance");
   health->latency_ms = root.Number("run_ms");
-  if (!error) throw Failed("the outputs are no numbers");
+  if (!error) throw Failed("the outputs are no numbers, or not as many as they should be");
   health->max_abs_error = *error;
   if (!(*error <= health->tolerance * health->max_abs_reference)) {
     throw Failed("outputs differ by " + Number(*error) + ", allowed are " +

@@ -56,8 +56,16 @@ void CheckTensors(JsonObject& model, const char* key) {
     if (std::find(std::begin(kDtypes), std::end(kDtypes), dtype) == std::end(kDtypes)) {
       tensor.Fail("dtype", "'" + dtype + "' is none");
     }
+    int64_t rank = 0;
     for (const int64_t size : tensor.Ints("shape")) {
       if (size < 0) tensor.Fail("shape", "a negative size");
+      ++rank;
+    }
+    // Axes whose size depends on the data; left out where there are none.
+    if (tensor.Has("bounded")) {
+      for (const int64_t axis : tensor.Ints("bounded")) {
+        if (axis < 0 || axis >= rank) tensor.Fail("bounded", "no axis of its shape");
+      }
     }
     tensor.Finish();
   }

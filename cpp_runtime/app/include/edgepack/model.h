@@ -43,7 +43,8 @@ class Model {
   /// Inputs and outputs by position. The data lies in the model's own memory and stays where it
   /// is: write into an input and read an output in place. That memory is short: a run takes it
   /// over once an input was read, and outputs may lie where the inputs were. So write all inputs
-  /// before each run, and read the outputs before that.
+  /// before each run, and read the outputs before that. The shape of an output that has a bound is
+  /// the bound until the first run, and then what the last one found.
   [[nodiscard]] const std::vector<TensorView>& inputs() const;
   [[nodiscard]] const std::vector<TensorView>& outputs() const;
 

@@ -49,6 +49,8 @@ struct TensorInfo {
   DType dtype = DType::kFloat32;
   Shape shape;
   std::size_t bytes = 0;
+  /// Of an output whose shape depends on the data the largest one, else empty.
+  Shape bound = {};
 
   /// Number of elements.
   [[nodiscard]] std::size_t size() const { return bytes / ItemSize(dtype); }
