@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from edgepack.model.counts import ends_of, in_use
+
 # dlpack.h, DLDataTypeCode
 _CODES = {"f": 2, "i": 0, "u": 1, "b": 6}
 
@@ -122,7 +124,8 @@ def run_plan_on_arm(
     for number, (index, value) in enumerate(zip(graph["inputs"], inputs, strict=True)):
         value.tofile(work / f"in{number}")
         reads.append(f'  Read("in{number}", tensors[{index}].data, {value.nbytes});')
-    for number, index in enumerate(graph["outputs"]):
+    ends = ends_of(graph)
+    for number, index in enumerate(ends):
         size = graph["tensors"][index]["bytes"]
         writes.append(
             f'  {{ FILE* f = fopen("out{number}", "wb"); '
@@ -159,9 +162,10 @@ def run_plan_on_arm(
         [*qemu, "./main"], cwd=work, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
-    return [
+    made = [
         np.fromfile(work / f"out{number}", graph["tensors"][index]["dtype"]).reshape(
             graph["tensors"][index]["shape"]
         )
-        for number, index in enumerate(graph["outputs"])
+        for number, index in enumerate(ends)
     ]
+    return in_use(graph, made)

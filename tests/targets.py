@@ -135,5 +135,5 @@ def _error(mine: np.ndarray, theirs: np.ndarray) -> float:
     if (np.isnan(mine) != nothing).any():
         return float("nan")
     mine, theirs = np.where(nothing, 0, mine), np.where(nothing, 0, theirs)
-    largest = max(float(np.abs(theirs).max()), 1e-30)
-    return float(np.abs(mine.astype("float64") - theirs).max()) / largest
+    largest = max(float(np.abs(theirs).max(initial=0)), 1e-30)
+    return float(np.abs(mine.astype("float64") - theirs).max(initial=0)) / largest

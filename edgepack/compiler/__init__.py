@@ -167,12 +167,14 @@ def plan_model(
     from edgepack.compiler.rules import table
 
     target = llvm.tvm_target(board)
+    imported = importer.import_model(model)
+    bounds = importer.bounds_of(imported)
     module, fast = lower.lower(
-        importer.import_model(model), target, model, rules=rules or table.RULES, smallest=smallest
+        imported, target, model, rules=rules or table.RULES, smallest=smallest
     )
     scheduled = schedule.schedule(module, target)
     apart.at("laying out its memory")
-    laid_out, kernels = plan.extract_plan(scheduled, model, fast.kernels)
+    laid_out, kernels = plan.extract_plan(scheduled, model, fast.kernels, bounds)
     memory.check_fits(model.path, laid_out.arena_bytes, len(laid_out.params), board)
     return laid_out, kernels, plan.report_layers(laid_out, fast.reports), target
 

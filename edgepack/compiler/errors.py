@@ -82,6 +82,10 @@ class ImportModelError(ModelError):
     """The model is no valid ONNX graph, or holds a form of an operator that TVM refuses."""
 
 
+class DataSizeError(ImportModelError):
+    """A node cannot have a tensor whose size depends on the data."""
+
+
 class UnsupportedFormError(Exception):
     """Why a conversion of ours does not take a node."""
 

@@ -212,7 +212,9 @@ def _difference(
 ) -> str | None:
     for info, output, reference, most in zip(built.outputs, got, wanted, largest, strict=True):
         if output.shape != reference.shape:
-            return f"output '{info.name}' is {output.shape} where the reference is {reference.shape}"
+            return (
+                f"output '{info.name}' is {output.shape} where the reference is {reference.shape}"
+            )
         if reference.dtype.kind in "iub" and reference.dtype.itemsize > 1:
             others = int(np.count_nonzero(output != reference))
             if others > _OTHER_INTEGERS * reference.size:

@@ -17,6 +17,7 @@ from edgepack.base.paths import atomic_dir, cache_dir, locked
 from edgepack.base.process import run
 from edgepack.base.tools import look_for
 from edgepack.boards import Board
+from edgepack.model.counts import ends_of, in_use
 from edgepack.native.toolchain import zig_executable, zig_version
 
 Array = npt.NDArray[Any]
@@ -74,12 +75,15 @@ def run_emulated(
             what=f"the kernels for {board.cpu} under {Path(command[0]).name}",
         )
         return [
-            [
-                np.fromfile(work / f"out{number}.{index}", tensors[at]["dtype"]).reshape(
-                    tensors[at]["shape"]
-                )
-                for index, at in enumerate(graph["outputs"])
-            ]
+            in_use(
+                graph,
+                [
+                    np.fromfile(work / f"out{number}.{index}", tensors[at]["dtype"]).reshape(
+                        tensors[at]["shape"]
+                    )
+                    for index, at in enumerate(ends_of(graph))
+                ],
+            )
             for number in range(len(cases))
         ]
 
@@ -92,7 +96,7 @@ def _numbers(graph: dict[str, Any]) -> str:
         dtype, shape = np.dtype(tensor["dtype"]), tensor["shape"]
         place = [int(tensor["storage"] == "params"), tensor["offset"], tensor["bytes"]]
         lines.append([*place, _CODES[dtype.kind], dtype.itemsize * 8, len(shape), *shape])
-    lines += [[len(graph[side]), *graph[side]] for side in ("inputs", "outputs")]
+    lines += [[len(side), *side] for side in (graph["inputs"], ends_of(graph))]
     lines.append([len(calls)])
     lines += [[call["kernel"], len(call["args"]), *call["args"]] for call in calls]
     return "".join(" ".join(map(str, line)) + "\n" for line in lines)

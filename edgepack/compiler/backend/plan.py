@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from edgepack.base.errors import ModelError
 from edgepack.compiler.backend import storage
 from edgepack.compiler.backend.arena import ALIGNMENT, Block, align, allocate
 from edgepack.compiler.backend.report import LayerReport
+from edgepack.compiler.bound import Bound
 from edgepack.compiler.tiles.tir import in_place
 from edgepack.model import DTYPES, LoadedModel, TensorInfo
 
@@ -53,6 +54,16 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OutputCount:
+    """Axis `axis` of output number `output` holds as many elements as tensor `tensor` says, an
+    int64 of the arena; what lies behind them is not in use."""
+
+    output: int
+    axis: int
+    tensor: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """All of a model but its kernels' code."""
 
@@ -62,12 +73,19 @@ class Plan:
     outputs: tuple[int, ...]
     calls: tuple[Call, ...]
     arena_bytes: int
+    counts: tuple[OutputCount, ...] = ()
     params: bytes = field(repr=False)
 
     def infos(self, indices: Sequence[int]) -> tuple[TensorInfo, ...]:
         """Names, dtypes and shapes of some of the tensors."""
-        picked = [self.tensors[index] for index in indices]
-        return tuple(TensorInfo(name=t.name, dtype=t.dtype, shape=t.shape) for t in picked)
+
+        def bounded(index: int) -> tuple[int, ...]:
+            return tuple(c.axis for c in self.counts if self.outputs[c.output] == index)
+
+        return tuple(
+            TensorInfo(name=t.name, dtype=t.dtype, shape=t.shape, bounded=bounded(index))
+            for index, t in ((index, self.tensors[index]) for index in indices)
+        )
 
     def to_json(self, layers: Sequence[LayerReport]) -> str:
         """The text of graph.json; one line per tensor and call. `layers` has one per call."""
@@ -80,6 +98,8 @@ class Plan:
             "inputs": self.inputs,
             "outputs": self.outputs,
         }
+        if self.counts:
+            head["counts"] = [asdict(item) for item in self.counts]
         tensors = [
             {
                 "name": t.name,
@@ -107,14 +127,17 @@ class Plan:
 
 
 def extract_plan(
-    module: tvm.IRModule, model: LoadedModel, library: Mapping[str, tirx.PrimFunc]
+    module: tvm.IRModule,
+    model: LoadedModel,
+    library: Mapping[str, tirx.PrimFunc],
+    bounds: Sequence[Bound] = (),
 ) -> tuple[Plan, dict[str, tirx.PrimFunc]]:
     """The plan of a lowered module, and the kernels it calls by name.
 
-    `library` has the kernels that the module calls as packed functions. A kernel
-    may have more arguments than its call names inputs and outputs: those last
-    ones are scratch memory, which is placed in the arena for the time of the
-    call. Raises `PlanError`.
+    `bounds` are those of its outputs. `library` has the kernels that the module calls as packed
+    functions. A kernel may have more arguments than its call names inputs and outputs: those last
+    ones are scratch memory, which is placed in the arena for the time of the call. Raises
+    `PlanError`.
     """
     builder = _PlanBuilder(module, model, library)
     main = module["main"]
@@ -123,7 +146,7 @@ def extract_plan(
     for block in main.body.blocks:
         for binding in block.bindings:
             builder.bind(binding.var, binding.value)
-    return builder.finish(main.body.body)
+    return builder.finish(main.body.body, bounds)
 
 
 def report_layers(plan: Plan, fast: Sequence[LayerReport]) -> tuple[LayerReport, ...]:
@@ -333,11 +356,15 @@ class _PlanBuilder:
 
     # ------------------------------------------------ the end
 
-    def finish(self, body: relax.Expr) -> tuple[Plan, dict[str, tirx.PrimFunc]]:
+    def finish(
+        self, body: relax.Expr, bounds: Sequence[Bound]
+    ) -> tuple[Plan, dict[str, tirx.PrimFunc]]:
         results = self.resolve(body)
+        names = [info.name for info in self.model.outputs]
+        names += [f"count{i}" for i in range(1 + max((b.count for b in bounds), default=-1))]
         outputs: list[int] = []
-        for info, index in zip(
-            self.model.outputs, results if isinstance(results, tuple) else (results,), strict=True
+        for name, index in zip(
+            names, results if isinstance(results, tuple) else (results,), strict=True
         ):
             root = self.values[self.values[index].root]
             if root.fixed or root.data is not None:
@@ -345,8 +372,8 @@ class _PlanBuilder:
                 index = self.copy(index)  # noqa: PLW2901
                 root = self.values[index]
             root.fixed = True
-            if self.values[index].name != info.name:
-                self.values[index].name = info.name
+            if self.values[index].name != name:
+                self.values[index].name = name
             outputs.append(index)
         for index in outputs:
             self.values[self.values[index].root].last = len(self.calls)
@@ -367,7 +394,15 @@ class _PlanBuilder:
             model=self.model.name,
             tensors=tensors,
             inputs=tuple(self.inputs),
-            outputs=tuple(outputs),
+            outputs=tuple(outputs[: len(self.model.outputs)]),
+            counts=tuple(
+                OutputCount(
+                    output=bound.output,
+                    axis=bound.axis,
+                    tensor=outputs[len(self.model.outputs) + bound.count],
+                )
+                for bound in bounds
+            ),
             calls=tuple(self.calls),
             arena_bytes=arena_bytes,
             params=params,

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from edgepack.model.counts import ends_of, in_use
+
 
 def run_plan(folder: Path, inputs: Sequence[np.ndarray], runs: int = 1) -> list[np.ndarray]:
     """Execute graph.json with the kernels of model.so in `folder`; outputs of the last of `runs`.
@@ -40,7 +42,7 @@ def run_plan(folder: Path, inputs: Sequence[np.ndarray], runs: int = 1) -> list[
             tensors[index][...] = value
         for call in graph["calls"]:
             library[call["kernel"]](*(wrapped[arg] for arg in call["args"]))
-    return [tensors[index].copy() for index in graph["outputs"]]
+    return in_use(graph, [tensors[index].copy() for index in ends_of(graph)])
 
 
 def _aligned(data: np.ndarray) -> np.ndarray:

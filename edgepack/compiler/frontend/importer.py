@@ -16,18 +16,20 @@ from tvm import relax, tirx
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from edgepack.base import apart
+from edgepack.compiler.bound import Bound
 from edgepack.compiler.errors import (
     DATA_SHAPE_HINT,
     ImportModelError,
     UnsupportedFormError,
 )
+from edgepack.compiler.frontend.bounded import bounded
 from edgepack.compiler.frontend.conversions import Node
 from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.frontend.folding import FoldByNumpy, fold
 from edgepack.compiler.frontend.load import CheckedModel
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, check_operators
 from edgepack.compiler.origin import Origin, mark
-from edgepack.model import LoadedModel, infer_shapes, operator_name
+from edgepack.model import LoadedModel, infer_shapes, operator_name, opset_of
 from edgepack.model.errors import DynamicShapeError
 
 log = logging.getLogger(__name__)
@@ -36,11 +38,14 @@ log = logging.getLogger(__name__)
 def import_model(model: CheckedModel) -> tvm.IRModule:
     """A Relax module whose `main` takes the model's inputs in order, weights as constants.
 
-    Raises `ImportModelError`, `DynamicShapeError` for a shape inside that depends on
-    the data, or `UnsupportedOperatorError` for what is left after constant folding.
+    Behind its outputs come the counts that `bounds_of` tells of. Raises `ImportModelError`,
+    `DynamicShapeError` for a shape inside that depends on the data, or `UnsupportedOperatorError`
+    for what is left after constant folding.
     """
     apart.at("folding constants")
     proto = fold(model.path, widened(model.expanded))
+    apart.at("giving sizes that depend on the data a bound")
+    proto, bounds = bounded(model.path, proto)
     check_operators(model.path, proto)
     importer = _Importer()
     try:
@@ -59,7 +64,21 @@ def import_model(model: CheckedModel) -> tvm.IRModule:
     module["main"] = FoldByNumpy(module).visit_expr(module["main"])
     # The only operators that LegalizeOps leaves as they are: CumSum and CumProd.
     with tvm.target.Target("llvm"):
-        return relax.backend.DispatchSortScan()(module)
+        module = relax.backend.DispatchSortScan()(module)
+    return (
+        module.with_attr(_BOUNDS, [[b.output, b.axis, b.count] for b in bounds])
+        if bounds
+        else module
+    )
+
+
+_BOUNDS = "edgepack.bounds"
+
+
+def bounds_of(module: tvm.IRModule) -> tuple[Bound, ...]:
+    """Which axes of an imported model's outputs are not all in use."""
+    found = (module.attrs or {}).get(_BOUNDS, ())
+    return tuple(Bound(output=int(o), axis=int(a), count=int(c)) for o, a, c in found)
 
 
 class _Builder(relax.BlockBuilder):  # type: ignore[misc]
@@ -89,8 +108,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         for node in proto.graph.node:
             node.name = node.name or next(filter(None, node.output), "")
             self.nodes[node.name] = node
-        (opset,) = (item.version for item in proto.opset_import if item.domain in ("", "ai.onnx"))
-        return self.from_onnx(proto.graph, opset)
+        return self.from_onnx(proto.graph, opset_of(proto))
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         """Nothing: `check_operators` has looked already, and knows those of `OPERATORS`, too."""

@@ -24,10 +24,12 @@ from edgepack.compiler.frontend import (
     forms,
     integers,
     recurrent,
+    selection,
     signals,
     windows,
 )
 from edgepack.compiler.frontend.forms import Context, attribute
+from edgepack.compiler.frontend.selection import DOMAIN
 from edgepack.model import operator_name
 from edgepack.model.structure import subgraphs
 
@@ -95,6 +97,8 @@ _SIZE_DEPENDS_ON_DATA = _never(
     "its output's shape depends on the data",
     "end the model before it, and do its work in the application",
 )
+# What has a size of its own is written anew by `bounded`, with a count.
+_BOUNDED = Operator(convert=lambda _: None)
 _OPTIONAL = _never(
     "optional values have no place in a fixed plan",
     "export the model with its optional inputs given or left out for good",
@@ -120,9 +124,13 @@ OPERATORS: Mapping[str, Operator] = {
     "Binarizer": Operator(domain=_CLASSIC, convert=classic.binarizer),
     "BitCast": Operator(convert=conversions.bit_cast),
     "BitShift": Operator(convert=conversions.bit_shift),
+    # What `bounded` puts in the place of NonMaxSuppression, NonZero and Unique.
+    "BoundedNonMaxSuppression": Operator(domain=DOMAIN, convert=selection.non_max_suppression),
+    "BoundedNonZero": Operator(domain=DOMAIN, convert=selection.nonzero),
+    "BoundedUnique": Operator(domain=DOMAIN, convert=selection.unique),
     "Cast": Operator(convert=conversions.cast),
     "Col2Im": Operator(convert=windows.col2im),
-    "Compress": _SIZE_DEPENDS_ON_DATA,
+    "Compress": _BOUNDED,
     "ConvInteger": Operator(convert=integers.conv_integer),
     "ConvTranspose": Operator(convert=conversions.conv_transpose),
     "CumProd": Operator(convert=conversions.cum_prod),
@@ -154,11 +162,8 @@ OPERATORS: Mapping[str, Operator] = {
     "MaxUnpool": Operator(convert=windows.max_unpool),
     "Mod": Operator(convert=arithmetic.modulo),
     "Multinomial": _RANDOM,
-    "NonMaxSuppression": _never(
-        "its output's shape depends on the data",
-        "export the model without it: boxes and scores as outputs, sorted out in the application",
-    ),
-    "NonZero": _SIZE_DEPENDS_ON_DATA,
+    "NonMaxSuppression": _BOUNDED,
+    "NonZero": _BOUNDED,
     "Normalizer": Operator(domain=_CLASSIC, convert=classic.normalizer),
     "OneHot": Operator(convert=arithmetic.one_hot),
     "Optional": _OPTIONAL,
@@ -222,7 +227,7 @@ OPERATORS: Mapping[str, Operator] = {
     "TensorScatter": Operator(convert=arithmetic.tensor_scatter),
     "TfIdfVectorizer": Operator(convert=classic.tfidf_vectorizer),
     "TopK": Operator(convert=conversions.top_k),
-    "Unique": _SIZE_DEPENDS_ON_DATA,
+    "Unique": _BOUNDED,
     "Unsqueeze": Operator(convert=conversions.unsqueeze),
     "Upsample": Operator(convert=conversions.upsample),
 }

@@ -32,11 +32,13 @@ def top(
         def key(position: tirx.Expr) -> tirx.Expr:
             return tir.load(source, [row, position, column])
 
-        steps = [tir.loop_of("i", size, lambda i: tir.store(order, tir.expr(i), [0, i]))]
-        run, half = 1, 0
-        while run < size:
-            steps.append(_merge(order, half, run, size, key, largest=largest))
-            run, half = 2 * run, 1 - half
+        def better(theirs: tirx.Expr, mine: tirx.Expr) -> tuple[None, tirx.Expr]:
+            one, other = key(mine), key(theirs)
+            return None, other > one if largest else other < one
+
+        start = tir.loop_of("i", size, lambda i: tir.store(order, tir.expr(i), [0, i]))
+        passes, half = merged(order, size, size, better)
+        steps = [start, *passes]
 
         def take(i: tir.Expr) -> tir.Stmt:
             position = tir.load(order, [half, i])
@@ -53,33 +55,43 @@ def top(
     return kernel([source], [values, positions, order], body)
 
 
-def _merge(
-    order: tirx.Buffer,
-    half: int,
-    run: int,
-    size: int,
-    key: Callable[[tirx.Expr], tirx.Expr],
-    *,
-    largest: bool,
-) -> tir.Stmt:
+# Whether one position comes before another, and what has to be done to know it.
+Better = Callable[[tirx.Expr, tirx.Expr], tuple[tir.Stmt | None, tirx.Expr]]
+
+
+def merged(
+    order: tirx.Buffer, size: tir.Expr, most: int, better: Better
+) -> tuple[list[tir.Stmt], int]:
+    """Sort the first `size` positions in row 0 of `order` [2, most].
+
+    Returns the passes, and the row that holds the sorted ones. `better` tells whether its first
+    argument has to come before its second, which is now before it.
+    """
+    passes, run, half = [], 1, 0
+    while run < most:
+        passes.append(_merge(order, half, run, size, better))
+        run, half = 2 * run, 1 - half
+    return passes, half
+
+
+def _merge(order: tirx.Buffer, half: int, run: int, size: tir.Expr, better: Better) -> tir.Stmt:
     """Sorted runs become half as many of twice the length, in the other row of `order`."""
     left, right = (tir.Local(name, 1, "int32") for name in ("left", "right"))
 
     def pair(number: tir.Expr) -> tir.Stmt:
         start = number * (2 * run)
-        middle = tirx.min(tir.expr(start + run), tir.integer(size))
-        end = tirx.min(tir.expr(start + 2 * run), tir.integer(size))
+        middle = tirx.min(tir.expr(start + run), tir.expr(size))
+        end = tirx.min(tir.expr(start + 2 * run), tir.expr(size))
 
         def step(at: tir.Expr) -> tir.Stmt:
             # Both are read before either is known to be there.
             mine, theirs = (
-                tir.load(order, [half, tirx.min(side.get(), tir.integer(size - 1))])
+                tir.load(order, [half, tirx.min(side.get(), tir.expr(size) - 1)])
                 for side in (left, right)
             )
-            one, other = key(mine), key(theirs)
-            better = other > one if largest else other < one
-            from_right = tirx.And(right.get() < end, tirx.Or(tirx.GE(left.get(), middle), better))
-            return tirx.IfThenElse(
+            before, first = better(theirs, mine)
+            from_right = tirx.And(right.get() < end, tirx.Or(tirx.GE(left.get(), middle), first))
+            choice = tirx.IfThenElse(
                 from_right,
                 tir.sequence(
                     tir.store(order, theirs, [1 - half, start + at]),
@@ -90,6 +102,7 @@ def _merge(
                     left.set(left.get() + 1),
                 ),
             )
+            return tir.sequence(before, choice)
 
         return tir.sequence(
             left.set(tir.expr(start)),
@@ -97,6 +110,8 @@ def _merge(
             tir.loop_of("at", end - start, step),
         )
 
-    return tir.sequence(
-        left.declare(), right.declare(), tir.loop_of("pair", -(-size // (2 * run)), pair)
-    )
+    if isinstance(size, int):
+        pairs: tir.Expr = -(-size // (2 * run))
+    else:
+        pairs = tirx.floordiv(size + (2 * run - 1), tir.integer(2 * run))
+    return tir.sequence(left.declare(), right.declare(), tir.loop_of("pair", pairs, pair))

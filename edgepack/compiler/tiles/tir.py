@@ -61,6 +61,11 @@ def loop_of(
     return loop(counter, extent, body(counter), parallel=parallel)
 
 
+def when(condition: tirx.Expr, then: Stmt) -> Stmt:
+    """A statement that is done only if a condition holds."""
+    return tirx.IfThenElse(condition, then, None)
+
+
 def split(
     name: str,
     full: int,

@@ -1,0 +1,76 @@
+"""Sizes that depend on the data, on every instruction set, against onnxruntime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, compose
+
+from tests import detectors
+from tests.onnx_models import Builder
+from tests.plan_runner import run_plan
+from tests.targets import compile_and_run, every_target, wrong_outputs
+
+
+def selections() -> onnx.ModelProto:
+    """The operators themselves, on data with equal elements."""
+    b = Builder()
+    b.op("NonZero", "data", outputs=["places"])
+    b.op("Compress", "data", "mask", axis=1, outputs=["columns"])
+    b.op("Unique", "data", outputs=["values", "first", "inverse", "times"])
+    b.op("Unique", "data", sorted=0, outputs=["as they come"])
+    b.op("TopK", "data", "k", axis=1, outputs=["best", "where"])
+    integers = ("places", "first", "inverse", "times", "where")
+    outputs = ["places", "columns", "values", "first", "inverse", "times"]
+    outputs += ["as they come", "best", "where"]
+    return b.model(
+        {"data": [5, 13], "mask": [11], "k": [1]},
+        {name: [None] for name in outputs},
+        {
+            "mask": TensorProto.BOOL,
+            "k": TensorProto.INT64,
+            **dict.fromkeys(integers, TensorProto.INT64),
+        },
+    )
+
+
+@every_target
+def test_outputs_equal_onnxruntime(board: str, cpu: str, tmp_path: Path) -> None:
+    """One model of all kinds, with results, and on this machine without any."""
+    path = tmp_path / "model.onnx"
+    whole = compose.merge_models(
+        compose.add_prefix(detectors.yolo(150, 3, 20), "yolo "),
+        compose.add_prefix(detectors.ssd(2, 3, 37, 9), "ssd "),
+        [],
+    )
+    onnx.save(compose.merge_models(whole, selections(), []), path)
+    for output in (proto := onnx.load(path)).graph.output:
+        output.type.tensor_type.ClearField("shape")
+    onnx.save(proto, path)
+    random = np.random.default_rng(1)
+    images, pairs = list(detectors.yolo_inputs(150, 3)), list(detectors.ssd_inputs(2, 3, 37))
+    data = np.round(random.uniform(-1.5, 1.5, (5, 13))).astype("float32")
+    many = [images[1], *pairs[1], data, random.uniform(size=11) > 0.5, np.array([7])]
+    compiled, got = compile_and_run(path, many, board, cpu, tmp_path)
+    assert wrong_outputs(path, many, got) == []
+    assert {info.name: info.bounded for info in compiled.outputs if info.shape == (20, 6)} == {
+        "yolo rows": (0,)
+    }
+    if board == "local":
+        none = [images[3], *pairs[3], data * 0, np.zeros(11, bool), np.array([0])]
+        assert wrong_outputs(path, none, run_plan(compiled.folder, none)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("center", [False, True])
+def test_many_boxes(center: bool, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(detectors.ssd(2, 4, 1000, 300, center=center), path)
+    for number, inputs in enumerate(detectors.ssd_inputs(2, 4, 1000, center=center)):
+        work = tmp_path / str(number)
+        work.mkdir()
+        _, got = compile_and_run(path, inputs, "local", "native", work)
+        assert wrong_outputs(path, inputs, got) == []
