@@ -50,8 +50,8 @@ bool IsBelow(const std::string& path, const std::string& folder) {
   return path == folder || path.compare(0, folder.size() + 1, folder + "/") == 0;
 }
 
-/// The kernel's own trees, in which nothing is stored. (Of /dev its devices can be written to all the
-/// same, and /dev/shm must not be.)
+/// The kernel's own trees, in which nothing is stored. (Of /dev its devices can be written to all
+/// the same, and /dev/shm must not be.)
 bool IsKernels(const std::string& path) { return IsBelow(path, "/proc") || IsBelow(path, "/sys"); }
 
 }  // namespace
