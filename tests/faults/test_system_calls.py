@@ -96,3 +96,25 @@ def test_faults_at_system_calls(lab: Lab, count: int, capsys: pytest.CaptureFixt
         with capsys.disabled():
             print(f"\n{table(results, lab.commands)}")
     assert damaged == []
+
+
+@pytest.mark.parametrize(
+    ("command", "fault", "call"),
+    [
+        ("service", "EIO", "execv"),
+        ("service, kept", "EIO", "execv"),
+        ("service, kept", "full", "create"),
+        ("service, kept", "EROFS", "create"),
+    ],
+)
+def test_a_service_that_could_not_start_is_started_again(
+    lab: Lab, command: str, fault: str, call: str
+) -> None:
+    """Found by the long form: its lock could not be made; its app, never started, had "ended"."""
+    (point,) = (
+        point
+        for point in points(lab)
+        if (point.command.name, point.fault.name, point.call) == (command, fault, call)
+        and point.number == 1
+    )
+    assert inject(lab, point) == "survived"

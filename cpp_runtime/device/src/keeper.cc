@@ -31,8 +31,7 @@ constexpr double kGraceS = 15;
 constexpr double kPollS = 0.05;
 // How long its holder takes to write into a lock.
 constexpr double kWriteS = 5;
-// 1 + 2 + 4 + 8 + 16 s
-constexpr int kMostTries = 6;
+constexpr const char* kNotOwn = "wrong-user";
 
 /// Whoever has a flock on `path`, as the kernel tells everybody: also who may not open it, and if
 /// the holder could not write its number. 0 if nobody has.
@@ -57,18 +56,23 @@ pid_t HolderInProc(const std::string& path) {
   return 0;
 }
 
+[[noreturn]] void ThrowNotOwn(const std::string& path) {
+  throw Error(kExitDevice, kNotOwn, path + " is no lock of this account's own",
+              "remove it, if no service uses it");
+}
+
 std::optional<File> OpenLock(const std::string& path, int flags) {
   Fd fd = OpenPath(path, flags | O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0600);
   if (!fd) {
     if (errno == ENOENT) return std::nullopt;
+    if (errno == ELOOP || errno == EISDIR) ThrowNotOwn(path);
     ThrowErrno("open", path);
   }
   File file(std::move(fd), path);
   const struct stat status = file.Status();
   // Not what somebody else can read, and so lock.
   if (!S_ISREG(status.st_mode) || status.st_uid != geteuid() || (status.st_mode & 077) != 0) {
-    throw Error(kExitDevice, "io", path + " is no lock of this account's own",
-                "remove it, if no service uses it");
+    ThrowNotOwn(path);
   }
   return file;
 }
@@ -133,11 +137,12 @@ std::optional<ServiceLock> ServiceLock::Take(const std::string& path) {
 
 std::optional<ServiceLock> ServiceLock::TakePatiently(const std::string& path) {
   Backoff pauses;
-  for (int tries = 1;; ++tries) {
+  for (bool said = false;; said = true) {
     try {
       return Take(path);
-    } catch (const Error&) {
-      if (tries == kMostTries) throw;
+    } catch (const Error& error) {
+      if (error.kind == kNotOwn) throw;
+      if (!said) (void)std::fprintf(stderr, "%s; trying again\n", error.message.c_str());
     }
     Sleep(pauses.Next(0));
   }

@@ -13,9 +13,10 @@ namespace edgepack::device {
 /// however that ends, and no number in a file can be taken for another process.
 class ServiceLock {
  public:
-  /// Nothing if somebody has it. Throws Error "io".
+  /// Nothing if somebody has it. Throws Error.
   static std::optional<ServiceLock> Take(const std::string& path);
-  /// The same, tried for half a minute: whoever started it may not do so again.
+  /// The same, tried until the system lets it: whoever started it may not do so again. Throws Error
+  /// "wrong-user" if the file is not this account's own, which stays so.
   static std::optional<ServiceLock> TakePatiently(const std::string& path);
 
   /// The process that has it; 0 if nobody has. Throws Error "io".

@@ -205,11 +205,24 @@ class App {
     // This end alone: the app's would fail in the middle of a burst.
     if (log && fcntl(output_.get(), F_SETFL, O_NONBLOCK) != 0) ThrowErrno("set up", "a pipe");
     const std::string program = release.folder + "/" + kApp;
+    const Fd null = OpenPath("/dev/null", O_RDONLY);
+    if (!null) ThrowErrno("open", "/dev/null");
+    // Says why it was not started, or is closed by its start: an app that never ran has not ended.
+    if (pipe2(ends.data(), O_CLOEXEC) != 0) ThrowErrno("make", "a pipe");
+    const Fd refusal(ends[0]);
+    Fd refuse(ends[1]);
     const pid_t parent = getpid();
     pid_ = fork();
     if (pid_ < 0) ThrowErrno("start", program);
-    if (pid_ == 0) Become(program, args, notify, into, parent);
+    if (pid_ == 0) Become(program, args, notify, {null, into, refuse}, parent);
     setpgid(pid_, pid_);  // in both, whoever comes first
+    refuse.Close();
+    int reason = 0;
+    if (Retry([&] { return read(refusal.get(), &reason, sizeof(reason)); }) == sizeof(reason)) {
+      Retry([&] { return waitpid(pid_, nullptr, 0); });
+      errno = reason;
+      ThrowErrno("start", program);
+    }
   }
   ~App() {
     if (pid_ > 0) {
@@ -259,8 +272,16 @@ class App {
   }
 
  private:
+  /// What the app's process takes over: its input, its output if that is logged, and where to say
+  /// why it could not be started.
+  struct Ends {
+    const Fd& null;
+    const Fd& into;
+    const Fd& refuse;
+  };
+
   [[noreturn]] void Become(const std::string& program, const std::vector<std::string>& args,
-                           const NotifySocket& notify, const Fd& into, pid_t parent) const {
+                           const NotifySocket& notify, const Ends& ends, pid_t parent) const {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(127);  // it died before
@@ -273,9 +294,8 @@ class App {
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
     (void)signal(SIGPIPE, SIG_DFL);
-    const Fd null = OpenPath("/dev/null", O_RDONLY);
-    if (dup2(null.get(), 0) < 0) _exit(127);
-    if (into && (dup2(into.get(), 1) < 0 || dup2(into.get(), 2) < 0)) _exit(127);
+    if (dup2(ends.null.get(), 0) < 0) Refuse(ends);
+    if (ends.into && (dup2(ends.into.get(), 1) < 0 || dup2(ends.into.get(), 2) < 0)) Refuse(ends);
     setenv("NOTIFY_SOCKET", notify.name().c_str(), 1);  // NOLINT(concurrency-mt-unsafe)
     unsetenv("WATCHDOG_PID");                           // NOLINT(concurrency-mt-unsafe)
     unsetenv("WATCHDOG_USEC");                          // NOLINT(concurrency-mt-unsafe)
@@ -288,7 +308,12 @@ class App {
     for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
     argv.push_back(nullptr);
     execv(argv[0], argv.data());
-    (void)std::fprintf(stderr, "%s cannot be started: %s\n", program.c_str(), std::strerror(errno));
+    Refuse(ends);
+  }
+
+  [[noreturn]] static void Refuse(const Ends& ends) {
+    const int reason = errno;
+    if (write(ends.refuse.get(), &reason, sizeof(reason)) < 0) _exit(127);
     _exit(127);
   }
 
