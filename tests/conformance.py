@@ -1,7 +1,8 @@
 """onnx's own tests, compiled for this machine: `./dev conformance`, which writes docs/operators.md.
 
 All node tests, and of the tests of models those whose data are in onnx's wheel. Inputs that hold
-shapes, sizes or axes are constants here, as they are in exported models.
+shapes, sizes or axes are constants here, as they are in exported models; so are those without
+elements, which have one value only.
 
 A test passes, is refused by a typed error, is wrong (other values, types or shapes), or ends
 without a type: another exception, a crash, the time limit.
@@ -216,7 +217,11 @@ def _fixed(
     given, _ = data[0]
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
-    constant = [i for i, name in enumerate(inputs) if name in parameters]
+    constant = [
+        i
+        for i, (name, value) in enumerate(zip(inputs, given, strict=False))
+        if name in parameters or not value.size
+    ]
     del fixed.graph.input[:]
     for i, (name, value) in enumerate(zip(inputs, given, strict=False)):
         if i in constant:
@@ -400,7 +405,11 @@ def document(verdicts: Iterable[Verdict], excluded: Mapping[str, str]) -> str:
         "# Operators",
         "",
         f"onnx {onnx.__version__}'s own tests, compiled for `local` and run: `./dev conformance`,",
-        "which writes this page. Inputs that hold shapes, sizes or axes are constants.",
+        "which writes this page. Inputs that hold shapes, sizes, axes or nothing are constants.",
+        "",
+        "Where onnxruntime and ONNX differ, ONNX counts: `Resize` with `align_corners`, by scales",
+        "that give no whole size, divides by the size before it is rounded down, as the reference",
+        "evaluator does; onnxruntime divides by the size of the result.",
         "",
         _row("", *VERDICTS, "of"),
         _row("---", *["---:"] * (len(VERDICTS) + 1)),

@@ -429,6 +429,8 @@ class _PlanBuilder:
         value = self.values[source]
         index = len(self.values)
         self.values.append(_Value(f"t{index}", value.dtype, value.shape, root=index))
+        if not value.nbytes:
+            return index
         placeholder = te.placeholder(value.shape, value.dtype, name="data")
         function = te.create_prim_func([placeholder, topi.identity(placeholder)])
         name = "copy_" + "_".join([value.dtype, *map(str, value.shape)])

@@ -24,8 +24,9 @@ from edgepack.compiler.errors import (
 )
 from edgepack.compiler.frontend.bounded import bounded
 from edgepack.compiler.frontend.conversions import Node
+from edgepack.compiler.frontend.empty import without_empty, without_empty_reductions
 from edgepack.compiler.frontend.float16 import widened
-from edgepack.compiler.frontend.folding import FoldByNumpy, fold
+from edgepack.compiler.frontend.folding import FoldByNumpy, fold, fold_by_reference
 from edgepack.compiler.frontend.load import CheckedModel
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, check_operators
 from edgepack.compiler.origin import Origin, mark
@@ -43,7 +44,10 @@ def import_model(model: CheckedModel) -> tvm.IRModule:
     for what is left after constant folding.
     """
     apart.at("folding constants")
-    proto = fold(model.path, widened(model.expanded))
+    folded = fold(model.path, without_empty_reductions(widened(model.expanded)))
+    proto = without_empty(folded)
+    if proto is not folded:
+        proto = fold_by_reference(proto)
     apart.at("giving sizes that depend on the data a bound")
     proto, bounds = bounded(model.path, proto)
     check_operators(model.path, proto)

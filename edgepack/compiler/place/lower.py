@@ -146,17 +146,18 @@ def _culprit(module: tvm.IRModule) -> Origin | None:
 
 
 def _check_shapes(main: relax.Function, model: LoadedModel) -> None:
-    _check_shape(main.ret_ty, model)
+    _check_shape(main.ret_ty, model, may_be_empty=True)
     for block in main.body.blocks:
         for binding in block.bindings:
-            _check_shape(binding.var.ty, model)
+            is_call = isinstance(binding.value, relax.Call)
+            _check_shape(binding.var.ty, model, may_be_empty=not is_call)
 
 
-def _check_shape(ty: tvm.ir.Type, model: LoadedModel) -> None:
-    """A plan needs every shape as numbers; nothing is to be had from empty tensors."""
+def _check_shape(ty: tvm.ir.Type, model: LoadedModel, *, may_be_empty: bool = False) -> None:
+    """A plan needs every shape as numbers. Only constants may be empty, which are results."""
     if isinstance(ty, relax.TupleType):
         for field in ty.fields:
-            _check_shape(field, model)
+            _check_shape(field, model, may_be_empty=may_be_empty)
     elif isinstance(ty, relax.TensorType):
         dims = ty.shape
         if dims is None or not all(isinstance(dim, tvm.tirx.IntImm) for dim in dims):
@@ -166,5 +167,5 @@ def _check_shape(ty: tvm.ir.Type, model: LoadedModel) -> None:
                 f"{shape}",
                 hint=DATA_SHAPE_HINT,
             )
-        if any(int(dim) == 0 for dim in dims):
+        if any(int(dim) == 0 for dim in dims) and not may_be_empty:
             raise ImportModelError(f"{model.path}: a tensor inside the model is empty: {dims}")
