@@ -21,6 +21,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -255,14 +256,19 @@ def _operator(model: onnx.ModelProto) -> str:
 # ---------------------------------------------------------------- one test
 
 
-def judge(case: Case, work: Path) -> Verdict:
-    """Compile a test for this machine, run it, compare."""
+# A board and the CPU that qemu plays for it, by what `--target` says.
+TARGETS = {"armv7": ("rasp3b", "max"), "aarch64": ("rk3399", "cortex-a72")}
+
+
+def judge(case: Case, work: Path, target: str = "") -> Verdict:
+    """Compile a test for this machine or a target under qemu, run it, compare."""
     from edgepack.base.errors import EdgepackError
     from edgepack.boards import get_board
     from edgepack.compiler import compile_model
     from edgepack.compiler.errors import CompilerError
     from edgepack.model import ModelSpec
     from edgepack.native.toolchain import select
+    from tests.plan_on_arm import run_plan_on_arm
     from tests.plan_runner import run_plan
 
     def ends(verdict: str, why: str = "") -> Verdict:
@@ -270,11 +276,11 @@ def judge(case: Case, work: Path) -> Verdict:
 
     path = work / "model.onnx"
     path.write_bytes(case.model)
-    board = get_board("local")
+    board_name, cpu = TARGETS.get(target, ("local", ""))
+    board = get_board(board_name)
+    toolchain = select(board, None if target else "gnu").toolchain
     try:
-        made = compile_model(
-            ModelSpec(path=path), board, select(board, "gnu").toolchain, work / "out"
-        )
+        made = compile_model(ModelSpec(path=path), board, toolchain, work / "out")
     except CompilerError as error:  # the compiler's own failure
         return ends("untyped", str(error))
     except EdgepackError as error:
@@ -283,7 +289,15 @@ def judge(case: Case, work: Path) -> Verdict:
         return ends("untyped", f"{type(error).__name__}: {error}")
     try:
         for given, due in case.data:
-            got = run_plan(made.folder, [np.asarray(value) for value in given])
+            inputs = [np.asarray(value) for value in given]
+            if target:
+                qemu = [f"qemu-{_QEMU[target]}-static", "-cpu", cpu, "-L", f"/usr/{board.triple}"]
+                program = _program(board.triple)
+                got = run_plan_on_arm(
+                    made.folder, inputs, compiler="", qemu=qemu, work=work, program=program
+                )
+            else:
+                got = run_plan(made.folder, inputs)
             for number, (mine, theirs) in enumerate(zip(got, due, strict=True)):
                 wrong = difference(mine, np.asarray(theirs), rtol=case.rtol, atol=case.atol)
                 if wrong:
@@ -291,6 +305,17 @@ def judge(case: Case, work: Path) -> Verdict:
     except Exception as error:
         return ends("untyped", f"run: {type(error).__name__}: {error}")
     return ends("pass")
+
+
+_QEMU = {"armv7": "arm", "aarch64": "aarch64"}
+
+
+@cache
+def _program(triple: str) -> Path:
+    """The program that runs plans, built once in each process."""
+    from tests.plan_on_arm import build_program
+
+    return build_program(f"{triple}-gcc", Path(tempfile.mkdtemp(prefix="edgepack-")))
 
 
 def difference(mine: np.ndarray, due: np.ndarray, *, rtol: float, atol: float) -> str:
@@ -319,18 +344,18 @@ def difference(mine: np.ndarray, due: np.ndarray, *, rtol: float, atol: float) -
 # ---------------------------------------------------------------- many tests
 
 
-def _work(pipe: Connection) -> None:
+def _work(pipe: Connection, target: str) -> None:
     """A worker: judges what it is sent, until it is sent None."""
     while (case := pipe.recv()) is not None:
         with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
-            pipe.send(judge(case, Path(folder)))
+            pipe.send(judge(case, Path(folder), target))
 
 
 class _Worker:
-    def __init__(self) -> None:
+    def __init__(self, target: str) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs,), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs, target), daemon=True)
         self.process.start()
         theirs.close()
         self.case: Case | None = None
@@ -359,7 +384,7 @@ class _Worker:
         return Verdict(name=name, operator=operator, verdict="untyped", why=why)
 
 
-def judge_all(todo: Sequence[Case]) -> Iterator[Verdict]:
+def judge_all(todo: Sequence[Case], target: str = "") -> Iterator[Verdict]:
     """Verdicts as they come, from two processes; one that crashes or hangs is replaced."""
     left = iter(todo)
     busy: list[_Worker] = []
@@ -373,7 +398,7 @@ def judge_all(todo: Sequence[Case]) -> Iterator[Verdict]:
             busy.append(worker)
 
     for _ in range(min(WORKERS, len(todo))):
-        start(_Worker())
+        start(_Worker(target))
     while busy:
         multiprocessing.connection.wait([worker.pipe for worker in busy], timeout=1)
         for worker in list(busy):
@@ -382,7 +407,7 @@ def judge_all(todo: Sequence[Case]) -> Iterator[Verdict]:
                 continue
             yield made
             busy.remove(worker)
-            start(worker if worker.process.is_alive() else _Worker())
+            start(worker if worker.process.is_alive() else _Worker(target))
 
 
 # ---------------------------------------------------------------- the table
@@ -450,6 +475,18 @@ def _counts(name: str, counts: Mapping[str, int]) -> str:
     return _row(name, *(counts.get(kind, 0) or "" for kind in VERDICTS), sum(counts.values()))
 
 
+def _compared(todo: Sequence[Case], here: Sequence[Verdict], target: str) -> int:
+    """Print which tests end otherwise on a target than here; 1 if any does."""
+    own = {made.name: made.verdict for made in here}
+    differ = 0
+    for made in judge_all(todo, target):
+        if made.verdict != own[made.name]:
+            differ += 1
+            print(f"{target}: {made.verdict:8} {made.name}, here {own[made.name]}", made.why)
+    print(f"{target}: {len(todo) - differ} of {len(todo)} verdicts are equal")
+    return int(differ > 0)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tests; exit code 1 if one is wrong or ends without a type."""
     parser = argparse.ArgumentParser(prog="./dev conformance", description=__doc__)
@@ -457,9 +494,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
     parser.add_argument("--only", default="", help="tests with this in their names")
     parser.add_argument("--json", type=Path, help="write the verdicts to this file")
+    parser.add_argument(
+        "--target", choices=sorted(TARGETS), help="under qemu, beside this machine's verdicts"
+    )
     options = parser.parse_args(arguments)
     todo, excluded = cases()
-    whole = options.sample is None and not options.only
+    whole = options.sample is None and not options.only and not options.target
     todo = [case for case in todo if options.only in case.name]
     if options.sample is not None:
         todo = random.Random(options.seed).sample(todo, min(options.sample, len(todo)))
@@ -472,6 +512,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(", ".join(f"{counts[kind]} {kind}" for kind in VERDICTS), f"of {len(verdicts)}")
     if options.json:
         options.json.write_text(json.dumps([vars(made) for made in verdicts], indent=1))
+    if options.target:
+        return _compared(todo, verdicts, options.target)
     if whole:
         DOCUMENT.write_text(document(verdicts, excluded), encoding="utf-8")
     return int(bool(counts["wrong"] or counts["untyped"]))

@@ -1,8 +1,8 @@
 """Run a compiled model's plan under qemu-user, in a program that holds nothing else.
 
-The program is written in C from graph.json. It loads model.so, provides the
-three functions kernels may call, runs every parallel loop as some tasks one
-after the other, and writes the outputs.
+The program is in C and reads any plan, written out as numbers. It loads model.so, provides
+the three functions kernels may call, runs every parallel loop as some tasks one after the
+other, and writes the outputs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ _CODES = {"f": 2, "i": 0, "u": 1, "b": 6}
 
 _PROGRAM = r"""
 #include <dlfcn.h>
+#include <inttypes.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,15 +38,17 @@ typedef int (*Kernel)(void*, const Any*, int32_t, Any*);
 typedef struct { void* sync; int32_t num_task; } Env;
 typedef int (*Lambda)(int, Env*, void*);
 
+static int tasks;
+
 void TVMFFIErrorSetRaisedFromCStrParts(const char* kind, const char** parts, int32_t count) {
   fprintf(stderr, "%s: ", kind);
   for (int i = 0; i < count; ++i) if (parts[i]) fputs(parts[i], stderr);
   fputs("\n", stderr);
 }
-static int Launch(Lambda run, void* data, int tasks) {
-  Env env = {0, @TASKS@};
-  (void)tasks;
-  for (int i = 0; i < @TASKS@; ++i) if (run(i, &env, data)) return -1;
+static int Launch(Lambda run, void* data, int wanted) {
+  Env env = {0, tasks};
+  (void)wanted;
+  for (int i = 0; i < tasks; ++i) if (run(i, &env, data)) return -1;
   return 0;
 }
 static void* Alloc(int type, int id, uint64_t bytes, int code, int bits) {
@@ -56,41 +60,105 @@ static void Fill(void* library, const char* name, void* value) {
   void** slot = (void**)dlsym(library, name);
   if (slot) *slot = value;
 }
-static void Read(const char* path, void* data, size_t bytes) {
-  FILE* f = fopen(path, "rb");
-  if (!f || fread(data, 1, bytes, f) != bytes) {
-    fprintf(stderr, "cannot read %s\n", path);
-    exit(1);
-  }
+static void Fail(const char* what, const char* name) {
+  fprintf(stderr, "%s: %s\n", what, name);
+  exit(1);
+}
+static void Transfer(const char* path, void* data, size_t bytes, int write) {
+  FILE* f = fopen(path, write ? "wb" : "rb");
+  size_t done = !f ? 0 : write ? fwrite(data, 1, bytes, f) : fread(data, 1, bytes, f);
+  if (!f || done != bytes) Fail("cannot read or write", path);
   fclose(f);
+}
+static int64_t Number(FILE* plan) {
+  int64_t value;
+  if (fscanf(plan, "%" SCNd64, &value) != 1) Fail("a number is missing", "plan.txt");
+  return value;
 }
 int main(void) {
   void* library = dlopen("./model.so", RTLD_NOW);
-  if (!library) { fprintf(stderr, "%s\n", dlerror()); return 1; }
+  if (!library) Fail("cannot load", dlerror());
   Fill(library, "__TVMBackendParallelLaunch", (void*)Launch);
   Fill(library, "__TVMBackendAllocWorkspace", (void*)Alloc);
   Fill(library, "__TVMBackendFreeWorkspace", (void*)Free);
-  uint8_t* arena = aligned_alloc(64, @ARENA@ + 64);
-  uint8_t* params = aligned_alloc(64, @PARAMS@ + 64);
-  memset(arena, 0xFF, @ARENA@);
-  Read("params.bin", params, @PARAMS@);
-  static int64_t shapes[][8] = {@SHAPES@};
-  static Tensor tensors[] = {@TENSORS@};
-@INPUTS@
-@CALLS@
-@OUTPUTS@
+  FILE* plan = fopen("plan.txt", "r");
+  if (!plan) Fail("cannot open", "plan.txt");
+  tasks = Number(plan);
+  size_t arena_bytes = Number(plan), params_bytes = Number(plan);
+  uint8_t* arena = aligned_alloc(64, (arena_bytes + 127) / 64 * 64);
+  uint8_t* params = aligned_alloc(64, (params_bytes + 127) / 64 * 64);
+  memset(arena, 0xFF, arena_bytes);
+  Transfer("params.bin", params, params_bytes, 0);
+  int count = Number(plan);
+  Tensor* tensors = calloc(count + 1, sizeof(Tensor));
+  size_t* bytes = calloc(count + 1, sizeof(size_t));
+  for (int i = 0; i < count; ++i) {
+    Tensor* t = &tensors[i];
+    int code = Number(plan), bits = Number(plan);
+    t->device_type = 1;
+    t->dtype = (Type){code, bits, 1};
+    t->ndim = Number(plan);
+    t->shape = calloc(t->ndim + 1, sizeof(int64_t));
+    for (int k = 0; k < t->ndim; ++k) t->shape[k] = Number(plan);
+    uint8_t* storage = Number(plan) ? arena : params;
+    t->data = storage + Number(plan);
+    bytes[i] = Number(plan);
+  }
+  char name[512];
+  int inputs = Number(plan);
+  for (int i = 0; i < inputs; ++i) {
+    int tensor = Number(plan);
+    snprintf(name, sizeof name, "in%d", i);
+    Transfer(name, tensors[tensor].data, bytes[tensor], 0);
+  }
+  int calls = Number(plan);
+  for (int i = 0; i < calls; ++i) {
+    char symbol[512];
+    if (fscanf(plan, "%480s", symbol) != 1) Fail("a kernel is missing", "plan.txt");
+    snprintf(name, sizeof name, "__tvm_ffi_%s", symbol);
+    int arity = Number(plan);
+    Any* args = calloc(arity + 1, sizeof(Any));
+    Any result = {0};
+    // kTVMFFIDLTensorPtr
+    for (int k = 0; k < arity; ++k) args[k] = (Any){7, 0, {.p = &tensors[Number(plan)]}};
+    Kernel kernel = (Kernel)dlsym(library, name);
+    if (!kernel || kernel(0, args, arity, &result)) Fail("failed", name);
+    free(args);
+  }
+  int outputs = Number(plan);
+  for (int i = 0; i < outputs; ++i) {
+    int tensor = Number(plan);
+    snprintf(name, sizeof name, "out%d", i);
+    Transfer(name, tensors[tensor].data, bytes[tensor], 1);
+  }
   return 0;
 }
 """
 
-_CALL = """  {{
-    Any args[] = {{{args}}}, result = {{0}};
-    Kernel kernel = (Kernel)dlsym(library, "__tvm_ffi_{kernel}");
-    if (!kernel || kernel(0, args, {count}, &result)) {{
-      fprintf(stderr, "{kernel} failed\\n");
-      return 1;
-    }}
-  }}"""
+
+def build_program(compiler: str, folder: Path) -> Path:
+    """The program that runs any plan, by a C compiler, as `folder`/main."""
+    (folder / "main.c").write_text(_PROGRAM)
+    subprocess.run(
+        [compiler, "-O1", "-w", "-rdynamic", "main.c", "-o", "main", "-ldl"], cwd=folder, check=True
+    )
+    return folder / "main"
+
+
+def _plan_text(graph: dict[str, Any], tasks: int) -> str:
+    """The plan as the numbers that the program reads, in its order."""
+    lines: list[list[object]] = [[tasks, graph["arena_bytes"], graph["params_bytes"]]]
+    lines.append([len(graph["tensors"])])
+    for tensor in graph["tensors"]:
+        dtype, shape = np.dtype(tensor["dtype"]), tensor["shape"]
+        place = [int(tensor["storage"] == "arena"), tensor["offset"], tensor["bytes"]]
+        lines.append([_CODES[dtype.kind], dtype.itemsize * 8, len(shape), *shape, *place])
+    lines.append([len(graph["inputs"]), *graph["inputs"]])
+    lines.append([len(graph["calls"])])
+    lines += [[call["kernel"], len(call["args"]), *call["args"]] for call in graph["calls"]]
+    ends = ends_of(graph)
+    lines.append([len(ends), *ends])
+    return "\n".join(" ".join(map(str, line)) for line in lines) + "\n"
 
 
 def run_plan_on_arm(
@@ -101,71 +169,32 @@ def run_plan_on_arm(
     qemu: Sequence[str],
     work: Path,
     tasks: int = 2,
+    program: Path | None = None,
 ) -> list[np.ndarray]:
     """Outputs of one run; `compiler` is a cross C compiler, `qemu` the start of a command.
 
     Parallel loops run as `tasks` tasks. Without qemu and with the machine's own compiler the
-    program runs right here.
+    program runs right here. `program` is what `build_program` made, if there is one already.
     """
     graph = json.loads((folder / "graph.json").read_text())
-    tensors, shapes = [], []
-    for index, tensor in enumerate(graph["tensors"]):
-        dtype = np.dtype(tensor["dtype"])
-        shapes.append("{" + ", ".join(map(str, tensor["shape"] or [1])) + "}")
-        tensors.append(
-            f"{{0, 1, 0, {len(tensor['shape'])}, "
-            f"{{{_CODES[dtype.kind]}, {dtype.itemsize * 8}, 1}}, shapes[{index}], 0, 0}}"
-        )
-    places = [
-        f"  tensors[{i}].data = {t['storage']} + {t['offset']};"
-        for i, t in enumerate(graph["tensors"])
-    ]
-    reads, writes = [], []
-    for number, (index, value) in enumerate(zip(graph["inputs"], inputs, strict=True)):
+    for number, value in enumerate(inputs):
         value.tofile(work / f"in{number}")
-        reads.append(f'  Read("in{number}", tensors[{index}].data, {value.nbytes});')
-    ends = ends_of(graph)
-    for number, index in enumerate(ends):
-        size = graph["tensors"][index]["bytes"]
-        writes.append(
-            f'  {{ FILE* f = fopen("out{number}", "wb"); '
-            f"fwrite(tensors[{index}].data, 1, {size}, f); fclose(f); }}"
-        )
-    calls = [
-        _CALL.format(
-            kernel=call["kernel"],
-            count=len(call["args"]),
-            # kTVMFFIDLTensorPtr
-            args=", ".join(f"{{7, 0, {{.p = &tensors[{arg}]}}}}" for arg in call["args"]),
-        )
-        for call in graph["calls"]
-    ]
-    program = _PROGRAM
-    for key, value in {
-        "@TASKS@": str(tasks),
-        "@ARENA@": str(graph["arena_bytes"]),
-        "@PARAMS@": str(graph["params_bytes"]),
-        "@SHAPES@": ", ".join(shapes),
-        "@TENSORS@": ", ".join(tensors),
-        "@INPUTS@": "\n".join(places + reads),
-        "@CALLS@": "\n".join(calls),
-        "@OUTPUTS@": "\n".join(writes),
-    }.items():
-        program = program.replace(key, value)
-    (work / "main.c").write_text(program)
+    (work / "plan.txt").write_text(_plan_text(graph, tasks))
     for name in ("model.so", "params.bin"):
         (work / name).write_bytes((folder / name).read_bytes())
-    subprocess.run(
-        [compiler, "-O1", "-w", "-rdynamic", "main.c", "-o", "main", "-ldl"], cwd=work, check=True
-    )
     done = subprocess.run(
-        [*qemu, "./main"], cwd=work, capture_output=True, text=True, timeout=600, check=False
+        [*qemu, program or build_program(compiler, work)],
+        cwd=work,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     made = [
         np.fromfile(work / f"out{number}", graph["tensors"][index]["dtype"]).reshape(
             graph["tensors"][index]["shape"]
         )
-        for number, index in enumerate(ends)
+        for number, index in enumerate(ends_of(graph))
     ]
     return in_use(graph, made)
