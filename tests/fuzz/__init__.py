@@ -22,7 +22,7 @@ from tests import app_targets, device_tool
 from tests.support import require_tool
 
 DEVICE_TARGETS = ("manifest", "archive", "signature", "receive")
-APP_TARGETS = ("plan", "preprocess", "npy", "image", "service")
+APP_TARGETS = ("plan", "model", "preprocess", "npy", "image", "service")
 TARGETS = DEVICE_TARGETS + APP_TARGETS
 CORPUS = Path(__file__).parent
 
@@ -48,7 +48,7 @@ def build() -> dict[str, Path]:
     )
     programs = {
         **device_tool.build_targets(_programs(DEVICE_TARGETS), *arguments),
-        **app_targets.build_targets(_programs(APP_TARGETS), *arguments),
+        **app_targets.build_targets((*_programs(APP_TARGETS), "fuzz-kernels"), *arguments),
     }
     return {target: programs[f"fuzz-{target}"] for target in TARGETS}
 

@@ -193,7 +193,8 @@ void Model::SetInput(std::size_t index, const TensorInfo& info, const void* data
                           std::string(Name(input.info->dtype)) + " " + ToString(input.info->shape) +
                           ", not " + std::string(Name(info.dtype)) + " " + ToString(info.shape));
   }
-  std::memcpy(input.data, data, input.info->bytes);
+  // Of no elements there may be no address.
+  if (input.info->bytes > 0) std::memcpy(input.data, data, input.info->bytes);
 }
 
 void Model::Run() {
