@@ -67,10 +67,18 @@ def merged(
     Returns the passes, and the row that holds the sorted ones. `better` tells whether its first
     argument has to come before its second, which is now before it.
     """
-    passes, run, half = [], 1, 0
+    passes: list[tir.Stmt] = []
+    run, half = 1, 0
     while run < most:
-        passes.append(_merge(order, half, run, size, better))
-        run, half = 2 * run, 1 - half
+        once = _merge(order, half, run, size, better)
+        if isinstance(size, int):
+            passes.append(once)
+            run, half = 2 * run, 1 - half
+        else:
+            # There and back again, as long as there is more than one run.
+            again = _merge(order, 1 - half, 2 * run, size, better)
+            passes.append(tir.when(size > run, tir.sequence(once, again)))
+            run *= 4
     return passes, half
 
 

@@ -1,7 +1,7 @@
 """NonMaxSuppression: of boxes that overlap, those with the highest scores.
 
-The candidates of a class are sorted by score once, and their corners laid out in that order. Each
-that is kept then crosses out, in vectors, those behind it that it overlaps.
+The candidates of a class are sorted by score once. Each is then compared, in vectors, with those
+that were kept before it, whose corners lie side by side.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ class Suppression:
     center: bool
     has_least: bool
 
+    @property
+    def per_class(self) -> int:
+        """Most results of a class."""
+        return max(self.bound // (self.batches * self.classes), 1)
+
     def inputs(self) -> dict[str, Tensor]:
         """Shapes and types of the kernel's inputs, by name, in order.
 
@@ -55,17 +60,17 @@ class Suppression:
     def results(self) -> dict[str, Tensor]:
         """The same of its results: rows of batch, class and box, their number; scratch memory.
 
-        `corners` and, in the order of their scores, `ranked` are lower and upper y, lower and upper
+        `corners` of all boxes, and `ranked` of those kept, are lower and upper y, lower and upper
         x, and the area.
         """
-        room = -(-self.boxes // _BLOCK) * _BLOCK
+        room = -(-min(self.boxes, self.per_class) // _BLOCK) * _BLOCK
         return {
             "selected": ((self.bound, 3), "int64"),
             "count": ((1,), "int64"),
             "order": ((2, self.boxes), "int32"),
-            "corners": ((5, room), "float32"),
+            "corners": ((5, self.boxes), "float32"),
             "ranked": ((5, room), "float32"),
-            "dropped": ((room,), "float32"),
+            "hits": ((_BLOCK,), "float32"),
         }
 
     def function(self) -> tirx.PrimFunc:
@@ -80,11 +85,11 @@ class _Suppressing:
     def __init__(self, of: Suppression, buffers: dict[str, tirx.Buffer]) -> None:
         self.of = of
         self.buffers = buffers
-        self.room = int(buffers["dropped"].shape[0])
         # Rows found, candidates of a class, those kept of it and how many may be; boxes that count.
         self.found, self.size, self.kept, self.limit, self.valid = self.locals = [
             tir.Local(name, 1, "int32") for name in ("found", "size", "kept", "limit", "boxes")
         ]
+        self.worst = tir.Local("worst", 1, "float32")
 
     def get(self, name: str, *at: tir.Expr) -> tirx.Expr:
         return tir.load(self.buffers[name], at)
@@ -94,8 +99,7 @@ class _Suppressing:
 
     def all(self) -> tir.Stmt:
         of = self.of
-        per_class = max(of.bound // (of.batches * of.classes), 1)
-        most = tirx.min(self.get("most", 0), tirx.const(per_class, "int64"))
+        most = tirx.min(self.get("most", 0), tirx.const(of.per_class, "int64"))
         limit = tirx.max(most, tirx.const(0, "int64"))
 
         def batch(b: tir.Expr) -> tir.Stmt:
@@ -107,19 +111,34 @@ class _Suppressing:
             return self.row(self.found.get() + i, [_ZERO, _ZERO, _ZERO])
 
         return tir.sequence(
-            *(local.declare() for local in self.locals),
+            *(local.declare() for local in (*self.locals, self.worst)),
             self.found.set(_ZERO),
             self.limit.set(tirx.Cast("int32", limit)),
             self.valid.set(tirx.Cast("int32", self.get("valid", 0))),
-            # Blocks reach over the last box.
-            tir.loop_of("k", 5, lambda k: self.cleared("ranked", k)),
+            self.kept.set(tir.integer(int(self.buffers["ranked"].shape[1]))),
             tir.loop_of("b", of.batches, batch),
             self.put("count", tirx.Cast("int64", self.found.get()), 0),
             tir.loop_of("rest", tir.integer(of.bound) - self.found.get(), rest),
         )
 
-    def cleared(self, name: str, *at: tir.Expr) -> tir.Stmt:
-        return tir.loop_of("i", self.room, lambda i: self.put(name, _NOTHING, *at, i))
+    def blocks(self) -> tirx.Expr:
+        """Blocks that hold those kept; the last one reaches over them."""
+        return tirx.floordiv(self.kept.get() + (_BLOCK - 1), tir.integer(_BLOCK))
+
+    def cleared(self) -> tir.Stmt:
+        """No box is kept, and boxes of no size lie where some were."""
+
+        def block(number: tir.Expr) -> tir.Stmt:
+            def lane(k: int) -> tir.Stmt:
+                return tir.loop_of(
+                    "lane",
+                    _BLOCK,
+                    lambda i: self.put("ranked", _NOTHING, k, number * _BLOCK + i),
+                )
+
+            return tir.sequence(*map(lane, range(5)))
+
+        return tir.sequence(tir.loop_of("block", self.blocks(), block), self.kept.set(_ZERO))
 
     def row(self, number: tir.Expr, values: list[tirx.Expr]) -> tir.Stmt:
         return tir.sequence(
@@ -161,29 +180,24 @@ class _Suppressing:
 
         passes, half = sorting.merged(self.buffers["order"], self.size.get(), self.of.boxes, better)
 
-        def lay_out(j: tir.Expr) -> tir.Stmt:
-            box = self.get("order", half, j)
-            return tir.sequence(
-                *(self.put("ranked", self.get("corners", k, box), k, j) for k in range(5))
-            )
-
         def look_at(j: tir.Expr) -> tir.Stmt:
             found, kept = self.found, self.kept
+            box = self.get("order", half, j)
             keep = tir.sequence(
-                self.row(found.get(), [tir.expr(b), tir.expr(c), self.get("order", half, j)]),
+                *(self.put("ranked", self.get("corners", k, box), k, kept.get()) for k in range(5)),
+                self.row(found.get(), [tir.expr(b), tir.expr(c), box]),
                 found.set(found.get() + 1),
                 kept.set(kept.get() + 1),
-                tir.when(kept.get() < self.limit.get(), self.cross_out(j)),
             )
-            stays = tirx.EQ(self.get("dropped", j), _NOTHING)
-            return tir.when(tirx.And(kept.get() < self.limit.get(), stays), keep)
+            free = tirx.EQ(self.worst.get(), _NOTHING)
+            return tir.when(
+                kept.get() < self.limit.get(), tir.sequence(self.compare(box), tir.when(free, keep))
+            )
 
         return tir.sequence(
             self.candidates(b, c),
             *passes,
-            tir.loop_of("j", self.size.get(), lay_out),
-            self.cleared("dropped"),
-            self.kept.set(_ZERO),
+            self.cleared(),
             tir.loop_of("j", self.size.get(), look_at),
         )
 
@@ -201,27 +215,33 @@ class _Suppressing:
 
         return tir.sequence(self.size.set(_ZERO), tir.loop_of("i", self.valid.get(), one))
 
-    def cross_out(self, j: tir.Expr) -> tir.Stmt:
-        """Mark the boxes behind number `j` that it overlaps."""
+    def compare(self, box: tirx.Expr) -> tir.Stmt:
+        """Set `worst` to 1 if a box overlaps one of those kept, else to 0."""
         names = tir.Names()
-        start = names.bind("start", tirx.floordiv(tir.expr(j) + 1, tir.integer(_BLOCK)))
-        blocks = tirx.floordiv(self.size.get() + (_BLOCK - 1), tir.integer(_BLOCK)) - start
-        y1, y2, x1, x2, area = (names.bind("mine", self.get("ranked", k, j)) for k in range(5))
+        y1, y2, x1, x2, area = (names.bind("mine", self.get("corners", k, box)) for k in range(5))
         limit = names.bind("limit", self.get("overlap", 0))
 
         def lane(number: tir.Expr, i: tir.Expr) -> tir.Stmt:
-            at = (start + number) * _BLOCK + i
+            at = number * _BLOCK + i
             tall = tirx.min(self.get("ranked", 1, at), y2) - tirx.max(self.get("ranked", 0, at), y1)
             wide = tirx.min(self.get("ranked", 3, at), x2) - tirx.max(self.get("ranked", 2, at), x1)
             shared = tirx.max(wide, _NOTHING) * tirx.max(tall, _NOTHING)
-            union = area + self.get("ranked", 4, at) - shared
+            union = self.get("ranked", 4, at) + area - shared
             # Boxes without an area share none with any.
             hit = tirx.And(shared > _NOTHING, shared / union > limit)
-            mark = tirx.Select(hit, tirx.const(1.0, "float32"), self.get("dropped", at))
-            return self.put("dropped", mark, at)
+            mark = tirx.Select(hit, tirx.const(1.0, "float32"), self.get("hits", i))
+            return self.put("hits", mark, i)
 
         def block(number: tir.Expr) -> tir.Stmt:
             return tir.loop_of("lane", _BLOCK, lambda i: lane(number, i))
 
-        names.add(tir.loop_of("block", blocks, block))
+        names.add(tir.loop_of("lane", _BLOCK, lambda i: self.put("hits", _NOTHING, i)))
+        names.add(tir.loop_of("block", self.blocks(), block))
+        names.add(self.worst.set(_NOTHING))
+        worst = self.worst
+        names.add(
+            tir.loop_of(
+                "lane", _BLOCK, lambda i: worst.set(tirx.max(worst.get(), self.get("hits", i)))
+            )
+        )
         return names.done()
