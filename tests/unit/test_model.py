@@ -366,3 +366,15 @@ def test_a_pytorch_program_needs_an_extra(tmp_path: Path) -> None:
     with pytest.raises(TorchExtraError, match=r"net\.pt2: .* not installed: ") as caught:
         load_model(ModelSpec(path=path))
     assert "pip install 'edgepack[torch]'" in str(caught.value.hint)
+
+
+def test_an_input_without_dimensions_becomes_a_constant(tmp_path: Path) -> None:
+    """As silero-vad's rate is one."""
+    net = Builder()
+    net.op("Add", "x", "rate", outputs=["y"])
+    path = tmp_path / "net.onnx"
+    path.write_bytes(net.model({"x": [2], "rate": []}, {"y": [2]}).SerializeToString())
+    model = load_model(ModelSpec(path=path, constants={"rate": 16000.0}))
+    assert [info.name for info in model.inputs] == ["x"]
+    (y,) = run_reference(model.proto, {}, [np.ones(2, np.float32)])
+    assert y.tolist() == [16001, 16001]
