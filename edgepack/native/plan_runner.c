@@ -94,27 +94,68 @@ static const Symbol kGiven[] = {
     {"memset", (void*)memset},
     {"memcpy", (void*)memcpy},
     {"memmove", (void*)memmove},
-    {"exp", (void*)exp},     {"expf", (void*)expf},     {"log", (void*)log},
-    {"logf", (void*)logf},   {"pow", (void*)pow},       {"powf", (void*)powf},
-    {"tanh", (void*)tanh},   {"tanhf", (void*)tanhf},   {"erf", (void*)erf},
-    {"erff", (void*)erff},   {"fmod", (void*)fmod},     {"fmodf", (void*)fmodf},
-    {"sin", (void*)sin},     {"sinf", (void*)sinf},     {"cos", (void*)cos},
-    {"cosf", (void*)cosf},   {"tan", (void*)tan},       {"tanf", (void*)tanf},
-    {"asin", (void*)asin},   {"asinf", (void*)asinf},   {"acos", (void*)acos},
-    {"acosf", (void*)acosf}, {"atan", (void*)atan},     {"atanf", (void*)atanf},
-    {"atan2", (void*)atan2}, {"atan2f", (void*)atan2f}, {"sinh", (void*)sinh},
-    {"sinhf", (void*)sinhf}, {"cosh", (void*)cosh},     {"coshf", (void*)coshf},
-    {"asinh", (void*)asinh}, {"asinhf", (void*)asinhf}, {"acosh", (void*)acosh},
-    {"acoshf", (void*)acoshf}, {"atanh", (void*)atanh}, {"atanhf", (void*)atanhf},
-    {"floor", (void*)floor}, {"floorf", (void*)floorf}, {"ceil", (void*)ceil},
-    {"ceilf", (void*)ceilf}, {"round", (void*)round},   {"roundf", (void*)roundf},
-    {"nearbyint", (void*)nearbyint}, {"nearbyintf", (void*)nearbyintf},
-    {"rint", (void*)rint},   {"rintf", (void*)rintf},   {"trunc", (void*)trunc},
-    {"truncf", (void*)truncf}, {"fma", (void*)fma},     {"fmaf", (void*)fmaf},
-    {"exp2", (void*)exp2},   {"exp2f", (void*)exp2f},   {"log2", (void*)log2},
-    {"log2f", (void*)log2f}, {"log10", (void*)log10},   {"log10f", (void*)log10f},
-    {"log1p", (void*)log1p}, {"log1pf", (void*)log1pf}, {"expm1", (void*)expm1},
-    {"expm1f", (void*)expm1f}, {"sqrt", (void*)sqrt},   {"sqrtf", (void*)sqrtf},
+    {"exp", (void*)exp},
+    {"expf", (void*)expf},
+    {"log", (void*)log},
+    {"logf", (void*)logf},
+    {"pow", (void*)pow},
+    {"powf", (void*)powf},
+    {"tanh", (void*)tanh},
+    {"tanhf", (void*)tanhf},
+    {"erf", (void*)erf},
+    {"erff", (void*)erff},
+    {"fmod", (void*)fmod},
+    {"fmodf", (void*)fmodf},
+    {"sin", (void*)sin},
+    {"sinf", (void*)sinf},
+    {"cos", (void*)cos},
+    {"cosf", (void*)cosf},
+    {"tan", (void*)tan},
+    {"tanf", (void*)tanf},
+    {"asin", (void*)asin},
+    {"asinf", (void*)asinf},
+    {"acos", (void*)acos},
+    {"acosf", (void*)acosf},
+    {"atan", (void*)atan},
+    {"atanf", (void*)atanf},
+    {"atan2", (void*)atan2},
+    {"atan2f", (void*)atan2f},
+    {"sinh", (void*)sinh},
+    {"sinhf", (void*)sinhf},
+    {"cosh", (void*)cosh},
+    {"coshf", (void*)coshf},
+    {"asinh", (void*)asinh},
+    {"asinhf", (void*)asinhf},
+    {"acosh", (void*)acosh},
+    {"acoshf", (void*)acoshf},
+    {"atanh", (void*)atanh},
+    {"atanhf", (void*)atanhf},
+    {"floor", (void*)floor},
+    {"floorf", (void*)floorf},
+    {"ceil", (void*)ceil},
+    {"ceilf", (void*)ceilf},
+    {"round", (void*)round},
+    {"roundf", (void*)roundf},
+    {"nearbyint", (void*)nearbyint},
+    {"nearbyintf", (void*)nearbyintf},
+    {"rint", (void*)rint},
+    {"rintf", (void*)rintf},
+    {"trunc", (void*)trunc},
+    {"truncf", (void*)truncf},
+    {"fma", (void*)fma},
+    {"fmaf", (void*)fmaf},
+    {"exp2", (void*)exp2},
+    {"exp2f", (void*)exp2f},
+    {"log2", (void*)log2},
+    {"log2f", (void*)log2f},
+    {"log10", (void*)log10},
+    {"log10f", (void*)log10f},
+    {"log1p", (void*)log1p},
+    {"log1pf", (void*)log1pf},
+    {"expm1", (void*)expm1},
+    {"expm1f", (void*)expm1f},
+    {"sqrt", (void*)sqrt},
+    {"sqrtf", (void*)sqrtf},
 };
 
 /* ---- the kernel library */
@@ -199,8 +240,8 @@ static Library Load(const char* path) {
     if (segments[i].p_type == PT_LOAD && last > end) end = last;
   }
   Library library = {0};
-  library.base = mmap(NULL, end, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS,
-                      -1, 0);
+  library.base =
+      mmap(NULL, end, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (library.base == MAP_FAILED) Die("no memory for", path);
   const ElfW(Dyn)* dynamic = NULL;
   for (int i = 0; i < header->e_phnum; ++i) {
@@ -254,8 +295,8 @@ static void Move(const char* kind, int number, int index, const Tensor* tensor, 
   const int reads = strcmp(kind, "in") == 0;
   FILE* file = fopen(name, reads ? "rb" : "wb");
   if (file == NULL) Die("cannot open", name);
-  const size_t moved = reads ? fread(tensor->data, 1, bytes, file)
-                             : fwrite(tensor->data, 1, bytes, file);
+  const size_t moved =
+      reads ? fread(tensor->data, 1, bytes, file) : fwrite(tensor->data, 1, bytes, file);
   if (moved != bytes || fclose(file) != 0) Die("too short", name);
 }
 
