@@ -451,7 +451,7 @@ def _golden_files(golden: Golden, compiled: Compiled) -> dict[str, bytes | Path]
             raise BundleError(f"golden {kind}s are {found}, the model's are {wanted}")
         for index, array in enumerate(arrays):
             buffer = io.BytesIO()
-            np.lib.format.write_array(buffer, np.ascontiguousarray(array), version=(1, 0))
+            np.lib.format.write_array(buffer, np.asarray(array, order="C"), version=(1, 0))
             files[f"golden/{kind}.{index}.npy" if index else f"golden/{kind}.npy"] = (
                 buffer.getvalue()
             )

@@ -141,6 +141,19 @@ def test_several_inputs_and_outputs(tmp_path: Path) -> None:
     assert "labels.txt" not in bundle.manifest.files
 
 
+def test_a_golden_output_that_is_a_scalar(tmp_path: Path) -> None:
+    parts = small_bundle(tmp_path).path.parent.parent / "parts"
+    compiled = FakeCompiled(
+        library=parts / "model.so",
+        graph=parts / "graph.json",
+        params=parts / "params.bin",
+        outputs=(TensorInfo(name="count", dtype="int64", shape=()),),
+    )
+    made = golden(outputs=(np.array(3),))
+    bundle = small_bundle(tmp_path, compiled=compiled, golden=made)
+    assert np.load(bundle.path / "golden/output.npy").shape == ()
+
+
 def test_an_output_whose_size_depends_on_the_data(tmp_path: Path) -> None:
     parts = small_bundle(tmp_path).path.parent.parent / "parts"
     compiled = FakeCompiled(
