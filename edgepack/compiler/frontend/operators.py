@@ -26,6 +26,7 @@ from edgepack.compiler.frontend import (
     recurrent,
     selection,
     signals,
+    trees,
     windows,
 )
 from edgepack.compiler.frontend.forms import Context, attribute
@@ -227,6 +228,9 @@ OPERATORS: Mapping[str, Operator] = {
     "TensorScatter": Operator(convert=arithmetic.tensor_scatter),
     "TfIdfVectorizer": Operator(convert=classic.tfidf_vectorizer),
     "TopK": Operator(convert=conversions.top_k),
+    "TreeEnsemble": Operator(domain=_CLASSIC, convert=trees.tree_ensemble),
+    "TreeEnsembleClassifier": Operator(domain=_CLASSIC, convert=trees.tree_ensemble_classifier),
+    "TreeEnsembleRegressor": Operator(domain=_CLASSIC, convert=trees.tree_ensemble_regressor),
     "Unique": _BOUNDED,
     "Unsqueeze": Operator(convert=conversions.unsqueeze),
     "Upsample": Operator(convert=conversions.upsample),

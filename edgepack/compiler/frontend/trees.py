@@ -1,0 +1,237 @@
+"""ai.onnx.ml's ensembles of trees, in their old and new forms, as one kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from tvm import relax
+
+from edgepack.compiler.errors import UnsupportedFormError
+from edgepack.compiler.frontend.arithmetic import dtype_of, shape_of
+from edgepack.compiler.frontend.conversions import Node
+from edgepack.compiler.kernels import trees
+
+# Of the new form, by number.
+_MODES = tuple(trees.COMPARISONS)
+_MEMBER = 6
+_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+
+
+@dataclass
+class _Forest:
+    """Nodes as lists; a leaf's children are itself. `weights` are (node, target, weight)."""
+
+    feature: list[int] = field(default_factory=list)
+    mode: list[int] = field(default_factory=list)
+    number: list[float] = field(default_factory=list)
+    children: list[list[int]] = field(default_factory=list)
+    roots: list[int] = field(default_factory=list)
+    weights: list[tuple[int, int, float]] = field(default_factory=list)
+
+    def add(self, feature: int = 0, mode: int = 0, number: float = 0.0) -> int:
+        """A node, a leaf until it gets children."""
+        index = len(self.feature)
+        self.feature.append(feature)
+        self.mode.append(mode)
+        self.number.append(number)
+        self.children.append([index, index])
+        return index
+
+    def depth(self) -> int:
+        """Steps of the longest way down. Raises UnsupportedFormError for a way in a circle."""
+        most, level = 0, set(self.roots)
+        while level := {child for node in level for child in self.children[node] if child != node}:
+            most += 1
+            if most > len(self.feature):
+                raise UnsupportedFormError("a tree whose nodes go in a circle")
+        return most
+
+    def sums(self, node: Node, targets: int) -> relax.Expr:
+        """What the rows of the node's input find, summed over the trees."""
+        (data,) = node.inputs
+        data = data if data.ty.ndim == 2 else node.emit(relax.op.expand_dims(data, 0))
+        dtype = dtype_of(data)
+        if not dtype.startswith("float"):
+            dtype = "float32"
+            data = node.emit(relax.op.astype(data, dtype))
+        table = np.zeros((len(self.feature), targets), dtype)
+        for index, target, weight in self.weights:
+            table[index, target] += weight
+        rows, features = shape_of(data)
+        modes = {_MODES[mode]: mode for mode in sorted(set(self.mode))}
+        sizes = {
+            "trees": len(self.roots),
+            "nodes": len(self.feature),
+            "targets": targets,
+            "steps": self.depth(),
+        }
+        constants = [
+            relax.const(np.array(values, kind), kind)
+            for values, kind in (
+                (self.roots, "int32"),
+                (self.feature, "int32"),
+                (self.mode, "int32"),
+                (self.number, dtype),
+                (self.children, "int32"),
+                (table, dtype),
+            )
+        ]
+        kernel = trees.ensemble(rows, features, dtype, sizes, modes)
+        return node.call("trees", kernel, [data, *constants], [((rows, targets), dtype)])[0]
+
+
+def _tensor(attributes: dict[str, Any], name: str) -> list[float]:
+    """The numbers of an attribute that is a tensor, none if it is left out."""
+    value = attributes.get(name)
+    if isinstance(value, onnx.TensorProto):
+        value = numpy_helper.to_array(value)
+    return [] if value is None else [float(number) for number in np.asarray(value).reshape(-1)]
+
+
+def tree_ensemble(node: Node) -> relax.Expr:
+    """TreeEnsemble of opset 5: sums or averages of leaves.
+
+    Raises UnsupportedFormError for other aggregates, for missing values that go the true way, and
+    as `_transformed` does.
+    """
+    attributes = node.attributes
+    aggregate = attributes.get("aggregate_function", 1)
+    if aggregate not in (0, 1):
+        raise UnsupportedFormError("with a minimum or maximum of the trees")
+    _refuse_missing(attributes, "nodes_missing_value_tracks_true")
+    made, targets = _Forest(), attributes["n_targets"]
+    members = iter(_tensor(attributes, "membership_values"))
+    modes, splits = (_tensor(attributes, f"nodes_{name}") for name in ("modes", "splits"))
+    features = list(attributes["nodes_featureids"])
+    leaves = list(
+        zip(attributes["leaf_targetids"], _tensor(attributes, "leaf_weights"), strict=True)
+    )
+    # Those of a set of numbers become a chain: the first that is equal goes the true way.
+    chains: list[list[int]] = []
+    for feature, mode, split in zip(features, modes, splits, strict=True):
+        if mode != _MEMBER:
+            chains.append([made.add(feature, int(mode), split)])
+            continue
+        values = []
+        while not np.isnan(value := next(members)):
+            values.append(value)
+        chains.append([made.add(feature, _MODES.index("BRANCH_EQ"), value) for value in values])
+
+    def child(index: int, is_leaf: int) -> int:
+        if not is_leaf:
+            return chains[index][0]
+        leaf = made.add()
+        made.weights.append((leaf, *leaves[index]))
+        return leaf
+
+    ways = ("true", "false")
+    for index, chain in enumerate(chains):
+        yes, no = (
+            child(attributes[f"nodes_{way}nodeids"][index], attributes[f"nodes_{way}leafs"][index])
+            for way in ways
+        )
+        for one, other in zip(chain, [*chain[1:], no], strict=True):
+            made.children[one] = [yes, other]
+    made.roots = [chains[root][0] for root in attributes["tree_roots"]]
+    total = made.sums(node, targets)
+    if aggregate == 0:
+        count = relax.const(float(len(made.roots)), dtype_of(total))
+        total = node.emit(relax.op.divide(total, count))
+    return _transformed(node, total, _TRANSFORMS[attributes.get("post_transform", 0)])
+
+
+def _old(attributes: dict[str, Any], kind: str) -> _Forest:
+    """The forest of an operator before opset 5; `kind` is target or class."""
+    _refuse_missing(attributes, "nodes_missing_value_tracks_true")
+    made, index = _Forest(), {}
+    values = attributes.get("nodes_values") or _tensor(attributes, "nodes_values_as_tensor")
+    keys = list(zip(attributes["nodes_treeids"], attributes["nodes_nodeids"], strict=True))
+    names = [name.decode() for name in attributes["nodes_modes"]]
+    for key, feature, mode, value in zip(
+        keys, attributes["nodes_featureids"], names, values, strict=True
+    ):
+        is_leaf = mode == "LEAF"
+        index[key] = made.add(*((0, 0, 0.0) if is_leaf else (feature, _MODES.index(mode), value)))
+    ways = [attributes[f"nodes_{way}nodeids"] for way in ("true", "false")]
+    for key, mode, yes, no in zip(keys, names, *ways, strict=True):
+        if mode != "LEAF":
+            made.children[index[key]] = [index[key[0], yes], index[key[0], no]]
+    # The first node of each tree is its root.
+    for tree in dict.fromkeys(tree for tree, _ in keys):
+        made.roots.append(next(index[key] for key in keys if key[0] == tree))
+    weights = attributes.get(f"{kind}_weights") or _tensor(attributes, f"{kind}_weights_as_tensor")
+    made.weights = [
+        (index[tree, leaf], target, weight)
+        for tree, leaf, target, weight in zip(
+            attributes[f"{kind}_treeids"],
+            attributes[f"{kind}_nodeids"],
+            attributes[f"{kind}_ids"],
+            weights,
+            strict=True,
+        )
+    ]
+    return made
+
+
+def tree_ensemble_regressor(node: Node) -> relax.Expr:
+    """TreeEnsembleRegressor. Raises as `tree_ensemble` does."""
+    attributes = node.attributes
+    aggregate = attributes.get("aggregate_function", b"SUM")
+    if aggregate not in (b"SUM", b"AVERAGE"):
+        raise UnsupportedFormError("with a minimum or maximum of the trees")
+    forest = _old(attributes, "target")
+    total = forest.sums(node, attributes.get("n_targets", 1))
+    if aggregate == b"AVERAGE":
+        total = node.emit(relax.op.divide(total, relax.const(float(len(forest.roots)), "float32")))
+    total = _shifted(node, total)
+    return _transformed(node, total, attributes.get("post_transform", b"NONE").decode())
+
+
+def tree_ensemble_classifier(node: Node) -> relax.Expr:
+    """TreeEnsembleClassifier: labels that are numbers, and a score for each class.
+
+    Raises UnsupportedFormError for labels that are strings, for two classes with leaves of one
+    only, and as `tree_ensemble` does.
+    """
+    attributes = node.attributes
+    labels = list(attributes.get("classlabels_int64s") or [])
+    if not labels:
+        raise UnsupportedFormError("with labels that are strings")
+    if len(labels) == 2 and len(set(attributes["class_ids"])) == 1:
+        raise UnsupportedFormError("of two classes with weights for one")
+    total = _shifted(node, _old(attributes, "class").sums(node, len(labels)))
+    best = node.emit(relax.op.argmax(total, -1))
+    label = node.emit(relax.op.take(relax.const(np.array(labels), "int64"), best, 0))
+    how = attributes.get("post_transform", b"NONE").decode()
+    return relax.Tuple([label, node.emit(_transformed(node, total, how))])
+
+
+def _refuse_missing(attributes: dict[str, Any], name: str) -> None:
+    if any(attributes.get(name) or ()):
+        raise UnsupportedFormError("with missing values that go the true way")
+
+
+def _shifted(node: Node, total: relax.Expr) -> relax.Expr:
+    base = node.attributes.get("base_values") or _tensor(node.attributes, "base_values_as_tensor")
+    if not base:
+        return total
+    shift = relax.const(np.array(base), dtype_of(total))
+    return node.emit(relax.op.add(total, shift))
+
+
+def _transformed(node: Node, total: relax.Expr, how: str) -> relax.Expr:
+    """Scores as ONNX's post_transform makes them of sums.
+
+    Raises UnsupportedFormError for SOFTMAX_ZERO and PROBIT.
+    """
+    if how == "NONE":
+        return total
+    if how == "SOFTMAX":
+        return node.emit(relax.op.nn.softmax(total, -1))
+    if how == "LOGISTIC":
+        return node.emit(relax.op.sigmoid(total))
+    raise UnsupportedFormError(f"with post_transform {how}")
