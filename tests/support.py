@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+from pathlib import Path
 
 import pytest
+
+from edgepack.base.paths import cache_dir, data_file
 
 
 def require_tool(*names: str) -> str:
@@ -21,3 +25,9 @@ def require_tool(*names: str) -> str:
     if os.environ.get("CI"):
         pytest.fail(message)
     pytest.skip(message)
+
+
+def ctest_build(name: str) -> Path:
+    """CMake's folder of a preset: one for each checkout, whose paths CMake writes into it."""
+    checkout = hashlib.sha256(bytes(data_file("cpp_runtime"))).hexdigest()[:8]
+    return cache_dir() / "ctest" / f"{name}-{checkout}"

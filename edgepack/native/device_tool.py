@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgepack.base.errors import ToolchainError
 from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
 from edgepack.base.process import run
 from edgepack.base.progress import NO_PROGRESS, Progress
@@ -52,6 +54,9 @@ _PARTS = {
     ZSTANDARD: {"zstd/": "zstd/"},
 }
 """Folders (with a slash) and files of each sdist, and where they go."""
+_ZSTD_COMPRESSOR = re.compile(
+    r"/\*{4} start inlining (?P<path>(?:compress|dictBuilder)/\w+\.c) \*{4}/"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +140,30 @@ def fetch_sources(*, progress: Progress = NO_PROGRESS) -> Path:
                     unpack_sdist(file, work, functools.partial(_target, parts))
                     file.unlink()
                 shutil.copytree(opencv / "3rdparty" / "zlib", work / "zlib")
+                zstd = work / "zstd" / "zstd.c"
+                zstd.write_text(without_compressor(zstd.read_text(encoding="utf-8")), "utf-8")
     return folder
+
+
+def without_compressor(source: str) -> str:
+    """zstd's one-file source without what compresses and makes dictionaries.
+
+    Comments in it say where each file begins and ends; what decompresses stands on its own.
+    Most of the time that a compiler takes for it goes away. Raises ToolchainError if the
+    source has no such comments.
+    """
+    kept: list[str] = []
+    end = ""
+    for line in source.splitlines(keepends=True):
+        if not end and (begun := _ZSTD_COMPRESSOR.match(line)):
+            end = f"/**** ended inlining {begun['path']} ****/"
+        if not end:
+            kept.append(line)
+        elif line.startswith(end):
+            end = ""
+    if end or "".join(kept) == source:
+        raise ToolchainError(f"zstd.c of zstandard {ZSTANDARD.version} has not the form it had")
+    return "".join(kept)
 
 
 def _target(parts: Mapping[str, str], path: str) -> str | None:
@@ -201,7 +229,7 @@ def source_key(parts: Mapping[str, object], *, tests: bool = False) -> str:
 
 def _sources_key() -> str:
     pins = {f"{sdist.package} {sdist.sha256}": parts for sdist, parts in _PARTS.items()}
-    return _digest({"pins": pins, "zlib": OPENCV_SDIST.sha256})
+    return _digest({"pins": pins, "zlib": OPENCV_SDIST.sha256, "zstd": _ZSTD_COMPRESSOR.pattern})
 
 
 def _digest(document: object) -> str:

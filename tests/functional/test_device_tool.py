@@ -15,7 +15,7 @@ from edgepack.native.opencv import jobs, tool
 from edgepack.native.toolchain import zig_executable
 from tests import clang_tidy
 from tests.archives import unguarded
-from tests.support import require_tool
+from tests.support import ctest_build, require_tool
 
 SOURCE = data_file("cpp_runtime") / "device"
 PRESETS = {
@@ -30,7 +30,7 @@ PRESETS = {
 def configure(name: str) -> Path:
     """Configure a preset; returns its build folder, kept in the cache."""
     require_tool(PRESETS[name])
-    build = cache_dir() / "ctest" / f"device-{name}"
+    build = ctest_build(f"device-{name}")
     run(
         [
             tool("cmake"),
@@ -54,7 +54,7 @@ ENVIRONMENT = {"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")}
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_ctest(name: str) -> None:
-    with locked(cache_dir() / "ctest" / f"device-{name}"):
+    with locked(ctest_build(f"device-{name}")):
         build = configure(name)
         run(
             [tool("cmake"), "--build", build, "--parallel", str(jobs())],
@@ -68,11 +68,13 @@ def test_ctest(name: str) -> None:
         )
 
 
-def test_clang_tidy() -> None:
+@pytest.mark.parametrize("flags", [clang_tidy.QUICK, pytest.param((), marks=pytest.mark.slow)])
+def test_clang_tidy(flags: tuple[str, ...]) -> None:
     program = require_tool("clang-tidy-14", "clang-tidy")
     root = SOURCE.parent
-    with locked(cache_dir() / "ctest" / "device-host"):
-        clang_tidy.check(program, configure("host"), root, [SOURCE / "src", root / "common"])
+    with locked(ctest_build("device-host")):
+        build = configure("host")
+        clang_tidy.check(program, build, root, [SOURCE / "src", root / "common"], flags)
 
 
 @pytest.mark.parametrize(("board", "limit_bytes"), [("rasp3b", 1_000_000), ("rasp3b-64", None)])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from edgepack.base.paths import cache_dir, data_file, locked
+from edgepack.base.paths import data_file, locked
 from edgepack.base.process import run
 from edgepack.boards import get_board
 from edgepack.native import app
@@ -18,7 +18,7 @@ from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, tool
 from edgepack.native.toolchain import Toolchain, find
 from tests import clang_tidy
 from tests.archives import unguarded
-from tests.support import require_tool
+from tests.support import ctest_build, require_tool
 
 SOURCE = data_file("cpp_runtime") / "app"
 
@@ -50,7 +50,7 @@ def configure(name: str) -> tuple[Path, Toolchain]:
     board = get_board(preset.board)
     toolchain = find(preset.toolchain, board)
     opencv = build_opencv(board, toolchain)
-    build = cache_dir() / "ctest" / name
+    build = ctest_build(name)
     run(
         [
             tool("cmake"),
@@ -69,7 +69,7 @@ def configure(name: str) -> tuple[Path, Toolchain]:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_ctest(name: str) -> None:
-    with locked(cache_dir() / "ctest" / name):
+    with locked(ctest_build(name)):
         build, toolchain = configure(name)
         target = PRESETS[name].target
         run(
@@ -102,11 +102,13 @@ def test_clang_format() -> None:
     )
 
 
-def test_clang_tidy() -> None:
+@pytest.mark.parametrize("flags", [clang_tidy.QUICK, pytest.param((), marks=pytest.mark.slow)])
+def test_clang_tidy(flags: tuple[str, ...]) -> None:
     program = require_tool("clang-tidy-14", "clang-tidy")
-    with locked(cache_dir() / "ctest" / "host"):
+    folders = [SOURCE / "src", SOURCE / "edgepack-run"]
+    with locked(ctest_build("host")):
         build, _ = configure("host")
-        clang_tidy.check(program, build, SOURCE.parent, [SOURCE / "src", SOURCE / "edgepack-run"])
+        clang_tidy.check(program, build, SOURCE.parent, folders, flags)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from edgepack.base.errors import ToolchainError
 from edgepack.base.paths import data_file
 from edgepack.boards import get_board
-from edgepack.native import app, opencv
+from edgepack.native import app, device_tool, opencv
 from edgepack.native.opencv import OpenCvBuild
 from edgepack.native.sdist import unpack_sdist
 from edgepack.native.toolchain import Toolchain
@@ -120,3 +120,23 @@ def test_licences_of_gnu_builds_hold_the_exception() -> None:
     assert set(texts) == {"apache-tvm-ffi", "dlpack", "gcc-runtime"}
     assert "GCC RUNTIME LIBRARY EXCEPTION" in texts["gcc-runtime"]
     assert "Apache License" in texts["apache-tvm-ffi"]
+
+
+def test_zstd_without_its_compressor() -> None:
+    begin, end = "/**** start inlining {} ****/\n", "/**** ended inlining {} ****/\n"
+
+    def part(path: str, text: str) -> str:
+        return begin.format(path) + text + end.format(path)
+
+    header = part("compress/hist.h", "int needed;\n")
+    source = part("common/mem.c", header) + part("compress/fast.c", part("compress/a.h", "x\n"))
+    kept = device_tool.without_compressor(source + part("decompress/d.c", "int d;\n"))
+    assert kept == part("common/mem.c", header) + part("decompress/d.c", "int d;\n")
+
+
+@pytest.mark.parametrize(
+    "source", ["int other;\n", "/**** start inlining compress/a.c ****/\nint a;\n"]
+)
+def test_another_form_of_zstd_is_refused(source: str) -> None:
+    with pytest.raises(ToolchainError, match=r"zstd\.c of zstandard .* has not the form it had"):
+        device_tool.without_compressor(source)

@@ -1,5 +1,5 @@
 # tvm_ffi from the C++ source that the apache-tvm-ffi package ships; only what runs a model
-# (no module loader, no RPC, no Python).
+# (no module loader, no RPC, no Python, no functions that other languages reach its containers by).
 set(EDGEPACK_TVM_FFI_DIR "" CACHE PATH "folder of the Python package tvm_ffi")
 set(EDGEPACK_PYTHON "python3" CACHE STRING "a Python that has it, if the folder is not given")
 if(NOT EDGEPACK_TVM_FFI_DIR)
@@ -13,7 +13,6 @@ endif()
 set(_src "${EDGEPACK_TVM_FFI_DIR}/src/ffi")
 add_library(tvm_ffi STATIC
   ${_src}/backtrace.cc
-  ${_src}/container.cc
   ${_src}/custom_allocator.cc
   ${_src}/dtype.cc
   ${_src}/error.cc
@@ -26,7 +25,7 @@ target_include_directories(tvm_ffi SYSTEM PUBLIC
 target_compile_definitions(tvm_ffi PRIVATE
   TVM_FFI_USE_LIBBACKTRACE=0 TVM_FFI_BACKTRACE_ON_SEGFAULT=0)
 target_compile_options(tvm_ffi PRIVATE -w)
-edgepack_precompile(tvm_ffi)
+set_target_properties(tvm_ffi PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
 target_compile_options(tvm_ffi PUBLIC
   "-ffile-prefix-map=${EDGEPACK_TVM_FFI_DIR}=tvm_ffi")
 target_link_libraries(tvm_ffi PRIVATE edgepack_options)

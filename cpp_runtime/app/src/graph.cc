@@ -13,7 +13,7 @@ namespace edgepack {
 namespace {
 
 /// Kernels may use vector loads that want this; the arena and params.bin begin at a page.
-constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kTensorAlignment = 64;
 constexpr std::size_t kMaxDims = 16;
 
 /// A size or count that fits this machine's memory.
@@ -57,7 +57,7 @@ GraphTensor ReadTensor(JsonObject object, const Graph& graph) {
     object.Fail("bytes", std::to_string(tensor.info.bytes) + " does not fit shape " +
                              ToString(tensor.info.shape) + " of " + dtype);
   }
-  if (tensor.offset % kAlignment != 0) {
+  if (tensor.offset % kTensorAlignment != 0) {
     object.Fail("offset", std::to_string(tensor.offset) + " is not a multiple of 64");
   }
   const std::size_t end =

@@ -41,11 +41,6 @@ DLDataType ToDLDataType(DType dtype) {
   return {kDLFloat, bits, 1};
 }
 
-struct BoundCall {
-  TVMFFISafeCallType function;
-  std::vector<TVMFFIAny> args;
-};
-
 MemoryMap MapParams(const std::filesystem::path& path, std::size_t bytes) {
   try {
     MemoryMap params = MemoryMap::File(path);
@@ -72,6 +67,11 @@ MemoryMap MakeArena(std::size_t bytes) {
 }  // namespace
 
 struct Model::State {
+  struct BoundCall {
+    TVMFFISafeCallType function;
+    std::vector<TVMFFIAny> args;
+  };
+
   explicit State(const std::filesystem::path& folder)
       : graph(LoadGraph(folder / "graph.json")),
         params(MapParams(folder / "params.bin", graph.params_bytes)),

@@ -18,7 +18,7 @@ namespace edgepack {
 namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kHeaderAlignment = 64;
 
 [[noreturn]] void Fail(const std::string& message) { throw std::runtime_error(message); }
 
@@ -159,7 +159,7 @@ void WriteNpy(const std::filesystem::path& path, DType dtype, const Shape& shape
   std::string header = "{'descr': '" + std::string(NpyDescr(dtype)) +
                        "', 'fortran_order': False, 'shape': " + ToString(shape) + ", }";
   // Data begins at a multiple of 64; 10 bytes stand before the header, a newline ends it.
-  header.append(kAlignment - (10 + header.size() + 1) % kAlignment, ' ');
+  header.append(kHeaderAlignment - (10 + header.size() + 1) % kHeaderAlignment, ' ');
   header += '\n';
   const std::array<char, 4> prefix = {1, 0, static_cast<char>(header.size() & 0xFFU),
                                       static_cast<char>(header.size() >> 8U)};

@@ -22,7 +22,7 @@ PreprocessSpec Load(const std::string& text) {
   return LoadPreprocessSpec(folder / "preprocess.json");
 }
 
-std::string LoadError(std::string_view from, std::string_view to) {
+std::string SpecError(std::string_view from, std::string_view to) {
   return MessageOf([&] { Load(Replace(kText, from, to)); });
 }
 
@@ -53,7 +53,7 @@ TEST_CASE("the centre of a crop") {
   using Centre = PreprocessSpec::Centre;
   const std::string text = Replace(kText, "192}", R"(192, "centre": "torchvision"})");
   CHECK(Load(text).crop_centre == Centre::kTorchvision);
-  CHECK(Contains(LoadError("192}", R"(192, "centre": "torch"})"), "crop.centre: 'torch' is none"));
+  CHECK(Contains(SpecError("192}", R"(192, "centre": "torch"})"), "crop.centre: 'torch' is none"));
   // int(round(over / 2.0)) in Python: half to even.
   for (const auto& [over, start] : std::vector<std::pair<int, int>>{
            {0, 0}, {1, 0}, {2, 1}, {3, 2}, {4, 2}, {5, 2}, {6, 3}, {7, 4}, {9, 4}, {11, 6}}) {
@@ -74,23 +74,23 @@ TEST_CASE("uint8 and gray") {
 }
 
 TEST_CASE("mistakes") {
-  CHECK(Contains(LoadError("edgepack-preprocess", "other"), "format: is not edgepack-preprocess"));
-  CHECK(Contains(LoadError("\"version\": 1", "\"version\": 2"), "reads version 1"));
-  CHECK(Contains(LoadError("\"rgb\"", "\"rbg\""), "color: 'rbg' is none of rgb, bgr, gray"));
-  CHECK(Contains(LoadError("256", "0"), "resize.size: 0 is not between 1"));
-  CHECK(Contains(LoadError("256", "99999"), "resize.size: 99999"));
-  CHECK(Contains(LoadError(", \"size\": 256", ""), "resize.size: missing"));
-  CHECK(Contains(LoadError("\"shortest\"", "\"exact\""), "resize.height: missing"));
-  CHECK(Contains(LoadError("[1, 2, 3]", "[1, 2]"), "mean: needs 3 values"));
-  CHECK(Contains(LoadError("6.5", "0"), "std: is not above 0"));
-  CHECK(Contains(LoadError("\"scale\": 0.5", "\"scale\": 0.0"), "scale: is 0"));
-  CHECK(Contains(LoadError("192", "257"), "crop: is larger than the resized image"));
-  CHECK(Contains(LoadError("6.5", "NaN"), "preprocess.json: not JSON"));
-  CHECK(Contains(LoadError("\"float32\"", "\"uint8\""), "takes the pixels as they are"));
-  CHECK(Contains(LoadError("\"accept\": [\"gray\"]", "\"accept\": [\"grey\"]"),
+  CHECK(Contains(SpecError("edgepack-preprocess", "other"), "format: is not edgepack-preprocess"));
+  CHECK(Contains(SpecError("\"version\": 1", "\"version\": 2"), "reads version 1"));
+  CHECK(Contains(SpecError("\"rgb\"", "\"rbg\""), "color: 'rbg' is none of rgb, bgr, gray"));
+  CHECK(Contains(SpecError("256", "0"), "resize.size: 0 is not between 1"));
+  CHECK(Contains(SpecError("256", "99999"), "resize.size: 99999"));
+  CHECK(Contains(SpecError(", \"size\": 256", ""), "resize.size: missing"));
+  CHECK(Contains(SpecError("\"shortest\"", "\"exact\""), "resize.height: missing"));
+  CHECK(Contains(SpecError("[1, 2, 3]", "[1, 2]"), "mean: needs 3 values"));
+  CHECK(Contains(SpecError("6.5", "0"), "std: is not above 0"));
+  CHECK(Contains(SpecError("\"scale\": 0.5", "\"scale\": 0.0"), "scale: is 0"));
+  CHECK(Contains(SpecError("192", "257"), "crop: is larger than the resized image"));
+  CHECK(Contains(SpecError("6.5", "NaN"), "preprocess.json: not JSON"));
+  CHECK(Contains(SpecError("\"float32\"", "\"uint8\""), "takes the pixels as they are"));
+  CHECK(Contains(SpecError("\"accept\": [\"gray\"]", "\"accept\": [\"grey\"]"),
                  "accept: 'grey' is none of"));
-  CHECK(Contains(LoadError("\"crop\"", "\"max_pixels\": 0, \"crop\""), "max_pixels: 0 is not"));
-  CHECK(Contains(LoadError("\"crop\"", "\"crops\": 1, \"crop\""), "crops: unknown key"));
+  CHECK(Contains(SpecError("\"crop\"", "\"max_pixels\": 0, \"crop\""), "max_pixels: 0 is not"));
+  CHECK(Contains(SpecError("\"crop\"", "\"crops\": 1, \"crop\""), "crops: unknown key"));
 }
 
 }  // namespace edgepack::testing

@@ -19,14 +19,13 @@ set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 cmake_path(GET CMAKE_CURRENT_LIST_DIR PARENT_PATH EDGEPACK_COMMON)
 cmake_path(GET EDGEPACK_COMMON PARENT_PATH _root)
 
-# edgepack_precompile(TARGET): the standard headers that most files begin with are read once. Not by
-# g++, in whose builds a file that forgets to include what it uses does not compile.
-function(edgepack_precompile target)
-  if(DEFINED EDGEPACK_ZIG)
-    target_precompile_headers(${target} PRIVATE
-      <algorithm> <array> <chrono> <cstdint> <filesystem> <functional> <map> <memory> <optional>
-      <set> <sstream> <stdexcept> <string> <string_view> <utility> <vector>)
-  endif()
+# edgepack_unity(TARGET): its sources are compiled as a few large ones, since headers take most of a
+# compiler's time. The `host` presets compile each file by itself: there one that forgets to include
+# what it uses fails.
+option(EDGEPACK_UNITY "compile our own sources as a few large ones" ON)
+function(edgepack_unity target)
+  set_target_properties(${target} PROPERTIES
+    UNITY_BUILD ${EDGEPACK_UNITY} UNITY_BUILD_BATCH_SIZE 18)
 endfunction()
 
 add_library(edgepack_options INTERFACE)

@@ -17,9 +17,9 @@ struct PublicKey {
   std::string application;  // of a hardware key, such as "ssh:"; else empty
   bool hardware = false;
 
-  std::string Fingerprint() const;
+  [[nodiscard]] std::string Fingerprint() const;
   // "ssh-ed25519 AAAA..."
-  std::string Line() const;
+  [[nodiscard]] std::string Line() const;
 };
 
 struct AllowedSigner {

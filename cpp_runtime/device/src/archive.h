@@ -47,7 +47,7 @@ class BundleArchive {
   size_t Read(void* out, size_t size);
 
   // Name of the top folder; empty before the first Next().
-  const std::string& top() const { return top_; }
+  [[nodiscard]] const std::string& top() const { return top_; }
 
  private:
   class Gzip;

@@ -18,7 +18,7 @@
 namespace edgepack::device {
 namespace {
 
-constexpr std::size_t kMaxBytes = std::size_t{64} << 20U;
+constexpr std::size_t kMaxLibraryBytes = std::size_t{64} << 20U;
 
 struct Architecture {
   const char* name;    // the first word of a triple
@@ -54,7 +54,7 @@ bool StartsWith(const std::string& text, const std::string& prefix) {
 
 std::string ReadSystemFile(const char* path) {
   const File file(OpenPath(path, O_RDONLY), path);
-  return file.fd() < 0 ? "" : file.ReadAll(kMaxBytes);
+  return file.fd() < 0 ? "" : file.ReadAll(kMaxLibraryBytes);
 }
 
 std::vector<std::string> Words(const std::string& text) {
@@ -175,7 +175,7 @@ void CheckMachine(const Manifest& manifest) {
 }
 
 void CheckLibc(const File& elf, const std::string& name) {
-  const std::string content = elf.ReadAll(kMaxBytes);
+  const std::string content = elf.ReadAll(kMaxLibraryBytes);
   const std::string loader = Loader(content);
   if (!loader.empty() && access(loader.c_str(), F_OK) != 0) {
     throw Refused("wrong-libc", name + " wants the loader " + loader + ", which is not here",

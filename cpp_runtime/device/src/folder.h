@@ -52,12 +52,14 @@ class Folder {
 
   /// Moves a folder that stands where a file or link belongs to <name>.damaged, replacing what is
   /// there; returns whether there was one.
+  // NOLINTNEXTLINE(modernize-use-nodiscard): what counts is what it does
   bool SetFolderAside(const std::string& name) const;
 
   void Rename(const std::string& name, const Folder& to, const std::string& new_name) const;
   void Rename(const std::string& from, const std::string& to) const { Rename(from, *this, to); }
   void Link(const std::string& name, const Folder& to, const std::string& new_name) const;
   /// Returns whether it was there.
+  // NOLINTNEXTLINE(modernize-use-nodiscard): what counts is what it does
   bool Remove(const std::string& name) const;
   /// A folder with all below it, or whatever it is.
   void RemoveTree(const std::string& name) const;

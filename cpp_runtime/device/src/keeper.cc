@@ -21,6 +21,7 @@
 #include "clock.h"
 #include "error.h"
 #include "layout.h"
+#include "lock.h"
 #include "supervise.h"
 
 namespace edgepack::device {
@@ -75,12 +76,6 @@ std::optional<File> OpenLock(const std::string& path, int flags) {
     ThrowNotOwn(path);
   }
   return file;
-}
-
-bool TryLock(const File& file) {
-  if (Retry([&] { return flock(file.fd(), LOCK_EX | LOCK_NB); }) == 0) return true;
-  if (errno != EWOULDBLOCK) ThrowErrno("lock", file.path());
-  return false;
 }
 
 sigset_t Signals() {

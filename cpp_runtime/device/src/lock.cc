@@ -16,15 +16,9 @@
 namespace edgepack::device {
 namespace {
 
-constexpr double kPollS = 0.05;
+constexpr double kLockPollS = 0.05;
 
-bool TryLock(const File& file) {
-  if (Retry([&] { return flock(file.fd(), LOCK_EX | LOCK_NB); }) == 0) return true;
-  if (errno != EWOULDBLOCK) ThrowErrno("lock", file.path());
-  return false;
-}
-
-std::optional<Holder> Parse(const std::string& text) {
+std::optional<Holder> ParseHolder(const std::string& text) {
   try {
     const JsonDocument document(text, kLock, "io");
     JsonObject root = document.Root();
@@ -62,12 +56,18 @@ File OpenLock(const Folder& root) {
 
 }  // namespace
 
+bool TryLock(const File& file) {
+  if (Retry([&] { return flock(file.fd(), LOCK_EX | LOCK_NB); }) == 0) return true;
+  if (errno != EWOULDBLOCK) ThrowErrno("lock", file.path());
+  return false;
+}
+
 Lock::Lock(const Folder& root, Holder me, double wait_s)
     : file_(OpenLock(root)), me_(std::move(me)) {
   const double deadline = Monotonic() + wait_s;
   bool ended = false;
   while (!TryLock(file_)) {
-    const std::optional<Holder> holder = Parse(file_.ReadAll(1U << 16U));
+    const std::optional<Holder> holder = ParseHolder(file_.ReadAll(1U << 16U));
     if (holder && !ended && !me_.session.empty() && holder->session == me_.session) {
       kill(static_cast<pid_t>(holder->pid), SIGTERM);
       ended = true;
@@ -79,7 +79,7 @@ Lock::Lock(const Folder& root, Holder me, double wait_s)
       throw Error(kExitDevice, "locked", who + " holds the lock of " + root.path(),
                   "wait for it, or give --wait SECONDS");
     }
-    Sleep(kPollS);
+    Sleep(kLockPollS);
   }
   me_.pid = getpid();
   me_.since = Timestamp(std::time(nullptr));
@@ -107,7 +107,7 @@ std::optional<Holder> Lock::Look(const Folder& root) {
   if (!there || !S_ISREG(there->st_mode)) return std::nullopt;
   const std::optional<File> file = root.Find(kLock);
   if (!file || TryLock(*file)) return std::nullopt;
-  return Parse(file->ReadAll(1U << 16U));
+  return ParseHolder(file->ReadAll(1U << 16U));
 }
 
 }  // namespace edgepack::device

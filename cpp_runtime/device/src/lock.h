@@ -19,6 +19,9 @@ struct Holder {
   std::string session;
 };
 
+/// Takes the exclusive lock of an open file. False: somebody else has it.
+bool TryLock(const File& file);
+
 /// The right to change something below a root folder; it ends with the object and with the process.
 class Lock {
  public:

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::size_t kMaxOut = std::size_t{1} << 20U;
 constexpr std::size_t kMaxErr = std::size_t{4} << 10U;
-constexpr double kPollS = 0.02;
+constexpr double kChildPollS = 0.02;
 
 struct Pipe {
   Pipe() {
@@ -132,14 +132,14 @@ Ended RunProgram(const std::vector<std::string>& words, double timeout_s) {
       break;
     }
     if (reader.is_open()) {
-      reader.Read(kPollS, &ended);
+      reader.Read(kChildPollS, &ended);
     } else {
-      Sleep(kPollS);
+      Sleep(kChildPollS);
     }
   }
   // What it started and left behind has the pipes, too.
   kill(-child, SIGKILL);
-  while (reader.is_open() && reader.Read(kPollS, &ended)) {
+  while (reader.is_open() && reader.Read(kChildPollS, &ended)) {
   }
   ended.max_rss_bytes = static_cast<std::uint64_t>(usage.ru_maxrss) * 1024;
   if (ended.timed_out) return ended;

@@ -11,7 +11,6 @@
 namespace edgepack::device {
 namespace {
 
-constexpr std::size_t kMaxSignatureBytes = std::size_t{64} << 10U;
 constexpr std::size_t kShownProblems = 4;
 
 /// Paths of all plain entries below `folder`, with `prefix` before them.

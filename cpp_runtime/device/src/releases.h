@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <set>
 #include <string>
@@ -10,6 +11,9 @@
 #include "store.h"
 
 namespace edgepack::device {
+
+/// Longer ones are not read: a signature has some 300 bytes.
+inline constexpr std::size_t kMaxSignatureBytes = std::size_t{64} << 10U;
 
 /// A manifest as it was signed, and what it says.
 struct SignedManifest {

@@ -10,19 +10,19 @@
 #include "error.h"
 #include "file.h"
 #include "manifest_reader.h"
+#include "releases.h"
 
 namespace edgepack::device {
 namespace {
 
-constexpr std::size_t kBlock = std::size_t{64} << 10U;
-constexpr std::size_t kMaxSignatureBytes = std::size_t{64} << 10U;
+constexpr std::size_t kCopyBlock = std::size_t{64} << 10U;
 
 /// Writes one blob from the beginning, from whatever gives its bytes, and checks its hash.
 template <typename Read>
 void Copy(const FileEntry& file, const std::string& shown_as, const Store& store, Read read) {
   if (store.PartSize(file.sha256) > 0) store.Begin(file.sha256).Discard();
   Part part = store.Begin(file.sha256);
-  std::vector<char> block(kBlock);
+  std::vector<char> block(kCopyBlock);
   while (const std::size_t count = read(part.size(), block.data(), block.size())) {
     if (count > file.size - part.size()) {
       part.Discard();

@@ -19,7 +19,7 @@ class WireReader {
   std::optional<uint32_t> Uint32();
   std::optional<std::string_view> String();
   std::optional<std::string_view> Bytes(size_t count);
-  bool AtEnd() const { return !failed_ && data_.empty(); }
+  [[nodiscard]] bool AtEnd() const { return !failed_ && data_.empty(); }
 
  private:
   std::string_view data_;

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kBegin = "-----BEGIN SSH SIGNATURE-----";
 constexpr std::string_view kEnd = "-----END SSH SIGNATURE-----";
-constexpr std::string_view kMagic = "SSHSIG";
+constexpr std::string_view kSshsigMagic = "SSHSIG";
 constexpr uint32_t kVersion = 1;
 // Authenticator data of FIDO2: someone touched the key.
 constexpr uint8_t kUserPresent = 0x01;
@@ -78,7 +78,7 @@ std::string Dearmor(std::string_view text) {
 Signature ParseSignature(std::string_view armored) {
   const std::string blob = Dearmor(armored);
   WireReader reader(blob);
-  if (reader.Bytes(kMagic.size()) != kMagic) Bad("it is not an SSH signature");
+  if (reader.Bytes(kSshsigMagic.size()) != kSshsigMagic) Bad("it is not an SSH signature");
   if (reader.Uint32() != kVersion) Bad("it is of another version");
   const auto key = reader.String();
   const auto purpose = reader.String();
@@ -114,7 +114,7 @@ Signature ParseSignature(std::string_view armored) {
 }
 
 bool Verifies(const Signature& signature, std::string_view message) {
-  std::string signed_data(kMagic);
+  std::string signed_data(kSshsigMagic);
   signed_data += WireString(signature.purpose);
   signed_data += WireString(signature.reserved);
   signed_data += WireString(signature.hash);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr char kPendingName[] = "pending.json";
 constexpr char kHighestName[] = "highest.json";
-constexpr std::size_t kMaxBytes = std::size_t{8} << 20U;
+constexpr std::size_t kMaxStateBytes = std::size_t{8} << 20U;
 
 std::string RecordName(const std::string& release) { return release + ".json"; }
 std::string CopyName(const std::string& release) { return release + ".manifest"; }
@@ -23,7 +23,7 @@ std::optional<std::string> ReadWhole(const Folder& folder, const std::string& na
   try {
     const std::optional<File> file = folder.Find(name);
     if (!file) return std::nullopt;
-    return file->ReadAll(kMaxBytes);
+    return file->ReadAll(kMaxStateBytes);
   } catch (const Error& error) {
     if (error.kind != "damaged") throw;
     return std::nullopt;
@@ -76,7 +76,7 @@ std::optional<Record> State::Find(const std::string& release) const {
   try {
     const std::optional<File> file = folder_.Find(RecordName(release));
     if (!file) return std::nullopt;
-    const JsonDocument document(file->ReadAll(kMaxBytes), file->path(), "damaged");
+    const JsonDocument document(file->ReadAll(kMaxStateBytes), file->path(), "damaged");
     JsonObject root = document.Root();
     Record record;
     record.release = release;
@@ -158,7 +158,7 @@ std::int64_t State::NextSerial() const {
 std::optional<Pending> State::pending() const {
   const std::optional<File> file = folder_.Find(kPendingName);
   if (!file) return std::nullopt;
-  const JsonDocument document(file->ReadAll(kMaxBytes), file->path(), "damaged");
+  const JsonDocument document(file->ReadAll(kMaxStateBytes), file->path(), "damaged");
   JsonObject root = document.Root();
   Pending pending{root.String("release"), ReadOptional("fallback", &root),
                   ReadOptional("older", &root), root.Int("attempts"), root.String("by")};
@@ -187,7 +187,7 @@ std::optional<std::int64_t> State::ReadHighest() const {
   try {
     const std::optional<File> file = folder_.Find(kHighestName);
     if (!file) return std::nullopt;
-    const JsonDocument document(file->ReadAll(kMaxBytes), file->path(), "damaged");
+    const JsonDocument document(file->ReadAll(kMaxStateBytes), file->path(), "damaged");
     return document.Root().Int("version");
   } catch (const Error& error) {
     if (error.kind != "damaged") throw;

@@ -41,7 +41,7 @@ namespace {
 
 constexpr double kTickS = 0.25;
 // What a process gets between SIGTERM and SIGKILL.
-constexpr double kGraceS = 10;
+constexpr double kAppGraceS = 10;
 // Loading a model from a slow card takes longer than the app's usual silence.
 constexpr double kStartS = 60;
 constexpr double kRecoverS = 3600;
@@ -544,7 +544,7 @@ class Supervisor {
   /// SIGTERM, and SIGKILL for what does not care.
   std::optional<int> Stop(App* app) {
     app->Signal(SIGTERM);
-    const double deadline = Monotonic() + kGraceS;
+    const double deadline = Monotonic() + kAppGraceS;
     std::optional<int> status;
     while (!(status = app->Ended())) {
       if (Monotonic() > deadline) app->Signal(SIGKILL);
@@ -566,7 +566,7 @@ class Supervisor {
     }
     const pid_t group = app != nullptr ? app->pid() : -1;
     for (std::string text; !(text = notify_.Next(group)).empty();) {
-      app->Sign(text);
+      if (app != nullptr) app->Sign(text);
     }
     if (app != nullptr && output >= 0) Copy(app->output());
     if (Monotonic() - told_ >= 1) {

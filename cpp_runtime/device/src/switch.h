@@ -16,6 +16,7 @@ class Switch {
   /// Makes a release current, if every byte of it is right, and tests it. If the test fails, what
   /// was current is so again, and the error says that.
   /// Throws Error "damaged", and what `CheckHealth` throws.
+  // NOLINTNEXTLINE(modernize-use-nodiscard): what counts is what it does
   Health Activate(const std::string& release, const std::string& by) const;
 
   /// Ends what was interrupted: a release that is being tested is tested again, or given up if that
@@ -24,6 +25,7 @@ class Switch {
 
   /// Removes releases that are neither current, previous nor one of the `keep` newest, and then
   /// what no release needs. Returns the ids of those removed.
+  // NOLINTNEXTLINE(modernize-use-nodiscard): what counts is what it does
   std::vector<std::string> Prune(int keep) const;
   /// Those that `Prune` would remove if `release` were current.
   [[nodiscard]] std::vector<std::string> Removable(int keep, const std::string& release) const;
@@ -33,6 +35,7 @@ class Switch {
   void UpdateTool(const std::string& release) const;
 
  private:
+  // NOLINTNEXTLINE(modernize-use-nodiscard): what counts is what it does
   Health Test(const Pending& pending) const;
   void GoBack(const Pending& pending) const;
   void Commit(const Pending& pending, const Health& health) const;

@@ -16,7 +16,7 @@ namespace {
 constexpr char kSigners[] = "allowed_signers";
 constexpr char kBoard[] = "board";
 constexpr char kClock[] = "clock";
-constexpr std::size_t kMaxBytes = std::size_t{1} << 20U;
+constexpr std::size_t kMaxTrustBytes = std::size_t{1} << 20U;
 constexpr std::time_t kDayS = 86400;
 constexpr std::time_t kLeapS = 366 * kDayS;
 // Time zones that somebody took for UTC are no disagreement.
@@ -29,7 +29,7 @@ bool Agree(std::time_t now, std::optional<std::time_t> second) {
 std::optional<std::string> Read(const Folder& folder, const char* name) {
   const std::optional<File> file = folder.Find(name);
   if (!file) return std::nullopt;
-  return file->ReadAll(kMaxBytes);
+  return file->ReadAll(kMaxTrustBytes);
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ TestBundle WithApp(const std::string& script) {
   return bundle;
 }
 
-std::string Answer(const std::string& error, const std::string& run_ms = "2") {
+std::string HealthAnswer(const std::string& error, const std::string& run_ms = "2") {
   return "echo '{\"expected\":{\"max_abs_error\":" + error +
          ",\"max_abs_reference\":2,\"tolerance\":1e-4},\"run_ms\":" + run_ms +
          ",\"rss_peak_bytes\":9000000}'\n";
@@ -115,10 +115,10 @@ TEST_CASE("a release that does not work there is gone back from") {
     CHECK(Contains(error, "release 000000000001 is current again"));
     return error;
   };
-  CHECK(Contains(error_of(WithApp(Answer("0.5"))), "health-failed"));
-  CHECK(
-      Contains(error_of(WithApp(Answer("0.5"))), "outputs differ by 0.5, allowed are 0.0001 of 2"));
-  CHECK(Contains(error_of(WithApp(Answer("null"))), "the outputs are no numbers"));
+  CHECK(Contains(error_of(WithApp(HealthAnswer("0.5"))), "health-failed"));
+  CHECK(Contains(error_of(WithApp(HealthAnswer("0.5"))),
+                 "outputs differ by 0.5, allowed are 0.0001 of 2"));
+  CHECK(Contains(error_of(WithApp(HealthAnswer("null"))), "the outputs are no numbers"));
   CHECK(Contains(error_of(WithApp("kill -SEGV $$")), "health-crashed"));
   CHECK(Contains(error_of(WithApp("echo broken >&2; exit 5")), "exit code 5: broken"));
   CHECK(Contains(error_of(WithApp("echo '{\"error\":{\"message\":\"no model\"}}'; exit 5")),
@@ -127,10 +127,10 @@ TEST_CASE("a release that does not work there is gone back from") {
   TestBundle hangs = WithApp("sleep 60 & sleep 60");
   hangs.health = R"({"timeout_s":0.3,"max_latency_ms":null,"max_memory_mb":null})";
   CHECK(Contains(error_of(hangs), "health-timeout"));
-  TestBundle slow = WithApp(Answer("0", "51"));
+  TestBundle slow = WithApp(HealthAnswer("0", "51"));
   slow.health = R"({"timeout_s":20,"max_latency_ms":50,"max_memory_mb":null})";
   CHECK(Contains(error_of(slow), "over-latency"));
-  TestBundle large = WithApp(Answer("0"));
+  TestBundle large = WithApp(HealthAnswer("0"));
   large.health = R"({"timeout_s":20,"max_latency_ms":null,"max_memory_mb":8.5})";
   CHECK(Contains(error_of(large), "over-memory"));
   TestBundle blind;

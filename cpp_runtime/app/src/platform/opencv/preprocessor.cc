@@ -13,8 +13,7 @@
 namespace edgepack {
 namespace {
 
-using Interpolation = PreprocessSpec::Interpolation;
-using Mode = PreprocessSpec::Resize::Mode;
+using ResizeMode = PreprocessSpec::Resize::Mode;
 
 /// A long thin photo would otherwise take any amount of memory; edgepack/preprocess/spec.py has the
 /// same limit.
@@ -43,28 +42,28 @@ Size LetterboxSize(Size image, Size into) {
   return {into.width, std::max<std::int64_t>(1, (2 * height * into.width + width) / (2 * width))};
 }
 
-bool IsPillows(Interpolation interpolation) {
-  return interpolation == Interpolation::kPilBilinear ||
-         interpolation == Interpolation::kPilBicubic;
+bool IsPillows(PreprocessSpec::Interpolation interpolation) {
+  return interpolation == PreprocessSpec::Interpolation::kPilBilinear ||
+         interpolation == PreprocessSpec::Interpolation::kPilBicubic;
 }
 
-cv::Mat Scaled(const cv::Mat& image, cv::Size size, Interpolation interpolation) {
+cv::Mat Scaled(const cv::Mat& image, cv::Size size, PreprocessSpec::Interpolation interpolation) {
   if (image.size() == size) return image;
   int filter = cv::INTER_LINEAR;
   switch (interpolation) {
-    case Interpolation::kPilBilinear:
+    case PreprocessSpec::Interpolation::kPilBilinear:
       return PillowResize(image, size, PillowFilter::kBilinear);
-    case Interpolation::kPilBicubic:
+    case PreprocessSpec::Interpolation::kPilBicubic:
       return PillowResize(image, size, PillowFilter::kBicubic);
-    case Interpolation::kLinear:
+    case PreprocessSpec::Interpolation::kLinear:
       break;
-    case Interpolation::kNearest:
+    case PreprocessSpec::Interpolation::kNearest:
       filter = cv::INTER_NEAREST;
       break;
-    case Interpolation::kArea:
+    case PreprocessSpec::Interpolation::kArea:
       filter = cv::INTER_AREA;
       break;
-    case Interpolation::kCubic:
+    case PreprocessSpec::Interpolation::kCubic:
       filter = cv::INTER_CUBIC;
       break;
   }
@@ -77,8 +76,8 @@ cv::Mat ResizeBy(const cv::Mat& image, const PreprocessSpec& spec) {
   const PreprocessSpec::Resize& resize = *spec.resize;
   const Size from = image.size();
   const Size asked(resize.size.width, resize.size.height);
-  const Size size = resize.mode == Mode::kShortest ? ShortestSize(from, asked.height) : asked;
-  const Size inner = resize.mode == Mode::kLetterbox ? LetterboxSize(from, asked) : size;
+  const Size size = resize.mode == ResizeMode::kShortest ? ShortestSize(from, asked.height) : asked;
+  const Size inner = resize.mode == ResizeMode::kLetterbox ? LetterboxSize(from, asked) : size;
   // As many as a photo may have, or as the spec itself asks for.
   const std::int64_t most = std::min(kMaxResizedPixels, std::max(asked.area(), spec.max_pixels));
   // Pillow's filters take the width first: an image of the old height.
@@ -87,7 +86,7 @@ cv::Mat ResizeBy(const cv::Mat& image, const PreprocessSpec& spec) {
     throw ImageError("image of " + Text(from) + " pixels would be resized to " + Text(size),
                      "cut it to a less extreme shape");
   }
-  if (resize.mode != Mode::kLetterbox) return Scaled(image, inner, spec.interpolation);
+  if (resize.mode != ResizeMode::kLetterbox) return Scaled(image, inner, spec.interpolation);
   const cv::Mat small = Scaled(image, inner, spec.interpolation);
   const cv::Size outer = size;
   cv::Mat canvas(outer, image.type(), cv::Scalar::all(resize.fill));
