@@ -230,6 +230,7 @@ _SOURCES = (
     "native/toolchain.py",
 )
 _DEPENDENCIES = ("apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "onnxruntime")
+_EXTRAS = ("onnxscript", "tflite", "torch")  # where they are installed
 
 
 def _compile_key(job: Job) -> str:
@@ -247,13 +248,23 @@ def _compile_key(job: Job) -> str:
         "board": board,
         "optimize": job.project.optimize,
         "toolchain": job.toolchain.toolchain.title,
-        "dependencies": {name: importlib.metadata.version(name) for name in _DEPENDENCIES},
+        "dependencies": {
+            **{name: importlib.metadata.version(name) for name in _DEPENDENCIES},
+            **{name: _version(name) for name in _EXTRAS},
+        },
         "sources": {
             str(source.relative_to(_PACKAGE)): hashlib.sha256(source.read_bytes()).hexdigest()
             for source in _compiler_sources()
         },
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _compiler_sources() -> Iterator[Path]:

@@ -24,7 +24,6 @@ from edgepack.model.errors import (
 from edgepack.model.exported import read_exported
 from edgepack.model.external import load_external_data
 from edgepack.model.structure import check_structure, subgraphs
-from edgepack.model.tflite import read_tflite
 
 # The element types a kernel may read or write, by their numpy names.
 DTYPES = frozenset(
@@ -176,6 +175,13 @@ def walk_nodes(graph: Any) -> Iterator[Any]:
 
 
 # ---------------------------------------------------------------- reading
+
+
+def read_tflite(path: Path) -> Any:
+    """See `edgepack.model.tflite`, which needs numpy: few commands read a model."""
+    from edgepack.model import tflite
+
+    return tflite.read_tflite(path)
 
 
 # Formats that are read as ONNX; each needs an extra (see pyproject.toml).
