@@ -185,7 +185,12 @@ def read_tflite(path: Path) -> Any:
 
 
 # Formats that are read as ONNX; each needs an extra (see pyproject.toml).
-_READERS: dict[str, Callable[[Path], Any]] = {".pt2": read_exported, ".tflite": read_tflite}
+_READERS: dict[str, Callable[[Path], Any]] = {
+    ".pt": read_exported,
+    ".pt2": read_exported,
+    ".pth": read_exported,
+    ".tflite": read_tflite,
+}
 
 
 def _read(path: Path) -> tuple[Any, list[Path]]:

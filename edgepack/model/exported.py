@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pickle
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from edgepack.base.errors import ModelError
-from edgepack.model.errors import NotOnnxError
+from edgepack.model.errors import NotOnnxError, TruncatedModelError
 
 _OPSET = 18  # the lowest that the exporter writes without converting
 
@@ -19,11 +27,17 @@ class NotExportedError(NotOnnxError):
     """The file is no program that PyTorch can load and export."""
 
 
+class UnsafeProgramError(NotExportedError):
+    """The file holds what PyTorch would run when it reads it."""
+
+
 def read_exported(path: Path) -> Any:
     """The program at `path` as an `onnx.ModelProto`; its weights are in it.
 
-    Raises `TorchExtraError`, and `NotExportedError` with PyTorch's own reason.
+    Raises `TruncatedModelError`, `UnsafeProgramError`, `TorchExtraError`, and `NotExportedError`
+    with PyTorch's own reason.
     """
+    _check_archive(path)
     try:
         import onnxscript  # type: ignore[import-not-found]  # noqa: F401 - what the exporter needs
         import torch  # type: ignore[import-not-found]
@@ -35,9 +49,12 @@ def read_exported(path: Path) -> Any:
             "torch.onnx.export(model, inputs, 'model.onnx', dynamo=True)",
         ) from None
     try:
-        program = torch.export.load(path)
+        with _only_weights():
+            program = torch.export.load(path)
         exported = torch.onnx.export(program, dynamo=True, opset_version=_OPSET, verbose=False)
         return exported.model_proto
+    except pickle.UnpicklingError:
+        raise _unsafe(path, "pickles of more than tensors") from None
     except Exception as error:
         # Its own exceptions have no common class but this.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -45,3 +62,118 @@ def read_exported(path: Path) -> Any:
             f"{path}: PyTorch cannot load or export this program: {reason}",
             hint="write it with torch.export.save, by a version of torch that is not newer",
         ) from error
+
+
+# ---------------------------------------------------------------- before PyTorch reads it
+
+# torch/csrc/export/pt2_archive_constants.h; the second is how torch 2.7 and older wrote it.
+_PROGRAM = re.compile(r"[^/]+/models/[^/]+\.json|serialized_exported_program\.json")
+
+# What is not read as tensors: pickles of any class, and libraries that are loaded.
+_RUN = {
+    "opaque_obj_": "a pickled Python object",
+    "custom_obj_": "an object of a custom class",
+    "aotinductor/": "compiled code",
+}
+
+# A sympy expression, as a string or as its `srepr`: no attribute and no function whose name starts
+# with a small letter, as Python's own do. It is evaluated.
+_EXPRESSION = re.compile(
+    r"""(?: '[\w.+-]*' | [A-Z]\w* | [a-z]\w*(?==) | [a-z]+\d+
+      | \d+(?:\.\d+)?(?:e[+-]?\d+)? | [\s()+*/%<>=!&|,~-] )*""",
+    re.VERBOSE | re.ASCII,
+)
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse what is damaged, what is no program, and what would run when it is read."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _check_members(path, archive)
+    except (RuntimeError, NotImplementedError) as error:
+        # Encrypted, or packed in a way that zipfile doesn't know.
+        raise _no_program(path, f"another kind of archive ({error})") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError):
+        with path.open("rb") as file:
+            start = file.read(4)
+        if start.startswith(b"PK"):
+            raise TruncatedModelError(
+                f"{path}: the file is damaged, or ends in the middle of the program",
+                hint="copy or download it again",
+            ) from None
+        what = "a pickle" if start.startswith(b"\x80") else "another kind of file"
+        raise _no_program(path, what) from None
+
+
+def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
+    names = archive.namelist()
+    if not any(_PROGRAM.fullmatch(name) for name in names):
+        parts = {name.partition("/")[2] for name in names}
+        if any(part.startswith("code/") for part in parts):
+            raise _no_program(path, "a TorchScript archive")
+        what = "weights of torch.save" if "data.pkl" in parts else "another kind of archive"
+        raise _no_program(path, what)
+    for name in names:
+        for part, what in _RUN.items():
+            if part in name.lower():
+                raise _unsafe(path, f"{what}: {name}")
+    if (damaged := archive.testzip()) is not None:
+        raise TruncatedModelError(
+            f"{path}: the file is damaged: the checksum of {damaged} differs",
+            hint="copy or download it again",
+        )
+    for name in names:
+        if "models/" in name.lower() or name.lower().endswith(".json"):
+            try:
+                expressions = list(_expressions(json.loads(archive.read(name))))
+            except (ValueError, RecursionError):
+                raise NotExportedError(f"{path}: {name} is not JSON") from None
+            for expression in expressions:
+                if not isinstance(expression, str) or not _EXPRESSION.fullmatch(expression):
+                    raise _unsafe(path, f"what is no size: {str(expression)[:80]!r}")
+
+
+def _expressions(value: Any) -> Iterator[Any]:
+    """All expressions in a part of a program's JSON."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key == "expr_str":
+                yield inner
+            else:
+                yield from _expressions(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _expressions(inner)
+
+
+@contextmanager
+def _only_weights() -> Iterator[None]:
+    """PyTorch unpickles nothing but tensors and plain containers, though its loader asks for more.
+
+    https://docs.pytorch.org/docs/stable/notes/serialization.html#environment-variables
+    """
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _no_program(path: Path, what: str) -> NotExportedError:
+    return NotExportedError(
+        f"{path}: no exported PyTorch program but {what}",
+        hint="torch.export.save(torch.export.export(model.eval(), (example,)), 'model.pt2')",
+    )
+
+
+def _unsafe(path: Path, what: str) -> UnsafeProgramError:
+    return UnsafeProgramError(
+        f"{path}: reading this program would run what it holds: {what}",
+        hint="export the model to ONNX where it was trained: "
+        "torch.onnx.export(model, inputs, 'model.onnx', dynamo=True)",
+    )

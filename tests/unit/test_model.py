@@ -24,7 +24,6 @@ from edgepack.model.errors import (
     ShapeOverrideError,
     TruncatedModelError,
 )
-from edgepack.model.exported import TorchExtraError
 from tests import onnx_models
 from tests.onnx_models import Builder
 
@@ -357,15 +356,6 @@ def test_shapes_are_inferred_without_the_values_of_weights(tmp_path: Path) -> No
     }
     assert shapes == {wide: (1, 60), "y": (3, 20)}
     assert infer_shapes(proto, with_weights=True).graph.initializer == proto.graph.initializer
-
-
-def test_a_pytorch_program_needs_an_extra(tmp_path: Path) -> None:
-    """torch is no package of the tests'; what it does with a program is not tested."""
-    path = tmp_path / "net.pt2"
-    path.write_bytes(b"PK")
-    with pytest.raises(TorchExtraError, match=r"net\.pt2: .* not installed: ") as caught:
-        load_model(ModelSpec(path=path))
-    assert "pip install 'edgepack[torch]'" in str(caught.value.hint)
 
 
 def test_an_input_without_dimensions_becomes_a_constant(tmp_path: Path) -> None:
