@@ -326,7 +326,13 @@ MODELS = (
         inputs=_photo(320, 320, 0, 1 / 255),
         shapes={"images": (1, 3, 320, 320)},
     ),
-    RealModel(name="scikit-learn forest", path=_forest, inputs=_digits, emulated=50),
+    RealModel(
+        name="scikit-learn forest",
+        path=_forest,
+        inputs=_digits,
+        shapes={"X": (1, 64)},
+        emulated=50,
+    ),
 )
 
 
