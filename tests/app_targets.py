@@ -12,7 +12,7 @@ from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
 from edgepack.base.process import run
 from edgepack.boards import get_board
 from edgepack.native.app import cmake_arguments
-from edgepack.native.opencv import build_opencv, jobs, tool
+from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, tool
 from edgepack.native.sources import source_hashes
 from edgepack.native.toolchain import find
 
@@ -26,11 +26,16 @@ def app_probe() -> Path:
 
 
 @functools.cache
-def build_targets(targets: tuple[str, ...], *arguments: str) -> dict[str, Path]:
-    """Files that CMake's `targets` make, by name, configured with `arguments` as well."""
+def build_targets(
+    targets: tuple[str, ...], *arguments: str, opencv: OpenCvBuild | None = None
+) -> dict[str, Path]:
+    """Files that CMake's `targets` make, by name, configured with `arguments` as well.
+
+    `opencv` is the board's unless given.
+    """
     board = get_board("local")
     toolchain = find("gnu", board)
-    opencv = build_opencv(board, toolchain)
+    opencv = opencv or build_opencv(board, toolchain)
     words = [*cmake_arguments(opencv, toolchain, ()), *arguments]
     key = _digest([source_hashes(SOURCE, tests=True), opencv.key, arguments])
     out = cache_dir() / "app-targets" / f"{targets[0]}-{key}"

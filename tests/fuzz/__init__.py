@@ -4,7 +4,9 @@
 
 builds the targets of cpp_runtime/{app,device}/fuzz with clang and the sanitizers, replays the
 corpus and goes on from it, for N seconds in all (default 600). With `--keep`, inputs that reach new
-code are added to the corpus; an input that fails is always left in the working folder.
+code are added to the corpus; an input that fails is always left in the working folder. OpenCV's
+decoders are built for it as well, so that the fuzzer sees their branches and their memory; the
+short form in the tests takes OpenCV as it is.
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ import subprocess
 import tempfile
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgepack.boards import get_board
+from edgepack.native.opencv import OpenCvBuild, build_opencv
+from edgepack.native.toolchain import find
 from tests import app_targets, device_tool
 from tests.support import require_tool
 
@@ -37,20 +42,43 @@ class Outcome:
     failed: str
 
 
-def build() -> dict[str, Path]:
-    """The targets' programs by name."""
+def build(*, decoders: bool = False) -> dict[str, Path]:
+    """The targets' programs by name; with `decoders`, OpenCV is instrumented, too."""
     clang = require_tool("clang++", "clang++-14")
-    arguments = (
+    compilers = (
         f"-DCMAKE_C_COMPILER={clang.replace('clang++', 'clang')}",
         f"-DCMAKE_CXX_COMPILER={clang}",
-        "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
-        "-DEDGEPACK_FUZZ=ON",
     )
+    arguments = (*compilers, "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DEDGEPACK_FUZZ=ON")
+    app = (*_programs(APP_TARGETS), "fuzz-kernels")
+    opencv, more = None, ()
+    if decoders:
+        opencv = _instrumented_opencv(compilers)
+        # What nobody calls, and would lead to parts of OpenCV that the slim one leaves out: the
+        # sanitizer keeps it, where the linker drops it otherwise.
+        more = ("-DCMAKE_EXE_LINKER_FLAGS=-Wl,--unresolved-symbols=ignore-all",)
     programs = {
         **device_tool.build_targets(_programs(DEVICE_TARGETS), *arguments),
-        **app_targets.build_targets((*_programs(APP_TARGETS), "fuzz-kernels"), *arguments),
+        **app_targets.build_targets(app, *arguments, *more, opencv=opencv),
     }
     return {target: programs[f"fuzz-{target}"] for target in TARGETS}
+
+
+def _instrumented_opencv(compilers: tuple[str, ...]) -> OpenCvBuild:
+    """OpenCV with the address sanitizer and counters of edges. (Its arithmetic is full of what the
+    sanitizer of undefined behaviour reports.)"""
+    board = get_board("local")
+    toolchain = find("gnu", board)
+    flags = (*board.runtime_flags["gnu"], "-fsanitize=address,fuzzer-no-link", "-g1")
+    more = ("-DEDGEPACK_SANITIZE=ON", "-DCMAKE_TRY_COMPILE_TARGET_TYPE=STATIC_LIBRARY")
+    return build_opencv(
+        replace(board, target=replace(board.target, runtime_flags={"gnu": flags})),
+        replace(
+            toolchain,
+            cmake_args=(*toolchain.cmake_args, *compilers, *more),
+            version="of clang, for fuzzing",
+        ),
+    )
 
 
 def _programs(targets: Sequence[str]) -> tuple[str, ...]:

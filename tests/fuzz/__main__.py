@@ -25,7 +25,7 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     if cache := os.environ.get("EDGEPACK_CACHE"):
         set_cache_dir(Path(cache))
-    programs = fuzz.build()
+    programs = fuzz.build(decoders=True)
     runs = args.targets or [*programs, *readers.PAIRS]
     seconds = max(1, args.seconds // len(runs))
     failed = False
