@@ -32,6 +32,8 @@ KINDS = ("systemd", "busybox", "light")
 """A full-system board under systemd or busybox's init; a light one, whose process 1 is sshd's."""
 
 _LIMIT_S = 300
+# 40 photos that each leave something would take more; a page or two are the allocator's affair.
+LEAK_KB = 16
 _DISK_MB = {"systemd": 512, "busybox": 512, "light": 64}
 # Two processes of ours whose command lines the emulator of a light board has twice.
 _APP = "pgrep -a -f '/edgepack-run [-]-watch'"
@@ -250,7 +252,7 @@ class Life:
             "status names no problem; every file of the release has its hash",
             "nothing is left of what was interrupted",
             *(f"{key}: as at the beginning ({value})" for key, value in after.items()),
-            *(["40 photos more take no more memory"] if self.kind != "light" else []),
+            *([f"40 photos more take less than {LEAK_KB} KB"] if self.kind != "light" else []),
         ]
 
     def _account(self) -> dict[str, str]:
@@ -293,7 +295,9 @@ class Life:
         self.answer("more40.png")
         self.pi.run(f"rm {PHOTOS}/last {PHOTOS}/more*.png")
         after = anonymous_kb()
-        return f"the app took {before} KB, after 40 photos more {after}" if after > before else ""
+        if after - before < LEAK_KB:
+            return ""
+        return f"the app took {before} KB, after 40 photos more {after}"
 
 
 @contextlib.contextmanager
