@@ -20,7 +20,7 @@ class CuttingProxy:
     connection stalls for `stall_s` seconds after `stall_after` bytes. `refuse` is the share of
     connections that are reset at once (after the first), chosen by `seed`. `up_bytes` have been
     forwarded to the target, of `connections` connections `refused` were refused and `cuts` were
-    cut, and `answers` counts how often the target began to speak after it was spoken to.
+    cut.
     """
 
     def __init__(
@@ -48,8 +48,7 @@ class CuttingProxy:
         self.port: int = self._listener.getsockname()[1]
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._end = threading.Event()
-        self.connections = self.refused = self.cuts = self.up_bytes = self.answers = 0
-        self._spoken_to = False
+        self.connections = self.refused = self.cuts = self.up_bytes = 0
 
     def __enter__(self) -> CuttingProxy:
         self._threads[0].start()
@@ -91,7 +90,6 @@ class CuttingProxy:
             while data := client.recv(16 << 10):
                 if self._cut_after is not None:
                     data = data[: self._cut_after - sent]
-                self._spoken_to = True
                 server.sendall(data)
                 sent += len(data)
                 self.up_bytes += len(data)
@@ -112,9 +110,6 @@ class CuttingProxy:
     def _down(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(64 << 10):
-                if self._spoken_to:
-                    self._spoken_to = False
-                    self.answers += 1
                 client.sendall(data)
         with contextlib.suppress(OSError):
             client.shutdown(socket.SHUT_WR)

@@ -55,6 +55,10 @@ class Sshd:
             time.sleep(0.02)
         return len(children.read_text().split())
 
+    def started_sessions(self) -> int:
+        """Commands and subsystems that were ever asked for."""
+        return (self.folder / "log").read_bytes().count(b"Starting session: ")
+
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait()
@@ -72,7 +76,7 @@ def start(folder: Path, *, extra: str = "", host_key_kind: str = "ed25519") -> S
         f"ListenAddress 127.0.0.1\nHostKey {host_key}\n"
         f"AuthorizedKeysFile {folder}/authorized\nPidFile none\nStrictModes no\nUsePAM no\n"
         "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin yes\n"
-        f"Subsystem sftp internal-sftp\nMaxStartups 100\n{extra}\n"
+        f"Subsystem sftp internal-sftp\nMaxStartups 100\nLogLevel VERBOSE\n{extra}\n"
     )
     for _ in range(10):
         with closed_port() as port:
