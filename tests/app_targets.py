@@ -1,4 +1,4 @@
-"""Programs of cpp_runtime/app beside the app itself, built for this machine, for tests."""
+"""Programs of cpp_runtime/app beside the app itself, built for tests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
@@ -14,15 +15,82 @@ from edgepack.boards import get_board
 from edgepack.native.app import cmake_arguments
 from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, tool
 from edgepack.native.sources import source_hashes
-from edgepack.native.toolchain import find
+from edgepack.native.toolchain import Toolchain, find
+from tests.support import ctest_build, require_tool
 
 SOURCE = data_file("cpp_runtime") / "app"
+PROBE = "app-probe"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A preset of cpp_runtime/app/CMakePresets.json and what it needs on this machine."""
+
+    board: str
+    toolchain: str
+    tools: tuple[str, ...] = ()
+    target: str = "all"
+
+
+PRESETS = {
+    "host": Preset(board="local", toolchain="gnu", tools=("g++",)),
+    "host-sanitize": Preset(board="local", toolchain="gnu", tools=("g++",)),
+    "host-thread": Preset(board="local", toolchain="gnu", tools=("g++",), target="thread-tests"),
+    "armhf": Preset(board="pynq", toolchain="zig", tools=("qemu-arm-static",)),
+    "aarch64": Preset(board="rasp3b-64", toolchain="zig", tools=("qemu-aarch64-static",)),
+}
+
+
+def build_preset(name: str, *targets: str) -> Path:
+    """Configure a preset and build `targets` of it (its own unless named); returns its folder.
+
+    The folder, `ctest_build(name)`, is `locked` by whoever works in it.
+    """
+    folder, toolchain = configure(name)
+    words = [tool("cmake"), "--build", folder, "--parallel", str(jobs()), "--target"]
+    run(
+        [*words, *(targets or (PRESETS[name].target,))],
+        env=toolchain.env,
+        what=f"building preset {name}",
+    )
+    return folder
+
+
+def configure(name: str) -> tuple[Path, Toolchain]:
+    """Configure a preset; returns its folder, kept in the cache, and its toolchain."""
+    preset = PRESETS[name]
+    for program in preset.tools:
+        require_tool(program)
+    board = get_board(preset.board)
+    toolchain = find(preset.toolchain, board)
+    opencv = build_opencv(board, toolchain)
+    folder = ctest_build(name)
+    run(
+        [
+            tool("cmake"),
+            f"--preset={name}",
+            f"-B{folder}",
+            # The cache may have been filled from another checkout.
+            "--fresh",
+            *cmake_arguments(opencv, toolchain, board.runtime_flags[preset.toolchain]),
+        ],
+        cwd=SOURCE,
+        env=toolchain.env,
+        what=f"configuring preset {name}",
+    )
+    return folder, toolchain
+
+
+@functools.cache
 def app_probe() -> Path:
     """The program that prints what the reader of preprocess.json reads, with sanitizers."""
-    name = "app-probe"
-    return build_targets((name,), "-DEDGEPACK_SANITIZE=ON", "-DEDGEPACK_TESTS=ON")[name]
+    out = cache_dir() / "app-targets" / f"{PROBE}-{_digest(source_hashes(SOURCE, tests=True))}"
+    with locked(out):
+        if not out.exists():
+            with locked(ctest_build("host-sanitize")), atomic_dir(out) as work:
+                folder = build_preset("host-sanitize", PROBE)
+                shutil.copy(folder / "tests" / PROBE, work / PROBE)
+    return out / PROBE
 
 
 @functools.cache

@@ -1,31 +1,102 @@
-"""edgepack-device built by this machine's g++, for tests."""
+"""edgepack-device built for tests: by the presets of its ctest, or with steps to be killed at."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
-from edgepack.boards import Board
-from edgepack.native.device_tool import TOOL, compile_tool, fetch_sources, source_key, zig_arguments
+from edgepack.base.process import run
+from edgepack.boards import Board, get_board
+from edgepack.native.device_tool import (
+    TOOL,
+    build_device_tool,
+    compile_tool,
+    fetch_sources,
+    source_key,
+    zig_arguments,
+)
+from edgepack.native.opencv import jobs, tool
+from edgepack.native.toolchain import zig_executable
+from tests.support import ctest_build, require_tool
 
+SOURCE = data_file("cpp_runtime") / "device"
 PROBE = "device-probe"
+PRESETS = {
+    "host": "g++",
+    "host-sanitize": "g++",
+    "armhf": "qemu-arm-static",
+    "aarch64": "qemu-aarch64-static",
+}
+"""The presets of cpp_runtime/device/CMakePresets.json, and what each needs on this machine."""
 
 
-def host_tool(*, faults: bool = False, sanitize: bool = False) -> Path:
-    """The tool with or without the steps that tests can kill it at, and with sanitizers.
+def preset_folder(name: str) -> Path:
+    """CMake's folder of a preset; it is `locked` by whoever works in it."""
+    return ctest_build(f"device-{name}")
+
+
+def build_preset(name: str, *targets: str) -> Path:
+    """Configure a preset and build `targets` of it (all unless named); returns its folder."""
+    folder = configure(name)
+    words = [tool("cmake"), "--build", folder, "--parallel", str(jobs())]
+    run(
+        [*words, "--target", *targets] if targets else words,
+        env=_environment(),
+        what=f"building preset {name}",
+    )
+    return folder
+
+
+def configure(name: str) -> Path:
+    """Configure a preset; returns its folder, kept in the cache."""
+    require_tool(PRESETS[name])
+    folder = preset_folder(name)
+    run(
+        [
+            tool("cmake"),
+            f"--preset={name}",
+            f"-B{folder}",
+            # The cache may have been filled from another checkout.
+            "--fresh",
+            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+            f"-DEDGEPACK_THIRD_PARTY={fetch_sources()}",
+            f"-DEDGEPACK_ZIG={zig_executable()}",
+        ],
+        cwd=SOURCE,
+        env=_environment(),
+        what=f"configuring preset {name}",
+    )
+    return folder
+
+
+def _environment() -> dict[str, str]:
+    return {"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")}
+
+
+def host_tool(*, faults: bool = False) -> Path:
+    """The tool that this machine's bundles bring, or one with the steps that tests can kill it at.
 
     With the steps it is not static: `tests.faults.preload` can stand between it and libc.
     """
-    options = [f"-DEDGEPACK_FAULTS={_on(faults)}", f"-DEDGEPACK_SANITIZE={_on(sanitize)}"]
-    return _build(TOOL, *options, f"-DEDGEPACK_STATIC={_on(not faults)}")
+    if not faults:
+        return build_device_tool(get_board("local")).path
+    return _build(TOOL, "-DEDGEPACK_FAULTS=ON", "-DEDGEPACK_STATIC=OFF")
 
 
+@functools.cache
 def host_probe() -> Path:
     """The program that asks one of the tool's readers about a file, with sanitizers."""
-    return _build(PROBE, "-DEDGEPACK_SANITIZE=ON", "-DEDGEPACK_TESTS=ON")
+    out = cache_dir() / "device-tool" / f"{PROBE}-{source_key({}, tests=True)}"
+    with locked(out):
+        if not out.exists():
+            with locked(preset_folder("host-sanitize")), atomic_dir(out) as work:
+                folder = build_preset("host-sanitize", PROBE)
+                shutil.copy(folder / "tests" / PROBE, work / PROBE)
+    return out / PROBE
 
 
 def board_tool(board: Board) -> Path:
@@ -53,7 +124,3 @@ def build_targets(targets: tuple[str, ...], *arguments: str) -> dict[str, Path]:
             with locked(build), atomic_dir(out) as work:
                 compile_tool(work, sources, arguments, targets=targets, build=build)
     return {target: out / target for target in targets}
-
-
-def _on(value: bool) -> str:
-    return "ON" if value else "OFF"

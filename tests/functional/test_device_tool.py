@@ -2,68 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from edgepack.base.paths import cache_dir, data_file, locked
+from edgepack.base.paths import locked
 from edgepack.base.process import run
 from edgepack.boards import get_board
 from edgepack.native import device_tool
-from edgepack.native.opencv import jobs, tool
-from edgepack.native.toolchain import zig_executable
+from edgepack.native.opencv import tool
 from tests import clang_tidy
 from tests.archives import unguarded
-from tests.support import ctest_build, require_tool
+from tests.device_tool import PRESETS, SOURCE, build_preset, configure, preset_folder
+from tests.support import require_tool
 
-SOURCE = data_file("cpp_runtime") / "device"
-PRESETS = {
-    "host": "g++",
-    "host-sanitize": "g++",
-    "armhf": "qemu-arm-static",
-    "aarch64": "qemu-aarch64-static",
-}
-"""The presets of cpp_runtime/device/CMakePresets.json, and what each needs on this machine."""
+# Each file by itself with g++: what the sanitized build and the boards' compile together, and test.
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name == "host")) for name in PRESETS]
 
 
-def configure(name: str) -> Path:
-    """Configure a preset; returns its build folder, kept in the cache."""
-    require_tool(PRESETS[name])
-    build = ctest_build(f"device-{name}")
-    run(
-        [
-            tool("cmake"),
-            f"--preset={name}",
-            f"-B{build}",
-            # The cache may have been filled from another checkout.
-            "--fresh",
-            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
-            f"-DEDGEPACK_THIRD_PARTY={device_tool.fetch_sources()}",
-            f"-DEDGEPACK_ZIG={zig_executable()}",
-        ],
-        cwd=SOURCE,
-        env=ENVIRONMENT,
-        what=f"configuring preset {name}",
-    )
-    return build
-
-
-ENVIRONMENT = {"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")}
-
-
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_ctest(name: str) -> None:
-    with locked(ctest_build(f"device-{name}")):
-        build = configure(name)
+    with locked(preset_folder(name)):
+        folder = build_preset(name)
+        assert unguarded(folder) == []
         run(
-            [tool("cmake"), "--build", build, "--parallel", str(jobs())],
-            env=ENVIRONMENT,
-            what=f"building preset {name}",
-        )
-        assert unguarded(build) == []
-        run(
-            [tool("ctest"), "--test-dir", build, "--output-on-failure", "--no-tests=error"],
+            [tool("ctest"), "--test-dir", folder, "--output-on-failure", "--no-tests=error"],
             what=f"ctest of preset {name}",
         )
 
@@ -72,9 +34,8 @@ def test_ctest(name: str) -> None:
 def test_clang_tidy(flags: tuple[str, ...]) -> None:
     program = require_tool("clang-tidy-14", "clang-tidy")
     root = SOURCE.parent
-    with locked(ctest_build("device-host")):
-        build = configure("host")
-        clang_tidy.check(program, build, root, [SOURCE / "src", root / "common"], flags)
+    with locked(preset_folder("host")):
+        clang_tidy.check(program, configure("host"), root, [SOURCE / "src", root / "common"], flags)
 
 
 @pytest.mark.parametrize(("board", "limit_bytes"), [("rasp3b", 1_000_000), ("rasp3b-64", None)])

@@ -4,83 +4,34 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from edgepack.base.paths import data_file, locked
+from edgepack.base.paths import locked
 from edgepack.base.process import run
 from edgepack.boards import get_board
 from edgepack.native import app
-from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, tool
-from edgepack.native.toolchain import Toolchain, find
+from edgepack.native.opencv import OpenCvBuild, build_opencv, tool
+from edgepack.native.toolchain import find
 from tests import clang_tidy
+from tests.app_targets import PRESETS, SOURCE, build_preset, configure
 from tests.archives import unguarded
 from tests.support import ctest_build, require_tool
 
-SOURCE = data_file("cpp_runtime") / "app"
+# Each file by itself with g++: what the sanitized build and the boards' compile together, and test.
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name == "host")) for name in PRESETS]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preset:
-    """A preset of cpp_runtime/app/CMakePresets.json and what it needs on this machine."""
-
-    board: str
-    toolchain: str
-    tools: tuple[str, ...] = ()
-    target: str = "all"
-
-
-PRESETS = {
-    "host": Preset(board="local", toolchain="gnu", tools=("g++",)),
-    "host-sanitize": Preset(board="local", toolchain="gnu", tools=("g++",)),
-    "host-thread": Preset(board="local", toolchain="gnu", tools=("g++",), target="thread-tests"),
-    "armhf": Preset(board="pynq", toolchain="zig", tools=("qemu-arm-static",)),
-    "aarch64": Preset(board="rasp3b-64", toolchain="zig", tools=("qemu-aarch64-static",)),
-}
-
-
-def configure(name: str) -> tuple[Path, Toolchain]:
-    """Configure a preset; returns its build folder, kept in the cache, and its toolchain."""
-    preset = PRESETS[name]
-    for program in preset.tools:
-        require_tool(program)
-    board = get_board(preset.board)
-    toolchain = find(preset.toolchain, board)
-    opencv = build_opencv(board, toolchain)
-    build = ctest_build(name)
-    run(
-        [
-            tool("cmake"),
-            f"--preset={name}",
-            f"-B{build}",
-            # The cache may have been filled from another checkout.
-            "--fresh",
-            *app.cmake_arguments(opencv, toolchain, board.runtime_flags[preset.toolchain]),
-        ],
-        cwd=SOURCE,
-        env=toolchain.env,
-        what=f"configuring preset {name}",
-    )
-    return build, toolchain
-
-
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_ctest(name: str) -> None:
     with locked(ctest_build(name)):
-        build, toolchain = configure(name)
-        target = PRESETS[name].target
-        run(
-            [tool("cmake"), "--build", build, "--target", target, "--parallel", str(jobs())],
-            env=toolchain.env,
-            what=f"building preset {name}",
-        )
-        assert unguarded(build) == []
+        folder = build_preset(name)
+        assert unguarded(folder) == []
         # The test presets say the same, but write their logs into the checkout.
         run(
-            [tool("ctest"), "--test-dir", build, "--output-on-failure", "--no-tests=error"],
+            [tool("ctest"), "--test-dir", folder, "--output-on-failure", "--no-tests=error"],
             what=f"ctest of preset {name}",
         )
 
