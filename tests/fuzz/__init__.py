@@ -6,7 +6,7 @@ builds the targets of cpp_runtime/{app,device}/fuzz with clang and the sanitizer
 corpus and goes on from it, for N seconds in all (default 600). With `--keep`, inputs that reach new
 code are added to the corpus; an input that fails is always left in the working folder. OpenCV's
 decoders are built for it as well, so that the fuzzer sees their branches and their memory; the
-short form in the tests takes OpenCV as it is.
+short form in the tests takes OpenCV as it is, and readers that are not optimised.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ class Outcome:
 
 
 def build(*, decoders: bool = False) -> dict[str, Path]:
-    """The targets' programs by name; with `decoders`, OpenCV is instrumented, too."""
+    """The targets' programs by name; for a long run with `decoders`: optimised, OpenCV, too."""
     clang = require_tool("clang++", "clang++-14")
     compilers = (
         f"-DCMAKE_C_COMPILER={clang.replace('clang++', 'clang')}",
         f"-DCMAKE_CXX_COMPILER={clang}",
     )
-    arguments = (*compilers, "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DEDGEPACK_FUZZ=ON")
+    # Optimising takes a compiler longer than the short form runs.
+    kind = "RelWithDebInfo" if decoders else "Debug"
+    arguments = (*compilers, f"-DCMAKE_BUILD_TYPE={kind}", "-DEDGEPACK_FUZZ=ON")
     app = (*_programs(APP_TARGETS), "fuzz-kernels")
     opencv, more = None, ()
     if decoders:
@@ -109,7 +111,7 @@ def run(target: str, program: Path, *, seconds: int, keep: bool = False) -> Outc
         corpus, found = Path(name) / "corpus", Path(name) / "found"
         found.mkdir()
         inputs = unpack(target, corpus)
-        limits = ("-rss_limit_mb=1024", "-timeout=20", "-print_final_stats=1")
+        limits = ("-rss_limit_mb=1024", "-timeout=100", "-print_final_stats=1")
         replay = _fuzz(program, *limits, "-runs=0", corpus)
         if replay.returncode != 0:
             return Outcome(target=target, inputs=inputs, executions=0, failed=replay.stderr)
