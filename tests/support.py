@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,11 @@ def require_tool(*names: str) -> str:
     if os.environ.get("CI"):
         pytest.fail(message)
     pytest.skip(message)
+
+
+def importable(*folders: Path) -> None:
+    """Make what lies in `folders`, unpacked wheels, importable after all that is installed."""
+    sys.path.extend(str(folder) for folder in folders if str(folder) not in sys.path)
 
 
 def ctest_build(name: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import flatbuffers  # type: ignore[import-untyped]
 import numpy as np
 
 from bench.fetch import Wheel, unpacked
+from tests.support import importable
 
 _SCHEMA = Wheel(
     name="tflite",
@@ -43,10 +43,7 @@ _OPEN = Wheel(
 
 def use_packages() -> None:
     """Make `tflite` and `ai_edge_litert` importable, from the cache."""
-    for wheel in (_SCHEMA, _LITERT):
-        folder = str(unpacked(wheel))
-        if folder not in sys.path:
-            sys.path.append(folder)
+    importable(unpacked(_SCHEMA), unpacked(_LITERT))
 
 
 def micro(name: str) -> Path:
