@@ -129,6 +129,19 @@ class Rig:
         assert folder.name == release
         return release
 
+    def left_over(self) -> list[str]:
+        """What a command that ended in the middle may leave, and the next install has to remove."""
+        files = [
+            path
+            for path in self.root.rglob("*")
+            if path.name.endswith((".new", ".old", ".part")) or path.parent.name == "incoming"
+        ]
+        # A release's record, and the copies of its manifest, go with it.
+        for path in (self.root / "state").glob("[0-9a-f]" * 12 + ".*"):
+            if not (self.root / "releases" / path.name.partition(".")[0]).exists():
+                files.append(path)
+        return sorted(str(path.relative_to(self.root)) for path in files)
+
     def snapshot(self) -> dict[str, tuple[int, int, int, int]]:
         """All that is here but the lock: what nothing may change."""
         return {

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -371,7 +371,7 @@ def _check_now(lab: Lab, rig: Rig, command: Command, succeeded: bool) -> None:
     _call(rig, "install", str(lab.after.path), "--signers", str(lab.signers))
     assert rig.current() == lab.after.manifest.release
     _call(rig, "verify")
-    assert [path.name for path in _leftovers(rig.root)] == []
+    assert rig.left_over() == []
     before = rig.snapshot()
     again = _call(rig, "install", str(lab.after.path))
     assert again["outcome"] == "unchanged"
@@ -382,13 +382,6 @@ def _call(rig: Rig, *words: str) -> dict[str, object]:
     done = rig.call(*words)
     assert done.returncode == 0, f"then {' '.join(words)}: {done.stdout}{done.stderr}"
     return dict(json.loads(done.stdout))
-
-
-def _leftovers(root: Path) -> Iterator[Path]:
-    for path in root.rglob("*"):
-        if path.name.endswith((".new", ".old", ".part")):
-            yield path
-    yield from (root / "incoming").iterdir()
 
 
 def table(results: Mapping[tuple[str, str], Counter[str]], commands: Iterable[Command]) -> str:

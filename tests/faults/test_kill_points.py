@@ -117,6 +117,7 @@ def check_after(rig: Rig, scenario: Scenario) -> None:
     report = rig.deploy(scenario.after)
     assert rig.current() == scenario.after.manifest.release
     assert not (rig.root / "state" / "pending.json").exists()
+    assert rig.left_over() == []
     before = rig.snapshot()
     again = rig.deploy(scenario.after)
     assert (again.outcome, again.received_bytes) == ("unchanged", 0), report

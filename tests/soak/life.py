@@ -246,6 +246,7 @@ class Life:
         grown = self._grown() if self.kind != "light" else ""
         wrong += [grown] if grown else []
         if wrong:
+            wrong.append(self.root.run(f"cd {ROOT} && ls -o . bin incoming releases state").stdout)
             raise SoakError("\n".join(wrong))
         return [
             f"the service runs version {self.newest}, the newest, and answers",

@@ -149,6 +149,15 @@ std::vector<Record> State::Records() const {
   return records;
 }
 
+std::set<std::string> State::Releases() const {
+  std::set<std::string> releases;
+  for (const std::string& name : folder_.Names()) {
+    std::string release = name.substr(0, name.find('.'));
+    if (IsReleaseId(release)) releases.insert(std::move(release));
+  }
+  return releases;
+}
+
 std::int64_t State::NextSerial() const {
   std::int64_t highest = 0;
   for (const Record& record : Records()) highest = std::max(highest, record.serial);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -88,6 +89,8 @@ class State {
   [[nodiscard]] std::optional<std::int64_t> ReadHighest() const;
   /// Those of all releases that have one.
   [[nodiscard]] std::vector<Record> Records() const;
+  /// Of which releases there is anything, a record or a copy.
+  [[nodiscard]] std::set<std::string> Releases() const;
 
  private:
   void Keep(const std::string& name, const std::string& content) const;

@@ -221,8 +221,10 @@ std::vector<std::string> Switch::Prune(int keep) const {
   const std::string current = site_->releases.Named(kCurrent).value_or("");
   std::vector<std::string> removed = Removable(keep, current);
   progress_("prune");
-  for (const std::string& id : removed) {
-    site_->releases.Remove(id);
+  for (const std::string& id : removed) site_->releases.Remove(id);
+  // Those of releases, too, that went when the power was cut between these two.
+  for (const std::string& id : site_->state.Releases()) {
+    if (site_->releases.Has(id)) continue;
     Step("prune.record");
     site_->state.Remove(id);
   }
