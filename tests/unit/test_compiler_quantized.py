@@ -124,3 +124,16 @@ def test_a_weight_that_something_else_reads_is_left_to_be_folded(shared: bool) -
         builder.emit_func_output(results)
     module = builder.get()
     assert ("edgepack.dequantize" in str(keep_integers(module))) == (not shared)
+
+
+@pytest.mark.parametrize("board", ["rasp3b", "local"])
+def test_rows_times_integer_weights_are_a_product(tmp_path: Path, board: str) -> None:
+    """A transformer's layer: no image, so a rule for plain tensors takes it, by its type."""
+    b = Builder(4)
+    integers = b.random.integers(-127, 128, size=(24, 32)).astype("int8")
+    weight = b.op("DequantizeLinear", b.const(integers), b.const(0.01, "float32"))
+    b.op("MatMul", "x", weight, outputs=["y"])
+    path = b.save(tmp_path / "m.onnx", {"x": [1, 6, 24]}, {"y": [1, 6, 32]})
+    model = load_model(ModelSpec(path=path))
+    _module, fast = lower.lower(import_model(model), tvm_target(get_board(board)), model)
+    assert [report.rule for report in fast.reports] == ["product"]

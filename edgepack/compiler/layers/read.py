@@ -58,6 +58,7 @@ def read_layers(function: relax.Function) -> list[Layer]:
     bindings = _bindings(function)
     weights = {var: it for var, value in bindings if (it := hidden_integers(value)) is not None}
     numbers = {var: relax.const(weight.numbers()) for var, weight in weights.items()}
+    typed = relax.BlockBuilder().normalize  # rules ask for the type of what they read
     layers = []
     for var, value in bindings:
         if var in weights:
@@ -69,7 +70,7 @@ def read_layers(function: relax.Function) -> list[Layer]:
         call = relax.Call(
             value.op, [value.args[0], numbers[weight]], value.attrs, value.ty_args, value.span
         )
-        layers.append(_with_integers(_read(var, call), weights[weight]))
+        layers.append(_with_integers(_read(var, typed(call)), weights[weight]))
     return layers
 
 
