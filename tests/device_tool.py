@@ -77,6 +77,7 @@ def _environment() -> dict[str, str]:
     return {"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")}
 
 
+@functools.cache
 def host_tool(*, faults: bool = False) -> Path:
     """The tool that this machine's bundles bring, or one with the steps that tests can kill it at.
 
