@@ -1,6 +1,7 @@
 """onnx's own tests, compiled for this machine: `./dev conformance`, which writes docs/operators.md.
 
-All node tests, and of the tests of models those whose data are in onnx's wheel. Inputs that hold
+All node tests, and of the tests of models those whose data are in onnx's wheel; among them the
+light ones, real networks whose weights are all the same. Inputs that hold
 shapes, sizes or axes are constants here, as they are in exported models; so are those without
 elements, which have one value only.
 
@@ -20,7 +21,7 @@ import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -150,6 +151,38 @@ def _tests() -> Iterator[Any]:
         yield from collect_testcases(None)
     for kind in ("simple", "pytorch-operator", "pytorch-converted"):
         yield from load_model_tests(kind=kind)
+    yield from _light_tests()
+
+
+def _light_tests() -> Iterator[Any]:
+    """Those of onnx's light models: their inputs are made as onnx's runner makes them."""
+    from onnx.backend.test.case.model import collect_testcases
+
+    data = Path(onnx.__file__).parents[1]
+    for test in collect_testcases():
+        if not (test.url or "").startswith("onnx/backend/test/data/light/"):
+            continue
+        path = data / test.url
+        model = onnx.load(path)
+        weights = {tensor.name for tensor in model.graph.initializer}
+        given = []
+        for value in model.graph.input:
+            shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            size = np.prod(shape)
+            if value.name not in weights:
+                given.append((np.arange(size).reshape(shape) / size).astype("float32"))
+        due = [
+            _tensor(path.with_name(f"{path.stem}_output_{i}.pb"))
+            for i in range(len(model.graph.output))
+        ]
+        yield replace(test, model=model, data_sets=[(given, due)])
+
+
+def _tensor(path: Path) -> np.ndarray:
+    """A tensor that is a file."""
+    tensor = onnx.TensorProto()
+    tensor.ParseFromString(path.read_bytes())
+    return np.asarray(numpy_helper.to_array(tensor))
 
 
 def _excluded(name: str, model: onnx.ModelProto) -> str:
@@ -179,17 +212,12 @@ def _stored(
 ) -> Iterator[tuple[list[np.ndarray], list[np.ndarray]]]:
     """The data sets in a test's folder."""
 
-    def read(path: Path) -> Any:
-        tensor = onnx.TensorProto()
-        tensor.ParseFromString(path.read_bytes())
-        return numpy_helper.to_array(tensor)
-
     plain = all(
         value.type.HasField("tensor_type") for value in (*model.graph.input, *model.graph.output)
     )
     for data in sorted(folder.glob("test_data_set_*")) if plain else ():
         given, due = (
-            [read(data / f"{kind}_{i}.pb") for i in range(len(list(data.glob(f"{kind}_*.pb"))))]
+            [_tensor(data / f"{kind}_{i}.pb") for i in range(len(list(data.glob(f"{kind}_*.pb"))))]
             for kind in ("input", "output")
         )
         yield given, due
@@ -430,7 +458,9 @@ def document(verdicts: Iterable[Verdict], excluded: Mapping[str, str]) -> str:
         "# Operators",
         "",
         f"onnx {onnx.__version__}'s own tests, compiled for `local` and run: `./dev conformance`,",
-        "which writes this page. Inputs that hold shapes, sizes, axes or nothing are constants.",
+        "which writes this page: of nodes, of simple models, of models that PyTorch converted, and",
+        "light ones, real networks (AlexNet to DenseNet-121) whose weights are all the same.",
+        "Inputs that hold shapes, sizes, axes or nothing are constants.",
         "",
         "Where onnxruntime and ONNX differ, ONNX counts: `Resize` with `align_corners`, by scales",
         "that give no whole size, divides by the size before it is rounded down, as the reference",

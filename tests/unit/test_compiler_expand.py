@@ -104,6 +104,37 @@ def test_a_branch_whose_condition_is_data_stays() -> None:
     assert "If" in operators(check(proto, X, np.array(True)))
 
 
+@pytest.mark.parametrize("depth", [1, 6])
+def test_branches_that_ask_for_shapes_that_branches_before_them_make(depth: int) -> None:
+    """As torch.jit exports them: an If in an If, on ranks that follow from paddings it computes."""
+
+    def padded(outer: Builder, source: str, level: int) -> str:
+        # Widths that onnx's shape inference does not follow: they have to be computed.
+        zero = outer.const(0, "int64")
+        ones = outer.op("Expand", outer.const([1], "int64"), outer.const([4], "int64"))
+        wider = outer.op("Pad", source, outer.op("Mod", ones, outer.const([2], "int64")))
+        rows = outer.op("Gather", outer.op("Shape", wider), zero)
+        condition = outer.op("Equal", rows, outer.const(4 + 2 * level, "int64"))
+        then, other = Body(f"then{level}"), Body(f"other{level}")
+        if level < depth:
+            then.op("Abs", padded(then, wider, level + 1), outputs=[f"then{level}"])
+        else:
+            then.op("Neg", wider, outputs=[f"then{level}"])
+        other.op("Squeeze", wider, outputs=[f"other{level}"])
+        return outer.op(
+            "If",
+            condition,
+            then_branch=graph(then, {}, {f"then{level}": None}),
+            else_branch=graph(other, {}, {f"other{level}": None}),
+        )
+
+    b = Builder()
+    b.op("Identity", padded(b, "x", 1), outputs=["y"])
+    size = [4 + 2 * depth, 3 + 2 * depth]
+    expanded = check(b.model({"x": [4, 3]}, {"y": size}), X)
+    assert not operators(expanded) & {"If", "Squeeze"}
+
+
 @pytest.mark.parametrize("stops_early", [True, False])
 def test_a_loop_of_known_turns_is_written_out(stops_early: bool) -> None:
     body = Body()
@@ -159,6 +190,38 @@ def test_a_scan_is_written_out(backwards: int) -> None:
     )
     expanded = check(b.model({"x": [4, 3]}, {"last": [4], "rows": [4, 3]}), X)
     assert "Scan" not in operators(expanded)
+
+
+@pytest.mark.parametrize("backwards", [0, 1])
+def test_a_scan_of_opset_8_is_written_out_for_each_image(backwards: int) -> None:
+    body = Body()
+    body.op("Add", "state", "item", outputs=["next"])
+    body.op("Mul", "next", "item", outputs=["row"])
+    inner = graph(body, {"state": [3], "item": [3]}, {"next": [3], "row": [3]})
+    b = Builder()
+    start = b.const(np.ones((2, 3)), "float32")
+    names = ["", start, "x"]
+    b.op(
+        "Scan",
+        *names,
+        outputs=["last", "rows"],
+        body=inner,
+        num_scan_inputs=1,
+        directions=[backwards],
+    )
+    proto = b.model({"x": [2, 4, 3]}, {"last": [2, 3], "rows": [2, 4, 3]}, opset=8)
+    data = np.random.default_rng(0).normal(size=(2, 4, 3)).astype("float32")
+    assert "Scan" not in operators(check(proto, data))
+
+
+@pytest.mark.parametrize("pieces", [None, 2, [1, 3]])
+def test_the_length_of_a_sequence_is_known(pieces: int | list[int] | None) -> None:
+    b = Builder()
+    split = () if pieces is None else (b.const(pieces, "int64"),)
+    sequence = b.op("SequenceInsert", b.op("SplitToSequence", "x", *split, axis=0), "x")
+    b.op("SequenceLength", b.op("SequenceErase", sequence), outputs=["y"])
+    proto = b.model({"x": [4, 3]}, {"y": []}, {"y": TensorProto.INT64})
+    assert "SequenceLength" not in operators(check(proto, X))
 
 
 def test_a_definition_with_inputs_left_out() -> None:

@@ -6,7 +6,8 @@ of constants are computed on the way, for its condition may be one of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,17 +30,25 @@ def straightened(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     straight = onnx.ModelProto()
     straight.CopyFrom(proto)
-    # A shape that was found may be what another loop waits for.
-    for _ in range(4):
-        line = _Unrolled(straight)
+    # A shape or a value that was found may be what another branch or loop waits for.
+    found: dict[str, onnx.TensorProto] = {}
+    for _ in range(_MOST_ROUNDS):
+        line = _Unrolled(straight, dict(found))
         for node in list(straight.graph.node):
             line.add(node)
         del straight.graph.node[:]
         straight.graph.node.extend(line.nodes)
         straight.graph.initializer.extend(line.tensors)
-        if not line.changed:
+        is_straight = not any(node.op_type in _CONTROL for node in straight.graph.node)
+        if is_straight or not (line.changed or len(line.found) > len(found)):
             break
+        found = line.found
     return straight
+
+
+# Each finds what those before it made known: torch.jit's models have an If in an If in an If, each
+# of which asks for the rank of what the one before it gives.
+_MOST_ROUNDS = 100
 
 
 class _TooLongError(Exception):
@@ -51,6 +60,8 @@ class _Unrolled:
     """Nodes one after the other, with what is known of their values."""
 
     proto: onnx.ModelProto
+    # Values that nodes compute of constants and shapes, by name.
+    found: dict[str, onnx.TensorProto] = field(default_factory=dict)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     tensors: list[onnx.TensorProto] = field(default_factory=list)
     changed: bool = False
@@ -58,9 +69,8 @@ class _Unrolled:
 
     def __post_init__(self) -> None:
         graph = self.proto.graph
-        self.known = {tensor.name: tensor for tensor in graph.initializer}
-        self.shapes = known_shapes(self.proto)
-        self.outputs = {value.name for value in graph.output}
+        self.known = {tensor.name: tensor for tensor in graph.initializer} | self.found
+        self.shapes = known_shapes(_with_values(self.proto, self.found))
 
     def add(self, node: onnx.NodeProto) -> None:
         """Put a node at the end, or what it stands for."""
@@ -70,7 +80,7 @@ class _Unrolled:
             "Scan": self.scan,
         }
         if node.op_type in ways:
-            before = (len(self.nodes), len(self.tensors), dict(self.known))
+            before = (len(self.nodes), len(self.tensors), dict(self.known), dict(self.found))
             try:
                 made = ways[node.op_type](node)
             except _TooLongError:
@@ -81,7 +91,7 @@ class _Unrolled:
                     self.add(item)
                 return
             del self.nodes[before[0] :], self.tensors[before[1] :]
-            self.known = before[2]
+            self.known, self.found = before[2:]
         self.learn(node)
         self.nodes.append(node)
         if len(self.nodes) > _MOST_NODES:
@@ -89,11 +99,11 @@ class _Unrolled:
 
     def learn(self, node: onnx.NodeProto) -> None:
         """Remember a node's results, if they are known."""
-        if node.op_type in _CONTROL:
+        if node.op_type in _CONTROL or all(name in self.found for name in node.output if name):
             return
         made = value_of_shape(node, self.shapes) or computed(node, self.known, self.proto)
         for tensor in made or ():
-            self.known[tensor.name] = tensor
+            self.known[tensor.name] = self.found[tensor.name] = tensor
 
     def value(self, name: str) -> np.ndarray | None:
         tensor = self.known.get(name)
@@ -172,9 +182,46 @@ class _Unrolled:
         return line
 
     def scan(self, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        """The turns of a Scan; the form of opset 8, with a batch, is left alone."""
+        """The turns of a Scan."""
         if opset_of(self.proto) < 9:
+            return self.batched(node)
+        return self.turns(node)
+
+    def batched(self, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        """A Scan of opset 8 as one of opset 9 for each image of the batch.
+
+        One that is given their lengths is left alone.
+        """
+        lengths, *given = node.input
+        if lengths or not given or not self.shape(given[0]):
             return None
+        rows: list[list[str]] = [[] for _ in node.output]
+        for image in range(self.shape(given[0])[0]):
+            prefix = self.prefix(node)
+            names = [
+                self.slice(name, image, 0, f"{prefix}in{number}")
+                for number, name in enumerate(given)
+            ]
+            made = [f"{prefix}out{number}" for number in range(len(node.output))]
+            one = helper.make_node("Scan", names, made, name=f"{prefix}scan")
+            for item in node.attribute:
+                one.attribute.add().CopyFrom(item)
+                if item.name == "directions":
+                    one.attribute[-1].name = "scan_input_directions"
+            nodes = self.turns(one)
+            if nodes is None:
+                return None
+            for item in nodes:
+                self.add(item)
+            for row, name in zip(rows, made, strict=True):
+                row.append(name)
+        line = []
+        for row, output in zip(rows, node.output, strict=True):
+            line += self.stacked(row, output, 0, self.prefix(node))
+        return line
+
+    def turns(self, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        """The turns of a Scan as opset 9 has it."""
         body, inputs = attribute(node, "body"), attribute(node, "num_scan_inputs")
         count = len(node.input) - inputs
         state, scanned = list(node.input[:count]), list(node.input[count:])
@@ -245,6 +292,9 @@ class _Unrolled:
 
     def slice(self, name: str, index: int, axis: int, to: str) -> str:
         """One position of an axis, which is gone then."""
+        shape = self.shape(name)
+        if shape:
+            self.shapes[to] = (*shape[:axis], *shape[axis + 1 :])
         bounds = {"starts": [index], "ends": [index + 1], "axes": [axis]}
         if opset_of(self.proto) < 10:
             self.add(helper.make_node("Slice", [name], [f"{to}/kept"], **bounds))
@@ -275,6 +325,32 @@ class _Unrolled:
             self.one_axis("Unsqueeze", name, to, axis) for name, to in zip(row, names, strict=True)
         ]
         return [*nodes, helper.make_node("Concat", names, [output], axis=axis)]
+
+
+def _with_values(proto: onnx.ModelProto, found: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
+    """The model with values that are known, and may be shapes, in the place of what makes them."""
+    small = {
+        name
+        for name, tensor in found.items()
+        if tensor.data_type == onnx.TensorProto.INT64 and math.prod(tensor.dims) <= _MOST_SIZES
+    }
+    told = onnx.ModelProto()
+    told.CopyFrom(proto)
+    nodes = []
+    for node in told.graph.node:
+        if small.issuperset(node.output):
+            told.graph.initializer.extend(found[name] for name in node.output)
+        else:
+            nodes.append(node)
+    if len(nodes) == len(proto.graph.node):
+        return proto
+    del told.graph.node[:]
+    told.graph.node.extend(nodes)
+    return told
+
+
+# A longer list of numbers holds no sizes.
+_MOST_SIZES = 64
 
 
 def _named(results: Sequence[str], outputs: Sequence[str]) -> list[onnx.NodeProto]:

@@ -8,6 +8,7 @@ import onnx.inliner
 from edgepack.compiler.frontend.control import straightened
 from edgepack.compiler.frontend.inlining import definition
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, supported_operators
+from edgepack.compiler.frontend.sequences import with_lengths
 from edgepack.model import infer_shapes, operator_name, opset_of, walk_nodes
 
 
@@ -34,7 +35,7 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
             else:
                 proto = inlined
         proto = straightened(proto)
-    return proto
+    return with_lengths(proto)
 
 
 def _needs_definition(node: onnx.NodeProto) -> bool:
