@@ -72,6 +72,7 @@ def _text(found: Inspection) -> str:
         + (f", made by {info.producer}" if info.producer else ""),
         *_tensors("inputs", info.inputs),
         *_tensors("outputs", found.estimate.outputs if found.estimate else info.outputs),
+        *_words(info.words),
         f"parameters  {info.parameters / 1e6:.2f} M ({megabytes(info.parameters_bytes)})",
         f"MACs        {macs}",
         f"operators   {sum(info.operators.values())}",
@@ -97,6 +98,19 @@ def _text(found: Inspection) -> str:
             )
     yes = "yes" if found.obstacle is None else f"no, because of {found.obstacle}"
     return "\n".join([*lines, f"can be compiled: {yes}"])
+
+
+def _words(words: Sequence[str]) -> list[str]:
+    """What the numbers of an output of words stand for."""
+    if not words:
+        return []
+    shown = [f"{number} {word}" for number, word in enumerate(words[:_MOST_WORDS])]
+    more = len(words) - _MOST_WORDS
+    return ["words       " + ", ".join(shown) + (f" and {more} more" if more > 0 else "")]
+
+
+# The JSON has all of them.
+_MOST_WORDS = 20
 
 
 def _tensors(title: str, tensors: Sequence[TensorInfo]) -> list[str]:

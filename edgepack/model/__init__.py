@@ -24,6 +24,7 @@ from edgepack.model.errors import (
 from edgepack.model.exported import read_exported
 from edgepack.model.external import load_external_data
 from edgepack.model.structure import check_structure, subgraphs
+from edgepack.model.words import numbered
 
 # The element types a kernel may read or write, by their numpy names.
 DTYPES = frozenset(
@@ -68,7 +69,8 @@ class LoadedModel:
 
     `proto` is an `onnx.ModelProto` whose graph inputs are the real inputs only.
     `sha256` is the file's own hash; with external data, the hash of the hashes
-    of all its files. `size_bytes` is the size of all of them.
+    of all its files. `size_bytes` is the size of all of them. `words` are what the numbers of
+    outputs stand for that are words in the file: see `edgepack.model.words`.
     """
 
     path: Path
@@ -78,6 +80,7 @@ class LoadedModel:
     outputs: tuple[TensorInfo, ...]
     sha256: str
     size_bytes: int
+    words: tuple[str, ...] = ()
 
 
 def read_model(spec: ModelSpec) -> LoadedModel:
@@ -92,6 +95,7 @@ def read_model(spec: ModelSpec) -> LoadedModel:
     proto, files = _read(spec.path)
     _drop_initialized_inputs(proto)
     _drop_question_marks(proto.graph)
+    words = numbered(proto)
     _fix_shapes(spec.path, proto, spec.shapes)
     set_inputs(spec.path, proto.graph, spec.constants)
     return LoadedModel(
@@ -102,6 +106,7 @@ def read_model(spec: ModelSpec) -> LoadedModel:
         outputs=tuple(tensor_info(value) for value in proto.graph.output),
         sha256=_sha256(files),
         size_bytes=sum(file.stat().st_size for file in files),
+        words=words,
     )
 
 
@@ -347,8 +352,8 @@ def _fix_shapes(path: Path, proto: Any, shapes: Mapping[str, tuple[int, ...]]) -
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
-        if not _knows_operators(proto):
-            return  # Nothing can be inferred through the others.
+        if not _infers_all(proto):
+            return
         raise ShapeOverrideError(
             f"{path}: the model cannot have the shapes "
             + ", ".join(f"{name}={_text(shape)}" for name, shape in shapes.items())
@@ -357,15 +362,18 @@ def _fix_shapes(path: Path, proto: Any, shapes: Mapping[str, tuple[int, ...]]) -
     graph.CopyFrom(inferred.graph)
 
 
-def _knows_operators(proto: Any) -> bool:
-    """Whether all operators of a model are ONNX's, or functions of its own."""
+def _infers_all(proto: Any) -> bool:
+    """Whether all operators of a model are ONNX's own, or functions of the model.
+
+    Nothing can be inferred through others; those of ai.onnx.ml have results without a type.
+    """
     import onnx
 
     own = {(function.domain, function.name) for function in proto.functions}
     bodies = (*walk_nodes(proto.graph), *(node for f in proto.functions for node in f.node))
     return all(
         (node.domain, node.op_type) in own
-        or onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
+        or (node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type))
         for node in bodies
     )
 
@@ -403,6 +411,12 @@ def _check_static(path: Path, graph: Any) -> None:
         )
 
 
+_NO_WORDS = (
+    "let the application make numbers of words before the model, and words of numbers after it; "
+    "labels that the model itself holds become numbers on their own"
+)
+
+
 def _check_dtypes(path: Path, graph: Any) -> None:
     for kind, values in (("input", graph.input), ("output", graph.output)):
         for value in values:
@@ -410,9 +424,10 @@ def _check_dtypes(path: Path, graph: Any) -> None:
                 raise ModelError(f"{path}: {kind} '{value.name}' is not a tensor")
             dtype = tensor_info(value).dtype
             if dtype not in DTYPES:
+                can_be = f"can be: {', '.join(sorted(DTYPES))}"
                 raise ModelError(
                     f"{path}: {kind} '{value.name}' has element type {dtype}",
-                    hint=f"can be: {', '.join(sorted(DTYPES))}",
+                    hint=_NO_WORDS if dtype == "string" else can_be,
                 )
 
 

@@ -36,7 +36,8 @@ class ModelInfo:
     `parameters` counts elements of weights, those in Constant nodes too (int64 tensors, which hold
     shapes and indices, are left out), `parameters_bytes` their size. `macs` are the multiply-adds
     of convolutions and matrix products in one inference, None when a dimension that they depend on
-    has no value. `unsupported` are the nodes that cannot be compiled.
+    has no value. `unsupported` are the nodes that cannot be compiled. `words` are those of
+    `LoadedModel`.
     """
 
     path: Path
@@ -51,6 +52,7 @@ class ModelInfo:
     parameters: int
     parameters_bytes: int
     macs: int | None
+    words: tuple[str, ...] = ()
 
 
 def inspect_model(
@@ -89,6 +91,7 @@ def inspect_model(
         parameters=sum(math.prod(tensor.dims) for tensor in weights),
         parameters_bytes=sum(bytes_of(tensor) for tensor in weights),
         macs=_macs_of(model, expanded),
+        words=model.words,
     )
 
 
