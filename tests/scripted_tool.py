@@ -18,6 +18,7 @@ OLD, NEW = "0" * 12, "1" * 12
 RELEASE: Mapping[str, Any] = {
     "release": NEW, "name": "m", "board": "rasp3b", "model": "m.onnx", "model_sha256": "ab" * 32,
     "version": 3, "since": "2026-01-01T00:00:00Z", "by": "me@here", "signer": "",
+    "compared": {"emulated": ["golden"], "local": ["random"]},
     "health": {"outcome": "ok", "at": "2026-01-01T00:00:00Z", "latency_ms": 4.5,
                "max_abs_error": 1e-7, "max_rss_mb": 30.0},
 }  # fmt: skip

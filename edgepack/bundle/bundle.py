@@ -52,6 +52,7 @@ from edgepack.bundle.manifest import (
     Versions,
 )
 from edgepack.bundle.service import Service
+from edgepack.bundle.verified import DEFAULT_TOLERANCE, Verified
 from edgepack.model import TensorInfo
 from edgepack.native.toolchain import Toolchain
 
@@ -61,7 +62,6 @@ PREPROCESS = "preprocess.json"
 LABELS = "labels.txt"
 VERIFIED = "verified.json"
 EXPECTED = "golden/expected.json"
-DEFAULT_TOLERANCE = 1e-4
 _INSTALL_SCRIPT = """\
 #!/bin/sh
 # Installs this bundle as `edgepack deploy` does: ./install [--root DIR] [OPTION ...]
@@ -114,32 +114,6 @@ class Golden:
     outputs: tuple[NDArray[np.generic], ...]
     image: Path | None = None
     expected: ExpectedClass | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verified:
-    """On which inputs the compiled model was compared with the reference before it was bundled.
-
-    `emulated` ran the board's own code under an emulator, `local` a build of the same graph for the
-    maker's machine; none of both says that nothing was compared. `tolerance` bounds max |error| /
-    max |reference|.
-    """
-
-    emulated: tuple[str, ...] = ()
-    local: tuple[str, ...] = ()
-    tolerance: float = DEFAULT_TOLERANCE
-
-    def __str__(self) -> str:
-        """For a person, such as "golden, random (emulated)"."""
-        parts = [
-            f"{', '.join(inputs)} ({where})"
-            for inputs, where in (
-                (self.emulated, "emulated"),
-                (self.local, "on the maker's machine"),
-            )
-            if inputs
-        ]
-        return "; ".join(parts) or "no: made with --no-verify"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from edgepack.base.text import one_line
 from edgepack.cli.console import megabytes, table
 from edgepack.deploy.answers import Answer, HealthOutcome, Release, Status
 from edgepack.deploy.app_answers import AppAnswer, Bench, Deviation, Profile
@@ -117,6 +118,7 @@ def status_lines(status: Status, where: str) -> list[str]:
             f"model     {current.model}, sha256 {current.model_sha256}",
             f"since     {current.since} by {current.by}",
             f"signer    {current.signer or 'none'}",
+            f"compared  {one_line(current.compared or 'not recorded', limit=_COMPARED_LETTERS)}",
             "health    " + (_health(current.health) if current.health else "not tested"),
         ]
     if status.previous:
@@ -132,6 +134,10 @@ def status_lines(status: Status, where: str) -> list[str]:
     if status.lock:
         lines.append(f"locked    by {status.lock.by} since {status.lock.since}")
     return lines
+
+
+# Of the list of inputs that a model was compared on; the JSON has all of it.
+_COMPARED_LETTERS = 200
 
 
 def _release(release: Release) -> str:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from edgepack.base.errors import RemoteError
 from edgepack.base.tables import Table
 from edgepack.base.text import MAX_NAME, message, one_line
+from edgepack.bundle.verified import Verified
 
 MAX_DEPTH = 32
 MAX_VALUES = 250_000
@@ -185,7 +186,11 @@ class HealthOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """A release that `current` or `previous` names; `signer` is empty if nobody signed it."""
+    """A release that `current` or `previous` names; `signer` is empty if nobody signed it.
+
+    `compared` says on which inputs the model was compared with its reference before it was packed;
+    None if that is not recorded, or the device tool is too old to tell.
+    """
 
     release: str
     name: str
@@ -196,6 +201,7 @@ class Release:
     since: str
     by: str
     signer: str
+    compared: Verified | None
     health: HealthOutcome | None
 
     @staticmethod
@@ -210,6 +216,10 @@ class Release:
             since=answer.text("since"),
             by=answer.text("by"),
             signer=answer.text_or_none("signer") or "",
+            compared=answer.part(
+                "compared",
+                lambda it: Verified(emulated=it.texts("emulated"), local=it.texts("local")),
+            ),
             health=answer.part("health", HealthOutcome.read),
         )
 

@@ -21,8 +21,9 @@ from edgepack.base.process import Beside
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_json
 from edgepack.boards import Board, get_board, load_boards
-from edgepack.bundle.bundle import Bundle, Verified, make_bundle
+from edgepack.bundle.bundle import Bundle, make_bundle
 from edgepack.bundle.service import Service
+from edgepack.bundle.verified import Verified
 from edgepack.compiler import CompiledModel, compile_apart
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.limited import limits_for

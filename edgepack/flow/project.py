@@ -22,9 +22,9 @@ from typing import Any
 
 from edgepack.base.errors import ConfigError, UsageError, perhaps
 from edgepack.base.tables import Table, read_text, read_toml
-from edgepack.bundle.bundle import DEFAULT_TOLERANCE
 from edgepack.bundle.manifest import DEFAULT_HEALTH, Health, ManifestError, check_name, parse_health
 from edgepack.bundle.service import Service, take_service
+from edgepack.bundle.verified import DEFAULT_TOLERANCE
 from edgepack.flow.reference import SCORES
 from edgepack.model.constants import Constant
 from edgepack.preprocess.spec import PreprocessSpec

@@ -21,7 +21,7 @@ from edgepack.base.errors import MismatchError
 from edgepack.base.paths import cache_dir, locked, write_atomic
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board, get_board
-from edgepack.bundle.bundle import Verified
+from edgepack.bundle.verified import Verified
 from edgepack.compiler import CompiledModel, compile_apart
 from edgepack.compiler.backend.run import run_plan
 from edgepack.compiler.limited import limits_for

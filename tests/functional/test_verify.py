@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from edgepack.boards import get_board
-from edgepack.bundle.bundle import BundleError, Verified, open_bundle
+from edgepack.bundle.bundle import BundleError, open_bundle
+from edgepack.bundle.verified import Verified
 from edgepack.cli import main
 from edgepack.compiler import CompiledModel, compile_model
 from edgepack.flow.reference import random_input, run_reference

@@ -54,10 +54,25 @@ def test_all_that_a_console_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(out.splitlines()[-2].partition(":")[2]) == NASTY
 
 
+@pytest.mark.parametrize(
+    ("compared", "text"),
+    [
+        (RELEASE["compared"], "golden (emulated); random (on the maker's machine)"),
+        ({"emulated": [], "local": []}, "no: made with --no-verify"),
+        (None, "not recorded"),
+    ],
+)
+def test_status_says_what_was_compared(compared: dict[str, list[str]] | None, text: str) -> None:
+    document = {**STATUS, "current": {**RELEASE, "compared": compared}}
+    answer = Status.read(read_object(json.dumps(document), "board"))
+    assert f"compared  {text}" in report.status_lines(answer, "r on board")
+
+
 def test_status_of_a_device_that_writes_to_terminals(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = {**RELEASE, "name": f"{NASTY}\nrelease 7 is current", "by": NASTY * 10_000}
+    named["compared"] = {"emulated": [NASTY] * 1000, "local": [NASTY]}
     text = json.dumps({**STATUS, "current": named, "signers": [NASTY]})
     answer = Status.read(read_object(text, "board"))
     shown = "\n".join(report.status_lines(answer, "r on board"))
@@ -65,7 +80,7 @@ def test_status_of_a_device_that_writes_to_terminals(
     assert len(shown) < 3000
     # A line that it makes up is none.
     assert "\nrelease 7" not in shown
-    assert len(shown.splitlines()) == 10
+    assert len(shown.splitlines()) == 11
     # A program gets what was said.
     monkeypatch.setattr(status, "ask_device", lambda *_: (answer, "r on board"))
     status.run(None, Console(as_json=True))  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 #include "status.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <vector>
@@ -9,15 +10,44 @@
 #include "error.h"
 #include "layout.h"
 #include "lock.h"
+#include "sha256.h"
 
 namespace edgepack::device {
 namespace {
+
+constexpr const char* kVerified = "verified.json";
+constexpr std::size_t kMaxVerifiedBytes = std::size_t{64} << 10U;
+
+/// The inputs on which the model was compared with its reference before it was packed: of the
+/// board's own code under an emulator, and of a build for the maker's machine.
+struct Compared {
+  std::vector<std::string> emulated;
+  std::vector<std::string> local;
+};
 
 /// A release that `link` names, with what is known of it.
 struct Known {
   Manifest manifest;
   Record record;
+  std::optional<Compared> compared;
 };
+
+/// What the release records of it; nothing if that is damaged, or another version's.
+std::optional<Compared> FindCompared(const Site& site, const Manifest& manifest) {
+  const auto listed = std::find_if(manifest.files.begin(), manifest.files.end(),
+                                   [](const FileEntry& file) { return file.path == kVerified; });
+  if (listed == manifest.files.end()) return std::nullopt;
+  try {
+    const std::string text =
+        site.releases.Open(manifest.release).OpenFile(kVerified).ReadAll(kMaxVerifiedBytes);
+    if (Sha256Hex(text) != listed->sha256) return std::nullopt;
+    const JsonDocument document(text, kVerified, "damaged");
+    JsonObject record = document.Root();
+    return Compared{record.Strings("emulated"), record.Strings("local")};
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
 
 std::optional<Known> Find(const Site& site, const char* link) {
   const std::optional<std::string> id = site.releases.Named(link);
@@ -26,6 +56,7 @@ std::optional<Known> Find(const Site& site, const char* link) {
   known.record = site.state.Find(*id).value_or(Record());
   try {
     known.manifest = site.releases.Load(*id).manifest;
+    known.compared = FindCompared(site, known.manifest);
   } catch (const Error&) {  // `Problems` says so
     known.manifest.release = *id;
     known.manifest.version = known.record.version;
@@ -74,17 +105,33 @@ std::vector<std::string> Problems(const Site& site) {
   return problems;
 }
 
+void WriteStrings(const std::vector<std::string>& texts, JsonWriter* json) {
+  json->BeginArray();
+  for (const std::string& text : texts) json->String(text);
+  json->EndArray();
+}
+
 void WriteKnown(const std::optional<Known>& known, JsonWriter* json) {
   if (!known) {
     json->Null();
     return;
   }
-  const auto& [manifest, record] = *known;
+  const auto& [manifest, record, compared] = *known;
   json->BeginObject().Key("release").String(manifest.release).Key("name").String(manifest.name);
   json->Key("board").String(manifest.board).Key("model").String(manifest.model_file);
   json->Key("model_sha256").String(manifest.model_sha256).Key("version").Int(manifest.version);
   json->Key("since").String(record.activated_at).Key("by").String(record.by);
-  json->Key("signer").String(record.signer).Key("health");
+  json->Key("signer").String(record.signer).Key("compared");
+  if (compared) {
+    json->BeginObject().Key("emulated");
+    WriteStrings(compared->emulated, json);
+    json->Key("local");
+    WriteStrings(compared->local, json);
+    json->EndObject();
+  } else {
+    json->Null();
+  }
+  json->Key("health");
   if (record.health) {
     const Health& health = *record.health;
     json->BeginObject().Key("outcome").String("ok").Key("at").String(health.at);
@@ -150,10 +197,25 @@ void WriteSigners(const Trust& trust, JsonWriter* json) {
   json->EndArray();
 }
 
+/// For a person, such as "golden, random (emulated)".
+std::string Text(const Compared& compared) {
+  std::string text;
+  const auto add = [&text](const std::vector<std::string>& inputs, const char* where) {
+    for (const std::string& input : inputs) {
+      text += text.empty() ? "" : (&input == inputs.data() ? "; " : ", ");
+      text += input;
+    }
+    if (!inputs.empty()) text += where;
+  };
+  add(compared.emulated, " (emulated)");
+  add(compared.local, " (on the maker's machine)");
+  return text.empty() ? "no: made with --no-verify" : text;
+}
+
 std::string Line(const char* what, const std::optional<Known>& known) {
   std::string line = std::string(what) + "  ";
   if (!known) return line + "none\n";
-  const auto& [manifest, record] = *known;
+  const auto& [manifest, record, compared] = *known;
   line += manifest.release + "  " + manifest.name + " (" + manifest.model_file + " " +
           manifest.model_sha256.substr(0, 12) + ", " + manifest.board + "), version " +
           std::to_string(manifest.version) + "\n";
@@ -161,6 +223,7 @@ std::string Line(const char* what, const std::optional<Known>& known) {
     line += "          since " + record.activated_at + " by " + record.by;
     line += record.signer.empty() ? ", not signed\n" : ", signed by " + record.signer + "\n";
   }
+  if (compared) line += "          compared before it was packed: " + Text(*compared) + "\n";
   if (record.health) {
     std::array<char, 128> text;  // NOLINT(*-member-init): filled by the call
     (void)std::snprintf(text.data(), text.size(),

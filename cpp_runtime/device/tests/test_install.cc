@@ -104,6 +104,36 @@ TEST_CASE("the first install, the same again, and the next") {
   CHECK(Contains(StatusJson(bench.site()), R"("current":{"release":"000000000002")"));
 }
 
+TEST_CASE("status says what a model was compared on before it was packed") {
+  struct Row {
+    std::string record;
+    std::string json;
+    std::string text;
+  };
+  const std::string untold = R"("compared":null)";
+  for (const auto& [record, json, text] : {
+           Row{R"({"emulated":["golden"],"local":["random","zeros"],"tolerance":1e-4})",
+               R"("compared":{"emulated":["golden"],"local":["random","zeros"]})",
+               "golden (emulated); random, zeros (on the maker's machine)"},
+           Row{R"({"emulated":[],"local":[],"tolerance":1e-4})",
+               R"("compared":{"emulated":[],"local":[]})", "no: made with --no-verify"},
+           Row{R"({"inputs":["golden"]})", untold, {}},  // as it was written once
+           Row{"not JSON", untold, {}},
+           Row{std::string(std::size_t{65} << 10U, ' '), untold, {}},
+       }) {
+    Bench bench;
+    TestBundle bundle;
+    bundle.files["verified.json"] = record;
+    bench.Install(bundle);
+    CHECK(Contains(StatusJson(bench.site()), json));
+    CHECK(Contains(StatusText(bench.site()), "compared before it was packed: " + text) !=
+          text.empty());
+  }
+  Bench bench;
+  bench.Install(TestBundle());
+  CHECK(Contains(StatusJson(bench.site()), untold));
+}
+
 TEST_CASE("a release that does not work there is gone back from") {
   Bench bench;
   bench.Install(TestBundle());

@@ -1,0 +1,33 @@
+"""What a bundle, and a device that holds it, record of the comparison before it was packed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """On which inputs the compiled model was compared with the reference before it was bundled.
+
+    `emulated` ran the board's own code under an emulator, `local` a build of the same graph for the
+    maker's machine; none of both says that nothing was compared. `tolerance` bounds max |error| /
+    max |reference|.
+    """
+
+    emulated: tuple[str, ...] = ()
+    local: tuple[str, ...] = ()
+    tolerance: float = DEFAULT_TOLERANCE
+
+    def __str__(self) -> str:
+        """For a person, such as "golden, random (emulated)"."""
+        parts = [
+            f"{', '.join(inputs)} ({where})"
+            for inputs, where in (
+                (self.emulated, "emulated"),
+                (self.local, "on the maker's machine"),
+            )
+            if inputs
+        ]
+        return "; ".join(parts) or "no: made with --no-verify"
