@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import onnx
+from onnx import numpy_helper
 from tvm import relax
 
 from edgepack.compiler.errors import UnsupportedFormError
@@ -24,7 +28,7 @@ def array_feature_extractor(node: Node) -> relax.Expr:
     if data.ty.ndim == 1:
         data = node.emit(relax.op.expand_dims(data, 0))
     flat = node.emit(relax.op.reshape(indices, [-1]))
-    return relax.op.take(data, flat, data.ty.ndim - 1)
+    return relax.op.take(data, flat, data.ty.ndim - 1, "clip")
 
 
 def scaler(node: Node) -> relax.Expr:
@@ -39,12 +43,15 @@ def scaler(node: Node) -> relax.Expr:
 
 
 def normalizer(node: Node) -> relax.Expr:
-    """Rows over their norm: of the largest, the sum of the absolute values, or the length."""
+    """Rows over their norm: the largest element, the sum of the absolute values, or the length.
+
+    The largest is that with its sign, as ONNX says and onnxruntime has it.
+    """
     (data,) = node.inputs
     number = node.emit(relax.op.astype(data, "float32"))
     kind = node.attributes.get("norm", b"MAX").decode()
     if kind == "MAX":
-        norm = relax.op.max(relax.op.abs(number), -1, keepdims=True)
+        norm = relax.op.max(number, -1, keepdims=True)
     elif kind == "L1":
         norm = relax.op.sum(relax.op.abs(number), -1, keepdims=True)
     else:
@@ -56,20 +63,89 @@ def normalizer(node: Node) -> relax.Expr:
     return relax.op.divide(number, safe)
 
 
-def linear_regressor(node: Node) -> relax.Expr:
-    """Products of rows with coefficients, and their intercepts.
+def label_encoder(node: Node) -> relax.Expr:
+    """LabelEncoder of numbers to numbers: the value of the first equal key, or a default.
 
-    Raises UnsupportedFormError for a post_transform.
+    Raises UnsupportedFormError where strings are left (see `edgepack.model.words`).
     """
     attributes = node.attributes
-    if attributes.get("post_transform", b"NONE") != b"NONE":
-        raise UnsupportedFormError("with a post_transform")
-    targets = attributes.get("targets", 1)
-    weights = np.array(attributes["coefficients"], "float32").reshape(targets, -1)
-    number = node.emit(relax.op.astype(node.inputs[0], "float32"))
-    made = node.emit(relax.op.matmul(number, relax.const(weights.T.copy(), "float32")))
-    shift = np.array(attributes.get("intercepts") or [0.0] * targets, "float32")
-    return relax.op.add(made, relax.const(shift, "float32"))
+    keys, values = (_table(attributes, name) for name in ("keys", "values"))
+    if keys is None or values is None:
+        raise UnsupportedFormError("of strings")
+    default = attributes.get("default_tensor")
+    if default is not None:
+        other = numpy_helper.to_array(default).reshape(-1)[0]
+    elif values.dtype.kind == "f":
+        other = attributes.get("default_float", -0.0)
+    else:
+        other = attributes.get("default_int64", -1)
+    (data,) = node.inputs
+    dtype = dtype_of(data)
+    at = node.emit(relax.op.expand_dims(data, -1))
+    equal = node.emit(relax.op.equal(at, relax.const(keys.astype(dtype), dtype)))
+    if keys.dtype.kind == "f" and np.isnan(keys).any():
+        nothing = relax.const(np.isnan(keys), "bool")
+        both = node.emit(relax.op.logical_and(node.emit(relax.op.isnan(at)), nothing))
+        equal = node.emit(relax.op.logical_or(equal, both))
+    hits = node.emit(relax.op.astype(equal, "int32"))
+    kind = str(values.dtype)
+    flat = node.emit(relax.op.reshape(node.emit(relax.op.argmax(hits, -1)), [-1]))
+    found = node.emit(relax.op.take(relax.const(values, kind), flat, 0, "clip"))
+    found = node.emit(relax.op.reshape(found, shape_of(data)))
+    is_known = node.emit(relax.op.astype(node.emit(relax.op.max(hits, -1)), "bool"))
+    return relax.op.where(is_known, found, relax.const(other, kind))
+
+
+def _table(attributes: dict[str, Any], name: str) -> np.ndarray | None:
+    """The keys or values of a LabelEncoder; None of strings."""
+    for kind, dtype in (("int64s", "int64"), ("floats", "float32")):
+        if attributes.get(f"{name}_{kind}"):
+            return np.array(attributes[f"{name}_{kind}"], dtype)
+    tensor = attributes.get(f"{name}_tensor")
+    if tensor is None or tensor.data_type == onnx.TensorProto.STRING:
+        return None
+    return np.asarray(numpy_helper.to_array(tensor)).reshape(-1)
+
+
+def imputer(node: Node) -> relax.Expr:
+    """Imputer: one number in the place of another, which may be NaN, per feature or for all."""
+    (data,) = node.inputs
+    dtype = dtype_of(data)
+    kind, name = ("float", "floats") if dtype.startswith("float") else ("int64", "int64s")
+    old = node.attributes.get(f"replaced_value_{kind}", 0)
+    new = np.array(node.attributes[f"imputed_value_{name}"], dtype)
+    if np.isnan(old):
+        missing = node.emit(relax.op.isnan(data))
+    else:
+        missing = node.emit(relax.op.equal(data, relax.const(old, dtype)))
+    return relax.op.where(missing, relax.const(new, dtype), data)
+
+
+def feature_vectorizer(node: Node) -> relax.Expr:
+    """FeatureVectorizer: the columns of all inputs beside each other, as float32."""
+    columns = []
+    for data in node.inputs:
+        rows = data if data.ty.ndim == 2 else node.emit(relax.op.expand_dims(data, 0))
+        columns.append(node.emit(relax.op.astype(rows, "float32")))
+    return relax.op.concat(columns, 1)
+
+
+def one_hot_encoder(node: Node) -> relax.Expr:
+    """OneHotEncoder of numbers: along a new last axis, 1 at the category that an element is.
+
+    Raises UnsupportedFormError for categories that are strings, and where an unknown one is an
+    error, which a fixed plan cannot raise.
+    """
+    categories = node.attributes.get("cats_int64s")
+    if not categories:
+        raise UnsupportedFormError("of strings")
+    if not node.attributes.get("zeros", 1):
+        raise UnsupportedFormError("with zeros=0, by which an unknown category is an error")
+    (data,) = node.inputs
+    whole = node.emit(relax.op.astype(data, "int64"))
+    at = node.emit(relax.op.expand_dims(whole, -1))
+    equal = node.emit(relax.op.equal(at, relax.const(np.array(categories), "int64")))
+    return relax.op.astype(equal, "float32")
 
 
 def tfidf_vectorizer(node: Node) -> relax.Expr:

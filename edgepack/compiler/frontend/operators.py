@@ -23,6 +23,7 @@ from edgepack.compiler.frontend import (
     conversions,
     forms,
     integers,
+    machines,
     recurrent,
     selection,
     signals,
@@ -72,8 +73,8 @@ class Operator:
         return any(refusal.form is _always for refusal in self.refused)
 
 
-def _never(why: str, instead: str) -> Operator:
-    return Operator(refused=(Refusal(why, instead),))
+def _never(why: str, instead: str, domain: str = "") -> Operator:
+    return Operator(refused=(Refusal(why, instead),), domain=domain)
 
 
 def _has(name: str, value: object) -> Form:
@@ -108,6 +109,16 @@ _CONTROL_FLOW = _never(
     "control flow has no place in a fixed plan",
     "export the model with the branch or the number of turns fixed (by tracing, not scripting)",
 )
+_WORDS = (
+    "it works on words, and a kernel on numbers",
+    "do its work in the application, before the model",
+)
+_OF_WORDS = _never(*_WORDS)
+_OF_MAPS = _never(
+    "it works on maps, and a kernel on tensors",
+    "export the model without (in skl2onnx with options={'zipmap': False})",
+    _CLASSIC,
+)
 _RANDOM = _never("it is random", "make the random tensor an input of the model")
 _TRAINING = (
     "in its training form",
@@ -130,6 +141,8 @@ OPERATORS: Mapping[str, Operator] = {
     "BoundedNonZero": Operator(domain=DOMAIN, convert=selection.nonzero),
     "BoundedUnique": Operator(domain=DOMAIN, convert=selection.unique),
     "Cast": Operator(convert=conversions.cast),
+    "CastMap": _OF_MAPS,
+    "CategoryMapper": _never(*_WORDS, _CLASSIC),
     "Col2Im": Operator(convert=windows.col2im),
     "Compress": _BOUNDED,
     "ConvInteger": Operator(convert=integers.conv_integer),
@@ -139,6 +152,7 @@ OPERATORS: Mapping[str, Operator] = {
     "DeformConv": Operator(convert=windows.deform_conv),
     "DequantizeLinear": Operator(convert=conversions.dequantize_linear),
     "Det": Operator(convert=arithmetic.det),
+    "DictVectorizer": _OF_MAPS,
     "Dropout": Operator(
         convert=conversions.dropout,
         refused=(Refusal(*_TRAINING, forms.dropout_trains),),
@@ -146,15 +160,19 @@ OPERATORS: Mapping[str, Operator] = {
     "EmbedLayerNormalization": Operator(domain=_MICROSOFT),
     "EyeLike": Operator(convert=arithmetic.eye_like),
     "FastGelu": Operator(domain=_MICROSOFT),
+    "FeatureVectorizer": Operator(domain=_CLASSIC, convert=classic.feature_vectorizer),
     "GRU": Operator(convert=recurrent.gru),
     # onnxruntime would put the definition in when it is too late to compute its shapes.
     "GroupNormalization": Operator(define=lambda _: True),
     "If": _CONTROL_FLOW,
+    "Imputer": Operator(domain=_CLASSIC, convert=classic.imputer),
     "IsInf": Operator(convert=conversions.is_inf),
     "LSTM": Operator(convert=recurrent.lstm),
+    "LabelEncoder": Operator(domain=_CLASSIC, convert=classic.label_encoder),
     # TVM's conversion has one output only.
     "LayerNormalization": Operator(define=lambda node: len(node.output) > 1),
-    "LinearRegressor": Operator(domain=_CLASSIC, convert=classic.linear_regressor),
+    "LinearClassifier": Operator(domain=_CLASSIC, convert=machines.linear_classifier),
+    "LinearRegressor": Operator(domain=_CLASSIC, convert=machines.linear_regressor),
     "Loop": _CONTROL_FLOW,
     "LpNormalization": Operator(convert=conversions.lp_normalization),
     "MatMulInteger": Operator(convert=integers.mat_mul_integer),
@@ -167,6 +185,7 @@ OPERATORS: Mapping[str, Operator] = {
     "NonZero": _BOUNDED,
     "Normalizer": Operator(domain=_CLASSIC, convert=classic.normalizer),
     "OneHot": Operator(convert=arithmetic.one_hot),
+    "OneHotEncoder": Operator(domain=_CLASSIC, convert=classic.one_hot_encoder),
     "Optional": _OPTIONAL,
     "OptionalGetElement": Operator(convert=lambda node: node.inputs[0]),
     "OptionalHasElement": _OPTIONAL,
@@ -196,6 +215,7 @@ OPERATORS: Mapping[str, Operator] = {
     "RandomUniformLike": _RANDOM,
     "ReduceMax": Operator(convert=arithmetic.extremum),
     "ReduceMin": Operator(convert=arithmetic.extremum),
+    "RegexFullMatch": _OF_WORDS,
     "Resize": Operator(convert=conversions.resize),
     "ReverseSequence": Operator(convert=conversions.reverse_sequence),
     # With a number of samples that depends on the boxes TVM samples others than onnxruntime where
@@ -219,12 +239,17 @@ OPERATORS: Mapping[str, Operator] = {
         ),
     ),
     "STFT": Operator(convert=signals.stft),
+    "SVMClassifier": Operator(domain=_CLASSIC, convert=machines.svm_classifier),
+    "SVMRegressor": Operator(domain=_CLASSIC, convert=machines.svm_regressor),
     "Scaler": Operator(domain=_CLASSIC, convert=classic.scaler),
     "Scan": _CONTROL_FLOW,
     "SequenceInsert": Operator(convert=conversions.sequence_insert),
     "SkipLayerNormalization": Operator(domain=_MICROSOFT),
     "Slice": Operator(convert=arithmetic.old_slice),
     "SpaceToDepth": Operator(convert=windows.space_to_depth),
+    "StringConcat": _OF_WORDS,
+    "StringNormalizer": _OF_WORDS,
+    "StringSplit": _OF_WORDS,
     "TensorScatter": Operator(convert=arithmetic.tensor_scatter),
     "TfIdfVectorizer": Operator(convert=classic.tfidf_vectorizer),
     "TopK": Operator(convert=conversions.top_k),
@@ -234,6 +259,7 @@ OPERATORS: Mapping[str, Operator] = {
     "Unique": _BOUNDED,
     "Unsqueeze": Operator(convert=conversions.unsqueeze),
     "Upsample": Operator(convert=conversions.upsample),
+    "ZipMap": _OF_MAPS,
 }
 
 

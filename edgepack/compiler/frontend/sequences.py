@@ -59,4 +59,5 @@ def _pieces(node: onnx.NodeProto, context: Context) -> int | None:
     if shape is None or (len(node.input) > 1 and node.input[1] and split is None):
         return None
     size = 1 if split is None else max(int(split), 1)
-    return math.ceil(shape[attribute(node, "axis", 0)] / size)
+    axis = int(attribute(node, "axis", 0))
+    return math.ceil(shape[axis] / size)

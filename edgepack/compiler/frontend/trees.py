@@ -11,6 +11,7 @@ from onnx import numpy_helper
 from tvm import relax
 
 from edgepack.compiler.errors import UnsupportedFormError
+from edgepack.compiler.frontend import scores
 from edgepack.compiler.frontend.arithmetic import dtype_of, shape_of
 from edgepack.compiler.frontend.conversions import Node
 from edgepack.compiler.kernels import trees
@@ -18,6 +19,8 @@ from edgepack.compiler.kernels import trees
 # Of the new form, by number.
 _MODES = tuple(trees.COMPARISONS)
 _MEMBER = 6
+# Added to a mode: NaN goes the true way.
+_OR_NAN = 8
 _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
@@ -62,7 +65,7 @@ class _Forest:
         for index, target, weight in self.weights:
             table[index, target] += weight
         rows, features = shape_of(data)
-        modes = {_MODES[mode]: mode for mode in sorted(set(self.mode))}
+        modes = {mode: (_MODES[mode % _OR_NAN], mode >= _OR_NAN) for mode in sorted(set(self.mode))}
         sizes = {
             "trees": len(self.roots),
             "nodes": len(self.feature),
@@ -96,13 +99,12 @@ def tree_ensemble(node: Node) -> relax.Expr:
     """TreeEnsemble of opset 5: sums or averages of leaves.
 
     Raises UnsupportedFormError for other aggregates, for missing values that go the true way, and
-    as `_transformed` does.
+    as `scores.transformed` does.
     """
     attributes = node.attributes
     aggregate = attributes.get("aggregate_function", 1)
     if aggregate not in (0, 1):
         raise UnsupportedFormError("with a minimum or maximum of the trees")
-    _refuse_missing(attributes, "nodes_missing_value_tracks_true")
     made, targets = _Forest(), attributes["n_targets"]
     members = iter(_tensor(attributes, "membership_values"))
     modes, splits = (_tensor(attributes, f"nodes_{name}") for name in ("modes", "splits"))
@@ -112,14 +114,16 @@ def tree_ensemble(node: Node) -> relax.Expr:
     )
     # Those of a set of numbers become a chain: the first that is equal goes the true way.
     chains: list[list[int]] = []
-    for feature, mode, split in zip(features, modes, splits, strict=True):
+    missing = _missing(attributes, len(modes))
+    for feature, mode, split, more in zip(features, modes, splits, missing, strict=True):
         if mode != _MEMBER:
-            chains.append([made.add(feature, int(mode), split)])
+            chains.append([made.add(feature, int(mode) + more, split)])
             continue
         values = []
         while not np.isnan(value := next(members)):
             values.append(value)
-        chains.append([made.add(feature, _MODES.index("BRANCH_EQ"), value) for value in values])
+        equal = _MODES.index("BRANCH_EQ") + more
+        chains.append([made.add(feature, equal, value) for value in values])
 
     def child(index: int, is_leaf: int) -> int:
         if not is_leaf:
@@ -141,21 +145,21 @@ def tree_ensemble(node: Node) -> relax.Expr:
     if aggregate == 0:
         count = relax.const(float(len(made.roots)), dtype_of(total))
         total = node.emit(relax.op.divide(total, count))
-    return _transformed(node, total, _TRANSFORMS[attributes.get("post_transform", 0)])
+    return scores.transformed(node, total, _TRANSFORMS[attributes.get("post_transform", 0)])
 
 
 def _old(attributes: dict[str, Any], kind: str) -> _Forest:
     """The forest of an operator before opset 5; `kind` is target or class."""
-    _refuse_missing(attributes, "nodes_missing_value_tracks_true")
     made, index = _Forest(), {}
     values = attributes.get("nodes_values") or _tensor(attributes, "nodes_values_as_tensor")
     keys = list(zip(attributes["nodes_treeids"], attributes["nodes_nodeids"], strict=True))
     names = [name.decode() for name in attributes["nodes_modes"]]
-    for key, feature, mode, value in zip(
-        keys, attributes["nodes_featureids"], names, values, strict=True
+    missing = _missing(attributes, len(keys))
+    for key, feature, mode, value, more in zip(
+        keys, attributes["nodes_featureids"], names, values, missing, strict=True
     ):
-        is_leaf = mode == "LEAF"
-        index[key] = made.add(*((0, 0, 0.0) if is_leaf else (feature, _MODES.index(mode), value)))
+        branch = () if mode == "LEAF" else (feature, _MODES.index(mode) + more, value)
+        index[key] = made.add(*branch)
     ways = [attributes[f"nodes_{way}nodeids"] for way in ("true", "false")]
     for key, mode, yes, no in zip(keys, names, *ways, strict=True):
         if mode != "LEAF":
@@ -187,51 +191,58 @@ def tree_ensemble_regressor(node: Node) -> relax.Expr:
     total = forest.sums(node, attributes.get("n_targets", 1))
     if aggregate == b"AVERAGE":
         total = node.emit(relax.op.divide(total, relax.const(float(len(forest.roots)), "float32")))
-    total = _shifted(node, total)
-    return _transformed(node, total, attributes.get("post_transform", b"NONE").decode())
+    base = _base(attributes)
+    total = _shifted(node, total, base) if base else total
+    return scores.transformed(node, total, scores.transform_of(node))
 
 
 def tree_ensemble_classifier(node: Node) -> relax.Expr:
     """TreeEnsembleClassifier: labels that are numbers, and a score for each class.
 
-    Raises UnsupportedFormError for labels that are strings, for two classes with leaves of one
-    only, and as `tree_ensemble` does.
+    Raises UnsupportedFormError as `scores.labels_of` and `tree_ensemble` do, and for two classes
+    with leaves of one only whose base values are of both, or of the other one.
     """
     attributes = node.attributes
-    labels = list(attributes.get("classlabels_int64s") or [])
-    if not labels:
-        raise UnsupportedFormError("with labels that are strings")
-    if len(labels) == 2 and len(set(attributes["class_ids"])) == 1:
-        raise UnsupportedFormError("of two classes with weights for one")
-    total = _shifted(node, _old(attributes, "class").sums(node, len(labels)))
-    best = node.emit(relax.op.argmax(total, -1))
-    label = node.emit(relax.op.take(relax.const(np.array(labels), "int64"), best, 0))
-    how = attributes.get("post_transform", b"NONE").decode()
-    return relax.Tuple([label, node.emit(_transformed(node, total, how))])
+    labels, how = scores.labels_of(attributes, "classlabels_int64s"), scores.transform_of(node)
+    base, leaves = _base(attributes), set(attributes["class_ids"])
+    total = node.emit(relax.op.astype(_old(attributes, "class").sums(node, len(labels)), "float32"))
+    if len(labels) == 2 and len(leaves) == 1:
+        return _binary(node, total, labels, base, leaves.pop())
+    if base:
+        total = _shifted(node, total, base)
+    return relax.Tuple([scores.best(node, total, labels), scores.transformed(node, total, how)])
 
 
-def _refuse_missing(attributes: dict[str, Any], name: str) -> None:
-    if any(attributes.get(name) or ()):
-        raise UnsupportedFormError("with missing values that go the true way")
+def _binary(
+    node: Node, total: relax.Expr, labels: list[int], base: list[float], column: int
+) -> relax.Expr:
+    """Of two classes with the leaves of one only: boosted trees, or shares of the second class."""
+    how = scores.transform_of(node)
+    if len(base) > 1 or (column and base):
+        raise UnsupportedFormError("of two classes with base values of both and leaves of one")
+    weights = node.attributes.get("class_weights") or _tensor(
+        node.attributes, "class_weights_as_tensor"
+    )
+    are_shares = min(weights) >= 0
+    score = node.emit(relax.op.strided_slice(total, [1], [column], [column + 1]))
+    score = _shifted(node, score, base) if base else score
+    if column:  # then the first class has a score, too: zero
+        pair = scores.transformed(node, total, how)
+    else:
+        pair = scores.both(node, score, how, is_share=are_shares)
+    label = scores.best_of_two(node, score, labels, above=0.5 if are_shares else 0.0)
+    return relax.Tuple([label, pair])
 
 
-def _shifted(node: Node, total: relax.Expr) -> relax.Expr:
-    base = node.attributes.get("base_values") or _tensor(node.attributes, "base_values_as_tensor")
-    if not base:
-        return total
-    shift = relax.const(np.array(base), dtype_of(total))
-    return node.emit(relax.op.add(total, shift))
+def _missing(attributes: dict[str, Any], count: int) -> list[int]:
+    """Of each node what its mode gets added."""
+    given = attributes.get("nodes_missing_value_tracks_true") or [0] * count
+    return [_OR_NAN if is_true else 0 for is_true in given]
 
 
-def _transformed(node: Node, total: relax.Expr, how: str) -> relax.Expr:
-    """Scores as ONNX's post_transform makes them of sums.
+def _base(attributes: dict[str, Any]) -> list[float]:
+    return list(attributes.get("base_values") or _tensor(attributes, "base_values_as_tensor"))
 
-    Raises UnsupportedFormError for SOFTMAX_ZERO and PROBIT.
-    """
-    if how == "NONE":
-        return total
-    if how == "SOFTMAX":
-        return node.emit(relax.op.nn.softmax(total, -1))
-    if how == "LOGISTIC":
-        return node.emit(relax.op.sigmoid(total))
-    raise UnsupportedFormError(f"with post_transform {how}")
+
+def _shifted(node: Node, total: relax.Expr, base: list[float]) -> relax.Expr:
+    return node.emit(relax.op.add(total, relax.const(np.array(base), dtype_of(total))))

@@ -25,14 +25,15 @@ def ensemble(
     features: int,
     dtype: str,
     sizes: Mapping[str, int],
-    modes: Mapping[str, int],
+    modes: Mapping[int, tuple[str, bool]],
 ) -> tirx.PrimFunc:
     """A kernel from rows of features to sums of leaves.
 
     `sizes` are those of trees, nodes, targets, and the steps of the longest way down; `modes` are
-    the comparisons in use and their numbers. Arguments: data [rows, features]; roots [trees]; of
-    each node its feature, mode (int32), number, and children (true, false), which are itself at a
-    leaf; its weights [nodes, targets]; the result [rows, targets].
+    the comparisons in use by their numbers, and whether NaN goes the true way.
+    Arguments: data [rows, features]; roots [trees]; of each node its feature, mode (int32), number,
+    and children (true, false), which are itself at a leaf; its weights [nodes, targets]; the result
+    [rows, targets].
     """
     trees, nodes, targets, steps = (sizes[name] for name in ("trees", "nodes", "targets", "steps"))
     data = tir.buffer("data", (rows, features), dtype)
@@ -48,8 +49,9 @@ def ensemble(
         at = node.get()
         x, y = tir.load(data, [row, tir.load(feature, [at])]), tir.load(number, [at])
         made = None
-        for name, index in modes.items():
+        for index, (name, or_nan) in modes.items():
             one = COMPARISONS[name](x, y)
+            one = tirx.Or(one, tirx.isnan(x)) if or_nan else one
             chosen = tirx.EQ(tir.load(mode, [at]), tir.integer(index))
             made = one if made is None else tirx.Select(chosen, one, made)
         assert made is not None
