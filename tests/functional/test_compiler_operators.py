@@ -230,6 +230,11 @@ def element_wise(draw: Draw) -> Cases:
         other = net.weight(*(size if axis in kept else 1 for axis, size in enumerate(shape)))
         other = draw.positive(other) if op == "Div" else other
         cases[f"{op} {source} {kept}"] = net.op(op, source, other)
+    # NaN stays NaN, on whichever side.
+    root = net.op("Sqrt", "text")
+    for op in ("Max", "Min"):
+        cases[f"{op} of three"] = net.op(op, "text", root, net.op("Neg", "text"))
+        cases[f"{op} of NaN and a number"] = net.op(op, root, net.const(0.5, "float32"))
     # TVM's analysis takes exponential time for functions of functions.
     for source in ("text", net.conv("image", 7, 4, 1)):
         deep = source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import onnx
@@ -90,6 +91,35 @@ def prelu(node: Node) -> relax.Expr | None:
     if node.opset >= 7 or slope.ty.ndim != 1 or shape_of(slope) == [1]:
         return None
     return relax.op.nn.prelu(data, slope, 1)
+
+
+def extreme_of(operator: Callable[..., relax.Expr]) -> Callable[[Node], relax.Expr]:
+    """Max or Min of tensors, two by two, where TVM would stack all and reduce.
+
+    NaN stays NaN, as onnxruntime has it.
+    """
+
+    def of_two(node: Node, one: relax.Expr, other: relax.Expr) -> relax.Expr:
+        # `operator` takes the second if one of them is NaN.
+        if isinstance(other, tvm.ir.GenericConst):
+            one, other = other, one
+        made = node.emit(operator(one, other))
+        is_float = dtype_of(one).startswith("float")
+        if not is_float or (
+            isinstance(one, tvm.ir.GenericConst) and not np.isnan(one.value.numpy()).any()
+        ):
+            return made
+        return node.emit(relax.op.where(node.emit(relax.op.isnan(one)), one, made))
+
+    def convert(node: Node) -> relax.Expr:
+        left = list(node.inputs)
+        while len(left) > 1:
+            pairs = zip(left[::2], left[1::2], strict=False)
+            rest = left[len(left) // 2 * 2 :]
+            left = [of_two(node, *pair) for pair in pairs] + rest
+        return left[0]
+
+    return convert
 
 
 def extremum(node: Node) -> relax.Expr | None:
