@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from edgepack.base.paths import locked
+from edgepack.base.paths import atomic_dir, cache_dir, locked
 from edgepack.base.process import run
-from edgepack.boards import get_board
+from edgepack.boards import Board, get_board
 from edgepack.native import app
 from edgepack.native.opencv import OpenCvBuild, build_opencv, tool
-from edgepack.native.toolchain import find
+from edgepack.native.toolchain import Toolchain, find
 from tests import clang_tidy
 from tests.app_targets import PRESETS, SOURCE, build_preset, configure
 from tests.archives import unguarded
@@ -99,13 +99,21 @@ def test_equal_bytes_from_another_checkout_and_cache(tmp_path: Path) -> None:
     board = get_board("rasp3b")
     toolchain = find("zig", board)
     build = app.build_runtime(board, toolchain)
+    # The folder's name is a hash of all that goes into it: as long as that is the same, so is this.
+    other = cache_dir() / "tests" / f"elsewhere-{build.app.parent.name}"
+    with locked(other):
+        if not other.exists():
+            with atomic_dir(other) as out:
+                _build_elsewhere(tmp_path, out, board, toolchain)
+    assert (other / "edgepack-run").read_bytes() == build.app.read_bytes()
+
+
+def _build_elsewhere(folder: Path, out: Path, board: Board, toolchain: Toolchain) -> None:
     opencv = build_opencv(board, toolchain)
-    prefix = tmp_path / "somewhere" / "else" / "opencv"
+    prefix = folder / "somewhere" / "else" / "opencv"
     shutil.copytree(opencv.prefix, prefix)
-    source = tmp_path / "checkout" / "cpp_runtime" / "app"
+    source = folder / "checkout" / "cpp_runtime" / "app"
     shutil.copytree(SOURCE.parent, source.parent, ignore=shutil.ignore_patterns("build"))
-    out = tmp_path / "out"
-    out.mkdir()
     app._compile(
         source,
         out,
@@ -113,4 +121,3 @@ def test_equal_bytes_from_another_checkout_and_cache(tmp_path: Path) -> None:
         toolchain,
         board.runtime_flags["zig"],
     )
-    assert (out / "edgepack-run").read_bytes() == build.app.read_bytes()
