@@ -111,7 +111,12 @@ def run(target: str, program: Path, *, seconds: int, keep: bool = False) -> Outc
         corpus, found = Path(name) / "corpus", Path(name) / "found"
         found.mkdir()
         inputs = unpack(target, corpus)
-        limits = ("-rss_limit_mb=1024", "-timeout=100", "-print_final_stats=1")
+        limits = (
+            "-rss_limit_mb=1024",
+            "-timeout=100",
+            "-report_slow_units=100",
+            "-print_final_stats=1",
+        )
         replay = _fuzz(program, *limits, "-runs=0", corpus)
         if replay.returncode != 0:
             return Outcome(target=target, inputs=inputs, executions=0, failed=replay.stderr)
