@@ -2,7 +2,12 @@
 
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["paddlepaddle==3.3.1", "paddle2onnx==2.1.0", "scikit-learn==1.9.1"]
+# dependencies = [
+#   "paddlepaddle==3.3.1",
+#   "paddle2onnx==2.1.0",
+#   "packaging==26.3", # which paddle2onnx imports and does not name
+#   "scikit-learn==1.9.1",
+# ]
 # ///
 
 import sys
