@@ -35,7 +35,7 @@ from edgepack.model import DTYPES, operator_name, walk_nodes
 
 DOCUMENT = Path(__file__).parents[1] / "docs/operators.md"
 WORKERS = 2
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 
 # Inputs that hold shapes, sizes, axes or bounds, by position.
 PARAMETERS: Mapping[str, Sequence[int]] = {

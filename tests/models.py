@@ -160,8 +160,9 @@ def _line_of_text(_: LoadedModel) -> list[Inputs]:
 
 def _silero_files() -> Path:
     """The models and the recording of silero-vad's source package."""
-    folder = cache_dir() / "bench" / "sdists" / f"{_SILERO.package}-{_SILERO.version}"
-    wanted = {"tests/data/test.wav", "src/silero_vad/data/silero_vad_op18_ifless.onnx"}
+    folder = cache_dir() / "bench" / "sdists" / f"{_SILERO.package}-{_SILERO.version}-models"
+    names = ("silero_vad_op18_ifless", "silero_vad")
+    wanted = {"tests/data/test.wav", *(f"src/silero_vad/data/{name}.onnx" for name in names)}
     with locked(folder):
         if not folder.exists():
             with atomic_dir(folder) as work:
@@ -246,6 +247,51 @@ def _forest(folder: Path) -> Path:
     return path
 
 
+def _learned(
+    name: str, train: Callable[[Callable[[str], Any], Any, Any], Any]
+) -> Callable[[Path], Path]:
+    """What scikit-learn learns of all but the last 50 digits, as skl2onnx writes it unasked.
+
+    `train` gets a function that imports a part of scikit-learn, images, and digits.
+    """
+
+    def make(folder: Path) -> Path:
+        importable(*map(unpacked, _SKLEARN))
+        datasets: Any = importlib.import_module("sklearn.datasets")
+        values, digits = datasets.load_digits(return_X_y=True)
+        values = values.astype(np.float32)[:-50]
+        learned = train(
+            lambda part: importlib.import_module(f"sklearn.{part}"), values, digits[:-50]
+        )
+        skl2onnx: Any = importlib.import_module("skl2onnx")
+        path = folder / f"{name}.onnx"
+        made = skl2onnx.to_onnx(learned, values[:1], target_opset={"": 17, "ai.onnx.ml": 3})
+        path.write_bytes(made.SerializeToString())
+        return path
+
+    return make
+
+
+def _regression(part: Callable[[str], Any], values: Any, digits: Any) -> Any:
+    """A scaler and a logistic regression, whose labels are words."""
+    words = np.array("zero one two three four five six seven eight nine".split())  # noqa: SIM905
+    steps = (part("preprocessing").StandardScaler(), part("linear_model").LogisticRegression())
+    return part("pipeline").make_pipeline(*steps).fit(values, words[digits])
+
+
+def _machine(part: Callable[[str], Any], values: Any, digits: Any) -> Any:
+    """A support vector machine with probabilities, of 600 images."""
+    machine = part("svm").SVC(probability=True, random_state=0)
+    steps = (part("preprocessing").MinMaxScaler(), machine)
+    return part("pipeline").make_pipeline(*steps).fit(values[:600], digits[:600])
+
+
+def _boosted(part: Callable[[str], Any], values: Any, digits: Any) -> Any:
+    """Boosted trees that tell odd digits from even ones."""
+    trees = part("ensemble").GradientBoostingClassifier(n_estimators=50, random_state=0)
+    return trees.fit(values, digits % 2)
+
+
 def _exported(script: str) -> Callable[[Path], Path]:
     """What an example trains and exports, in a throw-away environment of the packages it names."""
 
@@ -292,6 +338,15 @@ MODELS = (
     RealModel(
         name="silero-vad",
         path=lambda _: _silero_files() / "src/silero_vad/data/silero_vad_op18_ifless.onnx",
+        inputs=_speech,
+        shapes={"input": (1, 576), "state": (2, 1, 128)},
+        constants={"sr": 16000},
+        states={"state": "stateN"},
+        emulated=100,
+    ),
+    RealModel(
+        name="silero-vad with branches",
+        path=lambda _: _silero_files() / "src/silero_vad/data/silero_vad.onnx",
         inputs=_speech,
         shapes={"input": (1, 576), "state": (2, 1, 128)},
         constants={"sr": 16000},
@@ -356,6 +411,20 @@ MODELS = (
         inputs=_digits,
         shapes={"X": (1, 64)},
         emulated=50,
+    ),
+    *(
+        RealModel(
+            name=f"scikit-learn {name}",
+            path=_learned(name, train),
+            inputs=_digits,
+            shapes={"X": (1, 64)},
+            emulated=50,
+        )
+        for name, train in (
+            ("logistic regression with words", _regression),
+            ("support vector machine", _machine),
+            ("boosted trees", _boosted),
+        )
     ),
     RealModel(
         name="Keras CNN",
