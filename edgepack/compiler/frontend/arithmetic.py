@@ -109,7 +109,10 @@ def extreme_of(operator: Callable[..., relax.Expr]) -> Callable[[Node], relax.Ex
             isinstance(one, tvm.ir.GenericConst) and not np.isnan(one.value.numpy()).any()
         ):
             return made
-        return node.emit(relax.op.where(node.emit(relax.op.isnan(one)), one, made))
+        # No size of a number is above infinity; vectors have no question for NaN.
+        infinity = relax.const(np.inf, dtype_of(one))
+        is_number = node.emit(relax.op.less_equal(node.emit(relax.op.abs(one)), infinity))
+        return node.emit(relax.op.where(is_number, made, one))
 
     def convert(node: Node) -> relax.Expr:
         left = list(node.inputs)
