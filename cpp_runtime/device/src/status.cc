@@ -32,6 +32,13 @@ struct Known {
   std::optional<Compared> compared;
 };
 
+/// Whether they can be shown: a bundle's maker does not write to a terminal.
+bool ArePlain(const std::vector<std::string>& texts) {
+  return std::all_of(texts.begin(), texts.end(), [](const std::string& text) {
+    return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
+  });
+}
+
 /// What the release records of it; nothing if that is damaged, or another version's.
 std::optional<Compared> FindCompared(const Site& site, const Manifest& manifest) {
   const auto listed = std::find_if(manifest.files.begin(), manifest.files.end(),
@@ -43,7 +50,9 @@ std::optional<Compared> FindCompared(const Site& site, const Manifest& manifest)
     if (Sha256Hex(text) != listed->sha256) return std::nullopt;
     const JsonDocument document(text, kVerified, "damaged");
     JsonObject record = document.Root();
-    return Compared{record.Strings("emulated"), record.Strings("local")};
+    Compared compared{record.Strings("emulated"), record.Strings("local")};
+    if (!ArePlain(compared.emulated) || !ArePlain(compared.local)) return std::nullopt;
+    return compared;
   } catch (const Error&) {
     return std::nullopt;
   }

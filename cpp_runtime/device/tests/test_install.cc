@@ -119,6 +119,7 @@ TEST_CASE("status says what a model was compared on before it was packed") {
                R"("compared":{"emulated":[],"local":[]})", "no: made with --no-verify"},
            Row{R"({"inputs":["golden"]})", untold, {}},  // as it was written once
            Row{"not JSON", untold, {}},
+           Row{R"({"emulated":["\u001b[2J"],"local":[]})", untold, {}},
            Row{std::string(std::size_t{65} << 10U, ' '), untold, {}},
        }) {
     Bench bench;
