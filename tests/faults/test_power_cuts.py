@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ from edgepack.base.errors import ConnectError, EdgepackError, RemoteError
 from edgepack.boards import get_board
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import MANIFEST_NAME
+from edgepack.deploy.transfer import Installed
 from edgepack.device import open_virtual
 from edgepack.virtual import VirtualBoard, state
 from tests.boards import own_cache
@@ -81,7 +81,7 @@ class Bench:
         finally:
             device.close()
 
-    def deploy(self, bundle: Bundle, *, fault: str = "") -> dict[str, Any]:
+    def deploy(self, bundle: Bundle, *, fault: str = "") -> Installed:
         device = open_virtual(self.board)
         try:
             return RIG.deploy(bundle, device=device, fault=fault)
@@ -173,7 +173,7 @@ def test_power_cuts(
         bench.deploy(new)
         assert bench.current() == new.manifest.release
         again = bench.deploy(new)
-        assert (again["outcome"], again["received_bytes"]) == ("unchanged", 0)
+        assert (again.outcome, again.received_bytes) == ("unchanged", 0)
         old, new = new, old
     print(f"\na deploy takes {took_s:.2f} s; current after a cut at", *outcomes, sep="\n  ")
 
