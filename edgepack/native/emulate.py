@@ -114,7 +114,8 @@ def _runner(board: Board) -> Path:
     with locked(folder):
         if not folder.exists():
             with atomic_dir(folder) as work:
-                options = ("-target", triple, *flags, "-static", "-O2", "-s", "-o")
+                # As the device tool is built: zig makes one musl for both.
+                options = ("-target", triple, *flags, "-pie", "-fPIE", "-Os", "-g0", "-s", "-o")
                 run(
                     [zig, "cc", *options, work / "plan_runner", _SOURCE],
                     env={"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")},

@@ -9,6 +9,7 @@ runs, and none of the tools that it is built with are fetched.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import shutil
 import sys
 import tarfile
@@ -69,12 +70,9 @@ def fetch_sdist(sdist: Sdist, folder: Path) -> Path:
         pin = work / "requirements.txt"
         pin.write_text(f"{sdist.package}=={sdist.version} --hash=sha256:{sdist.sha256}\n")
         got = work / "got"
-        # An environment of its own: this one may have no pip.
-        environment = work / "venv"
-        run([sys.executable, "-m", "venv", environment], what="making a Python environment")
         run(
             [
-                *(environment / "bin" / "python", "-m", "pip", "--disable-pip-version-check"),
+                *(_python_with_pip(work), "-m", "pip", "--disable-pip-version-check"),
                 *("download", "--no-deps", "--no-build-isolation", f"--no-binary={sdist.package}"),
                 *("--require-hashes", f"--requirement={pin}", f"--dest={got}"),
             ],
@@ -85,6 +83,15 @@ def fetch_sdist(sdist: Sdist, folder: Path) -> Path:
         # pip compared it, too; this holds for whatever `pip` is.
         check_sdist(file, sdist)
         return Path(shutil.move(file, folder))
+
+
+def _python_with_pip(folder: Path) -> Path:
+    """This Python, or one in `folder` if this one's environment has no pip."""
+    if importlib.util.find_spec("pip") is not None:
+        return Path(sys.executable)
+    environment = folder / "venv"
+    run([sys.executable, "-m", "venv", environment], what="making a Python environment")
+    return environment / "bin" / "python"
 
 
 def check_sdist(file: Path, sdist: Sdist) -> None:

@@ -209,6 +209,8 @@ def link_shared(
         [
             *toolchain.cc,
             *flags,
+            # Otherwise zig links, and first builds, what sanitizers need at run time.
+            "-O2",
             "-shared",
             "-fPIC",
             "-Wl,--build-id=none",
