@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
+import os
 import platform
+import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,7 +61,6 @@ def unpack(
         # is an error to apt; a board to test on does not need it.
         '--setup-hook=sed -i -e /security/d "$1"/etc/apt/sources.list',
         *(f"--aptopt={line.rstrip(';')}" for line in _apt_settings()),
-        *(f"--dpkgopt=path-exclude={pattern}" for pattern in exclude),
         suite,
         folder,
     ]
@@ -70,6 +73,24 @@ def unpack(
         error=RootfsError,
         what=f"fetching {suite} packages for {arch}",
     )
+    # Not by dpkg's path-exclude: for that mmdebstrap starts a Python for each package.
+    remove(folder, exclude)
+
+
+def remove(folder: Path, patterns: Sequence[str]) -> None:
+    """Remove what below `folder` matches one of `patterns`, in which * stands for any text."""
+    top = str(folder)
+    unwanted = re.compile("|".join(map(fnmatch.translate, patterns)) or "(?!)")
+    for parent, folders, files in os.walk(folder):  # which does not follow links
+        for name in [*folders, *files]:
+            path = Path(parent, name)
+            if not unwanted.match(f"{parent[len(top) :]}/{name}"):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+                folders.remove(name)
+            else:
+                path.unlink()
 
 
 def mirror() -> str | None:

@@ -39,3 +39,20 @@ def test_missing_keys_name_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(tools.ToolMissingError) as caught:
         apt.unpack(["bash"], Path("/nonexistent"), suite="bookworm", arch="armhf")
     assert "apt-get install debian-archive-keyring" in str(caught.value)
+
+
+def test_what_matches_a_pattern_is_removed_and_nothing_behind_a_link(tmp_path: Path) -> None:
+    """`*` goes beyond slashes, as in dpkg.cfg(5)'s path-exclude."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for name in ("usr/share/doc/a/copyright", "usr/lib/arm/perl/5/x.pm", "usr/lib/perl.so"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x")
+    (outside / "perl").mkdir(parents=True)
+    (outside / "perl" / "kept").write_text("x")
+    (root / "usr/lib/link").symlink_to(outside)
+    (root / "usr/lib/arm/perl/dangling").symlink_to("/nowhere")
+    apt.remove(root, ("/usr/share/doc/*", "/usr/lib/*/perl/*"))
+    left = sorted(str(p.relative_to(root)) for p in root.rglob("*") if not p.is_dir())
+    assert left == ["usr/lib/perl.so"]
+    assert (root / "usr/lib/link").is_symlink()
+    assert (outside / "perl" / "kept").exists()
