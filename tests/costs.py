@@ -49,14 +49,23 @@ def cpu_s() -> float:
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     ticks = 0
-    for children in Path("/proc/self/task").glob("*/children"):
-        for pid in children.read_text().split():
-            # It may be waited for in between.
-            with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                # proc(5): utime, stime, and those of the children it has waited for
-                ticks += sum(map(int, fields[11:15]))
+    for pid in _children():
+        # It may be waited for in between.
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            # proc(5): utime, stime, and those of the children it has waited for
+            ticks += sum(map(int, fields[11:15]))
     return seconds + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _children() -> list[str]:
+    """The process ids of those that this process has not waited for."""
+    found: list[str] = []
+    for children in Path("/proc/self/task").glob("*/children"):
+        # A thread may end in between.
+        with contextlib.suppress(OSError):
+            found += children.read_text().split()
+    return found
 
 
 def group(nodeid: str) -> str:
