@@ -149,7 +149,7 @@ def compiler(board: str) -> list[str]:
     assert zig is not None
     profile = get_board(board)
     # As the device tool is built: then zig's musl is there already.
-    flags = [*profile.runtime_flags["zig"], "-O3"]
+    flags = [*profile.runtime_flags["zig"], "-Os", "-g0"]
     return [str(zig), "cc", "-target", profile.triple.replace("gnu", "musl"), *flags]
 
 
@@ -168,7 +168,7 @@ def fake_bundle(
     (folder / "app.c").write_text(f"#define SCRIPT {json.dumps(app)}\n{program}")
     (folder / "library.c").write_text("int kernel(void) { return 0; }\n")
     program, library = folder / "app", folder / "library.so"
-    static = [] if board == "local" else ["-static"]
+    static = {"local": [], "rasp3b": ["-static"]}.get(board, ["-pie", "-fPIE"])  # zig's are static
     environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")}
     for words in (
         [*command, *static, "-s", "-o", program, folder / "app.c"],
