@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import fcntl
 import os
 import shutil
@@ -12,6 +13,15 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _cache_dir: Path | None = None
+_only_cached = contextvars.ContextVar("only_cached", default=False)
+
+
+class NotCachedError(Exception):
+    """Within `only_cached`: `path` of the cache would have to be made."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"not in the cache: {path}")
+        self.path = path
 
 
 def data_file(name: str) -> Path:
@@ -37,6 +47,25 @@ def cache_dir() -> Path:
     path = _cache_dir or Path.home() / ".cache" / "edgepack"
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+@contextlib.contextmanager
+def only_cached() -> Iterator[None]:
+    """What takes long to make is taken from the cache in this block; NotCachedError if it cannot.
+
+    That holds for this thread, and what it starts with `Beside`.
+    """
+    token = _only_cached.set(True)
+    try:
+        yield
+    finally:
+        _only_cached.reset(token)
+
+
+def will_make(path: Path) -> None:
+    """Before `path` is made. Raises NotCachedError within `only_cached`, if it is the cache's."""
+    if _only_cached.get() and path.is_relative_to(cache_dir()):
+        raise NotCachedError(path)
 
 
 @contextlib.contextmanager
@@ -68,8 +97,10 @@ def _is_at(handle: int, path: Path) -> bool:
 def atomic_dir(path: Path) -> Iterator[Path]:
     """A temporary folder beside `path` that becomes `path` when the block ends well.
 
-    What was at `path` is replaced; after an exception nothing has changed.
+    What was at `path` is replaced; after an exception nothing has changed. Raises what
+    `will_make` raises.
     """
+    will_make(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     work.chmod(0o755)

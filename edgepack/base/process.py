@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import getpass
 import logging
 import os
@@ -135,7 +136,7 @@ class Beside:
             _thread.beside = self
             return function(*args, **kwargs)
 
-        return self._pool.submit(body)
+        return self._pool.submit(contextvars.copy_context().run, body)
 
     @contextlib.contextmanager
     def watched(self, child: subprocess.Popen[bytes]) -> Iterator[None]:

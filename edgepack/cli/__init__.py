@@ -31,7 +31,7 @@ COMMANDS = {
     "sign": "sign a bundle, in place",
     "verify": "check all files of a bundle and its signature",
     "deploy": "compile, package, upload, activate and test: the main command",
-    "status": "which model runs on a device, since when, by whom, and its health",
+    "status": "which model runs on a device, since when, by whom, and its last smoke test",
     "rollback": "make an earlier release current again",
     "repair": "bring back what a rotten card damaged on a device",
     "prune": "remove releases that are not needed any more",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from edgepack.base.errors import ConnectError, UsageError
-from edgepack.base.paths import cache_dir
+from edgepack.base.paths import NotCachedError, cache_dir, only_cached
 from edgepack.boards import Board, get_board
 from edgepack.bundle.bundle import Bundle, open_bundle
 from edgepack.bundle.signing import sign_folder
@@ -23,13 +26,14 @@ from edgepack.cli.options import (
     project_of,
     ssh_options,
 )
-from edgepack.cli.report import deploy_lines
+from edgepack.cli.report import deploy_lines, dry_run_lines
 from edgepack.deploy import remote_service
 from edgepack.deploy.deploy import DEFAULT_OPTIONS, DeployOptions, deploy_bundle, preview
 from edgepack.device import Device, open_device
 from edgepack.device.patience import Patience, parse_rate
+from edgepack.flow.dry_run import look
 from edgepack.flow.job import make_job, package_job
-from edgepack.gate.gate import check_bundle
+from edgepack.gate.gate import GateError, check_bundle
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +46,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--bundle", type=Path, metavar="PATH", help="deploy this folder or tarball instead"
     )
     parser.add_argument(
-        "-n", "--dry-run", action="store_true", help="print the plan; nothing is written there"
+        "-n",
+        "--dry-run",
+        action="store_true",
+        help="ask the device and print the plan; nothing is built, and nothing written there",
     )
     add_transfer(parser)
     parser.set_defaults(run=run)
@@ -124,6 +131,8 @@ def deploy_options(args: argparse.Namespace) -> DeployOptions:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Deploy and print what was done and what the smoke test gave."""
     options = deploy_options(args)
+    if args.dry_run and args.bundle is None:
+        return _dry_run(args, options, console)
     bundle, board, spec, root = _bundle(args, console)
     if args.service:
         remote_service.need_service(bundle.manifest.service, f"bundle {bundle.manifest.name}")
@@ -148,6 +157,44 @@ def run(args: argparse.Namespace, console: Console) -> int:
         device.close()
     console.data(data, "\n".join(lines))
     return 0
+
+
+def _dry_run(args: argparse.Namespace, options: DeployOptions, console: Console) -> int:
+    """What is known without building; all of the plan if a build before left its parts."""
+    project = project_of(args)
+    spec = project.need_device()
+    root = project.root or default_root(project.name)
+    if args.service:
+        remote_service.need_service(project.service, f"project {project.name}")
+    job = make_job(project)
+    device = None if _is_down(spec, job.board) else _connect(args, spec, job.board, console)
+    try:
+        found = look(job, device, root, device.name if device else f"virtual {job.board.name}")
+        if device is not None and found.is_cached and not found.problems:
+            with (
+                tempfile.TemporaryDirectory(prefix="edgepack-") as folder,
+                contextlib.suppress(NotCachedError),  # what it was compared on, before
+                only_cached(),
+            ):
+                bundle = package_job(job, Path(folder), progress=console)
+                if args.sign is not None:
+                    sign_folder(bundle, args.sign)
+                found = replace(found, plan=preview(bundle, device, root, options=options))
+    finally:
+        if device is not None:
+            device.close()
+    lines = dry_run_lines(found) + ["service   run it, now and at each boot"] * args.service
+    console.data(found.to_dict(), "\n".join([f"{project.name} to {found.device}:", *lines]))
+    return GateError.exit_code if found.problems else 0
+
+
+def _is_down(spec: str, board: Board) -> bool:
+    """Whether the device is a virtual board that would have to be started, or even made."""
+    if spec != "virtual" or board.is_local:
+        return False
+    from edgepack.virtual import list_running
+
+    return all(running.name != board.name for running in list_running())
 
 
 def _bundle(args: argparse.Namespace, console: Console) -> tuple[Bundle, Board, str, str]:

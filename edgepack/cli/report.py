@@ -13,6 +13,8 @@ from edgepack.deploy.app_answers import AppAnswer, Bench, Deviation, Profile
 if TYPE_CHECKING:
     from edgepack.deploy.deploy import Report
     from edgepack.deploy.smoke import Smoke
+    from edgepack.device.facts import DeviceFacts
+    from edgepack.flow.dry_run import DryRun
 
 
 def answer_lines(answer: AppAnswer) -> list[str]:
@@ -108,6 +110,47 @@ def deploy_lines(report: Report, name: str) -> list[str]:
     return [*lines, *smoke_lines(report.smoke, fresh=report.smoke_fresh)]
 
 
+def dry_run_lines(found: DryRun) -> list[str]:
+    """What the device is, what is there and what is missing, and the plan if it is known."""
+    lines = [f"device    {line}" for line in _facts(found.facts)]
+    lines += [
+        f"gate      refuses it: {problem.file} {problem.text} ({problem.hint})"
+        for problem in found.problems
+    ]
+    if found.facts is not None:
+        lines += [f"gate      lets programs for {found.board} pass"] * (not found.problems)
+        lines.append(f"current   {found.current or 'nothing'}")
+    for part in found.parts:
+        size = megabytes(part.size_bytes)
+        lines.append(
+            f"build     {part.name}: "
+            + (f"in the cache, {size}" if part.cached else f"to be built, about {size}")
+        )
+    if found.plan is not None:
+        return lines + found.plan.lines()
+    if not found.problems:
+        lines.append(
+            f"send      at most about {megabytes(found.size_bytes)}; what it is exactly is known "
+            "after a build (`edgepack package`, then --bundle)"
+        )
+    return lines
+
+
+def _facts(facts: DeviceFacts | None) -> list[str]:
+    if facts is None:
+        return ["does not run; a deploy starts it"]
+    libc = f"glibc {facts.glibc}" if facts.glibc else f"C library: {facts.libc}"
+    return [
+        one_line(
+            f"{facts.model or facts.hostname}: {facts.os}, {facts.system} {facts.kernel} on "
+            f"{facts.machine}, {libc}"
+        ),
+        f"{facts.cores} cores, {megabytes(facts.memory_available_bytes)} of "
+        f"{megabytes(facts.memory_bytes)} memory free, "
+        f"{megabytes(facts.free_disk_bytes)} of disk free, logged in as {one_line(facts.user)}",
+    ]
+
+
 def status_lines(status: Status, where: str) -> list[str]:
     """What runs on a device, since when, by whom, and how it does (`edgepack-device status`)."""
     current = status.current
@@ -119,7 +162,7 @@ def status_lines(status: Status, where: str) -> list[str]:
             f"since     {current.since} by {current.by}",
             f"signer    {current.signer or 'none'}",
             f"compared  {one_line(current.compared or 'not recorded', limit=_COMPARED_LETTERS)}",
-            "health    " + (_health(current.health) if current.health else "not tested"),
+            "tested    " + (_health(current.health) if current.health else "no"),
         ]
     if status.previous:
         lines.append(f"previous  {_release(status.previous)}")

@@ -54,6 +54,18 @@ _MAX_FACTS = 1 << 20
 """Letters: /proc/cpuinfo of 256 cores has a quarter of them."""
 
 _NAMED_FILES = 4
+# What the device tool calls its steps (cpp_runtime/device), in the user's words.
+_STEPS = {
+    "check": "checking what arrived",
+    "publish": "installing the release",
+    "verify": "reading every byte of it",
+    "activate": "making it current",
+    "health": "smoke test",
+    "rollback": "going back to the release before",
+    "recover": "ending what was interrupted",
+    "adopt": "taking over releases of an older edgepack",
+    "prune": "removing old releases",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +151,7 @@ class DeployPlan:
 
     def lines(self) -> list[str]:
         """What `--dry-run` prints."""
-        return [f"{kind:9}{text}" for kind, text in self.steps] or [
+        return [f"{kind:10}{text}" for kind, text in self.steps] or [
             f"nothing to do: release {self.release} is current, whole and tested"
         ]
 
@@ -273,7 +285,11 @@ class _Deploy:
 
     def _exchange(self, stream: Stream) -> Exchange:
         name = self._device.name
-        return Exchange(stream, name, step=lambda text: self._progress.step(f"{name}: {text}"))
+        return Exchange(
+            stream,
+            name,
+            step=lambda text: self._progress.step(f"{name}: {_STEPS.get(text, text)}"),
+        )
 
     def _enter(self, stack: contextlib.ExitStack) -> tuple[DeviceFacts, Stream]:
         """What the device is, and the tool's `receive`, started by the same command."""
@@ -379,7 +395,7 @@ class _Deploy:
             steps += [
                 ("install", f"verify {len(manifest.files)} files there, link them"),
                 ("activate", f"current -> releases/{manifest.release}{was}"),
-                ("health", "run the golden input (and photo) there"),
+                ("test", "smoke test: run the golden input (and photo) there"),
             ]
         if state.remove:
             steps.append(("prune", f"remove {', '.join(state.remove)}"))

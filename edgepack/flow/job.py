@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepack.base.errors import ConfigError, perhaps
-from edgepack.base.paths import cache_dir, locked
+from edgepack.base.paths import cache_dir, locked, will_make
 from edgepack.base.process import Beside
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_json
@@ -134,6 +134,7 @@ def compile_job(job: Job, *, progress: Progress = NO_PROGRESS) -> CompiledModel:
         if (folder / _META).exists():
             log.info("compiled before: %s", folder)
             return _read_compiled(folder)
+        will_make(folder)
         compiled = compile_apart(
             job.spec,
             job.board,

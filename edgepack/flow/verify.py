@@ -18,7 +18,7 @@ import numpy as np
 
 from edgepack.base.apart import Apart, CrashError
 from edgepack.base.errors import MismatchError
-from edgepack.base.paths import cache_dir, locked, write_atomic
+from edgepack.base.paths import cache_dir, locked, will_make, write_atomic
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board, get_board
 from edgepack.bundle.verified import Verified
@@ -123,6 +123,7 @@ def verify(
     with locked(done):
         if done.exists():
             return result
+        will_make(done)
         if where.cases:
             progress.step(f"comparing it with the reference: {', '.join(where.cases)}, emulated")
             some = {name: cases[name] for name in where.cases}

@@ -29,7 +29,7 @@ _DISK_MARGIN_BYTES = 1 << 20
 # machine and word size of the ELF files of a triple, by the triple's first word
 _MACHINES = {"arm": ("ARM", 32), "aarch64": ("AArch64", 64), "x86_64": ("x86-64", 64)}
 # uname -m of the kernels that can run them; armv8l is a 64-bit kernel's 32-bit personality
-_KERNELS = {
+KERNELS = {
     "arm": re.compile(r"armv[78].*|aarch64|arm64"),
     "aarch64": re.compile(r"aarch64|arm64"),
     "x86_64": re.compile(r"x86_64|amd64"),
@@ -256,7 +256,7 @@ def _kernel_problems(
     bundle: Bundle, facts: DeviceFacts, elves: dict[str, Elf]
 ) -> Iterator[Problem]:
     triple = bundle.manifest.compatible.triple
-    kernels = _KERNELS.get(triple.partition("-")[0])
+    kernels = KERNELS.get(triple.partition("-")[0])
     if facts.system != "Linux" or kernels is None or not kernels.fullmatch(facts.machine):
         yield Problem(
             file=MANIFEST_NAME,

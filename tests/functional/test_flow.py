@@ -312,8 +312,12 @@ def test_the_command_line_end_to_end(
         out = capsys.readouterr().out
         assert "Egyptian cat" in out
         assert "smoke test passed" in out
+        # All its parts are made: the plan is exact, and there is nothing left to do.
+        assert main(["deploy", *where, *device, "--dry-run", "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert (plan["exact"], plan["steps"], plan["release"]) == (True, [], plan["before"])
         assert main(["status", *where, *device]) == 0
-        assert "health    ok" in capsys.readouterr().out
+        assert "tested    ok" in capsys.readouterr().out
         assert main(["prune", *where, *device, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["removed"] == []
         assert main(["rollback", *where, *device]) == 7  # there is no release before

@@ -204,7 +204,7 @@ def test_old_releases_are_removed(bundles: dict[str, Bundle], home: Path) -> Non
 
 def test_preview_changes_nothing_and_is_right(bundles: dict[str, Bundle], home: Path) -> None:
     todo = preview(bundles["a"], LocalDevice(home), ROOT)
-    assert [kind for kind, _ in todo.steps] == ["tool", "send", "install", "activate", "health"]
+    assert [kind for kind, _ in todo.steps] == ["tool", "send", "install", "activate", "test"]
     assert todo.send_bytes > 3_000_000
     assert list(home.iterdir()) == []
     deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
