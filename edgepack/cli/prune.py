@@ -21,6 +21,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"releases that stay (default: {KEEP_RELEASES}); current and previous always do",
     )
+    parser.add_argument(
+        "-n", "--dry-run", action="store_true", help="print what would go; nothing does"
+    )
     parser.set_defaults(run=run)
 
 
@@ -28,6 +31,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Remove, and say what went."""
     from edgepack.deploy import remote_tool
 
-    answer, where = ask_device(args, console, partial(remote_tool.prune, keep=args.keep))
-    console.data(answer.document, f"{where}: removed {', '.join(answer.removed) or 'nothing'}")
+    ask = partial(remote_tool.prune, keep=args.keep, dry_run=args.dry_run)
+    answer, where = ask_device(args, console, ask)
+    verb = "would remove" if args.dry_run else "removed"
+    console.data(answer.document, f"{where}: {verb} {', '.join(answer.removed) or 'nothing'}")
     return 0

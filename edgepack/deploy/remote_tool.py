@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from edgepack.device.errors import DiskFullError, command_error
 from edgepack.device.facts import tool_path
 from edgepack.device.patience import Pace
 
+_COMMANDS = re.compile(r"`?edgepack-device (status|prune|repair|rollback)\b`?")
 _SHELL_FOUND_NOTHING = 127
 _CORRUPT = 3
 
@@ -190,9 +192,17 @@ def rollback(device: Device, root: str, *, to: str | None = None) -> Switched:
     return Switched.read(_ask(device, root, "rollback", *(("--to", to) if to else ())))
 
 
-def prune(device: Device, root: str, *, keep: int) -> Pruned:
-    """Remove all but `keep` releases. Raises as `call`."""
-    return Pruned.read(_ask(device, root, "prune", "--keep", str(keep)))
+def prune(device: Device, root: str, *, keep: int, dry_run: bool = False) -> Pruned:
+    """Remove all but `keep` releases; with `dry_run` only say which. Raises as `call`."""
+    words = ["prune", "--keep", str(keep)] + ["--dry-run"] * dry_run
+    try:
+        return Pruned.read(_ask(device, root, *words))
+    except UsageError as error:
+        if not dry_run:
+            raise
+        raise UsageError(
+            error.message, hint="an older device tool? `edgepack deploy` brings one that can"
+        ) from None
 
 
 def repair(device: Device, root: str) -> Repaired:
@@ -252,4 +262,6 @@ def _answer(device: Device, layout: Layout, done: RemoteResult, command: str) ->
 def tool_error(device: str, said: DeviceRefusal, exit_code: int) -> EdgepackError:
     """The error for what the tool said, by kind, else by code."""
     kind = _KINDS.get(said.kind) or _CODES.get(exit_code, RemoteError)
-    return kind(f"{device}: {said.message}", hint=said.hint)
+    # Whoever asked through this program has commands of the same name here.
+    hint = _COMMANDS.sub(r"`edgepack \1`", said.hint) if said.hint else None
+    return kind(f"{device}: {said.message}", hint=hint)

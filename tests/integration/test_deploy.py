@@ -29,6 +29,7 @@ from edgepack.deploy.remote_tool import (
     RefusedBundleError,
     SmokeTestError,
     call,
+    prune,
 )
 from edgepack.deploy.repair import repair
 from edgepack.device import LocalDevice
@@ -416,6 +417,11 @@ def test_status_rollback_and_prune(bundles: dict[str, Bundle], home: Path) -> No
     assert (current(home), release_of(home / ROOT / "previous")) == (b, c)
     call(device, ROOT, "rollback", "--to", a)
     assert current(home) == a
+    before = sorted((home / ROOT).rglob("*"))
+    assert prune(device, ROOT, keep=1, dry_run=True).removed == (c,)
+    assert sorted((home / ROOT).rglob("*")) == before
+    with pytest.raises(UsageError, match="--dry-run is prune's only"):
+        call(device, ROOT, "rollback", "--dry-run")
     assert call(device, ROOT, "prune", "--keep", "1")["removed"] == [c]
     assert_tidy(home, bundles["a"], bundles["b"])
     with pytest.raises(EdgepackError, match=c):

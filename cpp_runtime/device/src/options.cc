@@ -14,6 +14,7 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--allow-downgrade", [&] { options.allow_downgrade = true; }},
       {"--no-activate", [&] { options.activate = false; }},
       {"--retest", [&] { options.retest = true; }},
+      {"--dry-run", [&] { options.dry_run = true; }},
       {"--supervise", [&] { options.supervise = true; }},
       {"--respawn", [&] { options.respawn = true; }},
       {"--check", [&] { options.check = true; }},
@@ -86,6 +87,7 @@ usage: edgepack-device COMMAND [options]
   --allow-downgrade    install: an older version than was active before
   --no-activate        install: only put it there
   --retest             install: test it even if it passed before
+  --dry-run            prune: only say what it would remove
   --version, --help
 
 exit codes: 0 ok, 2 usage, 5 bundle refused, 7 device, disk, lock or user,

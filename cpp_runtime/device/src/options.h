@@ -30,6 +30,8 @@ struct Options {
   bool allow_downgrade = false;
   bool activate = true;
   bool retest = false;
+  /// Of `prune`.
+  bool dry_run = false;
   bool supervise = false;
 };
 

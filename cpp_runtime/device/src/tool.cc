@@ -103,6 +103,9 @@ class Tool {
       throw Error(kExitUsage, "usage", "unknown command: " + options_.command,
                   "edgepack-device --help lists them");
     }
+    if (options_.dry_run && options_.command != "prune") {
+      throw Error(kExitUsage, "usage", "--dry-run is prune's only");
+    }
     return found->second();
   }
 
@@ -205,15 +208,21 @@ class Tool {
 
   [[nodiscard]] int Prune() const {
     const Site site = Site::Open(Root());
-    const Lock lock = TakeLock(site);
     const Switch to(site, Steps());
-    to.Recover();
-    const std::vector<std::string> removed = to.Prune(options_.keep);
+    std::vector<std::string> removed;
+    if (options_.dry_run) {
+      removed = to.Removable(options_.keep, site.releases.Named(kCurrent).value_or(""));
+    } else {
+      const Lock lock = TakeLock(site);
+      to.Recover();
+      removed = to.Prune(options_.keep);
+    }
+    const std::string verb = options_.dry_run ? "would remove " : "removed ";
     JsonWriter json;
-    json.BeginObject().Key("removed").BeginArray();
+    json.BeginObject().Key("dry_run").Bool(options_.dry_run).Key("removed").BeginArray();
     for (const std::string& id : removed) {
       json.String(id);
-      if (!options_.json) Print("removed " + id + "\n");
+      if (!options_.json) Print(verb + id + "\n");
     }
     if (options_.json) Print(json.EndArray().EndObject().text() + "\n");
     return 0;

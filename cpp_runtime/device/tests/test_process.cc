@@ -70,6 +70,7 @@ TEST_CASE("the command line") {
   CHECK(options.to == "id");
   CHECK(options.wait_s == 7);
   CHECK(options.app_words == std::vector<std::string>{"-x"});
+  CHECK(ParseOptions({"prune", "--dry-run"}).dry_run);
   CHECK(ParseOptions({"install", "bundle"}).words == std::vector<std::string>{"bundle"});
   CHECK(ErrorOf([] { ParseOptions({}); }) == "usage: no command");
   CHECK(ErrorOf([] { ParseOptions({"status", "--jsn"}); }) == "usage: unknown option: --jsn");
