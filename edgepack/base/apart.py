@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, ParamSpec, TypeVar
 
+from edgepack.base import progress as progress_of
 from edgepack.base.errors import EdgepackError
 from edgepack.base.paths import cache_dir, set_cache_dir
 from edgepack.base.process import kill, last_lines, watched
@@ -129,6 +130,7 @@ class Apart:
                 for kind, value in _messages(child.stdout):
                     if kind == "at":
                         where = value
+                        progress_of.now(value)
                     elif kind == "step":
                         self.progress.step(value)
                     elif kind == "log":

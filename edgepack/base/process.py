@@ -7,6 +7,7 @@ import contextvars
 import getpass
 import logging
 import os
+import re
 import shlex
 import signal
 import socket
@@ -19,11 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
+from edgepack.base import progress
 from edgepack.base.errors import EdgepackError, TimeLimitError, ToolchainError
 
 log = logging.getLogger(__name__)
 
 _LAST_LINES = 10
+_COUNTED = re.compile(rb"\[(\d+)/(\d+)\] ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +92,10 @@ def run(
         raise error(f"program cannot be executed: {words[0]}") from None
     with child, watched(child):
         try:
-            stdout, stderr = child.communicate(input, timeout_s)
+            if "--build" in words and timeout_s is None:  # CMake's word for it
+                stdout, stderr = _communicate_counted(child)
+            else:
+                stdout, stderr = child.communicate(input, timeout_s)
         except BaseException as reason:
             kill(child)
             if not isinstance(reason, subprocess.TimeoutExpired):
@@ -110,6 +116,24 @@ def run(
             f"{shlex.join(words)}\n{output}"
         )
     return result
+
+
+def _communicate_counted(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """`child.communicate`; `progress.now` is told of ninja's lines such as "[12/345] ..."."""
+    assert child.stdout is not None
+    assert child.stderr is not None
+    errors: list[bytes] = []
+    reader = threading.Thread(target=errors.extend, args=(child.stderr,), daemon=True)
+    reader.start()
+    lines: list[bytes] = []
+    # In this thread: who watches shows the step that it is in.
+    for line in child.stdout:
+        lines.append(line)
+        if match := _COUNTED.match(line):
+            progress.now("", int(match[1]), int(match[2]))
+    reader.join()
+    child.wait()
+    return b"".join(lines), b"".join(errors)
 
 
 _P = ParamSpec("_P")
@@ -134,7 +158,10 @@ class Beside:
 
         def body() -> _T:
             _thread.beside = self
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                progress.ended()
 
         return self._pool.submit(contextvars.copy_context().run, body)
 

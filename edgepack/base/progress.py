@@ -24,6 +24,41 @@ class Progress(Protocol):
         """A step of `total` units (bytes, files) begins."""
 
 
+class Listener(Protocol):
+    """Hears what is worked on within a step, and how far that is: see `now`."""
+
+    def now(self, text: str, done: int, total: int) -> None:
+        """`text` in the calling thread; `done` of `total`, which is 0 if that is not known."""
+
+    def ended(self) -> None:
+        """The step of the calling thread has ended, and nothing else was begun."""
+
+
+_listeners: list[Listener] = []
+
+
+@contextlib.contextmanager
+def heard_by(listener: Listener) -> Iterator[None]:
+    """`listener` hears in this block what `now` is told anywhere in this process."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def now(text: str, done: int = 0, total: int = 0) -> None:
+    """Say what is worked on, for who waits and wonders; cheap, may be called often."""
+    for listener in _listeners:
+        listener.now(text, done, total)
+
+
+def ended() -> None:
+    """Say that the calling thread has done its step: it waits, or something else is shown."""
+    for listener in _listeners:
+        listener.ended()
+
+
 class _NoBar:
     def update(self, amount: int) -> None:
         pass

@@ -35,6 +35,12 @@ def message(text: str, *, limit: int = MAX_SHOWN) -> str:
     return "\n  ".join(line.strip() for line in shown.splitlines() if line.strip())
 
 
+def megabytes(size_bytes: int) -> str:
+    """For example "14.1 MB" (10^6 bytes), of what is small "0.012 MB"."""
+    digits = 1 if size_bytes >= 50_000 or size_bytes == 0 else 3
+    return f"{size_bytes / 1e6:.{digits}f} MB"
+
+
 def one_line(text: object, *, limit: int = MAX_NAME) -> str:
     """`text` on one line, at most `limit` characters."""
     return shorten(printable(" ".join(str(text).split())), limit)

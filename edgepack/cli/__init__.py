@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from edgepack.base.errors import EXIT_CODES, EdgepackError, UsageError, perhaps
 from edgepack.base.paths import set_cache_dir
+from edgepack.base.progress import heard_by
 from edgepack.base.version import VERSION
 from edgepack.cli.console import Console
 from edgepack.cli.options import COMMON_DEFAULTS, add_common, check_writable
@@ -150,7 +151,8 @@ def main(argv: Sequence[str]) -> int:
         if args.cache_dir is not None:
             check_writable(args.cache_dir, "--cache-dir")
             set_cache_dir(args.cache_dir)
-        return _run(parser, args, console)
+        with heard_by(console):
+            return _run(parser, args, console)
     except EdgepackError as error:
         console.error(error.message, error.hint, error.exit_code)
         return error.exit_code

@@ -11,7 +11,8 @@ from pathlib import Path
 from edgepack.base import cache
 from edgepack.base.errors import UsageError
 from edgepack.base.paths import cache_dir
-from edgepack.cli.console import Console, megabytes, table
+from edgepack.base.text import megabytes
+from edgepack.cli.console import Console, table
 from edgepack.cli.options import count
 
 UNUSED_DAYS = 30

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from edgepack.base.errors import UsageError
 from edgepack.base.paths import atomic_dir
+from edgepack.base.text import megabytes
 from edgepack.boards import Board
-from edgepack.cli.console import Console, megabytes, table
+from edgepack.cli.console import Console, table
 from edgepack.cli.options import add_job, check_writable, project_of
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.tiles.cpu import has_model, nearest_model

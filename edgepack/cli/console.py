@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shutil
 import sys
-import time
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from edgepack.base.progress import Bar
 from edgepack.base.text import one_line, printable
+from edgepack.cli.ticker import Ticker
 
-_BAR_WIDTH = 24
-_REDRAW_S = 0.1
+_NARROWEST = 40
+_COLUMN = 12
+"""Columns of a terminal, and of a cell, that a table is folded to at most."""
 
 
 class Console:
@@ -38,8 +41,9 @@ class Console:
         self._err: TextIO = sys.stderr
         self._tty = self._err.isatty()
         self._color = self._tty and not no_color
+        self._ticker = Ticker(self._err, on_terminal=self._tty, silent=quiet)
         level = logging.DEBUG if verbose > 1 else logging.INFO if verbose else logging.WARNING
-        handler = logging.StreamHandler(self._err)
+        handler = _Handler(self._err, self._ticker)
         form = "%(levelname)s %(name)s: %(message)s" if verbose else "warning: %(message)s"
         handler.setFormatter(_Formatter(form))
         root = logging.getLogger("edgepack")
@@ -52,30 +56,39 @@ class Console:
         return f"\x1b[{code}m{text}\x1b[0m" if self._color else text
 
     def step(self, text: str) -> None:
-        """A new step begins (Progress)."""
+        """A new step begins (Progress); while it takes long, that is said."""
         if not self.quiet:
-            print(self._paint("36", "==>"), printable(text), file=self._err, flush=True)
+            with self._ticker.aside():
+                print(self._paint("36", "==>"), printable(text), file=self._err, flush=True)
+            self._ticker.begin(one_line(text))
 
     @contextlib.contextmanager
     def bar(self, text: str, total: int) -> Iterator[Bar]:
-        """A progress bar on a terminal, one line elsewhere (Progress)."""
-        if self.quiet or not self._tty:
-            self.step(text)
-            yield _Line()
-            return
-        bar = _TerminalBar(self._err, one_line(text), total)
-        try:
-            yield bar
-        finally:
-            bar.close()
+        """A progress bar on a terminal, a line now and then elsewhere (Progress)."""
+        self.step(text)
+        yield _Bar(self._ticker, total)
+
+    def now(self, text: str, done: int, total: int) -> None:
+        """Within a step (Listener)."""
+        self._ticker.now(one_line(text), done, total)
+
+    def ended(self) -> None:
+        """The calling thread's step has ended (Listener)."""
+        self._ticker.ended()
 
     def note(self, text: str) -> None:
         """A line for a person, on stderr."""
         if not self.quiet:
-            print(printable(text), file=self._err, flush=True)
+            with self._ticker.aside():
+                print(printable(text), file=self._err, flush=True)
+
+    def rest(self) -> None:
+        """Nothing is worked on any more, or something else has the terminal."""
+        self._ticker.stop()
 
     def error(self, message: str, hint: str | None, code: int) -> None:
         """`error: ...`, an empty line, `hint: ...`; with --json also an object on stdout."""
+        self.rest()
         print(self._paint("31", "error:"), printable(message), file=self._err)
         if hint:
             shown = printable(hint)
@@ -85,13 +98,30 @@ class Console:
 
     def data(self, value: Mapping[str, Any] | Sequence[Any], text: str) -> None:
         """The result: `value` as JSON with --json, else `text`."""
+        self.rest()
         print(json.dumps(value, indent=2) if self.as_json else printable(text), flush=True)
 
-    def lines(self, lines: Iterable[str]) -> None:
-        """A result too long to be held: JSON with --json, as the caller sees to."""
+    def lines(self, lines: Iterable[str], key: str | None = None) -> None:
+        """A result too long to be held: JSON with --json, as the caller sees to.
+
+        With a `key` it is one that goes on: each line is shown when it comes, with --json as an
+        object {key: line}.
+        """
+        self.rest()
         for line in lines:
-            print(printable(line))
+            text = json.dumps({key: line}) if self.as_json and key else printable(line)
+            print(text, flush=key is not None)
         sys.stdout.flush()
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    def __init__(self, out: TextIO, ticker: Ticker) -> None:
+        super().__init__(out)
+        self._ticker = ticker
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with self._ticker.aside():
+            super().emit(record)
 
 
 class _Formatter(logging.Formatter):
@@ -99,45 +129,44 @@ class _Formatter(logging.Formatter):
         return printable(super().format(record))
 
 
-class _Line:
-    def update(self, amount: int) -> None:
-        pass
-
-
-class _TerminalBar:
-    def __init__(self, out: TextIO, text: str, total: int) -> None:
-        self._out, self._text, self._total = out, text, max(total, 1)
+class _Bar:
+    def __init__(self, ticker: Ticker, total: int) -> None:
+        self._ticker, self._total = ticker, max(total, 1)
         self._done = 0
-        self._drawn_at = 0.0
-        self._draw()
 
     def update(self, amount: int) -> None:
         self._done += amount
-        if time.monotonic() - self._drawn_at >= _REDRAW_S:
-            self._draw()
-
-    def close(self) -> None:
-        self._draw()
-        print(file=self._out, flush=True)
-
-    def _draw(self) -> None:
-        self._drawn_at = time.monotonic()
-        share = min(self._done / self._total, 1.0)
-        filled = "#" * round(share * _BAR_WIDTH)
-        line = f"\r    {self._text} [{filled:<{_BAR_WIDTH}}] {share:4.0%}"
-        print(line, end="", file=self._out, flush=True)
+        self._ticker.now("", self._done, self._total)
 
 
-def table(rows: Sequence[Sequence[object]], header: Sequence[str]) -> str:
-    """Rows under a header, columns aligned to the left, no trailing spaces."""
+def table(
+    rows: Sequence[Sequence[object]], header: Sequence[str], *, width: int | None = None
+) -> str:
+    """Rows under a header, columns aligned to the left, no trailing spaces.
+
+    What is wider than `width`, on a terminal its own, is folded within its cells, of the widest
+    columns first; without a terminal each row is one line.
+    """
     cells = [list(header), *[[str(cell) for cell in row] for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    )
+    if width is None and sys.stdout.isatty():
+        width = max(shutil.get_terminal_size().columns, _NARROWEST)
+    while width is not None and sum(widths) + 2 * (len(widths) - 1) > width:
+        widest = max(range(len(widths)), key=lambda column: widths[column])
+        if widths[widest] <= _COLUMN:
+            break
+        widths[widest] -= 1
+    return "\n".join(line for row in cells for line in _folded(row, widths))
 
 
-def megabytes(size_bytes: int) -> str:
-    """For example "14.1 MB" (10^6 bytes)."""
-    return f"{size_bytes / 1e6:.1f} MB"
+def _folded(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    """The lines of one row of a table."""
+    columns = [
+        textwrap.wrap(cell, width, break_on_hyphens=False) if len(cell) > width else [cell]
+        for cell, width in zip(row, widths, strict=True)
+    ]
+    for index in range(max(len(lines) for lines in columns)):
+        yield "  ".join(
+            (lines[index] if index < len(lines) else "").ljust(width)
+            for lines, width in zip(columns, widths, strict=True)
+        ).rstrip()

@@ -9,8 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgepack.base.text import megabytes
 from edgepack.boards import get_board
-from edgepack.cli.console import Console, megabytes
+from edgepack.cli.console import Console
 from edgepack.cli.options import add_set, board_files, parse_constants, parse_shapes
 from edgepack.model import ModelSpec, TensorInfo
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from edgepack import formats
 from edgepack.base.errors import UsageError
+from edgepack.base.text import megabytes
 from edgepack.bundle.signing import sign_folder
-from edgepack.cli.console import Console, megabytes
+from edgepack.cli.console import Console
 from edgepack.cli.options import add_job, add_release_version, add_sign, check_writable, project_of
 from edgepack.flow.job import make_job, package_job
 

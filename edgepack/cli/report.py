@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edgepack.base.text import one_line
-from edgepack.cli.console import megabytes, table
+from edgepack.base.text import megabytes, one_line
+from edgepack.cli.console import table
 from edgepack.deploy.answers import Answer, HealthOutcome, Release, Status
 from edgepack.deploy.app_answers import AppAnswer, Bench, Deviation, Profile
 

@@ -23,6 +23,7 @@ from edgepack.base.errors import BundleError, ConnectError, RemoteError
 from edgepack.base.process import user_at_host
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_text
+from edgepack.base.text import megabytes
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import DEVICE_TOOL, MANIFEST_NAME
 from edgepack.deploy.answers import SenselessError
@@ -375,7 +376,7 @@ class _Deploy:
         ]
         if len(names) > _NAMED_FILES:
             names[_NAMED_FILES:] = [f"and {len(names) - _NAMED_FILES} more"]
-        return f"{_left(state)} bytes are missing there: {', '.join(names)}"
+        return f"{megabytes(_left(state))} are missing there: {', '.join(names)}"
 
     def _needed(self, state: RemoteState) -> tuple[str, ...]:
         needed = {need.sha256 for need in state.needs}
@@ -389,7 +390,7 @@ class _Deploy:
         if new_tool:
             steps.append(("tool", f"put {DEVICE_TOOL} there"))
         if state.needs:
-            steps.append(("send", f"{send_bytes} bytes: {self._missing(state)}"))
+            steps.append(("send", f"{megabytes(send_bytes)} packed: {self._missing(state)}"))
         if not state.unchanged:
             was = f" (was {state.current})" if state.current else ""
             steps += [

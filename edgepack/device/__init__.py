@@ -78,7 +78,6 @@ def open_device(
             return LocalDevice(timeout_s=options.command_timeout_s)
         from edgepack import virtual
 
-        progress.step(f"starting the virtual {board.name}")
         return open_virtual(
             virtual.up(board, progress=progress), timeout_s=options.command_timeout_s
         )

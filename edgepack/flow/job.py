@@ -18,7 +18,7 @@ from typing import Any
 from edgepack.base.errors import ConfigError, perhaps
 from edgepack.base.paths import cache_dir, locked, will_make
 from edgepack.base.process import Beside
-from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.base.progress import NO_PROGRESS, Progress, ended
 from edgepack.base.tables import read_json
 from edgepack.boards import Board, get_board, load_boards
 from edgepack.bundle.bundle import Bundle, make_bundle
@@ -185,6 +185,7 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
                 build_local=lambda: compile_job(_local(job), progress=progress),
                 progress=progress,
             )
+        ended()
         runtime, tool = app.result(), device_tool.result()
     bundle = make_bundle(
         name=job.project.name,

@@ -8,9 +8,9 @@ import unicodedata
 
 import pytest
 
-from edgepack.base.text import MAX_NAME, message, one_line, printable
+from edgepack.base.text import MAX_NAME, megabytes, message, one_line, printable
 from edgepack.cli import report, status
-from edgepack.cli.console import Console
+from edgepack.cli.console import Console, table
 from edgepack.deploy.answers import Status, read_object
 from tests.scripted_tool import RELEASE, STATUS
 
@@ -52,6 +52,31 @@ def test_all_that_a_console_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(character.isprintable() or character == "\n" for character in out + err)
     assert err.count("\\x1b[2J") == 6
     assert json.loads(out.splitlines()[-2].partition(":")[2]) == NASTY
+
+
+def test_tables_fold_their_widest_columns() -> None:
+    rows = [("rasp3b", "Raspberry Pi 3 Model B", 4), ("pynq", "x", 2)]
+    header = ("NAME", "TITLE", "CORES")
+    assert table(rows, header, width=80).splitlines()[1] == "rasp3b  Raspberry Pi 3 Model B  4"
+    folded = table(rows, header, width=30)
+    assert folded.splitlines() == [
+        "NAME    TITLE            CORES",
+        "rasp3b  Raspberry Pi 3   4",
+        "        Model B",
+        "pynq    x                2",
+    ]
+    # Narrower than columns can be, it is as wide as it must; without a terminal nothing is folded.
+    assert max(map(len, table(rows, header, width=5).splitlines())) == 6 + 2 + 12 + 2 + 5
+    assert len(table(rows, header).splitlines()) == 3
+
+
+def test_sizes_have_one_unit() -> None:
+    assert [megabytes(size) for size in (0, 12_345, 14_100_000, 5 * 10**9)] == [
+        "0.0 MB",
+        "0.012 MB",
+        "14.1 MB",
+        "5000.0 MB",
+    ]
 
 
 @pytest.mark.parametrize(
