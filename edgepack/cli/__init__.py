@@ -39,6 +39,7 @@ COMMANDS = {
     "trust": "whose signatures a device takes: show or replace",
     "run": "run the deployed model on an image or a tensor",
     "service": "run what is deployed at each boot",
+    "logs": "what the service on a device says, and with -f goes on saying",
     "bench": "time the deployed model on the device",
     "fleet": "many devices, in waves: plan, deploy, status, rollback, trust",
     "board": "virtual boards: up, down, list, ssh",

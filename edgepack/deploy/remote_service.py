@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,9 @@ KINDS = ("auto", "systemd", "init", "cron")
 # It becomes part of unit files and scripts as it is.
 _ROOT = re.compile(r"(/[A-Za-z0-9._+@-]+)+")
 _ACCOUNT = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*[$]?")
+
+# For the first word of a log; the lines after it may be hours away.
+_ANSWER_S = 60.0
 
 # Root's own, whoever owns the releases: each version in a folder of its own.
 _TOOLS = "/usr/local/lib/edgepack"
@@ -214,6 +217,77 @@ def status(device: Device, root: str) -> dict[str, Any]:
         "running": first in ("active", "running"),
         "text": rest.strip(),
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceLog:
+    """The last lines of a service's log, oldest first, and, if it is followed, those to come."""
+
+    service: str
+    kind: str
+    lines: Iterator[str]
+
+
+@contextlib.contextmanager
+def log_of(
+    device: Device, root: str, *, count: int = 50, follow: bool = False
+) -> Iterator[ServiceLog]:
+    """The log of the service of `root`: its last `count` lines, and with `follow` what comes then.
+
+    Raises NoServiceError if none is installed, RemoteCommandError if the login may not read it.
+    """
+    site = look(device, root)
+    stream = device.open(_log_script(site, count, follow))
+    with contextlib.closing(stream):
+        kind = stream.read_line(_ANSWER_S).decode(errors="replace").strip()
+        if kind not in KINDS[1:]:
+            raise NoServiceError(
+                f"{device.name}: no service of {site.root} is installed",
+                hint="`edgepack service install` starts one",
+            )
+
+        def lines() -> Iterator[str]:
+            while line := stream.read_line():
+                yield line.decode(errors="replace").rstrip("\n")
+            done = stream.finish()
+            if done.returncode != 0:
+                raise command_error(device.name, done)
+
+        yield ServiceLog(service=site.title, kind=kind, lines=lines())
+
+
+def _log_script(site: Site, count: int, follow: bool) -> str:
+    """Says what starts the service, then its log. Following ends with the standard input."""
+    title, unit = site.title, f"{site.title}.service"
+
+    def of_file(file: str) -> str:
+        # The part before is beside it; nothing is said of one that is not there yet.
+        whole = f"cat {file} >/dev/null && cat {file}.1 {file} 2>/dev/null | tail -n {count}"
+        return _until_closed(f"tail -n {count} -f {file}") if follow else whole
+
+    journal = f"journalctl -q --no-pager -n {count} -u {unit}"
+    if follow:
+        journal = _until_closed(f"{journal} -f")
+    root = f"{_sudo(site)}sh -c"
+    init = of_file(f"/var/log/{title}/log")
+    return "\n".join(
+        (
+            f"if [ -e /etc/systemd/system/{unit} ] || [ -e /lib/systemd/system/{unit} ]; then",
+            f"  echo systemd; {root} {shlex.quote(journal)}",
+            f"elif [ -e /etc/init.d/{title} ]; then echo init; {root} {shlex.quote(init)}",
+            f"elif crontab -l 2>/dev/null | grep -q '# {title}$'; then",
+            f"  echo cron; sh -c {shlex.quote(of_file(f'{site.root}/service.log'))}",
+            "else echo none; fi",
+        )
+    )
+
+
+def _until_closed(command: str) -> str:
+    """`command`, which is killed when the shell's standard input ends: nobody listens then."""
+    return (
+        f"exec 3<&0; {command} & child=$!\n"
+        "{ cat <&3; kill $child; } >/dev/null 2>&1 &\nwait $child"
+    )
 
 
 def _choose(site: Site, kind: str) -> str:
