@@ -43,6 +43,7 @@ COMMANDS = {
     "bench": "time the deployed model on the device",
     "fleet": "many devices, in waves: plan, deploy, status, rollback, trust",
     "board": "virtual boards: up, down, list, ssh",
+    "completion": "print completions for bash, zsh or fish",
 }
 INTERRUPTED = 130
 # What this machine's file system refuses is no bug; ENOENT would be one.
