@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, TypeVar
 from edgepack.base.errors import UsageError
 from edgepack.base.progress import Progress
 from edgepack.boards import get_board
-from edgepack.model.constants import Constant
 
 if TYPE_CHECKING:
     from edgepack.device import Device, SshOptions
     from edgepack.flow.project import Project
+    from edgepack.model.constants import Constant
 
 T = TypeVar("T")
 USER_BOARDS = Path("~/.config/edgepack/boards.toml")
