@@ -15,7 +15,7 @@ from edgepack.base.errors import RemoteError
 from edgepack.bundle.manifest import DEVICE_TOOL
 from edgepack.device.base import Device
 
-LOADERS = (
+_GLIBC_AND_MUSL = (
     "/lib/ld-linux-armhf.so.3",
     "/lib/ld-linux-aarch64.so.1",
     "/lib64/ld-linux-x86-64.so.2",
@@ -24,6 +24,18 @@ LOADERS = (
     "/lib/ld-musl-aarch64.so.1",
     "/lib/ld-musl-x86_64.so.1",
 )
+_UCLIBC_AND_BIONIC = (
+    "/lib/ld-uClibc.so.1",
+    "/lib/ld-uClibc.so.0",
+    "/lib/ld64-uClibc.so.1",
+    "/lib/ld64-uClibc.so.0",
+    "/system/bin/linker64",
+    "/system/bin/linker",
+)
+LOADERS = (*_GLIBC_AND_MUSL, *_UCLIBC_AND_BIONIC)
+_OTHER_LOADERS = ("/lib/ld[-.]*", "/lib64/ld[-.]*", "/usr/lib/ld[-.]*")
+"""Of a C library that is none of these, or does not say what it is."""
+_NO_LOADER = "no-loader"
 
 # A 64-bit kernel lists the AArch64 names only. Every ARMv8-A core that can run 32-bit
 # programs has these there (Linux, Documentation/arch/arm64/elf_hwcaps and arm/vfp).
@@ -61,7 +73,8 @@ class Cpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Libc:
-    """`kind` is "glibc", "musl" or "unknown"; `version` e.g. "2.31", or empty."""
+    """`kind` is "glibc", "musl", "uclibc", "bionic", "none" (there is no loader of any), or
+    "unknown"; `version` is e.g. "2.31", or empty."""
 
     kind: str
     version: str
@@ -104,6 +117,7 @@ class DeviceFacts:
     `sha256sum` is the command that prints SHA-256 sums, or empty. `tool` is the version of
     the edgepack-device in the root folder, or empty, and `protocol` that of its `receive`.
     `noexec`: the root folder's file system is mounted so that no program on it can run.
+    `selinux` is "enforcing", "permissive", or empty where there is none.
     """
 
     system: str
@@ -127,6 +141,7 @@ class DeviceFacts:
     tool: str = ""
     protocol: int = 0
     noexec: bool = False
+    selinux: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -198,17 +213,17 @@ def parse_facts(device: str, root: str, output: str) -> DeviceFacts:
         tool=found["tool"].version,
         protocol=found["tool"].protocol,
         noexec=found["noexec"],
+        selinux=found["selinux"],
     )
 
 
 def facts(root: str) -> tuple[Fact, ...]:
     """All facts of a device whose releases go to `root` (relative: to the home folder)."""
-    loaders = " ".join(LOADERS)
     return (
         Fact(name="kernel", command="uname -s -r -m", parse=parse_kernel),
         Fact(
             name="loaders",
-            command=f'for l in {loaders}; do [ -e "$l" ] && echo "$l"; done; :',
+            command=f'for l in {" ".join(LOADERS)}; do [ -e "$l" ] && echo "$l"; done; :',
             parse=parse_loaders,
         ),
         Fact(
@@ -216,16 +231,23 @@ def facts(root: str) -> tuple[Fact, ...]:
             # The first that answers. Loaders before glibc 2.33 take --version for a program;
             # getconf and ldd may not be installed; the library itself is a program, too.
             command=(
-                f'for l in {loaders}; do [ -x "$l" ] && "$l" --version 2>&1 && exit; done; '
+                f"for l in {' '.join(_GLIBC_AND_MUSL)}; do "
+                '[ -x "$l" ] && "$l" --version 2>&1 && exit; done; '
+                f'for l in {" ".join(_UCLIBC_AND_BIONIC)}; do [ -e "$l" ] && echo "$l" && exit; '
+                "done; "
                 "getconf GNU_LIBC_VERSION && exit; ldd --version && exit; "
-                'for l in /lib/libc.so.6 /lib/*/libc.so.6; do [ -x "$l" ] && "$l" && exit; done; :'
+                'for l in /lib/libc.so.6 /lib/*/libc.so.6; do [ -x "$l" ] && "$l" && exit; done; '
+                f'for l in {" ".join(_OTHER_LOADERS)}; do [ -e "$l" ] && echo "$l" && exit; '
+                f"done; echo {_NO_LOADER}"
             ),
             parse=parse_libc,
         ),
         Fact(name="cpu", command="cat /proc/cpuinfo", parse=parse_cpuinfo),
         Fact(
             name="model",
-            command="[ -r /proc/device-tree/model ] && tr -d '\\000' </proc/device-tree/model",
+            # On Android it is the marketing name that people know.
+            command="getprop ro.product.model || "
+            "{ [ -r /proc/device-tree/model ] && tr -d '\\000' </proc/device-tree/model; }",
             parse=str.strip,
         ),
         Fact(name="memory", command="cat /proc/meminfo", parse=parse_meminfo),
@@ -246,7 +268,17 @@ def facts(root: str) -> tuple[Fact, ...]:
             ),
             parse=parse_noexec,
         ),
-        Fact(name="os", command="cat /etc/os-release", parse=parse_os_release),
+        Fact(
+            name="os",
+            command="cat /etc/os-release || { v=$(getprop ro.build.version.release) && "
+            "echo \"PRETTY_NAME='Android $v'\"; }",
+            parse=parse_os_release,
+        ),
+        Fact(
+            name="selinux",
+            command="getenforce || cat /sys/fs/selinux/enforce",
+            parse=parse_selinux,
+        ),
         Fact(
             name="login",
             command='id -un || id -u; echo "$HOME"; uname -n',
@@ -285,7 +317,7 @@ def parse_loaders(text: str) -> tuple[str, ...]:
 
 
 def parse_libc(text: str) -> Libc:
-    """What the loader, getconf, ldd or the library itself says.
+    """What the loader, getconf, ldd or the library itself says, or that there is no loader.
 
     musl's loader fails after it has said its version, so that others are asked, too: if
     there is a glibc beside it, that one counts, for it is what our programs need.
@@ -301,7 +333,10 @@ def parse_libc(text: str) -> Libc:
     musl = re.search(r"^musl libc.*\nVersion (\d{1,3}(?:\.\d{1,3}){1,3})", text, re.MULTILINE)
     if musl:
         return Libc(kind="musl", version=musl[1])
-    return Libc(kind="unknown", version="")
+    last = text.strip().rpartition("\n")[2]
+    if last in _UCLIBC_AND_BIONIC:
+        return Libc(kind="uclibc" if "uClibc" in last else "bionic", version="")
+    return Libc(kind="none" if last == _NO_LOADER else "unknown", version="")
 
 
 def parse_cpuinfo(text: str) -> Cpu:
@@ -365,6 +400,12 @@ def parse_os_release(text: str) -> str:
         return " ".join(shlex.split(match[1])) if match else ""
     except ValueError:
         return ""
+
+
+def parse_selinux(text: str) -> str:
+    """`getenforce`'s word, or the kernel's number; a kernel without SELinux says neither."""
+    words = {"Enforcing": "enforcing", "1": "enforcing", "Permissive": "permissive"}
+    return words.get(text.strip(), "permissive" if text.strip() == "0" else "")
 
 
 def parse_login(text: str) -> Login:
