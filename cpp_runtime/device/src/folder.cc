@@ -140,6 +140,10 @@ void Folder::ReplaceLink(const std::string& name, const std::string& target,
   SetFolderAside(name);
   Step((step + ".link").c_str());
   if (symlinkat(target.c_str(), fd_.get(), fresh.c_str()) != 0) {
+    if (errno == EPERM || errno == EOPNOTSUPP) {
+      throw Error(kExitDevice, "io", "no symbolic link can be made in " + path_,
+                  "put the releases on a file system with links, such as ext4");
+    }
     ThrowErrno("make link", PathOf(fresh));
   }
   Step((step + ".rename").c_str());
@@ -164,12 +168,27 @@ void Folder::Rename(const std::string& name, const Folder& to, const std::string
 
 void Folder::Link(const std::string& name, const Folder& to, const std::string& new_name) const {
   if (linkat(fd_.get(), name.c_str(), to.fd_.get(), new_name.c_str(), 0) == 0) return;
-  if (errno == EPERM || errno == EOPNOTSUPP || errno == EMLINK) {
-    throw Error(kExitDevice, "io",
-                "no hard link of " + PathOf(name) + " can be made in " + to.path_,
-                "put the releases on a file system with hard links, such as ext4");
+  // Android's policy forbids hard links to all but the system; some file systems have none.
+  if (errno != EACCES && errno != EPERM && errno != EOPNOTSUPP && errno != EMLINK) {
+    ThrowErrno("link to " + to.PathOf(new_name), PathOf(name));
   }
-  ThrowErrno("link to " + to.PathOf(new_name), PathOf(name));
+  Copy(name, to, new_name);
+}
+
+void Folder::Copy(const std::string& name, const Folder& to, const std::string& new_name) const {
+  const std::string fresh = new_name + ".new";
+  to.RemoveTree(fresh);
+  const File from = OpenFile(name);
+  const File file = to.Create(fresh, 0600);
+  std::array<char, std::size_t{1} << 16U> block;  // NOLINT(*-member-init): filled by the read
+  std::uint64_t done = 0;
+  while (const std::size_t count = from.ReadAt(done, block.data(), block.size())) {
+    file.WriteAt(done, block.data(), count);
+    done += count;
+  }
+  file.SetMode(from.Status().st_mode & 0777U);
+  file.Sync();
+  to.Rename(fresh, new_name);
 }
 
 bool Folder::Remove(const std::string& name) const {

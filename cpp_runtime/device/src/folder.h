@@ -57,6 +57,7 @@ class Folder {
 
   void Rename(const std::string& name, const Folder& to, const std::string& new_name) const;
   void Rename(const std::string& from, const std::string& to) const { Rename(from, *this, to); }
+  /// A hard link, or where there can be none a copy, whole or not there. `new_name` must be free.
   void Link(const std::string& name, const Folder& to, const std::string& new_name) const;
   /// Returns whether it was there.
   // NOLINTNEXTLINE(modernize-use-nodiscard): what counts is what it does
@@ -69,6 +70,8 @@ class Folder {
 
  private:
   Folder(Fd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
+
+  void Copy(const std::string& name, const Folder& to, const std::string& new_name) const;
 
   Fd fd_;
   std::string path_;

@@ -6,7 +6,7 @@ namespace edgepack::device {
 //
 //   bin/edgepack-device          the tool that was installed
 //   store/<sha256>               content, read-only, by its hash
-//   releases/<id>/...            hard links into the store, and the manifest
+//   releases/<id>/...            hard links into the store (copies, if need be), and the manifest
 //   current, previous            links to releases/<id>
 //   state/<id>.json              who installed a release and when, and its health
 //   state/pending.json           there while a release that was made current is being tested

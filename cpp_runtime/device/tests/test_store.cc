@@ -1,5 +1,12 @@
-// Blobs: resumed, hashed before they count, collected; and the lock.
+// Blobs: resumed, hashed before they count, linked or copied, collected; and the lock.
+#include <array>
+#include <cerrno>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <thread>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
@@ -18,6 +25,54 @@ using testing::TempFolder;
 using testing::WriteFile;
 
 void Write(Part* part, const std::string& text) { part->Write(text.data(), text.size()); }
+
+/// From now on this thread makes no hard links, as Android's policy has it. Returns whether the
+/// kernel does that: under qemu it does not.
+bool ForbidHardLinks() {
+  std::array<sock_filter, 4> program = {{
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_linkat, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EACCES),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  }};
+  sock_fprog filter = {program.size(), program.data()};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+TEST_CASE("where there can be no hard links, what is linked is copied") {
+  const TempFolder temp;
+  const Folder root = Folder::Open(temp.path());
+  const Store store(root);
+  const std::string text(100000, 'x');
+  const std::string sha256 = Sha256Hex(text);
+  Part part = store.Begin(sha256);
+  Write(&part, text);
+  CHECK(part.Finish());
+  WriteFile(temp / "old", "first layout");
+  const std::string old = Sha256Hex("first layout");
+  bool forbidden = false;
+  std::thread([&] {
+    forbidden = ForbidHardLinks();
+    if (!forbidden) return;
+    WriteFile(temp / "there", "another");
+    store.LinkTo(sha256, true, root, "there");
+    store.LinkTo(sha256, false, root, "new");
+    store.Adopt(root, "old", old);
+  }).join();
+  if (!forbidden) return;
+  for (const char* name : {"there", "new"}) {
+    struct stat status = {};
+    CHECK(stat((temp / name).c_str(), &status) == 0);
+    CHECK(status.st_nlink == 1);
+    CHECK((status.st_mode & 0777U) == 0555);
+    CHECK(ReadFile(temp / name) == text);
+  }
+  CHECK(store.Check(sha256) == Store::Condition::kWhole);
+  CHECK(store.Check(old) == Store::Condition::kWhole);
+  CHECK(root.Names() ==
+        std::vector<std::string>{"incoming", "new", "old", "releases", "store", "there"});
+}
 
 TEST_CASE("a blob whose upload was cut goes on where it was") {
   const TempFolder temp;
