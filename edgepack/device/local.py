@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
-import select
 import shutil
-import signal
-import subprocess
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from edgepack.base.errors import RemoteError
+from edgepack.device import child
 from edgepack.device.base import RemoteResult, Stream
-from edgepack.device.errors import ConnectionLostError, command_error, disk_full, timed_out
-from edgepack.device.lines import LineReader, Tail, deadline_of, left
+from edgepack.device.child import ChildStream
+from edgepack.device.errors import disk_full
 from edgepack.device.options import COMMAND_TIMEOUT_S
 
 log = logging.getLogger(__name__)
 
 _CHUNK = 1 << 20
-_PIECE = 1 << 16
 
 
 class LocalDevice:
@@ -45,37 +40,17 @@ class LocalDevice:
         """See `Device.run`."""
         log.debug("%s: run %s", self.name, command)
         limit = self._timeout_s if timeout_s is None else timeout_s
-        process = self._start(command, stdin=subprocess.DEVNULL)
-        stream = _LocalStream(self.name, command, process, timeout_s=limit)
-        try:
-            result = stream.finish()
-        except BaseException:
-            # What the shell started must go too: it holds the pipes, and the processor.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise
-        finally:
-            stream.close()
-        if check and result.returncode != 0:
-            raise command_error(self.name, result)
-        return result
+        return self._start(command, limit, interactive=False).complete(check=check)
 
     def open(self, command: str) -> Stream:
         """See `Device.open`."""
         log.debug("%s: open %s", self.name, command)
-        process = self._start(command, stdin=subprocess.PIPE)
-        return _LocalStream(self.name, command, process, timeout_s=self._timeout_s)
+        return self._start(command, self._timeout_s, interactive=True)
 
-    def _start(self, command: str, *, stdin: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            ["env", "LC_ALL=C", f"HOME={self._home}", "sh", "-c", command],
-            cwd=self._home,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+    def _start(self, command: str, timeout_s: float | None, *, interactive: bool) -> ChildStream:
+        words = ["env", "LC_ALL=C", f"HOME={self._home}", "sh", "-c", command]
+        process = child.start(words, interactive=interactive, cwd=self._home)
+        return ChildStream(self.name, command, process, timeout_s=timeout_s)
 
     def put(
         self,
@@ -129,75 +104,3 @@ class LocalDevice:
         if error.errno == errno.ENOSPC:
             return disk_full(self.name, str(error))
         return RemoteError(f"{path} on {self.name}: {error.strerror}")
-
-
-class _LocalStream:
-    """See `Stream`."""
-
-    def __init__(
-        self,
-        name: str,
-        command: str,
-        process: subprocess.Popen[bytes],
-        *,
-        timeout_s: float | None,
-    ) -> None:
-        self._name, self._command, self._timeout_s = name, command, timeout_s
-        self._process = process
-        assert process.stdout and process.stderr  # both are pipes
-        self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
-        self._lines = LineReader(self._receive, name)
-        # A command that complains much would stop at a full pipe.
-        self._errors = Tail()
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-
-    def write(self, data: bytes) -> None:
-        """See `Stream.write`."""
-        assert self._stdin is not None  # `open` gave it one
-        self._stdin.write(data)
-        self._stdin.flush()
-
-    def read_line(self, timeout_s: float | None = None) -> bytes:
-        """See `Stream.read_line`."""
-        try:
-            return self._lines.read_line(timeout_s)
-        except TimeoutError:
-            raise ConnectionLostError(f"{self._name}: no answer for {timeout_s} s") from None
-
-    def finish(self) -> RemoteResult:
-        """See `Stream.finish`."""
-        deadline = deadline_of(self._timeout_s)
-        with contextlib.suppress(BrokenPipeError):
-            if self._stdin is not None:
-                self._stdin.close()
-        try:
-            output = self._lines.read_all(left(deadline))
-            code = self._process.wait(left(deadline))
-        except (TimeoutError, subprocess.TimeoutExpired):
-            raise timed_out(self._name, self._command, self._timeout_s) from None
-        self._listener.join(left(deadline))
-        return RemoteResult(
-            command=self._command,
-            # A shell would say 128 + n of a program that died of signal n.
-            returncode=code if code >= 0 else 128 - code,
-            stdout=output.decode(errors="replace"),
-            stderr=self._errors.text(),
-        )
-
-    def close(self) -> None:
-        """See `Stream.close`."""
-        for pipe in (self._stdin, self._stdout):
-            with contextlib.suppress(BrokenPipeError):
-                if pipe is not None:
-                    pipe.close()
-
-    def _receive(self, timeout_s: float | None) -> bytes:
-        if not select.select([self._stdout], [], [], timeout_s)[0]:
-            raise TimeoutError
-        return os.read(self._stdout.fileno(), _PIECE)
-
-    def _listen(self) -> None:
-        with self._stderr:
-            while data := os.read(self._stderr.fileno(), _PIECE):
-                self._errors.add(data)
