@@ -27,7 +27,12 @@ from edgepack.base.text import megabytes
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import DEVICE_TOOL, MANIFEST_NAME
 from edgepack.deploy.answers import SenselessError
-from edgepack.deploy.remote_tool import CorruptTransferError, Layout, bring_tool
+from edgepack.deploy.remote_tool import (
+    CorruptTransferError,
+    Layout,
+    bring_tool,
+    not_executable,
+)
 from edgepack.deploy.smoke import Smoke
 from edgepack.deploy.transfer import (
     PROTOCOL,
@@ -91,10 +96,6 @@ class DeployOptions:
 
 
 DEFAULT_OPTIONS = DeployOptions()
-
-
-class NotExecutableError(RemoteError):
-    """Programs cannot run in the folder there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,11 +302,7 @@ class _Deploy:
         )
         facts = parse_facts(self._device.name, self._layout.root, self._facts(stream))
         if facts.noexec:
-            raise NotExecutableError(
-                f"{self._device.name}: {self._layout.root} is on a file system that is mounted "
-                "noexec: no program can run there",
-                hint="another folder with --root, or ask its owner to mount it without noexec",
-            )
+            raise not_executable(self._device.name, self._layout.root, facts)
         # A tool that is there knows better what room the rest needs.
         gate.check_device(self._bundle, facts, send_bytes=0 if facts.tool else None)
         if facts.protocol > PROTOCOL:

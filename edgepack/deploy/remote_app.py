@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -110,9 +111,9 @@ def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
 @contextlib.contextmanager
 def _temporary_folder(device: Device, app: str, *, needed: bool) -> Iterator[str]:
     """A folder there, or "" if none is `needed`; checks in passing that `app` is there."""
-    found = device.run(
-        f"[ -e {shlex.quote(app)} ] || exit 3; " + ("mktemp -d" if needed else ":"), check=False
-    )
+    own = f'd=${{TMPDIR:-/tmp}}/edgepack-{secrets.token_hex(8)}; mkdir -m 700 "$d" && echo "$d"'
+    make = f"mktemp -d 2>/dev/null || {{ {own}; }}" if needed else ":"
+    found = device.run(f"[ -e {shlex.quote(app)} ] || exit 3; {make}", check=False)
     folder = "".join(found.stdout.split()[-1:]) if needed else ""
     if found.returncode == 3:
         raise RemoteError(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 import shlex
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgepack.base import text
 from edgepack.base.errors import (
     BundleError,
     EdgepackError,
@@ -18,6 +21,7 @@ from edgepack.base.errors import (
     TimeLimitError,
     UsageError,
 )
+from edgepack.base.process import last_lines
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import DEVICE_TOOL
 from edgepack.deploy.answers import (
@@ -31,13 +35,13 @@ from edgepack.deploy.answers import (
     read_object,
 )
 from edgepack.device.base import Device, RemoteResult
-from edgepack.device.errors import DiskFullError, command_error
-from edgepack.device.facts import tool_path
+from edgepack.device.errors import DiskFullError, NotExecutableError, command_error
+from edgepack.device.facts import DeviceFacts, gather, tool_path
 from edgepack.device.patience import Pace
 
 _COMMANDS = re.compile(r"`?edgepack-device (status|prune|repair|rollback)\b`?")
 _SHELL_FOUND_NOTHING = 127
-_CORRUPT = 3
+_CORRUPT, _DOES_NOT_RUN = 3, 4
 
 
 class LockedError(RemoteError):
@@ -139,33 +143,73 @@ def bring_tool(
 def put_tool(
     device: Device, layout: Layout, path: Path, sha256: str, *, sha256sum: str, pace: Pace
 ) -> None:
-    """The same with the device tool in the file `path`, whose hash is `sha256`."""
-    if not sha256sum:
-        raise RemoteError(
-            f"{device.name} has no sha256sum, so the device tool cannot be checked",
-            hint="install coreutils or busybox there",
-        )
-    # As a part in incoming/ it counts as uploaded: it goes over once.
-    script = (
-        f"new={DEVICE_TOOL}.new; mkdir -p bin incoming && cat >$new || exit 1\n"
-        f'set -- $({sha256sum} $new); [ "$1" = {sha256} ] || exit {_CORRUPT}\n'
-        f"cp $new incoming/{sha256}.part && chmod 0555 $new && sync && "
-        f"mv -f $new {DEVICE_TOOL}"
-    )
+    """The same with the device tool in the file `path`, whose hash is `sha256`.
+
+    Where there is no `sha256sum`, it is read back. Raises NotExecutableError if it cannot run.
+    """
+    new = f"{DEVICE_TOOL}.new"
     root = shlex.quote(layout.root)
+    bring = f"mkdir -p bin incoming && cat >{new} || exit 1"
+    check = f'set -- $({sha256sum} {new}); [ "$1" = {sha256} ] || exit {_CORRUPT}'
+    # As a part in incoming/ it counts as uploaded: it goes over once.
+    use = (
+        f"cp {new} incoming/{sha256}.part && chmod 0555 {new} && sync && "
+        f"mv -f {new} {DEVICE_TOOL} || exit 1\n"
+        f"./{DEVICE_TOOL} --version >/dev/null || exit {_DOES_NOT_RUN}"
+    )
+    script = "\n".join([bring, check, use] if sha256sum else [bring])
     stream = device.open(f"umask 022; mkdir -p -- {root} && {layout.enter(script)}")
     with contextlib.closing(stream):
         with contextlib.suppress(BrokenPipeError):  # its answer says why
             for piece in pace.pieces(path.read_bytes()):
                 stream.write(piece)
         done = stream.finish()
-    if done.returncode == _CORRUPT:
+    same = done.returncode != _CORRUPT
+    if not sha256sum and done.returncode == 0:
+        same = _read_back(device, f"{layout.root}/{new}") == sha256
+        if same:
+            done = device.run(layout.enter(use), check=False)
+    if not same:
         raise CorruptTransferError(
             f"{DEVICE_TOOL}: not the same on {device.name} as it was sent",
             hint="its memory or disk may be failing (dmesg says more)",
         )
+    if done.returncode == _DOES_NOT_RUN:
+        raise not_executable(device.name, layout.root, gather(device, layout.root), done)
     if done.returncode != 0:
         raise command_error(device.name, done)
+
+
+def _read_back(device: Device, remote: str) -> str:
+    """The SHA-256 of a file there, hashed here."""
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+        local = Path(folder) / "file"
+        device.get(remote, local)
+        return hashlib.sha256(local.read_bytes()).hexdigest()
+
+
+def not_executable(
+    device: str, root: str, facts: DeviceFacts, done: RemoteResult | None = None
+) -> NotExecutableError:
+    """The error for a folder where no program can run, as `facts` or a try (`done`) have shown."""
+    where = "another folder with --root"
+    if facts.libc == "bionic":
+        where = "a folder below /data/local/tmp with --root: that is where Android lets adb's run"
+    said = "" if done is None else f"\n{last_lines(text.printable(done.stderr))}"
+    if facts.noexec:
+        return NotExecutableError(
+            f"{device}: {root} is on a file system that is mounted noexec: no program can run "
+            f"there{said}",
+            hint=f"{where}, or ask its owner to mount it without noexec",
+        )
+    if facts.selinux == "enforcing" and "ermission denied" in said:
+        return NotExecutableError(
+            f"{device}: SELinux lets no program of {facts.user} run in {root}{said}",
+            hint=f"{where}; the kernel's log says which rule (dmesg | grep avc)",
+        )
+    return NotExecutableError(
+        f"{device}: {DEVICE_TOOL} does not run in {root} on {facts.machine}{said}", hint=where
+    )
 
 
 def call(device: Device, root: str, *words: str) -> dict[str, Any]:

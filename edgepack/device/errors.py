@@ -9,14 +9,15 @@ from edgepack.device.base import RemoteResult
 
 _NO_SPACE = "No space left on device"
 SHELL_CODES = {
-    126: "what is to be run there cannot be executed: is its file system mounted noexec?",
+    126: "what is to be run there cannot be executed: is its file system mounted noexec, or does "
+    "SELinux forbid it?",
     127: "what is to be run there, or its dynamic loader, is not there",
 }
 """What a shell's own exit codes may mean."""
 
 
 class UnreachableError(ConnectError):
-    """No SSH server answers at the address."""
+    """Nothing answers at the address, or there is no such device."""
 
 
 class UnknownHostKeyError(ConnectError):
@@ -41,6 +42,10 @@ class RemoteCommandError(RemoteError):
 
 class DiskFullError(RemoteError):
     """The device has no space left."""
+
+
+class NotExecutableError(RemoteError):
+    """Programs cannot run in the folder there."""
 
 
 class TooMuchOutputError(RemoteError):

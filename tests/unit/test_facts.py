@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from edgepack.deploy.deploy import NotExecutableError, deploy_bundle
-from edgepack.device import LocalDevice
+from edgepack.deploy.deploy import deploy_bundle
+from edgepack.device import LocalDevice, NotExecutableError
 from edgepack.device.facts import (
     Fact,
     FactsError,
