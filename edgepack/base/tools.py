@@ -10,6 +10,7 @@ from edgepack.base.errors import ToolchainError
 
 # The Debian and Ubuntu package that each program comes from.
 DEBIAN_PACKAGES = {
+    "adb": "adb",
     "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
     "apt-config": "apt",
     "apt-get": "apt",

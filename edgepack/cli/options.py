@@ -152,7 +152,7 @@ def add_device(parser: argparse.ArgumentParser, *, timeout_s: float | None = COM
     parser.add_argument(
         "--device",
         metavar="USER@HOST[:PORT]",
-        help="an address, a name from your OpenSSH config, `virtual` or `local`",
+        help="an address, a name from your OpenSSH config, adb:SERIAL, `virtual` or `local`",
     )
     add_ssh(parser, timeout_s=timeout_s)
 

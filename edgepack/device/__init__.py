@@ -1,4 +1,4 @@
-"""Reachable machines: over SSH, this machine, or a virtual board.
+"""Reachable machines: over SSH or adb, this machine, or a virtual board.
 
 `open_device` is the door; everything behind it is used through the Protocol
 `Device`. SSH libraries are imported in `edgepack.device.ssh` only.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from edgepack.base.errors import UsageError
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
+from edgepack.device import adb
 from edgepack.device.base import Device, RemoteResult
 from edgepack.device.errors import (
     AuthError,
@@ -58,8 +59,9 @@ def open_device(
 ) -> Device:
     """Connect to the device `spec` names; the caller closes it.
 
-    `spec` is `user@host[:port]`, an alias of the OpenSSH configuration, `local`
-    (this machine) or `virtual` (the board's virtual board, started if needed).
+    `spec` is `user@host[:port]`, an alias of the OpenSSH configuration, `adb:SERIAL` (a phone;
+    `adb:` is the only one there is), `local` (this machine) or `virtual` (the board's virtual
+    board, started if needed). Of `options`, all but the time limits are for SSH.
 
     Raises:
         UsageError: `spec` has none of these forms, or `local` is used for another board.
@@ -73,6 +75,12 @@ def open_device(
                 hint=f"--board local, or the address of the {board.name}",
             )
         return LocalDevice(timeout_s=options.command_timeout_s)
+    if spec.startswith(adb.PREFIX):
+        return adb.AdbDevice(
+            spec.removeprefix(adb.PREFIX),
+            timeout_s=options.command_timeout_s,
+            connect_timeout_s=options.connect_timeout_s,
+        )
     from edgepack.device.ssh import SshDevice
 
     if spec == "virtual":

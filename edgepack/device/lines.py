@@ -10,6 +10,9 @@ from edgepack.device.errors import TooMuchOutputError
 MAX_OUTPUT_BYTES = 8 << 20
 """What a command may say on its standard output, and how long a line of a stream may be."""
 
+MAX_FILE_BYTES = 1 << 30
+"""What `Device.get` takes: outputs of a model are far below."""
+
 MAX_NOISE_BYTES = 256 << 10
 """What a login script may print first."""
 

@@ -39,7 +39,7 @@ class Address:
             raise UsageError(
                 f"--device: not a device: {spec!r}",
                 hint="user@host, user@host:port, user@[ipv6]:port, "
-                "an alias of ~/.ssh/config, local or virtual",
+                "an alias of ~/.ssh/config, adb:SERIAL, local or virtual",
             )
         return Address(host=match["ipv6"] or match["host"], user=match["user"], port=port)
 

@@ -33,7 +33,7 @@ from edgepack.device.errors import (
 )
 from edgepack.device.facts import parse_df
 from edgepack.device.known_hosts import HostKeyVerdict, KnownHosts
-from edgepack.device.lines import LineReader, Tail, deadline_of, left
+from edgepack.device.lines import MAX_FILE_BYTES, LineReader, Tail, deadline_of, left
 from edgepack.device.options import Address, SshOptions
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,6 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 # An SFTP write of this size and its header fill one SSH packet. Above 32,675 bytes
 # paramiko splits it in two, which costs up to 100 times the speed (paramiko #2438).
 _CHUNK = 32_000
-MAX_FILE_BYTES = 1 << 30
-"""What `get` takes: outputs of a model are far below."""
 # A dead link is noticed after idle + count * interval seconds, or if data stay without an
 # answer for that many milliseconds; the kernel alone would wait for a quarter of an hour.
 _SILENCE_S = 120
