@@ -14,7 +14,7 @@ REDRAW_S = 0.5
 REPEAT_S = 30.0
 _PATIENCE_S = 1.0
 _SAID = 4
-_BAR_WIDTH = 24
+_BAR_WIDTH = 20
 _CLEAR = "\r\x1b[K"
 
 
@@ -109,16 +109,16 @@ class Ticker:
                 # A terminal's last line has room for one: the step that takes longest.
                 first = min(long, key=lambda step: step.since)
                 more = f" (and {len(long) - 1} more)" if len(long) > 1 else ""
-                line = f"    {self._line(first, now, bar=True)}{more}"
+                what, far = _line(first, now, bar=True)
                 self._wipe()
                 # One that is wrapped could not be wiped.
-                most = shutil.get_terminal_size().columns - 1
-                print(line[:most], end="", file=self._out, flush=True)
+                room = max(shutil.get_terminal_size().columns - 6 - len(far + more), 10)
+                print(f"    {what[:room]} {far}{more}", end="", file=self._out, flush=True)
                 self._drawn = True
             elif now - self._said_at >= REPEAT_S:
                 self._said_at = now
                 for step in long[:_SAID]:
-                    print(f"    still {self._line(step, now, bar=False)}", file=self._out)
+                    print(f"    still: {' '.join(_line(step, now, bar=False))}", file=self._out)
                 if len(long) > _SAID:
                     print(f"    and {len(long) - _SAID} more", file=self._out)
                 self._out.flush()
@@ -134,21 +134,21 @@ class Ticker:
             print(_CLEAR, end="", file=self._out, flush=True)
             self._drawn = False
 
-    def _line(self, step: _Step, now: float, *, bar: bool) -> str:
-        words = [step.text]
-        if step.detail:
-            words.append(f"({step.detail})")
-        if step.total:
-            share = min(step.done / step.total, 1.0)
-            if bar:
-                words.append(f"[{'#' * round(share * _BAR_WIDTH):<{_BAR_WIDTH}}]")
-            words.append(f"{share:.0%}")
-        words.append(_minutes(now - step.since))
-        passed = now - step.counted_from
-        if 0 < step.done < step.total and passed >= _PATIENCE_S:
-            left = passed * (step.total - step.done) / step.done
-            words.append(f"about {_minutes(left)} left")
-        return " ".join(words)
+
+def _line(step: _Step, now: float, *, bar: bool) -> tuple[str, str]:
+    """What is worked on, and how far that is."""
+    words = []
+    if step.total:
+        share = min(step.done / step.total, 1.0)
+        if bar:
+            words.append(f"[{'#' * round(share * _BAR_WIDTH):<{_BAR_WIDTH}}]")
+        words.append(f"{share:.0%}")
+    words.append(_minutes(now - step.since))
+    passed = now - step.counted_from
+    if 0 < step.done < step.total and passed >= _PATIENCE_S:
+        left = passed * (step.total - step.done) / step.done
+        words.append(f"about {_minutes(left)} left")
+    return step.text + (f" ({step.detail})" if step.detail else ""), " ".join(words)
 
 
 def _minutes(seconds: float) -> str:

@@ -34,7 +34,7 @@ def test_elsewhere_than_on_a_terminal_a_line_each_half_minute() -> None:
         clock.now = second
         it.tick()
     assert out.getvalue() == "".join(
-        f"    still building OpenCV {time}\n" for time in ("0:30", "1:00", "1:30")
+        f"    still: building OpenCV {time}\n" for time in ("0:30", "1:00", "1:30")
     )
     # The next step begins anew, and what is quick is not said again.
     it.begin("linking")
@@ -55,7 +55,7 @@ def test_what_is_counted_has_a_share_and_an_estimate() -> None:
     clock.now = 40
     it.now("", 10, 40)
     it.tick()
-    assert out.getvalue() == "    still building the app 25% 0:40 about 1:30 left\n"
+    assert out.getvalue() == "    still: building the app 25% 0:40 about 1:30 left\n"
 
 
 def test_on_a_terminal_the_line_is_redrawn_and_makes_room() -> None:
@@ -67,7 +67,7 @@ def test_on_a_terminal_the_line_is_redrawn_and_makes_room() -> None:
     clock.now = 5
     it.now("Conv_3", 1, 2)
     it.tick()
-    line = "    compiling (Conv_3) [############            ] 50% 0:05"
+    line = "    compiling (Conv_3) [##########          ] 50% 0:05"
     assert out.getvalue() == line
     with it.aside():
         out.write("a note\n")
@@ -83,7 +83,7 @@ def test_each_thread_has_its_step_and_none_when_it_ends() -> None:
     other.join()
     clock.now = 30
     it.tick()
-    assert out.getvalue() == "    still compiling 0:30\n"
+    assert out.getvalue() == "    still: compiling 0:30\n"
 
 
 class Watcher:
