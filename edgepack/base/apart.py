@@ -73,14 +73,18 @@ class CrashError(Exception):
 
 
 _last = ""
-_tell: Callable[[str], None] = lambda _: None  # noqa: E731 - replaced in the other process
+_tell: Callable[[tuple[str, int, int]], None] = lambda _: None  # noqa: E731 - replaced there
 
 
-def at(what: str) -> None:
-    """Say what is worked on now, for the message about a crash, a limit or a bug; cheap."""
+def at(what: str, done: int = 0, total: int = 0) -> None:
+    """Say what is worked on now; cheap.
+
+    For the message about a crash, a limit or a bug, and, with how much of `total` is `done`, for
+    who waits.
+    """
     global _last  # noqa: PLW0603 - one process, one piece of work
     _last = what
-    _tell(what)
+    _tell((what, done, total))
 
 
 def last() -> str:
@@ -129,8 +133,8 @@ class Apart:
                     child.stdin.write(order)
                 for kind, value in _messages(child.stdout):
                     if kind == "at":
-                        where = value
-                        progress_of.now(value)
+                        where, done, total = value
+                        progress_of.now(where, done, total)
                     elif kind == "step":
                         self.progress.step(value)
                     elif kind == "log":

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from edgepack.base import progress
+from edgepack.base import apart, progress
+from edgepack.base.apart import Apart
 from edgepack.base.process import Beside, run
 from edgepack.cli import ticker
 from edgepack.cli.ticker import Ticker
@@ -86,7 +87,7 @@ def test_each_thread_has_its_step_and_none_when_it_ends() -> None:
     assert out.getvalue() == "    still: compiling 0:30\n"
 
 
-class Watcher:
+class Heard:
     def __init__(self) -> None:
         self.heard: list[tuple[str, int, int]] = []
         self.ends = 0
@@ -99,14 +100,21 @@ class Watcher:
 
 
 def test_what_ninja_counts_is_heard_and_the_output_is_whole() -> None:
-    watcher = Watcher()
+    listener = Heard()
     script = "echo '[1/2] one'; echo bad >&2; echo other; echo '[2/2] two'"
-    with progress.heard_by(watcher):
+    with progress.heard_by(listener):
         done = run(["sh", "-c", script, "--build"])
         with Beside() as beside:
             beside.start(int).result()
-    assert watcher.heard == [("", 1, 2), ("", 2, 2)]
+    assert listener.heard == [("", 1, 2), ("", 2, 2)]
     assert (done.stdout, done.stderr) == ("[1/2] one\nother\n[2/2] two\n", "bad\n")
-    assert watcher.ends == 1
+    assert listener.ends == 1
     run(["sh", "-c", script, "--build"])
-    assert len(watcher.heard) == 2
+    assert len(listener.heard) == 2
+
+
+def test_what_another_process_works_on_is_heard() -> None:
+    listener = Heard()
+    with progress.heard_by(listener):
+        Apart().call(apart.at, "scheduling the kernel conv", 3, 9)
+    assert listener.heard == [("scheduling the kernel conv", 3, 9)]

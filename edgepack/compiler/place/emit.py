@@ -115,13 +115,13 @@ class _Emitter:
             self.plain[old] = new
         with self.builder.function("main", parameters, attrs=dict(self.main.attrs or {})):
             with self.builder.dataflow():
-                for placed in self.placement.layers:
-                    self._layer(placed)
+                for index, placed in enumerate(self.placement.layers):
+                    self._layer(placed, index)
                 result = self.builder.emit_output(self._substitute(self.main.body.body))
             self.builder.emit_func_output(result)
         return self.builder.get()["main"]
 
-    def _layer(self, placed: PlacedLayer) -> None:
+    def _layer(self, placed: PlacedLayer, index: int) -> None:
         layer, rule = placed.layer, placed.rule
         if rule is None:
             for var, value in layer.bindings:
@@ -129,13 +129,14 @@ class _Emitter:
         elif placed.alias is not None:
             self.blocked[layer.output] = self.builder.emit(self._shared(layer, placed.alias))
         else:
-            self._kernel(layer, rule)
+            self._kernel(layer, rule, index)
 
-    def _kernel(self, layer: Layer, rule: Rule) -> None:
-        """Call the kernel of a layer."""
+    def _kernel(self, layer: Layer, rule: Rule, index: int) -> None:
+        """Call the kernel of a layer, which is the one at `index`."""
         origin = merge(origin_of(value) for _, value in layer.bindings)
         if origin is not None:
-            apart.at(f"making the kernel of {origin.operator} '{origin.name}'")
+            what = f"making the kernel of {origin.operator} '{origin.name}'"
+            apart.at(what, index, len(self.placement.layers))
         site = self.placement.site(layer, by_pixels=layer.inputs[0] in self.by_pixels)
         kernel = rule.make(site)
         if kernel.by_pixels:

@@ -19,8 +19,8 @@ def schedule(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Schedule every kernel of a lowered module."""
     cpu = cpu_model(target)
     done = tvm.IRModule(dict(module.functions))
-    for name, function in module.functions.items():
+    for index, (name, function) in enumerate(module.functions.items()):
         if isinstance(function, tirx.PrimFunc):
-            apart.at(f"scheduling the kernel {name}")
+            apart.at(f"scheduling the kernel {name}", index, len(module.functions))
             done[name] = vectorise(hoist_scratch(generic(function, cpu)), cpu)
     return done
