@@ -61,42 +61,58 @@ class Score:
     score: float
 
 
+class Reference:
+    """A model on onnxruntime, on the CPU: a file, or an `onnx.ModelProto`.
+
+    `shapes` are those of dynamic inputs, as in `ModelSpec`. Raises `ReferenceRunError` if
+    onnxruntime does not take the model.
+    """
+
+    def __init__(
+        self, model: Path | Any, shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # errors are raised anyway
+        source = str(model) if isinstance(model, Path) else model.SerializeToString()
+        self._shapes = shapes or {}
+        try:
+            self._session = onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
+        except Exception as error:
+            # Its exception classes are private and derive from Exception.
+            raise ReferenceRunError(f"onnxruntime cannot load the model: {error}") from error
+
+    def run(self, inputs: Sequence[Array] | Mapping[str, Array]) -> list[Array]:
+        """The outputs for `inputs`, in the model's order or by name.
+
+        Raises `ReferenceInputError`, and `ReferenceRunError` if onnxruntime fails.
+        """
+        wanted = self._session.get_inputs()
+        if not isinstance(inputs, Mapping):
+            if len(inputs) != len(wanted):
+                raise ReferenceInputError(
+                    f"the model has {len(wanted)} inputs, given {len(inputs)}"
+                )
+            inputs = {info.name: array for info, array in zip(wanted, inputs, strict=True)}
+        for info in wanted:
+            if info.name not in inputs:
+                raise ReferenceInputError(f"input '{info.name}' is missing")
+            _check_input(info, inputs[info.name], self._shapes.get(info.name, info.shape))
+        try:
+            outputs = self._session.run(None, dict(inputs))
+        except Exception as error:
+            raise ReferenceRunError(f"onnxruntime cannot run the model: {error}") from error
+        return [np.asarray(output) for output in outputs]
+
+
 def run_reference(
     model: Path | Any,
     shapes: Mapping[str, tuple[int, ...]],
     inputs: Sequence[Array] | Mapping[str, Array],
 ) -> list[Array]:
-    """The outputs of `model`, a file or an `onnx.ModelProto`, by onnxruntime on the CPU.
-
-    `inputs` are in the model's order or by name. `shapes` are those of dynamic inputs, as
-    in `ModelSpec`. Raises `ReferenceInputError`, and `ReferenceRunError` if onnxruntime
-    does not take the model.
-    """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # errors are raised anyway
-    source = str(model) if isinstance(model, Path) else model.SerializeToString()
-    try:
-        session = onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
-    except Exception as error:
-        # Its exception classes are private and derive from Exception.
-        raise ReferenceRunError(f"onnxruntime cannot load the model: {error}") from error
-
-    wanted = session.get_inputs()
-    if not isinstance(inputs, Mapping):
-        if len(inputs) != len(wanted):
-            raise ReferenceInputError(f"the model has {len(wanted)} inputs, given {len(inputs)}")
-        inputs = {info.name: array for info, array in zip(wanted, inputs, strict=True)}
-    for info in wanted:
-        if info.name not in inputs:
-            raise ReferenceInputError(f"input '{info.name}' is missing")
-        _check_input(info, inputs[info.name], shapes.get(info.name, info.shape))
-    try:
-        outputs = session.run(None, dict(inputs))
-    except Exception as error:
-        raise ReferenceRunError(f"onnxruntime cannot run the model: {error}") from error
-    return [np.asarray(output) for output in outputs]
+    """The outputs of `model` for `inputs`, once: see `Reference`."""
+    return Reference(model, shapes).run(inputs)
 
 
 def _check_input(info: Any, array: Array, shape: Sequence[int | str | None]) -> None:

@@ -1,0 +1,282 @@
+"""Labelled photos through the reference, and through what is deployed: how often each is right.
+
+Photos lie in a folder for each class, or are listed in a CSV file. What was seen is written down
+photo by photo, so that what is interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgepack.base.errors import ConfigError, UsageError
+from edgepack.base.paths import cache_dir, locked
+from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.compiler.frontend.float16 import widened
+from edgepack.compiler.frontend.load import load_model
+from edgepack.deploy import remote_tool
+from edgepack.deploy.remote_app import RunRequest, ask_app
+from edgepack.device.base import Device
+from edgepack.flow.job import check_labels, spec_of
+from edgepack.flow.project import Project, class_of_label, read_labels
+from edgepack.flow.reference import Reference, top_k
+
+TOP = 5
+_PHOTOS = (".jpg", ".jpeg", ".png")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Photo:
+    """A photo, by a `name` below what was given, and the class that it shows."""
+
+    path: Path
+    name: str
+    expected: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A photo with its `TOP` classes, best first, of the reference and of the device, if any."""
+
+    photo: Photo
+    reference: tuple[int, ...]
+    device: tuple[int, ...] | None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the device's first class is another than the reference's."""
+        return self.device is not None and self.device[:1] != self.reference[:1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """All photos, judged; `labels` are empty if the project has none, `device` is its name."""
+
+    judged: tuple[Judged, ...]
+    labels: tuple[str, ...]
+    device: str | None
+
+    def label(self, index: int) -> str:
+        """A class in words, or its number."""
+        return self.labels[index] if index < len(self.labels) else str(index)
+
+    def hits(self, seen: Callable[[Judged], Sequence[int]], k: int) -> int:
+        """How many photos have their class among the first `k` that `seen` gives."""
+        return sum(one.photo.expected in seen(one)[:k] for one in self.judged)
+
+    @property
+    def differing(self) -> tuple[Judged, ...]:
+        """The photos that the device sees as another class than the reference."""
+        return tuple(one for one in self.judged if one.differs)
+
+    def confusion(self) -> list[tuple[int, int, int]]:
+        """(class, class that was seen, how often), of the device if there is one.
+
+        The most frequent first; what was right is there, too.
+        """
+        counts = Counter(
+            (one.photo.expected, (one.device or one.reference)[0]) for one in self.judged
+        )
+        return [
+            (expected, seen, count)
+            for (expected, seen), count in sorted(
+                counts.items(), key=lambda item: (-item[1], item[0])
+            )
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "photos": len(self.judged),
+            "reference": self._shares(lambda one: one.reference),
+            "device": self._shares(lambda one: one.device or ()) if self.device else None,
+            "device_name": self.device,
+            "confusion": [
+                {"expected": expected, "seen": seen, "count": count}
+                for expected, seen, count in self.confusion()
+            ],
+            "differ": [
+                {
+                    "image": one.photo.name,
+                    "expected": one.photo.expected,
+                    "reference": list(one.reference),
+                    "device": list(one.device or ()),
+                }
+                for one in self.differing
+            ],
+            "labels": list(self.labels),
+        }
+
+    def _shares(self, seen: Callable[[Judged], Sequence[int]]) -> dict[str, float]:
+        count = len(self.judged)
+        return {"top1": self.hits(seen, 1) / count, "top5": self.hits(seen, TOP) / count}
+
+
+def find_photos(images: Path, labels: Sequence[str]) -> list[Photo]:
+    """The photos in the folders of `images`, each called by a class, or of a CSV file.
+
+    A class is one of `labels`, in whatever case, or a number. A row of the file has a photo's path
+    (from the file's folder on) and its class; a first row "image,class" is its heading. Raises
+    UsageError and ConfigError.
+    """
+    if images.is_dir():
+        found = [
+            Photo(path=path, name=f"{folder.name}/{path.name}", expected=_class(folder, labels))
+            for folder in sorted(images.iterdir())
+            if folder.is_dir()
+            for path in sorted(folder.iterdir())
+            if path.suffix.lower() in _PHOTOS
+        ]
+    elif images.is_file():
+        found = _listed(images, labels)
+    else:
+        raise UsageError(f"--images: no such folder or file: {images}")
+    if not found:
+        raise UsageError(
+            f"--images: no photos in {images}",
+            hint=f"a folder for each class, with {', '.join(_PHOTOS)} in it; or a CSV file",
+        )
+    return found
+
+
+def _listed(file: Path, labels: Sequence[str]) -> list[Photo]:
+    try:
+        rows = list(csv.reader(file.read_text(encoding="utf-8").splitlines()))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{file}: not a CSV file: {error}") from None
+    found = []
+    for number, row in enumerate(rows, start=1):
+        cells = [cell.strip() for cell in row]
+        if not any(cells) or (number == 1 and cells[:1] == ["image"]):
+            continue
+        path = file.parent / cells[0]
+        if len(cells) != 2 or not path.is_file():
+            raise UsageError(
+                f"{file}: line {number}: "
+                + (f"no such photo: {cells[0]}" if len(cells) == 2 else f"{len(cells)} values"),
+                hint="each line is a photo's path and its class: roses/1.jpg,rose",
+            )
+        expected = _class_of(cells[1], labels, f"{file}: line {number}", file)
+        found.append(Photo(path=path, name=cells[0], expected=expected))
+    return found
+
+
+def _class(folder: Path, labels: Sequence[str]) -> int:
+    return _class_of(folder.name, labels, f"--images: the folder {folder}", folder)
+
+
+def _class_of(text: str, labels: Sequence[str], origin: str, file: Path) -> int:
+    if text.isdecimal() and text not in labels:
+        if labels and int(text) >= len(labels):
+            raise UsageError(f"{origin}: class {text}, but there are {len(labels)}")
+        return int(text)
+    if not labels:
+        raise UsageError(
+            f"{origin}: {text!r} is no number of a class, and the project has no labels",
+            hint="name the file of labels: labels in [project]",
+        )
+    return class_of_label(text, labels, origin=origin, file=file)
+
+
+def evaluate(
+    project: Project,
+    images: Path,
+    *,
+    device: Device | None = None,
+    root: str = "",
+    progress: Progress = NO_PROGRESS,
+) -> Evaluation:
+    """Judge the photos in `images` (`find_photos`) by the reference, and by `device` if given.
+
+    What was judged before, of the same content, model, preprocessing and release, is not again.
+    Raises UsageError if the release that is current below `root` is of another model, what
+    `load_model`, the preprocessing and the photos raise, and what `ask_app` raises.
+    """
+    model = load_model(spec_of(project))
+    labels = read_labels(project.labels) if project.labels else ()
+    if labels:
+        check_labels(project, labels, model.outputs[0])
+    if project.preprocess is None or len(model.inputs) != 1:
+        raise ConfigError(
+            f"{project.model}: photos need preprocessing, and a model of one input",
+            hint="add a [preprocess] table: `edgepack init` writes one",
+        )
+    preprocess = project.preprocess.for_inputs(model.inputs)
+    photos = find_photos(images, labels)
+    release = None if device is None else _release(device, root, model.sha256)
+    journal = _Journal(
+        [model.sha256, preprocess.to_json(), device.name if device else None, root, release]
+    )
+    reference: Reference | None = None
+    judged = []
+    with locked(journal.path), progress.bar(f"{len(photos)} photos", len(photos)) as bar:
+        for photo in photos:
+            digest = hashlib.sha256(photo.path.read_bytes()).hexdigest()
+            found = journal.known.get(digest)
+            if found is None:
+                reference = reference or Reference(widened(model.proto))
+                (first, *_) = reference.run([preprocess.load(photo.path)])
+                seen = tuple(one.index for one in top_k(first, k=TOP, scores="raw"))
+                there = None if device is None else _ask(device, root, photo.path)
+                found = journal.add(digest, seen, there)
+            judged.append(Judged(photo=photo, reference=found[0], device=found[1]))
+            bar.update(1)
+    name = device.name if device else None
+    return Evaluation(judged=tuple(judged), labels=tuple(labels), device=name)
+
+
+def _release(device: Device, root: str, model_sha256: str) -> str:
+    current = remote_tool.status(device, root).current
+    if current is None or current.model_sha256 != model_sha256:
+        what = f"is of another model, {current.model}" if current else "is not there"
+        raise UsageError(
+            f"{device.name}: the release that is current in {root} {what}",
+            hint="`edgepack deploy` first",
+        )
+    return current.release
+
+
+def _ask(device: Device, root: str, photo: Path) -> tuple[int, ...]:
+    answer = ask_app(device, root, RunRequest(image=photo, options=("--top", str(TOP))))
+    return tuple(one.index for one in answer.top)
+
+
+_Seen = tuple[tuple[int, ...], tuple[int, ...] | None]
+
+
+class _Journal:
+    """What was seen in photos, by their SHA-256: a line of JSON each, in the cache."""
+
+    def __init__(self, key: Sequence[object]) -> None:
+        name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
+        self.path = cache_dir() / "evaluated" / f"{name}.jsonl"
+        self.known: dict[str, _Seen] = {}
+        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break  # cut off; what follows is written over it
+            entry: Mapping[str, Any] = json.loads(line)
+            there = entry["device"]
+            self.known[entry["sha256"]] = (
+                tuple(entry["reference"]),
+                None if there is None else tuple(there),
+            )
+        self._size = sum(len(line) for line in lines if line.endswith(b"\n"))
+
+    def add(self, digest: str, seen: tuple[int, ...], there: tuple[int, ...] | None) -> _Seen:
+        """Write a photo down."""
+        entry = {"sha256": digest, "reference": seen, "device": there}
+        data = json.dumps(entry).encode() + b"\n"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            file.truncate(self._size)  # what was cut off
+            file.write(data)
+        self._size += len(data)
+        self.known[digest] = (seen, there)
+        return seen, there
