@@ -10,7 +10,7 @@ FROM debian:bookworm
 
 # What ./dev installs, with python3 itself; tests/unit/test_contributing.py holds them equal.
 RUN apt-get update && apt-get install -y --no-install-recommends \
-    python3 \
+    adb \
     binutils-arm-linux-gnueabihf \
     busybox \
     ca-certificates \
@@ -31,10 +31,12 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
     libclang-rt-dev \
     llvm \
     mender-artifact \
+    mksh \
     mmdebstrap \
     openssh-client \
     openssh-server \
     openssl \
+    python3 \
     python3-venv \
     qemu-system-arm \
     qemu-user \
@@ -44,6 +46,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
     squashfs-tools \
     systemd \
     tcsh \
+    toybox \
     uidmap \
     umoci \
     xz-utils \

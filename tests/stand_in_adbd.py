@@ -2,26 +2,33 @@
 
 It speaks adbd's protocol (AOSP, packages/modules/adb: protocol.txt, shell_protocol.h) on a loopback
 port, so that Debian's real adb talks to it, and runs commands on this machine, with the folder as
-their home. As on Android they cannot make hard links. What a real one does beyond that is not here:
-sync, forwarding, TLS, USB.
+their home. As on Android, their shell is mksh and their tools are toybox, and they cannot make hard
+links. What a real one does beyond that is not here: sync, forwarding, TLS, USB.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import errno
+import functools
 import os
 import platform
 import queue
+import shutil
 import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO
+
+from tests.support import require_tool
 
 # Messages are 24 bytes and their data: command, two arguments, size and sum of the data, and the
 # command with all bits turned.
@@ -42,6 +49,7 @@ class StandInAdbd:
         self, folder: Path, *, features: str = "shell_v2,cmd", authorized: bool = True
     ) -> None:
         self.folder, self.features, self.authorized = folder, features, authorized
+        self.tools = android_tools()
         self.connections = 0
         self._socks: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -142,7 +150,8 @@ class _Connection:
             self.send(b"CLSE", 0, theirs)
             return
         self._last_id += 1
-        shell = _Shell(self, self._last_id, theirs, command, self._adbd.folder)
+        environment = {"HOME": str(self._adbd.folder), "PATH": str(self._adbd.tools)}
+        shell = _Shell(self, self._last_id, theirs, command, environment)
         self._streams[self._last_id] = shell
         self.send(b"OKAY", self._last_id, theirs)
         shell.start()
@@ -152,7 +161,12 @@ class _Shell:
     """A command, its input and its outputs."""
 
     def __init__(
-        self, connection: _Connection, ours: int, theirs: int, command: bytes, home: Path
+        self,
+        connection: _Connection,
+        ours: int,
+        theirs: int,
+        command: bytes,
+        environment: Mapping[str, str],
     ) -> None:
         self._connection, self._ours, self._theirs = connection, ours, theirs
         self.may_send = threading.Semaphore(1)
@@ -162,7 +176,7 @@ class _Shell:
         self._process = subprocess.Popen(
             ["sh", "-c", command], cwd="/", bufsize=0, start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={"HOME": str(home), "PATH": os.environ["PATH"]},
+            env=environment,
         )  # fmt: skip
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._stdin = self._process.stdin
@@ -229,6 +243,28 @@ class _Shell:
         self._connection.drop(self._ours)
         self.incoming.put(None)
         self._connection.send(b"CLSE", self._ours, self._theirs)
+
+
+@functools.cache
+def android_tools() -> Path:
+    """A folder with what Android has in /system/bin, as far as our commands go."""
+    shell, toybox, busybox = map(require_tool, ("mksh", "toybox", "busybox"))
+    names = subprocess.run([toybox], capture_output=True, text=True, check=True).stdout.split()
+    folder = Path(tempfile.mkdtemp(prefix="edgepack-test-android-"))
+    atexit.register(shutil.rmtree, folder)
+    for name in names:
+        (folder / name).symlink_to(toybox)
+    (folder / "sh").symlink_to(shell)
+    # Debian's toybox is made without these, Android's is not.
+    for name in {"dd", "tr"} - set(names):
+        (folder / name).symlink_to(busybox)
+    for name, script in {
+        "getenforce": "echo Enforcing",
+        "getprop": "case $1 in ro.product.model) echo Stand-in;; esac",
+    }.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    return folder
 
 
 def _forbid_hard_links() -> None:

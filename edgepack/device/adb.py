@@ -228,9 +228,20 @@ class AdbDevice:
 
     def rename(self, old: str, new: str) -> None:
         """See `Device.rename`."""
-        names = f"{shlex.quote(old)} {shlex.quote(new)}"
-        # Without -T, which mv has since Android 11, it would move into a folder.
-        command = f"T=; [ -d {shlex.quote(new)} ] && T=T; mv -f$T -- {names}"
+        folder, slash, name = new.rpartition("/")
+        folder += slash or "."
+        aside = f"{folder}/.edgepack-{secrets.token_hex(8)}"
+        source, target, into, own, there = map(
+            shlex.quote, (old, new, folder, aside, f"{aside}/{name}")
+        )
+        # mv follows a link to a folder, toybox's even with -T, but not one that it finds in the
+        # folder that things are moved into.
+        command = (
+            f"[ -d {target} ] || exec mv -f -- {source} {target}\n"
+            f"mkdir {own} && mv -- {source} {there} || exit 1\n"
+            f"mv -f -- {there} {into} || {{ mv -- {there} {source}; false; }}\n"
+            f"code=$?; rmdir {own}; exit $code"
+        )
         self._check(self.run(command, check=False), new)
 
     def mkdir(self, path: str) -> None:

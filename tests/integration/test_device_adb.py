@@ -174,6 +174,7 @@ def test_files(device: Device, tmp_path: Path, home: Path) -> None:
         device.rename("missing", "link")
     with pytest.raises(RemoteError):
         device.rename("link", "a b")
+    assert {path.name for path in home.iterdir()} == {"a b", "it's a file", "link"}
     with pytest.raises(DiskFullError):
         device.put(source, "/dev/full")
 
@@ -274,7 +275,8 @@ def test_deploys(
     report = deploy_bundle(bundles["a"], device, ROOT)
     assert (report.outcome, report.links) == ("deployed", 1)
     assert report.smoke.top[0]["label"] == "dog"
-    assert report.facts.home == str(home)
+    facts = report.facts
+    assert (facts.home, facts.model, facts.selinux) == (str(home), "Stand-in", "enforcing")
     # Each is a file of its own: Android lets nobody make hard links.
     release = home / ROOT / "current"
     assert {path.stat().st_nlink for path in release.rglob("*") if path.is_file()} == {1}

@@ -58,7 +58,7 @@ def test_answers_without_sense(parse: Any, text: str) -> None:
         parse(text)
 
 
-@pytest.mark.parametrize("shell", [["dash"], ["bash", "--posix"], ["busybox", "sh"]])
+@pytest.mark.parametrize("shell", [["dash"], ["bash", "--posix"], ["busybox", "sh"], ["mksh"]])
 def test_commands_run_in_every_shell(shell: list[str], tmp_path: Path) -> None:
     require_tool(shell[0])
     for fact in facts(str(tmp_path / "not" / "there")):
