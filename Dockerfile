@@ -10,6 +10,7 @@ FROM debian:bookworm
 
 # What ./dev installs, with python3 itself; tests/unit/test_contributing.py holds them equal.
 RUN apt-get update && apt-get install -y --no-install-recommends \
+    python3 \
     adb \
     binutils-arm-linux-gnueabihf \
     busybox \
@@ -36,7 +37,6 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
     openssh-client \
     openssh-server \
     openssl \
-    python3 \
     python3-venv \
     qemu-system-arm \
     qemu-user \
