@@ -70,6 +70,13 @@ class LineReader:
         self._skip_to_mark(deadline)
         return self._line(deadline) if self.begun else b""
 
+    def read_piece(self, timeout_s: float | None) -> bytes:
+        """What is left, as much of it as there is by now; empty at the end."""
+        deadline = deadline_of(timeout_s)
+        self._skip_to_mark(deadline)
+        piece, self._rest, self._at = self._rest[self._at :], b"", 0
+        return piece or self._receive(left(deadline))
+
     def read_all(self, timeout_s: float | None = None) -> bytes:
         """All that is left; what came before a mark if that never came."""
         deadline = deadline_of(timeout_s)

@@ -65,14 +65,16 @@ _RSA_TYPES = ("rsa-sha2-512", "rsa-sha2-256")
 
 
 class SshDevice:
-    """A machine with an SSH server that has an SFTP subsystem.
+    """A machine with an SSH server.
 
-    Connects at once; raises a subclass of ConnectError if that fails.
+    Files go over SFTP; where the server has none, as dropbear, through shell commands. Connects
+    at once; raises a subclass of ConnectError if that fails.
     """
 
     def __init__(self, address: Address, *, options: SshOptions, name: str | None = None) -> None:
         self.name = name or str(address)
         self._address, self._options = address, options
+        self._has_sftp = True
         self._connect()
 
     def _connect(self) -> None:
@@ -130,9 +132,13 @@ class SshDevice:
         log.debug("%s: put %s to %s from byte %d", self.name, local, remote, offset)
         size = local.stat().st_size
         try:
+            files = self._files()
+            if files is None:
+                self._put_by_shell(local, remote, offset=offset, sent=sent)
+                return
             with (
                 local.open("rb") as source,
-                self._files().open(remote, "r+b" if offset else "wb") as file,
+                files.open(remote, "r+b" if offset else "wb") as file,
             ):
                 source.seek(offset)
                 file.seek(offset)
@@ -152,11 +158,14 @@ class SshDevice:
         """See `Device.get`."""
         log.debug("%s: get %s to %s", self.name, remote, local)
         try:
+            files = self._files()
+            if files is None:
+                self._get_by_shell(remote, local)
+                return
             # Not SFTPClient.get, which takes whatever size the other side says.
-            with self._files().open(remote, "rb") as file, local.open("wb") as target:
+            with files.open(remote, "rb") as file, local.open("wb") as target:
                 size = file.stat().st_size or 0
-                if size > MAX_FILE_BYTES:
-                    raise TooMuchOutputError(f"{remote} on {self.name}: a file of {size} bytes")
+                self._limit(remote, size)
                 file.prefetch(size, 64)
                 while size > 0 and (piece := file.read(min(size, _CHUNK))):
                     target.write(piece)
@@ -168,7 +177,12 @@ class SshDevice:
         """See `Device.rename`."""
         log.debug("%s: rename %s to %s", self.name, old, new)
         try:
-            self._files().posix_rename(old, new)
+            files = self._files()
+            if files is None:
+                # Without -T it would go into a folder that a link of that name leads to.
+                self.run(f"mv -fT -- {shlex.quote(old)} {shlex.quote(new)}")
+            else:
+                files.posix_rename(old, new)
         except _BROKEN as error:
             raise self._file_error(error, new) from None
 
@@ -192,24 +206,67 @@ class SshDevice:
             gateway = connection.gateway
             connection = gateway if isinstance(gateway, fabric.Connection) else None
 
-    def _files(self) -> paramiko.SFTPClient:
-        if self._sftp is None:
+    def _files(self) -> paramiko.SFTPClient | None:
+        """What talks SFTP; None if the server there does not."""
+        if self._sftp is None and self._has_sftp:
             if not self._connection.is_connected:
                 raise self._lost("the connection is closed")
             try:
                 with _watch(self._connection.client, _SILENCE_S):
                     self._sftp = self._connection.sftp()
-            except (paramiko.SSHException, EOFError) as error:
-                if not self._connection.is_connected:
-                    raise
-                raise RemoteError(
-                    f"{self.name}: its SSH server has no SFTP: {error}",
-                    hint="install an SFTP server there (Debian: openssh-sftp-server)",
-                ) from None
+            except (*_BROKEN, paramiko.SFTPError) as error:
+                log.debug("%s: its SSH server has no SFTP: %s", self.name, error)
+                self._has_sftp = False
+                self._after_no_sftp()
+                return None
             channel = self._sftp.get_channel()
             assert channel is not None
             channel.settimeout(_SILENCE_S)
         return self._sftp
+
+    def _after_no_sftp(self) -> None:
+        """dropbear hangs up if its SFTP server is not there, and went before it was talked to."""
+        try:
+            self.run("true")
+        except ConnectionLostError:
+            self.reconnect()
+
+    def _put_by_shell(
+        self, local: Path, remote: str, *, offset: int, sent: Callable[[int], None] | None
+    ) -> None:
+        name = shlex.quote(remote)
+        command = f"cat >{name}"
+        if offset:
+            # dd counts in blocks: the largest that the offset is a multiple of.
+            block = min(offset & -offset, _CHUNK)
+            command = f"dd of={name} bs={block} seek={offset // block} conv=notrunc"
+        stream = self._start(command, None)
+        with contextlib.closing(stream), local.open("rb") as source:
+            with contextlib.suppress(BrokenPipeError):  # its answer says why
+                source.seek(offset)
+                while chunk := source.read(_CHUNK):
+                    stream.write(chunk)
+                    if sent:
+                        sent(len(chunk))
+            done = stream.finish()
+        if done.returncode != 0:
+            raise command_error(self.name, done)
+
+    def _get_by_shell(self, remote: str, local: Path) -> None:
+        stream = self._start(f"cat <{shlex.quote(remote)}", None)
+        size = 0
+        with contextlib.closing(stream), local.open("wb") as target:
+            while piece := stream.read_piece(_SILENCE_S):
+                size += len(piece)
+                self._limit(remote, size)
+                target.write(piece)
+            done = stream.finish()
+        if done.returncode != 0:
+            raise command_error(self.name, done)
+
+    def _limit(self, remote: str, size: int) -> None:
+        if size > MAX_FILE_BYTES:
+            raise TooMuchOutputError(f"{remote} on {self.name}: a file of {size} bytes")
 
     def _file_error(
         self, error: Exception, path: str, *, needed: int = 0
@@ -278,6 +335,13 @@ class _SshStream:
         """See `Stream.read_line`."""
         try:
             return self._lines.read_line(timeout_s)
+        except TimeoutError as error:
+            raise self._lost(error) from None
+
+    def read_piece(self, timeout_s: float) -> bytes:
+        """What comes next, as it comes; empty at the end. Raises ConnectionLostError."""
+        try:
+            return self._lines.read_piece(timeout_s)
         except TimeoutError as error:
             raise self._lost(error) from None
 

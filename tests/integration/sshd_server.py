@@ -64,7 +64,9 @@ class Sshd:
         self.process.wait()
 
 
-def start(folder: Path, *, extra: str = "", host_key_kind: str = "ed25519") -> Sshd:
+def start(
+    folder: Path, *, extra: str = "", host_key_kind: str = "ed25519", sftp: str = "internal-sftp"
+) -> Sshd:
     """Start a server whose files are in `folder`; `extra` are more sshd_config lines."""
     folder.mkdir()
     if os.getuid() == 0:
@@ -76,7 +78,7 @@ def start(folder: Path, *, extra: str = "", host_key_kind: str = "ed25519") -> S
         f"ListenAddress 127.0.0.1\nHostKey {host_key}\n"
         f"AuthorizedKeysFile {folder}/authorized\nPidFile none\nStrictModes no\nUsePAM no\n"
         "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin yes\n"
-        f"Subsystem sftp internal-sftp\nMaxStartups 100\nLogLevel VERBOSE\n{extra}\n"
+        f"Subsystem sftp {sftp}\nMaxStartups 100\nLogLevel VERBOSE\n{extra}\n"
     )
     for _ in range(10):
         with closed_port() as port:

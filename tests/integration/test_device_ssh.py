@@ -110,7 +110,23 @@ def test_a_command_that_takes_too_long(device: SshDevice) -> None:
     assert device.run("echo still here").stdout == "still here\n"
 
 
-def test_files(device: SshDevice, tmp_path: Path) -> None:
+@pytest.fixture
+def without_sftp(tmp_path: Path) -> Iterator[SshDevice]:
+    """To a server that starts an SFTP server which is not there, as dropbear does on OpenWrt."""
+    server = sshd_server.start(tmp_path / "ssh", sftp=f"{tmp_path}/missing")
+    options = SshOptions(
+        use_config=False, identity=server.key, identities_only=True,
+        host_keys=(server.known_hosts_line,),
+    )  # fmt: skip
+    device = SshDevice(address(server), options=options)
+    yield device
+    device.close()
+    server.stop()
+
+
+@pytest.mark.parametrize("way", ["device", "without_sftp"])
+def test_files(way: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    device: SshDevice = request.getfixturevalue(way)
     data = os.urandom(3_000_001)
     source = tmp_path / "source"
     source.write_bytes(data)
@@ -129,10 +145,19 @@ def test_files(device: SshDevice, tmp_path: Path) -> None:
     assert Path(target).read_bytes() == b""
     device.rename(target, f"{tmp_path}/back")
     assert (tmp_path / "back").read_bytes() == b""
+    # A link to a folder is replaced; nothing goes into the folder.
+    (tmp_path / "link").symlink_to(tmp_path / "a b")
+    (tmp_path / "a b").mkdir()
+    device.put(tmp_path / "empty", target)
+    device.rename(target, f"{tmp_path}/link")
+    assert not (tmp_path / "link").is_symlink()
+    assert list((tmp_path / "a b").iterdir()) == []
     device.mkdir(f"{tmp_path}/a b/c")
     assert (tmp_path / "a b" / "c").is_dir()
-    with pytest.raises(RemoteError, match="No such file"):
+    with pytest.raises(RemoteError, match=r"No such file|nonexistent"):
         device.put(source, f"{tmp_path}/no/folder")
+    with pytest.raises(RemoteError, match="No such file"):
+        device.get(f"{tmp_path}/missing", tmp_path / "back")
     with pytest.raises(RemoteError, match="No such file"):
         device.rename(f"{tmp_path}/missing", target)
 
