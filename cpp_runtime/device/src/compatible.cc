@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <elf.h>
@@ -9,6 +10,7 @@
 #include <iterator>
 #include <optional>
 #include <set>
+#include <sys/auxv.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 #include <vector>
@@ -37,6 +39,70 @@ constexpr std::array<Architecture, 6> kArchitectures = {{{"arm", "armv7"},
 // arch/arm/include/uapi/asm/hwcap.h).
 constexpr std::array<const char*, 11> kArmv8AsArmv7 = {
     "half", "thumb", "fastmult", "edsp", "tls", "idiva", "idivt", "vfp", "vfpv3", "vfpv4", "neon"};
+
+// What the kernel hands to every program, where there is no /proc: names of /proc/cpuinfo.
+struct Capability {
+  const char* name;
+  std::uint64_t vector;
+  std::uint64_t bit;
+};
+#if defined(__arm__)
+constexpr std::array<Capability, 17> kCapabilities = {{{"half", AT_HWCAP, HWCAP_HALF},
+                                                       {"thumb", AT_HWCAP, HWCAP_THUMB},
+                                                       {"fastmult", AT_HWCAP, HWCAP_FAST_MULT},
+                                                       {"vfp", AT_HWCAP, HWCAP_VFP},
+                                                       {"edsp", AT_HWCAP, HWCAP_EDSP},
+                                                       {"neon", AT_HWCAP, HWCAP_NEON},
+                                                       {"vfpv3", AT_HWCAP, HWCAP_VFPv3},
+                                                       {"tls", AT_HWCAP, HWCAP_TLS},
+                                                       {"vfpv4", AT_HWCAP, HWCAP_VFPv4},
+                                                       {"idiva", AT_HWCAP, HWCAP_IDIVA},
+                                                       {"idivt", AT_HWCAP, HWCAP_IDIVT},
+                                                       {"vfpd32", AT_HWCAP, HWCAP_VFPD32},
+                                                       {"aes", AT_HWCAP2, HWCAP2_AES},
+                                                       {"pmull", AT_HWCAP2, HWCAP2_PMULL},
+                                                       {"sha1", AT_HWCAP2, HWCAP2_SHA1},
+                                                       {"sha2", AT_HWCAP2, HWCAP2_SHA2},
+                                                       {"crc32", AT_HWCAP2, HWCAP2_CRC32}}};
+#elif defined(__aarch64__)
+constexpr std::array<Capability, 35> kCapabilities = {{{"fp", AT_HWCAP, HWCAP_FP},
+                                                       {"asimd", AT_HWCAP, HWCAP_ASIMD},
+                                                       {"aes", AT_HWCAP, HWCAP_AES},
+                                                       {"pmull", AT_HWCAP, HWCAP_PMULL},
+                                                       {"sha1", AT_HWCAP, HWCAP_SHA1},
+                                                       {"sha2", AT_HWCAP, HWCAP_SHA2},
+                                                       {"crc32", AT_HWCAP, HWCAP_CRC32},
+                                                       {"atomics", AT_HWCAP, HWCAP_ATOMICS},
+                                                       {"fphp", AT_HWCAP, HWCAP_FPHP},
+                                                       {"asimdhp", AT_HWCAP, HWCAP_ASIMDHP},
+                                                       {"asimdrdm", AT_HWCAP, HWCAP_ASIMDRDM},
+                                                       {"jscvt", AT_HWCAP, HWCAP_JSCVT},
+                                                       {"fcma", AT_HWCAP, HWCAP_FCMA},
+                                                       {"lrcpc", AT_HWCAP, HWCAP_LRCPC},
+                                                       {"sha3", AT_HWCAP, HWCAP_SHA3},
+                                                       {"sm3", AT_HWCAP, HWCAP_SM3},
+                                                       {"sm4", AT_HWCAP, HWCAP_SM4},
+                                                       {"asimddp", AT_HWCAP, HWCAP_ASIMDDP},
+                                                       {"sha512", AT_HWCAP, HWCAP_SHA512},
+                                                       {"sve", AT_HWCAP, HWCAP_SVE},
+                                                       {"asimdfhm", AT_HWCAP, HWCAP_ASIMDFHM},
+                                                       {"dit", AT_HWCAP, HWCAP_DIT},
+                                                       {"uscat", AT_HWCAP, HWCAP_USCAT},
+                                                       {"ilrcpc", AT_HWCAP, HWCAP_ILRCPC},
+                                                       {"flagm", AT_HWCAP, HWCAP_FLAGM},
+                                                       {"ssbs", AT_HWCAP, HWCAP_SSBS},
+                                                       {"sb", AT_HWCAP, HWCAP_SB},
+                                                       {"paca", AT_HWCAP, HWCAP_PACA},
+                                                       {"flagm2", AT_HWCAP2, HWCAP2_FLAGM2},
+                                                       {"frint", AT_HWCAP2, HWCAP2_FRINT},
+                                                       {"i8mm", AT_HWCAP2, HWCAP2_I8MM},
+                                                       {"bf16", AT_HWCAP2, HWCAP2_BF16},
+                                                       {"rng", AT_HWCAP2, HWCAP2_RNG},
+                                                       {"bti", AT_HWCAP2, HWCAP2_BTI},
+                                                       {"mte", AT_HWCAP2, HWCAP2_MTE}}};
+#else
+constexpr std::array<Capability, 0> kCapabilities = {};
+#endif
 
 constexpr std::array<const char*, 9> kLibcs = {"/lib/arm-linux-gnueabihf/libc.so.6",
                                                "/lib/aarch64-linux-gnu/libc.so.6",
@@ -88,6 +154,11 @@ std::set<std::string> CpuFeatures(const std::string& info) {
   std::vector<std::string> lists = CpuValues(info, "Features");
   if (lists.empty()) lists = CpuValues(info, "flags");
   std::set<std::string> features;
+  if (info.empty()) {
+    for (const Capability& one : kCapabilities) {
+      if ((getauxval(one.vector) & one.bit) != 0) features.insert(one.name);
+    }
+  }
   for (std::size_t i = 0; i < lists.size(); ++i) {
     const std::vector<std::string> words = Words(lists[i]);
     std::set<std::string> core(words.begin(), words.end());
