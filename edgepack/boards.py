@@ -16,7 +16,7 @@ from edgepack.base.paths import data_file
 from edgepack.base.tables import Table, read_toml
 
 TOOLCHAINS = ("zig", "gnu")
-SUITES = ("bullseye", "bookworm", "trixie")
+SUITES = ("bullseye", "bookworm", "trixie", "none")
 
 
 @dataclass(frozen=True, kw_only=True)

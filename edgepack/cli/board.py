@@ -17,7 +17,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     start = actions.add_parser("up", help="start a board; one that runs is left alone")
     start.add_argument("name", help="board profile: see `edgepack boards`")
-    start.add_argument("--suite", choices=SUITES, help="Debian release of its root file system")
+    start.add_argument(
+        "--suite",
+        choices=SUITES,
+        help="Debian release of its root file system; none: one without any library",
+    )
     start.add_argument(
         "--kind",
         choices=("auto", "light", "system"),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgepack.base.process import run
-from edgepack.base.tools import apt, find_tool, missing
+from edgepack.base.tools import apt, find_tool, install, missing
 from edgepack.virtual.errors import RootfsError
 
 # Names under which Debian's own archive lists its releases; third parties add a suffix or
@@ -24,6 +24,7 @@ _KEYRINGS = (
     Path("/usr/share/keyrings/debian-archive-keyring.gpg"),
     Path("/usr/share/keyrings/debian-archive-keyring.pgp"),
 )
+_HELPER = Path("/usr/lib/apt/apt-helper")
 # Settings of the machine that decide whether its mirror can be reached at all.
 _INHERITED = ("Acquire::http", "Acquire::https", "Acquire::Check-")
 _TIMEOUT_S = 900
@@ -75,6 +76,28 @@ def unpack(
     )
     # Not by dpkg's path-exclude: for that mmdebstrap starts a Python for each package.
     remove(folder, exclude)
+
+
+def download(path: str, target: Path, *, sha256: str) -> None:
+    """Write the file at `path` of the machine's Debian mirror ("pool/main/...") to `target`.
+
+    By apt's own downloader, so that the machine's proxies and settings hold. Raises RootfsError
+    if it cannot be had or has another hash, ToolMissingError.
+    """
+    if not _HELPER.exists():
+        raise missing(f"apt's downloader ({_HELPER})", install("apt-get"))
+    url = mirror()
+    if url is None:
+        raise RootfsError(
+            "apt of this machine knows no Debian mirror to fetch sources from",
+            hint="add one to /etc/apt/sources.list.d, with its keys (debian-archive-keyring)",
+        )
+    run(
+        [_HELPER, "download-file", f"{url.rstrip('/')}/{path}", target, f"SHA256:{sha256}"],
+        timeout_s=_TIMEOUT_S,
+        error=RootfsError,
+        what=f"fetching {path}",
+    )
 
 
 def remove(folder: Path, patterns: Sequence[str]) -> None:

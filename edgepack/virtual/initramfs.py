@@ -66,7 +66,7 @@ def _overlay(files: Sequence[BoardFile]) -> list[_Entry]:
             entries.setdefault(
                 str(folder), _folder(str(folder), mode=0o700 if private else 0o755, uid=own)
             )
-        entries[str(path)] = _file(str(path), file.text.encode(), mode=file.mode, uid=uid)
+        entries[str(path)] = _file(str(path), file.data, mode=file.mode, uid=uid)
     return list(entries.values())
 
 

@@ -16,6 +16,7 @@ kernels the machine-wide registration is used, if there is one.
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import errno
 import fcntl
@@ -42,7 +43,6 @@ _PR_SET_PDEATHSIG = 1
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _IDS = 65536
-_SSHD = ("/usr/sbin/sshd", "-i", "-e")
 _EVERY_ID, _ONE_ID = b"every id\n", b"one id\n"
 
 # The ELF headers of Linux programs (class, data, type EXEC or DYN, machine).
@@ -61,8 +61,10 @@ class Config:
 
     `base` is the root file system (never written to), `mount_dir` an empty folder,
     `arch` "arm" or "aarch64", `disk_mb` the size of the file system the board writes
-    to (memory, taken as it fills). `files` have {"path", "mode", "owner", "text"} with
-    owner "root" or "pi"; `proc` and `sys` map a path below /proc and /sys to its text.
+    to (memory, taken as it fills). `sshd` is the program, with its arguments, that serves the
+    connection on its standard input and output, and `env` what it is given. `files` have
+    {"path", "mode", "owner", "data"} with owner "root" or "pi" and data in base64; `proc` and
+    `sys` map a path below /proc and /sys to its text.
     """
 
     base: str
@@ -70,6 +72,7 @@ class Config:
     hostname: str
     arch: str
     qemu: str
+    sshd: list[str]
     env: dict[str, str]
     disk_mb: int
     pi_uid: int
@@ -314,7 +317,7 @@ def _write_files(config: Config, root: Path, *, every_id: bool) -> None:
         file = root / entry["path"].lstrip("/")
         made = [folder for folder in (file.parent, *file.parent.parents) if not folder.exists()]
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(entry["text"])
+        file.write_bytes(base64.b64decode(entry["data"]))
         file.chmod(entry["mode"])
         for folder in made:
             folder.chmod(0o755 if entry["mode"] & 0o044 else 0o700)
@@ -352,7 +355,7 @@ def _serve(config: Config, listener: socket.socket, *, every_id: bool) -> NoRetu
                 _become_pi(config.pi_uid)
             os.dup2(connection.fileno(), 0)
             os.dup2(connection.fileno(), 1)
-            os.execve(_SSHD[0], _SSHD, config.env)  # noqa: S606 - no shell wanted
+            os.execve(config.sshd[0], config.sshd, config.env)  # noqa: S606 - no shell wanted
         connection.close()
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from edgepack.base.process import last_lines
 from edgepack.base.tools import ToolMissingError, find_tool
-from edgepack.boards import VirtualProfile
 from edgepack.virtual import profile
 from edgepack.virtual.errors import BoardStartError, LightBoardError
 from edgepack.virtual.files import BoardFile
@@ -42,10 +41,11 @@ def start(plan: BoardSetup) -> Started:
         "hostname": plan.hostname,
         "arch": arch,
         "qemu": str(_emulator(arch)),
+        "sshd": plan.sshd.one_connection,
         "env": env | {"QEMU_CPU": virtual.qemu_cpu},
         "disk_mb": disk_mb,
         "pi_uid": PI_UID,
-        "files": [file.to_dict() for file in (*plan.files, _session_cpu(virtual))],
+        "files": [file.to_dict() for file in (*plan.files, *_session_cpu(plan))],
         "proc": {"cpuinfo": profile.cpuinfo(board, virtual), "meminfo": profile.meminfo(board)},
         "sys": profile.sys_files(board),
     }
@@ -89,11 +89,12 @@ def start(plan: BoardSetup) -> Started:
     )
 
 
-def _session_cpu(virtual: VirtualProfile) -> BoardFile:
-    """sshd clears the environment of a login: give it the emulator's CPU model again."""
-    return BoardFile(
-        path="/etc/ssh/sshd_config.d/cpu.conf", text=f"SetEnv QEMU_CPU={virtual.qemu_cpu}\n"
-    )
+def _session_cpu(plan: BoardSetup) -> list[BoardFile]:
+    """What gives a login the emulator's CPU model, if its environment is not the server's."""
+    if plan.sshd.passes_environment:
+        return []
+    line = f"SetEnv QEMU_CPU={plan.virtual.qemu_cpu}\n"
+    return [BoardFile(path="/etc/ssh/sshd_config.d/cpu.conf", data=line.encode())]
 
 
 def _emulator(arch: str) -> Path:

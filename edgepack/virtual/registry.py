@@ -17,6 +17,7 @@ from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tools import find_tool
 from edgepack.boards import Board
 from edgepack.virtual import files, keys, light, state, system
+from edgepack.virtual.bare import NO_LIBRARY, bare_rootfs
 from edgepack.virtual.errors import (
     BoardConflictError,
     BoardStartError,
@@ -24,6 +25,7 @@ from edgepack.virtual.errors import (
     NoVirtualBoardError,
 )
 from edgepack.virtual.rootfs import INITS, rootfs
+from edgepack.virtual.sshd import DROPBEAR, OPENSSH
 from edgepack.virtual.state import VirtualBoard
 
 log = logging.getLogger(__name__)
@@ -45,7 +47,8 @@ def up(
 ) -> VirtualBoard:
     """Start a virtual `board`, or return the one that runs under that `name` already.
 
-    `suite` is the Debian release of its root file system (the profile's by default),
+    `suite` is the Debian release of its root file system (the profile's by default), or "none"
+    for one without any library;
     `disk_mb` the size of its disk, `name` the board's own by default. `kind` is "light",
     "system", or "auto": light where the machine allows it, else system. `init` is the process 1
     of a full-system board: "systemd", "busybox", or a "script" that only starts sshd. Returns when
@@ -66,12 +69,13 @@ def up(
         )
     if kind not in KINDS:
         raise UsageError(f"unknown kind of virtual board: {kind}", hint=f"use {', '.join(KINDS)}")
-    if init not in INITS or (init != "script" and kind != "system"):
-        raise UsageError(
-            f"a virtual board of kind {kind} cannot be started by {init}",
-            hint=f"use a full-system board and {', '.join(INITS)}",
-        )
     suite = suite or virtual.suite
+    inits = ("script", "busybox") if suite == NO_LIBRARY else tuple(INITS)
+    if init not in inits or (init != "script" and kind != "system"):
+        raise UsageError(
+            f"a virtual board of kind {kind} and suite {suite} cannot be started by {init}",
+            hint=f"use a full-system board and {', '.join(inits)}",
+        )
     folder = state.folder(name)
     with locked(folder):
         running = state.load(name)
@@ -80,7 +84,11 @@ def up(
         elif running:
             _check_same(running, board, suite=suite, kind=kind, disk_mb=disk_mb, init=init)
             return running
-        base = rootfs(suite, board.debian_arch, init=init, progress=progress)
+        if suite == NO_LIBRARY:
+            base, sshd = bare_rootfs(board, progress=progress), DROPBEAR
+        else:
+            base = rootfs(suite, board.debian_arch, init=init, progress=progress)
+            sshd = OPENSSH
         login, host = keys.login_key(), keys.host_key(name)
         progress.step(f"starting the virtual board {name}")
         plan = state.BoardSetup(
@@ -90,8 +98,9 @@ def up(
             base=base,
             folder=folder,
             hostname=name,
-            files=tuple(files.identity(hostname=name, login=login, host=host)),
+            files=tuple(files.identity(hostname=name, login=login, host=host, sshd=sshd)),
             disk_mb=disk_mb,
+            sshd=sshd,
             init=init,
         )
         started = _start(plan, kind, progress)
@@ -189,7 +198,9 @@ def scp_command(board: VirtualBoard, source: str, target: str) -> list[str]:
         f"{board.user}@{board.host}{path}" if path.startswith(":") else str(Path.cwd() / path)
         for path in (source, target)
     ]
-    return [*_with_options("scp", board), "-r", "-P", str(board.port), "--", *paths]
+    # dropbear comes without SFTP, which scp would talk otherwise.
+    own = ["-O"] if board.suite == NO_LIBRARY else []
+    return [*_with_options("scp", board), *own, "-r", "-P", str(board.port), "--", *paths]
 
 
 def ssh_config(board: VirtualBoard) -> str:

@@ -15,6 +15,7 @@ from edgepack.base.paths import cache_dir, write_atomic
 from edgepack.boards import Board, VirtualProfile
 from edgepack.virtual.errors import BoardStartError
 from edgepack.virtual.files import BoardFile
+from edgepack.virtual.sshd import Sshd
 
 _STOP_S = 10.0
 
@@ -61,7 +62,7 @@ class BoardSetup:
 
     `base` is its root file system, never written to; `folder` takes its log and disk;
     `files` are written over the root file system; `disk_mb` None stands for the kind's
-    own default. `init` is one of `rootfs.INITS`.
+    own default. `sshd` is the server in it, `init` one of `rootfs.INITS`.
     """
 
     board: Board
@@ -72,6 +73,7 @@ class BoardSetup:
     hostname: str
     files: tuple[BoardFile, ...]
     disk_mb: int | None
+    sshd: Sshd
     init: str = "script"
 
 

@@ -53,7 +53,7 @@ ip route add default via 10.0.2.2
 """
 # What takes over from that script, by the init of the root file system.
 _PROCESS_1 = {
-    "script": "{personality}/usr/sbin/sshd\nwhile :; do sleep 1000 & wait; done",
+    "script": "{personality}{sshd}\nwhile :; do sleep 1000 & wait; done",
     "systemd": "exec {personality}/lib/systemd/systemd",
     "busybox": "exec {personality}/bin/busybox init",
 }
@@ -108,10 +108,11 @@ def _disk(plan: BoardSetup, size_mb: int) -> Path:
 
 
 def _init(plan: BoardSetup) -> BoardFile:
-    personality = "setarch linux32 " if plan.board.debian_arch == "armhf" else ""
-    text = _INIT.format(process_1=_PROCESS_1[plan.init].format(personality=personality))
+    personality = "linux32 " if plan.board.debian_arch == "armhf" else ""
+    process_1 = _PROCESS_1[plan.init].format(personality=personality, sshd=plan.sshd.daemon)
+    text = _INIT.format(process_1=process_1)
     # In /etc, since /sbin is a folder in one suite and a link in another.
-    return BoardFile(path="/etc/board-init", text=text, mode=0o755)
+    return BoardFile(path="/etc/board-init", data=text.encode(), mode=0o755)
 
 
 def _cpu(board: Board) -> str:

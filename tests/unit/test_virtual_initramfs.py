@@ -41,9 +41,9 @@ def kernel(tmp_path: Path) -> GuestKernel:
 
 def test_archive(kernel: GuestKernel) -> None:
     files = [
-        BoardFile(path="/etc/hostname", text="pynq\n"),
-        BoardFile(path="/root/.ssh/authorized_keys", text="key\n", mode=0o600),
-        BoardFile(path="/home/pi/.ssh/authorized_keys", text="key\n", mode=0o600, owner="pi"),
+        BoardFile(path="/etc/hostname", data=b"pynq\n"),
+        BoardFile(path="/root/.ssh/authorized_keys", data=b"key\n", mode=0o600),
+        BoardFile(path="/home/pi/.ssh/authorized_keys", data=b"key\n", mode=0o600, owner="pi"),
     ]
     members = read_cpio(gzip.decompress(initramfs.build(kernel, files)))
     assert members["init"][0] == stat.S_IFREG | 0o755
@@ -59,7 +59,7 @@ def test_archive(kernel: GuestKernel) -> None:
 
 
 def test_every_folder_comes_before_what_is_in_it(kernel: GuestKernel) -> None:
-    file = BoardFile(path="/a/b/c/d", text="")
+    file = BoardFile(path="/a/b/c/d", data=b"")
     names = list(read_cpio(gzip.decompress(initramfs.build(kernel, [file]))))
     for index, name in enumerate(names):
         parent = str(Path(name).parent)
