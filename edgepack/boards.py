@@ -6,7 +6,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from edgepack.base.tables import Table, read_toml
 
 TOOLCHAINS = ("zig", "gnu")
 SUITES = ("bullseye", "bookworm", "trixie", "none")
+LIBCS = ("glibc", "none", "any")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class VirtualProfile:
     """How the virtual board imitates the real one.
 
     `qemu_cpu` is a qemu-user CPU name; `model` and `part` are what /proc/cpuinfo
-    says; `suite` is the Debian release of its root file system.
+    says; `suite` is the Debian release of its root file system, "none" for one without any library.
     """
 
     suite: str
@@ -58,7 +59,9 @@ class VirtualProfile:
 class Board:
     """A board profile.
 
-    `clusters` has the fastest cores first. `glibc` is the floor, e.g. "2.31".
+    `clusters` has the fastest cores first. `libc` is "glibc", "none" (programs for it are static
+    and need no C library), or "any" (whatever the device turns out to have). `glibc` is the
+    floor, e.g. "2.31", or empty if `libc` is "none".
     `cpu` "native" (board `local`) stands for the CPU edgepack runs on. `hwcaps`
     are names of /proc/cpuinfo's Features line; `has` are the instruction families
     (names of `edgepack.cpus.FAMILIES`) that all cores have. `origin` is the file
@@ -72,6 +75,7 @@ class Board:
     features: tuple[str, ...]
     clusters: tuple[Cluster, ...]
     memory_mb: int
+    libc: str
     glibc: str
     os: str
     hwcaps: tuple[str, ...]
@@ -116,6 +120,15 @@ class Board:
         return sum(cluster.cores for cluster in self.clusters)
 
     @property
+    def is_static(self) -> bool:
+        """Whether programs for it are linked statically, the kernels with them."""
+        return self.libc == "none"
+
+    def without_libc(self) -> Board:
+        """The same board as if it had no C library."""
+        return replace(self, libc="none", glibc="")
+
+    @property
     def is_local(self) -> bool:
         """Whether this is the machine edgepack runs on."""
         return self.name == "local"
@@ -131,6 +144,7 @@ class Board:
             "float_abi": self.float_abi,
             "clusters": [vars(cluster) for cluster in self.clusters],
             "memory_mb": self.memory_mb,
+            "libc": self.libc,
             "glibc": self.glibc,
             "os": self.os,
             "hwcaps": list(self.hwcaps),
@@ -179,6 +193,8 @@ def load_boards(extra: Sequence[Path] = ()) -> dict[str, Board]:
             merged = {**tables.get(base, {}), **table}
             if "has" not in table and not table.keys().isdisjoint(("cpu", "clusters", "triple")):
                 merged.pop("has", None)  # that of another CPU
+            if table.get("libc") == "none" and "glibc" not in table:
+                merged.pop("glibc", None)
             tables[name] = merged
             boards[name] = _read_board(name, merged, triples, file=file)
     return boards
@@ -221,11 +237,7 @@ def _read_board(
         triple = f"{platform.machine()}-linux-gnu"
     if triple not in triples:
         raise table.fail("triple", f"unknown triple {triple!r}", hint=perhaps(triple, triples))
-    glibc = table.take("glibc", str)
-    if glibc == "local":
-        glibc = platform.libc_ver()[1]
-    if not re.fullmatch(r"2\.\d+", glibc):
-        raise table.fail("glibc", f"{glibc!r} is not a glibc version", hint='for example "2.31"')
+    libc, glibc = _read_libc(table)
     clusters = tuple(
         _read_cluster(table, index, item)
         for index, item in enumerate(table.take_list("clusters", dict))
@@ -250,6 +262,7 @@ def _read_board(
         features=features,
         clusters=tuple(sorted(clusters, key=lambda cluster: -cluster.max_mhz)),
         memory_mb=memory_mb,
+        libc=libc,
         glibc=glibc,
         os=table.take("os", str),
         hwcaps=table.take_list("hwcaps", str, ()),
@@ -260,6 +273,21 @@ def _read_board(
     )
     table.finish()
     return board
+
+
+def _read_libc(table: Table) -> tuple[str, str]:
+    """The kind of C library, and glibc's version."""
+    libc = table.take_choice("libc", LIBCS, "glibc")
+    if libc == "none":
+        if table.has("glibc"):
+            raise table.fail("glibc", 'a board of libc = "none" has none', hint="leave one out")
+        return libc, ""
+    glibc = table.take("glibc", str)
+    if glibc == "local":
+        glibc = platform.libc_ver()[1]
+    if not re.fullmatch(r"2\.\d+", glibc):
+        raise table.fail("glibc", f"{glibc!r} is not a glibc version", hint='for example "2.31"')
+    return libc, glibc
 
 
 def _read_cluster(table: Table, index: int, values: Mapping[str, Any]) -> Cluster:

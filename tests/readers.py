@@ -71,14 +71,18 @@ class Readers:
 
 @functools.cache
 def _good_manifests() -> list[Document]:
-    """With a service and without, and of the first schema."""
+    """With a service and without, of the first schema, and of a static bundle."""
     service = Service(
         args=("--watch", "/in", "Käse"), watchdog_s=2.5, memory_mb=200, writable=("/in",)
     )
     with tempfile.TemporaryDirectory() as folder:
         made = [
             json.loads(small_bundle(Path(folder) / name, **changes).manifest.to_bytes())
-            for name, changes in (("with", {"service": service, "version": 7}), ("without", {}))
+            for name, changes in (
+                ("with", {"service": service, "version": 7}),
+                ("without", {}),
+                ("static", {"board": "alpine-armv7"}),
+            )
         ]
     old = {**made[1], "schema": 1}
     for key in ("version", "health", "service"):
@@ -131,6 +135,7 @@ def _read_manifest(text: bytes) -> Document | str:
 
 _MANIFEST_NAMES = (
     *("schema", "name", "release", "health", "service", "version", "size", "sha256", "mode"),
+    *("linked", "static", "glibc"),
     *("a", "", "bin/edgepack-run", "bin", "bin/edgepack-run/x", "user", "manifest.json"),
     "manifest.json.sig",
     *("../x", "a/", "/a", "a//b", ".a", "-a", "a b", "a\\b", "é", "p" * 100, "p" * 101, "\ud800"),

@@ -7,7 +7,7 @@ Layout:
     install                  installs this bundle where it was unpacked
     bin/edgepack-run         the app
     bin/edgepack-device      what installs it, here and in a deploy
-    model/                   model.so, graph.json, params.bin
+    model/                   model.so (unless the kernels are in the app), graph.json, params.bin
     preprocess.json          if the model takes images
     labels.txt               one per line, if there are any
     verified.json            on which inputs it was compared with the reference, if on any
@@ -189,7 +189,7 @@ class Compiled(Protocol):
 
 
 class Runtime(Protocol):
-    """What a bundle needs of `runtime_build.RuntimeBuild`."""
+    """What a bundle needs of `native.app.RuntimeBuild`; `app` is a program."""
 
     @property
     def app(self) -> Path: ...
@@ -248,7 +248,7 @@ def make_bundle(
         manifest.APP: runtime.app,
         manifest.DEVICE_TOOL: tool.path,
         manifest.INSTALL: _INSTALL_SCRIPT.format(name=name).encode(),
-        manifest.LIBRARY: compiled.library,
+        **({} if board.is_static else {manifest.LIBRARY: compiled.library}),
         manifest.GRAPH: compiled.graph,
         manifest.PARAMS: compiled.params,
         **_golden_files(golden, compiled),
@@ -264,6 +264,7 @@ def make_bundle(
         content[path] = text.encode()
     document = manifest.with_release(
         Manifest(
+            schema=manifest.SCHEMA_STATIC if board.is_static else manifest.SCHEMA,
             name=manifest.check_name(name, "bundle name"),
             board=manifest.check_name(board.name, "board name"),
             release="",

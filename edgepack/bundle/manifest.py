@@ -20,8 +20,9 @@ from edgepack.base.tables import Table, parse_json
 from edgepack.bundle.service import Service, take_service
 
 SCHEMA = 2
-SCHEMAS = (1, 2)
-"""What is read; what is written is `SCHEMA`."""
+SCHEMA_STATIC = 3
+SCHEMAS = (1, SCHEMA, SCHEMA_STATIC)
+"""What is read. `SCHEMA_STATIC` is written for a bundle that needs no C library, else `SCHEMA`."""
 MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 4 << 20
 """Far above any real one: two thousand files take half a megabyte."""
@@ -32,8 +33,12 @@ GRAPH = "model/graph.json"
 PARAMS = "model/params.bin"
 DEVICE_TOOL = "bin/edgepack-device"
 INSTALL = "install"
-REQUIRED_FILES = (APP, LIBRARY, GRAPH, PARAMS)
-REQUIRED_SINCE_2 = (DEVICE_TOOL, INSTALL)
+REQUIRED_FILES = {
+    1: (APP, LIBRARY, GRAPH, PARAMS),
+    SCHEMA: (APP, LIBRARY, GRAPH, PARAMS, DEVICE_TOOL, INSTALL),
+    SCHEMA_STATIC: (APP, GRAPH, PARAMS, DEVICE_TOOL, INSTALL),
+}
+"""By schema."""
 EXECUTABLES = (APP, DEVICE_TOOL, INSTALL)
 
 MODES = ("0644", "0755")
@@ -51,6 +56,7 @@ _LARGEST_BOUND = 10**6
 _SINCE_2 = ("version", "health", "service")
 _RELEASE = re.compile(r"[0-9a-f]{12}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_STATIC = "static"
 _GLIBC = re.compile(r"[0-9]+\.[0-9]+")
 
 
@@ -78,7 +84,10 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Compatible:
-    """What a device must be: triple, LLVM cpu name, /proc/cpuinfo features, glibc floor."""
+    """What a device must be: triple, LLVM cpu name, /proc/cpuinfo features, glibc floor.
+
+    Without a C library (`SCHEMA_STATIC`) `glibc` is empty; the file has "linked": "static" instead.
+    """
 
     triple: str
     cpu: str
@@ -164,6 +173,11 @@ class Manifest:
         return text.encode() + b"\n"
 
     @property
+    def is_static(self) -> bool:
+        """Whether the kernels are in the app, which needs no C library."""
+        return self.schema == SCHEMA_STATIC
+
+    @property
     def folder_name(self) -> str:
         """`<name>-<board>-<release>`: the bundle's folder and the tarball's top folder."""
         return f"{self.name}-{self.board}-{self.release}"
@@ -194,6 +208,9 @@ def _document(manifest: Manifest) -> dict[str, Any]:
     """The JSON object, without what its schema does not have."""
     missing = _SINCE_2 if manifest.schema == 1 else ()
     document = {key: value for key, value in asdict(manifest).items() if key not in missing}
+    if manifest.is_static:
+        del document["compatible"]["glibc"]
+        document["compatible"]["linked"] = _STATIC
     for tensor in (*document["model"]["inputs"], *document["model"]["outputs"]):
         if not tensor["bounded"]:
             del tensor["bounded"]
@@ -237,8 +254,7 @@ def parse_manifest(data: bytes) -> Manifest:
     schema = _size(top, "schema")
     if schema not in SCHEMAS:
         raise UnsupportedSchemaError(
-            f"{MANIFEST_NAME}: schema {schema}; this edgepack reads schema "
-            f"{' and '.join(map(str, SCHEMAS))}",
+            f"{MANIFEST_NAME}: schema {schema}; this edgepack reads {SCHEMAS[0]} to {SCHEMAS[-1]}",
             hint="make the bundle again with this edgepack, or use the edgepack that made it",
         )
     since_2: dict[str, Any] = {}
@@ -254,7 +270,7 @@ def parse_manifest(data: bytes) -> Manifest:
         name=check_name(top.take("name", str), f"{MANIFEST_NAME}: name"),
         board=check_name(top.take("board", str), f"{MANIFEST_NAME}: board"),
         release=_matching(top, "release", _RELEASE, "12 hex digits"),
-        compatible=_compatible(_table(top, "compatible")),
+        compatible=_compatible(_table(top, "compatible"), schema),
         model=_source_model(_table(top, "model")),
         tolerance=_tolerance(top),
         scores=top.take_choice("scores", SCORES),
@@ -271,12 +287,17 @@ def parse_manifest(data: bytes) -> Manifest:
     return manifest
 
 
-def _compatible(table: Table) -> Compatible:
+def _compatible(table: Table, schema: int) -> Compatible:
+    glibc = ""
+    if schema == SCHEMA_STATIC:
+        table.take_choice("linked", (_STATIC,))
+    else:
+        glibc = _matching(table, "glibc", _GLIBC, "a version such as 2.31")
     value = Compatible(
         triple=table.take("triple", str),
         cpu=table.take("cpu", str),
         hwcaps=table.take_list("hwcaps", str),
-        glibc=_matching(table, "glibc", _GLIBC, "a version such as 2.31"),
+        glibc=glibc,
     )
     table.finish()
     return value
@@ -355,8 +376,7 @@ def _files(top: Table, schema: int) -> dict[str, FileEntry]:
             mode=table.take_choice("mode", MODES),
         )
         table.finish()
-    required = REQUIRED_FILES if schema == 1 else (*REQUIRED_FILES, *REQUIRED_SINCE_2)
-    if missing := [name for name in required if name not in files]:
+    if missing := [name for name in REQUIRED_FILES[schema] if name not in files]:
         raise top.fail("files", f"{', '.join(missing)} missing")
     for name in (MANIFEST_NAME, SIGNATURE_NAME):
         if name in files:

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     rows = [
         (
             *(board.name, board.cpu, cost_model(board) or "none", board.cores),
-            *(board.triple, board.glibc, board.title),
+            *(board.triple, board.glibc or "none", board.title),
         )
         for board in boards.values()
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgepack.base.errors import ConnectError, UsageError
 from edgepack.base.paths import NotCachedError, cache_dir, only_cached
-from edgepack.boards import Board, get_board
+from edgepack.boards import Board, get_board, version_tuple
 from edgepack.bundle.bundle import Bundle, open_bundle
 from edgepack.bundle.signing import sign_folder
 from edgepack.cli.console import Console
@@ -30,9 +30,11 @@ from edgepack.cli.report import deploy_lines, dry_run_lines
 from edgepack.deploy import remote_service
 from edgepack.deploy.deploy import DEFAULT_OPTIONS, DeployOptions, deploy_bundle, preview
 from edgepack.device import Device, open_device
+from edgepack.device.facts import gather
 from edgepack.device.patience import Patience, parse_rate
 from edgepack.flow.dry_run import look
-from edgepack.flow.job import make_job, package_job
+from edgepack.flow.job import board_of, make_job, package_job
+from edgepack.flow.project import Project
 from edgepack.gate.gate import GateError, check_bundle
 
 
@@ -166,9 +168,12 @@ def _dry_run(args: argparse.Namespace, options: DeployOptions, console: Console)
     root = project.root or default_root(project.name)
     if args.service:
         remote_service.need_service(project.service, f"project {project.name}")
-    job = make_job(project)
-    device = None if _is_down(spec, job.board) else _connect(args, spec, job.board, console)
+    board = board_of(project)
+    device = None if _is_down(spec, board) else _connect(args, spec, board, console)
     try:
+        if device is not None:
+            project = _fit_libc(project, board, device, root)
+        job = make_job(project)
         found = look(job, device, root, device.name if device else f"virtual {job.board.name}")
         if device is not None and found.is_cached and not found.problems:
             with (
@@ -202,11 +207,17 @@ def _bundle(args: argparse.Namespace, console: Console) -> tuple[Bundle, Board, 
     if args.bundle is None:
         project = project_of(args)
         spec = project.need_device()
+        root = project.root or default_root(project.name)
+        board = board_of(project)
+        if board.libc == "any" and project.static is None:
+            device = _connect(args, spec, board, console)
+            with contextlib.closing(device):
+                project = _fit_libc(project, board, device, root)
         job = make_job(project)
         bundle = package_job(job, cache_dir() / "made" / job.board.name, progress=console)
         if args.sign is not None:
             sign_folder(bundle, args.sign)
-        return bundle, job.board, spec, project.root or default_root(project.name)
+        return bundle, job.board, spec, root
     refuse_job(args)
     if args.device is None:
         raise UsageError("no device given", hint="add --device user@address")
@@ -216,6 +227,16 @@ def _bundle(args: argparse.Namespace, console: Console) -> tuple[Bundle, Board, 
     return bundle, board, args.device, args.root or default_root(bundle.manifest.name)
 
 
+def _fit_libc(project: Project, board: Board, device: Device, root: str) -> Project:
+    """With static programs if the board leaves it open and the device has no glibc, or too old."""
+    if board.libc != "any" or project.static is not None:
+        return project
+    glibc = gather(device, root).glibc
+    if glibc is not None and version_tuple(glibc) >= version_tuple(board.glibc):
+        return project
+    return replace(project, static=True)
+
+
 def refuse_job(args: argparse.Namespace) -> None:
     """Raise UsageError for options that make a bundle, beside --bundle."""
     if args.model is not None or args.project is not None:
@@ -223,6 +244,7 @@ def refuse_job(args: argparse.Namespace) -> None:
     made_with = (
         "name",
         "toolchain",
+        "static",
         "optimize",
         "shape",
         "set",
@@ -233,7 +255,7 @@ def refuse_job(args: argparse.Namespace) -> None:
     )
     if any(getattr(args, name) not in (None, []) for name in made_with):
         raise UsageError(
-            "--bundle goes without --name, --toolchain, --optimize, --shape, --set, "
+            "--bundle goes without --name, --toolchain, --static, --optimize, --shape, --set, "
             "--release-version, --verify and --compile-...: it is made"
         )
     if args.sign is not None:

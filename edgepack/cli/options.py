@@ -113,6 +113,12 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--board", metavar="NAME", help="board profile: see `edgepack boards`")
     parser.add_argument("--toolchain", choices=("zig", "gnu"), help="force one")
     parser.add_argument(
+        "--static",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="programs that need no C library on the device (default: as the board's profile says)",
+    )
+    parser.add_argument(
         "--optimize", choices=OPTIMIZE, help="for speed (default), or for fewer bytes of weights"
     )
     parser.add_argument(
@@ -277,6 +283,7 @@ def project_of(args: argparse.Namespace) -> Project:
         "board": args.board,
         "boards": None,
         "toolchain": args.toolchain,
+        "static": args.static,
         "verify": getattr(args, "verify", None),
         "optimize": args.optimize,
         "compile_memory_mb": args.compile_memory_mb,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from edgepack import formats
@@ -53,7 +54,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
         epoch=int(epoch), key=args.pem_key, cert=args.pem_cert, compatible=args.compatible
     )
     formats.check(args.format, options)
-    job = make_job(project_of(args))
+    project = project_of(args)
+    if args.format == "android-lib" and project.static is None:
+        project = replace(project, static=True)
+    job = make_job(project)
     bundle = package_job(job, args.out, progress=console)
     if args.sign is not None:
         sign_folder(bundle, args.sign)

@@ -32,13 +32,17 @@ if TYPE_CHECKING:
     from edgepack.compiler.rules.rule import Rule
 
 
+OBJECTS = "kernels.o"
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompiledModel:
     """A folder with the three artifacts of a model for one board.
 
     `arena_bytes` is the memory all tensors of a run share, inputs and outputs
     included; `params_bytes` is the size of the mapped parameter file. `layers` tells
-    for each kernel call where it came from and what it costs.
+    for each kernel call where it came from and what it costs. Beside the artifacts lies what the
+    library was linked from (`objects`).
     """
 
     folder: Path
@@ -52,6 +56,11 @@ class CompiledModel:
     model_sha256: str
     tvm_version: str
     layers: tuple[LayerReport, ...] = ()
+
+    @property
+    def objects(self) -> Path:
+        """The object file with the kernels."""
+        return self.folder / OBJECTS
 
 
 def compile_model(
@@ -127,7 +136,7 @@ def _compile(
 
     apart.at(f"making machine code of {len(kernels)} kernels")
     with atomic_dir(out) as work:
-        build.build_library(kernels, target, toolchain, work / "model.so")
+        build.build_library(kernels, target, toolchain, work / OBJECTS, work / "model.so")
         (work / "graph.json").write_text(laid_out.to_json(layers), encoding="utf-8")
         (work / "params.bin").write_bytes(laid_out.params)
     return CompiledModel(

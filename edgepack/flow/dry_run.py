@@ -121,7 +121,8 @@ def parts_of(job: Job) -> tuple[Part, ...]:
 def _part(name: str, make: Callable[[], list[Path]], guess_bytes: int) -> Part:
     try:
         with only_cached():
-            size_bytes = sum(file.stat().st_size for file in make())
+            # A static app is a folder of parts until it is linked.
+            size_bytes = sum(file.stat().st_size for file in make() if file.is_file())
     except NotCachedError:
         return Part(name=name, cached=False, size_bytes=guess_bytes)
-    return Part(name=name, cached=True, size_bytes=size_bytes)
+    return Part(name=name, cached=True, size_bytes=size_bytes or guess_bytes)

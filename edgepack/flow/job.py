@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import logging
 import math
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,7 +35,8 @@ from edgepack.gate import gate
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, check_model, read_model
 from edgepack.native.app import build_runtime
 from edgepack.native.device_tool import build_device_tool
-from edgepack.native.toolchain import Choice, select
+from edgepack.native.linked_app import link_app
+from edgepack.native.toolchain import Choice, Toolchain, for_kernels, select
 from edgepack.preprocess.spec import PreprocessSpec
 
 log = logging.getLogger(__name__)
@@ -71,7 +73,7 @@ def make_job(project: Project) -> Job:
     not as many as the classes, and what boards, toolchains, models, preprocessing
     and labels raise.
     """
-    board = _board(project)
+    board = board_of(project)
     toolchain = select(board, project.toolchain)
     model = read_model(spec_of(project))
     check_model(model)
@@ -101,13 +103,23 @@ def _photo_bytes(board: Board, service: Service | None) -> int:
     return min(half, service.memory_mb * 10**6 * 3 // 4)
 
 
-def _board(project: Project) -> Board:
+def board_of(project: Project) -> Board:
+    """The project's board, without a C library if the project wants it so.
+
+    Raises UsageError and ConfigError.
+    """
     name = project.need_board()
     boards = load_boards(project.boards)
     if name not in boards:
         origin = project.origins.get("board", "board")
         raise ConfigError(f"{origin}: unknown board: {name}", hint=perhaps(name, boards))
-    return boards[name]
+    board = boards[name]
+    if project.static is False and board.is_static:
+        raise ConfigError(
+            f"{project.origins.get('static', 'static')}: {name} has no C library",
+            hint="leave it out, or choose another board: edgepack boards",
+        )
+    return board.without_libc() if project.static else board
 
 
 def check_labels(project: Project, labels: Sequence[str], output: TensorInfo) -> None:
@@ -138,7 +150,7 @@ def compile_job(job: Job, *, progress: Progress = NO_PROGRESS) -> CompiledModel:
         compiled = compile_apart(
             job.spec,
             job.board,
-            job.toolchain.toolchain,
+            _kernel_toolchain(job),
             folder,
             limits=limits_for(
                 job.model,
@@ -187,25 +199,31 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
             )
         ended()
         runtime, tool = app.result(), device_tool.result()
-    bundle = make_bundle(
-        name=job.project.name,
-        board=job.board,
-        compiled=compiled,
-        runtime=runtime,
-        tool=tool,
-        preprocess=job.preprocess,
-        labels=job.labels,
-        golden=golden,
-        out=out,
-        model_file=job.project.model.name,
-        scores=job.project.scores,
-        tolerance=golden_tolerance(tolerance, golden.outputs),
-        verified=verified,
-        version=job.project.version,
-        health=job.project.health,
-        service=job.project.service,
-        hwcaps=gate.needed_hwcaps(job.board, (compiled.library, runtime.app)),
-    )
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+        if job.board.is_static:
+            progress.step("linking the app with the kernels")
+            linked = Path(folder) / "edgepack-run"
+            link_app(runtime, compiled.objects, compiled.graph, linked)
+            runtime = replace(runtime, app=linked)
+        bundle = make_bundle(
+            name=job.project.name,
+            board=job.board,
+            compiled=compiled,
+            runtime=runtime,
+            tool=tool,
+            preprocess=job.preprocess,
+            labels=job.labels,
+            golden=golden,
+            out=out,
+            model_file=job.project.model.name,
+            scores=job.project.scores,
+            tolerance=golden_tolerance(tolerance, golden.outputs),
+            verified=verified,
+            version=job.project.version,
+            health=job.project.health,
+            service=job.project.service,
+            hwcaps=gate.needed_hwcaps(job.board, (compiled.library, runtime.app)),
+        )
     progress.step(f"checking every ELF file against {job.board.name}")
     gate.check_bundle(bundle, job.board)
     return bundle
@@ -241,7 +259,7 @@ def _compile_key(job: Job) -> str:
     board = {
         key: value
         for key, value in job.board.to_dict().items()
-        if key not in ("title", "os", "origin", "virtual")
+        if key not in ("title", "os", "origin", "virtual", "libc", "glibc")
     }
     parts: Mapping[str, Any] = {
         "model": job.model.sha256,
@@ -250,7 +268,7 @@ def _compile_key(job: Job) -> str:
         "constants": dict(sorted(job.project.constants.items())),
         "board": board,
         "optimize": job.project.optimize,
-        "toolchain": job.toolchain.toolchain.title,
+        "toolchain": _kernel_toolchain(job).title,
         "dependencies": {
             **{name: importlib.metadata.version(name) for name in _DEPENDENCIES},
             **{name: _version(name) for name in _EXTRAS},
@@ -261,6 +279,10 @@ def _compile_key(job: Job) -> str:
         },
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _kernel_toolchain(job: Job) -> Toolchain:
+    return for_kernels(job.toolchain.toolchain, job.board)
 
 
 def _version(distribution: str) -> str | None:

@@ -53,6 +53,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "device": None,
     "root": None,
     "toolchain": None,
+    "static": None,
     "optimize": "speed",
     "compile_memory_mb": None,
     "compile_cpu_s": None,
@@ -74,7 +75,8 @@ class Project:
     or are ranked as they are ("raw"). `tolerance` bounds max |error| / max |reference|.
     `verify` has the compiled model compared with the reference before it is bundled.
     `golden_image` is the photo of the smoke test, `expected_class` what must be seen in
-    it. `boards` are files of own board profiles. `root` is the folder on the device. `optimize`
+    it. `boards` are files of own board profiles. `root` is the folder on the device. `static` has
+    the programs need no C library there; None: as the board's profile says. `optimize`
     is one of `OPTIMIZE`: "size" keeps the weights as small as the model's. `compile_memory_mb` and
     `compile_cpu_s` limit what compiling may take, None for what `limits_for` gives the model.
     `health`
@@ -96,6 +98,7 @@ class Project:
     device: str | None
     root: str | None
     toolchain: str | None
+    static: bool | None
     optimize: str
     compile_memory_mb: int | None
     compile_cpu_s: int | None
@@ -240,6 +243,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     if values["tolerance"] is not None and not 0 < values["tolerance"] < 1:
         raise table.fail("tolerance", f"{values['tolerance']} is not between 0 and 1")
     values["verify"] = table.take("verify", bool, None)
+    values["static"] = table.take("static", bool, None)
     values["expected_class"] = _read_expected(table)
     values["version"] = table.take("version", int, None)
     if values["version"] is not None and not 0 <= values["version"] < 2**63:

@@ -1,8 +1,8 @@
 """Bundles in the forms that other update systems take.
 
 Each form carries the bundle as it is, and on the device ends in the bundle's own `install`:
-the same checks, the same test, the same way back as `edgepack deploy`. The exception is an
-OCI image, whose engine has its own. See docs/guides/update-systems.md.
+the same checks, the same test, the same way back as `edgepack deploy`. The exceptions are an
+OCI image, whose engine has its own, and an Android app. See docs/guides/update-systems.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgepack.base.errors import UsageError, perhaps
 from edgepack.base.tools import find_tool
 from edgepack.boards import Board
 from edgepack.bundle.bundle import Bundle
-from edgepack.formats import deb, mender, oci, rauc, tar
+from edgepack.formats import android, deb, mender, oci, rauc, tar
 from edgepack.formats.base import Options, Package, PackageRequest
 
 __all__ = ["FORMATS", "Format", "Options", "Package", "check", "write_package"]
@@ -35,6 +35,7 @@ class Format:
 FORMATS: Mapping[str, Format] = {
     "tar": Format(write=tar.write),
     "deb": Format(write=deb.write, programs=("dpkg-deb",)),
+    "android-lib": Format(write=android.write),
     "oci": Format(write=oci.write, programs=("mmdebstrap",)),
     "mender": Format(
         write=mender.write, programs=("mender-artifact",), options=("key", "compatible")

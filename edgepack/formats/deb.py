@@ -94,13 +94,13 @@ def write(request: PackageRequest) -> Package:
 def _control(request: PackageRequest, name: str, version: str) -> str:
     manifest = request.bundle.manifest
     installed_kb = -(-manifest.total_bytes // 1024)
+    libc = "" if manifest.is_static else f"Depends: libc6 (>= {manifest.compatible.glibc})\n"
     return f"""Package: {name}
 Version: {version}
 Architecture: {request.board.debian_arch}
 Maintainer: nobody <nobody@localhost>
 Installed-Size: {installed_kb}
-Depends: libc6 (>= {manifest.compatible.glibc})
-Section: misc
+{libc}Section: misc
 Priority: optional
 Description: {manifest.name} for {manifest.board}, release {manifest.release}
  The model {manifest.model.file}, compiled ahead of time, and the program that runs it.

@@ -1,8 +1,9 @@
 """An OCI image for docker, podman and balena, as an archive of the OCI image layout.
 
 Two layers: Debian's libc6, of which the app needs the loader, libc and libm, and the
-bundle in /edgepack. There is no shell and no installer in it: the container engine brings
-releases and takes them back. The image runs as nobody and writes nowhere.
+bundle in /edgepack; of a static bundle the second alone. There is no shell and no installer
+in it: the container engine brings releases and takes them back. The image runs as nobody
+and writes nowhere.
 
 Written here, not by a tool, so that equal bundles and an equal libc6 give equal digests:
 https://github.com/opencontainers/image-spec (1.0). Layers are plain tar, since the bytes of
@@ -77,10 +78,9 @@ def write(request: PackageRequest) -> Package:
     target = request.file(".oci.tar")
     with replacing(target) as work:
         shutil.copytree(bundle.path, work / "top/edgepack")
-        layers = [
-            _layer(_base(arch), _KEPT, request.options.epoch),
-            _layer(work / "top", ("edgepack",), request.options.epoch),
-        ]
+        layers = [_layer(work / "top", ("edgepack",), request.options.epoch)]
+        if not manifest.is_static:
+            layers.insert(0, _layer(_base(arch), _KEPT, request.options.epoch))
         platform = {"os": "linux", **_PLATFORMS[arch]}
         config = _json("config.v1", _config(bundle, layers, platform))
         image = _json(
@@ -94,7 +94,9 @@ def write(request: PackageRequest) -> Package:
                     "org.opencontainers.image.title": manifest.name,
                     "org.opencontainers.image.version": str(manifest.version),
                     "org.opencontainers.image.revision": manifest.release,
-                    "org.opencontainers.image.base.name": f"debian:{SUITE} (libc6)",
+                    "org.opencontainers.image.base.name": "scratch"
+                    if manifest.is_static
+                    else f"debian:{SUITE} (libc6)",
                 },
             },
         )

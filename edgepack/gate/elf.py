@@ -24,6 +24,9 @@ MAGIC = b"\x7fELF"
 _EF_ARM_ABI_FLOAT_HARD = 0x400
 _EF_ARM_ABI_FLOAT_SOFT = 0x200
 _SHF_EXECINSTR = 0x4
+# Of an app that was linked with its kernels (edgepack.native.linked_app).
+_KERNELS, _CODE_MAP = ".kernels", ".edgepack.code_map"
+_SHN_UNDEF, _STB_WEAK = 0, 2
 _MAPPING = re.compile(r"\$[atdx](\..*)?")
 
 
@@ -75,7 +78,8 @@ class Elf:
     `machine` is "ARM", "AArch64", "x86-64" or the ELF constant's name. `float_abi` is
     "hard", "soft" or "" (not 32-bit ARM, or no floating point arguments). `needed` are the
     libraries it is linked with, `needs` all versioned symbols it imports, highest version
-    first.
+    first, and `undefined` the symbols that it takes from elsewhere and cannot do without.
+    `page_bytes` is the least alignment of a segment that is mapped.
     """
 
     machine: str
@@ -86,6 +90,8 @@ class Elf:
     interpreter: str
     needed: tuple[str, ...]
     needs: tuple[VersionNeed, ...]
+    undefined: tuple[str, ...]
+    page_bytes: int
     attributes: ArmAttributes
     has_code_map: bool
 
@@ -135,13 +141,17 @@ def _guarded(path: Path, read: Callable[[ELFFile], T]) -> T:
 
 def _read(file: ELFFile) -> Elf:
     machine = str(file["e_machine"])
+    symbols = _symbols(file)
     attributes = _attributes(file)
     needed, interpreter = [], ""
+    page_bytes = 0
     for segment in file.iter_segments():
         if segment["p_type"] == "PT_DYNAMIC":
             needed = [str(tag.needed) for tag in segment.iter_tags("DT_NEEDED")]
         elif segment["p_type"] == "PT_INTERP":
             interpreter = str(segment.get_interp_name())
+        elif segment["p_type"] == "PT_LOAD":
+            page_bytes = min(page_bytes or segment["p_align"], segment["p_align"])
     float_abi = ""
     if machine == "EM_ARM":
         if file["e_flags"] & _EF_ARM_ABI_FLOAT_HARD or attributes.vfp_args == 1:
@@ -157,8 +167,10 @@ def _read(file: ELFFile) -> Elf:
         interpreter=interpreter,
         needed=tuple(needed),
         needs=tuple(sorted(_version_needs(file), key=_newest_first)),
+        undefined=tuple(symbol.name for symbol in symbols if symbol.is_wanted),
+        page_bytes=page_bytes,
         attributes=attributes,
-        has_code_map=machine not in _SCANNERS or bool(_mapping_symbols(_symbols(file))),
+        has_code_map=machine not in _SCANNERS or bool(_mapping_symbols(symbols)),
     )
 
 
@@ -215,6 +227,12 @@ class _Symbol:
     size: int
     is_function: bool
     section: int
+    is_weak: bool
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody else must have it."""
+        return self.section == _SHN_UNDEF and bool(self.name) and not self.is_weak
 
 
 def _symbols(file: ELFFile) -> list[_Symbol]:
@@ -226,7 +244,9 @@ def _symbols(file: ELFFile) -> list[_Symbol]:
             # pyelftools' own iterator takes seconds for a static program.
             for name, value, size, info, index in _read_symbols(section.data(), file.elfclass):
                 text = names[name : names.index(0, name)].decode(errors="replace")
-                found.append(_Symbol(text, value, size, info & 0xF == 2, index))
+                found.append(
+                    _Symbol(text, value, size, info & 0xF == 2, index, info >> 4 == _STB_WEAK)
+                )
     return found
 
 
@@ -261,6 +281,7 @@ def _find(file: ELFFile, families: Sequence[str]) -> list[Instruction]:
         if symbol.is_function and symbol.size
     )
     mapping = _mapping_symbols(symbols)
+    code_map = _code_map(file)
     starts: dict[int, str] = {}
     if not mapping and scanner is aarch32:
         starts.update(dict.fromkeys(_unwind_starts(file), ""))
@@ -274,7 +295,10 @@ def _find(file: ELFFile, families: Sequence[str]) -> list[Instruction]:
         if not section["sh_flags"] & _SHF_EXECINSTR or section["sh_type"] != "SHT_PROGBITS":
             continue
         data, base = section.data(), section["sh_addr"]
-        if mapping:
+        if section.name == _KERNELS and code_map:
+            marks = [(base + offset, mark) for offset, mark in code_map]
+            spans = mapped_spans(marks, base, base + len(data))
+        elif mapping:
             first = "arm" if scanner is aarch32 else "a64"
             spans = mapped_spans(mapping.get(number, []), base, base + len(data), first=first)
         else:
@@ -284,6 +308,14 @@ def _find(file: ELFFile, families: Sequence[str]) -> list[Instruction]:
         replace(instruction, function=function_at(functions, instruction.address))
         for instruction in found
     ]
+
+
+def _code_map(file: ELFFile) -> list[tuple[int, str]]:
+    """The mapping symbols of the kernels in a static app: offsets in their section, and names."""
+    section = file.get_section_by_name(_CODE_MAP)
+    if section is None:
+        return []
+    return [(offset, f"${mark:c}") for offset, mark in struct.iter_unpack("<II", section.data())]
 
 
 def _unwind_starts(file: ELFFile) -> list[int]:

@@ -24,6 +24,9 @@ APP_BYTES = 8 << 20
 """Memory of the app itself, besides weights and arena."""
 
 _SHOWN_PROBLEMS = 4
+# AArch64 kernels have pages of 4, 16 or 64 KB: 16 on Asahi and, from Android 15 on, on phones.
+_LARGE_PAGES = ("aarch64-linux-gnu",)
+_LARGE_PAGE_BYTES = 16 << 10
 _DISK_MARGIN_BYTES = 1 << 20
 
 # machine and word size of the ELF files of a triple, by the triple's first word
@@ -130,6 +133,13 @@ def _again(board: Board) -> str:
 
 def _profile_problems(bundle: Bundle, board: Board) -> Iterator[Problem]:
     needs = bundle.manifest.compatible
+    if board.is_static and not bundle.manifest.is_static:
+        yield Problem(
+            file=MANIFEST_NAME,
+            text=f"built for glibc {needs.glibc} ({bundle.manifest.board}); {board.name} has no "
+            "C library",
+            hint=_again(board),
+        )
     if needs.triple != board.triple:
         yield Problem(
             file=MANIFEST_NAME,
@@ -168,16 +178,48 @@ def _elf_problems(bundle: Bundle, name: str, board: Board) -> Iterator[Problem]:
             f"the board's system is {board.float_abi}-float ({board.triple})",
             hint="build it with -mfloat-abi=hard and a gnueabihf compiler",
         )
-    if elf.interpreter and elf.interpreter != board.target.loader:
+    static = board.is_static or bundle.manifest.is_static
+    if static:
+        yield from _static_problems(name, elf, board)
+    elif elf.interpreter and elf.interpreter != board.target.loader:
         yield Problem(
             file=name,
             text=f"wants the loader {elf.interpreter}; the board's is {board.target.loader}",
             hint=_again(board),
         )
-    yield from _version_problems(name, elf, board)
+    if not static:
+        yield from _version_problems(name, elf, board)
+    yield from _page_problems(name, elf, board)
     if text := _attribute_problem(elf, board):
         yield Problem(file=name, text=text, hint=_again(board))
     yield from _instruction_problems(bundle, name, elf, board)
+
+
+def _static_problems(name: str, elf: Elf, board: Board) -> Iterator[Problem]:
+    """What would ask for a dynamic loader, which nobody has to have there."""
+    wants = [
+        *([f"the loader {elf.interpreter}"] if elf.interpreter else []),
+        *(f"the library {library}" for library in elf.needed),
+        *(f"the symbol {symbol} from elsewhere" for symbol in elf.undefined),
+    ]
+    if wants:
+        yield Problem(
+            file=name,
+            text=f"wants {', '.join(wants[:_SHOWN_PROBLEMS])}; a program for {board.name} must "
+            "need no C library",
+            hint=_again(board),
+        )
+
+
+def _page_problems(name: str, elf: Elf, board: Board) -> Iterator[Problem]:
+    """Kernels with large pages cannot map a file whose segments are closer to each other."""
+    if board.triple in _LARGE_PAGES and elf.page_bytes < _LARGE_PAGE_BYTES:
+        yield Problem(
+            file=name,
+            text=f"its segments are aligned to {elf.page_bytes} bytes; there are kernels for "
+            f"{board.triple} with pages of {_LARGE_PAGE_BYTES} bytes",
+            hint="link it with -Wl,-z,max-page-size=65536",
+        )
 
 
 def _version_problems(name: str, elf: Elf, board: Board) -> Iterator[Problem]:
@@ -272,7 +314,7 @@ def _kernel_problems(
             text=f"wants the loader {wanted}, which the device lacks; it has {there} "
             f"(kernel: {facts.machine})",
             hint="the device's system has another word size, float ABI or C library: package "
-            "the model for a board profile of that kind (edgepack boards)",
+            "the model for a board profile of that kind (edgepack boards), or with --static",
         )
 
 
@@ -285,7 +327,7 @@ def _library_problems(facts: DeviceFacts, elves: dict[str, Elf]) -> Iterator[Pro
             yield Problem(
                 file=name,
                 text=f"{_needs(need)}; the device has no glibc (its C library: {facts.libc})",
-                hint="edgepack's app needs a system with glibc, such as Debian or Ubuntu",
+                hint="make the bundle with --static: its programs need no C library",
             )
         elif _newer(need, facts.glibc):
             yield Problem(

@@ -12,7 +12,8 @@ from edgepack.gate.gate import KERNELS, Problem
 def profile_problems(board: Board, glibc: str, facts: DeviceFacts) -> Iterator[Problem]:
     """Why `gate.check_device` will refuse any bundle for `board` on the device of `facts`.
 
-    `glibc` is the version that programs for the board are linked against, e.g. "2.28".
+    `glibc` is the version that programs for the board are linked against, e.g. "2.28"; static ones
+    (`board.is_static`) need none.
     """
     kernels = KERNELS.get(board.triple.partition("-")[0])
     if facts.system != "Linux" or kernels is None or not kernels.fullmatch(facts.machine):
@@ -22,27 +23,8 @@ def profile_problems(board: Board, glibc: str, facts: DeviceFacts) -> Iterator[P
             hint="choose a board of the device's kind: edgepack boards",
         )
         return
-    if board.target.loader not in facts.loaders:
-        yield Problem(
-            file=board.name,
-            text=f"programs want the loader {board.target.loader}; the device has "
-            f"{', '.join(facts.loaders) or 'none that is known'}",
-            hint="the device's system has another word size, float ABI or C library: choose "
-            "a board of that kind (edgepack boards)",
-        )
-    elif facts.glibc is None:
-        yield Problem(
-            file=board.name,
-            text=f"programs want glibc {glibc}; the device has none (its C library: {facts.libc})",
-            hint="edgepack's app needs a system with glibc, such as Debian or Ubuntu",
-        )
-    elif version_tuple(facts.glibc) < version_tuple(glibc):
-        yield Problem(
-            file=board.name,
-            text=f"programs want glibc {glibc}; the device has {facts.glibc} ({facts.os})",
-            hint="build with --toolchain zig, for a board profile whose glibc is "
-            f"{facts.glibc} or older",
-        )
+    if not board.is_static:
+        yield from _libc_problems(board, glibc, facts)
     if missing := [name for name in board.hwcaps if name not in facts.features]:
         yield Problem(
             file=board.name,
@@ -55,4 +37,28 @@ def profile_problems(board: Board, glibc: str, facts: DeviceFacts) -> Iterator[P
             file=board.name,
             text="no program can run in that folder: its file system is mounted noexec",
             hint="another folder with --root, or ask its owner to mount it without noexec",
+        )
+
+
+def _libc_problems(board: Board, glibc: str, facts: DeviceFacts) -> Iterator[Problem]:
+    if board.target.loader not in facts.loaders:
+        yield Problem(
+            file=board.name,
+            text=f"programs want the loader {board.target.loader}; the device has "
+            f"{', '.join(facts.loaders) or 'none that is known'}",
+            hint="the device's system has another word size, float ABI or C library: choose "
+            "a board of that kind (edgepack boards), or add --static",
+        )
+    elif facts.glibc is None:
+        yield Problem(
+            file=board.name,
+            text=f"programs want glibc {glibc}; the device has none (its C library: {facts.libc})",
+            hint="add --static: its programs will need no C library",
+        )
+    elif version_tuple(facts.glibc) < version_tuple(glibc):
+        yield Problem(
+            file=board.name,
+            text=f"programs want glibc {glibc}; the device has {facts.glibc} ({facts.os})",
+            hint="build with --toolchain zig, for a board profile whose glibc is "
+            f"{facts.glibc} or older",
         )

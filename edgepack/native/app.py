@@ -25,20 +25,22 @@ from edgepack.native.toolchain import Toolchain, zig_licenses
 log = logging.getLogger(__name__)
 
 _APP = "edgepack-run"
+PARTS = "parts"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeBuild:
     """The stripped app for every board of a triple.
 
-    `sha256` is the app's; `licenses` are the texts (by name) of all that is linked into it.
+    `licenses` are the texts (by name) of all that is linked into it. If the toolchain links
+    statically, `app` is the folder with its parts, which `linked_app.link_app` makes a program of,
+    with a model's kernels.
     """
 
     app: Path
     triple: str
     toolchain: Toolchain
     opencv_version: str
-    sha256: str
     licenses: dict[str, str]
 
 
@@ -61,16 +63,12 @@ def build_runtime(
             progress.step(f"building {_APP} for {toolchain.triple} with {toolchain.kind}")
             with atomic_dir(folder) as work:
                 _compile(source, work, opencv, toolchain, flags)
-    app = folder / _APP
     own = {**_licenses(toolchain, source), "yyjson": yyjson_license(fetch_sources())}
-    with app.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     return RuntimeBuild(
-        app=app,
+        app=folder / (PARTS if toolchain.is_static else _APP),
         triple=toolchain.triple,
         toolchain=toolchain,
         opencv_version=opencv.version,
-        sha256=digest,
         licenses=dict(sorted({**opencv.licenses(), **own}.items())),
     )
 
@@ -79,6 +77,7 @@ def cmake_arguments(opencv: OpenCvBuild, toolchain: Toolchain, flags: tuple[str,
     """What a configuration of cpp_runtime/app needs; the presets know the rest."""
     return [
         f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        f"-DEDGEPACK_LINKED_KERNELS={'ON' if toolchain.is_static else 'OFF'}",
         f"-DOpenCV_DIR={opencv.cmake_dir}",
         f"-DEDGEPACK_TVM_FFI_DIR={tvm_ffi_folder()}",
         f"-DEDGEPACK_THIRD_PARTY={fetch_sources()}",
@@ -126,13 +125,19 @@ def _compile(
         env=toolchain.env,
         what="configuring the runtime app",
     )
+    target = f"{_APP}-parts" if toolchain.is_static else _APP
     run(
-        [tool("cmake"), "--build", build, "--target", _APP, "--parallel", str(jobs())],
+        [tool("cmake"), "--build", build, "--target", target, "--parallel", str(jobs())],
         env=toolchain.env,
         what="building the runtime app",
     )
-    # The linker strips: no tool of another architecture is needed.
-    shutil.copy(build / _APP / _APP, out / _APP)
+    if toolchain.is_static:
+        shutil.move(build / PARTS, out / PARTS)
+        for archive in opencv.archives:
+            shutil.copy(archive, out / PARTS)
+    else:
+        # The linker strips: no tool of another architecture is needed.
+        shutil.copy(build / _APP / _APP, out / _APP)
     shutil.rmtree(build)
 
 
@@ -149,6 +154,8 @@ def _licenses(toolchain: Toolchain, source: Path) -> dict[str, str]:
         texts["gcc-runtime"] = (source / "licenses" / "gcc-runtime.txt").read_text("utf-8")
         return texts
     zig = Path(toolchain.cc[0])
-    start_files = zig.parent / "lib" / "libc" / "glibc" / "LICENSES"
-    texts["glibc-start-files"] = start_files.read_text(encoding="utf-8")
+    name, file = ("musl", "musl/COPYRIGHT")
+    if not toolchain.is_static:
+        name, file = ("glibc-start-files", "glibc/LICENSES")
+    texts[name] = (zig.parent / "lib" / "libc" / file).read_text(encoding="utf-8")
     return texts | zig_licenses(zig)

@@ -26,7 +26,12 @@ from edgepack.native.opencv import SDIST as OPENCV_SDIST
 from edgepack.native.opencv import fetch_source, jobs, tool
 from edgepack.native.sdist import Sdist, fetch_sdist, unpack_sdist
 from edgepack.native.sources import source_hashes
-from edgepack.native.toolchain import zig_executable, zig_licenses, zig_version
+from edgepack.native.toolchain import (
+    musl_triple,
+    zig_executable,
+    zig_licenses,
+    zig_version,
+)
 
 TOOL = "edgepack-device"
 
@@ -82,7 +87,7 @@ def build_device_tool(board: Board, *, progress: Progress = NO_PROGRESS) -> Devi
     zig = zig_executable()
     if zig is None or not zig.exists():
         raise missing("zig")
-    triple, flags = _triple(board), board.runtime_flags["zig"]
+    triple, flags = musl_triple(board), board.runtime_flags["zig"]
     parts = {"zig": zig_version(zig), "flags": flags, "triple": triple}
     folder = cache_dir() / "device-tool" / f"{triple}-{source_key(parts)}"
     with locked(folder):
@@ -113,14 +118,10 @@ def zig_arguments(board: Board) -> list[str]:
     """CMake arguments for a static program for `board`'s architecture."""
     return [
         f"-DCMAKE_TOOLCHAIN_FILE={data_file('toolchains') / 'zig_musl.cmake'}",
-        f"-DEDGEPACK_TRIPLE={_triple(board)}",
+        f"-DEDGEPACK_TRIPLE={musl_triple(board)}",
         f"-DEDGEPACK_BOARD_FLAGS={';'.join(board.runtime_flags['zig'])}",
         f"-DEDGEPACK_ZIG={zig_executable()}",
     ]
-
-
-def _triple(board: Board) -> str:
-    return board.triple.replace("-gnu", "-musl")
 
 
 def fetch_sources(*, progress: Progress = NO_PROGRESS) -> Path:

@@ -18,7 +18,7 @@ from edgepack.base.process import run
 from edgepack.base.tools import look_for
 from edgepack.boards import Board
 from edgepack.model.counts import ends_of, in_use
-from edgepack.native.toolchain import zig_executable, zig_version
+from edgepack.native.toolchain import musl_triple, zig_executable, zig_version
 
 Array = npt.NDArray[Any]
 
@@ -107,7 +107,7 @@ def _runner(board: Board) -> Path:
     zig = zig_executable()
     if zig is None or not zig.exists():
         raise ToolchainError("no zig, which builds what runs under the emulator")
-    triple, flags = board.triple.replace("-gnu", "-musl"), board.runtime_flags["zig"]
+    triple, flags = musl_triple(board), board.runtime_flags["zig"]
     parts = (zig_version(zig), triple, *flags)
     key = hashlib.sha256("\0".join(parts).encode() + _SOURCE.read_bytes()).hexdigest()[:12]
     folder = cache_dir() / "plan-runner" / f"{triple}-{key}"

@@ -68,6 +68,11 @@ class OpenCvBuild:
         """What find_package wants as OpenCV_DIR."""
         return self.prefix / "lib" / "cmake" / "opencv4"
 
+    @property
+    def archives(self) -> list[Path]:
+        """What a program is linked with."""
+        return sorted((self.prefix / "lib").glob("*.a"))
+
     def licenses(self) -> dict[str, str]:
         """Licence texts of OpenCV and of the libraries within."""
         folder = self.prefix / "edgepack-licenses"
@@ -116,7 +121,11 @@ def _key(flags: Sequence[str], toolchain: Toolchain) -> str:
         "toolchain": toolchain.title,
         "project": {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in (*sorted(project.iterdir()), _hardening_file(), _toolchain_file(toolchain))
+            for path in (
+                *sorted(project.iterdir()),
+                _hardening_file(),
+                *_toolchain_files(toolchain),
+            )
         },
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -131,8 +140,9 @@ def _hardening_file() -> Path:
     return data_file("cpp_runtime") / "common" / "cmake" / "hardening.cmake"
 
 
-def _toolchain_file(toolchain: Toolchain) -> Path:
-    return data_file("toolchains") / f"{toolchain.kind}.cmake"
+def _toolchain_files(toolchain: Toolchain) -> list[Path]:
+    names = [toolchain.kind] + (["zig_musl"] if toolchain.is_static else [])
+    return [data_file("toolchains") / f"{name}.cmake" for name in names]
 
 
 def _compile(source: Path, prefix: Path, flags: Sequence[str], toolchain: Toolchain) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgepack.base.errors import ToolchainError, UsageError, perhaps
@@ -17,6 +17,7 @@ from edgepack.boards import TOOLCHAINS, Board, version_tuple
 # glibc that zig links against: old enough for the oldest floor in boards.toml, so that one
 # runtime build per triple serves all of them.
 ZIG_GLIBC = "2.28"
+_CMAKE_FILES = {False: "zig.cmake", True: "zig_musl.cmake"}  # by whether it links statically
 
 
 class MissingCompilerError(ToolMissingError):
@@ -33,7 +34,8 @@ class Toolchain:
 
     `cc` and `cxx` are the start of a command line (zig's hold its -target already);
     `env` must be added to the environment they run in. `glibc` is the newest glibc
-    version whose symbols a program linked by it can need.
+    version whose symbols a program linked by it can need; empty if it links programs statically,
+    with musl.
     """
 
     kind: str
@@ -48,7 +50,13 @@ class Toolchain:
     @property
     def title(self) -> str:
         """For messages and the manifest, e.g. "zig 0.17.0 (glibc 2.28)"."""
-        return f"{self.kind} {self.version} (glibc {self.glibc})"
+        libc = "static, musl" if self.is_static else f"glibc {self.glibc}"
+        return f"{self.kind} {self.version} ({libc})"
+
+    @property
+    def is_static(self) -> bool:
+        """Whether what it links needs no C library."""
+        return not self.glibc
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +74,16 @@ def select(board: Board, force: str | None = None) -> Choice:
     to install), GlibcTooNewError (the forced one cannot meet the floor) or UsageError
     (no such kind).
     """
+    if force is not None and force not in TOOLCHAINS:
+        raise UsageError(f"unknown toolchain: {force}", hint=perhaps(force, TOOLCHAINS))
+    if board.is_static:
+        if force not in (None, "zig"):
+            raise UsageError(
+                f"--toolchain {force} cannot build for {board.name} without a C library",
+                hint="zig, which brings musl, can: leave --toolchain out",
+            )
+        return Choice(toolchain=_find_zig(board), reason="needs no C library on the board")
     if force is not None:
-        if force not in TOOLCHAINS:
-            raise UsageError(f"unknown toolchain: {force}", hint=perhaps(force, TOOLCHAINS))
         toolchain = find(force, board)
         if not _meets(toolchain, board):
             raise GlibcTooNewError(
@@ -174,23 +189,43 @@ def _find_gnu(board: Board) -> Toolchain:
     )
 
 
+def musl_triple(board: Board) -> str:
+    """`board`'s triple with musl for its C library, e.g. "arm-linux-musleabihf"."""
+    return board.triple.replace("-gnu", "-musl")
+
+
+def for_kernels(chosen: Toolchain, board: Board) -> Toolchain:
+    """What links the kernels for `board` into a shared library.
+
+    That needs no C library either way; it is made for a board whose programs are static as well,
+    to be compared with the reference.
+    """
+    return _find_zig(replace(board, libc="glibc", glibc=ZIG_GLIBC)) if chosen.is_static else chosen
+
+
 def _find_zig(board: Board) -> Toolchain:
     zig = zig_executable()
     if zig is None or not zig.exists():
         raise MissingCompilerError("compiler not found: zig", hint=install("zig"))
-    glibc = min(ZIG_GLIBC, board.glibc, key=version_tuple)
-    target = ("-target", f"{board.triple}.{glibc}")
+    if board.is_static:
+        glibc, triple = "", musl_triple(board)
+        target = ("-target", triple)
+        own: tuple[str, ...] = ()
+    else:
+        glibc, triple = min(ZIG_GLIBC, board.glibc, key=version_tuple), board.triple
+        target = ("-target", f"{triple}.{glibc}")
+        own = (f"-DEDGEPACK_GLIBC={glibc}",)
     return Toolchain(
         kind="zig",
-        triple=board.triple,
+        triple=triple,
         version=zig_version(zig),
         glibc=glibc,
         cc=(str(zig), "cc", *target),
         cxx=(str(zig), "c++", *target),
         cmake_args=(
-            f"-DCMAKE_TOOLCHAIN_FILE={data_file('toolchains') / 'zig.cmake'}",
-            f"-DEDGEPACK_TRIPLE={board.triple}",
-            f"-DEDGEPACK_GLIBC={glibc}",
+            f"-DCMAKE_TOOLCHAIN_FILE={data_file('toolchains') / _CMAKE_FILES[not glibc]}",
+            f"-DEDGEPACK_TRIPLE={triple}",
+            *own,
             f"-DEDGEPACK_ZIG={zig}",
         ),
         # zig keeps the libc++ and start files it builds (a CPU minute) here.

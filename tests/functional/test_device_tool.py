@@ -15,8 +15,10 @@ from tests.archives import unguarded
 from tests.device_tool import PRESETS, SOURCE, build_preset, configure, preset_folder
 from tests.support import require_tool
 
-# Each file by itself with g++: what the sanitized build and the boards' compile together, and test.
-NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name == "host")) for name in PRESETS]
+# Slow, for others run the same tests: each file by itself with g++ (the sanitized build), and
+# 64-bit ARM (that build has its words, 32-bit ARM its plain char).
+SLOW = ("host", "aarch64")
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PRESETS]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -153,6 +153,20 @@ def test_constants_are_not_code(gcc: Compile, mode: str) -> None:
         assert (found.mnemonic, found.family, found.function) == ("sdiv", "hwdiv", "g")
 
 
+def test_kernels_of_a_static_app_bring_their_own_map(gcc: Compile) -> None:
+    """Such a file is stripped, and a table that is only jumped over looks like code."""
+    code = (
+        *('.section .kernels,"ax"', ".global f", ".type f, %function", "f:", "bx lr"),
+        *(f".word {CONSTANTS['arm']}", "sdiv r0, r1, r2", "bx lr", ".size f, .-f"),
+    )
+    code_map = ('.section .edgepack.code_map,""', ".long 0, 'a', 4, 'd', 16, 'a'")
+    flags = ("-shared", "-nostdlib", "-Wl,-s")
+    guessed = gcc(assembly("arm", *code), *flags, suffix="s")
+    assert names(find_instructions(guessed, FAMILIES)) != ["sdiv"]
+    exact = gcc(assembly("arm", *code, *code_map), *flags, suffix="s")
+    assert names(find_instructions(exact, FAMILIES)) == ["sdiv"]
+
+
 MATHS = """
 #include <math.h>
 #include <stdio.h>

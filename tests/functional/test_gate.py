@@ -294,6 +294,43 @@ def test_memory(tmp_path: Path, parts: Parts) -> None:
     assert "arena and app take 108.4 MB of memory; the device has 100.0 MB available now" in text
 
 
+def test_a_program_for_a_board_without_a_c_library(tmp_path: Path, parts: Parts) -> None:
+    bare = get_board("rasp3b").without_libc()
+    shared = ("-shared", "-nostdlib", "-Wl,--unresolved-symbols=ignore-all")
+    alone = cross.gcc(
+        tmp_path, "void _start(void) {}", *A9, "-static", "-nostdlib", "-nostartfiles"
+    )
+    wants = cross.gcc(tmp_path, "int puts(); void f(void) { puts(); }", *A9, "-fPIC", *shared)
+    check_bundle(made(tmp_path / "alone", parts, app=alone, board=bare), bare)
+    # It runs where there is a C library, too.
+    check_bundle(made(tmp_path / "alone", parts, app=alone, board=bare), get_board("rasp3b"))
+    for name, app, words in (
+        ("dynamic", parts.app, r"wants the loader /lib/ld-linux-armhf.so.3, the library libc.so.6"),
+        ("half", wants, "the symbol puts from elsewhere"),
+    ):
+        with pytest.raises(GateError, match=words):
+            check_bundle(made(tmp_path / name, parts, app=app, board=bare), bare)
+
+
+def test_a_bundle_for_glibc_is_refused_for_a_board_that_has_none(
+    tmp_path: Path, parts: Parts
+) -> None:
+    bundle = made(tmp_path, parts, "armv7")
+    error = refused(bundle, "alpine-armv7")
+    assert error.problems[0].text.startswith("built for glibc 2.28 (armv7)")
+
+
+def test_pages_of_16_kb(tmp_path: Path) -> None:
+    """Segments that are 4 KB apart cannot be mapped by every 64-bit ARM kernel."""
+    code = "void _start(void) {}"
+    flags = ("-static", "-nostdlib", "-nostartfiles", "-Wl,-z,max-page-size=4096")
+    app = cross.gcc(tmp_path, code, *flags, prefix=AARCH64)
+    bundle = small_bundle(tmp_path, app=app, board=get_board("rk3399").without_libc())
+    with pytest.raises(GateError, match=r"aligned to 4096 bytes; there are kernels") as caught:
+        check_bundle(bundle, get_board("rk3399"))
+    assert "max-page-size" in (caught.value.hint or "")
+
+
 def test_errors_are_bundle_errors() -> None:
     assert issubclass(GateError, BundleError)
 

@@ -19,6 +19,8 @@ REQUIRED = {
     "rasp3b", "rasp3b-64", "rasp4b", "rasp4b-64", "rk3399", "pynq", "ultra96",
     "rasp5b", "rasp02w", "rk3588", "orangepi5", "imx8mp", "imx93", "jetson-orin-nano",
     "beagleplay", "stm32mp1", "armv7", "aarch64", "local",
+    "pixel2", "mate10", "mate10pro", "p20", "p20pro", "android-arm64",
+    "alpine-aarch64", "alpine-armv7", "openwrt-armv7",
 }  # fmt: skip
 
 
@@ -235,3 +237,26 @@ def test_a_cpu_without_a_cost_model_is_said(tmp_path: Path) -> None:
     assert cost_model(board) is None
     assert cost_model(get_board("rk3399")) == "cortex-a72"
     assert cost_model(get_board("local")) is not None
+
+
+def test_a_board_without_a_c_library(tmp_path: Path) -> None:
+    boards = load_boards()
+    assert boards["pixel2"].is_static
+    assert boards["pixel2"].glibc == ""
+    assert [(c.cpu, c.cores) for c in boards["p20pro"].clusters] == [
+        ("cortex-a73", 4), ("cortex-a53", 4),
+    ]  # fmt: skip
+    assert boards["rasp3b"].libc == "glibc"
+    assert boards["aarch64"].libc == boards["armv7"].libc == "any"
+    assert not boards["aarch64"].is_static
+    bare = boards["rasp3b"].without_libc()
+    assert (bare.libc, bare.glibc, bare.cpu) == ("none", "", "cortex-a53")
+
+    mine = write(tmp_path, '[boards.router]\nbase = "armv7"\nlibc = "none"\n')
+    assert load_boards([mine])["router"].is_static
+    for text, words in (
+        ('libc = "none"\nglibc = "2.31"', "boards.router.glibc: a board of libc"),
+        ('libc = "musl"', "boards.router.libc: unknown value 'musl'"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load_boards([write(tmp_path, f'[boards.router]\nbase = "armv7"\n{text}\n')])

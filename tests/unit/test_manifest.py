@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,8 +57,8 @@ def test_a_changed_manifest_is_noticed(document: dict[str, Any]) -> None:
 
 
 def test_another_schema_is_refused_before_anything_else(document: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedSchemaError, match="schema 3; this edgepack reads schema 1 and"):
-        parse_manifest(encode({"schema": 3, "news": True}))
+    with pytest.raises(UnsupportedSchemaError, match="schema 4; this edgepack reads 1 to 3"):
+        parse_manifest(encode({"schema": 4, "news": True}))
 
 
 def test_the_first_schema_has_no_version_health_and_service(document: dict[str, Any]) -> None:
@@ -71,6 +72,26 @@ def test_the_first_schema_has_no_version_health_and_service(document: dict[str, 
     read = parse_manifest(encode(old))
     assert (read.version, read.health, read.service) == (0, Health(), None)
     assert json.loads(read.to_bytes()) == {**old, "release": release_id(old)}
+
+
+def test_a_bundle_that_needs_no_c_library(tmp_path: Path) -> None:
+    bundle = small_bundle(tmp_path, board="pixel2")
+    document = json.loads(bundle.manifest.to_bytes())
+    assert document["schema"] == 3
+    assert document["compatible"]["linked"] == "static"
+    assert "glibc" not in document["compatible"]
+    assert "model/model.so" not in document["files"]
+    read = parse_manifest(bundle.manifest.to_bytes())
+    assert read == bundle.manifest
+    assert read.is_static
+    assert not parse_manifest(small_bundle(tmp_path).manifest.to_bytes()).is_static
+
+    document["compatible"]["glibc"] = "2.31"
+    with pytest.raises(ManifestError, match=r"compatible.glibc: unknown key"):
+        parse_manifest(encode(document))
+    del document["compatible"]["glibc"], document["compatible"]["linked"]
+    with pytest.raises(ManifestError, match=r"compatible.linked: missing"):
+        parse_manifest(encode(document))
 
 
 def test_bounds_of_the_health_gate(document: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ boards = ["mine.toml"]
 device = "pi@10.0.0.2"
 root = "/opt/pets"
 toolchain = "gnu"
+static = false
 optimize = "size"
 
 [shapes]
@@ -97,6 +98,7 @@ def test_every_key(folder: Path) -> None:
     assert project.need_device() == "pi@10.0.0.2"
     assert project.root == "/opt/pets"
     assert project.toolchain == "gnu"
+    assert project.static is False
     assert project.optimize == "size"
     assert not project.verify
     assert (project.compile_memory_mb, project.compile_cpu_s) == (4096, 900)

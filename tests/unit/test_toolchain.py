@@ -10,9 +10,11 @@ from edgepack.base.paths import data_file
 from edgepack.boards import TOOLCHAINS, get_board, load_boards
 from edgepack.flow.doctor import check_board, missing
 from edgepack.native.toolchain import (
+    ZIG_GLIBC,
     GlibcTooNewError,
     MissingCompilerError,
     find,
+    for_kernels,
     select,
 )
 
@@ -78,3 +80,18 @@ def test_doctor_finds_what_this_test_runs_on() -> None:
         found = {check.tool: check.version for check in check_board(board)}
         assert found["cmake"]
         assert found[f"zig for {board.triple}"]
+
+
+@pytest.mark.parametrize("name", ["pixel2", "alpine-armv7", "rasp3b", "local"])
+def test_a_board_without_a_c_library_takes_zig_and_musl(name: str) -> None:
+    board = get_board(name).without_libc()
+    chosen = select(board).toolchain
+    assert chosen.is_static
+    assert "-linux-musl" in chosen.triple
+    assert chosen.title.endswith("(static, musl)")
+    with pytest.raises(UsageError, match="--toolchain gnu cannot build"):
+        select(board, force="gnu")
+    # The kernels are linked as for a board with glibc, so that one compiled model serves both.
+    kernels = for_kernels(chosen, board)
+    assert (kernels.triple, kernels.glibc) == (board.triple, ZIG_GLIBC)
+    assert for_kernels(kernels, board) is kernels

@@ -22,7 +22,9 @@ add_library(tvm_ffi STATIC
   ${_src}/tensor.cc)
 target_include_directories(tvm_ffi SYSTEM PUBLIC
   "${EDGEPACK_TVM_FFI_DIR}/include" "${EDGEPACK_TVM_FFI_DIR}/3rdparty/dlpack/include")
-target_compile_definitions(tvm_ffi PRIVATE
+# Its header looks for __MUSL__, which musl never defines, and then for a header that is BSD's. All
+# boards are little-endian.
+target_compile_definitions(tvm_ffi PUBLIC TVM_FFI_CMAKE_LITTLE_ENDIAN=1 PRIVATE
   TVM_FFI_USE_LIBBACKTRACE=0 TVM_FFI_BACKTRACE_ON_SEGFAULT=0)
 target_compile_options(tvm_ffi PRIVATE -w)
 set_target_properties(tvm_ffi PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)

@@ -1,6 +1,7 @@
 #include "bundle.h"
 
 #include <fstream>
+#include <sys/auxv.h>
 #include <system_error>
 
 #include <edgepack/errors.h>
@@ -48,7 +49,12 @@ BundleFolder OpenBundle(const std::filesystem::path& path) {
 
 std::filesystem::path OwnBundle() {
   std::error_code error;
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) {  // no /proc: the path that it was started by
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): getauxval(3) gives pointers as numbers
+    const auto* name = reinterpret_cast<const char*>(getauxval(AT_EXECFN));
+    if (name != nullptr) program = std::filesystem::canonical(name, error);
+  }
   if (error || !program.has_parent_path()) {
     throw BundleError("cannot find this program's own folder", "give the bundle with --bundle");
   }

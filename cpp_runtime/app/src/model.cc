@@ -13,6 +13,7 @@
 
 #include "graph.h"
 #include "memory_map.h"
+#include "platform/tvm_ffi/call.h"
 #include "platform/tvm_ffi/kernel_library.h"
 
 namespace edgepack {
@@ -75,7 +76,7 @@ struct Model::State {
   explicit State(const std::filesystem::path& folder)
       : graph(LoadGraph(folder / "graph.json")),
         params(MapParams(folder / "params.bin", graph.params_bytes)),
-        library(folder / "model.so"),
+        library(folder),
         arena(MakeArena(graph.arena_bytes)) {
     tensors.reserve(graph.tensors.size());
     for (GraphTensor& tensor : graph.tensors) {

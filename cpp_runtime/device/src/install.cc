@@ -160,8 +160,10 @@ void Installer::Fill(const SignedManifest& bundle, const Plan& plan, BundleSourc
 void Installer::Publish(const Checked& checked) const {
   const SignedManifest& bundle = checked.bundle;
   const std::string& id = bundle.manifest.release;
-  for (const char* path : {kApp, kLibrary}) {
-    CheckLibc(site_->store.Open(EntryOf(bundle.manifest, path).sha256), path);
+  if (!bundle.manifest.IsStatic()) {
+    for (const char* path : {kApp, kLibrary}) {
+      CheckLibc(site_->store.Open(EntryOf(bundle.manifest, path).sha256), path);
+    }
   }
   std::optional<Record> record = site_->state.Find(id);
   const std::string sha256 = bundle.Sha256();

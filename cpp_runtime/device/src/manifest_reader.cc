@@ -6,19 +6,19 @@
 
 #include "common/json.h"
 #include "error.h"
+#include "layout.h"
 #include "sha256.h"
 
 namespace edgepack::device {
 namespace {
 
 constexpr char kKind[] = "bad-manifest";
-constexpr const char* kRequiredFiles[] = {"bin/edgepack-run", "model/model.so", "model/graph.json",
-                                          "model/params.bin"};
+constexpr const char* kRequiredFiles[] = {kApp, "model/graph.json", "model/params.bin"};
 constexpr const char* kDtypes[] = {"bool",  "float16", "float32", "float64", "int8",   "int16",
                                    "int32", "int64",   "uint8",   "uint16",  "uint32", "uint64"};
 // Of seconds, milliseconds or megabytes, as in edgepack/bundle/manifest.py.
 constexpr double kLargestBound = 1e6;
-constexpr const char* kRequiredSince2[] = {"bin/edgepack-device", "install"};
+constexpr const char* kRequiredSince2[] = {kBundleTool, "install"};
 
 bool IsAlphanumeric(char c) {
   return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
@@ -75,7 +75,11 @@ void ReadCompatible(JsonObject compatible, Manifest& manifest) {
   manifest.triple = compatible.String("triple");
   manifest.cpu = compatible.String("cpu");
   manifest.hwcaps = compatible.Strings("hwcaps");
-  manifest.glibc = Checked(compatible, "glibc", IsVersion, "a version such as 2.31");
+  if (manifest.IsStatic()) {
+    if (compatible.String("linked") != "static") compatible.Fail("linked", "not static");
+  } else {
+    manifest.glibc = Checked(compatible, "glibc", IsVersion, "a version such as 2.31");
+  }
   compatible.Finish();
 }
 
@@ -127,6 +131,7 @@ void ReadFiles(JsonObject& top, Manifest& manifest) {
     if (paths.count(path) == 0) top.Fail("files", std::string(path) + " missing");
   };
   for (const char* path : kRequiredFiles) require(path);
+  if (!manifest.IsStatic()) require(kLibrary);
   if (manifest.schema >= 2) {
     for (const char* path : kRequiredSince2) require(path);
   }
@@ -170,10 +175,10 @@ Manifest ParseManifest(std::string_view bytes) {
   JsonObject top = document.Root();
   Manifest manifest;
   const int64_t schema = top.Int("schema");
-  if (schema != 1 && schema != 2) {
+  if (schema < 1 || schema > kStaticSchema) {
     throw Refused(kKind,
                   std::string(kManifestName) + ": schema " + std::to_string(schema) +
-                      "; this edgepack-device reads schema 1 and 2",
+                      "; this edgepack-device reads 1 to " + std::to_string(kStaticSchema),
                   "install a newer edgepack-device, or make the bundle again");
   }
   manifest.schema = static_cast<int>(schema);

@@ -16,6 +16,8 @@ inline constexpr char kManifestName[] = "manifest.json";
 inline constexpr char kSignatureName[] = "manifest.json.sig";
 // Far above any real one: two thousand files take half a megabyte.
 inline constexpr size_t kMaxManifestBytes = size_t{4} << 20;
+// That of a bundle that needs no C library: its app holds the kernels.
+inline constexpr int kStaticSchema = 3;
 
 struct FileEntry {
   std::string path;
@@ -25,13 +27,13 @@ struct FileEntry {
 };
 
 struct Manifest {
-  int schema;  // 1 or 2; what schema 1 has not is at its default
+  int schema;  // what schema 1 has not is at its default
   std::string name;
   std::string board;
   std::string release;  // 12 hex digits
   std::string triple;
   std::string cpu;
-  std::string glibc;
+  std::string glibc;  // empty if none is needed
   std::vector<std::string> hwcaps;
   int64_t version = 0;
   double tolerance;
@@ -44,11 +46,14 @@ struct Manifest {
   uint64_t arena_bytes;
   uint64_t params_bytes;
   std::vector<FileEntry> files;  // in the manifest's order
+
+  // Whether its programs need no C library, and the app holds the kernels.
+  [[nodiscard]] bool IsStatic() const { return schema == kStaticSchema; }
 };
 
 // Throws Error "bad-manifest", naming the field, for anything that is not a manifest of
-// schema 1 or 2: no JSON, a key that is missing, unknown or given twice, a wrong type or value,
-// an unsafe path.
+// schema 1 to kStaticSchema: no JSON, a key that is missing, unknown or given twice, a wrong type
+// or value, an unsafe path.
 Manifest ParseManifest(std::string_view bytes);
 
 // Parts of letters, digits and . _ + @ - joined by '/', none empty and none beginning with . or -;

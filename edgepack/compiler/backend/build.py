@@ -1,9 +1,8 @@
-"""PrimFuncs -> machine code -> model.so."""
+"""PrimFuncs -> machine code -> kernels.o and model.so."""
 
 from __future__ import annotations
 
 import struct
-import tempfile
 from pathlib import Path
 
 import tvm
@@ -17,9 +16,10 @@ def build_library(
     kernels: dict[str, tirx.PrimFunc],
     target: tvm.target.Target,
     toolchain: Toolchain,
+    code: Path,
     out: Path,
 ) -> None:
-    """Compile the kernels and link them into the shared library `out`.
+    """Compile the kernels into the object file `code` and link that into the shared library `out`.
 
     Each kernel is exported as `__tvm_ffi_<name>` (tvm_ffi's TVMFFISafeCallType).
     The symbol table stays, for it tells code from constants: without it the
@@ -38,10 +38,8 @@ def build_library(
         library = tvm.compile(module, target)
     # zig's linker always brings the whole of its compiler-rt, gcc's the shared libgcc.
     flags = ["-Wl,--gc-sections"] + (["-static-libgcc"] if toolchain.kind == "gnu" else [])
-    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
-        code = Path(folder) / "kernels.o"
-        library.mod.write_to_file(str(code), "o")
-        link_shared(toolchain, [code], out, flags=flags)
+    library.mod.write_to_file(str(code), "o")
+    link_shared(toolchain, [code], out, flags=flags)
     out.write_bytes(drop_debug_sections(out.read_bytes()))
 
 

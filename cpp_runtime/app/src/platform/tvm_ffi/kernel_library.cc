@@ -4,11 +4,9 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
-#include <stdexcept>
 #include <system_error>
 
 #include <edgepack/errors.h>
-#include <tvm/ffi/error.h>
 
 #include "memory_map.h"
 #include "platform/tvm_ffi/backend.h"
@@ -47,7 +45,8 @@ std::string LastLinkerError() {
 
 void KernelLibrary::Close::operator()(void* handle) const { dlclose(handle); }
 
-KernelLibrary::KernelLibrary(const std::filesystem::path& path) : name_(path.filename().string()) {
+KernelLibrary::KernelLibrary(const std::filesystem::path& folder) : name_("model.so") {
+  const std::filesystem::path path = folder / name_;
   try {
     CheckElf(MemoryMap::File(path), name_);
   } catch (const std::system_error& error) {
@@ -66,19 +65,6 @@ TVMFFISafeCallType KernelLibrary::Find(const std::string& kernel) const {
   void* address = dlsym(handle_.get(), ("__tvm_ffi_" + kernel).c_str());
   if (address == nullptr) throw BundleError(name_ + " has no kernel '" + kernel + "'");
   return reinterpret_cast<TVMFFISafeCallType>(address);
-}
-
-void Call(const std::string& name, TVMFFISafeCallType function, const TVMFFIAny* args, int count) {
-  TVMFFIAny result = {};
-  if (function(nullptr, args, count, &result) == 0) return;
-  TVMFFIObjectHandle raised = nullptr;
-  TVMFFIErrorMoveFromRaised(&raised);
-  if (raised == nullptr) throw std::runtime_error("kernel " + name + " failed without a message");
-  namespace unsafe = tvm::ffi::details;
-  const auto error = unsafe::ObjectUnsafe::ObjectRefFromObjectPtr<tvm::ffi::Error>(
-      unsafe::ObjectUnsafe::ObjectPtrFromOwned<tvm::ffi::Object>(
-          static_cast<TVMFFIObject*>(raised)));
-  throw std::runtime_error("kernel " + name + ": " + error.message());
 }
 
 }  // namespace edgepack

@@ -8,11 +8,13 @@
 
 namespace edgepack {
 
-/// model.so: the kernels, with TVM's context pointers filled with this program's functions.
+/// A model's kernels, with TVM's context pointers filled with this program's functions. They are in
+/// model.so (kernel_library.cc), or the program was linked with them (linked_kernels.cc).
 class KernelLibrary {
  public:
-  /// Throws BundleError: no ELF file of this machine, cut off, or a symbol that nobody has.
-  explicit KernelLibrary(const std::filesystem::path& path);
+  /// Of the model in `folder`. Throws BundleError: no ELF file of this machine, cut off, a symbol
+  /// that nobody has, or a program that was linked with another model's kernels.
+  explicit KernelLibrary(const std::filesystem::path& folder);
 
   /// The entry point of a kernel; throws BundleError if there is none.
   [[nodiscard]] TVMFFISafeCallType Find(const std::string& kernel) const;
@@ -25,8 +27,5 @@ class KernelLibrary {
   std::string name_;
   std::unique_ptr<void, Close> handle_;
 };
-
-/// Calls a kernel. Throws std::runtime_error with its message if it fails.
-void Call(const std::string& name, TVMFFISafeCallType function, const TVMFFIAny* args, int count);
 
 }  // namespace edgepack
