@@ -11,8 +11,11 @@ import pytest
 from edgepack.base import paths
 from edgepack.base.paths import NotCachedError, atomic_dir, only_cached
 from edgepack.base.process import Beside
+from edgepack.boards import get_board
 from edgepack.cli import main
+from edgepack.device.facts import parse_facts
 from edgepack.gate.gate import GateError
+from edgepack.gate.profile import profile_problems
 from tests.onnx_models import Builder
 from tests.scripted_tool import NEW, STATUS, ScriptedDevice
 
@@ -90,6 +93,13 @@ def test_a_device_of_another_kind_is_refused_before_anything_is_built(
     code, out, _ = dry_run(model, said, monkeypatch, capsys, "--json")
     (problem,) = json.loads(out)["problems"]
     assert (code, problem["text"].partition(";")[0]) == (5, "has neon")
+
+
+def test_programs_that_need_no_c_library_run_where_there_is_another() -> None:
+    facts = parse_facts("pi", "r", answers(PI, "alpine-armv7-musl"))
+    board = get_board("rasp3b")
+    assert len([*profile_problems(board, "2.28", facts)]) == 1
+    assert [*profile_problems(board.without_libc(), "", facts)] == []
 
 
 def test_a_virtual_board_that_does_not_run_is_not_started(
