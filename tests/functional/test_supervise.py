@@ -29,6 +29,7 @@ ROOT = "/home/pi/edgepack/tiny"
 ORDERS = "/home/pi/orders"
 GO = "/home/pi/go"
 LOG = "/var/log/edgepack-tiny/log"
+FOLLOWERS = "pgrep -x tail; pgrep -x journalctl; true"
 SERVICE = Service(
     args=("--orders", ORDERS), watchdog_s=2.0, memory_mb=200, writable=(ORDERS,)
 )  # fmt: skip
@@ -147,6 +148,13 @@ def exercise(on: Watched, bundles: dict[str, Bundle], folder: Path) -> None:
     on.root.run(f"kill -9 {app[0]}")
     app = on.until_another(app)
     assert "the app was killed by signal 9" in on.log()
+    with remote_service.log_of(on.root, ROOT) as log:
+        assert any("the app was killed by signal 9" in line for line in log.lines)
+    # What follows it there ends when nobody listens here.
+    with remote_service.log_of(on.root, ROOT, count=1, follow=True) as log:
+        assert next(log.lines)
+        assert on.root.run(FOLLOWERS).stdout
+    on.until(lambda: not on.root.run(FOLLOWERS).stdout, "the end of it")
 
     on.order("exit")
     app = on.until_another(app)
