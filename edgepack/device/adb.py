@@ -7,7 +7,6 @@ depending on its version, for a device that is gone, and 1 for what went wrong o
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import secrets
@@ -18,20 +17,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgepack.base import text
-from edgepack.base.errors import ConnectError, RemoteError, UsageError
+from edgepack.base.errors import ConnectError, UsageError
 from edgepack.base.process import last_lines
 from edgepack.base.tools import find_tool
-from edgepack.device import child
+from edgepack.device import child, shell_files
 from edgepack.device.base import RemoteResult, Stream
 from edgepack.device.child import ChildStream
 from edgepack.device.errors import (
     AuthError,
     ConnectionLostError,
-    TooMuchOutputError,
     UnreachableError,
-    disk_full,
 )
-from edgepack.device.lines import MAX_FILE_BYTES
 from edgepack.device.options import COMMAND_TIMEOUT_S
 
 log = logging.getLogger(__name__)
@@ -41,7 +37,6 @@ FOLDER = "/data/local/tmp"
 """Where adb's shell may write and run programs on Android: it has no home folder there."""
 
 _SHELL_PROTOCOL = "shell_v2"
-_CHUNK = 1 << 16
 _SILENCE_S = 120.0
 """As long as nothing may move on a link."""
 
@@ -175,6 +170,9 @@ class AdbDevice:
 
     def open(self, command: str) -> Stream:
         """See `Device.open`."""
+        return self._open(command)
+
+    def _open(self, command: str) -> _AdbStream:
         log.debug("%s: open %s", self.name, command)
         return self._start(command, self._timeout_s, interactive=True)
 
@@ -194,55 +192,16 @@ class AdbDevice:
         sent: Callable[[int], None] | None = None,
     ) -> None:
         """See `Device.put`. adb's own `push` cannot go on where an upload stopped."""
-        name = shlex.quote(remote)
-        command = f"cat >{name}"
-        if offset:
-            # dd moves to the place, for whoever has the same open file: cat writes from there on.
-            seek = f"dd bs=1 seek={offset} conv=notrunc </dev/null 2>/dev/null"
-            command = (
-                f"[ -f {name} ] || {{ cat -- {name}; exit 1; }}\n{{ {seek} && cat; }} 1<>{name}"
-            )
-        stream = self._start(command, self._timeout_s, interactive=True)
-        with contextlib.closing(stream), local.open("rb") as source:
-            source.seek(offset)
-            with contextlib.suppress(BrokenPipeError):  # the end says why
-                while chunk := source.read(_CHUNK):
-                    stream.write(chunk)
-                    if sent:
-                        sent(len(chunk))
-            self._check(stream.finish(), remote)
+        shell_files.put(self.name, self._open, local, remote, offset=offset, sent=sent)
 
     def get(self, remote: str, local: Path) -> None:
         """See `Device.get`."""
-        stream = self._start(f"cat -- {shlex.quote(remote)}", self._timeout_s, interactive=False)
-        size = 0
-        with contextlib.closing(stream), local.open("wb") as target:
-            while piece := stream.read_piece():
-                size += len(piece)
-                if size > MAX_FILE_BYTES:
-                    raise TooMuchOutputError(
-                        f"{remote} on {self.name}: more than {MAX_FILE_BYTES} bytes"
-                    )
-                target.write(piece)
-            self._check(stream.finish(), remote)
+        shell_files.get(self.name, self._open, remote, local)
 
     def rename(self, old: str, new: str) -> None:
         """See `Device.rename`."""
-        folder, slash, name = new.rpartition("/")
-        folder += slash or "."
-        aside = f"{folder}/.edgepack-{secrets.token_hex(8)}"
-        source, target, into, own, there = map(
-            shlex.quote, (old, new, folder, aside, f"{aside}/{name}")
-        )
-        # mv follows a link to a folder, toybox's even with -T, but not one that it finds in the
-        # folder that things are moved into.
-        command = (
-            f"[ -d {target} ] || exec mv -f -- {source} {target}\n"
-            f"mkdir {own} && mv -- {source} {there} || exit 1\n"
-            f"mv -f -- {there} {into} || {{ mv -- {there} {source}; false; }}\n"
-            f"code=$?; rmdir {own}; exit $code"
-        )
-        self._check(self.run(command, check=False), new)
+        done = self.run(shell_files.rename_command(old, new), check=False)
+        shell_files.check(self.name, done, new)
 
     def mkdir(self, path: str) -> None:
         """See `Device.mkdir`."""
@@ -256,14 +215,6 @@ class AdbDevice:
 
     def close(self) -> None:
         """See `Device.close`. adb's server stays: it is everybody's."""
-
-    def _check(self, done: RemoteResult, path: str) -> None:
-        if done.returncode == 0:
-            return
-        said = text.printable(last_lines(done.stderr, 1).strip())
-        if "No space left on device" in done.stderr:
-            raise disk_full(self.name, f"  {path}: {said}")
-        raise RemoteError(f"{path} on {self.name}: {said or f'exit code {done.returncode}'}")
 
 
 class _AdbStream(ChildStream):
@@ -295,13 +246,6 @@ class _AdbStream(ChildStream):
         if not piece:
             self._check_end()
         return piece
-
-    def read_piece(self) -> bytes:
-        """The next piece of the output, empty at its end; ConnectionLostError if none comes."""
-        try:
-            return self.receive(_SILENCE_S)
-        except TimeoutError:
-            raise self._lost(f"no answer for {_SILENCE_S:.0f} s") from None
 
     def finish(self) -> RemoteResult:
         """See `Stream.finish`."""

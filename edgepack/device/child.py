@@ -78,6 +78,13 @@ class ChildStream:
         except TimeoutError:
             raise ConnectionLostError(f"{self.name}: no answer for {timeout_s} s") from None
 
+    def read_piece(self, timeout_s: float) -> bytes:
+        """See `shell_files.ByteStream`."""
+        try:
+            return self._lines.read_piece(timeout_s)
+        except TimeoutError:
+            raise ConnectionLostError(f"{self.name}: no answer for {timeout_s} s") from None
+
     def receive(self, timeout_s: float | None) -> bytes:
         """The next piece of the output, beside `read_line`; empty at its end.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import secrets
 import shlex
@@ -16,14 +17,13 @@ import fabric
 import paramiko
 
 from edgepack.base.errors import ConfigError, ConnectError, RemoteError
-from edgepack.device import known_hosts, ssh_config
+from edgepack.device import known_hosts, shell_files, ssh_config
 from edgepack.device.base import RemoteResult, Stream
 from edgepack.device.errors import (
     AuthError,
     ChangedHostKeyError,
     ConnectionLostError,
     RemoteTimeout,
-    TooMuchOutputError,
     UnknownHostKeyError,
     UnreachableError,
     command_error,
@@ -33,7 +33,7 @@ from edgepack.device.errors import (
 )
 from edgepack.device.facts import parse_df
 from edgepack.device.known_hosts import HostKeyVerdict, KnownHosts
-from edgepack.device.lines import MAX_FILE_BYTES, LineReader, Tail, deadline_of, left
+from edgepack.device.lines import LineReader, Tail, deadline_of, left
 from edgepack.device.options import Address, SshOptions
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,8 @@ class SshDevice:
         try:
             files = self._files()
             if files is None:
-                self._put_by_shell(local, remote, offset=offset, sent=sent)
+                start = functools.partial(self._start, timeout_s=None)
+                shell_files.put(self.name, start, local, remote, offset=offset, sent=sent)
                 return
             with (
                 local.open("rb") as source,
@@ -160,12 +161,13 @@ class SshDevice:
         try:
             files = self._files()
             if files is None:
-                self._get_by_shell(remote, local)
+                start = functools.partial(self._start, timeout_s=None)
+                shell_files.get(self.name, start, remote, local)
                 return
             # Not SFTPClient.get, which takes whatever size the other side says.
             with files.open(remote, "rb") as file, local.open("wb") as target:
                 size = file.stat().st_size or 0
-                self._limit(remote, size)
+                shell_files.check_size(self.name, remote, size)
                 file.prefetch(size, 64)
                 while size > 0 and (piece := file.read(min(size, _CHUNK))):
                     target.write(piece)
@@ -179,8 +181,8 @@ class SshDevice:
         try:
             files = self._files()
             if files is None:
-                # Without -T it would go into a folder that a link of that name leads to.
-                self.run(f"mv -fT -- {shlex.quote(old)} {shlex.quote(new)}")
+                done = self.run(shell_files.rename_command(old, new), check=False)
+                shell_files.check(self.name, done, new)
             else:
                 files.posix_rename(old, new)
         except _BROKEN as error:
@@ -230,43 +232,6 @@ class SshDevice:
             self.run("true")
         except ConnectionLostError:
             self.reconnect()
-
-    def _put_by_shell(
-        self, local: Path, remote: str, *, offset: int, sent: Callable[[int], None] | None
-    ) -> None:
-        name = shlex.quote(remote)
-        command = f"cat >{name}"
-        if offset:
-            # dd counts in blocks: the largest that the offset is a multiple of.
-            block = min(offset & -offset, _CHUNK)
-            command = f"dd of={name} bs={block} seek={offset // block} conv=notrunc"
-        stream = self._start(command, None)
-        with contextlib.closing(stream), local.open("rb") as source:
-            with contextlib.suppress(BrokenPipeError):  # its answer says why
-                source.seek(offset)
-                while chunk := source.read(_CHUNK):
-                    stream.write(chunk)
-                    if sent:
-                        sent(len(chunk))
-            done = stream.finish()
-        if done.returncode != 0:
-            raise command_error(self.name, done)
-
-    def _get_by_shell(self, remote: str, local: Path) -> None:
-        stream = self._start(f"cat <{shlex.quote(remote)}", None)
-        size = 0
-        with contextlib.closing(stream), local.open("wb") as target:
-            while piece := stream.read_piece(_SILENCE_S):
-                size += len(piece)
-                self._limit(remote, size)
-                target.write(piece)
-            done = stream.finish()
-        if done.returncode != 0:
-            raise command_error(self.name, done)
-
-    def _limit(self, remote: str, size: int) -> None:
-        if size > MAX_FILE_BYTES:
-            raise TooMuchOutputError(f"{remote} on {self.name}: a file of {size} bytes")
 
     def _file_error(
         self, error: Exception, path: str, *, needed: int = 0
