@@ -38,9 +38,11 @@ struct Pipe {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(127);  // it died before
-  // Ours are none of its business: this program's input may be the link of a deploy.
-  const Fd null = OpenPath("/dev/null", O_RDONLY);
-  if (dup2(null.get(), 0) < 0 || dup2(out.write.get(), 1) < 0 || dup2(err.write.get(), 2) < 0) {
+  // Ours are none of its business: this program's input may be the link of a deploy. It gets an
+  // input that has ended, not /dev/null, which a root with nothing in it does not have.
+  std::array<int, 2> nothing = {};
+  if (pipe2(nothing.data(), O_CLOEXEC) != 0 || dup2(nothing[0], 0) < 0 ||
+      dup2(out.write.get(), 1) < 0 || dup2(err.write.get(), 2) < 0) {
     _exit(127);
   }
   // An ignored signal stays ignored in the program.
