@@ -58,6 +58,7 @@ _TCP_NOTSENT_LOWAT = 25  # Linux; Python has it from 3.12 on
 # Key exchange and login take long on a slow board, where TCP does not.
 _PATIENCE = 3
 _NO_EXIT_STATUS = -1
+_SESSION_TRIES = 4
 _BROKEN = (paramiko.SSHException, OSError, EOFError)
 """What paramiko raises when the other side is gone."""
 
@@ -111,13 +112,22 @@ class SshDevice:
         if not self._connection.is_connected:
             raise self._lost("the connection is closed")
         mark = f"edgepack-{secrets.token_hex(8)}"
-        try:
-            channel: paramiko.Channel = self._connection.create_session()
-            # paramiko would wait for the answer to this for ever.
-            with _watch(channel, _SILENCE_S if limit is None else min(limit, _SILENCE_S)):
-                channel.exec_command(shell_line(f"set --; echo; echo {mark}\n{command}"))
-        except _BROKEN as error:
-            raise self._lost(error) from None
+        line = shell_line(f"set --; echo; echo {mark}\n{command}")
+        # paramiko would wait for the answer to it for ever.
+        patience_s = _SILENCE_S if limit is None else min(limit, _SILENCE_S)
+        deadline = deadline_of(patience_s)
+        for more in reversed(range(_SESSION_TRIES)):
+            try:
+                channel: paramiko.Channel = self._connection.create_session()
+                with _watch(channel, patience_s):
+                    channel.exec_command(line)
+                break
+            except _BROKEN as error:
+                # dropbear closes a session that has just been opened if the program of another one
+                # ends at that moment: nothing was started in it.
+                if not (more and self._connection.is_connected and left(deadline)):
+                    raise self._lost(error) from None
+                log.debug("%s: a session was closed at once: %s", self.name, error)
         return _SshStream(self, command, channel, mark=mark, timeout_s=limit, lost=self._lost)
 
     def put(
@@ -217,21 +227,15 @@ class SshDevice:
                 with _watch(self._connection.client, _SILENCE_S):
                     self._sftp = self._connection.sftp()
             except (*_BROKEN, paramiko.SFTPError) as error:
+                if not self._connection.is_connected:
+                    raise self._lost(error) from None
                 log.debug("%s: its SSH server has no SFTP: %s", self.name, error)
                 self._has_sftp = False
-                self._after_no_sftp()
                 return None
             channel = self._sftp.get_channel()
             assert channel is not None
             channel.settimeout(_SILENCE_S)
         return self._sftp
-
-    def _after_no_sftp(self) -> None:
-        """dropbear hangs up if its SFTP server is not there, and went before it was talked to."""
-        try:
-            self.run("true")
-        except ConnectionLostError:
-            self.reconnect()
 
     def _file_error(
         self, error: Exception, path: str, *, needed: int = 0
