@@ -11,6 +11,7 @@ import lzma
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from edgepack import virtual
 from edgepack.base.errors import RemoteError
 from edgepack.boards import get_board
 from edgepack.bundle.bundle import Bundle, open_bundle, write_tarball
+from edgepack.bundle.manifest import APP
 from edgepack.bundle.signing import sign_folder
 from edgepack.cli import main
 from edgepack.deploy.deploy import DeployOptions, deploy_bundle
@@ -33,15 +35,19 @@ from edgepack.deploy.remote_tool import (
 )
 from edgepack.device.facts import gather
 from edgepack.device.ssh import SshDevice
+from edgepack.flow.job import make_job, package_job
 from edgepack.gate.elf import MAGIC, read_elf
 from edgepack.gate.gate import GateError
 from edgepack.virtual import VirtualBoard
 from tests.boards import login, own_boards
 from tests.fake_app import FAKE_CRASHING_APP, fake_bundle
+from tests.functional.test_static import make_project
+from tests.onnx_models import branches, one_conv
 from tests.ssh_keys import make_key, public
 from tests.support import require_tool
 
 PROFILE = get_board("rasp3b")
+STATIC = get_board("alpine-aarch64")
 RELEASED = Path(__file__).resolve().parents[1] / "fixtures/bundle-0.1.0-rasp3b.tar.xz"
 
 
@@ -232,28 +238,56 @@ def test_first_install_by_hand(
     assert answer["previous"]["release"] == first.manifest.release
 
 
-def test_first_install_without_a_shell(
-    board: VirtualBoard, bundles: tuple[Bundle, Bundle, Bundle], tmp_path: Path
-) -> None:
-    """In a root with nothing but an unpacked bundle: no shell, /proc, /dev nor /tmp."""
-    if os.getuid() != 0:
-        pytest.skip("only root can make another root")
-    bundle = bundles[0]
-    tarball = tmp_path / "bundle.tar.gz"
-    write_tarball(bundle, tarball)
-    root = login(board, "root")
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    """Of real kernels and the real app: two models linked statically, and one dynamically."""
+    folder = tmp_path_factory.mktemp("real")
+    one, other = (
+        replace(make_project(folder / model.__name__, model), board=STATIC.name, verify=False)
+        for model in (one_conv, branches)
+    )
+    jobs = {"one": one, "other": other, "dynamic": replace(one, board="rk3399", static=False)}
+    return {name: package_job(make_job(job), folder / name) for name, job in jobs.items()}
+
+
+def test_real_programs(real: dict[str, Bundle], tmp_path: Path) -> None:
+    board = virtual.up(STATIC, kind="light")
+    device, root = login(board, "pi"), login(board, "root")
     try:
+        one, other = real["one"], real["other"]
+        report = deploy_bundle(one, device, "real")
+        assert report.smoke.max_abs_error <= 1e-4 * report.smoke.max_abs_reference
+        with pytest.raises(
+            GateError, match=r"wants the loader /lib/ld-linux-aarch64\.so\.1, which"
+        ):
+            deploy_bundle(real["dynamic"], device, "real")
+        photo, output = one.file("golden/image.png"), tmp_path / "out.npy"
+        run_on_device(device, "real", RunRequest(image=photo, output=output))
+        expected = np.load(one.file("golden/output.npy"))
+        assert np.allclose(np.load(output), expected, atol=1e-4 * np.abs(expected).max())
+        # The runtime in front of the kernels is there already.
+        update = deploy_bundle(other, device, "real")
+        assert update.previous == report.release
+        assert update.sent_bytes < 0.2 * other.file(APP).stat().st_size
+        assert rollback(device, "real").release == report.release
+
+        # In a root with nothing but an unpacked bundle: no shell, /proc, /dev nor /tmp.
+        write_tarball(one, tmp_path / "bundle.tar.gz")
         root.run("mkdir /empty")
-        root.put(tarball, "/empty/bundle.tar.gz")
+        root.put(tmp_path / "bundle.tar.gz", "/empty/bundle.tar.gz")
         root.run("cd /empty && tar xzf bundle.tar.gz && rm bundle.tar.gz && mv tiny-* new")
         assert root.run("ls /empty").stdout == "new\n"
-        tool = "chroot /empty /new/bin/edgepack-device --root /releases --json"
-        installed = json.loads(root.run(f"{tool} install /new --no-activate").stdout)
-        assert installed["release"] == bundle.manifest.release
-        verified = root.run(f"{tool} verify {bundle.manifest.release}", check=False)
-        assert verified.returncode == 0, verified
+        install = "chroot /empty /new/bin/edgepack-device --root /releases install /new"
+        assert json.loads(root.run(f"{install} --json").stdout)["outcome"] == "deployed"
+        installed = "chroot /empty /releases/bin/edgepack-device --root /releases status"
+        state = json.loads(root.run(f"{installed} --json").stdout)
+        assert state["current"]["release"] == one.manifest.release
+        assert state["current"]["health"]["outcome"] == "ok"
+        assert sorted(root.run("ls /empty").stdout.split()) == ["new", "releases"]
     finally:
+        device.close()
         root.close()
+        virtual.down(board.name)
 
 
 @pytest.mark.slow
