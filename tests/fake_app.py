@@ -149,7 +149,7 @@ def compiler(board: str) -> list[str]:
     assert zig is not None
     profile = get_board(board)
     # As the device tool is built: then zig's musl is there already.
-    flags = [*profile.runtime_flags["zig"], "-Os", "-g0"]
+    flags = [*profile.runtime_flags["zig"], "-O2", "-g0"]
     return [str(zig), "cc", "-target", profile.triple.replace("gnu", "musl"), *flags]
 
 

@@ -34,13 +34,14 @@ class RuntimeBuild:
 
     `licenses` are the texts (by name) of all that is linked into it. If the toolchain links
     statically, `app` is the folder with its parts, which `linked_app.link_app` makes a program of,
-    with a model's kernels.
+    with a model's kernels. `flags` are those of code generation.
     """
 
     app: Path
     triple: str
     toolchain: Toolchain
     opencv_version: str
+    flags: tuple[str, ...]
     licenses: dict[str, str]
 
 
@@ -69,6 +70,7 @@ def build_runtime(
         triple=toolchain.triple,
         toolchain=toolchain,
         opencv_version=opencv.version,
+        flags=tuple(flags),
         licenses=dict(sorted({**opencv.licenses(), **own}.items())),
     )
 

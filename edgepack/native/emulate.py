@@ -115,7 +115,7 @@ def _runner(board: Board) -> Path:
         if not folder.exists():
             with atomic_dir(folder) as work:
                 # As the device tool is built: zig makes one musl for both.
-                options = ("-target", triple, *flags, "-pie", "-fPIE", "-Os", "-g0", "-s", "-o")
+                options = ("-target", triple, *flags, "-pie", "-fPIE", "-O2", "-g0", "-s", "-o")
                 run(
                     [zig, "cc", *options, work / "plan_runner", _SOURCE],
                     env={"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")},

@@ -27,7 +27,7 @@ _MAPPING = re.compile(r"\$[adt](\..*)?")
 _UNWIND_TABLES = (".eh_frame", ".ARM.exidx", ".ARM.extab")  # also those that relocate them
 _LINK = (
     # As the device tool is linked: zig makes one musl for both.
-    *("-pie", "-Os", "-s", "-g0"),
+    *("-pie", "-O2", "-s", "-g0"),
     *(
         f"-Wl,{option}"
         for option in (
@@ -62,7 +62,7 @@ def link_app(runtime: RuntimeBuild, kernels: Path, graph: Path, out: Path) -> No
         objects, archives = (sorted(runtime.app.glob(kind)) for kind in ("*.o", "*.a"))
         run(
             [
-                *toolchain.cxx,
+                *(*toolchain.cxx, *runtime.flags),
                 *_LINK,
                 *("-o", out),
                 *objects,

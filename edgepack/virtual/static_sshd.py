@@ -110,7 +110,7 @@ def static_sshd(board: Board, *, progress: Progress = NO_PROGRESS) -> Path:
     triple, flags = board.triple.replace("-gnu", "-musl"), board.runtime_flags["zig"]
     # As the device tool is built: zig makes one musl for both.
     options = (
-        *("-target", triple, *flags, "-pie", "-fPIE", "-Os", "-g0", "-s", "-w"),
+        *("-target", triple, *flags, "-pie", "-fPIE", "-O2", "-g0", "-s", "-w"),
         *("-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections"),
         *("-include", "config.h", "-I.", "-Ilibtomcrypt/src/headers", "-Ilibtommath"),
     )

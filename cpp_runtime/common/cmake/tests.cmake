@@ -28,8 +28,8 @@ function(edgepack_add_tests target)
   target_link_libraries(${target} PRIVATE edgepack_warnings test_support)
   edgepack_unity(${target})
   if(DEFINED EDGEPACK_ZIG)
-    # As the programs are linked: for one that is not stripped zig makes another C++ library.
-    target_link_options(${target} PRIVATE -s)
+    # As the programs are linked: for others zig makes another C++ library.
+    target_link_options(${target} PRIVATE -O2 -s)
   endif()
   foreach(_source IN LISTS ARGN)
     cmake_path(GET _source STEM _name)
