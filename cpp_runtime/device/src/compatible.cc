@@ -43,7 +43,7 @@ constexpr std::array<const char*, 11> kArmv8AsArmv7 = {
 // What the kernel hands to every program, where there is no /proc: names of /proc/cpuinfo.
 struct Capability {
   const char* name;
-  std::uint64_t vector;
+  std::uint32_t vector;
   std::uint64_t bit;
 };
 #if defined(__arm__)
