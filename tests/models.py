@@ -40,7 +40,7 @@ from edgepack.compiler import CompiledModel, compile_apart
 from edgepack.compiler.backend.run import run_plan
 from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.limited import limits_for
-from edgepack.flow.reference import run_reference
+from edgepack.flow.reference import Reference
 from edgepack.model import LoadedModel, ModelSpec, check_model, read_model
 from edgepack.model.constants import Constant
 from edgepack.native.emulate import run_emulated
@@ -601,21 +601,8 @@ def _walk(
 def _references(
     states: Mapping[str, str], loaded: LoadedModel, steps: Sequence[Inputs]
 ) -> list[Sequence[np.ndarray]]:
-    import onnxruntime
-
-    proto = widened(loaded.proto)
-    if not states and len(steps) == 1:
-        return [run_reference(proto, {}, steps[0])]
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), None, ["CPUExecutionProvider"]
-    )
-    names = [info.name for info in loaded.inputs]
-    return _walk(
-        states,
-        loaded,
-        steps,
-        lambda inputs: session.run(None, dict(zip(names, inputs, strict=True))),
-    )
+    reference = Reference(widened(loaded.proto))
+    return _walk(states, loaded, steps, reference.run)
 
 
 def _outputs(

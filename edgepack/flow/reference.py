@@ -75,6 +75,10 @@ class Reference:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # errors are raised anyway
+        if _has_branches(model):
+            # Its optimiser can crash on branches within branches of a known condition, and takes
+            # this process with it (onnxruntime 1.31; silero-vad's own file, its rate a constant).
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         source = str(model) if isinstance(model, Path) else model.SerializeToString()
         self._shapes = shapes or {}
         try:
@@ -104,6 +108,17 @@ class Reference:
         except Exception as error:
             raise ReferenceRunError(f"onnxruntime cannot run the model: {error}") from error
         return [np.asarray(output) for output in outputs]
+
+
+def _has_branches(model: Path | Any) -> bool:
+    import onnx
+
+    if isinstance(model, Path):
+        try:
+            model = onnx.load(model, load_external_data=False)
+        except Exception:  # protobuf's errors are private; onnxruntime will say what is wrong
+            return False
+    return any(node.op_type == "If" for node in model.graph.node)
 
 
 def run_reference(

@@ -5,6 +5,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
@@ -12,6 +13,7 @@ from edgepack.base.errors import ConfigError, MismatchError
 from edgepack.compiler.frontend.load import load_model
 from edgepack.flow.reference import (
     ExpectedClassError,
+    Reference,
     ReferenceInputError,
     ReferenceRunError,
     compare,
@@ -23,6 +25,7 @@ from edgepack.flow.reference import (
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo
 from edgepack.preprocess.image import ImageNotFoundError
 from edgepack.preprocess.spec import PreprocessMismatchError, PreprocessSpec
+from tests.onnx_models import one_conv
 
 
 def save(
@@ -221,3 +224,42 @@ def test_top_k() -> None:
     assert soft[0].score / soft[3].score == pytest.approx(np.exp(2))
     # Large logits must not overflow.
     assert top_k(np.array([1e4, 0], np.float32), k=1)[0].score == pytest.approx(1)
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+def test_a_model_with_branches_is_not_optimised(tmp_path: Path, as_file: bool) -> None:
+    """onnxruntime's optimiser can crash on such a model, and this process with it."""
+    value = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    names = ("then_branch", "else_branch")
+    branches = {
+        name: onnx.helper.make_graph(
+            [onnx.helper.make_node("Constant", [], ["y"], value_floats=[float(number)])],
+            name,
+            [],
+            [value],
+        )
+        for number, name in enumerate(names)
+    }
+    choice = onnx.helper.make_tensor_value_info("choice", onnx.TensorProto.BOOL, [])
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("If", ["choice"], ["y"], **branches)], "g", [choice], [value]
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    model.ir_version = 9
+    onnx.save(model, tmp_path / "m.onnx")
+    plain = one_conv(tmp_path / "plain.onnx")
+    asked = []
+    session = onnxruntime.InferenceSession
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "onnxruntime.InferenceSession",
+            lambda source, options, providers: (
+                asked.append(options.graph_optimization_level),
+                session(source, options, providers),
+            )[1],
+        )
+        reference = Reference(tmp_path / "m.onnx" if as_file else model)
+        Reference(plain if as_file else onnx.load(plain))
+    levels = onnxruntime.GraphOptimizationLevel
+    assert asked == [levels.ORT_DISABLE_ALL, levels.ORT_ENABLE_ALL]
+    assert [reference.run([np.array(b)])[0][0] for b in (True, False)] == [0.0, 1.0]
