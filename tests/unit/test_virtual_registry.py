@@ -77,7 +77,9 @@ def test_unknown_kind(rasp3b: Board) -> None:
 def test_only_full_system_boards_have_another_process_1(
     rasp3b: Board, kind: str, init: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"of kind {kind} cannot be started by {init}"):
+    with pytest.raises(
+        UsageError, match=f"of kind {kind} and suite bullseye cannot be started by {init}"
+    ):
         virtual.up(rasp3b, kind=kind, init=init)
 
 
