@@ -71,9 +71,10 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
 def emulated(folder: Path, *words: str, flags: Sequence[str] = ()) -> dict[str, Any]:
     """What the app in `folder` says under the emulator, with no library to be found."""
     qemu = require_tool("qemu-aarch64-static")
-    done = subprocess.run(
-        [qemu, *flags, folder / APP, "--json", *words], capture_output=True, text=True, check=False
-    )
+    # Always at the same addresses: with pages larger than this machine's and random ones, 5 of 100
+    # starts under qemu-user 7.2 abort, with fixed ones none.
+    argv = [require_tool("setarch"), "-R", qemu, *flags, folder / APP, "--json", *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -87,7 +88,8 @@ def test_the_app_is_one_file_that_asks_for_nothing(bundles: dict[str, Bundle]) -
     assert missing(bundle.file(APP)) == set()
     assert LIBRARY not in bundle.manifest.files
     assert bundle.manifest.versions.toolchain.endswith("(static, musl)")
-    assert "licenses/musl.txt" in bundle.manifest.files or "licenses/musl" in bundle.manifest.files
+    assert "licenses/musl" in bundle.manifest.files
+    assert "licenses/glibc-start-files" not in bundle.manifest.files
 
 
 @pytest.mark.parametrize("pages", [4096, 16384, 65536])
