@@ -41,6 +41,7 @@ COMMANDS = {
     "run": "run the deployed model on an image or a tensor",
     "service": "run what is deployed at each boot",
     "logs": "what the service on a device says, and with -f goes on saying",
+    "compare": "layer by layer beside onnxruntime: where a result goes wrong on the device",
     "bench": "time the deployed model on the device",
     "fleet": "many devices, in waves: plan, deploy, status, rollback, trust",
     "board": "virtual boards: up, down, list, ssh",

@@ -6,7 +6,7 @@ import contextlib
 import json
 import secrets
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,23 @@ _SHELL_CODES = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class Dump:
+    """Tensor `tensor` of graph.json, as it is when call `call` is done, for the .npy file `file`
+    here.
+    """
+
+    call: int
+    tensor: int
+    file: Path
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRequest:
     """What edgepack-run shall do there.
 
     One of `image`, `inputs` (.npy or .raw, in the order of the model's inputs) and
-    `golden`; `output` and `expected` are .npy files here; `options` are further options
-    as edgepack-run takes them.
+    `golden`; `output` and `expected` are .npy files here; `dumps` are written there first, and
+    then fetched; `options` are further options as edgepack-run takes them.
     """
 
     image: Path | None = None
@@ -55,6 +66,7 @@ class RunRequest:
     golden: bool = False
     output: Path | None = None
     expected: Path | None = None
+    dumps: tuple[Dump, ...] = ()
     options: tuple[str, ...] = ()
     timeout_s: float | None = None
 
@@ -80,20 +92,13 @@ def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
             f"no such folder: {request.output.parent}", hint="it is to hold the output"
         )
     app = f"{root}/current/{APP}"
-    with _temporary_folder(device, app, needed=bool(uploads or request.output)) as folder:
+    needed = bool(uploads or request.output or request.dumps)
+    with _temporary_folder(device, app, needed=needed) as folder:
         remote = {path: f"{folder}/{i}{path.suffix.lower()}" for i, path in enumerate(uploads)}
         for path, name in remote.items():
             device.put(path, name)
-        words = [word for path in request.inputs for word in ("--input", remote[path])]
-        if request.image:
-            words += ["--image", remote[request.image]]
-        if request.golden:
-            words += ["--golden"]
-        if request.expected:
-            words += ["--expected", remote[request.expected]]
-        if request.output:
-            words += ["--output", f"{folder}/output.npy"]
-        command = app_command(app, [*words, *request.options])
+        written = _written(request, folder)
+        command = app_command(app, _words(request, remote, written))
         done = device.run(command, timeout_s=request.timeout_s, check=False)
         stdout = done.stdout
         for path, name in remote.items():
@@ -103,9 +108,35 @@ def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
             for spelling in (name, name.replace("/", "\\/")):
                 stdout = stdout.replace(spelling, known)
         answer = parse_answer(device, replace(done, stdout=stdout))
-        if request.output:
-            device.get(f"{folder}/output.npy", request.output)
+        for name, local in written.items():
+            device.get(name, local)
         return answer
+
+
+def _written(request: RunRequest, folder: str) -> dict[str, Path]:
+    """What the app writes in `folder` there, and where that goes here."""
+    files = [request.output] if request.output else []
+    files += [dump.file for dump in request.dumps]
+    return {f"{folder}/made{i}.npy": file for i, file in enumerate(files)}
+
+
+def _words(
+    request: RunRequest, remote: Mapping[Path, str], written: Mapping[str, Path]
+) -> list[str]:
+    """The app's options; `remote` has the names there of what was uploaded."""
+    words = [word for path in request.inputs for word in ("--input", remote[path])]
+    if request.image:
+        words += ["--image", remote[request.image]]
+    if request.golden:
+        words += ["--golden"]
+    if request.expected:
+        words += ["--expected", remote[request.expected]]
+    names = list(written)
+    if request.output:
+        words += ["--output", names.pop(0)]
+    for name, dump in zip(names, request.dumps, strict=True):
+        words += ["--dump", f"{dump.call}:{dump.tensor}:{name}"]
+    return [*words, *request.options]
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from edgepack.bundle.bundle import Bundle, make_bundle
 from edgepack.bundle.service import Service
 from edgepack.bundle.verified import Verified
 from edgepack.compiler import CompiledModel, compile_apart
-from edgepack.compiler.backend.report import LayerReport
+from edgepack.compiler.backend.report import LayerReport, Stored
 from edgepack.compiler.limited import limits_for
 from edgepack.flow.project import Project, read_labels
 from edgepack.flow.reference import make_golden
@@ -311,7 +311,14 @@ def _read_compiled(folder: Path) -> CompiledModel:
             for item in meta[key]
         )
     meta["layers"] = tuple(
-        LayerReport(**{**item, "shape": tuple(item["shape"])}) for item in meta["layers"]
+        LayerReport(
+            **{
+                **item,
+                "shape": tuple(item["shape"]),
+                "stored": Stored(**item["stored"]) if item["stored"] else None,
+            }
+        )
+        for item in meta["layers"]
     )
     return CompiledModel(
         folder=folder,

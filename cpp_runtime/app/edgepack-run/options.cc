@@ -21,6 +21,21 @@ double ToTolerance(const std::string& flag, const std::string& text) {
   return value;
 }
 
+/// "CALL:TENSOR:FILE".
+Dump ToDump(const std::string& text) {
+  const std::size_t first = text.find(':');
+  const std::size_t second = first == std::string::npos ? first : text.find(':', first + 1);
+  if (second == std::string::npos || second + 1 == text.size()) {
+    throw UsageError("--dump: '" + text + "' is not CALL:TENSOR:FILE",
+                     "for example --dump 7:19:/tmp/layer.npy");
+  }
+  const auto number = [](const std::string& digits) {
+    return static_cast<std::size_t>(WholeNumber("--dump", digits, 0, kMaxRuns));
+  };
+  return {number(text.substr(0, first)), number(text.substr(first + 1, second - first - 1)),
+          text.substr(second + 1)};
+}
+
 void CheckCombination(const Options& options) {
   if (options.version || options.help) return;
   const int sources = static_cast<int>(options.image.has_value()) +
@@ -36,6 +51,10 @@ void CheckCombination(const Options& options) {
   }
   if (options.profile && !options.bench) {
     throw UsageError("--profile needs --bench", "for example --bench 20 --profile");
+  }
+  if (!options.dumps.empty() && (options.bench || options.watch || options.preprocess_only)) {
+    throw UsageError("--dump is for a single run",
+                     "leave out --bench, --watch and --preprocess-only");
   }
   if (options.results && !options.watch) throw UsageError("--results needs --watch");
   if (options.watch && (!options.outputs.empty() || !options.expected.empty() || options.bench)) {
@@ -76,6 +95,7 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--input", [&](Value text) { options.inputs.emplace_back(text); }},
       {"--output", [&](Value text) { options.outputs.emplace_back(text); }},
       {"--expected", [&](Value text) { options.expected.emplace_back(text); }},
+      {"--dump", [&](Value text) { options.dumps.push_back(ToDump(text)); }},
       {"--tolerance", [&](Value text) { options.tolerance = ToTolerance("--tolerance", text); }},
       {"--top", [&](Value text) { options.top = WholeNumber("--top", text, 0, kMaxRuns); }},
       {"--bench", [&](Value text) { options.bench = WholeNumber("--bench", text, 1, kMaxRuns); }},
@@ -107,6 +127,9 @@ usage: edgepack-run (--image FILE | --input FILE ... | --golden | --watch FOLDER
                        counts starts: a photo that ended the program twice gets an error
   --output FILE        write an output as .npy; repeat for several
   --expected FILE      compare an output with this .npy; repeat for several
+  --dump CALL:TENSOR:FILE
+                       write a tensor of graph.json as .npy when a call is done, both by number:
+                       the result of a layer; repeat for several
   --tolerance T        largest error over largest reference value that is ok (1e-4)
   --top N              print the N best classes (5, if the output is one vector of scores)
   --bench N            time N runs, after

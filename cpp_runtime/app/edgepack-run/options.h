@@ -1,11 +1,19 @@
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace edgepack {
+
+/// A tensor of the plan that is written to a file when a kernel call is done.
+struct Dump {
+  std::size_t call = 0;
+  std::size_t tensor = 0;
+  std::filesystem::path file;
+};
 
 /// The command line of edgepack-run.
 struct Options {
@@ -17,6 +25,7 @@ struct Options {
   bool golden = false;
   std::vector<std::filesystem::path> outputs;
   std::vector<std::filesystem::path> expected;
+  std::vector<Dump> dumps;
   double tolerance = 1e-4;
   std::optional<int> top;
   std::optional<int> bench;

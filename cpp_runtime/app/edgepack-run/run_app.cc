@@ -202,7 +202,33 @@ class InputCopies {
   std::vector<std::vector<char>> copies_;
 };
 
+void WriteTensor(const std::filesystem::path& path, const TensorView& tensor) {
+  WriteNpy(path, tensor.info->dtype, tensor.info->shape, tensor.data);
+}
+
+/// A run that writes what --dump asks for.
+void RunAndDump(const std::vector<Dump>& dumps, Model* model) {
+  for (const Dump& dump : dumps) {
+    if (dump.call >= model->layers().size()) {
+      throw ModelInputError("the plan has " + std::to_string(model->layers().size()) +
+                            " calls, there is no number " + std::to_string(dump.call));
+    }
+    (void)model->tensor(dump.tensor);
+  }
+  model->Run([&](std::size_t call) {
+    for (const Dump& dump : dumps) {
+      if (dump.call == call) WriteTensor(dump.file, model->tensor(dump.tensor));
+    }
+  });
+}
+
 void Run(const Options& options, Model* model, Report* report) {
+  if (!options.dumps.empty()) {
+    const Stopwatch run;
+    RunAndDump(options.dumps, model);
+    report->run_ms = run.ms();
+    return;
+  }
   if (!options.bench) {
     const Stopwatch run;
     model->Run();
@@ -340,8 +366,7 @@ Report Execute(const Options& options) {
   CompareOutputs(options, bundle, model, &report);
   FindTop(options, bundle, model, &report);
   for (std::size_t i = 0; i < options.outputs.size(); ++i) {
-    const TensorView& output = model.outputs()[i];
-    WriteNpy(options.outputs[i], output.info->dtype, output.info->shape, output.data);
+    WriteTensor(options.outputs[i], model.outputs()[i]);
   }
   report.rss_peak_bytes = PeakRssBytes();
   return report;

@@ -203,17 +203,31 @@ void Model::Run() {
   state_->CutOutputs();
 }
 
+void Model::Run(const std::function<void(std::size_t)>& after) {
+  for (std::size_t i = 0; i < state_->calls.size(); ++i) {
+    state_->CallKernel(i);
+    after(i);
+  }
+  state_->CutOutputs();
+}
+
 void Model::Run(std::vector<double>* times_ms) {
   using Clock = std::chrono::steady_clock;
   times_ms->resize(state_->calls.size());
   Clock::time_point start = Clock::now();
-  for (std::size_t i = 0; i < state_->calls.size(); ++i) {
-    state_->CallKernel(i);
+  Run([&](std::size_t i) {
     const Clock::time_point end = Clock::now();
     (*times_ms)[i] = std::chrono::duration<double, std::milli>(end - start).count();
     start = end;
+  });
+}
+
+TensorView Model::tensor(std::size_t index) const {
+  if (index >= state_->tensors.size()) {
+    throw ModelInputError("the plan has " + std::to_string(state_->tensors.size()) +
+                          " tensors, there is no number " + std::to_string(index));
   }
-  state_->CutOutputs();
+  return state_->View(index);
 }
 
 }  // namespace edgepack

@@ -61,4 +61,11 @@ void WriteFloats(const std::filesystem::path& path, const Shape& shape,
   WriteNpy(path, DType::kFloat32, shape, values.data());
 }
 
+std::vector<float> ReadFloats(const std::filesystem::path& path) {
+  const NpyFile file = NpyFile::Open(path);
+  REQUIRE(file.info().dtype == DType::kFloat32);
+  const auto* values = static_cast<const float*>(file.data());
+  return {values, values + file.info().size()};
+}
+
 }  // namespace edgepack::testing

@@ -23,5 +23,6 @@ void WriteBundle(const std::filesystem::path& folder);
 TensorInfo Info(DType dtype, Shape shape);
 void WriteFloats(const std::filesystem::path& path, const Shape& shape,
                  const std::vector<float>& values);
+std::vector<float> ReadFloats(const std::filesystem::path& path);
 
 }  // namespace edgepack::testing

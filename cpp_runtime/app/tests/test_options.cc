@@ -15,16 +15,16 @@ std::string ParseError(const std::vector<std::string>& words) {
 
 TEST_CASE("options are read") {
   const Options options =
-      ParseOptions({"--input",     "a.npy", "--input=b.npy", "--output", "c.npy",
-                    "--tolerance", "1e-3",  "--bench",       "10",       "--warmup=0",
-                    "--threads",   "2",     "--affinity",    "0,2-3",    "--json",
-                    "--top",       "3",     "--expected",    "d.npy",    "--bundle",
-                    "/b"});
+      ParseOptions({"--input",          "a.npy", "--input=b.npy", "--output",  "c.npy",
+                    "--tolerance",      "1e-3",  "--warmup=0",    "--threads", "2",
+                    "--affinity",       "0,2-3", "--json",        "--top",     "3",
+                    "--expected",       "d.npy", "--bundle",      "/b",        "--dump",
+                    "7:19:/tmp/a:b.npy"});
   CHECK(options.inputs.size() == 2);
   CHECK(options.inputs[1] == "b.npy");
   CHECK(options.outputs.at(0) == "c.npy");
   CHECK(options.tolerance == 1e-3);
-  CHECK(options.bench == 10);
+  CHECK(ParseOptions({"--golden", "--bench", "10"}).bench == 10);
   CHECK(options.warmup == 0);
   CHECK(options.threads == 2);
   CHECK(options.affinity == "0,2-3");
@@ -32,6 +32,9 @@ TEST_CASE("options are read") {
   CHECK(options.top == 3);
   CHECK(options.expected.at(0) == "d.npy");
   CHECK(options.bundle == "/b");
+  CHECK(options.dumps.at(0).call == 7);
+  CHECK(options.dumps.at(0).tensor == 19);
+  CHECK(options.dumps.at(0).file == "/tmp/a:b.npy");
   CHECK(ParseOptions({"--golden", "--bench", "2", "--profile"}).profile);
   CHECK(ParseOptions({"--help"}).help);
   CHECK(ParseOptions({"--version"}).version);
@@ -46,6 +49,11 @@ TEST_CASE("mistakes") {
   CHECK(Contains(ParseError({"--golden", "--preprocess-only"}), "need --image"));
   CHECK(
       Contains(ParseError({"--image", "a", "--preprocess-only", "--bench", "1"}), "does not run"));
+  for (const char* value : {"", "7", "7:1", "7:1:", ":1:f", "7::f", "-1:2:f", "1:x:f"}) {
+    CAPTURE(value);
+    CHECK(Contains(ParseError({"--golden", "--dump", value}), "--dump: '"));
+  }
+  CHECK(Contains(ParseError({"--golden", "--bench", "1", "--dump", "1:2:f"}), "single run"));
   for (const char* value : {"", "x", "0", "-1", "1.5", "2x", "99999999999"}) {
     CAPTURE(value);
     CHECK(Contains(ParseError({"--golden", "--bench", value}), "--bench: '"));

@@ -80,6 +80,24 @@ TEST_CASE("a profile has every call") {
   CHECK(shares == doctest::Approx(1));
 }
 
+TEST_CASE("results of layers are written while they are there") {
+  const TempFolder folder;
+  WriteBundle(folder.path());
+  const std::string sum = (folder / "sum.npy").string();
+  const std::string again = (folder / "again.npy").string();
+  // The first call's result, and the same memory after the second call, which left it alone.
+  CHECK(Run(folder, {"--golden", "--dump", "0:2:" + sum, "--dump", "1:2:" + again}).code == 0);
+  CHECK(ReadFloats(sum) == std::vector<float>{11, 22, 33, 44});
+  CHECK(ReadFloats(again) == ReadFloats(sum));
+
+  const Result call = Run(folder, {"--golden", "--dump", "2:2:" + sum});
+  CHECK(call.code == 3);
+  CHECK(Contains(call.err, "the plan has 2 calls, there is no number 2"));
+  const Result tensor = Run(folder, {"--golden", "--dump", "1:4:" + sum});
+  CHECK(tensor.code == 3);
+  CHECK(Contains(tensor.err, "the plan has 4 tensors, there is no number 4"));
+}
+
 TEST_CASE("each run gets its inputs anew") {
   const TempFolder folder;
   WriteBundle(folder.path());

@@ -2,9 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
 
 from edgepack.model import TensorInfo
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """How a kernel's result lies in memory: images in blocks of `block` channels, `top` rows and
+    `left` columns into a halo of zeros; with a block of 0 as NCHW.
+    """
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+    block: int = 0
+    top: int = 0
+    left: int = 0
+
+    def plain(self, stored: Array, shape: Sequence[int]) -> Array:
+        """The tensor as the model has it, in `shape`, of what lies in memory.
+
+        Four dimensions are NCHW; of others the last one holds the channels. Raises ValueError if
+        `stored` cannot be it.
+        """
+        values = stored
+        if self.block:
+            blocks = -(-self.channels // self.block)
+            values = stored.reshape(self.batch, blocks, *stored.shape[-3:])
+            bottom, right = self.top + self.height, self.left + self.width
+            values = values[:, :, self.top : bottom, self.left : right]
+            values = values.transpose(0, 1, 4, 2, 3)
+            values = values.reshape(self.batch, -1, self.height, self.width)[:, : self.channels]
+        if len(shape) != 4:
+            values = values.transpose(0, 2, 3, 1)
+        return values.reshape(shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +57,10 @@ class LayerReport:
     it, `tile` the register tile as pixels x vectors. `macs` are multiply-adds, `cycles` the
     cost model's estimate for one core (0: none was made), `nbytes` what is read and written,
     each tensor once.
+
+    `result` tells where its result is found: among the call's arguments, and `stored` how (None:
+    as the model has it). `value` is the ONNX tensor that the result is; "" if it is none, or if
+    that is not known.
     """
 
     kernel: str
@@ -29,6 +72,9 @@ class LayerReport:
     macs: int
     cycles: float
     nbytes: int
+    value: str = ""
+    result: int = -1
+    stored: Stored | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,8 +121,11 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self, op_name: str, inputs: list[relax.Expr], attrs: dict[str, Any], opset: int
     ) -> relax.Expr:
         name = attrs["tvm_custom"]["name"]
-        self.bb.origin = Origin(operator=op_name, name=name)
         self.node = self.nodes.get(name, self.node)
+        results = [result for result in self.node.output if result]
+        self.bb.origin = Origin(
+            operator=op_name, name=name, result=results[0] if len(results) == 1 else ""
+        )
         apart.at(f"importing {op_name} '{name}'")
         by_tvm = super()._convert_operator
         own = OPERATORS.get(op_name, Operator()).convert

@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from edgepack.base import apart
-from edgepack.compiler.backend.report import LayerReport
+from edgepack.compiler.backend.report import LayerReport, Stored
 from edgepack.compiler.backend.storage import joint as joint_of
 from edgepack.compiler.backend.storage import view
 from edgepack.compiler.layers.layer import Layer, Value
@@ -102,6 +102,7 @@ class _Emitter:
         self.builder = relax.BlockBuilder()
         self.kernels = _Kernels()
         self.reports: list[LayerReport] = []
+        self.results = _results(main)
         # Values whose pixels the cores shared when they were made; see `LayerSite`.
         self.by_pixels: set[Value] = set()
         # Where each value is, in the new function: plain as the model has it, or blocked.
@@ -152,6 +153,8 @@ class _Emitter:
             mean=site.mean.shape if site.mean else None,
             shown=shape_of(layer.output),
             origin=merge(origin_of(value) for _, value in layer.bindings),
+            value=self.results.get(layer.output, ""),
+            stored=_stored(site.output),
         )
         if layer.mean is not None:
             self.blocked[layer.mean] = self.builder.emit(relax.TupleGetItem(made, 1))
@@ -193,6 +196,7 @@ class _Emitter:
             dtype=made.dtype,
             shown=shape_of(var),
             origin=origin_of(value),
+            value=self.results.get(var, ""),
         )
         return self.builder.emit(view(result, shape_of(var)))
 
@@ -207,10 +211,13 @@ class _Emitter:
         dtype: str,
         mean: Sequence[int] | None = None,
         origin: Origin | None = _LAYOUT_CHANGE,
+        value: str = "",
+        stored: Stored | None = None,
     ) -> relax.Expr:
         """Emit a kernel's call; its result has `shape`, and is `shown` in the report.
 
-        With a `mean`, the shape of a second result, it returns a tuple.
+        `value` and `stored` are the report's. With a `mean`, the shape of a second result, it
+        returns a tuple.
         """
         name = self.kernels.add(kernel.name, kernel.function)
         types = [relax.TensorType(list(dims), dtype) for dims in (shape, mean) if dims]
@@ -230,6 +237,9 @@ class _Emitter:
                     product(shape_of_type(tensor)) * np.dtype(str(tensor.dtype)).itemsize
                     for tensor in tensors
                 ),
+                value=value,
+                result=len(read),
+                stored=stored,
             )
         )
         return self.builder.emit(call)
@@ -292,6 +302,39 @@ class _Emitter:
             arguments = [self._substitute(argument) for argument in expr.args]
             return relax.Call(expr.op, arguments, expr.attrs, expr.ty_args)
         return expr
+
+
+def _results(main: relax.Function) -> dict[Value, str]:
+    """The ONNX tensor that a value is, for those that are one."""
+    bindings = [binding for block in main.body.blocks for binding in block.bindings]
+    last: dict[Origin, Value] = {}
+    for binding in bindings:
+        origin = origin_of(binding.value)
+        if origin is not None and origin.result:
+            last[origin] = binding.var
+    found = {value: origin.result for origin, value in last.items()}
+    for binding in reversed(bindings):
+        # What is only reshaped to be it has its elements.
+        value = binding.value
+        is_reshape = isinstance(value, relax.Call) and value.op == _RESHAPE
+        if is_reshape and binding.var in found and isinstance(value.args[0], relax.Var):
+            found.setdefault(value.args[0], found[binding.var])
+    return found
+
+
+_RESHAPE = tvm.ir.Op.get("relax.reshape")
+
+
+def _stored(layout: Blocked) -> Stored:
+    return Stored(
+        batch=layout.batch,
+        channels=layout.channels,
+        height=layout.height,
+        width=layout.width,
+        block=0 if layout.planar else layout.block,
+        top=layout.halo.top,
+        left=layout.halo.left,
+    )
 
 
 def _same_bytes(layout: Blocked) -> bool:

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -58,6 +59,13 @@ class Model {
   /// The same, and writes the milliseconds of each kernel call, one per layer, to `times_ms`. The
   /// clock is std::chrono::steady_clock, read once between two calls.
   void Run(std::vector<double>* times_ms);
+
+  /// The same, and calls `after` behind each kernel call, with the layer's index.
+  void Run(const std::function<void(std::size_t)>& after);
+
+  /// What lies at tensor `index` of graph.json now: between two calls of a run, results of
+  /// layers. Throws ModelInputError if there is none.
+  [[nodiscard]] TensorView tensor(std::size_t index) const;
 
  private:
   struct State;

@@ -1,0 +1,108 @@
+"""`edgepack compare`: the deployed model layer by layer, beside the reference."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgepack.base.errors import MismatchError, UsageError
+from edgepack.cli.console import Console, table
+from edgepack.cli.options import add_device, add_job, open_release, project_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from edgepack.flow.compare import Compared, LayerError
+
+_SHOWN = 12
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_job(parser)
+    add_device(parser, timeout_s=None)
+    parser.add_argument(
+        "--input",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help=".npy, one for each input of the model, in order (default: the golden input)",
+    )
+    parser.add_argument("--all", action="store_true", help="print every layer, not the worst")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Compare, and name the first layer that diverges."""
+    from edgepack.flow.compare import compare_layers
+    from edgepack.flow.job import make_job
+
+    project = project_of(args)
+    job = make_job(project)
+    inputs = [_load(path) for path in args.input]
+    args.name, args.board = project.name, job.board.name
+    args.device, args.root = project.device, project.root
+    device, root = open_release(args, console)
+    try:
+        found = compare_layers(job, device, root, inputs=inputs, progress=console)
+        where = f"{root} on {device.name}"
+    finally:
+        device.close()
+    console.data(found.to_dict(), "\n".join(_lines(found, where, every=args.all)))
+    return 0 if found.first is None else MismatchError.exit_code
+
+
+def _load(path: Path) -> npt.NDArray[Any]:
+    import numpy as np
+
+    try:
+        array: npt.NDArray[Any] = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"--input: cannot read {path}: {error}") from None
+    return array
+
+
+def _lines(found: Compared, where: str, *, every: bool) -> list[str]:
+    lines = [
+        f"{where}: {len(found.layers)} of {found.calls} calls compared with onnxruntime, "
+        f"limit {found.tolerance:.0e} of a layer's largest value"
+    ]
+    if not found.same_plan:
+        lines.append("its graph.json is not what this project compiles to: deployed from another?")
+    first = found.first
+    shown = list(found.layers)
+    if not every:
+        shown = sorted(found.layers, key=lambda layer: -layer.relative)[:_SHOWN]
+        shown = sorted({*shown, *([first] if first else [])}, key=lambda layer: layer.call)
+    rows = [_row(layer) for layer in shown]
+    lines += ["", table(rows, ("CALL", "NODE", "OPERATOR", "RULE", "SHAPE", "ERROR", "OF MAX", ""))]
+    if len(shown) < len(found.layers):
+        lines.append(f"the {len(shown)} worst of {len(found.layers)}: --all prints every one")
+    lines.append("")
+    if first is None:
+        lines.append("no layer diverges")
+    else:
+        lines.append(
+            f"first to diverge: call {first.call}, {first.operator} '{first.layer}', which makes "
+            f"'{first.value}' {_shape(first)}, by rule {first.rule} for {found.cpu}"
+        )
+    return lines
+
+
+def _row(layer: LayerError) -> tuple[object, ...]:
+    return (
+        layer.call,
+        layer.layer,
+        layer.operator,
+        layer.rule,
+        _shape(layer),
+        f"{layer.max_abs_error:.2g}",
+        f"{layer.relative:.1e}",
+        "" if layer.ok else "diverges",
+    )
+
+
+def _shape(layer: LayerError) -> str:
+    return "x".join(map(str, layer.shape)) or "scalar"

@@ -1,0 +1,174 @@
+"""`edgepack compare`: planted faults are found, and named, on a device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgepack.boards import get_board
+from edgepack.bundle.manifest import GRAPH, PARAMS
+from edgepack.cli import main
+from edgepack.compiler.backend.report import Stored
+from edgepack.device import Device, open_device
+from edgepack.flow.compare import Compared, compare_layers
+from edgepack.flow.job import Job, make_job, package_job
+from edgepack.flow.project import load_project
+from tests.boards import own_boards
+from tests.onnx_models import Builder
+
+ROOT = "edgepack/net"
+
+
+def net(path: Path, epsilon: float = 1e-5) -> Path:
+    """Convolutions of equal and of other shapes, a batch normalisation, a residual, a product."""
+    b = Builder(5)
+    stem = b.conv("image", 3, 8, strides=[2, 2])
+    statistics = [b.weight(8), b.weight(8), b.weight(8), b.const(b.random.uniform(0, 1e-3, 8), "f")]
+    normal = b.op("BatchNormalization", stem, *statistics, epsilon=epsilon)
+    one = b.op("Relu", b.conv(b.op("Relu", normal), 8, 8))
+    other = b.op("Sigmoid", b.conv(one, 8, 8))
+    total = b.op("Add", b.conv(other, 8, 8), one)
+    vector = b.op("Flatten", b.op("GlobalAveragePool", total))
+    b.op("Gemm", vector, b.weight(8, 5), b.weight(5), outputs=["scores"])
+    return b.save(path, {"image": [1, 3, 18, 22]}, {"scores": [1, 5]})
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("net")
+    net(folder / "net.onnx")
+    file = folder / "edgepack.toml"
+    text = '[project]\nmodel = "net.onnx"\nboard = "rasp3b"\ndevice = "virtual"\nverify = false\n'
+    file.write_text(text)
+    return file
+
+
+@pytest.fixture(scope="module")
+def job(project: Path) -> Job:
+    return make_job(load_project(project))
+
+
+@pytest.fixture(scope="module")
+def device(project: Path) -> Iterator[Device]:
+    """A board with the model on it."""
+    with own_boards():
+        assert main(["deploy", "--project", str(project)]) == 0
+        device = open_device("virtual", get_board("rasp3b"))
+        yield device
+        device.close()
+
+
+@pytest.fixture
+def damage(device: Device, tmp_path: Path) -> Iterator[Callable[[str, Callable[[Any], Any]], None]]:
+    """Changes a file of the release there; it is put back in the end."""
+    changed: list[str] = []
+
+    def change(name: str, edit: Callable[[Any], Any]) -> None:
+        path, local = f"{ROOT}/current/{name}", tmp_path / "file"
+        device.run(f"chmod u+w {path} $(dirname {path}) && cp -p {path} {path}.was")
+        changed.append(path)
+        device.get(path, local)
+        local.write_bytes(edit(local.read_bytes()))
+        # The chunks of an earlier release may be the same file.
+        device.run(f"rm {path}")
+        device.put(local, path)
+
+    yield change
+    for path in changed:
+        device.run(f"mv -f {path}.was {path}")
+
+
+def found_on(device: Device, job: Job) -> Compared:
+    return compare_layers(job, device, ROOT)
+
+
+def test_no_layer_diverges_where_nothing_is_wrong(
+    device: Device, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "--project", str(project), "--all"]) == 0
+    printed = capsys.readouterr().out
+    assert "no layer diverges" in printed
+    # Every layer that is one: all convolutions, with what follows them, and the product.
+    for node in ("Conv_0", "Conv_3", "Conv_5", "Conv_7", "Gemm_11"):
+        assert f" {node} " in printed
+
+
+def test_a_changed_weight(
+    device: Device, job: Job, damage: Callable[[str, Callable[[Any], Any]], None]
+) -> None:
+    plan: dict[str, Any] = {}
+    damage(GRAPH, lambda content: plan.update(json.loads(content)) or content)
+    call = next(c for c in plan["calls"] if c["layer"]["name"] == "Conv_7")
+    largest = max(
+        (plan["tensors"][i] for i in call["args"] if plan["tensors"][i]["storage"] == "params"),
+        key=lambda tensor: tensor["bytes"],
+    )
+
+    def edit(content: bytes) -> bytes:
+        values = np.frombuffer(content, np.float32).copy()
+        first = largest["offset"] // 4
+        where = first + int(np.abs(values[first : first + largest["bytes"] // 4]).argmax())
+        values[where] *= 1.5
+        return values.tobytes()
+
+    damage(PARAMS, edit)
+    compared = found_on(device, job)
+    assert compared.same_plan
+    first = compared.first
+    assert first is not None
+    assert first.layer == "Conv_7"
+    # What comes before is untouched, and the output shows it.
+    assert [layer.ok for layer in compared.layers].index(False) > 1
+    assert not compared.layers[-1].ok
+
+
+def test_a_swapped_kernel(
+    device: Device, job: Job, damage: Callable[[str, Callable[[Any], Any]], None]
+) -> None:
+    """The convolution with Relu is called where the one with Sigmoid is due, and vice versa."""
+
+    def edit(content: bytes) -> bytes:
+        graph = json.loads(content)
+        calls = {call["layer"]["name"]: call for call in graph["calls"]}
+        one, other = calls["Conv_3"], calls["Conv_5"]
+        assert one["kernel"] != other["kernel"]
+        one["kernel"], other["kernel"] = other["kernel"], one["kernel"]
+        return json.dumps(graph).encode()
+
+    damage(GRAPH, edit)
+    compared = found_on(device, job)
+    assert not compared.same_plan
+    assert compared.first is not None
+    assert compared.first.layer == "Conv_3"
+
+
+def test_another_epsilon(device: Device, job: Job, tmp_path: Path) -> None:
+    """The device has the model of another export; everything else is the same."""
+    other = replace(job.project, model=net(tmp_path / "net.onnx", epsilon=1e-3))
+    bundle = package_job(make_job(other), tmp_path / "bundle")
+    deploy = ["deploy", "--bundle", str(bundle.path)]
+    assert main([*deploy, "--board", "rasp3b", "--device", "virtual", "--root", ROOT]) == 0
+    compared = found_on(device, job)
+    assert compared.same_plan
+    assert compared.first is not None
+    assert compared.first.layer == "Conv_0"
+
+
+def test_a_blocked_image_is_read_as_the_model_has_it() -> None:
+    """Every element is its own place, written down by the layout's definition."""
+    n, c, h, w, block, top, left = 2, 6, 3, 4, 4, 1, 2
+    stored = np.full((n * 2, top + h + 1, left + w, block), -1.0, np.float32)
+    for index in np.ndindex(n, c, h, w):
+        image, channel, row, column = index
+        place = (image * 2 + channel // block, top + row, left + column, channel % block)
+        stored[place] = np.ravel_multi_index(index, (n, c, h, w))
+    layout = Stored(batch=n, channels=c, height=h, width=w, block=block, top=top, left=left)
+    np.testing.assert_array_equal(
+        layout.plain(stored, (n, c, h, w)).ravel(), np.arange(n * c * h * w)
+    )
