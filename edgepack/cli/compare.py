@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from edgepack.cli.options import add_device, add_job, open_release, project_of
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from edgepack.flow.compare import Compared, LayerError
+    from edgepack.flow.compare import Changed, Compared, LayerError
 
 _SHOWN = 12
 
@@ -30,15 +31,25 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=".npy, one for each input of the model, in order (default: the golden input)",
     )
+    parser.add_argument(
+        "--release",
+        metavar="ID",
+        help="what changed from this release on the device to the current one, instead",
+    )
     parser.add_argument("--all", action="store_true", help="print every layer, not the worst")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Compare, and name the first layer that diverges."""
-    from edgepack.flow.compare import compare_layers
+    from edgepack.flow.compare import compare_layers, compare_releases
     from edgepack.flow.job import make_job
 
+    if args.release is not None and not re.fullmatch("[0-9a-f]{12}", args.release):
+        raise UsageError(
+            f"--release: {args.release!r} is not 12 hex digits",
+            hint="edgepack status --json lists the releases there",
+        )
     project = project_of(args)
     job = make_job(project)
     inputs = [_load(path) for path in args.input]
@@ -46,6 +57,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
     args.device, args.root = project.device, project.root
     device, root = open_release(args, console)
     try:
+        if args.release is not None:
+            changed = compare_releases(
+                job, device, root, args.release, inputs=inputs, progress=console
+            )
+            console.data(changed.to_dict(), "\n".join(_changes(changed)))
+            return 0
         found = compare_layers(job, device, root, inputs=inputs, progress=console)
         where = f"{root} on {device.name}"
     finally:
@@ -87,6 +104,31 @@ def _lines(found: Compared, where: str, *, every: bool) -> list[str]:
         lines.append(
             f"first to diverge: call {first.call}, {first.operator} '{first.layer}', which makes "
             f"'{first.value}' {_shape(first)}, by rule {first.rule} for {found.cpu}"
+        )
+    return lines
+
+
+def _changes(found: Changed) -> list[str]:
+    lines = [f"release {found.current}, current, beside {found.other}:"]
+    lines += [f"{name:<10} {was} -> {now}" for name, now, was in found.facts]
+    lines.append(f"files      {', '.join(found.files) or 'all the same'}")
+    output = found.output
+    if output.max_abs_error == 0:
+        lines.append("output     the same, bit for bit")
+    else:
+        lines.append(
+            f"output     differs by {output.max_abs_error:.2g} where the largest value was "
+            f"{output.max_abs_reference:.2g}"
+        )
+    first = found.first
+    if not found.layers:
+        lines.append("layers     not compared: their plans are not what this project compiles to")
+    elif first is None:
+        lines.append("layers     all the same, bit for bit")
+    else:
+        lines.append(
+            f"layers     the first that differs is call {first.call}, {first.operator} "
+            f"'{first.layer}', by {first.max_abs_error:.2g} of {first.max_abs_reference:.2g}"
         )
     return lines
 

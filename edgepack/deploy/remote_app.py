@@ -54,7 +54,7 @@ class Dump:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What edgepack-run shall do there.
+    """What edgepack-run of a release shall do there, of the current one if `release` is empty.
 
     One of `image`, `inputs` (.npy or .raw, in the order of the model's inputs) and
     `golden`; `output` and `expected` are .npy files here; `dumps` are written there first, and
@@ -67,6 +67,7 @@ class RunRequest:
     output: Path | None = None
     expected: Path | None = None
     dumps: tuple[Dump, ...] = ()
+    release: str = ""
     options: tuple[str, ...] = ()
     timeout_s: float | None = None
 
@@ -77,7 +78,7 @@ def run_on_device(device: Device, root: str, request: RunRequest) -> dict[str, A
 
 
 def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
-    """Run the current release below `root`.
+    """Run a release below `root`.
 
     Files go to a temporary folder there and are removed again. Raises RemoteError if
     nothing is deployed or the app fails, SenselessError for an answer that is none, and the
@@ -91,7 +92,7 @@ def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
         raise UsageError(
             f"no such folder: {request.output.parent}", hint="it is to hold the output"
         )
-    app = f"{root}/current/{APP}"
+    app = f"{release_folder(root, request.release)}/{APP}"
     needed = bool(uploads or request.output or request.dumps)
     with _temporary_folder(device, app, needed=needed) as folder:
         remote = {path: f"{folder}/{i}{path.suffix.lower()}" for i, path in enumerate(uploads)}
@@ -111,6 +112,11 @@ def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
         for name, local in written.items():
             device.get(name, local)
         return answer
+
+
+def release_folder(root: str, release: str = "") -> str:
+    """Where a release is below `root`, the current one without a name."""
+    return f"{root}/releases/{release}" if release else f"{root}/current"
 
 
 def _written(request: RunRequest, folder: str) -> dict[str, Path]:

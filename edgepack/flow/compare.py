@@ -19,14 +19,20 @@ import numpy as np
 from edgepack.base.errors import MismatchError, ModelError
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_json
-from edgepack.bundle.manifest import GRAPH
+from edgepack.bundle.manifest import (
+    GRAPH,
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    parse_manifest,
+)
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.deploy.answers import SenselessError
-from edgepack.deploy.remote_app import Dump, RunRequest, ask_app
+from edgepack.deploy.remote_app import Dump, RunRequest, ask_app, release_folder
 from edgepack.device import Device
 from edgepack.flow.job import Job, compile_job
-from edgepack.flow.reference import Array, compare, make_golden, run_reference
+from edgepack.flow.reference import Array, Comparison, compare, make_golden, run_reference
 from edgepack.model import LoadedModel, infer_shapes
 
 # What is written on the device at a time, at least one tensor: its temporary files may be memory.
@@ -83,15 +89,6 @@ class Compared:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; what is not finite is null."""
-        layers = []
-        for layer in self.layers:
-            known = {**asdict(layer), "relative_error": layer.relative}
-            layers.append(
-                {
-                    key: None if isinstance(value, float) and not np.isfinite(value) else value
-                    for key, value in known.items()
-                }
-            )
         return {
             "board": self.board,
             "cpu": self.cpu,
@@ -99,8 +96,55 @@ class Compared:
             "calls": self.calls,
             "same_plan": self.same_plan,
             "first_diverging": None if self.first is None else self.first.call,
-            "layers": layers,
+            "layers": [_as_json(layer) for layer in self.layers],
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changed:
+    """What is different between the current release and another one on the same device.
+
+    `facts` are parts of the manifests that differ, (name, current, other); `files` the names of
+    files that differ or that one of them lacks. `output` is the model's first output and `layers`
+    the results of the layers, the current release's error being its distance from the other's;
+    there are none unless both have the plan that this project compiles to.
+    """
+
+    current: str
+    other: str
+    facts: tuple[tuple[str, str, str], ...]
+    files: tuple[str, ...]
+    output: Comparison
+    layers: tuple[LayerError, ...]
+
+    @property
+    def first(self) -> LayerError | None:
+        """The first layer that is not the same to the bit."""
+        return next((layer for layer in self.layers if layer.max_abs_error), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; what is not finite is null."""
+        return {
+            "current": self.current,
+            "other": self.other,
+            "facts": {name: {"current": now, "other": was} for name, now, was in self.facts},
+            "files": list(self.files),
+            "output": {
+                "max_abs_difference": _finite(self.output.max_abs_error),
+                "max_abs_other": self.output.max_abs_reference,
+            },
+            "first_differing": None if self.first is None else self.first.call,
+            "layers": [_as_json(layer) for layer in self.layers],
+        }
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def _as_json(layer: LayerError) -> dict[str, Any]:
+    known = {**asdict(layer), "relative_error": layer.relative}
+    return {k: _finite(v) if isinstance(v, float) else v for k, v in known.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,10 +163,7 @@ class _Point:
 
     def read(self, path: Path, device: str) -> Array:
         """What the device wrote, in the order of the model's tensor."""
-        try:
-            found = np.load(path, allow_pickle=False)
-        except (ValueError, OSError, EOFError) as error:
-            raise SenselessError(f"{device}: no .npy file came from it: {error}") from None
+        found = _load(path, device)
         if found.shape != self.stored_shape or found.dtype != self.dtype:
             raise SenselessError(
                 f"{device}: tensor {self.tensor} is {found.dtype} {found.shape} there, "
@@ -148,10 +189,7 @@ def compare_layers(
     `SenselessError` if the plan there is of another model.
     """
     compiled = compile_job(job, progress=progress)
-    given = (
-        tuple(inputs)
-        or make_golden(job.model, preprocess=job.preprocess, image=job.project.golden_image).inputs
-    )
+    given = tuple(inputs) or _golden(job)
     points = list(_points(compiled, _tensors(job.model)))
     if not points:
         raise ModelError(
@@ -159,37 +197,131 @@ def compare_layers(
             hint="compare its outputs: edgepack run --golden",
         )
     found: list[LayerError] = []
-    with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
-        folder = Path(name)
-        plan = folder / "graph.json"
-        device.get(f"{root}/current/{GRAPH}", plan)
-        same_plan = plan.read_bytes() == compiled.graph.read_bytes()
-        uploads = tuple(folder / f"input{i}.npy" for i in range(len(given)))
-        for path, array in zip(uploads, given, strict=True):
-            np.save(path, array)
-        for piece in _pieces(points):
-            progress.step(
-                f"layers {piece[0].call} to {piece[-1].call} of {len(compiled.layers)} "
-                f"on {device.name}"
-            )
-            dumps = tuple(
-                Dump(call=point.call, tensor=point.tensor, file=folder / f"{point.call}.npy")
-                for point in piece
-            )
-            ask_app(device, root, RunRequest(inputs=uploads, dumps=dumps, options=("--top", "0")))
-            wanted = _reference(job.model, [point.report.value for point in piece], given)
-            for point, dump, reference in zip(piece, dumps, wanted, strict=True):
-                got = point.read(dump.file, device.name)
-                found.append(_error(point, got, reference, job.project.tolerance))
-                dump.file.unlink()
+    for piece in _pieces(points):
+        progress.step(
+            f"layers {piece[0].call} to {piece[-1].call} of {len(compiled.layers)} on {device.name}"
+        )
+        got = _results(piece, device, root, given)
+        wanted = _reference(job.model, [point.report.value for point in piece], given)
+        for point, result, reference in zip(piece, got, wanted, strict=True):
+            found.append(_error(point, result, reference, job.project.tolerance))
     return Compared(
         board=job.board.name,
         cpu=job.board.cpu,
         tolerance=job.project.tolerance,
         calls=len(compiled.layers),
-        same_plan=same_plan,
+        same_plan=_file(device, root, "", GRAPH) == compiled.graph.read_bytes(),
         layers=tuple(found),
     )
+
+
+def compare_releases(
+    job: Job,
+    device: Device,
+    root: str,
+    other: str,
+    *,
+    inputs: Sequence[Array] = (),
+    progress: Progress = NO_PROGRESS,
+) -> Changed:
+    """What changed from the release `other` to the current one; `inputs` as in `compare_layers`.
+
+    Raises what compiling and running on the device raise, and `ManifestError` for a manifest there
+    that is none.
+    """
+    compiled = compile_job(job, progress=progress)
+    given = tuple(inputs) or _golden(job)
+    progress.step(f"both releases on {device.name}")
+    now, was = (
+        parse_manifest(_file(device, root, release, MANIFEST_NAME)) for release in ("", other)
+    )
+    outputs = [_output(device, root, release, given) for release in ("", other)]
+    plan = compiled.graph.read_bytes()
+    layers: list[LayerError] = []
+    if all(_file(device, root, release, GRAPH) == plan for release in ("", other)):
+        for piece in _pieces(list(_points(compiled, _tensors(job.model)))):
+            results = (_results(piece, device, root, given, release) for release in ("", other))
+            for point, new, old in zip(piece, *results, strict=True):
+                layers.append(_error(point, new, old.reshape(new.shape), 0.0))
+    return Changed(
+        current=now.release,
+        other=was.release,
+        facts=tuple(fact for fact in _facts(now, was) if fact[1] != fact[2]),
+        files=tuple(
+            name
+            for name in sorted({*now.files, *was.files})
+            if now.files.get(name) != was.files.get(name)
+        ),
+        output=compare(outputs[0], outputs[1], 0.0),
+        layers=tuple(layers),
+    )
+
+
+def _facts(now: Manifest, was: Manifest) -> Iterator[tuple[str, str, str]]:
+    for name in ("name", "board", "version", "tolerance", "scores"):
+        yield name, str(getattr(now, name)), str(getattr(was, name))
+    yield "model", now.model.sha256[:12], was.model.sha256[:12]
+    for name in ("edgepack", "tvm", "opencv", "toolchain"):
+        yield name, getattr(now.versions, name), getattr(was.versions, name)
+
+
+def _golden(job: Job) -> tuple[Array, ...]:
+    made = make_golden(job.model, preprocess=job.preprocess, image=job.project.golden_image)
+    return made.inputs
+
+
+def _file(device: Device, root: str, release: str, name: str) -> bytes:
+    """A file of a release there."""
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+        local = Path(folder) / "file"
+        device.get(f"{release_folder(root, release)}/{name}", local)
+        with local.open("rb") as file:
+            return file.read(MAX_MANIFEST_BYTES + 1)
+
+
+def _output(device: Device, root: str, release: str, inputs: Sequence[Array]) -> Array:
+    """A release's first output."""
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
+        output = Path(name) / "output.npy"
+        request = RunRequest(inputs=_saved(inputs, Path(name)), output=output, release=release)
+        ask_app(device, root, request)
+        return _load(output, device.name)
+
+
+def _results(
+    points: Sequence[_Point], device: Device, root: str, inputs: Sequence[Array], release: str = ""
+) -> list[Array]:
+    """The results at `points` on the device, in the order of the model's tensors."""
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
+        dumps = tuple(
+            Dump(call=point.call, tensor=point.tensor, file=Path(name) / f"{point.call}.npy")
+            for point in points
+        )
+        request = RunRequest(
+            inputs=_saved(inputs, Path(name)),
+            dumps=dumps,
+            release=release,
+            options=("--top", "0"),
+        )
+        ask_app(device, root, request)
+        return [
+            point.read(dump.file, device.name) for point, dump in zip(points, dumps, strict=True)
+        ]
+
+
+def _saved(inputs: Sequence[Array], folder: Path) -> tuple[Path, ...]:
+    paths = tuple(folder / f"input{i}.npy" for i in range(len(inputs)))
+    for path, array in zip(paths, inputs, strict=True):
+        np.save(path, array)
+    return paths
+
+
+def _load(path: Path, device: str) -> Array:
+    try:
+        found: Array = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise SenselessError(f"{device}: no .npy file came from it: {error}") from None
+    return found
 
 
 def _tensors(model: LoadedModel) -> set[str]:

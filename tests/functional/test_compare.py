@@ -148,8 +148,11 @@ def test_a_swapped_kernel(
     assert compared.first.layer == "Conv_3"
 
 
-def test_another_epsilon(device: Device, job: Job, tmp_path: Path) -> None:
+def test_another_epsilon(
+    device: Device, job: Job, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The device has the model of another export; everything else is the same."""
+    before = Path(device.run(f"readlink {ROOT}/current").stdout.strip()).name
     other = replace(job.project, model=net(tmp_path / "net.onnx", epsilon=1e-3))
     bundle = package_job(make_job(other), tmp_path / "bundle")
     deploy = ["deploy", "--bundle", str(bundle.path)]
@@ -158,6 +161,17 @@ def test_another_epsilon(device: Device, job: Job, tmp_path: Path) -> None:
     assert compared.same_plan
     assert compared.first is not None
     assert compared.first.layer == "Conv_0"
+
+    capsys.readouterr()
+    assert main(["compare", "--project", str(project), "--release", before, "--json"]) == 0
+    changed = json.loads(capsys.readouterr().out)
+    assert changed["other"] == before
+    assert PARAMS in changed["files"]
+    assert GRAPH not in changed["files"]
+    assert "model" in changed["facts"]
+    assert changed["output"]["max_abs_difference"] > 0
+    by_call = {layer["call"]: layer["layer"] for layer in changed["layers"]}
+    assert by_call[changed["first_differing"]] == "Conv_0"
 
 
 def test_a_blocked_image_is_read_as_the_model_has_it() -> None:
