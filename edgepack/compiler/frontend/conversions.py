@@ -122,10 +122,11 @@ def pad(node: Node) -> relax.Expr | None:
     known = [item for item in (pads, value, axes) if item is not None]
     if mode not in _PADDINGS or not all(isinstance(item, tvm.ir.GenericConst) for item in known):
         return None
-    if not isinstance(data.ty, relax.TensorType) or data.ty.ndim != 4 or not is_static(data.ty):
+    rank = data.ty.ndim if isinstance(data.ty, relax.TensorType) and is_static(data.ty) else 0
+    if rank not in (3, 4):
         return None
-    widths = np.zeros((2, 4), "int64")
-    chosen = list(range(4)) if axes is None else [int(axis) % 4 for axis in axes.value.numpy()]
+    widths = np.zeros((2, rank), "int64")
+    chosen = range(rank) if axes is None else [int(axis) % rank for axis in axes.value.numpy()]
     widths[:, chosen] = pads.value.numpy().reshape(2, -1)
     most = min(int(size) for size in list(data.ty.shape)[2:])
     # Mirrored images of mirrored images, and borders cut off, are left to TVM.

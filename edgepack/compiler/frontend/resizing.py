@@ -116,7 +116,7 @@ def resized(
     if len(inner) == 2:
         return image(data, [2, 3])
     if len(inner) == 1:
-        rows = image(reshaped(data, [batch, 1, channels, *inner]), [None, 2])
+        rows = image(reshaped(data, [batch, channels, 1, *inner]), [None, 2])
         return relax.op.reshape(rows, [batch, channels, out[2]])
     depth, height, width = inner
     planes = image(reshaped(data, [batch, channels, depth, height * width]), [2, None])

@@ -1,4 +1,5 @@
-"""Passes over the list of layers: views resolved, element-wise layers fused, weights folded."""
+"""Passes over the list of layers: padding and cropping become parts of the convolution next to
+them, element-wise layers are fused, weights folded."""
 
 from __future__ import annotations
 
@@ -8,13 +9,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from edgepack.compiler.layers.axis import Axis
 from edgepack.compiler.layers.layer import (
     Convolution,
+    Crop,
     GlobalAverage,
     Layer,
     Pointwise,
     Pooling,
     Resampling,
+    TransposedConvolution,
     Value,
 )
 from edgepack.compiler.layers.tensors import extent, is_image
@@ -37,17 +41,55 @@ MAX_STEPS = 16
 
 
 def fuse(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
-    """Merge element-wise layers into their producers and constants into the weights.
+    """Merge element-wise layers and crops into their producers, zeros around an image into the
+    convolutions that read it, and constants into the weights.
 
     `outputs` are the function's results. The layers stay in an order in which each value is made
     before it is read.
     """
-    fused = list(layers)
+    fused = _without_zeros(layers, outputs)
     # From the last layer to the first: of the two producers of a sum the later one takes it as its
     # epilogue. The other one's result is there by then, and no tensor has to be kept for longer.
     for index in reversed(range(len(fused))):
         _fuse_followers(fused, index, outputs)
     return [_fold(layer) for layer in _gated(fused, outputs)]
+
+
+def _without_zeros(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
+    """Convolutions of the images inside of zeros, with padding of their own."""
+    padded = {layer.output: layer for layer in layers if _adds_zeros(layer)}
+    left = []
+    for layer in layers:
+        pad = padded.get(layer.inputs[0]) if layer.inputs else None
+        if pad is not None and type(layer.operator) is Convolution:
+            assert isinstance(pad.operator, Resampling)
+            top, beside = layer.operator.before
+            before = (top + pad.operator.rows.first, beside + pad.operator.columns.first)
+            left.append(
+                replace(
+                    layer,
+                    operator=replace(layer.operator, before=before),
+                    inputs=pad.inputs,
+                    bindings=(*pad.bindings, *layer.bindings),
+                )
+            )
+        else:
+            left.append(layer)
+    used = {value for layer in left for value in (*layer.inputs, *layer.operands)} | set(outputs)
+    return [layer for layer in left if layer.output not in padded or layer.output in used]
+
+
+def _adds_zeros(layer: Layer) -> bool:
+    """Whether a layer is its input with zeros around it."""
+    operator = layer.operator
+    if not isinstance(operator, Resampling) or operator.kind != "constant" or operator.outside:
+        return False
+
+    def inside(axis: Axis, size: int) -> bool:
+        return axis.first >= 0 and axis.is_all_of(size)
+
+    height, width = extent(layer.inputs[0])[2:]
+    return inside(operator.rows, height) and inside(operator.columns, width)
 
 
 def _gated(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
@@ -128,7 +170,7 @@ def _fuse_followers(layers: list[Layer], index: int, outputs: Sequence[Value]) -
 
 
 class _Group:
-    """A layer and what was fused into it so far.
+    """A layer and what was fused into it so far; `last` is the result.
 
     `steps` has, for each value that is computed inside, the number of the step of `expression` that
     computes it; `inside` counts how often the fused layers read each value.
@@ -148,9 +190,11 @@ class _Group:
         return any(value in self.steps for value in (*layer.inputs, *layer.operands))
 
     def absorb(self, layer: Layer) -> bool:
+        if isinstance(layer.operator, Crop):
+            return self._crop(layer, layer.operator)
         if not isinstance(layer.operator, Pointwise) or not is_image(layer.output):
             return False
-        if extent(layer.output) != extent(self.head.output):
+        if extent(layer.output) != extent(self.last):
             return False
         if len(self.expression) + len(layer.expression) > MAX_STEPS:
             return False
@@ -179,6 +223,28 @@ class _Group:
         self.last = layer.output
         self.bindings += layer.bindings
         self.inside.update((*layer.inputs, *layer.operands))
+        return True
+
+    def _crop(self, layer: Layer, crop: Crop) -> bool:
+        """Leave out results at the borders of a convolution, which is less padding."""
+        operator = self.head.operator
+        if not isinstance(operator, Convolution) or layer.inputs[0] != self.last:
+            return False
+        arguments = [a for operation in self.expression for a in operation.arguments]
+        if any(isinstance(argument, Operand) and not argument.pixel for argument in arguments):
+            return False
+        if isinstance(operator, TransposedConvolution):
+            moved = crop.first
+        else:
+            moved = (-crop.first[0] * operator.stride[0], -crop.first[1] * operator.stride[1])
+        before = (operator.before[0] + moved[0], operator.before[1] + moved[1])
+        if min(before) < 0:
+            return False
+        self.head = replace(self.head, operator=replace(operator, before=before))
+        self.steps[layer.output] = len(self.expression)
+        self.last = layer.output
+        self.bindings += layer.bindings
+        self.inside.update(layer.inputs)
         return True
 
     def _refer(self, value: Value, *, pixel: bool) -> Argument:

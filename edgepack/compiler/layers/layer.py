@@ -110,6 +110,14 @@ class Slice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Crop:
+    """The pixels from `first` (row, column) on, as many as the output has. No rule takes it: it is
+    fused into the convolution before it, or left to TVM."""
+
+    first: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Foreign:
     """An operator that no rule knows; TVM lowers it."""
 
@@ -148,6 +156,7 @@ Operator = (
     | Pointwise
     | Concatenation
     | Slice
+    | Crop
     | Foreign
     | View
 )

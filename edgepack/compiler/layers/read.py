@@ -18,6 +18,7 @@ from edgepack.compiler.layers.axis import ResizeAttributes, padded
 from edgepack.compiler.layers.layer import (
     Concatenation,
     Convolution,
+    Crop,
     Dequantize,
     Foreign,
     GlobalAverage,
@@ -35,6 +36,7 @@ from edgepack.compiler.layers.tensors import (
     constant_of,
     extent,
     is_image,
+    same_bytes,
     shape_of,
     shape_of_type,
     variables,
@@ -152,21 +154,38 @@ def _read_cast(var: relax.Var, value: relax.Expr) -> Layer | None:
     return Layer(operator=operator, inputs=(value.args[0],), output=var)
 
 
-def _pair(values: Sequence[object]) -> tuple[int, int]:
-    first, second = (int(value) for value in values)  # type: ignore[call-overload]
-    return first, second
+_CHANNELS_FIRST = ("NCHW", "NCW")
 
 
-def _conv2d(var: relax.Var, call: relax.Call) -> Layer | None:
+def _pair(values: Sequence[object], of_one_row: int = 1) -> tuple[int, int]:
+    """(vertical, horizontal); of a sequence only the latter is given."""
+    *first, second = (int(value) for value in values)  # type: ignore[call-overload]
+    return first[0] if first else of_one_row, second
+
+
+def _around(padding: Sequence[object]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Padding (top, left) and (bottom, right)."""
+    half = len(padding) // 2
+    return _pair(padding[:half], 0), _pair(padding[half:], 0)
+
+
+def _with_rows(weight: np.ndarray) -> np.ndarray:
+    """A window [.., rows, columns]; of a sequence it is one row."""
+    return weight if weight.ndim == 4 else weight[:, :, None]
+
+
+def _convolution(var: relax.Var, call: relax.Call) -> Layer | None:
     attrs, weight = call.attrs, constant_of(call.args[1])
-    if weight is None or (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW"):
+    if weight is None or attrs.data_layout not in _CHANNELS_FIRST:
+        return None
+    if attrs.kernel_layout not in ("OIHW", "OIW"):
         return None
     return Layer(
         operator=Convolution(
-            weight=weight,
+            weight=_with_rows(weight),
             bias=None,
             stride=_pair(attrs.strides),
-            before=_pair(attrs.padding[:2]),
+            before=_around(attrs.padding)[0],
             dilation=_pair(attrs.dilation),
             groups=int(attrs.groups),
         ),
@@ -175,10 +194,13 @@ def _conv2d(var: relax.Var, call: relax.Call) -> Layer | None:
     )
 
 
-def _conv2d_transpose(var: relax.Var, call: relax.Call) -> Layer | None:
+def _transposed(var: relax.Var, call: relax.Call) -> Layer | None:
     attrs, weight = call.attrs, constant_of(call.args[1])
-    if weight is None or (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "IOHW"):
+    if weight is None or attrs.data_layout not in _CHANNELS_FIRST:
         return None
+    if attrs.kernel_layout not in ("IOHW", "IOW"):
+        return None
+    weight = _with_rows(weight)
     groups, stride = int(attrs.groups), _pair(attrs.strides)
     if _pair(attrs.dilation) != (1, 1) or min(np.subtract(weight.shape[2:], stride)) < 0:
         return None
@@ -188,7 +210,7 @@ def _conv2d_transpose(var: relax.Var, call: relax.Call) -> Layer | None:
         weight=ordered.reshape(groups * outs, ins // groups, *kernel),
         bias=None,
         stride=stride,
-        before=_pair(attrs.padding[:2]),
+        before=_around(attrs.padding)[0],
         dilation=(1, 1),
         groups=groups,
     )
@@ -212,14 +234,15 @@ def _matmul(var: relax.Var, call: relax.Call) -> Layer | None:
 
 def _pool(kind: str, var: relax.Var, call: relax.Call) -> Layer | None:
     attrs = call.attrs
-    if attrs.layout != "NCHW":
+    if attrs.layout not in _CHANNELS_FIRST:
         return None
+    before, after = _around(attrs.padding)
     operator = Pooling(
         kind=kind,
         kernel=_pair(attrs.pool_size),
         stride=_pair(attrs.strides),
-        before=_pair(attrs.padding[:2]),
-        after=_pair(attrs.padding[2:]),
+        before=before,
+        after=after,
         dilation=_pair(attrs.dilation),
         count_padding=bool(attrs.count_include_pad),
     )
@@ -232,9 +255,10 @@ def _pool(kind: str, var: relax.Var, call: relax.Call) -> Layer | None:
 
 
 def _mean(var: relax.Var, call: relax.Call) -> Layer | None:
-    axes = sorted(int(axis) % 4 for axis in call.attrs.axis or ())
     data = call.args[0]
-    if len(shape_of(data)) != 4 or axes != [2, 3] or not is_image(data):
+    rank = len(shape_of(data))
+    axes = sorted(int(axis) % rank for axis in call.attrs.axis or ()) if rank > 2 else []
+    if not axes or axes != list(range(2, rank)) or not is_image(data):
         return None
     if extent(var) != (*extent(data)[:2], 1, 1):
         # The result is a matrix (N, C), whose rows are pixels of one image; see `extent`.
@@ -243,7 +267,7 @@ def _mean(var: relax.Var, call: relax.Call) -> Layer | None:
 
 
 def _adaptive(var: relax.Var, call: relax.Call) -> Layer | None:
-    if extent(var)[2:] != (1, 1) or call.attrs.layout != "NCHW":
+    if extent(var)[2:] != (1, 1) or call.attrs.layout not in _CHANNELS_FIRST:
         return None
     return Layer(operator=GlobalAverage(), inputs=(call.args[0],), output=var)
 
@@ -282,13 +306,14 @@ def _resize(var: relax.Var, call: relax.Call) -> Layer | None:
 def _pad(var: relax.Var, call: relax.Call) -> Layer | None:
     attrs, (data,) = call.attrs, call.args
     widths = [int(width) for width in attrs.pad_width]
-    if len(widths) != 8 or any(widths[:4]) or not is_image(data):
+    if len(widths) not in (6, 8) or any(widths[:4]) or not is_image(data):
         return None
     kind, (height, width) = str(attrs.pad_mode), extent(data)[2:]
+    above, below = widths[4:6] if len(widths) == 8 else (0, 0)
     operator = Resampling(
         kind=kind,
-        rows=padded(kind, height, *widths[4:6]),
-        columns=padded(kind, width, *widths[6:]),
+        rows=padded(kind, height, above, below),
+        columns=padded(kind, width, *widths[-2:]),
         outside=float(attrs.pad_value),
     )
     return Layer(operator=operator, inputs=(data,), output=var)
@@ -306,17 +331,26 @@ def _concat(var: relax.Var, call: relax.Call) -> Layer | None:
 def _slice(var: relax.Var, call: relax.Call) -> Layer | None:
     data, axes, begin, *_ = call.args
     strides = [int(step) for step in call.args[4]] if len(call.args) > 4 else [1]
-    if not is_image(data) or strides != [1] or [int(axis) for axis in axes] != [1]:
+    shape = shape_of(data)
+    if not is_image(data) or set(strides) != {1}:
         return None
-    first, channels = int(begin[0]), extent(data)[1]
-    # A negative one counts from the end.
-    first = max(0, first + channels if first < 0 else first)
-    return Layer(operator=Slice(first=first), inputs=(data,), output=var)
+    first = [0] * len(shape)
+    for axis, start in zip(map(int, axes), map(int, begin), strict=True):
+        # A negative one counts from the end.
+        first[axis] = max(0, start + shape[axis] if start < 0 else start)
+    sliced = [
+        axis for axis, (new, old) in enumerate(zip(shape_of(var), shape, strict=True)) if new != old
+    ]
+    if sliced in ([], [1]):
+        return Layer(operator=Slice(first=first[1]), inputs=(data,), output=var)
+    if min(sliced) < 2:
+        return None
+    return Layer(operator=Crop(first=_pair(first[2:], 0)), inputs=(data,), output=var)
 
 
 def _view(var: relax.Var, call: relax.Call) -> Layer | None:
     data = call.args[0]
-    if not isinstance(data, relax.Var) or not is_image(data) or extent(data) != extent(var):
+    if not isinstance(data, relax.Var) or not is_image(data) or not same_bytes(data, var):
         return None
     return Layer(operator=View(), inputs=(data,), output=var)
 
@@ -343,7 +377,7 @@ def _pointwise(name: str, var: relax.Var, arguments: Sequence[relax.Expr]) -> La
             return None
         elif argument in inputs:
             refer.append(Step(index=0))
-        elif extent(argument) == full and not inputs:
+        elif not inputs and shape_of(argument) == shape_of(var):
             refer.append(Step(index=0))
             inputs.append(argument)
         else:
@@ -414,11 +448,16 @@ def _same_name(name: str, var: relax.Var, call: relax.Call) -> Layer | None:
 
 
 _READERS: dict[str, Callable[[relax.Var, relax.Call], Layer | None]] = {
-    "nn.conv2d": _conv2d,
-    "nn.conv2d_transpose": _conv2d_transpose,
+    "nn.conv1d": _convolution,
+    "nn.conv2d": _convolution,
+    "nn.conv1d_transpose": _transposed,
+    "nn.conv2d_transpose": _transposed,
     "matmul": _matmul,
+    "nn.max_pool1d": lambda var, call: _pool("max", var, call),
     "nn.max_pool2d": lambda var, call: _pool("max", var, call),
+    "nn.avg_pool1d": lambda var, call: _pool("average", var, call),
     "nn.avg_pool2d": lambda var, call: _pool("average", var, call),
+    "nn.adaptive_avg_pool1d": _adaptive,
     "nn.adaptive_avg_pool2d": _adaptive,
     "mean": _mean,
     "image.resize2d": _resize,

@@ -23,19 +23,34 @@ def shape_of_type(ty: relax.Type) -> tuple[int, ...]:
 
 
 def is_image(value: relax.Expr) -> bool:
-    """Whether layers can read and write a tensor: float32 (N, C, H, W) or (N, C), not empty."""
+    """Whether layers can read and write a tensor: float32 and not empty; (N, C, H, W), a sequence
+    (N, C, L), or (N, C)."""
     shape = shape_of(value)
-    return len(shape) in (2, 4) and str(value.ty.dtype) == "float32" and math.prod(shape) > 0
+    return len(shape) in (2, 3, 4) and str(value.ty.dtype) == "float32" and math.prod(shape) > 0
 
 
 def extent(value: relax.Expr) -> tuple[int, int, int, int]:
-    """(N, C, H, W) of an image. A matrix (N, C) is an image (1, C, 1, N): its rows are pixels.
+    """(N, C, H, W) of an image. A sequence is one row of pixels, in memory as well.
 
-    So a matrix product is tiled over rows too, and reads its weights once for several rows.
+    A matrix (N, C) is an image (1, C, 1, N): its rows are pixels. So a matrix product is tiled over
+    rows too, and reads its weights once for several rows.
     """
     shape = shape_of(value)
-    n, c, h, w = shape if len(shape) == 4 else (1, shape[1], 1, shape[0])
-    return n, c, h, w
+    if len(shape) == 2:
+        return 1, shape[1], 1, shape[0]
+    n, c, *rows, w = shape
+    return n, c, rows[0] if rows else 1, w
+
+
+def same_bytes(one: relax.Expr, other: relax.Expr) -> bool:
+    """Whether two images of equal extent lie in memory in the same way.
+
+    The rows of a matrix are its pixels, the rows of any other image its channels.
+    """
+    is_matrix = [len(shape_of(value)) == 2 for value in (one, other)]
+    return extent(one) == extent(other) and (
+        is_matrix[0] == is_matrix[1] or extent(one)[2:] == (1, 1)
+    )
 
 
 def constant_of(expr: relax.Expr) -> np.ndarray | None:

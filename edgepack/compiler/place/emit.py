@@ -249,9 +249,9 @@ class _Emitter:
         if value not in self.blocked:
             layout, plain = self.placement.layouts[value], shape_of(value)
             data = self._plain(value)
-            if layout.planar:
+            if layout.planar and plain == layout.shape:
                 packed = data
-            elif _same_bytes(layout):
+            elif layout.planar or _same_bytes(layout):
                 packed = self.builder.emit(view(data, layout.shape))
             else:
                 kernel = layout_transform.pack(plain, layout, self.cpu)

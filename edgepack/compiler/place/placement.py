@@ -246,7 +246,7 @@ def _layouts(
         """Whether all that read an image of the network's own layout can do so."""
         return (
             value not in taken
-            and len(shape_of(value)) == 4
+            and len(shape_of(value)) != 2
             and all(
                 value not in layer.operands and taken[layer.output].reads_planar(layer, cpu)
                 for layer in ruled

@@ -10,7 +10,14 @@ from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule, element_o
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Halo, Image, Planar, conv_halo, pack_channels
-from edgepack.compiler.tiles.product import ProductLoops, Shape, Window, choose_tile, pack_weights
+from edgepack.compiler.tiles.product import (
+    MOST_COLUMNS,
+    ProductLoops,
+    Shape,
+    Window,
+    choose_tile,
+    pack_weights,
+)
 
 
 def halo(layer: Layer) -> Halo:
@@ -154,7 +161,10 @@ def reads_planar(layer: Layer, cpu: CpuModel) -> bool:
     assert isinstance(operator, Convolution)
     narrowest = cpu.narrowest(element_of(layer.inputs[0]))
     is_first = operator.groups == 1 and extent(layer.inputs[0])[1] <= narrowest
-    return cpu.memory_operand and is_first and operator.dilation == (1, 1)
+    around = halo(layer)
+    # What sticks out of the image is unrolled.
+    inside = operator.kernel[1] <= MOST_COLUMNS or around.left == around.right == 0
+    return cpu.memory_operand and is_first and operator.dilation == (1, 1) and inside
 
 
 RULE = Rule(

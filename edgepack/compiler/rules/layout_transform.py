@@ -1,4 +1,5 @@
-"""Layout transforms between the network's own layout (NCHW, rows of channels) and the blocked one.
+"""Layout transforms between the network's own layout (NCHW, NCL, rows of channels) and the blocked
+one.
 
 A block of channels and as many pixels are a square matrix, which is transposed in registers. What
 is left of a row of pixels is done by a square that overlaps the one before.
@@ -42,13 +43,15 @@ class _BothLayouts:
     @property
     def is_matrix(self) -> bool:
         """Whether pixels are the rows of a matrix, so that channels lie side by side in both."""
-        return len(self.plain.shape) != 4
+        return len(self.plain.shape) == 2
 
     def in_plain(self, place: _PixelAt, lane: int) -> list[tir.Expr]:
         """Indices of a channel of a block."""
         channel = place.block * self.image.layout.block + lane
         if self.is_matrix:
             return [place.column, channel]
+        if len(self.plain.shape) == 3:
+            return [place.n, channel, place.column]
         return [place.n, channel, place.row, place.column]
 
     def in_blocked(self, place: _PixelAt, pixel: int, lane: int) -> list[tir.Expr]:
@@ -114,7 +117,7 @@ class _BothLayouts:
 
 
 def pack(shape: tuple[int, ...], layout: Blocked, cpu: CpuModel) -> LayerKernel:
-    """NCHW, or rows of channels -> blocked, halo and unused channels set to zero."""
+    """NCHW, NCL or rows of channels -> blocked, halo and unused channels set to zero."""
     dtype = layout.element.name
     tensors = _BothLayouts(plain=tir.buffer("source", shape, dtype), image=Image("target", layout))
     source, target = tensors.plain, tensors.image.buffer
@@ -151,7 +154,7 @@ def pack(shape: tuple[int, ...], layout: Blocked, cpu: CpuModel) -> LayerKernel:
 
 
 def unpack(layout: Blocked, shape: tuple[int, ...], cpu: CpuModel) -> LayerKernel:
-    """Blocked -> NCHW, or rows of channels."""
+    """Blocked -> NCHW, NCL or rows of channels."""
     plain = tir.buffer("target", shape, layout.element.name)
     tensors = _BothLayouts(plain=plain, image=Image("source", layout))
     source, target = tensors.image.buffer, tensors.plain

@@ -9,6 +9,10 @@ from typing import Protocol
 from edgepack.compiler.tiles.arm.isa import ELEMENT, LANES, MOST_AT_ONCE, QUAD, Isa
 from edgepack.compiler.tiles.arm.writer import Writer
 
+# Columns of a window that are unrolled, and how many of a longer one are done in a turn of a loop.
+_MOST_COLUMNS = 16
+_COLUMNS_PER_TURN = 4
+
 
 class Reduction(Protocol):
     """What a tile adds to its accumulators; all steps of reductions are distances in bytes."""
@@ -64,10 +68,19 @@ class Convolve:
             writer.loop("block", count % 2, lambda: points(1))
             return
 
-        def one_row() -> None:
-            for _ in range(columns - 1):
+        def points_of_row(times: int) -> None:
+            for _ in range(times):
                 moved = self._point(writer, lanes)
                 writer.add("source", self.column_step - moved)
+
+        def one_row() -> None:
+            if columns > _MOST_COLUMNS:
+                turns, rest = divmod(columns, _COLUMNS_PER_TURN)
+                writer.loop("column", turns, lambda: points_of_row(_COLUMNS_PER_TURN))
+                points_of_row(rest)
+                writer.add("source", self.row_step - columns * self.column_step)
+                return
+            points_of_row(columns - 1)
             moved = self._point(writer, lanes)
             writer.add("source", self.row_step - (columns - 1) * self.column_step - moved)
 

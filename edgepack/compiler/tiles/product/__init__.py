@@ -4,6 +4,7 @@
 the loops, `by_llvm` and `by_assembly` the code of a tile.
 """
 
+from edgepack.compiler.tiles.product.by_llvm import MOST_COLUMNS
 from edgepack.compiler.tiles.product.loops import ProductLoops
 from edgepack.compiler.tiles.product.shape import (
     Shape,
@@ -13,4 +14,12 @@ from edgepack.compiler.tiles.product.shape import (
     stream_cycles,
 )
 
-__all__ = ["ProductLoops", "Shape", "Window", "choose_tile", "pack_weights", "stream_cycles"]
+__all__ = [
+    "MOST_COLUMNS",
+    "ProductLoops",
+    "Shape",
+    "Window",
+    "choose_tile",
+    "pack_weights",
+    "stream_cycles",
+]

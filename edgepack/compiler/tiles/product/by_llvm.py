@@ -13,6 +13,8 @@ from edgepack.compiler.tiles.product.code import ProductTensors, TileAt
 # Multiply-adds in the unrolled body of the reduction: enough to hide its loop, small enough
 # to stay in the decoded-instruction cache (about 1500 entries on Haswell, 4000 on Zen).
 _UNROLLED = 128
+# Columns of windows that are unrolled. Longer ones are loops, or code would grow with them.
+MOST_COLUMNS = 16
 
 
 class LlvmTiles:
@@ -47,16 +49,26 @@ class LlvmTiles:
 
     def _sticks_out(self, place: TileAt) -> bool:
         """Whether some windows reach over the left or right border of the image."""
-        columns = range(self.shape.kernel[1])
-        return any(len(self._pixels_inside(place, at)) < place.pixels for at in columns)
+        assert isinstance(place.column, int)
+        first = self._under(place.column, 0)
+        last = self._under(place.column + place.pixels - 1, self.shape.kernel[1] - 1)
+        return first < 0 or last >= self.source.layout.width
 
-    def _pixels_inside(self, place: TileAt, column: int) -> list[int]:
+    def _under(self, pixel: int, column: int) -> int:
+        """The column of the image under one of a result's window."""
+        window = self.tensors.window
+        return pixel * window.stride[1] + column * window.dilation[1] - window.before[1]
+
+    def _pixels_inside(self, place: TileAt, column: tir.Expr) -> list[int]:
         """The results of a tile for which a column of the window is in the image, or its halo."""
         every = list(range(place.pixels))
         if not self.source.layout.planar or not isinstance(place.column, int):
             return every
+        if not self._sticks_out(place):
+            return every
+        assert isinstance(column, int), "long windows do not stick out of planar images"
         width = self.source.layout.width
-        return [r for r in every if 0 <= self.tensors.input(place, r, 0, column)[1] < width]
+        return [r for r in every if 0 <= self._under(place.column + r, column) < width]
 
     def _tile(self, place: TileAt) -> tir.Stmt:
         shape, lanes = self.shape, self.shape.lanes
@@ -110,17 +122,22 @@ class LlvmTiles:
         shape = self.shape
         rows, columns = shape.kernel
         wide = place.vectors * shape.lanes
+        # Columns of the window in one turn of a loop.
+        together = columns
+        if columns > MOST_COLUMNS:
+            most = _UNROLLED // (channels * place.pixels * place.vectors)
+            together = min(max(1, most), MOST_COLUMNS)
         unrolled = max(
             step
             for step in range(1, channels + 1)
             if channels % step == 0
-            and (step == 1 or step * columns * place.pixels * place.vectors <= _UNROLLED)
+            and (step == 1 or step * together * place.pixels * place.vectors <= _UNROLLED)
         )
         block_weights = place.weights + block * (prod(shape.kernel) * shape.in_block * wide)
 
-        def steps(row: tir.Expr, part: tir.Expr) -> tir.Stmt:
+        def steps(row: tir.Expr, first: tir.Expr, count: int, part: tir.Expr) -> tir.Stmt:
             names = tir.Names()
-            for column in range(columns):
+            for column in (first + i for i in range(count)):
                 for step in range(unrolled):
                     channel = part * unrolled + step
                     at = block_weights + ((row * columns + column) * channels + channel) * wide
@@ -143,8 +160,17 @@ class LlvmTiles:
                             names.add(total.set(total.get() + spread * weights[v]))
             return names.done()
 
+        def some(row: tir.Expr, first: tir.Expr, count: int) -> tir.Stmt:
+            return tir.loop_of(
+                "part", channels // unrolled, lambda part: steps(row, first, count, part)
+            )
+
         def one_row(row: tir.Expr) -> tir.Stmt:
-            return tir.loop_of("part", channels // unrolled, lambda part: steps(row, part))
+            full, rest = divmod(columns, together)
+            return tir.sequence(
+                tir.loop_of("column", full, lambda i: some(row, i * together, together)),
+                some(row, full * together, rest) if rest else None,
+            )
 
         if not self.source.layout.planar:
             return tir.loop_of("window_row", rows, one_row)

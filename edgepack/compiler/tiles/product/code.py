@@ -47,7 +47,7 @@ class ProductTensors:
     epilogue: Epilogue
 
     def input(
-        self, at: TileAt, pixel: int, row: tir.Expr, column: int
+        self, at: TileAt, pixel: int, row: tir.Expr, column: tir.Expr
     ) -> tuple[tir.Expr, tir.Expr]:
         """The input pixel under a point of the window, counted from the image's corner."""
         window = self.window

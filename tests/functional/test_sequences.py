@@ -1,0 +1,216 @@
+"""Networks on sequences (N, C, L): kernels are those of images, and no tensor changes its layout.
+
+Chains of random operators, several as the outputs of one model, on every instruction set against
+onnxruntime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgepack.boards import get_board
+from edgepack.compiler import plan_model
+from edgepack.compiler.frontend.load import load_model
+from edgepack.compiler.place.emit import LAYOUT
+from edgepack.model import ModelSpec
+from tests.onnx_models import Builder
+from tests.targets import compile_and_run, every_target, save_cases, wrong_outputs
+
+
+class _Chain:
+    """A sequence in the making: its name, channels and length so far."""
+
+    def __init__(self, net: Builder, random: np.random.Generator, name: str) -> None:
+        self.net, self.random, self.value = net, random, name
+        self.channels = int(random.choice([1, 3, 8, 17]))
+        self.length = int(random.integers(40, 90))
+        self.shape = (int(random.integers(1, 3)), self.channels, self.length)
+
+    def conv(self, *, outs: int, kernel: int, group: int = 1, causal: str = "") -> None:
+        """With random stride, dilation and padding; `causal` ones look back only."""
+        stride, dilation = (int(self.random.integers(1, 4)) for _ in range(2))
+        reach = (kernel - 1) * dilation
+        while reach >= self.length:
+            dilation, reach = 1, kernel - 1
+        pads = [int(pad) for pad in self.random.integers(0, reach + 1, size=2)]
+        if causal:
+            stride, pads = 1, [reach, reach] if causal == "cut" else [0, 0]
+        if causal == "pad":
+            self._pad([reach, 0], "constant")
+        weights = [self.net.weight(outs, self.channels // group, kernel), self.net.weight(outs)]
+        self.value = self.net.op(
+            "Conv",
+            self.value,
+            *weights,
+            kernel_shape=[kernel],
+            strides=[stride],
+            dilations=[dilation],
+            pads=pads,
+            group=group,
+        )
+        self.channels = outs
+        self.length = (self.length + sum(pads) - reach - 1) // stride + 1
+        if causal == "cut":
+            self._slice(0, self.length - reach)
+
+    def _slice(self, start: int, end: int) -> None:
+        bounds = (self.net.const([at], "int64") for at in (start, end, 2))
+        self.value = self.net.op("Slice", self.value, *bounds)
+        self.length = end - start
+
+    def _pad(self, pads: list[int], mode: str) -> None:
+        widths = self.net.const([0, 0, pads[0], 0, 0, pads[1]], "int64")
+        self.value = self.net.op("Pad", self.value, widths, mode=mode)
+        self.length += sum(pads)
+
+    def cut(self) -> None:
+        """Some results at both ends are left out."""
+        self.conv(outs=self.channels, kernel=5)
+        self._slice(1, self.length - 2) if self.length > 4 else None
+
+    def pad(self) -> None:
+        modes = ["constant", "edge", *(["reflect"] if self.length > 3 else [])]
+        self._pad([2, 1], str(self.random.choice(modes)))
+
+    def pool(self) -> None:
+        kind = str(self.random.choice(["MaxPool", "AveragePool"]))
+        stride = int(self.random.integers(1, 3))
+        pads = [1, 0] if self.random.integers(2) else [0, 0]
+        if self.length > 4:
+            self.value = self.net.op(
+                kind, self.value, kernel_shape=[3], strides=[stride], pads=pads
+            )
+            self.length = (self.length + sum(pads) - 3) // stride + 1
+
+    def transposed(self) -> None:
+        outs = int(self.random.choice([4, 9]))
+        stride, kernel = [(2, 4), (1, 3), (3, 5)][self.random.integers(3)]
+        weights = [self.net.weight(self.channels, outs, kernel), self.net.weight(outs)]
+        pads = [1, 0]
+        self.value = self.net.op(
+            "ConvTranspose",
+            self.value,
+            *weights,
+            kernel_shape=[kernel],
+            strides=[stride],
+            pads=pads,
+        )
+        self.channels, self.length = outs, (self.length - 1) * stride + kernel - sum(pads)
+
+    def arithmetic(self) -> None:
+        slope = self.net.weight(self.channels, 1)
+        self.value = self.net.op("PRelu", self.value, slope)
+        mean = self.net.op("GlobalAveragePool", self.value)
+        self.value = self.net.op("Mul", self.value, self.net.op("Sigmoid", mean))
+
+    def steps(self) -> list[Callable[[], None]]:
+        return [
+            lambda: self.conv(outs=int(self.random.integers(1, 40)), kernel=3),
+            lambda: self.conv(outs=8, kernel=2, causal="pad"),
+            lambda: self.conv(outs=5, kernel=3, causal="cut"),
+            lambda: self.conv(outs=self.channels, kernel=5, group=self.channels),
+            lambda: self.conv(outs=self.channels, kernel=4),
+            self.cut,
+            self.pad,
+            self.pool,
+            self.transposed,
+            self.arithmetic,
+        ]
+
+
+@every_target
+def test_chains(tmp_path: Path, board: str, cpu: str) -> None:
+    random = np.random.default_rng(5)
+    net = Builder(seed=5)
+    cases, shapes = {}, {}
+    for number in range(4):
+        chain = _Chain(net, random, f"x{number}")
+        shapes[f"x{number}"] = chain.shape
+        # A long window first, then one of each kind in some order.
+        chain.conv(outs=12, kernel=int(random.integers(17, 31)))
+        steps = chain.steps()
+        for index in random.permutation(len(steps))[:4]:
+            steps[index]()
+        cases[f"y{number}"] = chain.value
+    model = save_cases(tmp_path / "model.onnx", net, shapes, cases)
+    inputs = [random.normal(size=shape).astype("float32") for shape in shapes.values()]
+    compiled, got = compile_and_run(model, inputs, board, cpu, tmp_path)
+    wrong = wrong_outputs(model, inputs, got)
+    assert not wrong, "\n".join(wrong)
+    assert "generic" not in {layer.rule for layer in compiled.layers}
+
+
+def _layers(path: Path, net: Builder, shape: tuple[int, ...], result: str) -> list[tuple[str, str]]:
+    """The (rule, operator) of each kernel of a model of one input on this machine."""
+    model = load_model(ModelSpec(path=save_cases(path, net, {"x": shape}, {"y": result})))
+    return [(layer.rule, layer.operator) for layer in plan_model(model, get_board("rasp3b"))[2]]
+
+
+def _inner(layers: list[tuple[str, str]]) -> list[str]:
+    """The rules of all but the layout changes of the input and the output."""
+    rules = [rule for rule, _ in layers]
+    assert rules[0] == rules[-1] == LAYOUT
+    return rules[1:-1]
+
+
+@pytest.mark.parametrize("form", ["Pad", "Slice"])
+def test_a_causal_stack_is_convolutions_only(tmp_path: Path, form: str) -> None:
+    """Dilated, gated and with residual sums, as WaveNet; padded before, or cut after, as in TCN."""
+    net = Builder()
+
+    def conv(value: str, kernel: int, dilation: int) -> str:
+        pad = (kernel - 1) * dilation
+        pads = [pad, pad] if form == "Slice" else [0, 0]
+        weights = (net.weight(16, 16, kernel), net.weight(16))
+        value = net.op(
+            "Conv", value, *weights, kernel_shape=[kernel], dilations=[dilation], pads=pads
+        )
+        if form == "Pad":
+            return value
+        return net.op("Slice", value, *(net.const([at], "int64") for at in (0, -pad, 2)))
+
+    value = net.op("Conv", "x", net.weight(16, 16, 1))
+    for level in range(3):
+        padded, dilation = value, 2**level
+        if form == "Pad":
+            widths = net.const([0, 0, dilation, 0, 0, 0], "int64")
+            padded = net.op("Pad", value, widths)
+        gate = net.op("Sigmoid", conv(padded, 2, dilation))
+        gated = net.op("Mul", net.op("Tanh", conv(padded, 2, dilation)), gate)
+        value = net.op("Add", net.op("Conv", gated, net.weight(16, 16, 1)), value)
+    rules = _inner(_layers(tmp_path / "model.onnx", net, (1, 16, 101), value))
+    assert rules == ["conv"] * 10
+
+
+def test_rows_of_a_matrix_are_no_channels(tmp_path: Path) -> None:
+    """(4, 8) as (1, 8, 4) and (1, 8, 1, 4): equal extents, other bytes."""
+    net = Builder()
+    dense = net.op("Gemm", "x", net.weight(8, 8))
+    cases = {}
+    for name, shape in (("sequence", [1, 8, 4]), ("image", [1, 8, 1, 4])):
+        turned = net.op("Reshape", dense, net.const(shape, "int64"))
+        kernel = [1] * (len(shape) - 2)
+        cases[name] = net.op("Conv", turned, net.weight(8, 8, *kernel), kernel_shape=kernel)
+    model = save_cases(tmp_path / "model.onnx", net, {"x": (4, 8)}, cases)
+    inputs = [np.random.default_rng(0).normal(size=(4, 8)).astype("float32")]
+    _, got = compile_and_run(model, inputs, "local", "native", tmp_path)
+    assert not wrong_outputs(model, inputs, got)
+
+
+def test_a_long_window_is_a_loop(tmp_path: Path) -> None:
+    """A convolution 1x512 of a long sequence is as many statements as one of 1x32."""
+    sizes = []
+    for kernel in (32, 512):
+        net = Builder()
+        attributes = {"kernel_shape": [kernel], "strides": [4], "pads": [kernel // 2] * 2}
+        value = net.op("Conv", "x", net.weight(8, 1, kernel), **attributes)
+        path = save_cases(tmp_path / f"{kernel}.onnx", net, {"x": (1, 1, 44098)}, {"y": value})
+        for board in ("local", "rasp3b"):
+            kernels = plan_model(load_model(ModelSpec(path=path)), get_board(board))[1]
+            sizes.append(sum(len(str(kernel)) for kernel in kernels.values()))
+    assert sizes[2] < 1.5 * sizes[0]
+    assert sizes[3] < 1.5 * sizes[1]
