@@ -4,7 +4,8 @@
                                                                        |
                                                                      build-> model.so
 
-This package is the only one that imports TVM, and only when something is compiled.
+This package is the only one that imports TVM, and only when something is compiled. What is asked
+of it without compiling, a CPU's cost model for one, has nothing of it imported.
 """
 
 from __future__ import annotations
@@ -14,22 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgepack.base import apart
-from edgepack.base.apart import Limits
 from edgepack.base.paths import atomic_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
-from edgepack.boards import Board
-from edgepack.compiler import memory
-from edgepack.compiler.backend.report import Estimate, LayerReport
-from edgepack.compiler.errors import named_failures
-from edgepack.compiler.frontend.load import CheckedModel, load_model
-from edgepack.compiler.limited import within
-from edgepack.model import ModelSpec, TensorInfo
-from edgepack.native.toolchain import Toolchain
 
 if TYPE_CHECKING:
+    from edgepack.base.apart import Limits
+    from edgepack.boards import Board
     from edgepack.compiler.backend.plan import Plan
+    from edgepack.compiler.backend.report import Estimate, LayerReport
+    from edgepack.compiler.frontend.load import CheckedModel
     from edgepack.compiler.rules.rule import Rule
+    from edgepack.model import ModelSpec, TensorInfo
+    from edgepack.native.toolchain import Toolchain
 
 
 OBJECTS = "kernels.o"
@@ -85,6 +82,8 @@ def compile_model(
     Raises the errors of `load_model`, `BoardMemoryError`, `ModelError` for what else only
     shows while compiling, and `ToolchainError` when the link fails.
     """
+    from edgepack.compiler.errors import named_failures
+
     with named_failures(model.path):
         return _compile(model, board, toolchain, out, rules, smallest, progress)
 
@@ -103,6 +102,8 @@ def compile_apart(
 
     Raises what that and `within` raise, which names the pass and the node that it worked on.
     """
+    from edgepack.compiler.limited import within
+
     return within(
         spec.path, limits, progress, _compile_there, spec, board, toolchain, out, smallest=smallest
     )
@@ -111,6 +112,8 @@ def compile_apart(
 def _compile_there(
     spec: ModelSpec, board: Board, toolchain: Toolchain, out: Path, *, smallest: bool
 ) -> CompiledModel:
+    from edgepack.base import apart
+
     return compile_model(spec, board, toolchain, out, smallest=smallest, progress=apart.progress())
 
 
@@ -123,6 +126,10 @@ def _compile(
     smallest: bool,
     progress: Progress,
 ) -> CompiledModel:
+    from edgepack.base import apart
+    from edgepack.compiler.frontend.load import load_model
+    from edgepack.model import ModelSpec
+
     if isinstance(model, ModelSpec):
         model = load_model(model)
     laid_out, kernels, layers, target = plan_model(
@@ -166,6 +173,9 @@ def plan_model(
 
     Parameters and errors are those of `compile_model`.
     """
+    from edgepack.base import apart
+    from edgepack.compiler import memory
+
     apart.at("looking at its size")
     memory.check_before(model.path, model.expanded, board)
 
@@ -199,10 +209,17 @@ def estimate_apart(
 
     In a process of its own. Raises what `compile_apart` raises.
     """
+    from edgepack.compiler.limited import within
+
     return within(spec.path, limits, progress, _estimate_there, spec, board)
 
 
 def _estimate_there(spec: ModelSpec, board: Board) -> Estimate:
+    from edgepack.base import apart
+    from edgepack.compiler.backend.report import Estimate
+    from edgepack.compiler.errors import named_failures
+    from edgepack.compiler.frontend.load import load_model
+
     with named_failures(spec.path):
         plan, _, layers, _ = plan_model(load_model(spec), board, progress=apart.progress())
     mhz = max(cluster.max_mhz for cluster in board.clusters)
