@@ -6,31 +6,28 @@ All three are made row by row from the journal, so that no list of the fleet is 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from edgepack.base.text import printable
+from edgepack.base import page
 from edgepack.fleet.inventory import FleetDevice
 from edgepack.fleet.journal import Journal
 from edgepack.fleet.plan import RolloutPlan
 from edgepack.fleet.rollout import RolloutResult
 
 WAITING = "waiting"
-_KEYS = (
+ROW_KEYS = (
     "device", "wave", "board", "address", "outcome", "release", "seconds", "at", "error", "hint",
 )  # fmt: skip
 _SHORT = ("device", "wave", "board", "release", "outcome", "seconds", "error")
 # What there is to see of each kind of work: on a page, and in a terminal.
 _COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "deploy": (_KEYS, _SHORT),
-    "rollback": (_KEYS, _SHORT),
+    "deploy": (ROW_KEYS, _SHORT),
+    "rollback": (ROW_KEYS, _SHORT),
     "status": (
         (
             "device", "board", "address", "outcome", "release", "version", "model",
@@ -66,14 +63,14 @@ class FleetReport:
         return _COLUMNS[self.action][1]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One for each device, wave by wave; all keys of `_KEYS`, and what the work adds."""
+        """One for each device, wave by wave; all keys of `ROW_KEYS`, and what the work adds."""
         for wave in self.plan.waves:
             for device in wave.members:
                 yield self._row(wave.name, device)
 
     def _row(self, wave: str, device: FleetDevice) -> dict[str, Any]:
         wanted = self.wanted(device)
-        row: dict[str, Any] = dict.fromkeys(_KEYS)
+        row: dict[str, Any] = dict.fromkeys(ROW_KEYS)
         row |= {"device": device.name, "wave": wave, "board": device.board}
         row |= {"address": device.where, "outcome": WAITING, "ok": False}
         entry = self.journal.entry(device.name)
@@ -124,44 +121,33 @@ class FleetReport:
 
     def write_html(self, path: Path) -> None:
         """Write the page to `path`, which has its old or its new content."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.writelines(self._html())
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        page.write_page(path, self._html())
 
     def _html(self) -> Iterator[str]:
         summary = self.summary()
         columns = _COLUMNS[self.action][0]
-        title = f"{summary['model']} to {summary['fleet']}: {summary['action']} {summary['status']}"
-        yield _HEAD.format(title=escape(title), style=_STYLE)
-        yield f"<h1>{escape(title)}</h1>\n<dl>\n"
-        facts: Mapping[str, object] = {
-            "Devices": f"{summary['devices_ok']} of {summary['devices_total']} well",
-            "Outcomes": ", ".join(f"{text} {n}" for text, n in summary["outcomes"].items()),
-            "Releases": ", ".join(release_lines(summary)),
-            "Stopped": summary["reason"],
-            "At": summary["at"],
-            "Seconds": summary["seconds"],
-            "Waves": ", ".join(f"{wave['wave']} {wave['devices']}" for wave in summary["waves"]),
-        }
-        for name, value in facts.items():
-            if value not in ("", None):
-                yield f"<dt>{name}</dt><dd>{escape(str(value))}</dd>\n"
-        cells = "".join(f"<th>{key}</th>" for key in columns)
-        yield f"</dl>\n<table>\n<thead><tr>{cells}</tr></thead>\n<tbody>\n"
+        yield page.head(
+            f"{summary['model']} to {summary['fleet']}: {summary['action']} {summary['status']}"
+        )
+        yield page.facts(
+            {
+                "Devices": f"{summary['devices_ok']} of {summary['devices_total']} well",
+                "Outcomes": ", ".join(f"{text} {n}" for text, n in summary["outcomes"].items()),
+                "Releases": ", ".join(release_lines(summary)),
+                "Stopped": summary["reason"],
+                "At": summary["at"],
+                "Seconds": summary["seconds"],
+                "Waves": ", ".join(
+                    f"{wave['wave']} {wave['devices']}" for wave in summary["waves"]
+                ),
+            }
+        )
+        yield page.table_head(columns)
         for row in self.rows():
             kind = "ok" if row["ok"] else "waiting" if row["outcome"] == WAITING else "bad"
-            cells = "".join(
-                f'<td class="{key}">{escape(_text(row.get(key)))}</td>' for key in columns
-            )
-            yield f'<tr class="{kind}">{cells}</tr>\n'
-        yield "</tbody>\n</table>\n</body>\n</html>\n"
+            yield page.table_row([row.get(key) for key in columns], kind=kind, names=columns)
+        yield page.TABLE_END
+        yield page.PAGE_END
 
 
 def release_lines(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -169,36 +155,3 @@ def release_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     for board, releases in summary["releases"].items():
         for release, count in releases.items():
             yield f"{release} on {count} {board}"
-
-
-def _text(value: object) -> str:
-    return "" if value is None else printable(str(value))
-
-
-# Nothing may be loaded or run: names and errors come from devices.
-_HEAD = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-"""
-_STYLE = """
-body { font: 15px/1.4 system-ui, sans-serif; margin: 2em; color: #222; background: #fff }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2em 1em }
-dt { color: #666 } dd { margin: 0 }
-table { border-collapse: collapse; width: 100% }
-th, td { text-align: left; padding: .3em .6em; border-bottom: 1px solid #ddd; vertical-align: top }
-td { white-space: pre-wrap; overflow-wrap: anywhere }
-tr.ok td.outcome { color: #17692d } tr.bad { background: #fdecea }
-tr.bad td.outcome { color: #a3160f; font-weight: 600 } tr.waiting { color: #777 }
-@media (prefers-color-scheme: dark) {
-  body { color: #ddd; background: #181818 } tr.bad { background: #3a1b19 }
-  th, td { border-color: #444 } dt, tr.waiting { color: #999 }
-  tr.ok td.outcome { color: #7fd391 } tr.bad td.outcome { color: #ff9d94 }
-}
-"""

@@ -1,0 +1,199 @@
+"""HTML pages that need nothing else: one file each, no script, nothing loaded from anywhere.
+
+What is shown came from models and devices: all text is escaped, and a page's policy lets nothing
+be run. Light or dark as the reader's system is, from a phone's width up.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from edgepack.base.text import printable
+
+_BINS = 20
+_WIDTH, _HEIGHT, _AXIS = 640, 160, 22
+_MIME = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+
+
+class Html(str):
+    """Markup, as against text, which is escaped."""
+
+    __slots__ = ()
+
+
+def text(value: object) -> Html:
+    """Any value as markup: None is empty, markup stays as it is."""
+    if isinstance(value, Html):
+        return value
+    return Html("" if value is None else escape(printable(str(value))))
+
+
+def facts(values: Mapping[str, object]) -> Html:
+    """Names and values, one below the other, without those that are empty or None."""
+    rows = (
+        f"<dt>{text(name)}</dt><dd>{text(value)}</dd>\n"
+        for name, value in values.items()
+        if value not in ("", None)
+    )
+    return Html(f"<dl>\n{''.join(rows)}</dl>\n")
+
+
+def table(rows: Iterable[Sequence[object]], header: Sequence[str]) -> Html:
+    """A table; numbers stand on the right."""
+    return Html("".join((table_head(header), *(table_row(row) for row in rows), TABLE_END)))
+
+
+def table_head(header: Sequence[str]) -> Html:
+    """How a table begins, for one that is written row by row."""
+    cells = "".join(f"<th>{text(name)}</th>" for name in header)
+    return Html(f'<div class="wide"><table>\n<thead><tr>{cells}</tr></thead>\n<tbody>\n')
+
+
+TABLE_END = Html("</tbody>\n</table></div>\n")
+
+
+def table_row(row: Sequence[object], *, kind: str = "", names: Sequence[str] = ()) -> Html:
+    """One row; `kind` and `names` are classes of the row and of its cells."""
+    cells = []
+    for index, value in enumerate(row):
+        classes = [names[index]] if names else []
+        classes += ["number"] * (isinstance(value, int | float) and not isinstance(value, bool))
+        attribute = f' class="{" ".join(classes)}"' if classes else ""
+        cells.append(f"<td{attribute}>{text(value)}</td>")
+    begin = f'<tr class="{kind}">' if kind else "<tr>"
+    return Html(f"{begin}{''.join(cells)}</tr>\n")
+
+
+def shares(rows: Iterable[tuple[object, float, object]]) -> Html:
+    """Bars, longest 100 %: of each what it is called, its length from 0 to 1, and its value."""
+    listed = list(rows)
+    longest = max((share for _, share, _ in listed), default=0.0) or 1.0
+    lines = (
+        f'<div class="bar"><span>{text(name)}</span>'
+        f'<i style="width:{max(share / longest, 0):.1%}"></i><b>{text(value)}</b></div>\n'
+        for name, share, value in listed
+    )
+    return Html(f'<div class="bars">\n{"".join(lines)}</div>\n')
+
+
+def histogram(values: Sequence[float], *, unit: str, title: str) -> Html:
+    """How often which value came, as a picture with `title` for who cannot see it."""
+    low, high = min(values), max(values)
+    width = (high - low) / _BINS or 1.0
+    counts = [0] * _BINS
+    for value in values:
+        counts[min(int((value - low) / width), _BINS - 1)] += 1
+    column, tallest = _WIDTH / _BINS, max(counts)
+    bars = "".join(
+        f'<rect x="{index * column + 1:.1f}" y="{_HEIGHT - height:.1f}" '
+        f'width="{column - 2:.1f}" height="{height:.1f}"><title>{count} from '
+        f"{low + index * width:.2f} {escape(unit)}</title></rect>"
+        for index, count in enumerate(counts)
+        if (height := count / tallest * (_HEIGHT - 4))
+    )
+    ends = "".join(
+        f'<text x="{x}" y="{_HEIGHT + _AXIS - 6}" text-anchor="{anchor}">'
+        f"{value:.{_digits(high)}f} {escape(unit)}</text>"
+        for x, anchor, value in ((0, "start", low), (_WIDTH, "end", high))
+    )
+    return Html(
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + _AXIS}" role="img" aria-label="{escape(title)}">'
+        f'{bars}<line x1="0" y1="{_HEIGHT}" x2="{_WIDTH}" y2="{_HEIGHT}"/>{ends}</svg>\n'
+    )
+
+
+def _digits(value: float) -> int:
+    """Decimals that leave three figures or so."""
+    return max(0, 2 - math.floor(math.log10(value))) if value > 0 else 2
+
+
+def picture(data: bytes, *, alt: str) -> Html:
+    """A PNG or JPEG within the page; other data is no picture and gives nothing."""
+    kind = next((mime for begin, mime in _MIME.items() if data.startswith(begin)), None)
+    if kind is None:
+        return Html()
+    content = base64.b64encode(data).decode()
+    return Html(f'<img src="data:{kind};base64,{content}" alt="{text(alt)}">\n')
+
+
+def section(title: str, *parts: object) -> Html:
+    """Parts under a heading; text among them becomes paragraphs."""
+    body = "".join(
+        part if isinstance(part, Html) else f"<p>{text(part)}</p>\n" for part in parts if part
+    )
+    return Html(f"<section>\n<h2>{text(title)}</h2>\n{body}</section>\n")
+
+
+def page(title: str, *parts: Html) -> Html:
+    """A whole page."""
+    return Html("".join((head(title), *parts, PAGE_END)))
+
+
+def head(title: str) -> Html:
+    """How a page begins, its heading included."""
+    return Html(_HEAD.format(title=text(title), style=_STYLE) + f"<h1>{text(title)}</h1>\n")
+
+
+PAGE_END = Html("</body>\n</html>\n")
+
+
+def write_page(path: Path, parts: Iterable[str]) -> None:
+    """Write a page, part by part, to `path`, which has its old or its new content."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(parts)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+_HEAD = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" \
+content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+"""
+_STYLE = """
+:root { color-scheme: light dark; --text: #222; --back: #fff; --weak: #666; --line: #ddd;
+  --bar: #3b7dd8; --good: #17692d; --bad: #a3160f; --badback: #fdecea }
+@media (prefers-color-scheme: dark) { :root { --text: #ddd; --back: #181818; --weak: #999;
+  --line: #444; --bar: #6ea3ea; --good: #7fd391; --bad: #ff9d94; --badback: #3a1b19 } }
+body { font: 15px/1.45 system-ui, sans-serif; color: var(--text); background: var(--back);
+  max-width: 75em; margin: 1.5em auto; padding: 0 1em }
+h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin: 1.6em 0 .4em }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2em 1em; margin: .4em 0 }
+dt { color: var(--weak) } dd { margin: 0; overflow-wrap: anywhere }
+.wide { overflow-x: auto } table { border-collapse: collapse; width: 100% }
+th, td { text-align: left; padding: .3em .6em; border-bottom: 1px solid var(--line);
+  vertical-align: top }
+td { white-space: pre-wrap; overflow-wrap: anywhere }
+td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+tr.ok td.outcome { color: var(--good) } tr.bad { background: var(--badback) }
+tr.bad td.outcome { color: var(--bad); font-weight: 600 } tr.waiting { color: var(--weak) }
+img { max-width: 100%; max-height: 20em; border-radius: 4px } td img { max-height: 6em }
+svg { width: 100%; max-width: 640px; height: auto } svg rect { fill: var(--bar) }
+svg line { stroke: var(--weak) } svg text { fill: var(--weak); font-size: 14px }
+.bar { display: grid; grid-template-columns: minmax(6em, 16em) 1fr 6em; gap: .6em;
+  align-items: center; padding: .1em 0 }
+.bar span { overflow: hidden; text-overflow: ellipsis; white-space: nowrap }
+.bar i { display: block; height: .9em; background: var(--bar); border-radius: 2px; min-width: 1px }
+.bar b { font-weight: 400; text-align: right; font-variant-numeric: tabular-nums }
+@media (max-width: 40em) { dl { grid-template-columns: 1fr; gap: 0 } dd { margin-bottom: .4em }
+  .bar { grid-template-columns: 7em 1fr 5em } }
+"""
