@@ -76,7 +76,7 @@ def _roff(line: str) -> str:
 
 
 def api_page() -> str:
-    """Signature and docstring of everything in edgepack.__all__."""
+    """Signature and docstring of everything in edgepack.__all__, and of the methods of classes."""
     import edgepack
 
     parts = [HEAD, "# Python API\n", inspect.cleandoc(edgepack.__doc__ or "") + "\n"]
@@ -84,21 +84,70 @@ def api_page() -> str:
         thing = getattr(edgepack, name)
         if not callable(thing):
             continue
-        title = f"## {name}\n"
-        if inspect.isclass(thing) and issubclass(thing, Exception):
-            signature = f"class {name}({thing.__bases__[0].__name__})"
-        else:
-            signature = f"{'class ' if inspect.isclass(thing) else ''}{name}{_signature(thing)}"
-        parts += [title, f"`from edgepack import {name}`\n", f"```python\n{signature}\n```\n"]
+        parts += [f"## {name}\n", f"`from edgepack import {name}`\n"]
+        parts.append(f"```python\n{_heading(name, thing)}\n```\n")
         parts.append(inspect.cleandoc(thing.__doc__ or "") + "\n")
+        if inspect.isclass(thing):
+            parts += _members(thing)
     return "\n".join(parts)
 
 
-def _signature(thing: object) -> str:
-    parameters = inspect.signature(thing).parameters.values()  # type: ignore[arg-type]
-    if not parameters:
-        return "()"
-    return "(\n" + "".join(f"    {p.name}: {p.annotation}\n" for p in parameters) + ")"
+def _heading(name: str, thing: Any) -> str:
+    """What a function is called with and gives; what a class is made of."""
+    if not inspect.isclass(thing):
+        return f"{name}{_signature(thing)}"
+    if issubclass(thing, Exception):
+        return f"class {name}({thing.__bases__[0].__name__})"
+    if getattr(thing, "_is_protocol", False):
+        return f"class {name}(Protocol)"
+    return f"class {name}{_signature(thing, returns=False)}"
+
+
+def _members(kind: type) -> Iterator[str]:
+    """The public methods and properties that a class defines itself."""
+    for name, member in vars(kind).items():
+        doc = inspect.getdoc(member)
+        if name.startswith("_") or not doc:
+            continue
+        if isinstance(member, property):
+            hint = inspect.signature(member.fget).return_annotation if member.fget else ""
+            heading = f"{kind.__name__}.{name}: {hint}"
+        elif isinstance(member, classmethod | staticmethod) or inspect.isfunction(member):
+            heading = f"{kind.__name__}.{name}{_signature(getattr(kind, name), bound=True)}"
+        else:
+            continue
+        yield f"```python\n{heading}\n```\n"
+        yield doc + "\n"
+
+
+def _signature(thing: Any, *, returns: bool = True, bound: bool = False) -> str:
+    """Parameters, one a line, with types and defaults; after a `*` they go by name only."""
+    signature = inspect.signature(thing)
+    given = list(signature.parameters.values())
+    if bound and given[:1] and given[0].name == "self":
+        given = given[1:]
+    lines = []
+    marked = False
+    for parameter in given:
+        if parameter.kind is parameter.KEYWORD_ONLY and not marked:
+            marked = True
+            lines.append("*")
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+        line = f"{stars.get(parameter.kind, '')}{parameter.name}: {parameter.annotation}"
+        if parameter.default is not parameter.empty:
+            line += f" = {_default(parameter.default)}"
+        lines.append(line)
+    result = f" -> {signature.return_annotation}" if returns else ""
+    if not lines:
+        return f"(){result}"
+    return "(\n" + "".join(f"    {line},\n" for line in lines) + f"){result}"
+
+
+def _default(value: object) -> str:
+    """As a reader would write it: what is no plain value goes by the name of its class."""
+    if value is None or isinstance(value, str | int | float | tuple | Path):
+        return repr(value)
+    return "..." if repr(value) == "<factory>" else f"{type(value).__name__}()"
 
 
 def schema_page() -> str:
@@ -141,12 +190,155 @@ def schema_page() -> str:
         "deploy --dry-run --bundle": plan,
         "inspect": _object(_record(ModelInfo)["properties"] | inspect_more),
     }
+    outputs |= _asked_of_devices() | _of_fleets() | _of_this_machine()
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$comment": "Made by docs/generate.py: change the source, not this file.",
         "title": "What edgepack COMMAND --json prints: $defs has it by command",
     }
     return json.dumps({**head, "$defs": outputs}, indent=1) + "\n"
+
+
+_TEXT, _NUMBER, _COUNT = {"type": "string"}, {"type": "number"}, {"type": "integer"}
+_TEXTS = {"type": "array", "items": _TEXT}
+
+
+def _asked_of_devices() -> dict[str, Any]:
+    """What edgepack-run and edgepack-device print, which is passed on as it is."""
+    from edgepack.deploy.answers import HealthOutcome, Holder
+    from edgepack.deploy.app_answers import Bench, Class, Deviation, LayerTime
+
+    times = ("load_ms", "decode_ms", "preprocess_ms", "run_ms")
+    output = _object(
+        {"name": _TEXT, "dtype": _TEXT, "shape": _list(_COUNT)}, may={"bound": _list(_COUNT)}
+    )
+    top = _object({"index": _COUNT, "score": _NUMBER}, may={"label": _TEXT})
+    assert top["properties"].keys() == Class.__dataclass_fields__.keys()
+    layer = _record(LayerTime)
+    layer["required"].remove("gflops")
+    layer["properties"] |= {"gflops": _NUMBER, "macs": _COUNT}
+    profile = _object({"runs": _COUNT, "overhead_ms": _NUMBER, "layers": _list(layer)})
+    app = {
+        "edgepack": _TEXT,
+        "model": _TEXT,
+        "threads": _COUNT,
+        "cpus": _list(_COUNT),
+        "rss_peak_bytes": _COUNT,
+        "arena_bytes": _COUNT,
+        "params_bytes": _COUNT,
+        "workspace_peak_bytes": _COUNT,
+        "outputs": _list(output),
+    }
+    perhaps = {
+        **dict.fromkeys(times, _NUMBER),
+        "image": _TEXT,
+        "mtime_ns": _COUNT,
+        "top": _list(top),
+        "expected": _record(Deviation, ok={"type": "boolean"}),
+    }
+    release = _object(
+        {
+            **dict.fromkeys(
+                ("release", "name", "board", "model", "model_sha256", "since", "by"), _TEXT
+            ),
+            "version": _COUNT,
+        },
+        may={
+            "signer": _or_null(_TEXT),
+            "compared": _or_null(_object({"emulated": _TEXTS, "local": _TEXTS})),
+            "health": _or_null(_optional(_record(HealthOutcome), "outcome", "at")),
+        },
+    )
+    status = _object(
+        {
+            "tool": _TEXT,
+            "releases": _list({"type": "object"}),
+            "store": _object({"blobs": _COUNT, "bytes": _COUNT}),
+            "signers": _TEXTS,
+        },
+        may={
+            "current": _or_null(release),
+            "previous": _or_null(release),
+            "pending": _or_null(_object({"release": _TEXT})),
+            "lock": _or_null(_record(Holder)),
+        },
+    )
+    return {
+        "run": _object(app, may=perhaps),
+        "bench": _object({**app, "bench": _record(Bench)}, may={**perhaps, "profile": profile}),
+        "status": status,
+        "rollback": _object({"release": _TEXT}, may={"before": _or_null(_TEXT)}),
+        "prune": _object({"removed": _TEXTS}),
+    }
+
+
+def _of_fleets() -> dict[str, Any]:
+    """A rollout's report, also of what only asks."""
+    from edgepack.fleet.report import ROW_KEYS
+
+    row = _object({key: {} for key in ROW_KEYS}, may={"ok": {"type": "boolean"}})
+    counts = {"type": "object", "additionalProperties": _COUNT}
+    report = _object(
+        {
+            **dict.fromkeys(("fleet", "model", "action", "status", "at"), _TEXT),
+            "schema": _COUNT,
+            "reason": _or_null(_TEXT),
+            "seconds": _NUMBER,
+            "devices_total": _COUNT,
+            "devices_ok": _COUNT,
+            "outcomes": counts,
+            "releases": {"type": "object", "additionalProperties": counts},
+            "waves": _list(_object({"wave": _TEXT, "devices": _COUNT})),
+            "devices": _list(row),
+        }
+    )
+    return {
+        f"fleet {action}": report for action in ("deploy", "status", "rollback", "trust", "report")
+    }
+
+
+def _of_this_machine() -> dict[str, Any]:
+    """Commands that ask no device, or compare it with the reference."""
+    size = {"size_bytes": _COUNT}
+    kind = {"kind": _TEXT, "entries": _COUNT, **size}
+    kind |= dict.fromkeys(("last_used_days", "longest_unused_days"), _COUNT)
+    removed = _object({"kind": _TEXT, "path": _TEXT, "unused_days": _COUNT, **size})
+    shares = _object({"top1": _NUMBER, "top5": _NUMBER})
+    seen = {"expected": _COUNT, "seen": _COUNT, "count": _COUNT}
+    differing = {"image": _TEXT, "expected": _COUNT}
+    differing |= dict.fromkeys(("reference", "device"), _list(_COUNT))
+    return {
+        "cache": _object({"folder": _TEXT, "kinds": _list(_object(kind)), **size}),
+        "cache prune": _object(
+            {
+                "dry_run": {"type": "boolean"},
+                "removed": _list(removed),
+                "in_use": _TEXTS,
+                "freed_bytes": _COUNT,
+                "left_bytes": _COUNT,
+            }
+        ),
+        "evaluate": _object(
+            {
+                "photos": _COUNT,
+                "reference": shares,
+                "device": _or_null(shares),
+                "device_name": _or_null(_TEXT),
+                "confusion": _list(_object(seen)),
+                "differ": _list(_object(differing)),
+                "labels": _TEXTS,
+            }
+        ),
+    }
+
+
+def _list(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def _optional(schema: dict[str, Any], *required: str) -> dict[str, Any]:
+    """The same with fewer keys that must be there."""
+    return {**schema, "required": list(required)}
 
 
 def _record(kind: type, **properties: Any) -> dict[str, Any]:
@@ -156,8 +348,12 @@ def _record(kind: type, **properties: Any) -> dict[str, Any]:
     return _object(fields | properties)
 
 
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties)}
+def _object(
+    properties: dict[str, Any], *, may: Mapping[str, dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """With these properties, and perhaps those that it `may` have."""
+    required = list(properties)
+    return {"type": "object", "properties": {**properties, **(may or {})}, "required": required}
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:

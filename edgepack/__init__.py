@@ -1,5 +1,10 @@
 """edgepack: take a trained ONNX model to an ARM field board, and know that it works there.
 
+    with edgepack.deploy("m.onnx", board="rasp3b", device="pi@192.168.1.20") as deployed:
+        (scores,) = deployed.run("cat.jpg")
+
+The steps of it, one by one:
+
     project = load_project(Path("edgepack.toml"))
     job = make_job(project)
     bundle = package_job(job, Path("dist"))
@@ -17,19 +22,27 @@ from typing import TYPE_CHECKING, Any
 from edgepack.base.version import VERSION
 
 __version__ = VERSION
+# The function `edgepack.deploy` has the name of the package that does its last step. That is
+# imported by now, so no import of something in it puts it in the function's place.
+importlib.import_module("edgepack.deploy")
+del globals()["deploy"]
 
 if TYPE_CHECKING:
     from edgepack.base.errors import EdgepackError
+    from edgepack.base.progress import Progress
     from edgepack.boards import Board, get_board, load_boards
     from edgepack.bundle.bundle import Bundle, open_bundle, write_tarball
     from edgepack.compiler import CompiledModel, compile_model
     from edgepack.compiler.frontend.inspect import ModelInfo, inspect_model
     from edgepack.compiler.frontend.load import load_model
+    from edgepack.deploy.answers import Status, Switched
+    from edgepack.deploy.app_answers import Bench, Class, Profile
     from edgepack.deploy.deploy import DeployOptions, Report, deploy_bundle, preview
     from edgepack.deploy.remote_app import RunRequest, run_on_device
     from edgepack.device import Device, SshOptions, open_device
     from edgepack.device.facts import DeviceFacts
     from edgepack.fleet import Fleet, load_fleet, make_plan, roll_out
+    from edgepack.flow.deployment import Deployment, Outputs, connect, deploy
     from edgepack.flow.job import Job, compile_job, make_job, package_job
     from edgepack.flow.project import Project, load_project
     from edgepack.model import ModelSpec
@@ -39,14 +52,18 @@ if TYPE_CHECKING:
 
 _HOME = {
     "base.errors": ("EdgepackError",),
+    "base.progress": ("Progress",),
     "boards": ("Board", "get_board", "load_boards"),
     "bundle.bundle": ("Bundle", "open_bundle", "write_tarball"),
     "compiler": ("CompiledModel", "compile_model"),
+    "deploy.answers": ("Status", "Switched"),
+    "deploy.app_answers": ("Bench", "Class", "Profile"),
     "deploy.deploy": ("DeployOptions", "Report", "deploy_bundle", "preview"),
     "deploy.remote_app": ("RunRequest", "run_on_device"),
     "device": ("Device", "SshOptions", "open_device"),
     "device.facts": ("DeviceFacts",),
     "fleet": ("Fleet", "load_fleet", "make_plan", "roll_out"),
+    "flow.deployment": ("Deployment", "Outputs", "connect", "deploy"),
     "flow.job": ("Job", "compile_job", "make_job", "package_job"),
     "flow.project": ("Project", "load_project"),
     "compiler.frontend.inspect": ("ModelInfo", "inspect_model"),
@@ -59,6 +76,16 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [  # noqa: RUF022 - in the order of use
+    "deploy",
+    "connect",
+    "Deployment",
+    "Outputs",
+    "Class",
+    "Bench",
+    "Profile",
+    "Status",
+    "Switched",
+    "Progress",
     "load_project",
     "Project",
     "load_boards",

@@ -1,4 +1,4 @@
-"""Where things are: data files that travel with the package, and the cache."""
+"""Where things are: data files that travel with the package, the cache, models on a device."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ def data_file(name: str) -> Path:
         if (base / name).exists():
             return base / name
     raise FileNotFoundError(f"{name} is missing from this installation of edgepack")
+
+
+def default_root(name: str) -> str:
+    """The folder of the model `name` on a device, below the login's home."""
+    return f"edgepack/{name}"
 
 
 def set_cache_dir(path: Path) -> None:

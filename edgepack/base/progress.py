@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Protocol, runtime_checkable
 
 
 class Bar(Protocol):
@@ -14,8 +14,12 @@ class Bar(Protocol):
         """`amount` more of the total is done."""
 
 
+@runtime_checkable
 class Progress(Protocol):
-    """What a long step reports to."""
+    """What a long step reports to.
+
+    Steps of several threads may come at once. Give an object with these two methods.
+    """
 
     def step(self, text: str) -> None:
         """A new step begins."""
@@ -76,3 +80,23 @@ class NoProgress:
 
 
 NO_PROGRESS: Progress = NoProgress()
+
+
+class _Told(NoProgress):
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
+
+    def step(self, text: str) -> None:
+        self._say(text)
+
+    @contextlib.contextmanager
+    def bar(self, text: str, total: int) -> Iterator[Bar]:
+        self._say(text)
+        yield _NoBar()
+
+
+def reporting_to(progress: Progress | Callable[[str], object]) -> Progress:
+    """A `Progress`, or one that calls a function with the text of each step."""
+    if isinstance(progress, Progress):
+        return progress
+    return _Told(progress)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from edgepack.cli.console import Console
 from edgepack.cli.options import add_device, add_release, open_release, positive
+from edgepack.cli.pages import add_html, bench_page, check_html, save
 from edgepack.cli.report import answer_lines, bench_lines, profile_lines
 from edgepack.deploy.answers import SenselessError
 from edgepack.deploy.remote_app import RunRequest, ask_app
@@ -25,11 +26,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", action="store_true", help="time each layer too, in N runs of their own"
     )
+    add_html(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Run the golden input `--runs` times."""
+    check_html(args)
     options = ["--bench", str(args.runs), "--warmup", str(args.warmup)]
     for name in ("threads", "affinity"):
         if (value := getattr(args, name)) is not None:
@@ -47,5 +50,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
     lines = bench_lines(answer.bench) + answer_lines(replace(answer, top=()))
     if answer.profile:
         lines += ["", *profile_lines(answer.profile)]
+    save(args, console, bench_page(answer, f"{root} on {device.name}"))
     console.data(answer.document, "\n".join(lines))
     return 0

@@ -13,6 +13,7 @@ from edgepack.base.text import megabytes
 from edgepack.boards import Board
 from edgepack.cli.console import Console, table
 from edgepack.cli.options import add_job, check_writable, project_of
+from edgepack.cli.pages import add_html, check_html, compile_page, save
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.tiles.cpu import has_model, nearest_model
 from edgepack.flow.job import compile_job, make_job
@@ -27,6 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--explain", action="store_true", help="print each kernel call: rule, tile, MACs, cycles"
     )
+    add_html(parser)
     parser.set_defaults(run=run)
 
 
@@ -37,10 +39,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if out.exists() and not (out.is_dir() and _is_ours(out)):
         raise UsageError(f"will not replace {out}: it is no folder of compiled files")
     check_writable(out.parent, "--out")
+    check_html(args)
     compiled = compile_job(job, progress=console)
     with atomic_dir(out) as work:
         for file in (compiled.library, compiled.graph, compiled.params):
             shutil.copyfile(file, work / file.name)
+    title = f"{job.project.name} for {job.board.name}"
+    save(args, console, compile_page(compiled, title, job.board))
     summary = f"{out}: for {job.board.name} ({job.board.cpu}), {memory(compiled)}"
     console.data(
         {

@@ -8,9 +8,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from edgepack.base.errors import ConnectError, UsageError
-from edgepack.base.paths import NotCachedError, cache_dir, only_cached
-from edgepack.boards import Board, get_board, version_tuple
+from edgepack.base.errors import UsageError
+from edgepack.base.paths import NotCachedError, default_root, only_cached
+from edgepack.boards import Board, get_board
 from edgepack.bundle.bundle import Bundle, open_bundle
 from edgepack.bundle.signing import sign_folder
 from edgepack.cli.console import Console
@@ -21,20 +21,19 @@ from edgepack.cli.options import (
     add_sign,
     board_files,
     count,
-    default_root,
     positive,
     project_of,
     ssh_options,
 )
+from edgepack.cli.pages import add_html, check_html, deploy_page, save
 from edgepack.cli.report import deploy_lines, dry_run_lines
 from edgepack.deploy import remote_service
 from edgepack.deploy.deploy import DEFAULT_OPTIONS, DeployOptions, deploy_bundle, preview
-from edgepack.device import Device, open_device
-from edgepack.device.facts import gather
-from edgepack.device.patience import Patience, parse_rate
+from edgepack.device import Device
+from edgepack.device.patience import parse_rate
+from edgepack.flow.deployment import build_bundle, fit_libc, reach_device, root_of
 from edgepack.flow.dry_run import look
 from edgepack.flow.job import board_of, make_job, package_job
-from edgepack.flow.project import Project
 from edgepack.gate.gate import GateError, check_bundle
 
 
@@ -54,6 +53,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="ask the device and print the plan; nothing is built, and nothing written there",
     )
     add_transfer(parser)
+    add_html(parser)
     parser.set_defaults(run=run)
 
 
@@ -133,6 +133,7 @@ def deploy_options(args: argparse.Namespace) -> DeployOptions:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Deploy and print what was done and what the smoke test gave."""
     options = deploy_options(args)
+    check_html(args)
     if args.dry_run and args.bundle is None:
         return _dry_run(args, options, console)
     bundle, board, spec, root = _bundle(args, console)
@@ -157,6 +158,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             )
     finally:
         device.close()
+    save(args, console, deploy_page(report, bundle))
     console.data(data, "\n".join(lines))
     return 0
 
@@ -165,14 +167,14 @@ def _dry_run(args: argparse.Namespace, options: DeployOptions, console: Console)
     """What is known without building; all of the plan if a build before left its parts."""
     project = project_of(args)
     spec = project.need_device()
-    root = project.root or default_root(project.name)
+    root = root_of(project)
     if args.service:
         remote_service.need_service(project.service, f"project {project.name}")
     board = board_of(project)
     device = None if _is_down(spec, board) else _connect(args, spec, board, console)
     try:
         if device is not None:
-            project = _fit_libc(project, board, device, root)
+            project = fit_libc(project, board, device)
         job = make_job(project)
         found = look(job, device, root, device.name if device else f"virtual {job.board.name}")
         if device is not None and found.is_cached and not found.problems:
@@ -207,17 +209,13 @@ def _bundle(args: argparse.Namespace, console: Console) -> tuple[Bundle, Board, 
     if args.bundle is None:
         project = project_of(args)
         spec = project.need_device()
-        root = project.root or default_root(project.name)
-        board = board_of(project)
-        if board.libc == "any" and project.static is None:
-            device = _connect(args, spec, board, console)
-            with contextlib.closing(device):
-                project = _fit_libc(project, board, device, root)
-        job = make_job(project)
-        bundle = package_job(job, cache_dir() / "made" / job.board.name, progress=console)
-        if args.sign is not None:
-            sign_folder(bundle, args.sign)
-        return bundle, job.board, spec, root
+        bundle, board = build_bundle(
+            project,
+            lambda board: _connect(args, spec, board, console),
+            sign=args.sign,
+            progress=console,
+        )
+        return bundle, board, spec, root_of(project)
     refuse_job(args)
     if args.device is None:
         raise UsageError("no device given", hint="add --device user@address")
@@ -225,16 +223,6 @@ def _bundle(args: argparse.Namespace, console: Console) -> tuple[Bundle, Board, 
     board = get_board(args.board or bundle.manifest.board, board_files(args))
     check_bundle(bundle, board)
     return bundle, board, args.device, args.root or default_root(bundle.manifest.name)
-
-
-def _fit_libc(project: Project, board: Board, device: Device, root: str) -> Project:
-    """With static programs if the board leaves it open and the device has no glibc, or too old."""
-    if board.libc != "any" or project.static is not None:
-        return project
-    glibc = gather(device, root).glibc
-    if glibc is not None and version_tuple(glibc) >= version_tuple(board.glibc):
-        return project
-    return replace(project, static=True)
 
 
 def refuse_job(args: argparse.Namespace) -> None:
@@ -263,13 +251,7 @@ def refuse_job(args: argparse.Namespace) -> None:
 
 
 def _connect(args: argparse.Namespace, spec: str, board: Board, console: Console) -> Device:
-    # Whoever does not answer twice has the wrong address more often than a bad link.
-    patience = Patience(min(args.retries, 1), console)
-    while True:
-        try:
-            return open_device(spec, board, options=ssh_options(args), progress=console)
-        except ConnectError as error:
-            patience.after(error, moved=False)
+    return reach_device(spec, board, ssh=ssh_options(args), retries=args.retries, progress=console)
 
 
 def _plan_text(bundle: Bundle, device: str, lines: list[str]) -> str:

@@ -15,6 +15,7 @@ from edgepack.cli.options import (
     parse_shapes,
     project_file,
 )
+from edgepack.cli.pages import add_html, check_html, evaluate_page, save
 
 if TYPE_CHECKING:
     from edgepack.flow.evaluate import Evaluation
@@ -36,6 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="name of the deployed bundle (default: the project's)")
     # Without it, only the reference on this machine judges.
     add_device(parser)
+    add_html(parser)
     parser.set_defaults(run=run)
 
 
@@ -44,6 +46,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from edgepack.flow.evaluate import evaluate
     from edgepack.flow.project import load_project
 
+    check_html(args)
     flags = {
         "name": args.name,
         "model": args.model,
@@ -60,6 +63,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             found = evaluate(project, args.images, device=device, root=root, progress=console)
         finally:
             device.close()
+    save(args, console, evaluate_page(found))
     console.data(found.to_dict(), "\n".join(_lines(found)))
     return 0
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgepack.base.errors import UsageError
+from edgepack.base.paths import default_root
 from edgepack.boards import load_boards
 from edgepack.cli.console import Console
 from edgepack.cli.deploy import add_transfer, deploy_options, refuse_job
@@ -34,7 +35,6 @@ from edgepack.cli.options import (
     add_ssh,
     board_files,
     check_writable,
-    default_root,
     project_of,
     ssh_options,
 )

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from edgepack.base.errors import UsageError
-from edgepack.cli.options import default_root, positive
+from edgepack.base.paths import default_root
+from edgepack.cli.options import positive
 from edgepack.fleet import Fleet, Settings, Share
 from edgepack.flow.project import PROJECT_FILE, load_project
 

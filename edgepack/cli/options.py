@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from edgepack.base.errors import UsageError
+from edgepack.base.paths import default_root
 from edgepack.base.progress import Progress
 from edgepack.boards import get_board
 
@@ -309,11 +310,6 @@ def ssh_options(args: argparse.Namespace) -> SshOptions:
         connect_timeout_s=args.connect_timeout,
         command_timeout_s=args.device_timeout,
     )
-
-
-def default_root(name: str) -> str:
-    """The folder of a model on a device, below the login's home."""
-    return f"edgepack/{name}"
 
 
 def add_release(parser: argparse.ArgumentParser) -> None:

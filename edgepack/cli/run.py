@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 image=args.image,
                 inputs=tuple(args.input),
                 golden=args.golden,
-                output=args.output,
+                outputs=(args.output,) if args.output is not None else (),
                 expected=args.expected,
                 options=tuple(options),
             ),

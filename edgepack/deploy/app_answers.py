@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgepack.base import page
 from edgepack.deploy.answers import Answer
 
 _TIMES = ("load", "decode", "preprocess", "run")
 _NAN = float("nan")
+_SHOWN_LAYERS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,12 @@ class Class:
             label=answer.text_or_none("label") or "",
             score=_NAN if score is None else score,
         )
+
+
+def class_bars(top: Sequence[Class]) -> page.Html:
+    """Classes with their scores, for a page."""
+    rows = [(one.label or one.index, one.score, f"{one.score:.4f}") for one in top]
+    return page.shares(rows) if rows else page.Html()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +57,7 @@ class Deviation:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Statistics of repeated runs, in milliseconds."""
+    """Statistics of repeated runs, in milliseconds, and the time of each run in their order."""
 
     runs: int
     warmup: int
@@ -60,6 +68,7 @@ class Bench:
     p50_ms: float
     p90_ms: float
     p99_ms: float
+    times_ms: tuple[float, ...] = field(default=(), repr=False)
 
     @staticmethod
     def read(answer: Answer) -> Bench:
@@ -68,6 +77,22 @@ class Bench:
             runs=answer.size("runs"),
             warmup=answer.size("warmup"),
             **{name: answer.take(name, float) for name in times},
+            times_ms=answer.take_list("times_ms", float, ()),
+        )
+
+    def _repr_html_(self) -> str:
+        table = page.facts(
+            {
+                "runs": f"{self.runs} after {self.warmup} to warm up",
+                "mean": f"{self.mean_ms:.2f} ms, standard deviation {self.std_ms:.2f}",
+                "p50, p90, p99": f"{self.p50_ms:.2f}, {self.p90_ms:.2f}, {self.p99_ms:.2f} ms",
+                "min, max": f"{self.min_ms:.2f}, {self.max_ms:.2f} ms",
+            }
+        )
+        if not self.times_ms:
+            return table
+        return table + page.histogram(
+            self.times_ms, unit="ms", title=f"latency of {self.runs} runs"
         )
 
 
@@ -108,6 +133,17 @@ class Profile:
             runs=answer.size("runs"),
             overhead_ms=answer.take("overhead_ms", float),
             layers=answer.parts("layers", LayerTime.read),
+        )
+
+    def _repr_html_(self) -> str:
+        slowest = sorted(self.layers, key=lambda layer: -layer.ms)
+        return page.shares(
+            (
+                f"{layer.layer or layer.kernel} {layer.operator}",
+                layer.share,
+                f"{layer.ms:.3f} ms",
+            )
+            for layer in slowest[:_SHOWN_LAYERS]
         )
 
 

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgepack.base import page
 from edgepack.base.errors import BundleError, ConnectError, RemoteError
 from edgepack.base.process import user_at_host
 from edgepack.base.progress import NO_PROGRESS, Progress
@@ -27,6 +28,7 @@ from edgepack.base.text import megabytes
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import DEVICE_TOOL, MANIFEST_NAME
 from edgepack.deploy.answers import SenselessError
+from edgepack.deploy.app_answers import class_bars
 from edgepack.deploy.remote_tool import (
     CorruptTransferError,
     Layout,
@@ -135,6 +137,21 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
         return {**asdict(self), "facts": self.facts.to_dict()}
+
+    def _repr_html_(self) -> str:
+        return page.facts(
+            {
+                "release": f"{self.release}, {self.outcome}",
+                "device": self.device,
+                "folder": self.root,
+                "sent": f"{megabytes(self.sent_bytes)} in {len(self.sent_files)} files",
+                "before": self.previous,
+                "signer": self.signer,
+                "one run": f"{self.smoke.latency_ms:.1f} ms",
+                "accuracy": f"max |error| {self.smoke.max_abs_error:.2g} of "
+                f"{self.smoke.max_abs_reference:.3g} (limit {self.smoke.tolerance:.0e} of it)",
+            }
+        ) + class_bars(self.smoke.classes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,14 +57,14 @@ class RunRequest:
     """What edgepack-run of a release shall do there, of the current one if `release` is empty.
 
     One of `image`, `inputs` (.npy or .raw, in the order of the model's inputs) and
-    `golden`; `output` and `expected` are .npy files here; `dumps` are written there first, and
-    then fetched; `options` are further options as edgepack-run takes them.
+    `golden`; `outputs`, of the model's in their order, are written, and `expected` is compared: .npy
+    files here. `dumps` are written there first, and then fetched; `options` are further options as edgepack-run takes them.
     """
 
     image: Path | None = None
     inputs: tuple[Path, ...] = ()
     golden: bool = False
-    output: Path | None = None
+    outputs: tuple[Path, ...] = ()
     expected: Path | None = None
     dumps: tuple[Dump, ...] = ()
     release: str = ""
@@ -88,12 +88,11 @@ def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
     for path in uploads:
         if not path.is_file():
             raise UsageError(f"no such file: {path}")
-    if request.output and not request.output.parent.is_dir():
-        raise UsageError(
-            f"no such folder: {request.output.parent}", hint="it is to hold the output"
-        )
+    for path in request.outputs:
+        if not path.parent.is_dir():
+            raise UsageError(f"no such folder: {path.parent}", hint="it is to hold the output")
     app = f"{release_folder(root, request.release)}/{APP}"
-    needed = bool(uploads or request.output or request.dumps)
+    needed = bool(uploads or request.outputs or request.dumps)
     with _temporary_folder(device, app, needed=needed) as folder:
         remote = {path: f"{folder}/{i}{path.suffix.lower()}" for i, path in enumerate(uploads)}
         for path, name in remote.items():
@@ -121,8 +120,7 @@ def release_folder(root: str, release: str = "") -> str:
 
 def _written(request: RunRequest, folder: str) -> dict[str, Path]:
     """What the app writes in `folder` there, and where that goes here."""
-    files = [request.output] if request.output else []
-    files += [dump.file for dump in request.dumps]
+    files = [*request.outputs, *(dump.file for dump in request.dumps)]
     return {f"{folder}/made{i}.npy": file for i, file in enumerate(files)}
 
 
@@ -138,9 +136,9 @@ def _words(
     if request.expected:
         words += ["--expected", remote[request.expected]]
     names = list(written)
-    if request.output:
-        words += ["--output", names.pop(0)]
-    for name, dump in zip(names, request.dumps, strict=True):
+    count = len(request.outputs)
+    words += [word for name in names[:count] for word in ("--output", name)]
+    for name, dump in zip(names[count:], request.dumps, strict=True):
         words += ["--dump", f"{dump.call}:{dump.tensor}:{name}"]
     return [*words, *request.options]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgepack.deploy.answers import Answer
-from edgepack.deploy.app_answers import AppAnswer
+from edgepack.deploy.app_answers import AppAnswer, Class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,11 @@ class Smoke:
     top: tuple[Mapping[str, Any], ...]
     golden: Mapping[str, Any]
     photo: Mapping[str, Any] | None
+
+    @property
+    def classes(self) -> tuple[Class, ...]:
+        """`top` as records."""
+        return tuple(Class.read(Answer(one, "smoke test")) for one in self.top)
 
 
 def read_health(answer: Answer) -> Smoke:

@@ -283,7 +283,7 @@ def _output(device: Device, root: str, release: str, inputs: Sequence[Array]) ->
     """A release's first output."""
     with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
         output = Path(name) / "output.npy"
-        request = RunRequest(inputs=_saved(inputs, Path(name)), output=output, release=release)
+        request = RunRequest(inputs=_saved(inputs, Path(name)), outputs=(output,), release=release)
         ask_app(device, root, request)
         return _load(output, device.name)
 

@@ -117,7 +117,7 @@ def test_deploy_redeploy_and_one_weight(
 
         output = tmp_path / "out.npy"
         photo = first.file(str(first.golden_image))
-        answer = run_on_device(device, ROOT, RunRequest(image=photo, output=output))
+        answer = run_on_device(device, ROOT, RunRequest(image=photo, outputs=(output,)))
         assert answer["top"][0]["index"] == 1
         assert np.load(output).shape == (1, 4)
         assert device.run("ls /tmp").stdout == ""

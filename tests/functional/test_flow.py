@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from PIL import Image
 
+import edgepack
 from edgepack import virtual
 from edgepack.base.process import run
 from edgepack.boards import get_board
@@ -31,6 +33,7 @@ from edgepack.flow.reference import compare, run_reference
 from edgepack.gate.gate import GateError
 from tests.boards import own_boards
 from tests.example import load_build
+from tests.schemas import check_output
 
 ROOT = "edgepack/mobilenetv2"
 CAT, ESPRESSO = 285, 967
@@ -117,7 +120,7 @@ def test_outputs_on_every_board_equal_the_reference(
     # The second photo, and the comparison made here, not by the app itself.
     photo = project.model.parent / "coffee.png"
     output = tmp_path / "logits.npy"
-    answer = run_on_device(device, ROOT, RunRequest(image=photo, output=output))
+    answer = run_on_device(device, ROOT, RunRequest(image=photo, outputs=(output,)))
     assert answer["top"][0]["index"] == ESPRESSO
     assert project.preprocess is not None
     tensor = project.preprocess.load(photo)
@@ -279,7 +282,9 @@ def assert_profile(
 ) -> None:
     """The device's profile names the model's layers, in JSON and as a table."""
     assert main(["bench", *where, "-n", "2", "--warmup", "0", "--profile", "--json"]) == 0
-    profile = json.loads(capsys.readouterr().out)["profile"]
+    answer = json.loads(capsys.readouterr().out)
+    check_output("bench", answer)
+    profile = answer["profile"]
     assert profile["runs"] == 2
     layers = profile["layers"]
     names = {node.name or node.output[0] for node in onnx.load(project.model).graph.node}
@@ -299,6 +304,38 @@ def assert_profile(
     assert len(lines[header + 1 :]) == len(layers) + 2
 
 
+def assert_api(project: Project, root: str) -> None:
+    """What the command line deployed, in Python: arrays that are the reference's, and times."""
+    said: list[str] = []
+    with edgepack.deploy(
+        project=project.model.parent / "edgepack.toml",
+        board="rk3399",
+        device="virtual",
+        root=root,
+        progress=said.append,
+    ) as deployed:
+        assert deployed.report
+        assert deployed.report.outcome == "unchanged"
+        assert any("asking virtual rk3399" in text for text in said)
+        photo = project.model.parent / "coffee.png"
+        assert project.preprocess is not None
+        tensor = project.preprocess.load(photo)
+        (reference,) = run_reference(project.model, {}, [tensor])
+        for data in (photo, tensor, Image.open(photo)):
+            outputs = deployed.run(data, top=2)
+            (logits,) = outputs
+            assert compare(logits, reference, 1e-4).ok
+            assert outputs.top[0].label == "espresso"
+            assert len(outputs.top) == 2
+        assert "espresso" in outputs._repr_html_()
+        assert len(deployed.bench(runs=2, warmup=0).times_ms) == 2
+        assert len(deployed.profile(runs=1, warmup=0).layers) > 53
+    with edgepack.connect("virtual", board="rk3399", root=root) as again:
+        current = again.status().current
+        assert current
+        assert current.release == deployed.report.release
+
+
 def test_the_command_line_end_to_end(
     project: Project, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -308,8 +345,13 @@ def test_the_command_line_end_to_end(
     try:
         assert main(["deploy", *where, *device, "--dry-run"]) == 0
         assert "send" in capsys.readouterr().out
-        assert main(["deploy", *where, *device]) == 0
+        page = tmp_path / "page.html"
+        assert main(["deploy", *where, *device, "--html", str(page)]) == 0
         out = capsys.readouterr().out
+        text = page.read_text()
+        assert "Egyptian cat" in text
+        assert "data:image/png;base64," in text
+        assert "model/params.bin" in text
         assert "Egyptian cat" in out
         assert "smoke test passed" in out
         # All its parts are made: the plan is exact, and there is nothing left to do.
@@ -324,10 +366,15 @@ def test_the_command_line_end_to_end(
         assert "there is no release before" in capsys.readouterr().err
         photo = str(project.model.parent / "coffee.png")
         assert main(["run", *where, *device, "--image", photo, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["top"][0]["label"] == "espresso"
-        assert main(["bench", *where, *device, "-n", "2", "--warmup", "0", "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        check_output("run", answer)
+        assert answer["top"][0]["label"] == "espresso"
+        bench_it = ["bench", *where, *device, "-n", "2", "--warmup", "0", "--json"]
+        assert main([*bench_it, "--html", str(page)]) == 0
+        assert "<svg" in page.read_text()
         bench = json.loads(capsys.readouterr().out)["bench"]
         assert bench["runs"] == len(bench["times_ms"]) == 2
+        assert_api(project, device[-1])
         assert_profile([*where, *device], project, capsys)
         out_dir = str(tmp_path / "dist")
         assert main(["package", *where, "-o", out_dir, "--json"]) == 0
@@ -340,7 +387,9 @@ def test_the_command_line_end_to_end(
         bad = tmp_path / "bad.png"
         bad.write_text("no image")
         assert main(["run", *where, *device, "--image", str(bad)]) == 2
-        assert main(["compile", *where, "-o", str(tmp_path / "c"), "--explain", "--json"]) == 0
+        explain = ["compile", *where, "-o", str(tmp_path / "c"), "--explain", "--json"]
+        assert main([*explain, "--html", str(page)]) == 0
+        assert "features.18.0" in page.read_text()
         layers = json.loads(capsys.readouterr().out)["layers"]
         # 300.8 M are the model's multiply-adds (edgepack inspect counts them in the ONNX file).
         assert sum(layer["macs"] for layer in layers) == pytest.approx(300.8e6, rel=0.001)

@@ -167,7 +167,7 @@ def test_deploy_redeploy_rollback_and_run(
     assert state.current is not None
     assert state.current.release == second.manifest.release
     assert rollback(device, root).release == report.release
-    request = RunRequest(image=first.file(str(first.golden_image)), output=tmp_path / "out.npy")
+    request = RunRequest(image=first.file(str(first.golden_image)), outputs=(tmp_path / "out.npy",))
     assert run_on_device(device, root, request)["top"][0]["label"] == "dog"
     assert np.load(tmp_path / "out.npy").shape == (1, 4)
 
@@ -262,7 +262,7 @@ def test_real_programs(real: dict[str, Bundle], tmp_path: Path) -> None:
         ):
             deploy_bundle(real["dynamic"], device, "real")
         photo, output = one.file("golden/image.png"), tmp_path / "out.npy"
-        run_on_device(device, "real", RunRequest(image=photo, output=output))
+        run_on_device(device, "real", RunRequest(image=photo, outputs=(output,)))
         expected = np.load(one.file("golden/output.npy"))
         assert np.allclose(np.load(output), expected, atol=1e-4 * np.abs(expected).max())
         # The runtime in front of the kernels is there already.

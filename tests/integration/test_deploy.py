@@ -485,7 +485,7 @@ def test_run_on_a_device(bundles: dict[str, Bundle], home: Path, tmp_path: Path)
     deploy_bundle(bundles["a"], device, ROOT)
     out = tmp_path / "out.npy"
     answer = run_on_device(
-        device, ROOT, RunRequest(image=photo, output=out, options=("--top", "3"))
+        device, ROOT, RunRequest(image=photo, outputs=(out,), options=("--top", "3"))
     )
     assert answer["top"][0]["label"] == "dog"
     assert np.load(out).shape == (1, 4)
@@ -497,7 +497,7 @@ def test_run_on_a_device(bundles: dict[str, Bundle], home: Path, tmp_path: Path)
     with pytest.raises(UsageError, match="no such file"):
         run_on_device(device, ROOT, RunRequest(image=tmp_path / "missing.png"))
     with pytest.raises(UsageError, match=r"no such folder: .*/nowhere"):
-        run_on_device(device, ROOT, RunRequest(golden=True, output=tmp_path / "nowhere/o.npy"))
+        run_on_device(device, ROOT, RunRequest(golden=True, outputs=(tmp_path / "nowhere/o.npy",)))
     (home / ROOT / "current" / PARAMS).unlink()
     with pytest.raises(RemoteError, match="exit code 5"):
         run_on_device(device, ROOT, RunRequest(golden=True))

@@ -294,7 +294,7 @@ def test_deploys(
 
     photo, out = tmp_path / "it's.png", tmp_path / "out.npy"
     photo.write_bytes(b"\x89PNG\r\n")
-    answer = run_on_device(device, ROOT, RunRequest(image=photo, output=out))
+    answer = run_on_device(device, ROOT, RunRequest(image=photo, outputs=(out,)))
     assert answer["top"][0]["label"] == "dog"
     assert np.load(out).shape == (1, 4)
 

@@ -12,6 +12,7 @@ import pytest
 from edgepack.base import cache
 from edgepack.base.paths import atomic_dir, locked, set_cache_dir
 from edgepack.cli import main
+from tests.schemas import check_output
 
 DAY_S = 24 * 3600
 
@@ -145,6 +146,7 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--cache-dir", str(folder)]
     assert main(["cache", "--json", *where]) == 0
     shown = json.loads(capsys.readouterr().out)
+    check_output("cache", shown)
     kinds = {kind["kind"]: kind for kind in shown["kinds"]}
     assert kinds["compiled"]["longest_unused_days"] == 40
     assert shown["size_bytes"] == sum(kind["size_bytes"] for kind in shown["kinds"])
@@ -154,6 +156,7 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert old.exists()
     assert main(["cache", "prune", "--json", *where]) == 0
     answer = json.loads(capsys.readouterr().out)
+    check_output("cache prune", answer)
     assert [item["path"] for item in answer["removed"]] == [str(old)]
     assert not old.exists()
     assert answer["left_bytes"] == kinds["bundles"]["size_bytes"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
+import edgepack
 from edgepack.base.process import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,3 +53,23 @@ def test_each_claim_of_the_threat_model_has_its_test() -> None:
     assert all(named)
     for file, name in (test for tests in named for test in tests):
         assert f"def {name}(" in (ROOT / file).read_text(), name
+
+
+def test_the_python_guide_is_python_that_calls_what_is_there() -> None:
+    page = (ROOT / "docs" / "guides" / "python.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) >= 4
+    calls = [
+        node
+        for block in blocks
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
+    named = {"edgepack": edgepack, "deployed": edgepack.Deployment}
+    for call in calls:
+        assert isinstance(call.func, ast.Attribute)
+        owner = call.func.value
+        if isinstance(owner, ast.Name) and owner.id in named:
+            function = getattr(named[owner.id], call.func.attr)
+            given = [None] * (len(call.args) + (owner.id == "deployed"))
+            inspect.signature(function).bind(*given, **{str(k.arg): None for k in call.keywords})

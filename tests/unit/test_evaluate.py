@@ -22,6 +22,7 @@ from edgepack.deploy.app_answers import AppAnswer
 from edgepack.flow.evaluate import evaluate, find_photos
 from edgepack.flow.project import Project, load_project
 from edgepack.flow.reference import Reference
+from tests.schemas import check_output
 from tests.scripted_tool import RELEASE, STATUS, ScriptedDevice
 
 COLOURS = ("red", "green", "blue")
@@ -75,6 +76,7 @@ def test_the_reference_alone(project: Project) -> None:
     found = evaluate(project, project.model.parent / "photos")
     assert [one.reference[0] for one in found.judged] == [1, 1, 1, 0, 0]
     values = found.to_dict()
+    check_output("evaluate", values)
     assert (values["photos"], values["device"], values["differ"]) == (5, None, [])
     assert values["reference"] == {"top1": 0.6, "top5": 1.0}
     wrong = [one for one in values["confusion"] if one["expected"] != one["seen"]]
@@ -125,8 +127,12 @@ def test_the_command_prints_a_table_and_json(
     pi, _ = device(project, monkeypatch, lambda _: [0, 1, 2])
     monkeypatch.setattr("edgepack.cli.evaluate.open_release", lambda *_: (pi, "r"))
     monkeypatch.chdir(project.model.parent)
-    assert main(["evaluate", "--images", "photos", "--device", "pi"]) == 0
+    assert main(["evaluate", "--images", "photos", "--device", "pi", "--html", "e.html"]) == 0
     out = capsys.readouterr().out
+    text = Path("e.html").read_text()
+    # Two photos of the reference's own mistakes, and three on which the device differs.
+    assert text.count('src="data:image/jpeg;base64,') == 5
+    assert "top-1 40.0%" in text
     assert "reference  top-1 60.0% (3), top-5 100.0% (5)\n" in out
     assert "device     top-1 40.0% (2), top-5 100.0% (5)\ndiffer     3 photos\n" in out
     assert "blue/0.png   blue      green      red\n" in out

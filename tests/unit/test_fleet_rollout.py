@@ -25,6 +25,7 @@ from edgepack.fleet import (
 from edgepack.fleet.journal import BusyError
 from edgepack.fleet.report import FleetReport
 from edgepack.fleet.rollout import Work
+from tests.schemas import check_output
 from tests.scripted_fleet import FakeWork, Log, devices
 
 TENTH = Share(value=10, percent=True)
@@ -368,6 +369,7 @@ def test_the_three_forms_of_a_report(tmp_path: Path) -> None:
         made = report(journal, devices(6), work)
         value: dict[str, Any] = json.loads("\n".join(made.json_lines()))
         made.write_html(tmp_path / "out" / "report.html")
+    check_output("fleet deploy", value)
     assert value["status"] == "stopped"
     assert value["reason"] == "1 of 4 devices of wave 2 failed, allowed are 0"
     assert (value["devices_ok"], value["devices_total"]) == (3, 6)

@@ -1,0 +1,237 @@
+"""Results as pages: `--html FILE` of deploy, bench, evaluate and compile."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgepack.base import page
+from edgepack.base.page import Html
+from edgepack.base.text import megabytes
+from edgepack.cli.options import check_writable
+
+if TYPE_CHECKING:
+    from edgepack.boards import Board
+    from edgepack.bundle.bundle import Bundle
+    from edgepack.cli.console import Console
+    from edgepack.compiler import CompiledModel
+    from edgepack.deploy.app_answers import AppAnswer
+    from edgepack.deploy.deploy import Report
+    from edgepack.device.facts import DeviceFacts
+    from edgepack.flow.evaluate import Evaluation, Judged
+
+_THUMBNAIL = (160, 160)
+_SHOWN_PHOTOS = 200
+_SHOWN_LAYERS = 40
+
+
+def add_html(parser: argparse.ArgumentParser) -> None:
+    """A page of the result."""
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the result as a page, too: one file"
+    )
+
+
+def check_html(args: argparse.Namespace) -> None:
+    """Before any long step. Raises UsageError if the file cannot be written."""
+    if args.html is not None:
+        check_writable(args.html.parent, "--html")
+
+
+def save(args: argparse.Namespace, console: Console, made: Iterable[str]) -> None:
+    """Write the page, if one is wanted."""
+    if args.html is not None:
+        page.write_page(args.html, made)
+        console.note(f"page: {args.html}")
+
+
+def deploy_page(report: Report, bundle: Bundle) -> Html:
+    """What was deployed: the photo with its classes, times, memory, files, the device."""
+    from edgepack.deploy.answers import Answer
+    from edgepack.deploy.app_answers import AppAnswer
+
+    manifest, smoke = bundle.manifest, report.smoke
+    answer = AppAnswer.read(Answer(smoke.photo or smoke.golden, "smoke test"))
+    photo = bundle.golden_image
+    shown = page.picture(bundle.file(photo).read_bytes(), alt="the photo") if photo else Html()
+    return page.page(
+        f"{manifest.name} on {report.device}",
+        Html(report._repr_html_()),
+        page.section("Smoke test", shown, _times(answer)),
+        page.section("Device", _device(report.facts)),
+        page.section(
+            "Files",
+            page.table(
+                (
+                    (name, entry.size, entry.sha256, "yes" if name in report.sent_files else "")
+                    for name, entry in manifest.files.items()
+                ),
+                ("file", "bytes", "SHA-256", "sent"),
+            ),
+        ),
+        page.section("Time of each phase, s", page.facts(report.seconds)),
+    )
+
+
+def bench_page(answer: AppAnswer, title: str) -> Html:
+    """Latency as a histogram, layers by time, memory."""
+    parts = []
+    if answer.bench is not None:
+        parts.append(page.section("Latency", Html(answer.bench._repr_html_())))
+    if answer.profile is not None:
+        parts.append(page.section("Layers by time", Html(answer.profile._repr_html_())))
+    return page.page(title, *parts, page.section("One run", _times(answer)))
+
+
+def evaluate_page(found: Evaluation) -> Html:
+    """How often each side is right, the photos on which they differ, and what is confused."""
+    where = f" and on {found.device}" if found.device else ""
+    shares = found.to_dict()
+    sides = [("reference", shares["reference"]), (found.device, shares["device"])]
+    right = page.facts(
+        {"photos": len(found.judged)}
+        | {
+            str(name): f"top-1 {side['top1']:.1%}, top-5 {side['top5']:.1%}"
+            for name, side in sides
+            if side
+        }
+    )
+    wrong = [
+        (found.label(expected), found.label(seen), count)
+        for expected, seen, count in found.confusion()
+        if expected != seen
+    ]
+    differing = found.differing
+    missed = [one for one in found.judged if one.reference[:1] != (one.photo.expected,)]
+    header = ("photo", "name", "expected", "reference", "device")
+    parts = [
+        page.section(title, page.table((_photo_row(found, one) for one in rows), header), more)
+        for title, rows, more in (
+            (f"{len(differing)} photos are seen differently", differing[:_SHOWN_PHOTOS],
+             _left_out(len(differing))),
+            (f"{len(missed)} photos the reference gets wrong", missed[:_SHOWN_PHOTOS],
+             _left_out(len(missed))),
+        )
+        if rows
+    ]  # fmt: skip
+    return page.page(
+        f"{len(found.judged)} photos, here{where}",
+        right,
+        *parts,
+        page.section("Confusion", page.table(wrong, ("expected", "seen as", "photos"))),
+    )
+
+
+def compile_page(compiled: CompiledModel, title: str, board: Board) -> Html:
+    """What a run takes, and where its time goes by the cost model."""
+    total = sum(layer.cycles for layer in compiled.layers) or 1.0
+    slowest = sorted(compiled.layers, key=lambda layer: -layer.cycles)[:_SHOWN_LAYERS]
+    files = (compiled.library, compiled.graph, compiled.params)
+    return page.page(
+        title,
+        page.facts(
+            {
+                "board": f"{board.title}, {board.cpu}",
+                "weights": megabytes(compiled.params_bytes),
+                "arena": megabytes(compiled.arena_bytes),
+                "model's SHA-256": compiled.model_sha256,
+                "TVM": compiled.tvm_version,
+            }
+        ),
+        page.section(
+            "Layers by the cost model's cycles",
+            page.shares(
+                (
+                    f"{layer.layer or layer.kernel} {layer.operator}",
+                    layer.cycles / total,
+                    f"{layer.cycles / total:.1%}",
+                )
+                for layer in slowest
+                if layer.cycles
+            ),
+        ),
+        page.section(
+            "Kernel calls",
+            page.table(
+                (
+                    (
+                        layer.layer,
+                        layer.operator,
+                        layer.rule,
+                        "x".join(map(str, layer.shape)),
+                        layer.tile,
+                        layer.macs,
+                        layer.nbytes,
+                        round(layer.cycles),
+                    )
+                    for layer in compiled.layers
+                ),
+                ("layer", "operator", "rule", "shape", "tile", "MACs", "bytes", "cycles"),
+            ),
+        ),
+        page.section(
+            "Files",
+            page.table(((path.name, path.stat().st_size) for path in files), ("file", "bytes")),
+        ),
+    )
+
+
+def _times(answer: AppAnswer) -> Html:
+    steps = [(name, time, f"{time:.1f} ms") for name, time in answer.times_ms.items()]
+    memory = answer.memory
+    memory_facts = page.facts(
+        {
+            "threads": answer.threads,
+            "peak memory": megabytes(memory.rss_peak_bytes) if memory else None,
+            "of it weights": megabytes(memory.params_bytes) if memory else None,
+            "of it arena": megabytes(memory.arena_bytes) if memory else None,
+        }
+    )
+    return Html(page.shares(steps) + memory_facts)
+
+
+def _device(facts: DeviceFacts) -> Html:
+    return page.facts(
+        {
+            "model": facts.model,
+            "system": f"{facts.os}, {facts.system} {facts.kernel}",
+            "machine": f"{facts.machine}, {facts.cores} cores",
+            "C library": f"glibc {facts.glibc}" if facts.glibc else facts.libc,
+            "CPU features": " ".join(sorted(facts.features)),
+            "memory": f"{megabytes(facts.memory_available_bytes)} free of "
+            f"{megabytes(facts.memory_bytes)}",
+            "disk": f"{megabytes(facts.free_disk_bytes)} free",
+            "logged in as": f"{facts.user}@{facts.hostname}",
+        }
+    )
+
+
+def _photo_row(found: Evaluation, one: Judged) -> tuple[object, ...]:
+    return (
+        _thumbnail(one.photo.path),
+        one.photo.name,
+        found.label(one.photo.expected),
+        found.label(one.reference[0]),
+        found.label(one.device[0]) if one.device else None,
+    )
+
+
+def _thumbnail(path: Path) -> Html:
+    """Small, as a JPEG; what is no photo any more has none."""
+    from PIL import Image
+
+    data = io.BytesIO()
+    try:
+        with Image.open(path) as photo:
+            photo.thumbnail(_THUMBNAIL)
+            photo.convert("RGB").save(data, "JPEG", quality=80)
+    except (OSError, ValueError):
+        return Html()
+    return page.picture(data.getvalue(), alt=path.name)
+
+
+def _left_out(count: int) -> str:
+    return f"and {count - _SHOWN_PHOTOS} more: --json has all" if count > _SHOWN_PHOTOS else ""

@@ -1,0 +1,422 @@
+"""A model on a device as an object: what notebooks and scripts use.
+
+with edgepack.deploy("m.onnx", board="rasp3b", device="pi@192.168.1.20") as deployed:
+    (scores,) = deployed.run("cat.jpg")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, overload
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from edgepack.base import page
+from edgepack.base.errors import ConnectError, ModelError, UsageError
+from edgepack.base.paths import cache_dir, default_root
+from edgepack.base.progress import NO_PROGRESS, Progress, reporting_to
+from edgepack.boards import Board, get_board, version_tuple
+from edgepack.bundle.bundle import Bundle
+from edgepack.bundle.manifest import MANIFEST_NAME, SourceModel, Tensor, parse_manifest
+from edgepack.bundle.signing import sign_folder
+from edgepack.deploy import remote_tool
+from edgepack.deploy.answers import SenselessError, Status, Switched
+from edgepack.deploy.app_answers import AppAnswer, Bench, Class, Profile, class_bars
+from edgepack.deploy.deploy import DEFAULT_OPTIONS, DeployOptions, Report, deploy_bundle
+from edgepack.deploy.remote_app import RunRequest, ask_app
+from edgepack.deploy.remote_tool import Layout
+from edgepack.device import Device, SshOptions, open_device
+from edgepack.device.facts import gather
+from edgepack.device.patience import Patience
+from edgepack.flow.job import board_of, make_job, package_job
+from edgepack.flow.project import Project, load_project
+from edgepack.preprocess.spec import PreprocessSpec
+
+Array = npt.NDArray[Any]
+_FILES = ("model", "labels", "golden_image")
+_TENSORS = (".npy", ".raw")
+
+
+class Outputs(Sequence[Array]):
+    """The arrays that a run gave, in the order of the model's outputs.
+
+    `names` are the outputs' in the model. `top` are the best classes, if there is one vector of
+    scores; `times_ms` is what each step took on the device.
+    """
+
+    def __init__(self, arrays: Sequence[Array], names: Sequence[str], answer: AppAnswer) -> None:
+        self._arrays = tuple(arrays)
+        self.names: tuple[str, ...] = tuple(names)
+        self.top: tuple[Class, ...] = answer.top
+        self.times_ms: Mapping[str, float] = answer.times_ms
+
+    @overload
+    def __getitem__(self, index: int) -> Array: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Array]: ...
+
+    def __getitem__(self, index: int | slice) -> Array | Sequence[Array]:
+        return self._arrays[index]
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __repr__(self) -> str:
+        named = zip(self.names, self._arrays, strict=True)
+        shown = ", ".join(f"{name}: {array.dtype} {array.shape}" for name, array in named)
+        best = [f"; best {one.label or one.index} {one.score:.4f}" for one in self.top[:1]]
+        return f"<Outputs {shown}{''.join(best)}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, str(array.dtype), str(array.shape))
+            for name, array in zip(self.names, self._arrays, strict=True)
+        ]
+        times = {f"{name}, ms": f"{time:.1f}" for name, time in self.times_ms.items()}
+        return (
+            page.table(rows, ("output", "dtype", "shape"))
+            + class_bars(self.top)
+            + page.facts(times)
+        )
+
+
+class Deployment:
+    """A model that is deployed on a device: `deploy` and `connect` make these.
+
+    A context manager: leaving it lets go of the connection, and the release stays. `device` is the
+    connection, `root` the folder there, and `report` what the deploy did (None after `connect`).
+    """
+
+    def __init__(self, device: Device, root: str, report: Report | None = None) -> None:
+        self.device = device
+        self.root = root
+        self.report = report
+        self._model: SourceModel | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self.device.close()
+
+    def run(
+        self,
+        data: str | Path | Image.Image | npt.ArrayLike | Mapping[str, npt.ArrayLike],
+        *,
+        top: int | None = None,
+        threads: int | None = None,
+        affinity: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Outputs:
+        """Run the release that is current, on the device.
+
+        `data` is a photo (a file's path, or a Pillow image), which the release's preprocessing
+        turns into the input; or the input itself: an array of its shape (and dtype, or one that
+        numpy casts to it as "same_kind"), or a .npy or .raw file. A model of several inputs takes
+        arrays by their names. `top` is how many classes to name (5 if the only output is a vector
+        of scores), `threads` 1 to 64 (default: the cores of the fastest kind), `affinity` "big",
+        "little", "all", "none" or numbers of CPUs such as "0,2-3".
+
+        Raises ModelError if an array does not fit its input, UsageError if there is no such photo,
+        and what `run_on_device` raises.
+        """
+        model = self._source_model()
+        options = _words(top=top, threads=threads, affinity=affinity)
+        with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
+            folder = Path(name)
+            outputs = tuple(folder / f"output{i}.npy" for i in range(len(model.outputs)))
+            image, inputs = _as_files(data, model.inputs, folder)
+            answer = ask_app(
+                self.device,
+                self.root,
+                RunRequest(
+                    image=image,
+                    inputs=inputs,
+                    outputs=outputs,
+                    options=options,
+                    timeout_s=timeout_s,
+                ),
+            )
+            arrays = [_load(path, self.device.name) for path in outputs]
+        return Outputs(arrays, [output.name for output in model.outputs], answer)
+
+    def bench(
+        self,
+        *,
+        runs: int = 20,
+        warmup: int = 3,
+        threads: int | None = None,
+        affinity: str | None = None,
+    ) -> Bench:
+        """Time `runs` runs on the release's own input, after `warmup` that are not timed.
+
+        Raises what `run_on_device` raises.
+        """
+        answer = self._measure(runs, warmup, _words(threads=threads, affinity=affinity))
+        if answer.bench is None:
+            raise SenselessError(f"{self.device.name}: edgepack-run measured nothing")
+        return answer.bench
+
+    def profile(
+        self,
+        *,
+        runs: int = 20,
+        warmup: int = 3,
+        threads: int | None = None,
+        affinity: str | None = None,
+    ) -> Profile:
+        """As `bench`, layer by layer."""
+        words = _words(threads=threads, affinity=affinity)
+        answer = self._measure(runs, warmup, (*words, "--profile"))
+        if answer.profile is None:
+            raise SenselessError(f"{self.device.name}: edgepack-run measured nothing")
+        return answer.profile
+
+    def status(self) -> Status:
+        """Which release is current there, since when and by whom, and how its test ended."""
+        return remote_tool.status(self.device, self.root)
+
+    def rollback(self, *, to: str | None = None) -> Switched:
+        """Make the release before, or the one called `to`, current again, and have it tested.
+
+        Raises RemoteError if there is none such, SmokeTestError if it fails there.
+        """
+        self._model = None
+        return remote_tool.rollback(self.device, self.root, to=to)
+
+    def __repr__(self) -> str:
+        release = f" release {self.report.release}" if self.report else ""
+        return f"<Deployment {self.root}{release} on {self.device.name}>"
+
+    def _repr_html_(self) -> str:
+        if self.report is not None:
+            return self.report._repr_html_()
+        return page.facts({"device": self.device.name, "folder": self.root})
+
+    def _measure(self, runs: int, warmup: int, words: Sequence[str]) -> AppAnswer:
+        options = ("--bench", str(runs), "--warmup", str(warmup), *words)
+        return ask_app(self.device, self.root, RunRequest(golden=True, options=options))
+
+    def _source_model(self) -> SourceModel:
+        """The inputs and outputs of the release that is current, by its manifest."""
+        if self._model is None:
+            with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+                file = Path(folder) / MANIFEST_NAME
+                self.device.get(f"{Layout.of(self.root).root}/current/{MANIFEST_NAME}", file)
+                self._model = parse_manifest(file.read_bytes()).model
+        return self._model
+
+
+def deploy(
+    model: str | Path | None = None,
+    *,
+    board: str | None = None,
+    device: str | None = None,
+    project: str | Path | None = None,
+    preprocess: str | Mapping[str, Any] | PreprocessSpec | None = None,
+    ssh: SshOptions | None = None,
+    options: DeployOptions = DEFAULT_OPTIONS,
+    sign: str | Path | None = None,
+    progress: Progress | Callable[[str], object] = NO_PROGRESS,
+    **settings: Any,
+) -> Deployment:
+    """Compile a model for a board, bring it to a device, have it tested there, and stay connected.
+
+    `device` is as `open_device` takes it: "pi@192.168.1.20", an alias of the OpenSSH
+    configuration, "adb:SERIAL", "virtual" or "local". `project` is an edgepack.toml, whose values
+    all others here override. `preprocess` is a preset's name ("torchvision-imagenet"), a table as
+    in edgepack.toml, or a spec; without it the model is tested on random inputs and takes arrays
+    only. `settings` are further fields of `Project`: `name`, `labels`, `golden_image`,
+    `expected_class` (a number, or a label), `shapes`, `root` and so on. `sign` is a private key.
+    `progress` hears of each step: a function of one text, such as `print`, or a `Progress`.
+
+    Raises what `load_project`, `make_job`, `package_job`, `open_device` and `deploy_bundle` raise.
+    """
+    told = reporting_to(progress)
+    fields = Project.__dataclass_fields__.keys() - {"origins"}
+    for name in settings.keys() - fields:
+        near = difflib.get_close_matches(name, fields, n=1)
+        meant = f"; perhaps you meant {near[0]!r}" if near else ""
+        raise TypeError(f"deploy() has no argument {name!r}{meant}")
+    flags = {
+        **settings,
+        "model": model,
+        "board": board,
+        "device": device,
+        "preprocess": _spec(preprocess),
+    }
+    flags |= {key: Path(flags[key]) for key in _FILES if flags.get(key) is not None}
+    flags |= {"boards": tuple(map(Path, settings["boards"]))} if "boards" in settings else {}
+    known = load_project(Path(project) if project is not None else None, flags)
+    spec = known.need_device()
+
+    def reach(profile: Board) -> Device:
+        return reach_device(spec, profile, ssh=ssh, retries=options.retries, progress=told)
+
+    bundle, profile = build_bundle(
+        known, reach, sign=Path(sign) if sign is not None else None, progress=told
+    )
+    connection = reach(profile)
+    try:
+        root = root_of(known)
+        report = deploy_bundle(bundle, connection, root, options=options, progress=told)
+    except BaseException:
+        connection.close()
+        raise
+    return Deployment(connection, root, report)
+
+
+def connect(
+    device: str,
+    *,
+    name: str | None = None,
+    root: str | None = None,
+    board: str = "local",
+    boards: Sequence[str | Path] = (),
+    ssh: SshOptions | None = None,
+    progress: Progress | Callable[[str], object] = NO_PROGRESS,
+) -> Deployment:
+    """What was deployed before: the model called `name`, or in the folder `root`.
+
+    `board` is only needed for the device "virtual", `boards` for one of your own. Raises UsageError
+    without a name and a root, and what `open_device` raises.
+    """
+    folder = root or (default_root(name) if name else None)
+    if folder is None:
+        raise UsageError("which deployed model?", hint="give name or root")
+    profile = get_board(board, [Path(file) for file in boards])
+    told = reporting_to(progress)
+    return Deployment(open_device(device, profile, options=ssh, progress=told), folder)
+
+
+def root_of(project: Project) -> str:
+    """The project's folder on a device."""
+    return project.root or default_root(project.name)
+
+
+def build_bundle(
+    project: Project,
+    reach: Callable[[Board], Device],
+    *,
+    sign: Path | None = None,
+    progress: Progress = NO_PROGRESS,
+) -> tuple[Bundle, Board]:
+    """The project's bundle, made in the cache, and its board.
+
+    The device is asked, by `reach`, only if the board leaves open which C library it has.
+    Raises what `make_job`, `package_job`, `sign_folder` and `reach` raise.
+    """
+    board = board_of(project)
+    if board.libc == "any" and project.static is None:
+        with contextlib.closing(reach(board)) as device:
+            project = fit_libc(project, board, device)
+    job = make_job(project)
+    bundle = package_job(job, cache_dir() / "made" / job.board.name, progress=progress)
+    if sign is not None:
+        sign_folder(bundle, sign)
+    return bundle, job.board
+
+
+def fit_libc(project: Project, board: Board, device: Device) -> Project:
+    """With static programs if the board leaves it open and the device has no glibc, or too old."""
+    if board.libc != "any" or project.static is not None:
+        return project
+    glibc = gather(device, root_of(project)).glibc
+    if glibc is not None and version_tuple(glibc) >= version_tuple(board.glibc):
+        return project
+    return replace(project, static=True)
+
+
+def reach_device(
+    spec: str,
+    board: Board,
+    *,
+    ssh: SshOptions | None,
+    retries: int,
+    progress: Progress = NO_PROGRESS,
+) -> Device:
+    """`open_device`, and again if nobody answered, unless `retries` is 0."""
+    # Whoever does not answer twice has the wrong address more often than a bad link.
+    patience = Patience(min(retries, 1), progress)
+    while True:
+        try:
+            return open_device(spec, board, options=ssh, progress=progress)
+        except ConnectError as error:
+            patience.after(error, moved=False)
+
+
+def _spec(given: str | Mapping[str, Any] | PreprocessSpec | None) -> PreprocessSpec | None:
+    if given is None or isinstance(given, PreprocessSpec):
+        return given
+    table = {"preset": given} if isinstance(given, str) else given
+    return PreprocessSpec.from_table(table, file="preprocess", path="")
+
+
+def _words(**options: object) -> tuple[str, ...]:
+    """Options of edgepack-run, those that are given."""
+    given = [(name, value) for name, value in options.items() if value is not None]
+    return tuple(word for name, value in given for word in (f"--{name}", str(value)))
+
+
+def _as_files(
+    data: object, wanted: Sequence[Tensor], folder: Path
+) -> tuple[Path | None, tuple[Path, ...]]:
+    """The photo, or one file for each of the inputs `wanted`."""
+    if isinstance(data, str | Path):
+        path = Path(data)
+        return (None, (path,)) if path.suffix.lower() in _TENSORS else (path, ())
+    if isinstance(data, Image.Image):
+        photo = folder / "photo.png"
+        data.save(photo)
+        return photo, ()
+    files = []
+    for index, (tensor, array) in enumerate(_matched(data, wanted)):
+        files.append(folder / f"input{index}.npy")
+        np.save(files[-1], array.astype(tensor.dtype))
+    return None, tuple(files)
+
+
+def _matched(data: object, wanted: Sequence[Tensor]) -> Iterator[tuple[Tensor, Array]]:
+    """Each input with its array, which fits."""
+    names = [tensor.name for tensor in wanted]
+    given = data if isinstance(data, Mapping) else {names[0]: data}
+    if given.keys() != set(names):
+        raise ModelError(
+            f"the model's inputs are {', '.join(names)}; given: {', '.join(map(str, given))}",
+            hint="arrays by their names: run({name: array, ...})",
+        )
+    for tensor in wanted:
+        array: Array = np.asarray(given[tensor.name])
+        if array.shape != tensor.shape or not np.can_cast(array.dtype, tensor.dtype, "same_kind"):
+            raise ModelError(
+                f"input '{tensor.name}' is {tensor.dtype} {tensor.shape}, "
+                f"the array is {array.dtype} {array.shape}",
+                hint="for a photo, give its path or a Pillow image",
+            )
+        yield tensor, array
+
+
+def _load(path: Path, device: str) -> Array:
+    try:
+        array: Array = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise SenselessError(f"{device}: edgepack-run: not a .npy file: {error}") from None
+    return array
