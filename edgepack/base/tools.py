@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgepack.base.errors import ToolchainError
@@ -73,9 +74,20 @@ def install(name: str) -> str:
     return apt(DEBIAN_PACKAGES.get(name, name))
 
 
-def apt(package: str) -> str:
-    """The shell command that installs a Debian package."""
-    return f"sudo apt-get install {package}"
+def apt(*packages: str) -> str:
+    """The shell command that installs Debian packages."""
+    return f"sudo apt-get install {' '.join(packages)}"
+
+
+def need_tools(*wanted: Sequence[str]) -> None:
+    """Of each of `wanted` one program must be here.
+
+    Raises ToolMissingError naming all that are not, and the one command that installs them.
+    """
+    lost = [names[0] for names in wanted if look_for(*names) is None]
+    if lost:
+        packages = dict.fromkeys(DEBIAN_PACKAGES.get(name, name) for name in lost)
+        raise missing(", ".join(lost), apt(*packages))
 
 
 def missing(name: str, hint: str | None = None) -> ToolMissingError:

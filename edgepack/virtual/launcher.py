@@ -119,7 +119,8 @@ def _report(parent: int, unshared: Any, mapped: Any, ready: Any) -> dict[str, An
             mapped.write(_map_ids(parent))
         except OSError as error:
             os.kill(parent, signal.SIGKILL)
-            return {"error": f"mapping user ids: {error}", "forbidden": True}
+            what = f"mapping user ids: {error}"
+            return {"error": f"{what}{_apparmor_hint()}", "forbidden": True}
     mapped.close()
     report: dict[str, Any] = json.loads(ready.readline() or b'{"error": "it died"}')
     return report
@@ -143,7 +144,8 @@ def _guarded(ready: Any, body: Callable[[], None]) -> NoReturn:
         body()
     except (Forbidden, OSError) as error:
         forbidden = isinstance(error, Forbidden)
-        ready.write(json.dumps({"error": str(error), "forbidden": forbidden}).encode() + b"\n")
+        text = f"{error}{_apparmor_hint() if forbidden else ''}"
+        ready.write(json.dumps({"error": text, "forbidden": forbidden}).encode() + b"\n")
         os._exit(1)
     os._exit(0)
 
@@ -152,7 +154,8 @@ def _namespaces(
     config: Config, listener: socket.socket, ready: Any, unshared: Any, mapped: Any
 ) -> None:
     """The parent of the PID namespace: enters all namespaces, starts process 1, waits."""
-    _unshare(_NEW_USER, "user namespace")
+    if _libc.unshare(_NEW_USER) < 0:
+        raise Forbidden(_why_no_user_namespace(ctypes.get_errno()))
     unshared.write(b"x")
     every_id = mapped.readline() == _EVERY_ID
     os.setresgid(0, 0, 0)
@@ -172,6 +175,26 @@ def _namespaces(
 
     signal.signal(signal.SIGTERM, stop)
     os.waitpid(init, 0)
+
+
+def _why_no_user_namespace(code: int) -> str:
+    """The error in words: what the kernel says of it leads nobody there."""
+    if code in (errno.ENOSPC, errno.EUSERS):
+        return "user namespaces are forbidden here (sysctl user.max_user_namespaces)"
+    if code == errno.EPERM:
+        return (
+            "user namespaces are forbidden here: to ordinary users (sysctl "
+            "kernel.unprivileged_userns_clone), or in this container (its seccomp filter)"
+        )
+    return f"user namespace: {os.strerror(code)}"
+
+
+def _apparmor_hint() -> str:
+    """What else to say where AppArmor leaves an ordinary user's namespaces without rights."""
+    switch = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+    if not switch.exists() or switch.read_text().strip() != "1":
+        return ""
+    return " (AppArmor's rule: sysctl kernel.apparmor_restrict_unprivileged_userns)"
 
 
 def _die_with_parent() -> None:

@@ -23,6 +23,11 @@ _START_S = 60.0
 _DISK_MB = 1024
 
 
+def emulators(arch: str) -> tuple[str, str]:
+    """The programs of which one is needed, for Debian's name of an architecture."""
+    return f"qemu-{_QEMU_ARCH[arch]}-static", f"qemu-{_QEMU_ARCH[arch]}"
+
+
 def start(plan: BoardSetup) -> Started:
     """Start a light board.
 

@@ -14,7 +14,7 @@ from edgepack.base.errors import UsageError
 from edgepack.base.paths import locked, write_atomic
 from edgepack.base.process import last_lines
 from edgepack.base.progress import NO_PROGRESS, Progress
-from edgepack.base.tools import find_tool
+from edgepack.base.tools import find_tool, need_tools
 from edgepack.boards import Board
 from edgepack.virtual import files, keys, light, state, system
 from edgepack.virtual.bare import NO_LIBRARY, bare_rootfs
@@ -24,7 +24,7 @@ from edgepack.virtual.errors import (
     LightBoardError,
     NoVirtualBoardError,
 )
-from edgepack.virtual.rootfs import INITS, rootfs
+from edgepack.virtual.rootfs import INITS, name_rootfs, rootfs
 from edgepack.virtual.sshd import DROPBEAR, OPENSSH
 from edgepack.virtual.state import VirtualBoard
 
@@ -84,6 +84,7 @@ def up(
         elif running:
             _check_same(running, board, suite=suite, kind=kind, disk_mb=disk_mb, init=init)
             return running
+        _need_programs(board, suite=suite, kind=kind, init=init)
         if suite == NO_LIBRARY:
             base, sshd = bare_rootfs(board, progress=progress), DROPBEAR
         else:
@@ -208,6 +209,14 @@ def ssh_config(board: VirtualBoard) -> str:
     login = {"HostName": board.host, "Port": str(board.port), "User": board.user}
     keys = {**login, **_ssh_options(board)}
     return "\n".join([f"Host {board.name}", *(f"  {key} {value}" for key, value in keys.items())])
+
+
+def _need_programs(board: Board, *, suite: str, kind: str, init: str) -> None:
+    """Raise ToolMissingError for all programs together that will be missed on the way."""
+    arch = board.debian_arch
+    wanted = [light.emulators(arch)] if kind != "system" else [system.EMULATOR, ("mke2fs",)]
+    fetched = suite != NO_LIBRARY and not name_rootfs(suite, arch, init=init).exists()
+    need_tools(*wanted, *([("mmdebstrap",)] if fetched else []))
 
 
 def _start(plan: state.BoardSetup, kind: str, progress: Progress) -> state.Started:

@@ -130,10 +130,7 @@ def rootfs(
     from the cache. Raises RootfsError, ToolMissingError.
     """
     own = INITS[init]
-    recipe = [_PACKAGES, _EXCLUDE, _EMPTIED, _FOLDERS, _CONFIG, _LINKS]
-    recipe += [asdict(own)] if own != Init() else []
-    digest = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
-    folder = cache_dir() / "rootfs" / f"{suite}-{arch}-{digest}"
+    folder = name_rootfs(suite, arch, init=init)
     with locked(folder):
         if not folder.exists():
             progress.step(f"fetching the {suite} root file system for {arch}")
@@ -142,6 +139,15 @@ def rootfs(
                 apt.unpack(packages, work, suite=suite, arch=arch, exclude=_EXCLUDE)
                 _configure(work, own)
     return folder
+
+
+def name_rootfs(suite: str, arch: str, *, init: str) -> Path:
+    """The folder that `rootfs` gives, whether it is made or not."""
+    own = INITS[init]
+    recipe = [_PACKAGES, _EXCLUDE, _EMPTIED, _FOLDERS, _CONFIG, _LINKS]
+    recipe += [asdict(own)] if own != Init() else []
+    digest = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
+    return cache_dir() / "rootfs" / f"{suite}-{arch}-{digest}"
 
 
 def _configure(root: Path, own: Init) -> None:

@@ -27,6 +27,7 @@ from edgepack.virtual.state import BoardSetup, Started, start_time
 
 log = logging.getLogger(__name__)
 
+EMULATOR = ("qemu-system-aarch64",)
 _DISK_MB = 2048
 # Below this Debian's kernel and an sshd do not fit.
 _LEAST_MEMORY_MB = 256

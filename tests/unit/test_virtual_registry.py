@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +16,9 @@ from edgepack import virtual
 from edgepack.base import paths, tools
 from edgepack.base.errors import UsageError
 from edgepack.boards import Board, get_board
-from edgepack.virtual import errors, registry, state
+from edgepack.virtual import errors, launcher, registry, state
 from edgepack.virtual.state import VirtualBoard
+from tests.support import require_tool
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +149,22 @@ def test_where_a_light_board_cannot_be_a_full_system_board_starts(
     assert virtual.list_running() == [board]
 
 
+def test_forbidden_user_namespaces_are_said_in_words(tmp_path: Path) -> None:
+    """In a namespace of which the kernel allows no more; it says "No space left on device"."""
+    require_tool("unshare")
+    config = dict.fromkeys(launcher.Config.__dataclass_fields__, "")
+    done = subprocess.run(
+        ["unshare", "-Ur", "sh", "-c",
+         'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"', "sh",
+         sys.executable, "-I", launcher.__file__],
+        input=json.dumps(config), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == {
+        "error": "user namespaces are forbidden here (sysctl user.max_user_namespaces)",
+        "forbidden": True,
+    }
+
+
 def test_ssh_command_trusts_one_key_only(running: VirtualBoard) -> None:
     command = virtual.ssh_command(running)
     assert command[-1] == "pi@127.0.0.1"
@@ -157,10 +177,14 @@ def test_missing_programs_name_their_package(
     monkeypatch: pytest.MonkeyPatch, rasp3b: Board
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    with pytest.raises(tools.ToolMissingError) as caught:
+    with pytest.raises(tools.ToolMissingError, match="qemu-arm-static, mmdebstrap") as caught:
         virtual.up(rasp3b)
-    assert "sudo apt-get install mmdebstrap" in str(caught.value)
+    # All of it in one line, for who may install it.
+    assert caught.value.hint == "sudo apt-get install qemu-user-static mmdebstrap"
     assert caught.value.exit_code == 4
+    with pytest.raises(tools.ToolMissingError) as caught:
+        virtual.up(rasp3b, kind="system")
+    assert caught.value.hint == "sudo apt-get install qemu-system-arm e2fsprogs mmdebstrap"
     for tool, package in (
         ("qemu-arm-static", "qemu-user-static"),
         ("qemu-system-aarch64", "qemu-system-arm"),
