@@ -18,12 +18,15 @@ from edgepack.base.tools import missing
 from edgepack.base.version import VERSION
 from edgepack.boards import Board
 from edgepack.native.device_tool import YYJSON, fetch_sources, yyjson_license
-from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, tool
+from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, name_opencv, tool
+from edgepack.native.prebuilt import find_prebuilt, read_licenses, say_why_built
 from edgepack.native.sources import source_hashes
 from edgepack.native.toolchain import Toolchain, zig_licenses
 
 log = logging.getLogger(__name__)
 
+KIND = "runtime"
+"""The folder of the cache, and of a wheel, that holds builds of the app."""
 _APP = "edgepack-run"
 PARTS = "parts"
 
@@ -48,17 +51,30 @@ class RuntimeBuild:
 def build_runtime(
     board: Board, toolchain: Toolchain, *, progress: Progress = NO_PROGRESS
 ) -> RuntimeBuild:
-    """edgepack-run for `board`'s triple, from the cache if it was built before.
+    """edgepack-run for `board`'s triple: of an installed wheel, or the cache, or built from source.
 
     Code generation is for the triple's lowest CPU (`board.runtime_flags`). Equal sources
     and tools give equal bytes, wherever the checkout and the cache are.
     Raises ToolchainError if a compiler fails.
     """
-    opencv = build_opencv(board, toolchain, progress=progress)
+    opencv = name_opencv(board, toolchain)
     flags = board.runtime_flags[toolchain.kind]
     source = data_file("cpp_runtime") / "app"
     key = _key(source, opencv, flags)
-    folder = cache_dir() / "runtime" / f"{toolchain.triple}-{toolchain.kind}-{key}"
+    name = f"{toolchain.triple}-{toolchain.kind}-{key}"
+    if made := find_prebuilt(board.triple, KIND, name):
+        return RuntimeBuild(
+            app=made / _APP,
+            triple=toolchain.triple,
+            toolchain=toolchain,
+            opencv_version=opencv.version,
+            flags=tuple(flags),
+            licenses=read_licenses(made),
+        )
+    folder = cache_dir() / KIND / name
+    if not folder.exists():
+        say_why_built(board.triple, _APP, progress)
+    build_opencv(board, toolchain, progress=progress)
     with locked(folder):
         if not folder.exists():
             progress.step(f"building {_APP} for {toolchain.triple} with {toolchain.kind}")

@@ -24,6 +24,7 @@ from edgepack.base.version import VERSION
 from edgepack.boards import Board
 from edgepack.native.opencv import SDIST as OPENCV_SDIST
 from edgepack.native.opencv import fetch_source, jobs, tool
+from edgepack.native.prebuilt import LICENSES, find_prebuilt, read_licenses, say_why_built
 from edgepack.native.sdist import Sdist, fetch_sdist, unpack_sdist
 from edgepack.native.sources import source_hashes
 from edgepack.native.toolchain import (
@@ -34,6 +35,8 @@ from edgepack.native.toolchain import (
 )
 
 TOOL = "edgepack-device"
+KIND = "device-tool"
+"""The folder of the cache, and of a wheel, that holds builds of the tool."""
 
 PYNACL = Sdist(
     package="PyNaCl",
@@ -79,7 +82,7 @@ class DeviceTool:
 
 
 def build_device_tool(board: Board, *, progress: Progress = NO_PROGRESS) -> DeviceTool:
-    """edgepack-device for `board`'s architecture, from the cache if it was built before.
+    """edgepack-device for `board`'s architecture: of a wheel, or the cache, or built from source.
 
     Equal sources and tools give equal bytes, wherever the checkout and the cache are.
     Raises ToolchainError if the sources cannot be had or a compiler fails.
@@ -89,29 +92,34 @@ def build_device_tool(board: Board, *, progress: Progress = NO_PROGRESS) -> Devi
         raise missing("zig")
     triple, flags = musl_triple(board), board.runtime_flags["zig"]
     parts = {"zig": zig_version(zig), "flags": flags, "triple": triple}
-    folder = cache_dir() / "device-tool" / f"{triple}-{source_key(parts)}"
-    with locked(folder):
-        if not folder.exists():
-            sources = fetch_sources(progress=progress)
-            progress.step(f"building {TOOL} for {triple}")
-            with atomic_dir(folder) as work:
-                compile_tool(
-                    work,
-                    sources,
-                    zig_arguments(board),
-                )
-                _write_licenses(sources, zig, work / "licenses")
+    name = f"{triple}-{source_key(parts)}"
+    folder = find_prebuilt(board.triple, KIND, name) or _build(board, name, zig, progress)
     path = folder / TOOL
     return DeviceTool(
         path=path,
         triple=triple,
         version=VERSION,
         sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-        licenses={
-            file.name: file.read_text(encoding="utf-8")
-            for file in sorted((folder / "licenses").iterdir())
-        },
+        licenses=read_licenses(folder),
     )
+
+
+def _build(board: Board, name: str, zig: Path, progress: Progress) -> Path:
+    """The folder of the cache with the tool and its licences."""
+    folder = cache_dir() / KIND / name
+    with locked(folder):
+        if not folder.exists():
+            say_why_built(board.triple, TOOL, progress)
+            sources = fetch_sources(progress=progress)
+            progress.step(f"building {TOOL} for {musl_triple(board)}")
+            with atomic_dir(folder) as work:
+                compile_tool(
+                    work,
+                    sources,
+                    zig_arguments(board),
+                )
+                _write_licenses(sources, zig, work / LICENSES)
+    return folder
 
 
 def zig_arguments(board: Board) -> list[str]:

@@ -97,8 +97,7 @@ def build_opencv(
     Raises ToolchainError if the source cannot be had or a compiler fails.
     """
     flags = board.runtime_flags[toolchain.kind]
-    key = _key(flags, toolchain)
-    build = OpenCvBuild(prefix=cache_dir() / "opencv" / key, version=SDIST.version, key=key)
+    build = name_opencv(board, toolchain)
     with locked(build.prefix):
         if build.prefix.exists():
             return build
@@ -110,6 +109,12 @@ def build_opencv(
             _compile(source, prefix, flags, toolchain)
             _write_licenses(source, prefix / "edgepack-licenses")
     return build
+
+
+def name_opencv(board: Board, toolchain: Toolchain) -> OpenCvBuild:
+    """What `build_opencv` gives, whether it is made or not."""
+    key = _key(board.runtime_flags[toolchain.kind], toolchain)
+    return OpenCvBuild(prefix=cache_dir() / "opencv" / key, version=SDIST.version, key=key)
 
 
 def _key(flags: Sequence[str], toolchain: Toolchain) -> str:

@@ -1,0 +1,171 @@
+"""Wheels with what `edgepack deploy` would otherwise build from source: `edgepack-runtime-TRIPLE`.
+
+    ./dev wheels [--out DIR] [TRIPLE ...]
+
+Each holds the app and the device tool for all boards of a GNU triple, the licence of all that is
+linked into them, and an SBOM. Equal builds give equal bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import io
+import json
+import sys
+import uuid
+import zipfile
+from pathlib import Path
+
+from edgepack.base.errors import EdgepackError, UsageError, perhaps
+from edgepack.base.paths import cache_dir, data_file
+from edgepack.base.progress import NO_PROGRESS, Progress, reporting_to
+from edgepack.base.version import VERSION
+from edgepack.boards import Board, load_boards
+from edgepack.native import app, device_tool
+from edgepack.native.device_tool import TOOL, build_device_tool
+from edgepack.native.prebuilt import LICENSES, module_of, package_of
+from edgepack.native.toolchain import musl_triple, select
+
+_TIME = (1980, 1, 1, 0, 0, 0)
+_PROGRAM, _TEXT = 0o100755, 0o100644
+
+
+def main() -> int:
+    """The command line."""
+    boards = wheel_boards()
+    parser = argparse.ArgumentParser(prog="./dev wheels", description=__doc__.splitlines()[0])
+    parser.add_argument("triples", nargs="*", metavar="TRIPLE", help=f"of {', '.join(boards)}")
+    parser.add_argument("--out", type=Path, help="default: wheels in the cache, where demo looks")
+    args = parser.parse_args()
+    progress = reporting_to(lambda text: print(f"==> {text}", file=sys.stderr))
+    try:
+        for triple in args.triples or boards:
+            if triple not in boards:
+                raise UsageError(f"no board is of triple {triple}", hint=perhaps(triple, boards))
+            out = args.out or cache_dir() / "wheels"
+            print(make_wheel(boards[triple], out, progress=progress))
+    except EdgepackError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def wheel_boards() -> dict[str, Board]:
+    """A board for each triple that zig builds for: all of them run the same programs."""
+    found: dict[str, Board] = {}
+    for board in load_boards().values():
+        if board.toolchain == "zig" and not (board.is_local or board.is_static):
+            found.setdefault(board.triple, board)
+    return found
+
+
+def make_wheel(board: Board, out: Path, *, progress: Progress = NO_PROGRESS) -> Path:
+    """The wheel for `board`'s triple, in the folder `out`."""
+    toolchain = select(board).toolchain
+    runtime = app.build_runtime(board, toolchain, progress=progress)
+    tool = build_device_tool(board, progress=progress)
+    module, version = module_of(board.triple), VERSION
+    texts = {**tool.licenses, **runtime.licenses}
+    files: dict[str, tuple[bytes, int]] = {
+        f"{module}/__init__.py": (f'"""Programs for {board.triple}."""\n'.encode(), _TEXT)
+    }
+    for kind, folder, program, licenses in (
+        (app.KIND, runtime.app.parent.name, runtime.app, runtime.licenses),
+        (device_tool.KIND, tool.path.parent.name, tool.path, tool.licenses),
+    ):
+        at = f"{module}/{kind}/{folder}"
+        files[f"{at}/{program.name}"] = (program.read_bytes(), _PROGRAM)
+        for name, text in licenses.items():
+            files[f"{at}/{LICENSES}/{name}"] = (text.encode(), _TEXT)
+    info = f"{module}-{version}.dist-info"
+    files |= {
+        f"{info}/METADATA": (_metadata(board, version), _TEXT),
+        f"{info}/WHEEL": (_WHEEL.encode(), _TEXT),
+        f"{info}/licenses/LICENSE": (data_file("LICENSE").read_bytes(), _TEXT),
+        f"{info}/sboms/{module}.cdx.json": (_bill(board, version, files, sorted(texts)), _TEXT),
+    }
+    path = out / f"{module}-{version}-py3-none-any.whl"
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(_zip(files, f"{info}/RECORD"))
+    return path
+
+
+_WHEEL = "Wheel-Version: 1.0\nGenerator: edgepack\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+def _metadata(board: Board, version: str) -> bytes:
+    return (
+        "Metadata-Version: 2.4\n"
+        f"Name: {package_of(board.triple)}\n"
+        f"Version: {version}\n"
+        f"Summary: edgepack-run and {TOOL} for boards of {board.triple}, built\n"
+        "License-Expression: Apache-2.0\n"
+        "License-File: LICENSE\n"
+        "Requires-Python: >=3.11\n\n"
+        f"What edgepack {version} otherwise builds from source at the first deploy to such a "
+        "board. It is data: nothing in it is imported.\n"
+    ).encode()
+
+
+def _bill(
+    board: Board, version: str, files: dict[str, tuple[bytes, int]], libraries: list[str]
+) -> bytes:
+    """CycloneDX 1.6: the two programs by hash, and what is linked into them."""
+    programs = [
+        {
+            "type": "application",
+            "bom-ref": name,
+            "name": name.rpartition("/")[2],
+            "version": version,
+            "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(data).hexdigest()}],
+        }
+        for name, (data, mode) in sorted(files.items())
+        if mode == _PROGRAM
+    ]
+    linked = [{"type": "library", "bom-ref": f"library:{name}", "name": name} for name in libraries]
+    digest = "".join(program["hashes"][0]["content"] for program in programs)  # type: ignore[index]
+    value = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": uuid.uuid5(uuid.NAMESPACE_OID, digest).urn,
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "firmware",
+                "bom-ref": "wheel",
+                "name": package_of(board.triple),
+                "version": version,
+                "licenses": [{"license": {"id": "Apache-2.0"}}],
+                "properties": [{"name": "edgepack:musl", "value": musl_triple(board)}],
+            }
+        },
+        "components": [*programs, *linked],
+    }
+    return json.dumps(value, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def _zip(files: dict[str, tuple[bytes, int]], record: str) -> bytes:
+    """A zip file with `files` in order, and their hashes in `record` (PEP 376, PEP 427)."""
+    lines = []
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, (data, mode) in sorted(files.items()):
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            lines.append(f"{name},sha256={digest},{len(data)}\n")
+            _add(archive, name, data, mode)
+        _add(archive, record, "".join([*lines, f"{record},,\n"]).encode(), _TEXT)
+    return out.getvalue()
+
+
+def _add(archive: zipfile.ZipFile, name: str, data: bytes, mode: int) -> None:
+    entry = zipfile.ZipInfo(name, _TIME)
+    entry.external_attr = mode << 16
+    entry.create_system = 3  # Unix: its modes hold
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(entry, data)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
