@@ -63,9 +63,8 @@ def test_what_is_installed_is_taken_if_it_is_of_these_sources(
     told = reporting_to(said.append)
     with only_cached(), pytest.raises(NotCachedError):
         build_device_tool(board, progress=told)
-    assert said == [
-        f"building edgepack-device from source: edgepack-runtime-{TRIPLE} is not installed"
-    ]
+    why = f"building edgepack-device from source: edgepack-runtime-{TRIPLE} is not installed"
+    assert said[0] == why
 
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
@@ -81,5 +80,5 @@ def test_what_is_installed_is_taken_if_it_is_of_these_sources(
     (made[1].path.parent).rename(tmp_path / "site" / "other")
     with only_cached(), pytest.raises(NotCachedError):
         build_device_tool(board, progress=told)
-    assert "made with other sources, flags or compilers" in said[-1]
+    assert any("made with other sources, flags or compilers" in text for text in said)
     assert prebuilt.find_prebuilt("no-such-triple", "runtime", "x") is None
