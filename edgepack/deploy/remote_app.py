@@ -57,8 +57,9 @@ class RunRequest:
     """What edgepack-run of a release shall do there, of the current one if `release` is empty.
 
     One of `image`, `inputs` (.npy or .raw, in the order of the model's inputs) and
-    `golden`; `outputs`, of the model's in their order, are written, and `expected` is compared: .npy
-    files here. `dumps` are written there first, and then fetched; `options` are further options as edgepack-run takes them.
+    `golden`; `outputs`, of the model's in their order, are written, and `expected` is compared:
+    .npy files here. `dumps` are written there first, and then fetched; `options` are further
+    options as edgepack-run takes them.
     """
 
     image: Path | None = None
