@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 import edgepack
+from edgepack.base.errors import EdgepackError
 from edgepack.base.process import run
+from edgepack.cli import make_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -73,3 +76,29 @@ def test_the_python_guide_is_python_that_calls_what_is_there() -> None:
             function = getattr(named[owner.id], call.func.attr)
             given = [None] * (len(call.args) + (owner.id == "deployed"))
             inspect.signature(function).bind(*given, **{str(k.arg): None for k in call.keywords})
+
+
+def shown_commands() -> list[tuple[str, list[str]]]:
+    """The words after `edgepack` in every code block that shows the command line, and where."""
+    found = []
+    generated = ROOT / "docs" / "reference" / "cli.md"
+    for page in (page for page in PAGES if page != generated):
+        for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                if match := re.match(r"(?:\$ )?(?:\./dev )?edgepack (.*)", line):
+                    # What follows after a gap explains it.
+                    words = shlex.split(re.split(r"   |\s# | [|>&]", match[1])[0])
+                    found.append((f"{page.relative_to(ROOT)}: {line}", words))
+    return found
+
+
+def test_every_command_that_is_shown_exists() -> None:
+    commands = shown_commands()
+    assert len(commands) > 30
+    for where, words in commands:
+        if "..." in words or any(word.startswith("<") for word in words):
+            continue
+        try:
+            make_parser(words).parse_args(words)
+        except EdgepackError as error:
+            pytest.fail(f"{where}\n{error.message}")
