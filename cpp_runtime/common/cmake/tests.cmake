@@ -22,15 +22,20 @@ add_test(NAME prepare COMMAND "${CMAKE_COMMAND}" -E make_directory "${_scratch}"
 set_tests_properties(clean PROPERTIES FIXTURES_CLEANUP scratch)
 set_tests_properties(prepare PROPERTIES FIXTURES_SETUP scratch)
 
+# edgepack_link_as_programs(TARGET): as edgepack-run and edgepack-device are, for otherwise zig makes
+# a C library and a C++ library for the tests alone (two CPU minutes).
+function(edgepack_link_as_programs target)
+  if(DEFINED EDGEPACK_ZIG)
+    target_link_options(${target} PRIVATE -O2 -s)
+  endif()
+endfunction()
+
 # edgepack_add_tests(TARGET SOURCE...): a program of test cases, and its tests.
 function(edgepack_add_tests target)
   add_executable(${target} ${ARGN})
   target_link_libraries(${target} PRIVATE edgepack_warnings test_support)
   edgepack_unity(${target})
-  if(DEFINED EDGEPACK_ZIG)
-    # As the programs are linked: for others zig makes another C++ library.
-    target_link_options(${target} PRIVATE -O2 -s)
-  endif()
+  edgepack_link_as_programs(${target})
   foreach(_source IN LISTS ARGN)
     cmake_path(GET _source STEM _name)
     if(_name MATCHES "^test_")
