@@ -485,11 +485,25 @@ def test_outputs_equal_onnxruntime(
 def test_quantised_operators_of_onnxruntime(tmp_path: Path) -> None:
     """com.microsoft's, which round once more than ONNX's: at most one step from onnxruntime's."""
     nodes, weights = [], []
-    for name, value in {"s": np.float32(0.02), "z": np.uint8(120), "t": np.float32(0.01)}.items():
+    random = np.random.default_rng(5)
+    for name, value in {
+        "s": np.float32(0.02),
+        "z": np.uint8(120),
+        "t": np.float32(0.01),
+        "zero": np.uint8(0),
+        "small": np.float32(1 / 256),
+        "mask": random.random((1, 3, 5, 9)) > 0.5,
+        # Of 7 bits: with 8, onnxruntime on AVX2 cuts off sums of two products at 16.
+        "weights": random.integers(-64, 63, (6, 9), dtype="int8"),
+        "scales": random.uniform(0.01, 0.05, 6).astype("float32"),
+        "zeros": random.integers(-9, 9, 6, dtype="int8"),
+        "bias": random.integers(-900, 900, 6, dtype="int32"),
+        "rows": np.array([15, 9]),
+    }.items():
         weights.append(numpy_helper.from_array(np.asarray(value), name))
 
     def node(op: str, inputs: Sequence[str], output: str, **options: object) -> None:
-        microsoft = {"domain": "com.microsoft"} if op != "QuantizeLinear" else {}
+        microsoft = {"domain": "com.microsoft"} if op.startswith("QL") or op == "QGemm" else {}
         nodes.append(helper.make_node(op, inputs, [output], name=output, **microsoft, **options))
 
     one = ["x", "s", "z"]
@@ -501,21 +515,37 @@ def test_quantised_operators_of_onnxruntime(tmp_path: Path) -> None:
     node("QLinearLeakyRelu", [*quantised, "t", "z"], "leaky", alpha=0.3)
     node("QLinearConcat", ["t", "z", *quantised, "sum", "t", "z"], "joint", axis=1)
     node("QLinearGlobalAveragePool", [*quantised, "t", "z"], "mean", channels_last=0)
-    names = ["sum", "product", "sigmoid", "leaky", "joint", "mean"]
+    node("QLinearSoftmax", [*quantised, "small", "zero"], "softmax", axis=-1, opset=17)
+    node("QLinearSoftmax", [*quantised, "small", "zero"], "old softmax", axis=2, opset=11)
+    pool: dict[str, object] = {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}
+    node("QLinearAveragePool", [*quantised, "t", "z"], "pool", **pool)
+    node("QLinearAveragePool", [*quantised, "t", "z"], "whole pool", count_include_pad=1, **pool)
+    node("QLinearWhere", ["mask", *quantised, "sum", "t", "z", "t", "z"], "chosen")
+    node("Reshape", ["q", "rows"], "flat")
+    one_each = ["flat", "s", "z", "weights", "scales", "zeros", "bias"]
+    node("QGemm", [*one_each, "s", "z"], "gemm", transB=1)
+    node("QGemm", one_each, "real gemm", transB=1, alpha=0.5)
+    names = ["sum", "product", "sigmoid", "leaky", "joint", "mean", "softmax", "old softmax"]
+    names += ["pool", "whole pool", "chosen", "gemm"]
     graph = helper.make_graph(
         nodes,
         "quantised",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 5, 9])],
-        [helper.make_tensor_value_info(name, TensorProto.UINT8, None) for name in names],
+        [
+            *(helper.make_tensor_value_info(name, TensorProto.UINT8, None) for name in names),
+            helper.make_tensor_value_info("real gemm", TensorProto.FLOAT, None),
+        ],
         weights,
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     path = tmp_path / "quantised.onnx"
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-    data = np.random.default_rng(5).normal(size=(1, 3, 5, 9)).astype("float32")
+    data = random.normal(size=(1, 3, 5, 9)).astype("float32")
     _, got = compile_and_run(path, [data], "local", "native", tmp_path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    for name, mine, theirs in zip(names, got, session.run(None, {"x": data}), strict=True):
+    *due, real = session.run(None, {"x": data})
+    np.testing.assert_allclose(got.pop(), real, rtol=1e-5)
+    for name, mine, theirs in zip(names, got, due, strict=True):
         assert mine.shape == theirs.shape
         assert np.abs(mine.astype(int) - theirs).max() <= 1, name
         assert len(np.unique(theirs)) > 2, name

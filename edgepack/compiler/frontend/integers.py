@@ -9,6 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.conversions import Node
 
 _Convert = Callable[[Node], relax.Expr]
@@ -82,6 +83,40 @@ def q_linear_of_one(operator: Callable[[relax.Expr, dict[str, Any]], relax.Expr]
     return convert
 
 
+def q_gemm(node: Node) -> relax.Expr:
+    """com.microsoft's QGemm; without a scale of the output its result is float32."""
+    left, left_scale, left_zero, right, right_scale, right_zero, bias, scale, zero = (
+        *node.inputs,
+        *[None] * 3,
+    )[:9]
+    attributes = node.attributes
+    rows = _centred(node, left, left_zero)
+    if attributes.get("transA", 0):
+        rows = node.emit(relax.op.permute_dims(rows))
+    if attributes.get("transB", 0):
+        # One zero point for each column of what is multiplied.
+        right_zero = _as_rows(node, right_zero)
+        columns = node.emit(relax.op.permute_dims(_centred(node, right, right_zero)))
+    else:
+        columns = _centred(node, right, right_zero)
+    summed = node.emit(relax.op.matmul(rows, columns))
+    if bias is not None:
+        summed = node.emit(relax.op.add(summed, bias))
+    alpha = relax.const(attributes.get("alpha", 1.0), "float32")
+    factor = node.emit(relax.op.multiply(left_scale, right_scale))
+    if scale is not None:
+        return _requantised(node, summed, [factor, alpha], scale, zero)
+    factor = node.emit(relax.op.multiply(factor, alpha))
+    return relax.op.multiply(node.emit(relax.op.astype(summed, "float32")), factor)
+
+
+def q_linear_where(node: Node) -> relax.Expr:
+    """com.microsoft's QLinearWhere."""
+    condition, *given = node.inputs
+    one, other = (_real(node, *given[start : start + 3]) for start in (0, 3))
+    return _quantised(node, node.emit(relax.op.where(condition, one, other)), *given[6:8])
+
+
 def q_linear_concat(node: Node) -> relax.Expr:
     """com.microsoft's QLinearConcat."""
     scale, zero, *parts = node.inputs
@@ -103,6 +138,34 @@ def leaky_relu(data: relax.Expr, attributes: dict[str, Any]) -> relax.Expr:
 def sigmoid(data: relax.Expr, _attributes: dict[str, Any]) -> relax.Expr:
     """Sigmoid."""
     return relax.op.sigmoid(data)
+
+
+def softmax(data: relax.Expr, attributes: dict[str, Any]) -> relax.Expr:
+    """Softmax; before opset 13, which `opset` tells, over all axes from one on."""
+    axis, shape = attributes.get("axis", -1), _shape(data)
+    if attributes.get("opset", 13) >= 13:
+        return relax.op.nn.softmax(data, axis)
+    flat = relax.op.reshape(data, [int(np.prod(shape[:axis])), int(np.prod(shape[axis:]))])
+    return relax.op.reshape(relax.op.nn.softmax(flat, -1), shape)
+
+
+def average_pool(data: relax.Expr, attributes: dict[str, Any]) -> relax.Expr:
+    """AveragePool of one to three dimensions. Raises UnsupportedFormError for other layouts."""
+    if attributes.get("channels_last", 0):
+        raise UnsupportedFormError("with channels last")
+    if attributes.get("ceil_mode", 0):
+        raise UnsupportedFormError("with ceil_mode")
+    kernel = list(attributes["kernel_shape"])
+    pool = {1: relax.op.nn.avg_pool1d, 2: relax.op.nn.avg_pool2d, 3: relax.op.nn.avg_pool3d}
+    strides, dilations, pads = _window(attributes, _shape(data)[2:], kernel)
+    return pool[len(kernel)](
+        data,
+        kernel,
+        strides=strides,
+        padding=pads,
+        dilation=dilations,
+        count_include_pad=bool(attributes.get("count_include_pad", 0)),
+    )
 
 
 # ---------------------------------------------------------------- their parts
@@ -174,21 +237,8 @@ def _saturated(node: Node, real: relax.Expr, zero: relax.Expr) -> relax.Expr:
 
 def _convolved(node: Node, data: relax.Expr, weights: relax.Expr) -> relax.Expr:
     """A convolution of one to three dimensions, in int32."""
-    attributes, rank = node.attributes, len(_shape(data)) - 2
-    kernel = _shape(weights)[2:]
-    strides, dilations = (
-        list(attributes.get(name, [1] * rank)) for name in ("strides", "dilations")
-    )
-    pads = list(attributes.get("pads", [0] * 2 * rank))
-    auto = attributes.get("auto_pad", b"NOTSET").decode()
-    if auto.startswith("SAME"):
-        for axis, size in enumerate(_shape(data)[2:]):
-            covered = (kernel[axis] - 1) * dilations[axis] + 1
-            out = -(-size // strides[axis])
-            total = max((out - 1) * strides[axis] + covered - size, 0)
-            small, large = total // 2, total - total // 2
-            first, last = (small, large) if auto == "SAME_UPPER" else (large, small)
-            pads[axis], pads[rank + axis] = first, last
+    rank = len(_shape(data)) - 2
+    strides, dilations, pads = _window(node.attributes, _shape(data)[2:], _shape(weights)[2:])
     operator = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}[rank]
     made = operator(
         data,
@@ -196,7 +246,28 @@ def _convolved(node: Node, data: relax.Expr, weights: relax.Expr) -> relax.Expr:
         strides=strides,
         padding=pads,
         dilation=dilations,
-        groups=attributes.get("group", 1),
+        groups=node.attributes.get("group", 1),
         out_dtype="int32",
     )
     return node.emit(made)
+
+
+def _window(
+    attributes: dict[str, Any], sizes: Sequence[int], kernel: Sequence[int]
+) -> tuple[list[int], list[int], list[int]]:
+    """Strides, dilations and pads (all before, then all behind) of a window on these sizes."""
+    rank = len(sizes)
+    strides, dilations = (
+        list(attributes.get(name, [1] * rank)) for name in ("strides", "dilations")
+    )
+    pads = list(attributes.get("pads", [0] * 2 * rank))
+    auto = attributes.get("auto_pad", b"NOTSET").decode()
+    if auto.startswith("SAME"):
+        for axis, size in enumerate(sizes):
+            covered = (kernel[axis] - 1) * dilations[axis] + 1
+            out = -(-size // strides[axis])
+            total = max((out - 1) * strides[axis] + covered - size, 0)
+            small, large = total // 2, total - total // 2
+            first, last = (small, large) if auto == "SAME_UPPER" else (large, small)
+            pads[axis], pads[rank + axis] = first, last
+    return strides, dilations, pads

@@ -119,6 +119,16 @@ _OF_MAPS = _never(
     "export the model without (in skl2onnx with options={'zipmap': False})",
     _CLASSIC,
 )
+
+
+def _quantised_fusion(name: str) -> Operator:
+    return _never(
+        f"it quantises {name}, which onnxruntime's optimiser fuses of several",
+        "quantise the model before it is optimised",
+        _MICROSOFT,
+    )
+
+
 _RANDOM = _never("it is random", "make the random tensor an input of the model")
 _TRAINING = (
     "in its training form",
@@ -157,6 +167,12 @@ OPERATORS: Mapping[str, Operator] = {
         convert=conversions.dropout,
         refused=(Refusal(*_TRAINING, forms.dropout_trains),),
     ),
+    # onnxruntime quantises the state at each step, by a range that depends on it.
+    "DynamicQuantizeLSTM": _never(
+        "it quantises its state anew at each step",
+        "quantise the model without it: op_types_to_quantize without 'LSTM'",
+        _MICROSOFT,
+    ),
     "EmbedLayerNormalization": Operator(domain=_MICROSOFT),
     "EyeLike": Operator(convert=arithmetic.eye_like),
     "FastGelu": Operator(domain=_MICROSOFT),
@@ -194,7 +210,13 @@ OPERATORS: Mapping[str, Operator] = {
     "PRelu": Operator(convert=arithmetic.prelu),
     "Pad": Operator(convert=conversions.pad),
     "Pow": Operator(convert=arithmetic.power),
+    "QAttention": _quantised_fusion("Attention"),
+    "QEmbedLayerNormalization": _quantised_fusion("EmbedLayerNormalization"),
+    "QGemm": Operator(domain=_MICROSOFT, convert=integers.q_gemm),
     "QLinearAdd": Operator(domain=_MICROSOFT, convert=integers.q_linear_of_two(relax.op.add)),
+    "QLinearAveragePool": Operator(
+        domain=_MICROSOFT, convert=integers.q_linear_of_one(integers.average_pool)
+    ),
     "QLinearConcat": Operator(domain=_MICROSOFT, convert=integers.q_linear_concat),
     "QLinearConv": Operator(convert=integers.q_linear_conv),
     "QLinearGlobalAveragePool": Operator(
@@ -208,6 +230,10 @@ OPERATORS: Mapping[str, Operator] = {
     "QLinearSigmoid": Operator(
         domain=_MICROSOFT, convert=integers.q_linear_of_one(integers.sigmoid)
     ),
+    "QLinearSoftmax": Operator(
+        domain=_MICROSOFT, convert=integers.q_linear_of_one(integers.softmax)
+    ),
+    "QLinearWhere": Operator(domain=_MICROSOFT, convert=integers.q_linear_where),
     "QuantizeLinear": Operator(convert=conversions.quantize_linear),
     "RMSNormalization": Operator(convert=arithmetic.rms_normalization),
     "RNN": Operator(convert=recurrent.rnn),
