@@ -88,20 +88,41 @@ def test_a_branch_whose_condition_is_known_is_taken(taken: bool) -> None:
     assert ("Add" in operators(expanded), "Mul" in operators(expanded)) == (taken, not taken)
 
 
-def test_a_branch_whose_condition_is_data_stays() -> None:
-    then, other = Body("then"), Body("other")
-    then.op("Neg", "x", outputs=["then"])
-    other.op("Abs", "x", outputs=["other"])
+def _of_data(outputs: Sequence[int] | None, **other_attributes: object) -> onnx.ModelProto:
+    """An If by an input of one element, with an If by another in its first branch."""
+    inner, then, other = Body("inner"), Body("then"), Body("other")
+    inner.op("Exp", "x", outputs=["inner"])
+    outer = Body("outer")
+    outer.op("Neg", "x", outputs=["outer"])
+    then.op(
+        "If",
+        "second",
+        outputs=["then"],
+        then_branch=graph(inner, {}, {"inner": None}),
+        else_branch=graph(outer, {}, {"outer": None}),
+    )
+    other.op("ReduceSum", "x", outputs=["other"], **other_attributes)
     b = Builder()
     b.op(
         "If",
-        "going",
+        "first",
         outputs=["y"],
         then_branch=graph(then, {}, {"then": None}),
         else_branch=graph(other, {}, {"other": None}),
     )
-    proto = b.model({"x": [4, 3], "going": []}, {"y": [4, 3]}, {"going": TensorProto.BOOL})
-    assert "If" in operators(check(proto, X, np.array(True)))
+    kinds = {"first": TensorProto.BOOL, "second": TensorProto.BOOL}
+    return b.model({"x": [1, 1], "first": [1], "second": []}, {"y": outputs}, kinds)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("second", [True, False])
+def test_a_branch_is_chosen_by_data(first: bool, second: bool) -> None:
+    given = (np.full((1, 1), 2, "float32"), np.array([first]), np.array(second))
+    assert "If" not in operators(check(_of_data([1, 1], keepdims=1), *given))
+
+
+def test_branches_of_different_shapes_stay() -> None:
+    assert "If" in operators(expand(_of_data(None, keepdims=0)))
 
 
 @pytest.mark.parametrize("depth", [1, 6])
@@ -156,6 +177,29 @@ def test_a_loop_of_known_turns_is_written_out(stops_early: bool) -> None:
     )
     expanded = check(b.model({"x": [4, 3]}, {"y": [4, 3], "rows": [None]}), X)
     assert "Loop" not in operators(expanded)
+
+
+@pytest.mark.parametrize("goes", [True, False])
+@pytest.mark.parametrize("limit", [0, 1, 3, 99])
+def test_a_loop_that_data_ends(limit: int, goes: bool) -> None:
+    """It reads a table, whose end it must not pass: that turn is none of its own."""
+    body = Body()
+    body.op("Gather", "table", "turn", outputs=["row"])
+    body.op("Add", "state", "row", outputs=["next"])
+    body.op("Less", "turn", "limit", outputs=["goes"])
+    inner = graph(
+        body,
+        {"turn": [], "going": [], "state": [3]},
+        {"goes": [], "next": [3], "row": [3]},
+    )
+    b = Builder()
+    most = b.const(4, "int64")
+    b.op("Loop", most, "first", "x", outputs=["y", "rows"], body=inner)
+    kinds = {"limit": TensorProto.INT64, "first": TensorProto.BOOL}
+    inputs = {"x": [3], "table": [4, 3], "limit": [], "first": []}
+    proto = b.model(inputs, {"y": [3], "rows": [None, 3]}, kinds)
+    given = (X[0], X, np.array(limit), np.array(goes))
+    assert "Loop" not in operators(check(proto, *given))
 
 
 def test_a_loop_of_unknown_turns_stays() -> None:

@@ -1,7 +1,9 @@
-"""If, Loop and Scan as straight lines, where the branch and the number of turns are known.
+"""If, Loop and Scan as straight lines.
 
 A loop whose number of turns is constant is written out turn by turn; values that its body computes
-of constants are computed on the way, for its condition may be one of them.
+of constants are computed on the way, for its condition may be one of them. Of an If whose condition
+depends on the data both branches are computed, and one is chosen; of a loop that may end early all
+turns are, those behind its end as copies of its last.
 """
 
 from __future__ import annotations
@@ -46,6 +48,32 @@ def straightened(proto: onnx.ModelProto) -> onnx.ModelProto:
     return straight
 
 
+def both_ways(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with both branches of an If, and all turns of a Loop that may end early.
+
+    The same if it has none, or if a value has another shape on another way: a plan has one for
+    each. Those that `straightened` leaves are meant: it takes what is known.
+    """
+    if opset_of(proto) < _WHERE or not any(n.op_type in _CONTROL for n in proto.graph.node):
+        return proto
+    straight = onnx.ModelProto()
+    straight.CopyFrom(proto)
+    line = _Unrolled(straight, both=True)
+    for node in list(straight.graph.node):
+        line.add(node)
+    if not line.changed:
+        return proto
+    del straight.graph.node[:]
+    straight.graph.node.extend(line.nodes)
+    straight.graph.initializer.extend(line.tensors)
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in straight.graph.initializer}
+    shapes |= known_shapes(straight)
+    equal = (one in shapes and shapes[one] == shapes.get(other) for one, other in line.pairs)
+    return straight if all(equal) else proto
+
+
+_WHERE = 9  # the opset of Where
+
 # Each finds what those before it made known: torch.jit's models have an If in an If in an If, each
 # of which asks for the rank of what the one before it gives.
 _MOST_ROUNDS = 100
@@ -64,6 +92,9 @@ class _Unrolled:
     found: dict[str, onnx.TensorProto] = field(default_factory=dict)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     tensors: list[onnx.TensorProto] = field(default_factory=list)
+    # Whether what is not known is computed both ways; and values that one is chosen of.
+    both: bool = False
+    pairs: list[tuple[str, str]] = field(default_factory=list)
     changed: bool = False
     count: int = 0
 
@@ -81,6 +112,7 @@ class _Unrolled:
         }
         if node.op_type in ways:
             before = (len(self.nodes), len(self.tensors), dict(self.known), dict(self.found))
+            pairs = len(self.pairs)
             try:
                 made = ways[node.op_type](node)
             except _TooLongError:
@@ -90,7 +122,7 @@ class _Unrolled:
                 for item in made:
                     self.add(item)
                 return
-            del self.nodes[before[0] :], self.tensors[before[1] :]
+            del self.nodes[before[0] :], self.tensors[before[1] :], self.pairs[pairs:]
             self.known, self.found = before[2:]
         self.learn(node)
         self.nodes.append(node)
@@ -137,13 +169,108 @@ class _Unrolled:
         """The branch that an If takes."""
         condition = self.value(node.input[0])
         if condition is None:
-            return None
+            return self.either(node) if self.both else None
         taken = attribute(node, "then_branch" if condition.any() else "else_branch")
         nodes, results = self.body(taken, [], self.prefix(node))
         return [*nodes, *_named(results, node.output)]
 
+    def either(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Both branches of an If, and the choice."""
+        results = []
+        for name in ("then_branch", "else_branch"):
+            nodes, made = self.body(attribute(node, name), [], self.prefix(node))
+            for item in nodes:
+                self.add(item)
+            results.append(made)
+        chooser = self.scalar(node.input[0], f"{self.prefix(node)}condition")
+        return [
+            self.chosen(chooser, one, other, output)
+            for one, other, output in zip(*results, node.output, strict=True)
+            if output
+        ]
+
+    def scalar(self, name: str, to: str) -> str:
+        """A value of one element without axes."""
+        if name in self.shapes and not self.shapes[name]:
+            return name
+        none = self.constant(f"{to}/shape", np.zeros(0, "int64"))
+        self.add(helper.make_node("Reshape", [name, none], [to]))
+        return to
+
+    def chosen(self, condition: str, one: str, other: str, to: str) -> onnx.NodeProto:
+        """One of two values by a scalar, which have to be of one shape."""
+        self.pairs.append((one, other))
+        return helper.make_node("Where", [condition, one, other], [to])
+
     def loop(self, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
         """The turns of a Loop."""
+        return self.early(node) if self.both else self.whole(node)
+
+    def early(self, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        """As many turns as a Loop may have; behind its end, the last is computed again and again.
+
+        So it computes nothing that the Loop would not have.
+        """
+        body = attribute(node, "body")
+        most = self.value(node.input[0]) if node.input[0] else None
+        given = list(node.input[2:])
+        turns = 0 if most is None else int(most.reshape(-1)[0])
+        if not 0 < turns * (len(body.node) + len(given)) <= _MOST_NODES:
+            return None
+        prefix = self.prefix(node)
+        going = self.constant(f"{prefix}going", np.array(True))
+        first = active = node.input[1] or going
+        if first != going:
+            first = active = self.scalar(first, f"{prefix}first")
+        number = self.constant(f"{prefix}turn", np.array(0, "int64"))
+        state: list[str] = []
+        results: list[str] = []
+        rows: list[list[str]] = [[] for _ in body.output[1 + len(given) :]]
+        flags: list[str] = []
+        for turn in range(turns):
+            # Names in the body may be the same as those here.
+            prefix, inner = self.prefix(node), self.prefix(node)
+            if turn:
+                last, active = active, f"{prefix}active"
+                condition = self.scalar(results[0], f"{prefix}condition")
+                self.add(helper.make_node("And", [last, condition], [active]))
+                next_turn = self.constant(f"{prefix}next", np.array(turn, "int64"))
+                values = zip([next_turn, *state], [number, *given], strict=True)
+                number, *given = (
+                    self.taken(active, new, old, f"{prefix}given{i}")
+                    for i, (new, old) in enumerate(values)
+                )
+            nodes, results = self.body(body, [number, going, *given], inner)
+            for item in nodes:
+                self.add(item)
+            state = results[1 : 1 + len(given)]
+            flags.append(active)
+            for row, result in zip(rows, results[1 + len(given) :], strict=True):
+                row.append(result)
+        prefix = self.prefix(node)
+        if first != going:
+            state = [
+                self.taken(first, new, old, f"{prefix}end{i}")
+                for i, (new, old) in enumerate(zip(state, node.input[2:], strict=True))
+            ]
+        line = _named(state, node.output[: len(given)])
+        line += self.stacked(flags, f"{prefix}turns", 0, f"{prefix}turns/")
+        for i, (row, output) in enumerate(zip(rows, node.output[len(given) :], strict=False)):
+            if output:
+                line += self.stacked(row, f"{prefix}all{i}", 0, f"{prefix}all{i}/")
+                names = [f"{prefix}all{i}", f"{prefix}turns"]
+                line.append(helper.make_node("Compress", names, [output], axis=0))
+        return line
+
+    def taken(self, condition: str, one: str, other: str, to: str) -> str:
+        """The name of one of two values, which may be the same."""
+        if one == other:
+            return one
+        self.add(self.chosen(condition, one, other, to))
+        return to
+
+    def whole(self, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        """The turns of a Loop whose number is known."""
         body = attribute(node, "body")
         most, condition = (self.value(name) if name else None for name in (*node.input, "", "")[:2])
         has_most = bool(node.input[0])
@@ -156,12 +283,12 @@ class _Unrolled:
         turn, goes_on = 0, condition is None or bool(condition.any())
         line: list[onnx.NodeProto] = []
         while goes_on and (most is None or turn < int(most.reshape(-1)[0])):
-            prefix = self.prefix(node)
+            prefix, inner = self.prefix(node), self.prefix(node)
             number, going = (
                 self.constant(f"{prefix}{what}", np.array(value))
                 for what, value in (("turn", np.int64(turn)), ("going", np.bool_(True)))
             )
-            nodes, results = self.body(body, [number, going, *state], prefix)
+            nodes, results = self.body(body, [number, going, *state], inner)
             for item in nodes:
                 self.add(item)
             next_condition = self.value(results[0])
@@ -247,7 +374,7 @@ class _Unrolled:
             return None
         rows: list[list[str]] = [[] for _ in range(outputs)]
         for turn in range(turns):
-            prefix = self.prefix(node)
+            prefix, inner = self.prefix(node), self.prefix(node)
             given = [
                 self.slice(
                     name, turns - 1 - turn if backwards else turn, axis, f"{prefix}in{number}"
@@ -261,7 +388,7 @@ class _Unrolled:
                     )
                 )
             ]
-            nodes, results = self.body(body, [*state, *given], prefix)
+            nodes, results = self.body(body, [*state, *given], inner)
             for item in nodes:
                 self.add(item)
             state = results[:count]

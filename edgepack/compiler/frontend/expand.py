@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import onnx.inliner
 
-from edgepack.compiler.frontend.control import straightened
+from edgepack.compiler.frontend.control import both_ways, straightened
 from edgepack.compiler.frontend.inlining import definition
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, supported_operators
 from edgepack.compiler.frontend.sequences import with_lengths
@@ -35,7 +35,8 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
             else:
                 proto = inlined
         proto = straightened(proto)
-    return with_lengths(proto)
+    chosen = both_ways(proto)
+    return with_lengths(proto) if chosen is proto else expand(chosen)
 
 
 def _needs_definition(node: onnx.NodeProto) -> bool:

@@ -105,9 +105,14 @@ _OPTIONAL = _never(
     "optional values have no place in a fixed plan",
     "export the model with its optional inputs given or left out for good",
 )
-_CONTROL_FLOW = _never(
-    "control flow has no place in a fixed plan",
-    "export the model with the branch or the number of turns fixed (by tracing, not scripting)",
+# What `control` leaves.
+_BRANCH = _never(
+    "its condition depends on the data, and the shapes of its branches differ or are not known",
+    "make the condition a constant (--set INPUT=VALUE), or export the model with the branch fixed",
+)
+_LOOP = _never(
+    "the most turns that it may take are not known or too many, or a value changes its shape",
+    "make the number of turns a constant (--set INPUT=VALUE), or export the model with it fixed",
 )
 _WORDS = (
     "it works on words, and a kernel on numbers",
@@ -180,7 +185,7 @@ OPERATORS: Mapping[str, Operator] = {
     "GRU": Operator(convert=recurrent.gru),
     # onnxruntime would put the definition in when it is too late to compute its shapes.
     "GroupNormalization": Operator(define=lambda _: True),
-    "If": _CONTROL_FLOW,
+    "If": _BRANCH,
     "Imputer": Operator(domain=_CLASSIC, convert=classic.imputer),
     "IsInf": Operator(convert=conversions.is_inf),
     "LSTM": Operator(convert=recurrent.lstm),
@@ -189,7 +194,7 @@ OPERATORS: Mapping[str, Operator] = {
     "LayerNormalization": Operator(define=lambda node: len(node.output) > 1),
     "LinearClassifier": Operator(domain=_CLASSIC, convert=machines.linear_classifier),
     "LinearRegressor": Operator(domain=_CLASSIC, convert=machines.linear_regressor),
-    "Loop": _CONTROL_FLOW,
+    "Loop": _LOOP,
     "LpNormalization": Operator(convert=conversions.lp_normalization),
     "MatMulInteger": Operator(convert=integers.mat_mul_integer),
     "MatMulInteger16": Operator(domain=_MICROSOFT),
@@ -270,7 +275,7 @@ OPERATORS: Mapping[str, Operator] = {
     "SVMClassifier": Operator(domain=_CLASSIC, convert=machines.svm_classifier),
     "SVMRegressor": Operator(domain=_CLASSIC, convert=machines.svm_regressor),
     "Scaler": Operator(domain=_CLASSIC, convert=classic.scaler),
-    "Scan": _CONTROL_FLOW,
+    "Scan": _LOOP,
     "SequenceInsert": Operator(convert=conversions.sequence_insert),
     "SkipLayerNormalization": Operator(domain=_MICROSOFT),
     "Slice": Operator(convert=arithmetic.old_slice),
