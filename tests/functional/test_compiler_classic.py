@@ -82,6 +82,19 @@ class Nodes:
             f"{kind}_weights": (np.abs(weights) / trees if shares else weights).tolist(),
         }
 
+    def probit(self) -> None:
+        """PROBIT of scores within 0 and 1, and beyond, which gives NaN."""
+        scale = {"offset": [0.0] * FEATURES, "scale": [0.1] * FEATURES}
+        self.add("Scaler", **scale)
+        self.classifier(
+            "LinearClassifier",
+            data=self.nodes[-1].output[0],
+            coefficients=self.numbers(3, FEATURES),
+            intercepts=[0.2, 0.5, 0.9],
+            classlabels_ints=LABELS,
+            post_transform="PROBIT",
+        )
+
 
 def linear(nodes: Nodes) -> None:
     for how in ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO"):
@@ -93,6 +106,7 @@ def linear(nodes: Nodes) -> None:
                 classlabels_ints=labels,
                 post_transform=how,
             )
+    nodes.probit()
     nodes.add("LinearRegressor", coefficients=nodes.numbers(2, FEATURES), targets=2)
 
 
@@ -104,6 +118,20 @@ def machines(nodes: Nodes) -> None:
     nodes.machine(2, "RBF")
     nodes.machine(2, "LINEAR", post_transform="LOGISTIC")
     nodes.machine(3, "LINEAR", post_transform="SOFTMAX")
+    for classes, weights in (
+        (3, nodes.numbers(3, FEATURES)),
+        (2, nodes.numbers(2, FEATURES)),
+        (2, np.abs(nodes.numbers(2, FEATURES)).tolist()),
+    ):
+        nodes.classifier(
+            "SVMClassifier",
+            kernel_type="LINEAR",
+            kernel_params=[0.0] * 3,
+            coefficients=weights,
+            rho=[0.1],
+            classlabels_ints=LABELS[:classes],
+            post_transform="SOFTMAX",
+        )
     some: dict[str, Any] = {
         "kernel_type": "RBF",
         "kernel_params": [0.1, 0.0, 0.0],
@@ -129,7 +157,14 @@ def boosted(nodes: Nodes) -> None:
                 )
     stumps = nodes.stumps(kind="class", column=1)
     nodes.classifier("TreeEnsembleClassifier", post_transform="LOGISTIC", **stumps, **two)
-    nodes.add("TreeEnsembleRegressor", n_targets=1, data="gaps", **nodes.stumps(kind="target"))
+    trees: dict[str, Any] = {"data": "gaps", **nodes.stumps(kind="target")}
+    for how in ("SUM", "AVERAGE", "MIN", "MAX"):
+        nodes.add("TreeEnsembleRegressor", n_targets=1, aggregate_function=how, **trees)
+    # No leaf has a weight for the second target.
+    nodes.add("TreeEnsembleRegressor", n_targets=2, aggregate_function="MAX", **trees)
+    nodes.add(
+        "TreeEnsembleRegressor", n_targets=1, base_values=[0.5], post_transform="PROBIT", **trees
+    )
 
 
 def tables(nodes: Nodes) -> None:

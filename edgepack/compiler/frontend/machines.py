@@ -66,15 +66,17 @@ def svm_regressor(node: Node) -> relax.Expr:
 def svm_classifier(node: Node) -> relax.Expr:
     """SVMClassifier: the label with most votes of pairs of classes, and scores.
 
-    Those are of pairs, or, with prob_a and prob_b, probabilities of classes. Raises
-    UnsupportedFormError for a model without support vectors, and as `scores.labels_of` and
-    `transformed` do.
+    Those are of pairs, or, with prob_a and prob_b, probabilities of classes. Without support
+    vectors it is a linear model, as liblinear has them. Raises UnsupportedFormError for a single
+    class, and as `scores.labels_of` and `both` do.
     """
     attributes = node.attributes
     labels, how = scores.labels_of(attributes, "classlabels_ints"), scores.transform_of(node)
     counts = list(attributes.get("vectors_per_class") or [])
-    if not sum(counts) or len(labels) < 2:
-        raise UnsupportedFormError("without support vectors of each class")
+    if len(labels) < 2:
+        raise UnsupportedFormError("of one class")
+    if not sum(counts):
+        return _linear_machine(node, labels, how)
     pairs = list(itertools.combinations(range(len(labels)), 2))
     total = _products(
         node,
@@ -90,6 +92,25 @@ def svm_classifier(node: Node) -> relax.Expr:
     else:
         made = scores.transformed(node, total, how)
     return relax.Tuple([label, made])
+
+
+def _linear_machine(node: Node, labels: list[int], how: str) -> relax.Expr:
+    """SVMClassifier without support vectors: a row of coefficients per class, one rho for all.
+
+    Of two classes it is the second where a score is above zero, or above a half if no coefficient
+    is negative; so onnxruntime has it.
+    """
+    weights = np.array(node.attributes["coefficients"]).reshape(len(labels), -1)
+    shift = [node.attributes["rho"][0]] * len(labels)
+    total = _products(node, scores.rows_of(node), weights.T, shift)
+    label = scores.best(node, total, labels)
+    if len(labels) == 2:
+        top = node.emit(relax.op.max(total, -1))
+        positive = weights.min() >= 0
+        reached = relax.op.greater_equal if positive else relax.op.greater
+        above = node.emit(reached(top, relax.const(0.5 if positive else 0.0, "float32")))
+        label = node.emit(relax.op.where(above, relax.const(labels[1], "int64"), label))
+    return relax.Tuple([label, scores.transformed(node, total, how)])
 
 
 def _of_pairs(

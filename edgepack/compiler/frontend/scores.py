@@ -5,6 +5,8 @@ Where ONNX is vague, it is as onnxruntime does it.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -57,10 +59,11 @@ def best_of_two(
 def both(node: Node, score: relax.Expr, how: str, *, is_share: bool) -> relax.Expr:
     """The scores of two classes by that of the second, [rows, 1].
 
-    `is_share`: but for LOGISTIC they are shares of one. Raises as `transformed` does.
+    `is_share`: but for LOGISTIC they are shares of one. Raises UnsupportedFormError for PROBIT, of
+    which onnxruntime writes one of the two.
     """
     if how == "PROBIT":
-        return transformed(node, score, how)
+        raise UnsupportedFormError("with post_transform PROBIT of two classes by one score")
     if is_share and how != "LOGISTIC":
         other = relax.op.subtract(relax.const(1.0, dtype_of(score)), score)
     else:
@@ -70,10 +73,7 @@ def both(node: Node, score: relax.Expr, how: str, *, is_share: bool) -> relax.Ex
 
 
 def transformed(node: Node, total: relax.Expr, how: str) -> relax.Expr:
-    """Scores as ONNX's post_transform makes them of sums, two columns or more.
-
-    Raises UnsupportedFormError for PROBIT.
-    """
+    """Scores as ONNX's post_transform makes them of sums, two columns or more."""
     if how == "NONE":
         return total
     if how == "SOFTMAX":
@@ -82,7 +82,35 @@ def transformed(node: Node, total: relax.Expr, how: str) -> relax.Expr:
         return node.emit(relax.op.sigmoid(total))
     if how == "SOFTMAX_ZERO":
         return _softmax_zero(node, total)
-    raise UnsupportedFormError(f"with post_transform {how}")
+    return _probit(node, total)
+
+
+# The approximation of erf's inverse that onnxruntime and onnx's reference take: Winitzki (2008), "A
+# handy approximation for the error function and its inverse". NaN outside of 0 to 1, as theirs.
+_WINITZKI = 0.147
+
+
+def _probit(node: Node, total: relax.Expr) -> relax.Expr:
+    """The quantile of the normal distribution: sqrt(2) erfinv(2 x - 1)."""
+    dtype = dtype_of(total)
+
+    def number(value: float) -> relax.Expr:
+        return relax.const(value, dtype)
+
+    def emit(operator: Callable[..., relax.Expr], *operands: relax.Expr) -> relax.Expr:
+        return node.emit(operator(*operands))
+
+    x = emit(relax.op.subtract, emit(relax.op.multiply, total, number(2.0)), number(1.0))
+    below, above = emit(relax.op.subtract, number(1.0), x), emit(relax.op.add, number(1.0), x)
+    log = emit(relax.op.log, emit(relax.op.multiply, below, above))
+    half = emit(relax.op.multiply, log, number(0.5))
+    v = emit(relax.op.add, half, number(2 / (math.pi * _WINITZKI)))
+    square = emit(relax.op.multiply, v, v)
+    inner = emit(relax.op.subtract, square, emit(relax.op.multiply, log, number(1 / _WINITZKI)))
+    size = emit(relax.op.sqrt, emit(relax.op.subtract, emit(relax.op.sqrt, inner), v))
+    is_below = emit(relax.op.less, x, number(0.0))
+    signed = emit(relax.op.where, is_below, emit(relax.op.negative, size), size)
+    return emit(relax.op.multiply, signed, number(math.sqrt(2)))
 
 
 def _softmax_zero(node: Node, total: relax.Expr) -> relax.Expr:

@@ -22,6 +22,8 @@ _MEMBER = 6
 # Added to a mode: NaN goes the true way.
 _OR_NAN = 8
 _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+_AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+_JOINED = {"SUM": np.add, "MIN": np.minimum, "MAX": np.maximum}
 
 
 @dataclass
@@ -53,17 +55,25 @@ class _Forest:
                 raise UnsupportedFormError("a tree whose nodes go in a circle")
         return most
 
-    def sums(self, node: Node, targets: int) -> relax.Expr:
-        """What the rows of the node's input find, summed over the trees."""
+    def total(self, node: Node, targets: int, aggregate: str = "SUM") -> relax.Expr:
+        """What the rows of the node's input find, put together over the trees.
+
+        `aggregate` is one of ONNX's; a target that no leaf has a weight for gets 0.
+        """
+        if aggregate == "AVERAGE":
+            total = self.total(node, targets)
+            count = relax.const(float(len(self.roots)), dtype_of(total))
+            return node.emit(relax.op.divide(total, count))
         (data,) = node.inputs
         data = data if data.ty.ndim == 2 else node.emit(relax.op.expand_dims(data, 0))
         dtype = dtype_of(data)
         if not dtype.startswith("float"):
             dtype = "float32"
             data = node.emit(relax.op.astype(data, dtype))
-        table = np.zeros((len(self.feature), targets), dtype)
+        join, of_none = _JOINED[aggregate], trees.AGGREGATES[aggregate][1]
+        table = np.full((len(self.feature), targets), of_none, dtype)
         for index, target, weight in self.weights:
-            table[index, target] += weight
+            table[index, target] = join(table[index, target], weight)
         rows, features = shape_of(data)
         modes = {mode: (_MODES[mode % _OR_NAN], mode >= _OR_NAN) for mode in sorted(set(self.mode))}
         sizes = {
@@ -83,8 +93,12 @@ class _Forest:
                 (table, dtype),
             )
         ]
-        kernel = trees.ensemble(rows, features, dtype, sizes, modes)
-        return node.call("trees", kernel, [data, *constants], [((rows, targets), dtype)])[0]
+        kernel = trees.ensemble(rows, features, dtype, sizes, modes, aggregate)
+        made = node.call("trees", kernel, [data, *constants], [((rows, targets), dtype)])[0]
+        if not of_none:
+            return made
+        nothing = node.emit(relax.op.equal(made, relax.const(of_none, dtype)))
+        return node.emit(relax.op.where(nothing, relax.const(0.0, dtype), made))
 
 
 def _tensor(attributes: dict[str, Any], name: str) -> list[float]:
@@ -96,15 +110,9 @@ def _tensor(attributes: dict[str, Any], name: str) -> list[float]:
 
 
 def tree_ensemble(node: Node) -> relax.Expr:
-    """TreeEnsemble of opset 5: sums or averages of leaves.
-
-    Raises UnsupportedFormError for other aggregates, for missing values that go the true way, and
-    as `scores.transformed` does.
-    """
+    """TreeEnsemble of opset 5. Raises UnsupportedFormError for trees that go in a circle."""
     attributes = node.attributes
-    aggregate = attributes.get("aggregate_function", 1)
-    if aggregate not in (0, 1):
-        raise UnsupportedFormError("with a minimum or maximum of the trees")
+    aggregate = _AGGREGATES[attributes.get("aggregate_function", 1)]
     made, targets = _Forest(), attributes["n_targets"]
     members = iter(_tensor(attributes, "membership_values"))
     modes, splits = (_tensor(attributes, f"nodes_{name}") for name in ("modes", "splits"))
@@ -141,10 +149,7 @@ def tree_ensemble(node: Node) -> relax.Expr:
         for one, other in zip(chain, [*chain[1:], no], strict=True):
             made.children[one] = [yes, other]
     made.roots = [chains[root][0] for root in attributes["tree_roots"]]
-    total = made.sums(node, targets)
-    if aggregate == 0:
-        count = relax.const(float(len(made.roots)), dtype_of(total))
-        total = node.emit(relax.op.divide(total, count))
+    total = made.total(node, targets, aggregate)
     return scores.transformed(node, total, _TRANSFORMS[attributes.get("post_transform", 0)])
 
 
@@ -184,13 +189,8 @@ def _old(attributes: dict[str, Any], kind: str) -> _Forest:
 def tree_ensemble_regressor(node: Node) -> relax.Expr:
     """TreeEnsembleRegressor. Raises as `tree_ensemble` does."""
     attributes = node.attributes
-    aggregate = attributes.get("aggregate_function", b"SUM")
-    if aggregate not in (b"SUM", b"AVERAGE"):
-        raise UnsupportedFormError("with a minimum or maximum of the trees")
-    forest = _old(attributes, "target")
-    total = forest.sums(node, attributes.get("n_targets", 1))
-    if aggregate == b"AVERAGE":
-        total = node.emit(relax.op.divide(total, relax.const(float(len(forest.roots)), "float32")))
+    aggregate = attributes.get("aggregate_function", b"SUM").decode()
+    total = _old(attributes, "target").total(node, attributes.get("n_targets", 1), aggregate)
     base = _base(attributes)
     total = _shifted(node, total, base) if base else total
     return scores.transformed(node, total, scores.transform_of(node))
@@ -205,7 +205,9 @@ def tree_ensemble_classifier(node: Node) -> relax.Expr:
     attributes = node.attributes
     labels, how = scores.labels_of(attributes, "classlabels_int64s"), scores.transform_of(node)
     base, leaves = _base(attributes), set(attributes["class_ids"])
-    total = node.emit(relax.op.astype(_old(attributes, "class").sums(node, len(labels)), "float32"))
+    total = node.emit(
+        relax.op.astype(_old(attributes, "class").total(node, len(labels)), "float32")
+    )
     if len(labels) == 2 and len(leaves) == 1:
         return _binary(node, total, labels, base, leaves.pop())
     if base:

@@ -1,7 +1,8 @@
-"""Ensembles of decision trees: each row walks down each tree, and adds what it finds there."""
+"""Ensembles of decision trees: each row walks down each tree, and puts together what it finds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from tvm import tirx
@@ -19,6 +20,13 @@ COMPARISONS = {
     "BRANCH_NEQ": tirx.NE,
 }
 
+# What is made of the leaves that a row comes to, by ONNX's names: how, and of none.
+AGGREGATES = {
+    "SUM": (lambda x, y: x + y, 0.0),
+    "MIN": (tirx.min, math.inf),
+    "MAX": (tirx.max, -math.inf),
+}
+
 
 def ensemble(
     rows: int,
@@ -26,8 +34,9 @@ def ensemble(
     dtype: str,
     sizes: Mapping[str, int],
     modes: Mapping[int, tuple[str, bool]],
+    aggregate: str = "SUM",
 ) -> tirx.PrimFunc:
-    """A kernel from rows of features to sums of leaves.
+    """A kernel from rows of features to sums of leaves, or another of `AGGREGATES`.
 
     `sizes` are those of trees, nodes, targets, and the steps of the longest way down; `modes` are
     the comparisons in use by their numbers, and whether NaN goes the true way.
@@ -35,6 +44,7 @@ def ensemble(
     and children (true, false), which are itself at a leaf; its weights [nodes, targets]; the result
     [rows, targets].
     """
+    joined, of_none = AGGREGATES[aggregate]
     trees, nodes, targets, steps = (sizes[name] for name in ("trees", "nodes", "targets", "steps"))
     data = tir.buffer("data", (rows, features), dtype)
     roots = tir.buffer("roots", (trees,), "int32")
@@ -64,7 +74,7 @@ def ensemble(
 
         def add(target: tir.Expr) -> tir.Stmt:
             more = tir.load(weights, [node.get(), target])
-            return tir.store(result, tir.load(result, [row, target]) + more, [row, target])
+            return tir.store(result, joined(tir.load(result, [row, target]), more), [row, target])
 
         return tir.sequence(
             node.set(tir.load(roots, [tree])),
@@ -73,9 +83,9 @@ def ensemble(
         )
 
     def one(row: tir.Expr) -> tir.Stmt:
-        zero = tirx.const(0, dtype)
+        start = tirx.const(of_none, dtype)
         return tir.sequence(
-            tir.loop_of("target", targets, lambda t: tir.store(result, zero, [row, t])),
+            tir.loop_of("target", targets, lambda t: tir.store(result, start, [row, t])),
             tir.loop_of("tree", trees, lambda tree: walk(row, tree)),
         )
 
