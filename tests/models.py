@@ -41,7 +41,7 @@ from edgepack.compiler.backend.run import run_plan
 from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.limited import limits_for
 from edgepack.flow.reference import Reference
-from edgepack.model import LoadedModel, ModelSpec, check_model, read_model
+from edgepack.model import LoadedModel, ModelSpec, TensorInfo, check_model, read_model
 from edgepack.model.constants import Constant
 from edgepack.native.emulate import run_emulated
 from edgepack.native.sdist import Sdist, fetch_sdist, unpack_sdist
@@ -100,8 +100,8 @@ class RealModel:
 
     `inputs` gives a sequence of runs, each with the inputs that are no state. `states` are inputs,
     by name, with the output that holds what they become; they start as zeros. On boards, which
-    are emulated, only the first `emulated` of the runs are made. With `asked_for`, it is left out
-    unless a word names it: its exporter is hundreds of megabytes.
+    are emulated, only the first `emulated` of the runs are made (None: all). With `asked_for`, it
+    is left out unless a word names it: its exporter is hundreds of megabytes.
     """
 
     name: str
@@ -110,7 +110,7 @@ class RealModel:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     constants: Mapping[str, Constant] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
-    emulated: int = 1
+    emulated: int | None = 1
     asked_for: bool = False
 
 
@@ -342,7 +342,7 @@ MODELS = (
         shapes={"input": (1, 576), "state": (2, 1, 128)},
         constants={"sr": 16000},
         states={"state": "stateN"},
-        emulated=100,
+        emulated=None,
     ),
     RealModel(
         name="silero-vad with branches",
@@ -351,7 +351,7 @@ MODELS = (
         shapes={"input": (1, 576), "state": (2, 1, 128)},
         constants={"sr": 16000},
         states={"state": "stateN"},
-        emulated=100,
+        emulated=None,
     ),
     RealModel(
         name="wake word, TFLite",
@@ -583,11 +583,7 @@ def _walk(
 ) -> list[Sequence[np.ndarray]]:
     """Run after run, each state fed back."""
     outputs = [info.name for info in loaded.outputs]
-    states = {
-        info.name: np.zeros([int(n or 0) for n in info.shape], info.dtype)
-        for info in loaded.inputs
-        if info.name in names
-    }
+    states = {info.name: _zeros(info) for info in loaded.inputs if info.name in names}
     results = []
     for step in steps:
         fed = iter(step)
@@ -596,6 +592,10 @@ def _walk(
         states = {n: result[outputs.index(names[n])] for n in states}
         results.append(result)
     return results
+
+
+def _zeros(info: TensorInfo) -> np.ndarray:
+    return np.zeros([int(n or 0) for n in info.shape], info.dtype)
 
 
 def _references(
@@ -615,11 +615,17 @@ def _outputs(
     if target == "local":
         return Apart().call(_local, states, loaded, built.folder, steps)
     board = get_board(target)
-    if not states:
-        return run_emulated(built.folder, board, steps)
-    return _walk(
-        states, loaded, steps, lambda inputs: run_emulated(built.folder, board, [inputs])[0]
-    )
+    outputs = [info.name for info in loaded.outputs]
+    carried = {
+        index: outputs.index(states[info.name])
+        for index, info in enumerate(loaded.inputs)
+        if info.name in states
+    }
+    cases = []
+    for step in steps:
+        fed = iter(step)
+        cases.append([_zeros(i) if i.name in states else next(fed) for i in loaded.inputs])
+    return run_emulated(built.folder, board, cases, states=carried)
 
 
 def _local(

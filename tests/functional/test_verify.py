@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from edgepack.boards import get_board
@@ -22,6 +23,7 @@ from edgepack.native.emulate import EmulationError, run_emulated
 from edgepack.native.toolchain import select
 from tests import onnx_models
 from tests.bundles import small_bundle
+from tests.onnx_models import Builder
 from tests.support import require_tool
 
 Built = tuple[LoadedModel, CompiledModel]
@@ -62,6 +64,22 @@ def test_a_boards_code_gives_the_references_outputs(board_name: str, built: Buil
     )
     assert found.emulated == ("golden", "all-zero", "random", "large random")
     assert found.local == ()
+
+
+def test_a_state_is_carried_from_case_to_case(tmp_path: Path) -> None:
+    require_tool("qemu-arm-static")
+    net = Builder()
+    net.op("Add", "x", net.op("Mul", "state", net.const(np.float32(0.5))), outputs=["next"])
+    path, board = tmp_path / "net.onnx", get_board("rasp3b")
+    onnx.save(net.model({"x": [4], "state": [4]}, {"next": [4]}), path)
+    built = compile_model(ModelSpec(path=path), board, select(board).toolchain, tmp_path / "out")
+    steps = np.arange(12, dtype=np.float32).reshape(3, 4)
+    state, due = np.full(4, 8, np.float32), []
+    cases = [[step, state] for step in steps]
+    for step in steps:
+        due.append(state := step + state / 2)
+    got = run_emulated(built.folder, board, cases, states={1: 0})
+    np.testing.assert_array_equal([outputs[0] for outputs in got], due)
 
 
 def test_a_kernel_that_is_not_there_is_an_error(
