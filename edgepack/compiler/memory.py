@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from edgepack.model import TensorInfo, dtype_name, infer_shapes, operator_name, 
 from edgepack.model.structure import subgraphs
 
 _MB = 1 << 20
-# What may be computed beforehand: an eighth of the 2 GB that compiling may take at least, for it is
-# copied a few times, and for what quantised weights become eight times the file.
+# What may be computed beforehand: an eighth of what compiling may take (without a limit, of 2 GB),
+# for it is copied a few times; and for what quantised weights become, eight times the file.
+_FOLDED_PART = 8
 _FOLDED_BYTES = 256 * _MB
 _FOLDED_PER_BYTE = 8
 
@@ -61,9 +63,12 @@ def check_fits(path: Path, arena: int, params: int, board: Board) -> None:
 def check_folding(path: Path, proto: Any, size_bytes: int) -> None:
     """Raise `FoldingBudgetError` if nodes with constant inputs only make too many bytes.
 
-    `size_bytes` is the size of the model's file.
+    `size_bytes` is the size of the model's file. What this process may take decides, too.
     """
     budget = _FOLDED_BYTES + _FOLDED_PER_BYTE * size_bytes
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit != resource.RLIM_INFINITY:
+        budget = max(budget, limit // _FOLDED_PART)
     constant = _constants(proto.graph)
     makers = {name: node for node in proto.graph.node for name in node.output}
     total = 0
@@ -77,7 +82,8 @@ def check_folding(path: Path, proto: Any, size_bytes: int) -> None:
             raise FoldingBudgetError(
                 f"{path}: constants that are computed beforehand take more than {_mb(budget)}: "
                 f"{operator_name(node)} '{node.name}' makes {info.dtype} {_by(info.shape)}",
-                hint="compute it in the application, or make it smaller",
+                hint="compute it in the application, make it smaller or, if it is right, give the "
+                "compiler eight times its memory: --compile-memory-mb MB",
             )
 
 

@@ -14,7 +14,7 @@ from edgepack.base.errors import EdgepackError
 from edgepack.boards import get_board
 from edgepack.compiler import compile_apart, errors
 from edgepack.compiler.frontend.load import load_model
-from edgepack.compiler.memory import check_before
+from edgepack.compiler.memory import check_before, check_folding
 from edgepack.model import ModelSpec, check_model, read_model
 from edgepack.model.errors import (
     ExternalDataError,
@@ -81,6 +81,22 @@ def test_folding_has_a_budget(tmp_path: Path, operator: str) -> None:
     (name,) = (name for name in NAMED if name.startswith(operator))
     with pytest.raises(errors.FoldingBudgetError, match=f"{operator} '{operator}_0' makes"):
         load_model(ModelSpec(path=NAMED[name](tmp_path)))
+
+
+def test_the_budget_follows_what_the_compiler_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice 4 GB of constants need 64 GB."""
+    (name,) = (name for name in NAMED if name.startswith("ConstantOfShape"))
+    model = read_model(ModelSpec(path=NAMED[name](tmp_path)))
+    for limit_gb, fits in ((31, False), (64, True)):
+        limit = (limit_gb << 30, resource.RLIM_INFINITY)
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: limit)
+        if fits:
+            check_folding(model.path, model.proto, model.size_bytes)
+            continue
+        with pytest.raises(errors.FoldingBudgetError, match="3968 MB"):
+            check_folding(model.path, model.proto, model.size_bytes)
 
 
 def ends_well(make: Callable[[Path], Path], folder: Path) -> None:

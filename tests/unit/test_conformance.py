@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,6 +66,16 @@ def test_the_page_adds_up() -> None:
     assert len(re.findall(r"^- `test_\w+`: (?:refused|wrong|untyped)", page, re.MULTILINE)) == sum(
         others
     )
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "verdicts"
+    assert conformance._kept(file, []) == []
+    done = Verdict(name="test_conv_1", operator="Conv", verdict="refused", why="a\nb")
+    other = Verdict(name="test_det", operator="Det", verdict="pass")
+    file.write_text("".join(json.dumps(vars(made)) + "\n" for made in (done, other)))
+    case = Case(name="test_conv_1", operator="Conv", model=b"", data=[], rtol=0, atol=0)
+    assert conformance._kept(file, [case]) == [done]
 
 
 def test_parameters_become_constants() -> None:
