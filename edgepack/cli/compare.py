@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edgepack.base.errors import MismatchError, UsageError
 from edgepack.cli.console import Console, table
 from edgepack.cli.options import add_device, add_job, open_release, project_of
+from edgepack.cli.pages import add_html, check_html, compare_page, save
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -37,6 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="what changed from this release on the device to the current one, instead",
     )
     parser.add_argument("--all", action="store_true", help="print every layer, not the worst")
+    add_html(parser)
     parser.set_defaults(run=run)
 
 
@@ -50,6 +52,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
             f"--release: {args.release!r} is not 12 hex digits",
             hint="edgepack status --json lists the releases there",
         )
+    if args.release is not None and args.html is not None:
+        raise UsageError("--html is a page of layers, which --release has none of")
+    check_html(args)
     project = project_of(args)
     job = make_job(project)
     inputs = [_load(path) for path in args.input]
@@ -67,6 +72,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         where = f"{root} on {device.name}"
     finally:
         device.close()
+    save(args, console, compare_page(found, where))
     console.data(found.to_dict(), "\n".join(_lines(found, where, every=args.all)))
     return 0 if found.first is None else MismatchError.exit_code
 

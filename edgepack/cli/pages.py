@@ -1,4 +1,4 @@
-"""Results as pages: `--html FILE` of deploy, bench, evaluate and compile."""
+"""Results as pages: `--html FILE` of deploy, run, bench, evaluate, compare and compile."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edgepack.deploy.app_answers import AppAnswer
     from edgepack.deploy.deploy import Report
     from edgepack.device.facts import DeviceFacts
+    from edgepack.flow.compare import Compared
     from edgepack.flow.evaluate import Evaluation, Judged
 
 _THUMBNAIL = (160, 160)
@@ -84,6 +85,56 @@ def bench_page(answer: AppAnswer, title: str) -> Html:
     if answer.profile is not None:
         parts.append(page.section("Layers by time", Html(answer.profile._repr_html_())))
     return page.page(title, *parts, page.section("One run", _times(answer)))
+
+
+def run_page(answer: AppAnswer, title: str, photo: Path | None) -> Html:
+    """A photo with its classes, and what the run took."""
+    shown = page.picture(photo.read_bytes(), alt=photo.name) if photo else Html()
+    classes = page.shares(
+        (score.label or f"class {score.index}", max(score.score, 0.0), f"{score.score:.4f}")
+        for score in answer.top
+    )
+    return page.page(
+        title, page.section("Result", shown, classes), page.section("Run", _times(answer))
+    )
+
+
+def compare_page(found: Compared, title: str) -> Html:
+    """Each layer's error, in the order of the plan; what diverges stands out."""
+    first = found.first
+    verdict = "no layer diverges" if first is None else f"call {first.call} is the first to diverge"
+    header = ("call", "node", "operator", "rule", "tensor", "shape", "error", "of max", "")
+    rows = (
+        page.table_row(
+            (
+                layer.call,
+                layer.layer,
+                layer.operator,
+                layer.rule,
+                layer.value,
+                "x".join(map(str, layer.shape)),
+                f"{layer.max_abs_error:.2g}",
+                f"{layer.relative:.1e}",
+                "" if layer.ok else "diverges",
+            ),
+            kind="" if layer.ok else "bad",
+            names=("", "", "", "", "", "", "", "", "outcome"),
+        )
+        for layer in found.layers
+    )
+    return page.page(
+        title,
+        page.facts(
+            {
+                "verdict": verdict,
+                "board": f"{found.board}, {found.cpu}",
+                "compared": f"{len(found.layers)} of {found.calls} calls, with onnxruntime",
+                "limit": f"{found.tolerance:.0e} of a layer's largest value",
+                "plan": "" if found.same_plan else "not what this project compiles to",
+            }
+        ),
+        page.section("Layers", page.table_head(header), *rows, page.TABLE_END),
+    )
 
 
 def evaluate_page(found: Evaluation) -> Html:

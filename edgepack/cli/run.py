@@ -8,6 +8,7 @@ from pathlib import Path
 from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console
 from edgepack.cli.options import add_device, add_release, check_writable, open_release
+from edgepack.cli.pages import add_html, check_html, run_page, save
 from edgepack.cli.report import answer_lines
 from edgepack.deploy.remote_app import RunRequest, ask_app
 
@@ -34,6 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--affinity", metavar="CPUS", help="big, little, all, none or a list such as 0,2-3"
     )
+    add_html(parser)
     parser.set_defaults(run=run)
 
 
@@ -41,6 +43,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Upload, run, print."""
     if sum((args.image is not None, bool(args.input), args.golden)) != 1:
         raise UsageError("give one of --image, --input and --golden")
+    check_html(args)
     if args.output is not None:
         check_writable(args.output.parent, "--output")
     options = [
@@ -66,5 +69,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
     finally:
         device.close()
     source = args.image or (args.input[0] if args.input else "golden input")
+    save(args, console, run_page(answer, f"{source} on {device.name}", args.image))
     console.data(answer.document, "\n".join([f"{source} on {device.name}:", *answer_lines(answer)]))
     return 0

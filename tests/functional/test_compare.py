@@ -89,14 +89,16 @@ def found_on(device: Device, job: Job) -> Compared:
 
 
 def test_no_layer_diverges_where_nothing_is_wrong(
-    device: Device, project: Path, capsys: pytest.CaptureFixture[str]
+    device: Device, project: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(["compare", "--project", str(project), "--all"]) == 0
+    page = tmp_path / "page.html"
+    assert main(["compare", "--project", str(project), "--all", "--html", str(page)]) == 0
     printed = capsys.readouterr().out
     assert "no layer diverges" in printed
     # Every layer that is one: all convolutions, with what follows them, and the product.
     for node in ("Conv_0", "Conv_3", "Conv_5", "Conv_7", "Gemm_11"):
         assert f" {node} " in printed
+        assert f"<td>{node}</td>" in page.read_text()
 
 
 def test_a_changed_weight(
