@@ -62,7 +62,7 @@ def table_row(row: Sequence[object], *, kind: str = "", names: Sequence[str] = (
     """One row; `kind` and `names` are classes of the row and of its cells."""
     cells = []
     for index, value in enumerate(row):
-        classes = [names[index]] if names else []
+        classes = [names[index]] if names and names[index] else []
         classes += ["number"] * (isinstance(value, int | float) and not isinstance(value, bool))
         attribute = f' class="{" ".join(classes)}"' if classes else ""
         cells.append(f"<td{attribute}>{text(value)}</td>")
