@@ -176,7 +176,7 @@ def test_another_epsilon(
     assert by_call[changed["first_differing"]] == "Conv_0"
 
 
-def test_a_blocked_image_is_read_as_the_model_has_it() -> None:
+def test_a_blocked_tensor_is_read_as_the_model_has_it() -> None:
     """Every element is its own place, written down by the layout's definition."""
     n, c, h, w, block, top, left = 2, 6, 3, 4, 4, 1, 2
     stored = np.full((n * 2, top + h + 1, left + w, block), -1.0, np.float32)
@@ -185,6 +185,13 @@ def test_a_blocked_image_is_read_as_the_model_has_it() -> None:
         place = (image * 2 + channel // block, top + row, left + column, channel % block)
         stored[place] = np.ravel_multi_index(index, (n, c, h, w))
     layout = Stored(batch=n, channels=c, height=h, width=w, block=block, top=top, left=left)
-    np.testing.assert_array_equal(
-        layout.plain(stored, (n, c, h, w)).ravel(), np.arange(n * c * h * w)
-    )
+    image_values = np.arange(n * c * h * w).reshape(n, c, h, w)
+    np.testing.assert_array_equal(layout.plain(stored, (n, c, h, w)), image_values)
+
+    # One row of pixels: a sequence (N, C, L), or the rows of a matrix (N, C).
+    one = Stored(batch=1, channels=c, height=1, width=w, block=block, top=top, left=left)
+    row = stored[:2, top - 1 : top + 2]
+    sequence = image_values[:1, :, 0]
+    row[:, 0] = row[:, 2] = -1.0
+    np.testing.assert_array_equal(one.plain(row, (1, c, w)), sequence)
+    np.testing.assert_array_equal(one.plain(row, (w, c)), sequence[0].T)

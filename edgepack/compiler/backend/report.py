@@ -30,8 +30,8 @@ class Stored:
     def plain(self, stored: Array, shape: Sequence[int]) -> Array:
         """The tensor as the model has it, in `shape`, of what lies in memory.
 
-        Four dimensions are NCHW; of others the last one holds the channels. Raises ValueError if
-        `stored` cannot be it.
+        Two dimensions are rows of channels, more are NCHW or NCL. Raises ValueError if `stored`
+        cannot be it.
         """
         values = stored
         if self.block:
@@ -41,7 +41,7 @@ class Stored:
             values = values[:, :, self.top : bottom, self.left : right]
             values = values.transpose(0, 1, 4, 2, 3)
             values = values.reshape(self.batch, -1, self.height, self.width)[:, : self.channels]
-        if len(shape) != 4:
+        if len(shape) == 2:
             values = values.transpose(0, 2, 3, 1)
         return values.reshape(shape)
 
