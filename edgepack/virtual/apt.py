@@ -7,10 +7,11 @@ import os
 import platform
 import re
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgepack.base.process import run
+from edgepack.base.process import last_lines, run
 from edgepack.base.tools import apt, find_tool, install, missing
 from edgepack.virtual.errors import RootfsError
 
@@ -40,21 +41,9 @@ def unpack(
     are path patterns left out, e.g. "/usr/share/doc/*". Raises RootfsError,
     ToolMissingError.
     """
-    keyring = next((path for path in _KEYRINGS if path.exists()), None)
-    if keyring is None:
-        raise missing(
-            f"the keys of Debian's archive ({_KEYRINGS[0]})", apt("debian-archive-keyring")
-        )
-    argv: list[str | Path] = [
-        find_tool("mmdebstrap"),
-        # For the `extract` variant this only means: no chroot, hence no privileges. The
-        # check is about maintainer scripts meeting the machine itself, and none runs.
-        "--mode=chrootless",
-        "--skip=check/chrootless",
-        "--variant=extract",
-        "--format=directory",
-        "--components=main",
-        f"--keyring={keyring}",
+    keyring = _keyring()
+    argv = [
+        *_mmdebstrap(keyring),
         f"--architectures={arch}",
         f"--include={','.join(packages)}",
         '--aptopt=Acquire::Retries "3"',
@@ -78,20 +67,15 @@ def unpack(
     remove(folder, exclude)
 
 
-def download(path: str, target: Path, *, sha256: str) -> None:
-    """Write the file at `path` of the machine's Debian mirror ("pool/main/...") to `target`.
+def download(path: str, target: Path, *, suite: str, sha256: str) -> None:
+    """Write the file at `path` of a Debian mirror that has `suite` ("pool/main/...") to `target`.
 
     By apt's own downloader, so that the machine's proxies and settings hold. Raises RootfsError
     if it cannot be had or has another hash, ToolMissingError.
     """
     if not _HELPER.exists():
         raise missing(f"apt's downloader ({_HELPER})", install("apt-get"))
-    url = mirror()
-    if url is None:
-        raise RootfsError(
-            "apt of this machine knows no Debian mirror to fetch sources from",
-            hint="add one to /etc/apt/sources.list.d, with its keys (debian-archive-keyring)",
-        )
+    url = mirror() or known_mirror(suite)
     run(
         [_HELPER, "download-file", f"{url.rstrip('/')}/{path}", target, f"SHA256:{sha256}"],
         timeout_s=_TIMEOUT_S,
@@ -124,6 +108,54 @@ def mirror() -> str | None:
         error=RootfsError,
     ).stdout
     return choose_mirror(listing, on_debian=_on_debian())
+
+
+def known_mirror(suite: str) -> str:
+    """The mirror that mmdebstrap itself knows for a suite of Debian's, as `unpack` takes it on
+    a machine of another distribution. Raises RootfsError, ToolMissingError."""
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+        done = run(
+            [
+                *_mmdebstrap(_keyring()),
+                # Then it has made the list, and asked nobody.
+                '--setup-hook=cat "$1"/etc/apt/sources.list; exit 1',
+                suite,
+                Path(folder) / "root",
+            ],
+            check=False,
+            error=RootfsError,
+        )
+    found = re.search(rf"^deb (?:\[[^\]]*\] )?(http\S+) {suite} ", done.stdout + done.stderr, re.M)
+    if found is None:
+        raise RootfsError(
+            f"neither apt nor mmdebstrap of this machine knows a Debian mirror with {suite}\n"
+            f"{last_lines(done.stderr)}",
+            hint="add one to /etc/apt/sources.list.d, with its keys (debian-archive-keyring)",
+        )
+    return found[1]
+
+
+def _keyring() -> Path:
+    found = next((path for path in _KEYRINGS if path.exists()), None)
+    if found is None:
+        raise missing(
+            f"the keys of Debian's archive ({_KEYRINGS[0]})", apt("debian-archive-keyring")
+        )
+    return found
+
+
+def _mmdebstrap(keyring: Path) -> list[str | Path]:
+    return [
+        find_tool("mmdebstrap"),
+        # For the `extract` variant this only means: no chroot, hence no privileges. The
+        # check is about maintainer scripts meeting the machine itself, and none runs.
+        "--mode=chrootless",
+        "--skip=check/chrootless",
+        "--variant=extract",
+        "--format=directory",
+        "--components=main",
+        f"--keyring={keyring}",
+    ]
 
 
 def choose_mirror(listing: str, *, on_debian: bool) -> str | None:

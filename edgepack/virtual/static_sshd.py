@@ -20,6 +20,8 @@ from edgepack.boards import Board
 from edgepack.native.toolchain import zig_executable, zig_version
 from edgepack.virtual import apt
 
+# The Debian release that has this version.
+_SUITE = "bookworm"
 _VERSION = "2022.83"
 _SOURCE = f"pool/main/d/dropbear/dropbear_{_VERSION}.orig.tar.bz2"
 _SHA256 = "bc5a121ffbc94b5171ad5ebe01be42746d50aa797c9549a4639894a16749443b"
@@ -136,7 +138,7 @@ def static_sshd(board: Board, *, progress: Progress = NO_PROGRESS) -> Path:
 def _source(folder: Path) -> Path:
     """The folder with dropbear's source, and with what it is compiled as."""
     archive = folder / "source.tar.bz2"
-    apt.download(_SOURCE, archive, sha256=_SHA256)
+    apt.download(_SOURCE, archive, suite=_SUITE, sha256=_SHA256)
     # The hash is that of a release whose members are known.
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from edgepack.base import tools
 from edgepack.virtual import apt
 from edgepack.virtual.apt import choose_mirror
+from edgepack.virtual.errors import RootfsError
+from tests.support import require_tool
 
 URL = "http://mirror.invalid/debian/"
 
@@ -56,3 +59,23 @@ def test_what_matches_a_pattern_is_removed_and_nothing_behind_a_link(tmp_path: P
     assert left == ["usr/lib/perl.so"]
     assert (root / "usr/lib/link").is_symlink()
     assert (outside / "perl" / "kept").exists()
+
+
+def test_without_a_mirror_of_its_own_sources_come_from_where_mmdebstrap_looks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on Ubuntu: its apt knows no Debian, mmdebstrap does."""
+    require_tool("mmdebstrap")
+    asked = tmp_path / "asked"
+    helper = tmp_path / "helper"
+    helper.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{asked}\n')
+    helper.chmod(0o755)
+    monkeypatch.setattr(apt, "mirror", lambda: None)
+    monkeypatch.setattr(apt, "_HELPER", helper)
+    apt.download("pool/x.tar", tmp_path / "x.tar", suite="bookworm", sha256="ab")
+    verb, url, target, digest = asked.read_text().split()
+    assert (verb, target, digest) == ("download-file", str(tmp_path / "x.tar"), "SHA256:ab")
+    assert re.fullmatch(r"https?://[^/]+/debian/pool/x\.tar", url)
+    monkeypatch.setattr(apt, "find_tool", lambda _: require_tool("false"))
+    with pytest.raises(RootfsError, match=r"neither apt nor mmdebstrap .* mirror with bookworm"):
+        apt.known_mirror("bookworm")
