@@ -10,6 +10,8 @@
 //                            real-time clock leaps by so much before that call
 //   EDGEPACK_TIMES=<n>       the fault happens at most so often
 //   EDGEPACK_CLOCK=<seconds> the real-time clock stands at this time, since 1970
+//   EDGEPACK_FREE=<bytes>    so many are free on every file system
+//   EDGEPACK_LINKS=no        hard links are refused, as on Android
 //   EDGEPACK_HURRY=<n>       for `run --supervise`: time goes n times as fast
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -67,6 +69,8 @@ static uint32_t fault_at, times = UINT32_MAX;
 static int is_short;
 static char later[call_count];
 static int64_t fixed_clock = -1;
+static int64_t free_bytes = -1;
+static int no_links;
 static int hurry = 1;
 
 static int find(const char *name) {
@@ -115,6 +119,8 @@ __attribute__((constructor)) static void begin(void) {
   }
   if ((value = getenv("EDGEPACK_TIMES")) != NULL) times = (uint32_t)atoi(value);
   if ((value = getenv("EDGEPACK_CLOCK")) != NULL) fixed_clock = atoll(value);
+  if ((value = getenv("EDGEPACK_FREE")) != NULL) free_bytes = atoll(value);
+  no_links = getenv("EDGEPACK_LINKS") != NULL;
   if ((value = getenv("EDGEPACK_HURRY")) != NULL) {
     ssize_t (*const reads)(int, void *, size_t) = libc("read");
     const int fd = opens("/proc/self/cmdline", O_RDONLY);
@@ -165,14 +171,12 @@ PLAIN(int, stat, stat64, -1, (const char *a, struct stat64 *b), (a, b))
 PLAIN(int, lstat, lstat64, -1, (const char *a, struct stat64 *b), (a, b))
 PLAIN(int, fstat, fstat64, -1, (int a, struct stat64 *b), (a, b))
 PLAIN(int, fstatat, fstatat64, -1, (int a, const char *b, struct stat64 *c, int d), (a, b, c, d))
-PLAIN(int, statvfs, statvfs64, -1, (const char *a, struct statvfs64 *b), (a, b))
 PLAIN(ssize_t, readlink, readlink, -1, (const char *a, char *b, size_t c), (a, b, c))
 PLAIN(ssize_t, readlinkat, readlinkat, -1, (int a, const char *b, char *c, size_t d), (a, b, c, d))
 PLAIN(DIR *, fdopendir, fdopendir, NULL, (int a), (a))
 PLAIN(struct dirent64 *, readdir, readdir64, NULL, (DIR * a), (a))
 PLAIN(int, mkdir, mkdir, -1, (const char *a, mode_t b), (a, b))
 PLAIN(int, mkdirat, mkdirat, -1, (int a, const char *b, mode_t c), (a, b, c))
-PLAIN(int, linkat, linkat, -1, (int a, const char *b, int c, const char *d, int e), (a, b, c, d, e))
 PLAIN(int, symlinkat, symlinkat, -1, (const char *a, int b, const char *c), (a, b, c))
 PLAIN(int, renameat, renameat, -1, (int a, const char *b, int c, const char *d), (a, b, c, d))
 PLAIN(int, unlinkat, unlinkat, -1, (int a, const char *b, int c), (a, b, c))
@@ -199,6 +203,27 @@ PLAIN(char *, realpath, realpath, NULL, (const char *a, char *b), (a, b))
 PLAIN(struct passwd *, fgetpwent, fgetpwent, NULL, (FILE * a), (a))
 PLAIN(int, sync_file_range, sync_file_range, -1, (int a, off64_t b, off64_t c, unsigned d),
       (a, b, c, d))
+
+int statvfs64(const char *path, struct statvfs64 *system) {
+  REAL(statvfs64);
+  FAIL(statvfs, -1);
+  const int result = real(path, system);
+  if (result == 0 && free_bytes >= 0) {
+    system->f_bavail = (fsblkcnt64_t)free_bytes;
+    system->f_frsize = 1;
+  }
+  return result;
+}
+
+int linkat(int from, const char *name, int to, const char *fresh, int flags) {
+  REAL(linkat);
+  FAIL(linkat, -1);
+  if (active && no_links) {
+    errno = EACCES;
+    return -1;
+  }
+  return real(from, name, to, fresh, flags);
+}
 
 int open64(const char *path, int flags, ...) {
   REAL(open64);

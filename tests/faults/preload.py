@@ -38,7 +38,7 @@ def library() -> Path:
 
 
 def environment(**settings: object) -> dict[str, str]:
-    """For a tool of `host_tool(faults=True)`; `settings` as in preload.c: clock=..., inject=..."""
+    """For a tool of `host_tool(faults=True)`; `settings` as in preload.c: clock=..., links="no"."""
     named = {f"EDGEPACK_{key.upper()}": str(value) for key, value in settings.items()}
     return {"LD_PRELOAD": str(library()), **named}
 

@@ -10,7 +10,7 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,7 @@ class Rig:
         """The same device once more, links and all."""
         shutil.rmtree(root, ignore_errors=True)
         subprocess.run(["cp", "-a", self.root, root], check=True)
-        return Rig(root=root, tool=self.tool)
+        return replace(self, root=root)
 
 
 def of_schema_1(bundle: Bundle, folder: Path) -> Bundle:

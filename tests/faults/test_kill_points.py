@@ -13,7 +13,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from edgepack.device.ssh import SshDevice
 from tests.bundles import FakeTool
 from tests.device_tool import host_tool
 from tests.fake_app import FAKE_APP, fake_bundle
+from tests.faults import preload
 from tests.faults.rig import Rig
 from tests.faults.scenarios import Bundles, Scenario, make_bundles, scenarios
 from tests.integration import sshd_server
@@ -68,12 +69,28 @@ def bundles(home: Path, tool: Path) -> Bundles:
 
 @pytest.fixture(scope="module")
 def prepared(home: Path, tool: Path, bundles: Bundles) -> list[Prepared]:
+    return prepare(home, "links", Rig(root=home, tool=tool), scenarios(bundles))
+
+
+@pytest.fixture(scope="module")
+def copying(home: Path, tool: Path, bundles: Bundles) -> list[Prepared]:
+    """What makes releases, where they are copies."""
+    chosen = [one for one in scenarios(bundles) if one.name in ("update", "repair")]
+    return prepare(home, "copies", refusing_links(home, tool), chosen)
+
+
+def refusing_links(home: Path, tool: Path) -> Rig:
+    """A device that refuses hard links, as Android does."""
+    return Rig(root=home, tool=tool, environment=preload.environment(links="no"))
+
+
+def prepare(home: Path, name: str, like: Rig, chosen: list[Scenario]) -> list[Prepared]:
     """Each scenario done once without a fault, to learn its steps."""
     result = []
-    for number, scenario in enumerate(scenarios(bundles)):
-        rig = Rig(root=home / f"prepared-{number}", tool=tool)
+    for number, scenario in enumerate(chosen):
+        rig = replace(like, root=home / f"{name}-{number}")
         scenario.prepare(rig)
-        log = home / f"steps-{number}"
+        log = home / f"{name}-steps-{number}"
         trial = rig.copy_to(home / "trial")
         scenario.act(trial, "", log)
         assert trial.current() in scenario.currents
@@ -149,15 +166,15 @@ def step_names() -> set[str]:
     return names
 
 
-def test_no_step_is_forgotten(prepared: list[Prepared]) -> None:
-    done = {name for one in prepared for name in one.steps}
+def test_no_step_is_forgotten(prepared: list[Prepared], copying: list[Prepared]) -> None:
+    done = {name for one in (*prepared, *copying) for name in one.steps}
     assert step_names() - done == set()
     assert done - step_names() == set()
 
 
-def test_every_step_once(prepared: list[Prepared], home: Path) -> None:
+def test_every_step_once(prepared: list[Prepared], copying: list[Prepared], home: Path) -> None:
     left = step_names()
-    for one in prepared:
+    for one in (*prepared, *copying):
         for name in dict.fromkeys(one.steps):
             if name in left:
                 left.remove(name)
@@ -171,6 +188,27 @@ def test_every_step_once(prepared: list[Prepared], home: Path) -> None:
 def test_kills_at_random(prepared: list[Prepared], home: Path, count: int) -> None:
     rng = random.Random(SEED)
     for _ in range(count):
+        one = rng.choice(prepared)
+        kill(one, home, f"kill:{rng.randrange(len(one.steps)) + 1}")
+
+
+def test_kills_where_releases_are_copies(copying: list[Prepared], home: Path) -> None:
+    """At each step of making one."""
+    for one in copying:
+        files = [path for path in (one.rig.root / "releases").rglob("*") if path.is_file()]
+        assert {path.stat().st_nlink for path in files} == {1}
+        for number, name in enumerate(one.steps):
+            if name.startswith("release.") and name not in one.steps[:number]:
+                kill(one, home, f"kill:{name}")
+
+
+@pytest.mark.slow
+def test_kills_at_random_where_releases_are_copies(
+    home: Path, tool: Path, bundles: Bundles
+) -> None:
+    prepared = prepare(home, "all-copies", refusing_links(home, tool), scenarios(bundles))
+    rng = random.Random(SEED)
+    for _ in range(LONG[0]):
         one = rng.choice(prepared)
         kill(one, home, f"kill:{rng.randrange(len(one.steps)) + 1}")
 

@@ -265,7 +265,8 @@ std::string SystemName() {
   struct utsname system = {};
   uname(&system);
   std::string name = std::string(static_cast<const char*>(system.release)) + " " +
-                     static_cast<const char*>(system.machine) + ", glibc " + InstalledGlibc();
+                     static_cast<const char*>(system.machine);
+  if (const std::string glibc = InstalledGlibc(); !glibc.empty()) name += ", glibc " + glibc;
   for (const std::string& part : CpuValues(ReadSystemFile("/proc/cpuinfo"), "CPU part")) {
     name += "," + part;
   }

@@ -166,13 +166,17 @@ void Folder::Rename(const std::string& name, const Folder& to, const std::string
   }
 }
 
-void Folder::Link(const std::string& name, const Folder& to, const std::string& new_name) const {
-  if (linkat(fd_.get(), name.c_str(), to.fd_.get(), new_name.c_str(), 0) == 0) return;
+bool Folder::TryLink(const std::string& name, const Folder& to, const std::string& new_name) const {
+  if (linkat(fd_.get(), name.c_str(), to.fd_.get(), new_name.c_str(), 0) == 0) return true;
   // Android's policy forbids hard links to all but the system; some file systems have none.
   if (errno != EACCES && errno != EPERM && errno != EOPNOTSUPP && errno != EMLINK) {
     ThrowErrno("link to " + to.PathOf(new_name), PathOf(name));
   }
-  Copy(name, to, new_name);
+  return false;
+}
+
+void Folder::Link(const std::string& name, const Folder& to, const std::string& new_name) const {
+  if (!TryLink(name, to, new_name)) Copy(name, to, new_name);
 }
 
 void Folder::Copy(const std::string& name, const Folder& to, const std::string& new_name) const {
@@ -187,7 +191,9 @@ void Folder::Copy(const std::string& name, const Folder& to, const std::string& 
     done += count;
   }
   file.SetMode(from.Status().st_mode & 0777U);
+  Step("copy.fsync");
   file.Sync();
+  Step("copy.rename");
   to.Rename(fresh, new_name);
 }
 

@@ -57,6 +57,9 @@ class Folder {
 
   void Rename(const std::string& name, const Folder& to, const std::string& new_name) const;
   void Rename(const std::string& from, const std::string& to) const { Rename(from, *this, to); }
+  /// Makes a hard link; returns false where there can be none. `new_name` must be free.
+  [[nodiscard]] bool TryLink(const std::string& name, const Folder& to,
+                             const std::string& new_name) const;
   /// A hard link, or where there can be none a copy, whole or not there. `new_name` must be free.
   void Link(const std::string& name, const Folder& to, const std::string& new_name) const;
   /// Returns whether it was there.

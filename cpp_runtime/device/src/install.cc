@@ -113,15 +113,32 @@ Plan Installer::PlanOf(const SignedManifest& bundle) const {
 Plan Installer::MakePlan(BundleSource* source) const { return PlanOf(Check(source).bundle); }
 
 void Installer::CheckSpace(const Plan& plan) const {
+  if (plan.unchanged) return;
   std::uint64_t bytes = 0;
   for (const Need& need : plan.needs) bytes += need.file.size - std::min(need.file.size, need.part);
   const std::uint64_t free = site_->store.FreeBytes();
+  // Whether there are links is only asked where it matters: that writes.
+  const std::uint64_t copies = CopiedBytes(plan);
+  const bool copied = bytes + copies + kMarginBytes > free && site_->store.LinksAreCopies();
+  if (copied) bytes += copies;
   if (bytes > 0 && bytes + kMarginBytes > free) {
     throw Error(kExitDevice, "disk-full",
                 Megabytes(bytes) + " are to be stored in " + site_->root.path() + ", " +
-                    Megabytes(free) + " are free",
+                    Megabytes(free) + " are free" +
+                    (copied ? "; there are no hard links there: a release is a copy" : ""),
                 "make room there, or choose another folder with --root");
   }
+}
+
+std::uint64_t Installer::CopiedBytes(const Plan& plan) const {
+  std::uint64_t all = 0;
+  std::uint64_t largest = 0;
+  for (const FileEntry& file : plan.files) {
+    all += file.size;
+    largest = std::max(largest, file.size);
+  }
+  // Of one that is there, each file is replaced by itself.
+  return site_->releases.Has(plan.release) ? largest : all;
 }
 
 void Installer::Fill(const SignedManifest& bundle, const Plan& plan, BundleSource* source) const {

@@ -101,6 +101,8 @@ class Installer {
   void CheckSignersAreThere() const;
   void CheckVersion(const Manifest& manifest) const;
   void CheckSpace(const Plan& plan) const;
+  /// What the release takes beside the store, where links are copies.
+  [[nodiscard]] std::uint64_t CopiedBytes(const Plan& plan) const;
   void Fill(const SignedManifest& bundle, const Plan& plan, BundleSource* source) const;
   void Publish(const Checked& checked) const;
 

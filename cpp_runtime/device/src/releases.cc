@@ -155,12 +155,16 @@ void Releases::Publish(const SignedManifest& bundle) const {
   const std::string fresh = id + ".new";
   releases_.RemoveTree(fresh);
   Step("release.folder");
-  {
+  try {
     const Folder folder = releases_.MakeSub(fresh);
     LinkFiles(bundle.manifest, folder);
     WriteManifest(bundle, folder);
     Step("release.fsync");
     SyncFolders(folder);
+  } catch (const Error& error) {
+    // The device needs the space to live: copies take some.
+    if (error.kind == "disk-full") releases_.RemoveTree(fresh);
+    throw;
   }
   Step("release.rename");
   releases_.Rename(fresh, id);

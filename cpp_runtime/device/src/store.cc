@@ -148,6 +148,17 @@ void Store::Collect(const std::set<std::string>& needed) const {
   }
 }
 
+bool Store::LinksAreCopies() const {
+  // No names of uploads: whoever clears incoming/ takes them, too.
+  const std::string file = "file.new";
+  const std::string link = "link.new";
+  incoming_.Remove(link);
+  (void)incoming_.Create(file, 0600);
+  const bool linked = incoming_.TryLink(file, incoming_, link);
+  for (const std::string& name : {file, link}) incoming_.Remove(name);
+  return !linked;
+}
+
 std::uint64_t Store::FreeBytes() const {
   struct statvfs system = {};
   const int done = Retry([&] { return statvfs(store_.path().c_str(), &system); });

@@ -65,6 +65,8 @@ class Store {
   void Adopt(const Folder& folder, const std::string& name, const std::string& sha256) const;
   /// Removes what is not `needed`.
   void Collect(const std::set<std::string>& needed) const;
+  /// Whether what is linked is a copy that takes its own room: there can be no hard links.
+  [[nodiscard]] bool LinksAreCopies() const;
   /// Bytes that an ordinary user can still write.
   [[nodiscard]] std::uint64_t FreeBytes() const;
   void Sync() const { store_.Sync(); }
