@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepack.base.paths import cache_dir
-from edgepack.boards import get_board
+from edgepack.boards import Board, get_board
 from edgepack.bundle.bundle import Bundle
 from edgepack.native.device_tool import build_device_tool
 from edgepack.native.toolchain import zig_executable
@@ -141,34 +141,37 @@ FAKE_WRONG_APP = FAKE_APP.replace('"max_abs_error":1e-7', '"max_abs_error":0.5')
 FAKE_BLIND_APP = FAKE_APP.replace('"index":1,"label":"dog"', '"index":0,"label":"cat"')
 
 
-def compiler(board: str) -> list[str]:
+def compiler(board: Board) -> list[str]:
     """A C compiler for a board: GNU's, or zig's for musl."""
-    if board in _COMPILERS:
-        return [require_tool(_COMPILERS[board])]
+    if board.name in _COMPILERS:
+        return [require_tool(_COMPILERS[board.name])]
     zig = zig_executable()
     assert zig is not None
-    profile = get_board(board)
     # As the device tool is built: then zig's musl is there already.
-    flags = [*profile.runtime_flags["zig"], "-O2", "-g0"]
-    return [str(zig), "cc", "-target", profile.triple.replace("gnu", "musl"), *flags]
+    flags = [*board.runtime_flags["zig"], "-O2", "-g0"]
+    return [str(zig), "cc", "-target", board.triple.replace("gnu", "musl"), *flags]
 
 
 def fake_bundle(
     folder: Path,
     *,
-    board: str = "local",
+    board: str | Board = "local",
     app: str = FAKE_APP,
     program: str = _PROGRAM,
     weights: bytes = bytes(range(256)) * 400,
     **changes: Any,
 ) -> Bundle:
     """A bundle for `board` whose app is the shell script `app` in a `program` of its own."""
-    command = compiler(board)
+    profile = board if isinstance(board, Board) else get_board(board)
+    if profile.is_static:
+        app = app.replace(" model/model.so ", " ")
+    command = compiler(profile)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "app.c").write_text(f"#define SCRIPT {json.dumps(app)}\n{program}")
     (folder / "library.c").write_text("int kernel(void) { return 0; }\n")
     program, library = folder / "app", folder / "library.so"
-    static = {"local": [], "rasp3b": ["-static"]}.get(board, ["-pie", "-fPIE"])  # zig's are static
+    local = ["-static-pie"] if profile.is_static else []
+    static = {"local": local, "rasp3b": ["-static"]}.get(profile.name, ["-pie", "-fPIE"])
     environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")}
     for words in (
         [*command, *static, "-s", "-o", program, folder / "app.c"],
@@ -176,7 +179,7 @@ def fake_bundle(
     ):
         subprocess.run(words, check=True, env=environment)
     if "tool" not in changes:
-        changes["tool"] = build_device_tool(get_board(board))
+        changes["tool"] = build_device_tool(profile)
     return small_bundle(
-        folder, board=board, app=program, library=library, params=weights, **changes
+        folder, board=profile, app=program, library=library, params=weights, **changes
     )

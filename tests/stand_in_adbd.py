@@ -3,7 +3,8 @@
 It speaks adbd's protocol (AOSP, packages/modules/adb: protocol.txt, shell_protocol.h) on a loopback
 port, so that Debian's real adb talks to it, and runs commands on this machine, with the folder as
 their home. As on Android, their shell is mksh and their tools are toybox, and they cannot make hard
-links. What a real one does beyond that is not here: sync, forwarding, TLS, USB.
+links. It takes files from `adb push` (SYNC.TXT). What a real one does beyond that is not here:
+pull, forwarding, TLS, USB.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ _HEADER = struct.Struct("<4s5I")
 _VERSION = 0x01000001  # sums are left out
 _MAX_DATA = 64 << 10
 _TOKEN, _SIGNATURE, _PUBLIC_KEY = 1, 2, 3
+
+# The sync protocol: u8[4] id, u32le size or time, and data.
+_SYNC = struct.Struct("<4sI")
+_STAT = struct.Struct("<4s3I")  # mode, size, time
 
 # The shell protocol: packets of u8 kind, u32le size and data.
 _PACKET = struct.Struct("<BI")
@@ -99,7 +104,7 @@ class _Connection:
         self._adbd, self._sock = adbd, sock
         self._file = sock.makefile("rb")
         self._sending = threading.Lock()
-        self._streams: dict[int, _Shell] = {}
+        self._streams: dict[int, _Stream] = {}
         self._last_id = 0
 
     def serve(self) -> None:
@@ -146,18 +151,113 @@ class _Connection:
     def _open(self, theirs: int, service: bytes) -> None:
         name, _, command = service.partition(b":")
         kind, *options = name.split(b",")
+        if kind == b"sync":
+            self._last_id += 1
+            self._begin(_Sync(self, self._last_id, theirs))
+            return
         if kind != b"shell" or b"v2" not in options or b"raw" not in options:
             self.send(b"CLSE", 0, theirs)
             return
         self._last_id += 1
         environment = {"HOME": str(self._adbd.folder), "PATH": str(self._adbd.tools)}
-        shell = _Shell(self, self._last_id, theirs, command, environment)
-        self._streams[self._last_id] = shell
-        self.send(b"OKAY", self._last_id, theirs)
-        shell.start()
+        self._begin(_Shell(self, self._last_id, theirs, command, environment))
+
+    def _begin(self, stream: _Stream) -> None:
+        self._streams[stream.ours] = stream
+        self.send(b"OKAY", stream.ours, stream.theirs)
+        stream.start()
 
 
-class _Shell:
+class _Stream:
+    """What adb has opened: `incoming` is what it says, None at its end."""
+
+    def __init__(self, connection: _Connection, ours: int, theirs: int) -> None:
+        self._connection, self.ours, self.theirs = connection, ours, theirs
+        self.may_send = threading.Semaphore(1)
+        self.incoming: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._hung_up = threading.Event()
+        self._sending = threading.Lock()
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def hang_up(self) -> None:
+        self._connection.drop(self.ours)
+        self._hung_up.set()
+        self.may_send.release()
+        self.incoming.put(None)
+
+    def write(self, data: bytes) -> None:
+        with self._sending:
+            self.may_send.acquire()
+            if not self._hung_up.is_set():
+                self._connection.send(b"WRTE", self.ours, self.theirs, data)
+            else:
+                self.may_send.release()
+
+    def taken(self) -> None:
+        self._connection.send(b"OKAY", self.ours, self.theirs)
+
+    def end(self) -> None:
+        self._connection.drop(self.ours)
+        self.incoming.put(None)
+        self._connection.send(b"CLSE", self.ours, self.theirs)
+
+
+class _Sync(_Stream):
+    """Files that come, and questions of what is there."""
+
+    def start(self) -> None:
+        self._rest = b""
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        _forbid_hard_links()
+        with contextlib.suppress(EOFError):
+            while True:
+                request, size = _SYNC.unpack(self._read(_SYNC.size))
+                if request == b"QUIT":
+                    break
+                path = self._read(size).decode()
+                if request == b"STAT":
+                    self._stat(Path(path))
+                elif request == b"SEND":
+                    self._take_file(path)
+                else:
+                    text = f"unknown request {request!r}".encode()
+                    self.write(_SYNC.pack(b"FAIL", len(text)) + text)
+        self.end()
+
+    def _stat(self, path: Path) -> None:
+        values = (0, 0, 0)
+        with contextlib.suppress(OSError):
+            found = path.lstat()
+            values = (found.st_mode, found.st_size, int(found.st_mtime))
+        self.write(_STAT.pack(b"STAT", *values))
+
+    def _take_file(self, what: str) -> None:
+        name, _, mode = what.rpartition(",")
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            while (head := _SYNC.unpack(self._read(_SYNC.size)))[0] == b"DATA":
+                file.write(self._read(head[1]))
+        assert head[0] == b"DONE"
+        path.chmod(int(mode) & 0o777)
+        self.write(_SYNC.pack(b"OKAY", 0))
+
+    def _read(self, size: int) -> bytes:
+        while len(self._rest) < size:
+            data = self.incoming.get()
+            if data is None:
+                raise EOFError
+            self._rest += data
+            self.taken()
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        return piece
+
+
+class _Shell(_Stream):
     """A command, its input and its outputs."""
 
     def __init__(
@@ -168,11 +268,7 @@ class _Shell:
         command: bytes,
         environment: Mapping[str, str],
     ) -> None:
-        self._connection, self._ours, self._theirs = connection, ours, theirs
-        self.may_send = threading.Semaphore(1)
-        self.incoming: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._hung_up = threading.Event()
-        self._sending = threading.Lock()
+        super().__init__(connection, ours, theirs)
         self._process = subprocess.Popen(
             ["sh", "-c", command], cwd="/", bufsize=0, start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -193,10 +289,7 @@ class _Shell:
 
     def hang_up(self) -> None:
         """As adbd does when nobody listens any more: it tells the shell, and closes the pipes."""
-        self._connection.drop(self._ours)
-        self._hung_up.set()
-        self.may_send.release()
-        self.incoming.put(None)
+        super().hang_up()
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGHUP)
 
@@ -215,7 +308,7 @@ class _Shell:
                             self._write(piece)
                         elif kind == _CLOSE_STDIN:
                             self._stdin.close()
-                self._connection.send(b"OKAY", self._ours, self._theirs)
+                self.taken()
 
     def _write(self, piece: bytes) -> None:
         while piece:
@@ -227,22 +320,14 @@ class _Shell:
                 self._send(kind, data)
 
     def _send(self, kind: int, data: bytes) -> None:
-        with self._sending:
-            self.may_send.acquire()
-            if not self._hung_up.is_set():
-                packet = _PACKET.pack(kind, len(data)) + data
-                self._connection.send(b"WRTE", self._ours, self._theirs, packet)
-            else:
-                self.may_send.release()
+        self.write(_PACKET.pack(kind, len(data)) + data)
 
     def _finish(self) -> None:
         for thread in self._outputs:
             thread.join()
         code = self._process.wait()
         self._send(_EXIT, bytes([code if code >= 0 else 0x80 | -code]))
-        self._connection.drop(self._ours)
-        self.incoming.put(None)
-        self._connection.send(b"CLSE", self._ours, self._theirs)
+        self.end()
 
 
 @functools.cache

@@ -75,9 +75,9 @@ def open_device(
                 hint=f"--board local, or the address of the {board.name}",
             )
         return LocalDevice(timeout_s=options.command_timeout_s)
-    if spec.startswith(adb.PREFIX):
+    if (serial := adb.serial_of(spec)) is not None:
         return adb.AdbDevice(
-            spec.removeprefix(adb.PREFIX),
+            serial,
             timeout_s=options.command_timeout_s,
             connect_timeout_s=options.connect_timeout_s,
         )

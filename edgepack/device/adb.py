@@ -56,11 +56,26 @@ _HINTS = {
 """What to do, by a word of adb's message."""
 
 
+def serial_of(spec: str) -> str | None:
+    """The serial number in `adb:SERIAL`, or None if `spec` names a device of another kind.
+
+    Raises UsageError for what can be none.
+    """
+    if not spec.startswith(PREFIX):
+        return None
+    serial = spec.removeprefix(PREFIX)
+    if serial.startswith("-") or not re.fullmatch(r"[!-~]*", serial):
+        raise UsageError(
+            f"--device {PREFIX}: not a serial number: {serial!r}", hint="`adb devices` lists them"
+        )
+    return serial
+
+
 class AdbDevice:
     """The device with this serial number, or the only one there is.
 
-    A serial number that is an address and a port is connected to first. Relative paths start at
-    `FOLDER`, or, where there is no such folder, at the home folder. A command may take
+    `serial` is as `serial_of` has it; an address and a port is connected to first. Relative paths
+    start at `FOLDER`, or, where there is no such folder, at the home folder. A command may take
     `timeout_s` seconds, unless it has a limit of its own; connecting, `connect_timeout_s`.
 
     Raises:
@@ -78,11 +93,6 @@ class AdbDevice:
         timeout_s: float | None = COMMAND_TIMEOUT_S,
         connect_timeout_s: float = 10,
     ) -> None:
-        if serial.startswith("-") or not re.fullmatch(r"[!-~]*", serial):
-            raise UsageError(
-                f"--device {PREFIX}: not a serial number: {serial!r}",
-                hint="`adb devices` lists them",
-            )
         self.name = f"{PREFIX}{serial}"
         self._serial = serial
         self._timeout_s, self._connect_timeout_s = timeout_s, connect_timeout_s

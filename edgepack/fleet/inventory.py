@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepack.base.errors import ConfigError, UsageError, perhaps
+from edgepack.device import adb
 from edgepack.device.options import Address
 
 ALL = "all"
@@ -29,9 +30,10 @@ Variables = Mapping[str, Any]
 class FleetDevice:
     """One device: what it is, where it is, how to get in.
 
-    `address` is a host name, an IP address, an alias of the OpenSSH configuration, or
-    "virtual" for a virtual board named after the device; it is `name` unless given. `jump`
-    are the hosts on the way, first to last, as user@host:port. `root` is the folder of the
+    `address` is a host name, an IP address, an alias of the OpenSSH configuration, "adb:SERIAL"
+    for a phone, or "virtual" for a virtual board named after the device; it is `name` unless
+    given. `jump` are the hosts on the way, first to last, as user@host:port; with `user`,
+    `port`, `identity` and `known_hosts` they are for SSH. `root` is the folder of the
     model there (None: the default). `limit_bytes_s` bounds uploads to it. `groups` are all
     groups it is in, also those above.
     """
@@ -51,7 +53,9 @@ class FleetDevice:
 
     @property
     def where(self) -> str:
-        """The address as one word: user@host:port."""
+        """The address as one word: user@host:port, adb:SERIAL."""
+        if self.address.startswith(adb.PREFIX):
+            return self.address
         return str(Address(host=self.address, user=self.user, port=self.port))
 
     def to_dict(self) -> dict[str, Any]:
@@ -251,19 +255,27 @@ def _check_addresses(file: Path, devices: Iterable[FleetDevice]) -> None:
         if device.address == VIRTUAL:
             continue
         try:
-            Address.parse(device.where)
+            key = _place(device)
         except UsageError:
             raise ConfigError(
                 f"{file}: {device.name}: not an address: {device.where!r}",
-                hint="a host name, an IP address or an alias of ~/.ssh/config",
+                hint="a host name, an IP address, an alias of ~/.ssh/config or adb:SERIAL",
             ) from None
-        key = (_host(device.address), device.port or SSH_PORT, *map(_hop, device.jump))
         if key in seen:
             raise ConfigError(
                 f"{file}: {seen[key]} and {device.name} have the same address: {device.where}",
                 hint="a group's address may hold {name}: it stands for the device's name",
             )
         seen[key] = device.name
+
+
+def _place(device: FleetDevice) -> tuple[object, ...]:
+    """What two devices cannot have in common. Raises UsageError for what is no address."""
+    serial = adb.serial_of(device.address)
+    if serial is not None:
+        return adb.PREFIX, serial
+    Address.parse(device.where)
+    return _host(device.address), device.port or SSH_PORT, *map(_hop, device.jump)
 
 
 def _host(name: str) -> str:

@@ -13,7 +13,7 @@ from edgepack.boards import Board
 from edgepack.bundle.bundle import Bundle
 from edgepack.deploy import answers, remote_service, remote_tool
 from edgepack.deploy.deploy import DEFAULT_OPTIONS, DeployOptions, deploy_bundle
-from edgepack.device import Address, Device, SshOptions, open_device, open_virtual
+from edgepack.device import Address, Device, SshOptions, adb, open_device, open_virtual
 from edgepack.fleet.inventory import VIRTUAL, FleetDevice
 from edgepack.fleet.rollout import Done
 
@@ -52,7 +52,7 @@ def check_aliases(file: Path, devices: Iterable[FleetDevice], options: SshOption
     route = Route(options)
     seen: dict[tuple[str, int, str], str] = {}
     for device in devices:
-        if device.address == VIRTUAL:
+        if device.address == VIRTUAL or adb.serial_of(device.address) is not None:
             continue
         end = route.destination(Address.parse(device.where), device.jump)
         if end in seen:

@@ -15,8 +15,8 @@ import pytest
 from edgepack.base.errors import ConnectError, RemoteError, UsageError
 from edgepack.base.tools import ToolMissingError
 from edgepack.boards import get_board
-from edgepack.bundle.bundle import Bundle, open_bundle
-from edgepack.bundle.manifest import PARAMS
+from edgepack.bundle.bundle import Bundle, open_bundle, write_tarball
+from edgepack.bundle.manifest import APP, DEVICE_TOOL, LIBRARY, PARAMS
 from edgepack.cli import main
 from edgepack.deploy import remote_tool
 from edgepack.deploy.deploy import DeployOptions, deploy_bundle
@@ -37,6 +37,7 @@ from edgepack.device.adb import AdbDevice
 from edgepack.device.facts import gather
 from edgepack.device.lines import MAX_ERROR_BYTES
 from edgepack.device.patience import Pace
+from edgepack.gate.elf import read_elf
 from tests.fake_app import fake_bundle
 from tests.integration.cutting_proxy import CuttingProxy
 from tests.stand_in_adbd import StandInAdbd
@@ -255,11 +256,13 @@ def test_devices_that_cannot_be_used(server: None, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    """As phones get them: without a library of kernels, and with a program that needs none."""
     weights = np.random.default_rng(1).bytes(2_000_000)
     folder = tmp_path_factory.mktemp("bundles")
+    board = get_board("local").without_libc()
     return {
-        "a": fake_bundle(folder / "a", weights=weights),
-        "b": fake_bundle(folder / "b", weights=weights[::-1]),
+        "a": fake_bundle(folder / "a", board=board, weights=weights),
+        "b": fake_bundle(folder / "b", board=board, weights=weights[::-1]),
     }
 
 
@@ -272,6 +275,8 @@ def test_deploys(
 ) -> None:
     """First, unchanged, over a link that is cut again and again, run, status, and back."""
     device = connect(adbd.serial)
+    app = read_elf(bundles["a"].file(APP))
+    assert (app.interpreter, app.needed, LIBRARY in bundles["a"].manifest.files) == ("", (), False)
     report = deploy_bundle(bundles["a"], device, ROOT)
     assert (report.outcome, report.links) == ("deployed", 1)
     assert report.smoke.top[0]["label"] == "dog"
@@ -305,6 +310,64 @@ def test_deploys(
     status = json.loads(said[said.rindex("\n{") if "\n{" in said else 0 :])
     assert status["current"]["release"] == bundles["a"].manifest.release
     assert remote_tool.status(device, ROOT).current is not None
+
+
+def test_a_first_install_with_adb_and_the_device_tool_alone(
+    bundles: dict[str, Bundle], adbd: StandInAdbd, home: Path, tmp_path: Path
+) -> None:
+    """As docs/guides/android.md has it: no edgepack here, and no tar, mktemp or sha256sum there."""
+    bundle, tarball = bundles["a"], tmp_path / "bundle.tar.gz"
+    write_tarball(bundle, tarball)
+
+    def adb(*words: str | Path, check: bool = True) -> str:
+        command = ["adb", "-s", adbd.serial, *words]
+        done = subprocess.run(command, check=check, capture_output=True, text=True, timeout=60)
+        return done.stdout
+
+    subprocess.run(["adb", "connect", adbd.serial], check=True, capture_output=True)
+    adb("push", bundle.file(DEVICE_TOOL), tarball, str(home))
+    tool = f"{home}/edgepack-device --json --root"
+    done = json.loads(adb("shell", f"{tool} {home}/model install {home}/bundle.tar.gz"))
+    assert done["outcome"] == "deployed"
+    assert deploy_bundle(bundle, connect(adbd.serial), f"{home}/model").outcome == "unchanged"
+    # What was changed on the way is not the bundle.
+    data = bytearray(tarball.read_bytes())
+    data[len(data) // 2] ^= 1
+    tarball.write_bytes(data)
+    adb("push", tarball, str(home))
+    answer = adb("shell", f"{tool} {home}/other install {home}/bundle.tar.gz", check=False)
+    assert json.loads(answer)["error"]["kind"] == "damaged"
+    assert not (home / "other/current").exists()
+
+
+def test_a_fleet_of_phones(
+    bundles: dict[str, Bundle],
+    server: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two, and one that is not there."""
+    path = tmp_path / "fleet.toml"
+    homes = [tmp_path / name for name in ("one", "two")]
+    for folder in homes:
+        folder.mkdir()
+    with StandInAdbd(homes[0]) as one, StandInAdbd(homes[1]) as two:
+        phones = {"one": one.serial, "two": two.serial, "gone": "127.0.0.1:1"}
+        path.write_text(
+            '[rollout]\ncanary = 0\nmax_failures = 1\n[defaults]\nboard = "local"\nuser = "pi"\n'
+            + "".join(f'[devices.{name}]\naddress = "adb:{at}"\n' for name, at in phones.items())
+        )
+        words = ["fleet", "deploy", str(path), "--bundle", str(bundles["a"].path), "--json"]
+        assert main(words) == 6
+        rows = json.loads(capsys.readouterr().out)["devices"]
+        assert {row["device"]: row["outcome"] for row in rows} == {
+            "one": "deployed", "two": "deployed", "gone": "unreachable",
+        }  # fmt: skip
+        assert {row["address"] for row in rows} == {f"adb:{at}" for at in phones.values()}
+        disconnect()
+    for folder in homes:
+        release = folder / "edgepack/tiny/current"
+        assert open_bundle(release).manifest.release == bundles["a"].manifest.release
 
 
 def test_a_device_without_sha256sum(

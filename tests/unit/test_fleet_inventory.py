@@ -441,3 +441,30 @@ def test_one_host_in_two_spellings(tmp_path: Path, one: str, other: str) -> None
         load_fleet(path)
     path.write_text(path.read_text().replace(other, '"elsewhere"'))
     assert len(load_fleet(path).devices) == 2
+
+
+def test_phones(tmp_path: Path) -> None:
+    """Their serial numbers may be their names; what is for SSH is left aside."""
+    text = (
+        '[defaults]\nuser = "pi"\nport = 2200\nboard = "pixel2"\n'
+        '[groups.phones]\ndevices = ["HT7A1A01234", "R58M.2"]\naddress = "adb:{name}"\n'
+        '[devices.net]\naddress = "adb:10.0.0.5:5555"\n[devices.pi]\naddress = "10.0.0.5"\n'
+    )
+    path = write(tmp_path, text)
+    devices = load_fleet(path).devices
+    assert {device.name: device.where for device in devices} == {
+        "HT7A1A01234": "adb:HT7A1A01234",
+        "R58M.2": "adb:R58M.2",
+        "net": "adb:10.0.0.5:5555",
+        "pi": "pi@10.0.0.5:2200",
+    }
+    check_aliases(path, devices, SshOptions(use_config=False))
+    (host,) = load_fleet(write(tmp_path, "p ansible_host=adb:X1\n", "hosts")).devices
+    assert host.where == "adb:X1"
+    for old, new, message in (
+        ("adb:10.0.0.5:5555", "adb:R58M.2", "R58M.2 and net have the same address: adb:R58M.2"),
+        ("adb:10.0.0.5:5555", "adb:-x", "net: not an address: 'adb:-x'"),
+        ("adb:10.0.0.5:5555", "adb:a b", "net: not an address: 'adb:a b'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_fleet(write(tmp_path, text.replace(old, new)))
