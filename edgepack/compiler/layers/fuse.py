@@ -11,6 +11,7 @@ import numpy as np
 
 from edgepack.compiler.layers.axis import Axis
 from edgepack.compiler.layers.layer import (
+    Concatenation,
     Convolution,
     Crop,
     GlobalAverage,
@@ -47,12 +48,12 @@ def fuse(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
     `outputs` are the function's results. The layers stay in an order in which each value is made
     before it is read.
     """
-    fused = _without_zeros(layers, outputs)
+    fused = _nested(_without_zeros(layers, outputs))
     # From the last layer to the first: of the two producers of a sum the later one takes it as its
     # epilogue. The other one's result is there by then, and no tensor has to be kept for longer.
     for index in reversed(range(len(fused))):
         _fuse_followers(fused, index, outputs)
-    return [_fold(layer) for layer in _gated(fused, outputs)]
+    return [_merged(_fold(layer)) for layer in _gated(fused, outputs)]
 
 
 def _without_zeros(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
@@ -90,6 +91,25 @@ def _adds_zeros(layer: Layer) -> bool:
 
     height, width = extent(layer.inputs[0])[2:]
     return inside(operator.rows, height) and inside(operator.columns, width)
+
+
+def _nested(layers: Sequence[Layer]) -> list[Layer]:
+    """Concatenations that begin with another one: of that one and the rest.
+
+    So the growing ones of a dense block are all the beginning of the last one's bytes.
+    """
+    known: dict[tuple[Value, ...], Value] = {}
+    left = []
+    for layer in layers:
+        inputs = made = layer.inputs
+        if isinstance(layer.operator, Concatenation):
+            starts = (count for count in range(len(inputs) - 1, 1, -1) if inputs[:count] in known)
+            count = next(starts, 0)
+            if count:
+                made = (known[inputs[:count]], *inputs[count:])
+            known.setdefault(inputs, layer.output)
+        left.append(replace(layer, inputs=made))
+    return left
 
 
 def _gated(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
@@ -277,7 +297,7 @@ def _fold(layer: Layer) -> Layer:
         first = layer.expression[0]
         if first.name not in _AFFINE or _reads_start(layer.expression[1:]):
             break
-        value = _factor(first, layer)
+        value = _factor(first, layer, 0)
         if value is None:
             break
         layer = replace(
@@ -292,17 +312,105 @@ def _reads_start(expression: Expression) -> bool:
     return any(Step(index=0) in operation.arguments for operation in expression)
 
 
-def _factor(operation: Operation, layer: Layer) -> np.ndarray | None:
-    """The constant that step 0 is combined with, one value per channel."""
+def _factor(operation: Operation, layer: Layer, step: int) -> np.ndarray | None:
+    """The constant that a step's result is combined with, one value per channel."""
     channels = extent(layer.output)[1]
     left, right = operation.arguments
-    if operation.name in ("add", "multiply") and right == Step(index=0):
+    if operation.name in ("add", "multiply") and right == Step(index=step):
         left, right = right, left
-    if left != Step(index=0):
+    if left != Step(index=step):
         return None
     if isinstance(right, Scalar):
         return np.full(channels, right.value, "float32")
     return layer.constants[right.index] if isinstance(right, PerChannel) else None
+
+
+# So many scales and shifts in a row are one of each.
+_MERGED = 3
+
+
+def _merged(layer: Layer) -> Layer:
+    """Scales and shifts in a row, as of a batch normalization, as one of each."""
+    start, count = 0, len(layer.expression)
+    uses = Counter(
+        argument.index
+        for operation in layer.expression
+        for argument in operation.arguments
+        if isinstance(argument, Step)
+    )
+    while start < count:
+        factors = []
+        for index in range(start, count):
+            operation = layer.expression[index]
+            known = operation.name in _AFFINE and (index == start or uses[index] == 1)
+            factor = _factor(operation, layer, index) if known else None
+            if factor is None:
+                break
+            factors.append((operation.name, factor.astype("float64")))
+        if len(factors) >= _MERGED:
+            return _merged(_with_one_of_each(layer, start, factors))
+        start += max(len(factors), 1)
+    return layer
+
+
+def _with_one_of_each(layer: Layer, start: int, factors: Sequence[tuple[str, np.ndarray]]) -> Layer:
+    """A scale and a shift in place of all steps from `start` on that `factors` are of."""
+    scale, shift = np.ones(1), np.zeros(1)
+    for name, factor in factors:
+        if name in ("multiply", "divide"):
+            by = factor if name == "multiply" else 1 / factor
+            scale, shift = scale * by, shift * by
+        else:
+            shift = shift + (factor if name == "add" else -factor)
+    behind = start + len(factors)
+
+    def moved(argument: Argument) -> Argument:
+        if isinstance(argument, Step) and argument.index >= behind:
+            return Step(index=argument.index - len(factors) + 2)
+        return argument
+
+    constants = len(layer.constants)
+    both = [
+        Operation(name=name, arguments=(Step(index=start + i), PerChannel(index=constants + i)))
+        for i, name in enumerate(("multiply", "add"))
+    ]
+    after = (
+        Operation(name=operation.name, arguments=tuple(map(moved, operation.arguments)))
+        for operation in layer.expression[behind:]
+    )
+    channels = extent(layer.output)[1]
+    values = [np.broadcast_to(item, channels).astype("float32") for item in (scale, shift)]
+    made = replace(
+        layer,
+        expression=(*layer.expression[:start], *both, *after),
+        constants=(*layer.constants, *values),
+    )
+    return _without_unused(made)
+
+
+def _without_unused(layer: Layer) -> Layer:
+    """A layer without the constants that nothing refers to."""
+    used = sorted(
+        {
+            argument.index
+            for operation in layer.expression
+            for argument in operation.arguments
+            if isinstance(argument, PerChannel)
+        }
+    )
+
+    def moved(argument: Argument) -> Argument:
+        if isinstance(argument, PerChannel):
+            return PerChannel(index=used.index(argument.index))
+        return argument
+
+    expression = tuple(
+        Operation(name=operation.name, arguments=tuple(map(moved, operation.arguments)))
+        for operation in layer.expression
+    )
+    return replace(
+        layer, expression=expression, constants=tuple(layer.constants[index] for index in used)
+    )
 
 
 def _without_first(expression: Expression) -> Expression:

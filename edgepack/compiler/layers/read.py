@@ -86,15 +86,17 @@ def _with_integers(layer: Layer, weight: Quantized) -> Layer:
 
 
 def _bindings(function: relax.Function) -> list[tuple[relax.Var, relax.Expr]]:
-    """A function's bindings, with a slice for each result of a split.
+    """A function's bindings, with a slice for each result of a split, and an item of a tuple as
+    what was put there.
 
-    Splits whose tuple is used as a whole stay.
+    Splits and tuples that are used as a whole stay.
     """
     bindings = [(b.var, b.value) for block in function.body.blocks for b in block.bindings]
     splits = {
         var: value
         for var, value in bindings
-        if isinstance(value, relax.Call) and value.op == tvm.ir.Op.get("relax.split")
+        if isinstance(value, relax.Tuple)
+        or (isinstance(value, relax.Call) and value.op == tvm.ir.Op.get("relax.split"))
     }
     whole = [value for _, value in bindings if not isinstance(value, relax.TupleGetItem)]
     for var in (var for value in (*whole, function.body.body) for var in variables(value)):
@@ -102,7 +104,10 @@ def _bindings(function: relax.Function) -> list[tuple[relax.Var, relax.Expr]]:
     left = []
     for var, value in bindings:
         if isinstance(value, relax.TupleGetItem) and value.tuple_value in splits:
-            left.append((var, _item(splits[value.tuple_value], int(value.index))))
+            source = splits[value.tuple_value]
+            is_tuple = isinstance(source, relax.Tuple)
+            index = int(value.index)
+            left.append((var, source.fields[index] if is_tuple else _item(source, index)))
         elif var not in splits:
             left.append((var, value))
     return left
@@ -465,6 +470,7 @@ _READERS: dict[str, Callable[[relax.Var, relax.Call], Layer | None]] = {
     "concat": _concat,
     "strided_slice": _slice,
     "reshape": _view,
+    "expand_dims": _view,
     "squeeze": _view,
     "clip": _clip,
     "nn.relu": lambda var, call: _with_scalar("maximum", 0.0, var, call),
