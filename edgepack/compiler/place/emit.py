@@ -108,6 +108,7 @@ class _Emitter:
         # Where each value is, in the new function: plain as the model has it, or blocked.
         self.plain: dict[Value, relax.Expr] = {}
         self.blocked: dict[Value, relax.Expr] = {}
+        self.originals = {twin: value for value, twin in placement.twins.items()}
 
     def emit(self) -> relax.Function:
         """Emit everything in order; only what is needed in another layout is converted."""
@@ -271,7 +272,14 @@ class _Emitter:
         if value in self.plain:
             return self.plain[value]
         root, shape = self.placement.root(value), shape_of(value)
-        if root in self.blocked:
+        twin = self.placement.twins.get(root)
+        if root not in self.blocked and root not in self.plain:
+            # Made as its twin, or as what it is the twin of.
+            other = twin if twin is not None else self.originals[root]
+            made = self.builder.emit(_turn(self._plain(other), shape_of(root)))
+            if shape != shape_of(root):
+                made = self.builder.emit(view(made, shape))
+        elif root in self.blocked:
             layout = self.placement.layouts[root]
             if _same_bytes(layout):
                 made = self.builder.emit(view(self.blocked[root], shape))
@@ -335,6 +343,13 @@ def _stored(layout: Blocked) -> Stored:
         top=layout.halo.top,
         left=layout.halo.left,
     )
+
+
+def _turn(image: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
+    """An image with rows and columns in each other's place, which is `shape` then."""
+    if 1 in shape[-2:] or len(shape_of(image)) != len(shape):
+        return view(image, shape)
+    return relax.op.permute_dims(image, [0, 1, 3, 2])
 
 
 def _same_bytes(layout: Blocked) -> bool:

@@ -23,6 +23,7 @@ from edgepack.compiler.layers.layer import (
 )
 from edgepack.compiler.layers.read import read_layers
 from edgepack.compiler.layers.tensors import extent, shape_of, variables
+from edgepack.compiler.layers.turn import turn
 from edgepack.compiler.rules import joint
 from edgepack.compiler.rules.rule import Alias, LayerSite, Rule, element_of, product
 from edgepack.compiler.tiles.cpu import CpuModel
@@ -61,14 +62,16 @@ class Placement:
     """What is decided of a function.
 
     `layers` are in the order of their calls, and `layouts` those of the blocked values. A value in
-    `roots` has the bytes of another one, which stands for it everywhere. `made` is the expression
-    of each of the function's variables.
+    `roots` has the bytes of another one, which stands for it everywhere. For one in `twins` another
+    one is computed, the same image with rows and columns in each other's place. `made` is the
+    expression of each of the function's variables.
     """
 
     cpu: CpuModel
     layers: tuple[PlacedLayer, ...]
     layouts: Mapping[Value, Blocked]
     roots: Mapping[Value, Value]
+    twins: Mapping[Value, Value]
     made: Mapping[relax.Var, relax.Expr]
 
     def root(self, value: Value) -> Value:
@@ -86,7 +89,10 @@ def place_layers(main: relax.Function, cpu: CpuModel, rules: Sequence[Rule]) -> 
     read = read_layers(main)
     layers, roots = _without_views(read)
     outputs = [roots.get(value, value) for value in variables(main.body.body)]
-    layers = fuse(layers, outputs)
+    turned = turn(fuse(layers, outputs), outputs, cpu)
+    layers, twins = list(turned.layers), turned.twins
+    roots = {value: turned.same.get(root, root) for value, root in roots.items()}
+    roots |= turned.same
     taken = _take(layers, cpu, rules)
     halos = _halos(layers, taken)
     layers = _with_means(layers, taken)
@@ -105,6 +111,7 @@ def place_layers(main: relax.Function, cpu: CpuModel, rules: Sequence[Rule]) -> 
         layers=tuple(map(placed, layers)),
         layouts=layouts,
         roots=roots,
+        twins=twins,
         made={var: value for layer in read for var, value in layer.bindings},
     )
 
