@@ -2,8 +2,8 @@
 
     ./dev wheels [--out DIR] [TRIPLE ...]
 
-Each holds the app and the device tool for all boards of a GNU triple, the licence of all that is
-linked into them, and an SBOM. Equal builds give equal bytes.
+Each holds the app and the device tool for all boards of a GNU triple, what runs their kernels under
+qemu, the licence of all that is linked into them, and an SBOM. Equal builds give equal bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgepack.base.paths import cache_dir, data_file
 from edgepack.base.progress import NO_PROGRESS, Progress, reporting_to
 from edgepack.base.version import VERSION
 from edgepack.boards import Board, load_boards
-from edgepack.native import app, device_tool
+from edgepack.native import app, device_tool, emulate
 from edgepack.native.device_tool import TOOL, build_device_tool
 from edgepack.native.prebuilt import LICENSES, module_of, package_of
 from edgepack.native.toolchain import musl_triple, select
@@ -66,6 +66,7 @@ def make_wheel(board: Board, out: Path, *, progress: Progress = NO_PROGRESS) -> 
     toolchain = select(board).toolchain
     runtime = app.build_runtime(board, toolchain, progress=progress)
     tool = build_device_tool(board, progress=progress)
+    runner = emulate.plan_runner(board)
     module, version = module_of(board.triple), VERSION
     texts = {**tool.licenses, **runtime.licenses}
     files: dict[str, tuple[bytes, int]] = {
@@ -74,6 +75,8 @@ def make_wheel(board: Board, out: Path, *, progress: Progress = NO_PROGRESS) -> 
     for kind, folder, program, licenses in (
         (app.KIND, runtime.app.parent.name, runtime.app, runtime.licenses),
         (device_tool.KIND, tool.path.parent.name, tool.path, tool.licenses),
+        # Runs a board's kernels on this machine, to compare them with the reference.
+        (emulate.KIND, runner.parent.name, runner, {"musl": tool.licenses["musl"]}),
     ):
         at = f"{module}/{kind}/{folder}"
         files[f"{at}/{program.name}"] = (program.read_bytes(), _PROGRAM)
@@ -112,7 +115,7 @@ def _metadata(board: Board, version: str) -> bytes:
 def _bill(
     board: Board, version: str, files: dict[str, tuple[bytes, int]], libraries: list[str]
 ) -> bytes:
-    """CycloneDX 1.6: the two programs by hash, and what is linked into them."""
+    """CycloneDX 1.6: the programs by hash, and what is linked into them."""
     programs = [
         {
             "type": "application",

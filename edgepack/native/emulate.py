@@ -18,11 +18,15 @@ from edgepack.base.process import run
 from edgepack.base.tools import look_for
 from edgepack.boards import Board
 from edgepack.model.counts import ends_of, in_use
+from edgepack.native.prebuilt import find_prebuilt
 from edgepack.native.toolchain import musl_triple, zig_executable, zig_version
 
 Array = npt.NDArray[Any]
 
 _SOURCE = Path(__file__).with_name("plan_runner.c")
+_PROGRAM = "plan_runner"
+KIND = "plan-runner"
+"""The folder of the cache, and of a wheel, that holds builds of it."""
 # dlpack.h, DLDataTypeCode
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
 _QEMU = {"armhf": "qemu-arm", "arm64": "qemu-aarch64"}
@@ -78,7 +82,7 @@ def run_emulated(
         library, params = ((folder / name).absolute() for name in ("model.so", "params.bin"))
         counts = (str(_TASKS), str(len(cases)))
         run(
-            [*command, _runner(board), library, params, "plan.txt", *counts],
+            [*command, plan_runner(board), library, params, "plan.txt", *counts],
             cwd=work,
             timeout_s=timeout_s,
             error=EmulationError,
@@ -112,23 +116,25 @@ def _numbers(graph: dict[str, Any]) -> str:
     return "".join(" ".join(map(str, line)) + "\n" for line in lines)
 
 
-def _runner(board: Board) -> Path:
-    """plan_runner for `board`'s architecture, static against musl, built once."""
+def plan_runner(board: Board) -> Path:
+    """plan_runner for `board`'s architecture, static against musl: of a wheel, or built once."""
     zig = zig_executable()
     if zig is None or not zig.exists():
         raise ToolchainError("no zig, which builds what runs under the emulator")
     triple, flags = musl_triple(board), board.runtime_flags["zig"]
     parts = (zig_version(zig), triple, *flags)
     key = hashlib.sha256("\0".join(parts).encode() + _SOURCE.read_bytes()).hexdigest()[:12]
-    folder = cache_dir() / "plan-runner" / f"{triple}-{key}"
+    if made := find_prebuilt(board.triple, KIND, f"{triple}-{key}"):
+        return made / _PROGRAM
+    folder = cache_dir() / KIND / f"{triple}-{key}"
     with locked(folder):
         if not folder.exists():
             with atomic_dir(folder) as work:
                 # As the device tool is built: zig makes one musl for both.
                 options = ("-target", triple, *flags, "-pie", "-fPIE", "-O2", "-g0", "-s", "-o")
                 run(
-                    [zig, "cc", *options, work / "plan_runner", _SOURCE],
+                    [zig, "cc", *options, work / _PROGRAM, _SOURCE],
                     env={"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")},
                     what="building what runs under the emulator",
                 )
-    return folder / "plan_runner"
+    return folder / _PROGRAM

@@ -18,6 +18,7 @@ from edgepack.boards import get_board
 from edgepack.native import prebuilt
 from edgepack.native.app import build_runtime
 from edgepack.native.device_tool import build_device_tool
+from edgepack.native.emulate import plan_runner
 from edgepack.native.toolchain import select
 from tests import wheels
 
@@ -43,11 +44,11 @@ def test_a_wheel_is_the_same_again_and_says_what_it_holds(wheel: Path, tmp_path:
                 expected = urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
                 assert (digest, int(size)) == (f"sha256={expected}", len(data))
         bill = json.loads(archive.read(next(name for name in names if name.endswith("cdx.json"))))
-        programs = [name for name in names if name.rpartition("/")[2].startswith("edgepack-")]
+        programs = [name for name in names if archive.read(name)[:4] == b"\x7fELF"]
         hashes = {hashlib.sha256(archive.read(name)).hexdigest() for name in programs}
     parts = bill["components"]
     assert {one["hashes"][0]["content"] for one in parts if "hashes" in one} == hashes
-    assert len(hashes) == 2
+    assert len(hashes) == 3
     assert {"opencv", "libsodium", "musl", "zstd"} <= {one["name"] for one in parts}
     assert {name.rpartition("/")[2] for name in names} >= {"opencv", "libsodium", "musl", "zstd"}
 
@@ -58,6 +59,7 @@ def test_what_is_installed_is_taken_if_it_is_of_these_sources(
     board = get_board("rasp3b")
     toolchain = select(board).toolchain
     built = build_runtime(board, toolchain), build_device_tool(board)
+    runner = plan_runner(board)
     monkeypatch.setattr(paths, "_cache_dir", tmp_path / "empty")
     said: list[str] = []
     told = reporting_to(said.append)
@@ -71,6 +73,7 @@ def test_what_is_installed_is_taken_if_it_is_of_these_sources(
     monkeypatch.syspath_prepend(tmp_path / "site")
     with only_cached():
         made = build_runtime(board, toolchain), build_device_tool(board)
+        assert plan_runner(board).read_bytes() == runner.read_bytes()
     for one, other in zip(made, built, strict=True):
         assert one.licenses == other.licenses
     assert made[0].app.read_bytes() == built[0].app.read_bytes()
