@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,11 @@ def test_every_command_that_is_shown_exists() -> None:
             make_parser(words).parse_args(words)
         except EdgepackError as error:
             pytest.fail(f"{where}\n{error.message}")
+
+
+def test_the_description_for_an_index_needs_no_other_file() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / project["readme"]).read_text()
+    assert re.findall(r"\]\((?!https://)", text) == []
+    # One project, described once.
+    assert text.split("\n\n")[1] == (ROOT / "README.md").read_text().split("\n\n")[1]
