@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import arm, compiling, host, mca, ops
+from bench.charts import write_charts
 from bench.models import MODELS
 from bench.ours import NAME
 from bench.peers import TITLES
@@ -67,6 +68,7 @@ def main(argv: Sequence[str]) -> int:
     if args.docs:
         for name, text in sections.items():
             write_section(name, text)
+        write_charts()
     return 0
 
 

@@ -2,13 +2,15 @@
 
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import onnxruntime
 import pytest
 
-from bench import arm, host, mca, ops, results
+from bench import arm, charts, host, mca, ops, results
 from bench.network import Network
+from bench.ours import NAME
 from bench.results import Figure
 from edgepack.base.errors import MismatchError
 from edgepack.boards import get_board
@@ -233,3 +235,24 @@ def test_a_family_shows_its_middle_and_its_worst() -> None:
         "| conv1x1 | 3 | 3 | 7.00 (6.00) | 7.00 (6.00) |",
         "| mean | 1 | 0 | 2.00 (2.00) | - |",
     ]
+
+
+def test_a_chart_has_a_bar_for_each_model_as_long_as_its_ratio() -> None:
+    rows = {
+        "half": {NAME: Figure(value=1.0), "ncnn": Figure(value=2.0), "litert": Figure(value=3.0)},
+        "double": {NAME: Figure(value=4.0), "ncnn": Figure(failed="no"), "litert": Figure(value=2)},
+        "alone": {NAME: Figure(value=4.0)},
+    }
+    tree = ElementTree.fromstring(charts.chart("<CPU>", rows))
+    bars = [float(bar.get("width", 0)) for bar in tree.iter("{http://www.w3.org/2000/svg}rect")]
+    assert bars[1] == pytest.approx(4 * bars[0], abs=0.2)
+    said = " ".join(text.text or "" for text in tree.iter("{http://www.w3.org/2000/svg}text"))
+    assert "0.50 of ncnn" in said
+    assert "2.00 of LiteRT" in said
+    assert "geometric mean 1.00" in said
+    assert "alone" not in said
+
+
+def test_the_charts_are_of_the_results() -> None:
+    for file, text in charts.charts().items():
+        assert (charts.FOLDER / file).read_text() == text, "run python -m bench --report --docs"
