@@ -30,7 +30,7 @@ _STYLE = """
 
 
 def chart(title: str, rows: Rows) -> str:
-    """An SVG with a bar for each model: ours over the best peer; the dotted line stands for that."""
+    """An SVG with a bar for each model: ours over the best peer, which the dotted line is."""
     found = {model: value for model, figures in rows.items() if (value := ratio(figures))}
     longest = max([*found.values(), 1.0])
     scale = _WIDTH / longest
