@@ -7,6 +7,7 @@ import onnx.inliner
 
 from edgepack.compiler.frontend.control import both_ways, straightened
 from edgepack.compiler.frontend.inlining import definition
+from edgepack.compiler.frontend.microsoft import defined
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, supported_operators
 from edgepack.compiler.frontend.sequences import with_lengths
 from edgepack.model import infer_shapes, operator_name, opset_of, walk_nodes
@@ -23,6 +24,7 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
     failed: set[tuple[str, str]] = set()
     # A definition may hold operators that have one themselves.
     for _ in range(4):
+        proto = defined(proto)
         names = {
             (node.domain, node.op_type)
             for node in walk_nodes(proto.graph)
