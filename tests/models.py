@@ -61,7 +61,7 @@ _SILERO = Sdist(
     version="6.2.3",
     sha256="d7a23b09202be4953915cb9173089bb307eed0418a9bd4794d9ec5af07fa1996",
 )
-_NUDENET = Wheel(
+NUDENET = Wheel(
     name="nudenet",
     version="3.4.2",
     platform="any",
@@ -203,7 +203,7 @@ def _yolo_with_suppression(folder: Path) -> Path:
 
     Outputs: the boxes that stay as (image, class, box) rows, then all boxes and their scores.
     """
-    model = onnx.load(_in(_NUDENET, "320n.onnx")(folder))
+    model = onnx.load(_in(NUDENET, "320n.onnx")(folder))
     graph = model.graph
     made = graph.output[0].name
 
@@ -395,7 +395,7 @@ MODELS = (
     ),
     RealModel(
         name="YOLOv8n",
-        path=_in(_NUDENET, "320n.onnx"),
+        path=_in(NUDENET, "320n.onnx"),
         inputs=_photo(320, 320, 0, 1 / 255),
         shapes={"images": (1, 3, 320, 320)},
     ),

@@ -20,6 +20,11 @@ from pathlib import Path
 from edgepack.base.errors import ConfigError
 from edgepack.bundle.manifest import ManifestError, parse_manifest, release_id
 from edgepack.bundle.service import Service
+from edgepack.postprocess.boxes import Boxes
+from edgepack.postprocess.centernet import CenterNet
+from edgepack.postprocess.classes import Classes, Tensors
+from edgepack.postprocess.spec import parse_postprocess
+from edgepack.postprocess.yolo import Yolo
 from edgepack.preprocess.image import KINDS, MOST_PIXELS
 from edgepack.preprocess.spec import PreprocessSpec
 from tests.app_targets import app_probe
@@ -224,7 +229,7 @@ def _read_spec(text: bytes) -> Document | str:
 
 SPECS = Readers(
     documents=_good_specs,
-    native=lambda: (app_probe(),),
+    native=lambda: (app_probe(), "preprocess"),
     python=_read_spec,
     names=(
         *("version", "input", "color", "resize", "interpolation", "crop", "layout", "dtype"),
@@ -233,4 +238,56 @@ SPECS = Readers(
     ),
 )
 
-PAIRS = {"manifests": MANIFESTS, "specs": SPECS}
+
+# ------------------------------------------------ postprocess.json
+
+
+def _good_postprocesses() -> list[Document]:
+    """One of each kind, and of each key."""
+    size = (64, 96)
+    specs = (
+        Classes(outputs=("a",), scores="sigmoid", top=3, score=0.5),
+        Classes(outputs=("b",)),
+        Tensors(outputs=("a", "b"), count=7),
+        Yolo(outputs=("a", "b"), size=size, head="v5", anchors=(1.0, 2.5), units="relative"),
+        Yolo(outputs=("a",), size=size, score=0.5, iou=1.0, points=17, class_aware=False),
+        CenterNet(outputs=("a", "b", "c"), size=size, head="centerface", scores="sigmoid"),
+    )
+    return [json.loads(spec.to_json()) for spec in specs]
+
+
+def _read_postprocess(text: bytes) -> Document | str:
+    try:
+        spec = parse_postprocess(text)
+    except ConfigError as error:
+        return error.message
+    return {
+        "kind": spec.kind,
+        "outputs": list(spec.outputs),
+        "scores": getattr(spec, "scores", "softmax"),
+        "top": getattr(spec, "top", 0),
+        "least": spec.score if isinstance(spec, Classes) else None,
+        "count": getattr(spec, "count", 0),
+        "size": list(spec.size or (0, 0)),
+        "boxes": [spec.score, spec.iou, spec.max_boxes, spec.class_aware]
+        if isinstance(spec, Boxes)
+        else [0, 0, 0, True],
+        "head": spec.head if isinstance(spec, Yolo | CenterNet) else "v8",
+        "anchors": list(getattr(spec, "anchors", ())),
+        "bins": getattr(spec, "bins", 0),
+        "relative": getattr(spec, "units", "pixels") == "relative",
+        "points": getattr(spec, "points", 0),
+    }
+
+
+POSTPROCESSES = Readers(
+    documents=_good_postprocesses,
+    native=lambda: (app_probe(), "postprocess"),
+    python=_read_postprocess,
+    names=(
+        *("version", "kind", "outputs", "size", "score", "iou", "max_boxes", "class_aware"),
+        *("head", "anchors", "bins", "units", "points", "scores", "top", "count", "", "a"),
+    ),
+)
+
+PAIRS = {"manifests": MANIFESTS, "specs": SPECS, "postprocesses": POSTPROCESSES}

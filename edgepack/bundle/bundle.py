@@ -9,6 +9,7 @@ Layout:
     bin/edgepack-device      what installs it, here and in a deploy
     model/                   model.so (unless the kernels are in the app), graph.json, params.bin
     preprocess.json          if the model takes images
+    postprocess.json         if the project says what becomes of the outputs
     labels.txt               one per line, if there are any
     verified.json            on which inputs it was compared with the reference, if on any
     golden/                  input.npy, output.npy: known inputs and outputs (input.<i>.npy
@@ -59,6 +60,7 @@ from edgepack.native.toolchain import Toolchain
 log = logging.getLogger(__name__)
 
 PREPROCESS = "preprocess.json"
+POSTPROCESS = "postprocess.json"
 LABELS = "labels.txt"
 VERIFIED = "verified.json"
 EXPECTED = "golden/expected.json"
@@ -210,8 +212,8 @@ class ToolFiles(Protocol):
     def licenses(self) -> Mapping[str, str]: ...
 
 
-class Preprocess(Protocol):
-    """What a bundle needs of `preprocess.PreprocessSpec`."""
+class Spec(Protocol):
+    """What a bundle needs of `PreprocessSpec` and `PostprocessSpec`."""
 
     def to_json(self) -> str: ...
 
@@ -223,7 +225,7 @@ def make_bundle(
     compiled: Compiled,
     runtime: Runtime,
     tool: ToolFiles,
-    preprocess: Preprocess | None,
+    preprocess: Spec | None,
     labels: Sequence[str] | None,
     golden: Golden,
     out: Path,
@@ -236,6 +238,7 @@ def make_bundle(
     model_license: str | None = None,
     hwcaps: Sequence[str] | None = None,
     verified: Verified | None = None,
+    postprocess: Spec | None = None,
 ) -> Bundle:
     """Write the bundle folder `<name>-<board>-<release>` into `out`.
 
@@ -255,6 +258,8 @@ def make_bundle(
     }
     if preprocess is not None:
         content[PREPROCESS] = preprocess.to_json().encode()
+    if postprocess is not None:
+        content[POSTPROCESS] = postprocess.to_json().encode()
     if labels is not None:
         content[LABELS] = _label_lines(labels)
     if verified is not None:

@@ -35,7 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Print the classes; fail if the golden image is not what it should be."""
-    from edgepack.cli.report import score_line
+    from edgepack.cli.report import box_lines, score_line
     from edgepack.flow.check import check_project
     from edgepack.flow.project import load_project
 
@@ -49,7 +49,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     lines = []
     for seen in checked.seen:
         lines.append(f"{seen.image or 'random inputs'}:")
-        lines += [score_line(one.score, one.index, one.label) for one in seen.top]
+        results = seen.results
+        top = seen.top if results is None else results.top or ()
+        lines += [score_line(one.score, one.index, one.label) for one in top]
+        lines += box_lines(results.boxes if results else None)
     console.data(
         {
             "model": str(project.model),
@@ -60,6 +63,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 {
                     "image": str(seen.image) if seen.image else None,
                     "top": [asdict(one) for one in seen.top],
+                    **(seen.results.to_dict() if seen.results else {}),
                 }
                 for seen in checked.seen
             ],

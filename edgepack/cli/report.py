@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from edgepack.base.text import megabytes, one_line
 from edgepack.cli.console import table
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 def answer_lines(answer: AppAnswer) -> list[str]:
     """What edgepack-run said of one image or input; the classes first, best first."""
     lines = [score_line(one.score, one.index, one.label) for one in answer.top]
+    lines += box_lines(answer.boxes)
     times = [f"{name} {time:.1f} ms" for name, time in answer.times_ms.items()]
     if times:
         threads = "?" if answer.threads is None else answer.threads
@@ -33,6 +35,29 @@ def answer_lines(answer: AppAnswer) -> list[str]:
     if answer.expected:
         lines.append(error_line(answer.expected))
     return lines
+
+
+class _Box(Protocol):
+    @property
+    def score(self) -> float: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def box(self) -> tuple[float, ...]: ...
+
+
+def box_lines(boxes: Sequence[_Box] | None) -> list[str]:
+    """Things and where they are; None: boxes were not asked for."""
+    if boxes is None:
+        return []
+    lines = []
+    for one in boxes:
+        left, top, right, bottom = one.box
+        where = f"at {left:.1f},{top:.1f} to {right:.1f},{bottom:.1f}"
+        lines.append(f"{score_line(one.score, one.index, one.label)}  {where}")
+    return lines or ["  no boxes"]
 
 
 def score_line(score: float, index: int, label: str) -> str:

@@ -12,6 +12,7 @@ from edgepack.deploy.answers import Answer
 _TIMES = ("load", "decode", "preprocess", "run")
 _NAN = float("nan")
 _SHOWN_LAYERS = 40
+_SIDES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,22 @@ def class_bars(top: Sequence[Class]) -> page.Html:
     """Classes with their scores, for a page."""
     rows = [(one.label or one.index, one.score, f"{one.score:.4f}") for one in top]
     return page.shares(rows) if rows else page.Html()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenBox(Class):
+    """A thing in an image: left, top, right and bottom, in pixels of the photo."""
+
+    box: tuple[float, ...]
+
+    @staticmethod
+    def read(answer: Answer) -> SeenBox:
+        found = Class.read(answer)
+        box = answer.take_list("box", float)
+        if len(box) != _SIDES:
+            raise answer.fail("box", f"{len(box)} numbers are no box")
+        answer.take("points", list, None)
+        return SeenBox(index=found.index, label=found.label, score=found.score, box=box)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +178,7 @@ class AppAnswer:
     """What edgepack-run said of one input; `times_ms` are those it measured, by step."""
 
     top: tuple[Class, ...]
+    boxes: tuple[SeenBox, ...] | None
     times_ms: Mapping[str, float]
     threads: int | None
     memory: MemoryUse | None
@@ -182,6 +200,7 @@ class AppAnswer:
         answer.take("edgepack", str)  # its version: without it, that is somebody else's answer
         return AppAnswer(
             top=answer.parts("top", Class.read) if answer.has("top") else (),
+            boxes=answer.parts("boxes", SeenBox.read) if answer.has("boxes") else None,
             times_ms={name: time for name, time in times.items() if time is not None},
             threads=answer.take("threads", int, None),
             memory=memory,

@@ -8,19 +8,26 @@ from pathlib import Path
 
 from edgepack.base.errors import ConfigError
 from edgepack.compiler.frontend.load import load_model
-from edgepack.flow.job import check_labels, spec_of
+from edgepack.flow.job import bound_postprocess, check_labels, spec_of
 from edgepack.flow.project import Project, read_labels
 from edgepack.flow.reference import ExpectedClassError, Score, make_golden, top_k
+from edgepack.flow.results import golden_results
 from edgepack.model import TensorInfo
+from edgepack.postprocess.results import Results
 from edgepack.preprocess.spec import PreprocessSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """The classes of the first output for one photo, best first; `image` None: random inputs."""
+    """What the model sees in one photo; `image` None: random inputs.
+
+    `top` are the classes of the first output, best first; empty if the project says what becomes of
+    the outputs: then it is in `results`.
+    """
 
     image: Path | None
     top: tuple[Score, ...]
+    results: Results | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +43,12 @@ class Checked:
     def check_expected(self) -> None:
         """Raise `ExpectedClassError` if the first photo is not seen as the expected class."""
         first = self.seen[0]
-        if self.expected is None or first.image is None or first.top[0].index == self.expected:
+        top = first.top or (first.results and first.results.top) or ()
+        if self.expected is None or first.image is None or not top:
             return
-        best = first.top[0]
+        best = top[0]
+        if best.index == self.expected:
+            return
         raise ExpectedClassError(
             f"{first.image}: the reference sees class {best.index} ({best.label}), expected "
             f"{self.expected}",
@@ -53,9 +63,10 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
     """
     model = load_model(spec_of(project))
     labels = read_labels(project.labels) if project.labels else None
-    if labels is not None:
+    if labels is not None and project.postprocess is None:
         check_labels(project, labels, model.outputs[0])
     preprocess = project.preprocess.for_inputs(model.inputs) if project.preprocess else None
+    postprocess = bound_postprocess(project, model, labels)
     photos: Sequence[Path | None] = [*images] or [project.golden_image]
     if images and preprocess is None:
         raise ConfigError(
@@ -65,6 +76,11 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
     seen = []
     for photo in photos:
         golden = make_golden(model, preprocess=preprocess, image=photo)
+        if postprocess is not None:
+            names = [info.name for info in model.outputs]
+            results, _ = golden_results(golden, names, postprocess, preprocess, labels or ())
+            seen.append(Seen(image=photo, top=(), results=results))
+            continue
         scores = top_k(golden.outputs[0], labels, k=top, scores=project.scores)
         seen.append(Seen(image=photo, top=tuple(scores)))
     return Checked(

@@ -30,6 +30,7 @@ from edgepack.compiler.backend.report import LayerReport, Stored
 from edgepack.compiler.limited import limits_for
 from edgepack.flow.project import Project, read_labels
 from edgepack.flow.reference import make_golden
+from edgepack.flow.results import check_results
 from edgepack.flow.verify import golden_tolerance, tolerance_for, verify
 from edgepack.gate import gate
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, check_model, read_model
@@ -37,6 +38,8 @@ from edgepack.native.app import build_runtime
 from edgepack.native.device_tool import build_device_tool
 from edgepack.native.linked_app import link_app
 from edgepack.native.toolchain import Choice, Toolchain, for_kernels, select
+from edgepack.postprocess.base import PostprocessSpec
+from edgepack.postprocess.classes import Classes
 from edgepack.preprocess.spec import PreprocessSpec
 
 log = logging.getLogger(__name__)
@@ -53,6 +56,7 @@ class Job:
     toolchain: Choice
     model: LoadedModel
     preprocess: PreprocessSpec | None
+    postprocess: PostprocessSpec | None
     labels: tuple[str, ...] | None
 
     @property
@@ -79,7 +83,7 @@ def make_job(project: Project) -> Job:
     check_model(model)
     preprocess = project.preprocess
     labels = read_labels(project.labels) if project.labels else None
-    if labels is not None:
+    if labels is not None and project.postprocess is None:
         check_labels(project, labels, model.outputs[0])
     return Job(
         project=project,
@@ -91,8 +95,38 @@ def make_job(project: Project) -> Job:
         )
         if preprocess
         else None,
+        postprocess=bound_postprocess(project, model, labels),
         labels=labels,
     )
+
+
+def bound_postprocess(
+    project: Project, model: LoadedModel, labels: Sequence[str] | None
+) -> PostprocessSpec | None:
+    """The project's postprocessing, for this model. Raises `PostprocessMismatchError`."""
+    if project.postprocess is None:
+        return None
+    if project.expected_class is not None and not isinstance(project.postprocess, Classes):
+        raise ConfigError(
+            f"{project.origins['expected_class']}: expected_class cannot be used with kind "
+            f"'{project.postprocess.kind}' of [postprocess], which gives no classes of a photo",
+            hint="leave it out: the golden outputs are compared anyway",
+        )
+    return project.postprocess.for_model(
+        model.inputs,
+        model.outputs,
+        size=project.preprocess.size if project.preprocess else None,
+        labels=labels,
+    )
+
+
+def class_output(model: LoadedModel, postprocess: PostprocessSpec | None) -> int | None:
+    """Which of the outputs tells the class of a photo; None if none does."""
+    if postprocess is None:
+        return 0
+    if not isinstance(postprocess, Classes):
+        return None
+    return [info.name for info in model.outputs].index(postprocess.outputs[0])
 
 
 def _photo_bytes(board: Board, service: Service | None) -> int:
@@ -184,6 +218,7 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
             image=job.project.golden_image,
             expected_class=job.project.expected_class,
             labels=job.labels,
+            class_output=class_output(job.model, job.postprocess),
         )
         verified = Verified()
         tolerance = tolerance_for(job.model.outputs, job.project.tolerance)
@@ -212,6 +247,7 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
             runtime=runtime,
             tool=tool,
             preprocess=job.preprocess,
+            postprocess=job.postprocess,
             labels=job.labels,
             golden=golden,
             out=out,
@@ -226,6 +262,9 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
         )
     progress.step(f"checking every ELF file against {job.board.name}")
     gate.check_bundle(bundle, job.board)
+    if job.postprocess is not None and job.project.verify:
+        progress.step("comparing the app's results with the reference's")
+        check_results(bundle, job.board, golden, job.postprocess, job.preprocess, job.labels or ())
     return bundle
 
 

@@ -4,6 +4,7 @@
     [shapes]        input = [1, 3, 224, 224], for inputs with dynamic dimensions
     [set]           input = 3, true, or a list: an input that becomes a constant
     [preprocess]    see `edgepack.preprocess`
+    [postprocess]   see `edgepack.postprocess`
     [compile]       memory_mb, cpu_s: what compiling may take on this machine
     [health]        timeout_s, max_latency_ms, max_memory_mb of the test on the device
     [service]       args, restart, watchdog_s, memory_mb, user: see `edgepack.service`
@@ -27,6 +28,8 @@ from edgepack.bundle.service import Service, take_service
 from edgepack.bundle.verified import DEFAULT_TOLERANCE
 from edgepack.flow.reference import SCORES
 from edgepack.model.constants import Constant
+from edgepack.postprocess.base import PostprocessSpec
+from edgepack.postprocess.spec import read_postprocess
 from edgepack.preprocess.spec import PreprocessSpec
 
 PROJECT_FILE = "edgepack.toml"
@@ -60,6 +63,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "shapes": {},
     "constants": {},
     "preprocess": None,
+    "postprocess": None,
     "health": DEFAULT_HEALTH,
     "service": None,
 }
@@ -105,6 +109,7 @@ class Project:
     shapes: Mapping[str, tuple[int, ...]]
     constants: Mapping[str, Constant]
     preprocess: PreprocessSpec | None
+    postprocess: PostprocessSpec | None
     health: Health
     service: Service | None
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -218,6 +223,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     shapes: dict[str, Any] = top.take("shapes", dict, {})
     constants: dict[str, Any] = top.take("set", dict, {})
     preprocess: dict[str, Any] | None = top.take("preprocess", dict, None)
+    postprocess: dict[str, Any] | None = top.take("postprocess", dict, None)
     compiling = top.take_table("compile", required=False)
     health = top.take_table("health", required=False)
     service = take_service(top)
@@ -262,6 +268,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     values["constants"] = _read_constants(Table(constants, file=path, path="set"), constants)
     if preprocess is not None:
         values["preprocess"] = PreprocessSpec.from_table(preprocess, file=path)
+    if postprocess is not None:
+        values["postprocess"] = read_postprocess(postprocess, file=path)
     return {key: value for key, value in values.items() if value not in (None, (), {})}
 
 

@@ -154,14 +154,16 @@ def make_golden(
     image: Path | None = None,
     expected_class: int | None = None,
     labels: Sequence[str] | None = None,
+    class_output: int | None = 0,
     seed: int = 0,
 ) -> Golden:
     """Inputs for the smoke test on the device, and the reference's outputs for them.
 
     With a photo, `preprocess` (that `for_inputs` has bound to the model) makes its input;
     all others are random, from `seed`. The expected class is `expected_class`, else with
-    `labels` the reference's own first. Raises what decoding the photo raises, and
-    `ExpectedClassError` if the reference sees another class than `expected_class`.
+    `labels` the reference's own first, of the output `class_output` (None: of none). Raises what
+    decoding the photo raises, and `ExpectedClassError` if the reference sees another class than
+    `expected_class`.
     """
     random = np.random.RandomState(seed)  # its stream is the same in every version of numpy
     inputs = [random_input(info, random) for info in model.inputs]
@@ -184,7 +186,9 @@ def make_golden(
 
     # Of float16 the device computes in float32, too: that is the better reference.
     outputs = run_reference(widened(model.proto), {}, inputs)
-    expected = _expected(outputs[0], image, expected_class, labels) if image is not None else None
+    expected = None
+    if image is not None and class_output is not None:
+        expected = _expected(outputs[class_output], image, expected_class, labels)
     return Golden(inputs=tuple(inputs), outputs=tuple(outputs), image=image, expected=expected)
 
 

@@ -18,7 +18,7 @@ _HALF = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """Keys of a [preprocess] table, what they are for, and where they come from."""
+    """Keys of a table of the project file, what they are for, and where they come from."""
 
     title: str
     source: str

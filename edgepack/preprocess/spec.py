@@ -21,6 +21,7 @@ from PIL import Image
 from edgepack.base.errors import ConfigError, ImageError, perhaps
 from edgepack.base.tables import Table, parse_json
 from edgepack.model import TensorInfo
+from edgepack.preprocess.geometry import Geometry
 from edgepack.preprocess.image import KINDS, MOST_PIXELS, Pixels, load_image
 from edgepack.preprocess.presets import PRESETS
 
@@ -276,12 +277,12 @@ class PreprocessSpec:
     def load_resized(self, path: Path) -> Pixels:
         """The photo in `path` as `resized` makes it."""
         return self.resized(
-            load_image(path, accept=self._accepted, max_pixels=self.max_pixels or MOST_PIXELS)
+            load_image(path, accept=self.accepted, max_pixels=self.max_pixels or MOST_PIXELS)
         )
 
     @property
-    def _accepted(self) -> tuple[str, ...]:
-        # A gray photo is what a gray model wants.
+    def accepted(self) -> tuple[str, ...]:
+        """Kinds of image that are converted: a gray photo, too, if that is what the model wants."""
         return (*self.accept, "gray") if self.color == "gray" else self.accept
 
     def resized(self, image: Pixels) -> Pixels:
@@ -334,6 +335,28 @@ class PreprocessSpec:
         canvas = np.full((height, width, *image.shape[2:]), self.resize.fill, np.uint8)
         canvas[top : top + inner[0], left : left + inner[1]] = small
         return canvas
+
+    def geometry(self, height: int, width: int) -> Geometry:
+        """How a photo of `height` x `width` pixels, turned by its EXIF data, lies in its tensor."""
+        inner = outer = (height, width)
+        if self.resize is not None:
+            outer = (self.resize.height, self.resize.width)
+            if self.resize.mode == "shortest":
+                outer = shortest_size(height, width, self.resize.height)
+            letterbox = self.resize.mode == "letterbox"
+            inner = letterbox_size(height, width, *outer) if letterbox else outer
+        top, left = -((outer[0] - inner[0]) // 2), -((outer[1] - inner[1]) // 2)
+        if self.crop:
+            top += crop_start(outer[0], self.crop[0], self.crop_centre)
+            left += crop_start(outer[1], self.crop[1], self.crop_centre)
+        return Geometry(
+            height=height,
+            width=width,
+            scaled_height=inner[0],
+            scaled_width=inner[1],
+            top=top,
+            left=left,
+        )
 
     def tensor(self, resized: Pixels) -> npt.NDArray[Any]:
         """The model's input of an image that `resized` made.

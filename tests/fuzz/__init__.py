@@ -27,7 +27,7 @@ from tests import app_targets, device_tool
 from tests.support import require_tool
 
 DEVICE_TARGETS = ("manifest", "archive", "signature", "receive")
-APP_TARGETS = ("plan", "model", "preprocess", "npy", "image", "service")
+APP_TARGETS = ("plan", "model", "preprocess", "postprocess", "npy", "image", "frames", "service")
 TARGETS = DEVICE_TARGETS + APP_TARGETS
 CORPUS = Path(__file__).parent
 

@@ -9,6 +9,7 @@ from edgepack.base.errors import ConfigError, UsageError
 from edgepack.bundle.manifest import Health
 from edgepack.bundle.service import Service
 from edgepack.flow.project import default_name, load_project, read_labels
+from edgepack.postprocess.classes import Classes
 from edgepack.preprocess.spec import PreprocessSpec, Resize
 
 FULL = """
@@ -46,6 +47,10 @@ scales = [1, 0.5]
 [preprocess]
 color = "bgr"
 resize = { mode = "exact", height = 8, width = 8 }
+
+[postprocess]
+kind = "classes"
+top = 3
 
 [health]
 timeout_s = 30
@@ -107,6 +112,7 @@ def test_every_key(folder: Path) -> None:
     assert project.preprocess == PreprocessSpec(
         color="bgr", resize=Resize(mode="exact", height=8, width=8)
     )
+    assert project.postprocess == Classes(top=3)
     fields = set(vars(project)) - {"origins"}
     assert project.origins == dict.fromkeys(fields, str(folder / "edgepack.toml"))
 

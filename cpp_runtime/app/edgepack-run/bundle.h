@@ -14,6 +14,7 @@ struct BundleFolder {
 
   [[nodiscard]] std::filesystem::path model() const { return path / "model"; }
   [[nodiscard]] std::filesystem::path preprocess() const { return path / "preprocess.json"; }
+  [[nodiscard]] std::filesystem::path postprocess() const { return path / "postprocess.json"; }
   /// golden/input.npy, golden/input.1.npy, ...; `kind` is "input" or "output".
   [[nodiscard]] std::filesystem::path golden(const std::string& kind, std::size_t index) const;
 };

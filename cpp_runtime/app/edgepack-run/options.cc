@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <map>
 
 #include "common/command_line.h"
 #include "common/error.h"
@@ -11,6 +12,7 @@ namespace {
 
 constexpr int kMaxThreads = 64;
 constexpr int kMaxRuns = 1000000;
+constexpr int kMaxSide = 65535;
 
 double ToTolerance(const std::string& flag, const std::string& text) {
   char* next = nullptr;
@@ -36,15 +38,54 @@ Dump ToDump(const std::string& text) {
           text.substr(second + 1)};
 }
 
+/// "640x480".
+ImageSize ToSize(const std::string& flag, const std::string& text) {
+  const std::size_t cross = text.find('x');
+  if (cross == std::string::npos) throw UsageError(flag + ": '" + text + "' is no WIDTHxHEIGHT");
+  return {WholeNumber(flag, text.substr(0, cross), 1, kMaxSide),
+          WholeNumber(flag, text.substr(cross + 1), 1, kMaxSide)};
+}
+
+template <typename T>
+T ToWord(const std::string& flag, const std::string& text, const std::map<std::string, T>& words) {
+  const auto found = words.find(text);
+  if (found != words.end()) return found->second;
+  std::string known;
+  for (const auto& [word, value] : words) known += (known.empty() ? "" : ", ") + word;
+  throw UsageError(flag + ": '" + text + "' is none of " + known);
+}
+
+void CheckFrames(const Options& options) {
+  const bool raw = options.frames && *options.frames != FrameFormat::kMjpeg;
+  if (raw && !options.size) {
+    throw UsageError("--frames of pixels need --size", "for example --size 640x480");
+  }
+  if (options.size && !options.frames && options.postprocess.empty()) {
+    throw UsageError("--size needs --frames or --postprocess");
+  }
+  if (!options.frames && (options.from || options.newest || options.at_end != AtEnd::kExit)) {
+    throw UsageError("--from, --newest and --at-end need --frames");
+  }
+  if (!options.from && options.at_end != AtEnd::kExit) {
+    throw UsageError("--at-end: stdin cannot be opened again", "name a pipe or a device: --from");
+  }
+}
+
 void CheckCombination(const Options& options) {
   if (options.version || options.help) return;
-  const int sources = static_cast<int>(options.image.has_value()) +
-                      static_cast<int>(!options.inputs.empty()) + static_cast<int>(options.golden) +
-                      static_cast<int>(options.watch.has_value());
+  const int sources =
+      static_cast<int>(options.image.has_value()) + static_cast<int>(!options.inputs.empty()) +
+      static_cast<int>(options.golden) + static_cast<int>(options.watch.has_value()) +
+      static_cast<int>(!options.postprocess.empty()) +
+      static_cast<int>(options.images.has_value()) + static_cast<int>(options.frames.has_value());
   if (sources != 1) {
     throw UsageError(
-        sources == 0 ? "no input" : "--image, --input, --golden and --watch exclude each other",
-        "give one of --image FILE, --input FILE.npy, --golden or --watch FOLDER");
+        sources == 0
+            ? "no input"
+            : "--image, --input, --golden, --watch, --images, --frames and --postprocess exclude "
+              "each other",
+        "give one of --image FILE, --images WHERE, --frames FORMAT, --input FILE.npy, --golden or "
+        "--watch FOLDER");
   }
   if (options.golden && !options.expected.empty()) {
     throw UsageError("--expected cannot be used with --golden, which has its own");
@@ -57,13 +98,23 @@ void CheckCombination(const Options& options) {
                      "leave out --bench, --watch and --preprocess-only");
   }
   if (options.results && !options.watch) throw UsageError("--results needs --watch");
-  if (options.watch && (!options.outputs.empty() || !options.expected.empty() || options.bench)) {
-    throw UsageError("--watch writes lines of results",
+  CheckFrames(options);
+  if ((options.watch || options.images || options.frames) &&
+      (!options.outputs.empty() || !options.expected.empty() || options.bench)) {
+    throw UsageError("--watch, --images and --frames write lines of results",
                      "leave out --output, --expected and --bench");
   }
   const bool image_only = options.save_resized || options.save_tensor || options.preprocess_only;
   if (image_only && !options.image) {
     throw UsageError("--save-resized, --save-tensor and --preprocess-only need --image");
+  }
+  if (options.draw && (!options.image || options.preprocess_only)) {
+    throw UsageError("--draw needs --image, and the model's results");
+  }
+  if (!options.postprocess.empty() &&
+      (!options.outputs.empty() || !options.expected.empty() || options.bench)) {
+    throw UsageError("--postprocess does not run the model",
+                     "leave out --output, --expected and --bench");
   }
   if (options.preprocess_only &&
       (!options.outputs.empty() || !options.expected.empty() || options.bench || options.top)) {
@@ -82,6 +133,7 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--golden", [&] { options.golden = true; }},
       {"--json", [&] { options.json = true; }},
       {"--preprocess-only", [&] { options.preprocess_only = true; }},
+      {"--newest", [&] { options.newest = true; }},
       {"--profile", [&] { options.profile = true; }},
       {"--version", [&] { options.version = true; }},
       {"--help", [&] { options.help = true; }},
@@ -91,6 +143,22 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--bundle", [&](Value text) { options.bundle = text; }},
       {"--image", [&](Value text) { options.image = text; }},
       {"--watch", [&](Value text) { options.watch = text; }},
+      {"--images", [&](Value text) { options.images = text; }},
+      {"--frames",
+       [&](Value text) {
+         options.frames = ToWord<FrameFormat>("--frames", text,
+                                              {{"mjpeg", FrameFormat::kMjpeg},
+                                               {"rgb24", FrameFormat::kRgb24},
+                                               {"bgr24", FrameFormat::kBgr24},
+                                               {"gray", FrameFormat::kGray}});
+       }},
+      {"--from", [&](Value text) { options.from = text; }},
+      {"--at-end",
+       [&](Value text) {
+         options.at_end = ToWord<AtEnd>(
+             "--at-end", text,
+             {{"exit", AtEnd::kExit}, {"wait", AtEnd::kWait}, {"retry", AtEnd::kRetry}});
+       }},
       {"--results", [&](Value text) { options.results = text; }},
       {"--input", [&](Value text) { options.inputs.emplace_back(text); }},
       {"--output", [&](Value text) { options.outputs.emplace_back(text); }},
@@ -104,6 +172,9 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--threads",
        [&](Value text) { options.threads = WholeNumber("--threads", text, 1, kMaxThreads); }},
       {"--affinity", [&](Value text) { options.affinity = text; }},
+      {"--postprocess", [&](Value text) { options.postprocess.emplace_back(text); }},
+      {"--size", [&](Value text) { options.size = ToSize("--size", text); }},
+      {"--draw", [&](Value text) { options.draw = text; }},
       {"--save-resized", [&](Value text) { options.save_resized = text; }},
       {"--save-tensor", [&](Value text) { options.save_tensor = text; }},
   };
@@ -115,7 +186,8 @@ Options ParseOptions(const std::vector<std::string>& words) {
 const char* HelpText() {
   return R"(Runs a compiled model of an edgepack bundle.
 
-usage: edgepack-run (--image FILE | --input FILE ... | --golden | --watch FOLDER) [options]
+usage: edgepack-run (--image FILE | --images WHERE | --frames FORMAT | --watch FOLDER |
+                     --input FILE ... | --golden) [options]
 
   --bundle DIR         the bundle; default: the folder above the program's own bin/
   --image FILE         a JPEG or PNG photo, preprocessed by the bundle's preprocess.json
@@ -125,6 +197,15 @@ usage: edgepack-run (--image FILE | --input FILE ... | --golden | --watch FOLDER
   --results FILE       with --watch: append the lines to this file instead of printing them, and
                        catch up after a restart; above 16 MB it becomes FILE.1. FILE.begun
                        counts starts: a photo that ended the program twice gets an error
+  --images WHERE       a folder, a pattern such as '/photos/*.jpg', or -: a path on each line of
+                       stdin. A line of JSON for each photo, and one at the end with counts
+  --frames FORMAT      the same of frames on stdin: mjpeg (what rpicam-vid --codec mjpeg and ffmpeg
+                       -f mjpeg write), rgb24, bgr24, gray. Broken ones are counted and left out
+  --size WIDTHxHEIGHT  of frames; of mjpeg those of another size are broken
+  --from FILE          read the frames from this pipe, device or file instead
+  --at-end WHAT        when --from ends: exit; wait for the pipe's next writer; retry: open it
+                       again, after 0.1 s, then twice as long, at most 30 s
+  --newest             never wait for a frame's result: the frames before the newest are dropped
   --output FILE        write an output as .npy; repeat for several
   --expected FILE      compare an output with this .npy; repeat for several
   --dump CALL:TENSOR:FILE
@@ -141,6 +222,10 @@ usage: edgepack-run (--image FILE | --input FILE ... | --golden | --watch FOLDER
   --save-resized FILE  write the resized and cropped photo as .npy (uint8 HWC)
   --save-tensor FILE   write the model's input as .npy
   --preprocess-only    do not run the model
+  --draw FILE          with --image: the photo with its boxes, as .png or .jpg
+  --postprocess FILE   do not run the model either: an output of it, .npy; repeat for each that
+                       the bundle's postprocess.json takes
+                       (--size is that of the photo that the outputs are of)
   --version, --help
 
 exit codes: 0 ok, 1 a bug, 2 usage or image, 3 tensor does not fit the model, 5 damaged bundle,

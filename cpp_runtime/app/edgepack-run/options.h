@@ -15,13 +15,33 @@ struct Dump {
   std::filesystem::path file;
 };
 
+/// Of a picture, in pixels.
+struct ImageSize {
+  int width = 0;
+  int height = 0;
+};
+
+/// How frames come on stdin: JPEG pictures one after the other, or pixels.
+enum class FrameFormat { kMjpeg, kRgb24, kBgr24, kGray };
+
+/// What follows when a source of frames ends.
+enum class AtEnd { kExit, kWait, kRetry };
+
 /// The command line of edgepack-run.
 struct Options {
   std::optional<std::filesystem::path> bundle;
   std::optional<std::filesystem::path> image;
   std::optional<std::filesystem::path> watch;
   std::optional<std::filesystem::path> results;
+  std::optional<std::string> images;
+  std::optional<FrameFormat> frames;
+  std::optional<std::filesystem::path> from;
+  AtEnd at_end = AtEnd::kExit;
+  bool newest = false;
   std::vector<std::filesystem::path> inputs;
+  std::vector<std::filesystem::path> postprocess;
+  std::optional<ImageSize> size;
+  std::optional<std::filesystem::path> draw;
   bool golden = false;
   std::vector<std::filesystem::path> outputs;
   std::vector<std::filesystem::path> expected;

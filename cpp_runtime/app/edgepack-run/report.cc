@@ -26,8 +26,9 @@ void WriteList(const char* key, const Range& range, JsonWriter* json, Write writ
 }
 
 void WriteImage(const Report& report, JsonWriter* json) {
-  if (!report.image) return;
-  json->Key("image").String(*report.image).Key("mtime_ns").Int(report.image_mtime_ns);
+  if (report.frame) json->Key("frame").Int(*report.frame);
+  if (report.image) json->Key("image").String(*report.image);
+  if (report.image_mtime_ns != 0) json->Key("mtime_ns").Int(report.image_mtime_ns);
 }
 
 void WriteOutput(const TensorInfo& info, JsonWriter* json) {
@@ -42,6 +43,28 @@ void WriteTop(const Report::Labelled& top, JsonWriter* json) {
   WriteCount("index", top.score.index, &json->BeginObject());
   if (top.label) json->Key("label").String(*top.label);
   json->Key("score").Number(top.score.score).EndObject();
+}
+
+void WritePoint(Point point, JsonWriter* json) {
+  json->BeginArray().Number(point.x).Number(point.y).EndArray();
+}
+
+void WriteBox(const Report::LabelledBox& labelled, JsonWriter* json) {
+  const Box& box = labelled.box;
+  WriteCount("index", box.found.index, &json->BeginObject());
+  if (labelled.label) json->Key("label").String(*labelled.label);
+  json->Key("score").Number(box.found.score).Key("box").BeginArray();
+  json->Number(box.low.x).Number(box.low.y).Number(box.high.x).Number(box.high.y).EndArray();
+  if (!box.points.empty()) {
+    WriteList("points", box.points, json, [&](Point point) { WritePoint(point, json); });
+  }
+  json->EndObject();
+}
+
+void WriteTensor(const Values& tensor, JsonWriter* json) {
+  json->BeginObject().Key("name").String(tensor.name);
+  WriteList("values", tensor.values, json, [&](double value) { json->Number(value); });
+  json->EndObject();
 }
 
 void WriteBench(const Report::Bench& bench, JsonWriter* json) {
@@ -91,6 +114,20 @@ void PrintProfile(const Profile& profile, std::ostream& out) {
   out << std::setprecision(2);
 }
 
+void PrintScore(const Score& score, const std::optional<std::string>& label, std::ostream& out) {
+  out << std::setprecision(4) << std::setw(9) << score.score << "  " << std::setw(5) << score.index;
+  if (label) out << "  " << *label;
+}
+
+void PrintBoxes(const std::vector<Report::LabelledBox>& boxes, std::ostream& out) {
+  for (const auto& [box, label] : boxes) {
+    PrintScore(box.found, label, out);
+    out << std::setprecision(1) << "  at " << box.low.x << "," << box.low.y << " to " << box.high.x
+        << "," << box.high.y << "\n";
+  }
+  if (boxes.empty()) out << "no boxes\n";
+}
+
 double Mega(std::size_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
 }  // namespace
@@ -107,7 +144,7 @@ void PrintJson(const Report& report, std::ostream& out) {
   WriteNumber("decode_ms", report.decode_ms, &json);
   WriteNumber("preprocess_ms", report.preprocess_ms, &json);
   WriteNumber("run_ms", report.run_ms, &json);
-  WriteCount("rss_peak_bytes", report.rss_peak_bytes, &json);
+  if (report.rss_peak_bytes != 0) WriteCount("rss_peak_bytes", report.rss_peak_bytes, &json);
   if (report.model) {
     WriteCount("arena_bytes", report.arena_bytes, &json);
     WriteCount("params_bytes", report.params_bytes, &json);
@@ -118,6 +155,13 @@ void PrintJson(const Report& report, std::ostream& out) {
   if (!report.top.empty()) {
     WriteList("top", report.top, &json, [&](const auto& top) { WriteTop(top, &json); });
   }
+  if (report.boxes) {
+    WriteList("boxes", *report.boxes, &json, [&](const auto& box) { WriteBox(box, &json); });
+  }
+  if (!report.tensors.empty()) {
+    WriteList("tensors", report.tensors, &json,
+              [&](const Values& tensor) { WriteTensor(tensor, &json); });
+  }
   if (report.bench) WriteBench(*report.bench, &json);
   if (report.profile) WriteProfile(*report.profile, &json);
   if (report.expected) WriteExpected(*report.expected, &json);
@@ -127,10 +171,14 @@ void PrintJson(const Report& report, std::ostream& out) {
 void PrintText(const Report& report, std::ostream& out) {
   out << std::fixed;
   for (const Report::Labelled& top : report.top) {
-    out << std::setprecision(4) << std::setw(9) << top.score.score << "  " << std::setw(5)
-        << top.score.index;
-    if (top.label) out << "  " << *top.label;
+    PrintScore(top.score, top.label, out);
     out << "\n";
+  }
+  if (report.boxes) PrintBoxes(*report.boxes, out);
+  for (const Values& tensor : report.tensors) {
+    out << std::defaultfloat << std::setprecision(6) << tensor.name << ":";
+    for (const double value : tensor.values) out << " " << value;
+    out << std::fixed << "\n";
   }
   out << std::setprecision(2);
   const char* separator = "";

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <edgepack/errors.h>
+#include <edgepack/postprocessor.h>
 #include <edgepack/tensor.h>
 
 #include "profile.h"
@@ -21,14 +22,21 @@ struct Report {
     Score score;
     std::optional<std::string> label;
   };
+  struct LabelledBox {
+    Box box;
+    std::optional<std::string> label;
+  };
   struct Bench {
     int warmup = 0;
     std::vector<double> times_ms;
   };
 
-  /// Of --watch: the photo's name, and when it was modified, in nanoseconds since 1970.
+  /// Of --watch and --images: the photo's name, and, if it is known, when it was modified, in
+  /// nanoseconds since 1970.
   std::optional<std::string> image;
   std::int64_t image_mtime_ns = 0;
+  /// Of --frames: the frame's number, from 0.
+  std::optional<std::int64_t> frame;
   std::optional<std::string> model;
   int threads = 1;
   std::vector<int> cpus;
@@ -42,6 +50,8 @@ struct Report {
   std::size_t workspace_peak_bytes = 0;
   std::vector<TensorInfo> outputs;
   std::vector<Labelled> top;
+  std::optional<std::vector<LabelledBox>> boxes;
+  std::vector<Values> tensors;
   std::optional<Bench> bench;
   std::optional<Profile> profile;
   std::optional<Comparison> expected;

@@ -14,14 +14,17 @@
 #include <edgepack/errors.h>
 #include <edgepack/model.h>
 #include <edgepack/npy.h>
+#include <edgepack/postprocessor.h>
 #include <edgepack/preprocessor.h>
 #include <edgepack/thread_pool.h>
 #include <edgepack/workspace.h>
 #include <opencv2/core.hpp>
 
 #include "bundle.h"
+#include "live.h"
 #include "memory_map.h"
 #include "options.h"
+#include "platform/opencv/draw.h"
 #include "profile.h"
 #include "report.h"
 #include "statistics.h"
@@ -147,8 +150,14 @@ void SaveResized(const std::filesystem::path& path, const cv::Mat& resized) {
   WriteNpy(path, DType::kUInt8, {packed.rows, packed.cols, packed.channels()}, packed.data);
 }
 
+/// A photo, and where it lies in the tensor that was made of it.
+struct Photo {
+  cv::Mat image;
+  Geometry geometry;
+};
+
 /// Photo to tensor: into the model, or (without one) into memory of its own.
-void Preprocess(const Options& options, const BundleFolder& bundle, Model* model, Report* report) {
+Photo Preprocess(const Options& options, const BundleFolder& bundle, Model* model, Report* report) {
   const Preprocessor preprocessor(LoadPreprocessSpec(bundle.preprocess()));
   const Stopwatch decode;
   const cv::Mat image = preprocessor.Decode(*options.image);
@@ -180,6 +189,7 @@ void Preprocess(const Options& options, const BundleFolder& bundle, Model* model
   report->preprocess_ms = preprocess.ms();
   if (options.save_resized) SaveResized(*options.save_resized, resized);
   if (options.save_tensor) WriteNpy(*options.save_tensor, info.dtype, info.shape, target.data);
+  return {image, preprocessor.GeometryOf(image.rows, image.cols)};
 }
 
 /// What the inputs hold. A run uses them up, so each further one needs them again.
@@ -306,15 +316,88 @@ void CompareOutputs(const Options& options, const BundleFolder& bundle, const Mo
   }
 }
 
-void FindTop(const Options& options, const BundleFolder& bundle, const Model& model,
-             Report* report) {
+std::optional<std::string> LabelOf(const BundleFolder& bundle, std::size_t index) {
+  if (index >= bundle.labels.size()) return std::nullopt;
+  return bundle.labels[index];
+}
+
+void AddResults(Results results, const BundleFolder& bundle, Report* report) {
+  for (const Score& score : results.top) {
+    report->top.push_back({score, LabelOf(bundle, score.index)});
+  }
+  if (results.boxes) {
+    report->boxes.emplace();
+    for (Box& box : *results.boxes) {
+      const std::size_t index = box.found.index;
+      report->boxes->push_back({std::move(box), LabelOf(bundle, index)});
+    }
+  }
+  report->tensors = std::move(results.tensors);
+}
+
+/// The bundle's postprocessing, if it has any.
+std::optional<Postprocessor> PostprocessorOf(const Options& options, const BundleFolder& bundle) {
+  if (!std::filesystem::exists(bundle.postprocess())) return std::nullopt;
+  PostprocessSpec spec = LoadPostprocessSpec(bundle.postprocess());
+  spec.top = options.top.value_or(spec.top);
+  return Postprocessor(std::move(spec));
+}
+
+/// What the outputs say: by the bundle's postprocessing, else the first as classes.
+void FindResults(const Options& options, const BundleFolder& bundle, const Model& model,
+                 const std::optional<Postprocessor>& postprocessor,
+                 const std::optional<Geometry>& geometry, Report* report) {
+  if (postprocessor) {
+    const std::vector<TensorView> tensors = postprocessor->Choose(model.outputs());
+    AddResults(postprocessor->Run(tensors, geometry), bundle, report);
+    return;
+  }
   const TensorView& output = model.outputs().front();
   const int count = options.top.value_or(IsVector(output.info->shape) ? kDefaultTop : 0);
-  for (const Score& score : TopScores(output, static_cast<std::size_t>(count), bundle.softmax)) {
-    Report::Labelled top{score, {}};
-    if (score.index < bundle.labels.size()) top.label = bundle.labels[score.index];
-    report->top.push_back(std::move(top));
+  Results results;
+  results.top =
+      TopScores(output, static_cast<std::size_t>(count),
+                bundle.softmax ? PostprocessSpec::Scores::kSoftmax : PostprocessSpec::Scores::kRaw);
+  AddResults(std::move(results), bundle, report);
+}
+
+/// --postprocess: outputs from files.
+void PostprocessFiles(const Options& options, const BundleFolder& bundle, Report* report) {
+  const auto postprocessor = PostprocessorOf(options, bundle);
+  if (!postprocessor) {
+    throw BundleError("the bundle has no postprocess.json", "add a [postprocess] table");
   }
+  const std::vector<std::string>& names = postprocessor->spec().outputs;
+  if (options.postprocess.size() != names.size()) {
+    throw UsageError("postprocess.json takes " + std::to_string(names.size()) + " outputs, " +
+                         std::to_string(options.postprocess.size()) + " given",
+                     "give one --postprocess for each, in its order");
+  }
+  std::vector<NpyFile> files;
+  std::vector<TensorInfo> infos;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    files.push_back(OpenNpy(options.postprocess[i]));
+    infos.push_back(files.back().info());
+    infos.back().name = names[i];
+  }
+  std::vector<TensorView> tensors;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): outputs are only read
+    tensors.push_back({&infos[i], const_cast<void*>(files[i].data())});
+  }
+  std::optional<Geometry> geometry;
+  if (options.size) {
+    const Preprocessor preprocessor(LoadPreprocessSpec(bundle.preprocess()));
+    geometry = preprocessor.GeometryOf(options.size->height, options.size->width);
+  }
+  AddResults(postprocessor->Run(tensors, geometry), bundle, report);
+}
+
+void Draw(const std::filesystem::path& path, const Report& report, cv::Mat* image) {
+  if (report.boxes) {
+    for (const Report::LabelledBox& labelled : *report.boxes) DrawBox(labelled.box, image);
+  }
+  SaveImage(path, *image);
 }
 
 void CheckCounts(const Options& options, const Model& model) {
@@ -344,6 +427,11 @@ Report Execute(const Options& options) {
     report.rss_peak_bytes = PeakRssBytes();
     return report;
   }
+  if (!options.postprocess.empty()) {
+    PostprocessFiles(options, bundle, &report);
+    report.rss_peak_bytes = PeakRssBytes();
+    return report;
+  }
   ConfigureThreads(options, &report);
   const Stopwatch load;
   Model model(bundle.model());
@@ -353,8 +441,9 @@ Report Execute(const Options& options) {
   report.arena_bytes = model.arena_bytes();
   report.params_bytes = model.params_bytes();
 
+  std::optional<Photo> photo;
   if (options.image) {
-    Preprocess(options, bundle, &model, &report);
+    photo = Preprocess(options, bundle, &model, &report);
   } else if (options.golden) {
     SetGoldenInputs(bundle, &model);
   } else {
@@ -364,7 +453,9 @@ Report Execute(const Options& options) {
   for (const TensorView& output : model.outputs()) report.outputs.push_back(*output.info);
   report.workspace_peak_bytes = Workspace::Global().peak_bytes();
   CompareOutputs(options, bundle, model, &report);
-  FindTop(options, bundle, model, &report);
+  FindResults(options, bundle, model, PostprocessorOf(options, bundle),
+              photo ? std::optional<Geometry>(photo->geometry) : std::nullopt, &report);
+  if (options.draw) Draw(*options.draw, report, &photo->image);
   for (std::size_t i = 0; i < options.outputs.size(); ++i) {
     WriteTensor(options.outputs[i], model.outputs()[i]);
   }
@@ -379,6 +470,7 @@ void WatchPhotos(const Options& options, std::ostream& out) {
   Report setup;
   ConfigureThreads(options, &setup);
   Model model(bundle.model());
+  const std::optional<Postprocessor> postprocessor = PostprocessorOf(options, bundle);
   const auto line_of = [&](const PhotoFolder::Key& photo, bool given_up) {
     Report report;
     report.image = photo.first;
@@ -392,9 +484,9 @@ void WatchPhotos(const Options& options, std::ostream& out) {
                          "see why the program was killed; most likely the photo takes more memory "
                          "or time than it may");
       }
-      Preprocess(one, bundle, &model, &report);
+      const Photo seen = Preprocess(one, bundle, &model, &report);
       Run(one, &model, &report);
-      FindTop(one, bundle, model, &report);
+      FindResults(one, bundle, model, postprocessor, seen.geometry, &report);
       report.rss_peak_bytes = PeakRssBytes();
       PrintJson(report, line);
     } catch (const Error& error) {
@@ -404,6 +496,41 @@ void WatchPhotos(const Options& options, std::ostream& out) {
     return line.str();
   };
   Watch(*options.watch, options.results, line_of, out);
+}
+
+/// --images and --frames.
+void RunLiveSource(const Options& options, std::ostream& out) {
+  HoldStopSignals();
+  const BundleFolder bundle = OpenBundle(options.bundle ? *options.bundle : OwnBundle());
+  const Preprocessor preprocessor(LoadPreprocessSpec(bundle.preprocess()));
+  const std::optional<Postprocessor> postprocessor = PostprocessorOf(options, bundle);
+  if (options.size &&
+      std::int64_t{options.size->width} * options.size->height > preprocessor.spec().max_pixels) {
+    throw UsageError("--size: more pixels than the " +
+                     std::to_string(preprocessor.spec().max_pixels) + " that are allowed");
+  }
+  Report setup;
+  ConfigureThreads(options, &setup);
+  Model model(bundle.model());
+  if (model.inputs().size() != 1) {
+    throw ModelInputError("the model has " + std::to_string(model.inputs().size()) +
+                          " inputs, an image is only one of them");
+  }
+  const TensorView input = ImageInput(model, preprocessor.spec().input);
+  const auto line_of = [&](const LiveFrame& frame) {
+    Report report;
+    report.image = frame.path;
+    if (!frame.path) report.frame = frame.number;
+    report.decode_ms = frame.decode_ms;
+    report.preprocess_ms = frame.preprocess_ms;
+    std::copy(frame.tensor.begin(), frame.tensor.end(), static_cast<char*>(input.data));
+    Run(options, &model, &report);
+    FindResults(options, bundle, model, postprocessor, frame.geometry, &report);
+    std::ostringstream line;
+    PrintJson(report, line);
+    return line.str();
+  };
+  RunLive(options, preprocessor, *input.info, line_of, out);
 }
 
 int Fail(const Error& error, bool json, std::ostream& out, std::ostream& err) {
@@ -429,6 +556,10 @@ int RunApp(const std::vector<std::string>& words, std::ostream& out, std::ostrea
     }
     if (options.watch) {
       WatchPhotos(options, out);
+      return 0;
+    }
+    if (options.images || options.frames) {
+      RunLiveSource(options, out);
       return 0;
     }
     const Report report = Execute(options);

@@ -79,6 +79,32 @@ void HoldStopSignals() {
 
 bool StopRequested() { return g_stop != 0; }
 
+bool StopPending() {
+  sigset_t pending;
+  sigpending(&pending);
+  return StopRequested() || sigismember(&pending, SIGTERM) == 1 ||
+         sigismember(&pending, SIGINT) == 1;
+}
+
+sigset_t StopMask() {
+  sigset_t mask;
+  pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+  sigdelset(&mask, SIGTERM);
+  sigdelset(&mask, SIGINT);
+  return mask;
+}
+
+std::vector<std::filesystem::path> PhotosIn(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> photos;
+  const std::unique_ptr<DIR, int (*)(DIR*)> open(opendir(folder.c_str()), closedir);
+  if (open == nullptr) throw UsageError("--images: " + folder.string() + ": " + LastError());
+  while (const dirent* const entry = readdir(open.get())) {  // NOLINT(concurrency-mt-unsafe)
+    if (IsPhoto(entry->d_name)) photos.push_back(folder / entry->d_name);
+  }
+  std::sort(photos.begin(), photos.end());
+  return photos;
+}
+
 PhotoFolder::PhotoFolder(std::filesystem::path folder) : path_(std::move(folder)) {
   fd_ = Fd(inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
   const auto events = IN_CLOSE_WRITE | IN_MOVED_TO | IN_ONLYDIR;
@@ -117,10 +143,7 @@ std::vector<PhotoFolder::Key> PhotoFolder::Arrived(std::optional<std::chrono::mi
     wait.tv_nsec = static_cast<decltype(wait.tv_nsec)>(limit->count() % 1000) * 1000000;
   }
   // Only here may a stop signal come in: one that came before is seen now, none is missed.
-  sigset_t mask;
-  pthread_sigmask(SIG_SETMASK, nullptr, &mask);
-  sigdelset(&mask, SIGTERM);
-  sigdelset(&mask, SIGINT);
+  const sigset_t mask = StopMask();
   if (ppoll(&wanted, 1, limit ? &wait : nullptr, &mask) <= 0) return {};
 
   std::vector<Key> keys;
@@ -232,9 +255,7 @@ void Watch(const std::filesystem::path& folder, const std::optional<std::filesys
       if (begun) begun->Finish(key);
       notifier.Send("WATCHDOG=1");
       // A look at the signals alone: a long queue must not hold up a stop.
-      sigset_t pending;
-      sigpending(&pending);
-      if (sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGINT) == 1) break;
+      if (StopPending()) break;
     }
     queue = photos.Arrived(notifier.interval());
     notifier.Send("WATCHDOG=1");

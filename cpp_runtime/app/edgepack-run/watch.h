@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -41,11 +42,18 @@ class PhotoFolder {
   Fd fd_;
 };
 
+/// Photos (.jpg, .jpeg, .png) of a folder, by name. Throws UsageError.
+std::vector<std::filesystem::path> PhotosIn(const std::filesystem::path& folder);
+
 /// From here on SIGTERM and SIGINT are kept back until somebody waits in `PhotoFolder::Arrived`.
 /// Call it before any thread is started: they inherit it.
 void HoldStopSignals();
 /// Whether one of them has come.
 bool StopRequested();
+/// Whether one of them has come, or waits to.
+bool StopPending();
+/// The mask with which a thread has to wait, so that one of them ends that.
+sigset_t StopMask();
 
 /// Lines of JSON for photos, to a file that says after a restart what was done, or to a stream.
 class ResultLines {

@@ -1,37 +1,16 @@
 #include <algorithm>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include <edgepack/preprocess_spec.h>
 
 #include "bundle_json.h"
+#include "words.h"
 
 namespace edgepack {
 namespace {
 
 constexpr std::int64_t kMaxSide = 16384;
-
-template <typename T>
-using Words = std::vector<std::pair<std::string_view, T>>;
-
-/// The value that belongs to `text`, which stands at `key`.
-template <typename T>
-T Choice(const std::string& text, const Words<T>& words, const std::string& key,
-         const JsonObject& object) {
-  std::string known;
-  for (const auto& [word, value] : words) {
-    if (word == text) return value;
-    known += (known.empty() ? "" : ", ") + std::string(word);
-  }
-  object.Fail(key, "'" + text + "' is none of " + known);
-}
-
-template <typename T>
-T ReadChoice(const std::string& key, const Words<T>& words, JsonObject* object) {
-  return Choice<T>(object->String(key), words, key, *object);
-}
 
 int ReadSide(const char* key, JsonObject* object) {
   return static_cast<int>(object->Int(key, 1, kMaxSide));

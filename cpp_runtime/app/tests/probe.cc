@@ -1,9 +1,11 @@
-// For tests of the reader of preprocess.json from Python (tests/readers.py). On stdin: sizes, each
-// on a line, and as many bytes. A line of JSON for each: what was read, or the error.
+// For tests of the readers of preprocess.json and postprocess.json from Python (tests/readers.py).
+// On stdin: sizes, each on a line, and as many bytes. A line of JSON for each: what was read, or
+// the error. The only argument says which of the two it is.
 #include <array>
 #include <cstdio>
 #include <string>
 
+#include <edgepack/postprocess_spec.h>
 #include <edgepack/preprocess_spec.h>
 
 #include "app/fuzz/files.h"
@@ -51,7 +53,28 @@ void Write(const PreprocessSpec& spec, JsonWriter& json) {
   json.Bool(spec.accept.gray).EndArray().Key("max_pixels").Int(spec.max_pixels).EndObject();
 }
 
-int Main() {
+void Write(const PostprocessSpec& spec, JsonWriter& json) {
+  const std::array<const char*, 4> kinds = {"classes", "tensors", "yolo", "centernet"};
+  const std::array<const char*, 3> scores = {"softmax", "sigmoid", "raw"};
+  const std::array<const char*, 5> heads = {"v8", "v5", "end2end", "centernet", "centerface"};
+  json.BeginObject().Key("kind").String(kinds.at(static_cast<std::size_t>(spec.kind)));
+  json.Key("outputs").BeginArray();
+  for (const std::string& name : spec.outputs) json.String(name);
+  json.EndArray().Key("scores").String(scores.at(static_cast<std::size_t>(spec.scores)));
+  json.Key("top").Int(spec.top).Key("least");
+  spec.least ? json.Number(*spec.least) : json.Null();
+  json.Key("count").Int(spec.count);
+  json.Key("size").BeginArray().Int(spec.height).Int(spec.width).EndArray();
+  json.Key("boxes").BeginArray().Number(spec.score).Number(spec.iou).Int(spec.max_boxes);
+  json.Bool(spec.class_aware).EndArray();
+  json.Key("head").String(heads.at(static_cast<std::size_t>(spec.head)));
+  json.Key("anchors").BeginArray();
+  for (const double side : spec.anchors) json.Number(side);
+  json.EndArray().Key("bins").Int(spec.bins).Key("relative").Bool(spec.relative);
+  json.Key("points").Int(spec.points).EndObject();
+}
+
+int Main(bool postprocess) {
   const MemoryFile file;
   std::size_t size = 0;
   while (std::scanf("%zu", &size) == 1 && std::getchar() == '\n') {
@@ -60,7 +83,11 @@ int Main() {
     file.Write(text);
     JsonWriter json;
     try {
-      Write(LoadPreprocessSpec(file.path()), json);
+      if (postprocess) {
+        Write(LoadPostprocessSpec(file.path()), json);
+      } else {
+        Write(LoadPreprocessSpec(file.path()), json);
+      }
     } catch (const Error& error) {
       json.BeginObject().Key("kind").String(error.kind);
       json.Key("message").String(error.message).EndObject();
@@ -73,4 +100,6 @@ int Main() {
 }  // namespace
 }  // namespace edgepack
 
-int main() { return edgepack::Main(); }
+int main(int argc, char** argv) {
+  return edgepack::Main(argc == 2 && std::string(argv[1]) == "postprocess");
+}

@@ -36,6 +36,10 @@ TEST_CASE("options are read") {
   CHECK(options.dumps.at(0).tensor == 19);
   CHECK(options.dumps.at(0).file == "/tmp/a:b.npy");
   CHECK(ParseOptions({"--golden", "--bench", "2", "--profile"}).profile);
+  const Options post = ParseOptions({"--postprocess", "a.npy", "--size", "640x480"});
+  CHECK(post.postprocess.at(0) == "a.npy");
+  CHECK(post.size->width == 640);
+  CHECK(post.size->height == 480);
   CHECK(ParseOptions({"--help"}).help);
   CHECK(ParseOptions({"--version"}).version);
 }
@@ -49,11 +53,22 @@ TEST_CASE("mistakes") {
   CHECK(Contains(ParseError({"--golden", "--preprocess-only"}), "need --image"));
   CHECK(
       Contains(ParseError({"--image", "a", "--preprocess-only", "--bench", "1"}), "does not run"));
+  CHECK(ParseError({"--frames", "rgb24"}) == "--frames of pixels need --size");
+  CHECK(ParseError({"--frames", "h264"}) ==
+        "--frames: 'h264' is none of bgr24, gray, mjpeg, rgb24");
+  CHECK(Contains(ParseError({"--frames", "mjpeg", "--at-end", "wait"}), "cannot be opened again"));
+  CHECK(Contains(ParseError({"--golden", "--newest"}), "need --frames"));
+  CHECK(Contains(ParseError({"--images", "a", "--bench", "1"}), "write lines of results"));
   for (const char* value : {"", "7", "7:1", "7:1:", ":1:f", "7::f", "-1:2:f", "1:x:f"}) {
     CAPTURE(value);
     CHECK(Contains(ParseError({"--golden", "--dump", value}), "--dump: '"));
   }
   CHECK(Contains(ParseError({"--golden", "--bench", "1", "--dump", "1:2:f"}), "single run"));
+  CHECK(ParseError({"--golden", "--size", "1x1"}) == "--size needs --frames or --postprocess");
+  CHECK(Contains(ParseError({"--golden", "--draw", "a.png"}), "--draw needs --image"));
+  CHECK(Contains(ParseError({"--postprocess", "a", "--bench", "1"}), "does not run the model"));
+  CHECK(Contains(ParseError({"--postprocess", "a", "--size", "640"}), "is no WIDTHxHEIGHT"));
+  CHECK(Contains(ParseError({"--postprocess", "a", "--size", "0x480"}), "--size: '0' is not"));
   for (const char* value : {"", "x", "0", "-1", "1.5", "2x", "99999999999"}) {
     CAPTURE(value);
     CHECK(Contains(ParseError({"--golden", "--bench", value}), "--bench: '"));

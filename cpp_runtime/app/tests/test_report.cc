@@ -47,6 +47,22 @@ Report FullReport() {
 
 }  // namespace
 
+TEST_CASE("boxes are written") {
+  Report report;
+  report.boxes.emplace();
+  std::ostringstream empty;
+  PrintJson(report, empty);
+  CHECK(Contains(empty.str(), "\"boxes\":[]"));
+  report.boxes->push_back({{{2, 0.5}, {1, 2}, {3, 4.25}, {{1.5, 2.5}}}, "cat"});
+  std::ostringstream json;
+  PrintJson(report, json);
+  CHECK(Contains(json.str(), R"("boxes":[{"index":2,"label":"cat","score":0.5,"box":[1,2,3,4.25],)"
+                             R"("points":[[1.5,2.5]]}])"));
+  std::ostringstream text;
+  PrintText(report, text);
+  CHECK(Contains(text.str(), "   0.5000      2  cat  at 1.0,2.0 to 3.0,4.2\n"));
+}
+
 TEST_CASE("a full report") {
   const JsonDocument document = Json(FullReport());
   JsonObject json = document.Root();

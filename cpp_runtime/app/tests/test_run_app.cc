@@ -226,6 +226,47 @@ TEST_CASE("a kernel that fails is a bug") {
   CHECK(Contains(result.err, "error: kernel fail: expected 3 rows"));
 }
 
+TEST_CASE("classes by the bundle's postprocessing") {
+  const TempFolder folder;
+  WriteBundle(folder.path());
+  WriteFile(folder / "postprocess.json", R"({
+    "format": "edgepack-postprocess", "version": 1, "kind": "classes", "outputs": ["y"],
+    "scores": "raw", "top": 3, "score": 50})");
+  Result result = Run(folder, {"--golden", "--json"});
+  CHECK(result.code == 0);
+  const JsonDocument document = result.json();
+  CHECK(document.Root().Objects("top").size() == 2);  // of 22, 44, 66, 88
+  const std::string output = folder / "golden" / "output.npy";
+  result = Run(folder, {"--postprocess", output, "--top", "1"});
+  CHECK(result.code == 0);
+  CHECK(Contains(result.out, "88.0000      3"));
+  CHECK(Run(folder, {"--postprocess", output, "--postprocess", output}).code == 2);
+  WriteFile(folder / "postprocess.json",
+            Replace(ReadFile(folder / "postprocess.json"), "\"y\"", "\"z\""));
+  CHECK(Contains(Run(folder, {"--golden"}).err, "postprocess.json: the model has no output 'z'"));
+  std::filesystem::remove(folder / "postprocess.json");
+  CHECK(Run(folder, {"--postprocess", output}).code == 5);
+}
+
+TEST_CASE("a photo's tensors as they are, and the photo drawn") {
+  const TempFolder folder;
+  WriteImageBundle(folder);
+  WriteFile(folder / "postprocess.json", R"({
+    "format": "edgepack-postprocess", "version": 1, "kind": "tensors", "outputs": ["y"],
+    "count": 2})");
+  const std::string photo = folder / "photo.png";
+  Result result = Run(folder, {"--image", photo, "--json"});
+  CHECK(result.code == 0);
+  const JsonDocument document = result.json();
+  CHECK(document.Root().Objects("tensors").at(0).Numbers("values") == std::vector<double>{20, 44});
+  CHECK(Contains(Run(folder, {"--image", photo}).out, "y: 20 44"));
+  const std::string drawn = folder / "drawn.png";
+  CHECK(Run(folder, {"--image", photo, "--draw", drawn}).code == 0);
+  CHECK(cv::imread(drawn).size() == cv::Size(4, 1));
+  CHECK(Run(folder, {"--image", photo, "--draw", folder / "drawn.gif"}).code == 2);
+  CHECK(Run(folder, {"--golden", "--draw", drawn}).code == 2);
+}
+
 TEST_CASE("a photo") {
   const TempFolder folder;
   WriteImageBundle(folder);

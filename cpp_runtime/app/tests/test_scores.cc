@@ -2,6 +2,7 @@
 #include <limits>
 
 #include <doctest/doctest.h>
+#include <edgepack/postprocessor.h>
 
 #include "scores.h"
 #include "statistics.h"
@@ -11,6 +12,8 @@ namespace edgepack::testing {
 namespace {
 
 const float kNan = std::numeric_limits<float>::quiet_NaN();
+using How = PostprocessSpec::Scores;
+
 const float kInf = std::numeric_limits<float>::infinity();
 
 Comparison CompareFloats(std::vector<float> actual, const std::vector<float>& expected) {
@@ -23,20 +26,20 @@ Comparison CompareFloats(std::vector<float> actual, const std::vector<float>& ex
 TEST_CASE("the best classes") {
   std::vector<float> values = {1, 5, kNan, 5, -3};
   const TensorInfo info = Info(DType::kFloat32, {1, 5});
-  const std::vector<Score> top = TopScores({&info, values.data()}, 10, false);
+  const std::vector<Score> top = TopScores({&info, values.data()}, 10, How::kRaw);
   REQUIRE(top.size() == 5);
   CHECK(top[0].index == 1);
   CHECK(top[1].index == 3);
   CHECK(top[2].index == 0);
   CHECK(top[3].score == -3);
   CHECK(top[4].index == 2);
-  CHECK(TopScores({&info, values.data()}, 0, false).empty());
+  CHECK(TopScores({&info, values.data()}, 0, How::kRaw).empty());
 }
 
 TEST_CASE("softmax") {
   std::vector<float> values = {1000, 1001};  // would overflow without a shift
   const TensorInfo info = Info(DType::kFloat32, {2});
-  const std::vector<Score> top = TopScores({&info, values.data()}, 2, true);
+  const std::vector<Score> top = TopScores({&info, values.data()}, 2, How::kSoftmax);
   CHECK(top[0].score == doctest::Approx(1 / (1 + std::exp(-1.0))));
   CHECK(top[0].score + top[1].score == doctest::Approx(1));
 }

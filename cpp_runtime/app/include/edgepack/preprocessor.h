@@ -1,7 +1,10 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
+#include <string_view>
 
+#include <edgepack/geometry.h>
 #include <edgepack/preprocess_spec.h>
 #include <edgepack/tensor.h>
 
@@ -23,9 +26,15 @@ class Preprocessor {
   /// The image of a JPEG or PNG file as 8-bit BGR (CV_8UC3), EXIF orientation applied.
   [[nodiscard]] cv::Mat Decode(const std::filesystem::path& path) const;
 
+  /// The same of a file's bytes; `name` is for messages.
+  [[nodiscard]] cv::Mat Decode(std::string_view bytes, const std::string& name) const;
+
   /// A BGR image (CV_8UC3) resized and cropped: CV_8UC3 with channels in the order of the spec's
   /// colour, or CV_8UC1 for gray.
   [[nodiscard]] cv::Mat Resized(const cv::Mat& bgr) const;
+
+  /// How a photo of `height` x `width` pixels, turned by its EXIF data, lies in its tensor.
+  [[nodiscard]] Geometry GeometryOf(int height, int width) const;
 
   /// Shape and dtype of the tensor that ToTensor makes of `resized`: (1, C, H, W) or (1, H, W, C).
   [[nodiscard]] TensorInfo InfoOf(const cv::Mat& resized) const;

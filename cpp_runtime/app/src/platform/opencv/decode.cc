@@ -120,41 +120,46 @@ MemoryMap MapImage(const std::filesystem::path& path) {
 cv::Mat DecodeImage(const std::filesystem::path& path, const PreprocessSpec::Accept& accept,
                     std::int64_t max_pixels) {
   const MemoryMap file = MapImage(path);
-  const std::optional<Header> header = ReadHeader({file.data(), file.size()});
+  return DecodeImage({file.data(), file.size()}, path.string(), accept, max_pixels);
+}
+
+cv::Mat DecodeImage(std::string_view file, const std::string& name,
+                    const PreprocessSpec::Accept& accept, std::int64_t max_pixels) {
+  const std::optional<Header> header = ReadHeader(file);
   if (!header || file.size() > INT32_MAX) {
-    throw ImageError("not a JPEG or PNG image: " + path.string(),
-                     "convert it to PNG, or give another file");
+    throw ImageError("not a JPEG or PNG image: " + name, "convert it to PNG, or give another file");
   }
   if (header->animated) {
-    throw ImageError("image is an animation: " + path.string(), "give one picture of it");
+    throw ImageError("image is an animation: " + name, "give one picture of it");
   }
   // By a division: the product of what a damaged header says may be more than any number.
   if (header->height > 0 && header->width > max_pixels / header->height) {
     throw ImageError("image of " + std::to_string(header->width) + " x " +
                          std::to_string(header->height) + " pixels is larger than the " +
-                         std::to_string(max_pixels) + " pixels allowed: " + path.string(),
+                         std::to_string(max_pixels) + " pixels allowed: " + name,
                      "give a smaller photo, or set `max_pixels` in the [preprocess] table if "
                      "there is memory for it");
   }
   const PreprocessSpec::Accept& kinds = header->kinds;
   if (kinds.sixteen_bit && !accept.sixteen_bit) {
-    Refuse("has 16 bits per channel", path.string(), "keep the upper 8 bits", "16bit");
+    Refuse("has 16 bits per channel", name, "keep the upper 8 bits", "16bit");
   }
   if (kinds.alpha && !accept.alpha) {
-    Refuse("has an alpha channel", path.string(), "drop the alpha channel", "alpha");
+    Refuse("has an alpha channel", name, "drop the alpha channel", "alpha");
   }
   if (kinds.gray && !accept.gray) {
-    Refuse("is gray", path.string(), "repeat the gray channel as colours", "gray");
+    Refuse("is gray", name, "repeat the gray channel as colours", "gray");
   }
-  if (header->damaged) throw ImageError("image is damaged: " + path.string());
-  const cv::Mat encoded(1, static_cast<int>(file.size()), CV_8UC1, file.data());
+  if (header->damaged) throw ImageError("image is damaged: " + name);
+  // OpenCV has no matrix of constants. NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
+  const cv::Mat encoded(1, static_cast<int>(file.size()), CV_8UC1, const_cast<char*>(file.data()));
   cv::Mat image;
   try {
     image = cv::imdecode(encoded, cv::IMREAD_COLOR);
   } catch (const cv::Exception& error) {
-    throw ImageError("image cannot be decoded: " + path.string() + ": " + error.err);
+    throw ImageError("image cannot be decoded: " + name + ": " + error.err);
   }
-  if (image.empty()) throw ImageError("image is damaged: " + path.string());
+  if (image.empty()) throw ImageError("image is damaged: " + name);
   return image;
 }
 

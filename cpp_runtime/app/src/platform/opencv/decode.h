@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
+#include <string_view>
 
 #include <edgepack/preprocess_spec.h>
 #include <opencv2/core/mat.hpp>
@@ -13,5 +15,9 @@ namespace edgepack {
 /// than `max_pixels` pixels by its header, of which none is decoded then (one message each).
 cv::Mat DecodeImage(const std::filesystem::path& path, const PreprocessSpec::Accept& accept,
                     std::int64_t max_pixels = PreprocessSpec::kMostPixels);
+
+/// The same of a file's bytes; `name` is for messages.
+cv::Mat DecodeImage(std::string_view bytes, const std::string& name,
+                    const PreprocessSpec::Accept& accept, std::int64_t max_pixels);
 
 }  // namespace edgepack

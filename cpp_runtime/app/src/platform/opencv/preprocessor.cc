@@ -122,6 +122,10 @@ cv::Mat Preprocessor::Decode(const std::filesystem::path& path) const {
   return DecodeImage(path, spec_.accept, spec_.max_pixels);
 }
 
+cv::Mat Preprocessor::Decode(std::string_view bytes, const std::string& name) const {
+  return DecodeImage(bytes, name, spec_.accept, spec_.max_pixels);
+}
+
 cv::Mat Preprocessor::Resized(const cv::Mat& bgr) const {
   cv::Mat image = bgr;
   if (spec_.color == PreprocessSpec::Color::kGray) {
@@ -136,6 +140,30 @@ cv::Mat Preprocessor::Resized(const cv::Mat& bgr) const {
     return rgb;
   }
   return image;
+}
+
+Geometry Preprocessor::GeometryOf(int height, int width) const {
+  const Size from(width, height);
+  Size outer = from;
+  Size inner = from;
+  if (spec_.resize) {
+    outer = Size(spec_.resize->size.width, spec_.resize->size.height);
+    if (spec_.resize->mode == ResizeMode::kShortest) outer = ShortestSize(from, outer.height);
+    inner = spec_.resize->mode == ResizeMode::kLetterbox ? LetterboxSize(from, outer) : outer;
+  }
+  Geometry geometry;
+  geometry.height = height;
+  geometry.width = width;
+  geometry.scaled_height = static_cast<int>(inner.height);
+  geometry.scaled_width = static_cast<int>(inner.width);
+  geometry.top = -static_cast<int>((outer.height - inner.height) / 2);
+  geometry.left = -static_cast<int>((outer.width - inner.width) / 2);
+  if (spec_.crop) {
+    geometry.top +=
+        CropStart(static_cast<int>(outer.height), spec_.crop->height, spec_.crop_centre);
+    geometry.left += CropStart(static_cast<int>(outer.width), spec_.crop->width, spec_.crop_centre);
+  }
+  return geometry;
 }
 
 TensorInfo Preprocessor::InfoOf(const cv::Mat& resized) const {

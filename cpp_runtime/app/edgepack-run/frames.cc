@@ -1,0 +1,178 @@
+// JPEG's markers: ITU T.81, annex B.
+#include "frames.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace edgepack {
+namespace {
+
+constexpr std::string_view kStart = "\xff\xd8\xff";  // SOI, and the next marker
+constexpr unsigned kMarker = 0xFF;
+constexpr unsigned kSoi = 0xD8;
+constexpr unsigned kEoi = 0xD9;
+constexpr unsigned kSos = 0xDA;
+
+constexpr std::size_t kMostBetween = 512;
+
+/// Segments of applications (a preview in Exif, say) and comments.
+bool MayHoldPicture(unsigned marker) {
+  return (marker >= 0xE1 && marker <= 0xEF) || marker == 0xFE;
+}
+
+/// Markers without a length: TEM, and RST0 to RST7.
+bool StandsAlone(unsigned marker) { return marker == 0x01 || (marker >= 0xD0 && marker <= 0xD7); }
+
+}  // namespace
+
+void FrameSplitter::Feed(std::string_view bytes) {
+  bytes_ += bytes;
+  frame_bytes_ != 0 ? SplitRaw() : SplitJpegs();
+}
+
+void FrameSplitter::End() {
+  if (frame_bytes_ != 0 && !bytes_.empty()) ++broken_;
+  // What lies within the one that has no end may be whole.
+  while (frame_bytes_ == 0 && place_ != Place::kBefore) {
+    Break(2);
+    SplitJpegs();
+  }
+  bytes_.clear();
+  at_ = 0;
+  place_ = Place::kBefore;
+  between_ = 0;
+  counted_ = false;
+}
+
+std::optional<std::string> FrameSplitter::Next() {
+  if (frames_.empty()) return std::nullopt;
+  std::optional<std::string> frame = std::move(frames_.front());
+  frames_.pop_front();
+  return frame;
+}
+
+void FrameSplitter::SplitRaw() {
+  std::size_t begin = 0;
+  for (; bytes_.size() - begin >= frame_bytes_; begin += frame_bytes_) {
+    frames_.push_back(bytes_.substr(begin, frame_bytes_));
+  }
+  bytes_.erase(0, begin);
+}
+
+void FrameSplitter::SplitJpegs() {
+  for (bool more = true; more;) {
+    switch (place_) {
+      case Place::kBefore:
+        more = FindStart();
+        break;
+      case Place::kSegments:
+        more = ReadSegment();
+        break;
+      case Place::kPixels:
+        more = SkipPixels();
+        break;
+    }
+    if (place_ != Place::kBefore && std::max(at_, bytes_.size()) > kMostBytes) Break(2);
+  }
+}
+
+/// Leaves out bytes between frames. More than a header of MIME's has is a frame without its start.
+void FrameSplitter::Drop(std::size_t bytes) {
+  bytes_.erase(0, bytes);
+  between_ += bytes;
+  if (between_ > kMostBetween && !counted_) {
+    ++broken_;
+    counted_ = true;
+  }
+}
+
+bool FrameSplitter::FindStart() {
+  const std::size_t start = bytes_.find(kStart);
+  if (start == std::string::npos) {
+    // The first two bytes of it may have come.
+    if (bytes_.size() > 2) Drop(bytes_.size() - 2);
+    return false;
+  }
+  Drop(start);
+  at_ = 2;
+  place_ = Place::kSegments;
+  return true;
+}
+
+bool FrameSplitter::ReadSegment() {
+  if (bytes_.size() < 4 || at_ > bytes_.size() - 4) {
+    // An EOI may be the last of all.
+    if (bytes_.size() < 2 || at_ > bytes_.size() - 2 || Byte(at_) != kMarker ||
+        Byte(at_ + 1) != kEoi) {
+      return false;
+    }
+  }
+  const unsigned marker = Byte(at_ + 1);
+  if (Byte(at_) != kMarker || marker == 0) {
+    Break(2);
+  } else if (marker == kMarker) {
+    ++at_;
+  } else if (marker == kSoi) {
+    Break(at_);
+  } else if (marker == kEoi) {
+    Finish(at_ + 2);
+  } else if (StandsAlone(marker)) {
+    at_ += 2;
+  } else {
+    const std::size_t length = std::max(Byte(at_ + 2) << 8U | Byte(at_ + 3), 2U);
+    const std::size_t end = at_ + 2 + length;
+    if (!MayHoldPicture(marker)) {
+      // In the length, too: that is where a cut leads to wherever.
+      const std::size_t start = std::string_view(bytes_).substr(0, end + 2).find(kStart, at_ + 2);
+      if (start != std::string_view::npos) {
+        Break(start);
+        return true;
+      }
+      if (bytes_.size() < end + 2) return false;
+    }
+    at_ = end;
+    if (marker == kSos) place_ = Place::kPixels;
+  }
+  return true;
+}
+
+bool FrameSplitter::SkipPixels() {
+  if (at_ >= bytes_.size()) return false;
+  at_ = bytes_.find('\xff', at_);
+  if (at_ == std::string::npos || at_ + 1 == bytes_.size()) {
+    at_ = std::min(at_, bytes_.size());
+    return false;
+  }
+  const unsigned marker = Byte(at_ + 1);
+  if (marker == kMarker) {
+    ++at_;
+  } else if (marker == 0 || StandsAlone(marker)) {
+    at_ += 2;
+  } else if (marker == kSoi) {
+    Break(at_);
+  } else if (marker == kEoi) {
+    Finish(at_ + 2);
+  } else {
+    place_ = Place::kSegments;
+  }
+  return true;
+}
+
+/// A whole frame: all bytes before `end`.
+void FrameSplitter::Finish(std::size_t end) {
+  frames_.push_back(bytes_.substr(0, end));
+  bytes_.erase(0, end);
+  place_ = Place::kBefore;
+  between_ = 0;
+  counted_ = false;
+}
+
+/// What began is no frame; another one may begin at `resume`.
+void FrameSplitter::Break(std::size_t resume) {
+  ++broken_;
+  counted_ = true;  // what is left of it is no other
+  bytes_.erase(0, resume);
+  place_ = Place::kBefore;
+}
+
+}  // namespace edgepack

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "options.h"
+
+namespace edgepack {
+
+/// Cuts a stream of bytes into frames. Whatever does not become one is left out and counted.
+class FrameSplitter {
+ public:
+  /// No frame has more bytes.
+  static constexpr std::size_t kMostBytes = std::size_t{64} << 20U;
+
+  /// For MJPEG: pictures one after the other, each from its SOI to its EOI.
+  FrameSplitter() = default;
+  /// For frames of so many bytes each.
+  explicit FrameSplitter(std::size_t frame_bytes) : frame_bytes_(frame_bytes) {}
+
+  /// Takes bytes of the stream.
+  void Feed(std::string_view bytes);
+  /// The stream has ended: a frame that has not is broken. There may be more whole ones after it.
+  void End();
+  /// The next whole frame, if there is one.
+  std::optional<std::string> Next();
+
+  [[nodiscard]] std::int64_t broken() const { return broken_; }
+
+ private:
+  /// Where the parser of a JPEG is: before it, between its segments, or in its pixels.
+  enum class Place { kBefore, kSegments, kPixels };
+
+  void SplitRaw();
+  void SplitJpegs();
+  void Drop(std::size_t bytes);
+  bool FindStart();
+  bool ReadSegment();
+  bool SkipPixels();
+  void Finish(std::size_t end);
+  void Break(std::size_t resume);
+  [[nodiscard]] unsigned Byte(std::size_t at) const {
+    return static_cast<unsigned char>(bytes_[at]);
+  }
+
+  std::size_t frame_bytes_ = 0;
+  std::string bytes_;
+  std::size_t at_ = 0;  // of the parser
+  Place place_ = Place::kBefore;
+  std::size_t between_ = 0;  // bytes that are of no frame, since the last one
+  bool counted_ = false;     // as a broken frame
+  std::deque<std::string> frames_;
+  std::int64_t broken_ = 0;
+};
+
+}  // namespace edgepack

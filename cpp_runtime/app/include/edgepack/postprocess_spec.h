@@ -1,0 +1,51 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace edgepack {
+
+/// postprocess.json: what becomes of a model's outputs. What each kind does, and which outputs it
+/// takes, is written down in edgepack/postprocess, its mirror.
+struct PostprocessSpec {
+  enum class Kind { kClasses, kTensors, kYolo, kCenterNet };
+  /// What makes scores of elements.
+  enum class Scores { kSoftmax, kSigmoid, kRaw };
+  enum class Head { kV8, kV5, kEnd2End, kCenterNet, kCenterFace };
+
+  Kind kind = Kind::kClasses;
+  /// Names of the outputs it takes, in its order.
+  std::vector<std::string> outputs;
+
+  // kClasses; kCenterNet has `scores` as well.
+  Scores scores = Scores::kSoftmax;
+  int top = 0;
+  std::optional<double> least;  ///< classes below this score are left out
+
+  // kTensors
+  int count = 0;  ///< elements of each, at most
+
+  // Boxes.
+  int height = 0;  ///< of the image in the model's input, which coordinates are in
+  int width = 0;
+  double score = 0;
+  double iou = 0;
+  int max_boxes = 0;
+  bool class_aware = true;
+  Head head = Head::kV8;
+
+  // kYolo
+  std::vector<double> anchors;
+  int bins = 0;
+  bool relative = false;  ///< coordinates are from 0 to 1
+  int points = 0;
+
+  [[nodiscard]] bool boxes() const { return kind == Kind::kYolo || kind == Kind::kCenterNet; }
+};
+
+/// Reads and checks postprocess.json. Throws BundleError.
+PostprocessSpec LoadPostprocessSpec(const std::filesystem::path& path);
+
+}  // namespace edgepack

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <edgepack/geometry.h>
+#include <edgepack/postprocess_spec.h>
+#include <edgepack/tensor.h>
+
+namespace edgepack {
+
+/// A class and its score.
+struct Score {
+  std::size_t index = 0;
+  double score = 0;
+};
+
+/// Whether a tensor is one vector of scores: all dimensions but the last are 1.
+bool IsVector(const Shape& shape);
+
+/// The `count` largest elements, best first, equal ones by index. NaN sorts last.
+std::vector<Score> TopScores(const TensorView& output, std::size_t count,
+                             PostprocessSpec::Scores scores);
+
+/// A thing and where it is: two corners, and points, in pixels of the photo.
+struct Box {
+  Score found;
+  Point low;
+  Point high;
+  std::vector<Point> points;
+};
+
+/// The elements of an output.
+struct Values {
+  std::string name;
+  std::vector<double> values;
+};
+
+/// What one kind of postprocessing gives; the others are empty.
+struct Results {
+  std::vector<Score> top;
+  std::optional<std::vector<Box>> boxes;
+  std::vector<Values> tensors;
+};
+
+/// From a model's outputs to classes and boxes, by a PostprocessSpec.
+class Postprocessor {
+ public:
+  explicit Postprocessor(PostprocessSpec spec) : spec_(std::move(spec)) {}
+
+  [[nodiscard]] const PostprocessSpec& spec() const { return spec_; }
+
+  /// The outputs that the spec takes of a model's. Throws BundleError if it has no such.
+  [[nodiscard]] std::vector<TensorView> Choose(const std::vector<TensorView>& outputs) const;
+
+  /// The results of `tensors`, those of spec().outputs. Coordinates are those of the photo that
+  /// `geometry` tells of, without one those of the model's input. Throws ModelInputError for
+  /// tensors that the spec does not take.
+  [[nodiscard]] Results Run(const std::vector<TensorView>& tensors,
+                            const std::optional<Geometry>& geometry) const;
+
+ private:
+  PostprocessSpec spec_;
+};
+
+}  // namespace edgepack

@@ -1,0 +1,117 @@
+#include "postprocess/boxes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include <edgepack/errors.h>
+
+namespace edgepack {
+namespace {
+
+/// As many, the best, are compared with each other: a board would take too long for more.
+constexpr std::size_t kMostCandidates = 10000;
+
+double Area(const Corners& box) { return (box.right - box.left) * (box.bottom - box.top); }
+
+/// Intersection over union; 0 if both are empty.
+double OverlapOf(const Corners& a, const Corners& b) {
+  const double width = std::min(a.right, b.right) - std::max(a.left, b.left);
+  const double height = std::min(a.bottom, b.bottom) - std::max(a.top, b.top);
+  const double shared = std::max(width, 0.0) * std::max(height, 0.0);
+  const double both = Area(a) + Area(b) - shared;
+  return both > 0 ? shared / both : 0;
+}
+
+bool IsFinite(Point point) { return std::isfinite(point.x) && std::isfinite(point.y); }
+
+}  // namespace
+
+Best BestOf(const Grid& grid, std::size_t begin, std::size_t end) {
+  Best best;
+  best.score.assign(grid.cells, -std::numeric_limits<float>::infinity());
+  best.index.assign(grid.cells, 0);
+  const auto look = [&](std::size_t channel, std::size_t cell) {
+    const float value = grid.data[channel * grid.channel_stride + cell * grid.cell_stride];
+    if (value > best.score[cell]) {
+      best.score[cell] = value;
+      best.index[cell] = static_cast<std::uint32_t>(channel - begin);
+    }
+  };
+  // In the order of the memory.
+  if (grid.cell_stride == 1) {
+    for (std::size_t channel = begin; channel < end; ++channel) {
+      for (std::size_t cell = 0; cell < grid.cells; ++cell) look(channel, cell);
+    }
+  } else {
+    for (std::size_t cell = 0; cell < grid.cells; ++cell) {
+      for (std::size_t channel = begin; channel < end; ++channel) look(channel, cell);
+    }
+  }
+  return best;
+}
+
+double Sigmoid(double value) { return 1 / (1 + std::exp(-value)); }
+
+Corners FromCentre(double x, double y, double width, double height) {
+  return {x - width / 2, y - height / 2, x + width / 2, y + height / 2};
+}
+
+void Candidates::Add(double score, std::size_t index, const Corners& corners,
+                     std::vector<Point> points) {
+  if (!Counts(score) || !std::isfinite(score) || !IsFinite({corners.left, corners.top}) ||
+      !IsFinite({corners.right, corners.bottom}) ||
+      !std::all_of(points.begin(), points.end(), IsFinite)) {
+    return;
+  }
+  candidates_.push_back({{index, score}, corners, std::move(points)});
+}
+
+bool Candidates::Overlap(const Candidate& a, const Candidate& b) const {
+  if (spec_.class_aware && a.found.index != b.found.index) return false;
+  return OverlapOf(a.corners, b.corners) > spec_.iou;
+}
+
+std::vector<Box> Candidates::Select(const Geometry& geometry, bool suppress) const {
+  std::vector<std::size_t> order(candidates_.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const std::size_t count = std::min(order.size(), kMostCandidates);
+  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(),
+                    [&](std::size_t a, std::size_t b) {
+                      const double first = candidates_[a].found.score;
+                      const double second = candidates_[b].found.score;
+                      return first != second ? first > second : a < b;
+                    });
+  order.resize(count);
+  std::vector<const Candidate*> kept;
+  for (const std::size_t at : order) {
+    if (kept.size() == static_cast<std::size_t>(spec_.max_boxes)) break;
+    const Candidate& candidate = candidates_[at];
+    const bool hidden =
+        suppress && std::any_of(kept.begin(), kept.end(), [&](const Candidate* better) {
+          return Overlap(*better, candidate);
+        });
+    if (!hidden) kept.push_back(&candidate);
+  }
+  std::vector<Box> boxes;
+  for (const Candidate* candidate : kept) {
+    Box box;
+    box.found = candidate->found;
+    box.low = geometry.Source({candidate->corners.left, candidate->corners.top});
+    box.high = geometry.Source({candidate->corners.right, candidate->corners.bottom});
+    if (!(box.low.x < box.high.x && box.low.y < box.high.y)) continue;  // it lies beside the photo
+    for (const Point point : candidate->points) box.points.push_back(geometry.Source(point));
+    boxes.push_back(std::move(box));
+  }
+  return boxes;
+}
+
+void FailTensors(const std::string& problem) {
+  throw ModelInputError("postprocess.json does not take these outputs: " + problem,
+                        "deploy the bundle again: `edgepack deploy`");
+}
+
+}  // namespace edgepack

@@ -1,0 +1,183 @@
+// The heads of YOLO: edgepack/postprocess/yolo.py says what they hold.
+#include <algorithm>
+#include <cmath>
+
+#include "postprocess/boxes.h"
+
+namespace edgepack {
+namespace {
+
+using Head = PostprocessSpec::Head;
+
+/// Numbers before the classes of head v5: a box, and whether anything is there.
+constexpr std::size_t kV5Channels = 5;
+
+/// What x and y are multiplied by where outputs are no maps.
+Point UnitOf(const PostprocessSpec& spec) {
+  if (!spec.relative) return {1, 1};
+  return {static_cast<double>(spec.width), static_cast<double>(spec.height)};
+}
+
+std::vector<Point> PointsOf(const PostprocessSpec& spec, const Grid& grid, std::size_t begin,
+                            std::size_t cell) {
+  const Point unit = UnitOf(spec);
+  std::vector<Point> points(static_cast<std::size_t>(spec.points));
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    points[i] = {grid.At(begin + 3 * i, cell) * unit.x, grid.At(begin + 3 * i + 1, cell) * unit.y};
+  }
+  return points;
+}
+
+Corners BoxOf(const PostprocessSpec& spec, const Grid& grid, std::size_t cell) {
+  const Point unit = UnitOf(spec);
+  return FromCentre(grid.At(0, cell) * unit.x, grid.At(1, cell) * unit.y, grid.At(2, cell) * unit.x,
+                    grid.At(3, cell) * unit.y);
+}
+
+void FindRows(const PostprocessSpec& spec, const Grid& grid, Candidates* found) {
+  const Point unit = UnitOf(spec);
+  for (std::size_t cell = 0; cell < grid.cells; ++cell) {
+    const double score = grid.At(4, cell);
+    const double index = grid.At(5, cell);
+    if (!found->Counts(score) || !(index >= 0 && index < 2147483648.0)) continue;
+    found->Add(score, static_cast<std::size_t>(index),
+               {grid.At(0, cell) * unit.x, grid.At(1, cell) * unit.y, grid.At(2, cell) * unit.x,
+                grid.At(3, cell) * unit.y},
+               PointsOf(spec, grid, 6, cell));
+  }
+}
+
+void FindV8(const PostprocessSpec& spec, const Grid& grid, Candidates* found) {
+  const std::size_t end = grid.channels - 3 * static_cast<std::size_t>(spec.points);
+  const Best best = BestOf(grid, 4, end);
+  for (std::size_t cell = 0; cell < grid.cells; ++cell) {
+    const double score = static_cast<double>(best.score[cell]);
+    if (!found->Counts(score)) continue;
+    found->Add(score, best.index[cell], BoxOf(spec, grid, cell), PointsOf(spec, grid, end, cell));
+  }
+}
+
+void FindV5(const PostprocessSpec& spec, const Grid& grid, Candidates* found) {
+  const Best best = BestOf(grid, kV5Channels, grid.channels);
+  for (std::size_t cell = 0; cell < grid.cells; ++cell) {
+    const double score = grid.At(4, cell) * static_cast<double>(best.score[cell]);
+    if (found->Counts(score)) found->Add(score, best.index[cell], BoxOf(spec, grid, cell));
+  }
+}
+
+/// The mean of the distribution whose logits are `bins` channels from `begin`.
+double Distance(const Grid& grid, std::size_t begin, std::size_t bins, std::size_t cell) {
+  if (bins == 1) return grid.At(begin, cell);
+  double largest = grid.At(begin, cell);
+  for (std::size_t i = 1; i < bins; ++i) largest = std::max(largest, grid.At(begin + i, cell));
+  double total = 0;
+  double mean = 0;
+  for (std::size_t i = 0; i < bins; ++i) {
+    const double weight = std::exp(grid.At(begin + i, cell) - largest);
+    total += weight;
+    mean += static_cast<double>(i) * weight;
+  }
+  return mean / total;
+}
+
+void FindV8Map(const PostprocessSpec& spec, const Floats& map, Candidates* found) {
+  const std::size_t width = map.dim(3);
+  const Grid grid = Grid::Planes(map.data, map.dim(1), map.dim(2) * width);
+  const double stride_x = static_cast<double>(spec.width) / static_cast<double>(width);
+  const double stride_y = static_cast<double>(spec.height) / static_cast<double>(map.dim(2));
+  const auto bins = static_cast<std::size_t>(spec.bins);
+  const Best best = BestOf(grid, 4 * bins, grid.channels);
+  for (std::size_t cell = 0; cell < grid.cells; ++cell) {
+    const double score = Sigmoid(static_cast<double>(best.score[cell]));
+    if (!found->Counts(score)) continue;
+    const double x = static_cast<double>(cell % width) + 0.5;
+    const double y = static_cast<double>(cell / width) + 0.5;
+    const auto distance = [&](std::size_t side) { return Distance(grid, side * bins, bins, cell); };
+    found->Add(score, best.index[cell],
+               {(x - distance(0)) * stride_x, (y - distance(1)) * stride_y,
+                (x + distance(2)) * stride_x, (y + distance(3)) * stride_y});
+  }
+}
+
+void FindV5Map(const PostprocessSpec& spec, const Floats& map, const double* anchors,
+               std::size_t count, Candidates* found) {
+  const bool rows = map.shape.size() == 5;
+  const std::size_t height = map.dim(2);
+  const std::size_t width = map.dim(3);
+  const std::size_t cells = height * width;
+  const std::size_t channels = rows ? map.dim(4) : map.dim(1) / count;
+  const double stride_x = static_cast<double>(spec.width) / static_cast<double>(width);
+  const double stride_y = static_cast<double>(spec.height) / static_cast<double>(height);
+  for (std::size_t anchor = 0; anchor < count; ++anchor) {
+    const float* const data = map.data + anchor * cells * channels;
+    const Grid grid =
+        rows ? Grid::Rows(data, channels, cells) : Grid::Planes(data, channels, cells);
+    const Best best = BestOf(grid, kV5Channels, channels);
+    for (std::size_t cell = 0; cell < cells; ++cell) {
+      const double score =
+          Sigmoid(grid.At(4, cell)) * Sigmoid(static_cast<double>(best.score[cell]));
+      if (!found->Counts(score)) continue;
+      const double x = Sigmoid(grid.At(0, cell)) * 2 - 0.5 + static_cast<double>(cell % width);
+      const double y = Sigmoid(grid.At(1, cell)) * 2 - 0.5 + static_cast<double>(cell / width);
+      const double wide = Sigmoid(grid.At(2, cell)) * 2;
+      const double high = Sigmoid(grid.At(3, cell)) * 2;
+      found->Add(score, best.index[cell],
+                 FromCentre(x * stride_x, y * stride_y, wide * wide * anchors[2 * anchor],
+                            high * high * anchors[2 * anchor + 1]));
+    }
+  }
+}
+
+/// The only tensor (1, A, B); `least` numbers of a box are the fewest that there can be.
+Grid BoxesOf(const std::vector<Floats>& tensors, bool rows, std::size_t least) {
+  if (tensors.size() != 1) FailTensors("boxes come in one output");
+  const Floats& tensor = tensors.front();
+  const std::size_t channels = tensor.dim(rows ? 2 : 1);
+  const std::size_t cells = tensor.dim(rows ? 1 : 2);
+  if (channels < least) {
+    FailTensors(std::to_string(channels) + " numbers for each box, of " + std::to_string(least));
+  }
+  return rows ? Grid::Rows(tensor.data, channels, cells)
+              : Grid::Planes(tensor.data, channels, cells);
+}
+
+}  // namespace
+
+void FindYolo(const PostprocessSpec& spec, const std::vector<Floats>& tensors, Candidates* found) {
+  const auto points = 3 * static_cast<std::size_t>(spec.points);
+  for (const Floats& tensor : tensors) {
+    if (tensor.shape.size() < 3 || tensor.shape.front() != 1) FailTensors("not of one image");
+  }
+  if (tensors.empty()) FailTensors("there are none");
+  const std::size_t rank = tensors.front().shape.size();
+  if (spec.head == Head::kEnd2End) {
+    if (rank != 3) FailTensors("rows of boxes have three dimensions");
+    const Grid grid = BoxesOf(tensors, true, 6 + points);
+    return FindRows(spec, grid, found);
+  }
+  if (rank == 3 && spec.anchors.empty()) {
+    if (spec.head == Head::kV8) return FindV8(spec, BoxesOf(tensors, false, 5 + points), found);
+    return FindV5(spec, BoxesOf(tensors, true, kV5Channels + 1), found);
+  }
+  const std::size_t anchors = spec.anchors.size() / 2 / tensors.size();
+  if (spec.head == Head::kV5 && anchors == 0) FailTensors("maps without anchors");
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Floats& map = tensors[i];
+    const bool planes = map.shape.size() == 4;
+    if (map.empty()) FailTensors("an empty map");
+    if (spec.head == Head::kV8) {
+      if (!planes || map.dim(1) <= 4 * static_cast<std::size_t>(spec.bins)) {
+        FailTensors("maps without room for one class");
+      }
+      FindV8Map(spec, map, found);
+      continue;
+    }
+    const bool fits =
+        planes ? map.dim(1) % anchors == 0 && map.dim(1) / anchors > kV5Channels
+               : map.shape.size() == 5 && map.dim(1) == anchors && map.dim(4) > kV5Channels;
+    if (!fits) FailTensors("maps that are not for these anchors");
+    FindV5Map(spec, map, &spec.anchors[2 * anchors * i], anchors, found);
+  }
+}
+
+}  // namespace edgepack

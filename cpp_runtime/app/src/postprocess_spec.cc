@@ -1,0 +1,125 @@
+#include <cmath>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <edgepack/postprocess_spec.h>
+
+#include "bundle_json.h"
+#include "words.h"
+
+namespace edgepack {
+namespace {
+
+using Spec = PostprocessSpec;
+
+// edgepack/postprocess has the same bounds.
+constexpr std::int64_t kMostElements = 1000000;
+constexpr std::int64_t kMostBoxes = 10000;
+constexpr std::int64_t kMostBins = 64;
+constexpr std::int64_t kMostPoints = 1000;
+constexpr std::int64_t kMostInputSide = std::int64_t{1} << 20;
+constexpr std::size_t kMostOutputs = 64;
+constexpr std::size_t kMostAnchors = 1024;
+constexpr double kMostAnchorSide = 1e6;
+
+int ReadCount(const char* key, std::int64_t low, std::int64_t high, JsonObject* object) {
+  return static_cast<int>(object->Int(key, low, high));
+}
+
+double ReadFraction(const char* key, JsonObject* object) {
+  const double value = object->Number(key);
+  if (!(value >= 0 && value <= 1)) object->Fail(key, "is not from 0 to 1");
+  return value;
+}
+
+void ReadOutputs(JsonObject* root, Spec* spec) {
+  spec->outputs = root->Strings("outputs");
+  const std::set<std::string> names(spec->outputs.begin(), spec->outputs.end());
+  if (names.empty() || names.size() != spec->outputs.size() || names.size() > kMostOutputs) {
+    root->Fail("outputs", "is empty, names one twice, or too many");
+  }
+}
+
+void ReadBoxes(JsonObject* root, Spec* spec) {
+  const std::vector<std::int64_t> size = root->Ints("size");
+  if (size.size() != 2) root->Fail("size", "is no height and width");
+  for (const std::int64_t side : size) {
+    if (side < 1 || side > kMostInputSide) root->Fail("size", "is no height and width");
+  }
+  spec->height = static_cast<int>(size[0]);
+  spec->width = static_cast<int>(size[1]);
+  spec->score = ReadFraction("score", root);
+  spec->iou = ReadFraction("iou", root);
+  spec->max_boxes = ReadCount("max_boxes", 1, kMostBoxes, root);
+  spec->class_aware = root->Bool("class_aware");
+}
+
+void ReadYolo(JsonObject* root, Spec* spec) {
+  spec->head = ReadChoice<Spec::Head>(
+      "head", {{"v8", Spec::Head::kV8}, {"v5", Spec::Head::kV5}, {"end2end", Spec::Head::kEnd2End}},
+      root);
+  spec->anchors = root->Numbers("anchors");
+  if (spec->anchors.size() % 2 != 0 || spec->anchors.size() > kMostAnchors) {
+    root->Fail("anchors", "are no widths and heights");
+  }
+  for (const double side : spec->anchors) {
+    if (!(side > 0 && side < kMostAnchorSide)) root->Fail("anchors", "are no widths and heights");
+  }
+  if (!spec->anchors.empty() && spec->head != Spec::Head::kV5) {
+    root->Fail("anchors", "cannot be used with this head");
+  }
+  spec->bins = ReadCount("bins", 1, kMostBins, root);
+  spec->relative = ReadChoice<bool>("units", {{"pixels", false}, {"relative", true}}, root);
+  spec->points = ReadCount("points", 0, kMostPoints, root);
+  if (spec->points != 0 && spec->head == Spec::Head::kV5) {
+    root->Fail("points", "cannot be used with this head");
+  }
+}
+
+}  // namespace
+
+PostprocessSpec LoadPostprocessSpec(const std::filesystem::path& path) {
+  const JsonDocument document = ReadBundleJson(path);
+  JsonObject root = document.Root();
+  CheckFormat("edgepack-postprocess", &root);
+  Spec spec;
+  spec.kind = ReadChoice<Spec::Kind>("kind",
+                                     {{"classes", Spec::Kind::kClasses},
+                                      {"tensors", Spec::Kind::kTensors},
+                                      {"yolo", Spec::Kind::kYolo},
+                                      {"centernet", Spec::Kind::kCenterNet}},
+                                     &root);
+  ReadOutputs(&root, &spec);
+  if (spec.boxes()) ReadBoxes(&root, &spec);
+  switch (spec.kind) {
+    case Spec::Kind::kClasses:
+      spec.scores = ReadChoice<Spec::Scores>("scores",
+                                             {{"softmax", Spec::Scores::kSoftmax},
+                                              {"sigmoid", Spec::Scores::kSigmoid},
+                                              {"raw", Spec::Scores::kRaw}},
+                                             &root);
+      spec.top = ReadCount("top", 1, kMostElements, &root);
+      spec.least = root.OptionalNumber("score");
+      break;
+    case Spec::Kind::kTensors:
+      spec.count = ReadCount("count", 1, kMostElements, &root);
+      break;
+    case Spec::Kind::kYolo:
+      ReadYolo(&root, &spec);
+      break;
+    case Spec::Kind::kCenterNet:
+      spec.head = ReadChoice<Spec::Head>(
+          "head", {{"centernet", Spec::Head::kCenterNet}, {"centerface", Spec::Head::kCenterFace}},
+          &root);
+      spec.scores = ReadChoice<Spec::Scores>(
+          "scores", {{"raw", Spec::Scores::kRaw}, {"sigmoid", Spec::Scores::kSigmoid}}, &root);
+      break;
+  }
+  root.Finish();
+  return spec;
+}
+
+}  // namespace edgepack

@@ -1,0 +1,219 @@
+#include <csignal>
+#include <fcntl.h>
+#include <fstream>
+#include <sstream>
+#include <sys/stat.h>
+#include <thread>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+#include <opencv2/imgcodecs.hpp>
+
+#include "common/fd.h"
+#include "common/json.h"
+#include "live.h"
+#include "run_app.h"
+#include "slot.h"
+#include "support.h"
+#include "watch.h"
+
+namespace edgepack::testing {
+namespace {
+
+/// The model of test_run_app.cc for a photo of 1 x 4 pixels.
+void WriteLiveBundle(const TempFolder& folder) {
+  WriteBundle(folder.path());
+  WriteFile(folder / "model" / "graph.json", Replace(GraphText(), "[1, 4]", "[1, 1, 1, 4]"));
+  WriteFile(folder / "preprocess.json", R"({
+    "format": "edgepack-preprocess", "version": 1, "input": "x", "color": "gray", "resize": null,
+    "interpolation": "linear", "crop": null, "scale": 1, "mean": [0], "std": [1],
+    "layout": "NCHW", "dtype": "float32", "accept": []})");
+  WriteFile(folder / "postprocess.json", R"({
+    "format": "edgepack-postprocess", "version": 1, "kind": "tensors", "outputs": ["y"],
+    "count": 4})");
+}
+
+struct Lines {
+  int code = 0;
+  std::vector<std::string> texts;
+
+  [[nodiscard]] JsonDocument At(std::size_t index) const {
+    return {texts.at(index), "line", "kind"};
+  }
+  /// What the last line says under a key.
+  [[nodiscard]] std::int64_t End(const char* key) const {
+    const JsonDocument document = At(texts.size() - 1);
+    return document.Root().Object("end").Int(key);
+  }
+};
+
+Lines RunLines(const TempFolder& bundle, std::vector<std::string> words) {
+  words.insert(words.end(), {"--bundle", bundle.path().string()});
+  std::ostringstream out;
+  std::ostringstream err;
+  Lines lines;
+  lines.code = RunApp(words, out, err);
+  INFO(err.str());
+  std::istringstream stream(out.str());
+  for (std::string line; std::getline(stream, line);) lines.texts.push_back(line);
+  return lines;
+}
+
+std::vector<double> ValuesIn(const JsonDocument& document) {
+  return document.Root().Objects("tensors").at(0).Numbers("values");
+}
+
+std::string PngOf(int first) {
+  cv::Mat photo(1, 4, CV_8UC1);
+  for (int x = 0; x < 4; ++x) photo.data[x] = static_cast<unsigned char>(first + x);
+  std::vector<unsigned char> bytes;
+  REQUIRE(cv::imencode(".png", photo, bytes));
+  return {bytes.begin(), bytes.end()};
+}
+
+}  // namespace
+
+TEST_CASE("photos of a folder, and of a pattern") {
+  const TempFolder folder;
+  WriteLiveBundle(folder);
+  const std::filesystem::path photos = folder / "photos";
+  std::filesystem::create_directory(photos);
+  WriteFile(photos / "b.png", PngOf(2));
+  WriteFile(photos / "a.png", PngOf(1));
+  WriteFile(photos / "c.png", "no photo");
+  WriteFile(photos / "d.txt", "no photo either");
+  Lines lines = RunLines(folder, {"--images", photos.string()});
+  CHECK(lines.code == 0);
+  REQUIRE(lines.texts.size() == 4);
+  CHECK(lines.At(0).Root().String("image") == photos / "a.png");
+  CHECK(ValuesIn(lines.At(0)) == std::vector<double>{22, 44, 66, 88});
+  CHECK(ValuesIn(lines.At(1)) == std::vector<double>{24, 46, 68, 90});
+  CHECK(lines.At(2).Root().String("image") == photos / "c.png");
+  CHECK(lines.At(2).Root().Object("error").Int("code") == 2);
+  CHECK(lines.End("frames") == 2);
+  CHECK(lines.End("broken") == 1);
+  CHECK(lines.End("dropped") == 0);
+  lines = RunLines(folder, {"--images", photos / "[ab].*"});
+  CHECK(lines.texts.size() == 3);
+  CHECK(RunLines(folder, {"--images", photos / "*.gif"}).code == 2);
+}
+
+TEST_CASE("frames of pixels through a pipe") {
+  const TempFolder folder;
+  WriteLiveBundle(folder);
+  WriteFile(folder / "frames", "\x01\x02\x03\x04\x05\x06\x07\x08\x09");
+  const std::vector<std::string> words = {"--frames", "gray", "--size", "4x1", "--from"};
+  const auto with = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = words;
+    all.insert(all.end(), more.begin(), more.end());
+    return RunLines(folder, all);
+  };
+  Lines lines = with({folder / "frames"});
+  CHECK(lines.code == 0);
+  REQUIRE(lines.texts.size() == 3);
+  CHECK(ValuesIn(lines.At(0)) == std::vector<double>{22, 44, 66, 88});
+  CHECK(lines.At(1).Root().Int("frame") == 1);
+  CHECK(ValuesIn(lines.At(1)) == std::vector<double>{30, 52, 74, 96});
+  CHECK(lines.End("frames") == 2);
+  CHECK(lines.End("broken") == 1);
+  CHECK(with({folder / "none"}).code == 2);
+  CHECK(with({folder / "frames", "--at-end", "wait"}).code == 2);
+
+  // A pipe whose writers come and go; SIGTERM ends it.
+  const std::string pipe = folder / "pipe";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  HoldStopSignals();  // so that the writer has them held, too
+  std::thread writer([&] {
+    for (int i = 0; i < 3; ++i) {
+      const Fd fd(open(pipe.c_str(), O_WRONLY));
+      // Half a frame goes with its writer.
+      CHECK(write(fd.get(), "\x01\x02\x03\x04\x05", 5) == 5);
+    }
+    // Nobody has it open for reading again before its end was seen: the third was, then.
+    const Fd last(open(pipe.c_str(), O_WRONLY));
+    kill(getpid(), SIGTERM);
+  });
+  lines = with({pipe, "--at-end", "wait"});
+  writer.join();
+  CHECK(lines.code == 0);
+  CHECK(lines.End("frames") >= 1);
+  CHECK(lines.End("broken") >= 1);
+}
+
+TEST_CASE("colours of frames") {
+  const TempFolder folder;
+  WriteLiveBundle(folder);
+  // Red, as both formats have it: gray is 0.299 of it.
+  WriteFile(folder / "rgb", std::string("\xff\0\0\xff\0\0\xff\0\0\xff\0\0", 12));
+  WriteFile(folder / "bgr", std::string("\0\0\xff\0\0\xff\0\0\xff\0\0\xff", 12));
+  for (const std::string format : {"rgb", "bgr"}) {
+    const Lines lines =
+        RunLines(folder, {"--frames", format + "24", "--size", "4x1", "--from", folder / format});
+    REQUIRE(lines.texts.size() == 2);
+    CHECK(ValuesIn(lines.At(0)) == std::vector<double>{172, 192, 212, 232});
+  }
+}
+
+TEST_CASE("frames of JPEG, some of which are none") {
+  const TempFolder folder;
+  WriteLiveBundle(folder);
+  std::vector<unsigned char> bytes;
+  REQUIRE(cv::imencode(".jpg", cv::Mat(1, 4, CV_8UC3, cv::Scalar::all(50)), bytes));
+  const std::string good(bytes.begin(), bytes.end());
+  REQUIRE(cv::imencode(".jpg", cv::Mat(2, 4, CV_8UC3, cv::Scalar::all(50)), bytes));
+  const std::string large(bytes.begin(), bytes.end());
+  WriteFile(folder / "frames",
+            good + good.substr(0, good.size() - 2) + good + large + good.substr(0, 20));
+  Lines lines =
+      RunLines(folder, {"--frames", "mjpeg", "--size", "4x1", "--from", folder / "frames"});
+  CHECK(lines.code == 0);
+  CHECK(lines.texts.size() == 3);
+  CHECK(lines.End("frames") == 2);
+  CHECK(lines.End("broken") == 3);
+  CHECK(ValuesIn(lines.At(0)) == std::vector<double>{120, 140, 160, 180});
+}
+
+TEST_CASE("the newest is taken, the others are dropped") {
+  Slot<int> slot(true);
+  for (int i = 0; i < 5; ++i) CHECK(slot.Put(i));
+  CHECK(slot.Take() == 4);
+  CHECK(slot.dropped() == 4);
+  CHECK_FALSE(slot.Take(std::chrono::milliseconds(1)));
+  CHECK_FALSE(slot.ended());
+  CHECK(slot.Put(7));
+  slot.Close();
+  CHECK_FALSE(slot.Put(8));
+  CHECK_FALSE(slot.ended());
+  CHECK(slot.Take() == 7);
+  CHECK(slot.ended());
+  CHECK_FALSE(slot.Take());
+}
+
+TEST_CASE("nothing is lost on the way") {
+  Slot<int> slot;
+  std::thread writer([&] {
+    for (int i = 0; i < 1000; ++i) slot.Put(i);
+    slot.Close();
+  });
+  int next = 0;
+  while (const std::optional<int> value = slot.Take()) CHECK(*value == next++);
+  writer.join();
+  CHECK(next == 1000);
+}
+
+TEST_CASE("shares of latencies") {
+  LatencyHistogram latency;
+  CHECK(latency.Percentile(0.5) == 0);
+  for (int i = 1; i <= 1000; ++i) latency.Add(i);
+  CHECK(latency.count() == 1000);
+  CHECK(latency.max() == 1000);
+  for (const double share : {0.01, 0.5, 0.9, 0.99, 1.0}) {
+    CHECK(latency.Percentile(share) >= 1000 * share);
+    CHECK(latency.Percentile(share) <= 1060 * share);
+  }
+  latency.Add(1e30);
+  latency.Add(0);
+  CHECK(latency.count() == 1002);
+}
+
+}  // namespace edgepack::testing

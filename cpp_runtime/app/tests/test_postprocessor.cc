@@ -1,0 +1,208 @@
+#include <cmath>
+#include <limits>
+
+#include <doctest/doctest.h>
+#include <edgepack/errors.h>
+#include <edgepack/postprocessor.h>
+#include <edgepack/preprocessor.h>
+
+#include "support.h"
+
+namespace edgepack::testing {
+namespace {
+
+using Head = PostprocessSpec::Head;
+
+constexpr float kNoNumber = std::numeric_limits<float>::quiet_NaN();
+
+/// Outputs of a model, by hand.
+struct Outputs {
+  std::vector<TensorInfo> infos;
+  std::vector<std::vector<float>> data;
+
+  Outputs& Add(Shape shape, std::vector<float> values) {
+    infos.push_back(Info(DType::kFloat32, std::move(shape)));
+    REQUIRE(infos.back().size() == values.size());
+    data.push_back(std::move(values));
+    return *this;
+  }
+  [[nodiscard]] std::vector<TensorView> Views() {
+    std::vector<TensorView> views;
+    for (std::size_t i = 0; i < infos.size(); ++i) views.push_back({&infos[i], data[i].data()});
+    return views;
+  }
+};
+
+PostprocessSpec BoxSpec(Head head, std::size_t outputs) {
+  PostprocessSpec spec;
+  spec.kind = head == Head::kCenterNet || head == Head::kCenterFace
+                  ? PostprocessSpec::Kind::kCenterNet
+                  : PostprocessSpec::Kind::kYolo;
+  spec.scores = PostprocessSpec::Scores::kRaw;
+  spec.outputs.resize(outputs);
+  spec.height = 64;
+  spec.width = 128;
+  spec.score = 0.5;
+  spec.iou = 0.5;
+  spec.max_boxes = 10;
+  spec.head = head;
+  spec.bins = 1;
+  return spec;
+}
+
+std::vector<Box> Boxes(const PostprocessSpec& spec, Outputs outputs,
+                       const std::optional<Geometry>& geometry = std::nullopt) {
+  return Postprocessor(spec).Run(outputs.Views(), geometry).boxes.value();
+}
+
+void CheckBox(const Box& box, std::size_t index, double score, std::vector<double> sides) {
+  CHECK(box.found.index == index);
+  CHECK(box.found.score == doctest::Approx(score));
+  CHECK(box.low.x == doctest::Approx(sides[0]));
+  CHECK(box.low.y == doctest::Approx(sides[1]));
+  CHECK(box.high.x == doctest::Approx(sides[2]));
+  CHECK(box.high.y == doctest::Approx(sides[3]));
+}
+
+}  // namespace
+
+TEST_CASE("boxes of head v8: overlaps of one class, order, what is no number") {
+  // Columns: centre x, y, width, height, two classes.
+  Outputs outputs;
+  outputs.Add({1, 6, 5}, {20,   22,   22,   90,   kNoNumber,  //
+                          30,   30,   30,   30,   30,         //
+                          20,   20,   20,   20,   20,         //
+                          20,   20,   20,   20,   20,         //
+                          0.9F, 0.8F, 0,    0.6F, 0.9F,       //
+                          0,    0,    0.7F, 0.4F, kNoNumber});
+  PostprocessSpec spec = BoxSpec(Head::kV8, 1);
+  std::vector<Box> boxes = Boxes(spec, outputs);
+  REQUIRE(boxes.size() == 3);
+  CheckBox(boxes[0], 0, 0.9, {10, 20, 30, 40});
+  CheckBox(boxes[1], 1, 0.7, {12, 20, 32, 40});
+  CheckBox(boxes[2], 0, 0.6, {80, 20, 100, 40});
+  spec.class_aware = false;
+  CHECK(Boxes(spec, outputs).size() == 2);
+  spec.class_aware = true;
+  spec.iou = 0.9;  // 18 / 22 is less
+  CHECK(Boxes(spec, outputs).size() == 4);
+  spec.max_boxes = 1;
+  CHECK(Boxes(spec, outputs).size() == 1);
+}
+
+TEST_CASE("maps of head v8, with a distribution and without") {
+  Outputs outputs;
+  // One map of 1 x 2 cells, each of 64 x 64 pixels; sides 0.25, 0.125, 0.25, 0.125, a logit.
+  outputs.Add({1, 5, 1, 2}, {9, .25F, 9, .125F, 9, .25F, 9, .125F, -9, 0});
+  PostprocessSpec spec = BoxSpec(Head::kV8, 1);
+  std::vector<Box> boxes = Boxes(spec, outputs);
+  REQUIRE(boxes.size() == 1);
+  CheckBox(boxes[0], 0, 0.5, {80, 24, 112, 40});
+  Outputs bins;
+  // Two bins, of which the second has a weight of 1/2 and of 3/4: distances 0.5 and 0.75.
+  const float three = std::log(3.0F);
+  bins.Add({1, 9, 1, 1}, {0, 0, 0, three, 0, 0, 0, three, 5});
+  spec.bins = 2;
+  spec.width = 64;
+  boxes = Boxes(spec, bins);
+  REQUIRE(boxes.size() == 1);
+  CheckBox(boxes[0], 0, 1 / (1 + std::exp(-5.0)), {0, 0, 64, 64});
+}
+
+TEST_CASE("boxes and maps of head v5") {
+  Outputs rows;
+  rows.Add({1, 2, 7}, {0.5F, 0.5F, 0.25F, 0.25F, 0.9F, 0.1F, 0.8F,  //
+                       0.5F, 0.5F, 0.25F, 0.25F, 0.6F, 0.8F, 0.1F});
+  PostprocessSpec spec = BoxSpec(Head::kV5, 1);
+  spec.relative = true;
+  std::vector<Box> boxes = Boxes(spec, rows);
+  REQUIRE(boxes.size() == 1);
+  CheckBox(boxes[0], 1, 0.72, {48, 24, 80, 40});
+  // A map of one cell with two anchors; sigmoid(0) = 0.5: the middle, and the anchor's size.
+  spec.anchors = {10, 20, 30, 40};
+  spec.relative = false;
+  Outputs maps;
+  maps.Add({1, 12, 1, 1}, {0, 0, 0, 0, -9, 9, 0, 0, 0, 0, 9, 9});
+  boxes = Boxes(spec, maps);
+  REQUIRE(boxes.size() == 1);
+  CheckBox(boxes[0], 0, std::pow(1 + std::exp(-9.0), -2), {49, 12, 79, 52});
+  Outputs last;
+  last.Add({1, 2, 1, 1, 6}, {0, 0, 0, 0, -9, 9, 0, 0, 0, 0, 9, 9});
+  CHECK(Boxes(spec, last).size() == 1);
+}
+
+TEST_CASE("rows of head end2end are as they are") {
+  Outputs outputs;
+  outputs.Add({1, 3, 9}, {10, 10, 20, 20, 0.6F, 7,  12, 14, 1,  //
+                          10, 10, 20, 20, 0.7F, 7,  13, 15, 1,  //
+                          10, 10, 20, 20, 0.9F, -1, 0,  0,  0});
+  PostprocessSpec spec = BoxSpec(Head::kEnd2End, 1);
+  spec.points = 1;
+  const std::vector<Box> boxes = Boxes(spec, outputs);
+  REQUIRE(boxes.size() == 2);
+  CheckBox(boxes[0], 7, 0.7, {10, 10, 20, 20});
+  CHECK(boxes[0].points.at(0).y == 15);
+  CHECK(boxes[1].found.score == doctest::Approx(0.6));
+}
+
+TEST_CASE("objects as points") {
+  Outputs outputs;
+  // 2 x 4 cells of 32 x 32 pixels. The neighbour of a centre is none, whatever its score.
+  outputs.Add({1, 1, 2, 4}, {0, 0.9F, 0.8F, 0, 0, 0, 0, 0.7F});
+  outputs.Add({1, 2, 2, 4}, {1, 1, 1, 1, 1, 1, 1, 1, .5F, .5F, .5F, .5F, .5F, .5F, .5F, .5F});
+  outputs.Add({1, 2, 2, 4}, {0, .5F, 0, 0, 0, 0, 0, 0, 0, .5F, 0, 0, 0, 0, 0, 0});
+  PostprocessSpec spec = BoxSpec(Head::kCenterNet, 3);
+  const std::vector<Box> boxes = Boxes(spec, outputs);
+  REQUIRE(boxes.size() == 1);
+  CheckBox(boxes[0], 0, 0.9, {32, 8, 64, 24});
+}
+
+TEST_CASE("faces") {
+  Outputs outputs;
+  // 1 x 2 cells of 64 x 64 pixels. Sizes are logarithms of height and width in cells.
+  outputs.Add({1, 1, 1, 2}, {0, 0.9F});
+  outputs.Add({1, 2, 1, 2}, {0, std::log(0.5F), 0, std::log(0.25F)});
+  outputs.Add({1, 2, 1, 2}, {0, 0, 0, 0.125F});
+  outputs.Add({1, 2, 1, 2}, {0, 0.75F, 0, 0.5F});
+  const std::vector<Box> boxes = Boxes(BoxSpec(Head::kCenterFace, 4), outputs);
+  REQUIRE(boxes.size() == 1);
+  CheckBox(boxes[0], 0, 0.9, {96, 16, 112, 48});
+  CHECK(boxes[0].points.at(0).x == doctest::Approx(104));
+  CHECK(boxes[0].points.at(0).y == doctest::Approx(40));
+}
+
+TEST_CASE("boxes are mapped back into the photo") {
+  PreprocessSpec pre;
+  pre.resize = PreprocessSpec::Resize{PreprocessSpec::Resize::Mode::kLetterbox, {64, 128}, 114};
+  // 300 x 200 becomes 96 x 64, 16 pixels from the left.
+  const Geometry geometry = Preprocessor(pre).GeometryOf(200, 300);
+  Outputs outputs;
+  outputs.Add({1, 2, 6}, {16, 0, 64, 32, 0.9F, 0,   //
+                          0, 0, 16, 64, 0.8F, 0});  // in the border: not in the photo
+  const std::vector<Box> boxes = Boxes(BoxSpec(Head::kEnd2End, 1), outputs, geometry);
+  REQUIRE(boxes.size() == 1);
+  CheckBox(boxes[0], 0, 0.9, {0, 0, 150, 100});
+  pre.resize = PreprocessSpec::Resize{PreprocessSpec::Resize::Mode::kShortest, {100, 100}, 0};
+  pre.crop = PreprocessSpec::Size{64, 128};
+  // 150 x 100, cut by 11 and 18.
+  const Point point = Preprocessor(pre).GeometryOf(200, 300).Source({0, 0});
+  CHECK(point.x == 22);
+  CHECK(point.y == 36);
+}
+
+TEST_CASE("tensors of other shapes are refused") {
+  Outputs outputs;
+  outputs.Add({1, 4, 2}, std::vector<float>(8));
+  CHECK_THROWS_AS(Boxes(BoxSpec(Head::kV8, 1), outputs), ModelInputError);
+  CHECK_THROWS_AS(Boxes(BoxSpec(Head::kV8, 2), outputs), ModelInputError);
+  CHECK_THROWS_AS(Boxes(BoxSpec(Head::kEnd2End, 1), outputs), ModelInputError);
+  CHECK_THROWS_AS(Boxes(BoxSpec(Head::kCenterFace, 1), outputs), ModelInputError);
+  Outputs maps;
+  maps.Add({1, 12, 0, 1}, {});
+  PostprocessSpec spec = BoxSpec(Head::kV5, 1);
+  CHECK_THROWS_AS(Boxes(spec, maps), ModelInputError);
+  spec.anchors = {1, 1};
+  CHECK_THROWS_AS(Boxes(spec, maps), ModelInputError);
+}
+
+}  // namespace edgepack::testing

@@ -1,0 +1,93 @@
+"""What the app makes of a model's outputs, against the reference, before a bundle goes anywhere."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from edgepack.base.errors import BundleError
+from edgepack.base.process import run
+from edgepack.base.tables import parse_json
+from edgepack.boards import Board, get_board
+from edgepack.bundle import manifest
+from edgepack.bundle.bundle import Bundle, Golden
+from edgepack.native.app import build_runtime
+from edgepack.native.emulate import emulator
+from edgepack.native.toolchain import select
+from edgepack.postprocess.base import PostprocessSpec
+from edgepack.postprocess.results import Results, check_equal
+from edgepack.preprocess.image import load_image
+from edgepack.preprocess.spec import PreprocessSpec
+
+_TIMEOUT_S = 300.0
+
+
+def golden_results(
+    golden: Golden,
+    outputs: Sequence[str],
+    postprocess: PostprocessSpec,
+    preprocess: PreprocessSpec | None,
+    labels: Sequence[str],
+) -> tuple[Results, tuple[int, int] | None]:
+    """The reference's results of golden outputs, which `outputs` names; and the photo's size.
+
+    The size (height, width) is None if there is no photo: coordinates are then the input's.
+    """
+    by_name = dict(zip(outputs, golden.outputs, strict=True))
+    tensors = [by_name[name] for name in postprocess.outputs]
+    if golden.image is None or preprocess is None:
+        return postprocess.run(tensors, None, labels), None
+    height, width = load_image(golden.image, accept=preprocess.accepted).shape[:2]
+    return postprocess.run(tensors, preprocess.geometry(height, width), labels), (height, width)
+
+
+def check_results(
+    bundle: Bundle,
+    board: Board,
+    golden: Golden,
+    postprocess: PostprocessSpec,
+    preprocess: PreprocessSpec | None,
+    labels: Sequence[str],
+) -> None:
+    """Compare the app's results of the golden outputs with the reference's.
+
+    The app is the bundle's own, emulated if need be; one for this machine where there is no
+    emulator, or nothing that it could link with. Raises `ResultsMismatchError`, and `BundleError`
+    if the app fails.
+    """
+    names = [tensor.name for tensor in bundle.manifest.model.outputs]
+    want, size = golden_results(golden, names, postprocess, preprocess, labels)
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+        words: list[str | Path] = ["--bundle", bundle.path, "--json"]
+        for index, name in enumerate(postprocess.outputs):
+            path = Path(folder) / f"{index}.npy"
+            np.save(path, np.ascontiguousarray(golden.outputs[names.index(name)]))
+            words += ["--postprocess", path]
+        if size is not None:
+            words += ["--size", f"{size[1]}x{size[0]}"]
+        done = run(
+            [*_app(bundle, board), *words],
+            timeout_s=_TIMEOUT_S,
+            error=BundleError,
+            what="the app's postprocessing",
+        )
+    answer = parse_json(done.stdout.encode(), file="edgepack-run", error=BundleError)
+    check_equal(
+        answer, want, size or postprocess.size or (1, 1), what=f"{bundle.path}: postprocessing"
+    )
+
+
+def _app(bundle: Bundle, board: Board) -> tuple[str | Path, ...]:
+    """The start of a command line that runs edgepack-run here."""
+    app = bundle.file(manifest.APP)
+    if board.is_local:
+        return (app,)
+    emulated = emulator(board)
+    sysroot = Path("/usr") / board.triple
+    if emulated is not None and (board.is_static or (sysroot / "lib").is_dir()):
+        return (*emulated, "-L", sysroot, app)
+    local = get_board("local")
+    return (build_runtime(local, select(local).toolchain).app,)

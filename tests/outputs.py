@@ -1,0 +1,230 @@
+"""Outputs of models, made of what they are to say: the inverse of what a head's paper describes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgepack.postprocess.base import PostprocessSpec
+from edgepack.postprocess.centernet import CenterNet
+from edgepack.postprocess.classes import Classes, Tensors
+from edgepack.postprocess.results import Box
+from edgepack.postprocess.yolo import Yolo
+
+HEIGHT, WIDTH = 64, 96
+CLASSES = 3
+# Apart from each other, each by itself in its cells; best first. Of class 2, 0, 2.
+BOXES = (
+    Box(index=2, label="", score=0.9, box=(10.0, 12.0, 27.0, 31.0)),
+    Box(index=0, label="", score=0.75, box=(50.5, 20.0, 66.0, 52.5)),
+    Box(index=2, label="", score=0.625, box=(80.0, 3.0, 91.0, 15.0)),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A spec, outputs for it, and what they hold (None: no boxes)."""
+
+    name: str
+    spec: PostprocessSpec
+    tensors: Sequence[np.ndarray]
+    boxes: Sequence[Box] | None
+
+
+def _logit(score: float) -> float:
+    return float(np.log(score / (1 - score)))
+
+
+def _centre(box: Box) -> tuple[float, float, float, float]:
+    left, top, right, bottom = box.box
+    return (left + right) / 2, (top + bottom) / 2, right - left, bottom - top
+
+
+def _rows(points: int = 0) -> tuple[np.ndarray, list[Box]]:
+    """(N, 4 + CLASSES + 3 * points): the boxes among others of no score, each twice."""
+    rows = np.zeros((40, 4 + CLASSES + 3 * points))
+    rows[:, :4] = np.random.default_rng(1).uniform(1, 60, (40, 4))
+    found = []
+    for number, box in enumerate(BOXES):
+        for at, score in ((5 + 9 * number, box.score), (9 * number, box.score - 0.05)):
+            rows[at, :4] = _centre(box)
+            rows[at, 4 + box.index] = score
+            marks = [(box.box[0] + i, box.box[1] + 2 * i) for i in range(points)]
+            rows[at, 4 + CLASSES :] = np.array([(x, y, 0.3) for x, y in marks]).ravel()
+        found.append(
+            Box(index=box.index, label="", score=box.score, box=box.box, points=tuple(marks))
+        )
+    return rows, found
+
+
+def _v8_maps(bins: int) -> list[np.ndarray]:
+    maps = []
+    for number, cell in enumerate((8, 16)):
+        height, width = HEIGHT // cell, WIDTH // cell
+        tensor = np.random.default_rng(2).normal(0, 1, (4 * bins + CLASSES, height, width))
+        tensor[4 * bins :] = -9
+        for box in BOXES[number::2]:
+            x, y, _, _ = _centre(box)
+            column, row = int(x / cell), int(y / cell)
+            middle = (column + 0.5) * cell, (row + 0.5) * cell
+            left, top, right, bottom = box.box
+            sides = (middle[0] - left, middle[1] - top, right - middle[0], bottom - middle[1])
+            for side, pixels in enumerate(sides):
+                distance = pixels / cell
+                if bins == 1:
+                    tensor[side, row, column] = distance
+                    continue
+                low = int(distance)
+                logits = np.full(bins, -60.0)
+                logits[low] = np.log(max(low + 1 - distance, 1e-9))
+                logits[low + 1] = np.log(max(distance - low, 1e-9))
+                tensor[side * bins : (side + 1) * bins, row, column] = logits
+            tensor[4 * bins + box.index, row, column] = _logit(box.score)
+        maps.append(tensor[np.newaxis].astype(np.float32))
+    return maps
+
+
+ANCHORS = (10.0, 13.0, 16.0, 30.0, 30.0, 23.0, 33.0, 60.0)
+
+
+def _v5_maps() -> list[np.ndarray]:
+    maps = []
+    for number, cell in enumerate((8, 16)):
+        height, width = HEIGHT // cell, WIDTH // cell
+        tensor = np.random.default_rng(3).normal(0, 1, (2, 5 + CLASSES, height, width))
+        tensor[:, 4] = -20
+        for box in BOXES[number::2]:
+            x, y, wide, high = _centre(box)
+            column, row = int(x / cell), int(y / cell)
+            anchor = 1
+            anchor_x, anchor_y = ANCHORS[4 * number + 2 : 4 * number + 4]
+            own = tensor[anchor, :, row, column]
+            own[0] = _logit((x / cell - column + 0.5) / 2)
+            own[1] = _logit((y / cell - row + 0.5) / 2)
+            own[2] = _logit(np.sqrt(wide / anchor_x) / 2)
+            own[3] = _logit(np.sqrt(high / anchor_y) / 2)
+            own[4] = 40  # a score of 1
+            own[5:] = -20
+            own[5 + box.index] = _logit(box.score)
+        maps.append(tensor.astype(np.float32))
+    return maps
+
+
+def _center_maps(*, faces: bool) -> list[np.ndarray]:
+    height, width, cell = HEIGHT // 4, WIDTH // 4, 4
+    centres = np.full((1, 1 if faces else CLASSES, height, width), 0.01)
+    sizes, offsets = np.zeros((2, 1, 2, height, width))
+    points = np.zeros((1, 4, height, width))
+    for box in BOXES:
+        x, y, wide, high = _centre(box)
+        column, row = int(x / cell), int(y / cell)
+        centres[0, 0 if faces else box.index, row, column] = box.score
+        # A neighbour that is less sure of another box.
+        centres[0, 0 if faces else box.index, row, column - 1] = box.score - 0.1
+        shift = 0.5 if faces else 0
+        pairs = ((wide, high), (x / cell - column - shift, y / cell - row - shift))
+        if faces:
+            sizes[0, :, row, column - 1] = sizes[0, :, row, column] = np.log(
+                np.array(pairs[0][::-1]) / cell
+            )
+            offsets[0, :, row, column - 1] = offsets[0, :, row, column] = pairs[1][::-1]
+            points[0, :, row, column] = (0.25, 0.5, 0.75, 0.125)  # y, x, y, x
+        else:
+            sizes[0, :, row, column] = np.array(pairs[0]) / cell
+            offsets[0, :, row, column] = pairs[1]
+    maps = [centres, sizes, offsets, *([points] if faces else [])]
+    return [one.astype(np.float32) for one in maps]
+
+
+def _face(box: Box) -> Box:
+    left, top, right, bottom = box.box
+    wide, high = right - left, bottom - top
+    return Box(
+        index=0,
+        label="",
+        score=box.score,
+        box=box.box,
+        points=(
+            (left + 0.5 * wide, top + 0.25 * high),
+            (left + 0.125 * wide, top + 0.75 * high),
+        ),
+    )
+
+
+def _cases() -> list[Case]:
+    vector = np.random.default_rng(4).normal(0, 3, (1, 50)).astype(np.float32)
+    cases = [
+        Case(
+            name=f"classes-{scores}",
+            spec=Classes(outputs=("y0",), scores=scores, top=7, score=least),
+            tensors=[vector],
+            boxes=None,
+        )
+        for scores, least in (("softmax", None), ("sigmoid", 0.75), ("raw", None))
+    ]
+    cases.append(
+        Case(name="tensors", spec=Tensors(outputs=("y0",), count=9), tensors=[vector], boxes=None)
+    )
+    size = (HEIGHT, WIDTH)
+    rows, boxes = _rows()
+    unit = (WIDTH, HEIGHT, WIDTH, HEIGHT)
+    relative = rows.copy()
+    relative[:, :4] /= unit
+    first = np.insert(rows, 4, 1.0, axis=1)
+    with_points, pointed = _rows(points=2)
+    ends = np.zeros((20, 6))
+    for at, box in enumerate(reversed(BOXES)):
+        ends[3 + at] = (*box.box, box.score, box.index)
+    for name, changes, tensor, found in (
+        ("v8", {}, rows.T, boxes),
+        ("v8-relative", {"units": "relative"}, relative.T, boxes),
+        ("v8-points", {"points": 2}, with_points.T, pointed),
+        ("v5", {"head": "v5"}, first, boxes),
+        ("end2end", {"head": "end2end"}, ends, list(BOXES)),
+    ):
+        spec = Yolo(**{"outputs": ("y0",), "size": size, **changes})  # type: ignore[arg-type]
+        cases.append(
+            Case(name=name, spec=spec, tensors=[tensor[None].astype(np.float32)], boxes=found)
+        )
+    two = ("y0", "y1")
+    cases += [
+        Case(
+            name=f"v8-maps-{bins}",
+            spec=Yolo(outputs=two, size=size, bins=bins),
+            tensors=_v8_maps(bins),
+            boxes=boxes,
+        )
+        for bins in (1, 8)
+    ]
+    maps = _v5_maps()
+    flat = [one.reshape(1, -1, *one.shape[2:]) for one in maps]
+    last = [one.transpose(0, 2, 3, 1)[None].copy() for one in maps]
+    cases += [
+        Case(
+            name=name,
+            spec=Yolo(outputs=two, size=size, head="v5", anchors=ANCHORS),
+            tensors=tensors,
+            boxes=boxes,
+        )
+        for name, tensors in (("v5-maps", flat), ("v5-maps-last", last))
+    ]
+    cases += [
+        Case(
+            name="centernet",
+            spec=CenterNet(outputs=("y0", "y1", "y2"), size=size, iou=1.0),
+            tensors=_center_maps(faces=False),
+            boxes=BOXES,
+        ),
+        Case(
+            name="centerface",
+            spec=CenterNet(outputs=("y0", "y1", "y2", "y3"), size=size, head="centerface", iou=0.3),
+            tensors=_center_maps(faces=True),
+            boxes=[_face(box) for box in BOXES],
+        ),
+    ]
+    return cases
+
+
+CASES = tuple(_cases())
