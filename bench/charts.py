@@ -19,7 +19,7 @@ CHARTS: Mapping[str, tuple[str, str, str]] = {
     "armv7.svg": ("ARMv7 (Cortex-A53, 32 bits): instructions", "arm", "rasp3b"),
     "aarch64.svg": ("AArch64 (Cortex-A53, 64 bits): instructions", "arm", "rasp3b-64"),
 }
-_ROW, _TOP, _LEFT, _WIDTH, _RIGHT = 26, 66, 150, 400, 180
+_ROW, _TOP, _LEFT, _WIDTH, _RIGHT = 26, 66, 150, 400, 220
 _STYLE = """
     text { font: 13px sans-serif; fill: #1c2329 } .t { font-size: 15px; font-weight: 600 }
     .s { fill: #56616b } rect { fill: #3b7dd8 } .worse { fill: #b8902f }

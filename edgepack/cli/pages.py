@@ -237,8 +237,8 @@ def _times(answer: AppAnswer) -> Html:
         {
             "threads": answer.threads,
             "peak memory": megabytes(memory.rss_peak_bytes) if memory else None,
-            "of it weights": megabytes(memory.params_bytes) if memory else None,
-            "of it arena": megabytes(memory.arena_bytes) if memory else None,
+            "weights": megabytes(memory.params_bytes) if memory else None,
+            "arena": megabytes(memory.arena_bytes) if memory else None,
         }
     )
     return Html(page.shares(steps) + memory_facts)

@@ -101,9 +101,9 @@ class Bench:
         table = page.facts(
             {
                 "runs": f"{self.runs} after {self.warmup} to warm up",
-                "mean": f"{self.mean_ms:.2f} ms, standard deviation {self.std_ms:.2f}",
-                "p50, p90, p99": f"{self.p50_ms:.2f}, {self.p90_ms:.2f}, {self.p99_ms:.2f} ms",
-                "min, max": f"{self.min_ms:.2f}, {self.max_ms:.2f} ms",
+                "mean": f"{self.mean_ms:.4g} ms, standard deviation {self.std_ms:.4g}",
+                "p50, p90, p99": f"{self.p50_ms:.4g}, {self.p90_ms:.4g}, {self.p99_ms:.4g} ms",
+                "min, max": f"{self.min_ms:.4g}, {self.max_ms:.4g} ms",
             }
         )
         if not self.times_ms:
