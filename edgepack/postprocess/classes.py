@@ -45,10 +45,13 @@ class Classes(PostprocessSpec):
 
     @classmethod
     def read(cls, table: Table) -> Self:
+        score = table.take("score", float, None)
+        if score is not None and not math.isfinite(score):
+            raise table.fail("score", f"{score} is not a finite number")
         return cls(
             scores=table.take_choice("scores", SCORES, "softmax"),
             top=take_count(table, "top", 5, 1, MOST),
-            score=table.take("score", float, None),
+            score=score,
         )
 
     def classes(self, shapes: Shapes) -> int:

@@ -64,6 +64,7 @@ def test_presets_are_tables(preset: str) -> None:
         ('kind = "yolo"\nhead = "v5"\nanchors = [1]', "postprocess.anchors: 1 numbers"),
         ('kind = "yolo"\nhead = "v5"\nanchors = [1, 0]', "postprocess.anchors: [1.0, 0.0] holds"),
         ('kind = "yolo"\nhead = "v5"\npoints = 1', "postprocess.points: cannot be used"),
+        ('kind = "classes"\nscore = inf', "postprocess.score: inf is not a finite number"),
         ('kind = "classes"\niou = 0.5', "postprocess.iou: unknown key"),
         ('kind = "classes"\noutputs = ["y", "y"]', "postprocess.outputs: ['y', 'y'] names one"),
     ],
