@@ -13,6 +13,7 @@ import pytest
 
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model
+from edgepack.compiler.precision import FULL, Precision
 from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.rules.table import RULES
 from edgepack.model import ModelSpec
@@ -85,6 +86,7 @@ def compile_and_run(
     cpu: str,
     work: Path,
     rules: Sequence[Rule] = RULES,
+    precision: Precision = FULL,
 ) -> tuple[CompiledModel, list[np.ndarray]]:
     """The model compiled for a target, and its outputs; skips where the target cannot run."""
     board = get_board(board_name)
@@ -93,7 +95,12 @@ def compile_and_run(
         arch = "aarch64" if board.triple.startswith("aarch64") else "arm"
         qemu = require_tool(f"qemu-{arch}-static", f"qemu-{arch}")
         compiled = compile_model(
-            ModelSpec(path=path), board, select(board).toolchain, work / "out", rules=rules
+            ModelSpec(path=path),
+            board,
+            select(board).toolchain,
+            work / "out",
+            rules=rules,
+            precision=precision,
         )
         (work / "run").mkdir()
         command = [qemu, "-cpu", cpu, "-L", f"/usr/{board.triple}"]
@@ -106,14 +113,22 @@ def compile_and_run(
         pytest.skip("this CPU has no AVX2")
     board = board if cpu == "native" else replace(board, cpu=cpu)
     compiled = compile_model(
-        ModelSpec(path=path), board, select(board, "gnu").toolchain, work / "out", rules=rules
+        ModelSpec(path=path),
+        board,
+        select(board, "gnu").toolchain,
+        work / "out",
+        rules=rules,
+        precision=precision,
     )
     # Twice: a second run must not see what the first one left.
     return compiled, run_plan(compiled.folder, inputs, runs=2)
 
 
-def wrong_outputs(path: Path, inputs: list[np.ndarray], got: list[np.ndarray]) -> list[str]:
-    """Outputs that differ from onnxruntime's: floats by more than 1e-4 of their largest value."""
+def wrong_outputs(
+    path: Path, inputs: list[np.ndarray], got: list[np.ndarray], tolerance: float = 1e-4
+) -> list[str]:
+    """Outputs that differ from onnxruntime's: floats by more than `tolerance` of their largest
+    value."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
     expected = session.run(None, dict(zip(names, inputs, strict=True)))
@@ -124,7 +139,7 @@ def wrong_outputs(path: Path, inputs: list[np.ndarray], got: list[np.ndarray]) -
         elif theirs.dtype.kind != "f":
             differing = np.count_nonzero(mine != theirs)
             wrong += [f"{output.name}: {differing} of {mine.size}"] if differing else []
-        elif not (error := _error(mine, theirs)) <= 1e-4:
+        elif not (error := _error(mine, theirs)) <= tolerance:
             wrong.append(f"{output.name}: {error:.1e}")
     return wrong
 

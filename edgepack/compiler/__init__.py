@@ -11,12 +11,13 @@ of it without compiling, a CPU's cost model for one, has nothing of it imported.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgepack.base.paths import atomic_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.compiler.precision import FULL, Precision
 
 if TYPE_CHECKING:
     from edgepack.base.apart import Limits
@@ -68,6 +69,7 @@ def compile_model(
     *,
     rules: Sequence[Rule] | None = None,
     smallest: bool = False,
+    precision: Precision = FULL,
     progress: Progress = NO_PROGRESS,
 ) -> CompiledModel:
     """Compile a model into `out`/{model.so, graph.json, params.bin}; `out` is replaced.
@@ -75,17 +77,18 @@ def compile_model(
     A model that was not loaded yet is, by `load_model`.
     `rules` are tried in order for each layer, None for those of `compiler.rules.table`: a way to
     compare kernels, or to test one.
+    `precision` says what is stored in half precision, and computed so.
     `smallest` leaves out what is faster because it stores more weights than the model has:
     Winograd's transformed ones take up to seven times the bytes.
-    Equal model, shapes, board, toolchain, `rules` and `smallest` give equal bytes, wherever they
-    lie.
+    Equal model, shapes, board, toolchain, `rules`, `smallest` and `precision` give equal bytes,
+    wherever they lie.
     Raises the errors of `load_model`, `BoardMemoryError`, `ModelError` for what else only
     shows while compiling, and `ToolchainError` when the link fails.
     """
     from edgepack.compiler.errors import named_failures
 
     with named_failures(model.path):
-        return _compile(model, board, toolchain, out, rules, smallest, progress)
+        return _compile(model, board, toolchain, out, rules, smallest, precision, progress)
 
 
 def compile_apart(
@@ -96,6 +99,7 @@ def compile_apart(
     *,
     limits: Limits,
     smallest: bool = False,
+    precision: Precision = FULL,
     progress: Progress = NO_PROGRESS,
 ) -> CompiledModel:
     """`compile_model` in a process of its own.
@@ -105,16 +109,39 @@ def compile_apart(
     from edgepack.compiler.limited import within
 
     return within(
-        spec.path, limits, progress, _compile_there, spec, board, toolchain, out, smallest=smallest
+        spec.path,
+        limits,
+        progress,
+        _compile_there,
+        spec,
+        board,
+        toolchain,
+        out,
+        smallest=smallest,
+        precision=precision,
     )
 
 
 def _compile_there(
-    spec: ModelSpec, board: Board, toolchain: Toolchain, out: Path, *, smallest: bool
+    spec: ModelSpec,
+    board: Board,
+    toolchain: Toolchain,
+    out: Path,
+    *,
+    smallest: bool,
+    precision: Precision,
 ) -> CompiledModel:
     from edgepack.base import apart
 
-    return compile_model(spec, board, toolchain, out, smallest=smallest, progress=apart.progress())
+    return compile_model(
+        spec,
+        board,
+        toolchain,
+        out,
+        smallest=smallest,
+        precision=precision,
+        progress=apart.progress(),
+    )
 
 
 def _compile(
@@ -124,6 +151,7 @@ def _compile(
     out: Path,
     rules: Sequence[Rule] | None,
     smallest: bool,
+    precision: Precision,
     progress: Progress,
 ) -> CompiledModel:
     from edgepack.base import apart
@@ -133,7 +161,7 @@ def _compile(
     if isinstance(model, ModelSpec):
         model = load_model(model)
     laid_out, kernels, layers, target = plan_model(
-        model, board, rules=rules, smallest=smallest, progress=progress
+        model, board, rules=rules, smallest=smallest, precision=precision, progress=progress
     )
 
     progress.step(f"compiling {len(kernels)} kernels for {board.cpu}")
@@ -167,6 +195,7 @@ def plan_model(
     *,
     rules: Sequence[Rule] | None = None,
     smallest: bool = False,
+    precision: Precision = FULL,
     progress: Progress = NO_PROGRESS,
 ) -> tuple[Plan, dict[str, Any], tuple[LayerReport, ...], Any]:
     """All but the machine code: the plan, its kernels by name, a report of each, TVM's target.
@@ -181,15 +210,25 @@ def plan_model(
 
     progress.step(f"importing {model.path.name}")
     from edgepack.compiler.backend import llvm, plan, schedule
-    from edgepack.compiler.frontend import importer
+    from edgepack.compiler.frontend import importer, ranges
+    from edgepack.compiler.frontend.float16 import widened
     from edgepack.compiler.place import lower
     from edgepack.compiler.rules import table
 
     target = llvm.tvm_target(board)
+    if precision.is_half and precision.samples:
+        apart.at("looking for what half precision has no room for")
+        exact = ranges.exact_nodes(widened(model.expanded), precision.samples)
+        precision = replace(precision, exact={**exact, **precision.exact})
     imported = importer.import_model(model)
     bounds = importer.bounds_of(imported)
     module, fast = lower.lower(
-        imported, target, model, rules=rules or table.RULES, smallest=smallest
+        imported,
+        target,
+        model,
+        rules=rules or table.RULES,
+        smallest=smallest,
+        precision=precision,
     )
     scheduled = schedule.schedule(module, target)
     apart.at("laying out its memory")

@@ -14,6 +14,7 @@ from tvm import relax
 
 from edgepack.compiler.layers.axis import Axis
 from edgepack.compiler.layers.quantized import Quantized
+from edgepack.compiler.tiles.element import FLOAT32, Element
 from edgepack.compiler.tiles.expression import Expression
 
 # A tensor between layers: the Relax variable that holds it. Variables compare by identity.
@@ -118,6 +119,11 @@ class Crop:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """The input, with other elements; none is read from Relax."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Foreign:
     """An operator that no rule knows; TVM lowers it."""
 
@@ -157,6 +163,7 @@ Operator = (
     | Concatenation
     | Slice
     | Crop
+    | Conversion
     | Foreign
     | View
 )
@@ -168,8 +175,9 @@ class Layer:
 
     `inputs` are what the operator reads. `expression` is the epilogue; it refers to `operands`,
     tensors, and to `constants`, arrays of one value per channel. `mean` is a second result, the
-    mean over all pixels of each channel of `output`. `bindings` are the Relax bindings that the
-    layer was read from, which stay in the function if no rule takes it.
+    mean over all pixels of each channel of `output`. Its images are kept as `element`, and its
+    weights stored as `weights`; `exact` says why not as halves, if that was wanted. `bindings` are
+    the Relax bindings that the layer was read from, which stay in the function if no rule takes it.
     """
 
     operator: Operator
@@ -179,6 +187,9 @@ class Layer:
     operands: tuple[Value, ...] = ()
     constants: tuple[np.ndarray, ...] = field(default=(), repr=False)
     mean: Value | None = None
+    element: Element = FLOAT32
+    weights: Element = FLOAT32
+    exact: str = ""
     bindings: tuple[tuple[relax.Var, relax.Expr], ...] = field(default=(), repr=False)
 
     @property

@@ -28,6 +28,7 @@ from edgepack.compiler.place.placement import (
     ViewAt,
     place_layers,
 )
+from edgepack.compiler.precision import FULL, Precision
 from edgepack.compiler.rules import joint, layout_transform
 from edgepack.compiler.rules.rule import LayerKernel, Rule, product
 from edgepack.compiler.rules.table import PLAIN, RULES
@@ -57,6 +58,7 @@ def rewrite(
     *,
     rules: Sequence[Rule] = RULES,
     smallest: bool = False,
+    precision: Precision = FULL,
 ) -> Rewritten:
     """Put fast kernels into `main`, a function of one dataflow block.
 
@@ -65,7 +67,7 @@ def rewrite(
     """
     main = module["main"]
     tried = [rule for rule in rules if not (smallest and rule.more_weights)]
-    emitter = _Emitter(main, place_layers(main, cpu_model(target), tried))
+    emitter = _Emitter(main, place_layers(main, cpu_model(target), tried, precision))
     new_main = emitter.emit()
     functions = dict(module.functions.items())
     updated = tvm.IRModule(functions, attrs=module.attrs)
@@ -156,6 +158,7 @@ class _Emitter:
             origin=merge(origin_of(value) for _, value in layer.bindings),
             value=self.results.get(layer.output, ""),
             stored=_stored(site.output),
+            exact=layer.exact,
         )
         if layer.mean is not None:
             self.blocked[layer.mean] = self.builder.emit(relax.TupleGetItem(made, 1))
@@ -214,6 +217,7 @@ class _Emitter:
         origin: Origin | None = _LAYOUT_CHANGE,
         value: str = "",
         stored: Stored | None = None,
+        exact: str = "",
     ) -> relax.Expr:
         """Emit a kernel's call; its result has `shape`, and is `shown` in the report.
 
@@ -231,6 +235,8 @@ class _Emitter:
                 operator=origin.operator if origin else rule,
                 rule=rule,
                 shape=shown,
+                dtype=dtype,
+                exact=exact,
                 tile=kernel.tile,
                 macs=kernel.macs,
                 cycles=kernel.cycles,
@@ -290,7 +296,7 @@ class _Emitter:
                     kernel,
                     [self.blocked[root]],
                     shape=shape,
-                    dtype=layout.element.name,
+                    dtype=layout.element.accumulator,
                     shown=shape,
                 )
         else:
@@ -355,4 +361,5 @@ def _turn(image: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
 def _same_bytes(layout: Blocked) -> bool:
     """Whether the blocked and the plain tensor have the same bytes in the same order."""
     one_pixel = layout.height == layout.width == 1 and not layout.halo
-    return one_pixel and layout.channels % layout.block == 0
+    is_plain = layout.element.name == layout.element.accumulator
+    return one_pixel and is_plain and layout.channels % layout.block == 0

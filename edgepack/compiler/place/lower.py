@@ -16,6 +16,7 @@ from edgepack.compiler import place
 from edgepack.compiler.errors import DATA_SHAPE_HINT, ImportModelError
 from edgepack.compiler.layers.quantized import keep_integers
 from edgepack.compiler.origin import Origin, origin_of
+from edgepack.compiler.precision import FULL, Precision
 from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.rules.table import RULES
 from edgepack.model import LoadedModel
@@ -31,20 +32,21 @@ def lower(
     *,
     rules: Sequence[Rule] = RULES,
     smallest: bool = False,
+    precision: Precision = FULL,
 ) -> tuple[tvm.IRModule, place.Rewritten]:
     """Turn every operator into a kernel.
 
     In the resulting module `main` is a dataflow block of three things only: `call_dps_packed`
     of a kernel of the library (those come with the second result), `call_tir` of a PrimFunc of
     the module, where operators that can share their loops are fused, and `reshape`, which moves
-    no data. `rules` and `smallest` are those of `place.rewrite`. Raises `ImportModelError` for a
-    form of an operator that TVM converts but has no code for (a maximum of booleans, an integer
-    power), and `DynamicShapeError` where a shape inside depends on the data.
+    no data. `rules`, `smallest` and `precision` are those of `place.rewrite`. Raises
+    `ImportModelError` for a form of an operator that TVM converts but has no code for (a maximum of
+    booleans, an integer power), and `DynamicShapeError` where a shape inside depends on the data.
     """
     transform = relax.transform
     folded = _apply([transform.FoldConstant()], keep_integers(module), target, model)
     _check_shapes(folded["main"], model)
-    fast = place.rewrite(folded, target, rules=rules, smallest=smallest)
+    fast = place.rewrite(folded, target, rules=rules, smallest=smallest, precision=precision)
     passes = [
         transform.LegalizeOps(
             {"relax.nn.pad": _pad, "relax.max": _extremum, "relax.min": _extremum}

@@ -6,13 +6,14 @@ give equal placements. Values that only Relax operators touch stay as the model 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 from tvm import relax
 
 from edgepack.compiler.layers.fuse import fuse
 from edgepack.compiler.layers.layer import (
+    Conversion,
     Convolution,
     Foreign,
     Layer,
@@ -24,9 +25,12 @@ from edgepack.compiler.layers.layer import (
 from edgepack.compiler.layers.read import read_layers
 from edgepack.compiler.layers.tensors import extent, shape_of, variables
 from edgepack.compiler.layers.turn import turn
-from edgepack.compiler.rules import joint
-from edgepack.compiler.rules.rule import Alias, LayerSite, Rule, element_of, product
+from edgepack.compiler.origin import origin_of
+from edgepack.compiler.precision import FULL, Precision, misfit
+from edgepack.compiler.rules import conversion, joint
+from edgepack.compiler.rules.rule import Alias, LayerSite, Rule, product
 from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, Element
 from edgepack.compiler.tiles.layout import NO_HALO, Blocked, Halo
 
 
@@ -83,17 +87,21 @@ class Placement:
         return _site(layer, self.layouts, self.cpu, by_pixels=by_pixels)
 
 
-def place_layers(main: relax.Function, cpu: CpuModel, rules: Sequence[Rule]) -> Placement:
+def place_layers(
+    main: relax.Function, cpu: CpuModel, rules: Sequence[Rule], precision: Precision = FULL
+) -> Placement:
     """Place the layers of a function of one dataflow block. The first rule that takes a layer
     makes it."""
     read = read_layers(main)
     layers, roots = _without_views(read)
     outputs = [roots.get(value, value) for value in variables(main.body.body)]
     turned = turn(fuse(layers, outputs), outputs, cpu)
-    layers, twins = list(turned.layers), turned.twins
+    twins = turned.twins
+    layers = [_with_precision(layer, precision, cpu) for layer in turned.layers]
     roots = {value: turned.same.get(root, root) for value, root in roots.items()}
     roots |= turned.same
     taken = _take(layers, cpu, rules)
+    layers = _with_conversions(layers, taken)
     halos = _halos(layers, taken)
     layers = _with_means(layers, taken)
     slots = _share_bytes(layers, taken, halos)
@@ -132,6 +140,59 @@ def _without_views(layers: Sequence[Layer]) -> tuple[list[Layer], dict[Value, Va
     return left, roots
 
 
+# ------------------------------------------------ precision
+
+
+def _with_precision(layer: Layer, precision: Precision, cpu: CpuModel) -> Layer:
+    """The layer in half precision, as far as the CPU can and its values allow."""
+    if not precision.is_half or isinstance(layer.operator, Foreign):
+        return layer
+    element = FLOAT16 if cpu.computes(FLOAT16) else FLOAT32
+    why = ""
+    if isinstance(layer.operator, Convolution):
+        parts = (layer.operator.weight, layer.operator.bias)
+        misfits = (misfit(part) for part in parts if part is not None and part.any())
+        why = next((f"a weight {text}" for text in misfits if text), "")
+    if element == FLOAT16:
+        origins = (origin_of(value) for _, value in layer.bindings)
+        names = [origin.name for origin in origins if origin is not None]
+        why = why or next((precision.exact[n] for n in names if n in precision.exact), "")
+    if why:
+        return replace(layer, exact=why)
+    return replace(layer, element=element, weights=FLOAT16)
+
+
+def _with_conversions(layers: Sequence[Layer], taken: MutableMapping[Value, Rule]) -> list[Layer]:
+    """The layers with conversions between those of different elements, which are put into `taken`.
+
+    What no kernel of ours makes is packed for whoever reads it first.
+    """
+    elements: dict[Value, Element] = {}
+    converted: dict[tuple[Value, Element], Value] = {}
+    left: list[Layer] = []
+
+    def as_read(value: Value, element: Element) -> Value:
+        if elements.setdefault(value, element) == element:
+            return value
+        if (value, element) not in converted:
+            made = relax.Var(f"{value.name}_{element}", value.ty)
+            converted[value, element] = made
+            taken[made] = conversion.RULE
+            elements[made] = element
+            left.append(Layer(operator=Conversion(), inputs=(value,), output=made, element=element))
+        return converted[value, element]
+
+    for layer in layers:
+        if layer.output not in taken:
+            left.append(layer)
+            continue
+        inputs = tuple(as_read(value, layer.element) for value in layer.inputs)
+        operands = tuple(as_read(value, layer.element) for value in layer.operands)
+        left.append(replace(layer, inputs=inputs, operands=operands))
+        elements[layer.output] = layer.element
+    return left
+
+
 # ------------------------------------------------ rules
 
 
@@ -146,7 +207,8 @@ def _take(layers: Sequence[Layer], cpu: CpuModel, rules: Sequence[Rule]) -> dict
             read = (*layer.inputs, *layer.operands)
             if not any(value in taken for value in read) or _grows_at_the_end(layer, layers):
                 continue
-        rule = next((rule for rule in rules if rule.takes(layer, cpu)), None)
+        able = (rule for rule in rules if rule.halves or layer.element != FLOAT16)
+        rule = next((rule for rule in able if rule.takes(layer, cpu)), None)
         if rule is not None:
             taken[layer.output] = rule
     return taken
@@ -174,6 +236,8 @@ def _with_means(layers: Sequence[Layer], taken: Mapping[Value, Rule]) -> list[La
     for layer in layers:
         rule = taken.get(layer.output)
         if rule is None or not rule.is_mean or layer.expression:
+            continue
+        if layer.element != FLOAT32:  # sums of halves would be too coarse
             continue
         made_by = taken.get(layer.inputs[0])
         if made_by is not None and made_by.averages:
@@ -248,6 +312,12 @@ def _layouts(
 ) -> dict[Value, Blocked]:
     """The layouts of all that the kernels of rules read and write."""
     ruled = [layer for layer in layers if layer.output in taken]
+    # All that read a value agree on its elements, but for the conversions between them.
+    elements: dict[Value, Element] = {}
+    for layer in ruled:
+        if not isinstance(layer.operator, Conversion):
+            elements.update(dict.fromkeys((*layer.inputs, *layer.operands), layer.element))
+        elements.update(dict.fromkeys(layer.results, layer.element))
 
     def stays_planar(value: Value) -> bool:
         """Whether all that read an image of the network's own layout can do so."""
@@ -264,7 +334,7 @@ def _layouts(
     def layout(value: Value) -> Blocked:
         batch, channels, height, width = extent(value)
         planar = stays_planar(value)
-        element = element_of(value)
+        element = elements[value]
         return Blocked(
             element=element,
             batch=batch,

@@ -6,17 +6,20 @@ import numpy as np
 
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
-from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule, element_of
+from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
-from edgepack.compiler.tiles.layout import Halo, Image, Planar, conv_halo, pack_channels
+from edgepack.compiler.tiles.element import FLOAT16
+from edgepack.compiler.tiles.layout import Halo, Image, Planar, conv_halo
 from edgepack.compiler.tiles.product import (
     MOST_COLUMNS,
     ProductLoops,
     Shape,
     Window,
     choose_tile,
+    pack_bias,
     pack_weights,
+    stored_halves,
 )
 
 
@@ -84,7 +87,11 @@ def make(site: LayerSite) -> LayerKernel:
         groups=shape.groups,
     )
     packed = pack_weights(weight, shape, chosen.vectors)
-    packed_bias = pack_channels(operator.bias, output)
+    packed_bias = pack_bias(operator.bias, output, site.cpu)
+    halves = None
+    if site.layer.weights == FLOAT16:
+        halves = stored_halves(packed, shape, chosen.vectors, site.cpu)
+    weights = tir.buffer("weights", packed.shape, str(packed.dtype))
     image = Planar if source.planar else Image
     loops = ProductLoops(
         cpu=site.cpu,
@@ -93,10 +100,11 @@ def make(site: LayerSite) -> LayerKernel:
         tile=chosen,
         source=image("source", source, source.flat if flat else source),
         target=Image("target", output, view_out),
-        weights=tir.buffer("weights", packed.shape, output.element.name),
-        bias=tir.buffer("bias", packed_bias.shape, output.element.accumulator),
+        weights=halves.wide if halves else weights,
+        bias=tir.buffer("bias", packed_bias.shape, str(packed_bias.dtype)),
         epilogue=site.epilogue(flat=flat, pixels=chosen.pixels),
         clears=True,
+        halves=halves,
     )
     whole = tir.sequence(
         loops.epilogue.clear_around_means(),
@@ -120,19 +128,20 @@ def make(site: LayerSite) -> LayerKernel:
             [
                 loops.source.buffer,
                 *loops.epilogue.operand_buffers,
-                loops.weights,
+                halves.stored if halves else loops.weights,
                 loops.bias,
                 *loops.epilogue.constants,
                 loops.target.buffer,
                 *loops.epilogue.average_buffers,
+                *([halves.wide] if halves else []),
             ],
             loops.imported(whole),
             in_place=loops.in_place,
         ),
-        constants=(packed, packed_bias, *loops.epilogue.packed),
+        constants=(halves.packed if halves else packed, packed_bias, *loops.epilogue.packed),
         tile=" ".join([str(chosen), *(word for word, holds in notes.items() if holds)]),
         macs=operator.weight.size * output.height * output.width * output.batch,
-        cycles=chosen.cycles,
+        cycles=chosen.cycles + (halves.cycles if halves else 0),
         by_pixels=loops.partition.by_pixels,
     )
 
@@ -148,7 +157,7 @@ def is_flat(operator: Convolution, site: LayerSite) -> bool:
 
 
 def takes(layer: Layer, _cpu: CpuModel) -> bool:
-    """Every convolution of float32 images."""
+    """Every convolution."""
     return isinstance(layer.operator, Convolution)
 
 
@@ -159,7 +168,7 @@ def reads_planar(layer: Layer, cpu: CpuModel) -> bool:
     """
     operator = layer.operator
     assert isinstance(operator, Convolution)
-    narrowest = cpu.narrowest(element_of(layer.inputs[0]))
+    narrowest = cpu.narrowest(layer.element)
     is_first = operator.groups == 1 and extent(layer.inputs[0])[1] <= narrowest
     around = halo(layer)
     # What sticks out of the image is unrolled.

@@ -43,7 +43,7 @@ def takes(layer: Layer, _cpu: CpuModel) -> bool:
 def pack_weights(weight: np.ndarray, layout: Blocked) -> np.ndarray:
     """[channels, 1, rows, columns] -> [block][row][column][channel of the block]."""
     rows, columns = weight.shape[2:]
-    packed = np.zeros((layout.blocks * layout.block, rows, columns), weight.dtype)
+    packed = np.zeros((layout.blocks * layout.block, rows, columns), layout.element.name)
     packed[: layout.channels] = weight[:, 0]
     blocked = packed.reshape(layout.blocks, layout.block, rows, columns)
     return np.ascontiguousarray(blocked.transpose(0, 2, 3, 1))
@@ -131,10 +131,6 @@ class _DepthwiseKernel:
         self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
         self.runs = _code_for(site.layer)
         element = site.output.element
-        self.packed_bias = pack_channels(operator.bias, site.output)
-        self.packed = pack_weights(operator.weight, site.output)
-        self.weights = tir.buffer("weights", self.packed.shape, element.name)
-        self.bias = tir.buffer("bias", self.packed_bias.shape, element.accumulator)
         output = site.output
         self.macs = operator.weight.size * output.height * output.width * output.batch
         # As many loads and stores as arithmetic, roughly.
@@ -150,7 +146,13 @@ class _DepthwiseKernel:
         self.tiles: micro.MicroKernelCalls | None = None
         isa = arm.isa_of(site.cpu, element)
         most = isa.most_depthwise(operator.kernel[1]) if isa else 0
-        if isa is not None and most and operator.dilation[1] == 1:
+        in_assembly = isa is not None and most > 0 and operator.dilation[1] == 1
+        sums = element.name if in_assembly else element.accumulator
+        self.packed_bias = pack_channels(operator.bias, site.output, sums)
+        self.packed = pack_weights(operator.weight, site.output)
+        self.weights = tir.buffer("weights", self.packed.shape, element.name)
+        self.bias = tir.buffer("bias", self.packed_bias.shape, sums)
+        if isa is not None and in_assembly:
             self.pixels = _even_parts(site.output.width, most)
             # A pass over the results is one over a whole row.
             finishes = micro.assembly_epilogue(site.layer.expression) is not None
@@ -282,7 +284,7 @@ class _DepthwiseKernel:
             for i in range(height):
                 for j in range(columns):
                     value = tir.load(self.weights, [block, i, j, 0], lanes)
-                    held[i, j] = names.bind("w", value)
+                    held[i, j] = names.bind("w", tir.cast(value, self.output.element.accumulator))
         full, rest = divmod(self.output.width, self.pixels)
 
         def along(inside: range, row: tir.Expr) -> tir.Stmt:
@@ -345,6 +347,7 @@ class _DepthwiseKernel:
         """The window rows `inside`. Weights are from `held`, or loaded where they are used."""
         operator, lanes = self.operator, self.output.block
         columns = operator.kernel[1]
+        dtype = self.output.element.accumulator
         block = place.channel_block
         names = tir.Names()
         sums = [tir.load(self.bias, [block * lanes], lanes)] * place.pixels
@@ -357,10 +360,12 @@ class _DepthwiseKernel:
                         at = self._input(
                             place.plane, place.row, place.column, i * operator.dilation[0], across
                         )
-                        seen[across] = names.bind("x", tir.load(self.source.buffer, at, lanes))
+                        value = tir.load(self.source.buffer, at, lanes)
+                        seen[across] = names.bind("x", tir.cast(value, dtype))
                     weight = held.get((i, j))
                     if weight is None:
                         weight = tir.load(self.weights, [block, i, j, 0], lanes)
+                        weight = tir.cast(weight, dtype)
                     sums[r] = names.bind("sum", sums[r] + seen[across] * weight)
         for r, total in enumerate(sums):
             pixel = (place.plane, place.row, place.column + r)

@@ -14,8 +14,14 @@ from edgepack.compiler.rules import convolution
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
-from edgepack.compiler.tiles.layout import Image, pack_channels
-from edgepack.compiler.tiles.product import ProductLoops, Shape, choose_tile, pack_weights
+from edgepack.compiler.tiles.layout import Image
+from edgepack.compiler.tiles.product import (
+    ProductLoops,
+    Shape,
+    choose_tile,
+    pack_bias,
+    pack_weights,
+)
 
 
 def takes(layer: Layer, _cpu: CpuModel) -> bool:
@@ -33,7 +39,7 @@ def make(site: LayerSite) -> LayerKernel:
     view = output.flat if flat else output
     chosen = choose_tile(view, blocks=shape.out_blocks, reduction=shape.reduction, cpu=site.cpu)
     packed = pack_weights(operator.weight[None], shape, chosen.vectors)
-    packed_bias = pack_channels(operator.bias, output)
+    packed_bias = pack_bias(operator.bias, output, site.cpu)
     weights, scaled = (
         tir.buffer(name, packed.shape, output.element.name) for name in ("weights", "scaled")
     )
@@ -73,7 +79,7 @@ def make(site: LayerSite) -> LayerKernel:
         source=Image("source", source, source.flat if flat else source),
         target=Image("target", output, view),
         weights=scaled,
-        bias=tir.buffer("bias", packed_bias.shape, output.element.accumulator),
+        bias=tir.buffer("bias", packed_bias.shape, str(packed_bias.dtype)),
         epilogue=site.epilogue(flat=flat),
         clears=True,
         prepare=scale,

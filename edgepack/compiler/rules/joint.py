@@ -14,7 +14,7 @@ from itertools import accumulate
 from edgepack.compiler.backend.arena import ALIGNMENT
 from edgepack.compiler.layers.layer import Concatenation, Layer, Slice
 from edgepack.compiler.layers.tensors import extent
-from edgepack.compiler.rules.rule import Alias, LayerKernel, LayerSite, Rule, element_of
+from edgepack.compiler.rules.rule import Alias, LayerKernel, LayerSite, Rule
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Blocked, Image, clear_halos
@@ -24,7 +24,7 @@ def takes_concat(layer: Layer, cpu: CpuModel) -> bool:
     """Inputs that fill whole blocks of the output."""
     if not isinstance(layer.operator, Concatenation) or layer.expression:
         return False
-    element = element_of(layer.output)
+    element = layer.element
     block = cpu.block(extent(layer.output)[1], element)
     channels = [extent(value)[1] for value in layer.inputs]
     return all(c % block == 0 for c in channels[:-1]) and all(
@@ -36,7 +36,7 @@ def takes_slice(layer: Layer, cpu: CpuModel) -> bool:
     """Ranges of whole blocks; the last block may be the input's last one."""
     if not isinstance(layer.operator, Slice) or layer.expression:
         return False
-    element = element_of(layer.output)
+    element = layer.element
     block = cpu.block(extent(layer.inputs[0])[1], element)
     channels, first = extent(layer.output)[1], layer.operator.first
     ends = channels % block == 0 or first + channels == extent(layer.inputs[0])[1]

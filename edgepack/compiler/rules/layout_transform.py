@@ -119,14 +119,18 @@ class _BothLayouts:
 def pack(shape: tuple[int, ...], layout: Blocked, cpu: CpuModel) -> LayerKernel:
     """NCHW, NCL or rows of channels -> blocked, halo and unused channels set to zero."""
     dtype = layout.element.name
-    tensors = _BothLayouts(plain=tir.buffer("source", shape, dtype), image=Image("target", layout))
-    source, target = tensors.plain, tensors.image.buffer
+    plain = tir.buffer("source", shape, layout.element.accumulator)
+    tensors = _BothLayouts(plain=plain, image=Image("target", layout))
+    target = tensors.image.buffer
+
+    def load(place: _PixelAt, channel: int, lanes: int = 1) -> tirx.Expr:
+        return tir.cast(tir.load(plain, tensors.in_plain(place, channel), lanes), dtype)
 
     def square(place: _PixelAt, side: int) -> tir.Stmt:
         names = tir.Names()
         for first in range(0, layout.block, side):
             channels = [
-                tir.load(source, tensors.in_plain(place, first + i), side)
+                load(place, first + i, side)
                 if first + i < place.valid
                 else tir.number(0.0, dtype, side)
                 for i in range(side)
@@ -137,25 +141,26 @@ def pack(shape: tuple[int, ...], layout: Blocked, cpu: CpuModel) -> LayerKernel:
 
     def one(place: _PixelAt) -> tir.Stmt:
         if tensors.is_matrix and place.valid == layout.block:
-            pixel = tir.load(source, tensors.in_plain(place, 0), layout.block)
+            pixel = load(place, 0, layout.block)
             return tir.store(target, pixel, tensors.in_blocked(place, 0, 0), layout.block)
         lanes = []
         for lane in range(layout.block):
             value = tir.number(0.0, dtype)
             if lane < place.valid:
-                value = tir.load(source, tensors.in_plain(place, lane))
+                value = load(place, lane)
             lanes.append(tir.store(target, value, tensors.in_blocked(place, 0, lane)))
         return tir.sequence(*lanes)
 
     body = tir.sequence(clear_halos(tensors.image), tensors.over(cpu, square, one))
     return LayerKernel(
-        name=f"pack_{_size(shape)}", function=tir.function([source, target], body), constants=()
+        name=f"pack_{_size(shape)}", function=tir.function([plain, target], body), constants=()
     )
 
 
 def unpack(layout: Blocked, shape: tuple[int, ...], cpu: CpuModel) -> LayerKernel:
     """Blocked -> NCHW, NCL or rows of channels."""
-    plain = tir.buffer("target", shape, layout.element.name)
+    dtype = layout.element.accumulator
+    plain = tir.buffer("target", shape, dtype)
     tensors = _BothLayouts(plain=plain, image=Image("source", layout))
     source, target = tensors.image.buffer, tensors.plain
 
@@ -167,18 +172,20 @@ def unpack(layout: Blocked, shape: tuple[int, ...], cpu: CpuModel) -> LayerKerne
             ]
             channels = tir.transposed(names, pixels)
             for i, channel in enumerate(channels[: place.valid - first]):
-                names.add(tir.store(target, channel, tensors.in_plain(place, first + i), side))
+                value = tir.cast(channel, dtype)
+                names.add(tir.store(target, value, tensors.in_plain(place, first + i), side))
         return names.done()
 
     def one(place: _PixelAt) -> tir.Stmt:
         if tensors.is_matrix and place.valid == layout.block:
             pixel = tir.load(source, tensors.in_blocked(place, 0, 0), layout.block)
-            return tir.store(target, pixel, tensors.in_plain(place, 0), layout.block)
+            value = tir.cast(pixel, dtype)
+            return tir.store(target, value, tensors.in_plain(place, 0), layout.block)
         return tir.sequence(
             *(
                 tir.store(
                     target,
-                    tir.load(source, tensors.in_blocked(place, 0, lane)),
+                    tir.cast(tir.load(source, tensors.in_blocked(place, 0, lane)), dtype),
                     tensors.in_plain(place, lane),
                 )
                 for lane in range(place.valid)

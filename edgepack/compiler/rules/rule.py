@@ -105,7 +105,7 @@ class Rule:
 
     `halo` is what the kernel wants around the layer's inputs. `reads_planar` says whether it can
     read a planar first one, which has none. `more_weights`: it is faster because it stores more of
-    them than the model has.
+    them than the model has. `halves`: it can make layers of half precision, too.
 
     `is_mean`: its result is the mean of each channel of its input. `averages`: its kernel can make
     that as a second result, so that the next layer is spared.
@@ -118,6 +118,7 @@ class Rule:
     halo: Callable[[Layer], Halo] = _no_halo
     reads_planar: Callable[[Layer, CpuModel], bool] = _never
     more_weights: bool = False
+    halves: bool = True
     averages: bool = False
     is_mean: bool = False
     alias: Alias | None = None

@@ -33,7 +33,13 @@ from edgepack.compiler.tiles.layout import (
     pack_channels,
 )
 from edgepack.compiler.tiles.partition import worth_sharing
-from edgepack.compiler.tiles.product import ProductLoops, Shape, choose_tile, pack_weights
+from edgepack.compiler.tiles.product import (
+    ProductLoops,
+    Shape,
+    choose_tile,
+    pack_bias,
+    pack_weights,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +111,14 @@ def make(site: LayerSite) -> LayerKernel:
     assert isinstance(operator, TransposedConvolution)
     outs, ins = operator.weight.shape[:2]
     loops = _depthwise if ins == 1 and outs == operator.groups > 1 else _ordinary
-    packed_bias = pack_channels(operator.bias, output)
+    packed_bias = (
+        pack_bias(operator.bias, output, site.cpu)
+        if loops is _ordinary
+        else pack_channels(operator.bias, output)
+    )
     source, target = Image("source", site.inputs[0]), Image("target", output)
     bias_buffer, epilogue = (
-        tir.buffer("bias", packed_bias.shape, output.element.accumulator),
+        tir.buffer("bias", packed_bias.shape, str(packed_bias.dtype)),
         site.epilogue(),
     )
     parts = []
@@ -208,11 +218,12 @@ def _depthwise(
     def block_of(n: tir.Expr, block: tir.Expr) -> tir.Stmt:
         plane = n * output.blocks + block
         held = tir.Names()
-        taps = [
-            (i - top, j - left, held.bind("w", tir.load(buffer, [block, i, j, 0], lanes)))
-            for i in range(rows)
-            for j in range(columns)
-        ]
+
+        def weight(i: int, j: int) -> tirx.Var:
+            value = tir.load(buffer, [block, i, j, 0], lanes)
+            return held.bind("w", tir.cast(value, output.element.accumulator))
+
+        taps = [(i - top, j - left, weight(i, j)) for i in range(rows) for j in range(columns)]
         start = held.bind("b", tir.load(bias, [block * lanes], lanes))
 
         def pixel(row: tir.Expr, column: tir.Expr) -> tir.Stmt:

@@ -77,7 +77,7 @@ class _WinogradKernel:
         m = self.plan.results
         transforms = (toom_cook.input_transform(m, m + 2), toom_cook.output_transform(m, m))
         self.coefficients = [
-            np.resize(np.array([*t.coefficients, 0.0], element.name), 3 * arm.LANES)
+            np.resize(np.array([*t.coefficients, 0.0], element.name), 3 * self.isa.lanes)
             for t in transforms
             if self.isa
         ]
@@ -570,7 +570,14 @@ def rule(sizes: Collection[int] = tuple(toom_cook.POINTS), *, always: bool = Fal
     def make(site: LayerSite) -> LayerKernel:
         return _WinogradKernel(site, sizes).kernel()
 
-    return Rule(name="winograd", takes=takes, make=make, halo=convolution.halo, more_weights=True)
+    return Rule(
+        name="winograd",
+        takes=takes,
+        make=make,
+        halo=convolution.halo,
+        more_weights=True,
+        halves=False,
+    )
 
 
 RULE = rule()

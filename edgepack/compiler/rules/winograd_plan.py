@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
-from edgepack.compiler.rules.rule import element_of
 from edgepack.compiler.tiles import tile, toom_cook
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import Element
@@ -102,7 +101,7 @@ def _scratch_bytes(channels: Channels, positions: int, tiles: int) -> int:
 
 def channels_of(layer: Layer, cpu: CpuModel) -> Channels:
     ins, outs = extent(layer.inputs[0])[1], extent(layer.output)[1]
-    element = element_of(layer.inputs[0])
+    element = layer.element
     return Channels(
         ins=ins,
         in_block=cpu.block(ins, element),

@@ -24,6 +24,8 @@ KIB = 1024
 # What kernels may ask of a CPU beyond its vectors, and how LLVM calls it: dot products of 8-bit
 # integers, their 8-bit matrix instructions, half-precision arithmetic, scalable vectors.
 FEATURES = {"dotprod": "dotprod", "i8mm": "i8mm", "fp16": "fullfp16", "sve": "sve"}
+# What converts vectors of halves to float32, where not every CPU of a kind can.
+_CONVERTS_HALVES = {"armv7": "fp16", "x86": "f16c"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,8 @@ class CpuModel:
     in a loop that reads it again and again.
     `memory_operand`: an instruction may read one operand from memory (x86).
     `isa` is "x86", "aarch64", "armv7", or "" where only portable code is made.
-    `features` are those of `FEATURES` that the target has.
+    `features` are those of `FEATURES` that the target has. `converts_halves`: there are
+    instructions that make float32 of half precision.
     `is_default`: the CPU has no row of its own, this is the nearest one.
     """
 
@@ -58,6 +61,7 @@ class CpuModel:
     l2_bandwidth: float
     l3_bandwidth: float
     features: frozenset[str] = frozenset()
+    converts_halves: bool = False
     cores: int = 1
     is_default: bool = False
 
@@ -81,6 +85,12 @@ class CpuModel:
     def rate(self, element: Element, lanes: int) -> float:
         """Multiply-adds of vectors of `lanes` elements that start per cycle."""
         return self.rates[element][lanes * element.bytes]
+
+    def computes(self, element: Element) -> bool:
+        """Whether multiply-adds can be done on such elements as they are."""
+        if element == FLOAT16 and not (self.isa == "aarch64" and "fp16" in self.features):
+            return False
+        return element in self.rates
 
     def block(self, channels: int, element: Element) -> int:
         """Channels per block of a blocked tensor: the width that pads `channels` least.
@@ -279,8 +289,14 @@ def cpu_model(target: tvm.target.Target) -> CpuModel:
     triple, cpu = str(target.attrs.get("mtriple", "")), str(target.attrs.get("mcpu", ""))
     found = set(map(str, codegen.llvm_get_cpu_features(target)))
     model = _x86(cpu, found) if _family(triple) == "x86_64" else nearest_model(triple, cpu)
+    rates = dict(model.rates)
+    if FEATURES["fp16"] in found:
+        # All cores that compute in half precision do so at float32's rate of vectors.
+        rates.setdefault(FLOAT16, rates[FLOAT32])
     return replace(
         model,
+        rates=rates,
+        converts_halves=_CONVERTS_HALVES.get(model.isa, "") in {*found, ""},
         features=frozenset(name for name, llvm in FEATURES.items() if llvm in found),
         cores=int(target.attrs.get("num-cores", 1)),
     )

@@ -154,12 +154,14 @@ class Image:
             lane,
         ]
 
-    def load(self, plane: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Expr:
-        """All channels of a block at a pixel."""
-        return tir.load(self.buffer, self.at(plane, row, column), self.layout.block)
+    def load(self, plane: tir.Expr, row: tir.Expr, column: tir.Expr) -> tirx.Expr:
+        """All channels of a block at a pixel, in the type that arithmetic is done in."""
+        value = tir.load(self.buffer, self.at(plane, row, column), self.layout.block)
+        return tir.cast(value, self.layout.element.accumulator)
 
-    def store(self, value: tir.Expr, plane: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
+    def store(self, value: tirx.Expr, plane: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
         """Write all channels of a block at a pixel."""
+        value = tir.cast(value, self.layout.element.name)
         return tir.store(self.buffer, value, self.at(plane, row, column), self.layout.block)
 
     def clear_halo(self, plane: tir.Expr) -> tir.Stmt | None:
@@ -245,12 +247,15 @@ def clear_halos(image: Image) -> tir.Stmt | None:
     return tir.loop_of("plane", image.layout.shape[0], clear)
 
 
-def pack_channels(values: np.ndarray | None, layout: Blocked) -> np.ndarray:
+def pack_channels(
+    values: np.ndarray | None, layout: Blocked, dtype: str | None = None
+) -> np.ndarray:
     """One value per channel (None: zeros), padded with zeros to whole blocks.
 
-    Of the accumulator's type, for such values are added to sums or multiplied with them.
+    Of the accumulator's type unless another is given, for such values are added to sums or
+    multiplied with them.
     """
-    packed = np.zeros(layout.blocks * layout.block, layout.element.accumulator)
+    packed = np.zeros(layout.blocks * layout.block, dtype or layout.element.accumulator)
     if values is not None:
         packed[: layout.channels] = values
     return packed

@@ -162,7 +162,7 @@ class MicroKernelCalls:
             (self.target.buffer, self.target.at(*at)),
             (self.source.buffer, place.source),
             (self.weights, place.weights),
-            (self.bias, [place.channel_block * arm.LANES]),
+            (self.bias, [place.channel_block * self.isa.lanes]),
         ]
         if operand := self._operand:
             pointers.append((operand.buffer, operand.at(*at)))

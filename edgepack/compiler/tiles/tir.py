@@ -35,6 +35,14 @@ def number(value: float, dtype: str, lanes: int = 1) -> tirx.Expr:
     return spread(tirx.FloatImm(dtype, value), lanes)
 
 
+def cast(value: tirx.Expr, dtype: str) -> tirx.Expr:
+    """A value, or a vector of values, in another type; itself if it is of that."""
+    lanes = int(value.ty.dtype.lanes)
+    if str(value.ty.dtype.with_lanes(1)) == dtype:
+        return value
+    return tirx.Cast(f"{dtype}x{lanes}" if lanes > 1 else dtype, value)
+
+
 def spread(value: tirx.Expr, lanes: int) -> tirx.Expr:
     """A scalar in every lane of a vector."""
     return tirx.Broadcast(value, lanes) if lanes > 1 else value

@@ -11,7 +11,8 @@ from edgepack.compiler.tiles.arm.writer import BINARY, Writer
 class Armv7(Writer):
     vector_prefix = "q"
     word = "i32"
-    widen = "bitcast"
+    most_widened = 8
+    extend = "bitcast"
 
     def set_constant(self, register: str, value: int) -> None:
         value &= 0xFFFFFFFF
@@ -66,6 +67,17 @@ class Armv7(Writer):
 
     def move(self, to: int, vector: int) -> None:
         self.lines.append(f"vmov q{to}, q{vector}")
+
+    def zero(self, vector: int) -> None:
+        self.lines.append(f"vmov.i32 q{vector}, #0")
+
+    def widen(self, vectors: Sequence[int], register: str) -> None:
+        # The halves in the upper vectors: none is overwritten before it is read.
+        first = 2 * vectors[-1] + 2 - len(vectors)
+        some = f"{{{{d{first}-d{2 * vectors[-1] + 1}}}}}"
+        self.lines.append(f"vldmia {{{register}}}!, {some}")
+        for index, vector in enumerate(vectors):
+            self.lines.append(f"vcvt.f32.f16 q{vector}, d{first + index}")
 
     def spread(self, vector: int, register: str) -> None:
         self.lines.append(f"vdup.32 q{vector}, {{{register}}}")

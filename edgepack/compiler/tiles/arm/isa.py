@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgepack.compiler.tiles.element import FLOAT32
+from edgepack.compiler.tiles.element import FLOAT32, Element
 
 # Bytes of a vector register.
 QUAD = 16
-# What the tiles are of, and how many of them are in a register.
-ELEMENT = FLOAT32
-LANES = ELEMENT.lanes(QUAD)
 # vldm and vstm of ARMv7 move at most 16 double registers.
 MOST_AT_ONCE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Isa:
-    """An instruction set that tiles can be written in, and its vector registers."""
+    """An instruction set that tiles can be written in, its vector registers, and what tiles are
+    of."""
 
     name: str
     registers: int
+    element: Element = FLOAT32
+
+    @property
+    def lanes(self) -> int:
+        """Elements in a register."""
+        return self.element.lanes(QUAD)
 
     def most_depthwise(self, columns: int) -> int:
         """Pixels of the largest depthwise tile that leaves some registers for inputs; may be 0."""

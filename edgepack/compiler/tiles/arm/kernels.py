@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgepack.compiler.tiles.arm.isa import Isa
-from edgepack.compiler.tiles.arm.reductions import Convolve
+from edgepack.compiler.tiles.arm.reductions import Convolve, ConvolveHalves
 from edgepack.compiler.tiles.cpu import CpuModel
-from edgepack.compiler.tiles.element import FLOAT32, Element
+from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, Element
 
 # Registers that a tile leaves to weights, at least.
 _FEWEST_FOR_WEIGHTS = 2
@@ -20,7 +20,7 @@ class MicroKernel:
     up to `mr` pixels and `nr` vectors of output channels are one tile, and a step of the reduction
     takes `kr` input channels at once (1: multiply-adds by lane; 4: dot products; 8: matrix
     instructions). CPUs of `isa` have it if they have the `feature` (of `cpu.FEATURES`).
-    `code` writes the reduction.
+    `code` writes the reduction, in the type itself.
     """
 
     element: Element
@@ -44,7 +44,11 @@ class MicroKernel:
 # The first that runs on a CPU is taken.
 KERNELS = (
     MicroKernel(element=FLOAT32, isa="aarch64", mr=16, nr=8, kr=1, feature=None, code=Convolve),
-    # Multiply-adds take lanes of q0 to q7 only, and the inputs are the lowest registers.
+    # Multiply-adds take lanes of v0 to v15 only (halves) or of q0 to q7 (ARMv7), and the inputs are
+    # the lowest registers.
+    MicroKernel(
+        element=FLOAT16, isa="aarch64", mr=16, nr=8, kr=1, feature="fp16", code=ConvolveHalves
+    ),
     MicroKernel(element=FLOAT32, isa="armv7", mr=8, nr=8, kr=1, feature=None, code=Convolve),
 )
 
@@ -58,4 +62,4 @@ def micro_kernel(cpu: CpuModel, element: Element) -> MicroKernel | None:
 def isa_of(cpu: CpuModel, element: Element) -> Isa | None:
     """The instruction set that tiles of a type are written in for a CPU; None: left to LLVM."""
     row = micro_kernel(cpu, element)
-    return Isa(name=row.isa, registers=cpu.registers) if row else None
+    return Isa(name=row.isa, registers=cpu.registers, element=element) if row else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgepack.compiler.tiles.arm.isa import LANES, QUAD, Isa
+from edgepack.compiler.tiles.arm.isa import QUAD, Isa
 from edgepack.compiler.tiles.arm.tile import EpilogueStep
 from edgepack.compiler.tiles.arm.writer import Writer
 from edgepack.compiler.tiles.arm.writers import writer_of
@@ -55,7 +55,9 @@ class _PassWriter:
     def __init__(self, code: TransformPass, writer: Writer) -> None:
         self.code, self.writer = code, writer
         self.free = list(writer.free)
-        self.coefficients = [self.free.pop(0) for _ in range(-(-len(code.coefficients) // LANES))]
+        self.coefficients = [
+            self.free.pop(0) for _ in range(-(-len(code.coefficients) // code.isa.lanes))
+        ]
         self.bounds = {item.value: self.free.pop() for item in code.finish if item.name != "add"}
         # The last step that reads a value; an output is read by its store, which follows at once.
         self.last_use = {
@@ -147,7 +149,7 @@ class _PassWriter:
         return self.free.pop()
 
     def _lane(self, name: str, total: int, value: int, factor: float) -> None:
-        index, lane = divmod(self.code.coefficients.index(factor), LANES)
+        index, lane = divmod(self.code.coefficients.index(factor), self.code.isa.lanes)
         getattr(self.writer, name)(total, self.registers[value], self.coefficients[index], lane)
 
     def _store(self, index: int, step: int, moves: list[int]) -> None:

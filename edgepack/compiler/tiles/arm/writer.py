@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from edgepack.compiler.tiles.arm.isa import MOST_AT_ONCE, Isa
+import numpy as np
+
+from edgepack.compiler.tiles.arm.isa import MOST_AT_ONCE, QUAD, Isa
+from edgepack.compiler.tiles.element import Element
 
 # How both instruction sets call the operations of `Writer.binary`, after v or f.
 BINARY = {"maximum": "max", "minimum": "min", "add": "add", "subtract": "sub"}
+
+# The core register that points to memory on the stack.
+_SCRATCH = "scratch"
 
 
 class Writer(ABC):
@@ -20,8 +25,10 @@ class Writer(ABC):
     # How LLVM calls vector registers and integers of a core register's size.
     vector_prefix = ""
     word = ""
+    # The most vectors that `widen` fills at once.
+    most_widened = 0
     # What makes one of an int32.
-    widen = ""
+    extend = ""
 
     def __init__(self, isa: Isa, pointers: Sequence[str], counts: Sequence[str]) -> None:
         self.isa = isa
@@ -29,6 +36,7 @@ class Writer(ABC):
         self.lines: list[str] = []
         self.temporaries: list[str] = []
         self.constants: dict[int, str] = {}
+        self.scratch_bytes = 0
         self.keeps_constants = True
         self.labels = 0
         self.free = list(range(isa.registers))
@@ -100,8 +108,16 @@ class Writer(ABC):
         """Copy a vector."""
 
     @abstractmethod
+    def zero(self, vector: int) -> None:
+        """Zeros in every lane."""
+
+    @abstractmethod
+    def widen(self, vectors: Sequence[int], register: str) -> None:
+        """Load halves and make float32 of them: four for each vector. The pointer moves along."""
+
+    @abstractmethod
     def spread(self, vector: int, register: str) -> None:
-        """A core register's 32 bits in every lane."""
+        """The lowest bits of a core register in every lane."""
 
     @abstractmethod
     def count_down(self, register: str, label: int) -> None:
@@ -120,7 +136,7 @@ class Writer(ABC):
     def set_vector(self, vector: int, value: float) -> None:
         """A number in every lane."""
         bits = self._temporary("bits")
-        self.set_constant(bits, _float_bits(value))
+        self.set_constant(bits, _bits(value, self.isa.element))
         self.spread(vector, bits)
 
     def stream(self, ring: Sequence[int], count: int, register: str) -> Iterator[tuple[int, int]]:
@@ -179,6 +195,11 @@ class Writer(ABC):
             self.temporaries.append(name)
         return name
 
+    def scratch(self, nbytes: int) -> str:
+        """The pointer to so many bytes on the stack, the same ones each time."""
+        self.scratch_bytes = max(self.scratch_bytes, nbytes)
+        return _SCRATCH
+
     def kept(self, value: int) -> str:
         """A core register that holds a constant from the start on."""
         if value not in self.constants:
@@ -191,7 +212,8 @@ class Writer(ABC):
         for value, register in self.constants.items():
             self.set_constant(register, value)
         lines = self.lines + body
-        given = [*self.pointers, *self.counts]
+        stack = [_SCRATCH] if self.scratch_bytes else []
+        given = [*self.pointers, *stack, *self.counts]
         registers = [*given, *self.temporaries]
         numbers = {register: f"${index}" for index, register in enumerate(registers)}
         numbers |= {f"{register}_w": f"${{{index}:w}}" for index, register in enumerate(registers)}
@@ -201,18 +223,25 @@ class Writer(ABC):
         vectors = [f"~{{{self.vector_prefix}{index}}}" for index in range(self.isa.registers)]
         constraints = ",".join([*outputs, *inputs, *vectors, "~{cc}", "~{memory}"])
         words = len(self.counts) + len(self.temporaries)
-        types = ", ".join(["ptr"] * len(self.pointers) + [self.word] * words)
+        types = ", ".join(["ptr"] * len(self.pointers + tuple(stack)) + [self.word] * words)
         pointers = [f"ptr %{pointer}" for pointer in self.pointers]
         arguments = ", ".join([*pointers, *(f"i32 %{count}" for count in self.counts)])
+        pointers += [f"ptr %{pointer}" for pointer in stack]
         passed = ", ".join([*pointers, *(f"{self.word} %{count}_word" for count in self.counts)])
         widened = "".join(
-            f"  %{count}_word = {self.widen} i32 %{count} to {self.word}\n" for count in self.counts
+            f"  %{count}_word = {self.extend} i32 %{count} to {self.word}\n"
+            for count in self.counts
+        )
+        taken = "".join(
+            f"  %{pointer} = alloca [{self.scratch_bytes} x i8], align {QUAD}\n"
+            for pointer in stack
         )
         # Without a loop of its own it looks small to LLVM, which would unroll a whole row of tiles
         # and keep all their addresses on the stack.
         once = "" if self.labels else " noduplicate"
         return (
             f"define internal i32 @{name}({arguments}) alwaysinline nounwind {{\n"
+            f"{taken}"
             f"{widened}"
             f'  %r = call {{ {types} }} asm sideeffect "{text}", "{constraints}"({passed}){once}\n'
             "  ret i32 0\n"
@@ -220,5 +249,8 @@ class Writer(ABC):
         )
 
 
-def _float_bits(value: float) -> int:
-    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+def _bits(value: float, element: Element) -> int:
+    """A number as an element, which is infinite if it is too large for one."""
+    with np.errstate(over="ignore"):
+        number = np.array(value, element.name)
+    return int.from_bytes(number.tobytes(), "little")

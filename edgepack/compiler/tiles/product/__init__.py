@@ -10,16 +10,21 @@ from edgepack.compiler.tiles.product.shape import (
     Shape,
     Window,
     choose_tile,
+    pack_bias,
     pack_weights,
     stream_cycles,
 )
+from edgepack.compiler.tiles.product.stored import StoredHalves, stored_halves
 
 __all__ = [
     "MOST_COLUMNS",
     "ProductLoops",
     "Shape",
+    "StoredHalves",
     "Window",
     "choose_tile",
+    "pack_bias",
     "pack_weights",
+    "stored_halves",
     "stream_cycles",
 ]

@@ -39,17 +39,18 @@ class AssemblyTiles:
     def tile(self, place: TileAt) -> tir.Stmt:
         """One tile: a call."""
         shape, window, source = self.tensors.shape, self.tensors.window, self.tensors.source
-        # Channels of the last block: of a matrix they are the last ones of four.
-        back = arm.LANES - shape.last_lanes if source.overlaps else 0
+        # Channels of the last block: of a matrix they are the last ones of a whole vector.
+        lanes = self.tiles.isa.lanes
+        back = lanes - shape.last_lanes if source.overlaps else 0
         reduction = self.kernel.code(
-            blocks=shape.in_blocks - (shape.last_lanes < arm.LANES),
-            last_lanes=shape.last_lanes % arm.LANES,
+            blocks=shape.in_blocks - (shape.last_lanes < lanes),
+            last_lanes=shape.last_lanes % lanes,
             kernel=shape.kernel,
             pixel_step=source.pixel_bytes * window.stride[1],
             column_step=source.pixel_bytes * window.dilation[1],
             row_step=source.row_bytes * window.dilation[0],
             plane_step=source.plane_bytes,
-            back=back % arm.LANES,
+            back=back % lanes,
         )
         return self.tiles.call(
             reduction,

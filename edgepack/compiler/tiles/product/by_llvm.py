@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -115,6 +116,10 @@ class LlvmTiles:
         declared = [accumulators[r][v].declare() for r, v in every]
         return tir.sequence(*declared, *start, *reduction, names.done())
 
+    def _wide(self, buffer: tirx.Buffer, items: Sequence[tir.Expr], lanes: int = 1) -> tirx.Expr:
+        """Elements of a buffer in the type that they are added up in."""
+        return tir.cast(tir.load(buffer, items, lanes), self.shape.element.accumulator)
+
     def _reduce(
         self, place: TileAt, accumulators: list[list[tir.Local]], block: tir.Expr, channels: int
     ) -> tir.Stmt:
@@ -142,11 +147,13 @@ class LlvmTiles:
                     channel = part * unrolled + step
                     at = block_weights + ((row * columns + column) * channels + channel) * wide
                     weights = [
-                        names.bind("w", tir.load(self.weights, [at + v * shape.lanes], shape.lanes))
+                        names.bind(
+                            "w", self._wide(self.weights, [at + v * shape.lanes], shape.lanes)
+                        )
                         for v in range(place.vectors)
                     ]
                     for r in self._pixels_inside(place, column):
-                        value = tir.load(
+                        value = self._wide(
                             self.source.buffer,
                             self.source.at(
                                 place.in_plane + block,

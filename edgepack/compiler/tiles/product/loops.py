@@ -27,6 +27,7 @@ from edgepack.compiler.tiles.product.by_llvm import LlvmTiles
 from edgepack.compiler.tiles.product.code import ProductTensors, TileAt, TileCode
 from edgepack.compiler.tiles.product.partition import Partition
 from edgepack.compiler.tiles.product.shape import Shape, Window
+from edgepack.compiler.tiles.product.stored import StoredHalves
 
 
 class ProductLoops:
@@ -34,8 +35,9 @@ class ProductLoops:
 
     `tensors` are described there. With `clears`, the zeros around the results are written, too.
     `prepare` is what has to be done before a panel of weights is used, given its number and its
-    vectors. The weights start at `first_weight`. Functions that tiles call are kept in `functions`,
-    if given, for several products of one kernel.
+    vectors. `halves` are the weights as they are stored, if not as `weights`. The weights start at
+    `first_weight`. Functions that tiles call are kept in `functions`, if given, for several
+    products of one kernel.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class ProductLoops:
         clears: bool = False,
         functions: micro.AssemblyFunctions | None = None,
         prepare: Callable[[tir.Expr, int], tir.Stmt] | None = None,
+        halves: StoredHalves | None = None,
         first_weight: tir.Expr = 0,
     ) -> None:
         self.cpu = cpu
@@ -62,7 +65,10 @@ class ProductLoops:
         self.weights, self.bias = weights, bias
         self.epilogue = epilogue
         self.clears = clears
-        self.prepare = prepare
+        self.prepare = prepare or (halves.widen if halves else None)
+        # Cores that have a place for one panel each; None: all panels have theirs.
+        self.slots = halves.slots if halves else None
+        self.halves = halves
         self.first_weight = first_weight
         self.partition = Partition(
             cpu=cpu,
@@ -70,7 +76,7 @@ class ProductLoops:
             tile=tile,
             source=source.layout,
             target=target.layout,
-            prepared=prepare is not None,
+            prepared=self.prepare is not None,
         )
         tensors = ProductTensors(
             shape=shape,
@@ -85,7 +91,8 @@ class ProductLoops:
 
     def imported(self, body: tir.Stmt) -> tir.Stmt:
         """`body`, which has these loops, with the code that they call."""
-        return self.code.imported(body)
+        body = self.code.imported(body)
+        return self.halves.functions.imported(body) if self.halves else body
 
     @property
     def in_place(self) -> list[tuple[tirx.Buffer, tirx.Buffer]]:
@@ -100,6 +107,8 @@ class ProductLoops:
 
     def group(self, n: tir.Expr, group: tir.Expr, *, parallel: bool = False) -> tir.Stmt:
         """One group of one image."""
+        if self.slots is not None:
+            return self._own_panels(n, group, self.slots if parallel else 1)
         if parallel and self.partition.in_one_loop:
             return self._shared_tiles(n, group)
         order = self._pixels_first if self.partition.pixels_outer else self._panels_first
@@ -156,20 +165,58 @@ class ProductLoops:
 
     def _panels_first(self, n: tir.Expr, group: tir.Expr, parallel: bool) -> tir.Stmt:
         """Each panel of weights is used for the whole image before the next one is read."""
-        rows = self.target.layout.height
 
         def panel(index: tir.Expr, vectors: int) -> tir.Stmt:
-            pixels = tir.loop_of(
-                "row",
-                rows,
-                lambda row: self._along_row(
-                    lambda column, pixels: self._tile(n, group, index, vectors, row, column, pixels)
-                ),
-            )
+            pixels = self._rows(n, group, index, vectors)
             prepared = self.prepare(index, vectors) if self.prepare else None
             return tir.sequence(prepared, self._clear(n, group, index, vectors), pixels)
 
         return self._over_panels(panel, parallel=parallel)
+
+    def _own_panels(self, n: tir.Expr, group: tir.Expr, cores: int) -> tir.Stmt:
+        """Each core prepares the panels that it uses, one after the other, in the same place."""
+        full, rest = divmod(self.shape.out_blocks, self.tile.vectors)
+        panels = full + bool(rest)
+        each = -(-panels // cores)
+
+        def panel(core: tir.Expr, index: tir.Expr, vectors: int) -> tir.Stmt:
+            prepared = self.halves.widen(index, vectors, core) if self.halves else None
+            pixels = self._rows(n, group, index, vectors, slot=core)
+            return tir.sequence(prepared, self._clear(n, group, index, vectors), pixels)
+
+        def one(core: tir.Expr, turn: tir.Expr) -> tir.Stmt:
+            index = core * each + turn
+            last = (lambda: panel(core, full, rest)) if rest else None
+            made = tir.turn(index, full, lambda at: panel(core, at, self.tile.vectors), last)
+            if panels % cores == 0:
+                return made
+            return tir.when(tir.expr(index) < panels, made)
+
+        return tir.loop_of(
+            "core",
+            cores,
+            lambda core: tir.loop_of("panel", each, lambda turn: one(core, turn)),
+            parallel=True,
+        )
+
+    def _rows(
+        self,
+        n: tir.Expr,
+        group: tir.Expr,
+        panel: tir.Expr,
+        vectors: int,
+        slot: tir.Expr | None = None,
+    ) -> tir.Stmt:
+        """All pixels of a panel."""
+
+        def one_row(row: tir.Expr) -> tir.Stmt:
+            return self._along_row(
+                lambda column, pixels: self._tile(
+                    n, group, panel, vectors, row, column, pixels, slot
+                )
+            )
+
+        return tir.loop_of("row", self.target.layout.height, one_row)
 
     def _pixels_first(self, n: tir.Expr, group: tir.Expr, parallel: bool) -> tir.Stmt:
         """Each row of pixels is finished in all channels before the next one is read."""
@@ -234,13 +281,15 @@ class ProductLoops:
         row: tir.Expr,
         column: tir.Expr,
         pixels: int,
+        slot: tir.Expr | None = None,
     ) -> tir.Stmt:
-        """`pixels` results from `column` on, in `vectors` blocks from panel `panel` on."""
+        """`pixels` results from `column` on, in `vectors` blocks from panel `panel` on, whose
+        weights are in a place of its own or in `slot`."""
         shape = self.shape
         # `panel` counts panels of the full size; only the last one may be smaller.
         block = panel * self.tile.vectors
         weights = self.first_weight + group * shape.panel(shape.out_blocks)
-        weights += panel * shape.panel(self.tile.vectors)
+        weights += (panel if slot is None else slot) * shape.panel(self.tile.vectors)
         source, target = self.source.layout, self.target.layout
         channel_block = group * (target.blocks // shape.groups) + block
         place = TileAt(

@@ -11,7 +11,7 @@ import numpy as np
 from edgepack.compiler.tiles import arm, tile
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import Element
-from edgepack.compiler.tiles.layout import Blocked
+from edgepack.compiler.tiles.layout import Blocked, pack_channels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +78,9 @@ class Shape:
 def pack_weights(weight: np.ndarray, shape: Shape, vectors: int) -> np.ndarray:
     """[groups, out, in, rows, columns] -> the order in which the reduction reads them.
 
-    Per group and panel: [in block][row][column][step][vectors * lanes][kr], where a step is `kr` of
-    the block's channels.
+    In the type of the shape's elements. Per group and panel:
+    [in block][row][column][step][vectors * lanes][kr], where a step is `kr` of the block's
+    channels.
     """
     groups, outs, ins, rows, columns = weight.shape
     padded = np.zeros((groups, shape.out_blocks * shape.lanes, ins, rows, columns), weight.dtype)
@@ -98,7 +99,13 @@ def pack_weights(weight: np.ndarray, shape: Shape, vectors: int) -> np.ndarray:
                         block = np.pad(block, ((0, 0), (0, missing), (0, 0), (0, 0)))
                     steps = block.reshape(len(block), -1, shape.kr, rows, columns)
                     pieces.append(steps.transpose(3, 4, 1, 0, 2).ravel())
-    return np.concatenate(pieces)
+    return np.concatenate(pieces).astype(shape.element.name, copy=False)
+
+
+def pack_bias(bias: np.ndarray | None, output: Blocked, cpu: CpuModel) -> np.ndarray:
+    """The values that sums start with, in the type that they are added up in."""
+    kernel = arm.micro_kernel(cpu, output.element)
+    return pack_channels(bias, output, kernel.element.name if kernel else None)
 
 
 def choose_tile(

@@ -1,0 +1,56 @@
+"""How exact a compiled model is to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PRECISIONS = ("float32", "float16")
+
+# Values are kept this far below the largest half, 65504: other inputs may reach further than those
+# that were looked at.
+MOST = 16384.0
+# What rounding to halves may lose: where all are normal numbers they are 72 dB above their error.
+_LEAST_DB = 50.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """What weights and images are stored in, and computed in where the CPU can: one of
+    `PRECISIONS`.
+
+    A CPU without half-precision arithmetic computes in float32, and of "float16" has weights
+    only. `samples` are inputs of the model, on which is found which ONNX nodes have to stay
+    float32; `exact` are these nodes by name, and why.
+    """
+
+    name: str = "float32"
+    samples: tuple[Sequence[np.ndarray], ...] = field(default=(), repr=False, compare=False)
+    exact: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether some of it is to be half precision."""
+        return self.name == "float16"
+
+
+FULL = Precision()
+
+
+def misfit(values: np.ndarray) -> str:
+    """Why values cannot be stored as halves; empty if they can."""
+    import numpy as np  # not for those who only ask which precisions there are
+
+    largest = float(np.abs(values).max(initial=0.0))
+    if largest > MOST:
+        return f"reaches {largest:.3g}"
+    wide = values.astype("float64")
+    error = float(((wide - values.astype("float16")) ** 2).sum())
+    power = float((wide**2).sum())
+    if error * 10 ** (_LEAST_DB / 10) > power:
+        return f"is as small as {largest:.3g}"
+    return ""

@@ -1,0 +1,154 @@
+"""Models in half precision, against onnxruntime in float32: where the CPU computes in halves, and
+where weights alone are halves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgepack import cpus
+from edgepack.boards import get_board
+from edgepack.compiler import CompiledModel
+from edgepack.compiler.precision import Precision
+from edgepack.gate import gate
+from edgepack.gate.elf import find_instructions
+from tests.functional.test_convolution_properties import (
+    Case,
+    _add,
+    depthwise_case,
+    plain_case,
+    winograd_case,
+)
+from tests.onnx_models import Builder
+from tests.targets import compile_and_run, save_cases, wrong_outputs
+
+HALF = Precision(name="float16")
+# Of the largest value. Halves have 11 bits: each rounding is off by up to 2^-12, and sums of
+# hundreds of products go through some dozens of them. Weights alone are rounded once.
+COMPUTED, STORED = 1e-2, 2e-3
+
+A76 = pytest.param("rasp5b", "cortex-a76", COMPUTED, id="a76")
+TARGETS = [
+    A76,
+    pytest.param("rk3399", "cortex-a72", STORED, id="a72"),
+    pytest.param("pynq", "cortex-a9", STORED, id="a9"),
+    pytest.param("local", "native", STORED, id="x86"),
+]
+every_target = pytest.mark.parametrize(("board", "cpu", "tolerance"), TARGETS)
+
+
+def check(
+    folder: Path,
+    net: Builder,
+    inputs: dict[str, tuple[int, ...]],
+    cases: dict[str, str],
+    target: tuple[str, str, float],
+    precision: Precision = HALF,
+) -> CompiledModel:
+    """Compile, run and compare."""
+    board, cpu, tolerance = target
+    random = np.random.default_rng(3)
+    path = save_cases(folder / "model.onnx", net, inputs, cases)
+    given = [random.normal(size=shape).astype("float32") for shape in inputs.values()]
+    compiled, got = compile_and_run(path, given, board, cpu, folder, precision=precision)
+    wrong = wrong_outputs(path, given, got, tolerance)
+    assert not wrong, "\n".join(wrong)
+    return compiled
+
+
+@every_target
+def test_convolutions_of_random_shapes(
+    tmp_path: Path, board: str, cpu: str, tolerance: float
+) -> None:
+    random = np.random.default_rng(21)
+    draws = [plain_case, plain_case, depthwise_case, winograd_case]
+    cases = [draw(random) for draw in draws]
+    # Sums in several parts, of whole and of broken blocks; a matrix product.
+    cases += [
+        Case(shape=(1, 600, 3, 5), outs=20, kernel=(1, 1), pads=(0, 0, 0, 0), after="Sum"),
+        Case(shape=(1, 203, 1, 1), outs=300, kernel=(1, 1), pads=(0, 0, 0, 0), after="Clip"),
+        Case(shape=(1, 61, 5, 9), outs=24, kernel=(3, 3), strides=(2, 2)),
+    ]
+    net = Builder(seed=21)
+    named = {f"{number} {case}": _add(net, number, case) for number, case in enumerate(cases)}
+    shapes = {f"x{number}": case.shape for number, case in enumerate(cases)}
+    compiled = check(tmp_path, net, shapes, named, (board, cpu, tolerance))
+    weights = sum(
+        (2 if case.after == "Sum" else 1)
+        * case.outs
+        * case.shape[1]
+        // case.group
+        * case.kernel[0]
+        * case.kernel[1]
+        for case in cases
+    )
+    assert compiled.params_bytes < 4 * weights or board == "local"
+
+
+def network(net: Builder) -> dict[str, str]:
+    """Layers of all kinds: each is made by a rule, or left to TVM."""
+    stem = net.op("HardSwish", net.conv("x", 3, 20, strides=[2, 2]))
+    wide = net.op("Sigmoid", net.conv(stem, 20, 48, kernel=1))
+    deep = net.op(
+        "Clip",
+        net.conv(wide, 48, 48, group=48),
+        net.const(0.0, "float32"),
+        net.const(6.0, "float32"),
+    )
+    gate = net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", deep), 48, 48, kernel=1))
+    gated = net.conv(net.op("Mul", deep, gate), 48, 24, kernel=1)
+    pool = net.op("MaxPool", gated, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    up = net.op("ConvTranspose", pool, net.weight(24, 24, 2, 2), strides=[2, 2])
+    both = net.op("Concat", up, net.conv(gated, 24, 24), axis=1)
+    parts = [net.op("Relu", net.conv(both, 48, 16, kernel=5, pads=[2] * 4)), "unused"]
+    mean = net.op("Flatten", net.op("GlobalAveragePool", parts[0]))
+    dense = net.op("Softmax", net.op("Gemm", mean, net.weight(16, 10)), axis=1)
+    return {"image": parts[0], "joint": both, "classes": dense}
+
+
+@every_target
+def test_layers_of_all_kinds(tmp_path: Path, board: str, cpu: str, tolerance: float) -> None:
+    net = Builder(seed=4)
+    compiled = check(
+        tmp_path, net, {"x": (1, 3, 32, 36)}, network(net), (board, cpu, 2 * tolerance)
+    )
+    halves = {layer.rule for layer in compiled.layers if layer.dtype == "float16"}
+    if board == "rasp5b":
+        assert {"conv", "depthwise", "gated", "transposed", "pool"} <= halves
+    else:
+        assert not halves
+
+
+@pytest.mark.parametrize(("board", "cpu", "tolerance"), [A76])
+def test_layers_that_stay_float32(tmp_path: Path, board: str, cpu: str, tolerance: float) -> None:
+    """What overflows is found by a run; conversions are put around it."""
+    net = Builder(seed=5)
+    first = net.op("Relu", net.conv("x", 5, 12))
+    large = net.op("Mul", net.conv(first, 12, 20), net.const(1e5, "float32"))
+    small = net.op("Mul", net.conv(large, 20, 12), net.const(1e-5, "float32"))
+    cases = {"y": net.op("Add", net.conv(small, 12, 12), first)}
+    x = np.random.default_rng(3).normal(size=(1, 5, 9, 11)).astype("float32")
+    precision = Precision(name="float16", samples=([x],))
+    compiled = check(
+        tmp_path, net, {"x": x.shape}, cases, (board, cpu, tolerance), precision=precision
+    )
+    exact = [layer for layer in compiled.layers if layer.exact]
+    assert exact
+    assert all(layer.dtype == "float32" for layer in exact)
+    rules = [layer.rule for layer in compiled.layers]
+    assert "conversion" in rules
+    assert any(layer.dtype == "float16" for layer in compiled.layers if layer.rule == "conv")
+
+
+def test_a_board_without_half_precision_arithmetic_is_protected(tmp_path: Path) -> None:
+    """The code names the feature that it needs, and boards that lack it forbid it."""
+    net = Builder(seed=6)
+    cases = {"y": net.conv("x", 8, 8)}
+    compiled = check(tmp_path, net, {"x": (1, 8, 6, 6)}, cases, ("rasp5b", "cortex-a76", COMPUTED))
+    board = get_board("rk3399")
+    found = find_instructions(compiled.library, board.forbidden)
+    assert "fullfp16" in {item.family for item in found}
+    assert "asimdhp" in gate.needed_hwcaps(get_board("rasp5b"), [compiled.library])
+    assert cpus.families_of(board.triple)["fullfp16"].hwcap == "asimdhp"
