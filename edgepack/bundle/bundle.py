@@ -239,12 +239,14 @@ def make_bundle(
     hwcaps: Sequence[str] | None = None,
     verified: Verified | None = None,
     postprocess: Spec | None = None,
+    precision: str = "float32",
 ) -> Bundle:
     """Write the bundle folder `<name>-<board>-<release>` into `out`.
 
     `model_file` is the name of the ONNX file, `scores` "softmax" or "raw"; `hwcaps` is what
     the device's /proc/cpuinfo must list, by default what the board's profile says; `verified`
-    is recorded in `VERIFIED`. The folder appears whole or not at all; one of that name is replaced.
+    is recorded in `VERIFIED`, `precision` in the manifest. The folder appears whole or not at all;
+    one of that name is replaced.
     Raises `BundleError` for a bad name, label or golden image.
     """
     content: dict[str, bytes | Path] = {
@@ -289,6 +291,7 @@ def make_bundle(
                 outputs=_tensors(compiled.outputs),
                 arena_bytes=compiled.arena_bytes,
                 params_bytes=compiled.params_bytes,
+                precision=precision,
             ),
             tolerance=tolerance,
             scores=scores,

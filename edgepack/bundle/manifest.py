@@ -57,6 +57,7 @@ _SINCE_2 = ("version", "health", "service")
 _RELEASE = re.compile(r"[0-9a-f]{12}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _STATIC = "static"
+_PRECISIONS = ("float32", "float16")
 _GLIBC = re.compile(r"[0-9]+\.[0-9]+")
 
 
@@ -97,7 +98,11 @@ class Compatible:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceModel:
-    """The ONNX model the bundle was made from, and the memory it takes at run time."""
+    """The ONNX model the bundle was made from, and the memory it takes at run time.
+
+    `precision` is what it was compiled to, "float32" or "float16"; in the file the key is left out
+    for the first.
+    """
 
     file: str
     sha256: str
@@ -105,6 +110,7 @@ class SourceModel:
     outputs: tuple[Tensor, ...]
     arena_bytes: int
     params_bytes: int
+    precision: str = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +217,8 @@ def _document(manifest: Manifest) -> dict[str, Any]:
     if manifest.is_static:
         del document["compatible"]["glibc"]
         document["compatible"]["linked"] = _STATIC
+    if document["model"]["precision"] == _PRECISIONS[0]:
+        del document["model"]["precision"]
     for tensor in (*document["model"]["inputs"], *document["model"]["outputs"]):
         if not tensor["bounded"]:
             del tensor["bounded"]
@@ -326,7 +334,10 @@ def _source_model(table: Table) -> SourceModel:
         outputs=_tensors(table, "outputs"),
         arena_bytes=_size(table, "arena_bytes"),
         params_bytes=_size(table, "params_bytes"),
+        precision=table.take("precision", str, _PRECISIONS[0]),
     )
+    if value.precision not in _PRECISIONS:
+        raise table.fail("precision", f"unknown value {value.precision!r}")
     table.finish()
     return value
 

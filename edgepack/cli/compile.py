@@ -95,6 +95,7 @@ def explanation(compiled: CompiledModel) -> str:
             layer.kernel,
             layer.rule,
             "x".join(map(str, layer.shape)),
+            layer.dtype,
             layer.tile or "-",
             f"{layer.macs / 1e6:.2f}",
             f"{layer.nbytes / 1e3:.0f}",
@@ -103,8 +104,10 @@ def explanation(compiled: CompiledModel) -> str:
         )
         for layer in compiled.layers
     ]
-    header = "LAYER,OPERATOR,KERNEL,RULE,SHAPE,TILE,M MACS,KB,K CYCLES,SHARE OF CYCLES"
-    return table(rows, header.split(","))
+    header = "LAYER,OPERATOR,KERNEL,RULE,SHAPE,TYPE,TILE,M MACS,KB,K CYCLES,SHARE OF CYCLES"
+    exact = {layer.layer: layer.exact for layer in compiled.layers if layer.exact}
+    notes = [f"{name} stays float32: {why}" for name, why in exact.items()]
+    return "\n".join([table(rows, header.split(",")), *notes])
 
 
 def memory(compiled: CompiledModel) -> str:

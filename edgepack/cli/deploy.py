@@ -234,6 +234,7 @@ def refuse_job(args: argparse.Namespace) -> None:
         "toolchain",
         "static",
         "optimize",
+        "precision",
         "shape",
         "set",
         "release_version",
@@ -243,8 +244,8 @@ def refuse_job(args: argparse.Namespace) -> None:
     )
     if any(getattr(args, name) not in (None, []) for name in made_with):
         raise UsageError(
-            "--bundle goes without --name, --toolchain, --static, --optimize, --shape, --set, "
-            "--release-version, --verify and --compile-...: it is made"
+            "--bundle goes without --name, --toolchain, --static, --optimize, --precision, "
+            "--shape, --set, --release-version, --verify and --compile-...: it is made"
         )
     if args.sign is not None:
         raise UsageError("--bundle goes without --sign", hint="edgepack sign BUNDLE --key KEY")

@@ -108,6 +108,7 @@ def project_file(args: argparse.Namespace) -> Path | None:
 
 def add_job(parser: argparse.ArgumentParser) -> None:
     """The model and the board: what is compiled, and for what."""
+    from edgepack.compiler.precision import PRECISIONS
     from edgepack.flow.project import OPTIMIZE
 
     add_model(parser)
@@ -121,6 +122,12 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--optimize", choices=OPTIMIZE, help="for speed (default), or for fewer bytes of weights"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        help="what weights are stored in, and what is computed in where the CPU can "
+        "(default: float32)",
     )
     parser.add_argument(
         "--compile-memory-mb",
@@ -287,6 +294,7 @@ def project_of(args: argparse.Namespace) -> Project:
         "static": args.static,
         "verify": getattr(args, "verify", None),
         "optimize": args.optimize,
+        "precision": args.precision,
         "compile_memory_mb": args.compile_memory_mb,
         "compile_cpu_s": args.compile_cpu_s,
         "shapes": parse_shapes(args.shape),

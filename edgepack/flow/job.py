@@ -28,10 +28,17 @@ from edgepack.bundle.verified import Verified
 from edgepack.compiler import CompiledModel, compile_apart
 from edgepack.compiler.backend.report import LayerReport, Stored
 from edgepack.compiler.limited import limits_for
+from edgepack.compiler.precision import FULL, Precision
 from edgepack.flow.project import Project, read_labels
-from edgepack.flow.reference import make_golden
+from edgepack.flow.reference import golden_inputs, make_golden
 from edgepack.flow.results import check_results
-from edgepack.flow.verify import golden_tolerance, tolerance_for, verify
+from edgepack.flow.verify import (
+    HALF_TOLERANCE,
+    golden_tolerance,
+    make_cases,
+    tolerance_for,
+    verify,
+)
 from edgepack.gate import gate
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, check_model, read_model
 from edgepack.native.app import build_runtime
@@ -129,6 +136,24 @@ def class_output(model: LoadedModel, postprocess: PostprocessSpec | None) -> int
     return [info.name for info in model.outputs].index(postprocess.outputs[0])
 
 
+def precision_of(job: Job) -> Precision:
+    """What the model is compiled to; of halves with the inputs that it will be compared on."""
+    name = job.project.precision
+    if name == FULL.name:
+        return FULL
+    golden = golden_inputs(job.model, preprocess=job.preprocess, image=job.project.golden_image)
+    return Precision(name=name, samples=tuple(make_cases(job.model.inputs, golden).values()))
+
+
+def tolerance_of(job: Job) -> float:
+    """The bound of max |error| / max |reference|: the project's, or what its precision takes."""
+    project = job.project
+    is_given = project.origins.get("tolerance", "default") != "default"
+    is_half = project.precision != FULL.name
+    tolerance = HALF_TOLERANCE if is_half and not is_given else project.tolerance
+    return tolerance_for(job.model.outputs, tolerance)
+
+
 def _photo_bytes(board: Board, service: Service | None) -> int:
     """What decoding a photo may take: the model and the system need memory, too."""
     half = (board.memory_mb << 20) // 2
@@ -192,6 +217,7 @@ def compile_job(job: Job, *, progress: Progress = NO_PROGRESS) -> CompiledModel:
                 cpu_s=job.project.compile_cpu_s,
             ),
             smallest=job.project.optimize == "size",
+            precision=precision_of(job),
             progress=progress,
         )
         meta = {key: value for key, value in asdict(compiled).items() if key not in _PATHS}
@@ -221,7 +247,7 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
             class_output=class_output(job.model, job.postprocess),
         )
         verified = Verified()
-        tolerance = tolerance_for(job.model.outputs, job.project.tolerance)
+        tolerance = tolerance_of(job)
         if job.project.verify:
             verified = verify(
                 job.model,
@@ -229,6 +255,7 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
                 compiled,
                 golden.inputs,
                 tolerance=tolerance,
+                precision=precision_of(job),
                 build_local=lambda: compile_job(_local(job), progress=progress),
                 progress=progress,
             )
@@ -255,6 +282,7 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
             scores=job.project.scores,
             tolerance=golden_tolerance(tolerance, golden.outputs),
             verified=verified,
+            precision=job.project.precision,
             version=job.project.version,
             health=job.project.health,
             service=job.project.service,
@@ -295,6 +323,7 @@ _EXTRAS = ("onnxscript", "tflite", "torch")  # where they are installed
 
 def _compile_key(job: Job) -> str:
     """A hash of all that the three artifacts depend on, the compiler included."""
+    precision = precision_of(job)
     board = {
         key: value
         for key, value in job.board.to_dict().items()
@@ -307,6 +336,12 @@ def _compile_key(job: Job) -> str:
         "constants": dict(sorted(job.project.constants.items())),
         "board": board,
         "optimize": job.project.optimize,
+        "precision": precision.name,
+        "samples": [
+            hashlib.sha256(array.tobytes()).hexdigest()
+            for inputs in precision.samples
+            for array in inputs
+        ],
         "toolchain": _kernel_toolchain(job).title,
         "dependencies": {
             **{name: importlib.metadata.version(name) for name in _DEPENDENCIES},

@@ -26,6 +26,7 @@ from edgepack.base.tables import Table, read_text, read_toml
 from edgepack.bundle.manifest import DEFAULT_HEALTH, Health, ManifestError, check_name, parse_health
 from edgepack.bundle.service import Service, take_service
 from edgepack.bundle.verified import DEFAULT_TOLERANCE
+from edgepack.compiler.precision import PRECISIONS
 from edgepack.flow.reference import SCORES
 from edgepack.model.constants import Constant
 from edgepack.postprocess.base import PostprocessSpec
@@ -58,6 +59,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "toolchain": None,
     "static": None,
     "optimize": "speed",
+    "precision": "float32",
     "compile_memory_mb": None,
     "compile_cpu_s": None,
     "shapes": {},
@@ -81,7 +83,8 @@ class Project:
     `golden_image` is the photo of the smoke test, `expected_class` what must be seen in
     it. `boards` are files of own board profiles. `root` is the folder on the device. `static` has
     the programs need no C library there; None: as the board's profile says. `optimize`
-    is one of `OPTIMIZE`: "size" keeps the weights as small as the model's. `compile_memory_mb` and
+    is one of `OPTIMIZE`: "size" keeps the weights as small as the model's. `precision` is one of
+    `compiler.precision.PRECISIONS`. `compile_memory_mb` and
     `compile_cpu_s` limit what compiling may take, None for what `limits_for` gives the model.
     `health`
     bounds the test there, `service` says how it runs when nobody is logged in.
@@ -104,6 +107,7 @@ class Project:
     toolchain: str | None
     static: bool | None
     optimize: str
+    precision: str
     compile_memory_mb: int | None
     compile_cpu_s: int | None
     shapes: Mapping[str, tuple[int, ...]]
@@ -239,7 +243,12 @@ def _read_file(path: Path) -> dict[str, Any]:
         name = table.take(key, str, None)
         values[key] = path.parent / name if name is not None else None
     values["boards"] = tuple(path.parent / name for name in table.take_list("boards", str, ()))
-    for key, choices in (("scores", SCORES), ("toolchain", TOOLCHAINS), ("optimize", OPTIMIZE)):
+    for key, choices in (
+        ("scores", SCORES),
+        ("toolchain", TOOLCHAINS),
+        ("optimize", OPTIMIZE),
+        ("precision", PRECISIONS),
+    ):
         values[key] = table.take(key, str, None)
         if values[key] not in (None, *choices):
             raise table.fail(

@@ -165,6 +165,26 @@ def make_golden(
     decoding the photo raises, and `ExpectedClassError` if the reference sees another class than
     `expected_class`.
     """
+    inputs = golden_inputs(model, preprocess=preprocess, image=image, seed=seed)
+    # Here, since a fleet's operator, who has this module, needs no onnx.
+    from edgepack.compiler.frontend.float16 import widened
+
+    # Of float16 the device computes in float32, too: that is the better reference.
+    outputs = run_reference(widened(model.proto), {}, inputs)
+    expected = None
+    if image is not None and class_output is not None:
+        expected = _expected(outputs[class_output], image, expected_class, labels)
+    return Golden(inputs=tuple(inputs), outputs=tuple(outputs), image=image, expected=expected)
+
+
+def golden_inputs(
+    model: LoadedModel,
+    *,
+    preprocess: PreprocessSpec | None = None,
+    image: Path | None = None,
+    seed: int = 0,
+) -> list[Array]:
+    """The inputs of `make_golden`, which raises the same."""
     random = np.random.RandomState(seed)  # its stream is the same in every version of numpy
     inputs = [random_input(info, random) for info in model.inputs]
     if image is not None:
@@ -181,15 +201,7 @@ def make_golden(
                 hint="set crop, or an exact or letterbox resize, in [preprocess]",
             )
         inputs[at] = tensor
-    # Here, since a fleet's operator, who has this module, needs no onnx.
-    from edgepack.compiler.frontend.float16 import widened
-
-    # Of float16 the device computes in float32, too: that is the better reference.
-    outputs = run_reference(widened(model.proto), {}, inputs)
-    expected = None
-    if image is not None and class_output is not None:
-        expected = _expected(outputs[class_output], image, expected_class, labels)
-    return Golden(inputs=tuple(inputs), outputs=tuple(outputs), image=image, expected=expected)
+    return inputs
 
 
 def random_input(info: TensorInfo, random: np.random.RandomState) -> Array:

@@ -67,6 +67,7 @@ def test_everything_a_job_compiles_from_changes_the_key(job: Job) -> None:
         replace(job, project=replace(job.project, shapes={"x": (1, 8)})),
         replace(job, project=replace(job.project, constants={"x": 1.0})),
         replace(job, project=replace(job.project, optimize="size")),
+        replace(job, project=replace(job.project, precision="float16")),
         replace(job, board=get_board("pynq")),
         replace(job, toolchain=replace(toolchain, toolchain=replace(compiler, version="0.1"))),
     ]

@@ -139,6 +139,7 @@ def test_no_other_key_may_be_there(document: dict[str, Any], path: str) -> None:
     [("schema", "1"), ("schema", True), ("name", "../x"), ("name", ""), ("name", 7),
      ("name", "-rf"), ("board", "a b"), ("compatible", []), ("compatible|hwcaps", "neon"),
      ("compatible|hwcaps", [1]), ("compatible|glibc", "new"), ("model|sha256", "AB" * 32),
+     ("model|precision", "float8"), ("model|precision", 16),
      ("model|arena_bytes", -1), ("model|arena_bytes", 1.5), ("model|arena_bytes", True),
      ("model|inputs", [1]), ("model|inputs", [{"name": "x", "dtype": "float31", "shape": [1]}]),
      ("model|inputs", [{"name": "x", "dtype": "float32", "shape": [-1]}]),

@@ -30,6 +30,7 @@ root = "/opt/pets"
 toolchain = "gnu"
 static = false
 optimize = "size"
+precision = "float16"
 
 [shapes]
 "image:0" = [1, 3, 8, 8]
@@ -105,6 +106,7 @@ def test_every_key(folder: Path) -> None:
     assert project.toolchain == "gnu"
     assert project.static is False
     assert project.optimize == "size"
+    assert project.precision == "float16"
     assert not project.verify
     assert (project.compile_memory_mb, project.compile_cpu_s) == (4096, 900)
     assert project.shapes == {"image:0": (1, 3, 8, 8), "mask": (1, 8)}
@@ -123,6 +125,7 @@ def test_defaults_and_where_they_come_from(folder: Path) -> None:
     assert project.scores == "softmax"
     assert project.tolerance == 1e-4
     assert project.optimize == "speed"
+    assert project.precision == "float32"
     assert project.verify
     assert project.shapes == {}
     assert project.preprocess is None
@@ -175,6 +178,7 @@ def test_flags_alone_are_enough(folder: Path) -> None:
         ('"raw"', '"softmx"', "project.scores: unknown value.*perhaps you meant 'softmax'"),
         ('"gnu"', '"gcc"', "project.toolchain: unknown value 'gcc'"),
         ('"size"', '"sise"', "project.optimize: unknown value.*perhaps you meant 'size'"),
+        ('"float16"', '"float61"', "project.precision: unknown value.*perhaps you meant 'float16'"),
         ("[1, 0.5]", '["1"]', "set.scales: .* is no number"),
         ("= 900", "= 0", "compile.cpu_s: 0 is below 1"),
         ('"pets"', "3", "project.name: 3 is not a string"),

@@ -88,6 +88,13 @@ void ReadModel(JsonObject model, Manifest& manifest) {
   manifest.model_sha256 = Checked(model, "sha256", IsSha256, "64 hex digits");
   manifest.arena_bytes = model.Size("arena_bytes");
   manifest.params_bytes = model.Size("params_bytes");
+  // Left out for float32.
+  if (model.Has("precision")) {
+    const std::string precision = model.String("precision");
+    if (precision != "float32" && precision != "float16") {
+      model.Fail("precision", "'" + precision + "' is not float32 or float16");
+    }
+  }
   CheckTensors(model, "inputs");
   CheckTensors(model, "outputs");
   model.Finish();
