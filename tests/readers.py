@@ -76,7 +76,7 @@ class Readers:
 
 @functools.cache
 def _good_manifests() -> list[Document]:
-    """With a service and without, of the first schema, and of a static bundle."""
+    """With a service and without, of the first schema, of a static bundle, and of halves."""
     service = Service(
         args=("--watch", "/in", "Käse"), watchdog_s=2.5, memory_mb=200, writable=("/in",)
     )
@@ -89,11 +89,14 @@ def _good_manifests() -> list[Document]:
                 ("static", {"board": "alpine-armv7"}),
             )
         ]
+    half = json.loads(json.dumps(made[1]))
+    half["model"]["precision"] = "float16"
+    half["release"] = release_id(half)
     old = {**made[1], "schema": 1}
     for key in ("version", "health", "service"):
         del old[key]
     old["release"] = release_id(old)
-    return [*made, old]
+    return [*made, old, half]
 
 
 def _mend(document: Document) -> None:
@@ -140,7 +143,7 @@ def _read_manifest(text: bytes) -> Document | str:
 
 _MANIFEST_NAMES = (
     *("schema", "name", "release", "health", "service", "version", "size", "sha256", "mode"),
-    *("linked", "static", "glibc"),
+    *("linked", "static", "glibc", "precision", "float16", "float32"),
     *("a", "", "bin/edgepack-run", "bin", "bin/edgepack-run/x", "user", "manifest.json"),
     "manifest.json.sig",
     *("../x", "a/", "/a", "a//b", ".a", "-a", "a b", "a\\b", "é", "p" * 100, "p" * 101, "\ud800"),
