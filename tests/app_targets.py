@@ -34,7 +34,7 @@ class Preset:
 
 PRESETS = {
     "host": Preset(board="local", toolchain="gnu", tools=("g++",)),
-    "host-sanitize": Preset(board="local", toolchain="gnu", tools=("g++",)),
+    "host-sanitize": Preset(board="local", toolchain="gnu", tools=("clang++",)),
     "host-thread": Preset(board="local", toolchain="gnu", tools=("g++",), target="thread-tests"),
     "armhf": Preset(board="pynq", toolchain="zig", tools=("qemu-arm-static",)),
     "aarch64": Preset(board="rasp3b-64", toolchain="zig", tools=("qemu-aarch64-static",)),
@@ -81,16 +81,23 @@ def configure(name: str) -> tuple[Path, Toolchain]:
     return folder, toolchain
 
 
-@functools.cache
 def app_probe() -> Path:
     """The program that prints what the reader of preprocess.json reads, with sanitizers."""
-    out = cache_dir() / "app-targets" / f"{PROBE}-{_digest(source_hashes(SOURCE, tests=True))}"
+    return sanitized(PROBE)[PROBE]
+
+
+@functools.cache
+def sanitized(*targets: str) -> dict[str, Path]:
+    """Programs of the preset with sanitizers, by name."""
+    key = _digest(source_hashes(SOURCE, tests=True))
+    out = cache_dir() / "app-targets" / f"sanitized-{targets[0]}-{key}"
     with locked(out):
         if not out.exists():
             with locked(ctest_build("host-sanitize")), atomic_dir(out) as work:
-                folder = build_preset("host-sanitize", PROBE)
-                shutil.copy(folder / "tests" / PROBE, work / PROBE)
-    return out / PROBE
+                folder = build_preset("host-sanitize", *targets)
+                for target in targets:
+                    shutil.copy(next(folder.rglob(target)), work / target)
+    return {target: out / target for target in targets}
 
 
 @functools.cache

@@ -27,7 +27,7 @@ SOURCE = data_file("cpp_runtime") / "device"
 PROBE = "device-probe"
 PRESETS = {
     "host": "g++",
-    "host-sanitize": "g++",
+    "host-sanitize": "clang++",
     "armhf": "qemu-arm-static",
     "aarch64": "qemu-aarch64-static",
 }
@@ -88,16 +88,23 @@ def host_tool(*, faults: bool = False) -> Path:
     return _build(TOOL, "-DEDGEPACK_FAULTS=ON", "-DEDGEPACK_STATIC=OFF")
 
 
-@functools.cache
 def host_probe() -> Path:
     """The program that asks one of the tool's readers about a file, with sanitizers."""
-    out = cache_dir() / "device-tool" / f"{PROBE}-{source_key({}, tests=True)}"
+    return sanitized(PROBE)[PROBE]
+
+
+@functools.cache
+def sanitized(*targets: str) -> dict[str, Path]:
+    """Programs of the preset with sanitizers, by name."""
+    key = source_key({}, tests=True)
+    out = cache_dir() / "device-tool" / f"sanitized-{targets[0]}-{key}"
     with locked(out):
         if not out.exists():
             with locked(preset_folder("host-sanitize")), atomic_dir(out) as work:
-                folder = build_preset("host-sanitize", PROBE)
-                shutil.copy(folder / "tests" / PROBE, work / PROBE)
-    return out / PROBE
+                folder = build_preset("host-sanitize", *targets)
+                for target in targets:
+                    shutil.copy(next(folder.rglob(target)), work / target)
+    return {target: out / target for target in targets}
 
 
 def board_tool(board: Board) -> Path:

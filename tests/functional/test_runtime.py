@@ -20,7 +20,7 @@ from tests.app_targets import PRESETS, SOURCE, build_preset, configure
 from tests.archives import unguarded
 from tests.support import ctest_build, require_tool
 
-# Slow, for others run the same tests: each file by itself with g++ (the sanitized build), and
+# Slow, for others run the same tests: g++, each file by itself (the sanitized build runs them), and
 # 64-bit ARM (that build has its words, 32-bit ARM its plain char).
 SLOW = ("host", "aarch64")
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PRESETS]

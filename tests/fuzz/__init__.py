@@ -44,26 +44,33 @@ class Outcome:
 
 def build(*, decoders: bool = False) -> dict[str, Path]:
     """The targets' programs by name; for a long run with `decoders`: optimised, OpenCV, too."""
+    app = (*_programs(APP_TARGETS), "fuzz-kernels")
+    if decoders:
+        programs = _optimised(app)
+    else:
+        # Optimising takes a compiler longer than the short form runs: as the sanitized tests are.
+        programs = {
+            **device_tool.sanitized(*_programs(DEVICE_TARGETS)),
+            **app_targets.sanitized(*app),
+        }
+    return {target: programs[f"fuzz-{target}"] for target in TARGETS}
+
+
+def _optimised(app: tuple[str, ...]) -> dict[str, Path]:
     clang = require_tool("clang++", "clang++-14")
     compilers = (
         f"-DCMAKE_C_COMPILER={clang.replace('clang++', 'clang')}",
         f"-DCMAKE_CXX_COMPILER={clang}",
     )
-    # Optimising takes a compiler longer than the short form runs.
-    kind = "RelWithDebInfo" if decoders else "Debug"
-    arguments = (*compilers, f"-DCMAKE_BUILD_TYPE={kind}", "-DEDGEPACK_FUZZ=ON")
-    app = (*_programs(APP_TARGETS), "fuzz-kernels")
-    opencv, more = None, ()
-    if decoders:
-        opencv = _instrumented_opencv(compilers)
-        # What nobody calls, and would lead to parts of OpenCV that the slim one leaves out: the
-        # sanitizer keeps it, where the linker drops it otherwise.
-        more = ("-DCMAKE_EXE_LINKER_FLAGS=-Wl,--unresolved-symbols=ignore-all",)
-    programs = {
+    arguments = (*compilers, "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DEDGEPACK_FUZZ=ON")
+    # What nobody calls, and would lead to parts of OpenCV that the slim one leaves out: the
+    # sanitizer keeps it, where the linker drops it otherwise.
+    more = "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--unresolved-symbols=ignore-all"
+    opencv = _instrumented_opencv(compilers)
+    return {
         **device_tool.build_targets(_programs(DEVICE_TARGETS), *arguments),
-        **app_targets.build_targets(app, *arguments, *more, opencv=opencv),
+        **app_targets.build_targets(app, *arguments, more, opencv=opencv),
     }
-    return {target: programs[f"fuzz-{target}"] for target in TARGETS}
 
 
 def _instrumented_opencv(compilers: tuple[str, ...]) -> OpenCvBuild:
