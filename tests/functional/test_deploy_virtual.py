@@ -1,6 +1,6 @@
 """Deploys over SSH to a virtual board: a real ARM sshd, a real full disk, a real cut.
 
-Power cuts are in tests/faults.
+To one with glibc and one without any library. Power cuts are in tests/faults.
 """
 
 from __future__ import annotations
@@ -16,13 +16,20 @@ import pytest
 
 from edgepack import virtual
 from edgepack.base.errors import RemoteError
-from edgepack.boards import get_board
+from edgepack.boards import Board, get_board
 from edgepack.bundle.bundle import Bundle, open_bundle, write_tarball
 from edgepack.bundle.manifest import PARAMS
 from edgepack.deploy.deploy import DeployOptions, deploy_bundle, preview
 from edgepack.deploy.remote_app import RunRequest, run_on_device
 from edgepack.deploy.remote_tool import call
-from edgepack.device import Address, ConnectionLostError, DiskFullError, SshOptions, open_device
+from edgepack.device import (
+    Address,
+    ConnectionLostError,
+    Device,
+    DiskFullError,
+    SshOptions,
+    open_device,
+)
 from edgepack.device.base import Stream
 from edgepack.device.facts import gather
 from edgepack.device.ssh import SshDevice
@@ -46,23 +53,30 @@ def cache() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", params=["rasp3b", "alpine-armv7"])
+def profile(request: pytest.FixtureRequest) -> Board:
+    return get_board(request.param)
+
+
 @pytest.fixture(scope="module")
-def board(cache: None) -> VirtualBoard:
+def board(cache: None, profile: Board) -> VirtualBoard:
     """For tests that leave a board as it is but for the folders they deploy to."""
-    return virtual.up(get_board("rasp3b"), name="shared")
+    return virtual.up(profile, name=f"shared-{profile.name}")
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Bundle, Bundle]:
+def bundles(
+    profile: Board, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Bundle, Bundle, Bundle]:
     """A model, the same with one weight changed, and with all of them changed."""
     folder = tmp_path_factory.mktemp("bundles")
     weights = np.random.default_rng(1).bytes(_WEIGHTS)
     changed = bytearray(weights)
     changed[_WEIGHTS // 2] ^= 1
     return (
-        fake_bundle(folder / "a", board="rasp3b", weights=weights),
-        fake_bundle(folder / "b", board="rasp3b", weights=bytes(changed)),
-        fake_bundle(folder / "c", board="rasp3b", weights=weights[::-1]),
+        fake_bundle(folder / "a", board=profile, weights=weights),
+        fake_bundle(folder / "b", board=profile, weights=bytes(changed)),
+        fake_bundle(folder / "c", board=profile, weights=weights[::-1]),
     )
 
 
@@ -79,16 +93,24 @@ def connect(
     return kind(Address(host=board.host, user=board.user, port=port), options=options)
 
 
+def listing(device: Device, root: str, which: str, options: str) -> list[list[str]]:
+    """`ls OPTIONS` of `which` files below `root` (of find), in words."""
+    command = f"cd {root} && find . ! -name .lock {which} -exec ls -d {options} {{}} \\;"
+    return sorted(line.split() for line in device.run(command).stdout.splitlines())
+
+
 def test_deploy_redeploy_and_one_weight(
-    bundles: tuple[Bundle, Bundle, Bundle], tmp_path: Path
+    profile: Board, bundles: tuple[Bundle, Bundle, Bundle], tmp_path: Path
 ) -> None:
-    profile = get_board("rasp3b")
     device = open_device("virtual", profile)
     try:
         facts = gather(device, ROOT)
         assert facts.machine == "armv7l"
-        assert facts.loaders == ("/lib/ld-linux-armhf.so.3",)
-        assert facts.glibc == profile.glibc
+        if profile.is_static:
+            assert (facts.libc, facts.loaders, facts.glibc) == ("none", (), None)
+        else:
+            assert facts.loaders == ("/lib/ld-linux-armhf.so.3",)
+            assert facts.glibc == profile.glibc
         assert set(profile.hwcaps) <= facts.features
         assert facts.cores == profile.cores
 
@@ -105,7 +127,7 @@ def test_deploy_redeploy_and_one_weight(
         assert changed.sent_files == (PARAMS,)
         assert changed.sent_bytes < 3 * (64 << 10)  # the chunk with the weight
         assert changed.previous == report.release
-        links = device.run(f"cd {ROOT} && readlink current previous").stdout.split()
+        links = device.run(f"cd {ROOT} && readlink current && readlink previous").stdout.split()
         assert links == [f"releases/{changed.release}", f"releases/{report.release}"]
 
         status = call(device, ROOT, "status")
@@ -125,15 +147,17 @@ def test_deploy_redeploy_and_one_weight(
         device.close()
 
 
-def test_full_disk(bundles: tuple[Bundle, Bundle, Bundle]) -> None:
+def test_full_disk(profile: Board, bundles: tuple[Bundle, Bundle, Bundle]) -> None:
     """Refused beforehand if it can be known; and survived if the disk fills up meanwhile."""
     first, second, third = bundles
-    board = virtual.up(get_board("rasp3b"), name="small", disk_mb=64)
+    board = virtual.up(profile, name="small", disk_mb=64)
     device = connect(board)
-    fill = "dd if=/dev/zero of=fill bs=1M 2>/dev/null"
+    # All but 3 MB.
+    copy = "dd if=/dev/zero bs=1M"
+    fill = f"{{ {copy} of=spare count=3; {copy} of=fill; rm spare; }} 2>/dev/null"
     try:
         report = deploy_bundle(first, device, ROOT)
-        device.run(f"{fill}; truncate -s -3M fill")
+        device.run(fill)
         with pytest.raises(GateError, match="must be sent"):
             deploy_bundle(third, device, "elsewhere")
         with pytest.raises(DiskFullError, match="are to be stored"):
@@ -151,7 +175,7 @@ def test_full_disk(bundles: tuple[Bundle, Bundle, Bundle]) -> None:
 
                 def fill_first(data: bytes) -> None:
                     if len(data) > 100_000:
-                        device.run(f"[ -e fill ] || {{ {fill}; truncate -s -3M fill; }}")
+                        device.run(f"[ -e fill ] || {fill}")
                     write(data)
 
                 stream.write = fill_first  # type: ignore[method-assign]
@@ -204,7 +228,7 @@ def test_installing_without_a_network_does_what_a_deploy_does(
 ) -> None:
     """`tar xf` and `./install` by hand on one folder, deploys to another, on one board."""
     device = connect(board)
-    listing = "find . ! -name .lock ! -path './state/*' ! -path './trust/*' -printf '%P %m %l\\n'"
+    chosen = "! -path './state/*' ! -path './trust/*'"
     try:
         assert device.run("ip -o link | wc -l").stdout == "1\n"  # loopback only
         for bundle in bundles[:2]:
@@ -212,12 +236,14 @@ def test_installing_without_a_network_does_what_a_deploy_does(
             tarball = tmp_path / f"{bundle.path.name}.tar.gz"
             write_tarball(bundle, tarball)
             device.put(tarball, "bundle.tar.gz")
-            device.run(f"tar xf bundle.tar.gz && {bundle.path.name}/install && rm -r tiny-*")
+            device.run(f"tar xzf bundle.tar.gz && {bundle.path.name}/install && rm -r tiny-*")
+            # Mode, name and what a link names.
             trees = [
-                device.run(f"cd {root} && {listing} | sort").stdout for root in ("deployed", ROOT)
+                [(words[0], *words[8:]) for words in listing(device, root, chosen, "-ln")]
+                for root in ("deployed", ROOT)
             ]
-            assert trees[0] == trees[1]
-            assert trees[0].count("store/") == len(
+            assert sorted(trees[0]) == sorted(trees[1])
+            assert sum(words[1].startswith("./store/") for words in trees[0]) == len(
                 {
                     entry.sha256
                     for one in bundles[: 1 + bundles.index(bundle)]
@@ -237,15 +263,20 @@ def test_installing_without_a_network_does_what_a_deploy_does(
         device.close()
 
 
-def test_the_wrong_user_and_two_file_systems(bundles: tuple[Bundle, Bundle, Bundle]) -> None:
+def test_the_wrong_user_and_two_file_systems(
+    profile: Board, bundles: tuple[Bundle, Bundle, Bundle]
+) -> None:
     """Both refused before anything is written, whoever asks: by hand, or a deploy."""
     first, second, _ = bundles
-    board = virtual.up(get_board("rasp3b"), name="strange")
+    board = virtual.up(profile, name="strange")
     pi, root = connect(board), login(board, "root")
-    listing = f"cd /home/pi/{ROOT} && find . ! -name .lock -printf '%p %i %u %s %T@\\n' | sort"
+
+    def state() -> list[list[str]]:
+        return listing(pi, ROOT, "! -type d", "-lin")
+
     try:
         deploy_bundle(first, pi, ROOT)
-        before = pi.run(listing).stdout
+        before = state()
         for do in (
             lambda: deploy_bundle(second, root, f"/home/pi/{ROOT}"),
             lambda: call(root, f"/home/pi/{ROOT}", "rollback"),
@@ -253,13 +284,13 @@ def test_the_wrong_user_and_two_file_systems(bundles: tuple[Bundle, Bundle, Bund
         ):
             with pytest.raises(RemoteError, match="belongs to user 1000, this is user 0"):
                 do()
-        assert pi.run(listing).stdout == before
+        assert state() == before
 
         root.run(f"mount -t tmpfs -o mode=0755,uid=1000 tmpfs /home/pi/{ROOT}/releases")
         with pytest.raises(RemoteError, match="are on two file systems"):
             deploy_bundle(second, pi, ROOT)
         root.run(f"umount /home/pi/{ROOT}/releases")
-        assert pi.run(listing).stdout == before
+        assert state() == before
         assert deploy_bundle(second, pi, ROOT).outcome == "deployed"
     finally:
         pi.close()
@@ -267,6 +298,7 @@ def test_the_wrong_user_and_two_file_systems(bundles: tuple[Bundle, Bundle, Bund
         virtual.down("strange")
 
 
+@pytest.mark.parametrize("profile", ["rasp3b"], indirect=True, scope="module")
 def test_the_released_bundle_is_still_installed(board: VirtualBoard, tmp_path: Path) -> None:
     """Kept as 0.1.0 made and signed it: a real app, kernels, device tool and golden outputs."""
     released = tmp_path / "released.tar.gz"
@@ -309,6 +341,7 @@ def test_the_released_bundle_is_still_installed(board: VirtualBoard, tmp_path: P
         device.close()
 
 
+@pytest.mark.parametrize("profile", ["rasp3b"], indirect=True, scope="module")
 def test_a_bundle_of_the_first_schema_is_still_stored(board: VirtualBoard) -> None:
     """Its app is a stand-in, from before there were releases: it is not activated."""
     device = connect(board)
