@@ -33,6 +33,7 @@ from edgepack.deploy.remote_tool import (
     rollback,
     status,
 )
+from edgepack.device import ConnectionLostError
 from edgepack.device.facts import gather
 from edgepack.device.ssh import SshDevice
 from edgepack.flow.job import make_job, package_job
@@ -40,7 +41,7 @@ from edgepack.gate.elf import MAGIC, read_elf
 from edgepack.gate.gate import GateError
 from edgepack.virtual import VirtualBoard
 from tests.boards import login, own_boards
-from tests.fake_app import FAKE_CRASHING_APP, fake_bundle
+from tests.fake_app import FAKE_APP, FAKE_CRASHING_APP, fake_bundle
 from tests.functional.test_static import make_project
 from tests.onnx_models import branches, one_conv
 from tests.ssh_keys import make_key, public
@@ -170,6 +171,33 @@ def test_deploy_redeploy_rollback_and_run(
     request = RunRequest(image=first.file(str(first.golden_image)), outputs=(tmp_path / "out.npy",))
     assert run_on_device(device, root, request)["top"][0]["label"] == "dog"
     assert np.load(tmp_path / "out.npy").shape == (1, 4)
+
+
+def test_the_tool_is_killed_in_the_middle_of_a_switch(
+    device: SshDevice, bundles: tuple[Bundle, Bundle, Bundle], tmp_path: Path
+) -> None:
+    """By the app that it tests; at every step of its own: tests/faults/test_power_cuts.py."""
+    first, root = bundles[0], "killed"
+    killer = FAKE_APP.replace("here=", "[ -e $HOME/peace ] || kill -KILL $PPID\nhere=", 1)
+    bundle = fake_bundle(tmp_path, board=PROFILE.name, app=killer, version=4)
+    releases = {one.manifest.release for one in (first, bundle)}
+    deploy_bundle(first, device, root)
+    with pytest.raises(ConnectionLostError):
+        deploy_bundle(bundle, device, root, options=DeployOptions(retries=0))
+    state = status(device, root)
+    assert state.pending
+    assert state.current is not None
+    assert state.current.release in releases
+    call(device, root, "verify")
+    device.run("touch peace")
+    assert deploy_bundle(bundle, device, root).release == bundle.manifest.release
+    state = status(device, root)
+    assert not state.pending
+    assert rollback(device, root).release == first.manifest.release
+    # What it says of the system that it was tested on holds no C library.
+    records = device.run(f"cat {root}/state/{first.manifest.release}.json").stdout
+    assert "armv7l" in json.loads(records)["health"]["system"]
+    assert "libc" not in records
 
 
 def test_signatures(
