@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from edgepack.base import page
 from edgepack.base.errors import RemoteError
 from edgepack.base.tables import Table
 from edgepack.base.text import MAX_NAME, message, one_line
@@ -265,6 +266,20 @@ class Status:
             signers=answer.texts("signers"),
             lock=answer.part("lock", Holder.read),
             document=answer.document,
+        )
+
+    def _repr_html_(self) -> str:
+        current = self.current
+        return page.facts(
+            {
+                "model": f"{current.name}: {current.model}" if current else "nothing",
+                "release": current.release if current else None,
+                "since": f"{current.since} by {current.by}" if current else None,
+                "signer": current.signer if current else None,
+                "smoke test": current.health.outcome if current and current.health else None,
+                "before": self.previous.release if self.previous else None,
+                "being tested": self.pending,
+            }
         )
 
 

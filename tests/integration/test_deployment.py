@@ -92,6 +92,7 @@ def test_status_and_rollback(deployed: Deployment, reports: list[Report]) -> Non
         deployed.bench(runs=1)
     assert second.release in repr(deployed)
     assert second.release in deployed._repr_html_()
+    assert second.release in deployed.status()._repr_html_()
 
 
 def test_what_was_deployed_before_is_found_by_its_name(
