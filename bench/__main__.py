@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench import arm, compiling, host, mca, ops
 from bench.charts import write_charts
+from bench.cycles import measure as cycles
 from bench.models import MODELS
 from bench.ours import NAME
 from bench.peers import TITLES
@@ -27,13 +28,19 @@ def make_parser() -> argparse.ArgumentParser:
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--arm", action="store_true", help="count instructions under qemu")
+    what.add_argument("--cycles", action="store_true", help="estimate cycles and memory traffic")
     what.add_argument("--mca", action="store_true", help="hottest loops under llvm-mca")
     what.add_argument("--ops", action="store_true", help="every operator family by itself")
     what.add_argument("--compile", action="store_true", help="compile time and memory")
     what.add_argument("--report", action="store_true", help="only print what was measured")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--boards", nargs="+", choices=arm.BOARDS, default=list(arm.BOARDS))
+    parser.add_argument(
+        "--boards",
+        nargs="+",
+        choices=sorted({*arm.BOARDS, *cycles.BOARDS}),
+        help="default: all that the measurement is made for",
+    )
     parser.add_argument("--rounds", type=int, default=5, help="of this machine's measurement")
     parser.add_argument("--docs", action="store_true", help=f"write the tables into {DOCS.name}")
     parser.add_argument("--cache-dir", type=Path)
@@ -49,9 +56,12 @@ def main(argv: Sequence[str]) -> int:
         set_cache_dir(args.cache_dir)
     try:
         if args.arm:
-            arm.measure(args.boards, args.models, args.engines, console)
+            arm.measure(args.boards or arm.BOARDS, args.models, args.engines, console)
+        elif args.cycles:
+            boards = [name for name in args.boards or cycles.BOARDS if name in cycles.BOARDS]
+            cycles.measure(boards, args.models, args.engines, console)
         elif args.mca:
-            mca.measure(args.boards, args.models, console)
+            mca.measure(args.boards or arm.BOARDS, args.models, console)
         elif args.ops:
             ops.measure(console, rounds=args.rounds)
         elif args.compile:
@@ -61,9 +71,18 @@ def main(argv: Sequence[str]) -> int:
     except EdgepackError as error:
         console.error(str(error), error.hint, error.exit_code)
         return error.exit_code
-    reports = {"arm": arm, "mca": mca, "host": host, "ops": ops, "compile": compiling}
-    sections = {name: module.report() for name, module in reports.items()}
-    chosen = [name for name in ("arm", "mca", "ops", "compile") if getattr(args, name)] or ["host"]
+    reports = {
+        "cycles": cycles.report,
+        "cores": cycles.numbers,
+        "arm": arm.report,
+        "mca": mca.report,
+        "host": host.report,
+        "ops": ops.report,
+        "compile": compiling.report,
+    }
+    sections = {name: report() for name, report in reports.items()}
+    kinds = ("arm", "cycles", "mca", "ops", "compile")
+    chosen = [name for name in kinds if getattr(args, name)] or ["host"]
     print("\n\n".join(sections[name] for name in (sections if args.report else chosen)))
     if args.docs:
         for name, text in sections.items():

@@ -42,16 +42,16 @@ class CountError(RemoteError):
     """A program failed under qemu."""
 
 
-def build_plugin() -> Path:
-    """insn_count.so, from the cache if it was built before."""
-    source = PLUGIN_SOURCE.read_bytes()
-    out = bench_dir() / f"insn_count-{hashlib.sha256(source).hexdigest()[:12]}.so"
+def build_plugin(source: Path = PLUGIN_SOURCE) -> Path:
+    """A qemu plugin of one C file, from the cache if it was built before."""
+    key = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
+    out = bench_dir() / f"{source.stem}-{key}.so"
     with locked(out):
         if not out.exists():
             with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
                 library = Path(folder) / "plugin.so"
                 flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
-                run(["cc", *flags, PLUGIN_SOURCE, "-o", library])
+                run(["cc", *flags, source, "-o", library])
                 write_atomic(out, library.read_bytes())
     return out
 
@@ -115,19 +115,19 @@ def _count(
     stdin: bytes | None,
     stdout: list[str] | None = None,
 ) -> int:
-    done = run(
-        argv(f"{build_plugin()},out={out}"),
-        input=stdin,
-        timeout_s=_TIMEOUT_S,
-        check=False,
-        error=CountError,
-    )
+    printed = run_with_plugin(argv(f"{build_plugin()},out={out}"), out, what, stdin)
+    if stdout is not None:
+        stdout.append(printed)
+    return int(out.read_text())
+
+
+def run_with_plugin(argv: list[str | Path], out: Path, what: str, stdin: bytes | None) -> str:
+    """What a program prints under qemu with a plugin that writes `out`. Raises CountError."""
+    done = run(argv, input=stdin, timeout_s=_TIMEOUT_S, check=False, error=CountError)
     if done.returncode != 0 or not out.exists():
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise CountError(f"{what}: {lines[-1]}")
-    if stdout is not None:
-        stdout.append(done.stdout)
-    return int(out.read_text())
+    return done.stdout
 
 
 def measure(
@@ -148,11 +148,11 @@ def measure(
                         figure = count_peer(emulated, engine, model)
                 except EdgepackError as error:
                     log.warning("%s", error)
-                    figure = Figure(failed=_reason(str(error)))
+                    figure = Figure(failed=reason(str(error)))
                 store("arm", {board.name: {model.name: {engine: figure}}})
 
 
-def _reason(message: str) -> str:
+def reason(message: str) -> str:
     """A word for a table's cell."""
     return "illegal instruction" if "Illegal instruction" in message else "fails"
 

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from bench import arm, mca
+from bench.cycles import trace
+from bench.cycles.cores import MEMORIES
 from edgepack.base.process import run
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
@@ -91,3 +93,50 @@ def test_our_loops_of_arithmetic_leave_the_stack_alone(tmp_path: Path, name: str
     families = {mca.family(function) for function in hottest}
     assert {"conv1x1", "depthwise3x3", "depthwise5x5", "mean"} <= families
     assert {function: loop.stack for function, loop in hottest.items() if loop.stack} == {}
+
+
+# Between the first two readings of the clock 64 KiB and then 16 are read, and between the next two,
+# twice, 64 KiB line by line; there is room for 32 KiB in the first cache.
+TRACED = """
+#include <sys/syscall.h>
+#include <unistd.h>
+static char data[65536] __attribute__((aligned(65536)));
+static long time_[4];
+static int lines(int count) {
+  int sum = 0;
+  for (int i = 0; i < count; ++i) sum += *(volatile char *)&data[64 * i];
+  return sum;
+}
+int main(void) {
+  int sum = 0;
+  syscall(SYS_clock_gettime, 1, time_);
+  sum += lines(1024) + lines(256);
+  syscall(SYS_clock_gettime, 1, time_);
+  sum += lines(1024) + lines(1024);
+  syscall(SYS_clock_gettime, 1, time_);
+  return sum;
+}
+"""
+
+
+def test_a_trace_is_of_what_lies_between_two_marks(tmp_path: Path) -> None:
+    compiler, qemu = require_tool("aarch64-linux-gnu-gcc"), require_tool("qemu-aarch64")
+    source, program, out = tmp_path / "traced.c", tmp_path / "traced", tmp_path / "trace"
+    source.write_text(TRACED)
+    run([compiler, "-O1", "-static", source, "-o", program])
+    plugin = arm.build_plugin(trace.SOURCE)
+    options = trace.options(out, trace.CLOCK["aarch64"], MEMORIES["rasp3b"], every=1000)
+    run([qemu, "-plugin", f"{plugin},{options}", program])
+    found = trace.read(out, "aarch64")
+    # The first 256 lines are there from before. The least recently used go first, so that every
+    # other line has gone when it is read again, but none from the second cache.
+    assert found.sums["l1_misses"] == pytest.approx(2048 - 256, abs=10)
+    assert found.sums["l2_misses"] < 10
+    # The loop, whatever the compiler makes of it, runs 2048 times.
+    loop = max(found.blocks.values(), key=lambda block: block.instructions)
+    assert loop.count == pytest.approx(2048, abs=4)
+    assert any(text.startswith("ldr") for text in loop.texts)
+    assert trace.namer(found, program, {})(loop.pc) == "traced"
+    assert found.instructions == sum(block.instructions for block in found.blocks.values())
+    assert 4 <= len(found.windows) <= 12
+    assert all(number in found.blocks for window in found.windows for number in window)

@@ -1,0 +1,174 @@
+"""From a trace and a core to cycles, memory traffic and a range of milliseconds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.cycles.cores import PAIRING, Core, Memory
+from bench.cycles.instructions import Kind, parse
+from bench.cycles.pipeline import Step, issue_cycles, timing
+from bench.cycles.trace import Trace
+
+LINE = 64
+# What a window begins with fills the pipeline and is not counted.
+_WARM = 0.2
+MAX_WINDOWS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A kernel's or a file's share. `fma_per_cycle` counts multiply-adds of 128 bits."""
+
+    cycles: float
+    instructions: int
+    read_bytes: int
+    fma_per_cycle: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Of one inference. `cycles` is by pairing; `error` is the half-width of a 95 % interval of the
+    sampling, as a part of the cycles."""
+
+    instructions: int
+    cycles: Mapping[str, float]
+    error: float
+    l1_misses: int
+    traffic_bytes: int
+    parts: Mapping[str, Part]
+
+    def milliseconds(self, memory: Memory, hertz: float) -> tuple[float, float]:
+        """The range: at best nothing waits for memory but what memory itself cannot deliver in
+        time, at worst nothing overlaps."""
+        low, high = min(self.cycles.values()), max(self.cycles.values())
+        slow, fast = memory.bandwidth
+        waits = self.l1_misses * memory.l2_cycles
+        best = max(low / hertz, self.traffic_bytes / fast)
+        worst = (high + waits) / hertz + self.traffic_bytes / slow
+        return best * 1e3, worst * 1e3
+
+
+def window_costs(trace: Trace, core: Core) -> list[tuple[float, int]]:
+    """Cycles per instruction of each window, and the block in its middle."""
+    decoded: dict[str, Step] = {}
+    blocks: dict[int, list[Step]] = {}
+    known: dict[tuple[int, ...], float] = {}
+
+    def step(text: str) -> Step:
+        if text not in decoded:
+            instruction = parse(text, trace.arch)
+            decoded[text] = (instruction, timing(instruction, core))
+        return decoded[text]
+
+    costs = []
+    for window in _chosen(trace.windows):
+        key = tuple(window)
+        if key not in known:
+            program: list[Step] = []
+            for number in window:
+                if number not in blocks:
+                    block = trace.blocks.get(number)
+                    blocks[number] = [step(text) for text in block.texts] if block else []
+                program += blocks[number]
+            at = issue_cycles(program, core)
+            first = int(len(at) * _WARM)
+            known[key] = (at[-1] - at[first]) / max(1, len(at) - 1 - first)
+        costs.append((known[key], window[len(window) // 2]))
+    return costs
+
+
+def _chosen(windows: Sequence[list[int]]) -> Sequence[list[int]]:
+    stride = -(-len(windows) // MAX_WINDOWS)
+    return windows[::stride] if stride > 1 else windows
+
+
+@dataclass
+class _Stratum:
+    instructions: int = 0
+    read_lines: int = 0
+    fma: int = 0
+
+
+def _strata(trace: Trace, name: Callable[[int], str]) -> dict[str, _Stratum]:
+    strata: dict[str, _Stratum] = defaultdict(_Stratum)
+    for block in trace.blocks.values():
+        stratum = strata[name(block.pc)]
+        stratum.instructions += block.instructions
+        stratum.read_lines += block.lines
+        for text in block.texts:
+            found = parse(text, trace.arch)
+            if found.kind is Kind.FMA and found.is_float:
+                stratum.fma += block.count * found.bits
+    return strata
+
+
+def _by_stratum(
+    trace: Trace, core: Core, name: Callable[[int], str], strata: Mapping[str, _Stratum]
+) -> tuple[dict[str, float], float]:
+    """Cycles of each stratum, and the variance of their sum.
+
+    How many instructions each executed is known; what one costs there is the windows' mean, or that
+    of all windows where it has none of its own.
+    """
+    costs: dict[str, list[float]] = defaultdict(list)
+    everything = []
+    for cost, middle in window_costs(trace, core):
+        block = trace.blocks.get(middle)
+        everything.append(cost)
+        if block is not None:
+            costs[name(block.pc)].append(cost)
+    mean = statistics.fmean(everything)
+    spread = statistics.pvariance(everything)
+    cycles, variance = {}, 0.0
+    for key, stratum in strata.items():
+        found = costs.get(key, [])
+        cycles[key] = stratum.instructions * (statistics.fmean(found) if found else mean)
+        of_mean = statistics.variance(found) / len(found) if len(found) > 1 else spread
+        variance += stratum.instructions**2 * of_mean
+    return cycles, variance
+
+
+def estimate(trace: Trace, core: Core, name: Callable[[int], str]) -> Estimate:
+    """Of a trace on a core, under each pairing; by kernel under the strict one."""
+    strata = _strata(trace, name)
+    totals: dict[str, float] = {}
+    parts: dict[str, Part] = {}
+    error = 0.0
+    for pairing in PAIRING:
+        cycles, variance = _by_stratum(trace, core.paired(pairing), name, strata)
+        totals[pairing] = sum(cycles.values())
+        if pairing == PAIRING[0]:
+            error = 1.96 * math.sqrt(variance) / totals[pairing]
+            parts = {
+                key: Part(
+                    cycles=cycles[key],
+                    instructions=stratum.instructions,
+                    read_bytes=stratum.read_lines * LINE,
+                    fma_per_cycle=stratum.fma / 128 / cycles[key] if cycles[key] else 0.0,
+                )
+                for key, stratum in strata.items()
+            }
+    sums = trace.sums
+    return Estimate(
+        instructions=trace.instructions,
+        cycles=totals,
+        error=error,
+        l1_misses=sums["l1_misses"],
+        traffic_bytes=(sums["l2_misses"] + sums["l2_written_back"]) * LINE,
+        parts=parts,
+    )
+
+
+def alternatives(trace: Trace, core: Core, name: Callable[[int], str]) -> dict[str, float]:
+    """Cycles with one number of the core changed at a time: `fma_latency=4` and so on."""
+    strata = _strata(trace, name)
+    found = {}
+    for field, number in core.numbers():
+        for value in number.others:
+            cycles, _ = _by_stratum(trace, core.given(**{field: value}), name, strata)
+            found[f"{field}={value}"] = sum(cycles.values())
+    return found

@@ -1,0 +1,252 @@
+"""Measures cycles board by board, and keeps them in bench/results/cycles.json."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import arm, ours
+from bench.convert import converted
+from bench.cycles import trace
+from bench.cycles.cores import CORES, MEMORIES, PAIRING, Core, Memory
+from bench.cycles.estimate import Estimate, alternatives, estimate
+from bench.fetch import bench_dir
+from bench.mca import family, function_names
+from bench.models import MODELS, BenchModel, get_model
+from bench.ours import NAME, TOLERANCE
+from bench.peers import ARM_WHEELS, TITLES, Emulator, emulator
+from bench.results import RESULTS, largest_error
+from edgepack.base.errors import EdgepackError
+from edgepack.base.paths import locked, write_atomic
+from edgepack.base.progress import Progress
+from edgepack.boards import Board, get_board
+from edgepack.flow.reference import run_reference
+
+log = logging.getLogger(__name__)
+
+BOARDS = tuple(MEMORIES)
+_FILE = RESULTS / "cycles.json"
+_ARCH = {"armhf": "armv7", "arm64": "aarch64"}
+# Kernel families worth a line each.
+_LINES = 8
+
+# What is stored of an engine on a model, see _stored.
+Stored = dict[str, Any]
+
+
+def trace_peer(emulated: Emulator, engine: str, model: BenchModel, out: Path) -> trace.Trace:
+    """A peer's second inference. Raises CountError or MismatchError."""
+    x = model.sample()
+    arch = _ARCH[emulated.board.debian_arch]
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
+        folder = Path(name)
+        np.save(folder / "input.npy", x)
+        arguments: list[str | Path] = [converted(model, engine), folder / "input.npy", folder, "1"]
+        argv = emulated.peer(engine, _plugin(emulated.board, trace.PARENT[arch], out), arguments)
+        arm.run_with_plugin(argv, out, f"{engine} on {model.name}", b"2\n")
+        references = run_reference(model.path, {}, [x])
+        outputs = [np.load(folder / f"{i}.npy") for i in range(len(references))]
+        largest_error(outputs, references, TOLERANCE)
+    return trace.read(out, arch)
+
+
+def trace_ours(
+    emulated: Emulator, model: BenchModel, out: Path, progress: Progress
+) -> tuple[trace.Trace, Path]:
+    """Our second inference, and the kernels' library. Raises CountError, MismatchError, and what
+    packaging raises."""
+    packaged = ours.package(model, emulated.board.name, progress)
+    arch = _ARCH[emulated.board.debian_arch]
+    app, *arguments = packaged.argv(runs=1, threads=1)
+    plugin = _plugin(emulated.board, trace.CLOCK[arch], out)
+    argv = [*emulated.argv(Path(app), plugin=plugin, env={}), *arguments]
+    printed = arm.run_with_plugin(argv, out, f"edgepack-run on {model.name}", None)
+    ours.check(json.loads(printed), model.name)
+    return trace.read(out, arch), packaged.folder / "model" / "model.so"
+
+
+def _plugin(board: Board, marks: Sequence[int], out: Path) -> str:
+    plugin = arm.build_plugin(trace.SOURCE)
+    return f"{plugin},{trace.options(out, marks, MEMORIES[board.name])}"
+
+
+def measure(
+    boards: Sequence[str], models: Sequence[str], engines: Sequence[str], progress: Progress
+) -> None:
+    """Traces and stores, one after the other; a failure is stored, too."""
+    folder = bench_dir() / "traces"
+    folder.mkdir(parents=True, exist_ok=True)
+    for board in map(get_board, boards):
+        emulated = emulator(board, progress)
+        core = CORES[board.cpu]
+        for model in map(get_model, models):
+            for engine in (NAME, *ARM_WHEELS[board.debian_arch]):
+                if engine not in engines:
+                    continue
+                progress.step(f"{board.name}: {model.name}: {engine}")
+                out = folder / f"{board.name}-{model.name}-{engine}"
+                try:
+                    if engine == NAME:
+                        found, library = trace_ours(emulated, model, out, progress)
+                        name = trace.namer(found, library, function_names(library))
+                    else:
+                        found = trace_peer(emulated, engine, model, out)
+                        name = trace.namer(found, None, {})
+                    if not found.windows:
+                        raise arm.CountError(f"{engine} on {model.name}: no window was sampled")
+                    made = estimate(found, core, name)
+                    stored = _stored(made, alternatives(found, core, name))
+                except EdgepackError as error:
+                    log.warning("%s", error)
+                    stored = {"failed": arm.reason(str(error))}
+                _store(board.name, model.name, engine, stored)
+
+
+def _stored(made: Estimate, others: Mapping[str, float]) -> Stored:
+    kernels: dict[str, dict[str, float]] = {}
+    for name, part in made.parts.items():
+        row = kernels.setdefault(family(name), {"cycles": 0, "read_bytes": 0, "multiply_adds": 0})
+        row["cycles"] += round(part.cycles)
+        row["read_bytes"] += part.read_bytes
+        row["multiply_adds"] += round(part.fma_per_cycle * part.cycles)
+    most = sorted(kernels, key=lambda name: -kernels[name]["cycles"])[:_LINES]
+    return {
+        "instructions": made.instructions,
+        "cycles": {name: round(cycles) for name, cycles in made.cycles.items()},
+        "error": round(made.error, 4),
+        "l1_misses": made.l1_misses,
+        "traffic_bytes": made.traffic_bytes,
+        "others": {name: round(cycles) for name, cycles in others.items()},
+        "kernels": {name: kernels[name] for name in most},
+    }
+
+
+def _store(board: str, model: str, engine: str, stored: Stored) -> None:
+    with locked(bench_dir() / "results"):
+        tables = load()
+        tables.setdefault(board, {}).setdefault(model, {})[engine] = stored
+        write_atomic(_FILE, (json.dumps(tables, indent=1, sort_keys=True) + "\n").encode())
+
+
+def load() -> dict[str, dict[str, dict[str, Stored]]]:
+    """What is stored, by board, model and engine."""
+    return json.loads(_FILE.read_text()) if _FILE.exists() else {}
+
+
+def milliseconds(stored: Stored, memory: Memory, hertz: float) -> tuple[float, float]:
+    """An engine's range, from what is stored."""
+    made = Estimate(
+        instructions=stored["instructions"],
+        cycles=stored["cycles"],
+        error=stored["error"],
+        l1_misses=stored["l1_misses"],
+        traffic_bytes=stored["traffic_bytes"],
+        parts={},
+    )
+    return made.milliseconds(memory, hertz)
+
+
+def ratios(engines: Mapping[str, Stored]) -> dict[str, float]:
+    """Ours over the best peer, by pairing and by number of the core that is another."""
+    mine = engines.get(NAME, {})
+    peers = [stored for name, stored in engines.items() if name != NAME and "cycles" in stored]
+    if "cycles" not in mine or not peers:
+        return {}
+    found = {
+        name: mine["cycles"][name] / min(peer["cycles"][name] for peer in peers) for name in PAIRING
+    }
+    for name in mine["others"]:
+        theirs = [peer["others"][name] for peer in peers if name in peer["others"]]
+        found[name] = mine["others"][name] / min(theirs)
+    return found
+
+
+def report() -> str:
+    """Markdown of all that is stored, a board after the other."""
+    tables = load()
+    return "\n\n".join(_board(get_board(name), tables[name]) for name in BOARDS if name in tables)
+
+
+def _board(board: Board, models: Mapping[str, Mapping[str, Stored]]) -> str:
+    ordered = {name: models[name] for name in MODELS if name in models}
+    title = f"**{board.cpu}, {board.triple}** (board {board.name})"
+    tables = [title, _engines(board, ordered), _sensitivity(ordered), _kernels(ordered)]
+    return "\n\n".join(table for table in tables if table)
+
+
+def _engines(board: Board, models: Mapping[str, Mapping[str, Stored]]) -> str:
+    memory, hertz = MEMORIES[board.name], board.clusters[0].max_mhz * 1e6
+    lines = [
+        f"| model | engine | instructions, M | cycles, M: {', '.join(PAIRING)} | traffic, MB "
+        f"| ms at {hertz / 1e6:.0f} MHz |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for model, engines in models.items():
+        for engine in (NAME, *TITLES):
+            if (stored := engines.get(engine)) is None:
+                continue
+            title = TITLES.get(engine, engine)
+            if "failed" in stored:
+                lines.append(f"| {model} | {title} | {stored['failed']} | | | |")
+                continue
+            cycles = " / ".join(f"{stored['cycles'][name] / 1e6:.1f}" for name in PAIRING)
+            best, worst = milliseconds(stored, memory, hertz)
+            lines.append(
+                f"| {model} | {title} | {stored['instructions'] / 1e6:.1f} | {cycles} "
+                f"± {stored['error'] * 100:.1f} % | {stored['traffic_bytes'] / 1e6:.0f} "
+                f"| {best:.0f} to {worst:.0f} |"
+            )
+    return "\n".join(lines)
+
+
+def _sensitivity(models: Mapping[str, Mapping[str, Stored]]) -> str:
+    lines = [
+        "| model | ours / best peer: " + ", ".join(PAIRING) + " | lowest, with | highest, with |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for model, engines in models.items():
+        found = ratios(engines)
+        if not found:
+            continue
+        lowest, highest = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
+        pairs = " / ".join(f"{found[name]:.2f}" for name in PAIRING)
+        ends = " | ".join(f"{found[name]:.2f}, {name}" for name in (lowest, highest))
+        lines.append(f"| {model} | {pairs} | {ends} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def _kernels(models: Mapping[str, Mapping[str, Stored]]) -> str:
+    lines = [
+        "| model | kernels | part of the cycles | multiply-adds / cycle | read from memory, MB |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    for model, engines in models.items():
+        stored = engines.get(NAME, {})
+        for name, row in stored.get("kernels", {}).items():
+            part = row["cycles"] / stored["cycles"][PAIRING[0]]
+            if part >= 0.02:
+                lines.append(
+                    f"| {model} | {name} | {part * 100:.0f} % "
+                    f"| {row['multiply_adds'] / row['cycles']:.2f} "
+                    f"| {row['read_bytes'] / 1e6:.1f} |"
+                )
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def numbers() -> str:
+    """Markdown of the cores' numbers: value, what else it may be, where it is from."""
+    return "\n\n".join(f"**{core.name}**\n\n{_numbers(core)}" for core in CORES.values())
+
+
+def _numbers(core: Core) -> str:
+    lines = ["| number | value | or | from |", "| --- | ---: | ---: | --- |"]
+    for name, number in core.numbers():
+        others = ", ".join(map(str, number.others))
+        lines.append(f"| {name} | {number.value} | {others} | {number.source} |")
+    return "\n".join(lines)

@@ -1,0 +1,209 @@
+"""The pipeline model of `./dev bench --cycles`, on loops whose cycles its documents give."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.cycles import cores, estimate, trace
+from bench.cycles.cores import CORES, PAIRING, Core
+from bench.cycles.instructions import Instruction, Kind, parse
+from bench.cycles.pipeline import issue_cycles, steady_cycles, steps
+
+A53, A55, A9, A7 = (CORES[f"cortex-{name}"] for name in ("a53", "a55", "a9", "a7"))
+
+
+def program(text: str, arch: str = "aarch64") -> list[Instruction]:
+    return [parse(line.strip(), arch) for line in text.split(";") if line.strip()]
+
+
+def per_pass(core: Core, text: str, arch: str = "aarch64") -> float:
+    return steady_cycles(program(text, arch), core)
+
+
+FMLAS = "; ".join(f"fmla v{16 + i}.4s, v8.4s, v9.s[0]" for i in range(12)).split("; ")
+# arm-a53-a55-dual-issue.md: one vector load of 64 bits every three multiply-adds, the other half
+# by a core register; each line is a cycle.
+BALANCED = f"""
+ldr d0, [x0];
+{FMLAS[0]}; ldr x23, [x0, #8];
+{FMLAS[1]}; add x0, x0, #0x10;
+{FMLAS[2]};
+ldr d1, [x0]; mov v0.d[1], x23;
+{FMLAS[3]}; ldr x23, [x0, #8];
+{FMLAS[4]}; add x0, x0, #0x10;
+{FMLAS[5]};
+mov v1.d[1], x23; nop;
+{FMLAS[6]};
+{FMLAS[7]};
+{FMLAS[8]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("core", "text", "expected"),
+    [
+        # ncnn: independent multiply-adds issue in successive cycles.
+        (A53, "; ".join(FMLAS), 12),
+        # GCC cortex-a53.md: the sum is forwarded after 4 cycles, the product's operands after 8.
+        (A53, "fmla v0.4s, v1.4s, v2.4s", 4),
+        (A53, "fmla v0.4s, v1.4s, v2.4s; fmla v1.4s, v0.4s, v2.4s", 16),
+        # ncnn: core loads and address updates issue beside multiply-adds.
+        (A53, f"{FMLAS[0]}; ldr x9, [x0]; {FMLAS[1]}; add x1, x1, #8", 4),
+        (A53, BALANCED, 12),
+        # ncnn: a vector load has no multiply-add beside it, one of 128 bits for two cycles.
+        (A53.given(adder_at=0), f"ldr d0, [x0]; {'; '.join(FMLAS[:4])}", 5),
+        (A53.given(adder_at=0), f"ldr q0, [x0]; {'; '.join(FMLAS[:4])}", 6),
+        (A53.given(adder_at=0), f"ldp q0, q1, [x0]; {'; '.join(FMLAS[:8])}", 12),
+        # ... and none issues four cycles after a multiply-add.
+        (A53, f"ldr d0, [x0]; {'; '.join(FMLAS[:3])}", 4),
+        (A53, f"ldr q0, [x0]; {'; '.join(FMLAS[:4])}", 10),
+        # GCC: a multiply of core registers issues alone, sums wait 4 cycles.
+        (A53, "mul x0, x1, x2; add x3, x4, x5", 2),
+        (A53, "add x3, x3, #1; add x4, x4, #1", 1),
+        (A53, "fadd v0.4s, v0.4s, v1.4s", 4),
+        # ncnn and onnxruntime on the A55: 64 bits pair, 128 bits block for two cycles.
+        (A55, f"ldr d0, [x0]; {FMLAS[0]}; ldr d1, [x0]; {FMLAS[1]}; {FMLAS[2]}; {FMLAS[3]}", 4),
+        (A55, f"ldr q0, [x0]; {'; '.join(FMLAS[:4])}", 6),
+        (A55, "fmla v0.4s, v1.4s, v2.4s; fmla v1.4s, v0.4s, v2.4s", 8),
+    ],
+)
+def test_cycles_of_loops_in_64_bit_state(core: Core, text: str, expected: float) -> None:
+    assert per_pass(core, text) == expected
+
+
+VMLAS = "; ".join(f"vmla.f32 q{4 + i}, q0, d2[0]" for i in range(8)).split("; ")
+
+
+@pytest.mark.parametrize(
+    ("core", "text", "expected"),
+    [
+        # DDI 0409: 128 bits take two cycles; the sum is read at N3 and there at N9.
+        (A9, "; ".join(VMLAS), 16),
+        (A9, "vmla.f32 d0, d1, d2", 7),
+        # GCC cortex-a9.md: a load goes into the second cycle of a multiply-add, not the first.
+        (A9, f"vldr d6, [r0]; {VMLAS[0]}; vldr d7, [r0, #8]; {'; '.join(VMLAS[1:4])}", 8),
+        (A9, "vldr d6, [r0]; vmla.f32 d8, d0, d1; vmla.f32 d9, d0, d1; vmla.f32 d10, d0, d1"
+             "; vmla.f32 d11, d0, d1; vmla.f32 d12, d0, d1; vmla.f32 d13, d0, d1"
+             "; vmla.f32 d14, d0, d1", 8),
+        (A9, f"{VMLAS[0]}; add r1, r1, #1; {VMLAS[1]}; {VMLAS[2]}; {VMLAS[3]}", 8),
+        # GCC cortex-a7.md: nothing issues beside NEON; 4 cycles from sum to sum.
+        (A7, "vmla.f32 d0, d1, d2", 4),
+        (A7, "; ".join(f"vmla.f32 d{8 + i}, d0, d1; add r{i}, r{i}, #1" for i in range(6)), 12),
+        # 32-bit state of the A53: twelve registers are twelve cycles.
+        (A53.given(adder_at=0), "vldmia r0, {d0, d1, d2, d3, d4, d5, d6, d7, d8, d9, d10, d11}"
+                                f"; {'; '.join(VMLAS[2:6])}", 16),
+    ],
+)  # fmt: skip
+def test_cycles_of_loops_in_32_bit_state(core: Core, text: str, expected: float) -> None:
+    assert per_pass(core, text, "armv7") == expected
+
+
+def test_pairing_changes_only_what_wide_loads_hinder() -> None:
+    wide = f"ldr q0, [x0]; {'; '.join(FMLAS[:4])}"
+    core = A53.given(adder_at=0)
+    assert [per_pass(core.paired(name), wide) for name in PAIRING] == [6, 5, 4]
+    beside = "ldr q0, [x0]; add x1, x1, #8; add x2, x2, #8; add x3, x3, #8"
+    assert [per_pass(core.paired(name), beside) for name in PAIRING] == [4, 3, 2]
+    narrow = "; ".join(FMLAS)
+    assert {per_pass(core.paired(name), narrow) for name in PAIRING} == {12}
+
+
+def test_results_of_a_long_load_come_one_after_the_other() -> None:
+    load = "vldmia r0, {d0, d1, d2, d3, d4, d5, d6, d7}"
+    first = issue_cycles(steps(program(f"{load}; vadd.f32 d8, d0, d0", "armv7"), A53), A53)
+    last = issue_cycles(steps(program(f"{load}; vadd.f32 d8, d7, d7", "armv7"), A53), A53)
+    assert last[-1] - last[0] == A53.vector_load_latency.value + 7
+    assert first[-1] < last[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "arch", "expected"),
+    [
+        ("ldp q0, q1, [x1], #0x20", "aarch64",
+         Instruction(kind=Kind.LOAD, bits=256, vector=True, reads=("x1",), writes=("v0", "v1"),
+                     base="x1")),
+        ("ld1 {v0.4s, v1.4s, v2.4s}, [x0]", "aarch64",
+         Instruction(kind=Kind.LOAD, bits=384, vector=True, reads=("x0",),
+                     writes=("v0", "v1", "v2"))),
+        ("stp x29, x30, [sp, #-0x20]!", "aarch64",
+         Instruction(kind=Kind.STORE, bits=128, reads=("sp", "x29", "x30"), base="sp")),
+        ("mov v0.d[1], x23", "aarch64",
+         Instruction(kind=Kind.TO_VECTOR, bits=64, vector=True, reads=("x23", "v0"),
+                     writes=("v0",))),
+        ("fmla v0.4s, v1.4s, v2.s[0]", "aarch64",
+         Instruction(kind=Kind.FMA, bits=128, vector=True, is_float=True, reads=("v1", "v2"),
+                     accumulator=("v0",), writes=("v0",))),
+        ("b.ne #0x40", "aarch64", Instruction(kind=Kind.BRANCH, reads=("flags",))),
+        ("add x0, x1, x2, lsl #2", "aarch64",
+         Instruction(kind=Kind.SHIFTED, reads=("x1", "x2"), writes=("x0",))),
+        ("vmla.f32 q8, q9, d2[0]", "armv7",
+         Instruction(kind=Kind.FMA, bits=128, vector=True, is_float=True,
+                     reads=("d18", "d19", "d2"), accumulator=("d16", "d17"),
+                     writes=("d16", "d17"))),
+        ("vld1.32 {d16, d17}, [r1]!", "armv7",
+         Instruction(kind=Kind.LOAD, bits=128, vector=True, reads=("r1",), writes=("d16", "d17"),
+                     base="r1")),
+        ("subs fp, fp, #4", "armv7",
+         Instruction(kind=Kind.ALU, reads=("r11",), writes=("r11", "flags"))),
+        ("bne #0x40", "armv7", Instruction(kind=Kind.BRANCH, reads=("flags",))),
+        ("pld [r0, #0x100]", "armv7", Instruction(kind=Kind.PREFETCH, reads=("r0",))),
+        ("ldr r0, [r1, r2, lsl #2]", "armv7",
+         Instruction(kind=Kind.LOAD, bits=32, reads=("r1", "r2"), writes=("r0",))),
+        ("vtrn.32 d0, d1", "armv7",
+         Instruction(kind=Kind.PERMUTE, bits=128, vector=True, reads=("d0", "d1"),
+                     writes=("d0", "d1"))),
+    ],
+)  # fmt: skip
+def test_instructions_are_read(text: str, arch: str, expected: Instruction) -> None:
+    assert parse(text, arch) == expected
+
+
+def test_every_number_has_its_document_or_says_that_it_is_a_guess() -> None:
+    documents = ("GCC", "LLVM", "NCNN", "ORT", "MPE", "TRM", cores.GUESS)
+    for core in CORES.values():
+        for name, number in core.numbers():
+            assert number.source.startswith(documents), (core.name, name)
+            assert number.value not in number.others, (core.name, name)
+
+
+TRACE = """\
+S instructions 3000
+S loads 10
+S stores 5
+S l1_misses 100
+S l2_misses 40
+S l2_written_back 10
+B 7 11040 100 40 2\tfmla v0.4s, v1.4s, v2.4s\tadd x0, x0, #1
+B 9 11080 2800 0 1\tadd x1, x1, #1
+W 7 7 7 7 7 7 7 7 7 7
+W 9 9 9 9 9 9 9 9 9 9
+G 1000
+M 11000-12000 r-xp 00000000 00:00 1 /lib/kernels.so
+"""
+
+
+def test_a_trace_becomes_cycles_traffic_and_milliseconds(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text(TRACE)
+    found = trace.read(path, "aarch64")
+    assert found.mappings[0].start == 0x10000  # the guest's
+    name = trace.namer(found, None, {})
+    assert name(0x10040) == "kernels.so"
+    assert name(0x99999) == "?"
+
+    def kernel(pc: int) -> str:
+        return "sums" if pc == 0x11080 else "products"
+
+    result = estimate.estimate(found, A53, kernel)
+    # A chain of multiply-adds is 4 cycles for two instructions, one of sums a cycle each.
+    assert result.cycles["strict"] == pytest.approx(200 * 2 + 2800, rel=0.01)
+    assert result.parts["products"].cycles == pytest.approx(400, rel=0.07)
+    assert result.parts["products"].fma_per_cycle == pytest.approx(0.25, rel=0.1)
+    assert result.parts["products"].read_bytes == 40 * 64
+    assert result.traffic_bytes == 50 * 64
+    memory = cores.MEMORIES["rasp3b"]
+    best, worst = result.milliseconds(memory, 1e9)
+    assert best == pytest.approx(3200e-6, rel=0.01)
+    assert worst == pytest.approx((3200 + 100 * 15) * 1e-6 + 3200 / 1.5e9 * 1e3, rel=0.01)
+    changed = estimate.alternatives(found, A53, kernel)
+    assert changed["taken_branch=1"] == pytest.approx(3200, rel=0.01)
