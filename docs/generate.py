@@ -207,6 +207,8 @@ def _asked_of_devices() -> dict[str, Any]:
     """What edgepack-run and edgepack-device print, which is passed on as it is."""
     from edgepack.deploy.answers import HealthOutcome, Holder
     from edgepack.deploy.app_answers import Bench, Class, Deviation, LayerTime
+    from edgepack.deploy.conditions import Conditions
+    from edgepack.deploy.duel import Duel
 
     times = ("load_ms", "decode_ms", "preprocess_ms", "run_ms")
     output = _object(
@@ -263,9 +265,14 @@ def _asked_of_devices() -> dict[str, Any]:
             "lock": _or_null(_record(Holder)),
         },
     )
+    conditions = _object(dict.fromkeys(("before", "after"), _record(Conditions)))
     return {
         "run": _object(app, may=perhaps),
-        "bench": _object({**app, "bench": _record(Bench)}, may={**perhaps, "profile": profile}),
+        "bench": _object(
+            {**app, "bench": _record(Bench), "conditions": conditions},
+            may={**perhaps, "profile": profile},
+        ),
+        "bench --compare": _record(Duel, before=_record(Conditions), after=_record(Conditions)),
         "status": status,
         "rollback": _object({"release": _TEXT}, may={"before": _or_null(_TEXT)}),
         "prune": _object({"removed": _TEXTS}),

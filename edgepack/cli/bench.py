@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+import re
+import statistics
+from dataclasses import asdict, replace
 
+from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console
 from edgepack.cli.options import add_device, add_release, open_release, positive
 from edgepack.cli.pages import add_html, bench_page, check_html, save
 from edgepack.cli.report import answer_lines, bench_lines, profile_lines
 from edgepack.deploy.answers import SenselessError
+from edgepack.deploy.conditions import read_conditions
+from edgepack.deploy.duel import Duel, duel
 from edgepack.deploy.remote_app import RunRequest, ask_app
 
 
@@ -26,6 +31,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", action="store_true", help="time each layer too, in N runs of their own"
     )
+    parser.add_argument(
+        "--compare",
+        nargs=2,
+        metavar=("A", "B"),
+        help="two releases there in turns, N runs of each in ten rounds: how much faster B is",
+    )
     add_html(parser)
     parser.set_defaults(run=run)
 
@@ -33,23 +44,63 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Run the golden input `--runs` times."""
     check_html(args)
-    options = ["--bench", str(args.runs), "--warmup", str(args.warmup)]
+    more = ["--warmup", str(args.warmup)]
     for name in ("threads", "affinity"):
         if (value := getattr(args, name)) is not None:
-            options += [f"--{name}", str(value)]
+            more += [f"--{name}", str(value)]
+    if args.compare:
+        return _compare(args, more, console)
+    options = ["--bench", str(args.runs), *more]
     if args.profile:
         options.append("--profile")
     device, root = open_release(args, console)
     try:
         console.step(f"{args.warmup} + {args.runs} runs on {device.name}")
+        before = read_conditions(device)
         answer = ask_app(device, root, RunRequest(golden=True, options=tuple(options)))
+        after = read_conditions(device)
     finally:
         device.close()
     if answer.bench is None or (args.profile and answer.profile is None):
         raise SenselessError(f"{device.name}: edgepack-run measured nothing")
     lines = bench_lines(answer.bench) + answer_lines(replace(answer, top=()))
+    lines += [f"before    {before}", f"after     {after}"]
     if answer.profile:
         lines += ["", *profile_lines(answer.profile)]
     save(args, console, bench_page(answer, f"{root} on {device.name}"))
-    console.data(answer.document, "\n".join(lines))
+    conditions = {"before": asdict(before), "after": asdict(after)}
+    console.data({**answer.document, "conditions": conditions}, "\n".join(lines))
     return 0
+
+
+def _compare(args: argparse.Namespace, options: list[str], console: Console) -> int:
+    if args.profile or args.html:
+        raise UsageError("--compare goes with neither --profile nor --html")
+    for release in args.compare:
+        if not re.fullmatch("[0-9a-f]{12}", release):
+            raise UsageError(
+                f"--compare: {release!r} is not 12 hex digits",
+                hint="edgepack status --json lists the releases there",
+            )
+    if args.compare[0] == args.compare[1]:
+        raise UsageError("--compare: that is one release twice")
+    device, root = open_release(args, console)
+    try:
+        releases = (args.compare[0], args.compare[1])
+        found = duel(device, root, releases, options, runs=args.runs, progress=console)
+    finally:
+        device.close()
+    console.data(found.to_dict(), "\n".join(_duel_lines(found)))
+    return 0
+
+
+def _duel_lines(found: Duel) -> list[str]:
+    rounds = f"{len(found.a_ms)} rounds in turns"
+    return [
+        f"A         {found.a}: {statistics.median(found.a_ms):.2f} ms",
+        f"B         {found.b}: {statistics.median(found.b_ms):.2f} ms",
+        f"B / A     {found.ratio:.3f}, with 95 % confidence {found.low:.3f} to {found.high:.3f}, "
+        + (rounds if found.told else f"{rounds}: no difference that can be told"),
+        f"before    {found.before}",
+        f"after     {found.after}",
+    ]

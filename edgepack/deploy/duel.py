@@ -1,0 +1,94 @@
+"""Two releases on one device, timed in turns: how much faster one is, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.deploy.answers import SenselessError
+from edgepack.deploy.conditions import Conditions, read_conditions
+from edgepack.deploy.remote_app import RunRequest, ask_app
+from edgepack.device.base import Device
+
+ROUNDS = 10
+# Two-sided 95 % quantile of Student's t with ROUNDS - 1 degrees of freedom.
+_T_95 = 2.262
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duel:
+    """Medians of each round, in milliseconds; rounds took turns, and so did who went first.
+
+    `ratio` is the geometric mean of b / a over the rounds, between `low` and `high` with 95 %
+    confidence.
+    """
+
+    a: str
+    b: str
+    a_ms: tuple[float, ...]
+    b_ms: tuple[float, ...]
+    ratio: float
+    low: float
+    high: float
+    before: Conditions
+    after: Conditions
+
+    @property
+    def told(self) -> bool:
+        """Whether the interval leaves out that both are equally fast."""
+        return not self.low <= 1 <= self.high
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def duel(
+    device: Device,
+    root: str,
+    releases: tuple[str, str],
+    options: Sequence[str],
+    *,
+    runs: int,
+    progress: Progress = NO_PROGRESS,
+) -> Duel:
+    """Two releases below `root`, `runs` golden runs of each in each of `ROUNDS` rounds.
+
+    Raises what `ask_app` raises.
+    """
+    before = read_conditions(device)
+    times: dict[str, list[float]] = {release: [] for release in releases}
+    words = ("--bench", str(runs), *options)
+    for number in range(ROUNDS):
+        progress.step(f"round {number + 1} of {ROUNDS}, {runs} runs of each")
+        for release in releases if number % 2 == 0 else reversed(releases):
+            request = RunRequest(golden=True, options=words, release=release)
+            answer = ask_app(device, root, request)
+            if answer.bench is None or answer.bench.p50_ms <= 0:
+                raise SenselessError(f"{device.name}: edgepack-run measured nothing")
+            times[release].append(answer.bench.p50_ms)
+    a_ms, b_ms = (tuple(times[release]) for release in releases)
+    ratio, low, high = interval(a_ms, b_ms)
+    return Duel(
+        a=releases[0],
+        b=releases[1],
+        a_ms=a_ms,
+        b_ms=b_ms,
+        ratio=ratio,
+        low=low,
+        high=high,
+        before=before,
+        after=read_conditions(device),
+    )
+
+
+def interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
+    """The geometric mean of b / a of `ROUNDS` pairs, and its 95 % interval."""
+    logs = [math.log(y / x) for x, y in zip(a, b, strict=True)]
+    mean = statistics.fmean(logs)
+    half = _T_95 * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)

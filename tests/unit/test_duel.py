@@ -1,0 +1,103 @@
+"""`edgepack bench --compare`, and what the device's clock and temperature are meanwhile."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from edgepack.cli import main
+from edgepack.deploy.conditions import Conditions, parse_conditions
+from edgepack.deploy.duel import ROUNDS, duel, interval
+from tests.scripted_tool import ANSWERS, ScriptedDevice
+
+# A Raspberry Pi 3B that is too warm: bit 2 is throttled now, bit 18 that it was.
+PI = """\
+scaling_governor ondemand
+scaling_cur_freq 600000
+cpuinfo_max_freq 1200000
+scaling_governor ondemand
+scaling_cur_freq 1100000
+cpuinfo_max_freq 1200000
+temp 82350
+temp 61000
+throttled=0x40004
+"""
+
+
+def test_conditions_of_a_warm_pi() -> None:
+    found = parse_conditions(PI)
+    assert found == Conditions(
+        governors=("ondemand",),
+        mhz=1100,
+        max_mhz=1200,
+        celsius=82.35,
+        throttled=("throttled",),
+    )
+    assert str(found) == "1100 of 1200 MHz, governor ondemand, 82.3 °C, throttled"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "not known"),
+        ("throttled=0x0\n", "not throttled"),
+        ("temp -5\ntemp 999999\ntemp 41000\n", "41.0 °C"),  # broken sensors
+        ("scaling_governor \x1b[31mred\nscaling_cur_freq 9999999999999\n", "not known"),
+        ("temp 4\u0661000\nthrottled=0xzz\nnonsense\n", "not known"),
+    ],
+)
+def test_conditions_that_a_device_does_not_tell_are_left_out(text: str, expected: str) -> None:
+    assert str(parse_conditions(text)) == expected
+
+
+def test_the_interval_is_that_of_the_rounds_ratios() -> None:
+    # ln 0.9 and 0 in turns: their standard deviation is half of it times sqrt(10 / 9), which over
+    # sqrt(10) and times 2.262 makes 0.377 of it.
+    found = interval([10.0] * ROUNDS, [9.0, 10.0] * (ROUNDS // 2))
+    assert found == pytest.approx((0.9487, 0.9117, 0.9871), abs=1e-4)
+
+
+A, B = "a" * 12, "b" * 12
+
+
+def device(ms: dict[str, float]) -> ScriptedDevice:
+    """Answers with each release's time; the commands that it got are kept."""
+
+    def answer(command: str) -> str:
+        if "/sys/" in command:
+            return PI
+        (release,) = re.findall(r"releases/(\w+)/", command)
+        times: dict[str, Any] = dict.fromkeys(
+            ("mean_ms", "min_ms", "max_ms", "p50_ms", "p90_ms", "p99_ms"), ms[release]
+        )
+        bench = {"runs": 5, "warmup": 1, "std_ms": 0.0, **times, "times_ms": [ms[release]] * 5}
+        return json.dumps({**ANSWERS["run"], "bench": bench})
+
+    return ScriptedDevice("pi", answer)
+
+
+def test_releases_take_turns_and_so_does_who_goes_first() -> None:
+    pi = device({A: 10.0, B: 8.0})
+    found = duel(pi, "root", (A, B), ["--warmup", "1"], runs=5)
+    assert (found.ratio, found.told) == (pytest.approx(0.8), True)
+    order = [match[1] for c in pi.commands if (match := re.search(r"releases/(\w+)/\S+ --gol", c))]
+    assert order == [A, B, B, A] * (ROUNDS // 2)
+    assert all("--bench 5 --warmup 1" in c for c in pi.commands if "--golden" in c)
+    assert found.before.throttled == ("throttled",)
+    assert not duel(device({A: 10.0, B: 10.0}), "root", (A, B), [], runs=5).told
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([A, A], "that is one release twice"),
+        (["current", B], "'current' is not 12 hex digits"),
+        ([A, B, "--profile"], "neither --profile nor --html"),
+    ],
+)
+def test_what_cannot_be_compared(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--name", "m", "--device", "pi@nowhere", "--compare", *words]) == 2
+    assert message in capsys.readouterr().err
