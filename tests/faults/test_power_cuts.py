@@ -2,7 +2,9 @@
 
 After each cut: what is current is the old or the new release, every hash of it right; what a
 deploy reported is there; the file system is clean once its journal was replayed; the next
-deploy completes, and the one after changes nothing.
+deploy completes, and the one after changes nothing. With glibc on it, and without any library.
+
+The same for the tool alone, killed at its steps on a light board without any library.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import pytest
 
 from edgepack import virtual
 from edgepack.base.errors import ConnectError, EdgepackError, RemoteError
-from edgepack.boards import get_board
+from edgepack.boards import Board, get_board
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import MANIFEST_NAME
 from edgepack.deploy.transfer import Installed
@@ -36,7 +38,7 @@ from tests.faults.rig import Rig
 from tests.support import require_tool
 
 SEED = 20261121
-PROFILE = get_board("rasp3b")
+PROFILES = ("rasp3b", "alpine-armv7")
 RIG = Rig(root=Path("/home/pi/edgepack/tiny"), tool=Path("/home/pi/edgepack-device"))
 _DISK_MB = 512
 
@@ -50,16 +52,21 @@ def cache() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", params=PROFILES)
+def profile(request: pytest.FixtureRequest) -> Board:
+    return get_board(request.param)
+
+
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Bundle]:
+def bundles(profile: Board, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Bundle]:
     """Two releases that differ in a tenth of the weights."""
     folder = tmp_path_factory.mktemp("bundles")
     weights = np.random.default_rng(1).integers(0, 256, 4_400_000, dtype=np.uint8)
     changed = weights.copy()
     changed[2_000_000:2_400_000] ^= 255
-    tool = FakeTool(path=board_tool(PROFILE))
+    tool = FakeTool(path=board_tool(profile))
     first, second = (
-        fake_bundle(folder / name, board="rasp3b", weights=content.tobytes(), tool=tool)
+        fake_bundle(folder / name, board=profile, weights=content.tobytes(), tool=tool)
         for name, content in (("first", weights), ("second", changed))
     )
     return first, second
@@ -69,10 +76,19 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Bundle]:
 class Bench:
     """The board, plugged in."""
 
+    profile: Board
+    kind: str = "system"
     board: VirtualBoard = field(init=False)
 
     def boot(self) -> None:
-        self.board = virtual.up(PROFILE, name="power", kind="system", disk_mb=_DISK_MB)
+        self.board = virtual.up(self.profile, name="power", kind=self.kind, disk_mb=_DISK_MB)
+
+    def bring_tool(self) -> None:
+        """The one that can be killed."""
+        device = open_virtual(self.board)
+        device.put(board_tool(self.profile), str(RIG.tool))
+        device.run(f"chmod 755 {RIG.tool}")
+        device.close()
 
     def run(self, command: str) -> str:
         device = open_virtual(self.board)
@@ -81,10 +97,10 @@ class Bench:
         finally:
             device.close()
 
-    def deploy(self, bundle: Bundle, *, fault: str = "") -> Installed:
+    def deploy(self, bundle: Bundle, *, fault: str = "", log: Path | None = None) -> Installed:
         device = open_virtual(self.board)
         try:
-            return RIG.deploy(bundle, device=device, fault=fault)
+            return RIG.deploy(bundle, device=device, fault=fault, log=log)
         finally:
             device.close()
 
@@ -122,14 +138,11 @@ class Bench:
 
 
 @pytest.fixture
-def bench(bundles: tuple[Bundle, Bundle]) -> Iterator[Bench]:
+def bench(profile: Board, bundles: tuple[Bundle, Bundle]) -> Iterator[Bench]:
     """A new board with the first release on it, for good."""
-    bench = Bench()
+    bench = Bench(profile)
     bench.boot()
-    device = open_virtual(bench.board)
-    device.put(board_tool(PROFILE), str(RIG.tool))
-    device.run(f"chmod 755 {RIG.tool}")
-    device.close()
+    bench.bring_tool()
     bench.deploy(bundles[0])
     bench.run("sync")
     yield bench
@@ -146,6 +159,37 @@ def deploy_and_cut(bench: Bench, bundle: Bundle, after_s: float) -> bool:
         reported = timer.is_alive()
     timer.join()
     return reported
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["alpine-armv7"], indirect=True, scope="module")
+@pytest.mark.parametrize("count", [50])
+def test_kills_on_a_board_without_a_library(
+    profile: Board, bundles: tuple[Bundle, Bundle], count: int
+) -> None:
+    old, new = bundles
+    bench = Bench(profile, kind="light")
+    bench.boot()
+    try:
+        bench.bring_tool()
+        bench.deploy(old)
+        log = RIG.tool.with_name("steps")
+        bench.deploy(new, log=log)
+        steps = bench.run(f"cat {log}").split()
+        assert {"release.link", "current.rename", "health.golden"} <= set(steps)
+        rng = random.Random(SEED)
+        for _ in range(count):
+            old, new = new, old
+            number = rng.randrange(len(steps)) + 1
+            with contextlib.suppress(EdgepackError):
+                bench.deploy(new, fault=f"kill:{number}")
+            assert bench.current() in (old.manifest.release, new.manifest.release), number
+            bench.deploy(new)
+            assert bench.current() == new.manifest.release
+            again = bench.deploy(new)
+            assert (again.outcome, again.received_bytes) == ("unchanged", 0)
+    finally:
+        virtual.down(bench.board.name)
 
 
 @pytest.mark.slow
