@@ -1,7 +1,7 @@
 """Attacks on a device that has signers pinned: refused, each in its own words; nothing installed.
 
 The real tool does it, on this machine and, for what is the same code with other word sizes and
-byte accesses, as ARM code under qemu.
+byte accesses, as ARM code under qemu; in the long form also on a board without any library.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import hashlib
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgepack import cli
+from edgepack import cli, virtual
 from edgepack.base.errors import ConnectError
 from edgepack.base.progress import NoProgress
 from edgepack.boards import Board, get_board
@@ -33,7 +35,10 @@ from edgepack.bundle.bundle import Bundle, open_bundle, write_tarball
 from edgepack.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME
 from edgepack.deploy.deploy import deploy_bundle
 from edgepack.device import ChangedHostKeyError, SshOptions, open_device
+from edgepack.device.ssh import SshDevice
 from edgepack.native.device_tool import build_device_tool
+from edgepack.virtual import VirtualBoard
+from tests.boards import login, own_boards
 from tests.bundles import FakeTool, small_bundle
 from tests.device_tool import host_tool
 from tests.fake_app import fake_bundle
@@ -56,6 +61,24 @@ class Kit:
     stranger: Path
     first: Bundle
     second: Bundle
+    device: SshDevice | None = None
+    outside: Path = Path()
+    """Where the command is run, and where the root of that is on this machine."""
+
+    @property
+    def activates(self) -> bool:
+        """What only looks like an app of ARM Linux cannot be tested: it is not made current."""
+        return self.board.is_local or self.device is not None
+
+    def run(self, words: Sequence[str | Path]) -> tuple[int, str, str]:
+        """Exit code and what is said on both streams."""
+        argv = [*self.command, *map(str, words)]
+        if self.device is None:
+            done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+            return done.returncode, done.stdout, done.stderr
+        there = shlex.join(word.removeprefix(str(self.outside)) for word in argv)
+        result = self.device.run(there, check=False)
+        return result.returncode, result.stdout, result.stderr
 
     def signers(self, options: str = 'namespaces="edgepack-bundle"') -> str:
         return f"release@example.org {options} {public(self.key)}\n"
@@ -69,17 +92,11 @@ class Victim:
     kit: Kit
 
     def run(self, *words: str | Path, check: bool = True) -> tuple[int, dict[str, Any]]:
-        done = subprocess.run(
-            [*self.kit.command, "--root", self.root, "--json", *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        assert "Sanitizer" not in done.stderr
+        code, out, err = self.kit.run(["--root", self.root, "--json", *words])
+        assert "Sanitizer" not in err
         if check:
-            assert done.returncode == 0, done.stdout + done.stderr
-        return done.returncode, json.loads(done.stdout or "{}")
+            assert code == 0, out + err
+        return code, json.loads(out or "{}")
 
     def state(self) -> dict[str, str]:
         """All that a release, a link or trust consists of: path -> content's hash or target."""
@@ -150,7 +167,53 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Kit:
     return make_kit(tmp_path_factory.mktemp("arm"), command, make, "rasp3b")
 
 
-@pytest.fixture(params=["native", "arm"])
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kit]:
+    """A board without any library, over SSH; its files are also reached from outside."""
+    if os.geteuid() != 0:
+        pytest.skip("the files of another user's board are root's to see")
+    profile = get_board("alpine-armv7")
+    with own_boards():
+        board = virtual.up(profile, name="attacked", kind="light")
+        outside = root_of(board)
+        tool = build_device_tool(profile)
+        (outside / "root/edgepack-device").write_bytes(tool.path.read_bytes())
+        (outside / "root/edgepack-device").chmod(0o755)
+
+        def make(folder: Path, params: bytes = b"weights", **changes: Any) -> Bundle:
+            return fake_bundle(folder, board=profile, weights=params, tool=tool, **changes)
+
+        folder = outside / "root/kit"
+        folder.mkdir()
+        kit = make_kit(folder, ("./edgepack-device",), make, profile.name)
+        device = login(board, "root")
+        yield replace(kit, device=device, outside=outside)
+        device.close()
+
+
+def root_of(board: VirtualBoard) -> Path:
+    """The root of a light board as this machine sees it: that of a process in it."""
+    todo, own = [board.pid], Path("/").stat()
+    while todo:
+        process = Path(f"/proc/{todo.pop()}")
+        root = (process / "root").stat()
+        if (root.st_dev, root.st_ino) != (own.st_dev, own.st_ino):
+            return process / "root"
+        todo += map(int, (process / f"task/{process.name}/children").read_text().split())
+    raise AssertionError("no process of the board is to be found")
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """On the board, for tests that use one."""
+    callspec = getattr(request.node, "callspec", None)
+    if callspec is None or callspec.params.get("kit") != "bare":
+        return tmp_path
+    kit: Kit = request.getfixturevalue("bare")
+    return Path(tempfile.mkdtemp(dir=kit.outside / "root"))
+
+
+@pytest.fixture(params=["native", "arm", pytest.param("bare", marks=pytest.mark.slow)])
 def kit(request: pytest.FixtureRequest) -> Kit:
     found: Kit = request.getfixturevalue(request.param)
     return found
@@ -161,8 +224,7 @@ def victim(kit: Kit, tmp_path: Path) -> Victim:
     found = Victim(root=tmp_path / "device", kit=kit)
     signers = tmp_path / "allowed_signers"
     signers.write_text(kit.signers())
-    # What only looks like an app of ARM Linux cannot be tested there: it is not made current.
-    activate = () if kit.board.is_local else ("--no-activate",)
+    activate = () if kit.activates else ("--no-activate",)
     found.run("install", kit.first.path, "--signers", signers, *activate)
     return found
 
