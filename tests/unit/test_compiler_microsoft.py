@@ -58,7 +58,7 @@ def _norms(b: Builder) -> tuple[Shapes, int]:
     b.op("SimplifiedLayerNormalization", "x", b.weight(64), outputs=["y0"], epsilon=1e-3)
     one = ("x", "y0", b.weight(64), b.weight(64))
     b.op("SkipSimplifiedLayerNormalization", *one, domain=DOMAIN, outputs=["y1"])
-    outputs = ["y2", "", "", "y3"]
+    outputs = ["y2", "unread", "", "y3"]
     b.op("SkipLayerNormalization", *one, b.weight(64), domain=DOMAIN, outputs=outputs)
     return ROWS, 4
 

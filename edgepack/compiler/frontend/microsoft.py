@@ -6,7 +6,7 @@ ONNX has no definitions of them: https://github.com/microsoft/onnxruntime/blob/m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from edgepack.compiler.frontend.forms import attribute, known_shapes
-from edgepack.model import opset_of
+from edgepack.model import opset_of, walk_nodes
 
 DOMAIN = "com.microsoft"
 
@@ -22,9 +22,11 @@ DOMAIN = "com.microsoft"
 class _Line:
     """Nodes in the place of one, and the weights that they need."""
 
-    def __init__(self, proto: onnx.ModelProto, node: onnx.NodeProto, prefix: str) -> None:
+    def __init__(
+        self, proto: onnx.ModelProto, node: onnx.NodeProto, prefix: str, used: Collection[str]
+    ) -> None:
         self.node, self.prefix, self.opset = node, prefix, opset_of(proto)
-        self.proto = proto
+        self.proto, self.used = proto, used
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: list[onnx.TensorProto] = []
 
@@ -33,7 +35,9 @@ class _Line:
         return self.node.input[position] if position < len(self.node.input) else ""
 
     def output(self, position: int) -> str:
-        return self.node.output[position] if position < len(self.node.output) else ""
+        """The name of an output, empty if nobody wants it."""
+        name = self.node.output[position] if position < len(self.node.output) else ""
+        return name if name in self.used else ""
 
     def constant(self, value: Any, dtype: str | None = None) -> str:
         name = f"{self.prefix}c{len(self.tensors)}"
@@ -59,12 +63,14 @@ def defined(proto: onnx.ModelProto) -> onnx.ModelProto:
     if not any(_definition(node) for node in proto.graph.node):
         return proto
     shapes = known_shapes(proto)
+    used = {name for node in walk_nodes(proto.graph) for name in node.input}
+    used |= {value.name for value in proto.graph.output}
     made = onnx.ModelProto()
     made.CopyFrom(proto)
     nodes: list[onnx.NodeProto] = []
     for number, node in enumerate(proto.graph.node):
         define = _definition(node)
-        line = _Line(proto, node, f"{node.name or node.output[0]}/{number}/")
+        line = _Line(proto, node, f"{node.name or node.output[0]}/{number}/", used)
         if define is None or not define(line, shapes):
             nodes.append(node)
             continue
@@ -149,7 +155,7 @@ def _fused_conv(line: _Line, _: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def _simplified_norm(line: _Line, _: Mapping[str, tuple[int, ...]]) -> bool:
-    if any(line.node.output[1:]) or attribute(line.node, "axis", -1) != -1:
+    if line.output(1) or attribute(line.node, "axis", -1) != -1:
         return False
     _root_mean_square(line, line.input(0), line.input(1), 1e-5)
     return True
