@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from edgepack.compiler.frontend import control
 from edgepack.compiler.frontend.expand import expand
 from edgepack.compiler.frontend.folding import NEWEST_OPSET, fold_by_reference
 from edgepack.model import walk_nodes
@@ -177,6 +178,38 @@ def test_a_loop_of_known_turns_is_written_out(stops_early: bool) -> None:
     )
     expanded = check(b.model({"x": [4, 3]}, {"y": [4, 3], "rows": [None]}), X)
     assert "Loop" not in operators(expanded)
+
+
+def test_branches_that_double_at_each_level_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 branches of 8 nodes are no straight line where 200 nodes are the most."""
+    monkeypatch.setattr(control, "_MOST_NODES", 200)
+
+    def both(level: int) -> onnx.GraphProto:
+        body = Body(f"body{level}")
+        if level:
+            bodies = {f"{way}_branch": both(level - 1) for way in ("then", "else")}
+            body.op("If", "flag", outputs=["z"], **bodies)
+        else:
+            for _ in range(8):
+                body.op("Neg", "x", outputs=["z"])
+        return graph(body, {}, {"z": None})
+
+    b = Builder()
+    b.op("If", "flag", outputs=["y"], then_branch=both(5), else_branch=both(5))
+    proto = b.model({"x": [4, 3], "flag": []}, {"y": None}, {"flag": TensorProto.BOOL})
+    assert control.both_ways(proto) is proto
+    monkeypatch.undo()
+    assert "If" not in operators(control.both_ways(proto))
+
+
+@pytest.mark.parametrize("missing", ["then_branch", "else_branch"])
+def test_a_branch_that_is_missing(missing: str) -> None:
+    proto = _of_data([1, 1], keepdims=1)
+    (node,) = proto.graph.node
+    kept = [item for item in node.attribute if item.name != missing]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    assert "If" in operators(expand(proto))
 
 
 @pytest.mark.parametrize("goes", [True, False])

@@ -59,8 +59,11 @@ def both_ways(proto: onnx.ModelProto) -> onnx.ModelProto:
     straight = onnx.ModelProto()
     straight.CopyFrom(proto)
     line = _Unrolled(straight, both=True)
-    for node in list(straight.graph.node):
-        line.add(node)
+    try:
+        for node in list(straight.graph.node):
+            line.add(node)
+    except _TooLongError:
+        return proto
     if not line.changed:
         return proto
     del straight.graph.node[:]
@@ -110,12 +113,14 @@ class _Unrolled:
             "Loop": self.loop,
             "Scan": self.scan,
         }
-        if node.op_type in ways:
+        if node.op_type in ways and _is_whole(node):
             before = (len(self.nodes), len(self.tensors), dict(self.known), dict(self.found))
             pairs = len(self.pairs)
             try:
                 made = ways[node.op_type](node)
             except _TooLongError:
+                if self.both:
+                    raise
                 made = None
             if made is not None:
                 self.changed = True
@@ -452,6 +457,19 @@ class _Unrolled:
             self.one_axis("Unsqueeze", name, to, axis) for name, to in zip(row, names, strict=True)
         ]
         return [*nodes, helper.make_node("Concat", names, [output], axis=axis)]
+
+
+def _is_whole(node: onnx.NodeProto) -> bool:
+    """Whether a node has its bodies, and they have as many inputs and outputs as it needs."""
+    outputs = len(node.output)
+    if node.op_type == "If":
+        bodies = [attribute(node, name) for name in ("then_branch", "else_branch")]
+        return all(body is not None and len(body.output) == outputs for body in bodies)
+    body = attribute(node, "body")
+    if body is None or node.op_type == "Scan":
+        return body is not None
+    state = max(len(node.input) - 2, 0)
+    return len(body.input) == 2 + state and outputs <= len(body.output) - 1 >= state
 
 
 def _with_values(proto: onnx.ModelProto, found: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
