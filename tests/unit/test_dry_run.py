@@ -49,7 +49,7 @@ def dry_run(
 ) -> tuple[int, str, ScriptedDevice]:
     """Exit code, output, and the device that was asked; the cache is empty, and stays so."""
     device = ScriptedDevice("pi@board", lambda it: json.dumps(STATUS) if "status" in it else said)
-    monkeypatch.setattr("edgepack.cli.deploy.open_device", lambda *_, **__: device)
+    monkeypatch.setattr("edgepack.flow.deployment.open_device", lambda *_, **__: device)
     cache = model.parent / "cache"
     monkeypatch.setattr(paths, "_cache_dir", cache)
     to = ("--board", "rasp3b", "--device", "pi@board")
