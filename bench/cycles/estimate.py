@@ -93,10 +93,15 @@ class _Stratum:
     fma: int = 0
 
 
-def _strata(trace: Trace, name: Callable[[int], str]) -> dict[str, _Stratum]:
-    strata: dict[str, _Stratum] = defaultdict(_Stratum)
+# A name and a page of code: what lies in one page costs alike, and a peer's file is one name.
+_Key = tuple[str, int]
+_PAGE = 4096
+
+
+def _strata(trace: Trace, name: Callable[[int], str]) -> dict[_Key, _Stratum]:
+    strata: dict[_Key, _Stratum] = defaultdict(_Stratum)
     for block in trace.blocks.values():
-        stratum = strata[name(block.pc)]
+        stratum = strata[name(block.pc), block.pc // _PAGE]
         stratum.instructions += block.instructions
         stratum.read_lines += block.lines
         for text in block.texts:
@@ -107,29 +112,53 @@ def _strata(trace: Trace, name: Callable[[int], str]) -> dict[str, _Stratum]:
 
 
 def _by_stratum(
-    trace: Trace, core: Core, name: Callable[[int], str], strata: Mapping[str, _Stratum]
-) -> tuple[dict[str, float], float]:
+    trace: Trace, core: Core, name: Callable[[int], str], strata: Mapping[_Key, _Stratum]
+) -> tuple[dict[_Key, float], float]:
     """Cycles of each stratum, and the variance of their sum.
 
     How many instructions each executed is known; what one costs there is the windows' mean, or that
-    of all windows where it has none of its own.
+    of the name or of all windows where it has none of its own.
     """
-    costs: dict[str, list[float]] = defaultdict(list)
+    costs: dict[_Key, list[float]] = defaultdict(list)
+    named: dict[str, list[float]] = defaultdict(list)
     everything = []
     for cost, middle in window_costs(trace, core):
         block = trace.blocks.get(middle)
         everything.append(cost)
         if block is not None:
-            costs[name(block.pc)].append(cost)
-    mean = statistics.fmean(everything)
+            key = name(block.pc), block.pc // _PAGE
+            costs[key].append(cost)
+            named[key[0]].append(cost)
     spread = statistics.pvariance(everything)
     cycles, variance = {}, 0.0
     for key, stratum in strata.items():
-        found = costs.get(key, [])
-        cycles[key] = stratum.instructions * (statistics.fmean(found) if found else mean)
-        of_mean = statistics.variance(found) / len(found) if len(found) > 1 else spread
+        found = costs.get(key) or named.get(key[0]) or everything
+        cycles[key] = stratum.instructions * statistics.fmean(found)
+        own = costs.get(key, [])
+        of_mean = statistics.variance(own) / len(own) if len(own) > 1 else spread
         variance += stratum.instructions**2 * of_mean
     return cycles, variance
+
+
+def _parts(cycles: Mapping[_Key, float], strata: Mapping[_Key, _Stratum]) -> dict[str, Part]:
+    """By name."""
+    sums: dict[str, _Stratum] = defaultdict(_Stratum)
+    taken: dict[str, float] = defaultdict(float)
+    for (name, _), stratum in strata.items():
+        sums[name].instructions += stratum.instructions
+        sums[name].read_lines += stratum.read_lines
+        sums[name].fma += stratum.fma
+    for (name, _), value in cycles.items():
+        taken[name] += value
+    return {
+        name: Part(
+            cycles=taken[name],
+            instructions=stratum.instructions,
+            read_bytes=stratum.read_lines * LINE,
+            fma_per_cycle=stratum.fma / 128 / taken[name] if taken[name] else 0.0,
+        )
+        for name, stratum in sums.items()
+    }
 
 
 def estimate(trace: Trace, core: Core, name: Callable[[int], str]) -> Estimate:
@@ -143,15 +172,7 @@ def estimate(trace: Trace, core: Core, name: Callable[[int], str]) -> Estimate:
         totals[pairing] = sum(cycles.values())
         if pairing == PAIRING[0]:
             error = 1.96 * math.sqrt(variance) / totals[pairing]
-            parts = {
-                key: Part(
-                    cycles=cycles[key],
-                    instructions=stratum.instructions,
-                    read_bytes=stratum.read_lines * LINE,
-                    fma_per_cycle=stratum.fma / 128 / cycles[key] if cycles[key] else 0.0,
-                )
-                for key, stratum in strata.items()
-            }
+            parts = _parts(cycles, strata)
     sums = trace.sums
     return Estimate(
         instructions=trace.instructions,
