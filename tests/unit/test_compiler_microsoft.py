@@ -91,11 +91,24 @@ def test_the_definition_computes_the_same(case: Case) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_a_form_without_a_definition_stays() -> None:
+@pytest.mark.parametrize(
+    ("operator", "attributes"),
+    [
+        ("FusedConv", {"activation": "Nothing"}),
+        ("FusedConv", {"activation": "Clip", "activation_params": [1.0]}),
+        ("FusedMatMul", {"transBatchA": 1}),
+        ("MatMulNBits", {"bits": 4}),
+        ("MatMulNBits", {"K": 99, "N": 3, "bits": 4, "block_size": 32}),
+    ],
+)
+def test_a_form_without_a_definition_stays(operator: str, attributes: dict[str, object]) -> None:
     b = Builder()
-    b.op("FusedConv", "x", b.weight(4, 3, 1, 1), domain=DOMAIN, activation="Nothing", outputs=["y"])
+    weights = [b.weight(4, 3, 1, 1)]
+    if operator == "MatMulNBits":
+        weights = [b.const(np.zeros((3, 1, 16)), "uint8"), b.const(np.ones(3), "float32")]
+    b.op(operator, "x", *weights, domain=DOMAIN, outputs=["y"], **attributes)
     expanded = expand(b.model(dict(IMAGE), {"y": None}))
-    assert [node.op_type for node in expanded.graph.node] == ["FusedConv"]
+    assert [node.op_type for node in expanded.graph.node] == [operator]
 
 
 def _run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:

@@ -57,6 +57,18 @@ def test_dropout_that_trains(tmp_path: Path) -> None:
         assert bool(said) == bool(reason)
 
 
+@pytest.mark.parametrize(
+    ("equation", "fits"),
+    [("ij->ji", True), ("...j->...", True), ("ij->ijk", False), ("i,j", False)],
+)
+def test_an_equation_that_does_not_fit(tmp_path: Path, equation: str, fits: bool) -> None:
+    """TVM would crash at it."""
+    b = Builder()
+    b.op("Einsum", "x", equation=equation, outputs=["y"])
+    said = refused(tmp_path, b, (2, 3))
+    assert ("does not fit its inputs" in said) == (not fits)
+
+
 def test_roi_align(tmp_path: Path) -> None:
     old = {"coordinate_transformation_mode": "output_half_pixel"}
     forms = [

@@ -142,6 +142,11 @@ class _Unrolled:
         for tensor in made or ():
             self.known[tensor.name] = self.found[tensor.name] = tensor
 
+    def number(self, name: str) -> int | None:
+        """An integer that is known."""
+        value = self.value(name) if name else None
+        return int(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+
     def value(self, name: str) -> np.ndarray | None:
         tensor = self.known.get(name)
         return None if tensor is None else np.asarray(numpy_helper.to_array(tensor))
@@ -217,9 +222,8 @@ class _Unrolled:
         So it computes nothing that the Loop would not have.
         """
         body = attribute(node, "body")
-        most = self.value(node.input[0]) if node.input[0] else None
         given = list(node.input[2:])
-        turns = 0 if most is None else int(most.reshape(-1)[0])
+        turns = self.number(node.input[0]) or 0
         if not 0 < turns * (len(body.node) + len(given)) <= _MOST_NODES:
             return None
         prefix = self.prefix(node)
@@ -277,8 +281,9 @@ class _Unrolled:
     def whole(self, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
         """The turns of a Loop whose number is known."""
         body = attribute(node, "body")
-        most, condition = (self.value(name) if name else None for name in (*node.input, "", "")[:2])
-        has_most = bool(node.input[0])
+        first, second = (*node.input, "", "")[:2]
+        most, condition = self.number(first), self.value(second) if second else None
+        has_most = bool(first)
         if (has_most and most is None) or (
             len(node.input) > 1 and node.input[1] and condition is None
         ):
@@ -287,7 +292,7 @@ class _Unrolled:
         rows: list[list[str]] = [[] for _ in body.output[1 + len(state) :]]
         turn, goes_on = 0, condition is None or bool(condition.any())
         line: list[onnx.NodeProto] = []
-        while goes_on and (most is None or turn < int(most.reshape(-1)[0])):
+        while goes_on and (most is None or turn < most):
             prefix, inner = self.prefix(node), self.prefix(node)
             number, going = (
                 self.constant(f"{prefix}{what}", np.array(value))

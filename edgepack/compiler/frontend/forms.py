@@ -64,6 +64,13 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
     return default
 
 
+def einsum_is_none(node: onnx.NodeProto, _context: Context) -> bool:
+    """Whether an equation is of another number of inputs, or its result has an axis of none."""
+    equation = attribute(node, "equation", b"").decode().replace(" ", "")
+    terms, _, result = equation.partition("->")
+    return len(terms.split(",")) != len(node.input) or bool(set(result) - set(terms))
+
+
 def dropout_trains(node: onnx.NodeProto, context: Context) -> bool:
     """Whether it drops anything; from opset 12 on only if its third input says so."""
     if context.opset < 12 or len(node.input) < 3 or not node.input[2]:

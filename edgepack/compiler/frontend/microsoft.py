@@ -144,7 +144,7 @@ def _fused_conv(line: _Line, _: Mapping[str, tuple[int, ...]]) -> bool:
         "LeakyRelu": ("alpha",),
         "HardSigmoid": ("alpha", "beta"),
     }
-    if kind == "Clip":
+    if kind == "Clip" and len(numbers) == 2:
         line.op("Clip", made, *map(line.like, numbers), to=line.output(0))
     elif kind not in names or len(names[kind]) != len(numbers):
         return False
@@ -215,16 +215,23 @@ def _matmul_n_bits(line: _Line, _: Mapping[str, tuple[int, ...]]) -> bool:
     packed, scales = (given.get(line.input(position)) for position in (1, 2))
     if packed is None or scales is None or bits not in _WIDTHS or line.input(4):
         return False
+    if min(columns, depth, block) < 1:
+        return False
     blocks = -(-depth // block)
+    sizes = [math.prod(tensor.dims) for tensor in (packed, scales)]
+    if sizes != [columns * blocks * (block * bits // 8), columns * blocks]:
+        return False
     whole = _unpacked(numpy_helper.to_array(packed).reshape(columns, -1), bits)
     zeros = np.full((columns, blocks), 1 << (bits - 1), "float32")
     if line.input(3):
         tensor = given.get(line.input(3))
-        if tensor is None:
+        if tensor is None or math.prod(tensor.dims) % columns:
             return False
         zeros = numpy_helper.to_array(tensor).reshape(columns, -1)
         if zeros.dtype == np.uint8:
             zeros = _unpacked(zeros, bits)[:, :blocks]
+        if zeros.shape != (columns, blocks):
+            return False
     factors = numpy_helper.to_array(scales).reshape(columns, blocks, 1).astype("float32")
     centred = whole.reshape(columns, blocks, block) - zeros.astype("float32")[:, :, None]
     weights = (centred * factors).reshape(columns, -1)[:, :depth]

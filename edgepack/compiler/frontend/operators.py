@@ -178,6 +178,15 @@ OPERATORS: Mapping[str, Operator] = {
         "quantise the model without it: op_types_to_quantize without 'LSTM'",
         _MICROSOFT,
     ),
+    "Einsum": Operator(
+        refused=(
+            Refusal(
+                "its equation does not fit its inputs",
+                "check the equation: each input has a term, and each axis of the result is in one",
+                forms.einsum_is_none,
+            ),
+        ),
+    ),
     "EmbedLayerNormalization": Operator(domain=_MICROSOFT),
     "EyeLike": Operator(convert=arithmetic.eye_like),
     "FastGelu": Operator(domain=_MICROSOFT),
