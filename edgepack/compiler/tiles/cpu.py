@@ -187,6 +187,10 @@ CORTEX_A76 = replace(
     l1_bytes=64 * KIB,
     l2_bytes=512 * KIB,
 )
+# Cortex-A78, and the A78AE of NVIDIA's Orin: the A76's two 128-bit pipes of the same latency
+# (Cortex-A78 Software Optimization Guide, 102160); its third load pipe is not counted on. 256 or
+# 512 KiB of its own L2 (TRM 101430), on Orin 256.
+CORTEX_A78 = replace(CORTEX_A76, name="cortex-a78", l2_bytes=256 * KIB)
 # Neoverse N1: the A76's pipes (Neoverse N1 Software Optimization Guide, PJDOC-466751330-9707),
 # with 1 MiB of L2 in the servers that have it.
 NEOVERSE_N1 = replace(CORTEX_A76, name="neoverse-n1", l2_bytes=1024 * KIB)
@@ -248,6 +252,8 @@ _ROWS: Mapping[str, Mapping[str, CpuModel]] = {
         "cortex-a72": CORTEX_A72,
         "cortex-a73": CORTEX_A73,
         "cortex-a76": CORTEX_A76,
+        "cortex-a78": CORTEX_A78,
+        "cortex-a78ae": CORTEX_A78,
         "neoverse-n1": NEOVERSE_N1,
     },
     "armv7": {
