@@ -90,10 +90,11 @@ def change_the_document(document: Document, names: Sequence[str], rng: random.Ra
 
 def change_the_text(text: bytes, rng: random.Random) -> bytes:
     action = rng.randrange(4)
-    if action == 0:
-        number = rng.choice(list(re.finditer(rb"(?<=[ \[])[0-9.]+(?=[,\n\]])", text)))
+    numbers = list(re.finditer(rb"(?<=[ \[])[0-9.]+(?=[,\n\]])", text)) if action == 0 else []
+    if numbers:
+        number = rng.choice(numbers)
         return text[: number.start()] + rng.choice(NUMBERS).encode() + text[number.end() :]
-    if action == 1:  # a line twice, or not at all: a key twice, a comma too many
+    if action < 2:  # a line twice, or not at all: a key twice, a comma too many
         lines = text.split(b"\n")
         at = rng.randrange(len(lines))
         lines[at : at + 1] = [lines[at]] * rng.choice((0, 2))

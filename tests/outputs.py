@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import cv2
 import numpy as np
 
 from edgepack.postprocess.base import PostprocessSpec
 from edgepack.postprocess.centernet import CenterNet
 from edgepack.postprocess.classes import Classes, Tensors
+from edgepack.postprocess.ctc import Ctc
+from edgepack.postprocess.masks import Segmentation, TextLines
 from edgepack.postprocess.results import Box
 from edgepack.postprocess.yolo import Yolo
 
@@ -224,7 +227,66 @@ def _cases() -> list[Case]:
             boxes=[_face(box) for box in BOXES],
         ),
     ]
+    cases += _maps()
     return cases
+
+
+def _maps() -> list[Case]:
+    """Segmentation, lines of text, and text."""
+    random = np.random.default_rng(6)
+    one, size = ("y0",), (HEIGHT, WIDTH)
+    smooth = cv2.resize(random.normal(0, 1, (6, 9, 4)), (24, 16), interpolation=cv2.INTER_CUBIC)
+    scores = smooth.transpose(2, 0, 1)[None].astype(np.float32)
+    lines = np.full((1, 1, 32, 48), 0.05, np.float32)
+    # A line from the cells (4, 6) to (23, 10), a small one, one that is not sure, one to the edge.
+    lines[0, 0, 6:11, 4:24] = 0.875
+    lines[0, 0, 2:4, 40:42] = 0.9
+    lines[0, 0, 20:26, 3:14] = 0.4
+    lines[0, 0, 20:26, 30:48] = 0.75
+    found = []
+    for (x0, y0, x1, y1), score in (((4, 6, 23, 10), 0.875), ((30, 20, 47, 25), 0.75)):
+        wide, high = x1 - x0, y1 - y0
+        more = 1.6 * wide * high / (2 * (wide + high))
+        left, right = 2 * (x0 + 0.5 - more), min(2 * (x1 + 0.5 + more), WIDTH)
+        top, bottom = 2 * (y0 + 0.5 - more), 2 * (y1 + 0.5 + more)
+        found.append(
+            Box(
+                index=0,
+                label="",
+                score=score,
+                box=(left, top, right, bottom),
+                points=((left, top), (right, top), (right, bottom), (left, bottom)),
+            )
+        )
+    steps = np.full((1, 12, 5), 0.1, np.float32)
+    for step, index in enumerate((0, 1, 1, 0, 1, 2, 2, 4, 0, 0, 3, 0)):  # a a b d c
+        steps[0, step, index] = 0.5 + step / 32
+    return [
+        Case(
+            name="segmentation",
+            spec=Segmentation(outputs=one, size=size, background=1),
+            tensors=[scores],
+            boxes=None,
+        ),
+        Case(
+            name="segmentation-one",
+            spec=Segmentation(outputs=one, size=size, scores="sigmoid", score=0.6),
+            tensors=[scores[:, :1]],
+            boxes=None,
+        ),
+        Case(
+            name="text-lines", spec=TextLines(outputs=one, size=size), tensors=[lines], boxes=found
+        ),
+        Case(
+            name="ctc", spec=Ctc(outputs=one, characters=tuple("abcd")), tensors=[steps], boxes=None
+        ),
+        Case(
+            name="ctc-last",
+            spec=Ctc(outputs=one, characters=("é", "ß", " ", "x"), blank="last", scores="softmax"),
+            tensors=[steps[..., ::-1].transpose(1, 0, 2) * 9],
+            boxes=None,
+        ),
+    ]
 
 
 CASES = tuple(_cases())

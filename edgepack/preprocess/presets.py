@@ -113,6 +113,28 @@ PRESETS: Mapping[str, Preset] = {
             **_HALF,
         },
     ),
+    "ppocr-det": Preset(
+        title="PP-OCR's text detector; sides are multiples of 32",
+        source="PaddleOCR's configs/det: NormalizeImage, of the colours in OpenCV's order",
+        table={
+            "color": "bgr",
+            **_whole("exact", 640, 640),
+            "interpolation": "linear",
+            "scale": _PIXEL,
+            **_IMAGENET,
+        },
+    ),
+    "ppocr-rec": Preset(
+        title="PP-OCR's recogniser, on one line of text",
+        source="PaddleOCR tools/infer/predict_rec.py, resize_norm_img (which pads shorter lines)",
+        table={
+            "color": "bgr",
+            **_whole("exact", 48, 320),
+            "interpolation": "linear",
+            "scale": _PIXEL,
+            **_HALF,
+        },
+    ),
     "zero-one": Preset(
         title="pixels from 0 to 1, resized to the model's input",
         source="torchvision.transforms.functional.to_tensor",

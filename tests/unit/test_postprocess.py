@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import cv2
@@ -14,6 +15,8 @@ from edgepack.base.errors import ConfigError
 from edgepack.model import TensorInfo
 from edgepack.postprocess.base import PostprocessMismatchError, PostprocessSpec
 from edgepack.postprocess.classes import Classes, Tensors
+from edgepack.postprocess.ctc import Ctc
+from edgepack.postprocess.masks import TextLines
 from edgepack.postprocess.presets import PRESETS
 from edgepack.postprocess.results import Box, Found, Results, ResultsMismatchError, check_equal
 from edgepack.postprocess.spec import KINDS, parse_postprocess, read_postprocess
@@ -47,8 +50,9 @@ def test_a_spec_travels_as_json(kind: str) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_are_tables(preset: str) -> None:
-    assert isinstance(read(f'preset = "{preset}"'), PostprocessSpec)
-    assert read(f'preset = "{preset}"\noutputs = ["y"]').outputs == ("y",)
+    more = 'characters = ["a"]\n' if preset == "ppocr-rec" else ""
+    assert isinstance(read(f'preset = "{preset}"\n{more}'), PostprocessSpec)
+    assert read(f'preset = "{preset}"\n{more}outputs = ["y"]').outputs == ("y",)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +216,91 @@ def test_points_come_back_through_the_preprocessing(mode: str, shape: tuple[int,
         assert left - pixel_x <= source_x <= right + pixel_x
         assert top - pixel_y <= source_y <= bottom + pixel_y
     assert geometry.point(-1e9, 1e9) == (0, height)
+
+
+# ------------------------------------------------ maps
+
+
+def case_of(name: str) -> outputs.Case:
+    return next(case for case in outputs.CASES if case.name == name)
+
+
+@pytest.mark.parametrize("name", ["segmentation", "segmentation-one"])
+def test_a_mask_is_the_map_enlarged(name: str) -> None:
+    """By OpenCV's nearest neighbour, whose steps are whole ones here."""
+    case = case_of(name)
+    (scores,) = case.tensors
+    if scores.shape[1] == 1:
+        seen = np.where(1 / (1 + np.exp(-scores[0, 0])) >= 0.6, 0, 255)
+    else:
+        seen = scores[0].argmax(0)
+        seen[seen == 1] = 255
+    want = cv2.resize(seen.astype(np.uint8), (96, 64), interpolation=cv2.INTER_NEAREST)
+    mask = case.spec.run(case.tensors, None).mask
+    assert mask is not None
+    assert mask.size == (64, 96)
+    got = np.full(64 * 96, 255, np.uint8)
+    for area in mask.areas:
+        for start, length in np.array(area.runs).reshape(-1, 2).tolist():
+            assert (got[start : start + length] == 255).all()
+            got[start : start + length] = area.index
+        assert area.pixels == (want == area.index).sum()
+    np.testing.assert_array_equal(got.reshape(64, 96), want)
+    # Beside the tensor, in a cropped photo, nothing is known.
+    wide = Geometry(height=64, width=192, scaled_height=64, scaled_width=192, left=48)
+    cropped = case.spec.run(case.tensors, wide).mask
+    assert cropped is not None
+    assert [area.pixels for area in cropped.areas] == [area.pixels for area in mask.areas]
+
+
+def test_rectangles_of_lines_are_opencvs() -> None:
+    random = np.random.default_rng(8)
+    spec = TextLines(outputs=("y",), size=(100, 100), unclip=0.0, least=0.0)
+    for _ in range(20):
+        centre, sides = random.uniform(40, 60, 2), random.uniform(8, 50, 2)
+        corners = cv2.boxPoints((centre.tolist(), sides.tolist(), float(random.uniform(0, 90))))
+        drawn = np.zeros((100, 100), np.uint8)
+        cv2.fillPoly(drawn, [np.asarray(corners).round().astype(np.int32)], (1,))
+        found = spec.run([drawn[None, None].astype(np.float32)], None).boxes
+        assert found is not None
+        ((points),) = [box.points for box in found]
+        y, x = np.nonzero(drawn)
+        want = cv2.minAreaRect(np.stack([x, y], 1).astype(np.float32))
+        got = cv2.minAreaRect(np.array(points, np.float32) - 0.5)
+        np.testing.assert_allclose(got[0], want[0], atol=0.5)
+        assert np.prod(got[1]) == pytest.approx(np.prod(want[1]), rel=1e-3)
+        # Clockwise, from the upper left.
+        turned = [
+            (b[0] - a[0]) * (c[1] - b[1]) - (b[1] - a[1]) * (c[0] - b[0])
+            for a, b, c in zip(points, points[1:], points[2:], strict=False)
+        ]
+        assert all(turn > 0 for turn in turned)
+        assert sum(points[0]) == min(map(sum, points))
+
+
+def test_text() -> None:
+    case = case_of("ctc")
+    text = case.spec.run(case.tensors, None).text
+    assert text is not None
+    assert text.text == "aabdc"
+    assert text.score == pytest.approx(np.mean([0.5 + i / 32 for i in (1, 4, 5, 7, 10)]))
+    # The same classes from the other end: 4 is the blank, 3 was 1.
+    other = case_of("ctc-last").spec.run(case_of("ctc-last").tensors, None).text
+    assert other is not None
+    assert other.text == "xx éß"
+    assert 0.9 < other.score < 1
+
+
+def test_a_charset_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "keys.txt").write_text("a\r\nß\n é\n", encoding="utf-8", newline="")
+    table = {"kind": "ctc", "charset": "keys.txt", "space": True}
+    spec = read_postprocess(table, file=tmp_path / "edgepack.toml")
+    assert spec == Ctc(characters=("a", "ß", " é", " "))
+    with pytest.raises(ConfigError, match=r"none.txt"):
+        read_postprocess({**table, "charset": "none.txt"}, file=tmp_path / "edgepack.toml")
+    info = TensorInfo(name="y", dtype="float32", shape=(1, 9, 6))
+    with pytest.raises(PostprocessMismatchError, match="6 classes, but 4 characters"):
+        spec.for_model([IMAGE], [info])
 
 
 # ------------------------------------------------ comparing

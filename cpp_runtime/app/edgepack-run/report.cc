@@ -67,6 +67,15 @@ void WriteTensor(const Values& tensor, JsonWriter* json) {
   json->EndObject();
 }
 
+void WriteArea(std::size_t index, const Area& area, const std::vector<std::string>& labels,
+               JsonWriter* json) {
+  WriteCount("index", index, &json->BeginObject());
+  if (index < labels.size()) json->Key("label").String(labels[index]);
+  json->Key("pixels").Int(area.pixels);
+  WriteList("runs", area.runs, json, [&](std::int64_t run) { json->Int(run); });
+  json->EndObject();
+}
+
 void WriteBench(const Report::Bench& bench, JsonWriter* json) {
   const Statistics statistics = Summarise(bench.times_ms);
   json->Key("bench").BeginObject().Key("warmup").Int(bench.warmup);
@@ -128,6 +137,17 @@ void PrintBoxes(const std::vector<Report::LabelledBox>& boxes, std::ostream& out
   if (boxes.empty()) out << "no boxes\n";
 }
 
+/// The share of the photo that each class has.
+void PrintMask(const Report& report, std::ostream& out) {
+  const double whole = static_cast<double>(report.mask->height) * report.mask->width;
+  for (const auto& [index, area] : report.mask->areas) {
+    const bool named = index < report.labels.size();
+    PrintScore({index, static_cast<double>(area.pixels) / whole},
+               named ? std::optional(report.labels[index]) : std::nullopt, out);
+    out << "\n";
+  }
+}
+
 double Mega(std::size_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
 }  // namespace
@@ -162,6 +182,14 @@ void PrintJson(const Report& report, std::ostream& out) {
     WriteList("tensors", report.tensors, &json,
               [&](const Values& tensor) { WriteTensor(tensor, &json); });
   }
+  if (report.mask) {
+    WriteList("areas", report.mask->areas, &json,
+              [&](const auto& area) { WriteArea(area.first, area.second, report.labels, &json); });
+  }
+  if (report.text) {
+    json.Key("text").BeginArray().BeginObject().Key("text").String(report.text->text);
+    json.Key("score").Number(report.text->score).EndObject().EndArray();
+  }
   if (report.bench) WriteBench(*report.bench, &json);
   if (report.profile) WriteProfile(*report.profile, &json);
   if (report.expected) WriteExpected(*report.expected, &json);
@@ -175,6 +203,9 @@ void PrintText(const Report& report, std::ostream& out) {
     out << "\n";
   }
   if (report.boxes) PrintBoxes(*report.boxes, out);
+  if (report.mask) PrintMask(report, out);
+  if (report.text)
+    out << std::setprecision(4) << report.text->score << "  " << report.text->text << "\n";
   for (const Values& tensor : report.tensors) {
     out << std::defaultfloat << std::setprecision(6) << tensor.name << ":";
     for (const double value : tensor.values) out << " " << value;

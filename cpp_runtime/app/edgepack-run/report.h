@@ -52,6 +52,9 @@ struct Report {
   std::vector<Labelled> top;
   std::optional<std::vector<LabelledBox>> boxes;
   std::vector<Values> tensors;
+  std::optional<Mask> mask;
+  std::vector<std::string> labels;  ///< of the mask's classes
+  std::optional<TextLine> text;
   std::optional<Bench> bench;
   std::optional<Profile> profile;
   std::optional<Comparison> expected;

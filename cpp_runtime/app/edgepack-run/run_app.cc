@@ -333,6 +333,9 @@ void AddResults(Results results, const BundleFolder& bundle, Report* report) {
     }
   }
   report->tensors = std::move(results.tensors);
+  report->mask = std::move(results.mask);
+  if (report->mask) report->labels = bundle.labels;
+  report->text = std::move(results.text);
 }
 
 /// The bundle's postprocessing, if it has any.

@@ -58,7 +58,7 @@ void CheckBoxes(const PostprocessSpec& spec, const Geometry& geometry,
   EDGEPACK_REQUIRE(boxes.size() <= static_cast<std::size_t>(spec.max_boxes));
   double last = INFINITY;
   for (const Box& box : boxes) {
-    EDGEPACK_REQUIRE(box.found.score >= spec.score && box.found.score <= last);
+    EDGEPACK_REQUIRE(box.found.score >= spec.score && (!spec.boxes() || box.found.score <= last));
     EDGEPACK_REQUIRE(box.low.x >= 0 && box.low.x < box.high.x && box.high.x <= geometry.width);
     EDGEPACK_REQUIRE(box.low.y >= 0 && box.low.y < box.high.y && box.high.y <= geometry.height);
     for (const Point point : box.points) {

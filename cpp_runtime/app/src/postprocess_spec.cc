@@ -24,6 +24,10 @@ constexpr std::int64_t kMostInputSide = std::int64_t{1} << 20;
 constexpr std::size_t kMostOutputs = 64;
 constexpr std::size_t kMostAnchors = 1024;
 constexpr double kMostAnchorSide = 1e6;
+constexpr std::int64_t kMostBackground = 65535;
+constexpr double kMostRatio = 10;
+constexpr std::size_t kMostCharacters = 65535;
+constexpr std::size_t kMostCharacterBytes = 64;
 
 int ReadCount(const char* key, std::int64_t low, std::int64_t high, JsonObject* object) {
   return static_cast<int>(object->Int(key, low, high));
@@ -43,7 +47,7 @@ void ReadOutputs(JsonObject* root, Spec* spec) {
   }
 }
 
-void ReadBoxes(JsonObject* root, Spec* spec) {
+void ReadInputSize(JsonObject* root, Spec* spec) {
   const std::vector<std::int64_t> size = root->Ints("size");
   if (size.size() != 2) root->Fail("size", "is no height and width");
   for (const std::int64_t side : size) {
@@ -51,6 +55,9 @@ void ReadBoxes(JsonObject* root, Spec* spec) {
   }
   spec->height = static_cast<int>(size[0]);
   spec->width = static_cast<int>(size[1]);
+}
+
+void ReadBoxes(JsonObject* root, Spec* spec) {
   spec->score = ReadFraction("score", root);
   spec->iou = ReadFraction("iou", root);
   spec->max_boxes = ReadCount("max_boxes", 1, kMostBoxes, root);
@@ -79,6 +86,39 @@ void ReadYolo(JsonObject* root, Spec* spec) {
   }
 }
 
+void ReadSegmentation(JsonObject* root, Spec* spec) {
+  spec->scores = ReadChoice<Spec::Scores>(
+      "scores", {{"raw", Spec::Scores::kRaw}, {"sigmoid", Spec::Scores::kSigmoid}}, root);
+  spec->score = ReadFraction("score", root);
+  spec->background = ReadCount("background", -1, kMostBackground, root);
+}
+
+double ReadRatio(const char* key, JsonObject* root) {
+  const double value = root->Number(key);
+  if (!(value >= 0 && value <= kMostRatio)) root->Fail(key, "is not from 0 to 10");
+  return value;
+}
+
+void ReadTextLines(JsonObject* root, Spec* spec) {
+  spec->threshold = ReadFraction("threshold", root);
+  spec->score = ReadFraction("score", root);
+  spec->unclip = ReadRatio("unclip", root);
+  spec->least_side = ReadRatio("least", root);
+  spec->max_boxes = ReadCount("max_boxes", 1, kMostBoxes, root);
+}
+
+void ReadCtc(JsonObject* root, Spec* spec) {
+  spec->characters = root->Strings("characters");
+  bool fit = !spec->characters.empty() && spec->characters.size() <= kMostCharacters;
+  for (const std::string& one : spec->characters) {
+    fit = fit && !one.empty() && one.size() <= kMostCharacterBytes;
+  }
+  if (!fit) root->Fail("characters", "are none, too many, or one is empty or long");
+  spec->blank_last = ReadChoice<bool>("blank", {{"first", false}, {"last", true}}, root);
+  spec->scores = ReadChoice<Spec::Scores>(
+      "scores", {{"raw", Spec::Scores::kRaw}, {"softmax", Spec::Scores::kSoftmax}}, root);
+}
+
 }  // namespace
 
 PostprocessSpec LoadPostprocessSpec(const std::filesystem::path& path) {
@@ -90,9 +130,13 @@ PostprocessSpec LoadPostprocessSpec(const std::filesystem::path& path) {
                                      {{"classes", Spec::Kind::kClasses},
                                       {"tensors", Spec::Kind::kTensors},
                                       {"yolo", Spec::Kind::kYolo},
-                                      {"centernet", Spec::Kind::kCenterNet}},
+                                      {"centernet", Spec::Kind::kCenterNet},
+                                      {"segmentation", Spec::Kind::kSegmentation},
+                                      {"text-lines", Spec::Kind::kTextLines},
+                                      {"ctc", Spec::Kind::kCtc}},
                                      &root);
   ReadOutputs(&root, &spec);
+  if (spec.in_pixels()) ReadInputSize(&root, &spec);
   if (spec.boxes()) ReadBoxes(&root, &spec);
   switch (spec.kind) {
     case Spec::Kind::kClasses:
@@ -116,6 +160,15 @@ PostprocessSpec LoadPostprocessSpec(const std::filesystem::path& path) {
           &root);
       spec.scores = ReadChoice<Spec::Scores>(
           "scores", {{"raw", Spec::Scores::kRaw}, {"sigmoid", Spec::Scores::kSigmoid}}, &root);
+      break;
+    case Spec::Kind::kSegmentation:
+      ReadSegmentation(&root, &spec);
+      break;
+    case Spec::Kind::kTextLines:
+      ReadTextLines(&root, &spec);
+      break;
+    case Spec::Kind::kCtc:
+      ReadCtc(&root, &spec);
       break;
   }
   root.Finish();

@@ -54,7 +54,8 @@ void Write(const PreprocessSpec& spec, JsonWriter& json) {
 }
 
 void Write(const PostprocessSpec& spec, JsonWriter& json) {
-  const std::array<const char*, 4> kinds = {"classes", "tensors", "yolo", "centernet"};
+  const std::array<const char*, 7> kinds = {"classes",      "tensors",    "yolo", "centernet",
+                                            "segmentation", "text-lines", "ctc"};
   const std::array<const char*, 3> scores = {"softmax", "sigmoid", "raw"};
   const std::array<const char*, 5> heads = {"v8", "v5", "end2end", "centernet", "centerface"};
   json.BeginObject().Key("kind").String(kinds.at(static_cast<std::size_t>(spec.kind)));
@@ -71,7 +72,11 @@ void Write(const PostprocessSpec& spec, JsonWriter& json) {
   json.Key("anchors").BeginArray();
   for (const double side : spec.anchors) json.Number(side);
   json.EndArray().Key("bins").Int(spec.bins).Key("relative").Bool(spec.relative);
-  json.Key("points").Int(spec.points).EndObject();
+  json.Key("points").Int(spec.points).Key("background").Int(spec.background);
+  json.Key("lines").BeginArray().Number(spec.threshold).Number(spec.unclip);
+  json.Number(spec.least_side).EndArray().Key("characters").BeginArray();
+  for (const std::string& one : spec.characters) json.String(one);
+  json.EndArray().Key("blank_last").Bool(spec.blank_last).EndObject();
 }
 
 int Main(bool postprocess) {

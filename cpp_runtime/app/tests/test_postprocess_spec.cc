@@ -43,6 +43,17 @@ TEST_CASE("postprocess.json is read") {
   CHECK(classes.scores == PostprocessSpec::Scores::kSigmoid);
   CHECK(classes.top == 3);
   CHECK_FALSE(classes.least);
+  const PostprocessSpec text = LoadPost(R"({
+    "format": "edgepack-postprocess", "version": 1, "kind": "ctc", "outputs": ["y"],
+    "characters": ["a", " "], "blank": "last", "scores": "raw"})");
+  CHECK(text.characters == std::vector<std::string>{"a", " "});
+  CHECK(text.blank_last);
+  const PostprocessSpec lines = LoadPost(R"({
+    "format": "edgepack-postprocess", "version": 1, "kind": "text-lines", "outputs": ["y"],
+    "size": [8, 9], "threshold": 0.25, "score": 0.5, "unclip": 1.5, "least": 3, "max_boxes": 4})");
+  CHECK(lines.width == 9);
+  CHECK(lines.unclip == 1.5);
+  CHECK(lines.least_side == 3);
 }
 
 TEST_CASE("mistakes in postprocess.json") {

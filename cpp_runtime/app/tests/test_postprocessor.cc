@@ -190,6 +190,67 @@ TEST_CASE("boxes are mapped back into the photo") {
   CHECK(point.y == 36);
 }
 
+TEST_CASE("a mask is as large as the photo") {
+  PostprocessSpec spec;
+  spec.kind = PostprocessSpec::Kind::kSegmentation;
+  spec.outputs.resize(1);
+  spec.height = 2;
+  spec.width = 4;
+  spec.background = 0;
+  Outputs outputs;
+  // 1 x 2 cells of three classes: 2, and the background.
+  outputs.Add({1, 3, 1, 2}, {0, 9, 1, 1, 2, 1});
+  // A photo of 4 x 8 pixels, of which two columns on the left are cut off.
+  const Mask mask =
+      Postprocessor(spec).Run(outputs.Views(), Geometry{4, 12, 2, 6, 0, 2}).mask.value();
+  CHECK(mask.height == 4);
+  CHECK(mask.width == 12);
+  REQUIRE(mask.areas.size() == 1);
+  CHECK(mask.areas.at(2).pixels == 16);
+  CHECK(mask.areas.at(2).runs == std::vector<std::int64_t>{4, 4, 16, 4, 28, 4, 40, 4});
+}
+
+TEST_CASE("lines of text") {
+  PostprocessSpec spec;
+  spec.kind = PostprocessSpec::Kind::kTextLines;
+  spec.outputs.resize(1);
+  spec.height = spec.width = 8;
+  spec.threshold = 0.25;
+  spec.score = 0.5;
+  spec.least_side = 1;
+  spec.unclip = 1;
+  spec.max_boxes = 9;
+  Outputs outputs;
+  std::vector<float> map(64, 0);
+  for (const int at : {18, 19, 20, 21, 22, 26, 27, 28, 29, 30})
+    map[static_cast<std::size_t>(at)] = 0.75F;
+  map[0] = 1;  // too small
+  outputs.Add({1, 1, 8, 8}, map);
+  const std::vector<Box> lines =
+      Postprocessor(spec).Run(outputs.Views(), std::nullopt).boxes.value();
+  REQUIRE(lines.size() == 1);
+  // Centres from (2.5, 2.5) to (6.5, 3.5): 4 x 1, and 4 / 10 on each side.
+  CheckBox(lines[0], 0, 0.75, {2.1, 2.1, 6.9, 3.9});
+  REQUIRE(lines[0].points.size() == 4);
+  CHECK(lines[0].points[1].x == doctest::Approx(6.9));
+  CHECK(lines[0].points[1].y == doctest::Approx(2.1));
+}
+
+TEST_CASE("text") {
+  PostprocessSpec spec;
+  spec.kind = PostprocessSpec::Kind::kCtc;
+  spec.outputs.resize(1);
+  spec.characters = {"a", "b"};
+  spec.scores = PostprocessSpec::Scores::kRaw;
+  Outputs outputs;
+  outputs.Add({1, 5, 3}, {0, 0.5F, 0, 0, 0.75F, 0, 1, 0, 0, 0, 0.25F, 0, 0, 0, 0.75F});
+  const TextLine line = Postprocessor(spec).Run(outputs.Views(), std::nullopt).text.value();
+  CHECK(line.text == "aab");
+  CHECK(line.score == doctest::Approx(0.5));
+  spec.characters.emplace_back("c");
+  CHECK_THROWS_AS((void)Postprocessor(spec).Run(outputs.Views(), std::nullopt), ModelInputError);
+}
+
 TEST_CASE("tensors of other shapes are refused") {
   Outputs outputs;
   outputs.Add({1, 4, 2}, std::vector<float>(8));

@@ -10,7 +10,7 @@ namespace edgepack {
 /// postprocess.json: what becomes of a model's outputs. What each kind does, and which outputs it
 /// takes, is written down in edgepack/postprocess, its mirror.
 struct PostprocessSpec {
-  enum class Kind { kClasses, kTensors, kYolo, kCenterNet };
+  enum class Kind { kClasses, kTensors, kYolo, kCenterNet, kSegmentation, kTextLines, kCtc };
   /// What makes scores of elements.
   enum class Scores { kSoftmax, kSigmoid, kRaw };
   enum class Head { kV8, kV5, kEnd2End, kCenterNet, kCenterFace };
@@ -42,6 +42,22 @@ struct PostprocessSpec {
   bool relative = false;  ///< coordinates are from 0 to 1
   int points = 0;
 
+  // kSegmentation; `score` is that of one map.
+  int background = 0;  ///< this class is left out; -1: none is
+
+  // kTextLines, which has `score` and `max_boxes` as well.
+  double threshold = 0;
+  double unclip = 0;
+  double least_side = 0;
+
+  // kCtc
+  std::vector<std::string> characters;
+  bool blank_last = false;
+
+  /// Whether coordinates are in pixels of the model's input.
+  [[nodiscard]] bool in_pixels() const {
+    return boxes() || kind == Kind::kSegmentation || kind == Kind::kTextLines;
+  }
   [[nodiscard]] bool boxes() const { return kind == Kind::kYolo || kind == Kind::kCenterNet; }
 };
 

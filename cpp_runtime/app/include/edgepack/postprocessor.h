@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,11 +40,32 @@ struct Values {
   std::vector<double> values;
 };
 
+/// The pixels of one class: first pixel and length, first pixel and length ..., row by row.
+struct Area {
+  std::int64_t pixels = 0;
+  std::vector<std::int64_t> runs;
+};
+
+/// Which pixels of a photo are of which class.
+struct Mask {
+  int height = 0;
+  int width = 0;
+  std::map<std::size_t, Area> areas;
+};
+
+/// A line of text, and how sure that is.
+struct TextLine {
+  std::string text;
+  double score = 0;
+};
+
 /// What one kind of postprocessing gives; the others are empty.
 struct Results {
   std::vector<Score> top;
   std::optional<std::vector<Box>> boxes;
   std::vector<Values> tensors;
+  std::optional<Mask> mask;
+  std::optional<TextLine> text;
 };
 
 /// From a model's outputs to classes and boxes, by a PostprocessSpec.

@@ -101,4 +101,11 @@ void FindYolo(const PostprocessSpec& spec, const std::vector<Floats>& tensors, C
 void FindCenters(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
                  Candidates* found);
 
+// What the others make of theirs. They throw ModelInputError.
+Mask FindMask(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
+              const Geometry& geometry);
+std::vector<Box> FindLines(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
+                           const Geometry& geometry);
+TextLine ReadText(const PostprocessSpec& spec, const std::vector<Floats>& tensors);
+
 }  // namespace edgepack

@@ -27,16 +27,12 @@ Floats FloatsOf(const TensorView& view, std::vector<float>* own) {
   return {own->data(), info.shape};
 }
 
-std::vector<Box> FindBoxes(const PostprocessSpec& spec, const std::vector<TensorView>& views,
-                           const std::optional<Geometry>& geometry) {
-  std::vector<std::vector<float>> own(views.size());
-  std::vector<Floats> tensors;
-  for (std::size_t i = 0; i < views.size(); ++i) tensors.push_back(FloatsOf(views[i], &own[i]));
+std::vector<Box> FindBoxes(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
+                           const Geometry& geometry) {
   Candidates found(spec);
   const bool yolo = spec.kind == PostprocessSpec::Kind::kYolo;
   yolo ? FindYolo(spec, tensors, &found) : FindCenters(spec, tensors, &found);
-  return found.Select(geometry.value_or(Geometry::Same(spec.height, spec.width)),
-                      spec.head != PostprocessSpec::Head::kEnd2End);
+  return found.Select(geometry, spec.head != PostprocessSpec::Head::kEnd2End);
 }
 
 Values ValuesOf(const TensorView& view, int count) {
@@ -116,7 +112,20 @@ Results Postprocessor::Run(const std::vector<TensorView>& tensors,
     FailTensors(std::to_string(tensors.size()) + " of " + std::to_string(spec_.outputs.size()));
   }
   Results results;
-  if (spec_.boxes()) results.boxes = FindBoxes(spec_, tensors, geometry);
+  if (spec_.in_pixels() || spec_.kind == PostprocessSpec::Kind::kCtc) {
+    std::vector<std::vector<float>> own(tensors.size());
+    std::vector<Floats> floats;
+    for (std::size_t i = 0; i < own.size(); ++i) floats.push_back(FloatsOf(tensors[i], &own[i]));
+    const Geometry seen = geometry.value_or(Geometry::Same(spec_.height, spec_.width));
+    if (spec_.boxes()) results.boxes = FindBoxes(spec_, floats, seen);
+    if (spec_.kind == PostprocessSpec::Kind::kTextLines) {
+      results.boxes = FindLines(spec_, floats, seen);
+    }
+    if (spec_.kind == PostprocessSpec::Kind::kSegmentation) {
+      results.mask = FindMask(spec_, floats, seen);
+    }
+    if (spec_.kind == PostprocessSpec::Kind::kCtc) results.text = ReadText(spec_, floats);
+  }
   if (spec_.kind == PostprocessSpec::Kind::kTensors) {
     for (const TensorView& view : tensors) results.tensors.push_back(ValuesOf(view, spec_.count));
   }

@@ -1,0 +1,249 @@
+// Maps of the whole photo: edgepack/postprocess/masks.py says what is made of them.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+#include "postprocess/boxes.h"
+
+namespace edgepack {
+namespace {
+
+constexpr int kNone = -1;
+
+/// One output, a map of one image: (1, C, H, W).
+const Floats& MapOf(const std::vector<Floats>& tensors) {
+  if (tensors.size() != 1 || tensors.front().shape.size() != 4 ||
+      tensors.front().shape.front() != 1 || tensors.front().empty()) {
+    FailTensors("they are not one map of one image");
+  }
+  return tensors.front();
+}
+
+/// The class of each cell.
+std::vector<int> ClassesOf(const PostprocessSpec& spec, const Floats& map) {
+  const std::size_t cells = map.dim(2) * map.dim(3);
+  std::vector<int> classes(cells, kNone);
+  if (map.dim(1) == 1) {
+    for (std::size_t cell = 0; cell < cells; ++cell) {
+      const auto value = static_cast<double>(map.data[cell]);
+      const bool sigmoid = spec.scores == PostprocessSpec::Scores::kSigmoid;
+      if ((sigmoid ? Sigmoid(value) : value) >= spec.score) classes[cell] = 0;
+    }
+    return classes;
+  }
+  const Best best = BestOf(Grid::Planes(map.data, map.dim(1), cells), 0, map.dim(1));
+  for (std::size_t cell = 0; cell < cells; ++cell) {
+    const int index = static_cast<int>(best.index[cell]);
+    if (index != spec.background) classes[cell] = index;
+  }
+  return classes;
+}
+
+/// Which of `cells` in a row each of `side` pixels of the photo lies in.
+std::vector<int> CellsOf(int side, int scaled, int start, int size, std::size_t cells) {
+  std::vector<int> found(static_cast<std::size_t>(side), kNone);
+  const auto count = static_cast<double>(cells);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const double pixel = (static_cast<double>(i) + 0.5) * scaled / side;
+    const double cell = std::floor((pixel - start) * count / size);
+    if (cell >= 0 && cell < count) found[i] = static_cast<int>(cell);
+  }
+  return found;
+}
+
+using Pixel = std::pair<std::int64_t, std::int64_t>;  // x, y
+
+/// Andrew's monotone chain, of points in order; the last one is left out.
+void AddChain(const std::vector<Pixel>& ordered, std::vector<Pixel>* hull) {
+  const std::size_t begin = hull->size();
+  for (const auto& [x, y] : ordered) {
+    while (hull->size() > begin + 1) {
+      const auto& [ax, ay] = (*hull)[hull->size() - 2];
+      const auto& [bx, by] = hull->back();
+      if ((bx - ax) * (y - ay) - (by - ay) * (x - ax) > 0) break;
+      hull->pop_back();
+    }
+    hull->emplace_back(x, y);
+  }
+  hull->pop_back();
+}
+
+std::vector<Pixel> HullOf(std::vector<Pixel> points) {
+  std::sort(points.begin(), points.end());
+  if (points.size() < 2) return points;
+  std::vector<Pixel> hull;
+  AddChain(points, &hull);
+  std::reverse(points.begin(), points.end());
+  AddChain(points, &hull);
+  return hull;
+}
+
+/// A rectangle: its corner, the direction of its sides, and how far it goes along and across them.
+struct Rectangle {
+  double area = std::numeric_limits<double>::infinity();
+  Point origin;
+  Point along;
+  double u0 = 0;
+  double u1 = 0;
+  double v0 = 0;
+  double v1 = 0;
+};
+
+/// The smallest around a hull; one of its sides lies along the hull's.
+Rectangle RectangleOf(const std::vector<Pixel>& hull) {
+  Rectangle best;
+  for (std::size_t i = 0; i < hull.size(); ++i) {
+    const Pixel& to = hull[(i + 1) % hull.size()];
+    const auto x = static_cast<double>(hull[i].first);
+    const auto y = static_cast<double>(hull[i].second);
+    const double dx = static_cast<double>(to.first) - x;
+    const double dy = static_cast<double>(to.second) - y;
+    const double length = std::sqrt(dx * dx + dy * dy);
+    Rectangle made;
+    made.origin = {x, y};
+    made.along = hull.size() > 1 ? Point{dx / length, dy / length} : Point{1, 0};
+    made.u0 = made.v0 = std::numeric_limits<double>::infinity();
+    made.u1 = made.v1 = -made.u0;
+    for (const auto& [px, py] : hull) {
+      const double right = static_cast<double>(px) - x;
+      const double down = static_cast<double>(py) - y;
+      const double u = made.along.x * right + made.along.y * down;
+      const double v = made.along.x * down - made.along.y * right;
+      made.u0 = std::min(made.u0, u);
+      made.u1 = std::max(made.u1, u);
+      made.v0 = std::min(made.v0, v);
+      made.v1 = std::max(made.v1, v);
+    }
+    made.area = (made.u1 - made.u0) * (made.v1 - made.v0);
+    if (made.area < best.area) best = made;
+  }
+  return best;
+}
+
+/// The line that `pixels` (places in a map of `width`) are, without its score; nothing if it is too
+/// small, or lies beside the photo.
+std::optional<Box> LineOf(const PostprocessSpec& spec, const std::vector<std::size_t>& pixels,
+                          std::size_t width, Point stride, const Geometry& geometry) {
+  std::vector<Pixel> points;
+  points.reserve(pixels.size());
+  for (const std::size_t at : pixels) points.emplace_back(at % width, at / width);
+  Rectangle rect = RectangleOf(HullOf(std::move(points)));
+  const double wide = rect.u1 - rect.u0;
+  const double high = rect.v1 - rect.v0;
+  if (std::min(wide, high) < spec.least_side) return std::nullopt;
+  // A rectangle without an area is not enlarged: it has no circumference to divide by, perhaps.
+  const double more = rect.area > 0 ? rect.area * spec.unclip / (2 * (wide + high)) : 0;
+  rect.u0 -= more;
+  rect.u1 += more;
+  rect.v0 -= more;
+  rect.v1 += more;
+  const auto corner = [&](double u, double v) {
+    const double x = rect.origin.x + 0.5 + u * rect.along.x - v * rect.along.y;
+    const double y = rect.origin.y + 0.5 + u * rect.along.y + v * rect.along.x;
+    return geometry.Source({x * stride.x, y * stride.y});
+  };
+  Box box;
+  box.points = {corner(rect.u0, rect.v0), corner(rect.u1, rect.v0), corner(rect.u1, rect.v1),
+                corner(rect.u0, rect.v1)};
+  const auto first = std::min_element(box.points.begin(), box.points.end(),
+                                      [](Point a, Point b) { return a.x + a.y < b.x + b.y; });
+  std::rotate(box.points.begin(), first, box.points.end());
+  box.low = box.high = box.points.front();
+  for (const Point point : box.points) {
+    box.low = {std::min(box.low.x, point.x), std::min(box.low.y, point.y)};
+    box.high = {std::max(box.high.x, point.x), std::max(box.high.y, point.y)};
+  }
+  if (!(box.low.x < box.high.x && box.low.y < box.high.y)) return std::nullopt;
+  return box;
+}
+
+/// The pixels above the threshold that touch the one at `start`, which it takes off `open`.
+std::vector<std::size_t> TakeTouching(std::size_t start, std::size_t width, std::size_t height,
+                                      std::vector<char>* open) {
+  std::vector<std::size_t> pixels = {start};
+  (*open)[start] = 0;
+  for (std::size_t i = 0; i < pixels.size(); ++i) {
+    const std::size_t x = pixels[i] % width;
+    const std::size_t y = pixels[i] / width;
+    for (std::size_t v = y - std::min<std::size_t>(y, 1); v < std::min(y + 2, height); ++v) {
+      for (std::size_t u = x - std::min<std::size_t>(x, 1); u < std::min(x + 2, width); ++u) {
+        if ((*open)[v * width + u] == 0) continue;
+        (*open)[v * width + u] = 0;
+        pixels.push_back(v * width + u);
+      }
+    }
+  }
+  std::sort(pixels.begin(), pixels.end());
+  return pixels;
+}
+
+}  // namespace
+
+Mask FindMask(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
+              const Geometry& geometry) {
+  const Floats& map = MapOf(tensors);
+  const std::vector<int> classes = ClassesOf(spec, map);
+  const std::vector<int> rows =
+      CellsOf(geometry.height, geometry.scaled_height, geometry.top, spec.height, map.dim(2));
+  const std::vector<int> columns =
+      CellsOf(geometry.width, geometry.scaled_width, geometry.left, spec.width, map.dim(3));
+  Mask mask;
+  mask.height = geometry.height;
+  mask.width = geometry.width;
+  int open = kNone;  // the class of the run that is not at its end
+  std::int64_t at = 0;
+  for (const int row : rows) {
+    for (const int column : columns) {
+      const bool inside = row != kNone && column != kNone;
+      const std::size_t cell =
+          inside ? static_cast<std::size_t>(row) * map.dim(3) + static_cast<std::size_t>(column)
+                 : 0;
+      const int index = inside ? classes[cell] : kNone;
+      if (index != kNone) {
+        Area& area = mask.areas[static_cast<std::size_t>(index)];
+        if (index != open) area.runs.insert(area.runs.end(), {at, 0});
+        ++area.runs.back();
+        ++area.pixels;
+      }
+      open = index;
+      ++at;
+    }
+  }
+  return mask;
+}
+
+std::vector<Box> FindLines(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
+                           const Geometry& geometry) {
+  const Floats& map = MapOf(tensors);
+  if (map.dim(1) != 1) FailTensors("a map of text has one channel");
+  const std::size_t height = map.dim(2);
+  const std::size_t width = map.dim(3);
+  const Point stride = {static_cast<double>(spec.width) / static_cast<double>(width),
+                        static_cast<double>(spec.height) / static_cast<double>(height)};
+  std::vector<char> open(height * width);
+  for (std::size_t at = 0; at < open.size(); ++at) {
+    open[at] = static_cast<char>(static_cast<double>(map.data[at]) > spec.threshold);
+  }
+  std::vector<Box> lines;
+  for (std::size_t at = 0; at < open.size(); ++at) {
+    if (open[at] == 0) continue;
+    const std::vector<std::size_t> pixels = TakeTouching(at, width, height, &open);
+    double sum = 0;
+    for (const std::size_t pixel : pixels) sum += static_cast<double>(map.data[pixel]);
+    const double score = sum / static_cast<double>(pixels.size());
+    if (!(score >= spec.score) || !std::isfinite(score) ||
+        lines.size() == static_cast<std::size_t>(spec.max_boxes)) {
+      continue;
+    }
+    if (std::optional<Box> line = LineOf(spec, pixels, width, stride, geometry)) {
+      line->found = {0, score};
+      lines.push_back(std::move(*line));
+    }
+  }
+  return lines;
+}
+
+}  // namespace edgepack
