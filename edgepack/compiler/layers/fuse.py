@@ -295,7 +295,7 @@ def _fold(layer: Layer) -> Layer:
     """Fold scales and shifts right after a convolution into its weights and bias."""
     while isinstance(layer.operator, Convolution) and layer.expression:
         first = layer.expression[0]
-        if first.name not in _AFFINE or _reads_start(layer.expression[1:]):
+        if first.name not in _AFFINE or reads_start(layer.expression[1:]):
             break
         value = _factor(first, layer, 0)
         if value is None:
@@ -303,12 +303,13 @@ def _fold(layer: Layer) -> Layer:
         layer = replace(
             layer,
             operator=_AFFINE[first.name](layer.operator, value),
-            expression=_without_first(layer.expression),
+            expression=without_first(layer.expression),
         )
     return layer
 
 
-def _reads_start(expression: Expression) -> bool:
+def reads_start(expression: Expression) -> bool:
+    """Whether what the kernel computed is referred to."""
     return any(Step(index=0) in operation.arguments for operation in expression)
 
 
@@ -413,7 +414,9 @@ def _without_unused(layer: Layer) -> Layer:
     )
 
 
-def _without_first(expression: Expression) -> Expression:
+def without_first(expression: Expression) -> Expression:
+    """All but the first step, whose result takes the place of what the kernel computed."""
+
     def shift(argument: Argument) -> Argument:
         return Step(index=argument.index - 1) if isinstance(argument, Step) else argument
 

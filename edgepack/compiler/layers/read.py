@@ -32,6 +32,7 @@ from edgepack.compiler.layers.layer import (
     View,
 )
 from edgepack.compiler.layers.quantized import Quantized, hidden_integers
+from edgepack.compiler.layers.rows import row_chains
 from edgepack.compiler.layers.tensors import (
     constant_of,
     extent,
@@ -52,8 +53,9 @@ from edgepack.compiler.tiles.expression import (
 )
 
 
-def read_layers(function: relax.Function) -> list[Layer]:
-    """A layer for each binding of a function, which is one dataflow block, in order.
+def read_layers(function: relax.Function, *, matrices_in_rows: bool = True) -> list[Layer]:
+    """A layer for each binding of a function, which is one dataflow block, in order; one for a
+    product of rows and the arithmetic on it. `matrices_in_rows` is that of `row_chains`.
 
     Weights that `keep_integers` hid are none: they are constants of the layers that read them.
     """
@@ -61,18 +63,37 @@ def read_layers(function: relax.Function) -> list[Layer]:
     weights = {var: it for var, value in bindings if (it := hidden_integers(value)) is not None}
     numbers = {var: relax.const(weight.numbers()) for var, weight in weights.items()}
     typed = relax.BlockBuilder().normalize  # rules ask for the type of what they read
+    resolved = []
+    for var, value in bindings:
+        weight = value.args[1] if isinstance(value, relax.Call) and len(value.args) > 1 else None
+        if weight in weights:
+            call = relax.Call(
+                value.op, [value.args[0], numbers[weight]], value.attrs, value.ty_args, value.span
+            )
+            resolved.append((var, typed(call)))
+        else:
+            resolved.append((var, value))
+    given = dict(resolved)
+    outputs = variables(function.body.body)
+    chains = row_chains(resolved, outputs, matrices_in_rows=matrices_in_rows)
+    inside = {var for chain in chains.values() for var, _ in chain.bindings}
     layers = []
     for var, value in bindings:
-        if var in weights:
+        if var in chains:
+            chain = chains[var]
+            layers.append(
+                Layer(
+                    operator=chain.operator,
+                    inputs=chain.inputs,
+                    output=var,
+                    bindings=chain.bindings,
+                )
+            )
+        if var in weights or var in inside:
             continue
-        weight = value.args[1] if isinstance(value, relax.Call) and len(value.args) > 1 else None
-        if weight not in weights:
-            layers.append(_read(var, value))
-            continue
-        call = relax.Call(
-            value.op, [value.args[0], numbers[weight]], value.attrs, value.ty_args, value.span
-        )
-        layers.append(_with_integers(_read(var, typed(call)), weights[weight]))
+        layer = _read(var, given[var])
+        weight = value.args[1] if given[var] is not value else None
+        layers.append(_with_integers(layer, weights[weight]) if weight is not None else layer)
     return layers
 
 

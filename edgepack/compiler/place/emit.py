@@ -19,6 +19,7 @@ from edgepack.compiler.backend.report import LayerReport, Stored
 from edgepack.compiler.backend.storage import joint as joint_of
 from edgepack.compiler.backend.storage import view
 from edgepack.compiler.layers.layer import Layer, Value
+from edgepack.compiler.layers.rows import RowProduct
 from edgepack.compiler.layers.tensors import shape_of, shape_of_type
 from edgepack.compiler.origin import Origin, merge, origin_of
 from edgepack.compiler.place.placement import (
@@ -29,8 +30,8 @@ from edgepack.compiler.place.placement import (
     place_layers,
 )
 from edgepack.compiler.precision import FULL, Precision
-from edgepack.compiler.rules import joint, layout_transform
-from edgepack.compiler.rules.rule import LayerKernel, Rule, product
+from edgepack.compiler.rules import joint, layout_transform, matrices
+from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, Rule, product
 from edgepack.compiler.rules.table import PLAIN, RULES
 from edgepack.compiler.tiles.cpu import cpu_model
 from edgepack.compiler.tiles.layout import Blocked
@@ -127,6 +128,8 @@ class _Emitter:
 
     def _layer(self, placed: PlacedLayer, index: int) -> None:
         layer, rule = placed.layer, placed.rule
+        if isinstance(layer.operator, RowProduct) and self._rows(layer, layer.operator):
+            return
         if rule is None:
             for var, value in layer.bindings:
                 self.plain[var] = self._on_plain(var, value)
@@ -190,6 +193,18 @@ class _Emitter:
         made = next((item for item in tried if item is not None), None) if is_call else None
         if made is None:
             return self.builder.emit(self._substitute(value))
+        return self._plain_kernel(var, made, origin_of(value))
+
+    def _rows(self, layer: Layer, operator: RowProduct) -> bool:
+        """A product with what follows it; False if there is no kernel for all of it."""
+        made = matrices.make(operator.product, self.placement.made, self.cpu, operator)
+        if made is not None:
+            origin = merge(origin_of(value) for _, value in layer.bindings)
+            self.plain[layer.output] = self._plain_kernel(layer.output, made, origin)
+        return made is not None
+
+    def _plain_kernel(self, var: relax.Var, made: PlainKernel, origin: Origin | None) -> relax.Expr:
+        """A call of a kernel on plain tensors."""
         read = [self.builder.emit(view(self._plain(var), shape)) for var, shape in made.inputs]
         read += [relax.const(np.ascontiguousarray(values)) for values in made.kernel.constants]
         result = self._call(
@@ -199,7 +214,7 @@ class _Emitter:
             shape=made.shape,
             dtype=made.dtype,
             shown=shape_of(var),
-            origin=origin_of(value),
+            origin=origin,
             value=self.results.get(var, ""),
         )
         return self.builder.emit(view(result, shape_of(var)))

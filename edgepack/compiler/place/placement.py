@@ -92,7 +92,8 @@ def place_layers(
 ) -> Placement:
     """Place the layers of a function of one dataflow block. The first rule that takes a layer
     makes it."""
-    read = read_layers(main)
+    # There are products of rows with whole weights only.
+    read = read_layers(main, matrices_in_rows=not precision.is_half)
     layers, roots = _without_views(read)
     outputs = [roots.get(value, value) for value in variables(main.body.body)]
     turned = turn(fuse(layers, outputs), outputs, cpu)

@@ -20,12 +20,14 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from edgepack.compiler.layers.rows import RowProduct
 from edgepack.compiler.layers.tensors import constant_of, shape_of
 from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, product
-from edgepack.compiler.tiles import micro, tile, tir
+from edgepack.compiler.tiles import arm, micro, tile, tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT32
 from edgepack.compiler.tiles.epilogue import Epilogue
+from edgepack.compiler.tiles.expression import Expression
 from edgepack.compiler.tiles.layout import Blocked, Image, pack_channels
 from edgepack.compiler.tiles.partition import worth_sharing
 from edgepack.compiler.tiles.product import ProductLoops, Shape, Window, choose_tile
@@ -37,11 +39,15 @@ _FEWEST_ROWS = 4
 
 
 def make(
-    call: relax.Call, made: Mapping[relax.Var, relax.Expr], cpu: CpuModel
+    call: relax.Call,
+    made: Mapping[relax.Var, relax.Expr],
+    cpu: CpuModel,
+    rows: RowProduct | None = None,
 ) -> PlainKernel | None:
     """The kernel of a `relax.matmul`; None for anything else, small ones and other types.
 
-    A right matrix that was transposed before is read as it was.
+    A right matrix that was transposed before is read as it was. With `rows`, which has the call,
+    the arithmetic on its results is part of it.
     """
     if call.op != tvm.ir.Op.get("relax.matmul") or str(call.ty.dtype) != _ELEMENT.name:
         return None
@@ -59,17 +65,20 @@ def make(
     if sizes.rows < _FEWEST_ROWS or min(sizes.depth, sizes.columns) < narrowest:
         return None
     value = constant_of(right)
-    if value is not None and (turned or sizes.right_batch > 1):
+    is_odd = value is not None and (turned or sizes.right_batch > 1)
+    matrices = _Product(sizes=sizes, turned=turned, constant=value, cpu=cpu, rows=rows)
+    if is_odd or not matrices.finishes:
         return None
-    matrices = _Product(sizes=sizes, turned=turned, constant=value, cpu=cpu)
     inputs = [(left, (sizes.left_batch, sizes.rows, sizes.depth))]
     if value is None:
         inputs.append((right, sizes.right_shape(turned)))
+    if rows is not None:
+        inputs += [(operand, matrices.shape) for operand in rows.operands]
     return PlainKernel(
         rule="product",
         kernel=matrices.kernel(),
         inputs=tuple(inputs),
-        shape=(sizes.batch, sizes.rows, sizes.columns),
+        shape=matrices.shape,
         dtype=_ELEMENT.name,
     )
 
@@ -170,19 +179,62 @@ class _Matrix(Image):
         return [self.index, column, self.column(plane) + lane]
 
 
+class _RowEpilogue(Epilogue):
+    """The arithmetic on a product's results, with operands that are matrices, too."""
+
+    def __init__(
+        self,
+        output: Blocked,
+        expression: Expression,
+        constants: list[tirx.Buffer],
+        operands: list[_Matrix],
+    ) -> None:
+        super().__init__(output, expression)
+        self.constants = constants
+        self.operands = list(operands)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Product:
     sizes: _Sizes
     turned: bool
     constant: np.ndarray | None
     cpu: CpuModel
+    rows: RowProduct | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """That of the result."""
+        return self.sizes.batch, self.sizes.rows, self.sizes.columns
+
+    @property
+    def expression(self) -> Expression:
+        """What is done to each result."""
+        return self.rows.expression if self.rows else ()
+
+    @property
+    def lanes(self) -> int:
+        """Columns of a vector of results: as `CpuModel.block`, of those that fit."""
+        fitting = [lanes for lanes in self.cpu.lanes(_ELEMENT) if lanes <= self.sizes.columns]
+        return min(fitting, key=lambda lanes: (-(-self.sizes.columns // lanes) * lanes, -lanes))
+
+    @property
+    def finishes(self) -> bool:
+        """Whether no result is finished twice.
+
+        Where the last panel overlaps the one before, results are stored by both. Each may find what
+        the other one has finished, if that is done in a pass over what is stored already.
+        """
+        if self.sizes.columns % self.lanes == 0:
+            return True
+        if arm.micro_kernel(self.cpu, _ELEMENT) is None:
+            return not Epilogue(self._layout(1, 1), self.expression).is_long
+        return micro.assembly_epilogue(self.expression, sums=False) is not None
 
     def kernel(self) -> LayerKernel:
         """The kernel; packed panels of a right matrix that is no constant are its scratch."""
         sizes, cpu = self.sizes, self.cpu
-        # As `CpuModel.block`, of those that fit.
-        fitting = [lanes for lanes in cpu.lanes(_ELEMENT) if lanes <= sizes.columns]
-        lanes = min(fitting, key=lambda lanes: (-(-sizes.columns // lanes) * lanes, -lanes))
+        lanes = self.lanes
         source = self._layout(sizes.depth, cpu.narrowest(_ELEMENT))
         target = self._layout(sizes.columns, lanes)
         shape = Shape(
@@ -212,11 +264,27 @@ class _Product:
 
         left = tir.buffer("left", (sizes.left_batch, sizes.rows, sizes.depth), _ELEMENT.name)
         right = tir.buffer("right", sizes.right_shape(self.turned), _ELEMENT.name)
-        out = tir.buffer("out", (sizes.batch, sizes.rows, sizes.columns), _ELEMENT.name)
+        out = tir.buffer("out", self.shape, _ELEMENT.name)
         kept = 1 if self.constant is not None or not by_batch else sizes.batch
         weights = tir.buffer("weights", (kept * size,), _ELEMENT.name)
         bias = tir.buffer("bias", (target.blocks * lanes,), _ELEMENT.accumulator)
+        given = self.rows.constants if self.rows else ()
+        others = [
+            tir.buffer(f"operand{i}", self.shape, _ELEMENT.name)
+            for i in range(len(self.rows.operands) if self.rows else 0)
+        ]
+        per_column = [
+            tir.buffer(f"constant{i}", (target.blocks * lanes,), _ELEMENT.name)
+            for i in range(len(given))
+        ]
         functions = micro.AssemblyFunctions()
+
+        def by_column(values: np.ndarray | None) -> np.ndarray:
+            """One value per column, for each block those of its columns."""
+            if values is None:
+                return pack_channels(None, target)
+            starts = (block * lanes - shift * (block >= last) for block in range(target.blocks))
+            return np.concatenate([values[start : start + lanes] for start in starts])
 
         def one(index: tir.Expr) -> tir.Stmt:
             made = _Matrix(out, index, target, last=last, shift=shift)
@@ -237,7 +305,12 @@ class _Product:
                 target=made,
                 weights=weights,
                 bias=bias,
-                epilogue=Epilogue(target),
+                epilogue=_RowEpilogue(
+                    target,
+                    self.expression,
+                    per_column,
+                    [_Matrix(item, index, target, last=last, shift=shift) for item in others],
+                ),
                 functions=functions,
                 prepare=pack if self.constant is None else None,
                 first_weight=first,
@@ -245,10 +318,10 @@ class _Product:
             return loops.group(0, 0, parallel=parallel and not by_batch)
 
         body = functions.imported(tir.loop_of("matrix", sizes.batch, one, parallel=by_batch))
-        arguments = [left, right, bias, out, weights]
-        constants = [pack_channels(None, target)]
+        arguments = [left, right, *others, bias, *per_column, out, weights]
+        constants = [by_column(self.rows.bias if self.rows else None), *map(by_column, given)]
         if self.constant is not None:
-            arguments = [left, weights, bias, out]
+            arguments = [left, *others, weights, bias, *per_column, out]
             value = self.constant.reshape(sizes.depth, sizes.columns)
             constants.insert(0, self._packed(value, chosen, lanes))
         turned = "t" if self.turned else ""

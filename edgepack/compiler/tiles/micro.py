@@ -85,7 +85,8 @@ class MicroKernelCalls:
         self.source, self.target = source, target
         self.weights, self.bias = weights, bias
         self.epilogue = epilogue
-        self.finish = assembly_epilogue(epilogue.expression, sums=target.step[1] == 1)
+        side_by_side = target.step[1] == 1 and target.pixel_bytes == arm.QUAD
+        self.finish = assembly_epilogue(epilogue.expression, sums=side_by_side)
         self.functions = functions or AssemblyFunctions()
 
     @property
