@@ -549,3 +549,20 @@ def test_quantised_operators_of_onnxruntime(tmp_path: Path) -> None:
         assert mine.shape == theirs.shape
         assert np.abs(mine.astype(int) - theirs).max() <= 1, name
         assert len(np.unique(theirs)) > 2, name
+
+
+def test_indices_stay_within_their_axis(tmp_path: Path) -> None:
+    """What the data point to may be nothing: onnxruntime fails there, a kernel must not read it."""
+    rows = np.arange(20, dtype="float32").reshape(4, 5)
+    indices = np.array([-(2**40), -5, -4, -1, 0, 3, 4, 2**40])
+    b = Builder()
+    table = b.const(rows)
+    b.op("Gather", table, "indices", axis=0, outputs=["rows"])
+    b.op("GatherElements", b.const(rows[:, 0]), "indices", axis=0, outputs=["elements"])
+    path = tmp_path / "gather.onnx"
+    kinds = {"indices": TensorProto.INT64}
+    onnx.save(b.model({"indices": [8]}, {"rows": [8, 5], "elements": [8]}, kinds), path)
+    _, got = compile_and_run(path, [indices], "local", "native", tmp_path)
+    due = rows[[0, 0, 0, 3, 0, 3, 3, 3]]
+    np.testing.assert_array_equal(got[0], due)
+    np.testing.assert_array_equal(got[1], due[:, 0])

@@ -250,3 +250,23 @@ def tensor_scatter(node: Node) -> relax.Expr:
     # `gather_elements` of another size along the axis than its index has.
     taken = node.emit(relax.op.gather_elements(update, whole, axis))
     return relax.op.where(inside, taken, cache)
+
+
+def gather(node: Node) -> relax.Expr | None:
+    """Gather and GatherElements, whose indices stay within the axis whatever the data say.
+
+    TVM's reads any address. Raises UnsupportedFormError for constant indices that do not.
+    """
+    data, indices = node.inputs[:2]
+    if isinstance(data, relax.ShapeExpr) or isinstance(indices, relax.ShapeExpr):
+        return None
+    extent = shape_of(data)[node.attributes.get("axis", 0)]
+    if isinstance(indices, tvm.ir.GenericConst):
+        values = indices.value.numpy()
+        if values.size and not -extent <= values.min() <= values.max() < extent:
+            raise UnsupportedFormError(f"with an index beyond the {extent} elements of its axis")
+        return None
+    dtype = dtype_of(indices)
+    above = node.emit(relax.op.maximum(indices, relax.const(-extent, dtype)))
+    within = node.emit(relax.op.minimum(above, relax.const(extent - 1, dtype)))
+    return node.by_tvm([data, within])

@@ -192,6 +192,8 @@ OPERATORS: Mapping[str, Operator] = {
     "FastGelu": Operator(domain=_MICROSOFT),
     "FeatureVectorizer": Operator(domain=_CLASSIC, convert=classic.feature_vectorizer),
     "GRU": Operator(convert=recurrent.gru),
+    "Gather": Operator(convert=arithmetic.gather),
+    "GatherElements": Operator(convert=arithmetic.gather),
     # onnxruntime would put the definition in when it is too late to compute its shapes.
     "GroupNormalization": Operator(define=lambda _: True),
     "If": _BRANCH,
