@@ -84,6 +84,17 @@ def test_a_program_gives_what_pytorch_gives(
         np.testing.assert_allclose(got, net(x).numpy(), rtol=1e-3, atol=1e-5)
 
 
+def test_open_sizes_are_given_by_their_input(tmp_path: Path) -> None:
+    net, x = torch.nn.Linear(12, 3), torch.randn(2, 12)
+    program = torch.export.export(net, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.export.save(program, tmp_path / "net.pt2")
+    (info,) = read_model(ModelSpec(path=tmp_path / "net.pt2")).inputs
+    name = info.name
+    assert isinstance(info.shape[0], str)
+    given = read_model(ModelSpec(path=tmp_path / "net.pt2", shapes={name: (5, 12)}))
+    assert [info.shape for info in (*given.inputs, *given.outputs)] == [(5, 12), (5, 3)]
+
+
 def test_what_pytorch_writes_otherwise_is_named(tmp_path: Path) -> None:
     net = torch.nn.Linear(3, 2)
     weights, script = tmp_path / "weights.pt2", tmp_path / "script.pt2"
