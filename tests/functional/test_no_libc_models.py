@@ -12,8 +12,10 @@ from edgepack import virtual
 from edgepack.boards import get_board, load_boards
 from edgepack.bundle.manifest import APP
 from edgepack.deploy.deploy import deploy_bundle
+from edgepack.device import LocalDevice
 from edgepack.flow.job import make_job, package_job
 from edgepack.flow.project import Project, load_project
+from edgepack.gate.elf import read_elf
 from tests.boards import login, own_boards
 from tests.example import load_build
 from tests.guest_instructions import instructions
@@ -79,3 +81,16 @@ def test_the_same_bytes_for_as_many_instructions(
         print(f"\n{name}: {twice - once:,} instructions, app {bundle.file(APP).stat().st_size:,}")
     assert outputs[0] == outputs[1]
     assert counts[0] == pytest.approx(counts[1], rel=0.005)
+
+
+def test_this_machine_without_its_library(project: Project, tmp_path: Path) -> None:
+    """x86-64: the same form, run here."""
+    job = make_job(replace(project, board="local", static=True))
+    bundle = package_job(job, tmp_path / "bundle")
+    app = read_elf(bundle.file(APP))
+    assert (app.interpreter, app.needed, app.undefined) == ("", (), ())
+    (tmp_path / "home").mkdir()
+    report = deploy_bundle(bundle, LocalDevice(tmp_path / "home"), "model")
+    top = report.smoke.top[0]
+    assert (top["index"], top["label"]) == (285, "Egyptian cat")
+    print(f"\nthis machine: {top['score']:.3f}, error {report.smoke.max_abs_error:.1e}")
