@@ -123,7 +123,8 @@ bool FrameSplitter::ReadSegment() {
     const std::size_t end = at_ + 2 + length;
     if (!MayHoldPicture(marker)) {
       // In the length, too: that is where a cut leads to wherever.
-      const std::size_t start = std::string_view(bytes_).substr(0, end + 2).find(kStart, at_ + 2);
+      const std::string_view bytes = bytes_;
+      const std::size_t start = bytes.substr(0, end + 2).find(kStart, at_ + 2);
       if (start != std::string_view::npos) {
         Break(start);
         return true;

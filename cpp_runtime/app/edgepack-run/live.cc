@@ -213,14 +213,14 @@ class Source {
 /// A frame of pixels as CV_8UC3 in BGR.
 cv::Mat PixelsOf(FrameFormat format, ImageSize size, std::string* bytes) {
   const int kind = format == FrameFormat::kGray ? CV_8UC1 : CV_8UC3;
-  const cv::Mat pixels(size.height, size.width, kind, bytes->data());
+  cv::Mat pixels(size.height, size.width, kind, bytes->data());
   if (format == FrameFormat::kBgr24) return pixels;
   cv::Mat bgr(size.height, size.width, CV_8UC3);
   if (format == FrameFormat::kRgb24) {
     cv::cvtColor(pixels, bgr, cv::COLOR_RGB2BGR);
     return bgr;
   }
-  std::uint8_t* to = bgr.ptr<std::uint8_t>();
+  auto* to = bgr.ptr<std::uint8_t>();
   for (const char gray : *bytes) to = std::fill_n(to, 3, static_cast<std::uint8_t>(gray));
   return bgr;
 }

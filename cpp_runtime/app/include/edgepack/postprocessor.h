@@ -24,7 +24,7 @@ bool IsVector(const Shape& shape);
 
 /// The `count` largest elements, best first, equal ones by index. NaN sorts last.
 std::vector<Score> TopScores(const TensorView& output, std::size_t count,
-                             PostprocessSpec::Scores scores);
+                             PostprocessSpec::Scores how);
 
 /// A thing and where it is: two corners, and points, in pixels of the photo.
 struct Box {

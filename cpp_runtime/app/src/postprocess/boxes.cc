@@ -15,14 +15,14 @@ namespace {
 /// As many, the best, are compared with each other: a board would take too long for more.
 constexpr std::size_t kMostCandidates = 10000;
 
-double Area(const Corners& box) { return (box.right - box.left) * (box.bottom - box.top); }
+double AreaOf(const Corners& box) { return (box.right - box.left) * (box.bottom - box.top); }
 
 /// Intersection over union; 0 if both are empty.
 double OverlapOf(const Corners& a, const Corners& b) {
   const double width = std::min(a.right, b.right) - std::max(a.left, b.left);
   const double height = std::min(a.bottom, b.bottom) - std::max(a.top, b.top);
   const double shared = std::max(width, 0.0) * std::max(height, 0.0);
-  const double both = Area(a) + Area(b) - shared;
+  const double both = AreaOf(a) + AreaOf(b) - shared;
   return both > 0 ? shared / both : 0;
 }
 

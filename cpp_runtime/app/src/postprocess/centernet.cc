@@ -69,7 +69,8 @@ void FindPeaks(const PostprocessSpec& spec, const Centers& maps, Candidates* fou
       const double score = sigmoid ? Sigmoid(value) : value;
       if (!found->Counts(score) || !IsPeak(maps, plane, cell)) continue;
       const double x = static_cast<double>(cell % maps.width) + maps.offsets.At(0, cell);
-      const double y = static_cast<double>(cell / maps.width) + maps.offsets.At(1, cell);
+      const std::size_t row = cell / maps.width;
+      const double y = static_cast<double>(row) + maps.offsets.At(1, cell);
       found->Add(
           score, index,
           FromCentre(x * maps.stride.x, y * maps.stride.y, maps.sizes.At(0, cell) * maps.stride.x,
@@ -89,7 +90,8 @@ void FindFaces(const PostprocessSpec& spec, const Centers& maps, Candidates* fou
     const double wide = std::exp(maps.sizes.At(1, cell)) * maps.stride.x;
     const double high = std::exp(maps.sizes.At(0, cell)) * maps.stride.y;
     const double x = static_cast<double>(cell % maps.width) + maps.offsets.At(1, cell) + 0.5;
-    const double y = static_cast<double>(cell / maps.width) + maps.offsets.At(0, cell) + 0.5;
+    const std::size_t row = cell / maps.width;
+    const double y = static_cast<double>(row) + maps.offsets.At(0, cell) + 0.5;
     const double left = std::clamp<double>(x * maps.stride.x - wide / 2, 0, spec.width);
     const double top = std::clamp<double>(y * maps.stride.y - high / 2, 0, spec.height);
     std::vector<Point> points(maps.points.channels / 2);

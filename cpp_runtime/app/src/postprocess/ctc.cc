@@ -25,7 +25,7 @@ TextLine ReadText(const PostprocessSpec& spec, const std::vector<Floats>& tensor
     const std::size_t index = best.index[step];
     if (index != blank && index != last) {
       line.text += spec.characters[spec.blank_last ? index : index - 1];
-      double score = static_cast<double>(best.score[step]);
+      auto score = static_cast<double>(best.score[step]);
       if (spec.scores == PostprocessSpec::Scores::kSoftmax) {
         double sum = 0;
         for (std::size_t i = 0; i < classes; ++i) {

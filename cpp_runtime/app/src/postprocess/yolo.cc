@@ -51,7 +51,7 @@ void FindV8(const PostprocessSpec& spec, const Grid& grid, Candidates* found) {
   const std::size_t end = grid.channels - 3 * static_cast<std::size_t>(spec.points);
   const Best best = BestOf(grid, 4, end);
   for (std::size_t cell = 0; cell < grid.cells; ++cell) {
-    const double score = static_cast<double>(best.score[cell]);
+    const auto score = static_cast<double>(best.score[cell]);
     if (!found->Counts(score)) continue;
     found->Add(score, best.index[cell], BoxOf(spec, grid, cell), PointsOf(spec, grid, end, cell));
   }
@@ -91,7 +91,8 @@ void FindV8Map(const PostprocessSpec& spec, const Floats& map, Candidates* found
     const double score = Sigmoid(static_cast<double>(best.score[cell]));
     if (!found->Counts(score)) continue;
     const double x = static_cast<double>(cell % width) + 0.5;
-    const double y = static_cast<double>(cell / width) + 0.5;
+    const std::size_t row = cell / width;
+    const double y = static_cast<double>(row) + 0.5;
     const auto distance = [&](std::size_t side) { return Distance(grid, side * bins, bins, cell); };
     found->Add(score, best.index[cell],
                {(x - distance(0)) * stride_x, (y - distance(1)) * stride_y,
@@ -118,7 +119,8 @@ void FindV5Map(const PostprocessSpec& spec, const Floats& map, const double* anc
           Sigmoid(grid.At(4, cell)) * Sigmoid(static_cast<double>(best.score[cell]));
       if (!found->Counts(score)) continue;
       const double x = Sigmoid(grid.At(0, cell)) * 2 - 0.5 + static_cast<double>(cell % width);
-      const double y = Sigmoid(grid.At(1, cell)) * 2 - 0.5 + static_cast<double>(cell / width);
+      const std::size_t row = cell / width;
+      const double y = Sigmoid(grid.At(1, cell)) * 2 - 0.5 + static_cast<double>(row);
       const double wide = Sigmoid(grid.At(2, cell)) * 2;
       const double high = Sigmoid(grid.At(3, cell)) * 2;
       found->Add(score, best.index[cell],

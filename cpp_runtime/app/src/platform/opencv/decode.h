@@ -17,7 +17,7 @@ cv::Mat DecodeImage(const std::filesystem::path& path, const PreprocessSpec::Acc
                     std::int64_t max_pixels = PreprocessSpec::kMostPixels);
 
 /// The same of a file's bytes; `name` is for messages.
-cv::Mat DecodeImage(std::string_view bytes, const std::string& name,
+cv::Mat DecodeImage(std::string_view file, const std::string& name,
                     const PreprocessSpec::Accept& accept, std::int64_t max_pixels);
 
 }  // namespace edgepack
