@@ -28,6 +28,7 @@ class Bytes {
   }
 
   void Fill(char* data, std::size_t size) {
+    if (size == 0) return;  // an empty vector has no memory
     const std::size_t count = std::min(size, rest_.size());
     std::memcpy(data, rest_.data(), count);
     std::memset(data + count, 0, size - count);
