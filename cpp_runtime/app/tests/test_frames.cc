@@ -39,7 +39,7 @@ TEST_CASE("JPEG pictures one after the other") {
   for (const std::string& between : {std::string(), header}) {
     const std::string stream =
         between + pictures[0] + between + pictures[1] + between + pictures[2];
-    for (const std::size_t step : {1, 2, 3, 7, 100, 100000}) {
+    for (const std::size_t step : {1U, 2U, 3U, 7U, 100U, 100000U}) {
       CAPTURE(step);
       FrameSplitter splitter;
       CHECK(Split(&splitter, stream, step) == pictures);
@@ -93,7 +93,7 @@ TEST_CASE("bytes that are no pictures") {
 }
 
 TEST_CASE("frames of pixels") {
-  for (const std::size_t step : {1, 4, 6, 13}) {
+  for (const std::size_t step : {1U, 4U, 6U, 13U}) {
     FrameSplitter splitter(6);
     CHECK(Split(&splitter, "aaaaaabbbbbbcc", step) == std::vector<std::string>{"aaaaaa", "bbbbbb"});
     CHECK(splitter.broken() == 1);

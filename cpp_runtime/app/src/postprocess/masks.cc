@@ -125,8 +125,8 @@ Rectangle RectangleOf(const std::vector<Pixel>& hull) {
 
 /// The line that `pixels` (places in a map of `width`) are, without its score; nothing if it is too
 /// small, or lies beside the photo.
-std::optional<Box> LineOf(const PostprocessSpec& spec, const std::vector<std::size_t>& pixels,
-                          std::size_t width, Point stride, const Geometry& geometry) {
+std::optional<Box> LineFrom(const PostprocessSpec& spec, const std::vector<std::size_t>& pixels,
+                            std::size_t width, Point stride, const Geometry& geometry) {
   std::vector<Pixel> points;
   points.reserve(pixels.size());
   for (const std::size_t at : pixels) points.emplace_back(at % width, at / width);
@@ -238,7 +238,7 @@ std::vector<Box> FindLines(const PostprocessSpec& spec, const std::vector<Floats
         lines.size() == static_cast<std::size_t>(spec.max_boxes)) {
       continue;
     }
-    if (std::optional<Box> line = LineOf(spec, pixels, width, stride, geometry)) {
+    if (std::optional<Box> line = LineFrom(spec, pixels, width, stride, geometry)) {
       line->found = {0, score};
       lines.push_back(std::move(*line));
     }
