@@ -192,7 +192,7 @@ def test_heads_give_back_what_was_put_in(case: outputs.Case) -> None:
 
 
 @pytest.mark.parametrize("mode", ["shortest", "exact", "letterbox"])
-@pytest.mark.parametrize("shape", [(200, 300), (301, 199), (64, 64), (7, 500)])
+@pytest.mark.parametrize("shape", [(200, 300), (301, 199), (64, 64), (24, 500)])
 def test_points_come_back_through_the_preprocessing(mode: str, shape: tuple[int, int]) -> None:
     """A bright pixel of a photo is found in its tensor where the geometry says."""
     resize = Resize(mode=mode, height=120, width=120 if mode == "shortest" else 160)
@@ -203,12 +203,10 @@ def test_points_come_back_through_the_preprocessing(mode: str, shape: tuple[int,
     # A bright block in the middle: of each tensor's pixel it is so far from the dark.
     top, bottom, left, right = height // 3, height - height // 3, width // 3, width - width // 3
     photo[top:bottom, left:right] = 255
-    letterboxed = PreprocessSpec(input="x", resize=resize, crop=crop, interpolation="area")
-    seen = letterboxed.resized(photo)[:, :, 0] == 255
+    seen = spec.resized(photo)[:, :, 0] == 255
     geometry = spec.geometry(height, width)
     rows, columns = np.nonzero(seen)
-    if not rows.size:
-        pytest.skip("nothing of it is left")
+    assert rows.size
     pixel_x = width / geometry.scaled_width
     pixel_y = height / geometry.scaled_height
     for y, x in ((rows.min(), columns.min()), (rows.max(), columns.max())):

@@ -187,9 +187,8 @@ CORTEX_A76 = replace(
     l1_bytes=64 * KIB,
     l2_bytes=512 * KIB,
 )
-# Cortex-A78, and the A78AE of NVIDIA's Orin: the A76's two 128-bit pipes of the same latency
-# (Cortex-A78 Software Optimization Guide, 102160); its third load pipe is not counted on. 256 or
-# 512 KiB of its own L2 (TRM 101430), on Orin 256.
+# Cortex-A78, and the A78AE of NVIDIA's Orin: taken as the A76, its predecessor, with 256 KiB of L2
+# of its own. A guess: Arm's Software Optimization Guide (102160) and TRM (101430) were not at hand.
 CORTEX_A78 = replace(CORTEX_A76, name="cortex-a78", l2_bytes=256 * KIB)
 # Neoverse N1: the A76's pipes (Neoverse N1 Software Optimization Guide, PJDOC-466751330-9707),
 # with 1 MiB of L2 in the servers that have it.
