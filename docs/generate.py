@@ -305,7 +305,7 @@ def _of_fleets() -> dict[str, Any]:
 
 
 def _of_this_machine() -> dict[str, Any]:
-    """Commands that ask no device, or compare it with the reference."""
+    """Commands that ask no device, or measure one against something else."""
     size = {"size_bytes": _COUNT}
     kind = {"kind": _TEXT, "entries": _COUNT, **size}
     kind |= dict.fromkeys(("last_used_days", "longest_unused_days"), _COUNT)
@@ -314,6 +314,7 @@ def _of_this_machine() -> dict[str, Any]:
     seen = {"expected": _COUNT, "seen": _COUNT, "count": _COUNT}
     differing = {"image": _TEXT, "expected": _COUNT}
     differing |= dict.fromkeys(("reference", "device"), _list(_COUNT))
+    ratio = dict.fromkeys(("default_ms", "ms", "ratio", "low", "high"), _NUMBER)
     return {
         "cache": _object({"folder": _TEXT, "kinds": _list(_object(kind)), **size}),
         "cache prune": _object(
@@ -323,6 +324,18 @@ def _of_this_machine() -> dict[str, Any]:
                 "in_use": _TEXTS,
                 "freed_bytes": _COUNT,
                 "left_bytes": _COUNT,
+            }
+        ),
+        "tune": _object(
+            {
+                **dict.fromkeys(("records", "cpu", "compiler", "model_sha256"), _TEXT),
+                **dict.fromkeys(("trials", "known", "left", "repeated_blocks"), _COUNT),
+                "noise": _or_null(_NUMBER),
+                "conditions": _TEXTS,
+                "confirmation": _or_null(
+                    _object({"kept": {"type": "boolean"}, **ratio, "blocks": _COUNT})
+                ),
+                "kernels": _list(_object({"kernel": _TEXT, "choice": _TEXT, **ratio})),
             }
         ),
         "evaluate": _object(

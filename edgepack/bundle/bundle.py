@@ -11,6 +11,7 @@ Layout:
     preprocess.json          if the model takes images
     postprocess.json         if the project says what becomes of the outputs
     labels.txt               one per line, if there are any
+    tuning.jsonl             records of tuning that kernels were made by, if by any
     verified.json            on which inputs it was compared with the reference, if on any
     golden/                  input.npy, output.npy: known inputs and outputs (input.<i>.npy
                              and output.<i>.npy for those after the first), image.png or
@@ -63,6 +64,7 @@ PREPROCESS = "preprocess.json"
 POSTPROCESS = "postprocess.json"
 LABELS = "labels.txt"
 VERIFIED = "verified.json"
+TUNING = "tuning.jsonl"
 EXPECTED = "golden/expected.json"
 _INSTALL_SCRIPT = """\
 #!/bin/sh
@@ -240,13 +242,14 @@ def make_bundle(
     verified: Verified | None = None,
     postprocess: Spec | None = None,
     precision: str = "float32",
+    tuning: Sequence[str] = (),
 ) -> Bundle:
     """Write the bundle folder `<name>-<board>-<release>` into `out`.
 
     `model_file` is the name of the ONNX file, `scores` "softmax" or "raw"; `hwcaps` is what
     the device's /proc/cpuinfo must list, by default what the board's profile says; `verified`
-    is recorded in `VERIFIED`, `precision` in the manifest. The folder appears whole or not at all;
-    one of that name is replaced.
+    is recorded in `VERIFIED`, `tuning` are the lines of `TUNING`, `precision` is in the manifest.
+    The folder appears whole or not at all; one of that name is replaced.
     Raises `BundleError` for a bad name, label or golden image.
     """
     content: dict[str, bytes | Path] = {
@@ -266,6 +269,8 @@ def make_bundle(
         content[LABELS] = _label_lines(labels)
     if verified is not None:
         content[VERIFIED] = json.dumps(asdict(verified), indent=2).encode() + b"\n"
+    if tuning:
+        content[TUNING] = "".join(f"{line}\n" for line in tuning).encode()
     texts = {**runtime.licenses, **tool.licenses}
     for path, text in licenses.gather(texts, model=model_license).items():
         content[path] = text.encode()

@@ -25,6 +25,7 @@ COMMANDS = {
     "cache": "what is kept to be quick the next time: show, prune",
     "init": "write a project file for a model, from what it says of itself",
     "check": "run the reference on this machine: what it sees in your photos",
+    "tune": "find faster kernels for a model, on the device",
     "evaluate": "how often labelled photos are seen right, here and on the device",
     "inspect": "print inputs, outputs, operators, parameters and MACs of a model",
     "compile": "compile a model for a board's CPU",

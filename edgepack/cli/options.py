@@ -141,7 +141,27 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="CPU seconds that compiling may take (default: 60, and 2 for each node)",
     )
+    add_records(parser)
     parser.add_argument("--name", help="name of the bundle (default: that of the model file)")
+
+
+def add_records(parser: argparse.ArgumentParser) -> None:
+    """What was tuned on devices."""
+    parser.add_argument(
+        "--records",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="make kernels as `edgepack tune` found them (repeatable; default: as the project file "
+        "says, else its tuning.jsonl)",
+    )
+    parser.add_argument(
+        "--no-records",
+        action="store_const",
+        const=[],
+        dest="records",
+        help="make all kernels as the cost model says",
+    )
 
 
 def add_release_version(parser: argparse.ArgumentParser) -> None:
@@ -297,6 +317,7 @@ def project_of(args: argparse.Namespace) -> Project:
         "precision": args.precision,
         "compile_memory_mb": args.compile_memory_mb,
         "compile_cpu_s": args.compile_cpu_s,
+        "records": None if args.records is None else tuple(args.records),
         "shapes": parse_shapes(args.shape),
         "constants": parse_constants(args.set),
         "device": getattr(args, "device", None),

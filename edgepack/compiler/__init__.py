@@ -11,12 +11,13 @@ of it without compiling, a CPU's cost model for one, has nothing of it imported.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgepack.base.paths import atomic_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.compiler.choices import NO_CHOICES, Choices
 from edgepack.compiler.precision import FULL, Precision
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def compile_model(
     rules: Sequence[Rule] | None = None,
     smallest: bool = False,
     precision: Precision = FULL,
+    choices: Choices = NO_CHOICES,
     progress: Progress = NO_PROGRESS,
 ) -> CompiledModel:
     """Compile a model into `out`/{model.so, graph.json, params.bin}; `out` is replaced.
@@ -78,17 +80,18 @@ def compile_model(
     `rules` are tried in order for each layer, None for those of `compiler.rules.table`: a way to
     compare kernels, or to test one.
     `precision` says what is stored in half precision, and computed so.
+    `choices` say for some layers how their kernels are made, where that was found by tuning.
     `smallest` leaves out what is faster because it stores more weights than the model has:
     Winograd's transformed ones take up to seven times the bytes.
-    Equal model, shapes, board, toolchain, `rules`, `smallest` and `precision` give equal bytes,
-    wherever they lie.
+    Equal model, shapes, board, toolchain, `rules`, `smallest`, `precision` and `choices` give equal
+    bytes, wherever they lie.
     Raises the errors of `load_model`, `BoardMemoryError`, `ModelError` for what else only
     shows while compiling, and `ToolchainError` when the link fails.
     """
     from edgepack.compiler.errors import named_failures
 
     with named_failures(model.path):
-        return _compile(model, board, toolchain, out, rules, smallest, precision, progress)
+        return _compile(model, board, toolchain, out, rules, smallest, precision, choices, progress)
 
 
 def compile_apart(
@@ -100,6 +103,7 @@ def compile_apart(
     limits: Limits,
     smallest: bool = False,
     precision: Precision = FULL,
+    choices: Choices = NO_CHOICES,
     progress: Progress = NO_PROGRESS,
 ) -> CompiledModel:
     """`compile_model` in a process of its own.
@@ -119,6 +123,7 @@ def compile_apart(
         out,
         smallest=smallest,
         precision=precision,
+        choices=dict(choices),
     )
 
 
@@ -130,6 +135,7 @@ def _compile_there(
     *,
     smallest: bool,
     precision: Precision,
+    choices: Choices,
 ) -> CompiledModel:
     from edgepack.base import apart
 
@@ -140,6 +146,7 @@ def _compile_there(
         out,
         smallest=smallest,
         precision=precision,
+        choices=choices,
         progress=apart.progress(),
     )
 
@@ -152,6 +159,7 @@ def _compile(
     rules: Sequence[Rule] | None,
     smallest: bool,
     precision: Precision,
+    choices: Choices,
     progress: Progress,
 ) -> CompiledModel:
     from edgepack.base import apart
@@ -161,7 +169,13 @@ def _compile(
     if isinstance(model, ModelSpec):
         model = load_model(model)
     laid_out, kernels, layers, target = plan_model(
-        model, board, rules=rules, smallest=smallest, precision=precision, progress=progress
+        model,
+        board,
+        rules=rules,
+        smallest=smallest,
+        precision=precision,
+        choices=choices,
+        progress=progress,
     )
 
     progress.step(f"compiling {len(kernels)} kernels for {board.cpu}")
@@ -196,45 +210,32 @@ def plan_model(
     rules: Sequence[Rule] | None = None,
     smallest: bool = False,
     precision: Precision = FULL,
+    choices: Choices = NO_CHOICES,
     progress: Progress = NO_PROGRESS,
 ) -> tuple[Plan, dict[str, Any], tuple[LayerReport, ...], Any]:
     """All but the machine code: the plan, its kernels by name, a report of each, TVM's target.
 
     Parameters and errors are those of `compile_model`.
     """
-    from edgepack.base import apart
-    from edgepack.compiler import memory
+    from edgepack.compiler.planning import Planner
 
-    apart.at("looking at its size")
-    memory.check_before(model.path, model.expanded, board)
-
-    progress.step(f"importing {model.path.name}")
-    from edgepack.compiler.backend import llvm, plan, schedule
-    from edgepack.compiler.frontend import importer, ranges
-    from edgepack.compiler.frontend.float16 import widened
-    from edgepack.compiler.place import lower
-    from edgepack.compiler.rules import table
-
-    target = llvm.tvm_target(board)
-    if precision.is_half and precision.samples:
-        apart.at("looking for what half precision has no room for")
-        exact = ranges.exact_nodes(widened(model.expanded), precision.samples)
-        precision = replace(precision, exact={**exact, **precision.exact})
-    imported = importer.import_model(model)
-    bounds = importer.bounds_of(imported)
-    module, fast = lower.lower(
-        imported,
-        target,
-        model,
-        rules=rules or table.RULES,
-        smallest=smallest,
-        precision=precision,
+    planner = Planner(
+        model, board, rules=rules, smallest=smallest, precision=precision, progress=progress
     )
-    scheduled = schedule.schedule(module, target)
-    apart.at("laying out its memory")
-    laid_out, kernels = plan.extract_plan(scheduled, model, fast.kernels, bounds)
-    memory.check_fits(model.path, laid_out.arena_bytes, len(laid_out.params), board)
-    return laid_out, kernels, plan.report_layers(laid_out, fast.reports), target
+    return (*planner.plan(choices), planner.target)
+
+
+def cpu_key(board: Board) -> str:
+    """The CPU that machine code for `board` is made for, in words: architecture, LLVM's name,
+    features, and how many cores share the work."""
+    cpu, features = board.cpu, board.features
+    if cpu == "native":
+        from edgepack.compiler.backend.llvm import tvm_target
+
+        found = tvm_target(board).attrs
+        cpu, features = str(found["mcpu"]), tuple(map(str, found.get("mattr", ()) or ()))
+    arch = board.llvm_triple.split("-", maxsplit=1)[0]
+    return " ".join([arch, cpu, *sorted(features), f"x{board.cores}"])
 
 
 # edgepack-run and edgepack-device for ARM, stripped, with a library of dozens of kernels.

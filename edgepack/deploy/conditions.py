@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from edgepack.device.base import Device
 
-_COMMAND = """\
+COMMAND = """\
 for c in /sys/devices/system/cpu/cpu[0-9]*/cpufreq; do
 for f in scaling_governor scaling_cur_freq cpuinfo_max_freq; do
 [ -r "$c/$f" ] && echo "$f $(cat "$c/$f" 2>/dev/null)"; done; done
@@ -20,6 +20,8 @@ for z in /sys/class/thermal/thermal_zone[0-9]*/temp; do
 [ -r "$z" ] && echo "temp $(cat "$z" 2>/dev/null)"; done
 command -v vcgencmd >/dev/null 2>&1 && vcgencmd get_throttled 2>/dev/null
 :"""
+"""What `parse_conditions` reads the output of."""
+
 # Raspberry Pi documentation, "vcgencmd get_throttled": bits of what is so now. Bits 16 on say that
 # it once was.
 _NOW = {0: "under-voltage", 1: "clock capped", 2: "throttled", 3: "soft temperature limit"}
@@ -58,7 +60,7 @@ class Conditions:
 
 def read_conditions(device: Device) -> Conditions:
     """Of a device, now."""
-    return parse_conditions(device.run(_COMMAND, check=False).stdout)
+    return parse_conditions(device.run(COMMAND, check=False).stdout)
 
 
 def parse_conditions(text: str) -> Conditions:

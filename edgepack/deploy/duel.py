@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from edgepack.base.intervals import interval
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.deploy.answers import SenselessError
 from edgepack.deploy.conditions import Conditions, read_conditions
@@ -15,8 +14,6 @@ from edgepack.deploy.remote_app import RunRequest, ask_app
 from edgepack.device.base import Device
 
 ROUNDS = 10
-# Two-sided 95 % quantile of Student's t with ROUNDS - 1 degrees of freedom.
-_T_95 = 2.262
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +81,3 @@ def duel(
         before=before,
         after=read_conditions(device),
     )
-
-
-def interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
-    """The geometric mean of b / a of `ROUNDS` pairs, and its 95 % interval."""
-    logs = [math.log(y / x) for x, y in zip(a, b, strict=True)]
-    mean = statistics.fmean(logs)
-    half = _T_95 * statistics.stdev(logs) / math.sqrt(len(logs))
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)

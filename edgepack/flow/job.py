@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgepack.base.apart import Limits
 from edgepack.base.errors import ConfigError, perhaps
 from edgepack.base.paths import cache_dir, locked, will_make
 from edgepack.base.process import Beside
@@ -25,11 +26,13 @@ from edgepack.boards import Board, get_board, load_boards
 from edgepack.bundle.bundle import Bundle, make_bundle
 from edgepack.bundle.service import Service
 from edgepack.bundle.verified import Verified
-from edgepack.compiler import CompiledModel, compile_apart
+from edgepack.compiler import CompiledModel, compile_apart, cpu_key
 from edgepack.compiler.backend.report import LayerReport, Stored
+from edgepack.compiler.choices import NO_CHOICES, Choices, maker
 from edgepack.compiler.limited import limits_for
 from edgepack.compiler.precision import FULL, Precision
 from edgepack.flow.project import Project, read_labels
+from edgepack.flow.records import Trial, chosen, read_records
 from edgepack.flow.reference import golden_inputs, make_golden
 from edgepack.flow.results import check_results
 from edgepack.flow.verify import (
@@ -200,7 +203,8 @@ def compile_job(job: Job, *, progress: Progress = NO_PROGRESS) -> CompiledModel:
 
     Raises what `compile_apart` raises.
     """
-    folder = cache_dir() / "compiled" / _compile_key(job)
+    choices = {kernel: trial.choice for kernel, trial in tuned_trials(job).items()}
+    folder = cache_dir() / "compiled" / _compile_key(job, choices)
     with locked(folder):
         if (folder / _META).exists():
             log.info("compiled before: %s", folder)
@@ -209,20 +213,35 @@ def compile_job(job: Job, *, progress: Progress = NO_PROGRESS) -> CompiledModel:
         compiled = compile_apart(
             job.spec,
             job.board,
-            _kernel_toolchain(job),
+            kernel_toolchain(job),
             folder,
-            limits=limits_for(
-                job.model,
-                memory_mb=job.project.compile_memory_mb,
-                cpu_s=job.project.compile_cpu_s,
-            ),
+            limits=model_limits(job),
             smallest=job.project.optimize == "size",
             precision=precision_of(job),
+            choices=choices,
             progress=progress,
         )
         meta = {key: value for key, value in asdict(compiled).items() if key not in _PATHS}
         (folder / _META).write_text(json.dumps(meta, indent=2))
         return compiled
+
+
+def tuned_trials(job: Job) -> dict[str, Trial]:
+    """By the signature of a kernel, the trial by which it is made; see `flow.records`.
+
+    Of all the records that the project names; those of other networks' kernels, too. Raises
+    `RecordsError`.
+    """
+    if not job.project.records:
+        return {}
+    records = read_records(job.project.records)
+    return chosen(records, cpu=cpu_key(job.board), compiler=maker(), model=job.model.sha256)
+
+
+def used_trials(job: Job, compiled: CompiledModel) -> dict[str, Trial]:
+    """Those of `tuned_trials` that are of kernels of this model."""
+    kernels = {layer.signature for layer in compiled.layers}
+    return {kernel: trial for kernel, trial in tuned_trials(job).items() if kernel in kernels}
 
 
 def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bundle:
@@ -283,6 +302,7 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
             tolerance=golden_tolerance(tolerance, golden.outputs),
             verified=verified,
             precision=job.project.precision,
+            tuning=[trial.to_json() for _, trial in sorted(used_trials(job, compiled).items())],
             version=job.project.version,
             health=job.project.health,
             service=job.project.service,
@@ -321,7 +341,7 @@ _DEPENDENCIES = ("apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "onnxruntime")
 _EXTRAS = ("onnxscript", "tflite", "torch")  # where they are installed
 
 
-def _compile_key(job: Job) -> str:
+def _compile_key(job: Job, choices: Choices = NO_CHOICES) -> str:
     """A hash of all that the three artifacts depend on, the compiler included."""
     precision = precision_of(job)
     board = {
@@ -336,13 +356,14 @@ def _compile_key(job: Job) -> str:
         "constants": dict(sorted(job.project.constants.items())),
         "board": board,
         "optimize": job.project.optimize,
+        "choices": {kernel: asdict(choice) for kernel, choice in choices.items()},
         "precision": precision.name,
         "samples": [
             hashlib.sha256(array.tobytes()).hexdigest()
             for inputs in precision.samples
             for array in inputs
         ],
-        "toolchain": _kernel_toolchain(job).title,
+        "toolchain": kernel_toolchain(job).title,
         "dependencies": {
             **{name: importlib.metadata.version(name) for name in _DEPENDENCIES},
             **{name: _version(name) for name in _EXTRAS},
@@ -355,7 +376,17 @@ def _compile_key(job: Job) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _kernel_toolchain(job: Job) -> Toolchain:
+def model_limits(job: Job) -> Limits:
+    """What compiling the model may take: what the project says, else by its size."""
+    return limits_for(
+        job.model,
+        memory_mb=job.project.compile_memory_mb,
+        cpu_s=job.project.compile_cpu_s,
+    )
+
+
+def kernel_toolchain(job: Job) -> Toolchain:
+    """The compiler that links the kernels."""
     return for_kernels(job.toolchain.toolchain, job.board)
 
 

@@ -6,6 +6,7 @@
     [preprocess]    see `edgepack.preprocess`
     [postprocess]   see `edgepack.postprocess`
     [compile]       memory_mb, cpu_s: what compiling may take on this machine
+    [tune]          records: files of what was tuned on devices (default: tuning.jsonl, if there)
     [health]        timeout_s, max_latency_ms, max_memory_mb of the test on the device
     [service]       args, restart, watchdog_s, memory_mb, user: see `edgepack.service`
 
@@ -27,6 +28,7 @@ from edgepack.bundle.manifest import DEFAULT_HEALTH, Health, ManifestError, chec
 from edgepack.bundle.service import Service, take_service
 from edgepack.bundle.verified import DEFAULT_TOLERANCE
 from edgepack.compiler.precision import PRECISIONS
+from edgepack.flow.records import RECORDS_FILE
 from edgepack.flow.reference import SCORES
 from edgepack.model.constants import Constant
 from edgepack.postprocess.base import PostprocessSpec
@@ -62,6 +64,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "precision": "float32",
     "compile_memory_mb": None,
     "compile_cpu_s": None,
+    "records": (),
     "shapes": {},
     "constants": {},
     "preprocess": None,
@@ -86,6 +89,7 @@ class Project:
     is one of `OPTIMIZE`: "size" keeps the weights as small as the model's. `precision` is one of
     `compiler.precision.PRECISIONS`. `compile_memory_mb` and
     `compile_cpu_s` limit what compiling may take, None for what `limits_for` gives the model.
+    `records` are files of `flow.records`, by which kernels are made.
     `health`
     bounds the test there, `service` says how it runs when nobody is logged in.
     `origins` says for each field "default", the project file, or the flag it is from.
@@ -110,6 +114,7 @@ class Project:
     precision: str
     compile_memory_mb: int | None
     compile_cpu_s: int | None
+    records: tuple[Path, ...]
     shapes: Mapping[str, tuple[int, ...]]
     constants: Mapping[str, Constant]
     preprocess: PreprocessSpec | None
@@ -211,7 +216,8 @@ def read_labels(path: Path) -> tuple[str, ...]:
 
 
 def _check_files(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-    files = [(key, values[key]) for key in _PATHS] + [("boards", p) for p in values["boards"]]
+    files = [(key, values[key]) for key in _PATHS]
+    files += [(key, path) for key in ("boards", "records") for path in values[key]]
     for key, file in files:
         if file is not None and not file.is_file():
             raise ConfigError(
@@ -229,6 +235,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     preprocess: dict[str, Any] | None = top.take("preprocess", dict, None)
     postprocess: dict[str, Any] | None = top.take("postprocess", dict, None)
     compiling = top.take_table("compile", required=False)
+    tuning = top.take_table("tune", required=False)
     health = top.take_table("health", required=False)
     service = take_service(top)
     top.finish()
@@ -271,6 +278,7 @@ def _read_file(path: Path) -> dict[str, Any]:
             if limit is not None and limit < 1:
                 raise compiling.fail(key, f"{limit} is below 1")
         compiling.finish()
+    values["records"] = _take_records(path, tuning)
     values["health"] = parse_health(health) if health is not None else None
     values["service"] = service
     values["shapes"] = _read_shapes(Table(shapes, file=path, path="shapes"), shapes)
@@ -280,6 +288,24 @@ def _read_file(path: Path) -> dict[str, Any]:
     if postprocess is not None:
         values["postprocess"] = read_postprocess(postprocess, file=path)
     return {key: value for key, value in values.items() if value not in (None, (), {})}
+
+
+def read_record_files(path: Path) -> tuple[Path, ...]:
+    """The files of records that a project file names, be they there or not."""
+    table = Table(read_toml(path), file=path).take_table("tune", required=False)
+    return _take_records(path, table)
+
+
+def _take_records(path: Path, table: Table | None) -> tuple[Path, ...]:
+    """The files of records that `[tune]` names, else the one beside the project file."""
+    if table is None or not table.has("records"):
+        if table is not None:
+            table.finish()
+        beside = path.parent / RECORDS_FILE
+        return (beside,) if beside.is_file() else ()
+    names = table.take_list("records", str)
+    table.finish()
+    return tuple(path.parent / name for name in names)
 
 
 def _read_expected(table: Table) -> int | str | None:

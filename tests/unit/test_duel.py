@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from edgepack.base.intervals import interval, median_interval
 from edgepack.cli import main
 from edgepack.deploy.conditions import Conditions, parse_conditions
-from edgepack.deploy.duel import ROUNDS, duel, interval
+from edgepack.deploy.duel import ROUNDS, duel
 from tests.scripted_tool import ANSWERS, ScriptedDevice
 
 # A Raspberry Pi 3B that is too warm: bit 2 is throttled now, bit 18 that it was.
@@ -101,3 +102,12 @@ def test_what_cannot_be_compared(
 ) -> None:
     assert main(["bench", "--name", "m", "--device", "pi@nowhere", "--compare", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_interval_of_the_median_leaves_out_what_a_coin_would() -> None:
+    # Of ten ratios one lies beyond either end: of ten coins, one or none shows heads in 11 of 1024
+    # cases, and two or fewer in 56, more than 2.5 %.
+    ratios = [0.1, 0.8, 0.85, 0.9, 0.9, 0.92, 0.93, 0.95, 0.96, 40.0]
+    assert median_interval([1.0] * 10, ratios) == (0.91, 0.8, 0.96)
+    # Of six, both ends are there: none heads in 1 of 64 cases.
+    assert median_interval([2.0] * 6, [2, 4, 6, 8, 10, 12]) == (3.5, 1, 6)

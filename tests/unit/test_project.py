@@ -40,6 +40,9 @@ mask = [1, 8]
 memory_mb = 4096
 cpu_s = 900
 
+[tune]
+records = ["pi.jsonl", "sub/other.jsonl"]
+
 [set]
 "sr:0" = 16000
 on = true
@@ -67,6 +70,8 @@ memory_mb = 200
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "sub").mkdir()
     for name in ("net.onnx", "other.onnx", "sub/labels.txt", "cat.png", "mine.toml"):
+        (tmp_path / name).write_text("x\n")
+    for name in ("pi.jsonl", "sub/other.jsonl"):
         (tmp_path / name).write_text("x\n")
     return tmp_path
 
@@ -109,6 +114,7 @@ def test_every_key(folder: Path) -> None:
     assert project.precision == "float16"
     assert not project.verify
     assert (project.compile_memory_mb, project.compile_cpu_s) == (4096, 900)
+    assert project.records == (folder / "pi.jsonl", folder / "sub" / "other.jsonl")
     assert project.shapes == {"image:0": (1, 3, 8, 8), "mask": (1, 8)}
     assert project.constants == {"sr:0": 16000, "on": True, "scales": (1, 0.5)}
     assert project.preprocess == PreprocessSpec(
@@ -117,6 +123,19 @@ def test_every_key(folder: Path) -> None:
     assert project.postprocess == Classes(top=3)
     fields = set(vars(project)) - {"origins"}
     assert project.origins == dict.fromkeys(fields, str(folder / "edgepack.toml"))
+
+
+def test_records_of_tuning_lie_beside_the_project_file(folder: Path) -> None:
+    text = '[project]\nmodel = "net.onnx"'
+    assert load_project(write(folder, text)).records == ()
+    beside = folder / "tuning.jsonl"
+    beside.write_text("")
+    assert load_project(write(folder, text)).records == (beside,)
+    assert load_project(write(folder, f"{text}\n[tune]\nrecords = []")).records == ()
+    assert load_project(write(folder, text), {"records": ()}).records == ()
+    assert load_project(None, {"model": folder / "net.onnx"}).records == ()
+    with pytest.raises(ConfigError, match=r"records: no such file: .*gone.jsonl"):
+        load_project(write(folder, f'{text}\n[tune]\nrecords = ["gone.jsonl"]'))
 
 
 def test_defaults_and_where_they_come_from(folder: Path) -> None:

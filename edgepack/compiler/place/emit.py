@@ -18,8 +18,10 @@ from edgepack.base import apart
 from edgepack.compiler.backend.report import LayerReport, Stored
 from edgepack.compiler.backend.storage import joint as joint_of
 from edgepack.compiler.backend.storage import view
+from edgepack.compiler.choices import NO_CHOICES, Choices
 from edgepack.compiler.layers.layer import Layer, Value
 from edgepack.compiler.layers.rows import RowProduct
+from edgepack.compiler.layers.signature import signature_of
 from edgepack.compiler.layers.tensors import shape_of, shape_of_type
 from edgepack.compiler.origin import Origin, merge, origin_of
 from edgepack.compiler.place.placement import (
@@ -60,15 +62,17 @@ def rewrite(
     rules: Sequence[Rule] = RULES,
     smallest: bool = False,
     precision: Precision = FULL,
+    choices: Choices = NO_CHOICES,
 ) -> Rewritten:
     """Put fast kernels into `main`, a function of one dataflow block.
 
     The result's `main` has the same inputs and outputs. Equal modules give equal results,
     names included. `smallest` leaves out those of the `rules` that store more weights to be faster.
+    `choices` are for layers whose kernels are to be made otherwise than the cost model says.
     """
     main = module["main"]
-    tried = [rule for rule in rules if not (smallest and rule.more_weights)]
-    emitter = _Emitter(main, place_layers(main, cpu_model(target), tried, precision))
+    tried = tried_rules(rules, smallest=smallest)
+    emitter = _Emitter(main, place_layers(main, cpu_model(target), tried, precision, choices))
     new_main = emitter.emit()
     functions = dict(module.functions.items())
     updated = tvm.IRModule(functions, attrs=module.attrs)
@@ -76,6 +80,11 @@ def rewrite(
     return Rewritten(
         module=updated, kernels=emitter.kernels.functions, reports=tuple(emitter.reports)
     )
+
+
+def tried_rules(rules: Sequence[Rule], *, smallest: bool) -> list[Rule]:
+    """Those of the rules that may store as many weights as they do."""
+    return [rule for rule in rules if not (smallest and rule.more_weights)]
 
 
 class _Kernels:
@@ -162,6 +171,7 @@ class _Emitter:
             value=self.results.get(layer.output, ""),
             stored=_stored(site.output),
             exact=layer.exact,
+            signature=signature_of(layer),
         )
         if layer.mean is not None:
             self.blocked[layer.mean] = self.builder.emit(relax.TupleGetItem(made, 1))
@@ -233,11 +243,12 @@ class _Emitter:
         value: str = "",
         stored: Stored | None = None,
         exact: str = "",
+        signature: str = "",
     ) -> relax.Expr:
         """Emit a kernel's call; its result has `shape`, and is `shown` in the report.
 
-        `value` and `stored` are the report's. With a `mean`, the shape of a second result, it
-        returns a tuple.
+        `value`, `stored` and `signature` are the report's. With a `mean`, the shape of a second
+        result, it returns a tuple.
         """
         name = self.kernels.add(kernel.name, kernel.function)
         types = [relax.TensorType(list(dims), dtype) for dims in (shape, mean) if dims]
@@ -262,6 +273,7 @@ class _Emitter:
                 value=value,
                 result=len(read),
                 stored=stored,
+                signature=signature,
             )
         )
         return self.builder.emit(call)

@@ -13,6 +13,7 @@ from tvm import relax, te, tirx, topi
 
 from edgepack.base import apart
 from edgepack.compiler import place
+from edgepack.compiler.choices import NO_CHOICES, Choices
 from edgepack.compiler.errors import DATA_SHAPE_HINT, ImportModelError
 from edgepack.compiler.layers.quantized import keep_integers
 from edgepack.compiler.origin import Origin, origin_of
@@ -33,20 +34,26 @@ def lower(
     rules: Sequence[Rule] = RULES,
     smallest: bool = False,
     precision: Precision = FULL,
+    choices: Choices = NO_CHOICES,
 ) -> tuple[tvm.IRModule, place.Rewritten]:
     """Turn every operator into a kernel.
 
     In the resulting module `main` is a dataflow block of three things only: `call_dps_packed`
     of a kernel of the library (those come with the second result), `call_tir` of a PrimFunc of
     the module, where operators that can share their loops are fused, and `reshape`, which moves
-    no data. `rules`, `smallest` and `precision` are those of `place.rewrite`. Raises
+    no data. `rules`, `smallest`, `precision` and `choices` are those of `place.rewrite`. Raises
     `ImportModelError` for a form of an operator that TVM converts but has no code for (a maximum of
     booleans, an integer power), and `DynamicShapeError` where a shape inside depends on the data.
     """
     transform = relax.transform
-    folded = _apply([transform.FoldConstant()], keep_integers(module), target, model)
-    _check_shapes(folded["main"], model)
-    fast = place.rewrite(folded, target, rules=rules, smallest=smallest, precision=precision)
+    fast = place.rewrite(
+        fold(module, target, model),
+        target,
+        rules=rules,
+        smallest=smallest,
+        precision=precision,
+        choices=choices,
+    )
     passes = [
         transform.LegalizeOps(
             {"relax.nn.pad": _pad, "relax.max": _extremum, "relax.min": _extremum}
@@ -61,6 +68,16 @@ def lower(
         transform.DeadCodeElimination(),
     ]
     return _apply(passes, fast.module, target, model), fast
+
+
+def fold(module: tvm.IRModule, target: tvm.target.Target, model: LoadedModel) -> tvm.IRModule:
+    """The module as layers are read from it, with all that is constant computed.
+
+    Raises what `lower` raises.
+    """
+    folded = _apply([relax.transform.FoldConstant()], keep_integers(module), target, model)
+    _check_shapes(folded["main"], model)
+    return folded
 
 
 def _pad(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

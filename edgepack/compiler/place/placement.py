@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from tvm import relax
 
+from edgepack.compiler.choices import NO_CHOICES, Choices, Way
 from edgepack.compiler.layers.fuse import fuse
 from edgepack.compiler.layers.layer import (
     Conversion,
@@ -23,6 +24,7 @@ from edgepack.compiler.layers.layer import (
     View,
 )
 from edgepack.compiler.layers.read import read_layers
+from edgepack.compiler.layers.signature import signature_of
 from edgepack.compiler.layers.tensors import extent, shape_of, variables
 from edgepack.compiler.layers.turn import turn
 from edgepack.compiler.origin import origin_of
@@ -72,6 +74,7 @@ class Placement:
     """
 
     cpu: CpuModel
+    choices: Choices
     layers: tuple[PlacedLayer, ...]
     layouts: Mapping[Value, Blocked]
     roots: Mapping[Value, Value]
@@ -84,14 +87,19 @@ class Placement:
 
     def site(self, layer: Layer, *, by_pixels: bool) -> LayerSite:
         """Where a layer with a rule is; see `LayerSite`."""
-        return _site(layer, self.layouts, self.cpu, by_pixels=by_pixels)
+        choice = self.choices.get(signature_of(layer))
+        return _site(layer, self.layouts, self.cpu, by_pixels=by_pixels, choice=choice)
 
 
 def place_layers(
-    main: relax.Function, cpu: CpuModel, rules: Sequence[Rule], precision: Precision = FULL
+    main: relax.Function,
+    cpu: CpuModel,
+    rules: Sequence[Rule],
+    precision: Precision = FULL,
+    choices: Choices = NO_CHOICES,
 ) -> Placement:
     """Place the layers of a function of one dataflow block. The first rule that takes a layer
-    makes it."""
+    makes it, unless `choices` name another one that can."""
     # There are products of rows with whole weights only.
     read = read_layers(main, matrices_in_rows=not precision.is_half)
     layers, roots = _without_views(read)
@@ -101,7 +109,7 @@ def place_layers(
     layers = [_with_precision(layer, precision, cpu) for layer in turned.layers]
     roots = {value: turned.same.get(root, root) for value, root in roots.items()}
     roots |= turned.same
-    taken = _take(layers, cpu, rules)
+    taken = _take(layers, cpu, rules, choices)
     layers = _with_conversions(layers, taken)
     halos = _halos(layers, taken)
     layers = _with_means(layers, taken)
@@ -112,11 +120,12 @@ def place_layers(
         rule = taken.get(layer.output)
         if rule is None or rule.alias is None:
             return PlacedLayer(layer=layer, rule=rule)
-        site = _site(layer, layouts, cpu, by_pixels=False)
+        site = _site(layer, layouts, cpu, by_pixels=False, choice=None)
         return PlacedLayer(layer=layer, rule=rule, alias=_alias(rule.alias, site, slots))
 
     return Placement(
         cpu=cpu,
+        choices=choices,
         layers=tuple(map(placed, layers)),
         layouts=layouts,
         roots=roots,
@@ -197,7 +206,9 @@ def _with_conversions(layers: Sequence[Layer], taken: MutableMapping[Value, Rule
 # ------------------------------------------------ rules
 
 
-def _take(layers: Sequence[Layer], cpu: CpuModel, rules: Sequence[Rule]) -> dict[Value, Rule]:
+def _take(
+    layers: Sequence[Layer], cpu: CpuModel, rules: Sequence[Rule], choices: Choices
+) -> dict[Value, Rule]:
     """Who makes each result; what is left out stays with TVM."""
     taken: dict[Value, Rule] = {}
     for layer in layers:
@@ -208,8 +219,13 @@ def _take(layers: Sequence[Layer], cpu: CpuModel, rules: Sequence[Rule]) -> dict
             read = (*layer.inputs, *layer.operands)
             if not any(value in taken for value in read) or _grows_at_the_end(layer, layers):
                 continue
-        able = (rule for rule in rules if rule.halves or layer.element != FLOAT16)
-        rule = next((rule for rule in able if rule.takes(layer, cpu)), None)
+        able = [rule for rule in rules if rule.halves or layer.element != FLOAT16]
+        choice = choices.get(signature_of(layer)) if choices else None
+        rule = None
+        if choice is not None:
+            named = (rule for rule in able if rule.name == choice.rule)
+            rule = next((rule for rule in named if rule.can(layer, cpu)), None)
+        rule = rule or next((rule for rule in able if rule.takes(layer, cpu)), None)
         if rule is not None:
             taken[layer.output] = rule
     return taken
@@ -354,7 +370,12 @@ def _layouts(
 
 
 def _site(
-    layer: Layer, layouts: Mapping[Value, Blocked], cpu: CpuModel, *, by_pixels: bool
+    layer: Layer,
+    layouts: Mapping[Value, Blocked],
+    cpu: CpuModel,
+    *,
+    by_pixels: bool,
+    choice: Way | None,
 ) -> LayerSite:
     return LayerSite(
         layer=layer,
@@ -364,6 +385,7 @@ def _site(
         mean=layouts[layer.mean] if layer.mean is not None else None,
         by_pixels=by_pixels,
         cpu=cpu,
+        choice=choice,
     )
 
 

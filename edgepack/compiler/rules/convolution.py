@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgepack.compiler.choices import PANELS, PIXELS, Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
@@ -13,14 +14,20 @@ from edgepack.compiler.tiles.element import FLOAT16
 from edgepack.compiler.tiles.layout import Halo, Image, Planar, conv_halo
 from edgepack.compiler.tiles.product import (
     MOST_COLUMNS,
+    Partition,
     ProductLoops,
     Shape,
     Window,
     choose_tile,
     pack_bias,
     pack_weights,
+    rank_tiles,
     stored_halves,
+    stream_cycles,
 )
+
+# How many more tiles come before a tile with the other order of its loops.
+_OTHER_ORDER = 2.5
 
 
 def halo(layer: Layer) -> Halo:
@@ -79,12 +86,14 @@ def make(site: LayerSite) -> LayerKernel:
     shape = Shape.of(weight, source, output)
     flat = is_flat(operator, site)
     view_out = output.flat if flat else output
+    choice = site.chosen(RULE.name)
     chosen = choose_tile(
         view_out,
         blocks=shape.out_blocks,
         reduction=shape.reduction,
         cpu=site.cpu,
         groups=shape.groups,
+        choice=choice,
     )
     packed = pack_weights(weight, shape, chosen.vectors)
     packed_bias = pack_bias(operator.bias, output, site.cpu)
@@ -105,6 +114,7 @@ def make(site: LayerSite) -> LayerKernel:
         epilogue=site.epilogue(flat=flat, pixels=chosen.pixels),
         clears=True,
         halves=halves,
+        order=choice.order if choice else "",
     )
     whole = tir.sequence(
         loops.epilogue.clear_around_means(),
@@ -146,6 +156,47 @@ def make(site: LayerSite) -> LayerKernel:
     )
 
 
+def ways(site: LayerSite) -> list[Ranked]:
+    """All tiles, with either order of the loops."""
+    operator = site.layer.operator
+    assert isinstance(operator, Convolution)
+    source, output = site.inputs[0], site.output
+    merged = merged_groups(operator, source.block, output.block)
+    weight = dense_weight(operator, merged)
+    shape = Shape.of(weight, source, output)
+    flat = is_flat(operator, site)
+    view_in, view_out = (source.flat, output.flat) if flat else (source, output)
+    tiles = rank_tiles(
+        view_out,
+        blocks=shape.out_blocks,
+        reduction=shape.reduction,
+        cpu=site.cpu,
+        groups=shape.groups,
+    )
+    # As `plain_cycles` of Winograd's plan, so that the two can be compared.
+    streamed = stream_cycles(shape.weight_bytes * shape.groups, 1, site.cpu)
+    prepared = site.layer.weights != site.layer.element
+    found = []
+    for number, item in enumerate(tiles):
+        partition = Partition(
+            cpu=site.cpu,
+            shape=shape,
+            tile=item,
+            source=view_in,
+            target=view_out,
+            prepared=prepared,
+        )
+        first = PIXELS if partition.pixels_outer else PANELS
+        # The other order costs more memory traffic, which the cost model has no cycles for.
+        orders = [first] if prepared else [first, PANELS if first == PIXELS else PIXELS]
+        for turn, order in enumerate(orders):
+            choice = Way(rule=RULE.name, pixels=item.pixels, vectors=item.vectors, order=order)
+            found.append(
+                (number + _OTHER_ORDER * turn, Ranked(choice=choice, cycles=item.cycles + streamed))
+            )
+    return [way for _, way in sorted(found, key=lambda pair: pair[0])]
+
+
 def is_flat(operator: Convolution, site: LayerSite) -> bool:
     """Whether rows do not matter: 1x1 on tensors without halos is one long row of pixels."""
     layouts = (site.inputs[0], site.output, *site.operands)
@@ -159,6 +210,12 @@ def is_flat(operator: Convolution, site: LayerSite) -> bool:
 def takes(layer: Layer, _cpu: CpuModel) -> bool:
     """Every convolution."""
     return isinstance(layer.operator, Convolution)
+
+
+def _can_take(layer: Layer, _cpu: CpuModel) -> bool:
+    """Those of one group; a gate and the transposed ones are for other rules."""
+    operator = layer.operator
+    return type(operator) is Convolution and operator.groups == 1 and not operator.gated
 
 
 def reads_planar(layer: Layer, cpu: CpuModel) -> bool:
@@ -177,5 +234,12 @@ def reads_planar(layer: Layer, cpu: CpuModel) -> bool:
 
 
 RULE = Rule(
-    name="conv", takes=takes, make=make, halo=halo, reads_planar=reads_planar, averages=True
+    name="conv",
+    takes=takes,
+    make=make,
+    halo=halo,
+    reads_planar=reads_planar,
+    averages=True,
+    ways=ways,
+    can_take=_can_take,
 )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tvm import tirx
 
+from edgepack.compiler.choices import Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import convolution
@@ -91,8 +92,8 @@ def halo(layer: Layer) -> Halo:
     return replace(around, top=0, bottom=0) if left_out else around
 
 
-def _pixels(width: int, operator: Convolution, cpu: CpuModel) -> int:
-    """Pixels per tile: as few input loads per result as registers allow.
+def _pixels(width: int, operator: Convolution, cpu: CpuModel) -> list[int]:
+    """Pixels per tile, best first: as few input loads per result as registers allow.
 
     The smaller tile that ends a row is charged like a full one.
     """
@@ -106,7 +107,7 @@ def _pixels(width: int, operator: Convolution, cpu: CpuModel) -> int:
         one = loads / cpu.loads_per_cycle + pixels * product(operator.kernel) + 4 * pixels + 10
         return -(-width // pixels) * one
 
-    return min(range(1, min(width, most) + 1), key=lambda pixels: (cost(pixels), -pixels))
+    return sorted(range(1, min(width, most) + 1), key=lambda pixels: (cost(pixels), -pixels))
 
 
 def _even_parts(width: int, most: int) -> int:
@@ -152,8 +153,10 @@ class _DepthwiseKernel:
         self.packed = pack_weights(operator.weight, site.output)
         self.weights = tir.buffer("weights", self.packed.shape, element.name)
         self.bias = tir.buffer("bias", self.packed_bias.shape, sums)
+        choice = site.chosen(RULE.name)
+        wanted = choice.pixels if choice else 0
         if isa is not None and in_assembly:
-            self.pixels = _even_parts(site.output.width, most)
+            self.pixels = wanted if 0 < wanted <= most else _even_parts(site.output.width, most)
             # A pass over the results is one over a whole row.
             finishes = micro.assembly_epilogue(site.layer.expression) is not None
             tile = self.pixels if finishes else site.output.width
@@ -162,7 +165,8 @@ class _DepthwiseKernel:
                 isa, self.source, self.target, self.weights, self.bias, self.epilogue
             )
         else:
-            self.pixels = _pixels(site.output.width, operator, site.cpu)
+            tiles = _pixels(site.output.width, operator, site.cpu)
+            self.pixels = wanted if wanted in tiles else tiles[0]
             self.epilogue = site.epilogue(pixels=self.pixels, parts=self.parts)
 
     def kernel(self) -> LayerKernel:
@@ -376,4 +380,22 @@ class _DepthwiseKernel:
         return names.done()
 
 
-RULE = Rule(name="depthwise", takes=takes, make=make, halo=halo, averages=True)
+def ways(site: LayerSite) -> list[Ranked]:
+    """Tiles that cut a row into equal parts; where LLVM has the registers, all that it can hold.
+
+    The cost model has one figure for all of them.
+    """
+    kernel = _DepthwiseKernel(site)
+    width = site.output.width
+    if kernel.tiles is not None:
+        most = kernel.pixels
+        tiles = sorted({_even_parts(width, size) for size in range(1, most + 1)}, reverse=True)
+    else:
+        tiles = _pixels(width, kernel.operator, site.cpu)
+    return [
+        Ranked(choice=Way(rule=RULE.name, pixels=pixels, vectors=1), cycles=kernel.cycles)
+        for pixels in tiles
+    ]
+
+
+RULE = Rule(name="depthwise", takes=takes, make=make, halo=halo, averages=True, ways=ways)

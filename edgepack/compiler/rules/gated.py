@@ -9,6 +9,7 @@ cache.
 
 from __future__ import annotations
 
+from edgepack.compiler.choices import Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.rules import convolution
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
@@ -21,6 +22,7 @@ from edgepack.compiler.tiles.product import (
     choose_tile,
     pack_bias,
     pack_weights,
+    rank_tiles,
 )
 
 
@@ -37,7 +39,13 @@ def make(site: LayerSite) -> LayerKernel:
     shape = Shape.of(operator.weight[None], source, output)
     flat = convolution.is_flat(operator, site)
     view = output.flat if flat else output
-    chosen = choose_tile(view, blocks=shape.out_blocks, reduction=shape.reduction, cpu=site.cpu)
+    chosen = choose_tile(
+        view,
+        blocks=shape.out_blocks,
+        reduction=shape.reduction,
+        cpu=site.cpu,
+        choice=site.chosen(RULE.name),
+    )
     packed = pack_weights(operator.weight[None], shape, chosen.vectors)
     packed_bias = pack_bias(operator.bias, output, site.cpu)
     weights, scaled = (
@@ -109,4 +117,20 @@ def make(site: LayerSite) -> LayerKernel:
     )
 
 
-RULE = Rule(name="gated", takes=takes, make=make)
+def ways(site: LayerSite) -> list[Ranked]:
+    """All tiles."""
+    operator, output = site.layer.operator, site.output
+    assert isinstance(operator, Convolution)
+    shape = Shape.of(operator.weight[None], site.inputs[0], output)
+    view = output.flat if convolution.is_flat(operator, site) else output
+    tiles = rank_tiles(view, blocks=shape.out_blocks, reduction=shape.reduction, cpu=site.cpu)
+    return [
+        Ranked(
+            choice=Way(rule=RULE.name, pixels=item.pixels, vectors=item.vectors),
+            cycles=item.cycles,
+        )
+        for item in tiles
+    ]
+
+
+RULE = Rule(name="gated", takes=takes, make=make, ways=ways)

@@ -9,6 +9,7 @@ from enum import Enum, auto
 import numpy as np
 from tvm import relax, tirx
 
+from edgepack.compiler.choices import Ranked, Way
 from edgepack.compiler.layers.layer import Layer, Value
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import ELEMENTS, Element
@@ -22,7 +23,8 @@ class LayerSite:
 
     `by_pixels` tells how the cores shared the kernel that made the first input: each core made some
     pixels in all channels, which are in its own cache now. Otherwise each made some channels of all
-    pixels, or one core made everything.
+    pixels, or one core made everything. `choice` is how the kernel is to be made, if not as the
+    cost model says.
     """
 
     layer: Layer
@@ -32,6 +34,11 @@ class LayerSite:
     mean: Blocked | None = None
     by_pixels: bool = False
     cpu: CpuModel
+    choice: Way | None = None
+
+    def chosen(self, rule: str) -> Way | None:
+        """How a kernel of this rule is to be made, if something else than the cost model says."""
+        return self.choice if self.choice is not None and self.choice.rule == rule else None
 
     def epilogue(self, *, flat: bool = False, pixels: int = 1, parts: int = 1) -> Epilogue:
         """The layer's expression inside a kernel; see `Epilogue`."""
@@ -99,6 +106,10 @@ def _no_halo(_layer: Layer) -> Halo:
     return NO_HALO
 
 
+def _no_ways(_site: LayerSite) -> list[Ranked]:
+    return []
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """`takes` says whether a layer is this rule's, `make` makes its kernel.
@@ -110,6 +121,10 @@ class Rule:
     `is_mean`: its result is the mean of each channel of its input. `averages`: its kernel can make
     that as a second result, so that the next layer is spared.
     `alias` says how its result can be had without a kernel.
+
+    `ways` are all ways to make a layer's kernel, each as a choice that says everything; the first
+    is the rule's own, and the cheapest by the cost model. `can_take` is there if it can make
+    layers that it does not take, for another rule makes them faster.
     """
 
     name: str
@@ -122,6 +137,12 @@ class Rule:
     averages: bool = False
     is_mean: bool = False
     alias: Alias | None = None
+    ways: Callable[[LayerSite], list[Ranked]] = _no_ways
+    can_take: Callable[[Layer, CpuModel], bool] | None = None
+
+    def can(self, layer: Layer, cpu: CpuModel) -> bool:
+        """Whether it can make a layer, be it faster or not."""
+        return (self.can_take or self.takes)(layer, cpu)
 
 
 def element_of(value: relax.Expr) -> Element:

@@ -26,6 +26,7 @@ from functools import partial
 import numpy as np
 from tvm import tirx
 
+from edgepack.compiler.choices import Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.rules import convolution
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
@@ -47,7 +48,10 @@ from edgepack.compiler.tiles.product import (
     Shape,
     Window,
     pack_weights,
+    rank_tiles,
 )
+
+_NAME = "winograd"
 
 
 class _WinogradKernel:
@@ -61,7 +65,7 @@ class _WinogradKernel:
         operator = site.layer.operator
         assert isinstance(operator, Convolution)
         self.site, self.operator = site, operator
-        self.plan = plan(site.layer, site.cpu, sizes)
+        self.plan = plan(site.layer, site.cpu, sizes, site.chosen(_NAME))
         cpu = site.cpu
         self.channels = channels_of(site.layer, cpu)
         self.workers = cpu.cores if worth_sharing(self.plan.cycles, cpu) else 1
@@ -571,12 +575,44 @@ def rule(sizes: Collection[int] = tuple(toom_cook.POINTS), *, always: bool = Fal
         return _WinogradKernel(site, sizes).kernel()
 
     return Rule(
-        name="winograd",
+        name=_NAME,
         takes=takes,
         make=make,
         halo=convolution.halo,
         more_weights=True,
         halves=False,
+        ways=partial(_ways, sizes),
+        can_take=lambda layer, _cpu: can_take(layer),
+    )
+
+
+def _ways(sizes: Collection[int], site: LayerSite) -> list[Ranked]:
+    """Each size of tiles with each tile of the products."""
+    found = []
+    for results in sizes:
+        best = plan(site.layer, site.cpu, (results,))
+        channels, grid = channels_of(site.layer, site.cpu), best.grid
+        layout = scratch_layout(
+            channels.outs, channels.out_block, 1, 1, grid.tiles, channels.element
+        )
+        tiles = rank_tiles(
+            replace(layout, width=grid.tiles),
+            blocks=channels.out_blocks,
+            reduction=channels.ins,
+            cpu=site.cpu,
+            groups=best.positions,
+        )
+        # The chunks of the best one: what another tile costs beside it.
+        beside = best.cycles - grid.chunks * site.output.batch * best.product.cycles
+        for item in tiles:
+            cycles = beside + grid.chunks * site.output.batch * item.cycles
+            choice = Way(rule=_NAME, pixels=item.pixels, vectors=item.vectors, results=results)
+            found.append(Ranked(choice=choice, cycles=cycles))
+    own = plan(site.layer, site.cpu, sizes)
+    tile = (own.results, own.product.pixels, own.product.vectors)
+    return sorted(
+        found,
+        key=lambda way: ((way.choice.results, *(way.choice.tile or ())) != tile, way.cycles),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
+from edgepack.compiler.choices import Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.tiles import tile, toom_cook
@@ -122,9 +123,17 @@ def _grids(rows: int, columns: int) -> Iterator[TileGrid]:
 
 
 def plan(
-    layer: Layer, cpu: CpuModel, sizes: Collection[int] = tuple(toom_cook.POINTS)
+    layer: Layer,
+    cpu: CpuModel,
+    sizes: Collection[int] = tuple(toom_cook.POINTS),
+    choice: Way | None = None,
 ) -> WinogradPlan:
-    """The cheapest way to compute a layer by Winograd's algorithm, with tiles of one of `sizes`."""
+    """The cheapest way to compute a layer by Winograd's algorithm, with tiles of one of `sizes`.
+
+    A `choice` says which of them, and which tile the products have.
+    """
+    if choice is not None and choice.results in sizes:
+        sizes = (choice.results,)
     batch, _, height, width = extent(layer.output)
     channels = channels_of(layer, cpu)
     found = []
@@ -133,7 +142,7 @@ def plan(
         for grid in set(_grids(rows, columns)):
             scratch = _scratch_bytes(channels, (results + 2) ** 2, grid.tiles)
             if scratch <= cpu.l2_bytes or grid.tiles <= _FEW_TILES:
-                found.append(_cost(channels, results, grid, batch, cpu))
+                found.append(_cost(channels, results, grid, batch, cpu, choice))
     # Of those that cost the same, nearly, the one that leaves the cores least to wait for.
     enough = 1.01 * min(item.cycles for item in found)
     return min(
@@ -143,7 +152,12 @@ def plan(
 
 
 def _cost(
-    channels: Channels, results: int, grid: TileGrid, batch: int, cpu: CpuModel
+    channels: Channels,
+    results: int,
+    grid: TileGrid,
+    batch: int,
+    cpu: CpuModel,
+    choice: Way | None,
 ) -> WinogradPlan:
     positions = (results + 2) ** 2
     chunks = grid.chunks * batch
@@ -154,6 +168,7 @@ def _cost(
         reduction=channels.ins,
         cpu=cpu,
         groups=positions,
+        choice=choice,
     )
     weights = (
         channels.element.bytes * positions * channels.ins * channels.out_blocks * channels.out_block

@@ -45,7 +45,7 @@ def parts(total: int, size: int) -> Iterator[tuple[int, int]]:
         yield total % size, 1
 
 
-def choose(
+def ranked(
     *,
     width: int,
     rows: int,
@@ -57,8 +57,8 @@ def choose(
     kr: int = 1,
     fits: Callable[[int, int], bool] | None = None,
     most_vectors: int = _MOST_VECTORS,
-) -> RegisterTile:
-    """The cheapest tile for `rows` rows of `width` pixels and `blocks` blocks of channels.
+) -> list[RegisterTile]:
+    """All tiles for `rows` rows of `width` pixels and `blocks` blocks of channels, cheapest first.
 
     Each block is `lanes` results. `reduction` is the number of multiply-adds per result, of which a
     step does `kr`, and one instruction lanes * kr on a vector of so many elements;
@@ -78,7 +78,7 @@ def choose(
         for pixels in range(1, min(_MOST_PIXELS, width) + 1)
         if fits(pixels, vectors)
     )
-    return min(candidates, key=lambda tile: tile.cycles)
+    return sorted(candidates, key=lambda tile: tile.cycles)
 
 
 def _llvm_holds(pixels: int, vectors: int, cpu: CpuModel) -> bool:

@@ -6,18 +6,21 @@ the loops, `by_llvm` and `by_assembly` the code of a tile.
 
 from edgepack.compiler.tiles.product.by_llvm import MOST_COLUMNS
 from edgepack.compiler.tiles.product.loops import ProductLoops
+from edgepack.compiler.tiles.product.partition import Partition
 from edgepack.compiler.tiles.product.shape import (
     Shape,
     Window,
     choose_tile,
     pack_bias,
     pack_weights,
+    rank_tiles,
     stream_cycles,
 )
 from edgepack.compiler.tiles.product.stored import StoredHalves, stored_halves
 
 __all__ = [
     "MOST_COLUMNS",
+    "Partition",
     "ProductLoops",
     "Shape",
     "StoredHalves",
@@ -25,6 +28,7 @@ __all__ = [
     "choose_tile",
     "pack_bias",
     "pack_weights",
+    "rank_tiles",
     "stored_halves",
     "stream_cycles",
 ]

@@ -36,8 +36,8 @@ class ProductLoops:
     `tensors` are described there. With `clears`, the zeros around the results are written, too.
     `prepare` is what has to be done before a panel of weights is used, given its number and its
     vectors. `halves` are the weights as they are stored, if not as `weights`. The weights start at
-    `first_weight`. Functions that tiles call are kept in `functions`, if given, for several
-    products of one kernel.
+    `first_weight`. `order` is that of `Partition`. Functions that tiles call are kept in
+    `functions`, if given, for several products of one kernel.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class ProductLoops:
         prepare: Callable[[tir.Expr, int], tir.Stmt] | None = None,
         halves: StoredHalves | None = None,
         first_weight: tir.Expr = 0,
+        order: str = "",
     ) -> None:
         self.cpu = cpu
         self.shape = shape
@@ -77,6 +78,7 @@ class ProductLoops:
             source=source.layout,
             target=target.layout,
             prepared=self.prepare is not None,
+            order=order,
         )
         tensors = ProductTensors(
             shape=shape,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgepack.compiler.choices import PIXELS
 from edgepack.compiler.tiles import tile
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Blocked
@@ -22,7 +23,8 @@ class Partition:
     """The loops over a group of an image: panels of weights, and rows of tiles.
 
     `source` and `target` are the layouts as the product sees them. Where panels are `prepared`
-    before they are used, they are the outer loop.
+    before they are used, they are the outer loop; else what `order` says, a word of
+    `choices.ORDERS`.
     """
 
     cpu: CpuModel
@@ -31,10 +33,13 @@ class Partition:
     source: Blocked
     target: Blocked
     prepared: bool = False
+    order: str = ""
 
     @property
     def pixels_outer(self) -> bool:
         """Whether each row of pixels is finished in all channels before the next one is read."""
+        if self.order and not self.prepared:
+            return self.order == PIXELS
         return not self.prepared and _pixels_outer(self.shape, self.tile, self.source, self.target)
 
     @property

@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 
+from edgepack.compiler.choices import Way
 from edgepack.compiler.tiles import arm, tile
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import Element
@@ -108,7 +109,7 @@ def pack_bias(bias: np.ndarray | None, output: Blocked, cpu: CpuModel) -> np.nda
     return pack_channels(bias, output, kernel.element.name if kernel else None)
 
 
-def choose_tile(
+def rank_tiles(
     output: Blocked,
     *,
     blocks: int,
@@ -116,13 +117,13 @@ def choose_tile(
     cpu: CpuModel,
     groups: int = 1,
     most_vectors: int = 1 << 30,
-) -> tile.RegisterTile:
-    """The cheapest tile for one group's `blocks` blocks of output channels.
+) -> list[tile.RegisterTile]:
+    """All tiles for one group's `blocks` blocks of output channels, the cheapest first.
 
     `reduction` is that of `Shape`.
     """
     kernel = arm.micro_kernel(cpu, output.element)
-    return tile.choose(
+    return tile.ranked(
         width=output.width,
         rows=output.height * output.batch * groups,
         blocks=blocks,
@@ -134,6 +135,29 @@ def choose_tile(
         fits=partial(kernel.fits, registers=cpu.registers) if kernel else None,
         most_vectors=most_vectors,
     )
+
+
+def choose_tile(
+    output: Blocked,
+    *,
+    blocks: int,
+    reduction: int,
+    cpu: CpuModel,
+    groups: int = 1,
+    most_vectors: int = 1 << 30,
+    choice: Way | None = None,
+) -> tile.RegisterTile:
+    """The tile of `choice`, if it has one that can be held, else the cheapest; see `rank_tiles`."""
+    tiles = rank_tiles(
+        output,
+        blocks=blocks,
+        reduction=reduction,
+        cpu=cpu,
+        groups=groups,
+        most_vectors=most_vectors,
+    )
+    wanted = choice.tile if choice else None
+    return next((item for item in tiles if (item.pixels, item.vectors) == wanted), tiles[0])
 
 
 def stream_cycles(weights: int, times: int, cpu: CpuModel) -> float:

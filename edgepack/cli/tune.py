@@ -1,0 +1,163 @@
+"""`edgepack tune`: find faster kernels for a model, on the device."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgepack.base.errors import UsageError
+from edgepack.cli.console import Console, table
+from edgepack.cli.options import (
+    add_device,
+    add_job,
+    check_writable,
+    positive,
+    project_file,
+    project_of,
+    ssh_options,
+)
+
+if TYPE_CHECKING:
+    from edgepack.flow.job import Job
+    from edgepack.tuning.session import Tuned
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_job(parser)
+    add_device(parser, timeout_s=None)
+    parser.add_argument(
+        "--minutes", type=positive, default=10, metavar="N", help="when to stop (default: 10)"
+    )
+    parser.add_argument(
+        "--trials", type=positive, metavar="N", help="stop after so many, if that is sooner"
+    )
+    parser.add_argument(
+        "--emulated",
+        action="store_true",
+        help="tune a virtual board all the same: its times are the emulator's, so what is found is "
+        "written down for no real CPU",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Try, write down what was found, and print what it is worth."""
+    from edgepack.compiler import cpu_key
+    from edgepack.compiler.choices import maker
+    from edgepack.compiler.variants import survey_apart
+    from edgepack.device import open_device
+    from edgepack.flow.job import make_job, model_limits, precision_of
+    from edgepack.flow.records import RecordFile, read_records
+    from edgepack.tuning.rounds import DeviceTimer
+    from edgepack.tuning.session import Budget, Network, tune
+
+    given = args.records
+    own, read = _files(args)
+    args.records = [path for path in read if path.exists()]
+    project = project_of(args)
+    check_writable(own.parent, "--records")
+    job = make_job(project)
+    spec = project.need_device()
+    emulated = spec == "virtual" and not job.board.is_local
+    if emulated and not args.emulated:
+        raise UsageError(
+            "--device virtual: its times are the emulator's, and say nothing of the board",
+            hint="tune on the board itself; to see how it goes all the same, add --emulated",
+        )
+    records = RecordFile(own)
+    others = read_records(path for path in args.records if path != own)
+    records.read()
+    device = open_device(spec, job.board, options=ssh_options(args), progress=console)
+    try:
+        tunables = survey_apart(
+            job.spec,
+            job.board,
+            limits=model_limits(job),
+            smallest=project.optimize == "size",
+            precision=precision_of(job),
+            progress=console,
+        )
+        network = Network(
+            cpu=cpu_key(job.board) + (" emulated" if emulated else ""),
+            compiler=maker(),
+            model=job.model.sha256,
+            tunables=tunables,
+        )
+        folder = f"{project.root or 'edgepack'}/.tuning-{project.name}"
+        with DeviceTimer(job, device, folder, progress=console) as bench:
+            found = tune(
+                network,
+                bench,
+                records,
+                others=others,
+                budget=Budget(minutes=args.minutes, trials=args.trials),
+                progress=console,
+            )
+    finally:
+        device.close()
+    lines = _lines(found, own, job)
+    if found.kernels and given is None and project_file(args) is None:
+        lines += ["", f"to use it: edgepack compile|package|deploy ... --records {own}"]
+    console.data({"records": str(own), **found.to_dict()}, "\n".join(lines))
+    return 0
+
+
+def _files(args: argparse.Namespace) -> tuple[Path, list[Path]]:
+    """The file that is written, and those that are read: of several the first is written."""
+    from edgepack.flow.project import read_record_files
+    from edgepack.flow.records import RECORDS_FILE
+
+    if args.records is not None:
+        if not args.records:
+            raise UsageError("--no-records: what is found has to be written somewhere")
+        return args.records[0], args.records
+    project = project_file(args)
+    read = list(read_record_files(project)) if project is not None else []
+    default = (project.parent if project is not None else Path()) / RECORDS_FILE
+    own = read[0] if read else default
+    return own, read or [own]
+
+
+def _lines(found: Tuned, own: Path, job: Job) -> list[str]:
+    whole = found.confirmation
+    lines = [
+        f"{found.trials} trials, {found.known} known before"
+        + (f", {found.left} left for another time" if found.left else "")
+        + f": {own}"
+    ]
+    if found.noise is not None:
+        lines.append(
+            f"equal runs differed by {found.noise:.1%}"
+            + (": the device is too noisy to tell small gains" if found.is_noisy else "")
+            + (f"; {found.repeated} blocks were repeated" if found.repeated else "")
+        )
+    if found.conditions:
+        before, *_, after = found.conditions
+        lines += [f"before    {before}", f"after     {after}"]
+    name = job.project.name
+    if whole is None:
+        lines.append(f"{name}: no kernel was found that is faster by more than the noise")
+        return lines
+    lines.append(
+        f"{name}: {whole.default_ms:.2f} ms untuned, {whole.ms:.2f} ms tuned: {whole.ratio:.3f}, "
+        f"with 95 % confidence {whole.low:.3f} to {whole.high:.3f}"
+        + ("" if whole.kept else "; nothing is kept")
+    )
+    rows = [
+        (
+            str(trial.choice),
+            f"{trial.default_ms:.3f}",
+            f"{trial.ms:.3f}",
+            f"{trial.ratio:.3f}",
+            kernel,
+        )
+        for kernel, trial in sorted(
+            found.kernels.items(),
+            key=lambda item: item[1].default_ms * (item[1].ratio - 1),
+        )
+    ]
+    if rows:
+        lines += ["", table(rows, ("CHOICE", "MS BEFORE", "MS", "RATIO", "KERNEL"))]
+    return lines

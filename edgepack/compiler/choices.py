@@ -1,0 +1,93 @@
+"""How a kernel is made where not as the cost model says: what was found by tuning on a device.
+
+A layer is known by its signature (`layers.signature`), so that what was found in one network holds
+for an equal layer of another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+PANELS, PIXELS = "panels", "pixels"
+ORDERS = ("", PANELS, PIXELS)
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Way:
+    """One way to make a layer's kernel: a rule of `rules.table`, and what it is to do.
+
+    `pixels` x `vectors` is the register tile, and `order` what the outer loop of a product goes
+    over: panels of weights, or pixels. `results` is Winograd's m. What is 0 or "" is left to the
+    cost model, and so is a tile that cannot be held.
+    """
+
+    rule: str
+    pixels: int = 0
+    vectors: int = 0
+    order: str = ""
+    results: int = 0
+
+    def __str__(self) -> str:
+        words = [self.rule]
+        if self.results:
+            words.append(f"F({self.results}x{self.results})")
+        if self.pixels:
+            words.append(f"{self.pixels}x{max(1, self.vectors)}")
+        if self.order:
+            words.append(f"{self.order} outside")
+        return " ".join(words)
+
+    @property
+    def tile(self) -> tuple[int, int] | None:
+        """Pixels and vectors, if they are given."""
+        return (self.pixels, self.vectors) if self.pixels and self.vectors else None
+
+
+Choices = Mapping[str, Way]
+"""By a layer's signature."""
+
+NO_CHOICES: Choices = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """A choice with the cost model's cycles for it."""
+
+    choice: Way
+    cycles: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tunable:
+    """A kernel of a network of which there is more than one way to make it.
+
+    `layers` are the names of the ONNX nodes that it computes, one for each call. `default` is what
+    the cost model takes, `others` what else there is, the cheapest by the cost model first.
+    """
+
+    signature: str
+    layers: tuple[str, ...]
+    default: Ranked
+    others: tuple[Ranked, ...]
+
+
+# What decides about a kernel's machine code. A change of any of it makes what was measured void.
+_MAKERS = ("backend", "kernels", "layers", "place", "rules", "tiles")
+
+
+@cache
+def maker() -> str:
+    """The compiler that makes the kernels: 12 hex digits of a hash of its sources, and TVM's."""
+    folder = Path(__file__).parent
+    digest = hashlib.sha256(importlib.metadata.version("apache-tvm").encode())
+    for room in _MAKERS:
+        for path in sorted((folder / room).rglob("*.py")):
+            digest.update(str(path.relative_to(folder)).encode() + b"\0")
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,51 @@
+"""What tells the kernel of a layer from those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgepack.compiler.layers.layer import Convolution, Layer, TransposedConvolution
+from edgepack.compiler.layers.tensors import extent
+from edgepack.compiler.tiles.expression import Operand, Operation
+
+
+def signature_of(layer: Layer) -> str:
+    """A line that equal layers have in common; "" for those that there is one kernel for.
+
+    For example `conv float32 1x32x56x56 3x3 stride=1x1 pad=1x1 to 64x56x56 maximum,minimum`: the
+    elements, the input as NCHW, the window, its stride, the padding at top and left, the output as
+    CHW, and the arithmetic on each result, where [t] reads another tensor and [c] a value per
+    channel of one. Dilation, groups and the elements of the weights are named where they are not
+    the usual ones.
+    """
+    operator = layer.operator
+    if not isinstance(operator, Convolution) or isinstance(operator, TransposedConvolution):
+        return ""
+    made = extent(layer.output)
+    words = [
+        "gated" if operator.gated else "conv",
+        str(layer.element),
+        _by_x(extent(layer.inputs[0])),
+        _by_x(operator.kernel),
+        f"stride={_by_x(operator.stride)}",
+        f"pad={_by_x(operator.before)}",
+        f"to {_by_x(made[1:])}",
+    ]
+    if operator.dilation != (1, 1):
+        words.append(f"dilation={_by_x(operator.dilation)}")
+    if operator.groups > 1:
+        words.append(f"groups={operator.groups}")
+    if layer.weights != layer.element:
+        words.append(f"weights={layer.weights}")
+    if layer.expression:
+        words.append(",".join(map(_operation, layer.expression)))
+    return " ".join(words)
+
+
+def _operation(operation: Operation) -> str:
+    reads = [item for item in operation.arguments if isinstance(item, Operand)]
+    return operation.name + "".join("[c]" if item.pixel else "[t]" for item in reads)
+
+
+def _by_x(sizes: Sequence[int]) -> str:
+    return "x".join(map(str, sizes))

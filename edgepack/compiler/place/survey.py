@@ -1,0 +1,67 @@
+"""Which kernels of a network can be made in several ways, and what the cost model says of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgepack.compiler.choices import Ranked, Tunable
+from edgepack.compiler.layers.signature import signature_of
+from edgepack.compiler.origin import merge, origin_of
+from edgepack.compiler.place.placement import PlacedLayer, Placement
+from edgepack.compiler.rules.rule import Rule
+from edgepack.compiler.tiles.element import FLOAT16
+
+
+def survey(placement: Placement, rules: Sequence[Rule]) -> tuple[Tunable, ...]:
+    """Those of a placement without choices; `rules` are what it was placed by.
+
+    Equal layers are one kernel, of which the first place in the network decides what there is.
+    """
+    found: dict[str, list[PlacedLayer]] = {}
+    for placed in placement.layers:
+        signature = signature_of(placed.layer)
+        if placed.rule is not None and placed.alias is None and signature:
+            found.setdefault(signature, []).append(placed)
+    tunables = (
+        _tunable(signature, layers, placement, rules) for signature, layers in found.items()
+    )
+    return tuple(tunable for tunable in tunables if tunable is not None)
+
+
+def _tunable(
+    signature: str, layers: Sequence[PlacedLayer], placement: Placement, rules: Sequence[Rule]
+) -> Tunable | None:
+    layer, taken = layers[0].layer, layers[0].rule
+    assert taken is not None
+    site = placement.site(layer, by_pixels=False)
+    own = taken.ways(site)
+    others = [
+        way
+        for rule in rules
+        if rule is not taken and rule.can_take is not None and rule.can(layer, placement.cpu)
+        if rule.halves or layer.element != FLOAT16
+        for way in rule.ways(site)[:_OF_ANOTHER_RULE]
+    ]
+    if not own or len(own) + len(others) == 1:
+        return None
+    origins = (merge(origin_of(value) for _, value in item.layer.bindings) for item in layers)
+    return Tunable(
+        signature=signature,
+        layers=tuple(origin.name if origin else "" for origin in origins),
+        default=own[0],
+        others=tuple(_in_turns(own[1:], others)),
+    )
+
+
+# Tiles of a rule that the cost model does not take.
+_OF_ANOTHER_RULE = 4
+
+
+def _in_turns(own: Sequence[Ranked], others: Sequence[Ranked]) -> list[Ranked]:
+    """Two of the rule's own ways, one of another rule's, and so on."""
+    own, others = list(own), list(others)
+    result = []
+    while own or others:
+        result += own[:2] + others[:1]
+        del own[:2], others[:1]
+    return result

@@ -1,0 +1,241 @@
+"""Several plans of one model on one kernel library and one parameter file, for tuning.
+
+Kernels and parameters that plans have in common are there once, so that a dozen plans are not much
+larger than one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgepack.base.apart import Limits
+from edgepack.base.paths import atomic_dir
+from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.boards import Board
+from edgepack.compiler.backend.report import LayerReport
+from edgepack.compiler.choices import Choices, Tunable
+from edgepack.compiler.limited import within
+from edgepack.compiler.precision import FULL, Precision
+from edgepack.model import ModelSpec
+from edgepack.native.toolchain import Toolchain
+
+if TYPE_CHECKING:
+    from edgepack.compiler.backend.plan import Plan
+
+
+_OBJECTS = "kernels.o"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variants:
+    """A folder with model.so, params.bin and a plan for each set of choices.
+
+    `graphs` are the plans' files, `layers` a report of each call of each plan.
+    """
+
+    folder: Path
+    graphs: tuple[Path, ...]
+    layers: tuple[tuple[LayerReport, ...], ...]
+
+    @property
+    def library(self) -> Path:
+        """The kernels of all plans."""
+        return self.folder / "model.so"
+
+    @property
+    def params(self) -> Path:
+        """The parameters of all plans."""
+        return self.folder / "params.bin"
+
+    @property
+    def objects(self) -> Path:
+        """The object file with the kernels."""
+        return self.folder / _OBJECTS
+
+
+def survey_apart(
+    spec: ModelSpec,
+    board: Board,
+    *,
+    limits: Limits,
+    smallest: bool = False,
+    precision: Precision = FULL,
+    progress: Progress = NO_PROGRESS,
+) -> tuple[Tunable, ...]:
+    """The kernels that can be made in several ways, in the order of their first calls.
+
+    In a process of its own. Raises what `compile_apart` raises.
+    """
+    return within(
+        spec.path,
+        limits,
+        progress,
+        _survey_there,
+        spec,
+        board,
+        smallest=smallest,
+        precision=precision,
+    )
+
+
+def _survey_there(
+    spec: ModelSpec, board: Board, *, smallest: bool, precision: Precision
+) -> tuple[Tunable, ...]:
+    from edgepack.base import apart
+    from edgepack.compiler.errors import named_failures
+    from edgepack.compiler.frontend.load import load_model
+    from edgepack.compiler.planning import Planner
+
+    with named_failures(spec.path):
+        planner = Planner(
+            load_model(spec),
+            board,
+            smallest=smallest,
+            precision=precision,
+            progress=apart.progress(),
+        )
+        return planner.survey()
+
+
+def compile_variants(
+    spec: ModelSpec,
+    board: Board,
+    toolchain: Toolchain,
+    out: Path,
+    variants: Sequence[Choices],
+    *,
+    limits: Limits,
+    smallest: bool = False,
+    precision: Precision = FULL,
+    progress: Progress = NO_PROGRESS,
+) -> Variants:
+    """Compile a model once for each of `variants`, into the folder `out`, which is replaced.
+
+    In a process of its own, each variant within `limits`. Raises what `compile_apart` raises.
+    """
+    count = len(variants)
+    return within(
+        spec.path,
+        Limits(memory_mb=limits.memory_mb * 2, cpu_s=limits.cpu_s * count),
+        progress,
+        _compile_there,
+        spec,
+        board,
+        toolchain,
+        out,
+        [dict(choices) for choices in variants],
+        smallest=smallest,
+        precision=precision,
+    )
+
+
+def _compile_there(
+    spec: ModelSpec,
+    board: Board,
+    toolchain: Toolchain,
+    out: Path,
+    variants: Sequence[Choices],
+    *,
+    smallest: bool,
+    precision: Precision,
+) -> Variants:
+    from edgepack.base import apart
+    from edgepack.compiler.backend import build
+    from edgepack.compiler.errors import named_failures
+    from edgepack.compiler.frontend.load import load_model
+    from edgepack.compiler.planning import Planner
+
+    progress = apart.progress()
+    with named_failures(spec.path):
+        planner = Planner(
+            load_model(spec), board, smallest=smallest, precision=precision, progress=progress
+        )
+        joint = _Joint()
+        for index, choices in enumerate(variants):
+            apart.at(f"planning variant {index + 1}", index, len(variants))
+            joint.add(*planner.plan(choices))
+        progress.step(f"compiling {len(joint.kernels)} kernels for {board.cpu}")
+        apart.at(f"making machine code of {len(joint.kernels)} kernels")
+        with atomic_dir(out) as work:
+            build.build_library(
+                joint.kernels, planner.target, toolchain, work / _OBJECTS, work / "model.so"
+            )
+            params = bytes(joint.params)
+            (work / "params.bin").write_bytes(params)
+            names = [f"graph{index}.json" for index in range(len(joint.plans))]
+            for name, plan, layers in zip(names, joint.plans, joint.layers, strict=True):
+                text = replace(plan, params=params).to_json(layers)
+                (work / name).write_text(text, encoding="utf-8")
+    return Variants(
+        folder=out,
+        graphs=tuple(out / name for name in names),
+        layers=tuple(joint.layers),
+    )
+
+
+class _Joint:
+    """Plans that are put together; `kernels` and `params` are those of all of them."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[str, Any] = {}
+        self.params = bytearray()
+        self.plans: list[Plan] = []
+        self.layers: list[tuple[LayerReport, ...]] = []
+        self._places: dict[bytes, int] = {}
+
+    def add(self, plan: Plan, kernels: dict[str, Any], layers: Sequence[LayerReport]) -> None:
+        """One more plan."""
+        names = {name: self._name(name, function) for name, function in kernels.items()}
+        places = self._place(plan)
+        self.plans.append(
+            replace(
+                plan,
+                calls=tuple(replace(call, kernel=names[call.kernel]) for call in plan.calls),
+                tensors=tuple(
+                    replace(tensor, offset=places[tensor.offset])
+                    if tensor.storage == "params"
+                    else tensor
+                    for tensor in plan.tensors
+                ),
+            )
+        )
+        self.layers.append(tuple(replace(layer, kernel=names[layer.kernel]) for layer in layers))
+
+    def _name(self, name: str, function: Any) -> str:
+        """What a kernel is called here: an equal one is there once."""
+        import tvm_ffi
+
+        candidate, count = name, 1
+        while candidate in self.kernels:
+            if tvm_ffi.structural_equal(self.kernels[candidate], function):
+                return candidate
+            count += 1
+            candidate = f"{name}_t{count}"
+        self.kernels[candidate] = function
+        return candidate
+
+    def _place(self, plan: Plan) -> dict[int, int]:
+        """Where the parameters at each offset of a plan are here."""
+        from edgepack.compiler.backend.arena import align
+
+        stored = [tensor for tensor in plan.tensors if tensor.storage == "params"]
+        ends: dict[int, int] = {}  # of stretches that no tensor reaches out of
+        for tensor in sorted(stored, key=lambda tensor: (tensor.offset, -tensor.nbytes)):
+            last = next(reversed(ends), None)
+            if last is not None and tensor.offset < ends[last]:
+                ends[last] = max(ends[last], tensor.offset + tensor.nbytes)
+            else:
+                ends[tensor.offset] = tensor.offset + tensor.nbytes
+        places = {}
+        for tensor in stored:
+            start = max((start for start in ends if start <= tensor.offset), default=tensor.offset)
+            data = plan.params[start : ends[start]]
+            if data not in self._places:
+                self.params.extend(bytes(align(len(self.params)) - len(self.params)))
+                self._places[data] = len(self.params)
+                self.params.extend(data)
+            places[tensor.offset] = self._places[data] + tensor.offset - start
+        return places

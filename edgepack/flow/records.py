@@ -1,0 +1,312 @@
+"""Records of tuning: what was measured on a device, and which kernels are made otherwise for it.
+
+A file has a JSON object on each line, and is only ever appended to. Files are merged by `cat`, in
+any order: what is chosen depends on the set of the lines alone. There are two kinds:
+
+    trial     one way to make one kernel, against the cost model's way, inside a network
+    confirmation   all ways that were chosen for a network, against the untuned network
+
+Whoever made a file, it is read as if by hand: each line has its keys, types and bounds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edgepack.base.errors import ConfigError
+from edgepack.base.tables import Table, parse_json
+from edgepack.compiler.choices import ORDERS, Way
+
+RECORDS_FILE = "tuning.jsonl"
+"""Beside the project file."""
+
+MAX_FILE_BYTES = 64 << 20
+_MAX_LINE_BYTES = 1 << 20
+_MAX_TEXT = 512
+_MAX_MS = 1e7
+_MAX_RATIO = 1e6
+_MAX_BLOCKS = 10_000
+_MAX_TILE = 1 << 20
+_MAX_RESULTS = 16
+_TEXT = re.compile(r"[!-~]+( [!-~]+)*")
+# What a kernel is faster by at least: less is not worth other code.
+_LEAST_GAIN = 0.01
+
+
+class RecordsError(ConfigError):
+    """A line of a file of records that nobody can make anything of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One way to make a kernel, timed beside the cost model's way.
+
+    `cpu` is `choices.cpu_key`, `compiler` `choices.maker`, `kernel` a layer's signature. Times are
+    medians of all calls of the kernel in one run, in milliseconds. `ratio` is the median of choice
+    / default over `blocks` blocks, between `low` and `high` with 95 % confidence. `right`:
+    the network's outputs were the reference's.
+    """
+
+    cpu: str
+    compiler: str
+    kernel: str
+    choice: Way
+    ms: float
+    default_ms: float
+    ratio: float
+    low: float
+    high: float
+    blocks: int
+    right: bool = True
+
+    @property
+    def key(self) -> tuple[str, str, str, Way]:
+        """What is tried once."""
+        return (self.cpu, self.compiler, self.kernel, self.choice)
+
+    @property
+    def wins(self) -> bool:
+        """Whether it is faster by more than the noise."""
+        return self.right and self.high < 1 and self.ratio <= 1 - _LEAST_GAIN
+
+    def to_json(self) -> str:
+        """A line of a file."""
+        values = asdict(self)
+        return _line({"kind": "trial", **values, "choice": _choice_values(self.choice)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmation:
+    """A whole network with the choices of some kernels, timed beside the untuned one.
+
+    `model` is the SHA-256 of the ONNX file. The rest as in `Trial`.
+    """
+
+    cpu: str
+    compiler: str
+    model: str
+    choices: Mapping[str, Way]
+    ms: float
+    default_ms: float
+    ratio: float
+    low: float
+    high: float
+    blocks: int
+    right: bool = True
+
+    @property
+    def kept(self) -> bool:
+        """Whether the network is faster by more than the noise."""
+        return self.right and self.high < 1
+
+    def to_json(self) -> str:
+        """A line of a file."""
+        values = {
+            "kind": "confirmation",
+            **{key: value for key, value in vars(self).items() if key != "choices"},
+            "choices": {
+                kernel: _choice_values(choice) for kernel, choice in sorted(self.choices.items())
+            },
+        }
+        return _line(values)
+
+
+Record = Trial | Confirmation
+
+
+def _line(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, sort_keys=True)
+
+
+def _choice_values(choice: Way) -> dict[str, Any]:
+    """What is not left to the cost model."""
+    values = asdict(choice)
+    return {key: value for key, value in values.items() if value or key == "rule"}
+
+
+# ------------------------------------------------ reading
+
+
+def read_records(files: Iterable[Path]) -> list[Record]:
+    """The records of some files.
+
+    Of a last line that is cut off, nothing is read. Raises `RecordsError`, which names file, line
+    and field.
+    """
+    return [record for file in files for record in _read_file(file)]
+
+
+def _read_file(file: Path) -> list[Record]:
+    try:
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise RecordsError(f"{file}: more than {MAX_FILE_BYTES >> 20} MiB")
+        data = file.read_bytes()
+    except OSError as error:
+        raise RecordsError(f"cannot read {file}: {error.strerror}") from None
+    lines = data.split(b"\n")[:-1]
+    return [_read_line(line, f"{file}: line {i}") for i, line in enumerate(lines, start=1) if line]
+
+
+def _read_line(line: bytes, where: str) -> Record:
+    if len(line) > _MAX_LINE_BYTES:
+        raise RecordsError(f"{where}: more than {_MAX_LINE_BYTES >> 20} MiB")
+    table = Table(parse_json(line, file=where, error=RecordsError), file=where, error=RecordsError)
+    kind = table.take_choice("kind", ("trial", "confirmation"))
+    common: dict[str, Any] = {
+        "cpu": _text(table, "cpu"),
+        "compiler": _text(table, "compiler"),
+        "ms": _number(table, "ms", _MAX_MS),
+        "default_ms": _number(table, "default_ms", _MAX_MS),
+        "ratio": _number(table, "ratio", _MAX_RATIO),
+        "low": _number(table, "low", _MAX_RATIO),
+        "high": _number(table, "high", _MAX_RATIO),
+        "blocks": _count(table, "blocks", 1, _MAX_BLOCKS),
+        "right": table.take("right", bool),
+    }
+    if not common["low"] <= common["ratio"] <= common["high"]:
+        raise table.fail("ratio", f"{common['ratio']} is not between low and high")
+    record: Record
+    if kind == "trial":
+        kernel = _text(table, "kernel")
+        record = Trial(**common, kernel=kernel, choice=_choice(table.take_table("choice")))
+    else:
+        model = table.take("model", str)
+        if not re.fullmatch("[0-9a-f]{64}", model):
+            raise table.fail("model", f"{model!r} is not 64 hex digits")
+        record = Confirmation(**common, model=model, choices=_choices(table))
+    table.finish()
+    return record
+
+
+def _choices(table: Table) -> dict[str, Way]:
+    values: dict[str, Any] = table.take("choices", dict)
+    inner = Table(values, file=table.file, path=table.name("choices"), error=RecordsError)
+    found = {}
+    for kernel in values:
+        if not _TEXT.fullmatch(kernel) or len(kernel) > _MAX_TEXT:
+            raise table.fail("choices", f"{kernel[:80]!r} is no kernel")
+        found[kernel] = _choice(inner.take_table(kernel))
+    return found
+
+
+def _choice(table: Table | None) -> Way:
+    assert table is not None  # required
+    choice = Way(
+        rule=_text(table, "rule"),
+        pixels=_count(table, "pixels", 0, _MAX_TILE),
+        vectors=_count(table, "vectors", 0, _MAX_TILE),
+        order=table.take_choice("order", ORDERS, ""),
+        results=_count(table, "results", 0, _MAX_RESULTS),
+    )
+    table.finish()
+    return choice
+
+
+def _text(table: Table, key: str) -> str:
+    value = table.take(key, str)
+    if not _TEXT.fullmatch(value) or len(value) > _MAX_TEXT:
+        raise table.fail(key, f"{value[:80]!r} is empty, too long or not printable ASCII")
+    return value
+
+
+def _number(table: Table, key: str, most: float) -> float:
+    value = table.take(key, float)
+    if not (math.isfinite(value) and 0 < value <= most):
+        raise table.fail(key, f"{value} is not above 0, or beyond {most:g}")
+    return value
+
+
+def _count(table: Table, key: str, least: int, most: int) -> int:
+    value = table.take(key, int) if least else table.take(key, int, 0)
+    if not least <= value <= most:
+        raise table.fail(key, f"{value} is not from {least} to {most}")
+    return value
+
+
+# ------------------------------------------------ writing
+
+
+class RecordFile:
+    """A file of records that is appended to; several processes may do so at the same time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> list[Record]:
+        """What is there; nothing if there is no file."""
+        return read_records([self.path]) if self.path.exists() else []
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Write records at the end, and to the disk. What was cut off there is overwritten."""
+        data = "".join(f"{record.to_json()}\n" for record in records).encode()
+        with self.path.open("ab+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+# ------------------------------------------------ choosing
+
+
+def trials_of(records: Iterable[Record], *, cpu: str, compiler: str) -> list[Trial]:
+    """Each trial for a CPU by a compiler once, in an order of its own: the surest of equal ones."""
+    found: dict[tuple[str, str, str, Way], Trial] = {}
+    for record in records:
+        if isinstance(record, Trial) and (record.cpu, record.compiler) == (cpu, compiler):
+            before = found.get(record.key)
+            if before is None or _sureness(record) < _sureness(before):
+                found[record.key] = record
+    return [found[key] for key in sorted(found)]
+
+
+def _sureness(trial: Trial) -> tuple[float, str]:
+    return (trial.high / trial.low, trial.to_json())
+
+
+def chosen(records: Sequence[Record], *, cpu: str, compiler: str, model: str) -> dict[str, Trial]:
+    """The best trial of each kernel that won one, by the kernel.
+
+    For the model that has the SHA-256 `model`, choices that did not win together do not count,
+    unless they were part of others that did: then the kernel has the best of those, or none.
+    """
+    confirmations = [
+        record
+        for record in records
+        if isinstance(record, Confirmation)
+        and (record.cpu, record.compiler, record.model) == (cpu, compiler, model)
+    ]
+    kept = {
+        item
+        for confirmation in confirmations
+        if confirmation.kept
+        for item in confirmation.choices.items()
+    }
+    lost = {
+        item
+        for confirmation in confirmations
+        if not confirmation.kept
+        for item in confirmation.choices.items()
+    }
+    winning: dict[str, list[Trial]] = {}
+    for trial in trials_of(records, cpu=cpu, compiler=compiler):
+        if trial.wins:
+            winning.setdefault(trial.kernel, []).append(trial)
+    best = {}
+    for kernel, trials in winning.items():
+        trials.sort(key=lambda trial: (trial.ratio, trial.choice))
+        if (kernel, trials[0].choice) in lost - kept:
+            trials = [trial for trial in trials if (kernel, trial.choice) in kept]  # noqa: PLW2901
+        if trials:
+            best[kernel] = trials[0]
+    return best

@@ -1,0 +1,202 @@
+"""Tuning, end to end: ways to make kernels, all right, and a device whose tuner is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgepack.base.apart import Limits
+from edgepack.boards import get_board
+from edgepack.bundle.bundle import TUNING, open_bundle
+from edgepack.cli import main
+from edgepack.compiler.choices import Way
+from edgepack.compiler.variants import compile_variants, survey_apart
+from edgepack.flow.records import RecordFile, Trial
+from edgepack.model import ModelSpec
+from edgepack.native.toolchain import select
+from tests.boards import own_cache
+from tests.onnx_models import Builder
+from tests.plan_runner import run_plan
+from tests.schemas import check_output
+from tests.targets import save_cases, wrong_outputs
+
+LIMITS = Limits(memory_mb=4096, cpu_s=600)
+IMAGE = (1, 16, 20, 20)
+
+
+def network(path: Path) -> Path:
+    """A kernel of each rule that can be tuned, one of them twice."""
+    net = Builder(seed=3)
+    start = net.op("Relu", net.conv("image", 16, 32, 1))
+    for _ in range(2):
+        start = net.op("Relu", net.conv(start, 32, 32, 3))
+    start = net.op("Relu", net.conv(start, 32, 32, 3, group=32))
+    gate = net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", start), 32, 32, 1))
+    end = net.conv(net.op("Mul", start, gate), 32, 24, 1)
+    return save_cases(path, net, {"image": IMAGE}, {"scores": net.op("GlobalAveragePool", end)})
+
+
+def test_all_ways_to_make_a_kernel_are_right(tmp_path: Path) -> None:
+    """The first few of each kernel, all on one library, against onnxruntime."""
+    path = network(tmp_path / "m.onnx")
+    board = get_board("local")
+    spec = ModelSpec(path=path)
+    tunables = survey_apart(spec, board, limits=LIMITS)
+    rules = {way.choice.rule for one in tunables for way in (one.default, *one.others)}
+    assert rules == {"conv", "depthwise", "gated", "winograd"}
+    assert sorted(len(one.layers) for one in tunables)[-1] == 2
+    for one in tunables:
+        assert one.default not in one.others
+        assert len({way.choice for way in one.others}) == len(one.others)
+    count = 5
+    variants = [
+        {one.signature: one.others[i].choice for one in tunables if i < len(one.others)}
+        for i in range(count)
+    ]
+    # What cannot be made so is made as the cost model says.
+    variants.append({one.signature: Way(rule="conv", pixels=999, vectors=99) for one in tunables})
+    made = compile_variants(
+        spec, board, select(board, "gnu").toolchain, tmp_path / "out", variants, limits=LIMITS
+    )
+    image = np.random.default_rng(0).normal(size=IMAGE).astype("float32")
+    tiles = set()
+    for number, (graph, layers) in enumerate(zip(made.graphs, made.layers, strict=True)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, source in (
+            ("graph.json", graph),
+            ("model.so", made.library),
+            ("params.bin", made.params),
+        ):
+            (folder / name).symlink_to(source)
+        assert wrong_outputs(path, [image], run_plan(folder, [image], runs=2)) == []
+        tiles |= {(layer.signature, layer.rule, layer.tile) for layer in layers if layer.signature}
+    # Each variant is another one, and what they have in common is there once.
+    assert len(tiles) > 3 * len(tunables)
+    called = {
+        call["kernel"] for graph in made.graphs for call in json.loads(graph.read_text())["calls"]
+    }
+    assert len(called) < sum(len(layers) for layers in made.layers) * 0.8
+
+
+# ------------------------------------------------ on this machine as a device
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache() -> Iterator[None]:
+    with own_cache():
+        yield
+
+
+PROJECT = """
+[project]
+name = "tiny"
+model = "tiny.onnx"
+board = "local"
+device = "local"
+"""
+# Ends itself by a signal once so many records are written.
+SESSION = """
+import os, sys
+from pathlib import Path
+from edgepack.base import paths
+from edgepack.cli import main
+from edgepack.flow import records
+left, how = int(sys.argv[1]), int(sys.argv[2])
+append = records.RecordFile.append
+def counted(self, new):
+    global left
+    append(self, new)
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), how)
+records.RecordFile.append = counted
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+def tune(folder: Path, trials: int, *, after: int = 0, how: int = 0) -> int:
+    """`edgepack tune` in a process of its own; its exit code."""
+    from edgepack.base.paths import cache_dir
+
+    words = ["tune", "--trials", str(trials), "--json", "--cache-dir", str(cache_dir())]
+    argv = [sys.executable, "-c", SESSION, str(after), str(int(how)), *words]
+    env = {**os.environ, "HOME": str(folder)}
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    (folder / "out.json").write_text(done.stdout)
+    (folder / "err.txt").write_text(done.stderr)
+    return done.returncode
+
+
+def test_a_session_that_is_killed_goes_on_and_what_it_found_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGINT and SIGKILL at chosen records; then compiled and packaged by the records."""
+    network(tmp_path / "tiny.onnx")
+    (tmp_path / "edgepack.toml").write_text(PROJECT)
+    file = RecordFile(tmp_path / "tuning.jsonl")
+
+    def keys() -> list[object]:
+        return [record.key for record in file.read() if isinstance(record, Trial)]
+
+    assert tune(tmp_path, 6, after=2, how=signal.SIGINT) == 130
+    assert len(keys()) == 2
+    # Nothing is left on the device, whose home is this folder.
+    assert not list(tmp_path.rglob("*-tuning*")) + list(tmp_path.rglob(".tuning*"))
+    assert tune(tmp_path, 6, after=3, how=signal.SIGKILL) == -signal.SIGKILL
+    assert len(keys()) == 5
+    assert tune(tmp_path, 3) == 0, (tmp_path / "err.txt").read_text()
+    assert len(keys()) == len(set(keys())) == 8
+    assert not list(tmp_path.rglob(".tuning*"))
+    said = json.loads((tmp_path / "out.json").read_text())
+    check_output("tune", said)
+    assert (said["trials"], said["known"]) == (3, 5)
+
+    # What wins is a matter of the machine: one trial is made to have won.
+    trial = next(record for record in file.read() if isinstance(record, Trial))
+    won = {**json.loads(trial.to_json()), "ratio": 0.5, "low": 0.499, "high": 0.501}
+    file.path.write_text(json.dumps(won, sort_keys=True) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def compiled(*words: str) -> tuple[dict[str, str], bytes]:
+        assert main(["compile", "--explain", "--json", "-o", "out", *words]) == 0
+        layers = json.loads(capsys.readouterr().out)["layers"]
+        tiles = {layer["signature"]: f"{layer['rule']} {layer['tile']}" for layer in layers}
+        return tiles, (tmp_path / "out" / "model.so").read_bytes()
+
+    tuned, untuned = compiled(), compiled("--no-records")
+    other = {kernel for kernel in tuned[0] if tuned[0][kernel] != untuned[0][kernel]}
+    assert other == {trial.kernel}
+    assert compiled("--records", "tuning.jsonl") == tuned  # same records, same bytes
+    assert main(["package", "--json", "-o", "dist"]) == 0
+    bundle = open_bundle(next((tmp_path / "dist").glob("tiny-local-*.tar.gz")))
+    assert bundle.file(TUNING).read_text() == file.path.read_text()
+    capsys.readouterr()
+
+
+def test_a_virtual_board_is_refused_unless_that_is_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = network(tmp_path / "m.onnx")
+    records = tmp_path / "r.jsonl"
+    words = ["tune", str(path), "--board", "rasp3b", "--device", "virtual"]
+    assert main([*words, "--records", str(records)]) == 2
+    said = capsys.readouterr().err
+    assert "its times are the emulator's" in said
+    assert "--emulated" in said
+    assert main([*words, "--no-records"]) == 2
+    assert "--no-records" in capsys.readouterr().err
+    records.write_text('{"kind": "trial"}\n')
+    assert (
+        main([*words[:-4], "--board", "local", "--device", "local", "--records", str(records)]) == 2
+    )
+    assert f"{records}: line 1: cpu: missing" in capsys.readouterr().err
