@@ -52,12 +52,12 @@ class LayerReport:
 
     `layer` is the name of the ONNX node it computes, of a fused layer the first one, and
     `operator` what it does in ONNX's words ("Conv+Add+Relu"); changes of layout have no node.
-    `rule` is the rule that made the kernel: one of `rules.table.RULES` or `PLAIN`, "layout"
-    for a change of layout, "generic" for what TVM lowered. `shape` is the result's as the model has
-    it, `dtype` the type of its elements in memory, and `exact` says why that is float32 where half
-    precision was wanted. `tile` is the register tile as pixels x vectors. `macs` are multiply-adds,
-    `cycles` the cost model's estimate for one core (0: none was made), `nbytes` what is read and
-    written, each tensor once.
+    `rule` is the rule that made the kernel: one of `rules.table.RULES` or `PLAIN`, "attention",
+    "layout" for a change of layout, "generic" for what TVM lowered. `shape` is the result's as the
+    model has it, `dtype` the type of its elements in memory, and `exact` says why that is float32
+    where half precision was wanted. `tile` is the register tile as pixels x vectors. `macs` are
+    multiply-adds, `cycles` the cost model's estimate for one core (0: none was made), `nbytes` what
+    is read and written, each tensor once.
 
     `result` tells where its result is found: among the call's arguments, and `stored` how (None:
     as the model has it). `value` is the ONNX tensor that the result is; "" if it is none, or if

@@ -14,6 +14,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from edgepack.compiler.layers.attention import attentions
 from edgepack.compiler.layers.axis import ResizeAttributes, padded
 from edgepack.compiler.layers.layer import (
     Concatenation,
@@ -55,7 +56,8 @@ from edgepack.compiler.tiles.expression import (
 
 def read_layers(function: relax.Function, *, matrices_in_rows: bool = True) -> list[Layer]:
     """A layer for each binding of a function, which is one dataflow block, in order; one for a
-    product of rows and the arithmetic on it. `matrices_in_rows` is that of `row_chains`.
+    product of rows and the arithmetic on it, and one for an attention. `matrices_in_rows` is that
+    of `row_chains`.
 
     Weights that `keep_integers` hid are none: they are constants of the layers that read them.
     """
@@ -73,12 +75,25 @@ def read_layers(function: relax.Function, *, matrices_in_rows: bool = True) -> l
             resolved.append((var, typed(call)))
         else:
             resolved.append((var, value))
-    given = dict(resolved)
+    original = dict(bindings)
     outputs = variables(function.body.body)
-    chains = row_chains(resolved, outputs, matrices_in_rows=matrices_in_rows)
+    attended = attentions(resolved, outputs)
+    read = [value for operator in attended.operators.values() for value in operator.inputs]
+    chains = row_chains(attended.bindings, [*outputs, *read], matrices_in_rows=matrices_in_rows)
     inside = {var for chain in chains.values() for var, _ in chain.bindings}
     layers = []
-    for var, value in bindings:
+    for var, value in attended.bindings:
+        if var in attended.operators:
+            attention = attended.operators[var]
+            layers.append(
+                Layer(
+                    operator=attention,
+                    inputs=attention.inputs,
+                    output=var,
+                    bindings=attended.inside[var],
+                )
+            )
+            continue
         if var in chains:
             chain = chains[var]
             layers.append(
@@ -91,8 +106,9 @@ def read_layers(function: relax.Function, *, matrices_in_rows: bool = True) -> l
             )
         if var in weights or var in inside:
             continue
-        layer = _read(var, given[var])
-        weight = value.args[1] if given[var] is not value else None
+        layer = _read(var, value)
+        before = original.get(var, value)
+        weight = before.args[1] if before is not value else None
         layers.append(_with_integers(layer, weights[weight]) if weight is not None else layer)
     return layers
 
@@ -473,6 +489,8 @@ def _same_name(name: str, var: relax.Var, call: relax.Call) -> Layer | None:
     return _pointwise(name, var, call.args)
 
 
+# Functions that Relax has among its operators of networks.
+_OF_NETWORKS = ("silu", "gelu", "gelu_tanh")
 _READERS: dict[str, Callable[[relax.Var, relax.Call], Layer | None]] = {
     "nn.conv1d": _convolution,
     "nn.conv2d": _convolution,
@@ -494,8 +512,12 @@ _READERS: dict[str, Callable[[relax.Var, relax.Call], Layer | None]] = {
     "expand_dims": _view,
     "squeeze": _view,
     "clip": _clip,
+    **{
+        f"nn.{name}" if name in _OF_NETWORKS else name: partial(_same_name, name)
+        for name in FUNCTIONS
+        if name != "prelu"
+    },
     "nn.relu": lambda var, call: _with_scalar("maximum", 0.0, var, call),
     "nn.leakyrelu": lambda var, call: _with_scalar("prelu", float(call.attrs.alpha), var, call),
     "nn.prelu": _prelu,
-    "nn.silu": lambda var, call: _pointwise("silu", var, call.args),
-} | {name: partial(_same_name, name) for name in FUNCTIONS if name not in ("prelu", "silu")}
+}

@@ -19,6 +19,7 @@ from edgepack.compiler.backend.report import LayerReport, Stored
 from edgepack.compiler.backend.storage import joint as joint_of
 from edgepack.compiler.backend.storage import view
 from edgepack.compiler.choices import NO_CHOICES, Choices
+from edgepack.compiler.layers.attention import Attention
 from edgepack.compiler.layers.layer import Layer, Value
 from edgepack.compiler.layers.rows import RowProduct
 from edgepack.compiler.layers.signature import signature_of
@@ -32,7 +33,7 @@ from edgepack.compiler.place.placement import (
     place_layers,
 )
 from edgepack.compiler.precision import FULL, Precision
-from edgepack.compiler.rules import joint, layout_transform, matrices
+from edgepack.compiler.rules import attention, joint, layout_transform, matrices
 from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, Rule, product
 from edgepack.compiler.rules.table import PLAIN, RULES
 from edgepack.compiler.tiles.cpu import cpu_model
@@ -137,6 +138,10 @@ class _Emitter:
 
     def _layer(self, placed: PlacedLayer, index: int) -> None:
         layer, rule = placed.layer, placed.rule
+        if isinstance(layer.operator, Attention):
+            made = attention.make(layer.operator, self.cpu)
+            self._of_rows(layer, made)
+            return
         if isinstance(layer.operator, RowProduct) and self._rows(layer, layer.operator):
             return
         if rule is None:
@@ -209,9 +214,13 @@ class _Emitter:
         """A product with what follows it; False if there is no kernel for all of it."""
         made = matrices.make(operator.product, self.placement.made, self.cpu, operator)
         if made is not None:
-            origin = merge(origin_of(value) for _, value in layer.bindings)
-            self.plain[layer.output] = self._plain_kernel(layer.output, made, origin)
+            self._of_rows(layer, made)
         return made is not None
+
+    def _of_rows(self, layer: Layer, made: PlainKernel) -> None:
+        """Call the kernel of a layer on plain tensors."""
+        origin = merge(origin_of(value) for _, value in layer.bindings)
+        self.plain[layer.output] = self._plain_kernel(layer.output, made, origin)
 
     def _plain_kernel(self, var: relax.Var, made: PlainKernel, origin: Origin | None) -> relax.Expr:
         """A call of a kernel on plain tensors."""

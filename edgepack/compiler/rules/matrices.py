@@ -213,23 +213,40 @@ class _Product:
         return self.rows.expression if self.rows else ()
 
     @property
-    def lanes(self) -> int:
-        """Columns of a vector of results: as `CpuModel.block`, of those that fit."""
-        fitting = [lanes for lanes in self.cpu.lanes(_ELEMENT) if lanes <= self.sizes.columns]
-        return min(fitting, key=lambda lanes: (-(-self.sizes.columns // lanes) * lanes, -lanes))
+    def finishes(self) -> bool:
+        """Whether there is a way to finish each result once."""
+        return bool(self._widths)
 
     @property
-    def finishes(self) -> bool:
-        """Whether no result is finished twice.
+    def _widths(self) -> list[int]:
+        """Columns that a vector of results may have.
 
         Where the last panel overlaps the one before, results are stored by both. Each may find what
         the other one has finished, if that is done in a pass over what is stored already.
         """
-        if self.sizes.columns % self.lanes == 0:
-            return True
+        columns = self.sizes.columns
+        fitting = [lanes for lanes in self.cpu.lanes(_ELEMENT) if lanes <= columns]
         if arm.micro_kernel(self.cpu, _ELEMENT) is None:
-            return not Epilogue(self._layout(1, 1), self.expression).is_long
-        return micro.assembly_epilogue(self.expression, sums=False) is not None
+            in_a_pass = Epilogue(self._layout(1, 1), self.expression).is_long
+        else:
+            in_a_pass = micro.assembly_epilogue(self.expression, sums=False) is None
+        return [lanes for lanes in fitting if not in_a_pass or columns % lanes == 0]
+
+    @property
+    def lanes(self) -> int:
+        """Columns of a vector of results: of the cheapest tiles, the most."""
+        return min(self._widths, key=lambda lanes: (self._tile(lanes).cycles, -lanes))
+
+    def _tile(self, lanes: int) -> tile.RegisterTile:
+        target = self._layout(self.sizes.columns, lanes)
+        return choose_tile(
+            target,
+            blocks=target.blocks,
+            reduction=self.sizes.depth,
+            cpu=self.cpu,
+            # Whole vectors: the last panel could not start earlier than the first column.
+            most_vectors=self.sizes.columns // lanes,
+        )
 
     def kernel(self) -> LayerKernel:
         """The kernel; packed panels of a right matrix that is no constant are its scratch."""
@@ -247,14 +264,7 @@ class _Product:
             kernel=(1, 1),
             element=_ELEMENT,
         )
-        chosen = choose_tile(
-            target,
-            blocks=shape.out_blocks,
-            reduction=shape.reduction,
-            cpu=cpu,
-            # Whole vectors: the last panel could not start earlier than the first column.
-            most_vectors=sizes.columns // lanes,
-        )
+        chosen = self._tile(lanes)
         cycles = chosen.cycles * sizes.batch
         parallel = worth_sharing(cycles, cpu)
         by_batch = parallel and sizes.batch >= cpu.cores

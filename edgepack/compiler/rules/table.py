@@ -9,6 +9,7 @@ from edgepack.compiler.rules import (
     gated,
     joint,
     matrices,
+    norm,
     pointwise,
     pooling,
     resize,
@@ -35,4 +36,4 @@ RULES: tuple[Rule, ...] = (
 )
 
 # The same for operators on plain tensors, tried where none of the above took a layer.
-PLAIN = (extremum.make, matrices.make, resize.make_plain)
+PLAIN = (extremum.make, matrices.make, norm.make, resize.make_plain)

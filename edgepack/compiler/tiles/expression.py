@@ -80,12 +80,16 @@ FUNCTIONS: dict[str, tuple[int, Callable[..., tirx.Expr]]] = {
     "erf": (1, functions.erf),
     "sigmoid": (1, functions.sigmoid),
     "tanh": (1, functions.tanh),
+    "gelu": (1, functions.gelu),
+    "gelu_tanh": (1, functions.gelu_tanh),
     "silu": (1, lambda a, scope: a * functions.sigmoid(a, scope)),
 }
 
 
 # Functions of dozens of instructions.
-LONG = frozenset({"exp", "log", "sin", "cos", "erf", "sigmoid", "tanh", "silu"})
+LONG = frozenset(
+    {"exp", "log", "sin", "cos", "erf", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu"}
+)
 # Such functions within functions that are computed in one go. TVM's analysis of their arithmetic
 # takes 20 times as long for each further one: 7 s for three, minutes for four.
 _MOST_NESTED = 2

@@ -8,6 +8,7 @@ double precision (`tests/unit/test_compiler_functions.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import tvm
@@ -155,6 +156,21 @@ def erf(x: tirx.Expr, scope: Scope) -> tirx.Expr:
         ),
     )
     return clamped * over / under
+
+
+def gelu(x: tirx.Expr, scope: Scope) -> tirx.Expr:
+    """x times the normal distribution's share below x, by `erf`."""
+    x = scope.bind(x)
+    half = scope.bind(x * scope.c(0.5))
+    return half + half * erf(x * scope.c(0.5**0.5), scope)
+
+
+def gelu_tanh(x: tirx.Expr, scope: Scope) -> tirx.Expr:
+    """`gelu` by Hendrycks and Gimpel's formula with tanh (arXiv:1606.08415)."""
+    x = scope.bind(x)
+    cubed = scope.bind(x + scope.c(0.044715) * x * x * x)
+    half = scope.bind(x * scope.c(0.5))
+    return half + half * tanh(cubed * scope.c((2 / math.pi) ** 0.5), scope)
 
 
 def sin(x: tirx.Expr, scope: Scope) -> tirx.Expr:

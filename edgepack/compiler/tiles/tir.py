@@ -184,6 +184,27 @@ def transposed(names: Names, vectors: Sequence[tirx.Expr]) -> list[tirx.Var]:
     return rows
 
 
+def folded(
+    names: Names,
+    vectors: Sequence[tirx.Expr],
+    combine: Callable[[tirx.Expr, tirx.Expr], tirx.Expr],
+) -> tirx.Expr:
+    """All lanes of some vectors, of a power of two lanes, as one value: two by two."""
+    value = vectors[0]
+    for other in vectors[1:]:
+        value = combine(value, other)
+    width = int(value.ty.dtype.lanes)
+    while width > 1:
+        width //= 2
+        value = names.bind("h", value)
+        halves = (
+            tirx.Shuffle([value], [integer(i) for i in range(first, first + width)])
+            for first in (0, width)
+        )
+        value = combine(*halves)
+    return value
+
+
 def function(
     arguments: Sequence[tirx.Buffer],
     body: Stmt,

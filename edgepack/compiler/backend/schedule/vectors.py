@@ -357,17 +357,7 @@ def _reduce(loop: tirx.For, total: _Sum, at: int, lanes: int, turns: int) -> tir
     together = lanes * len(sums)
     full, rest = divmod(turns, len(sums))
     names = tir.Names()
-    value, width = sums[0].get(), lanes
-    for other in sums[1:]:
-        value = total.combine(value, other.get())
-    while width > 1:
-        width //= 2
-        value = names.bind("h", value)
-        halves = (
-            tirx.Shuffle([value], [tir.integer(i) for i in range(first, first + width)])
-            for first in (0, width)
-        )
-        value = total.combine(*halves)
+    value = tir.folded(names, [item.get() for item in sums], total.combine)
     own = tirx.BufferLoad(total.store.buffer, total.store.indices)
     names.add(tirx.BufferStore(total.store.buffer, total.combine(own, value), total.store.indices))
     return tir.sequence(

@@ -1,0 +1,581 @@
+"""Attention: softmax(scale * queries keys^T + masks) values, with the scores in the cache.
+
+    for each head
+        pack the keys as columns, and the values
+        for each block of queries
+            scores = queries keys^T         a row per query, in a place of the core's own
+            softmax, but for its division   two passes over each row
+            result = scores values
+            divide the result by the sums
+
+Heads are read and written where they lie. Rows of scores have room for whole vectors, so that any
+number of keys takes the widest ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from tvm import relax, tirx
+
+from edgepack.compiler.layers.attention import Attention
+from edgepack.compiler.layers.strided import Places
+from edgepack.compiler.layers.tensors import shape_of
+from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, product
+from edgepack.compiler.tiles import functions, micro, rows, tile, tir
+from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.element import FLOAT32
+from edgepack.compiler.tiles.epilogue import Epilogue
+from edgepack.compiler.tiles.layout import Blocked, Image
+from edgepack.compiler.tiles.partition import BUSY_BY_PIECES, busy, worth_sharing
+from edgepack.compiler.tiles.product import ProductLoops, Shape, Window, choose_tile
+
+# What there are kernels for.
+_ELEMENT = FLOAT32
+# Of e^x, which is some twenty operations that wait for each other, as few as fit 16 registers.
+_EXPONENTIALS = 2
+# Instructions for a score besides the products: e^x and both passes.
+_PER_SCORE = 30
+
+
+def make(attention: Attention, cpu: CpuModel) -> PlainKernel:
+    """The kernel of an attention; there is one for each."""
+    made = _Kernel(attention=attention, cpu=cpu)
+    return PlainKernel(
+        rule="attention",
+        kernel=made.kernel(),
+        inputs=tuple((value, (product(shape_of(value)),)) for value in attention.inputs),
+        shape=(product(attention.result.shape),),
+        dtype=_ELEMENT.name,
+    )
+
+
+class _Rows(Image):
+    """Rows in a tensor's memory as an image of one row of pixels: blocks of channels side by side.
+
+    The first element is `first`, and the next row `step` elements further. Where the last block is
+    not full, there is `padded` room for it, or a block may start earlier.
+    """
+
+    def __init__(
+        self,
+        buffer: tirx.Buffer,
+        layout: Blocked,
+        first: tir.Expr,
+        step: int,
+        *,
+        padded: bool,
+    ) -> None:
+        self.layout, self.buffer = layout, buffer
+        self.step, self.first = (1, 1), (0, 0)
+        self.start, self.row_step = first, step
+        self.overlaps = not padded
+
+    @property
+    def pixel_bytes(self) -> int:
+        return self.layout.element.bytes * self.row_step
+
+    @property
+    def row_bytes(self) -> int:
+        return self.pixel_bytes * self.layout.width
+
+    @property
+    def plane_bytes(self) -> int:
+        return self.layout.element.bytes * self.layout.block
+
+    def at(
+        self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, lane: tir.Expr = 0
+    ) -> list[tir.Expr]:
+        return [self.start + column * self.row_step + plane * self.layout.block + lane]
+
+
+def _start(places: Places, head: tir.Expr) -> tir.Expr:
+    """The first element of a head, by its number."""
+    at: tir.Expr = places.offset
+    for size, step in reversed(list(zip(places.shape[:-2], places.strides[:-2], strict=True))):
+        if size > 1:
+            at = at + head % size * step
+            head = head // size
+    return at
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kernel:
+    attention: Attention
+    cpu: CpuModel
+
+    # ------------------------------------------------ extents
+
+    @property
+    def heads(self) -> int:
+        return product(self.attention.result.shape[:-2])
+
+    @property
+    def rows(self) -> int:
+        return self.attention.result.shape[-2]
+
+    @property
+    def width(self) -> int:
+        """Columns of the values."""
+        return self.attention.result.shape[-1]
+
+    @property
+    def depth(self) -> int:
+        return self.attention.keys.places.shape[-1]
+
+    @property
+    def keys(self) -> int:
+        return self.attention.keys.places.shape[-2]
+
+    def _layout(self, rows: int, channels: int, block: int) -> Blocked:
+        return Blocked(
+            element=_ELEMENT, batch=1, channels=channels, height=1, width=rows, block=block
+        )
+
+    def _tile(self, rows: int, depth: int, columns: int, lanes: int) -> tile.RegisterTile:
+        target = self._layout(rows, columns, lanes)
+        return choose_tile(target, blocks=target.blocks, reduction=depth, cpu=self.cpu)
+
+    @cached_property
+    def score_lanes(self) -> int:
+        """Scores of a vector: of the cheapest tiles."""
+        return min(
+            self.cpu.lanes(_ELEMENT),
+            key=lambda lanes: self._tile(self.rows, self.depth, self.keys, lanes).cycles,
+        )
+
+    @cached_property
+    def lanes(self) -> int:
+        """Results of a vector: the most of which a row is a multiple."""
+        return max(lanes for lanes in self.cpu.lanes(_ELEMENT) if self.width % lanes == 0)
+
+    @cached_property
+    def row_size(self) -> int:
+        """Elements of a row of scores, the room behind them included."""
+        return -(-self.keys // self.score_lanes) * self.score_lanes
+
+    @cached_property
+    def block(self) -> int:
+        """Queries that are done at a time: as many rows of scores as half of the first-level cache
+        has room for, but whole tiles; the fewest that need no more turns."""
+        pixels = self._tile(self.rows, self.depth, self.keys, self.score_lanes).pixels
+        fitting = self.cpu.l1_bytes // 2 // (self.row_size * _ELEMENT.bytes)
+        turns = -(-self.rows // max(pixels, fitting // pixels * pixels))
+        each = -(-self.rows // turns)
+        return min(self.rows, -(-each // pixels) * pixels)
+
+    def _shape(self, depth: int, in_block: int, columns: int, lanes: int) -> Shape:
+        return Shape(
+            groups=1,
+            in_blocks=-(-depth // in_block),
+            in_block=in_block,
+            last_lanes=(depth - 1) % in_block + 1,
+            out_blocks=-(-columns // lanes),
+            lanes=lanes,
+            kernel=(1, 1),
+            element=_ELEMENT,
+        )
+
+    # ------------------------------------------------ the kernel
+
+    def kernel(self) -> LayerKernel:
+        """The kernel; its scratch are packed keys and values, a block of scores and its sums."""
+        attention, cpu = self.attention, self.cpu
+        buffers = {
+            value: tir.buffer(f"input{i}", (product(shape_of(value)),), _ELEMENT.name)
+            for i, value in enumerate(attention.inputs)
+        }
+        known = [mask.value for mask in attention.masks if isinstance(mask.value, np.ndarray)]
+        constants = [np.ascontiguousarray(value).ravel() for value in known]
+        given = [
+            tir.buffer(f"mask{i}", values.shape, _ELEMENT.name)
+            for i, values in enumerate(constants)
+        ]
+        left = iter(given)
+        narrow = cpu.narrowest(_ELEMENT)
+        scoring = self._shape(self.depth, narrow, self.keys, self.score_lanes)
+        weighing = self._shape(self.keys, narrow, self.width, self.lanes)
+        tiles = (
+            self._tile(self.block, self.depth, self.keys, self.score_lanes),
+            self._tile(self.block, self.keys, self.width, self.lanes),
+        )
+        blocks = -(-self.rows // self.block)
+        scores = self.heads * self.rows * self.row_size
+        cycles = self.heads * blocks * (tiles[0].cycles + tiles[1].cycles)
+        cycles += _PER_SCORE * scores / cpu.rate(_ELEMENT, self.score_lanes) / self.score_lanes
+        parallel = worth_sharing(cycles, cpu)
+        # Each core packs for itself, or all of them for all heads.
+        by_heads = not parallel or busy(self.heads, cpu.cores) >= BUSY_BY_PIECES
+        slots = cpu.cores if parallel else 1
+        packed = slots if by_heads else self.heads
+        sizes = scoring.panel(scoring.out_blocks), weighing.panel(weighing.out_blocks)
+        zeros = max(scoring.out_blocks * self.score_lanes, weighing.out_blocks * self.lanes)
+        constants.append(np.zeros(zeros, _ELEMENT.accumulator))
+        room = _Room(
+            buffers=buffers,
+            masks=tuple(
+                buffers[mask.value] if isinstance(mask.value, relax.Var) else next(left)
+                for mask in attention.masks
+            ),
+            bias=tir.buffer("bias", (zeros,), _ELEMENT.accumulator),
+            out=tir.buffer("out", (product(attention.result.shape),), _ELEMENT.name),
+            keys=tir.buffer("keys", (packed * sizes[0],), _ELEMENT.name),
+            values=tir.buffer("values", (packed * sizes[1],), _ELEMENT.name),
+            scores=tir.buffer("scores", (slots * self.block * self.row_size,), _ELEMENT.name),
+            sums=tir.buffer("sums", (slots * self.block,), _ELEMENT.name),
+            shapes=(scoring, weighing),
+            tiles=tiles,
+            functions=micro.AssemblyFunctions(),
+        )
+
+        def pack(head: tir.Expr, place: tir.Expr) -> tir.Stmt:
+            return tir.sequence(
+                self._pack_keys(room, head, place * sizes[0]),
+                self._pack_values(room, head, place * sizes[1]),
+            )
+
+        full, rest = divmod(self.rows, self.block)
+
+        def block(head: tir.Expr, place: tir.Expr, index: tir.Expr, slot: tir.Expr) -> tir.Stmt:
+            def some(first: tir.Expr, count: int) -> tir.Stmt:
+                return self._block(room, head, place, first, count, slot)
+
+            last = (lambda: some(full * self.block, rest)) if rest else None
+            return tir.turn(index, full, lambda i: some(i * self.block, self.block), last)
+
+        def one_head(head: tir.Expr, slot: tir.Expr) -> tir.Stmt:
+            turns = tir.loop_of("block", blocks, lambda i: block(head, slot, i, slot))
+            return tir.sequence(pack(head, slot), turns)
+
+        if by_heads:
+            body = _shared("head", self.heads, slots, one_head, parallel=parallel)
+        else:
+            body = tir.sequence(
+                tir.loop_of("packed", self.heads, lambda head: pack(head, head), parallel=True),
+                _shared(
+                    "item",
+                    self.heads * blocks,
+                    slots,
+                    lambda item, slot: block(item // blocks, item // blocks, item % blocks, slot),
+                    parallel=True,
+                ),
+            )
+        arguments = [*buffers.values(), *given, room.bias]
+        scratch = [room.keys, room.values, room.scores, room.sums]
+        return LayerKernel(
+            name=f"attention_{self.heads}_{self.rows}x{self.depth}x{self.keys}x{self.width}",
+            function=tir.function([*arguments, room.out, *scratch], room.functions.imported(body)),
+            constants=tuple(constants),
+            tile=f"{tiles[0]} {tiles[1]}",
+            macs=self.heads * self.rows * self.keys * (self.depth + self.width),
+            cycles=cycles,
+        )
+
+    def _block(
+        self,
+        room: _Room,
+        head: tir.Expr,
+        place: tir.Expr,
+        first: tir.Expr,
+        count: int,
+        slot: tir.Expr,
+    ) -> tir.Stmt:
+        """`count` queries of a head from `first` on, whose keys and values are packed at `place`;
+        scores go to `slot`."""
+        attention, narrow = self.attention, self.cpu.narrowest(_ELEMENT)
+        queries, result = attention.queries.places, attention.result
+        row = slot * self.block
+        scores = row * self.row_size
+
+        def scored(block: int) -> _Rows:
+            layout = self._layout(count, self.keys, block)
+            return _Rows(room.scores, layout, scores, self.row_size, padded=True)
+
+        asked = _Rows(
+            room.buffers[attention.queries.value],
+            self._layout(count, self.depth, narrow),
+            _start(queries, head) + first * queries.strides[-2],
+            queries.strides[-2],
+            padded=False,
+        )
+        answer = _Rows(
+            room.out,
+            self._layout(count, self.width, self.lanes),
+            _start(result, head) + first * result.strides[-2],
+            result.strides[-2],
+            padded=True,
+        )
+        products = (
+            (asked, scored(self.score_lanes), room.keys),
+            (scored(narrow), answer, room.values),
+        )
+        both = [
+            ProductLoops(
+                cpu=self.cpu,
+                window=Window(),
+                shape=shape,
+                tile=chosen,
+                source=source,
+                target=target,
+                weights=weights,
+                bias=room.bias,
+                epilogue=Epilogue(target.layout),
+                functions=room.functions,
+                first_weight=place * shape.panel(shape.out_blocks),
+            ).group(0, 0)
+            for shape, chosen, (source, target, weights) in zip(
+                room.shapes, room.tiles, products, strict=True
+            )
+        ]
+
+        def softmax(i: tir.Expr) -> tir.Stmt:
+            return self._softmax(room, head, first + i, scores + i * self.row_size, row + i)
+
+        def divide(i: tir.Expr) -> tir.Stmt:
+            names = tir.Names()
+            share = names.bind("share", tir.load(room.sums, [row + i]))
+
+            def vector(plane: tir.Expr) -> tir.Stmt:
+                scaled = answer.load(plane, 0, i) * tir.spread(share, self.lanes)
+                return answer.store(scaled, plane, 0, i)
+
+            names.add(tir.loop_of("vector", self.width // self.lanes, vector))
+            return names.done()
+
+        return tir.sequence(
+            both[0],
+            tir.loop_of("row", count, softmax),
+            both[1],
+            tir.loop_of("divided", count, divide),
+        )
+
+    # ------------------------------------------------ softmax
+
+    def _softmax(
+        self, room: _Room, head: tir.Expr, query: tir.Expr, at: tir.Expr, share: tir.Expr
+    ) -> tir.Stmt:
+        """Make a row of scores, from element `at` on, powers of e, and put one over their sum to
+        `share`. Places behind the last key have 0 then."""
+        names = tir.Names()
+        infinity = tir.number(float("-inf"), _ELEMENT.name)
+        most: tirx.Expr = infinity
+        for start, lanes, count in rows.pieces(self.keys, self.cpu.lanes(_ELEMENT)):
+
+            def one(
+                index: tir.Expr, inside: tir.Names, start: int = start, lanes: int = lanes
+            ) -> tirx.Expr:
+                return self._score(room, head, query, at, start + index * lanes, lanes, inside)
+
+            found = rows.gathered(names, count, lanes, float("-inf"), tirx.max, one)
+            most = names.bind("most", tirx.max(most, found))
+        for i in range(self.keys, self.row_size):
+            names.add(tir.store(room.scores, infinity, [at + i]))
+        lanes = self.score_lanes
+
+        def power(index: tir.Expr, inside: tir.Names) -> tirx.Expr:
+            place = [at + index * lanes]
+            less = inside.bind(
+                "less", tir.load(room.scores, place, lanes) - tir.spread(most, lanes)
+            )
+            scope = functions.Scope(lanes, lambda value: inside.bind("e", value))
+            value = inside.bind("power", functions.exp(less, scope))
+            inside.add(tir.store(room.scores, value, place, lanes))
+            return value
+
+        count = self.row_size // lanes
+        total = rows.gathered(
+            names, count, lanes, 0.0, lambda a, b: a + b, power, side_by_side=_EXPONENTIALS
+        )
+        names.add(tir.store(room.sums, tir.number(1.0, _ELEMENT.name) / total, [share]))
+        return names.done()
+
+    def _score(
+        self,
+        room: _Room,
+        head: tir.Expr,
+        query: tir.Expr,
+        at: tir.Expr,
+        key: tir.Expr,
+        lanes: int,
+        names: tir.Names,
+    ) -> tirx.Expr:
+        """Scores from a key on, scaled and masked, which are stored if they have changed."""
+        masks, scale = self.attention.masks, self.attention.scale
+        value = names.bind("score", tir.load(room.scores, [at + key], lanes))
+        if scale != 1:
+            value = names.bind("scaled", value * tir.number(scale, _ELEMENT.name, lanes))
+        for mask, buffer in zip(reversed(masks), reversed(room.masks), strict=True):
+            place = _start(mask.places, head) + query * mask.places.strides[-2]
+            if mask.places.strides[-1]:
+                other = tir.load(buffer, [place + key], lanes)
+            else:
+                other = tir.spread(tir.load(buffer, [place]), lanes)
+            value = names.bind("masked", value + other)
+        if scale != 1 or masks:
+            names.add(tir.store(room.scores, value, [at + key], lanes))
+        return value
+
+    # ------------------------------------------------ packing
+
+    def _pack_keys(self, room: _Room, head: tir.Expr, at: tir.Expr) -> tir.Stmt:
+        """Panels of keys as columns. Behind the last key the last one is taken again."""
+        part = self.attention.keys
+        keys, step = part.places, part.places.strides[-2]
+        source, start = room.buffers[part.value], _start(keys, head)
+        lanes, depth = self.score_lanes, self.depth
+
+        def key(column: tir.Expr) -> tir.Expr:
+            if self.keys % lanes == 0:
+                return column
+            return tirx.min(tir.expr(column), tir.integer(self.keys - 1))
+
+        if keys.strides[-1] != 1:
+            across = keys.strides[-1]
+
+            def columns(column: tir.Expr, k: tir.Expr, to: tir.Expr) -> tir.Stmt:
+                """A vector of keys that lie side by side; the last ones one by one."""
+
+                def whole() -> tir.Stmt:
+                    value = tir.load(source, [start + column + k * across], lanes)
+                    return tir.store(room.keys, value, [to], lanes)
+
+                def single() -> tir.Stmt:
+                    return tir.sequence(
+                        *(
+                            tir.store(
+                                room.keys,
+                                tir.load(source, [start + key(column + i) + k * across]),
+                                [to + i],
+                            )
+                            for i in range(lanes)
+                        )
+                    )
+
+                if self.keys % lanes == 0:
+                    return whole()
+                if self.keys < lanes:
+                    return single()
+                inside = tir.expr(column) <= self.keys - lanes
+                return tirx.IfThenElse(inside, whole(), single())
+
+            def packed(first: tir.Expr, wide: int, to: tir.Expr) -> tir.Stmt:
+                return tir.loop_of(
+                    "k",
+                    depth,
+                    lambda k: tir.loop_of(
+                        "vector",
+                        wide // lanes,
+                        lambda v: columns(first + v * lanes, k, to + k * wide + v * lanes),
+                    ),
+                )
+
+            return self._panels(room, 0, at, packed)
+        side = 1 << (min(lanes, depth).bit_length() - 1)
+
+        def square(k: tir.Expr, column: tir.Expr, to: tir.Expr, wide: int) -> tir.Stmt:
+            names = tir.Names()
+            lines = [
+                tir.load(source, [start + key(column + i) * step + k], side) for i in range(side)
+            ]
+            for i, line in enumerate(tir.transposed(names, lines)):
+                names.add(tir.store(room.keys, line, [to + (k + i) * wide], side))
+            return names.done()
+
+        def turned(first: tir.Expr, wide: int, to: tir.Expr) -> tir.Stmt:
+            def squares(k: tir.Expr) -> tir.Stmt:
+                return tir.loop_of(
+                    "square",
+                    wide // side,
+                    lambda i: square(k, first + i * side, to + i * side, wide),
+                )
+
+            return tir.sequence(
+                tir.loop_of("k", depth // side, lambda k: squares(k * side)),
+                squares(depth - side) if depth % side else None,
+            )
+
+        return self._panels(room, 0, at, turned)
+
+    def _pack_values(self, room: _Room, head: tir.Expr, at: tir.Expr) -> tir.Stmt:
+        """Panels of values."""
+        part = self.attention.values
+        source, start = room.buffers[part.value], _start(part.places, head)
+        step, lanes = part.places.strides[-2], self.lanes
+
+        def packed(first: tir.Expr, wide: int, to: tir.Expr) -> tir.Stmt:
+            def copy(k: tir.Expr, v: tir.Expr) -> tir.Stmt:
+                value = tir.load(source, [start + k * step + first + v * lanes], lanes)
+                return tir.store(room.values, value, [to + k * wide + v * lanes], lanes)
+
+            return tir.loop_of(
+                "k",
+                self.keys,
+                lambda k: tir.loop_of("vector", wide // lanes, lambda v: copy(k, v)),
+            )
+
+        return self._panels(room, 1, at, packed)
+
+    def _panels(
+        self,
+        room: _Room,
+        which: int,
+        at: tir.Expr,
+        pack: Callable[[tir.Expr, int, tir.Expr], tir.Stmt],
+    ) -> tir.Stmt:
+        """Pack all panels of a product from `at` on; `pack` gets the first column, how many there
+        are, and where to."""
+        shape, vectors = room.shapes[which], room.tiles[which].vectors
+        full, rest = divmod(shape.out_blocks, vectors)
+        wide = vectors * shape.lanes
+
+        def panel(index: tir.Expr, count: int) -> tir.Stmt:
+            return pack(index * wide, count * shape.lanes, at + index * shape.panel(vectors))
+
+        last = panel(full, rest) if rest else None
+        return tir.sequence(
+            tir.loop_of("panel", full, lambda index: panel(index, vectors)) if full else None, last
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Room:
+    """The kernel's arguments, and what its two products are like."""
+
+    buffers: dict[relax.Var, tirx.Buffer]
+    masks: tuple[tirx.Buffer, ...]
+    bias: tirx.Buffer
+    out: tirx.Buffer
+    keys: tirx.Buffer
+    values: tirx.Buffer
+    scores: tirx.Buffer
+    sums: tirx.Buffer
+    shapes: tuple[Shape, Shape]
+    tiles: tuple[tile.RegisterTile, tile.RegisterTile]
+    functions: micro.AssemblyFunctions
+
+
+def _shared(
+    name: str,
+    items: int,
+    cores: int,
+    body: Callable[[tir.Expr, tir.Expr], tir.Stmt],
+    *,
+    parallel: bool,
+) -> tir.Stmt:
+    """`body` for each item, given the number of the core that does it, too."""
+    each = -(-items // cores)
+
+    def one(core: tir.Expr, turn: tir.Expr) -> tir.Stmt:
+        item = core * each + turn
+        made = body(item, core)
+        return made if items % cores == 0 else tir.when(tir.expr(item) < items, made)
+
+    return tir.loop_of(
+        "core",
+        cores,
+        lambda core: tir.loop_of(name, each, lambda turn: one(core, turn)),
+        parallel=parallel,
+    )

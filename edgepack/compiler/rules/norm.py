@@ -1,0 +1,160 @@
+"""Rows less their mean, over their deviation: layer norm, and RMS norm, which leaves the mean.
+
+A row is read from memory once, and again from the first-level cache: for its mean, the mean square
+of what is left, and the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+from edgepack.compiler.layers.tensors import constant_of, shape_of
+from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, product
+from edgepack.compiler.tiles import rows, tir
+from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.element import FLOAT32
+from edgepack.compiler.tiles.partition import worth_sharing
+
+# Shorter rows are over before their vectors are added up (a guess).
+_SHORTEST = 8
+# Loads, stores and operations per element of all passes.
+_PER_ELEMENT = 12
+
+
+def make(
+    call: relax.Call, _made: Mapping[relax.Var, relax.Expr], cpu: CpuModel
+) -> PlainKernel | None:
+    """The kernel of `relax.nn.layer_norm` and `relax.nn.rms_norm` over the last axes, with constant
+    scales and shifts; None for anything else."""
+    name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
+    if name not in ("relax.nn.layer_norm", "relax.nn.rms_norm"):
+        return None
+    data, *given = call.args
+    shape, values = shape_of(data), [constant_of(item) for item in given]
+    axes = sorted(int(axis) % len(shape) for axis in call.attrs.axes) if shape else []
+    if constant_of(data) is not None or str(data.ty.dtype) != FLOAT32.name or not axes:
+        return None
+    size = product(shape[axes[0] :])
+    if axes != list(range(axes[0], len(shape))) or size < _SHORTEST:
+        return None
+    known = [value for value in values if value is not None and value.size == size]
+    if len(known) < len(values):
+        return None
+    centred = name == "relax.nn.layer_norm"
+    if centred and not (call.attrs.center and call.attrs.scale):
+        return None
+    norm = Norm(
+        rows=product(shape) // size,
+        size=size,
+        epsilon=float(call.attrs.epsilon),
+        scale=known[0].reshape(size),
+        shift=known[1].reshape(size) if centred else None,
+        cpu=cpu,
+    )
+    return PlainKernel(
+        rule="norm",
+        kernel=norm.kernel(),
+        inputs=((data, (norm.rows, size)),),
+        shape=(norm.rows, size),
+        dtype=FLOAT32.name,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Norm:
+    """Rows of `size` elements over the root of their mean square plus `epsilon`, times `scale`;
+    with a `shift`, which is added, less their mean before."""
+
+    rows: int
+    size: int
+    epsilon: float
+    scale: np.ndarray
+    shift: np.ndarray | None
+    cpu: CpuModel
+
+    def kernel(self) -> LayerKernel:
+        """The kernel."""
+        source = tir.buffer("source", (self.rows, self.size), FLOAT32.name)
+        target = tir.buffer("target", (self.rows, self.size), FLOAT32.name)
+        constants = [self.scale] if self.shift is None else [self.scale, self.shift]
+        given = [
+            tir.buffer(f"constant{i}", (self.size,), FLOAT32.name) for i in range(len(constants))
+        ]
+        cycles = _PER_ELEMENT / 2 * self.rows * self.size / self.cpu.widest(FLOAT32)
+
+        def row(index: tir.Expr) -> tir.Stmt:
+            return self._row(source, target, given, index)
+
+        body = tir.loop_of("row", self.rows, row, parallel=worth_sharing(cycles, self.cpu))
+        kind = "rms" if self.shift is None else "layer"
+        return LayerKernel(
+            name=f"{kind}_norm_{self.rows}x{self.size}",
+            function=tir.function([source, *given, target], body, in_place=[(source, target)]),
+            constants=tuple(np.ascontiguousarray(values, FLOAT32.name) for values in constants),
+            cycles=cycles,
+        )
+
+    def _row(
+        self,
+        source: tirx.Buffer,
+        target: tirx.Buffer,
+        given: list[tirx.Buffer],
+        row: tir.Expr,
+    ) -> tir.Stmt:
+        names = tir.Names()
+        mean = None
+        if self.shift is not None:
+            mean = names.bind("mean", self._mean(names, lambda x, _: x, source, row))
+
+        def centred(value: tirx.Expr, lanes: int) -> tirx.Expr:
+            return value if mean is None else value - tir.spread(mean, lanes)
+
+        def square(value: tirx.Expr, lanes: int) -> tirx.Expr:
+            less = centred(value, lanes)
+            return less * less
+
+        variance = self._mean(names, square, source, row)
+        epsilon = tir.number(self.epsilon, FLOAT32.name)
+        share = names.bind("share", tir.number(1.0, FLOAT32.name) / tirx.sqrt(variance + epsilon))
+
+        def scaled(first: tir.Expr, lanes: int) -> tir.Stmt:
+            value = centred(tir.load(source, [row, first], lanes), lanes)
+            value = value * tir.spread(share, lanes) * tir.load(given[0], [first], lanes)
+            if self.shift is not None:
+                value = value + tir.load(given[1], [first], lanes)
+            return tir.store(target, value, [row, first], lanes)
+
+        for start, lanes, count in rows.pieces(self.size, self.cpu.lanes(FLOAT32)):
+
+            def one(index: tir.Expr, start: int = start, lanes: int = lanes) -> tir.Stmt:
+                return scaled(start + index * lanes, lanes)
+
+            names.add(tir.loop_of("vector", count, one))
+        return names.done()
+
+    def _mean(
+        self,
+        names: tir.Names,
+        value: Callable[[tirx.Expr, int], tirx.Expr],
+        source: tirx.Buffer,
+        row: tir.Expr,
+    ) -> tirx.Expr:
+        """The mean of something of each element, given vectors and their lanes."""
+        total = None
+        for start, lanes, count in rows.pieces(self.size, self.cpu.lanes(FLOAT32)):
+
+            def one(
+                index: tir.Expr, inside: tir.Names, start: int = start, lanes: int = lanes
+            ) -> tirx.Expr:
+                element = tir.load(source, [row, start + index * lanes], lanes)
+                return value(inside.bind("x", element), lanes)
+
+            part = rows.gathered(names, count, lanes, 0.0, lambda a, b: a + b, one)
+            total = part if total is None else names.bind("part", total) + part
+        assert total is not None
+        return total * tir.number(1.0 / self.size, FLOAT32.name)

@@ -1,0 +1,178 @@
+"""Attention and norms of rows in one kernel each, on every instruction set."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from edgepack.compiler.place.emit import LAYOUT
+from tests.onnx_models import Builder
+from tests.targets import compile_and_run, every_target, save_cases, wrong_outputs
+
+
+def _dense(net: Builder, rows: str, ins: int, outs: int) -> str:
+    return net.op("Add", net.op("MatMul", rows, net.weight(ins, outs)), net.weight(outs))
+
+
+def _softmax_of(net: Builder, q: str, k: str, *masks: str, by: float = 1.0) -> str:
+    """The shares of keys that are columns; `masks` are added to the scaled scores."""
+    scores = net.op("MatMul", q, k)
+    if by != 1:
+        scores = net.op("Div", scores, net.const(by, "float32"))
+    for mask in masks:
+        scores = net.op("Add", scores, mask)
+    return net.op("Softmax", scores, axis=-1)
+
+
+def _merged(net: Builder, attended: str, *shape: int) -> str:
+    """Heads side by side again."""
+    turned = net.op("Transpose", attended, perm=[0, 2, 1, 3])
+    return net.op("Reshape", turned, net.const(shape, "int64"))
+
+
+def _packed(net: Builder, rows: str, batch: int, count: int, heads: int, depth: int) -> str:
+    """As timm writes it: queries, keys and values of one dense layer, taken from it by Gather."""
+    width = heads * depth
+    shape = net.const([batch, count, 3, heads, depth], "int64")
+    dense = _dense(net, rows, width, 3 * width)
+    parts = net.op("Transpose", net.op("Reshape", dense, shape), perm=[2, 0, 3, 1, 4])
+    q, k, v = (net.op("Gather", parts, net.const(i, "int64"), axis=0) for i in range(3))
+    q = net.op("Mul", q, net.const(depth**-0.5, "float32"))
+    shares = _softmax_of(net, q, net.op("Transpose", k, perm=[0, 1, 3, 2]))
+    return _merged(net, net.op("MatMul", shares, v), batch, count, width)
+
+
+def _split(net: Builder, rows: str, batch: int, count: int, heads: int, depth: int) -> str:
+    """Of one dense layer, by Split; keys and queries both scaled, as PyTorch exports it."""
+    width = heads * depth
+    names = [f"{rows}_{part}" for part in "qkv"]
+    net.op("Split", _dense(net, rows, width, 3 * width), outputs=names, axis=2)
+    shape = net.const([batch, count, heads, depth], "int64")
+    q, k, v = (net.op("Reshape", name, shape) for name in names)
+    root = net.const(depth**-0.25, "float32")
+    q = net.op("Mul", net.op("Transpose", q, perm=[0, 2, 1, 3]), root)
+    k = net.op("Mul", net.op("Transpose", k, perm=[0, 2, 3, 1]), root)
+    v = net.op("Transpose", v, perm=[0, 2, 1, 3])
+    return _merged(net, net.op("MatMul", _softmax_of(net, q, k), v), batch, count, width)
+
+
+def _apart(
+    net: Builder, rows: str, batch: int, count: int, heads: int, depth: int, *masks: str
+) -> str:
+    """Of three dense layers, as Hugging Face writes it."""
+    shape = net.const([batch, count, heads, depth], "int64")
+    width = heads * depth
+    q, k, v = (net.op("Reshape", _dense(net, rows, width, width), shape) for _ in range(3))
+    k = net.op("Transpose", k, perm=[0, 2, 3, 1])
+    q, v = (net.op("Transpose", part, perm=[0, 2, 1, 3]) for part in (q, v))
+    shares = _softmax_of(net, q, k, *masks, by=depth**0.5)
+    return _merged(net, net.op("MatMul", shares, v), batch, count, width)
+
+
+@every_target
+def test_attention_as_exporters_write_it(tmp_path: Path, board: str, cpu: str) -> None:
+    net = Builder(seed=6)
+    causal = net.const(np.triu(np.full((1, 1, 9, 9), -np.inf), 1), "float32")
+    turned = net.op("Transpose", "b", perm=[0, 1, 3, 2])
+    narrow = net.op("Reshape", "b", net.const([6, 9, 8], "int64"))
+    shares = _softmax_of(net, "c", net.op("Transpose", "c", perm=[0, 1, 3, 2]))
+    few = net.op("Softmax", net.op("MatMul", "x", net.op("Transpose", "x", perm=[0, 2, 1])))
+    attended = {
+        "packed": _packed(net, "x", 2, 9, 3, 8),
+        "split": _split(net, "x", 2, 9, 2, 12),
+        "three layers": _apart(net, "x", 2, 9, 3, 8, "some"),
+        "causal": _apart(net, "x", 2, 9, 6, 4, causal, "some"),
+        "other heads lie last": net.op("MatMul", _softmax_of(net, "a", turned), "c"),
+        # One key for all heads, which lies as columns.
+        "one key": net.op("MatMul", _softmax_of(net, "a", "k", "k2"), "c"),
+        "no heads": net.op("MatMul", few, "x"),
+        "of matrices": net.op(
+            "MatMul", _softmax_of(net, narrow, net.op("Transpose", narrow, perm=[0, 2, 1])), narrow
+        ),
+    }
+    others = {
+        "shares": shares,
+        "read twice": net.op("MatMul", shares, "c"),
+    }
+    shapes = {
+        "x": (2, 9, 24),
+        "some": (2, 1, 1, 9),
+        "a": (2, 3, 7, 8),
+        "b": (2, 3, 9, 8),
+        "c": (2, 3, 9, 12),
+        "k": (1, 1, 8, 9),
+        "k2": (7, 1),
+    }
+    model = save_cases(tmp_path / "model.onnx", net, shapes, attended | others)
+    random = np.random.default_rng(6)
+    inputs = [random.normal(size=shape).astype("float32") for shape in shapes.values()]
+    inputs[1] = np.where(inputs[1] > 1, -np.inf, inputs[1]).astype("float32")
+    compiled, got = compile_and_run(model, inputs, board, cpu, tmp_path)
+    wrong = wrong_outputs(model, inputs, got)
+    assert not wrong, "\n".join(wrong)
+    rules = Counter(layer.rule for layer in compiled.layers)
+    assert rules["attention"] == len(attended)
+    # All queries, keys and values that come from one tensor are one product.
+    assert rules["product"] == 1 + 2
+    assert not rules[LAYOUT]
+
+
+@every_target
+def test_attention_of_any_shape(tmp_path: Path, board: str, cpu: str) -> None:
+    net = Builder(seed=7)
+    random = np.random.default_rng(7)
+    cases, inputs = {}, {}
+    for index in range(6):
+        heads, rows, keys = random.integers((1, 4, 4), (6, 70, 90)).tolist()
+        depth, width = random.integers(4, 40), 4 * int(random.integers(1, 12))
+        q, k, v, m = (f"{name}_{index}" for name in "qkvm")
+        inputs |= {
+            q: (rows, heads, int(depth)),
+            k: (keys, heads, int(depth)),
+            v: (heads, keys, width),
+            m: (heads, rows, keys),
+        }
+        # Queries and keys lie row by row, heads inside.
+        asked = net.op("Transpose", q, perm=[1, 0, 2])
+        columns = net.op("Transpose", k, perm=[1, 2, 0])
+        masks = [m] if index % 2 else []
+        shares = _softmax_of(net, asked, columns, *masks, by=float(depth**0.5))
+        attended = net.op("MatMul", shares, v)
+        cases[f"{heads}x{rows}x{keys}x{depth}x{width}"] = net.op(
+            "Transpose", attended, perm=[1, 0, 2]
+        )
+    used = {name: shape for name, shape in inputs.items() if not name.startswith("m")}
+    used |= {name: inputs[name] for name in ("m_1", "m_3", "m_5")}
+    model = save_cases(tmp_path / "model.onnx", net, used, cases)
+    values = [random.normal(size=shape).astype("float32") for shape in used.values()]
+    compiled, got = compile_and_run(model, values, board, cpu, tmp_path)
+    wrong = wrong_outputs(model, values, got)
+    assert not wrong, "\n".join(wrong)
+    assert {layer.rule for layer in compiled.layers} == {"attention"}
+
+
+@every_target
+def test_norms_of_rows(tmp_path: Path, board: str, cpu: str) -> None:
+    net = Builder(seed=8)
+    cases, shapes = {}, {}
+    for count, size in ((1, 8), (3, 37), (70, 61), (5, 192)):
+        data = f"x{size}"
+        shapes[data] = (2, count, size)
+        cases[data + "_norm"] = net.op(
+            "LayerNormalization", data, net.weight(size), net.weight(size), axis=-1, epsilon=1e-3
+        )
+    shape = (4, 6)
+    shapes["x"] = (3, *shape)
+    cases["two axes"] = net.op(
+        "LayerNormalization", "x", net.weight(*shape), net.weight(*shape), axis=1
+    )
+    model = save_cases(tmp_path / "model.onnx", net, shapes, cases)
+    random = np.random.default_rng(8)
+    # Far from 0: a mean square less the mean's square would have no digits left.
+    inputs = [random.normal(1000, 1, size=shape).astype("float32") for shape in shapes.values()]
+    compiled, got = compile_and_run(model, inputs, board, cpu, tmp_path)
+    wrong = wrong_outputs(model, inputs, got, tolerance=1e-3)
+    assert not wrong, "\n".join(wrong)
+    assert {layer.rule for layer in compiled.layers} == {"norm"}
