@@ -329,7 +329,7 @@ def _of_this_machine() -> dict[str, Any]:
         "tune": _object(
             {
                 **dict.fromkeys(("records", "cpu", "compiler", "model_sha256"), _TEXT),
-                **dict.fromkeys(("trials", "known", "left", "repeated_blocks"), _COUNT),
+                **dict.fromkeys(("trials", "known", "wrong", "left", "repeated_blocks"), _COUNT),
                 "noise": _or_null(_NUMBER),
                 "conditions": _TEXTS,
                 "confirmation": _or_null(

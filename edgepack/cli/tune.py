@@ -95,6 +95,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 budget=Budget(minutes=args.minutes, trials=args.trials),
                 progress=console,
             )
+    except KeyboardInterrupt:
+        console.note(f"what was measured is in {own}: the same command goes on from there")
+        raise
     finally:
         device.close()
     lines = _lines(found, own, job)
@@ -127,6 +130,11 @@ def _lines(found: Tuned, own: Path, job: Job) -> list[str]:
         + (f", {found.left} left for another time" if found.left else "")
         + f": {own}"
     ]
+    if found.wrong:
+        lines.append(
+            f"{found.wrong} of them in variants whose outputs are not the reference's: please "
+            "report it with the model"
+        )
     if found.noise is not None:
         lines.append(
             f"equal runs differed by {found.noise:.1%}"

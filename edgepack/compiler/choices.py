@@ -23,14 +23,17 @@ class Way:
     """One way to make a layer's kernel: a rule of `rules.table`, and what it is to do.
 
     `pixels` x `vectors` is the register tile, and `order` what the outer loop of a product goes
-    over: panels of weights, or pixels. `results` is Winograd's m. What is 0 or "" is left to the
-    cost model, and so is a tile that cannot be held.
+    over: panels of weights, or pixels; `share` is which of the two the cores share. `unroll` is how
+    many multiply-adds the body of its innermost loop has at most. `results` is Winograd's m. What
+    is 0 or "" is left to the cost model, and so is a tile that cannot be held.
     """
 
     rule: str
     pixels: int = 0
     vectors: int = 0
     order: str = ""
+    share: str = ""
+    unroll: int = 0
     results: int = 0
 
     def __str__(self) -> str:
@@ -41,6 +44,10 @@ class Way:
             words.append(f"{self.pixels}x{max(1, self.vectors)}")
         if self.order:
             words.append(f"{self.order} outside")
+        if self.share:
+            words.append(f"{self.share} shared")
+        if self.unroll:
+            words.append(f"unrolled {self.unroll}")
         return " ".join(words)
 
     @property

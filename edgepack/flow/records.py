@@ -204,6 +204,8 @@ def _choice(table: Table | None) -> Way:
         pixels=_count(table, "pixels", 0, _MAX_TILE),
         vectors=_count(table, "vectors", 0, _MAX_TILE),
         order=table.take_choice("order", ORDERS, ""),
+        share=table.take_choice("share", ORDERS, ""),
+        unroll=_count(table, "unroll", 0, _MAX_TILE),
         results=_count(table, "results", 0, _MAX_RESULTS),
     )
     table.finish()

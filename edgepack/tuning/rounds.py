@@ -48,6 +48,7 @@ from edgepack.flow.job import (
     tolerance_of,
 )
 from edgepack.flow.reference import Array, make_golden
+from edgepack.flow.verify import golden_tolerance
 from edgepack.native.app import RuntimeBuild, build_runtime
 from edgepack.native.linked_app import link_app
 
@@ -116,17 +117,35 @@ class DeviceTimer:
         self._job, self._device, self._folder = job, device, folder
         self._progress = progress
         self._precision = precision_of(job)
-        self._tolerance = tolerance_of(job)
+        self._tolerance = 0.0
         self._runtime: RuntimeBuild | None = None
         self._fastest_mhz = 0.0
         self._runs = 0
         self.rest: Callable[[float], None] = time.sleep
 
     def __enter__(self) -> Self:
+        try:
+            self._prepare()
+        except BaseException:
+            self._clear()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._clear()
+
+    def _prepare(self) -> None:
+        """What all rounds need there: the program, and inputs with their outputs."""
         job = self._job
         self._runtime = build_runtime(job.board, job.toolchain.toolchain, progress=self._progress)
         self._progress.step("running the reference (onnxruntime)")
         golden = make_golden(job.model, preprocess=job.preprocess, image=job.project.golden_image)
+        self._tolerance = golden_tolerance(tolerance_of(job), golden.outputs)
         folder = shlex.quote(self._folder)
         self._device.run(f"rm -rf -- {folder} && mkdir -p -- {folder}/bin {folder}/golden")
         with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
@@ -137,14 +156,8 @@ class DeviceTimer:
         if not self._is_static:
             self._put(self._runtime.app, APP)
             self._device.run(f"chmod 755 {folder}/{APP}")
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _clear(self) -> None:
         with contextlib.suppress(EdgepackError):
             self._device.run(f"rm -rf -- {shlex.quote(self._folder)}")
 

@@ -62,9 +62,10 @@ class Tuned:
 
     `kernels` are the best trials of those kernels that are made otherwise from now on; there are
     none unless the `confirmation` is that all of them together win. `trials` were made in this
-    session, `known` before. `left` ways were not tried for want of time. `noise` is the share by
-    which equal runs differed, None if nothing was measured, and `repeated` the blocks that did not
-    count. `conditions` are the first and the last of what was measured.
+    session, `wrong` of them with other outputs than the reference's; `known` were made before, and
+    `left` not for want of time. `noise` is the share by which equal runs differed, None if nothing
+    was measured, and `repeated` the blocks that did not count. `conditions` are the first and the
+    last of what was measured.
     """
 
     network: Network
@@ -72,6 +73,7 @@ class Tuned:
     confirmation: Confirmation | None
     trials: int
     known: int
+    wrong: int
     left: int
     noise: float | None
     repeated: int
@@ -91,6 +93,7 @@ class Tuned:
             "model_sha256": self.network.model,
             "trials": self.trials,
             "known": self.known,
+            "wrong": self.wrong,
             "left": self.left,
             "noise": self.noise,
             "repeated_blocks": self.repeated,
@@ -157,7 +160,7 @@ class _Session:
         self.records: list[Record] = [*others, *records.read()]
         self.ways = _worth_trying(network.tunables)
         self.known = len(self._tried())
-        self.trials = 0
+        self.trials = self.wrong = 0
         self.rounds: list[Round] = []
         self.run_ms = 0.0
         self.deadline = clock() + 60 * budget.minutes
@@ -176,6 +179,7 @@ class _Session:
             confirmation=confirmation,
             trials=self.trials,
             known=self.known,
+            wrong=self.wrong,
             left=sum(len(ways) for ways in self._untried().values()),
             noise=spread([b for r in self.rounds for b in r.blocks]) if self.rounds else None,
             repeated=sum(one.repeated for one in self.rounds),
@@ -228,6 +232,7 @@ class _Session:
                 self.file.append([trial])
                 self.records.append(trial)
                 self.trials += 1
+                self.wrong += not trial.right
         self.longest = max(self.longest, self.clock() - started)
 
     def _note(self, measured: Round) -> None:

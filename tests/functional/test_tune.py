@@ -15,10 +15,11 @@ import pytest
 
 from edgepack.base.apart import Limits
 from edgepack.boards import get_board
-from edgepack.bundle.bundle import TUNING, open_bundle
+from edgepack.bundle.bundle import TUNING
 from edgepack.cli import main
 from edgepack.compiler.choices import Way
 from edgepack.compiler.variants import compile_variants, survey_apart
+from edgepack.deploy.duel import ROUNDS
 from edgepack.flow.records import RecordFile, Trial
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
@@ -41,6 +42,13 @@ def network(path: Path) -> Path:
     start = net.op("Relu", net.conv(start, 32, 32, 3, group=32))
     gate = net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", start), 32, 32, 1))
     end = net.conv(net.op("Mul", start, gate), 32, 24, 1)
+    return save_cases(path, net, {"image": IMAGE}, {"scores": net.op("GlobalAveragePool", end)})
+
+
+def small(path: Path) -> Path:
+    """Two kernels."""
+    net = Builder(seed=3)
+    end = net.conv(net.op("Relu", net.conv("image", 16, 16, 1)), 16, 16, 3)
     return save_cases(path, net, {"image": IMAGE}, {"scores": net.op("GlobalAveragePool", end)})
 
 
@@ -136,57 +144,78 @@ def tune(folder: Path, trials: int, *, after: int = 0, how: int = 0) -> int:
     return done.returncode
 
 
-def test_a_session_that_is_killed_goes_on_and_what_it_found_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """SIGINT and SIGKILL at chosen records; then compiled and packaged by the records."""
-    network(tmp_path / "tiny.onnx")
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of its own, in the folder that is current, and the device's home."""
+    small(tmp_path / "tiny.onnx")
     (tmp_path / "edgepack.toml").write_text(PROJECT)
-    file = RecordFile(tmp_path / "tuning.jsonl")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_session_that_is_killed_goes_on(folder: Path) -> None:
+    """By SIGINT and by SIGKILL, at chosen records; test_tuning_session.py has all moments."""
+    file = RecordFile(folder / "tuning.jsonl")
 
     def keys() -> list[object]:
         return [record.key for record in file.read() if isinstance(record, Trial)]
 
-    assert tune(tmp_path, 6, after=2, how=signal.SIGINT) == 130
+    assert tune(folder, 6, after=2, how=signal.SIGINT) == 130
     assert len(keys()) == 2
-    # Nothing is left on the device, whose home is this folder.
-    assert not list(tmp_path.rglob("*-tuning*")) + list(tmp_path.rglob(".tuning*"))
-    assert tune(tmp_path, 6, after=3, how=signal.SIGKILL) == -signal.SIGKILL
+    assert not list(folder.rglob(".tuning*"))
+    assert tune(folder, 6, after=3, how=signal.SIGKILL) == -signal.SIGKILL
     assert len(keys()) == 5
-    assert tune(tmp_path, 3) == 0, (tmp_path / "err.txt").read_text()
+    assert tune(folder, 3) == 0, (folder / "err.txt").read_text()
     assert len(keys()) == len(set(keys())) == 8
-    assert not list(tmp_path.rglob(".tuning*"))
-    said = json.loads((tmp_path / "out.json").read_text())
-    check_output("tune", said)
+    assert not list(folder.rglob(".tuning*"))
+    said = json.loads((folder / "out.json").read_text())
     assert (said["trials"], said["known"]) == (3, 5)
+
+
+def test_what_was_tuned_is_compiled_deployed_and_compared(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", "--trials", "2", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    check_output("tune", said)
+    assert (said["trials"], said["known"], said["wrong"]) == (2, 0, 0)
+    assert not list(folder.rglob(".tuning*"))
+    file = RecordFile(folder / "tuning.jsonl")
 
     # What wins is a matter of the machine: one trial is made to have won.
     trial = next(record for record in file.read() if isinstance(record, Trial))
     won = {**json.loads(trial.to_json()), "ratio": 0.5, "low": 0.499, "high": 0.501}
     file.path.write_text(json.dumps(won, sort_keys=True) + "\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
 
     def compiled(*words: str) -> tuple[dict[str, str], bytes]:
         assert main(["compile", "--explain", "--json", "-o", "out", *words]) == 0
         layers = json.loads(capsys.readouterr().out)["layers"]
-        tiles = {layer["signature"]: f"{layer['rule']} {layer['tile']}" for layer in layers}
-        return tiles, (tmp_path / "out" / "model.so").read_bytes()
+        kernels = {layer["signature"]: (layer["rule"], layer["tile"]) for layer in layers}
+        return kernels, (folder / "out" / "model.so").read_bytes()
 
     tuned, untuned = compiled(), compiled("--no-records")
-    other = {kernel for kernel in tuned[0] if tuned[0][kernel] != untuned[0][kernel]}
-    assert other == {trial.kernel}
+    assert tuned[1] != untuned[1]
     assert compiled("--records", "tuning.jsonl") == tuned  # same records, same bytes
-    assert main(["package", "--json", "-o", "dist"]) == 0
-    bundle = open_bundle(next((tmp_path / "dist").glob("tiny-local-*.tar.gz")))
-    assert bundle.file(TUNING).read_text() == file.path.read_text()
-    capsys.readouterr()
+
+    # Both as releases on one device, in turns.
+    releases = []
+    for words in (["--no-records"], []):
+        assert main(["deploy", "--json", "--no-verify", *words]) == 0
+        releases.append(json.loads(capsys.readouterr().out)["release"])
+    root = folder / "edgepack" / "tiny" / "releases"
+    assert not (root / releases[0] / TUNING).exists()
+    assert (root / releases[1] / TUNING).read_text() == file.path.read_text()
+    assert main(["bench", "--json", "-n", "2", "--warmup", "1", "--compare", *releases]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [found["a"], found["b"]] == releases
+    assert (len(found["a_ms"]), len(found["b_ms"])) == (ROUNDS, ROUNDS)
+    assert 0 < found["low"] <= found["ratio"] <= found["high"]
 
 
-def test_a_virtual_board_is_refused_unless_that_is_wanted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = network(tmp_path / "m.onnx")
+def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = small(tmp_path / "m.onnx")
     records = tmp_path / "r.jsonl"
     words = ["tune", str(path), "--board", "rasp3b", "--device", "virtual"]
     assert main([*words, "--records", str(records)]) == 2

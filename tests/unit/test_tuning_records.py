@@ -132,6 +132,8 @@ def spoilt(key: str, value: object) -> str:
         (spoilt("right", 1), "line 2: right: 1 is not true or false"),
         (spoilt("choice", {"rule": "conv", "pixels": -1}), "line 2: choice.pixels: -1"),
         (spoilt("choice", {"rule": "conv", "order": "up"}), "line 2: choice.order: unknown value"),
+        (spoilt("choice", {"rule": "conv", "share": 1}), "line 2: choice.share: 1 is not a string"),
+        (spoilt("choice", {"rule": "conv", "unroll": 1.5}), "line 2: choice.unroll: 1.5 is not a"),
         (spoilt("choice", {"pixels": 1}), "line 2: choice.rule: missing"),
         (spoilt("choice", []), "line 2: choice: [] is not a table"),
         (spoilt("model", "ab"), "line 2: model: 'ab' is not 64 hex digits"),

@@ -145,6 +145,7 @@ def test_the_surer_half_is_kept_if_it_wins(path: Path) -> None:
 def test_wrong_outputs_are_never_chosen(path: Path) -> None:
     found = session(path, PlayedDevice(wrong=(0, 1, 2, 3)))
     assert not any(trial.right for trial in trials(path))
+    assert found.wrong == found.trials == WAYS
     assert found.kernels == {}
     assert found.confirmation is None
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from edgepack.compiler.choices import PANELS, PIXELS, Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
-from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles import arm, tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT16
 from edgepack.compiler.tiles.layout import Halo, Image, Planar, conv_halo
 from edgepack.compiler.tiles.product import (
     MOST_COLUMNS,
+    UNROLLED,
     Partition,
     ProductLoops,
     Shape,
@@ -25,9 +28,6 @@ from edgepack.compiler.tiles.product import (
     stored_halves,
     stream_cycles,
 )
-
-# How many more tiles come before a tile with the other order of its loops.
-_OTHER_ORDER = 2.5
 
 
 def halo(layer: Layer) -> Halo:
@@ -114,7 +114,7 @@ def make(site: LayerSite) -> LayerKernel:
         epilogue=site.epilogue(flat=flat, pixels=chosen.pixels),
         clears=True,
         halves=halves,
-        order=choice.order if choice else "",
+        choice=choice,
     )
     whole = tir.sequence(
         loops.epilogue.clear_around_means(),
@@ -177,7 +177,7 @@ def ways(site: LayerSite) -> list[Ranked]:
     streamed = stream_cycles(shape.weight_bytes * shape.groups, 1, site.cpu)
     prepared = site.layer.weights != site.layer.element
     found = []
-    for number, item in enumerate(tiles):
+    for item in tiles:
         partition = Partition(
             cpu=site.cpu,
             shape=shape,
@@ -186,15 +186,28 @@ def ways(site: LayerSite) -> list[Ranked]:
             target=view_out,
             prepared=prepared,
         )
-        first = PIXELS if partition.pixels_outer else PANELS
-        # The other order costs more memory traffic, which the cost model has no cycles for.
-        orders = [first] if prepared else [first, PANELS if first == PIXELS else PIXELS]
-        for turn, order in enumerate(orders):
-            choice = Way(rule=RULE.name, pixels=item.pixels, vectors=item.vectors, order=order)
-            found.append(
-                (number + _OTHER_ORDER * turn, Ranked(choice=choice, cycles=item.cycles + streamed))
-            )
-    return [way for _, way in sorted(found, key=lambda pair: pair[0])]
+        order = PIXELS if partition.pixels_outer else PANELS
+        choice = Way(rule=RULE.name, pixels=item.pixels, vectors=item.vectors, order=order)
+        found.append(Ranked(choice=choice, cycles=item.cycles + streamed))
+        if item is tiles[0]:
+            others = _other_loops(choice, partition, site)
+    for place, other in enumerate(others):
+        # Between the tiles: one of these after each.
+        found.insert(2 * place + 2, Ranked(choice=other, cycles=found[0].cycles))
+    return found
+
+
+def _other_loops(choice: Way, partition: Partition, site: LayerSite) -> list[Way]:
+    """The same tile with other loops around and in it; the cost model has no figures for them."""
+    found = []
+    if partition.worth_sharing:
+        found.append(replace(choice, share=PANELS if partition.by_pixels else PIXELS))
+    if arm.micro_kernel(site.cpu, site.output.element) is None:
+        found += [replace(choice, unroll=2 * UNROLLED), replace(choice, unroll=UNROLLED // 2)]
+    if not partition.prepared:
+        other = PANELS if choice.order == PIXELS else PIXELS
+        found.insert(2, replace(choice, order=other))
+    return found
 
 
 def is_flat(operator: Convolution, site: LayerSite) -> bool:

@@ -4,7 +4,7 @@
 the loops, `by_llvm` and `by_assembly` the code of a tile.
 """
 
-from edgepack.compiler.tiles.product.by_llvm import MOST_COLUMNS
+from edgepack.compiler.tiles.product.by_llvm import MOST_COLUMNS, UNROLLED
 from edgepack.compiler.tiles.product.loops import ProductLoops
 from edgepack.compiler.tiles.product.partition import Partition
 from edgepack.compiler.tiles.product.shape import (
@@ -20,6 +20,7 @@ from edgepack.compiler.tiles.product.stored import StoredHalves, stored_halves
 
 __all__ = [
     "MOST_COLUMNS",
+    "UNROLLED",
     "Partition",
     "ProductLoops",
     "Shape",

@@ -13,16 +13,22 @@ from edgepack.compiler.tiles.product.code import ProductTensors, TileAt
 
 # Multiply-adds in the unrolled body of the reduction: enough to hide its loop, small enough
 # to stay in the decoded-instruction cache (about 1500 entries on Haswell, 4000 on Zen).
-_UNROLLED = 128
+UNROLLED = 128
+# Beyond, code would not fit any first-level cache.
+MOST_UNROLLED = 1024
 # Columns of windows that are unrolled. Longer ones are loops, or code would grow with them.
 MOST_COLUMNS = 16
 
 
 class LlvmTiles:
-    """Tiles of at most `pixels` pixels; see `TileCode`."""
+    """Tiles of at most `pixels` pixels; see `TileCode`.
 
-    def __init__(self, tensors: ProductTensors, pixels: int) -> None:
+    The body of the reduction has at most `unroll` multiply-adds; 0 for as many as are usual.
+    """
+
+    def __init__(self, tensors: ProductTensors, pixels: int, unroll: int = 0) -> None:
         self.tensors, self.pixels = tensors, pixels
+        self.unroll = min(unroll or UNROLLED, MOST_UNROLLED)
         self.shape, self.epilogue = tensors.shape, tensors.epilogue
         self.source, self.target = tensors.source, tensors.target
         self.weights, self.bias = tensors.weights, tensors.bias
@@ -130,13 +136,13 @@ class LlvmTiles:
         # Columns of the window in one turn of a loop.
         together = columns
         if columns > MOST_COLUMNS:
-            most = _UNROLLED // (channels * place.pixels * place.vectors)
+            most = self.unroll // (channels * place.pixels * place.vectors)
             together = min(max(1, most), MOST_COLUMNS)
         unrolled = max(
             step
             for step in range(1, channels + 1)
             if channels % step == 0
-            and (step == 1 or step * together * place.pixels * place.vectors <= _UNROLLED)
+            and (step == 1 or step * together * place.pixels * place.vectors <= self.unroll)
         )
         block_weights = place.weights + block * (prod(shape.kernel) * shape.in_block * wide)
 

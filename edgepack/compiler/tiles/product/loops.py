@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from tvm import tirx
 
+from edgepack.compiler.choices import Way
 from edgepack.compiler.tiles import arm, micro, tile, tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.epilogue import Epilogue
@@ -36,8 +37,8 @@ class ProductLoops:
     `tensors` are described there. With `clears`, the zeros around the results are written, too.
     `prepare` is what has to be done before a panel of weights is used, given its number and its
     vectors. `halves` are the weights as they are stored, if not as `weights`. The weights start at
-    `first_weight`. `order` is that of `Partition`. Functions that tiles call are kept in
-    `functions`, if given, for several products of one kernel.
+    `first_weight`. A `choice` says what of the loops is not as the cost model has it. Functions
+    that tiles call are kept in `functions`, if given, for several products of one kernel.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class ProductLoops:
         prepare: Callable[[tir.Expr, int], tir.Stmt] | None = None,
         halves: StoredHalves | None = None,
         first_weight: tir.Expr = 0,
-        order: str = "",
+        choice: Way | None = None,
     ) -> None:
         self.cpu = cpu
         self.shape = shape
@@ -78,7 +79,8 @@ class ProductLoops:
             source=source.layout,
             target=target.layout,
             prepared=self.prepare is not None,
-            order=order,
+            order=choice.order if choice else "",
+            share=choice.share if choice else "",
         )
         tensors = ProductTensors(
             shape=shape,
@@ -89,7 +91,7 @@ class ProductLoops:
             bias=bias,
             epilogue=epilogue,
         )
-        self.code = _code(tensors, tile.pixels, cpu, functions)
+        self.code = _code(tensors, tile.pixels, cpu, functions, choice.unroll if choice else 0)
 
     def imported(self, body: tir.Stmt) -> tir.Stmt:
         """`body`, which has these loops, with the code that they call."""
@@ -308,13 +310,17 @@ class ProductLoops:
 
 
 def _code(
-    tensors: ProductTensors, pixels: int, cpu: CpuModel, functions: micro.AssemblyFunctions | None
+    tensors: ProductTensors,
+    pixels: int,
+    cpu: CpuModel,
+    functions: micro.AssemblyFunctions | None,
+    unroll: int,
 ) -> TileCode:
     """The best code for tiles of at most so many pixels."""
     element = tensors.source.layout.element
     kernel, isa = arm.micro_kernel(cpu, element), arm.isa_of(cpu, element)
     if kernel is None or isa is None:
-        return LlvmTiles(tensors, pixels)
+        return LlvmTiles(tensors, pixels, unroll)
     return AssemblyTiles(tensors, kernel, isa, functions)
 
 

@@ -23,8 +23,8 @@ class Partition:
     """The loops over a group of an image: panels of weights, and rows of tiles.
 
     `source` and `target` are the layouts as the product sees them. Where panels are `prepared`
-    before they are used, they are the outer loop; else what `order` says, a word of
-    `choices.ORDERS`.
+    before they are used, they are the outer loop; else what `order` says. `share` says what the
+    cores share; both are words of `choices.ORDERS`.
     """
 
     cpu: CpuModel
@@ -34,6 +34,7 @@ class Partition:
     target: Blocked
     prepared: bool = False
     order: str = ""
+    share: str = ""
 
     @property
     def pixels_outer(self) -> bool:
@@ -65,7 +66,10 @@ class Partition:
         weights = self.shape.weight_bytes
         images = self.source.nbytes + self.target.nbytes
         fits = self.pixels_outer or even_pieces(self.pixel_turns, self.cpu.cores) is not None
-        return self.worth_sharing and fits and weights < images // self.source.batch
+        worth = weights < images // self.source.batch
+        if self.share:
+            worth = self.share == PIXELS
+        return self.worth_sharing and fits and worth
 
     @property
     def panels(self) -> int:
