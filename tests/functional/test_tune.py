@@ -191,11 +191,11 @@ def test_what_was_tuned_is_compiled_deployed_and_compared(
 
     def compiled(*words: str) -> tuple[dict[str, str], bytes]:
         assert main(["compile", "--explain", "--json", "-o", "out", *words]) == 0
-        layers = json.loads(capsys.readouterr().out)["layers"]
-        kernels = {layer["signature"]: (layer["rule"], layer["tile"]) for layer in layers}
-        return kernels, (folder / "out" / "model.so").read_bytes()
+        tuned: dict[str, str] = json.loads(capsys.readouterr().out)["tuned"]
+        return tuned, (folder / "out" / "model.so").read_bytes()
 
     tuned, untuned = compiled(), compiled("--no-records")
+    assert (tuned[0], untuned[0]) == ({trial.kernel: str(trial.choice)}, {})
     assert tuned[1] != untuned[1]
     assert compiled("--records", "tuning.jsonl") == tuned  # same records, same bytes
 
