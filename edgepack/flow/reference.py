@@ -130,6 +130,24 @@ def run_reference(
     return Reference(model, shapes).run(inputs)
 
 
+def model_outputs(path: Path, model: Any, cases: Sequence[Sequence[Array]]) -> list[list[Array]]:
+    """What a device should give for each of `cases`: the outputs of an `onnx.ModelProto`.
+
+    Those of onnxruntime; in float32 where the model has float16, which is computed so. What the
+    compiler does with integers is by its definition, which the device equals to the bit:
+    onnxruntime itself differs by how it fuses operators. `path` is what errors name.
+    """
+    # Here, since a fleet's operator, who has this module, needs no onnx.
+    from edgepack.compiler.frontend import integer_reference
+    from edgepack.compiler.frontend.float16 import widened
+
+    integers = integer_reference.integer_model(path, model)
+    if integers is not None:
+        return [integer_reference.run(integers, inputs) for inputs in cases]
+    reference = Reference(widened(model))
+    return [reference.run(inputs) for inputs in cases]
+
+
 def _check_input(info: Any, array: Array, shape: Sequence[int | str | None]) -> None:
     """Raises `ReferenceInputError` unless `array` fits `shape`; names and None fit any size."""
     dtype = _DTYPES.get(info.type, info.type.removeprefix("tensor(").removesuffix(")"))
@@ -166,11 +184,7 @@ def make_golden(
     `expected_class`.
     """
     inputs = golden_inputs(model, preprocess=preprocess, image=image, seed=seed)
-    # Here, since a fleet's operator, who has this module, needs no onnx.
-    from edgepack.compiler.frontend.float16 import widened
-
-    # Of float16 the device computes in float32, too: that is the better reference.
-    outputs = run_reference(widened(model.proto), {}, inputs)
+    (outputs,) = model_outputs(model.path, model.proto, [inputs])
     expected = None
     if image is not None and class_output is not None:
         expected = _expected(outputs[class_output], image, expected_class, labels)

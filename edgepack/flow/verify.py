@@ -26,7 +26,7 @@ from edgepack.compiler import CompiledModel, compile_apart
 from edgepack.compiler.backend.run import run_plan
 from edgepack.compiler.limited import limits_for
 from edgepack.compiler.precision import FULL, Precision
-from edgepack.flow.reference import Array, compare, random_input, run_reference
+from edgepack.flow.reference import Array, compare, model_outputs, random_input
 from edgepack.model import (
     LoadedModel,
     ModelSpec,
@@ -183,9 +183,6 @@ def difference(
     proto: object, board: Board, built: CompiledModel, cases: Cases, tolerance: float
 ) -> tuple[str, str] | None:
     """The first of `cases` whose outputs differ from the reference's, and how; None if none."""
-    from edgepack.compiler.frontend.float16 import widened  # see flow/reference.py
-
-    proto = widened(proto)
     outputs: list[list[Array]]
     try:
         if board.is_local:
@@ -195,7 +192,7 @@ def difference(
     except (CrashError, EmulationError) as error:
         how = error.how if isinstance(error, CrashError) else error.message
         return next(iter(cases)), f"it crashes ({how})"
-    wanted = [run_reference(proto, {}, inputs) for inputs in cases.values()]
+    wanted = model_outputs(built.folder, proto, list(cases.values()))
     # An output may be next to nothing in one case: that is no measure of its error.
     largest = [max(SMALLEST, *map(_largest, values)) for values in zip(*wanted, strict=True)]
     for case, got, reference in zip(cases, outputs, wanted, strict=True):

@@ -13,6 +13,7 @@ from tvm import relax
 from edgepack.boards import get_board
 from edgepack.compiler.backend import plan, schedule
 from edgepack.compiler.backend.llvm import tvm_target
+from edgepack.compiler.frontend import importer
 from edgepack.compiler.frontend.importer import import_model
 from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.layers.fuse import fuse
@@ -33,8 +34,25 @@ def layers_of(path: Path) -> list[Layer]:
     return fuse(read_layers(main), [main.body.body])
 
 
-def test_pairs_and_integer_weights_are_seen_around_each_layer(tmp_path: Path) -> None:
+def test_all_layers_of_a_quantised_model_are_of_integers(tmp_path: Path) -> None:
+    layers = layers_of(onnx_models.quantized(tmp_path / "m.onnx"))
+    assert [type(layer.operator).__name__ for layer in layers] == [
+        "ToIntegers",
+        "IntegerConvolution",
+        "IntegerConvolution",
+        "IntegerMean",
+        "View",
+        "IntegerConvolution",
+        "FromIntegers",
+    ]
+
+
+def test_pairs_and_integer_weights_are_seen_around_each_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = onnx_models.quantized(tmp_path / "m.onnx")
+    # As where operators between them are not known.
+    monkeypatch.setattr(importer, "with_integers", lambda proto: proto)
     layers = layers_of(path)
     kinds = [type(layer.operator).__name__ for layer in layers]
     pair = ["Quantize", "Dequantize"]
@@ -68,6 +86,7 @@ def test_a_plan_without_rules_for_them_is_that_of_folded_weights(
 ) -> None:
     model = load_model(ModelSpec(path=onnx_models.quantized(tmp_path / "m.onnx")))
     target = tvm_target(get_board(board))
+    monkeypatch.setattr(importer, "with_integers", lambda proto: proto)
 
     def made() -> tuple[str, bytes, dict[str, str]]:
         module, fast = lower.lower(import_model(model), target, model)

@@ -29,6 +29,7 @@ from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.frontend.folding import FoldByNumpy, fold, fold_by_reference
 from edgepack.compiler.frontend.load import CheckedModel
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, check_operators
+from edgepack.compiler.frontend.quantized import with_integers
 from edgepack.compiler.origin import Origin, mark
 from edgepack.model import LoadedModel, infer_shapes, operator_name, opset_of
 from edgepack.model.errors import DynamicShapeError
@@ -43,13 +44,7 @@ def import_model(model: CheckedModel) -> tvm.IRModule:
     `DynamicShapeError` for a shape inside that depends on the data, or `UnsupportedOperatorError`
     for what is left after constant folding.
     """
-    apart.at("folding constants")
-    folded = fold(model.path, without_empty_reductions(widened(model.expanded)))
-    proto = without_empty(folded)
-    if proto is not folded:
-        proto = fold_by_reference(proto)
-    apart.at("giving sizes that depend on the data a bound")
-    proto, bounds = bounded(model.path, proto)
+    proto, bounds = prepared(model.path, model.expanded)
     check_operators(model.path, proto)
     importer = _Importer()
     try:
@@ -74,6 +69,23 @@ def import_model(model: CheckedModel) -> tvm.IRModule:
         if bounds
         else module
     )
+
+
+def prepared(path: Path, expanded: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[Bound, ...]]:
+    """A model of `CheckedModel.expanded` as it is imported, and which axes of its outputs are not
+    all in use.
+
+    Constants are folded, and quantised operators are those of `quantized`.
+    """
+    apart.at("folding constants")
+    folded = fold(path, without_empty_reductions(widened(expanded)))
+    proto = without_empty(folded)
+    if proto is not folded:
+        proto = fold_by_reference(proto)
+    apart.at("giving sizes that depend on the data a bound")
+    proto, bounds = bounded(path, proto)
+    apart.at("looking for operators on integers")
+    return with_integers(proto), bounds
 
 
 _BOUNDS = "edgepack.bounds"

@@ -11,8 +11,21 @@ from tvm import relax
 
 from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.conversions import Node
+from edgepack.compiler.integer import IntegerOperator
+from edgepack.compiler.layers.integers import integer_call
 
 _Convert = Callable[[Node], relax.Expr]
+
+
+def integer_operator(node: Node) -> relax.Expr:
+    """What `quantized` found."""
+    constants = [item for item in node.inputs if isinstance(item, tvm.ir.GenericConst)]
+    inputs = node.inputs[: len(node.inputs) - len(constants)]
+    text = node.attributes["operator"]
+    text = text.decode() if isinstance(text, bytes) else text
+    operator = IntegerOperator.of_parts(text, [item.value.numpy() for item in constants])
+    given = [item if isinstance(item, relax.Var) else node.emit(item) for item in inputs]
+    return integer_call(operator, given)
 
 
 def mat_mul_integer(node: Node) -> relax.Expr:

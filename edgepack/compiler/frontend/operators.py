@@ -198,6 +198,7 @@ OPERATORS: Mapping[str, Operator] = {
     "GroupNormalization": Operator(define=lambda _: True),
     "If": _BRANCH,
     "Imputer": Operator(domain=_CLASSIC, convert=classic.imputer),
+    "IntegerOperator": Operator(domain=DOMAIN, convert=integers.integer_operator),
     "IsInf": Operator(convert=conversions.is_inf),
     "LSTM": Operator(convert=recurrent.lstm),
     "LabelEncoder": Operator(domain=_CLASSIC, convert=classic.label_encoder),

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from tvm import relax
 
+from edgepack.compiler.integer import IntegerOperator
 from edgepack.compiler.layers.axis import Axis
 from edgepack.compiler.layers.quantized import Quantized
 from edgepack.compiler.tiles.element import FLOAT32, Element
@@ -166,6 +167,7 @@ Operator = (
     | Conversion
     | Foreign
     | View
+    | IntegerOperator
 )
 
 
@@ -175,8 +177,9 @@ class Layer:
 
     `inputs` are what the operator reads. `expression` is the epilogue; it refers to `operands`,
     tensors, and to `constants`, arrays of one value per channel. `mean` is a second result, the
-    mean over all pixels of each channel of `output`. Its images are kept as `element`, and its
-    weights stored as `weights`; `exact` says why not as halves, if that was wanted. `bindings` are
+    mean over all pixels of each channel of `output`. Its images are kept as `element` (those it
+    `reads` may have another one), and its weights stored as `weights`; `exact` says why not as
+    halves, if that was wanted. `bindings` are
     the Relax bindings that the layer was read from, which stay in the function if no rule takes it.
     """
 
@@ -188,9 +191,15 @@ class Layer:
     constants: tuple[np.ndarray, ...] = field(default=(), repr=False)
     mean: Value | None = None
     element: Element = FLOAT32
+    reads: Element | None = None
     weights: Element = FLOAT32
     exact: str = ""
     bindings: tuple[tuple[relax.Var, relax.Expr], ...] = field(default=(), repr=False)
+
+    @property
+    def source(self) -> Element:
+        """The elements of what it reads."""
+        return self.reads or self.element
 
     @property
     def results(self) -> tuple[Value, ...]:

@@ -14,8 +14,10 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from edgepack.compiler import integer
 from edgepack.compiler.layers.attention import attentions
 from edgepack.compiler.layers.axis import ResizeAttributes, padded
+from edgepack.compiler.layers.integers import integer_operator
 from edgepack.compiler.layers.layer import (
     Concatenation,
     Convolution,
@@ -43,6 +45,7 @@ from edgepack.compiler.layers.tensors import (
     shape_of_type,
     variables,
 )
+from edgepack.compiler.tiles.element import FLOAT32, INT8
 from edgepack.compiler.tiles.expression import (
     FUNCTIONS,
     Argument,
@@ -160,7 +163,7 @@ def _item(split: relax.Call, index: int) -> relax.Call:
 
 
 def _read(var: relax.Var, value: relax.Expr) -> Layer:
-    layer = _read_cast(var, value)
+    layer = _read_integers(var, value) or _read_cast(var, value)
     if layer is not None:
         return replace(layer, bindings=((var, value),))
     if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and is_image(var):
@@ -173,6 +176,25 @@ def _read(var: relax.Var, value: relax.Expr) -> Layer:
     ):
         layer = Layer(operator=Foreign(), inputs=tuple(variables(value)), output=var)
     return replace(layer, bindings=((var, value),))
+
+
+def _read_integers(var: relax.Var, value: relax.Expr) -> Layer | None:
+    """The layer of an operator on integers."""
+    found = integer_operator(value)
+    if found is None:
+        return None
+    operator, inputs = found
+    if isinstance(operator, integer.IntegerFlatten):
+        return Layer(operator=View(), inputs=tuple(inputs), output=var)
+    reads_numbers = isinstance(operator, integer.ToIntegers)
+    makes_numbers = isinstance(operator, integer.FromIntegers)
+    return Layer(
+        operator=operator,
+        inputs=tuple(inputs),
+        output=var,
+        element=FLOAT32 if makes_numbers else INT8,
+        reads=FLOAT32 if reads_numbers else INT8,
+    )
 
 
 def _read_cast(var: relax.Var, value: relax.Expr) -> Layer | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from tvm import relax
 
 from edgepack.compiler.choices import NO_CHOICES, Choices, Way
+from edgepack.compiler.integer import IntegerOperator
 from edgepack.compiler.layers.fuse import fuse
 from edgepack.compiler.layers.layer import (
     Conversion,
@@ -155,7 +156,7 @@ def _without_views(layers: Sequence[Layer]) -> tuple[list[Layer], dict[Value, Va
 
 def _with_precision(layer: Layer, precision: Precision, cpu: CpuModel) -> Layer:
     """The layer in half precision, as far as the CPU can and its values allow."""
-    if not precision.is_half or isinstance(layer.operator, Foreign):
+    if not precision.is_half or isinstance(layer.operator, Foreign | IntegerOperator):
         return layer
     element = FLOAT16 if cpu.computes(FLOAT16) else FLOAT32
     why = ""
@@ -196,8 +197,8 @@ def _with_conversions(layers: Sequence[Layer], taken: MutableMapping[Value, Rule
         if layer.output not in taken:
             left.append(layer)
             continue
-        inputs = tuple(as_read(value, layer.element) for value in layer.inputs)
-        operands = tuple(as_read(value, layer.element) for value in layer.operands)
+        inputs = tuple(as_read(value, layer.source) for value in layer.inputs)
+        operands = tuple(as_read(value, layer.source) for value in layer.operands)
         left.append(replace(layer, inputs=inputs, operands=operands))
         elements[layer.output] = layer.element
     return left
@@ -214,7 +215,7 @@ def _take(
     for layer in layers:
         if isinstance(layer.operator, Foreign):
             continue
-        if not isinstance(layer.operator, Convolution):
+        if not isinstance(layer.operator, Convolution | IntegerOperator):
             # Not worth a change of layout by themselves.
             read = (*layer.inputs, *layer.operands)
             if not any(value in taken for value in read) or _grows_at_the_end(layer, layers):
@@ -331,9 +332,13 @@ def _layouts(
     ruled = [layer for layer in layers if layer.output in taken]
     # All that read a value agree on its elements, but for the conversions between them.
     elements: dict[Value, Element] = {}
+    outside: dict[Value, int] = {}
     for layer in ruled:
+        to = getattr(layer.operator, "to", None)
+        if to is not None:
+            outside[layer.output] = to.zero
         if not isinstance(layer.operator, Conversion):
-            elements.update(dict.fromkeys((*layer.inputs, *layer.operands), layer.element))
+            elements.update(dict.fromkeys((*layer.inputs, *layer.operands), layer.source))
         elements.update(dict.fromkeys(layer.results, layer.element))
 
     def stays_planar(value: Value) -> bool:
@@ -361,6 +366,7 @@ def _layouts(
             block=cpu.block(channels, element),
             halo=NO_HALO if planar else halos.get(value, NO_HALO),
             planar=planar,
+            outside=outside.get(value, 0),
         )
 
     values = [

@@ -7,6 +7,8 @@ from edgepack.compiler.rules import (
     depthwise,
     extremum,
     gated,
+    integer_convolution,
+    integers,
     joint,
     matrices,
     norm,
@@ -21,6 +23,8 @@ from edgepack.compiler.rules.rule import Rule
 # The first that takes a layer makes its kernel. What `compile_model` is given instead may leave
 # some out, or have others: `(winograd.rule([4], always=True), *RULES)` forces tiles of 4x4.
 RULES: tuple[Rule, ...] = (
+    integer_convolution.RULE,
+    *integers.RULES,
     transposed.RULE,
     depthwise.RULE,
     winograd.RULE,

@@ -21,9 +21,21 @@ if TYPE_CHECKING:
 
 KIB = 1024
 
+# Channels of 8 bits that lie side by side, on every CPU: a vector of ARM, and sums of 32 bits that
+# four of its vectors hold, or one of AVX-512.
+INT8_BLOCK = 16
+
 # What kernels may ask of a CPU beyond its vectors, and how LLVM calls it: dot products of 8-bit
-# integers, their 8-bit matrix instructions, half-precision arithmetic, scalable vectors.
-FEATURES = {"dotprod": "dotprod", "i8mm": "i8mm", "fp16": "fullfp16", "sve": "sve"}
+# integers, their 8-bit matrix instructions, half-precision arithmetic, scalable vectors; of x86 its
+# dot products, and 512-bit vectors of 8 and 16 bits.
+FEATURES = {
+    "dotprod": "dotprod",
+    "i8mm": "i8mm",
+    "fp16": "fullfp16",
+    "sve": "sve",
+    "vnni": "avx512vnni",
+    "avx512bw": "avx512bw",
+}
 # What converts vectors of halves to float32, where not every CPU of a kind can.
 _CONVERTS_HALVES = {"armv7": "fp16", "x86": "f16c"}
 
@@ -98,6 +110,8 @@ class CpuModel:
         Depends on the channel count and the type only, so two tensors of equal shape always agree
         and no layer needs a layout transform. Of equal padding the wider one wins.
         """
+        if element == INT8:
+            return INT8_BLOCK
         widths = self.lanes(element)
         return min(widths, key=lambda lanes: (-(-channels // lanes) * lanes, -lanes))
 

@@ -19,7 +19,7 @@ import numpy as np
 from tvm import tirx
 
 from edgepack.compiler.tiles import tir
-from edgepack.compiler.tiles.element import Element
+from edgepack.compiler.tiles.element import INT8, Element
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,7 @@ class Blocked:
     """A blocked tensor; its last block may have channels that hold nothing of meaning.
 
     A `planar` one is not blocked: it is NCHW, without a halo, of no more channels than a block.
+    Integers around each image are `outside`, not zeros.
     """
 
     element: Element
@@ -63,6 +64,7 @@ class Blocked:
     block: int
     halo: Halo = NO_HALO
     planar: bool = False
+    outside: int = 0
 
     @property
     def blocks(self) -> int:
@@ -212,7 +214,12 @@ class Image:
         if rows <= 0 or columns <= 0:
             return None
         lanes = self.layout.block
-        zero = tir.number(0.0, self.layout.element.name, lanes)
+        element = self.layout.element
+        zero = (
+            tir.spread(tirx.IntImm(element.name, self.layout.outside), lanes)
+            if element == INT8
+            else tir.number(0.0, element.name, lanes)
+        )
         return tir.loop_of(
             "row",
             rows,

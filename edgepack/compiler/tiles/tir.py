@@ -151,6 +151,14 @@ class Names:
         self.statements.append(tirx.Bind(bound, value))
         return bound
 
+    def keep(self, name: str, value: tirx.Expr) -> tirx.Expr:
+        """The same as a variable, for integers: TVM's analysis looks through their names, which
+        takes longer with each one that is made of others."""
+        lanes = int(value.ty.dtype.lanes)
+        kept = Local(name, lanes, str(value.ty.dtype.with_lanes(1)))
+        self.statements += [kept.declare(), kept.set(value)]
+        return kept.get()
+
     def add(self, statement: Stmt) -> None:
         self.statements.append(statement)
 

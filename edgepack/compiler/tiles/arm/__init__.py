@@ -9,12 +9,14 @@ The R x V accumulators of a tile are the highest registers; the reduction has th
 
     kernels     which micro-kernels there are, a row each
     reductions  the inner loops
+    integers    tiles of 8-bit integers
     tile        whole tiles, and rows of them
     widening    halves made float32
     transform   passes of Winograd's transforms
     writer      registers, labels and constants; `armv7` and `aarch64` write the instructions
 """
 
+from edgepack.compiler.tiles.arm.integers import IntegerKernel, IntegerTile, integer_kernel
 from edgepack.compiler.tiles.arm.isa import QUAD, Isa
 from edgepack.compiler.tiles.arm.kernels import KERNELS, MicroKernel, isa_of, micro_kernel
 from edgepack.compiler.tiles.arm.reductions import Convolve, Depthwise, Reduction
@@ -28,11 +30,14 @@ __all__ = [
     "Convolve",
     "Depthwise",
     "EpilogueStep",
+    "IntegerKernel",
+    "IntegerTile",
     "Isa",
     "MicroKernel",
     "Reduction",
     "TileRows",
     "Widening",
+    "integer_kernel",
     "isa_of",
     "micro_kernel",
 ]

@@ -17,7 +17,7 @@ class Aarch64(Writer):
     def __init__(self, isa: Isa, pointers: Sequence[str], counts: Sequence[str]) -> None:
         super().__init__(isa, pointers, counts)
         # How instructions call the elements of a register, and one of them.
-        self._all, self._one = {2: ("8h", "h"), 4: ("4s", "s")}[isa.element.bytes]
+        self._all, self._one = {1: ("16b", "b"), 2: ("8h", "h"), 4: ("4s", "s")}[isa.element.bytes]
 
     def set_constant(self, register: str, value: int) -> None:
         value &= 0xFFFFFFFFFFFFFFFF

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from edgepack.compiler.tiles.arm.isa import MOST_AT_ONCE, QUAD, Isa
-from edgepack.compiler.tiles.element import Element
+from edgepack.compiler.tiles.element import FLOAT32, Element
 
 # How both instruction sets call the operations of `Writer.binary`, after v or f.
 BINARY = {"maximum": "max", "minimum": "min", "add": "add", "subtract": "sub"}
@@ -137,6 +137,12 @@ class Writer(ABC):
         """A number in every lane."""
         bits = self._temporary("bits")
         self.set_constant(bits, _bits(value, self.isa.element))
+        self.spread(vector, bits)
+
+    def set_float(self, vector: int, value: float) -> None:
+        """A float32 in every lane, whatever the elements are."""
+        bits = self._temporary("bits")
+        self.set_constant(bits, _bits(value, FLOAT32))
         self.spread(vector, bits)
 
     def stream(self, ring: Sequence[int], count: int, register: str) -> Iterator[tuple[int, int]]:

@@ -4,6 +4,11 @@
 the loops, `by_llvm` and `by_assembly` the code of a tile.
 """
 
+from edgepack.compiler.tiles.product.by_integers import (
+    choose_integer_tile,
+    dot_product,
+    pack_integers,
+)
 from edgepack.compiler.tiles.product.by_llvm import MOST_COLUMNS, UNROLLED
 from edgepack.compiler.tiles.product.loops import ProductLoops
 from edgepack.compiler.tiles.product.partition import Partition
@@ -26,8 +31,11 @@ __all__ = [
     "Shape",
     "StoredHalves",
     "Window",
+    "choose_integer_tile",
     "choose_tile",
+    "dot_product",
     "pack_bias",
+    "pack_integers",
     "pack_weights",
     "rank_tiles",
     "stored_halves",

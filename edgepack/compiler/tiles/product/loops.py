@@ -24,11 +24,13 @@ from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import Image
 from edgepack.compiler.tiles.partition import worth_sharing
 from edgepack.compiler.tiles.product.by_assembly import AssemblyTiles
+from edgepack.compiler.tiles.product.by_integers import DotProduct, IntegerTiles
 from edgepack.compiler.tiles.product.by_llvm import LlvmTiles
 from edgepack.compiler.tiles.product.code import ProductTensors, TileAt, TileCode
 from edgepack.compiler.tiles.product.partition import Partition
 from edgepack.compiler.tiles.product.shape import Shape, Window
 from edgepack.compiler.tiles.product.stored import StoredHalves
+from edgepack.compiler.tiles.requantise import Requantising
 
 
 class ProductLoops:
@@ -38,7 +40,8 @@ class ProductLoops:
     `prepare` is what has to be done before a panel of weights is used, given its number and its
     vectors. `halves` are the weights as they are stored, if not as `weights`. The weights start at
     `first_weight`. A `choice` says what of the loops is not as the cost model has it. Functions
-    that tiles call are kept in `functions`, if given, for several products of one kernel.
+    that tiles call are kept in `functions`, if given, for several products of one kernel. Those of
+    integers are added up by `dot`.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class ProductLoops:
         halves: StoredHalves | None = None,
         first_weight: tir.Expr = 0,
         choice: Way | None = None,
+        dot: DotProduct | None = None,
     ) -> None:
         self.cpu = cpu
         self.shape = shape
@@ -91,7 +95,8 @@ class ProductLoops:
             bias=bias,
             epilogue=epilogue,
         )
-        self.code = _code(tensors, tile.pixels, cpu, functions, choice.unroll if choice else 0)
+        unroll = choice.unroll if choice else 0
+        self.code = _code(tensors, tile.pixels, cpu, functions, unroll, dot)
 
     def imported(self, body: tir.Stmt) -> tir.Stmt:
         """`body`, which has these loops, with the code that they call."""
@@ -315,9 +320,13 @@ def _code(
     cpu: CpuModel,
     functions: micro.AssemblyFunctions | None,
     unroll: int,
+    dot: DotProduct | None,
 ) -> TileCode:
     """The best code for tiles of at most so many pixels."""
     element = tensors.source.layout.element
+    if dot is not None:
+        assert isinstance(tensors.epilogue, Requantising)
+        return IntegerTiles(tensors, pixels, dot, tensors.epilogue)
     kernel, isa = arm.micro_kernel(cpu, element), arm.isa_of(cpu, element)
     if kernel is None or isa is None:
         return LlvmTiles(tensors, pixels, unroll)

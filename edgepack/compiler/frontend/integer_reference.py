@@ -1,0 +1,98 @@
+"""A quantised model by its definition: what a device gives to the bit, as far as it is integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import onnx
+from onnx import helper, numpy_helper
+
+from edgepack.compiler.frontend.quantized import DOMAIN, NODE, arrays_of, operator_of
+from edgepack.compiler.integer import Array
+
+
+def integer_model(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto | None:
+    """A model with operators on integers as those of `quantized`; None if it has none.
+
+    Also where sizes depend on the data. Raises what importing the model raises.
+    """
+    nodes = [node for part in (proto.graph, *proto.functions) for node in part.node]
+    if not any(node.op_type == "QuantizeLinear" for node in nodes):
+        return None
+    from edgepack.compiler.frontend.expand import expand
+    from edgepack.compiler.frontend.importer import prepared
+
+    made, bounds = prepared(path, expand(proto))
+    has_integers = any(node.op_type == NODE for node in made.graph.node)
+    return made if has_integers and not bounds else None
+
+
+def run(proto: onnx.ModelProto, inputs: Sequence[Array]) -> list[Array]:
+    """The outputs of a model of `quantized.with_integers`, for its inputs in order.
+
+    Operators on integers are those of `integer`, what is between them runs on onnxruntime.
+    """
+    graph = proto.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    values = {name: numpy_helper.to_array(tensor) for name, tensor in constants.items()}
+    values |= {info.name: array for info, array in zip(graph.input, inputs, strict=True)}
+    pieces = [(own, list(nodes)) for own, nodes in groupby(graph.node, lambda n: n.op_type == NODE)]
+    for index, (own, nodes) in enumerate(pieces):
+        if own:
+            for node in nodes:
+                arrays = arrays_of(node, constants)
+                operator = operator_of(node, arrays)
+                given = [values[name] for name in node.input if name not in constants]
+                values[node.output[0]] = operator.run(given)
+        else:
+            behind = [node for _, later in pieces[index + 1 :] for node in later]
+            values |= _by_onnxruntime(proto, nodes, behind, values)
+    return [values[info.name] for info in graph.output]
+
+
+def _by_onnxruntime(
+    proto: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    behind: Sequence[onnx.NodeProto],
+    values: Mapping[str, Array],
+) -> dict[str, Array]:
+    """What some nodes make, of it what is read by those `behind` them or by who runs the model."""
+    import onnxruntime
+
+    made = {name for node in nodes for name in node.output if name}
+    # Graphs inside of nodes may read anything.
+    read = {name for node in nodes for name in node.input} | {
+        name
+        for node in nodes
+        if any(item.HasField("g") for item in node.attribute)
+        for name in values
+    }
+    inner = any(item.HasField("g") for node in behind for item in node.attribute)
+    wanted = {name for node in behind for name in node.input}
+    wanted |= {info.name for info in proto.graph.output}
+    given = {name: values[name] for name in sorted(read - made) if name in values}
+    results = sorted(made if inner else made & wanted)
+    graph = helper.make_graph(
+        nodes,
+        "part",
+        [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+            )
+            for name, array in given.items()
+        ],
+        [helper.make_empty_tensor_value_info(name) for name in results],
+    )
+    model = helper.make_model(
+        graph,
+        opset_imports=[item for item in proto.opset_import if item.domain != DOMAIN],
+        ir_version=proto.ir_version,
+    )
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, ["CPUExecutionProvider"]
+    )
+    return dict(zip(results, session.run(results, given), strict=True))

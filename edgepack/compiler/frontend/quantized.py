@@ -1,0 +1,627 @@
+"""Operators between DequantizeLinear and QuantizeLinear, as operators on integers.
+
+    Dequantize -> Conv -> Relu -> Quantize
+
+is one `IntegerConvolution` here. Quantised models have all their operators in such pairs (QDQ); as
+few as one of them may be recognised, the others stay as they are, with numbers between. Where
+numbers become integers that such an operator reads is an `integer.ToIntegers`, where integers are
+read as numbers an `integer.FromIntegers`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from edgepack.compiler import integer
+from edgepack.compiler.frontend.forms import attribute, known_shapes
+from edgepack.compiler.integer import Array, IntegerOperator, Steps, Target
+from edgepack.compiler.tiles.cpu import INT8_BLOCK
+
+# What the nodes are called that stand for them; see `operator_of`.
+NODE, DOMAIN = "IntegerOperator", "edgepack"
+_OPERATOR = "operator"
+# A sum that is larger than this could overflow.
+_MOST = 2**31 - 1
+
+
+def with_integers(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A model with its quantised operators as nodes `NODE`; the same if it has none.
+
+    Its constants are initializers, and all of its shapes are known.
+    """
+    if not any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
+        return proto
+    found = _Recognition(proto)
+    return found.rewritten() if found.taken else proto
+
+
+def operator_of(node: onnx.NodeProto, arrays: Sequence[Array]) -> IntegerOperator:
+    """What a node `NODE` stands for, given the values of its last inputs."""
+    return IntegerOperator.of_parts(attribute(node, _OPERATOR).decode(), arrays)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Integers:
+    """A tensor of integers and what they stand for. `moved` is what was taken from uint8."""
+
+    name: str
+    steps: Steps
+    dtype: str
+
+    @property
+    def moved(self) -> int:
+        return 128 if self.dtype == "uint8" else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Taken:
+    """An operator of tensors of integers, and the node that it was."""
+
+    operator: IntegerOperator
+    inputs: tuple[str, ...]
+    node: onnx.NodeProto
+
+
+class _Recognition:
+    """What of a graph can be done with integers: `taken`, by the integers that it makes."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.proto = proto
+        graph = proto.graph
+        self.constants = {tensor.name: tensor for tensor in graph.initializer}
+        self.makers = {name: node for node in graph.node for name in node.output if name}
+        self.readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+        for node in graph.node:
+            for name in node.input:
+                self.readers[name].append(node)
+        self.outputs = {value.name for value in graph.output}
+        self.shapes = known_shapes(proto)
+        self.inner = _read_inside(graph)
+        # Rows that are images of one pixel, by the names that are made up for them.
+        self.flat: dict[str, str] = {}
+        self.taken: dict[str, _Taken] = {}
+        for node in graph.node:
+            taken = self._take(node) if node.op_type == "QuantizeLinear" else None
+            if taken is not None:
+                self.taken[node.output[0]] = taken
+
+    # ------------------------------------------------ constants and steps
+
+    def value(self, name: str) -> Array | None:
+        """A constant."""
+        tensor = self.constants.get(name)
+        return None if tensor is None else np.asarray(numpy_helper.to_array(tensor))
+
+    def _zero(self, node: onnx.NodeProto) -> Array | None:
+        """A zero point; that of uint8 if there is none."""
+        if len(node.input) > 2 and node.input[2]:
+            return self.value(node.input[2])
+        return np.zeros((), "uint8")
+
+    def integers(self, node: onnx.NodeProto, name: str) -> _Integers | None:
+        """The integers `name` of a QuantizeLinear or DequantizeLinear with one scale."""
+        scale, zero = self.value(node.input[1]), self._zero(node)
+        if scale is None or zero is None or scale.size != 1 or zero.size != 1:
+            return None
+        if str(scale.dtype) != "float32" or str(zero.dtype) not in ("int8", "uint8"):
+            return None
+        number = float(scale.reshape(()))
+        if not (math.isfinite(number) and number >= np.finfo("float32").tiny):
+            return None
+        dtype = str(zero.dtype)
+        moved = 128 if dtype == "uint8" else 0
+        steps = Steps(scale=number, zero=int(zero.reshape(())) - moved)
+        return _Integers(name=name, steps=steps, dtype=dtype)
+
+    def read(self, name: str) -> _Integers | None:
+        """The integers that a tensor is made of, if they are those of a QuantizeLinear."""
+        node = self.makers.get(name)
+        if node is not None and node.op_type in _FLATTENING and self.is_flattened(node):
+            image = self.read(node.input[0])
+            if image is None:
+                return None
+            self.flat[f"{name}/integers"] = image.name
+            self.shapes[f"{name}/integers"] = self.shapes[name]
+            return replace(image, name=f"{name}/integers")
+        if node is None or node.op_type != "DequantizeLinear":
+            return None
+        made = self.integers(node, node.input[0])
+        maker = self.makers.get(node.input[0])
+        if made is None or maker is None or maker.op_type != "QuantizeLinear":
+            return None
+        return made if self.integers(maker, maker.output[0]) == made else None
+
+    def is_flattened(self, node: onnx.NodeProto) -> bool:
+        """Whether a node makes a row of an image of one pixel."""
+        shape = self.shapes.get(node.input[0], ())
+        result = self.shapes.get(node.output[0], ())
+        return len(shape) == 4 and shape[2:] == (1, 1) and result == shape[:2] and shape[0] == 1
+
+    def weight(self, name: str, axis: int) -> tuple[Array, Array] | None:
+        """A weight as int8 whose zero point is 0, and its scales along an axis."""
+        node = self.makers.get(name)
+        if node is None or node.op_type != "DequantizeLinear" or attribute(node, "block_size", 0):
+            return None
+        values, scale = self.value(node.input[0]), self.value(node.input[1])
+        if values is None or scale is None or str(scale.dtype) != "float32":
+            return None
+        zero = self._zero(node) if len(node.input) > 2 else np.zeros((), values.dtype)
+        if zero is None or str(values.dtype) not in ("int8", "uint8"):
+            return None
+        count, shape = values.shape[axis], [1] * values.ndim
+        if scale.size != 1:
+            given = attribute(node, "axis", 1) % values.ndim
+            if given != axis or scale.shape != (count,) or zero.size not in (1, count):
+                return None
+        shape[axis] = zero.size
+        centred = values.astype("int32") - zero.astype("int32").reshape(shape)
+        if centred.min(initial=0) < -128 or centred.max(initial=0) > 127:
+            return None
+        return centred.astype("int8"), np.broadcast_to(scale.reshape(-1), (count,))
+
+    def number(self, name: str) -> Array | None:
+        """A constant of numbers, or what a DequantizeLinear makes of a constant."""
+        node = self.makers.get(name)
+        if node is None or node.op_type != "DequantizeLinear":
+            value = self.value(name)
+            return None if value is None else value.astype("float64")
+        values, scale = self.value(node.input[0]), self.value(node.input[1])
+        zero = self._zero(node) if len(node.input) > 2 else np.zeros((), "int32")
+        if values is None or scale is None or zero is None or values.ndim != 1:
+            return None
+        return np.asarray((values.astype("float64") - zero) * scale.astype("float64"))
+
+    # ------------------------------------------------ what makes integers
+
+    def _take(self, quantize: onnx.NodeProto) -> _Taken | None:
+        """The operator before a QuantizeLinear, if it can be done with integers."""
+        made = self.integers(quantize, quantize.output[0])
+        if made is None or not self._is_inside(made):
+            return None
+        before = self._cut_off(quantize.input[0], made.steps)
+        if before is None:
+            return None
+        node, name, to = before
+        convert = _CONVERSIONS.get(node.op_type)
+        known = name in self.shapes and 0 not in self.shapes[name]
+        if convert is None or node.domain not in ("", "ai.onnx") or not known:
+            return None
+        found = convert(self, node, made, to)
+        if found is None:
+            return None
+        operator, inputs = found
+        shapes = [self.shapes.get(item.name, ()) for item in inputs]
+        fits = all(shapes) and operator.shape(shapes) == self.shapes[name]
+        names = tuple(item.name for item in inputs)
+        # Others are not worth a change of layout by themselves.
+        worth = isinstance(operator, integer.IntegerConvolution) or any(
+            self.flat.get(item, item) in self.taken for item in names
+        )
+        if not (fits and worth):
+            return None
+        return _Taken(operator=operator, inputs=names, node=node)
+
+    def _cut_off(self, name: str, steps: Steps) -> tuple[onnx.NodeProto, str, Target] | None:
+        """The operator before a QuantizeLinear, what it makes, and what is cut off of that."""
+        to = Target(zero=steps.zero, low=-128, high=127)
+        while self._is_alone(name) and (node := self.makers.get(name)) is not None:
+            if node.op_type not in ("Relu", "Clip"):
+                return node, name, to
+            bounds = self._bounds(node)
+            if bounds is None:
+                return None
+            # What is cut off later was seen before.
+            low, high = (_step(bound, steps) for bound in bounds)
+            low, high = (min(max(bound, to.low), to.high) for bound in (low, high))
+            to, name = replace(to, low=low, high=high), node.input[0]
+        return None
+
+    def _is_alone(self, name: str) -> bool:
+        """Whether one node reads a tensor, and nothing else does."""
+        return len(self.readers[name]) == 1 and name not in self.outputs and name not in self.inner
+
+    def _is_inside(self, made: _Integers) -> bool:
+        """Whether integers are read by nodes of the same steps only."""
+        if made.name in self.outputs or made.name in self.inner:
+            return False
+        return all(
+            node.op_type == "DequantizeLinear" and self.integers(node, made.name) == made
+            for node in self.readers[made.name]
+        )
+
+    def _bounds(self, node: onnx.NodeProto) -> tuple[float, float] | None:
+        """What a Relu or Clip cuts off."""
+        if node.op_type == "Relu":
+            return 0.0, math.inf
+        bounds = []
+        for index, (name, least) in enumerate((("min", -math.inf), ("max", math.inf)), start=1):
+            if len(node.input) > index and node.input[index]:
+                value = self.value(node.input[index])
+                if value is None or value.size != 1:
+                    return None
+                bounds.append(float(value.reshape(())))
+            else:
+                bounds.append(float(attribute(node, name, least)))
+        low, high = bounds
+        return (low, high) if low <= high else None
+
+    # ------------------------------------------------ the model with them
+
+    def rewritten(self) -> onnx.ModelProto:
+        """The model in which they are nodes."""
+        changed = onnx.ModelProto()
+        changed.CopyFrom(self.proto)
+        graph = changed.graph
+        used = {self.flat.get(n, n) for taken in self.taken.values() for n in taken.inputs}
+        made: list[onnx.NodeProto] = []
+        flat: dict[str, list[str]] = defaultdict(list)
+        for name, source in self.flat.items():
+            flat[source].append(name)
+        constants: list[onnx.TensorProto] = []
+
+        def add(operator: IntegerOperator, inputs: Sequence[str], name: str, output: str) -> None:
+            text, arrays = operator.parts()
+            names = [f"{output}/{index}" for index in range(len(arrays))]
+            constants.extend(map(numpy_helper.from_array, arrays, names))
+            node = helper.make_node(NODE, [*inputs, *names], [output], name=name, domain=DOMAIN)
+            node.attribute.append(helper.make_attribute(_OPERATOR, text))
+            made.append(node)
+
+        for node in self.proto.graph.node:
+            (output,) = list(node.output)[:1] or [""]
+            if output in self.taken:
+                taken = self.taken[output]
+                add(taken.operator, taken.inputs, taken.node.name, output)
+            elif output in used:
+                found = self.integers(node, output)
+                assert found is not None
+                add(integer.ToIntegers(steps=found.steps), node.input[:1], node.name, output)
+            elif node.op_type == "DequantizeLinear" and node.input[0] in {*self.taken, *used}:
+                found = self.integers(node, node.input[0])
+                assert found is not None
+                add(integer.FromIntegers(steps=found.steps), node.input[:1], node.name, output)
+            else:
+                made.append(node)
+            for name in flat.get(output, ()):
+                add(integer.IntegerFlatten(), [output], name, name)
+        del graph.node[:]
+        graph.node.extend(_read_only(made, self.outputs, self.inner))
+        graph.initializer.extend(constants)
+        _drop_types(graph, {*self.taken, *used})
+        names = {name for node in graph.node for name in node.input} | self.inner | self.outputs
+        weights = [tensor for tensor in graph.initializer if tensor.name in names]
+        del graph.initializer[:]
+        graph.initializer.extend(weights)
+        if all(item.domain != DOMAIN for item in changed.opset_import):
+            changed.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+        return changed
+
+
+def _drop_types(graph: onnx.GraphProto, names: set[str]) -> None:
+    """Forget the types of tensors that are int8 now, whatever they were."""
+    kept = [value for value in graph.value_info if value.name not in names]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
+
+
+def _read_only(
+    nodes: Sequence[onnx.NodeProto], outputs: set[str], inner: set[str]
+) -> list[onnx.NodeProto]:
+    """Those whose results are read."""
+    wanted = {*outputs, *inner}
+    left = []
+    for node in reversed(nodes):
+        if wanted & set(node.output):
+            left.append(node)
+            wanted.update(node.input)
+    return left[::-1]
+
+
+def _read_inside(graph: onnx.GraphProto) -> set[str]:
+    """What the graphs inside of nodes read."""
+    bodies = [
+        body
+        for node in graph.node
+        for item in node.attribute
+        for body in (*([item.g] if item.HasField("g") else []), *item.graphs)
+    ]
+    read = {name for body in bodies for node in body.node for name in node.input}
+    return read.union(*map(_read_inside, bodies)) if bodies else read
+
+
+def _step(value: float, steps: Steps) -> int:
+    """The integer that a number becomes."""
+    if math.isinf(value):
+        return -128 if value < 0 else 127
+    (made,) = integer.ToIntegers(steps=steps).run([np.array([value], "float32")])
+    return int(made)
+
+
+# ------------------------------------------------ operators
+
+_Found = tuple[IntegerOperator, list[_Integers]]
+_Convert = Callable[[_Recognition, onnx.NodeProto, _Integers, Target], _Found | None]
+
+
+def _convolved(
+    graph: _Recognition,
+    data: _Integers,
+    made: _Integers,
+    to: Target,
+    *,
+    weight: Array,
+    scale: Array,
+    bias: str,
+    window: Mapping[str, tuple[int, int]],
+    groups: int = 1,
+) -> _Found | None:
+    """A convolution by `weight` [out, in, rows, columns], with a scale for each output channel."""
+    both = np.float32(data.steps.scale) * scale
+    factor = both / np.float32(made.steps.scale)
+    if not np.isfinite(factor).all():
+        return None
+    total = np.zeros(len(weight))
+    if bias:
+        number = graph.number(bias)
+        if number is None or number.reshape(-1).shape != total.shape:
+            return None
+        with np.errstate(divide="ignore", invalid="ignore"):
+            total = np.rint(number.reshape(-1) / (data.steps.scale * scale.astype("float64")))
+        # A channel whose weights are all zero may have any scale.
+        if not np.isfinite(total).all():
+            return None
+    wide = weight.astype("int64").reshape(len(weight), -1)
+    total = total - data.steps.zero * wide.sum(axis=1)
+    # Kernels may have the input 128 more, and its bias less.
+    if (np.abs(total) + 384 * np.abs(wide).sum(axis=1)).max(initial=0) > _MOST:
+        return None
+    operator = integer.IntegerConvolution(
+        weight=weight,
+        bias=total.astype("int32"),
+        factor=factor.astype("float32"),
+        zero=data.steps.zero,
+        groups=groups,
+        to=to,
+        **window,
+    )
+    return operator, [data]
+
+
+_ONE_POINT = {"stride": (1, 1), "before": (0, 0), "after": (0, 0), "dilation": (1, 1)}
+
+
+def _conv(graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
+    data, weights = graph.read(node.input[0]), graph.weight(node.input[1], 0)
+    if data is None or weights is None:
+        return None
+    weight, scale = weights
+    window = _window(node, graph.shapes.get(data.name, ()), weight.shape[2:])
+    if window is None:
+        return None
+    bias = node.input[2] if len(node.input) > 2 else ""
+    return _convolved(
+        graph,
+        data,
+        made,
+        to,
+        weight=weight if weight.ndim == 4 else weight[:, :, None],
+        scale=scale,
+        bias=bias,
+        window=window,
+        groups=attribute(node, "group", 1),
+    )
+
+
+def _gemm(graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
+    factors = [attribute(node, name, 1.0) for name in ("alpha", "beta")]
+    if attribute(node, "transA", 0) or factors != [1.0, 1.0]:
+        return None
+    bias = node.input[2] if len(node.input) > 2 else ""
+    return _dense(graph, node, made, to, attribute(node, "transB", 0), bias)
+
+
+def _matmul(
+    graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target
+) -> _Found | None:
+    return _dense(graph, node, made, to, 0, "")
+
+
+def _dense(
+    graph: _Recognition,
+    node: onnx.NodeProto,
+    made: _Integers,
+    to: Target,
+    transposed: int,
+    bias: str,
+) -> _Found | None:
+    data = graph.read(node.input[0])
+    weights = graph.weight(node.input[1], 0 if transposed else 1)
+    if data is None or weights is None or weights[0].ndim != 2:
+        return None
+    if len(graph.shapes.get(data.name, ())) != 2:
+        return None
+    weight, scale = weights
+    matrix = weight if transposed else weight.T
+    return _convolved(
+        graph,
+        data,
+        made,
+        to,
+        weight=np.ascontiguousarray(matrix)[:, :, None, None],
+        scale=scale,
+        bias=bias,
+        window=_ONE_POINT,
+    )
+
+
+def _add(graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
+    given = [item for name in node.input if (item := graph.read(name)) is not None]
+    shapes = {graph.shapes.get(item.name, ()) for item in given}
+    if len(given) != 2 or len(shapes) != 1 or len(shapes.pop()) not in (2, 3, 4):
+        return None
+    operator = integer.IntegerSum.of([item.steps for item in given], made.steps, to)
+    return None if operator is None else (operator, given)
+
+
+def _mean(graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
+    data = graph.read(node.input[0])
+    shape = graph.shapes.get(data.name, ()) if data is not None else ()
+    if data is None or len(shape) not in (3, 4):
+        return None
+    if node.op_type == "ReduceMean":
+        axes = attribute(node, "axes", None)
+        if axes is None and len(node.input) > 1:
+            value = graph.value(node.input[1])
+            axes = None if value is None else value.reshape(-1).tolist()
+        all_ = list(range(2, len(shape)))
+        if axes is None or sorted(axis % len(shape) for axis in axes) != all_:
+            return None
+        if not attribute(node, "keepdims", 1):
+            return None
+    pixels = math.prod(shape[2:])
+    if 256 * pixels > _MOST:
+        return None
+    factor = np.float32(data.steps.scale / (pixels * made.steps.scale))
+    if not np.isfinite(factor):
+        return None
+    operator = integer.IntegerMean(pixels=pixels, zero=data.steps.zero, factor=float(factor), to=to)
+    return operator, [data]
+
+
+def _pool(graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
+    data = graph.read(node.input[0])
+    average = node.op_type == "AveragePool"
+    kernel = tuple(attribute(node, "kernel_shape", ()))
+    if data is None or len([name for name in node.output if name]) > 1:
+        return None
+    window = _window(node, graph.shapes.get(data.name, ()), kernel)
+    if window is None or attribute(node, "ceil_mode", 0) or attribute(node, "storage_order", 0):
+        return None
+    points = math.prod(kernel)
+    around = (*window["before"], *window["after"])
+    one_row = kernel if len(kernel) == 2 else (1, *kernel)
+    if average and any(around):
+        return None
+    # Each window has a point of the image.
+    reach = [(size - 1) * step for size, step in zip(one_row, window["dilation"], strict=True)]
+    if window["dilation"] != (1, 1) or any(
+        pad > most for pad, most in zip(around, reach * 2, strict=True)
+    ):
+        return None
+    scale = data.steps.scale / ((points if average else 1) * made.steps.scale)
+    if points > _MOST_POINTS or not np.isfinite(np.float32(scale)):
+        return None
+    operator = integer.IntegerPooling(
+        average=average,
+        kernel=one_row,
+        zero=data.steps.zero,
+        factor=float(np.float32(scale)),
+        to=to,
+        **window,
+    )
+    return operator, [data]
+
+
+# Windows are unrolled.
+_MOST_POINTS = 64
+
+
+def _concat(
+    graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target
+) -> _Found | None:
+    given = [item for name in node.input if (item := graph.read(name)) is not None]
+    shapes = [graph.shapes.get(item.name, ()) for item in given]
+    if len(given) != len(node.input) or not all(len(shape) in (2, 3, 4) for shape in shapes):
+        return None
+    if attribute(node, "axis") % len(shapes[0]) != 1:
+        return None
+    # Whole blocks of channels.
+    if any(shape[1] % INT8_BLOCK for shape in shapes[:-1]):
+        return None
+    factors = [np.float32(item.steps.scale) / np.float32(made.steps.scale) for item in given]
+    if not np.isfinite(factors).all():
+        return None
+    operator = integer.IntegerConcatenation(
+        zeros=tuple(item.steps.zero for item in given),
+        factors=tuple(map(float, factors)),
+        to=to,
+    )
+    return operator, given
+
+
+# Those that may make rows of images.
+_FLATTENING = ("Flatten", "Reshape", "Squeeze")
+
+
+def _flatten(
+    graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target
+) -> _Found | None:
+    data = graph.read(node.input[0])
+    if data is None or data.steps != made.steps or to != Target(zero=to.zero, low=-128, high=127):
+        return None
+    return (integer.IntegerFlatten(), [data]) if graph.is_flattened(node) else None
+
+
+_CONVERSIONS: dict[str, _Convert] = {
+    "Conv": _conv,
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "Add": _add,
+    "GlobalAveragePool": _mean,
+    "ReduceMean": _mean,
+    "MaxPool": _pool,
+    "AveragePool": _pool,
+    "Concat": _concat,
+    **dict.fromkeys(_FLATTENING, _flatten),
+}
+
+
+def _window(
+    node: onnx.NodeProto, shape: Sequence[int], kernel: Sequence[int]
+) -> dict[str, tuple[int, int]] | None:
+    """How a window of one or two dimensions goes over an image."""
+    rank = len(kernel)
+    if rank not in (1, 2) or len(shape) != rank + 2:
+        return None
+    stride = list(attribute(node, "strides", [1] * rank))
+    dilation = list(attribute(node, "dilations", [1] * rank))
+    pads = list(attribute(node, "pads", [0] * 2 * rank))
+    auto = attribute(node, "auto_pad", b"NOTSET").decode()
+    if auto.startswith("SAME"):
+        for axis, size in enumerate(shape[2:]):
+            covered = (kernel[axis] - 1) * dilation[axis] + 1
+            total = max((-(-size // stride[axis]) - 1) * stride[axis] + covered - size, 0)
+            small, large = total // 2, total - total // 2
+            pads[axis], pads[rank + axis] = (
+                (small, large) if auto == "SAME_UPPER" else (large, small)
+            )
+    elif auto == "VALID":
+        pads = [0] * 2 * rank
+    if min(pads) < 0:
+        return None
+
+    def pair(values: Sequence[int], of_one_row: int) -> tuple[int, int]:
+        return (of_one_row, values[0]) if rank == 1 else (values[0], values[1])
+
+    return {
+        "stride": pair(stride, 1),
+        "before": pair(pads[:rank], 0),
+        "after": pair(pads[rank:], 0),
+        "dilation": pair(dilation, 1),
+    }
+
+
+def arrays_of(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> list[Array]:
+    """The values of those inputs that are constants."""
+    return [
+        np.asarray(numpy_helper.to_array(constants[name]))
+        for name in node.input
+        if name in constants
+    ]

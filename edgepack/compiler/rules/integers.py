@@ -1,0 +1,349 @@
+"""What else there is on integers: from and to numbers, sums, means, pooling, channels joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx
+
+from edgepack.compiler import integer
+from edgepack.compiler.layers.layer import Layer
+from edgepack.compiler.layers.tensors import extent
+from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
+from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.element import FLOAT32
+from edgepack.compiler.tiles.layout import Blocked, Image, Planar, clear_halos
+from edgepack.compiler.tiles.partition import shared_loops
+from edgepack.compiler.tiles.requantise import Requantising, requantised
+
+# Writes one pixel of one block, given its image, block, row and column.
+_Pixel = Callable[[tir.Expr, tir.Expr, tir.Expr, tir.Expr], tir.Stmt]
+
+
+def _everywhere(site: LayerSite, cycles: float, pixel: _Pixel) -> tir.Stmt:
+    """Something for each pixel of the result."""
+    output = site.output
+    by_blocks, by_rows = shared_loops(cycles, output, site.cpu)
+
+    def plane(n: tir.Expr, block: tir.Expr) -> tir.Stmt:
+        return tir.loop_of(
+            "row",
+            output.height,
+            lambda row: tir.loop_of(
+                "column", output.width, lambda column: pixel(n, block, row, column)
+            ),
+            parallel=by_rows,
+        )
+
+    return tir.loop_of(
+        "n",
+        output.batch,
+        lambda n: tir.loop_of(
+            "block", output.blocks, lambda block: plane(n, block), parallel=by_blocks
+        ),
+    )
+
+
+def _kernel(
+    site: LayerSite, what: str, sources: list[Image], target: Image, body: tir.Stmt, cycles: float
+) -> LayerKernel:
+    output = site.output
+    buffers = [image.buffer for image in (*sources, target)]
+    return LayerKernel(
+        name=f"{what}_{output.channels}_{output.height}x{output.width}",
+        function=tir.function(buffers, tir.sequence(clear_halos(target), body)),
+        constants=(),
+        cycles=cycles,
+    )
+
+
+def _centred(value: tirx.Expr, zero: int, lanes: int) -> tirx.Expr:
+    """int32, less the zero point."""
+    return tir.cast(value, "int32") - tir.spread(tir.integer(zero), lanes)
+
+
+# ------------------------------------------------ from numbers, and to them
+
+
+def _takes(kind: type[integer.IntegerOperator]) -> Callable[[Layer, CpuModel], bool]:
+    return lambda layer, _cpu: isinstance(layer.operator, kind)
+
+
+def _quantize(site: LayerSite) -> LayerKernel:
+    """Pixels of a block, made of the smaller blocks of floats."""
+    operator = site.layer.operator
+    assert isinstance(operator, integer.ToIntegers)
+    layout, output = site.inputs[0], site.output
+    if layout.planar:
+        return _quantize_planar(site, operator)
+    source, target = Image("source", layout), Image("target", output)
+    lanes = min(layout.block, output.block)
+
+    def pixel(n: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
+        stores = []
+        for first in range(0, output.block, lanes):
+            at = source.at(
+                n * layout.blocks + _block_of(block * output.block + first, layout),
+                row,
+                column,
+                first % layout.block,
+            )
+            value = _nearest(tir.load(source.buffer, at, lanes), operator, lanes)
+            to = target.at(n * output.blocks + block, row, column, first)
+            stores.append(tir.store(target.buffer, value, to, lanes))
+        return tir.sequence(*stores)
+
+    cycles = 8 * output.nbytes / lanes
+    return _kernel(site, "quantize", [source], target, _everywhere(site, cycles, pixel), cycles)
+
+
+def _block_of(channel: tir.Expr, layout: Blocked) -> tirx.Expr:
+    """The block that a channel lies in; the last one for those that fill up a larger block."""
+    return tirx.min(tir.expr(channel) // layout.block, layout.blocks - 1)
+
+
+def _nearest(value: tirx.Expr, operator: integer.ToIntegers, lanes: int) -> tirx.Expr:
+    real = value / tir.number(operator.steps.scale, "float32", lanes)
+    return requantised(real, tir.number(1.0, "float32", lanes), operator.to, lanes)
+
+
+# Pixels of a row that are made at once.
+_RUN = 16
+
+
+def _quantize_planar(site: LayerSite, operator: integer.ToIntegers) -> LayerKernel:
+    """An image of few channels as the network has it: a run of pixels of one channel at a time."""
+    layout, output = site.inputs[0], site.output
+    source, target = Planar("source", layout), Image("target", output)
+
+    def run(n: tir.Expr, row: tir.Expr, first: tir.Expr, pixels: int) -> tir.Stmt:
+        names = tir.Names()
+        for channel in range(output.channels):
+            at = [n, channel, row, first]
+            made = names.bind("q", _nearest(tir.load(source.buffer, at, pixels), operator, pixels))
+            for r in range(pixels):
+                one = tirx.Shuffle([made], [tir.integer(r)]) if pixels > 1 else made
+                there = target.at(n, row, first + r, channel)
+                names.add(tir.store(target.buffer, one, there))
+        return names.done()
+
+    def one_row(n: tir.Expr, row: tir.Expr) -> tir.Stmt:
+        full, rest = divmod(output.width, _RUN)
+        parts = [tir.loop_of("run", full, lambda i: run(n, row, i * _RUN, _RUN))] if full else []
+        # What is left one by one.
+        start = full * _RUN
+        if rest:
+            parts.append(tir.loop_of("pixel", rest, lambda i: run(n, row, start + i, 1)))
+        return tir.sequence(*parts)
+
+    cycles = 3.0 * layout.channels * layout.height * layout.width
+    _, by_rows = shared_loops(cycles, output, site.cpu)
+    body = tir.loop_of(
+        "n",
+        output.batch,
+        lambda n: tir.loop_of("row", output.height, lambda row: one_row(n, row), parallel=by_rows),
+    )
+    return _kernel(site, "quantize", [source], target, body, cycles)
+
+
+def _reads_planar(layer: Layer, cpu: CpuModel) -> bool:
+    """Images of few channels, which are one block here."""
+    return extent(layer.inputs[0])[1] <= cpu.narrowest(FLOAT32)
+
+
+def _dequantize(site: LayerSite) -> LayerKernel:
+    operator = site.layer.operator
+    assert isinstance(operator, integer.FromIntegers)
+    layout, output = site.inputs[0], site.output
+    source, target = Image("source", layout), Image("target", output)
+    lanes = min(layout.block, output.block)
+
+    def pixel(n: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
+        stores = []
+        for first in range(0, output.block, lanes):
+            channel = tir.expr(block * output.block) + first
+            at = source.at(
+                n * layout.blocks + _block_of(channel, layout),
+                row,
+                column,
+                channel % layout.block,
+            )
+            whole = _centred(tir.load(source.buffer, at, lanes), operator.steps.zero, lanes)
+            scale = tir.number(operator.steps.scale, "float32", lanes)
+            real = tir.cast(whole, "float32") * scale
+            there = target.at(n * output.blocks + block, row, column, first)
+            stores.append(
+                tir.store(target.buffer, tir.cast(real, output.element.name), there, lanes)
+            )
+        return tir.sequence(*stores)
+
+    cycles = 4 * output.nbytes / output.element.bytes / lanes
+    return _kernel(site, "dequantize", [source], target, _everywhere(site, cycles, pixel), cycles)
+
+
+# ------------------------------------------------ of images
+
+
+def _sum(site: LayerSite) -> LayerKernel:
+    operator = site.layer.operator
+    assert isinstance(operator, integer.IntegerSum)
+    target, lanes = Image("target", site.output), site.output.block
+    sources = [Image(f"source{i}", layout) for i, layout in enumerate(site.inputs)]
+    epilogue = Requantising(site.output, operator.to, operator.factor)
+
+    def pixel(n: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
+        names = tir.Names()
+        plane = n * site.output.blocks + block
+        total: tirx.Expr = tir.spread(tir.integer(operator.constant), lanes)
+        for source, multiplier in zip(sources, operator.multipliers, strict=True):
+            factor = tir.spread(tir.integer(multiplier), lanes)
+            total = names.keep("sum", total + source.load(plane, row, column) * factor)
+        made = epilogue.apply(names, total, plane, row, column)
+        names.add(target.store(made, plane, row, column))
+        return names.done()
+
+    cycles = 12.0 * site.output.nbytes / lanes
+    return _kernel(site, "qadd", sources, target, _everywhere(site, cycles, pixel), cycles)
+
+
+def _mean(site: LayerSite) -> LayerKernel:
+    operator = site.layer.operator
+    assert isinstance(operator, integer.IntegerMean)
+    layout, output = site.inputs[0], site.output
+    source, target = Image("source", layout), Image("target", output)
+    epilogue = Requantising(output, operator.to, operator.factor)
+
+    def pixel(n: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
+        plane = n * output.blocks + block
+        total = tir.Local("total", output.block, "int32")
+        names = tir.Names()
+        start = tir.spread(tir.integer(-operator.pixels * operator.zero), output.block)
+        made = epilogue.apply(names, total.get(), plane, row, column)
+        names.add(target.store(made, plane, row, column))
+
+        def add(i: tir.Expr, j: tir.Expr) -> tir.Stmt:
+            return total.set(total.get() + source.load(plane, i, j))
+
+        return tir.sequence(
+            total.declare(),
+            total.set(start),
+            tir.loop_of(
+                "i",
+                layout.height,
+                lambda i: tir.loop_of("j", layout.width, lambda j: add(i, j)),
+            ),
+            names.done(),
+        )
+
+    cycles = 6.0 * layout.nbytes / output.block
+    return _kernel(site, "qmean", [source], target, _everywhere(site, cycles, pixel), cycles)
+
+
+def _pool(site: LayerSite) -> LayerKernel:
+    """Windows that reach over the border take what is nearest there, which is among the rest."""
+    operator = site.layer.operator
+    assert isinstance(operator, integer.IntegerPooling)
+    layout, output = site.inputs[0], site.output
+    source, target = Image("source", layout), Image("target", output)
+    lanes = output.block
+    epilogue = Requantising(output, operator.to, operator.factor)
+    points = operator.kernel[0] * operator.kernel[1]
+
+    def inside(at: tir.Expr, axis: int, size: int) -> tir.Expr:
+        if operator.before[axis] or operator.after[axis]:
+            return tirx.max(tirx.min(tir.expr(at), size - 1), 0)
+        return at
+
+    def pixel(n: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
+        names = tir.Names()
+        plane = n * output.blocks + block
+        made: tirx.Expr | None = None
+        for i in range(operator.kernel[0]):
+            for j in range(operator.kernel[1]):
+                at = (
+                    inside(row * operator.stride[0] + i - operator.before[0], 0, layout.height),
+                    inside(column * operator.stride[1] + j - operator.before[1], 1, layout.width),
+                )
+                if operator.average:
+                    value = source.load(plane, *at)
+                    made = value if made is None else names.keep("sum", made + value)
+                else:
+                    value = tir.load(source.buffer, source.at(plane, *at), lanes)
+                    made = value if made is None else names.keep("m", tirx.max(made, value))
+        assert made is not None
+        total = _centred(made, operator.zero * (points if operator.average else 1), lanes)
+        names.add(
+            target.store(epilogue.apply(names, total, plane, row, column), plane, row, column)
+        )
+        return names.done()
+
+    cycles = float(points * output.nbytes / lanes * (5 if operator.average else 2))
+    return _kernel(site, "qpool", [source], target, _everywhere(site, cycles, pixel), cycles)
+
+
+def _concat(site: LayerSite) -> LayerKernel:
+    operator = site.layer.operator
+    assert isinstance(operator, integer.IntegerConcatenation)
+    target, lanes = Image("target", site.output), site.output.block
+    sources = [Image(f"source{i}", layout) for i, layout in enumerate(site.inputs)]
+    parts, first = [], 0
+    for source, zero, factor in zip(sources, operator.zeros, operator.factors, strict=True):
+        parts.append(_copied(site, source, target, first, zero, factor, operator.to))
+        first += source.layout.blocks
+    cycles = 6.0 * site.output.nbytes / lanes
+    return _kernel(site, "qconcat", sources, target, tir.sequence(*parts), cycles)
+
+
+def _copied(
+    site: LayerSite,
+    source: Image,
+    target: Image,
+    first: int,
+    zero: int,
+    factor: float,
+    to: integer.Target,
+) -> tir.Stmt:
+    """One input's blocks, from block `first` of the result on."""
+    layout: Blocked = source.layout
+    lanes = site.output.block
+    whole = integer.Target(zero=zero, low=-128, high=127)
+
+    def pixel(n: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
+        at = source.at(n * layout.blocks + block, row, column)
+        value = tir.load(source.buffer, at, lanes)
+        if factor != 1 or to != whole:
+            number = tir.number(factor, "float32", lanes)
+            value = requantised(_centred(value, zero, lanes), number, to, lanes)
+        return target.store(value, n * site.output.blocks + first + block, row, column)
+
+    return tir.loop_of(
+        "n",
+        layout.batch,
+        lambda n: tir.loop_of(
+            "block",
+            layout.blocks,
+            lambda block: tir.loop_of(
+                "row",
+                layout.height,
+                lambda row: tir.loop_of(
+                    "column", layout.width, lambda column: pixel(n, block, row, column)
+                ),
+            ),
+        ),
+    )
+
+
+RULES = (
+    Rule(
+        name="quantize",
+        takes=_takes(integer.ToIntegers),
+        make=_quantize,
+        reads_planar=_reads_planar,
+    ),
+    Rule(name="dequantize", takes=_takes(integer.FromIntegers), make=_dequantize),
+    Rule(name="int8 add", takes=_takes(integer.IntegerSum), make=_sum),
+    Rule(name="int8 mean", takes=_takes(integer.IntegerMean), make=_mean),
+    Rule(name="int8 pool", takes=_takes(integer.IntegerPooling), make=_pool),
+    Rule(name="int8 concat", takes=_takes(integer.IntegerConcatenation), make=_concat),
+)

@@ -1,0 +1,300 @@
+"""Tiles of 8-bit integers: products added up in 32 bits, and made 8 bits again.
+
+A block is 16 channels, which are one register of a pixel. There are two ways to a sum:
+
+    by dot products (SDOT): a lane of a sum is an output channel, and each step takes four input
+    channels of a pixel, by lane; a tile has all 16 output channels;
+
+    in pairs: products of 16 bits, two of which are added up before they are widened (SMULL, SMLAL2,
+    SADALP; VMULL, VMLAL, VPADAL). The lanes of a sum are input channels, added up at the end; a
+    tile has four output channels. Weights are at least -127: twice -128 * -128 is too large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgepack.compiler.integer import Target
+from edgepack.compiler.tiles.arm.isa import QUAD, Isa
+from edgepack.compiler.tiles.arm.reductions import Convolve
+from edgepack.compiler.tiles.arm.writer import Writer
+from edgepack.compiler.tiles.arm.writers import writer_of
+from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.element import INT8
+
+# Input channels of a step of a dot product.
+_FOUR = 4
+# 1.5 * 2 ** 23: the last place of numbers around it is 1, so that a sum with it is rounded half to
+# even.
+_ROUNDING = 12582912.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegerKernel:
+    """A way to do a tile: `kr` input channels at once, `outs` output channels, and up to `pixels`
+    pixels. `narrow`: of weights from -127 on only."""
+
+    isa: str
+    kr: int
+    outs: int
+    pixels: int
+    feature: str | None
+    narrow: bool
+
+
+INTEGER_KERNELS = (
+    IntegerKernel(isa="aarch64", kr=4, outs=16, pixels=6, feature="dotprod", narrow=False),
+    IntegerKernel(isa="aarch64", kr=16, outs=4, pixels=4, feature=None, narrow=True),
+    IntegerKernel(isa="armv7", kr=16, outs=4, pixels=2, feature=None, narrow=True),
+)
+
+
+def integer_kernel(cpu: CpuModel) -> IntegerKernel | None:
+    """The best one for a CPU; None: left to LLVM."""
+    rows = (
+        row
+        for row in INTEGER_KERNELS
+        if row.isa == cpu.isa and (row.feature is None or row.feature in cpu.features)
+    )
+    return next(rows, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ByDots(Convolve):
+    def _point(self, writer: Writer, lanes: range) -> int:
+        """One point of the window in one block; the bytes that the source pointer moved."""
+        vectors, pixels = len(writer.accumulators), len(writer.accumulators[0])
+        inputs, ring = writer.free[:pixels], writer.free[pixels:]
+        moved = 0
+        if self.pixel_step == QUAD:
+            writer.load(inputs, "source", advance=False)
+        else:
+            moved = writer.move_all_strided("ld", inputs, "source", self.pixel_step)
+        steps = -(-len(lanes) // _FOUR)
+        for used, vector in writer.stream(ring, steps * vectors, "weights"):
+            step, v = divmod(used, vectors)
+            for r in range(pixels):
+                total = writer.accumulators[v][r]
+                writer.lines.append(f"sdot v{total}.4s, v{vector}.16b, v{inputs[r]}.4b[{step}]")
+        return moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class _InPairs(Convolve):
+    def _point(self, writer: Writer, lanes: range) -> int:
+        """The same for four output channels, whose weights are a register each."""
+        pixels = len(writer.accumulators[0])
+        inputs, others = writer.free[:pixels], writer.free[pixels:]
+        moved = 0
+        if self.pixel_step == QUAD:
+            writer.load(inputs, "source", advance=False)
+        else:
+            moved = writer.move_all_strided("ld", inputs, "source", self.pixel_step)
+        weights, products = others[:2], others[2:]
+        is_64 = writer.isa.name == "aarch64"
+        pending: list[tuple[int, int]] = []
+
+        def add_up() -> None:
+            for total, pair in pending:
+                writer.lines.append(
+                    f"sadalp v{total}.4s, v{pair}.8h" if is_64 else f"vpadal.s16 q{total}, q{pair}"
+                )
+
+        used = 0
+        for v, totals in enumerate(writer.accumulators):
+            if v % 2 == 0:
+                writer.load(weights, "weights", advance=True)
+            weight = weights[v % 2]
+            pairs = [products[(used + r) % len(products)] for r in range(pixels)]
+            used += pixels
+            for pair, given in zip(pairs, inputs, strict=True):
+                writer.lines.append(
+                    f"smull v{pair}.8h, v{weight}.8b, v{given}.8b"
+                    if is_64
+                    else f"vmull.s8 q{pair}, d{2 * weight}, d{2 * given}"
+                )
+            for pair, given in zip(pairs, inputs, strict=True):
+                writer.lines.append(
+                    f"smlal2 v{pair}.8h, v{weight}.16b, v{given}.16b"
+                    if is_64
+                    else f"vmlal.s8 q{pair}, d{2 * weight + 1}, d{2 * given + 1}"
+                )
+            add_up()
+            pending = list(zip(totals, pairs, strict=True))
+        add_up()
+        return moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegerTile:
+    """A tile of `pixels` pixels, side by side in the target, by `kernel`.
+
+    The other numbers are those of `Convolve`; of pairs all blocks are whole.
+    """
+
+    kernel: IntegerKernel
+    pixels: int
+    to: Target
+    blocks: int
+    last_lanes: int
+    window: tuple[int, int]
+    pixel_step: int
+    column_step: int
+    row_step: int
+    plane_step: int
+
+    def llvm_ir(self, name: str) -> str:
+        """An LLVM function `name(target, source, weights, bias, factor)` of pointers."""
+        registers = 32 if self.kernel.isa == "aarch64" else 16
+        isa = Isa(name=self.kernel.isa, registers=registers, element=INT8)
+        writer = writer_of(isa, ("target", "source", "weights", "bias", "factor"))
+        writer.hold(self.pixels, 4)
+        dots = self.kernel.kr == _FOUR
+        self._start(writer, dots=dots)
+        (_ByDots if dots else _InPairs)(
+            blocks=self.blocks,
+            last_lanes=self.last_lanes,
+            kernel=self.window,
+            pixel_step=self.pixel_step,
+            column_step=self.column_step,
+            row_step=self.row_step,
+            plane_step=self.plane_step,
+        ).write(writer)
+        if dots:
+            self._finish_dots(writer)
+        elif self.kernel.isa == "aarch64":
+            self._finish_pairs(writer)
+        else:
+            self._finish_pairs_in_32_bits(writer)
+        return writer.llvm_ir(name)
+
+    def _start(self, writer: Writer, *, dots: bool) -> None:
+        """With the bias, or with zero: that of pairs is added in the end."""
+        sums = writer.accumulators
+        if not dots:
+            for totals in sums:
+                for total in totals:
+                    writer.zero(total)
+            return
+        for v in (0, 2):
+            writer.load([sums[v][0], sums[v + 1][0]], "bias", advance=False, first=v)
+        for totals in sums:
+            for total in totals[1:]:
+                writer.move(total, totals[0])
+
+    def _bounds(self, writer: Writer, at: int, size: str) -> list[tuple[str, int]]:
+        """Instructions that cut results off, and the registers with the bounds."""
+        found = []
+        for name, bound, least in (("smax", self.to.low, -128), ("smin", self.to.high, 127)):
+            if bound != least:
+                writer.lines.append(f"movi v{at}.{size}, #{bound & 0xFF}")
+                found.append((name, at))
+                at += 1
+        return found
+
+    def _moved(self, registers: Sequence[int], zero: int) -> list[str]:
+        """Numbers of 16 bits and the zero point, of which a register has the distance from 0."""
+        name = "sqadd" if self.to.zero > 0 else "sqsub"
+        if not self.to.zero:
+            return []
+        return [f"{name} v{one}.8h, v{one}.8h, v{zero}.8h" for one in registers]
+
+    def _finish_dots(self, writer: Writer) -> None:
+        lines, sums = writer.lines, writer.accumulators
+        # The inputs' registers, and those of the ring: at least eight.
+        factor, zero = writer.free[:4], writer.free[4]
+        writer.load(factor, "factor", advance=False)
+        lines.append(f"movi v{zero}.8h, #{abs(self.to.zero)}")
+        for v, totals in enumerate(sums):
+            for form in (
+                "scvtf v{0}.4s, v{0}.4s",
+                f"fmul v{{0}}.4s, v{{0}}.4s, v{factor[v]}.4s",
+                "fcvtns v{0}.4s, v{0}.4s",
+            ):
+                lines += [form.format(total) for total in totals]
+        for v in (0, 2):
+            lines += [f"sqxtn v{one}.4h, v{one}.4s" for one in sums[v]]
+            for one, other in zip(sums[v], sums[v + 1], strict=True):
+                lines.append(f"sqxtn2 v{one}.8h, v{other}.4s")
+            lines += self._moved(sums[v], zero)
+        lines += [f"sqxtn v{one}.8b, v{one}.8h" for one in sums[0]]
+        for one, other in zip(sums[0], sums[2], strict=True):
+            lines.append(f"sqxtn2 v{one}.16b, v{other}.8h")
+        for name, bound in self._bounds(writer, factor[0], "16b"):
+            lines += [f"{name} v{one}.16b, v{one}.16b, v{bound}.16b" for one in sums[0]]
+        writer.store(sums[0], "target")
+
+    def _finish_pairs(self, writer: Writer) -> None:
+        """Four lanes of each sum become one, and four channels' sums a register."""
+        lines, sums = writer.lines, writer.accumulators
+        bias, factor, zero = writer.free[:3]
+        writer.load([bias], "bias", advance=False)
+        writer.load([factor], "factor", advance=False)
+        lines.append(f"movi v{zero}.8h, #{abs(self.to.zero)}")
+        results = sums[0]
+        for v in (0, 2):
+            for one, other in zip(sums[v], sums[v + 1], strict=True):
+                lines.append(f"addp v{one}.4s, v{one}.4s, v{other}.4s")
+        for one, other in zip(results, sums[2], strict=True):
+            lines.append(f"addp v{one}.4s, v{one}.4s, v{other}.4s")
+        for form in (
+            f"add v{{0}}.4s, v{{0}}.4s, v{bias}.4s",
+            "scvtf v{0}.4s, v{0}.4s",
+            f"fmul v{{0}}.4s, v{{0}}.4s, v{factor}.4s",
+            "fcvtns v{0}.4s, v{0}.4s",
+        ):
+            lines += [form.format(total) for total in results]
+        bounds = self._bounds(writer, bias, "8b")
+        for r in range(0, self.pixels, 2):
+            one = results[r]
+            lines.append(f"sqxtn v{one}.4h, v{one}.4s")
+            if r + 1 < self.pixels:
+                lines.append(f"sqxtn2 v{one}.8h, v{results[r + 1]}.4s")
+            lines += self._moved([one], zero)
+            lines.append(f"sqxtn v{one}.8b, v{one}.8h")
+            lines += [f"{name} v{one}.8b, v{one}.8b, v{bound}.8b" for name, bound in bounds]
+        for r in range(self.pixels):
+            if r:
+                writer.add("target", QUAD)
+            lines.append(f"st1 {{{{v{results[r // 2 * 2]}.s}}}}[{r % 2}], [{{target}}]")
+
+    def _finish_pairs_in_32_bits(self, writer: Writer) -> None:
+        """There is no conversion that rounds: what is out of range is cut off first, and the sum
+        with a large number is rounded."""
+        lines, sums = writer.lines, writer.accumulators
+        bias, factor, rounding, least, most, zero = writer.free[:6]
+        results = sums[0]
+        for v in (0, 2):
+            for one, other in zip(sums[v], sums[v + 1], strict=True):
+                for given, to in ((one, 2 * one), (other, 2 * one + 1)):
+                    lines.append(f"vpadd.i32 d{to}, d{2 * given}, d{2 * given + 1}")
+        for one, other in zip(results, sums[2], strict=True):
+            for given, to in ((one, 2 * one), (other, 2 * one + 1)):
+                lines.append(f"vpadd.i32 d{to}, d{2 * given}, d{2 * given + 1}")
+        writer.load([bias], "bias", advance=False)
+        writer.load([factor], "factor", advance=False)
+        for register, value in (
+            (least, self.to.low - self.to.zero),
+            (most, self.to.high - self.to.zero),
+            (rounding, _ROUNDING),
+        ):
+            writer.set_float(register, value)
+        lines.append(f"vmov.i8 d{2 * zero}, #{self.to.zero & 0xFF}")
+        for form in (
+            f"vadd.i32 q{{0}}, q{{0}}, q{bias}",
+            "vcvt.f32.s32 q{0}, q{0}",
+            f"vmul.f32 q{{0}}, q{{0}}, q{factor}",
+            f"vmax.f32 q{{0}}, q{{0}}, q{least}",
+            f"vmin.f32 q{{0}}, q{{0}}, q{most}",
+            f"vadd.f32 q{{0}}, q{{0}}, q{rounding}",
+        ):
+            lines += [form.format(total) for total in results]
+        for r, one in enumerate(results):
+            # The low bytes, and to them the zero point: what is in range does not overflow.
+            lines.append(f"vmovn.i32 d{2 * one}, q{one}")
+            lines.append(f"vmovn.i16 d{2 * one}, q{one}")
+            lines.append(f"vadd.i8 d{2 * one}, d{2 * one}, d{2 * zero}")
+            lines.append(f"vst1.32 {{{{d{2 * one}[0]}}}}, [{{target}}]")
+            if r + 1 < self.pixels:
+                writer.add("target", QUAD)

@@ -1,0 +1,274 @@
+"""The code of a tile of integers: products of 8 bits, added up in 32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+
+import numpy as np
+from tvm import tirx
+
+from edgepack.compiler.tiles import arm, micro, tile, tir
+from edgepack.compiler.tiles.cpu import INT8_BLOCK, CpuModel
+from edgepack.compiler.tiles.product.by_llvm import LlvmTiles
+from edgepack.compiler.tiles.product.code import ProductTensors, TileAt
+from edgepack.compiler.tiles.product.shape import Shape, pack_weights
+from edgepack.compiler.tiles.requantise import Requantising
+
+# Multiply-adds of vectors in the unrolled body of the reduction.
+_UNROLLED = 64
+# Registers that are no sums: weights, and an input in every lane.
+_OTHERS = 4
+# Instructions to make 8 bits of a sum, and to enter a tile. Guesses.
+_FINISH, _START = 8, 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class DotProduct:
+    """How `kr` products are added to each sum of a block at once.
+
+    `add(sums, weights, spread(inputs))` is the new value of INT8_BLOCK sums (int32): `weights` is
+    int8 [INT8_BLOCK * kr], `inputs` int8 [kr]. Inputs are `moved` so far up first, which the bias
+    has to make up for. It is `cost` instructions for a vector of sums. With a `kernel` the whole
+    tile is assembly, and this is what LLVM would do.
+    """
+
+    kr: int
+    spread: Callable[[tirx.Expr], tirx.Expr]
+    add: Callable[[tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]
+    moved: int = 0
+    cost: float = 1
+    kernel: arm.IntegerKernel | None = None
+
+
+# Of fewer input channels most of a register would be empty.
+_FEWEST_IN_PAIRS = 8
+
+
+def dot_product(cpu: CpuModel, channels: int, *, narrow: bool) -> DotProduct:
+    """The best one for a CPU and sums over so many input channels; `narrow`: no weight is -128."""
+    if cpu.isa != "x86":
+        by_lane = DotProduct(kr=1, spread=_lane, add=_by_lane)
+        kernel = arm.integer_kernel(cpu)
+        if kernel is None or (kernel.narrow and not (narrow and channels > _FEWEST_IN_PAIRS)):
+            return by_lane
+        return replace(by_lane, kr=kernel.kr, kernel=kernel)
+    if "vnni" in cpu.features:
+        return DotProduct(kr=4, spread=_four, add=_vpdpbusd, moved=128)
+    wide = max(cpu.vector_bytes) if "avx512bw" in cpu.features else min(32, max(cpu.vector_bytes))
+    return DotProduct(
+        kr=2,
+        spread=partial(_two, wide),
+        add=partial(_pmaddwd, wide),
+        cost=2,
+    )
+
+
+def _lane(value: tirx.Expr) -> tirx.Expr:
+    return tir.cast(value, "int16")
+
+
+def _by_lane(sums: tirx.Expr, weights: tirx.Expr, value: tirx.Expr) -> tirx.Expr:
+    """Products of 16 bits by a lane, as ARM has them."""
+    wide = tir.cast(tir.cast(weights, "int16"), "int32")
+    return sums + wide * tir.spread(tir.cast(value, "int32"), INT8_BLOCK)
+
+
+def _four(values: tirx.Expr) -> tirx.Expr:
+    """Four bytes everywhere, unsigned and 128 more."""
+    four = tirx.reinterpret("int32", values)
+    flipped = tirx.bitwise_xor(four, tirx.IntImm("int32", -0x7F7F7F80))
+    return tir.spread(flipped, INT8_BLOCK)
+
+
+def _vpdpbusd(sums: tirx.Expr, weights: tirx.Expr, values: tirx.Expr) -> tirx.Expr:
+    """Four products of an unsigned and a signed byte."""
+    return tirx.call_llvm_pure_intrin(
+        f"int32x{INT8_BLOCK}",
+        "llvm.x86.avx512.vpdpbusd.512",
+        sums,
+        tirx.reinterpret(f"int8x{4 * INT8_BLOCK}", values),
+        weights,
+    )
+
+
+_PMADDWD = {64: "avx512.pmaddw.d.512", 32: "avx2.pmadd.wd", 16: "sse2.pmadd.wd"}
+
+
+def _two(nbytes: int, values: tirx.Expr) -> tirx.Expr:
+    """Two numbers of 16 bits everywhere."""
+    two = tirx.reinterpret("int32", tir.cast(values, "int16"))
+    return tir.spread(two, nbytes // 4)
+
+
+def _pmaddwd(nbytes: int, sums: tirx.Expr, weights: tirx.Expr, values: tirx.Expr) -> tirx.Expr:
+    """Two products of 16 bits, by vectors of so many bytes."""
+    pairs = tirx.reinterpret(f"int16x{nbytes // 2}", values)
+    wide = tir.cast(weights, "int16")
+    parts = [
+        tirx.call_llvm_pure_intrin(
+            f"int32x{nbytes // 4}", f"llvm.x86.{_PMADDWD[nbytes]}", part, pairs
+        )
+        for part in _pieces(wide, 2 * INT8_BLOCK, nbytes // 2)
+    ]
+    return sums + _joined(parts, nbytes // 4)
+
+
+def _pieces(vector: tirx.Expr, lanes: int, size: int) -> list[tirx.Expr]:
+    """A vector cut into pieces of `size` lanes."""
+    if lanes == size:
+        return [vector]
+    return [
+        tirx.Shuffle([vector], [tir.integer(lane) for lane in range(first, first + size)])
+        for first in range(0, lanes, size)
+    ]
+
+
+def _joined(parts: Sequence[tirx.Expr], size: int) -> tirx.Expr:
+    """Vectors of `size` lanes as one."""
+    if len(parts) == 1:
+        return parts[0]
+    return tirx.Shuffle(list(parts), [tir.integer(lane) for lane in range(size * len(parts))])
+
+
+def pack_integers(weight: np.ndarray, shape: Shape, vectors: int, dot: DotProduct) -> np.ndarray:
+    """`pack_weights` for tiles of a `DotProduct`."""
+    if dot.kernel is not None:
+        parts = shape.lanes // dot.kernel.outs
+        shape = replace(shape, lanes=dot.kernel.outs, out_blocks=shape.out_blocks * parts)
+    return pack_weights(weight, shape, vectors)
+
+
+def choose_integer_tile(
+    *, width: int, rows: int, blocks: int, reduction: int, cpu: CpuModel, dot: DotProduct
+) -> tile.RegisterTile:
+    """The tile of least instructions for `rows` rows of `width` pixels and `blocks` blocks.
+
+    `reduction` is the number of products per sum.
+    """
+    each = -(-4 * INT8_BLOCK // max(cpu.vector_bytes))  # registers for the sums of a block
+    kernel = dot.kernel
+
+    def cost(pixels: int, vectors: int) -> float:
+        sums = pixels * vectors * each
+        if kernel is not None:
+            # Multiplications, and loads of pairs of registers; pairs are added up, too.
+            tiles = INT8_BLOCK // kernel.outs
+            each_step = 4 * pixels * (3 if kernel.narrow else 1) + 2 + pixels / 2
+            return tiles * (reduction / kernel.kr * each_step + 5 * pixels + _START)
+        step = sums * dot.cost + vectors * each + pixels
+        return reduction / dot.kr * step + sums * _FINISH + _START
+
+    candidates = []
+    for vectors in range(1, min(1 if kernel else 4, blocks) + 1):
+        for pixels in range(1, min(kernel.pixels if kernel else 16, width) + 1):
+            held = 1 if kernel else pixels * vectors * each + _OTHERS
+            if held > cpu.registers and pixels * vectors > 1:
+                continue
+            cycles = rows * sum(
+                many * panels * cost(size, part)
+                for size, many in tile.parts(width, pixels)
+                for part, panels in tile.parts(blocks, vectors)
+            )
+            candidates.append(tile.RegisterTile(pixels=pixels, vectors=vectors, cycles=cycles))
+    return min(candidates, key=lambda candidate: candidate.cycles)
+
+
+class IntegerTiles(LlvmTiles):
+    """Tiles of sums of int32; see `TileCode`."""
+
+    def __init__(
+        self, tensors: ProductTensors, pixels: int, dot: DotProduct, epilogue: Requantising
+    ) -> None:
+        super().__init__(tensors, pixels)
+        self.dot, self.to = dot, epilogue.to
+        self.factor = epilogue.constants[0]
+        self.functions = micro.AssemblyFunctions()
+
+    def imported(self, body: tir.Stmt) -> tir.Stmt:
+        """`body` with the functions that its tiles call."""
+        return self.functions.imported(body)
+
+    def tile(self, place: TileAt) -> tir.Stmt:
+        """One tile; in assembly as many calls as it takes for a block."""
+        kernel = self.dot.kernel
+        if kernel is None:
+            return super().tile(place)
+        shape, window, source = self.shape, self.tensors.window, self.source
+        whole = shape.last_lanes == shape.in_block or kernel.narrow
+        code = arm.IntegerTile(
+            kernel=kernel,
+            pixels=place.pixels,
+            to=self.to,
+            blocks=shape.in_blocks - (not whole),
+            last_lanes=0 if whole else shape.last_lanes,
+            window=shape.kernel,
+            pixel_step=source.pixel_bytes * window.stride[1],
+            column_step=source.pixel_bytes * window.dilation[1],
+            row_step=source.row_bytes * window.dilation[0],
+            plane_step=source.plane_bytes,
+        )
+
+        def call(part: tir.Expr) -> tir.Stmt:
+            channel = place.channel_block * INT8_BLOCK + part * kernel.outs
+            at = self.target.at(place.plane, place.row, place.column, part * kernel.outs)
+            corner = self.tensors.input(place, 0, 0, 0)
+            return self.functions.call(
+                code,
+                [
+                    (self.target.buffer, at),
+                    (source.buffer, source.at(place.in_plane, *corner)),
+                    (self.weights, [place.weights + part * (shape.reduction * kernel.outs)]),
+                    (self.bias, [channel]),
+                    (self.factor, [channel]),
+                ],
+            )
+
+        return tir.loop_of("part", INT8_BLOCK // kernel.outs, call)
+
+    def _reduce(
+        self, place: TileAt, accumulators: list[list[tir.Local]], block: tir.Expr, channels: int
+    ) -> tir.Stmt:
+        """Add what one block of input channels contributes."""
+        shape, kr = self.shape, self.dot.kr
+        rows, columns = shape.kernel
+        count = -(-channels // kr)
+        wide = place.vectors * shape.lanes * kr
+        most = max(1, _UNROLLED // (place.pixels * place.vectors))
+        together = max(part for part in range(1, count + 1) if count % part == 0 and part <= most)
+        start = place.weights + block * (prod(shape.kernel) * shape.in_block * wide // kr)
+
+        def step(names: tir.Names, row: tir.Expr, column: tir.Expr, index: tir.Expr) -> None:
+            at = start + ((row * columns + column) * count + index) * wide
+            size = shape.lanes * kr
+            weights = [
+                names.keep("w", tir.load(self.weights, [at + v * size], size))
+                for v in range(place.vectors)
+            ]
+            for r in range(place.pixels):
+                pixel = self.tensors.input(place, r, row, column)
+                at = self.source.at(place.in_plane + block, *pixel, index * kr)
+                value = names.keep("x", self.dot.spread(tir.load(self.source.buffer, at, kr)))
+                for v in range(place.vectors):
+                    total = accumulators[r][v]
+                    names.add(total.set(self.dot.add(total.get(), weights[v], value)))
+
+        def some(row: tir.Expr, column: tir.Expr, part: tir.Expr) -> tir.Stmt:
+            names = tir.Names()
+            for i in range(together):
+                step(names, row, column, part * together + i)
+            return names.done()
+
+        return tir.loop_of(
+            "window_row",
+            rows,
+            lambda row: tir.loop_of(
+                "window_column",
+                columns,
+                lambda column: tir.loop_of(
+                    "part", count // together, lambda part: some(row, column, part)
+                ),
+            ),
+        )

@@ -1,0 +1,64 @@
+"""Sums of integers made 8 bits again."""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import tirx
+
+from edgepack.compiler.integer import Target
+from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles.epilogue import Epilogue
+from edgepack.compiler.tiles.layout import Blocked
+
+# The last place of floats from this number on, to twice its two thirds, is 1: numbers added to it
+# are rounded half to even, and lie in its lowest bits.
+_ROUNDING = 12582912.0
+
+
+def requantised(value: tirx.Expr, factor: tirx.Expr, to: Target, lanes: int) -> tirx.Expr:
+    """int8 of sums (int32, or float32 if they are none); see `integer.Target.requantised`.
+
+    Between the product and the sum that rounds lie the bounds, so that no compiler makes one
+    instruction of both, which would round once.
+    """
+    real = tir.cast(value, "float32") * factor
+    least, most = (tir.number(bound - to.zero, "float32", lanes) for bound in (to.low, to.high))
+    real = tirx.min(tirx.max(real, least), most)
+    bits = tirx.reinterpret(
+        f"int32x{lanes}" if lanes > 1 else "int32",
+        real + tir.number(_ROUNDING, "float32", lanes),
+    )
+    # The number's low byte, to which the zero point is added modulo 256: the sum is in range.
+    zero = tir.spread(tirx.IntImm("int8", to.zero), lanes)
+    return tir.cast(bits, "int8") + zero
+
+
+class Requantising(Epilogue):
+    """The end of a kernel whose sums are int32: `factor` is one number, or one per channel."""
+
+    def __init__(self, output: Blocked, to: Target, factor: np.ndarray | float) -> None:
+        super().__init__(output)
+        self.to, self.factor = to, factor
+        if isinstance(factor, np.ndarray):
+            packed = np.zeros(output.blocks * output.block, "float32")
+            packed[: output.channels] = factor
+            self.packed = (packed,)
+            self.constants = [tir.buffer("factor", packed.shape, "float32")]
+
+    def apply(
+        self,
+        names: tir.Names,
+        value: tirx.Expr,
+        plane: tir.Expr,
+        _row: tir.Expr,
+        _column: tir.Expr,
+        channel_block: tir.Expr | None = None,
+    ) -> tirx.Expr:
+        """The result for one pixel of one plane, as int8."""
+        lanes = self.output.block
+        block = plane if channel_block is None else channel_block
+        if isinstance(self.factor, np.ndarray):
+            factor = tir.load(self.constants[0], [block * lanes], lanes)
+        else:
+            factor = tir.number(self.factor, "float32", lanes)
+        return names.keep("q", requantised(value, factor, self.to, lanes))
