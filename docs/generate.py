@@ -191,6 +191,7 @@ def schema_page() -> str:
         "inspect": _object(_record(ModelInfo)["properties"] | inspect_more),
     }
     outputs |= _asked_of_devices() | _of_fleets() | _of_this_machine()
+    outputs |= _of_projects() | _of_bundles()
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$comment": "Made by docs/generate.py: change the source, not this file.",
@@ -216,6 +217,9 @@ def _asked_of_devices() -> dict[str, Any]:
     )
     top = _object({"index": _COUNT, "score": _NUMBER}, may={"label": _TEXT})
     assert top["properties"].keys() == Class.__dataclass_fields__.keys()
+    logs = {"service": _TEXT, "kind": _TEXT, "lines": _TEXTS}
+    service = dict.fromkeys(("service", "kind", "root", "account"), _TEXT)
+    service_status = {"service": _TEXT, "kind": _or_null(_TEXT), "text": _TEXT}
     layer = _record(LayerTime)
     layer["required"].remove("gflops")
     layer["properties"] |= {"gflops": _NUMBER, "macs": _COUNT}
@@ -235,7 +239,7 @@ def _asked_of_devices() -> dict[str, Any]:
         **dict.fromkeys(times, _NUMBER),
         "image": _TEXT,
         "mtime_ns": _COUNT,
-        "top": _list(top),
+        **_results(top),
         "expected": _record(Deviation, ok={"type": "boolean"}),
     }
     release = _object(
@@ -276,6 +280,11 @@ def _asked_of_devices() -> dict[str, Any]:
         "status": status,
         "rollback": _object({"release": _TEXT}, may={"before": _or_null(_TEXT)}),
         "prune": _object({"removed": _TEXTS}),
+        "logs": _object(logs),
+        "service install": _object(service),
+        "service remove": _object({"service": _TEXT, "removed": {"type": "boolean"}}),
+        "service show": _object({"service": _TEXT, "text": _TEXT}),
+        "service status": _object({**service_status, "running": {"type": "boolean"}}),
     }
 
 
@@ -299,9 +308,26 @@ def _of_fleets() -> dict[str, Any]:
             "devices": _list(row),
         }
     )
-    return {
-        f"fleet {action}": report for action in ("deploy", "status", "rollback", "trust", "report")
-    }
+    device = _object(
+        {
+            **dict.fromkeys(("device", "address", "wave"), _TEXT),
+            "board": _or_null(_TEXT),
+            **dict.fromkeys(("jump", "groups"), _TEXTS),
+            "labels": {"type": "object", "additionalProperties": _TEXT},
+        }
+    )
+    plan = _object(
+        {
+            "fleet": _TEXT,
+            **dict.fromkeys(("devices", "todo"), _COUNT),
+            "boards": counts,
+            "waves": _list(_object({"wave": _TEXT, "devices": _COUNT, "todo": _TEXTS})),
+            "list": _list(device),
+        }
+    )
+    actions = ("deploy", "status", "rollback", "trust", "report")
+    dry = {f"fleet {action} --dry-run": plan for action in ("deploy", "rollback", "trust")}
+    return {**{f"fleet {action}": report for action in actions}, "fleet plan": plan, **dry}
 
 
 def _of_this_machine() -> dict[str, Any]:
@@ -349,6 +375,147 @@ def _of_this_machine() -> dict[str, Any]:
                 "labels": _TEXTS,
             }
         ),
+    }
+
+
+def _of_projects() -> dict[str, Any]:
+    """Commands for edgepack.toml and what is made of it."""
+    from edgepack.compiler.backend.report import LayerReport
+    from edgepack.flow.compare import Changed, Compared, LayerError
+    from edgepack.flow.doctor import Check
+    from edgepack.model import TensorInfo
+    from edgepack.postprocess.results import Found
+
+    yes_or_no = {"type": "boolean"}
+    top = _object({"index": _COUNT, "score": _NUMBER}, may={"label": _TEXT})
+    assert top["properties"].keys() == Found.__dataclass_fields__.keys()
+    tensors = _list(_record(TensorInfo))
+    made = {
+        **dict.fromkeys(("folder", "board", "toolchain", "toolchain_reason"), _TEXT),
+        **dict.fromkeys(("arena_bytes", "params_bytes", "library_bytes"), _COUNT),
+        "model_sha256": _TEXT,
+    }
+    explained = {"has_cost_model": yes_or_no, "layers": _list(_record(LayerReport))}
+    # What is not finite is null.
+    errors = dict.fromkeys(("max_abs_error", "max_abs_reference"), _or_null(_NUMBER))
+    layers = _list(_record(LayerError, **errors, relative_error=_or_null(_NUMBER)))
+    compared = {
+        "board": _TEXT,
+        "cpu": _TEXT,
+        "tolerance": _NUMBER,
+        "calls": _COUNT,
+        "same_plan": yes_or_no,
+        "first_diverging": _or_null(_COUNT),
+        "layers": layers,
+    }
+    assert {
+        "board",
+        "cpu",
+        "tolerance",
+        "calls",
+        "same_plan",
+    } <= Compared.__dataclass_fields__.keys()
+    output = {"max_abs_difference": _or_null(_NUMBER), "max_abs_other": _NUMBER}
+    changed = {
+        "current": _TEXT,
+        "other": _TEXT,
+        "facts": {
+            "type": "object",
+            "additionalProperties": _object({"current": _TEXT, "other": _TEXT}),
+        },
+        "files": _TEXTS,
+        "output": _object(output),
+        "first_differing": _or_null(_COUNT),
+        "layers": layers,
+    }
+    assert {"current", "other", "facts", "files"} <= Changed.__dataclass_fields__.keys()
+    line = {"key": _TEXT, "value": {}, "why": _TEXT, "guess": yes_or_no}
+    return {
+        "init": _object(
+            {
+                "path": _TEXT,
+                "labels": _or_null(_TEXT),
+                "keys": _list(_object(line)),
+                "open": _TEXTS,
+                "next": _TEXTS,
+            }
+        ),
+        "check": _object(
+            {
+                "model": _TEXT,
+                "inputs": tensors,
+                "outputs": tensors,
+                "preprocess": yes_or_no,
+                "seen": _list(_object({"image": _or_null(_TEXT)}, may=_results(top))),
+                "expected": _or_null(_COUNT),
+            }
+        ),
+        "compile": _object(made),
+        "compile --explain": _object({**made, **explained}),
+        "compare": _object(compared),
+        "compare --release": _object(changed),
+        "doctor": _object({"board": _TEXT, "ok": yes_or_no, "tools": _list(_record(Check))}),
+    }
+
+
+def _of_bundles() -> dict[str, Any]:
+    """Commands for bundles and keys; profiles of boards; the command line itself."""
+    from edgepack.boards import Cluster, VirtualProfile
+
+    texts = ("name", "title", "triple", "cpu", "float_abi", "libc", "glibc", "os", "toolchain")
+    board = _object(
+        {
+            **dict.fromkeys((*texts, "origin"), _TEXT),
+            **dict.fromkeys(("features", "hwcaps", "has"), _TEXTS),
+            "clusters": _list(_record(Cluster)),
+            "memory_mb": _COUNT,
+            "virtual": _or_null(_record(VirtualProfile)),
+            "cost_model": _or_null(_TEXT),
+        }
+    )
+    bundle = {"bundle": _TEXT, "release": _TEXT}
+    package = dict.fromkeys(("format", "package", "package_sha256", "board"), _TEXT)
+    sizes = dict.fromkeys(("package_bytes", "arena_bytes", "params_bytes"), _COUNT)
+    signature = dict.fromkeys(("fingerprint", "principal"), _or_null(_TEXT))
+    compared = _object(dict.fromkeys(("emulated", "local"), _TEXTS))
+    return {
+        "package": _object({**bundle, **package, **sizes}),
+        "sign": _object({**bundle, "fingerprint": _TEXT}),
+        "verify": _object(
+            {
+                **bundle,
+                "files": _COUNT,
+                "bytes": _COUNT,
+                **signature,
+                "compared": _or_null(compared),
+            }
+        ),
+        "keygen": _object(dict.fromkeys(("key", "public", "fingerprint", "allowed_signer"), _TEXT)),
+        "boards": {"anyOf": [_list(board), board]},
+        "board down": _object({"name": _TEXT, "running": {"type": "boolean"}}),
+        "board ssh-config": _object({"name": _TEXT, "ssh_config": _TEXT}),
+        "completion": _object({"shell": _TEXT, "script": _TEXT}),
+        "--version": _object({"version": _TEXT}),
+    }
+
+
+def _results(top: dict[str, Any]) -> dict[str, Any]:
+    """What one kind of postprocessing gives; `top` is a class and its score."""
+    label = {"label": _TEXT}
+    box = {**top["properties"], "box": _list(_NUMBER)}
+    return {
+        "top": _list(top),
+        "boxes": _list(
+            _object(
+                {key: box[key] for key in box if key != "label"},
+                may={**label, "points": _list(_list(_NUMBER))},
+            )
+        ),
+        "tensors": _list(_object({"name": _TEXT, "values": _list(_NUMBER)})),
+        "areas": _list(
+            _object({"index": _COUNT, "pixels": _COUNT, "runs": _list(_COUNT)}, may=label)
+        ),
+        "text": _list(_object({"text": _TEXT, "score": _NUMBER})),
     }
 
 

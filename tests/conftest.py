@@ -10,6 +10,7 @@ import pytest
 from edgepack.base.paths import set_cache_dir
 from tests import support
 from tests.costs import Costs
+from tests.schemas import Watch
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -19,6 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell ignores it for what it runs in the background; tests and what they start do not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(Costs(config), "costs")
+    config.pluginmanager.register(Watch(), "schemas")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,9 +5,14 @@ Only what that file uses of JSON Schema is known here; any other word is an erro
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from edgepack import cli
+from edgepack.cli.console import Console
 
 SCHEMAS: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "docs" / "reference" / "output.schema.json").read_text()
@@ -19,9 +24,45 @@ _TYPES: dict[str, tuple[type, ...]] = {
 _WORDS = {"type", "properties", "required", "items", "prefixItems", "anyOf", "enum"}
 
 
+def command_of(argv: Sequence[str]) -> str | None:
+    """The most exact command of the schemas that a command line says; None if it is none."""
+    words = {word.partition("=")[0] for word in argv}
+    fit = [command for command in SCHEMAS if words.issuperset(command.split())]
+    return max(fit, key=lambda command: len(command.split()), default=None)
+
+
+class Watch:
+    """A pytest plugin: what commands print with --json in this process is as their schemas say."""
+
+    def __init__(self) -> None:
+        self.argv: Sequence[str] = ()
+        self.seen: set[str] = set()
+        self._parser, self._data = cli.make_parser, Console.data
+
+    def pytest_sessionstart(self) -> None:
+        watch = self
+
+        def make_parser(words: Iterable[str] = cli.COMMANDS) -> argparse.ArgumentParser:
+            self.argv = tuple(words)
+            return self._parser(self.argv)
+
+        def data(self: Console, value: Any, text: str) -> None:
+            command = command_of(watch.argv)
+            if self.as_json and command is not None:
+                check_output(command, json.loads(json.dumps(value)))
+                watch.seen.add(command)
+            watch._data(self, value, text)
+
+        cli.make_parser, Console.data = make_parser, data
+
+    def pytest_sessionfinish(self) -> None:
+        cli.make_parser, Console.data = self._parser, self._data
+
+
 def check_output(command: str, value: Any) -> None:
     """`value` is what `command --json` may print."""
-    assert problems(value, SCHEMAS[command], command) == []
+    found = problems(value, SCHEMAS[command], command)
+    assert not found, found
 
 
 def problems(value: Any, schema: dict[str, Any], at: str) -> list[str]:
