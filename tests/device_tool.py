@@ -14,10 +14,10 @@ from edgepack.boards import Board, get_board
 from edgepack.native.device_tool import (
     TOOL,
     build_device_tool,
+    cmake_arguments,
     compile_tool,
     fetch_sources,
     source_key,
-    zig_arguments,
 )
 from edgepack.native.opencv import jobs, tool
 from edgepack.native.toolchain import zig_executable
@@ -81,7 +81,7 @@ def _environment() -> dict[str, str]:
 def host_tool(*, faults: bool = False) -> Path:
     """The tool that this machine's bundles bring, or one with the steps that tests can kill it at.
 
-    With the steps it is not static: `tests.faults.preload` can stand between it and libc.
+    With the steps `tests.faults.preload` can stand between it and libc.
     """
     if not faults:
         return build_device_tool(get_board("local")).path
@@ -109,7 +109,7 @@ def sanitized(*targets: str) -> dict[str, Path]:
 
 def board_tool(board: Board) -> Path:
     """The tool for a board, with the steps that tests can kill it at."""
-    return _build(TOOL, "-DEDGEPACK_FAULTS=ON", *zig_arguments(board))
+    return _build(TOOL, "-DEDGEPACK_FAULTS=ON", *cmake_arguments(board))
 
 
 def _build(target: str, *options: str) -> Path:

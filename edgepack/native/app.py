@@ -21,7 +21,7 @@ from edgepack.native.device_tool import YYJSON, fetch_sources, yyjson_license
 from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, name_opencv, tool
 from edgepack.native.prebuilt import find_prebuilt, read_licenses, say_why_built
 from edgepack.native.sources import source_hashes
-from edgepack.native.toolchain import Toolchain, zig_licenses
+from edgepack.native.toolchain import Toolchain, toolchain_licenses
 
 log = logging.getLogger(__name__)
 
@@ -168,12 +168,4 @@ def _licenses(toolchain: Toolchain, source: Path) -> dict[str, str]:
         ),
         "dlpack": (source / "licenses" / "dlpack.txt").read_text(encoding="utf-8"),
     }
-    if toolchain.kind == "gnu":
-        texts["gcc-runtime"] = (source / "licenses" / "gcc-runtime.txt").read_text("utf-8")
-        return texts
-    zig = Path(toolchain.cc[0])
-    name, file = ("musl", "musl/COPYRIGHT")
-    if not toolchain.is_static:
-        name, file = ("glibc-start-files", "glibc/LICENSES")
-    texts[name] = (zig.parent / "lib" / "libc" / file).read_text(encoding="utf-8")
-    return texts | zig_licenses(zig)
+    return texts | toolchain_licenses(toolchain)

@@ -1,7 +1,8 @@
 """Building edgepack-device, the tool that installs bundles on a board.
 
 It is static, against musl: it runs on any Linux of its architecture, whatever C library is
-there. The libraries it needs come from pinned sdists.
+there (the one for this machine alone is built by its own compiler and needs its libc). The
+libraries it needs come from pinned sdists.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from edgepack.base.errors import ToolchainError
 from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
 from edgepack.base.process import run
 from edgepack.base.progress import NO_PROGRESS, Progress
-from edgepack.base.tools import missing
 from edgepack.base.version import VERSION
 from edgepack.boards import Board
 from edgepack.native.opencv import SDIST as OPENCV_SDIST
@@ -27,12 +27,7 @@ from edgepack.native.opencv import fetch_source, jobs, tool
 from edgepack.native.prebuilt import LICENSES, find_prebuilt, read_licenses, say_why_built
 from edgepack.native.sdist import Sdist, fetch_sdist, unpack_sdist
 from edgepack.native.sources import source_hashes
-from edgepack.native.toolchain import (
-    musl_triple,
-    zig_executable,
-    zig_licenses,
-    zig_version,
-)
+from edgepack.native.toolchain import Toolchain, for_device_tool, toolchain_licenses
 
 TOOL = "edgepack-device"
 KIND = "device-tool"
@@ -71,7 +66,7 @@ _ZSTD_COMPRESSOR = re.compile(
 class DeviceTool:
     """The stripped tool for all boards of an architecture.
 
-    `triple` is musl's; `licenses` are the texts (by name) of all that is linked into it.
+    `triple` is its toolchain's; `licenses` are the texts (by name) of all that is linked into it.
     """
 
     path: Path
@@ -85,50 +80,44 @@ def build_device_tool(board: Board, *, progress: Progress = NO_PROGRESS) -> Devi
     """edgepack-device for `board`'s architecture: of a wheel, or the cache, or built from source.
 
     Equal sources and tools give equal bytes, wherever the checkout and the cache are.
-    Raises ToolchainError if the sources cannot be had or a compiler fails.
+    Raises ToolchainError if the sources cannot be had or a compiler fails, MissingCompilerError.
     """
-    zig = zig_executable()
-    if zig is None or not zig.exists():
-        raise missing("zig")
-    triple, flags = musl_triple(board), board.runtime_flags["zig"]
-    parts = {"zig": zig_version(zig), "flags": flags, "triple": triple}
-    name = f"{triple}-{source_key(parts)}"
-    folder = find_prebuilt(board.triple, KIND, name) or _build(board, name, zig, progress)
+    toolchain = for_device_tool(board)
+    flags = board.runtime_flags[toolchain.kind]
+    parts = {"compiler": toolchain.version, "flags": flags, "triple": toolchain.triple}
+    name = f"{toolchain.triple}-{source_key(parts)}"
+    folder = find_prebuilt(board.triple, KIND, name) or _build(board, name, toolchain, progress)
     path = folder / TOOL
     return DeviceTool(
         path=path,
-        triple=triple,
+        triple=toolchain.triple,
         version=VERSION,
         sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
         licenses=read_licenses(folder),
     )
 
 
-def _build(board: Board, name: str, zig: Path, progress: Progress) -> Path:
+def _build(board: Board, name: str, toolchain: Toolchain, progress: Progress) -> Path:
     """The folder of the cache with the tool and its licences."""
     folder = cache_dir() / KIND / name
     with locked(folder):
         if not folder.exists():
             say_why_built(board.triple, TOOL, progress)
             sources = fetch_sources(progress=progress)
-            progress.step(f"building {TOOL} for {musl_triple(board)}")
+            progress.step(f"building {TOOL} for {toolchain.triple}")
             with atomic_dir(folder) as work:
-                compile_tool(
-                    work,
-                    sources,
-                    zig_arguments(board),
-                )
-                _write_licenses(sources, zig, work / LICENSES)
+                compile_tool(work, sources, cmake_arguments(board))
+                _write_licenses(sources, toolchain, work / LICENSES)
     return folder
 
 
-def zig_arguments(board: Board) -> list[str]:
-    """CMake arguments for a static program for `board`'s architecture."""
+def cmake_arguments(board: Board) -> list[str]:
+    """CMake arguments for a program for `board`, by what `for_device_tool` says."""
+    toolchain = for_device_tool(board)
     return [
-        f"-DCMAKE_TOOLCHAIN_FILE={data_file('toolchains') / 'zig_musl.cmake'}",
-        f"-DEDGEPACK_TRIPLE={musl_triple(board)}",
-        f"-DEDGEPACK_BOARD_FLAGS={';'.join(board.runtime_flags['zig'])}",
-        f"-DEDGEPACK_ZIG={zig_executable()}",
+        *toolchain.cmake_args,
+        f"-DEDGEPACK_BOARD_FLAGS={';'.join(board.runtime_flags[toolchain.kind])}",
+        f"-DEDGEPACK_STATIC={'ON' if toolchain.is_static else 'OFF'}",
     ]
 
 
@@ -227,7 +216,7 @@ def source_key(parts: Mapping[str, object], *, tests: bool = False) -> str:
         "sources": source_hashes(data_file("cpp_runtime") / "device", tests=tests),
         "toolchains": [
             hashlib.sha256((toolchains / name).read_bytes()).hexdigest()
-            for name in ("zig.cmake", "zig_musl.cmake")
+            for name in ("gnu.cmake", "zig.cmake", "zig_musl.cmake")
         ],
         "libraries": _sources_key(),
         "edgepack": VERSION,
@@ -251,15 +240,14 @@ def yyjson_license(sources: Path) -> str:
     return header[: header.index("*/") + 2] + "\n"
 
 
-def _write_licenses(sources: Path, zig: Path, folder: Path) -> None:
+def _write_licenses(sources: Path, toolchain: Toolchain, folder: Path) -> None:
     folder.mkdir()
     texts = {
         "libsodium": (sources / "libsodium" / "LICENSE").read_text("utf-8"),
         "yyjson": yyjson_license(sources),
         "zlib": (sources / "zlib" / "LICENSE").read_text("utf-8"),
         "zstd": (sources / "zstd" / "LICENSE").read_text("utf-8"),
-        "musl": (zig.parent / "lib" / "libc" / "musl" / "COPYRIGHT").read_text("utf-8"),
-        **zig_licenses(zig),
+        **toolchain_licenses(toolchain),
     }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -134,17 +135,23 @@ def zig_version(zig: Path) -> str:
     return _version((str(zig), "version"))
 
 
-def zig_licenses(zig: Path) -> dict[str, str]:
-    """Licence texts of what zig links into every C++ program, whatever its C library."""
-    return {
-        name: (zig.parent / file).read_text(encoding="utf-8")
-        for name, file in {
-            "libc++": "lib/libcxx/LICENSE.TXT",
-            "libc++abi": "lib/libcxxabi/LICENSE.TXT",
-            "libunwind": "lib/libunwind/LICENSE.TXT",
-            "zig-compiler-rt": "LICENSE",
-        }.items()
+def toolchain_licenses(toolchain: Toolchain) -> dict[str, str]:
+    """Licence texts, by name, of what `toolchain` links into every C++ program."""
+    if toolchain.kind == "gnu":
+        folder = data_file("cpp_runtime") / "app" / "licenses"
+        return {"gcc-runtime": (folder / "gcc-runtime.txt").read_text("utf-8")}
+    libc = {"glibc-start-files": "lib/libc/glibc/LICENSES"}
+    if toolchain.is_static:
+        libc = {"musl": "lib/libc/musl/COPYRIGHT"}
+    parts = {
+        **libc,
+        "libc++": "lib/libcxx/LICENSE.TXT",
+        "libc++abi": "lib/libcxxabi/LICENSE.TXT",
+        "libunwind": "lib/libunwind/LICENSE.TXT",
+        "zig-compiler-rt": "LICENSE",
     }
+    zig = Path(toolchain.cc[0])
+    return {name: (zig.parent / file).read_text(encoding="utf-8") for name, file in parts.items()}
 
 
 @functools.cache
@@ -201,6 +208,19 @@ def for_kernels(chosen: Toolchain, board: Board) -> Toolchain:
     to be compared with the reference.
     """
     return _find_zig(replace(board, libc="glibc", glibc=ZIG_GLIBC)) if chosen.is_static else chosen
+
+
+def for_device_tool(board: Board) -> Toolchain:
+    """What builds the device tool for `board`: zig, statically, with musl.
+
+    For this machine it is its own compiler, if it has one: the tool then needs this machine's C
+    library, as the app for it does, and no other has to be built for it.
+    Raises MissingCompilerError.
+    """
+    if board.is_local and not board.is_static:
+        with contextlib.suppress(MissingCompilerError):
+            return _find_gnu(board)
+    return _find_zig(replace(board, libc="none"))
 
 
 def _find_zig(board: Board) -> Toolchain:

@@ -97,6 +97,8 @@ def test_app_needs_little_of_a_board(board: str, kind: str, limit_bytes: int | N
         assert os.fsencode(folder) not in content
 
 
+# Slow: it compiles the whole app once more. That no path gets into it is shown above each time.
+@pytest.mark.slow
 def test_equal_bytes_from_another_checkout_and_cache(tmp_path: Path) -> None:
     board = get_board("rasp3b")
     toolchain = find("zig", board)
