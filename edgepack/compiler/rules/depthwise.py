@@ -11,6 +11,7 @@ inside, and those zeros would be as many as the pixels.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +29,10 @@ from edgepack.compiler.tiles.partition import even_parts, even_pieces, worth_sha
 
 # Weights of windows up to this size stay in registers for all rows of a block.
 _HELD_WEIGHTS = 9
-# Windows are unrolled. A larger one goes to the convolution rule, which has loops for them.
+# LLVM's code for windows up to this size is unrolled, once for each set of rows that lie inside. A
+# larger one has a loop over its rows: of 9x9 points the other takes LLVM ten times as long.
+_UNROLLED_POINTS = 25
+# A still larger one goes to the convolution rule, which has loops for both directions.
 _MOST_POINTS = 81
 
 
@@ -291,9 +295,13 @@ class _DepthwiseKernel:
                     held[i, j] = names.bind("w", tir.cast(value, self.output.element.accumulator))
         full, rest = divmod(self.output.width, self.pixels)
 
+        looped = height * columns > _UNROLLED_POINTS
+
         def along(inside: range, row: tir.Expr) -> tir.Stmt:
             def tile(column: tir.Expr, pixels: int) -> tir.Stmt:
                 place = self._place(plane, block, row, column, pixels, inside)
+                if looped:
+                    return self._looped_tile(place, *self._inside(row))
                 return self._llvm_tile(place, inside, held)
 
             return tir.sequence(
@@ -302,7 +310,7 @@ class _DepthwiseKernel:
             )
 
         def one_row(row: tir.Expr) -> tir.Stmt:
-            *before, last = self.runs
+            *before, last = self.runs[-1:] if looped else self.runs
             tiles = along(last.inside, row)
             for run in reversed(before):
                 here = tirx.LT(tir.expr(row), tir.integer(run.rows.stop))
@@ -335,7 +343,7 @@ class _DepthwiseKernel:
         )
 
     def _input(
-        self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, down: int, across: int
+        self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, down: tir.Expr, across: int
     ) -> list[tir.Expr]:
         """Indices of the input `down` and `across` from the window's corner, in pixels."""
         operator = self.operator
@@ -345,35 +353,88 @@ class _DepthwiseKernel:
             column * operator.stride[1] + across - operator.before[1],
         )
 
+    def _inside(self, row: tir.Expr) -> tuple[tir.Expr, tir.Expr]:
+        """The first window row of a row of results that counts, and the one behind the last."""
+        operator, height = self.operator, extent(self.site.layer.inputs[0])[2]
+        if len(self.runs) == 1:
+            return self.runs[0].inside.start, self.runs[0].inside.stop
+        above = tir.expr(operator.before[0] - row * operator.stride[0])
+        step = operator.dilation[0]
+        start, stop = (
+            tirx.floordiv(above + rows + step - 1, tir.integer(step)) for rows in (0, height)
+        )
+        return (
+            tirx.max(start, tir.integer(0)),
+            tirx.min(stop, tir.integer(operator.kernel[0])),
+        )
+
     def _llvm_tile(
         self, place: micro.TileAddress, inside: range, held: dict[tuple[int, int], tirx.Var]
     ) -> tir.Stmt:
         """The window rows `inside`. Weights are from `held`, or loaded where they are used."""
-        operator, lanes = self.operator, self.output.block
-        columns = operator.kernel[1]
-        dtype = self.output.element.accumulator
-        block = place.channel_block
         names = tir.Names()
-        sums = [tir.load(self.bias, [block * lanes], lanes)] * place.pixels
+        sums = [self._biases(place)] * place.pixels
         for i in inside:
-            seen: dict[int, tirx.Var] = {}
-            for r in range(place.pixels):
-                for j in range(columns):
-                    across = r * operator.stride[1] + j * operator.dilation[1]
-                    if across not in seen:
-                        at = self._input(
-                            place.plane, place.row, place.column, i * operator.dilation[0], across
-                        )
-                        value = tir.load(self.source.buffer, at, lanes)
-                        seen[across] = names.bind("x", tir.cast(value, dtype))
-                    weight = held.get((i, j))
-                    if weight is None:
-                        weight = tir.load(self.weights, [block, i, j, 0], lanes)
-                        weight = tir.cast(weight, dtype)
-                    sums[r] = names.bind("sum", sums[r] + seen[across] * weight)
+            sums = self._add_row(names, place, i, sums, held)
+        return self._finish(names, place, sums)
+
+    def _looped_tile(self, place: micro.TileAddress, start: tir.Expr, stop: tir.Expr) -> tir.Stmt:
+        """The same with a loop over the window rows from `start` to before `stop`."""
+        lanes, dtype = self.output.block, self.output.element.accumulator
+        places = [tir.Local(f"sum{r}", lanes, dtype) for r in range(place.pixels)]
+
+        def add(i: tir.Expr) -> tir.Stmt:
+            names = tir.Names()
+            sums = self._add_row(names, place, start + i, [one.get() for one in places], {})
+            for one, total in zip(places, sums, strict=True):
+                names.add(one.set(total))
+            return names.done()
+
+        names = tir.Names()
+        for one in places:
+            names.add(one.declare())
+            names.add(one.set(self._biases(place)))
+        names.add(tir.loop_of("down", tir.expr(stop - start), add))
+        return self._finish(names, place, [one.get() for one in places])
+
+    def _biases(self, place: micro.TileAddress) -> tir.Expr:
+        lanes = self.output.block
+        return tir.load(self.bias, [place.channel_block * lanes], lanes)
+
+    def _add_row(
+        self,
+        names: tir.Names,
+        place: micro.TileAddress,
+        down: tir.Expr,
+        sums: Sequence[tir.Expr],
+        held: Mapping[tuple[int, int], tirx.Var],
+    ) -> list[tir.Expr]:
+        """`sums` of the tile's pixels with the products of the window row `down`."""
+        operator, lanes = self.operator, self.output.block
+        dtype, block = self.output.element.accumulator, place.channel_block
+        totals = list(sums)
+        seen: dict[int, tirx.Var] = {}
+        for r in range(place.pixels):
+            for j in range(operator.kernel[1]):
+                across = r * operator.stride[1] + j * operator.dilation[1]
+                if across not in seen:
+                    at = self._input(
+                        place.plane, place.row, place.column, down * operator.dilation[0], across
+                    )
+                    value = tir.load(self.source.buffer, at, lanes)
+                    seen[across] = names.bind("x", tir.cast(value, dtype))
+                weight = held.get((down, j)) if isinstance(down, int) else None
+                if weight is None:
+                    weight = tir.load(self.weights, [block, down, j, 0], lanes)
+                    weight = tir.cast(weight, dtype)
+                totals[r] = names.bind("sum", totals[r] + seen[across] * weight)
+        return totals
+
+    def _finish(self, names: tir.Names, place: micro.TileAddress, sums: list[tir.Expr]) -> tir.Stmt:
+        """What follows the sums of a tile's pixels, which are then stored."""
         for r, total in enumerate(sums):
             pixel = (place.plane, place.row, place.column + r)
-            sums[r] = self.epilogue.apply(names, total, *pixel, channel_block=block)
+            sums[r] = self.epilogue.apply(names, total, *pixel, channel_block=place.channel_block)
             names.add(self.target.store(sums[r], *pixel))
         if self.epilogue.average:
             names.add(self.epilogue.average.leave(sums, place.plane, place.row, place.column))
