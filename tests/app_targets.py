@@ -16,7 +16,7 @@ from edgepack.native.app import cmake_arguments
 from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, tool
 from edgepack.native.sources import source_hashes
 from edgepack.native.toolchain import Toolchain, find
-from tests.support import ctest_build, require_tool
+from tests.support import configure_preset, ctest_build, require_tool
 
 SOURCE = data_file("cpp_runtime") / "app"
 PROBE = "app-probe"
@@ -65,19 +65,8 @@ def configure(name: str) -> tuple[Path, Toolchain]:
     toolchain = find(preset.toolchain, board)
     opencv = build_opencv(board, toolchain)
     folder = ctest_build(name)
-    run(
-        [
-            tool("cmake"),
-            f"--preset={name}",
-            f"-B{folder}",
-            # The cache may have been filled from another checkout.
-            "--fresh",
-            *cmake_arguments(opencv, toolchain, board.runtime_flags[preset.toolchain]),
-        ],
-        cwd=SOURCE,
-        env=toolchain.env,
-        what=f"configuring preset {name}",
-    )
+    arguments = cmake_arguments(opencv, toolchain, board.runtime_flags[preset.toolchain])
+    configure_preset(name, SOURCE, folder, arguments, toolchain.env)
     return folder, toolchain
 
 

@@ -149,5 +149,6 @@ class Costs:
             f"{now:.1f} ({before:.1f})"
         )
         kept = {test: round(cost, 3) for test, cost in self.now.items()}
-        text = json.dumps({**self.last, **kept}, indent=0, sort_keys=True)
+        # Another run may have ended in between.
+        text = json.dumps({**self._load(), **kept}, indent=0, sort_keys=True)
         paths.write_atomic(self.file, text.encode())

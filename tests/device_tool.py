@@ -21,7 +21,7 @@ from edgepack.native.device_tool import (
 )
 from edgepack.native.opencv import jobs, tool
 from edgepack.native.toolchain import zig_executable
-from tests.support import ctest_build, require_tool
+from tests.support import configure_preset, ctest_build, require_tool
 
 SOURCE = data_file("cpp_runtime") / "device"
 PROBE = "device-probe"
@@ -55,21 +55,12 @@ def configure(name: str) -> Path:
     """Configure a preset; returns its folder, kept in the cache."""
     require_tool(PRESETS[name])
     folder = preset_folder(name)
-    run(
-        [
-            tool("cmake"),
-            f"--preset={name}",
-            f"-B{folder}",
-            # The cache may have been filled from another checkout.
-            "--fresh",
-            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
-            f"-DEDGEPACK_THIRD_PARTY={fetch_sources()}",
-            f"-DEDGEPACK_ZIG={zig_executable()}",
-        ],
-        cwd=SOURCE,
-        env=_environment(),
-        what=f"configuring preset {name}",
-    )
+    arguments = [
+        f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        f"-DEDGEPACK_THIRD_PARTY={fetch_sources()}",
+        f"-DEDGEPACK_ZIG={zig_executable()}",
+    ]
+    configure_preset(name, SOURCE, folder, arguments, _environment())
     return folder
 
 

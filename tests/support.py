@@ -6,11 +6,14 @@ import hashlib
 import os
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from edgepack.base.paths import cache_dir, data_file
+from edgepack.base.process import run
+from edgepack.native.opencv import tool
 
 
 def require_tool(*names: str) -> str:
@@ -37,3 +40,22 @@ def ctest_build(name: str) -> Path:
     """CMake's folder of a preset: one for each checkout, whose paths CMake writes into it."""
     checkout = hashlib.sha256(bytes(data_file("cpp_runtime"))).hexdigest()[:8]
     return cache_dir() / "ctest" / f"{name}-{checkout}"
+
+
+def configure_preset(
+    preset: str, source: Path, folder: Path, arguments: Sequence[str | Path], env: Mapping[str, str]
+) -> None:
+    """Configure `preset` of the project in `source`, with these arguments as well, in `folder`.
+
+    Where the same was configured before, nothing is done: CMake's --fresh drops the objects, too,
+    and of a changed CMakeLists.txt ninja tells CMake itself. Raises ToolchainError.
+    """
+    files = (source / "CMakePresets.json", data_file("cpp_runtime") / "common/cmake/presets.json")
+    words = [tool("cmake"), f"--preset={preset}", f"-B{folder}", *map(str, arguments)]
+    wanted = "\n".join([*map(str, words), *(file.read_text("utf-8") for file in files)])
+    done = folder / "configured.txt"
+    if done.exists() and done.read_text("utf-8") == wanted:
+        return
+    done.unlink(missing_ok=True)
+    run([*words, "--fresh"], cwd=source, env=env, what=f"configuring preset {preset}")
+    done.write_text(wanted, "utf-8")

@@ -32,6 +32,7 @@ target_compile_options(tvm_ffi PUBLIC
   "-ffile-prefix-map=${EDGEPACK_TVM_FFI_DIR}=tvm_ffi")
 target_link_libraries(tvm_ffi PRIVATE edgepack_options)
 if(EDGEPACK_SANITIZE)
-  # It takes the address of the first member of "no error".
-  set_source_files_properties(${_src}/error.cc PROPERTIES COMPILE_OPTIONS -fno-sanitize=null)
+  # Nothing that a file or a person says reaches it, and compiling it would take four times as long.
+  target_compile_options(tvm_ffi PRIVATE -fno-sanitize=all PUBLIC
+    $<$<CXX_COMPILER_ID:Clang>:-fsanitize-ignorelist=${CMAKE_CURRENT_LIST_DIR}/sanitize_ignore.txt>)
 endif()

@@ -47,8 +47,9 @@ if(EDGEPACK_SANITIZE)
     # g++ says of each fence that the sanitizer does not see it: between two atomic variables.
     target_compile_options(edgepack_options INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-tsan>)
   endif()
+  # Names and lines, which reports need; all of what a debugger wants takes a tenth more time.
   target_compile_options(edgepack_options INTERFACE
-    -fsanitize=${_sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+    -fsanitize=${_sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   target_link_options(edgepack_options INTERFACE -fsanitize=${_sanitizers})
 endif()
 include("${CMAKE_CURRENT_LIST_DIR}/hardening.cmake")
