@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import re
@@ -48,6 +49,8 @@ def read_exported(path: Path) -> Any:
             hint="pip install 'edgepack[torch]', or export the model to ONNX where torch is: "
             "torch.onnx.export(model, inputs, 'model.onnx', dynamo=True)",
         ) from None
+    # It warns of each operator of torchvision, whether the program has one or not.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     try:
         with _only_weights():
             program = torch.export.load(path)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from edgepack.boards import get_board
+from edgepack.cli import main
 from edgepack.compiler import compile_model
 from edgepack.compiler.backend.run import run_plan
 from edgepack.model import ModelSpec, read_model
@@ -132,3 +133,29 @@ def test_a_pickle_among_the_example_inputs_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(UnsafeProgramError, match="would run what it holds"):
         read_model(ModelSpec(path=bad))
     assert not made.exists()
+
+
+def test_sizes_that_the_program_leaves_open(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They come from the command line, where nothing of PyTorch's own warnings is to be seen."""
+    torch.manual_seed(0)
+    net = _cnn().eval()
+    batch, size = torch.export.Dim("batch", min=1, max=8), torch.export.Dim("size", min=16, max=512)
+    program = torch.export.export(
+        net, (torch.randn(2, 3, 64, 48),), dynamic_shapes=({0: batch, 2: size},)
+    )
+    path, out = tmp_path / "net.pt2", tmp_path / "out"
+    torch.export.save(program, path)
+    (info,) = read_model(ModelSpec(path=path)).inputs
+    assert info.shape[1] == 3 and isinstance(info.shape[0], str)
+    assert main(["inspect", str(path), "--board", "local"]) == 0
+    shown = capsys.readouterr()
+    assert "can be compiled: no, because of dynamic shape" in shown.out
+    assert "Skipping" not in shown.err
+    where = ["--board", "local", "-o", str(out)]
+    assert main(["compile", str(path), "--shape", f"{info.name}=1,3,40,48", *where]) == 0
+    x = torch.randn(1, 3, 40, 48)
+    np.testing.assert_allclose(
+        run_plan(out, [x.numpy()])[0], net(x).detach().numpy(), rtol=1e-4, atol=1e-6
+    )
