@@ -16,7 +16,7 @@ from edgepack.cli.options import add_job, check_writable, project_of
 from edgepack.cli.pages import add_html, check_html, compile_page, save
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.tiles.cpu import has_model, nearest_model
-from edgepack.flow.job import compile_job, make_job, used_trials
+from edgepack.flow.job import compile_job, make_job, tuned_for
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             shutil.copyfile(file, work / file.name)
     title = f"{job.project.name} for {job.board.name}"
     save(args, console, compile_page(compiled, title, job.board))
-    tuned = used_trials(job, compiled)
+    tuned = tuned_for(job, compiled).choices
     summary = f"{out}: for {job.board.name} ({job.board.cpu}), {memory(compiled)}"
     if tuned:
         summary += f"; {len(tuned)} {'kernel' if len(tuned) == 1 else 'kernels'} as tuned"
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             "params_bytes": compiled.params_bytes,
             "library_bytes": compiled.library.stat().st_size,
             "model_sha256": compiled.model_sha256,
-            "tuned": {kernel: str(trial.choice) for kernel, trial in sorted(tuned.items())},
+            "tuned": {kernel: str(way) for kernel, way in tuned.items()},
             **(
                 {
                     "has_cost_model": cost_model_gap(job.board) is None,

@@ -32,7 +32,7 @@ from edgepack.compiler.choices import NO_CHOICES, Choices, maker
 from edgepack.compiler.limited import limits_for
 from edgepack.compiler.precision import FULL, Precision
 from edgepack.flow.project import Project, read_labels
-from edgepack.flow.records import Trial, chosen, read_records
+from edgepack.flow.records import Chosen, Trial, chosen, read_records
 from edgepack.flow.reference import golden_inputs, make_golden
 from edgepack.flow.results import check_results
 from edgepack.flow.verify import (
@@ -203,7 +203,7 @@ def compile_job(job: Job, *, progress: Progress = NO_PROGRESS) -> CompiledModel:
 
     Raises what `compile_apart` raises.
     """
-    choices = {kernel: trial.choice for kernel, trial in tuned_trials(job).items()}
+    choices = tuned(job).choices
     folder = cache_dir() / "compiled" / _compile_key(job, choices)
     with locked(folder):
         if (folder / _META).exists():
@@ -226,22 +226,22 @@ def compile_job(job: Job, *, progress: Progress = NO_PROGRESS) -> CompiledModel:
         return compiled
 
 
-def tuned_trials(job: Job) -> dict[str, Trial]:
-    """By the signature of a kernel, the trial by which it is made; see `flow.records`.
-
-    Of all the records that the project names; those of other networks' kernels, too. Raises
-    `RecordsError`.
-    """
+def tuned(job: Job) -> Chosen:
+    """How kernels are made otherwise than by the cost model, by the records that the project names;
+    other networks' kernels may be among them. Raises `RecordsError`."""
     if not job.project.records:
-        return {}
+        return Chosen(choices={})
     records = read_records(job.project.records)
     return chosen(records, cpu=cpu_key(job.board), compiler=maker(), model=job.model.sha256)
 
 
-def used_trials(job: Job, compiled: CompiledModel) -> dict[str, Trial]:
-    """Those of `tuned_trials` that are of kernels of this model."""
-    kernels = {layer.signature for layer in compiled.layers}
-    return {kernel: trial for kernel, trial in tuned_trials(job).items() if kernel in kernels}
+def tuned_for(job: Job, compiled: CompiledModel) -> Chosen:
+    """The same for kernels of this model only."""
+    found = tuned(job)
+    own = {layer.signature for layer in compiled.layers}
+    choices = {kernel: way for kernel, way in sorted(found.choices.items()) if kernel in own}
+    records = (one for one in found.records if not isinstance(one, Trial) or one.kernel in own)
+    return Chosen(choices=choices, records=tuple(records) if choices else ())
 
 
 def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bundle:
@@ -302,7 +302,7 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
             tolerance=golden_tolerance(tolerance, golden.outputs),
             verified=verified,
             precision=job.project.precision,
-            tuning=[trial.to_json() for _, trial in sorted(used_trials(job, compiled).items())],
+            tuning=[record.to_json() for record in tuned_for(job, compiled).records],
             version=job.project.version,
             health=job.project.health,
             service=job.project.service,

@@ -39,6 +39,8 @@ _MAX_RESULTS = 16
 _TEXT = re.compile(r"[!-~]+( [!-~]+)*")
 # What a kernel is faster by at least: less is not worth other code.
 _LEAST_GAIN = 0.01
+# The ratio below which more is likely than noise, though the noise be larger.
+_LIKELY_GAIN = 0.97
 
 
 class RecordsError(ConfigError):
@@ -76,6 +78,12 @@ class Trial:
     def wins(self) -> bool:
         """Whether it is faster by more than the noise."""
         return self.right and self.high < 1 and self.ratio <= 1 - _LEAST_GAIN
+
+    @property
+    def promises(self) -> bool:
+        """Whether it is worth to be tried together with others: it wins, or is likely to."""
+        likely = self.ratio <= _LIKELY_GAIN and self.high - 1 < 1 - self.low
+        return self.wins or (self.right and likely)
 
     def to_json(self) -> str:
         """A line of a file."""
@@ -276,39 +284,62 @@ def _sureness(trial: Trial) -> tuple[float, str]:
     return (trial.high / trial.low, trial.to_json())
 
 
-def chosen(records: Sequence[Record], *, cpu: str, compiler: str, model: str) -> dict[str, Trial]:
-    """The best trial of each kernel that won one, by the kernel.
+def proposed(records: Iterable[Record], *, cpu: str, compiler: str) -> dict[str, Trial]:
+    """The best trial of each kernel that has one which promises something, by the kernel.
 
-    For the model that has the SHA-256 `model`, choices that did not win together do not count,
-    unless they were part of others that did: then the kernel has the best of those, or none.
+    Of two with equal ratios, the surer one is better.
     """
-    confirmations = [
+    return _best(
+        trial for trial in trials_of(records, cpu=cpu, compiler=compiler) if trial.promises
+    )
+
+
+def _best(trials: Iterable[Trial]) -> dict[str, Trial]:
+    best: dict[str, Trial] = {}
+    for trial in trials:
+        before = best.get(trial.kernel)
+        if before is None or _rank(trial) < _rank(before):
+            best[trial.kernel] = trial
+    return best
+
+
+def _rank(trial: Trial) -> tuple[float, Way]:
+    return (trial.ratio * trial.high, trial.choice)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """How kernels are made, by their signatures, and the records that say so."""
+
+    choices: Mapping[str, Way]
+    records: tuple[Record, ...] = ()
+
+
+def chosen(records: Sequence[Record], *, cpu: str, compiler: str, model: str) -> Chosen:
+    """What a network is compiled by; `model` is the SHA-256 of its ONNX file.
+
+    Where choices were confirmed in this very network, the surest of them, and nothing else. Where
+    none were, the best of the trials that won in any network, but for those that did not win
+    together in this one.
+    """
+    judged = [
         record
         for record in records
         if isinstance(record, Confirmation)
         and (record.cpu, record.compiler, record.model) == (cpu, compiler, model)
     ]
-    kept = {
-        item
-        for confirmation in confirmations
-        if confirmation.kept
-        for item in confirmation.choices.items()
+    kept = [record for record in judged if record.kept]
+    if kept:
+        surest = min(kept, key=lambda record: (record.high, record.to_json()))
+        return Chosen(choices=surest.choices, records=(surest,))
+    lost = {item for record in judged for item in record.choices.items()}
+    trials = trials_of(records, cpu=cpu, compiler=compiler)
+    best = {
+        kernel: trial
+        for kernel, trial in _best(trial for trial in trials if trial.wins).items()
+        if (kernel, trial.choice) not in lost
     }
-    lost = {
-        item
-        for confirmation in confirmations
-        if not confirmation.kept
-        for item in confirmation.choices.items()
-    }
-    winning: dict[str, list[Trial]] = {}
-    for trial in trials_of(records, cpu=cpu, compiler=compiler):
-        if trial.wins:
-            winning.setdefault(trial.kernel, []).append(trial)
-    best = {}
-    for kernel, trials in winning.items():
-        trials.sort(key=lambda trial: (trial.ratio, trial.choice))
-        if (kernel, trials[0].choice) in lost - kept:
-            trials = [trial for trial in trials if (kernel, trial.choice) in kept]  # noqa: PLW2901
-        if trials:
-            best[kernel] = trials[0]
-    return best
+    return Chosen(
+        choices={kernel: trial.choice for kernel, trial in best.items()},
+        records=tuple(trial for _, trial in sorted(best.items())),
+    )

@@ -18,9 +18,17 @@ from typing import Any
 
 from edgepack.base.intervals import median_interval
 from edgepack.base.progress import NO_PROGRESS, Progress
-from edgepack.compiler.choices import Tunable, Way
+from edgepack.compiler.choices import Choices, Tunable, Way
 from edgepack.deploy.conditions import Conditions
-from edgepack.flow.records import Confirmation, Record, RecordFile, Trial, chosen, trials_of
+from edgepack.flow.records import (
+    Confirmation,
+    Record,
+    RecordFile,
+    Trial,
+    chosen,
+    proposed,
+    trials_of,
+)
 from edgepack.tuning.rounds import Round, TimedBlock, Timer, Times, spread
 
 # Variants of a round: each is a network of its own to compile, and to send.
@@ -171,11 +179,11 @@ class _Session:
         # The time of a round is also that of the last measurement.
         while (batch := self._next()) and self._has_time(2):
             self._round(batch)
-        confirmation = self._verdict()
-        kernels = self._chosen()
+        self._confirm()
+        confirmation = self._confirmation()
         return Tuned(
             network=self.network,
-            kernels=kernels if confirmation is not None and confirmation.kept else {},
+            kernels=self._trials_of(confirmation),
             confirmation=confirmation,
             trials=self.trials,
             known=self.known,
@@ -266,47 +274,64 @@ class _Session:
 
     # ------------------------------------------------ what is kept
 
-    def _chosen(self) -> dict[str, Trial]:
-        """Of this network's kernels."""
+    def _trials_of(self, confirmation: Confirmation | None) -> dict[str, Trial]:
+        """The trials of what won together."""
+        if confirmation is None or not confirmation.kept:
+            return {}
         network = self.network
-        best = chosen(self.records, cpu=network.cpu, compiler=network.compiler, model=network.model)
+        trials = trials_of(self.records, cpu=network.cpu, compiler=network.compiler)
+        return {
+            trial.kernel: trial
+            for trial in trials
+            if confirmation.choices.get(trial.kernel) == trial.choice
+        }
+
+    def _proposed(self) -> dict[str, Trial]:
+        """The most promising trials of this network's kernels."""
+        network = self.network
+        best = proposed(self.records, cpu=network.cpu, compiler=network.compiler)
         kernels = {tunable.signature for tunable in network.tunables}
         return {kernel: trial for kernel, trial in best.items() if kernel in kernels}
 
     def _gain(self) -> float:
-        """What the best trials save of a run, if their gains add up."""
-        saved = sum(trial.default_ms * (1 - trial.ratio) for trial in self._chosen().values())
+        """What the most promising trials save of a run, if their gains add up."""
+        saved = sum(trial.default_ms * (1 - trial.ratio) for trial in self._proposed().values())
         return saved / self.run_ms if self.run_ms else 0.0
 
-    def _verdict(self) -> Confirmation | None:
-        """That of the best trials; if they do not win, that of the surer half of them."""
-        best = self._chosen()
-        if not best:
-            return None
+    def _confirm(self) -> None:
+        """Try the most promising ways together; if they do not win, the surer half of them."""
+        best = self._proposed()
         choices = {kernel: trial.choice for kernel, trial in best.items()}
-        if (before := self._judged(choices)) is not None:
-            return before
-        confirmation = self._judge(choices)
+        if not choices or self._judged(choices) is not None:
+            return
         surest = sorted(best, key=lambda kernel: best[kernel].default_ms * (best[kernel].high - 1))
         half = {kernel: choices[kernel] for kernel in surest[: len(surest) // 2]}
-        if confirmation.kept or not half or not self._has_time(1):
-            return confirmation
-        return self._judge(half)
+        won = self._judge(choices).kept
+        if not won and half and self._judged(half) is None and self._has_time(1):
+            self._judge(half)
 
-    def _judged(self, choices: Mapping[str, Way]) -> Confirmation | None:
-        """A confirmation of before on the very same choices."""
+    def _confirmation(self) -> Confirmation | None:
+        """What the network is compiled by from now on, else what was judged last."""
+        network = self.network
+        found = chosen(
+            self.records, cpu=network.cpu, compiler=network.compiler, model=network.model
+        )
+        own = [record for record in found.records if isinstance(record, Confirmation)]
+        return next(iter(own or reversed(self._confirmations())), None)
+
+    def _confirmations(self) -> list[Confirmation]:
         network = self.network
         own = (network.cpu, network.compiler, network.model)
-        return next(
-            (
-                record
-                for record in self.records
-                if isinstance(record, Confirmation)
-                and (record.cpu, record.compiler, record.model) == own
-                and record.choices == choices
-            ),
-            None,
-        )
+        return [
+            record
+            for record in self.records
+            if isinstance(record, Confirmation)
+            and (record.cpu, record.compiler, record.model) == own
+        ]
+
+    def _judged(self, choices: Choices) -> Confirmation | None:
+        """A confirmation of before, of the very same choices."""
+        return next((one for one in self._confirmations() if one.choices == choices), None)
 
     def _judge(self, choices: Mapping[str, Way]) -> Confirmation:
         self.progress.step(

@@ -19,6 +19,7 @@ from edgepack.flow.records import (
     RecordsError,
     Trial,
     chosen,
+    proposed,
     read_records,
 )
 
@@ -54,8 +55,7 @@ LOST = replace(TOGETHER, ratio=1.0, low=0.97, high=1.03)
 
 
 def choices(*records: Record, model: str = MODEL) -> Mapping[str, Way]:
-    found = chosen(records, cpu=CPU, compiler=COMPILER, model=model)
-    return {kernel: trial.choice for kernel, trial in found.items()}
+    return chosen(records, cpu=CPU, compiler=COMPILER, model=model).choices
 
 
 def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
@@ -102,10 +102,34 @@ def test_records_of_another_cpu_or_compiler_do_not_count(other: dict[str, Any]) 
 def test_what_did_not_win_together_is_not_used_for_that_network() -> None:
     assert choices(FAST, FASTEST, LOST) == {}
     assert choices(FAST, FASTEST, LOST, model="cd" * 32) == {"conv a": SQUARE}
-    # It won as part of other choices, or what won before is still there.
-    assert choices(FAST, FASTEST, LOST, TOGETHER) == {"conv a": SQUARE}
-    won = replace(TOGETHER, choices={"conv a": TALL})
-    assert choices(FAST, FASTEST, LOST, won) == {"conv a": TALL}
+
+
+def test_what_was_confirmed_is_used_and_nothing_else() -> None:
+    other = replace(FASTEST, kernel="conv b")
+    assert choices(FAST, FASTEST, other) == {"conv a": SQUARE, "conv b": SQUARE}
+    assert choices(FAST, FASTEST, other, LOST, TOGETHER) == {"conv a": SQUARE}
+    # Of several, the one that is surest to be faster.
+    surer = replace(TOGETHER, choices={"conv b": TALL}, high=0.91)
+    for records in ((TOGETHER, surer), (surer, TOGETHER)):
+        assert choices(*records) == {"conv b": TALL}
+        assert chosen(records, cpu=CPU, compiler=COMPILER, model=MODEL).records == (surer,)
+    found = chosen([other, SLOW, FAST], cpu=CPU, compiler=COMPILER, model=MODEL)
+    assert found.records == (FAST, other)
+
+
+def test_what_is_likely_to_win_is_proposed() -> None:
+    def best(*records: Record) -> list[Way]:
+        found = proposed(records, cpu=CPU, compiler=COMPILER)
+        return [trial.choice for trial in found.values()]
+
+    likely = replace(FAST, low=0.6, high=1.3)
+    assert not likely.wins
+    assert best(SLOW, likely) == [TALL]
+    assert best(replace(likely, high=1.5)) == []  # more above than below
+    assert best(replace(likely, ratio=0.98)) == []
+    assert best(replace(likely, right=False)) == []
+    # A larger gain that is less sure: 0.7 * 1.3 is more than 0.8 * 0.85.
+    assert best(FAST, replace(FASTEST, low=0.4, high=1.3)) == [TALL]
 
 
 def spoilt(key: str, value: object) -> str:
