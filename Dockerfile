@@ -31,12 +31,14 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
     libc6-dev \
     libclang-rt-dev \
     llvm \
+    make \
     mender-artifact \
     mksh \
     mmdebstrap \
     openssh-client \
     openssh-server \
     openssl \
+    pkg-config \
     python3-venv \
     qemu-system-arm \
     qemu-user \

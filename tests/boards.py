@@ -21,7 +21,7 @@ from tests.support import require_tool
 # What is named by what it is made from: it takes long to make, and nobody changes it.
 _SHARED = (
     "compiled", "device-tool", "examples", "kernel", "oci", "opencv", "plan-runner", "rootfs",
-    "runtime", "static-sshd", "zig",
+    "runtime", "sdk", "static-sshd", "zig",
 )  # fmt: skip
 
 

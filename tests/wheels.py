@@ -9,13 +9,10 @@ qemu, the licence of all that is linked into them, and an SBOM. Equal builds giv
 from __future__ import annotations
 
 import argparse
-import base64
 import hashlib
-import io
 import json
 import sys
 import uuid
-import zipfile
 from pathlib import Path
 
 from edgepack.base.errors import EdgepackError, UsageError, perhaps
@@ -27,9 +24,7 @@ from edgepack.native import app, device_tool, emulate
 from edgepack.native.device_tool import TOOL, build_device_tool
 from edgepack.native.prebuilt import LICENSES, module_of, package_of
 from edgepack.native.toolchain import musl_triple, select
-
-_TIME = (1980, 1, 1, 0, 0, 0)
-_PROGRAM, _TEXT = 0o100755, 0o100644
+from edgepack.native.wheel import PROGRAM, TEXT, wheel_bytes
 
 
 def main() -> int:
@@ -70,7 +65,7 @@ def make_wheel(board: Board, out: Path, *, progress: Progress = NO_PROGRESS) -> 
     module, version = module_of(board.triple), VERSION
     texts = {**tool.licenses, **runtime.licenses}
     files: dict[str, tuple[bytes, int]] = {
-        f"{module}/__init__.py": (f'"""Programs for {board.triple}."""\n'.encode(), _TEXT)
+        f"{module}/__init__.py": (f'"""Programs for {board.triple}."""\n'.encode(), TEXT)
     }
     for kind, folder, program, licenses in (
         (app.KIND, runtime.app.parent.name, runtime.app, runtime.licenses),
@@ -79,19 +74,19 @@ def make_wheel(board: Board, out: Path, *, progress: Progress = NO_PROGRESS) -> 
         (emulate.KIND, runner.parent.name, runner, {"musl": tool.licenses["musl"]}),
     ):
         at = f"{module}/{kind}/{folder}"
-        files[f"{at}/{program.name}"] = (program.read_bytes(), _PROGRAM)
+        files[f"{at}/{program.name}"] = (program.read_bytes(), PROGRAM)
         for name, text in licenses.items():
-            files[f"{at}/{LICENSES}/{name}"] = (text.encode(), _TEXT)
+            files[f"{at}/{LICENSES}/{name}"] = (text.encode(), TEXT)
     info = f"{module}-{version}.dist-info"
     files |= {
-        f"{info}/METADATA": (_metadata(board, version), _TEXT),
-        f"{info}/WHEEL": (_WHEEL.encode(), _TEXT),
-        f"{info}/licenses/LICENSE": (data_file("LICENSE").read_bytes(), _TEXT),
-        f"{info}/sboms/{module}.cdx.json": (_bill(board, version, files, sorted(texts)), _TEXT),
+        f"{info}/METADATA": (_metadata(board, version), TEXT),
+        f"{info}/WHEEL": (_WHEEL.encode(), TEXT),
+        f"{info}/licenses/LICENSE": (data_file("LICENSE").read_bytes(), TEXT),
+        f"{info}/sboms/{module}.cdx.json": (_bill(board, version, files, sorted(texts)), TEXT),
     }
     path = out / f"{module}-{version}-py3-none-any.whl"
     out.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(_zip(files, f"{info}/RECORD"))
+    path.write_bytes(wheel_bytes(files, info))
     return path
 
 
@@ -125,7 +120,7 @@ def _bill(
             "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(data).hexdigest()}],
         }
         for name, (data, mode) in sorted(files.items())
-        if mode == _PROGRAM
+        if mode == PROGRAM
     ]
     linked = [{"type": "library", "bom-ref": f"library:{name}", "name": name} for name in libraries]
     digest = "".join(program["hashes"][0]["content"] for program in programs)  # type: ignore[index]
@@ -147,27 +142,6 @@ def _bill(
         "components": [*programs, *linked],
     }
     return json.dumps(value, indent=2, sort_keys=True).encode() + b"\n"
-
-
-def _zip(files: dict[str, tuple[bytes, int]], record: str) -> bytes:
-    """A zip file with `files` in order, and their hashes in `record` (PEP 376, PEP 427)."""
-    lines = []
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, (data, mode) in sorted(files.items()):
-            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-            lines.append(f"{name},sha256={digest},{len(data)}\n")
-            _add(archive, name, data, mode)
-        _add(archive, record, "".join([*lines, f"{record},,\n"]).encode(), _TEXT)
-    return out.getvalue()
-
-
-def _add(archive: zipfile.ZipFile, name: str, data: bytes, mode: int) -> None:
-    entry = zipfile.ZipInfo(name, _TIME)
-    entry.external_attr = mode << 16
-    entry.create_system = 3  # Unix: its modes hold
-    entry.compress_type = zipfile.ZIP_DEFLATED
-    archive.writestr(entry, data)
 
 
 if __name__ == "__main__":

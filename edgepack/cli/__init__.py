@@ -30,6 +30,7 @@ COMMANDS = {
     "inspect": "print inputs, outputs, operators, parameters and MACs of a model",
     "compile": "compile a model for a board's CPU",
     "package": "make a bundle, and a file that carries it",
+    "sdk": "a library for C, C++ and Python programs that run models themselves",
     "keygen": "make a key that signs bundles, with ssh-keygen",
     "sign": "sign a bundle, in place",
     "verify": "check all files of a bundle and its signature",

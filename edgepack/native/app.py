@@ -60,7 +60,7 @@ def build_runtime(
     opencv = name_opencv(board, toolchain)
     flags = board.runtime_flags[toolchain.kind]
     source = data_file("cpp_runtime") / "app"
-    key = _key(source, opencv, flags)
+    key = runtime_key(source, opencv, flags)
     name = f"{toolchain.triple}-{toolchain.kind}-{key}"
     if made := find_prebuilt(board.triple, KIND, name):
         return RuntimeBuild(
@@ -80,14 +80,13 @@ def build_runtime(
             progress.step(f"building {_APP} for {toolchain.triple} with {toolchain.kind}")
             with atomic_dir(folder) as work:
                 _compile(source, work, opencv, toolchain, flags)
-    own = {**_licenses(toolchain, source), "yyjson": yyjson_license(fetch_sources())}
     return RuntimeBuild(
         app=folder / (PARTS if toolchain.is_static else _APP),
         triple=toolchain.triple,
         toolchain=toolchain,
         opencv_version=opencv.version,
         flags=tuple(flags),
-        licenses=dict(sorted({**opencv.licenses(), **own}.items())),
+        licenses=runtime_licenses(toolchain, source, opencv),
     )
 
 
@@ -112,7 +111,8 @@ def tvm_ffi_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def _key(source: Path, opencv: OpenCvBuild, flags: tuple[str, ...]) -> str:
+def runtime_key(source: Path, opencv: OpenCvBuild, flags: tuple[str, ...]) -> str:
+    """A name for all that goes into a build of cpp_runtime/app, which lies in `source`."""
     parts = {
         "sources": source_hashes(source),
         "flags": flags,
@@ -157,6 +157,12 @@ def _compile(
         # The linker strips: no tool of another architecture is needed.
         shutil.copy(build / _APP / _APP, out / _APP)
     shutil.rmtree(build)
+
+
+def runtime_licenses(toolchain: Toolchain, source: Path, opencv: OpenCvBuild) -> dict[str, str]:
+    """The licence texts (by name) of all that such a build holds."""
+    own = {**_licenses(toolchain, source), "yyjson": yyjson_license(fetch_sources())}
+    return dict(sorted({**opencv.licenses(), **own}.items()))
 
 
 def _licenses(toolchain: Toolchain, source: Path) -> dict[str, str]:

@@ -16,7 +16,10 @@ from tests import release
 from tests.ssh_keys import make_key, public
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ("boards.toml", "toolchains", "cpp_runtime", "LICENSE")
+DATA = (
+    *("boards.toml", "toolchains", "cpp_runtime", "LICENSE"),
+    *("examples/embed-c", "examples/embed-cpp", "examples/embed-python"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ def test_ctest(name: str) -> None:
 def own_sources(*suffixes: str) -> list[Path]:
     return sorted(
         path
-        for folder in ("app", "common", "device")
+        for folder in ("app", "common", "device", "sdk")
         for path in (SOURCE.parent / folder).rglob("*")
         if path.suffix in suffixes
     )
@@ -58,7 +58,7 @@ def test_clang_format() -> None:
 @pytest.mark.parametrize("flags", [clang_tidy.QUICK, pytest.param((), marks=pytest.mark.slow)])
 def test_clang_tidy(flags: tuple[str, ...]) -> None:
     program = require_tool("clang-tidy-14", "clang-tidy")
-    folders = [SOURCE / "src", SOURCE / "edgepack-run"]
+    folders = [SOURCE / "src", SOURCE / "edgepack-run", SOURCE.parent / "sdk"]
     with locked(ctest_build("host")):
         build, _ = configure("host")
         clang_tidy.check(program, build, SOURCE.parent, folders, flags)

@@ -59,18 +59,18 @@ def test_runtime_key_follows_the_sources(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("one")
     opencv = OpenCvBuild(prefix=tmp_path, version="4", key="k")
-    key = app._key(program, opencv, ("-a",))
-    assert key == app._key(program, replace(opencv, prefix=Path("/else")), ("-a",))
-    assert key != app._key(program, replace(opencv, key="l"), ("-a",))
-    assert key != app._key(program, opencv, ("-b",))
+    key = app.runtime_key(program, opencv, ("-a",))
+    assert key == app.runtime_key(program, replace(opencv, prefix=Path("/else")), ("-a",))
+    assert key != app.runtime_key(program, replace(opencv, key="l"), ("-a",))
+    assert key != app.runtime_key(program, opencv, ("-b",))
     for name in ("app/src/notes.md", "app/tests/a.cc", "common/tests/a.cc", "app/build/a.cc"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("not in the app")
-    assert key == app._key(program, opencv, ("-a",))
+    assert key == app.runtime_key(program, opencv, ("-a",))
     keys = {key}
     for name in ("app/include/a.h", "app/src/x/a.cc", "app/CMakeLists.txt", "common/a.cmake"):
         (tmp_path / name).write_text("two")
-        keys.add(app._key(program, opencv, ("-a",)))
+        keys.add(app.runtime_key(program, opencv, ("-a",)))
     assert len(keys) == 5
 
 

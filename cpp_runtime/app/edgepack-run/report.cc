@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "common/json.h"
+#include "json_lists.h"
 #include "statistics.h"
 
 namespace edgepack {
@@ -12,17 +13,6 @@ namespace {
 
 void WriteNumber(const char* key, const std::optional<double>& value, JsonWriter* json) {
   if (value) json->Key(key).Number(*value);
-}
-
-void WriteCount(const char* key, std::size_t value, JsonWriter* json) {
-  json->Key(key).Int(static_cast<std::int64_t>(value));
-}
-
-template <typename Range, typename Write>
-void WriteList(const char* key, const Range& range, JsonWriter* json, Write write) {
-  json->Key(key).BeginArray();
-  for (const auto& element : range) write(element);
-  json->EndArray();
 }
 
 void WriteImage(const Report& report, JsonWriter* json) {
@@ -36,43 +26,6 @@ void WriteOutput(const TensorInfo& info, JsonWriter* json) {
   const auto write = [&](std::int64_t dim) { json->Int(dim); };
   WriteList("shape", info.shape, json, write);
   if (!info.bound.empty()) WriteList("bound", info.bound, json, write);
-  json->EndObject();
-}
-
-void WriteTop(const Report::Labelled& top, JsonWriter* json) {
-  WriteCount("index", top.score.index, &json->BeginObject());
-  if (top.label) json->Key("label").String(*top.label);
-  json->Key("score").Number(top.score.score).EndObject();
-}
-
-void WritePoint(Point point, JsonWriter* json) {
-  json->BeginArray().Number(point.x).Number(point.y).EndArray();
-}
-
-void WriteBox(const Report::LabelledBox& labelled, JsonWriter* json) {
-  const Box& box = labelled.box;
-  WriteCount("index", box.found.index, &json->BeginObject());
-  if (labelled.label) json->Key("label").String(*labelled.label);
-  json->Key("score").Number(box.found.score).Key("box").BeginArray();
-  json->Number(box.low.x).Number(box.low.y).Number(box.high.x).Number(box.high.y).EndArray();
-  if (!box.points.empty()) {
-    WriteList("points", box.points, json, [&](Point point) { WritePoint(point, json); });
-  }
-  json->EndObject();
-}
-
-void WriteTensor(const Values& tensor, JsonWriter* json) {
-  json->BeginObject().Key("name").String(tensor.name);
-  WriteList("values", tensor.values, json, [&](double value) { json->Number(value); });
-  json->EndObject();
-}
-
-void WriteArea(std::size_t index, const Area& area, const std::vector<std::string>& labels,
-               JsonWriter* json) {
-  WriteCount("index", index, &json->BeginObject());
-  if (index < labels.size()) json->Key("label").String(labels[index]);
-  json->Key("pixels").Int(area.pixels);
-  WriteList("runs", area.runs, json, [&](std::int64_t run) { json->Int(run); });
   json->EndObject();
 }
 
@@ -172,24 +125,7 @@ void PrintJson(const Report& report, std::ostream& out) {
     WriteList("outputs", report.outputs, &json,
               [&](const TensorInfo& info) { WriteOutput(info, &json); });
   }
-  if (!report.top.empty()) {
-    WriteList("top", report.top, &json, [&](const auto& top) { WriteTop(top, &json); });
-  }
-  if (report.boxes) {
-    WriteList("boxes", *report.boxes, &json, [&](const auto& box) { WriteBox(box, &json); });
-  }
-  if (!report.tensors.empty()) {
-    WriteList("tensors", report.tensors, &json,
-              [&](const Values& tensor) { WriteTensor(tensor, &json); });
-  }
-  if (report.mask) {
-    WriteList("areas", report.mask->areas, &json,
-              [&](const auto& area) { WriteArea(area.first, area.second, report.labels, &json); });
-  }
-  if (report.text) {
-    json.Key("text").BeginArray().BeginObject().Key("text").String(report.text->text);
-    json.Key("score").Number(report.text->score).EndObject().EndArray();
-  }
+  WriteFound(report, &json);
   if (report.bench) WriteBench(*report.bench, &json);
   if (report.profile) WriteProfile(*report.profile, &json);
   if (report.expected) WriteExpected(*report.expected, &json);

@@ -8,24 +8,16 @@
 #include <vector>
 
 #include <edgepack/errors.h>
-#include <edgepack/postprocessor.h>
 #include <edgepack/tensor.h>
 
+#include "found.h"
 #include "profile.h"
 #include "scores.h"
 
 namespace edgepack {
 
 /// What a run found out. What was not asked for is empty and not printed.
-struct Report {
-  struct Labelled {
-    Score score;
-    std::optional<std::string> label;
-  };
-  struct LabelledBox {
-    Box box;
-    std::optional<std::string> label;
-  };
+struct Report : Found {
   struct Bench {
     int warmup = 0;
     std::vector<double> times_ms;
@@ -49,12 +41,6 @@ struct Report {
   std::size_t params_bytes = 0;
   std::size_t workspace_peak_bytes = 0;
   std::vector<TensorInfo> outputs;
-  std::vector<Labelled> top;
-  std::optional<std::vector<LabelledBox>> boxes;
-  std::vector<Values> tensors;
-  std::optional<Mask> mask;
-  std::vector<std::string> labels;  ///< of the mask's classes
-  std::optional<TextLine> text;
   std::optional<Bench> bench;
   std::optional<Profile> profile;
   std::optional<Comparison> expected;

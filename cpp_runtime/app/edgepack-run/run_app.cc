@@ -16,6 +16,7 @@
 #include <edgepack/npy.h>
 #include <edgepack/postprocessor.h>
 #include <edgepack/preprocessor.h>
+#include <edgepack/session.h>
 #include <edgepack/thread_pool.h>
 #include <edgepack/workspace.h>
 #include <opencv2/core.hpp>
@@ -32,8 +33,6 @@
 
 namespace edgepack {
 namespace {
-
-constexpr int kDefaultTop = 5;
 
 class Stopwatch {
  public:
@@ -82,55 +81,55 @@ NpyFile OpenGolden(const std::filesystem::path& path) {
 
 /// "input.npy: " before the message of a tensor that does not fit.
 void SetInputFrom(const std::filesystem::path& path, const NpyFile& file, std::size_t index,
-                  Model* model) {
+                  Session* session) {
   try {
-    model->SetInput(index, file.info(), file.data());
+    session->SetInput(index, file.info(), file.data());
   } catch (const ModelInputError& error) {
     throw ModelInputError(path.string() + ": " + error.message, error.hint);
   }
 }
 
-void SetRawInput(const std::filesystem::path& path, std::size_t index, Model* model) {
+void SetRawInput(const std::filesystem::path& path, std::size_t index, Session* session) {
   try {
     const MemoryMap file = MemoryMap::File(path);
-    const TensorInfo& info = *model->inputs().at(index).info;
+    const TensorInfo& info = *session->inputs().at(index).info;
     if (file.size() != info.bytes) {
       throw ModelInputError(path.string() + ": input '" + info.name + "' is " +
                             std::string(Name(info.dtype)) + " " + ToString(info.shape) + ", " +
                             std::to_string(info.bytes) + " bytes; the file has " +
                             std::to_string(file.size()));
     }
-    model->SetInput(index, info, file.data());
+    session->SetInput(index, info, file.data());
   } catch (const std::system_error& error) {
     throw UsageError("cannot read " + path.string() + ": " + error.code().message());
   }
 }
 
-void SetInputs(const std::vector<std::filesystem::path>& paths, Model* model) {
-  if (paths.size() != model->inputs().size()) {
+void SetInputs(const std::vector<std::filesystem::path>& paths, Session* session) {
+  if (paths.size() != session->inputs().size()) {
     std::string names;
-    for (const TensorView& input : model->inputs()) {
+    for (const TensorView& input : session->inputs()) {
       names += (names.empty() ? "" : ", ") + input.info->name;
     }
-    throw ModelInputError("the model has " + std::to_string(model->inputs().size()) + " inputs (" +
-                              names + "), " + std::to_string(paths.size()) + " given",
+    throw ModelInputError("the model has " + std::to_string(session->inputs().size()) +
+                              " inputs (" + names + "), " + std::to_string(paths.size()) + " given",
                           "give one --input for each, in this order");
   }
   for (std::size_t i = 0; i < paths.size(); ++i) {
     if (paths[i].extension() == ".npy") {
-      SetInputFrom(paths[i], OpenNpy(paths[i]), i, model);
+      SetInputFrom(paths[i], OpenNpy(paths[i]), i, session);
     } else {
-      SetRawInput(paths[i], i, model);
+      SetRawInput(paths[i], i, session);
     }
   }
 }
 
-void SetGoldenInputs(const BundleFolder& bundle, Model* model) {
-  for (std::size_t i = 0; i < model->inputs().size(); ++i) {
+void SetGoldenInputs(const BundleFolder& bundle, Session* session) {
+  for (std::size_t i = 0; i < session->inputs().size(); ++i) {
     const std::filesystem::path path = bundle.golden("input", i);
     const NpyFile file = OpenGolden(path);
     try {
-      model->SetInput(i, file.info(), file.data());
+      session->SetInput(i, file.info(), file.data());
     } catch (const ModelInputError& error) {
       throw BundleError(path.string() + ": " + error.what());
     }
@@ -138,8 +137,8 @@ void SetGoldenInputs(const BundleFolder& bundle, Model* model) {
 }
 
 /// Where the image's tensor goes: the model's input itself, without a copy.
-TensorView ImageInput(const Model& model, const std::string& name) {
-  for (const TensorView& input : model.inputs()) {
+TensorView ImageInput(const Session& session, const std::string& name) {
+  for (const TensorView& input : session.inputs()) {
     if (input.info->name == name) return input;
   }
   throw BundleError("preprocess.json: the model has no input '" + name + "'");
@@ -157,7 +156,8 @@ struct Photo {
 };
 
 /// Photo to tensor: into the model, or (without one) into memory of its own.
-Photo Preprocess(const Options& options, const BundleFolder& bundle, Model* model, Report* report) {
+Photo Preprocess(const Options& options, const BundleFolder& bundle, Session* session,
+                 Report* report) {
   const Preprocessor preprocessor(LoadPreprocessSpec(bundle.preprocess()));
   const Stopwatch decode;
   const cv::Mat image = preprocessor.Decode(*options.image);
@@ -167,10 +167,10 @@ Photo Preprocess(const Options& options, const BundleFolder& bundle, Model* mode
   TensorInfo info = preprocessor.InfoOf(resized);
   std::vector<char> own;
   TensorView target;
-  if (model != nullptr) {
-    target = ImageInput(*model, info.name);
-    if (model->inputs().size() != 1) {
-      throw ModelInputError("the model has " + std::to_string(model->inputs().size()) +
+  if (session != nullptr) {
+    target = ImageInput(*session, info.name);
+    if (session->inputs().size() != 1) {
+      throw ModelInputError("the model has " + std::to_string(session->inputs().size()) +
                                 " inputs, an image is only one of them",
                             "use --input");
     }
@@ -195,16 +195,16 @@ Photo Preprocess(const Options& options, const BundleFolder& bundle, Model* mode
 /// What the inputs hold. A run uses them up, so each further one needs them again.
 class InputCopies {
  public:
-  explicit InputCopies(const Model& model) {
-    for (const TensorView& input : model.inputs()) {
+  explicit InputCopies(const Session& session) {
+    for (const TensorView& input : session.inputs()) {
       const char* data = static_cast<const char*>(input.data);
       copies_.emplace_back(data, data + input.info->bytes);
     }
   }
 
-  void Restore(const Model& model) const {
+  void Restore(const Session& session) const {
     for (std::size_t i = 0; i < copies_.size(); ++i) {
-      std::copy(copies_[i].begin(), copies_[i].end(), static_cast<char*>(model.inputs()[i].data));
+      std::copy(copies_[i].begin(), copies_[i].end(), static_cast<char*>(session.inputs()[i].data));
     }
   }
 
@@ -217,53 +217,54 @@ void WriteTensor(const std::filesystem::path& path, const TensorView& tensor) {
 }
 
 /// A run that writes what --dump asks for.
-void RunAndDump(const std::vector<Dump>& dumps, Model* model) {
+void RunAndDump(const std::vector<Dump>& dumps, Session* session) {
   for (const Dump& dump : dumps) {
-    if (dump.call >= model->layers().size()) {
-      throw ModelInputError("the plan has " + std::to_string(model->layers().size()) +
+    if (dump.call >= session->model().layers().size()) {
+      throw ModelInputError("the plan has " + std::to_string(session->model().layers().size()) +
                             " calls, there is no number " + std::to_string(dump.call));
     }
-    (void)model->tensor(dump.tensor);
+    (void)session->tensor(dump.tensor);
   }
-  model->Run([&](std::size_t call) {
+  session->Run([&](std::size_t call) {
     for (const Dump& dump : dumps) {
-      if (dump.call == call) WriteTensor(dump.file, model->tensor(dump.tensor));
+      if (dump.call == call) WriteTensor(dump.file, session->tensor(dump.tensor));
     }
   });
 }
 
-void Run(const Options& options, Model* model, Report* report) {
+void Run(const Options& options, Session* session, Report* report) {
   if (!options.dumps.empty()) {
     const Stopwatch run;
-    RunAndDump(options.dumps, model);
+    RunAndDump(options.dumps, session);
     report->run_ms = run.ms();
     return;
   }
   if (!options.bench) {
     const Stopwatch run;
-    model->Run();
+    session->Run();
     report->run_ms = run.ms();
     return;
   }
-  const InputCopies inputs(*model);
+  const InputCopies inputs(*session);
   for (int i = 0; i < options.warmup; ++i) {
-    inputs.Restore(*model);
-    model->Run();
+    inputs.Restore(*session);
+    session->Run();
   }
   Report::Bench bench;
   bench.warmup = options.warmup;
   std::vector<std::vector<double>> profiled;
   for (int i = 0; i < *options.bench; ++i) {
-    inputs.Restore(*model);
+    inputs.Restore(*session);
     const Stopwatch run;
-    model->Run();
+    session->Run();
     bench.times_ms.push_back(run.ms());
     if (options.profile) {
-      inputs.Restore(*model);
-      model->Run(&profiled.emplace_back());
+      inputs.Restore(*session);
+      session->Run(&profiled.emplace_back());
     }
   }
-  if (options.profile) report->profile = MakeProfile(model->layers(), profiled, bench.times_ms);
+  if (options.profile)
+    report->profile = MakeProfile(session->model().layers(), profiled, bench.times_ms);
   report->run_ms = Summarise(bench.times_ms).p50;
   report->bench = std::move(bench);
 }
@@ -281,9 +282,9 @@ bool WithinBound(const TensorInfo& output, const Shape& shape) {
 }
 
 template <typename MismatchError>
-void CompareOutput(const Model& model, std::size_t index, const std::filesystem::path& path,
+void CompareOutput(const Session& session, std::size_t index, const std::filesystem::path& path,
                    const NpyFile& file, double tolerance, Report* report) {
-  const TensorView& output = model.outputs()[index];
+  const TensorView& output = session.outputs()[index];
   const bool same = file.info().shape == output.info->shape;
   if (file.info().dtype != output.info->dtype ||
       !(same || WithinBound(*output.info, file.info().shape))) {
@@ -302,40 +303,22 @@ void CompareOutput(const Model& model, std::size_t index, const std::filesystem:
   report->expected = report->expected ? Worse(*report->expected, comparison) : comparison;
 }
 
-void CompareOutputs(const Options& options, const BundleFolder& bundle, const Model& model,
+void CompareOutputs(const Options& options, const BundleFolder& bundle, const Session& session,
                     Report* report) {
   if (options.golden) {
-    for (std::size_t i = 0; i < model.outputs().size(); ++i) {
+    for (std::size_t i = 0; i < session.outputs().size(); ++i) {
       const std::filesystem::path path = bundle.golden("output", i);
-      CompareOutput<BundleError>(model, i, path, OpenGolden(path), options.tolerance, report);
+      CompareOutput<BundleError>(session, i, path, OpenGolden(path), options.tolerance, report);
     }
   }
   for (std::size_t i = 0; i < options.expected.size(); ++i) {
     const std::filesystem::path& path = options.expected[i];
-    CompareOutput<ModelInputError>(model, i, path, OpenNpy(path), options.tolerance, report);
+    CompareOutput<ModelInputError>(session, i, path, OpenNpy(path), options.tolerance, report);
   }
-}
-
-std::optional<std::string> LabelOf(const BundleFolder& bundle, std::size_t index) {
-  if (index >= bundle.labels.size()) return std::nullopt;
-  return bundle.labels[index];
 }
 
 void AddResults(Results results, const BundleFolder& bundle, Report* report) {
-  for (const Score& score : results.top) {
-    report->top.push_back({score, LabelOf(bundle, score.index)});
-  }
-  if (results.boxes) {
-    report->boxes.emplace();
-    for (Box& box : *results.boxes) {
-      const std::size_t index = box.found.index;
-      report->boxes->push_back({std::move(box), LabelOf(bundle, index)});
-    }
-  }
-  report->tensors = std::move(results.tensors);
-  report->mask = std::move(results.mask);
-  if (report->mask) report->labels = bundle.labels;
-  report->text = std::move(results.text);
+  static_cast<Found&>(*report) = Named(std::move(results), bundle.labels);
 }
 
 /// The bundle's postprocessing, if it has any.
@@ -346,22 +329,11 @@ std::optional<Postprocessor> PostprocessorOf(const Options& options, const Bundl
   return Postprocessor(std::move(spec));
 }
 
-/// What the outputs say: by the bundle's postprocessing, else the first as classes.
-void FindResults(const Options& options, const BundleFolder& bundle, const Model& model,
+void FindResults(const Options& options, const BundleFolder& bundle, const Session& session,
                  const std::optional<Postprocessor>& postprocessor,
                  const std::optional<Geometry>& geometry, Report* report) {
-  if (postprocessor) {
-    const std::vector<TensorView> tensors = postprocessor->Choose(model.outputs());
-    AddResults(postprocessor->Run(tensors, geometry), bundle, report);
-    return;
-  }
-  const TensorView& output = model.outputs().front();
-  const int count = options.top.value_or(IsVector(output.info->shape) ? kDefaultTop : 0);
-  Results results;
-  results.top =
-      TopScores(output, static_cast<std::size_t>(count),
-                bundle.softmax ? PostprocessSpec::Scores::kSoftmax : PostprocessSpec::Scores::kRaw);
-  AddResults(std::move(results), bundle, report);
+  AddResults(ResultsOf(postprocessor, bundle, options.top, session.outputs(), geometry), bundle,
+             report);
 }
 
 /// --postprocess: outputs from files.
@@ -403,8 +375,8 @@ void Draw(const std::filesystem::path& path, const Report& report, cv::Mat* imag
   SaveImage(path, *image);
 }
 
-void CheckCounts(const Options& options, const Model& model) {
-  const std::size_t count = model.outputs().size();
+void CheckCounts(const Options& options, const Session& session) {
+  const std::size_t count = session.outputs().size();
   if (options.outputs.size() > count || options.expected.size() > count) {
     throw UsageError("more --output or --expected files than the model has outputs, " +
                      std::to_string(count));
@@ -437,30 +409,30 @@ Report Execute(const Options& options) {
   }
   ConfigureThreads(options, &report);
   const Stopwatch load;
-  Model model(bundle.model());
+  Session session{Model(bundle.model())};
   report.load_ms = load.ms();
-  CheckCounts(options, model);
-  report.model = model.name();
-  report.arena_bytes = model.arena_bytes();
-  report.params_bytes = model.params_bytes();
+  CheckCounts(options, session);
+  report.model = session.model().name();
+  report.arena_bytes = session.model().arena_bytes();
+  report.params_bytes = session.model().params_bytes();
 
   std::optional<Photo> photo;
   if (options.image) {
-    photo = Preprocess(options, bundle, &model, &report);
+    photo = Preprocess(options, bundle, &session, &report);
   } else if (options.golden) {
-    SetGoldenInputs(bundle, &model);
+    SetGoldenInputs(bundle, &session);
   } else {
-    SetInputs(options.inputs, &model);
+    SetInputs(options.inputs, &session);
   }
-  Run(options, &model, &report);
-  for (const TensorView& output : model.outputs()) report.outputs.push_back(*output.info);
+  Run(options, &session, &report);
+  for (const TensorView& output : session.outputs()) report.outputs.push_back(*output.info);
   report.workspace_peak_bytes = Workspace::Global().peak_bytes();
-  CompareOutputs(options, bundle, model, &report);
-  FindResults(options, bundle, model, PostprocessorOf(options, bundle),
+  CompareOutputs(options, bundle, session, &report);
+  FindResults(options, bundle, session, PostprocessorOf(options, bundle),
               photo ? std::optional<Geometry>(photo->geometry) : std::nullopt, &report);
   if (options.draw) Draw(*options.draw, report, &photo->image);
   for (std::size_t i = 0; i < options.outputs.size(); ++i) {
-    WriteTensor(options.outputs[i], model.outputs()[i]);
+    WriteTensor(options.outputs[i], session.outputs()[i]);
   }
   report.rss_peak_bytes = PeakRssBytes();
   return report;
@@ -472,7 +444,7 @@ void WatchPhotos(const Options& options, std::ostream& out) {
   const BundleFolder bundle = OpenBundle(options.bundle ? *options.bundle : OwnBundle());
   Report setup;
   ConfigureThreads(options, &setup);
-  Model model(bundle.model());
+  Session session{Model(bundle.model())};
   const std::optional<Postprocessor> postprocessor = PostprocessorOf(options, bundle);
   const auto line_of = [&](const PhotoFolder::Key& photo, bool given_up) {
     Report report;
@@ -487,9 +459,9 @@ void WatchPhotos(const Options& options, std::ostream& out) {
                          "see why the program was killed; most likely the photo takes more memory "
                          "or time than it may");
       }
-      const Photo seen = Preprocess(one, bundle, &model, &report);
-      Run(one, &model, &report);
-      FindResults(one, bundle, model, postprocessor, seen.geometry, &report);
+      const Photo seen = Preprocess(one, bundle, &session, &report);
+      Run(one, &session, &report);
+      FindResults(one, bundle, session, postprocessor, seen.geometry, &report);
       report.rss_peak_bytes = PeakRssBytes();
       PrintJson(report, line);
     } catch (const Error& error) {
@@ -514,12 +486,12 @@ void RunLiveSource(const Options& options, std::ostream& out) {
   }
   Report setup;
   ConfigureThreads(options, &setup);
-  Model model(bundle.model());
-  if (model.inputs().size() != 1) {
-    throw ModelInputError("the model has " + std::to_string(model.inputs().size()) +
+  Session session{Model(bundle.model())};
+  if (session.inputs().size() != 1) {
+    throw ModelInputError("the model has " + std::to_string(session.inputs().size()) +
                           " inputs, an image is only one of them");
   }
-  const TensorView input = ImageInput(model, preprocessor.spec().input);
+  const TensorView input = ImageInput(session, preprocessor.spec().input);
   const auto line_of = [&](const LiveFrame& frame) {
     Report report;
     report.image = frame.path;
@@ -527,8 +499,8 @@ void RunLiveSource(const Options& options, std::ostream& out) {
     report.decode_ms = frame.decode_ms;
     report.preprocess_ms = frame.preprocess_ms;
     std::copy(frame.tensor.begin(), frame.tensor.end(), static_cast<char*>(input.data));
-    Run(options, &model, &report);
-    FindResults(options, bundle, model, postprocessor, frame.geometry, &report);
+    Run(options, &session, &report);
+    FindResults(options, bundle, session, postprocessor, frame.geometry, &report);
     std::ostringstream line;
     PrintJson(report, line);
     return line.str();

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <stdexcept>
 
-#include <edgepack/model.h>
+#include <edgepack/session.h>
 
 #include "files.h"
 
@@ -34,19 +34,20 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   files.graph.Write(graph);
   files.params.Write(text.substr(std::min(graph.size() + 1, text.size())));
   try {
-    Model model(files.folder.path());
+    const Model model(files.folder.path());
     EDGEPACK_REQUIRE(!model.outputs().empty());
     if (model.arena_bytes() > kMostBytes) return 0;
+    Session session(model);
     for (std::size_t i = 0; i < model.inputs().size(); ++i) {
-      const TensorInfo& info = *model.inputs()[i].info;
+      const TensorInfo& info = model.inputs()[i];
       const std::vector<char> input(info.bytes, 1);
-      model.SetInput(i, info, input.data());
+      session.SetInput(i, info, input.data());
     }
     std::vector<double> times;
-    model.Run(&times);
+    session.Run(&times);
     EDGEPACK_REQUIRE(times.size() == model.layers().size());
     volatile char last = 0;
-    for (const TensorView& output : model.outputs()) {
+    for (const TensorView& output : session.outputs()) {
       if (output.info->bytes != 0) {
         last = static_cast<const char*>(output.data)[output.info->bytes - 1];
       }

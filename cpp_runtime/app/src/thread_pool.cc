@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <string>
+#include <utility>
 
 #include <edgepack/errors.h>
 #include <edgepack/thread_pool.h>
@@ -21,6 +22,7 @@ constexpr int kLooks = 32;
 constexpr int kMaxTasks = 0xFFFF;
 
 thread_local bool inside_task = false;
+thread_local ThreadPool* current_pool = nullptr;
 
 void Pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -84,6 +86,11 @@ ThreadPool& ThreadPool::Global() {
   static ThreadPool pool;
   return pool;
 }
+
+ThreadPool& ThreadPool::Current() { return current_pool != nullptr ? *current_pool : Global(); }
+
+ThreadPool::Use::Use(ThreadPool* pool) : before_(std::exchange(current_pool, pool)) {}
+ThreadPool::Use::~Use() { current_pool = before_; }
 
 ThreadPool::~ThreadPool() { Stop(); }
 
@@ -221,6 +228,7 @@ void ThreadPool::Work(int worker, std::uint32_t seen) {
   const std::atomic<std::uint64_t>& state = shares_[static_cast<std::size_t>(worker)].state;
   const auto job = [&] { return static_cast<std::uint32_t>(state.load() >> 32U); };
   inside_task = true;
+  current_pool = this;
   for (;;) {
     Await(&launched_, &idle_, [&] { return job() != seen || stop_; });
     if (stop_) return;

@@ -1,8 +1,13 @@
+#include <algorithm>
+#include <fstream>
 #include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include <doctest/doctest.h>
 #include <edgepack/errors.h>
-#include <edgepack/model.h>
+#include <edgepack/session.h>
 #include <edgepack/thread_pool.h>
 #include <edgepack/workspace.h>
 
@@ -12,85 +17,130 @@ namespace edgepack::testing {
 namespace {
 
 std::string LoadError(const std::filesystem::path& folder) {
-  return MessageOf<BundleError>([&] { const Model model(folder); });
+  return MessageOf<BundleError>([&] { const Session session{Model(folder)}; });
 }
 
 /// What a run says in which the kernel `name` is called in place of add.
 std::string RunError(const std::string& name) {
   const TempFolder folder;
   WriteModel(folder.path(), Replace(GraphText(), "\"add\"", "\"" + name + "\""));
-  Model model(folder.path());
-  return MessageOf<std::runtime_error>([&] { model.Run(); });
+  Session session{Model(folder.path())};
+  return MessageOf<std::runtime_error>([&] { session.Run(); });
 }
 
-std::vector<float> Output(const Model& model) {
-  const auto* data = static_cast<const float*>(model.outputs().at(0).data);
-  return {data, data + model.outputs().at(0).info->size()};
+/// How often this process has mapped a file.
+int MappingsOf(const std::filesystem::path& file) {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) count += Contains(line, file.string()) ? 1 : 0;
+  return count;
+}
+
+std::vector<float> Output(const Session& session) {
+  const auto* data = static_cast<const float*>(session.outputs().at(0).data);
+  return {data, data + session.outputs().at(0).info->size()};
 }
 
 }  // namespace
 
 TEST_CASE("a model runs, again and again, on any number of threads") {
+  const std::size_t before = Workspace::Global().peak_bytes();
   const TempFolder folder;
   WriteModel(folder.path());
-  Model model(folder.path());
-  CHECK(model.name() == "tiny");
-  CHECK(model.arena_bytes() == 256);
-  CHECK(model.params_bytes() == 16);
-  CHECK(model.inputs().at(0).info->name == "x");
+  Session session{Model(folder.path())};
+  CHECK(session.model().name() == "tiny");
+  CHECK(session.model().arena_bytes() == 256);
+  CHECK(session.model().params_bytes() == 16);
+  CHECK(session.inputs().at(0).info->name == "x");
   for (const int threads : {1, 3, 2}) {
     ThreadPool::Global().Configure(threads, {});
     for (int i = 0; i < 50; ++i) {
       const float input[] = {1, 2, 3, static_cast<float>(i)};
-      model.SetInput(0, Info(DType::kFloat32, {1, 4}), input);
-      model.Run();
-      CHECK(Output(model) == std::vector<float>{22, 44, 66, 2 * (40 + static_cast<float>(i))});
+      session.SetInput(0, Info(DType::kFloat32, {1, 4}), input);
+      session.Run();
+      CHECK(Output(session) == std::vector<float>{22, 44, 66, 2 * (40 + static_cast<float>(i))});
     }
   }
-  CHECK(Workspace::Global().peak_bytes() == 64);
-  Model moved = std::move(model);
+  CHECK(Workspace::Global().peak_bytes() == std::max<std::size_t>(before, 64));
+  Session moved = std::move(session);
   moved.Run();
   CHECK(Output(moved).front() == 22);
   ThreadPool::Global().Configure(1, {});
 }
 
+TEST_CASE("sessions share the parameters, not the arena, and run at the same time") {
+  const TempFolder folder;
+  WriteModel(folder.path());
+  std::vector<Session> sessions;
+  ThreadPool pool;
+  pool.Configure(2, {});
+  {
+    const Model model(folder.path());
+    for (int i = 0; i < 3; ++i) sessions.emplace_back(model);
+    sessions.emplace_back(model, &pool);
+  }
+  for (const Session& session : sessions) {
+    CHECK(session.tensor(1).data == sessions[0].tensor(1).data);
+    CHECK((&session == sessions.data()) == (session.tensor(0).data == sessions[0].tensor(0).data));
+  }
+  CHECK(MappingsOf(folder / "params.bin") == 1);
+  std::vector<std::vector<float>> wrong(sessions.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < sessions.size(); ++i) {
+    threads.emplace_back([&sessions, &wrong, i] {
+      for (int run = 0; run < 200 && wrong[i].empty(); ++run) {
+        const float x = static_cast<float>(1000 * i) + static_cast<float>(run);
+        const float input[] = {x, 2, 3, 4};
+        sessions[i].SetInput(0, Info(DType::kFloat32, {1, 4}), input);
+        sessions[i].Run();
+        const std::vector<float> output = Output(sessions[i]);
+        if (output != std::vector<float>{2 * (x + 10), 44, 66, 88}) wrong[i] = output;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::vector<float>& output : wrong) CHECK(output.empty());
+  sessions.clear();
+  CHECK(MappingsOf(folder / "params.bin") == 0);
+}
+
 TEST_CASE("a run with times computes the same") {
   const TempFolder folder;
   WriteModel(folder.path());
-  Model model(folder.path());
+  Session session{Model(folder.path())};
   const float input[] = {1, 2, 3, 4};
-  model.SetInput(0, Info(DType::kFloat32, {1, 4}), input);
+  session.SetInput(0, Info(DType::kFloat32, {1, 4}), input);
   std::vector<double> times = {-1};
-  model.Run(&times);
-  CHECK(Output(model) == std::vector<float>{22, 44, 66, 88});
-  REQUIRE(times.size() == model.layers().size());
+  session.Run(&times);
+  CHECK(Output(session) == std::vector<float>{22, 44, 66, 88});
+  REQUIRE(times.size() == session.model().layers().size());
   REQUIRE(times.size() == 2);
   for (const double time : times) CHECK(time >= 0);
-  CHECK(model.layers()[0].name == "plus");
-  CHECK(model.layers()[1].kernel == "twice");
+  CHECK(session.model().layers()[0].name == "plus");
+  CHECK(session.model().layers()[1].kernel == "twice");
 }
 
 TEST_CASE("an output is as large as its count says") {
   const TempFolder folder;
   WriteModel(folder.path(), CountedGraphText());
-  Model model(folder.path());
-  const TensorInfo& output = *model.outputs().at(0).info;
+  Session session{Model(folder.path())};
+  const TensorInfo& output = *session.outputs().at(0).info;
   CHECK(output.shape == Shape{2, 2});
   const auto run = [&](float count) {
     const float input[] = {count, 2, 3, 4};
-    model.SetInput(0, Info(DType::kFloat32, {1, 4}), input);
+    session.SetInput(0, Info(DType::kFloat32, {1, 4}), input);
     std::vector<double> times;
-    count == 1 ? model.Run() : model.Run(&times);
+    count == 1 ? session.Run() : session.Run(&times);
   };
   run(1);
   CHECK(output.shape == Shape{2, 1});
-  CHECK(Output(model) == std::vector<float>{22, 66});
+  CHECK(Output(session) == std::vector<float>{22, 66});
   run(2);
-  CHECK(Output(model) == std::vector<float>{24, 44, 66, 88});
+  CHECK(Output(session) == std::vector<float>{24, 44, 66, 88});
   run(0);
   CHECK(output.shape == Shape{2, 0});
   CHECK(output.bound == Shape{2, 2});
-  CHECK(Output(model).empty());
+  CHECK(Output(session).empty());
   CHECK(MessageOf<std::runtime_error>([&] { run(3); }) ==
         "output 'y' is said to have 3 of 2 elements along axis 1");
   CHECK(Contains(MessageOf<std::runtime_error>([&] { run(-1); }), "-1 of 2"));
@@ -99,10 +149,10 @@ TEST_CASE("an output is as large as its count says") {
 TEST_CASE("tensors that do not fit") {
   const TempFolder folder;
   WriteModel(folder.path());
-  Model model(folder.path());
+  Session session{Model(folder.path())};
   const float data[8] = {};
   const auto error = [&](std::size_t index, DType dtype, const Shape& shape) {
-    return MessageOf<ModelInputError>([&] { model.SetInput(index, Info(dtype, shape), data); });
+    return MessageOf<ModelInputError>([&] { session.SetInput(index, Info(dtype, shape), data); });
   };
   CHECK(error(0, DType::kFloat32, {4}) == "input 'x' is float32 (1, 4), not float32 (4,)");
   CHECK(error(0, DType::kInt32, {1, 4}) == "input 'x' is float32 (1, 4), not int32 (1, 4)");
@@ -165,8 +215,7 @@ TEST_CASE("damaged files") {
 TEST_CASE("kernels that fail say why") {
   CHECK(RunError("fail") == "kernel fail: expected 3 rows");
   CHECK(RunError("fail_silently") == "kernel fail_silently failed without a message");
-  CHECK(
-      Contains(RunError("call_outside"), "'runtime.something', which edgepack-run does not have"));
+  CHECK(Contains(RunError("call_outside"), "'runtime.something', which is not on the board"));
   for (const int threads : {1, 4}) {
     ThreadPool::Global().Configure(threads, {});
     CHECK(RunError("fail_in_a_thread") == "kernel fail_in_a_thread: the last task failed");
@@ -178,8 +227,8 @@ TEST_CASE("kernels that fail say why") {
   // The wrong number of tensors is for the kernel to find.
   const TempFolder folder;
   WriteModel(folder.path(), Replace(GraphText(), "[0, 1, 2]", "[0, 1, 2, 2]"));
-  Model model(folder.path());
-  CHECK(MessageOf<std::runtime_error>([&] { model.Run(); }) == "kernel add: add takes 3 tensors");
+  Session session{Model(folder.path())};
+  CHECK(MessageOf<std::runtime_error>([&] { session.Run(); }) == "kernel add: add takes 3 tensors");
 }
 
 }  // namespace edgepack::testing

@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,56 +19,33 @@ struct Layer {
   std::size_t macs = 0;
 };
 
-/// A compiled model: the kernels of model.so, called in the order of graph.json, on parameters
-/// that are mapped from params.bin and never copied.
+/// A compiled model: the kernels of model.so, the order of graph.json in which they are called, and
+/// parameters that are mapped from params.bin and never copied. Sessions run it.
 ///
-/// Kernels run on ThreadPool::Global() and take scratch memory from Workspace::Global().
+/// Nothing of it ever changes: any number of threads may use it. A copy is the same model; its
+/// files are unmapped when the last copy and the last session are gone.
 class Model {
  public:
   /// Loads the three files of `folder`. Throws BundleError.
   explicit Model(const std::filesystem::path& folder);
-  ~Model();
-  Model(Model&&) noexcept;
-  Model& operator=(Model&&) noexcept;
-  Model(const Model&) = delete;
-  Model& operator=(const Model&) = delete;
 
   [[nodiscard]] const std::string& name() const;
+  /// Memory of each session.
   [[nodiscard]] std::size_t arena_bytes() const;
+  /// Memory that all sessions share.
   [[nodiscard]] std::size_t params_bytes() const;
 
   /// One per kernel call, in the order in which they run.
   [[nodiscard]] const std::vector<Layer>& layers() const;
 
-  /// Inputs and outputs by position. The data lies in the model's own memory and stays where it
-  /// is: write into an input and read an output in place. That memory is short: a run takes it
-  /// over once an input was read, and outputs may lie where the inputs were. So write all inputs
-  /// before each run, and read the outputs before that. The shape of an output that has a bound is
-  /// the bound until the first run, and then what the last one found.
-  [[nodiscard]] const std::vector<TensorView>& inputs() const;
-  [[nodiscard]] const std::vector<TensorView>& outputs() const;
-
-  /// Copies a packed tensor into input `index`. Throws ModelInputError if there is no such input,
-  /// or if dtype or shape is not the input's.
-  void SetInput(std::size_t index, const TensorInfo& info, const void* data);
-
-  /// Computes the outputs. Throws std::runtime_error with a kernel's message if it fails.
-  void Run();
-
-  /// The same, and writes the milliseconds of each kernel call, one per layer, to `times_ms`. The
-  /// clock is std::chrono::steady_clock, read once between two calls.
-  void Run(std::vector<double>* times_ms);
-
-  /// The same, and calls `after` behind each kernel call, with the layer's index.
-  void Run(const std::function<void(std::size_t)>& after);
-
-  /// What lies at tensor `index` of graph.json now: between two calls of a run, results of
-  /// layers. Throws ModelInputError if there is none.
-  [[nodiscard]] TensorView tensor(std::size_t index) const;
+  /// Inputs and outputs by position. The shape of an output that has a bound is the bound.
+  [[nodiscard]] const std::vector<TensorInfo>& inputs() const;
+  [[nodiscard]] const std::vector<TensorInfo>& outputs() const;
 
  private:
+  friend class Session;
   struct State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<const State> state_;
 };
 
 }  // namespace edgepack

@@ -42,8 +42,24 @@ class ThreadPool {
     std::atomic<std::uint32_t> generation_{0};
   };
 
-  /// The pool that kernels use: one thread until Configure.
+  /// The pool that kernels use unless told otherwise: one thread until Configure.
   static ThreadPool& Global();
+  /// The pool that kernels use which this thread calls.
+  static ThreadPool& Current();
+
+  /// As long as it lives, kernels that this thread calls use `pool`.
+  class Use {
+   public:
+    explicit Use(ThreadPool* pool);
+    ~Use();
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    Use(Use&&) = delete;
+    Use& operator=(Use&&) = delete;
+
+   private:
+    ThreadPool* before_;
+  };
 
   ThreadPool() = default;
   ~ThreadPool();

@@ -59,7 +59,8 @@ class Failure {
 };
 
 int ParallelLaunch(ParallelLambda function, void* data, int num_task) {
-  if (num_task <= 0) num_task = TaskCount(ThreadPool::Global().threads());
+  ThreadPool& pool = ThreadPool::Current();
+  if (num_task <= 0) num_task = TaskCount(pool.threads());
   Failure failure;
   Failure* const failed = &failure;
   const auto run = [function, data, failed](int task, ThreadPool::Group& group) {
@@ -68,7 +69,7 @@ int ParallelLaunch(ParallelLambda function, void* data, int num_task) {
     if (result != 0) failed->Keep();
     return result;
   };
-  const int status = ThreadPool::Global().Run(num_task, run);
+  const int status = pool.Run(num_task, run);
   failure.Raise();
   return status;
 }
@@ -92,7 +93,7 @@ int FreeWorkspace(int /*device_type*/, int /*device_id*/, void* pointer) {
 /// A kernel that calls a function of TVM's own runtime, which is not on the board.
 int LookupFromImports(void* /*library*/, const char* name, void** /*out*/) {
   const std::string message =
-      std::string("the kernel needs the function '") + name + "', which edgepack-run does not have";
+      std::string("the kernel needs the function '") + name + "', which is not on the board";
   TVMFFIErrorSetRaisedFromCStr("RuntimeError", message.c_str());
   return -1;
 }

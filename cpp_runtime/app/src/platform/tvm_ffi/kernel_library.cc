@@ -57,7 +57,9 @@ KernelLibrary::KernelLibrary(const std::filesystem::path& folder) : name_("model
   handle_.reset(dlopen(std::filesystem::absolute(path).c_str(), RTLD_NOW | RTLD_LOCAL));
   if (handle_ == nullptr) throw BundleError("cannot load " + name_ + ": " + LastLinkerError());
   for (const ContextSymbol& symbol : ContextSymbols()) {
-    if (void* slot = dlsym(handle_.get(), symbol.name)) *static_cast<void**>(slot) = symbol.address;
+    auto* const slot = static_cast<void**>(dlsym(handle_.get(), symbol.name));
+    // Another model may have the same library open, and run it right now.
+    if (slot != nullptr && *slot != symbol.address) *slot = symbol.address;
   }
 }
 

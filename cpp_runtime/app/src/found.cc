@@ -1,0 +1,109 @@
+#include "found.h"
+
+#include <utility>
+
+#include "json_lists.h"
+
+namespace edgepack {
+namespace {
+
+constexpr int kDefaultTop = 5;
+
+std::optional<std::string> LabelOf(const std::vector<std::string>& labels, std::size_t index) {
+  if (index >= labels.size()) return std::nullopt;
+  return labels[index];
+}
+
+void WriteTop(const Found::Labelled& top, JsonWriter* json) {
+  WriteCount("index", top.score.index, &json->BeginObject());
+  if (top.label) json->Key("label").String(*top.label);
+  json->Key("score").Number(top.score.score).EndObject();
+}
+
+void WritePoint(Point point, JsonWriter* json) {
+  json->BeginArray().Number(point.x).Number(point.y).EndArray();
+}
+
+void WriteBox(const Found::LabelledBox& labelled, JsonWriter* json) {
+  const Box& box = labelled.box;
+  WriteCount("index", box.found.index, &json->BeginObject());
+  if (labelled.label) json->Key("label").String(*labelled.label);
+  json->Key("score").Number(box.found.score).Key("box").BeginArray();
+  json->Number(box.low.x).Number(box.low.y).Number(box.high.x).Number(box.high.y).EndArray();
+  if (!box.points.empty()) {
+    WriteList("points", box.points, json, [&](Point point) { WritePoint(point, json); });
+  }
+  json->EndObject();
+}
+
+void WriteTensor(const Values& tensor, JsonWriter* json) {
+  json->BeginObject().Key("name").String(tensor.name);
+  WriteList("values", tensor.values, json, [&](double value) { json->Number(value); });
+  json->EndObject();
+}
+
+void WriteArea(std::size_t index, const Area& area, const std::vector<std::string>& labels,
+               JsonWriter* json) {
+  WriteCount("index", index, &json->BeginObject());
+  if (index < labels.size()) json->Key("label").String(labels[index]);
+  json->Key("pixels").Int(area.pixels);
+  WriteList("runs", area.runs, json, [&](std::int64_t run) { json->Int(run); });
+  json->EndObject();
+}
+
+}  // namespace
+
+Results ResultsOf(const std::optional<Postprocessor>& postprocessor, const BundleFolder& bundle,
+                  std::optional<int> top, const std::vector<TensorView>& outputs,
+                  const std::optional<Geometry>& geometry) {
+  if (postprocessor) return postprocessor->Run(postprocessor->Choose(outputs), geometry);
+  const TensorView& output = outputs.front();
+  const int count = top.value_or(IsVector(output.info->shape) ? kDefaultTop : 0);
+  Results results;
+  results.top =
+      TopScores(output, static_cast<std::size_t>(count),
+                bundle.softmax ? PostprocessSpec::Scores::kSoftmax : PostprocessSpec::Scores::kRaw);
+  return results;
+}
+
+Found Named(Results results, const std::vector<std::string>& labels) {
+  Found found;
+  for (const Score& score : results.top) {
+    found.top.push_back({score, LabelOf(labels, score.index)});
+  }
+  if (results.boxes) {
+    found.boxes.emplace();
+    for (Box& box : *results.boxes) {
+      const std::size_t index = box.found.index;
+      found.boxes->push_back({std::move(box), LabelOf(labels, index)});
+    }
+  }
+  found.tensors = std::move(results.tensors);
+  found.mask = std::move(results.mask);
+  if (found.mask) found.labels = labels;
+  found.text = std::move(results.text);
+  return found;
+}
+
+void WriteFound(const Found& found, JsonWriter* json) {
+  if (!found.top.empty()) {
+    WriteList("top", found.top, json, [&](const auto& top) { WriteTop(top, json); });
+  }
+  if (found.boxes) {
+    WriteList("boxes", *found.boxes, json, [&](const auto& box) { WriteBox(box, json); });
+  }
+  if (!found.tensors.empty()) {
+    WriteList("tensors", found.tensors, json,
+              [&](const Values& tensor) { WriteTensor(tensor, json); });
+  }
+  if (found.mask) {
+    WriteList("areas", found.mask->areas, json,
+              [&](const auto& area) { WriteArea(area.first, area.second, found.labels, json); });
+  }
+  if (found.text) {
+    json->Key("text").BeginArray().BeginObject().Key("text").String(found.text->text);
+    json->Key("score").Number(found.text->score).EndObject().EndArray();
+  }
+}
+
+}  // namespace edgepack

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include <edgepack/model.h>
+#include <tvm/ffi/c_api.h>
+
+#include "graph.h"
+#include "memory_map.h"
+#include "platform/tvm_ffi/kernel_library.h"
+
+namespace edgepack {
+
+/// What sessions share.
+struct Model::State {
+  explicit State(const std::filesystem::path& folder);
+
+  Graph graph;
+  MemoryMap params;
+  KernelLibrary library;
+  /// Of each tensor of the graph, packed, in elements.
+  std::vector<std::vector<std::int64_t>> strides;
+  std::vector<TensorInfo> inputs;
+  std::vector<TensorInfo> outputs;
+  /// One per call.
+  std::vector<TVMFFISafeCallType> kernels;
+  std::vector<Layer> layers;
+};
+
+}  // namespace edgepack

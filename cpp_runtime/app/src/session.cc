@@ -1,0 +1,200 @@
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include <edgepack/errors.h>
+#include <edgepack/session.h>
+
+#include "model_state.h"
+#include "platform/tvm_ffi/call.h"
+
+namespace edgepack {
+namespace {
+
+DLDataType ToDLDataType(DType dtype) {
+  const auto bits = static_cast<std::uint8_t>(8 * ItemSize(dtype));
+  switch (dtype) {
+    case DType::kBool:
+      return {kDLBool, bits, 1};
+    case DType::kInt8:
+    case DType::kInt16:
+    case DType::kInt32:
+    case DType::kInt64:
+      return {kDLInt, bits, 1};
+    case DType::kUInt8:
+    case DType::kUInt16:
+    case DType::kUInt32:
+    case DType::kUInt64:
+      return {kDLUInt, bits, 1};
+    case DType::kFloat16:
+    case DType::kFloat32:
+    case DType::kFloat64:
+      break;
+  }
+  return {kDLFloat, bits, 1};
+}
+
+MemoryMap MakeArena(std::size_t bytes) {
+  try {
+    return MemoryMap::Zeroed(bytes);
+  } catch (const std::bad_alloc&) {
+    throw BundleError("there is no memory for an arena of " + std::to_string(bytes) + " bytes",
+                      "use a smaller model or input, or a board with more memory");
+  }
+}
+
+}  // namespace
+
+struct Session::State {
+  State(Model shared_model, ThreadPool* threads)
+      : model(std::move(shared_model)), pool(threads), arena(MakeArena(model.arena_bytes())) {
+    const Graph& graph = shared().graph;
+    tensors.reserve(graph.tensors.size());
+    for (std::size_t i = 0; i < graph.tensors.size(); ++i) tensors.push_back(TensorAt(i));
+    args.resize(graph.calls.size());
+    for (std::size_t i = 0; i < args.size(); ++i) {
+      for (const std::size_t index : graph.calls[i].args) {
+        TVMFFIAny arg = {};
+        arg.type_index = kTVMFFIDLTensorPtr;
+        arg.v_ptr = &tensors[index];
+        args[i].push_back(arg);
+      }
+    }
+    for (std::size_t i = 0; i < graph.inputs.size(); ++i) {
+      inputs.push_back({&model.inputs()[i], tensors[graph.inputs[i]].data});
+    }
+    found = model.outputs();
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      outputs.push_back({&found[i], tensors[graph.outputs[i]].data});
+    }
+  }
+
+  [[nodiscard]] const Model::State& shared() const { return *model.state_; }
+
+  [[nodiscard]] DLTensor TensorAt(std::size_t index) const {
+    const GraphTensor& tensor = shared().graph.tensors[index];
+    const MemoryMap& storage = tensor.storage == Storage::kArena ? arena : shared().params;
+    DLTensor view = {};
+    view.data = storage.data() + tensor.offset;
+    view.device = {kDLCPU, 0};
+    view.ndim = static_cast<std::int32_t>(tensor.info.shape.size());
+    view.dtype = ToDLDataType(tensor.info.dtype);
+    // DLPack has no tensors of constant shape; kernels only read it.
+    // NOLINTBEGIN(cppcoreguidelines-pro-type-const-cast)
+    view.shape = const_cast<std::int64_t*>(tensor.info.shape.data());
+    view.strides = const_cast<std::int64_t*>(shared().strides[index].data());
+    // NOLINTEND(cppcoreguidelines-pro-type-const-cast)
+    return view;
+  }
+
+  void CallKernel(std::size_t index) const {
+    const std::vector<TVMFFIAny>& given = args[index];
+    Call(shared().layers[index].kernel, shared().kernels[index], given.data(),
+         static_cast<int>(given.size()));
+  }
+
+  /// Gives outputs the shapes that their counts say, and moves what is in use together.
+  void CutOutputs() {
+    for (const GraphCount& count : shared().graph.counts) {
+      found[count.output].shape = found[count.output].bound;
+    }
+    for (const GraphCount& count : shared().graph.counts) {
+      TensorInfo& info = found[count.output];
+      std::int64_t used = 0;
+      std::memcpy(&used, tensors[count.tensor].data, sizeof(used));
+      std::int64_t& extent = info.shape[count.axis];
+      if (used < 0 || used > extent) {
+        throw std::runtime_error("output '" + info.name + "' is said to have " +
+                                 std::to_string(used) + " of " + std::to_string(extent) +
+                                 " elements along axis " + std::to_string(count.axis));
+      }
+      std::size_t rows = 1;
+      for (std::size_t i = 0; i < count.axis; ++i) rows *= static_cast<std::size_t>(info.shape[i]);
+      std::size_t step = ItemSize(info.dtype);
+      for (std::size_t i = count.axis + 1; i < info.shape.size(); ++i) {
+        step *= static_cast<std::size_t>(info.shape[i]);
+      }
+      const std::size_t row = step * static_cast<std::size_t>(extent);
+      const std::size_t kept = step * static_cast<std::size_t>(used);
+      char* const data = static_cast<char*>(outputs[count.output].data);
+      for (std::size_t i = 1; i < rows; ++i) std::memmove(data + i * kept, data + i * row, kept);
+      extent = used;
+      info.bytes = rows * kept;
+    }
+  }
+
+  Model model;
+  ThreadPool* pool;
+  MemoryMap arena;
+  std::vector<DLTensor> tensors;
+  std::vector<TensorView> inputs;
+  std::vector<TensorView> outputs;
+  /// What the outputs are after a run.
+  std::vector<TensorInfo> found;
+  /// Of each call.
+  std::vector<std::vector<TVMFFIAny>> args;
+};
+
+Session::Session(Model model, ThreadPool* pool)
+    : state_(std::make_unique<State>(std::move(model), pool)) {}
+Session::~Session() = default;
+Session::Session(Session&&) noexcept = default;
+Session& Session::operator=(Session&&) noexcept = default;
+
+const Model& Session::model() const { return state_->model; }
+const std::vector<TensorView>& Session::inputs() const { return state_->inputs; }
+const std::vector<TensorView>& Session::outputs() const { return state_->outputs; }
+
+void Session::SetInput(std::size_t index, const TensorInfo& info, const void* data) {
+  if (index >= state_->inputs.size()) {
+    throw ModelInputError("the model has " + std::to_string(state_->inputs.size()) +
+                          " inputs, there is no number " + std::to_string(index));
+  }
+  const TensorView& input = state_->inputs[index];
+  if (info.dtype != input.info->dtype || info.shape != input.info->shape) {
+    throw ModelInputError("input '" + input.info->name + "' is " +
+                          std::string(Name(input.info->dtype)) + " " + ToString(input.info->shape) +
+                          ", not " + std::string(Name(info.dtype)) + " " + ToString(info.shape));
+  }
+  // Of no elements there may be no address.
+  if (input.info->bytes > 0) std::memcpy(input.data, data, input.info->bytes);
+}
+
+void Session::Run() {
+  const ThreadPool::Use use(state_->pool);
+  for (std::size_t i = 0; i < state_->args.size(); ++i) state_->CallKernel(i);
+  state_->CutOutputs();
+}
+
+void Session::Run(const std::function<void(std::size_t)>& after) {
+  const ThreadPool::Use use(state_->pool);
+  for (std::size_t i = 0; i < state_->args.size(); ++i) {
+    state_->CallKernel(i);
+    after(i);
+  }
+  state_->CutOutputs();
+}
+
+void Session::Run(std::vector<double>* times_ms) {
+  using Clock = std::chrono::steady_clock;
+  times_ms->resize(state_->args.size());
+  Clock::time_point start = Clock::now();
+  Run([&](std::size_t i) {
+    const Clock::time_point end = Clock::now();
+    (*times_ms)[i] = std::chrono::duration<double, std::milli>(end - start).count();
+    start = end;
+  });
+}
+
+TensorView Session::tensor(std::size_t index) const {
+  if (index >= state_->tensors.size()) {
+    throw ModelInputError("the plan has " + std::to_string(state_->tensors.size()) +
+                          " tensors, there is no number " + std::to_string(index));
+  }
+  return {&state_->shared().graph.tensors[index].info, state_->tensors[index].data};
+}
+
+}  // namespace edgepack
