@@ -30,8 +30,6 @@ SONAME = "libedgepack.so.1"
 EXAMPLES = ("embed-c", "embed-cpp", "embed-python")
 """Folders of the examples, in a checkout's `examples`."""
 _ARCHIVE = "libedgepack.a"
-# What a model's kernels import. A program that the library is linked into has to export it.
-_KERNELS_IMPORT = "TVMFFIErrorSetRaisedFromCStrParts"
 _PYTHON = "edgepack_runtime"
 _POINTER_BYTES = {"aarch64": 8, "arm": 4, "x86_64": 8}
 # How Python names the machine of a triple (PEP 600).
@@ -173,8 +171,8 @@ def write_sdk(build: SdkBuild, out: Path) -> Path:
 def _filled(template: str, build: SdkBuild) -> str:
     """A template with its @names@."""
     libraries = ("dl", "pthread", "m")
-    # What the library does not use is not all there.
-    options = ["-Wl,--gc-sections", f"-Wl,--export-dynamic-symbol={_KERNELS_IMPORT}"]
+    # A model's kernels import a function of the program; what of OpenCV nobody calls is not all there.
+    options = ["-rdynamic", "-Wl,--gc-sections"]
     values = {
         "triple": build.triple,
         "version": VERSION,

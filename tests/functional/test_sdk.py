@@ -26,6 +26,8 @@ from edgepack.boards import Board, get_board
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import APP
 from edgepack.cli import main
+from edgepack.deploy.deploy import deploy_bundle
+from edgepack.device import open_device
 from edgepack.flow.job import make_job, package_job
 from edgepack.flow.project import load_project
 from edgepack.native import sdk as native
@@ -33,6 +35,7 @@ from edgepack.native.opencv import tool
 from edgepack.native.sdk import SdkBuild, build_sdk, wheel_name, write_sdk
 from edgepack.native.toolchain import Toolchain, select
 from tests.app_targets import SOURCE
+from tests.boards import own_boards
 from tests.functional.test_hardening import missing
 from tests.onnx_models import Builder
 from tests.support import require_tool
@@ -250,6 +253,26 @@ def test_the_example_in_c_with_pkg_config(
     assert done.stderr.startswith(f"error: cannot read {tmp_path}/manifest.json: No such file")
 
 
+def test_a_program_may_have_functions_of_the_same_names(
+    target: Target, bundle: Bundle, tmp_path: Path
+) -> None:
+    """Those of zlib, libpng, libjpeg and a C++ library are within both libraries."""
+    names = ("deflate", "inflate", "png_read_info", "jpeg_read_header", "_Znwm", "_Znwj")
+    own = "".join(f"int {name}(void) {{ return {i}; }}\n" for i, name in enumerate(names))
+    example = target.folder / "share" / "edgepack" / "examples" / "embed-c" / "main.c"
+    (tmp_path / "main.c").write_text(example.read_text() + own)
+    compiler = "gcc" if target.board.is_local else f"{target.board.triple}-gcc"
+    ask = [require_tool("pkg-config"), "--cflags", "--libs"]
+    for package in ("edgepack", "edgepack-static"):
+        env = {"PKG_CONFIG_PATH": str(target.folder / "lib" / "pkgconfig")}
+        flags = run([*ask, package], env=env).stdout.split()
+        # Seen by the library, as far as it looks.
+        words: list[str | Path] = [require_tool(compiler), "-w", "-fno-builtin", "-rdynamic"]
+        program = tmp_path / package
+        run([*words, "-o", program, tmp_path / "main.c", *flags])
+        assert lines_of(target, program, bundle.path)[0] == "scores: float32 (1, 4)"
+
+
 def test_the_example_in_cpp_with_cmake(
     target: Target,
     bundle: Bundle,
@@ -276,6 +299,50 @@ def test_the_example_in_cpp_with_cmake(
     for photo, line, top in zip(given, lines, [seen[0], seen[1], seen[0]], strict=True):
         assert line.startswith(f"{photo}: ")
         assert json.loads(line.removeprefix(f"{photo}: ")) == {"top": top}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["rasp3b"], indirect=True)
+def test_the_examples_on_a_virtual_board(
+    target: Target,
+    bundle: Bundle,
+    photos: tuple[Path, Path],
+    seen: tuple[Any, ...],
+    tmp_path: Path,
+) -> None:
+    """With zig, for the board's glibc is older than that of Debian's compiler."""
+    examples = target.folder / "share" / "edgepack" / "examples"
+    programs = []
+    for static in (False, True):
+        kind = "-static" if static else ""
+        ask = [require_tool("pkg-config"), "--cflags", "--libs", f"edgepack{kind}"]
+        env = {"PKG_CONFIG_PATH": str(target.folder / "lib" / "pkgconfig")}
+        flags = run(ask, env=env).stdout.split()
+        for compiler, source in (
+            (target.toolchain.cc, "embed-c/main.c"),
+            ((*target.toolchain.cxx, "-std=c++17"), "embed-cpp/main.cc"),
+        ):
+            program = tmp_path / f"{source.partition('/')[0]}{kind}"
+            run(
+                [*compiler, "-O2", "-g0", "-o", program, examples / source, *flags, "-lpthread"],
+                env=target.toolchain.env,
+            )
+            programs.append(program)
+    with own_boards():
+        device = open_device("virtual", target.board)
+        try:
+            deploy_bundle(bundle, device, "edgepack/tiny")
+            library = target.folder / "lib" / native.SONAME
+            for path in (*programs, *photos, library):
+                device.put(path, path.name)
+            for program in programs:
+                device.run(f"chmod +x {program.name}")
+                said = device.run(
+                    f"LD_LIBRARY_PATH=$PWD ./{program.name} edgepack/tiny/current {photos[0].name}"
+                ).stdout.splitlines()[-1]
+                assert json.loads(said[said.index("{") :]) == {"top": seen[0]}
+        finally:
+            device.close()
 
 
 def test_another_pointer_size_is_no_match(target: Target, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import struct
 from typing import Any, NamedTuple
 
 from edgepack_runtime._library import (
@@ -15,7 +16,7 @@ from edgepack_runtime._library import (
     call,
 )
 
-# By edgepack_dtype: numpy's name, its typestr, and memoryview's format (it has none for float16).
+# By edgepack_dtype: numpy's name, its typestr, and the struct module's format.
 _DTYPES = (
     ("bool", "|b1", "?"),
     ("int8", "|i1", "b"),
@@ -26,7 +27,7 @@ _DTYPES = (
     ("uint32", "<u4", "I"),
     ("int64", "<i8", "q"),
     ("uint64", "<u8", "Q"),
-    ("float16", "<f2", None),
+    ("float16", "<f2", "e"),
     ("float32", "<f4", "f"),
     ("float64", "<f8", "d"),
 )
@@ -99,11 +100,9 @@ class Tensor:
         }
 
     def tolist(self) -> list[Any]:
-        """The elements in C order, without numpy. Not of float16."""
-        form = _FORMAT[self.info.dtype]
-        if form is None:
-            raise TypeError("Python has no float16: use numpy.asarray")
-        return self.data.cast(form).tolist()
+        """The elements in C order, without numpy."""
+        elements = struct.iter_unpack(f"<{_FORMAT[self.info.dtype]}", self.data)
+        return [element for (element,) in elements]
 
     def __repr__(self) -> str:
         return f"Tensor({self.info.name!r}, {self.info.dtype}, {self.info.shape})"
