@@ -20,9 +20,9 @@ from edgepack.base.process import run
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.version import VERSION
 from edgepack.boards import Board, version_tuple
+from edgepack.native import static_library
 from edgepack.native.app import cmake_arguments, runtime_key, runtime_licenses
 from edgepack.native.opencv import build_opencv, jobs, name_opencv, tool
-from edgepack.native.static_library import make_static_library
 from edgepack.native.toolchain import Toolchain
 from edgepack.native.wheel import PROGRAM, TEXT, wheel_bytes
 
@@ -71,9 +71,13 @@ def build_sdk(board: Board, toolchain: Toolchain, *, progress: Progress = NO_PRO
     flags = board.runtime_flags[toolchain.kind]
     root = data_file("cpp_runtime")
     source = root / "app"
-    digest = hashlib.sha256(
-        json.dumps([runtime_key(source, opencv, flags), _hashes(root / "sdk")]).encode()
-    ).hexdigest()
+    # What makes the static library of an object file is code, too.
+    parts = [
+        runtime_key(source, opencv, flags),
+        _hashes(root / "sdk"),
+        hashlib.sha256(Path(static_library.__file__).read_bytes()).hexdigest(),
+    ]
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     folder = cache_dir() / "sdk" / f"{toolchain.triple}-{toolchain.kind}-{digest[:16]}"
     build_opencv(board, toolchain, progress=progress)
     with locked(folder):
@@ -90,7 +94,7 @@ def build_sdk(board: Board, toolchain: Toolchain, *, progress: Progress = NO_PRO
                     toolchain,
                     work,
                 )
-                make_static_library(
+                static_library.make_static_library(
                     toolchain,
                     flags,
                     next((work / "build" / "sdk").rglob("edgepack.cc.o")),

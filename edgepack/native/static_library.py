@@ -66,8 +66,9 @@ def _cxx_archives(toolchain: Toolchain, flags: Sequence[str]) -> list[Path]:
     with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
         source = Path(folder) / "empty.cc"
         source.touch()
-        # Built at the first link that needs them, and said at each.
-        words: list[str | Path] = [*toolchain.cxx, *flags, "-shared", "-fPIC", "-O2", "-g0", "-v"]
+        # Built at the first link that needs them, and said at each; stripped ones, as the shared
+        # library has.
+        words: list[str | Path] = [*toolchain.cxx, *flags, "-shared", "-fPIC", "-O2", "-s", "-v"]
         words += [source, "-o", source.with_suffix(".so")]
         done = run(words, env=toolchain.env, what="looking for zig's C++ library")
     wanted = {"libc++.a", "libc++abi.a", "libunwind.a"}
