@@ -175,7 +175,7 @@ def write_sdk(build: SdkBuild, out: Path) -> Path:
 def _filled(template: str, build: SdkBuild) -> str:
     """A template with its @names@."""
     libraries = ("dl", "pthread", "m")
-    # A model's kernels import a function of the program; what of OpenCV nobody calls is not all there.
+    # A model's kernels import a function of the program. Of OpenCV, what nobody calls lacks parts.
     options = ["-rdynamic", "-Wl,--gc-sections"]
     values = {
         "triple": build.triple,

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -299,6 +300,30 @@ def test_the_example_in_cpp_with_cmake(
     for photo, line, top in zip(given, lines, [seen[0], seen[1], seen[0]], strict=True):
         assert line.startswith(f"{photo}: ")
         assert json.loads(line.removeprefix(f"{photo}: ")) == {"top": top}
+
+
+def test_the_guide_builds_and_its_programs_are_the_headers_words(
+    target: Target, tmp_path: Path
+) -> None:
+    guide = (SOURCE.parents[1] / "docs" / "guides" / "embedding.md").read_text()
+    (commands,) = re.findall(r"## Building\n\n```\n(.*?)```", guide, re.DOTALL)
+    # The wheel is installed above, into a folder.
+    lines = [line for line in commands.splitlines() if not line.startswith("pip ")]
+    assert len(lines) == 2
+    shutil.copytree(target.folder, tmp_path / "sdk", symlinks=True)
+    make, cmake = lines
+    local = target.board.is_local
+    run(["sh", "-c", make.replace("arm-linux-gnueabihf-", "") if local else make], cwd=tmp_path)
+    if local:
+        run(["sh", "-c", cmake], cwd=tmp_path)
+    assert (tmp_path / "sdk" / "share" / "edgepack" / "examples" / "embed-c" / "embed-c").exists()
+
+    header = (target.folder / "include" / "edgepack" / "edgepack.h").read_text()
+    (example,) = re.findall(r"```c\n(.*?)```", guide, re.DOTALL)
+    assert "".join(f" *     {line}\n" for line in example.splitlines()) in header
+    header = (target.folder / "include" / "edgepack" / "edgepack.hpp").read_text()
+    (example,) = re.findall(r"```cpp\n(.*?)```", guide, re.DOTALL)
+    assert "".join(f"//     {line}\n" for line in example.splitlines()) in header
 
 
 @pytest.mark.slow
