@@ -31,8 +31,11 @@ from edgepack.flow.records import (
 )
 from edgepack.tuning.rounds import Round, TimedBlock, Timer, Times, spread
 
-# Variants of a round: each is a network of its own to compile, and to send.
+# Variants of a round: each is a network of its own to compile, and to send. The first round, which
+# tells how long one takes, has fewer; the confirmation takes as long as three of them.
 _VARIANTS = 4
+_FIRST_VARIANTS = 2
+_CONFIRMATION = 3
 # Ways that are tried of a kernel. Further ones hardly ever won, where all were tried.
 _MOST_WAYS = 12
 # What the cost model takes for so much slower is not tried.
@@ -172,12 +175,12 @@ class _Session:
         self.rounds: list[Round] = []
         self.run_ms = 0.0
         self.deadline = clock() + 60 * budget.minutes
-        self.longest = 0.0
+        # Seconds for one variant, compiled, sent and measured; 0 before the first round.
+        self.each = 0.0
 
     def run(self) -> Tuned:
         """Trials until the time is over, then the confirmation."""
-        # The time of a round is also that of the last measurement.
-        while (batch := self._next()) and self._has_time(2):
+        while batch := self._next(self._room()):
             self._round(batch)
         self._confirm()
         confirmation = self._confirmation()
@@ -210,12 +213,12 @@ class _Session:
         }
         return {kernel: ways for kernel, ways in left.items() if ways}
 
-    def _next(self) -> list[dict[str, Way]]:
+    def _next(self, most: int) -> list[dict[str, Way]]:
         """The variants of the next round: the next ways of each kernel, one in each variant."""
         left = self._untried()
         room = math.inf if self.budget.trials is None else self.budget.trials - self.trials
         variants: list[dict[str, Way]] = []
-        for number in range(_VARIANTS):
+        for number in range(most):
             variant = {kernel: ways[number] for kernel, ways in left.items() if number < len(ways)}
             kept = dict(list(variant.items())[: int(min(room, len(variant)))])
             room -= len(kept)
@@ -223,8 +226,16 @@ class _Session:
                 variants.append(kept)
         return variants
 
-    def _has_time(self, rounds: int) -> bool:
-        return self.clock() + rounds * self.longest < self.deadline
+    def _room(self) -> int:
+        """How many variants the next round may have."""
+        if not self.each:
+            return _FIRST_VARIANTS
+        left = (self.deadline - self.clock()) / self.each
+        return max(0, min(_VARIANTS, int(left) - _CONFIRMATION))
+
+    def _time_was(self, started: float, variants: int) -> None:
+        """Note how long a measurement took; the untuned network is one more variant."""
+        self.each = max(self.each, (self.clock() - started) / (variants + 1))
 
     def _round(self, variants: Sequence[Mapping[str, Way]]) -> None:
         count = sum(map(len, variants))
@@ -241,7 +252,7 @@ class _Session:
                 self.records.append(trial)
                 self.trials += 1
                 self.wrong += not trial.right
-        self.longest = max(self.longest, self.clock() - started)
+        self._time_was(started, len(variants))
 
     def _note(self, measured: Round) -> None:
         self.rounds.append(measured)
@@ -307,7 +318,8 @@ class _Session:
         surest = sorted(best, key=lambda kernel: best[kernel].default_ms * (best[kernel].high - 1))
         half = {kernel: choices[kernel] for kernel in surest[: len(surest) // 2]}
         won = self._judge(choices).kept
-        if not won and half and self._judged(half) is None and self._has_time(1):
+        in_time = self.clock() + _CONFIRMATION * self.each < self.deadline
+        if not won and half and self._judged(half) is None and in_time:
             self._judge(half)
 
     def _confirmation(self) -> Confirmation | None:
@@ -340,7 +352,7 @@ class _Session:
         started = self.clock()
         measured = self.bench.measure([choices], blocks=VERDICT_BLOCKS)
         self._note(measured)
-        self.longest = max(self.longest, self.clock() - started)
+        self._time_was(started, 1)
 
         def of(times: Times) -> float:
             return times.run_ms
