@@ -100,7 +100,7 @@ def _product(site: LayerSite, operator: integer.IntegerConvolution) -> LayerKern
         target=Image("target", output, view_out),
         weights=tir.buffer("weights", packed.shape, "int8"),
         bias=tir.buffer("bias", bias.shape, "int32"),
-        epilogue=Requantising(output, operator.to, operator.factor),
+        epilogue=Requantising(output, operator.to, operator.factor, site.cpu),
         clears=True,
         dot=dot,
     )
@@ -148,7 +148,7 @@ class _Depthwise:
         self.site, self.operator = site, operator
         self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
         self.output, self.lanes = site.output, site.output.block
-        self.epilogue = Requantising(site.output, operator.to, operator.factor)
+        self.epilogue = Requantising(site.output, operator.to, operator.factor, site.cpu)
         rows, columns = operator.kernel
         packed = np.zeros((site.output.blocks * self.lanes, rows, columns), "int8")
         packed[: site.output.channels] = operator.weight[:, 0]

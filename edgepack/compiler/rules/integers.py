@@ -190,7 +190,7 @@ def _sum(site: LayerSite) -> LayerKernel:
     assert isinstance(operator, integer.IntegerSum)
     target, lanes = Image("target", site.output), site.output.block
     sources = [Image(f"source{i}", layout) for i, layout in enumerate(site.inputs)]
-    epilogue = Requantising(site.output, operator.to, operator.factor)
+    epilogue = Requantising(site.output, operator.to, operator.factor, site.cpu)
 
     def pixel(n: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
         names = tir.Names()
@@ -212,7 +212,7 @@ def _mean(site: LayerSite) -> LayerKernel:
     assert isinstance(operator, integer.IntegerMean)
     layout, output = site.inputs[0], site.output
     source, target = Image("source", layout), Image("target", output)
-    epilogue = Requantising(output, operator.to, operator.factor)
+    epilogue = Requantising(output, operator.to, operator.factor, site.cpu)
 
     def pixel(n: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
         plane = n * output.blocks + block
@@ -247,7 +247,7 @@ def _pool(site: LayerSite) -> LayerKernel:
     layout, output = site.inputs[0], site.output
     source, target = Image("source", layout), Image("target", output)
     lanes = output.block
-    epilogue = Requantising(output, operator.to, operator.factor)
+    epilogue = Requantising(output, operator.to, operator.factor, site.cpu)
     points = operator.kernel[0] * operator.kernel[1]
 
     def inside(at: tir.Expr, axis: int, size: int) -> tir.Expr:

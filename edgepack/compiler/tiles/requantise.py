@@ -7,6 +7,7 @@ from tvm import tirx
 
 from edgepack.compiler.integer import Target
 from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles.cpu import INT8_BLOCK, CpuModel
 from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import Blocked
 
@@ -33,12 +34,40 @@ def requantised(value: tirx.Expr, factor: tirx.Expr, to: Target, lanes: int) -> 
     return tir.cast(bits, "int8") + zero
 
 
+def _on_aarch64(names: tir.Names, value: tirx.Expr, factor: tirx.Expr, to: Target) -> tirx.Expr:
+    """The same of a block by AArch64's instructions, which round and saturate."""
+    real = names.keep("real", tir.cast(value, "float32") * factor)
+    zero = tir.spread(tirx.IntImm("int16", to.zero), 8)
+    whole = [
+        _intrinsic("int32x4", "aarch64.neon.fcvtns.v4i32.v4f32", part)
+        for part in tir.pieces(real, 4)
+    ]
+    quarters = [_intrinsic("int16x4", "aarch64.neon.sqxtn.v4i16", part) for part in whole]
+    halves = [
+        _intrinsic("int16x8", "sadd.sat.v8i16", tir.joined(quarters[i : i + 2]), zero)
+        for i in (0, 2)
+    ]
+    bytes_ = [_intrinsic("int8x8", "aarch64.neon.sqxtn.v8i8", half) for half in halves]
+    made = names.keep("q", tir.joined(bytes_))
+    if to.low > -128:
+        made = tirx.max(made, tir.spread(tirx.IntImm("int8", to.low), INT8_BLOCK))
+    if to.high < 127:
+        made = tirx.min(made, tir.spread(tirx.IntImm("int8", to.high), INT8_BLOCK))
+    return made
+
+
+def _intrinsic(dtype: str, name: str, *arguments: tirx.Expr) -> tirx.Expr:
+    return tirx.call_llvm_pure_intrin(dtype, f"llvm.{name}", *arguments)
+
+
 class Requantising(Epilogue):
     """The end of a kernel whose sums are int32: `factor` is one number, or one per channel."""
 
-    def __init__(self, output: Blocked, to: Target, factor: np.ndarray | float) -> None:
+    def __init__(
+        self, output: Blocked, to: Target, factor: np.ndarray | float, cpu: CpuModel
+    ) -> None:
         super().__init__(output)
-        self.to, self.factor = to, factor
+        self.to, self.factor, self.cpu = to, factor, cpu
         if isinstance(factor, np.ndarray):
             packed = np.zeros(output.blocks * output.block, "float32")
             packed[: output.channels] = factor
@@ -61,4 +90,6 @@ class Requantising(Epilogue):
             factor = tir.load(self.constants[0], [block * lanes], lanes)
         else:
             factor = tir.number(self.factor, "float32", lanes)
+        if self.cpu.isa == "aarch64":
+            return names.keep("q", _on_aarch64(names, value, factor, self.to))
         return names.keep("q", requantised(value, factor, self.to, lanes))

@@ -166,6 +166,25 @@ class Names:
         return sequence(*self.statements)
 
 
+def pieces(vector: tirx.Expr, size: int) -> list[tirx.Expr]:
+    """A vector cut into pieces of `size` lanes."""
+    lanes = int(vector.ty.dtype.lanes)
+    if lanes == size:
+        return [vector]
+    return [
+        tirx.Shuffle([vector], [integer(lane) for lane in range(first, first + size)])
+        for first in range(0, lanes, size)
+    ]
+
+
+def joined(parts: Sequence[tirx.Expr]) -> tirx.Expr:
+    """Vectors of one size as one."""
+    lanes = sum(int(part.ty.dtype.lanes) for part in parts)
+    if len(parts) == 1:
+        return parts[0]
+    return tirx.Shuffle(list(parts), [integer(lane) for lane in range(lanes)])
+
+
 _IN_PLACE = "edgepack.in_place"
 
 

@@ -13,7 +13,7 @@ A block is 16 channels, which are one register of a pixel. There are two ways to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgepack.compiler.integer import Target
 from edgepack.compiler.tiles.arm.isa import QUAD, Isa
@@ -82,8 +82,23 @@ class _ByDots(Convolve):
 
 @dataclass(frozen=True, kw_only=True)
 class _InPairs(Convolve):
+    """Four output channels, whose weights are a register each. A block that `starts` the sums does
+    not read them."""
+
+    starts: bool = False
+
+    def write(self, writer: Writer) -> None:
+        """Write a first block that starts the sums, and a loop over the others."""
+        lanes = range(writer.isa.lanes)
+        # Where its rows are a loop the sums are zero before.
+        one_point = self.kernel == (1, 1)
+        first = replace(self, starts=True) if one_point else self
+        first._blocks(writer, 1, lanes)
+        if self.blocks > 1:
+            self._blocks(writer, self.blocks - 1, lanes)
+
     def _point(self, writer: Writer, lanes: range) -> int:
-        """The same for four output channels, whose weights are a register each."""
+        """One point of the window in one block; the bytes that the source pointer moved."""
         pixels = len(writer.accumulators[0])
         inputs, others = writer.free[:pixels], writer.free[pixels:]
         moved = 0
@@ -96,9 +111,12 @@ class _InPairs(Convolve):
         pending: list[tuple[int, int]] = []
 
         def add_up() -> None:
+            name = "ddl" if self.starts else "dal"
             for total, pair in pending:
                 writer.lines.append(
-                    f"sadalp v{total}.4s, v{pair}.8h" if is_64 else f"vpadal.s16 q{total}, q{pair}"
+                    f"sa{name}p v{total}.4s, v{pair}.8h"
+                    if is_64
+                    else f"vpa{name}.s16 q{total}, q{pair}"
                 )
 
         used = 0
@@ -150,9 +168,41 @@ class IntegerTile:
         isa = Isa(name=self.kernel.isa, registers=registers, element=INT8)
         writer = writer_of(isa, ("target", "source", "weights", "bias", "factor"))
         writer.hold(self.pixels, 4)
-        dots = self.kernel.kr == _FOUR
-        self._start(writer, dots=dots)
-        (_ByDots if dots else _InPairs)(
+        if self.kernel.kr == _FOUR:
+            self._start(writer)
+            self._reduce(_ByDots, writer)
+            self._finish_dots(writer)
+        else:
+            writer.loop("part", self.parts, lambda: self._part(writer))
+        return writer.llvm_ir(name)
+
+    @property
+    def parts(self) -> int:
+        """Tiles of neighbouring output channels that one call does: all of a block, where no more
+        than that is a loop."""
+        one_point = self.window == (1, 1)
+        return INT8.lanes(QUAD) // self.kernel.outs if one_point else 1
+
+    def _part(self, writer: Writer) -> None:
+        """One of them; pointers move on to the next one's."""
+        if self.window != (1, 1):
+            for totals in writer.accumulators:
+                for total in totals:
+                    writer.zero(total)
+        self._reduce(_InPairs, writer)
+        if self.kernel.isa == "aarch64":
+            self._finish_pairs(writer)
+        else:
+            self._finish_pairs_in_32_bits(writer)
+        if self.parts > 1:
+            writer.add("source", -self.blocks * self.plane_step)
+
+    def _to_next(self, pixel: int) -> int:
+        """From a pixel's result to the next one's; from the last to the next part's first."""
+        return QUAD if pixel + 1 < self.pixels else self.kernel.outs - QUAD * (self.pixels - 1)
+
+    def _reduce(self, reduction: type[Convolve], writer: Writer) -> None:
+        reduction(
             blocks=self.blocks,
             last_lanes=self.last_lanes,
             kernel=self.window,
@@ -161,22 +211,10 @@ class IntegerTile:
             row_step=self.row_step,
             plane_step=self.plane_step,
         ).write(writer)
-        if dots:
-            self._finish_dots(writer)
-        elif self.kernel.isa == "aarch64":
-            self._finish_pairs(writer)
-        else:
-            self._finish_pairs_in_32_bits(writer)
-        return writer.llvm_ir(name)
 
-    def _start(self, writer: Writer, *, dots: bool) -> None:
-        """With the bias, or with zero: that of pairs is added in the end."""
+    def _start(self, writer: Writer) -> None:
+        """With the bias; that of pairs is added in the end."""
         sums = writer.accumulators
-        if not dots:
-            for totals in sums:
-                for total in totals:
-                    writer.zero(total)
-            return
         for v in (0, 2):
             writer.load([sums[v][0], sums[v + 1][0]], "bias", advance=False, first=v)
         for totals in sums:
@@ -229,8 +267,8 @@ class IntegerTile:
         """Four lanes of each sum become one, and four channels' sums a register."""
         lines, sums = writer.lines, writer.accumulators
         bias, factor, zero = writer.free[:3]
-        writer.load([bias], "bias", advance=False)
-        writer.load([factor], "factor", advance=False)
+        writer.load([bias], "bias", advance=self.parts > 1)
+        writer.load([factor], "factor", advance=self.parts > 1)
         lines.append(f"movi v{zero}.8h, #{abs(self.to.zero)}")
         results = sums[0]
         for v in (0, 2):
@@ -255,9 +293,9 @@ class IntegerTile:
             lines.append(f"sqxtn v{one}.8b, v{one}.8h")
             lines += [f"{name} v{one}.8b, v{one}.8b, v{bound}.8b" for name, bound in bounds]
         for r in range(self.pixels):
-            if r:
-                writer.add("target", QUAD)
-            lines.append(f"st1 {{{{v{results[r // 2 * 2]}.s}}}}[{r % 2}], [{{target}}]")
+            step = writer.kept(self._to_next(r))
+            lane = f"{{{{v{results[r // 2 * 2]}.s}}}}[{r % 2}]"
+            lines.append(f"st1 {lane}, [{{target}}], {{{step}}}")
 
     def _finish_pairs_in_32_bits(self, writer: Writer) -> None:
         """There is no conversion that rounds: what is out of range is cut off first, and the sum
@@ -272,8 +310,8 @@ class IntegerTile:
         for one, other in zip(results, sums[2], strict=True):
             for given, to in ((one, 2 * one), (other, 2 * one + 1)):
                 lines.append(f"vpadd.i32 d{to}, d{2 * given}, d{2 * given + 1}")
-        writer.load([bias], "bias", advance=False)
-        writer.load([factor], "factor", advance=False)
+        writer.load([bias], "bias", advance=self.parts > 1)
+        writer.load([factor], "factor", advance=self.parts > 1)
         for register, value in (
             (least, self.to.low - self.to.zero),
             (most, self.to.high - self.to.zero),
@@ -296,5 +334,4 @@ class IntegerTile:
             lines.append(f"vmovn.i16 d{2 * one}, q{one}")
             lines.append(f"vadd.i8 d{2 * one}, d{2 * one}, d{2 * zero}")
             lines.append(f"vst1.32 {{{{d{2 * one}[0]}}}}, [{{target}}]")
-            if r + 1 < self.pixels:
-                writer.add("target", QUAD)
+            writer.add("target", self._to_next(r))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -111,26 +111,9 @@ def _pmaddwd(nbytes: int, sums: tirx.Expr, weights: tirx.Expr, values: tirx.Expr
         tirx.call_llvm_pure_intrin(
             f"int32x{nbytes // 4}", f"llvm.x86.{_PMADDWD[nbytes]}", part, pairs
         )
-        for part in _pieces(wide, 2 * INT8_BLOCK, nbytes // 2)
+        for part in tir.pieces(wide, nbytes // 2)
     ]
-    return sums + _joined(parts, nbytes // 4)
-
-
-def _pieces(vector: tirx.Expr, lanes: int, size: int) -> list[tirx.Expr]:
-    """A vector cut into pieces of `size` lanes."""
-    if lanes == size:
-        return [vector]
-    return [
-        tirx.Shuffle([vector], [tir.integer(lane) for lane in range(first, first + size)])
-        for first in range(0, lanes, size)
-    ]
-
-
-def _joined(parts: Sequence[tirx.Expr], size: int) -> tirx.Expr:
-    """Vectors of `size` lanes as one."""
-    if len(parts) == 1:
-        return parts[0]
-    return tirx.Shuffle(list(parts), [tir.integer(lane) for lane in range(size * len(parts))])
+    return sums + tir.joined(parts)
 
 
 def pack_integers(weight: np.ndarray, shape: Shape, vectors: int, dot: DotProduct) -> np.ndarray:
@@ -226,7 +209,7 @@ class IntegerTiles(LlvmTiles):
                 ],
             )
 
-        return tir.loop_of("part", INT8_BLOCK // kernel.outs, call)
+        return tir.loop_of("part", INT8_BLOCK // (kernel.outs * code.parts), call)
 
     def _reduce(
         self, place: TileAt, accumulators: list[list[tir.Local]], block: tir.Expr, channels: int
