@@ -2,6 +2,7 @@
 #define EDGEPACK_EXPORT __attribute__((visibility("default")))
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <dlfcn.h>
 #include <filesystem>
@@ -37,6 +38,13 @@ static_assert(static_cast<int>(DType::kBool) == EDGEPACK_BOOL &&
               static_cast<int>(DType::kUInt64) == EDGEPACK_UINT64 &&
               static_cast<int>(DType::kFloat16) == EDGEPACK_FLOAT16 &&
               static_cast<int>(DType::kFloat64) == EDGEPACK_FLOAT64);
+
+// Programs that were compiled with an earlier header know these structures.
+static_assert(sizeof(edgepack_error) == 1536 && offsetof(edgepack_error, hint) == 1028);
+static_assert(sizeof(edgepack_model_info) == 40 && offsetof(edgepack_model_info, inputs) == 24);
+static_assert(sizeof(edgepack_tensor) == 4 * sizeof(void*) + 16 &&
+              offsetof(edgepack_tensor, bytes) == 4 * sizeof(void*) &&
+              offsetof(edgepack_tensor, rank) == 4 * sizeof(void*) + 12);
 
 constexpr std::int32_t kMostThreads = 256;
 
