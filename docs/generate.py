@@ -490,6 +490,10 @@ def _of_bundles() -> dict[str, Any]:
                 "compared": _or_null(compared),
             }
         ),
+        "sdk": _object(
+            dict.fromkeys(("sdk", "board", "triple", "glibc", "shared", "static", "wheel"), _TEXT)
+            | {"shared_bytes": _COUNT}
+        ),
         "keygen": _object(dict.fromkeys(("key", "public", "fingerprint", "allowed_signer"), _TEXT)),
         "boards": {"anyOf": [_list(board), board]},
         "board down": _object({"name": _TEXT, "running": {"type": "boolean"}}),

@@ -39,6 +39,7 @@ from tests.app_targets import SOURCE
 from tests.boards import own_boards
 from tests.functional.test_hardening import missing
 from tests.onnx_models import Builder
+from tests.schemas import check_output
 from tests.support import require_tool
 
 SYMBOLS = (SOURCE.parent / "sdk" / "symbols.txt").read_text().split()
@@ -608,6 +609,7 @@ def test_the_command(target: Target, tmp_path: Path, capsys: pytest.CaptureFixtu
     words = ["sdk", "--board", target.board.name, "--out", str(out)]
     assert main([*words, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
+    check_output("sdk", said)
     assert (said["triple"], said["glibc"]) == (target.board.triple, target.toolchain.glibc)
     for key in ("shared", "static", "wheel"):
         assert Path(said[key]).is_file()
