@@ -26,8 +26,8 @@ from edgepack.compiler.tiles.product import (
 )
 from edgepack.compiler.tiles.requantise import Requantising
 
-# Pixels of a depthwise tile: neighbours share their inputs.
-_PIXELS = 4
+# Pixels of a depthwise tile, by a CPU's registers: neighbours share their inputs.
+_PIXELS = {32: 4, 16: 2}
 
 
 def takes(layer: Layer, _cpu: CpuModel) -> bool:
@@ -146,6 +146,7 @@ class _Depthwise:
 
     def __init__(self, site: LayerSite, operator: integer.IntegerConvolution) -> None:
         self.site, self.operator = site, operator
+        self.pixels = _PIXELS[site.cpu.registers]
         self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
         self.output, self.lanes = site.output, site.output.block
         self.epilogue = Requantising(site.output, operator.to, operator.factor, site.cpu)
@@ -189,14 +190,14 @@ class _Depthwise:
             name=name,
             function=tir.function([*arguments, self.target.buffer], body),
             constants=(self.packed, self.packed_bias, *self.epilogue.packed),
-            tile=f"{min(_PIXELS, output.width)}x1",
+            tile=f"{min(self.pixels, output.width)}x1",
             macs=macs,
             cycles=cycles,
         )
 
     def _row(self, n: tir.Expr, block: tir.Expr, row: tir.Expr) -> tir.Stmt:
         plane = n * self.output.blocks + block
-        size = min(_PIXELS, self.output.width)
+        size = min(self.pixels, self.output.width)
         full, rest = divmod(self.output.width, size)
 
         def one(index: tir.Expr) -> tir.Stmt:

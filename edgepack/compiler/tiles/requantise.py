@@ -56,6 +56,20 @@ def _on_aarch64(names: tir.Names, value: tirx.Expr, factor: tirx.Expr, to: Targe
     return made
 
 
+def _on_armv7(names: tir.Names, value: tirx.Expr, factor: tirx.Expr, to: Target) -> tirx.Expr:
+    """The same of a block, with bounds by NEON's instructions: LLVM would compare and select."""
+    real = names.keep("real", tir.cast(value, "float32") * factor)
+    least, most = (tir.number(bound - to.zero, "float32", 4) for bound in (to.low, to.high))
+    bits = []
+    for part in tir.pieces(real, 4):
+        within = _intrinsic("float32x4", "arm.neon.vmaxs.v4f32", part, least)
+        within = _intrinsic("float32x4", "arm.neon.vmins.v4f32", within, most)
+        rounded = within + tir.number(_ROUNDING, "float32", 4)
+        bits.append(tir.cast(tirx.reinterpret("int32x4", rounded), "int16"))
+    zero = tir.spread(tirx.IntImm("int8", to.zero), INT8_BLOCK)
+    return tir.cast(tir.joined(bits), "int8") + zero
+
+
 def _intrinsic(dtype: str, name: str, *arguments: tirx.Expr) -> tirx.Expr:
     return tirx.call_llvm_pure_intrin(dtype, f"llvm.{name}", *arguments)
 
@@ -92,4 +106,6 @@ class Requantising(Epilogue):
             factor = tir.number(self.factor, "float32", lanes)
         if self.cpu.isa == "aarch64":
             return names.keep("q", _on_aarch64(names, value, factor, self.to))
+        if self.cpu.isa == "armv7":
+            return names.keep("q", _on_armv7(names, value, factor, self.to))
         return names.keep("q", requantised(value, factor, self.to, lanes))
