@@ -57,7 +57,7 @@ _SINCE_2 = ("version", "health", "service")
 _RELEASE = re.compile(r"[0-9a-f]{12}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _STATIC = "static"
-_PRECISIONS = ("float32", "float16")
+_PRECISIONS = ("float32", "float16", "int8")
 _GLIBC = re.compile(r"[0-9]+\.[0-9]+")
 
 
@@ -100,8 +100,8 @@ class Compatible:
 class SourceModel:
     """The ONNX model the bundle was made from, and the memory it takes at run time.
 
-    `precision` is what it was compiled to, "float32" or "float16"; in the file the key is left out
-    for the first.
+    `precision` is what it was compiled to, "float32", "float16", or "int8" of a quantised model, of
+    which some layers may be in float; in the file the key is left out for the first.
     """
 
     file: str

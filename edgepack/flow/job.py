@@ -301,7 +301,7 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
             scores=job.project.scores,
             tolerance=golden_tolerance(tolerance, golden.outputs),
             verified=verified,
-            precision=job.project.precision,
+            precision=computed_in(compiled, job.project.precision),
             tuning=[record.to_json() for record in tuned_for(job, compiled).records],
             version=job.project.version,
             health=job.project.health,
@@ -314,6 +314,11 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
         progress.step("comparing the app's results with the reference's")
         check_results(bundle, job.board, golden, job.postprocess, job.preprocess, job.labels or ())
     return bundle
+
+
+def computed_in(compiled: CompiledModel, precision: str) -> str:
+    """What a bundle's manifest says of a model: int8 if any of it is."""
+    return "int8" if any(layer.rule.startswith("int8") for layer in compiled.layers) else precision
 
 
 def _local(job: Job) -> Job:

@@ -17,6 +17,8 @@ from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model
 from edgepack.compiler.errors import UnsupportedOperatorError
 from edgepack.compiler.frontend.load import load_model
+from edgepack.flow.job import computed_in
+from edgepack.flow.reference import make_golden
 from edgepack.model import ModelSpec
 from edgepack.model.errors import DynamicShapeError
 from edgepack.native.toolchain import find, select
@@ -170,6 +172,11 @@ def test_a_quantised_model_computes_as_onnxruntime_does(tmp_path: Path) -> None:
     assert len(np.unique(expected)) == expected.size, "a model that tells nothing"
     # A sum near the middle between two integers may be rounded to either.
     assert np.abs(got - expected).max() <= 0.002 * 1.001
+    # Its golden output is that of the definition, to the bit.
+    golden = make_golden(load_model(ModelSpec(path=path)), seed=7)
+    (mine,) = run_plan(compiled.folder, golden.inputs)
+    np.testing.assert_array_equal(mine, golden.outputs[0])
+    assert computed_in(compiled, "float32") == "int8"
 
 
 def test_artifacts_are_as_compile_model_says(tmp_path: Path) -> None:
