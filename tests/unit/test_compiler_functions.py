@@ -89,6 +89,17 @@ def test_error_is_as_documented(
     assert (error <= relative * np.abs(exact) + absolute).all()
 
 
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_gelu(lanes: int) -> None:
+    x = arguments(-8, 8)
+    wide = x.astype("float64")
+    exact = wide * (1 + _EXACT["erf"](wide * 0.5**0.5)) / 2
+    assert (np.abs(run(functions.gelu, x, lanes) - exact) <= 4e-7 * np.abs(wide)).all()
+    inner = (2 / np.pi) ** 0.5 * (wide + 0.044715 * wide**3)
+    by_tanh = wide * (1 + np.tanh(inner)) / 2
+    assert (np.abs(run(functions.gelu_tanh, x, lanes) - by_tanh) <= 4e-7 * np.abs(wide)).all()
+
+
 @pytest.mark.parametrize(
     ("exponent", "relative"),
     [(2, 2e-7), (5, 5e-7), (-3, 4e-7), (0.5, 2e-7), (1.5, 1e-5), (-2.25, 1e-5), (0, 0)],

@@ -35,14 +35,14 @@ TESTED = {
     "tvm_custom",
     "s_tir.schedule.GetSBlockRealize",
     "FLegalize",
-    "tirx.disable_storage_rewrite",
+    "target.build.llvm",
     "tirx.noalias",
     "tirx.tvm_call_packed",
     "pragma_import_llvm",
 }
 # A mark for TVM's default schedules, of which edgepack calls none.
 WITHOUT_EFFECT = {"tirx.is_scheduled"}
-TEXT = re.compile(r"(s_)?tirx?\.\w[\w.]*|pragma_\w+|FLegalize|tvm_custom")
+TEXT = re.compile(r"(s_)?tirx?\.\w[\w.]*|target\.build\.\w+|pragma_\w+|FLegalize|tvm_custom")
 
 
 def trees() -> Iterator[ast.AST]:
@@ -180,9 +180,8 @@ def test_import_llvm() -> None:
     assert "asm sideeffect" in llvm_ir(marked.with_body(tir.not_unrolled(marked.body)))
 
 
-def test_disable_storage_rewrite() -> None:
-    with tvm.transform.PassContext(config={"tirx.disable_storage_rewrite": True}) as context:
-        assert context.config["tirx.disable_storage_rewrite"]
+def test_build_llvm() -> None:
+    assert callable(tvm.get_global_func("target.build.llvm"))
 
 
 def operators() -> set[str]:

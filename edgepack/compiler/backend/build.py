@@ -6,10 +6,36 @@ import struct
 from pathlib import Path
 
 import tvm
-from tvm import tirx
+from tvm import s_tir, tirx
 
 from edgepack.compiler.backend import share
+from edgepack.compiler.backend.schedule.vectors import to_loops
 from edgepack.native.toolchain import Toolchain, link_shared
+
+# What TVM does by default (`tvm.s_tir.pipeline`) to kernels that are loops already, less what is
+# for GPUs and for blocks and does nothing here but take time. Storage rewrite would merge small
+# local buffers into ones so large that they are taken from the workspace pool: a call per
+# accumulator.
+_PASSES = (
+    s_tir.transform.CanonicalizeLoop,
+    s_tir.transform.AnnotateIrregularLoop,
+    tirx.transform.FlattenBuffer,
+    tirx.transform.BF16ComputeLegalize,
+    lambda: tirx.transform.NarrowDataType(32),
+    tirx.transform.VectorizeLoop,
+    tirx.transform.UnrollLoop,
+    s_tir.transform.RenormalizeSplitPattern,
+    tirx.transform.StmtSimplify,
+    tirx.transform.RemoveNoOp,
+    s_tir.transform.RewriteUnsafeSelect,
+    tirx.transform.CommonSubexprElim,
+    tirx.transform.AnnotateEntryFunc,
+    tirx.transform.SplitHostDevice,
+    tirx.transform.MakePackedAPI,
+    tirx.transform.BF16StorageLegalize,
+    tirx.transform.LowerTVMBuiltin,
+    tirx.transform.LowerIntrin,
+)
 
 
 def build_library(
@@ -26,21 +52,24 @@ def build_library(
     disassembly of 32-bit ARM shows instructions that are none. Raises
     ToolchainError when the link fails.
     """
-    module = tvm.IRModule(
-        {
-            name: share.in_parts(function).with_attr("global_symbol", name)
-            for name, function in kernels.items()
-        }
-    )
-    # Storage rewrite merges small local buffers into ones so large that they are
-    # taken from the workspace pool: a call per accumulator.
-    with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_storage_rewrite": True}):
-        library = tvm.compile(module, target)
+    bound = target.with_host(target)
+    module = tvm.IRModule({name: _prepared(kernel, name) for name, kernel in kernels.items()})
+    passes = [tirx.transform.BindTarget(bound), *(make() for make in _PASSES)]
+    with tvm.transform.PassContext(opt_level=3):
+        module = tvm.transform.Sequential(passes)(module)
+        library = tvm.get_global_func("target.build.llvm")(module, bound)
+    library.write_to_file(str(code), "o")
     # zig's linker always brings the whole of its compiler-rt, gcc's the shared libgcc.
     flags = ["-Wl,--gc-sections"] + (["-static-libgcc"] if toolchain.kind == "gnu" else [])
-    library.mod.write_to_file(str(code), "o")
     link_shared(toolchain, [code], out, flags=flags)
     out.write_bytes(drop_debug_sections(out.read_bytes()))
+
+
+def _prepared(kernel: tirx.PrimFunc, name: str) -> tirx.PrimFunc:
+    """A kernel of loops that cores share evenly, exported by its name."""
+    if isinstance(kernel.body, s_tir.SBlockRealize):
+        kernel = to_loops(kernel)
+    return share.in_parts(kernel).with_attr("global_symbol", name)
 
 
 def drop_debug_sections(elf: bytes) -> bytes:

@@ -43,10 +43,15 @@ _TO_LOOPS = tvm.transform.Sequential(
 )
 
 
+def to_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function of blocks as loops over flat buffers."""
+    return _TO_LOOPS(tvm.IRModule({"main": function}))["main"]
+
+
 def vectorise(function: tirx.PrimFunc, cpu: CpuModel) -> tirx.PrimFunc:
     """Lower a scheduled function of blocks to loops of vectors."""
     body = tvm_ffi.structural_map(function.body, (tvm.ir.Call, _chosen))
-    lowered = _TO_LOOPS(tvm.IRModule({"main": function.with_body(body)}))["main"]
+    lowered = to_loops(function.with_body(body))
     body = tvm_ffi.structural_map(narrowed(lowered.body), (tirx.For, cut))
     body = tvm_ffi.structural_map(body, (tvm.ir.Call, _expand))
     widths = cpu.vector_bytes
