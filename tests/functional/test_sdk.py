@@ -349,10 +349,10 @@ def test_the_examples_on_a_virtual_board(
             ((*target.toolchain.cxx, "-std=c++17"), "embed-cpp/main.cc"),
         ):
             program = tmp_path / f"{source.partition('/')[0]}{kind}"
-            run(
-                [*compiler, "-O2", "-g0", "-o", program, examples / source, *flags, "-lpthread"],
-                env=target.toolchain.env,
-            )
+            # As edgepack-run is linked: zig has that C++ library already.
+            words: list[str | Path] = [*compiler, *target.board.runtime_flags["zig"]]
+            words += ["-O2", "-s", "-pie", "-fPIC", "-o", program, examples / source]
+            run([*words, *flags, "-lpthread"], env=target.toolchain.env)
             programs.append(program)
     with own_boards():
         device = open_device("virtual", target.board)
