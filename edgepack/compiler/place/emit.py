@@ -37,6 +37,7 @@ from edgepack.compiler.rules import attention, joint, layout_transform, matrices
 from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, Rule, product
 from edgepack.compiler.rules.table import PLAIN, RULES
 from edgepack.compiler.tiles.cpu import cpu_model
+from edgepack.compiler.tiles.element import INT8
 from edgepack.compiler.tiles.layout import Blocked
 
 # What reports call the kernels that change a tensor's layout.
@@ -173,7 +174,8 @@ class _Emitter:
             mean=site.mean.shape if site.mean else None,
             shown=shape_of(layer.output),
             origin=merge(origin_of(value) for _, value in layer.bindings),
-            value=self.results.get(layer.output, ""),
+            # Integers are not the model's where those are uint8.
+            value="" if layer.element == INT8 else self.results.get(layer.output, ""),
             stored=_stored(site.output),
             exact=layer.exact,
             signature=signature_of(layer),
