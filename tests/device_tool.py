@@ -79,6 +79,15 @@ def host_tool(*, faults: bool = False) -> Path:
     return _build(TOOL, "-DEDGEPACK_FAULTS=ON", "-DEDGEPACK_STATIC=OFF")
 
 
+@functools.cache
+def static_host_tool() -> Path:
+    """One that needs no library and runs on this machine, for what stands in for a phone.
+
+    This machine's compiler makes it: zig's musl and libc++ would be built for it alone.
+    """
+    return _build(TOOL)
+
+
 def host_probe() -> Path:
     """The program that asks one of the tool's readers about a file, with sanitizers."""
     return sanitized(PROBE)[PROBE]

@@ -36,27 +36,37 @@ class Watch:
 
     def __init__(self) -> None:
         self.argv: Sequence[str] = ()
-        self.seen: set[str] = set()
-        self._parser, self._data = cli.make_parser, Console.data
+        self._parser, self._run, self._data = cli.make_parser, cli._run, Console.data
 
     def pytest_sessionstart(self) -> None:
+        """Stand in the way of whatever a command prints."""
         watch = self
 
         def make_parser(words: Iterable[str] = cli.COMMANDS) -> argparse.ArgumentParser:
             self.argv = tuple(words)
             return self._parser(self.argv)
 
+        def run(parser: argparse.ArgumentParser, args: argparse.Namespace, console: Console) -> int:
+            try:
+                return self._run(parser, args, console)
+            finally:
+                self.argv = ()
+
         def data(self: Console, value: Any, text: str) -> None:
             command = command_of(watch.argv)
             if self.as_json and command is not None:
                 check_output(command, json.loads(json.dumps(value)))
-                watch.seen.add(command)
             watch._data(self, value, text)
 
-        cli.make_parser, Console.data = make_parser, data
+        cli.make_parser, cli._run, Console.data = make_parser, run, data
+
+    def pytest_runtest_logstart(self) -> None:
+        """What is printed without a command is no command's."""
+        self.argv = ()
 
     def pytest_sessionfinish(self) -> None:
-        cli.make_parser, Console.data = self._parser, self._data
+        """Out of the way."""
+        cli.make_parser, cli._run, Console.data = self._parser, self._run, self._data
 
 
 def check_output(command: str, value: Any) -> None:

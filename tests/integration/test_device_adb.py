@@ -38,6 +38,8 @@ from edgepack.device.facts import gather
 from edgepack.device.lines import MAX_ERROR_BYTES
 from edgepack.device.patience import Pace
 from edgepack.gate.elf import read_elf
+from tests.bundles import FakeTool
+from tests.device_tool import static_host_tool
 from tests.fake_app import fake_bundle
 from tests.integration.cutting_proxy import CuttingProxy
 from tests.stand_in_adbd import StandInAdbd
@@ -260,9 +262,10 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     weights = np.random.default_rng(1).bytes(2_000_000)
     folder = tmp_path_factory.mktemp("bundles")
     board = get_board("local").without_libc()
+    tool = FakeTool(path=static_host_tool())
     return {
-        "a": fake_bundle(folder / "a", board=board, weights=weights),
-        "b": fake_bundle(folder / "b", board=board, weights=weights[::-1]),
+        "a": fake_bundle(folder / "a", board=board, weights=weights, tool=tool),
+        "b": fake_bundle(folder / "b", board=board, weights=weights[::-1], tool=tool),
     }
 
 
