@@ -123,13 +123,18 @@ def _split(
 
 
 def function_names(library: Path) -> dict[int, str]:
-    """Functions of an ELF file by address, without the entry points' common prefix."""
+    """Functions of an ELF file by address, without the entry points' common prefix.
+
+    Those that raise errors are left out: behind them lie loops of the kernel before, unnamed.
+    """
     with library.open("rb") as file:
         table = ELFFile(file).get_section_by_name(".symtab")
         return {
             symbol["st_value"]: symbol.name.removeprefix("__tvm_ffi_")
             for symbol in table.iter_symbols()
-            if symbol["st_info"]["type"] == "STT_FUNC" and symbol["st_value"]
+            if symbol["st_info"]["type"] == "STT_FUNC"
+            and symbol["st_value"]
+            and not symbol.name.startswith("__tvm_set_raised")
         }
 
 

@@ -8,10 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.cycles.cores import PAIRING, Core, Memory
-from bench.cycles.instructions import Kind, parse
-from bench.cycles.pipeline import Step, issue_cycles, timing
+from bench.cycles.memories import Memory
 from bench.cycles.trace import Trace
+from edgepack.compiler.pipeline.cores import PAIRING, Core
+from edgepack.compiler.pipeline.instructions import ArmKind, parse
+from edgepack.compiler.pipeline.play import Step, issue_cycles, timing
 
 LINE = 64
 # What a window begins with fills the pipeline and is not counted.
@@ -106,7 +107,7 @@ def _strata(trace: Trace, name: Callable[[int], str]) -> dict[_Key, _Stratum]:
         stratum.read_lines += block.lines
         for text in block.texts:
             found = parse(text, trace.arch)
-            if found.kind is Kind.FMA and found.is_float:
+            if found.kind is ArmKind.FMA and found.is_float:
                 stratum.fma += block.count * found.bits
     return strata
 

@@ -14,8 +14,8 @@ import numpy as np
 from bench import arm, ours
 from bench.convert import converted
 from bench.cycles import trace
-from bench.cycles.cores import CORES, MEMORIES, PAIRING, Core, Memory
 from bench.cycles.estimate import Estimate, alternatives, estimate
+from bench.cycles.memories import MEMORIES, Memory
 from bench.fetch import bench_dir
 from bench.mca import family, function_names
 from bench.models import MODELS, BenchModel, get_model
@@ -26,6 +26,7 @@ from edgepack.base.errors import EdgepackError
 from edgepack.base.paths import locked, write_atomic
 from edgepack.base.progress import Progress
 from edgepack.boards import Board, get_board
+from edgepack.compiler.pipeline.cores import CORES, PAIRING, Core
 from edgepack.flow.reference import run_reference
 
 log = logging.getLogger(__name__)
@@ -165,6 +166,37 @@ def ratios(engines: Mapping[str, Stored]) -> dict[str, float]:
         theirs = [peer["others"][name] for peer in peers if name in peer["others"]]
         found[name] = mine["others"][name] / min(theirs)
     return found
+
+
+def lead() -> str:
+    """Markdown of what it comes to: ours beside the best peer, by board and model."""
+    lines = [
+        f"| core | model | cycles, M: {', '.join(PAIRING)} | best peer's | ours / best "
+        "| traffic, MB | best peer's |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    tables = load()
+    for name in (name for name in BOARDS if name in tables):
+        board = get_board(name)
+        bits = 64 if _ARCH[board.debian_arch] == "aarch64" else 32
+        for model in (model for model in MODELS if model in tables[name]):
+            engines = tables[name][model]
+            found = ratios(engines)
+            if not found:
+                continue
+            mine = engines[NAME]
+            peers = [one for key, one in engines.items() if key != NAME and "cycles" in one]
+            least = min(peer["traffic_bytes"] for peer in peers)
+            ours = [f"{mine['cycles'][pairing] / 1e6:.0f}" for pairing in PAIRING]
+            best = [
+                f"{min(peer['cycles'][pairing] for peer in peers) / 1e6:.0f}" for pairing in PAIRING
+            ]
+            parts = [f"{found[pairing]:.2f}" for pairing in PAIRING]
+            lines.append(
+                f"| {board.cpu}, {bits} bits | {model} | {' / '.join(ours)} | {' / '.join(best)} "
+                f"| {' / '.join(parts)} | {mine['traffic_bytes'] / 1e6:.0f} | {least / 1e6:.0f} |"
+            )
+    return "\n".join(lines)
 
 
 def report() -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
 
-from bench.cycles.cores import Memory
+from bench.cycles.memories import Memory
 
 SOURCE = Path(__file__).with_name("trace.c")
 # System calls by number. edgepack-run reads the clock right before and after each inference and not

@@ -9,10 +9,10 @@ from __future__ import annotations
 import enum
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
-class Kind(enum.Enum):
+class ArmKind(enum.Enum):
     """What a pipeline tells apart."""
 
     ALU = enum.auto()
@@ -34,15 +34,15 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Instruction:
+class ArmInstruction:
     """One instruction. Registers are x0 and v0 in 64-bit, r0 and d0 (64 bits) in 32-bit state.
 
     `bits` are those moved from or to memory, or those of one vector operand, 0 for others.
     `vector`: works on vectors. `accumulator` is read as late as a multiply-add adds. `base` is
-    the address register that an access also moves.
+    the address register that an access also moves, `pointer` the first one it has.
     """
 
-    kind: Kind
+    kind: ArmKind
     bits: int = 0
     vector: bool = False
     is_float: bool = False
@@ -50,6 +50,7 @@ class Instruction:
     accumulator: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     base: str | None = None
+    pointer: str | None = field(default=None, compare=False)
 
 
 FLAGS = "flags"
@@ -90,7 +91,7 @@ _KEEPS_TARGET = re.compile(
 
 
 @functools.cache
-def parse(text: str, arch: str) -> Instruction:
+def parse(text: str, arch: str) -> ArmInstruction:
     """Of an instruction's text, in `aarch64` or `armv7`."""
     name, _, rest = text.strip().lower().partition(" ")
     name = name.removesuffix(".w").removesuffix(".n")
@@ -102,11 +103,11 @@ def parse(text: str, arch: str) -> Instruction:
     if base in ("nop", "?", "it", "hint", "yield", "dmb", "isb", "dsb", "") or base.startswith(
         "it"
     ):
-        return Instruction(kind=Kind.NOTHING)
+        return ArmInstruction(kind=ArmKind.NOTHING)
     if branch := _branch(base, suffix, operands, arch, conditional):
         return branch
     if base.startswith(("prfm", "pld")):
-        return Instruction(kind=Kind.PREFETCH, reads=_registers(rest, arch))
+        return ArmInstruction(kind=ArmKind.PREFETCH, reads=_registers(rest, arch))
     made = (
         _memory(base, operands, rest, arch)
         or _vector(base, suffix, operands, rest, arch)
@@ -117,8 +118,8 @@ def parse(text: str, arch: str) -> Instruction:
     return made
 
 
-def _replaced(made: Instruction, **changes: object) -> Instruction:
-    return Instruction(**{**vars(made), **changes})
+def _replaced(made: ArmInstruction, **changes: object) -> ArmInstruction:
+    return ArmInstruction(**{**vars(made), **changes})
 
 
 def _operands(text: str) -> list[str]:
@@ -159,16 +160,16 @@ def _registers(text: str, arch: str) -> tuple[str, ...]:
 
 def _branch(
     base: str, suffix: str, operands: list[str], arch: str, conditional: bool
-) -> Instruction | None:
+) -> ArmInstruction | None:
     plain = base in ("b", "bl", "bx", "blx", "br", "blr", "ret", "cbz", "cbnz", "tbz", "tbnz")
     if not plain:
         return None
     flags = (FLAGS,) if conditional or (arch == "aarch64" and suffix) else ()
     reads = _registers(", ".join(operands), arch)
-    return Instruction(kind=Kind.BRANCH, reads=(*reads, *flags))
+    return ArmInstruction(kind=ArmKind.BRANCH, reads=(*reads, *flags))
 
 
-def _memory(base: str, operands: list[str], rest: str, arch: str) -> Instruction | None:
+def _memory(base: str, operands: list[str], rest: str, arch: str) -> ArmInstruction | None:
     multiple = base.startswith(("ldm", "stm", "vldm", "vstm"))
     stack = base in ("push", "pop", "vpush", "vpop")
     at = next((i for i, operand in enumerate(operands) if operand.startswith("[")), None)
@@ -190,13 +191,14 @@ def _memory(base: str, operands: list[str], rest: str, arch: str) -> Instruction
     store = base.startswith(("st", "vst", "push", "vpush"))
     lane = bool(_LANE.search(moved)) or "}[" in moved or bool(re.search(r"\[\d\]", moved))
     reads = (*pointers, *_registers(", ".join(after), arch))
-    return Instruction(
-        kind=Kind.STORE if store else Kind.LOAD,
+    return ArmInstruction(
+        kind=ArmKind.STORE if store else ArmKind.LOAD,
         bits=_moved_bits(base, moved, len(registers), arch, lane=lane),
         vector=vector,
         reads=(*reads, *registers) if store or lane else reads,
         writes=() if store else registers,
         base=pointers[0] if back and pointers else None,
+        pointer=pointers[0] if pointers else None,
     )
 
 
@@ -215,7 +217,7 @@ def _moved_bits(base: str, moved: str, count: int, arch: str, *, lane: bool) -> 
 
 def _vector(
     base: str, suffix: str, operands: list[str], rest: str, arch: str
-) -> Instruction | None:
+) -> ArmInstruction | None:
     if not re.search(r"\b[qdsvhb]\d", rest):
         return None
     target = _registers(operands[0], arch)
@@ -226,32 +228,32 @@ def _vector(
     accumulator: tuple[str, ...] = ()
     writes = target
     if _CORE.search(operands[0]) or base == "vmrs":
-        kind, is_float = Kind.FROM_VECTOR, False
+        kind, is_float = ArmKind.FROM_VECTOR, False
     elif _CORE.search(", ".join(operands[1:])):
-        kind, is_float = Kind.TO_VECTOR, False
+        kind, is_float = ArmKind.TO_VECTOR, False
         bits = 64 if partial else bits
     elif base in ("fmadd", "fmsub", "fnmadd", "fnmsub"):
-        kind = Kind.FMA
+        kind = ArmKind.FMA
         sources = _registers(", ".join(operands[1:3]), arch)
         accumulator = _registers(operands[3], arch)
     elif _ACCUMULATES.fullmatch(base):
-        kind, accumulator = Kind.FMA, target
+        kind, accumulator = ArmKind.FMA, target
     elif base in ("fdiv", "fsqrt", "vdiv", "vsqrt"):
-        kind = Kind.FLOAT_DIVIDE
+        kind = ArmKind.FLOAT_DIVIDE
     elif _PERMUTES.fullmatch(base) or (base in ("dup", "vdup", "mov", "ins") and "[" in rest):
-        kind = Kind.PERMUTE
+        kind = ArmKind.PERMUTE
     elif is_float and _FLOAT.fullmatch(base):
-        kind = Kind.FLOAT
+        kind = ArmKind.FLOAT
     else:
-        kind = Kind.INTEGER
+        kind = ArmKind.INTEGER
     if base in ("vtrn", "vzip", "vuzp", "vswp"):  # both operands change
         bits *= 2
         sources = writes = (*target, *sources)
     elif base in ("fcmp", "fcmpe", "vcmp", "vcmpe"):
         sources, writes = (*target, *sources), (FLAGS,)
-    elif (partial and kind is not Kind.FROM_VECTOR) or _KEEPS_TARGET.fullmatch(base):
+    elif (partial and kind is not ArmKind.FROM_VECTOR) or _KEEPS_TARGET.fullmatch(base):
         sources = (*sources, *target)
-    return Instruction(
+    return ArmInstruction(
         kind=kind,
         bits=bits,
         vector=True,
@@ -262,11 +264,11 @@ def _vector(
     )
 
 
-def _core(base: str, operands: list[str], rest: str, arch: str) -> Instruction:
+def _core(base: str, operands: list[str], rest: str, arch: str) -> ArmInstruction:
     if base in ("cmp", "cmn", "tst", "teq"):
         shifted = _is_shifted(operands[2:])
-        return Instruction(
-            kind=Kind.SHIFTED if shifted else Kind.ALU,
+        return ArmInstruction(
+            kind=ArmKind.SHIFTED if shifted else ArmKind.ALU,
             reads=_registers(rest, arch),
             writes=(FLAGS,),
         )
@@ -279,16 +281,16 @@ def _core(base: str, operands: list[str], rest: str, arch: str) -> Instruction:
     if _READS_FLAGS.fullmatch(base):
         sources = (*sources, FLAGS)
     if re.fullmatch(r"[su]div", base):
-        kind = Kind.DIVIDE
+        kind = ArmKind.DIVIDE
     elif re.fullmatch(
         r"mul|mla|mls|mneg|madd|msub|[su]mull|[su]mlal|[su]m(?:add|sub|neg)l|[su]mulh|smm\w+|smla\w+|smul\w+",
         base,
     ):
-        kind = Kind.MULTIPLY
+        kind = ArmKind.MULTIPLY
     else:
-        kind = Kind.SHIFTED if _is_shifted(operands[2:]) else Kind.ALU
+        kind = ArmKind.SHIFTED if _is_shifted(operands[2:]) else ArmKind.ALU
     writes = (*target, FLAGS) if _SETS_FLAGS.fullmatch(base) else target
-    return Instruction(kind=kind, reads=sources, writes=writes)
+    return ArmInstruction(kind=kind, reads=sources, writes=writes)
 
 
 def _in_place(base: str) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from bench.cycles.cores import ANYTHING, LAST_CYCLE, NOTHING, Core
-from bench.cycles.instructions import Instruction, Kind
+from edgepack.compiler.pipeline.cores import ANYTHING, LAST_CYCLE, NOTHING, Core
+from edgepack.compiler.pipeline.instructions import ArmInstruction, ArmKind
 
-_MEMORY = (Kind.LOAD, Kind.STORE, Kind.PREFETCH)
+_MEMORY = (ArmKind.LOAD, ArmKind.STORE, ArmKind.PREFETCH)
 # Units of which there are several; one of each other. A vector pipe is 64 bits wide.
 _VECTOR, _ALU, _ACCESS, _BRANCH, _MULTIPLY = "vector", "alu", "access", "branch", "multiply"
 
@@ -37,10 +37,10 @@ class Timing:
     gap: int = 0  # cycles lost after it
 
 
-def timing(instruction: Instruction, core: Core) -> Timing:
+def timing(instruction: ArmInstruction, core: Core) -> Timing:
     """Of an instruction on a core."""
     kind = instruction.kind
-    if kind is Kind.NOTHING:
+    if kind is ArmKind.NOTHING:
         return Timing()
     if kind in _MEMORY:
         return _access(instruction, core)
@@ -49,23 +49,23 @@ def timing(instruction: Instruction, core: Core) -> Timing:
     return _core(kind, core)
 
 
-def _core(kind: Kind, core: Core) -> Timing:
+def _core(kind: ArmKind, core: Core) -> Timing:
     match kind:
-        case Kind.BRANCH:
+        case ArmKind.BRANCH:
             return Timing(uses=((_BRANCH, 1, 1),), gap=core.taken_branch.value)
-        case Kind.MULTIPLY:
+        case ArmKind.MULTIPLY:
             uses = ((_MULTIPLY, 1, 1), (_ALU, 1, 1))
             alone = core.multiply_alone.value
             return Timing(uses=uses, latency=core.multiply_latency.value, alone=alone)
-        case Kind.DIVIDE:
+        case ArmKind.DIVIDE:
             cycles = core.divide_cycles.value
             return Timing(uses=((_MULTIPLY, 1, cycles), (_ALU, 1, 1)), latency=cycles)
-    latency = core.shifted_latency if kind is Kind.SHIFTED else core.alu_latency
+    latency = core.shifted_latency if kind is ArmKind.SHIFTED else core.alu_latency
     return Timing(uses=((_ALU, 1, 1),), latency=latency.value)
 
 
-def _access(instruction: Instruction, core: Core) -> Timing:
-    store = instruction.kind is Kind.STORE
+def _access(instruction: ArmInstruction, core: Core) -> Timing:
+    store = instruction.kind is ArmKind.STORE
     width = (core.store_bits if store else core.load_bits).value
     cycles = max(1, -(-instruction.bits // width))
     uses = [(_ACCESS, 1, cycles)]
@@ -93,7 +93,7 @@ def _access(instruction: Instruction, core: Core) -> Timing:
     )
 
 
-def _vector(instruction: Instruction, core: Core) -> Timing:
+def _vector(instruction: ArmInstruction, core: Core) -> Timing:
     pipes = max(1, core.vector_bits.value // 64)
     halves = max(1, instruction.bits // 64)
     taken = min(pipes, halves)
@@ -102,37 +102,37 @@ def _vector(instruction: Instruction, core: Core) -> Timing:
         cycles = -(-instruction.bits // core.vector_bits.value)
     accumulate = None
     match instruction.kind:
-        case Kind.FMA:
+        case ArmKind.FMA:
             latency = core.fma_latency if instruction.is_float else core.float_latency
             accumulate = core.accumulate_latency.value
-        case Kind.FLOAT:
+        case ArmKind.FLOAT:
             latency = core.float_latency
-        case Kind.PERMUTE:
+        case ArmKind.PERMUTE:
             latency = core.permute_latency
-        case Kind.TO_VECTOR:
+        case ArmKind.TO_VECTOR:
             latency = core.to_vector_latency
-        case Kind.FROM_VECTOR:
+        case ArmKind.FROM_VECTOR:
             latency = core.from_vector_latency
-        case Kind.FLOAT_DIVIDE:
+        case ArmKind.FLOAT_DIVIDE:
             latency, cycles = core.float_divide_cycles, core.float_divide_cycles.value * halves
         case _:
             latency = core.integer_latency
     uses = [(_VECTOR, taken, cycles)]
     if core.shared_issue.value:
         uses.append(("shared", 1, 1))
-    adds = instruction.kind is Kind.FMA and instruction.is_float
+    adds = instruction.kind is ArmKind.FMA and instruction.is_float
     return Timing(
         uses=tuple(uses),
         latency=max(latency.value, cycles),
         accumulate_latency=accumulate,
         alone=cycles if core.vector_alone.value else 0,
         adder=core.adder_at.value if adds else 0,
-        waits_for_adder=instruction.kind is Kind.FLOAT and core.adder_at.value > 0,
+        waits_for_adder=instruction.kind is ArmKind.FLOAT and core.adder_at.value > 0,
     )
 
 
 @dataclass
-class _State:
+class State:
     """A core in the middle of a program."""
 
     core: Core
@@ -141,7 +141,7 @@ class _State:
     blocked: int = 0  # nothing issues before this cycle
     ready: dict[str, int] = field(default_factory=dict)
     ready_to_add: dict[str, int] = field(default_factory=dict)
-    units: dict[str, list[int]] = field(default_factory=dict)  # when each is free again
+    units: dict[str, list[int]] = field(default_factory=dict)  # when each is free again, in order
     adder: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -150,16 +150,16 @@ class _State:
         self.units = {name: [0] for name in ("shared", _ACCESS, _BRANCH, _MULTIPLY)}
         self.units |= {_VECTOR: [0] * pipes, _ALU: [0] * width}
 
-    def issue(self, instruction: Instruction, timing: Timing) -> int:
+    def issue(self, instruction: ArmInstruction, timing: Timing) -> int:
         """The cycle that it issues in."""
-        at = self._earliest(instruction, timing)
+        at = self.earliest(timing, self.operands(instruction))
         if at > self.cycle:
             self.cycle, self.issued = at, 0
         self.issued += 1
         for unit, count, cycles in timing.uses:
             free = self.units[unit]
-            free.sort()
             free[:count] = [at + cycles] * count
+            free.sort()
         if timing.alone:
             self.blocked = at + timing.alone - (1 if timing.with_last else 0)
             if timing.with_last and timing.alone > 1:
@@ -180,39 +180,46 @@ class _State:
             self.ready[instruction.base] = at + self.core.alu_latency.value
         return at
 
-    def _earliest(self, instruction: Instruction, timing: Timing) -> int:
-        at = max(self.cycle, self.blocked)
+    def operands(self, instruction: ArmInstruction) -> int:
+        """The cycle in which all that it reads is there, by what has issued so far."""
+        at = 0
         for register in instruction.reads:
             at = max(at, self.ready.get(register, 0))
         for register in instruction.accumulator:
             known = self.ready_to_add.get(register)
             at = max(at, self.ready.get(register, 0) if known is None else known)
+        return at
+
+    def earliest(self, timing: Timing, operands: int) -> int:
+        """The first cycle that it can issue in, with what it reads there at `operands`."""
+        at = max(self.cycle, self.blocked, operands)
         if at == self.cycle and (
             self.issued >= self.core.issue_width.value or (timing.alone and self.issued)
         ):
             at += 1
         for unit, count, _ in timing.uses:
-            at = max(at, sorted(self.units[unit])[count - 1])
+            free = self.units[unit][count - 1]
+            at = max(at, free)
         while timing.waits_for_adder and at in self.adder:
             at += 1
         return at
 
 
-Step = tuple[Instruction, Timing]
+Step = tuple[ArmInstruction, Timing]
 
 
-def steps(program: Iterable[Instruction], core: Core) -> list[Step]:
+def steps(program: Iterable[ArmInstruction], core: Core) -> list[Step]:
     """Instructions with their timings."""
     return [(instruction, timing(instruction, core)) for instruction in program]
 
 
 def issue_cycles(program: Iterable[Step], core: Core) -> list[int]:
     """The cycle that each instruction of a straight run issues in, on an empty pipeline."""
-    state = _State(core=core)
+    state = State(core=core)
     return [state.issue(instruction, timing) for instruction, timing in program]
 
 
-def steady_cycles(loop: Sequence[Instruction], core: Core, *, passes: int = 40) -> float:
+def steady_cycles(loop: Sequence[ArmInstruction], core: Core, *, passes: int = 40) -> float:
     """Cycles of one pass of a loop, once it is under way."""
     at = issue_cycles(steps(loop, core) * passes, core)
     half = passes // 2

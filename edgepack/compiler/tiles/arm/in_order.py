@@ -1,0 +1,221 @@
+"""Tiles for cores that issue in order: only the order of instructions lets them hide a load.
+
+Vectors come in halves of 64 bits, for a load of more occupies such a core alone. Pointers move once
+per block of instructions: until then the distance is part of the addresses, so that no load waits
+for another one. What is written so is put in order by `pipeline.order`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+
+from edgepack.compiler.pipeline.cores import CORES
+from edgepack.compiler.pipeline.order import arranged
+from edgepack.compiler.tiles.arm.aarch64 import Aarch64
+from edgepack.compiler.tiles.arm.armv7 import Armv7
+from edgepack.compiler.tiles.arm.isa import QUAD, Isa
+from edgepack.compiler.tiles.arm.writer import Writer
+
+# Halves of vectors on their way through core registers.
+_UNDERWAY = 12
+# Core registers that code names are numbers to the parser; these are none that it could mean.
+_FIRST_NAME = 40
+
+
+class InOrder(Writer):
+    """What both instruction sets share."""
+
+    loads_ahead = True
+
+    def __init__(self, isa: Isa, pointers: Sequence[str], counts: Sequence[str]) -> None:
+        super().__init__(isa, pointers, counts)
+        self.core = CORES[isa.core]
+        # How far behind its place each pointer still is.
+        self.behind: dict[str, int] = {}
+        self.turn = 0
+
+    def arranged(self, lines: list[str]) -> list[str]:
+        names: dict[str, str] = {}
+        registers = [*self.pointers, "scratch", *self.counts, *self.temporaries]
+        letters = ("x", "w") if self.isa.name == "aarch64" else ("r", "r")
+        for index, name in enumerate(registers, start=_FIRST_NAME):
+            names[name], names[f"{name}_w"] = (f"{letter}{index}" for letter in letters)
+        texts = [line.format(**names) for line in lines]
+        return arranged(lines, texts, self.isa.core, self.isa.name)
+
+    def add(self, register: str, value: int) -> None:
+        self.behind[register] = self.behind.get(register, 0) + value
+
+    @abstractmethod
+    def move_now(self, register: str, value: int) -> None:
+        """Move a pointer at once."""
+
+    def settle(self, register: str | None = None) -> None:
+        """Move a pointer, or all of them, to where they should be."""
+        for name in list(self.behind) if register is None else [register]:
+            if value := self.behind.pop(name, 0):
+                self.move_now(name, value)
+
+    def repeat(self, counter: str, body: Callable[[], None]) -> None:
+        def settled() -> None:
+            body()
+            self.settle()
+
+        self.settle()
+        super().repeat(counter, settled)
+
+    def reach(self, register: str, at: int, nbytes: int, most: int) -> int:
+        """The distance of what lies `at` bytes behind a pointer's place from the pointer, which
+        moves if no instruction that moves `nbytes` can address that."""
+        distance = self.behind.get(register, 0) + at
+        if not 0 <= distance <= most or distance % nbytes:
+            self.settle(register)
+            distance = at
+        return distance
+
+    def half(self) -> str:
+        """A core register for the next half of a vector."""
+        self.turn = (self.turn + 1) % _UNDERWAY
+        return self._temporary(f"half{self.turn}")
+
+
+class InOrderAarch64(InOrder, Aarch64):
+    """In the 64-bit state."""
+
+    def move_now(self, register: str, value: int) -> None:
+        # Two immediates of 12 bits rather than a register that holds it.
+        sign = 1 if value > 0 else -1
+        high = abs(value) & 0xFFF000 if abs(value) < 1 << 24 else 0
+        Aarch64.add(self, register, sign * high)
+        Aarch64.add(self, register, sign * (abs(value) - high))
+
+    def load(self, vectors: Sequence[int], register: str, *, advance: bool, first: int = 0) -> None:
+        for index, vector in enumerate(vectors, start=first):
+            self._load_one(vector, register, QUAD * index)
+        if advance:
+            self.add(register, QUAD * len(vectors))
+
+    def move_strided(
+        self, name: str, vector: int, register: str, *, step: int, index: int, count: int
+    ) -> int:
+        if name == "ld" and step % 8 == 0 and (count - 1) * step < _MOST_LOADED:
+            self._load_one(vector, register, step * index)
+            return 0
+        if name == "st" and step % QUAD == 0 and (count - 1) * step <= _MOST_STORED:
+            self._store_one(vector, register, step * index)
+            return 0
+        self.settle(register)
+        return super().move_strided(name, vector, register, step=step, index=index, count=count)
+
+    def store(self, vectors: Sequence[int], register: str) -> None:
+        for index, vector in enumerate(vectors):
+            self._store_one(vector, register, QUAD * index)
+
+    def widen(self, vectors: Sequence[int], register: str) -> None:
+        self.settle(register)
+        super().widen(vectors, register)
+
+    def _load_one(self, vector: int, register: str, at: int) -> None:
+        """A vector so many bytes behind a pointer.
+
+        Where a vector load takes a part of the arithmetic, both halves come through core registers:
+        those loads are in no multiply-add's way, and two inserts share a cycle wherever it is.
+        """
+        distance = self.reach(register, at, 8, _MOST_LOADED)
+        low, high = (f"[{{{register}}}, #{distance + 8 * half}]" for half in (0, 1))
+        if self.core.vector_load_takes_pipe.value:
+            first, second = self.half(), self.half()
+            self.lines.append(f"ldr {{{first}}}, {low}")
+            self.lines.append(f"ldr {{{second}}}, {high}")
+            self.lines.append(f"fmov d{vector}, {{{first}}}")
+        else:
+            second = self.half()
+            self.lines.append(f"ldr d{vector}, {low}")
+            self.lines.append(f"ldr {{{second}}}, {high}")
+        self.lines.append(f"mov v{vector}.d[1], {{{second}}}")
+
+    def _store_one(self, vector: int, register: str, at: int) -> None:
+        distance = self.reach(register, at, QUAD, _MOST_STORED)
+        self.lines.append(f"str q{vector}, [{{{register}}}, #{distance}]")
+
+
+class InOrderArmv7(InOrder, Armv7):
+    """In the 32-bit state."""
+
+    def __init__(self, isa: Isa, pointers: Sequence[str], counts: Sequence[str]) -> None:
+        super().__init__(isa, pointers, counts)
+        spare = _CORE_REGISTERS - len(self.pointers) - len(self.counts) - _KEPT
+        self.pairs = min(_PAIRS, spare // 2) if self.core.vector_load_takes_pipe.value else 0
+        self.vectors = 0
+
+    def move_now(self, register: str, value: int) -> None:
+        # Immediates of 8 bits rather than a register that holds it.
+        sign = 1 if value > 0 else -1
+        for shift in range(0, 32, 8):
+            Armv7.add(self, register, sign * (abs(value) & 0xFF << shift))
+
+    def load(self, vectors: Sequence[int], register: str, *, advance: bool, first: int = 0) -> None:
+        for index, vector in enumerate(vectors, start=first):
+            self._load_one(vector, register, QUAD * index)
+        if advance:
+            self.add(register, QUAD * len(vectors))
+
+    def move_strided(
+        self, name: str, vector: int, register: str, *, step: int, index: int, count: int
+    ) -> int:
+        if name == "ld" and step % 4 == 0 and (count - 1) * step <= _MOST_MOVED_32:
+            self._load_one(vector, register, step * index)
+            return 0
+        self.settle(register)
+        return super().move_strided(name, vector, register, step=step, index=index, count=count)
+
+    def store(self, vectors: Sequence[int], register: str) -> None:
+        for index, vector in enumerate(vectors):
+            distance = self.reach(register, QUAD * index, 4, _MOST_MOVED_32)
+            for half in (0, 1):
+                place = f"[{{{register}}}, #{distance + 8 * half}]"
+                self.lines.append(f"vstr d{2 * vector + half}, {place}")
+
+    def widen(self, vectors: Sequence[int], register: str) -> None:
+        self.settle(register)
+        super().widen(vectors, register)
+
+    def _load_one(self, vector: int, register: str, at: int) -> None:
+        """A vector so many bytes behind a pointer.
+
+        Where a vector load takes a part of the arithmetic, the upper half comes through core
+        registers and shares the lower one's cycle. And where such a load must not follow a
+        multiply-add at some distance, both halves of every fourth vector do: a row of loads can
+        begin with it, between any two multiply-adds.
+        """
+        distance = self.reach(register, at, 4, _MOST_MOVED_32)
+        self.vectors += 1
+        through_core = 0
+        pairs = min(self.pairs, 2) if self.leaves_registers else self.pairs
+        if pairs:
+            begins = self.core.adder_at.value and pairs == _PAIRS and self.vectors % 4 == 0
+            through_core = 2 if begins else 1
+        for half in (0, 1):
+            to, place = 2 * vector + half, distance + 8 * half
+            if half < 2 - through_core:
+                self.lines.append(f"vldr d{to}, [{{{register}}}, #{place}]")
+                continue
+            self.turn = (self.turn + 1) % pairs
+            low, high = (self._temporary(f"half{2 * self.turn + part}") for part in (0, 1))
+            self.lines.append(f"ldr {{{low}}}, [{{{register}}}, #{place}]")
+            self.lines.append(f"ldr {{{high}}}, [{{{register}}}, #{place + 4}]")
+            self.lines.append(f"vmov d{to}, {{{low}}}, {{{high}}}")
+
+
+# Immediates are 12 bits, in units of what is moved; the second half lies 8 bytes further.
+_MOST_LOADED = 8 * 4094
+_MOST_STORED = QUAD * 4095
+# The second half of what vldr and vstr reach.
+_MOST_MOVED_32 = 1020 - 8
+# All but the program counter, the stack's and the frame's.
+_CORE_REGISTERS = 13
+# Two counters, and a constant on its way.
+_KEPT = 3
+# Pairs of core registers for halves underway.
+_PAIRS = 3
