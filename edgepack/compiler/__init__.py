@@ -10,14 +10,14 @@ of it without compiling, a CPU's cost model for one, has nothing of it imported.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgepack.base.paths import atomic_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
-from edgepack.compiler.choices import NO_CHOICES, Choices
+from edgepack.compiler.choices import NO_CHOICES, UNLIMITED, Choices
 from edgepack.compiler.precision import FULL, Precision
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class CompiledModel:
 
     `arena_bytes` is the memory all tensors of a run share, inputs and outputs
     included; `params_bytes` is the size of the mapped parameter file. `layers` tells
-    for each kernel call where it came from and what it costs. Beside the artifacts lies what the
+    for each kernel call where it came from and what it costs. `floats` are nodes of a quantised
+    model, by name, that are not done on integers, and why. Beside the artifacts lies what the
     library was linked from (`objects`).
     """
 
@@ -55,6 +56,7 @@ class CompiledModel:
     model_sha256: str
     tvm_version: str
     layers: tuple[LayerReport, ...] = ()
+    floats: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def objects(self) -> Path:
@@ -69,7 +71,7 @@ def compile_model(
     out: Path,
     *,
     rules: Sequence[Rule] | None = None,
-    smallest: bool = False,
+    growth: float = UNLIMITED,
     precision: Precision = FULL,
     choices: Choices = NO_CHOICES,
     progress: Progress = NO_PROGRESS,
@@ -79,19 +81,21 @@ def compile_model(
     A model that was not loaded yet is, by `load_model`.
     `rules` are tried in order for each layer, None for those of `compiler.rules.table`: a way to
     compare kernels, or to test one.
-    `precision` says what is stored in half precision, and computed so.
+    `precision` says what is stored in half precision, and computed so, and what of a quantised
+    model is done on integers.
     `choices` say for some layers how their kernels are made, where that was found by tuning.
-    `smallest` leaves out what is faster because it stores more weights than the model has:
-    Winograd's transformed ones take up to seven times the bytes.
-    Equal model, shapes, board, toolchain, `rules`, `smallest`, `precision` and `choices` give equal
-    bytes, wherever they lie.
+    Of weights at most `growth` times the model's are stored where that is faster: Winograd's
+    transformed ones take up to seven times the bytes. They go where they save most time.
+    Equal model, shapes, board, toolchain, `rules`, `growth`, `precision` and `choices` give equal
+    bytes, wherever they lie. Machine code of kernels that were compiled before is taken from the
+    cache.
     Raises the errors of `load_model`, `BoardMemoryError`, `ModelError` for what else only
     shows while compiling, and `ToolchainError` when the link fails.
     """
     from edgepack.compiler.errors import named_failures
 
     with named_failures(model.path):
-        return _compile(model, board, toolchain, out, rules, smallest, precision, choices, progress)
+        return _compile(model, board, toolchain, out, rules, growth, precision, choices, progress)
 
 
 def compile_apart(
@@ -101,7 +105,7 @@ def compile_apart(
     out: Path,
     *,
     limits: Limits,
-    smallest: bool = False,
+    growth: float = UNLIMITED,
     precision: Precision = FULL,
     choices: Choices = NO_CHOICES,
     progress: Progress = NO_PROGRESS,
@@ -121,7 +125,7 @@ def compile_apart(
         board,
         toolchain,
         out,
-        smallest=smallest,
+        growth=growth,
         precision=precision,
         choices=dict(choices),
     )
@@ -133,7 +137,7 @@ def _compile_there(
     toolchain: Toolchain,
     out: Path,
     *,
-    smallest: bool,
+    growth: float,
     precision: Precision,
     choices: Choices,
 ) -> CompiledModel:
@@ -144,7 +148,7 @@ def _compile_there(
         board,
         toolchain,
         out,
-        smallest=smallest,
+        growth=growth,
         precision=precision,
         choices=choices,
         progress=apart.progress(),
@@ -157,27 +161,22 @@ def _compile(
     toolchain: Toolchain,
     out: Path,
     rules: Sequence[Rule] | None,
-    smallest: bool,
+    growth: float,
     precision: Precision,
     choices: Choices,
     progress: Progress,
 ) -> CompiledModel:
     from edgepack.base import apart
     from edgepack.compiler.frontend.load import load_model
+    from edgepack.compiler.planning import Planner
     from edgepack.model import ModelSpec
 
     if isinstance(model, ModelSpec):
         model = load_model(model)
-    laid_out, kernels, layers, target = plan_model(
-        model,
-        board,
-        rules=rules,
-        smallest=smallest,
-        precision=precision,
-        choices=choices,
-        progress=progress,
+    planner = Planner(
+        model, board, rules=rules, growth=growth, precision=precision, progress=progress
     )
-
+    laid_out, kernels, layers = planner.plan(choices)
     progress.step(f"compiling {len(kernels)} kernels for {board.cpu}")
     import tvm
 
@@ -185,7 +184,9 @@ def _compile(
 
     apart.at(f"making machine code of {len(kernels)} kernels")
     with atomic_dir(out) as work:
-        build.build_library(kernels, target, toolchain, work / OBJECTS, work / "model.so")
+        build.build_library(
+            kernels, planner.target, toolchain, work / OBJECTS, work / "model.so", build.kept_code()
+        )
         (work / "graph.json").write_text(laid_out.to_json(layers), encoding="utf-8")
         (work / "params.bin").write_bytes(laid_out.params)
     return CompiledModel(
@@ -200,6 +201,7 @@ def _compile(
         model_sha256=model.sha256,
         tvm_version=tvm.__version__,
         layers=layers,
+        floats=planner.floats,
     )
 
 
@@ -208,7 +210,7 @@ def plan_model(
     board: Board,
     *,
     rules: Sequence[Rule] | None = None,
-    smallest: bool = False,
+    growth: float = UNLIMITED,
     precision: Precision = FULL,
     choices: Choices = NO_CHOICES,
     progress: Progress = NO_PROGRESS,
@@ -220,7 +222,7 @@ def plan_model(
     from edgepack.compiler.planning import Planner
 
     planner = Planner(
-        model, board, rules=rules, smallest=smallest, precision=precision, progress=progress
+        model, board, rules=rules, growth=growth, precision=precision, progress=progress
     )
     return (*planner.plan(choices), planner.target)
 
@@ -243,25 +245,31 @@ _PROGRAMS_BYTES = 4_000_000
 
 
 def estimate_apart(
-    spec: ModelSpec, board: Board, *, limits: Limits, progress: Progress = NO_PROGRESS
+    spec: ModelSpec,
+    board: Board,
+    *,
+    limits: Limits,
+    growth: float = UNLIMITED,
+    progress: Progress = NO_PROGRESS,
 ) -> Estimate:
     """What the model will take on the board; no machine code is made.
 
-    In a process of its own. Raises what `compile_apart` raises.
+    In a process of its own. `growth` is `compile_model`'s. Raises what `compile_apart` raises.
     """
     from edgepack.compiler.limited import within
 
-    return within(spec.path, limits, progress, _estimate_there, spec, board)
+    return within(spec.path, limits, progress, _estimate_there, spec, board, growth=growth)
 
 
-def _estimate_there(spec: ModelSpec, board: Board) -> Estimate:
+def _estimate_there(spec: ModelSpec, board: Board, *, growth: float) -> Estimate:
     from edgepack.base import apart
-    from edgepack.compiler.backend.report import Estimate
+    from edgepack.compiler.backend.report import BlockReport, Estimate
     from edgepack.compiler.errors import named_failures
     from edgepack.compiler.frontend.load import load_model
 
     with named_failures(spec.path):
-        plan, _, layers, _ = plan_model(load_model(spec), board, progress=apart.progress())
+        model, progress = load_model(spec), apart.progress()
+        plan, _, layers, _ = plan_model(model, board, growth=growth, progress=progress)
     mhz = max(cluster.max_mhz for cluster in board.clusters)
     cycles = sum(layer.cycles for layer in layers)
     return Estimate(
@@ -272,6 +280,15 @@ def _estimate_there(spec: ModelSpec, board: Board) -> Estimate:
         bundle_bytes=len(plan.params) + _PROGRAMS_BYTES,
         kernels=len(layers),
         uncosted=sum(not layer.cycles for layer in layers),
+        blocks=tuple(
+            BlockReport(
+                node=block.name,
+                operator=block.operator,
+                kernels=block.end - block.first,
+                most_turns=block.most,
+            )
+            for block in plan.blocks
+        ),
         mhz=mhz,
         ms=cycles / mhz / 1e3 if mhz and cycles else None,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -61,13 +62,20 @@ Choices = Mapping[str, Way]
 
 NO_CHOICES: Choices = MappingProxyType({})
 
+UNLIMITED = math.inf
+"""As many weights as are worth it, of how many times the model's own may be stored."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """A choice with the cost model's cycles for it."""
+    """A choice with the cost model's cycles for it.
+
+    `more_bytes` are those that it stores beyond the plain form's, where that decides.
+    """
 
     choice: Way
     cycles: float
+    more_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +93,7 @@ class Tunable:
 
 
 # What decides about a kernel's machine code. A change of any of it makes what was measured void.
-_MAKERS = ("backend", "kernels", "layers", "place", "rules", "tiles")
+_MAKERS = ("backend", "kernels", "layers", "pipeline", "place", "rules", "tiles")
 
 
 @cache

@@ -15,6 +15,7 @@ QLinearConv to the bit; its sums and means of images may be one step off.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias
@@ -50,13 +51,13 @@ class Target:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class IntegerOperator:
+class IntegerOperator(ABC):
     """An operator whose results are int8, of inputs that are; `ToIntegers` reads float32, and
     `FromIntegers` makes it."""
 
+    @abstractmethod
     def run(self, inputs: Sequence[Array]) -> Array:
         """The result."""
-        raise NotImplementedError
 
     def shape(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """The result's, of those of the inputs."""

@@ -50,6 +50,16 @@ def check_before(path: Path, expanded: Any, board: Board) -> None:
 _SMALLER = "give the inputs smaller shapes (--shape), or take a smaller model or a larger board"
 
 
+# Of a board's memory, what weights may take that are stored to be faster.
+_WEIGHTS_PART = 4
+
+
+def most_growth(expanded: Any, board: Board) -> float:
+    """How many times a model's weights a board can hold, the rest beside them; 1 or more."""
+    weights = sum(map(bytes_of, expanded.graph.initializer))
+    return max(1.0, board.memory_mb * _MB / _WEIGHTS_PART / max(1, weights))
+
+
 def check_fits(path: Path, arena: int, params: int, board: Board) -> None:
     """Raise `BoardMemoryError` if so many bytes are more than the board has."""
     if arena + params > board.memory_mb * _MB:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from edgepack.base import apart
@@ -11,11 +13,13 @@ from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
 from edgepack.compiler import memory
 from edgepack.compiler.backend import llvm, plan, schedule
+from edgepack.compiler.backend.plan import Lowered, LoweredBlock
 from edgepack.compiler.backend.report import LayerReport
-from edgepack.compiler.choices import NO_CHOICES, Choices, Tunable
-from edgepack.compiler.frontend import importer, ranges
+from edgepack.compiler.choices import NO_CHOICES, UNLIMITED, Choices, Tunable
+from edgepack.compiler.frontend import importer, mixed, ranges
 from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.frontend.load import CheckedModel
+from edgepack.compiler.frontend.quantized import Recognition
 from edgepack.compiler.place import lower
 from edgepack.compiler.place.emit import tried_rules
 from edgepack.compiler.place.placement import place_layers
@@ -23,12 +27,13 @@ from edgepack.compiler.place.survey import survey
 from edgepack.compiler.precision import FULL, Precision
 from edgepack.compiler.rules import table
 from edgepack.compiler.rules.rule import Rule
-from edgepack.compiler.tiles.cpu import cpu_model
+from edgepack.compiler.tiles.cpu import CpuModel, cpu_model
 
 
 class Planner:
     """A model, imported for a board; `target` is TVM's.
 
+    `floats` are the nodes of a quantised model that are left in float, by name, and why.
     Parameters and errors are those of `compile_model`.
     """
 
@@ -38,23 +43,36 @@ class Planner:
         board: Board,
         *,
         rules: Sequence[Rule] | None = None,
-        smallest: bool = False,
+        growth: float = UNLIMITED,
         precision: Precision = FULL,
         progress: Progress = NO_PROGRESS,
     ) -> None:
         self._model, self._board = model, board
-        self._rules, self._smallest = rules or table.RULES, smallest
+        self._rules = rules or table.RULES
+        self._growth = min(growth, memory.most_growth(model.expanded, board))
         apart.at("looking at its size")
         memory.check_before(model.path, model.expanded, board)
 
         progress.step(f"importing {model.path.name}")
         self.target = llvm.tvm_target(board)
+        cpu = cpu_model(self.target)
         if precision.is_half and precision.samples:
             apart.at("looking for what half precision has no room for")
             exact = ranges.exact_nodes(widened(model.expanded), precision.samples)
             precision = replace(precision, exact={**exact, **precision.exact})
-        self._precision = precision
-        self._imported = importer.import_model(model)
+        self.floats = dict(precision.floats or {})
+
+        def leave(found: Recognition) -> Mapping[str, str]:
+            if precision.floats is None:
+                self.floats = self._left_in_float(found, cpu, precision)
+            if precision.quantized != "float":
+                # What floats take more is of what may be stored to be faster.
+                self._growth /= mixed.growth_of(found, self.floats)
+                self._growth = max(1.0, self._growth)
+            return self.floats
+
+        self._imported = importer.import_model(model, leave)
+        self._precision = replace(precision, floats=self.floats)
 
     def plan(
         self, choices: Choices = NO_CHOICES
@@ -62,24 +80,69 @@ class Planner:
         """The plan, its kernels by name, and a report of each call."""
         model = self._model
         bounds = importer.bounds_of(self._imported)
+        lowered = self._lowered(self._imported, choices, self._precision)
+        apart.at("laying out its memory")
+        laid_out, kernels, reports = plan.extract_plan(lowered, model, bounds)
+        memory.check_fits(model.path, laid_out.arena_bytes, len(laid_out.params), self._board)
+        return laid_out, kernels, reports
+
+    def _lowered(self, imported: Any, choices: Choices, precision: Precision) -> Lowered:
+        """A module and the bodies of its loops and branches.
+
+        Those are in full precision: nobody has seen what numbers they compute.
+        """
         module, fast = lower.lower(
-            self._imported,
+            imported,
             self.target,
-            model,
+            self._model,
             rules=self._rules,
-            smallest=self._smallest,
-            precision=self._precision,
+            growth=self._growth,
+            precision=precision,
             choices=choices,
         )
-        scheduled = schedule.schedule(module, self.target)
-        apart.at("laying out its memory")
-        laid_out, kernels = plan.extract_plan(scheduled, model, fast.kernels, bounds)
-        memory.check_fits(model.path, laid_out.arena_bytes, len(laid_out.params), self._board)
-        return laid_out, kernels, plan.report_layers(laid_out, fast.reports)
+        return Lowered(
+            module=schedule.schedule(module, self.target),
+            library=fast.kernels,
+            reports=fast.reports,
+            blocks={
+                key: LoweredBlock(
+                    name=block.name,
+                    operator=block.operator,
+                    states=block.states,
+                    most=block.most,
+                    bodies=tuple(self._lowered(body, choices, FULL) for body in block.bodies),
+                )
+                for key, block in importer.blocks_of(imported).items()
+            },
+        )
 
-    def survey(self) -> tuple[Tunable, ...]:
-        """The kernels that can be made in several ways, in the order of their first calls."""
-        folded = lower.fold(self._imported, self.target, self._model)
-        tried = tried_rules(self._rules, smallest=self._smallest)
-        cpu = cpu_model(self.target)
-        return survey(place_layers(folded["main"], cpu, tried, self._precision), tried)
+    def _left_in_float(
+        self, found: Recognition, cpu: CpuModel, precision: Precision
+    ) -> dict[str, str]:
+        """What of a quantised model is not done on integers."""
+        if precision.quantized == "float":
+            return {taken.node_name: "that is asked for" for taken in found.taken.values()}
+        if precision.quantized == "int8" or self._growth <= 1:
+            return {}
+        apart.at("looking for what is faster in float than on integers")
+        tried = tried_rules(self._rules, growth=self._growth)
+        return mixed.left_in_float(found, cpu, tried, precision, self._growth)
+
+    def survey(self, figures: Mapping[str, float] = MappingProxyType({})) -> tuple[Tunable, ...]:
+        """The kernels that can be made in several ways, in the order of their first calls, with
+        other `figures` of the CPU's model where some are given."""
+        tried = tried_rules(self._rules, growth=self._growth)
+        cpu = replace(self.cpu, **figures)  # type: ignore[arg-type]
+        placement = place_layers(
+            self._folded["main"], cpu, tried, self._precision, growth=self._growth
+        )
+        return survey(placement, tried, self._growth)
+
+    @property
+    def cpu(self) -> CpuModel:
+        """The model of the board's CPU."""
+        return cpu_model(self.target)
+
+    @cached_property
+    def _folded(self) -> Any:
+        return lower.fold(self._imported, self.target, self._model)

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 PRECISIONS = ("float32", "float16")
+# What is done of a quantised model's layers on integers: those that are faster so, all that can be,
+# or none.
+QUANTIZED = ("auto", "int8", "float")
 
 # Values are kept this far below the largest half, 65504: other inputs may reach further than those
 # that were looked at.
@@ -26,11 +29,16 @@ class Precision:
     A CPU without half-precision arithmetic computes in float32, and of "float16" has weights
     only. `samples` are inputs of the model, on which is found which ONNX nodes have to stay
     float32; `exact` are these nodes by name, and why.
+
+    `quantized`, one of `QUANTIZED`, says what of a quantised model is done on integers. `floats`,
+    if given, are the nodes that are not, by name, and why; then it is not looked for.
     """
 
     name: str = "float32"
     samples: tuple[Sequence[np.ndarray], ...] = field(default=(), repr=False, compare=False)
     exact: Mapping[str, str] = field(default_factory=dict)
+    quantized: str = QUANTIZED[0]
+    floats: Mapping[str, str] | None = None
 
     @property
     def is_half(self) -> bool:

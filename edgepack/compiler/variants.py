@@ -6,7 +6,7 @@ larger than one of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from edgepack.base.paths import atomic_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
 from edgepack.compiler.backend.report import LayerReport
-from edgepack.compiler.choices import Choices, Tunable
+from edgepack.compiler.choices import UNLIMITED, Choices, Tunable
 from edgepack.compiler.limited import within
 from edgepack.compiler.precision import FULL, Precision
 from edgepack.model import ModelSpec
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 _OBJECTS = "kernels.o"
+# Figures of a CPU's model that no document gives for each board, or not as one thread meets them.
+FIGURES = ("loads_per_cycle", "memory_bandwidth", "l2_bandwidth", "l3_bandwidth")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ def survey_apart(
     board: Board,
     *,
     limits: Limits,
-    smallest: bool = False,
+    growth: float = UNLIMITED,
     precision: Precision = FULL,
     progress: Progress = NO_PROGRESS,
 ) -> tuple[Tunable, ...]:
@@ -76,13 +78,13 @@ def survey_apart(
         _survey_there,
         spec,
         board,
-        smallest=smallest,
+        growth=growth,
         precision=precision,
     )
 
 
 def _survey_there(
-    spec: ModelSpec, board: Board, *, smallest: bool, precision: Precision
+    spec: ModelSpec, board: Board, *, growth: float, precision: Precision
 ) -> tuple[Tunable, ...]:
     from edgepack.base import apart
     from edgepack.compiler.errors import named_failures
@@ -93,11 +95,60 @@ def _survey_there(
         planner = Planner(
             load_model(spec),
             board,
-            smallest=smallest,
+            growth=growth,
             precision=precision,
             progress=apart.progress(),
         )
         return planner.survey()
+
+
+def surveys_apart(
+    spec: ModelSpec,
+    board: Board,
+    figures: Sequence[Mapping[str, float]],
+    *,
+    limits: Limits,
+    growth: float = UNLIMITED,
+    precision: Precision = FULL,
+    progress: Progress = NO_PROGRESS,
+) -> tuple[dict[str, float], list[tuple[Tunable, ...]]]:
+    """The CPU model's figures of `FIGURES`, and a survey with each of `figures` in their place."""
+    return within(
+        spec.path,
+        Limits(memory_mb=limits.memory_mb, cpu_s=limits.cpu_s * (1 + len(figures) // 4)),
+        progress,
+        _surveys_there,
+        spec,
+        board,
+        [dict(one) for one in figures],
+        growth=growth,
+        precision=precision,
+    )
+
+
+def _surveys_there(
+    spec: ModelSpec,
+    board: Board,
+    figures: Sequence[Mapping[str, float]],
+    *,
+    growth: float,
+    precision: Precision,
+) -> tuple[dict[str, float], list[tuple[Tunable, ...]]]:
+    from edgepack.base import apart
+    from edgepack.compiler.errors import named_failures
+    from edgepack.compiler.frontend.load import load_model
+    from edgepack.compiler.planning import Planner
+
+    with named_failures(spec.path):
+        planner = Planner(
+            load_model(spec),
+            board,
+            growth=growth,
+            precision=precision,
+            progress=apart.progress(),
+        )
+        in_use = {name: float(getattr(planner.cpu, name)) for name in FIGURES}
+        return in_use, [planner.survey(one) for one in figures]
 
 
 def compile_variants(
@@ -108,7 +159,7 @@ def compile_variants(
     variants: Sequence[Choices],
     *,
     limits: Limits,
-    smallest: bool = False,
+    growth: float = UNLIMITED,
     precision: Precision = FULL,
     progress: Progress = NO_PROGRESS,
 ) -> Variants:
@@ -127,7 +178,7 @@ def compile_variants(
         toolchain,
         out,
         [dict(choices) for choices in variants],
-        smallest=smallest,
+        growth=growth,
         precision=precision,
     )
 
@@ -139,7 +190,7 @@ def _compile_there(
     out: Path,
     variants: Sequence[Choices],
     *,
-    smallest: bool,
+    growth: float,
     precision: Precision,
 ) -> Variants:
     from edgepack.base import apart
@@ -151,7 +202,7 @@ def _compile_there(
     progress = apart.progress()
     with named_failures(spec.path):
         planner = Planner(
-            load_model(spec), board, smallest=smallest, precision=precision, progress=progress
+            load_model(spec), board, growth=growth, precision=precision, progress=progress
         )
         joint = _Joint()
         for index, choices in enumerate(variants):
@@ -161,7 +212,12 @@ def _compile_there(
         apart.at(f"making machine code of {len(joint.kernels)} kernels")
         with atomic_dir(out) as work:
             build.build_library(
-                joint.kernels, planner.target, toolchain, work / _OBJECTS, work / "model.so"
+                joint.kernels,
+                planner.target,
+                toolchain,
+                work / _OBJECTS,
+                work / "model.so",
+                build.kept_code(),
             )
             params = bytes(joint.params)
             (work / "params.bin").write_bytes(params)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import struct
+import tempfile
 from pathlib import Path
 
 import tvm
 from tvm import s_tir, tirx
 
+from edgepack.base import apart
+from edgepack.base.paths import cache_dir
 from edgepack.compiler.backend import share
+from edgepack.compiler.backend.code import KeptCode, key_of
 from edgepack.compiler.backend.schedule.vectors import to_loops
-from edgepack.native.toolchain import Toolchain, link_shared
+from edgepack.native.linker import link_library
+from edgepack.native.toolchain import Toolchain, link_relocatable, link_shared
 
 # What TVM does by default (`tvm.s_tir.pipeline`) to kernels that are loops already, less what is
 # for GPUs and for blocks and does nothing here but take time. Storage rewrite would merge small
@@ -29,7 +34,6 @@ _PASSES = (
     tirx.transform.RemoveNoOp,
     s_tir.transform.RewriteUnsafeSelect,
     tirx.transform.CommonSubexprElim,
-    tirx.transform.AnnotateEntryFunc,
     tirx.transform.SplitHostDevice,
     tirx.transform.MakePackedAPI,
     tirx.transform.BF16StorageLegalize,
@@ -38,31 +42,66 @@ _PASSES = (
 )
 
 
+def kept_code() -> Path:
+    """The folder of the cache with the machine code of kernels."""
+    return cache_dir() / "kernels"
+
+
 def build_library(
     kernels: dict[str, tirx.PrimFunc],
     target: tvm.target.Target,
     toolchain: Toolchain,
     code: Path,
     out: Path,
+    kept: Path | None = None,
 ) -> None:
     """Compile the kernels into the object file `code` and link that into the shared library `out`.
 
-    Each kernel is exported as `__tvm_ffi_<name>` (tvm_ffi's TVMFFISafeCallType).
+    Without a compiler there is no `code`: that is for programs, which a compiler links.
+
+    Each kernel is exported as `__tvm_ffi_<name>` (tvm_ffi's TVMFFISafeCallType). Machine code that
+    is in the folder `kept` already is not made again; the bytes are the same.
     The symbol table stays, for it tells code from constants: without it the
     disassembly of 32-bit ARM shows instructions that are none. Raises
     ToolchainError when the link fails.
     """
+    cache = KeptCode(kept)
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
+        parts = []
+        for index, (kernel, function) in enumerate(kernels.items()):
+            apart.at(f"making machine code of {kernel}", index, len(kernels))
+            part = Path(name) / f"{index}.o"
+            part.write_bytes(
+                cache.get(
+                    key_of(function, kernel, target),
+                    lambda: _machine_code({kernel: function}, target, part),  # noqa: B023
+                )
+            )
+            parts.append(part)
+        if not parts:  # all is constant, and no linker links nothing
+            parts.append(Path(name) / "none.o")
+            parts[0].write_bytes(_machine_code({}, target, parts[0]))
+        if not toolchain.has_compiler:
+            link_library(parts, out, soname=out.name, builtins=toolchain.builtins)
+            return
+        link_relocatable(toolchain, parts, code)
+        # zig's linker always brings the whole of its compiler-rt, gcc's the shared libgcc.
+        flags = ["-Wl,--gc-sections"] + (["-static-libgcc"] if toolchain.kind == "gnu" else [])
+        # Not from `code`: of what every part has, conversions of halves, one is enough.
+        link_shared(toolchain, parts, out, flags=flags)
+    out.write_bytes(drop_debug_sections(out.read_bytes()))
+
+
+def _machine_code(kernels: dict[str, tirx.PrimFunc], target: tvm.target.Target, out: Path) -> bytes:
+    """The object file of some kernels, made as `out`."""
     bound = target.with_host(target)
     module = tvm.IRModule({name: _prepared(kernel, name) for name, kernel in kernels.items()})
     passes = [tirx.transform.BindTarget(bound), *(make() for make in _PASSES)]
     with tvm.transform.PassContext(opt_level=3):
         module = tvm.transform.Sequential(passes)(module)
         library = tvm.get_global_func("target.build.llvm")(module, bound)
-    library.write_to_file(str(code), "o")
-    # zig's linker always brings the whole of its compiler-rt, gcc's the shared libgcc.
-    flags = ["-Wl,--gc-sections"] + (["-static-libgcc"] if toolchain.kind == "gnu" else [])
-    link_shared(toolchain, [code], out, flags=flags)
-    out.write_bytes(drop_debug_sections(out.read_bytes()))
+    library.write_to_file(str(out), "o")
+    return out.read_bytes()
 
 
 def _prepared(kernel: tirx.PrimFunc, name: str) -> tirx.PrimFunc:

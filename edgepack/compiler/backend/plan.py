@@ -1,15 +1,17 @@
 """The ahead-of-time plan: which kernel reads and writes which bytes, in which order.
 
 `main` of a lowered module is a straight line. It is written out as tensors with
-fixed places (in one arena, or in the parameter file) and calls.
+fixed places (in one arena, or in the parameter file) and calls. The calls of a loop or branch
+are a block of them, which is repeated or left out.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from edgepack.compiler.backend import storage
 from edgepack.compiler.backend.arena import ALIGNMENT, Block, align, allocate
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.bound import Bound
-from edgepack.compiler.tiles.tir import in_place
+from edgepack.compiler.tiles import tir
 from edgepack.model import DTYPES, LoadedModel, TensorInfo
 
 FORMAT = "edgepack-graph"
@@ -54,6 +56,23 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanBlock:
+    """Calls `first` to `end` (excluded) are done as long as tensor `condition` is true.
+
+    At most `most` times: a loop that would go on then is an error. Of one time it is a branch. Of
+    two blocks that begin at one call, the longer one comes first. `name` and `operator` are those
+    of the ONNX node.
+    """
+
+    first: int
+    end: int
+    condition: int
+    most: int
+    name: str
+    operator: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class OutputCount:
     """Axis `axis` of output number `output` holds as many elements as tensor `tensor` says, an
     int64 of the arena; what lies behind them is not in use."""
@@ -74,6 +93,7 @@ class Plan:
     calls: tuple[Call, ...]
     arena_bytes: int
     counts: tuple[OutputCount, ...] = ()
+    blocks: tuple[PlanBlock, ...] = ()
     params: bytes = field(repr=False)
 
     def infos(self, indices: Sequence[int]) -> tuple[TensorInfo, ...]:
@@ -100,6 +120,11 @@ class Plan:
         }
         if self.counts:
             head["counts"] = [asdict(item) for item in self.counts]
+        if self.blocks:
+            head["blocks"] = [
+                {"first": b.first, "end": b.end, "condition": b.condition, "most": b.most}
+                for b in self.blocks
+            ]
         tensors = [
             {
                 "name": t.name,
@@ -126,51 +151,65 @@ class Plan:
         return text + "\n}\n"
 
 
-def extract_plan(
-    module: tvm.IRModule,
-    model: LoadedModel,
-    library: Mapping[str, tirx.PrimFunc],
-    bounds: Sequence[Bound] = (),
-) -> tuple[Plan, dict[str, tirx.PrimFunc]]:
-    """The plan of a lowered module, and the kernels it calls by name.
+@dataclass(frozen=True, kw_only=True)
+class Lowered:
+    """A lowered module: `library` has the kernels that it calls as packed functions, with a report
+    of each such call in order, `blocks` the loops and branches that it calls."""
 
-    `bounds` are those of its outputs. `library` has the kernels that the module calls as packed
-    functions. A kernel may have more arguments than its call names inputs and outputs: those last
-    ones are scratch memory, which is placed in the arena for the time of the call. Raises
-    `PlanError`.
+    module: tvm.IRModule
+    library: Mapping[str, tirx.PrimFunc]
+    reports: Sequence[LayerReport]
+    blocks: Mapping[str, LoweredBlock] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoweredBlock:
+    """As `frontend.blocks` has it. The one body of a loop has results: whether it goes on, the
+    states, and those that are rows of its results. Both bodies of a branch have the same."""
+
+    name: str
+    operator: str
+    states: int
+    most: int
+    bodies: tuple[Lowered, ...]
+
+
+def extract_plan(
+    lowered: Lowered, model: LoadedModel, bounds: Sequence[Bound] = ()
+) -> tuple[Plan, dict[str, tirx.PrimFunc], tuple[LayerReport, ...]]:
+    """The plan of a lowered module, the kernels it calls by name, and a report of each call.
+
+    `bounds` are those of its outputs. A kernel may have more arguments than its call names inputs
+    and outputs: those last ones are scratch memory, which is placed in the arena for the time of
+    the call. Raises `PlanError`.
     """
-    builder = _PlanBuilder(module, model, library)
-    main = module["main"]
+    builder = _PlanBuilder(lowered, model)
+    main = lowered.module["main"]
     for parameter, info in zip(main.params, model.inputs, strict=True):
         builder.bind_input(parameter, info)
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            builder.bind(binding.var, binding.value)
-    return builder.finish(main.body.body, bounds)
+    builder.walk(main)
+    plan, kernels = builder.finish(main.body.body, bounds)
+    reports = zip(plan.calls, builder.reports, strict=True)
+    return plan, kernels, tuple(report or _generic(plan, call) for call, report in reports)
 
 
-def report_layers(plan: Plan, fast: Sequence[LayerReport]) -> tuple[LayerReport, ...]:
-    """A report per call of the plan; `fast` has those of the kernel library, in order."""
-    library, known = {report.kernel for report in fast}, iter(fast)
-
-    def generic(call: Call) -> LayerReport:
-        tensors = [plan.tensors[index] for index in call.args]
-        # Scratch memory is rare, and smaller than a result that is worth a look.
-        return LayerReport(
-            kernel=call.kernel,
-            layer="",
-            operator=call.kernel.rstrip("0123456789"),
-            rule="generic",
-            shape=tensors[-1].shape,
-            dtype=tensors[-1].dtype,
-            exact="",
-            tile="",
-            macs=0,
-            cycles=0.0,
-            nbytes=sum(tensor.nbytes for tensor in tensors),
-        )
-
-    return tuple(next(known) if call.kernel in library else generic(call) for call in plan.calls)
+def _generic(plan: Plan, call: Call) -> LayerReport:
+    """The report of a kernel that TVM lowered."""
+    tensors = [plan.tensors[index] for index in call.args]
+    # Scratch memory is rare, and smaller than a result that is worth a look.
+    return LayerReport(
+        kernel=call.kernel,
+        layer="",
+        operator=call.kernel.rstrip("0123456789"),
+        rule="generic",
+        shape=tensors[-1].shape,
+        dtype=tensors[-1].dtype,
+        exact="",
+        tile="",
+        macs=0,
+        cycles=0.0,
+        nbytes=sum(tensor.nbytes for tensor in tensors),
+    )
 
 
 @dataclass
@@ -200,20 +239,29 @@ class _Value:
 
 
 class _PlanBuilder:
-    def __init__(
-        self, module: tvm.IRModule, model: LoadedModel, library: Mapping[str, tirx.PrimFunc]
-    ) -> None:
-        self.module = module
-        self.library = library
+    def __init__(self, lowered: Lowered, model: LoadedModel) -> None:
         self.model = model
         self.values: list[_Value] = []
         self.calls: list[Call] = []
+        self.reports: list[LayerReport | None] = []
+        self.blocks: list[PlanBlock] = []
+        self.depth = 0
+        self.enter(lowered)
         self.kernels: dict[str, tirx.PrimFunc] = {}
         self.known: dict[Any, int | tuple[int, ...]] = {}
         self.constants: dict[tuple[str, tuple[int, ...], bytes], int] = {}
         self.inputs: list[int] = []
 
+    def enter(self, lowered: Lowered) -> None:
+        """What is bound from now on is of this module."""
+        self.lowered, self.fast = lowered, iter(lowered.reports)
+
     # ------------------------------------------------ bindings
+
+    def walk(self, main: relax.Function) -> None:
+        for block in main.body.blocks:
+            for binding in block.bindings:
+                self.bind(binding.var, binding.value)
 
     def bind_input(self, parameter: relax.Var, info: TensorInfo) -> None:
         index = self.new_value(parameter.ty, info.name)
@@ -227,17 +275,27 @@ class _PlanBuilder:
             return
         name = value.op.name if isinstance(value.op, tvm.ir.Op) else ""
         shown, parts = storage.read_view(value), storage.read_joint(value)
-        if shown is not None:
+        called = storage.read_block(value)
+        if called is not None:
+            results = self.bind_block(value.ty, *called)
+            self.known[var] = results if isinstance(value.ty, relax.TupleType) else results[0]
+        elif shown is not None:
             self.known[var] = self.view(value.ty, self.one(shown[0]), shown[1])
         elif parts is not None:
             self.known[var] = self.joint(value.ty, [self.one(part) for part in parts])
         elif name == "relax.call_tir":
             self.known[var] = self.bind_call(
-                value, value.args[0].name_hint, self.module[value.args[0]]
+                value, value.args[0].name_hint, self.lowered.module[value.args[0]]
             )
-        elif name == "relax.call_dps_packed" and value.args[0].global_symbol in self.library:
+        elif (
+            name == "relax.call_dps_packed" and value.args[0].global_symbol in self.lowered.library
+        ):
             kernel = value.args[0].global_symbol
-            self.known[var] = self.bind_call(value, kernel, self.library[kernel])
+            report = next(self.fast)
+            if self.depth:
+                # Nobody has values of a turn to compare them with.
+                report = replace(report, value="")
+            self.known[var] = self.bind_call(value, kernel, self.lowered.library[kernel], report)
         elif name == "relax.reshape":
             self.known[var] = self.view(value.ty, self.one(value.args[0]))
         else:
@@ -281,7 +339,11 @@ class _PlanBuilder:
                 value.start += start
 
     def bind_call(
-        self, call: relax.Call, kernel: str, function: tirx.PrimFunc
+        self,
+        call: relax.Call,
+        kernel: str,
+        function: tirx.PrimFunc,
+        report: LayerReport | None = None,
     ) -> int | tuple[int, ...]:
         inputs = [self.one(arg) for arg in call.args[1]]
         types = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
@@ -289,7 +351,7 @@ class _PlanBuilder:
         scratch = [
             self.new_value(buffer) for buffer in list(function.params)[len(inputs) + len(outputs) :]
         ]
-        self.add_call(kernel, function, inputs, outputs, scratch)
+        self.add_call(kernel, function, inputs, outputs, scratch, report)
         return tuple(outputs) if isinstance(call.ty, relax.TupleType) else outputs[0]
 
     def add_call(
@@ -299,16 +361,30 @@ class _PlanBuilder:
         inputs: list[int],
         outputs: list[int],
         scratch: Sequence[int] = (),
+        report: LayerReport | None = None,
     ) -> None:
         now = len(self.calls)
         tvm_ffi.structural_walk(function.body, (tvm.ir.Call, self.check_call))
-        self.kernels[kernel] = function
+        kernel = self.named(kernel, function)
+        self.reports.append(report and replace(report, kernel=kernel))
         for index in (*outputs, *scratch):
             self.values[index].first = now
         for index in (*inputs, *outputs, *scratch):
             root = self.values[self.values[index].root]
             root.last = max(root.last, now)
         self.calls.append(Call(kernel=kernel, args=(*inputs, *outputs, *scratch)))
+
+    def named(self, kernel: str, function: tirx.PrimFunc) -> str:
+        """What a kernel is called: bodies of loops may have others of the same name."""
+        name, count = kernel, 1
+        while name in self.kernels:
+            known = self.kernels[name]
+            if known.same_as(function) or tvm_ffi.structural_equal(known, function):
+                return name
+            count += 1
+            name = f"{kernel}_b{count}"
+        self.kernels[name] = function
+        return name
 
     def check_call(self, call: tvm.ir.Call) -> None:
         """A kernel can call what is linked into it, but nothing by its name in TVM's registry."""
@@ -317,6 +393,149 @@ class _PlanBuilder:
                 f"{self.model.path}: the model needs '{call.args[0].value}' at run time, "
                 "which the runtime lacks"
             )
+
+    # ------------------------------------------------ loops and branches
+
+    def bind_block(self, ty: relax.Type, key: str, args: Sequence[relax.Expr]) -> tuple[int, ...]:
+        """The calls of a loop or of a branch's two ways; its results."""
+        block = self.lowered.blocks[key]
+        types = list(ty.fields) if isinstance(ty, relax.TupleType) else [ty]
+        given = [self.one(arg) for arg in args]
+        if len(block.bodies) == 1:
+            return self.loop(block, given, types)
+        results = [self.new_value(item) for item in types]
+        for condition, body in zip(given, block.bodies, strict=False):
+            self.repeated(block, condition, results, partial(self.way, body, given[2:], results))
+        return tuple(results)
+
+    def way(self, body: Lowered, given: Sequence[int], results: Sequence[int]) -> None:
+        """One way of a branch."""
+        self.put_all(self.body(body, given), results, unread=True)
+
+    def loop(
+        self, block: LoweredBlock, given: Sequence[int], types: Sequence[relax.TensorType]
+    ) -> tuple[int, ...]:
+        """A loop: its states have places of their own, where each turn finds and leaves them."""
+        starts = given[: 1 + block.states]
+        condition, *states = (self.copy(index) for index in starts)
+        rows = [self.new_value(item) for item in types[block.states :]]
+
+        def turn() -> None:
+            before = [condition, *states]
+            made = self.body(block.bodies[0], [*states, *given[len(starts) :]])
+            for row, whole in zip(made[len(before) :], rows, strict=True):
+                self.put_row(row, states[0], whole, block.most)
+            self.put_all(made[: len(before)], before)
+
+        self.repeated(block, condition, rows, turn, states)
+        return (*states, *rows)
+
+    def repeated(
+        self,
+        block: LoweredBlock,
+        condition: int,
+        results: Sequence[int],
+        write: Callable[[], None],
+        states: Sequence[int] = (),
+    ) -> None:
+        """A block of the calls that `write` adds. What it reads of before lives through all of it,
+        and so do its `states` and what it makes for later, the `results`."""
+        first, place = len(self.calls), len(self.blocks)
+        for index in results:
+            value = self.values[index]
+            value.first = first if value.first < 0 else value.first
+        write()
+        end = len(self.calls)
+        if end == first:
+            return
+        kept = {self.values[index].root for index in (condition, *results, *states)}
+        for call in self.calls[first:end]:
+            kept |= {r for r in map(self.root_of, call.args) if self.values[r].first < first}
+        for root in kept:
+            self.values[root].last = max(self.values[root].last, end)
+        made = PlanBlock(
+            first=first,
+            end=end,
+            condition=condition,
+            most=block.most,
+            name=block.name,
+            operator=block.operator,
+        )
+        self.blocks.insert(place, made)
+
+    def body(self, body: Lowered, given: Sequence[int]) -> list[int]:
+        """The calls of a body that reads `given`; its results."""
+        outer = self.lowered, self.fast, self.known
+        self.known = {}
+        self.enter(body)
+        self.depth += 1
+        main = body.module["main"]
+        self.known.update(zip(main.params, given, strict=True))
+        self.walk(main)
+        made = self.resolve(main.body.body)
+        self.depth -= 1
+        self.lowered, self.fast, self.known = outer
+        return list(made) if isinstance(made, tuple) else [made]
+
+    def put_all(self, made: Sequence[int], targets: Sequence[int], *, unread: bool = False) -> None:
+        """Let the results of a turn be where the next one, or what follows, finds them.
+
+        A result is computed right there if what was there is not read after that; `unread` if
+        there is nothing to be read.
+        """
+        roots = [self.root_of(index) for index in targets]
+        read = {self.root_of(index) for index in made}
+        held: list[tuple[int, int]] = []
+        for index, target, root in zip(made, targets, roots, strict=True):
+            source = self.root_of(index)
+            if source == root:
+                continue
+            if source in roots:
+                # Another state as it was before this turn, and that one may be overwritten first.
+                held.append((self.copy(index), target))
+            elif root in read or not self.takes_place(index, root, unread=unread):
+                held.append((index, target))
+            read.add(source)
+        for index, target in held:
+            self.copy(index, target)
+
+    def takes_place(self, index: int, root: int, *, unread: bool) -> bool:
+        """Let a value be computed where `root` is, if nobody reads that from then on."""
+        source, target = self.values[self.root_of(index)], self.values[root]
+        free = (
+            source.data is None
+            and not source.fixed
+            and source.nbytes == self.values[index].nbytes == target.nbytes
+            and source.first >= target.first
+            and (unread or source.first > target.last)
+        )
+        if free:
+            self.move(self.root_of(index), root)
+        return free
+
+    def put_row(self, row: int, turn: int, whole: int, most: int) -> None:
+        """Copy a result of a turn into its row of `whole`."""
+        value = self.values[row]
+        size = math.prod(value.shape)
+        if not size:
+            return
+        one, places, to = (
+            self.shaped(index, shape)
+            for index, shape in ((row, (size,)), (turn, (1,)), (whole, (most, size)))
+        )
+        name = f"row_{value.dtype}_{most}x{size}"
+        self.add_call(name, _row_kernel(value.dtype, most, size), [one, places, to], [])
+
+    def shaped(self, index: int, shape: tuple[int, ...]) -> int:
+        """The bytes of a value in another shape."""
+        value = self.values[index]
+        self.values.append(
+            _Value(f"t{len(self.values)}", value.dtype, shape, value.root, value.start, value.data)
+        )
+        return len(self.values) - 1
+
+    def root_of(self, index: int) -> int:
+        return self.values[index].root
 
     # ------------------------------------------------ values
 
@@ -406,6 +625,7 @@ class _PlanBuilder:
                 for bound in bounds
             ),
             calls=tuple(self.calls),
+            blocks=tuple(self.blocks),
             arena_bytes=arena_bytes,
             params=params,
         )
@@ -414,7 +634,7 @@ class _PlanBuilder:
     def reuse_storage(self) -> None:
         """Let results take the place of an argument that nobody reads any more."""
         for now, call in enumerate(self.calls):
-            for read, written in in_place(self.kernels[call.kernel]):
+            for read, written in tir.in_place(self.kernels[call.kernel]):
                 result, argument = call.args[written], self.values[call.args[read]]
                 old = self.values[argument.root]
                 readers = [arg for arg in call.args if self.values[arg].root == argument.root]
@@ -427,17 +647,22 @@ class _PlanBuilder:
                 ):
                     self.move(result, argument.root)
 
-    def copy(self, source: int) -> int:
+    def copy(self, source: int, target: int | None = None) -> int:
+        """A copy of a value, in a place of its own or in that of `target`."""
         value = self.values[source]
-        index = len(self.values)
-        self.values.append(_Value(f"t{index}", value.dtype, value.shape, root=index))
+        outputs: list[int] = []
+        if target is None:
+            target = len(self.values)
+            self.values.append(_Value(f"t{target}", value.dtype, value.shape, root=target))
+            outputs = [target]
         if not value.nbytes:
-            return index
+            return target
         placeholder = te.placeholder(value.shape, value.dtype, name="data")
         function = te.create_prim_func([placeholder, topi.identity(placeholder)])
         name = "copy_" + "_".join([value.dtype, *map(str, value.shape)])
-        self.add_call(name, function, [source], [index])
-        return index
+        inputs = [source] if outputs else [source, target]
+        self.add_call(name, function, inputs, outputs)
+        return target
 
     def place(self) -> tuple[dict[int, int], int, bytes]:
         """Offsets of the root values, the arena's size, and the parameter file."""
@@ -455,3 +680,13 @@ class _PlanBuilder:
                 places[index] = len(params)
                 params.extend(value.data.tobytes())
         return places, arena_bytes, bytes(params)
+
+
+def _row_kernel(dtype: str, most: int, size: int) -> tirx.PrimFunc:
+    """Elements [size] to row number turn[0] of rows [most, size]."""
+    row, turn = tir.buffer("row", [size], dtype), tir.buffer("turn", [1], "int64")
+    rows = tir.buffer("rows", [most, size], dtype)
+    at = tir.cast(tir.load(turn, [0]), "int32")
+    i = tir.var("i")
+    body = tir.loop(i, size, tir.store(rows, tir.load(row, [i]), [at, i]))
+    return tir.function([row, turn, rows], body)

@@ -83,13 +83,25 @@ class LayerReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BlockReport:
+    """A loop or a branch's way in the plan: the ONNX node's name and operator, how many kernels are
+    called in a turn, and how many turns there may be (1: a branch)."""
+
+    node: str
+    operator: str
+    kernels: int
+    most_turns: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """What a plan will take on a board.
 
     `ms` is the cost model's time of one inference on the fastest core at its full clock, of
     `mhz`; None where no clock is known. It leaves out `uncosted` of the `kernels`, which no cost
-    model covers. `arena_bytes` and `params_bytes` are exact, `bundle_bytes` is not. `outputs` have
-    the shapes that the compiler found.
+    model covers, and counts one turn of each loop of the `blocks`. `arena_bytes` and
+    `params_bytes` are exact, `bundle_bytes` is not. `outputs` have the shapes that the compiler
+    found.
     """
 
     board: str
@@ -99,5 +111,6 @@ class Estimate:
     bundle_bytes: int
     kernels: int
     uncosted: int
+    blocks: tuple[BlockReport, ...]
     mhz: int
     ms: float | None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,9 +42,38 @@ def run_plan(folder: Path, inputs: Sequence[np.ndarray], runs: int = 1) -> list[
         for index, value in zip(graph["inputs"], inputs, strict=True):
             assert value.dtype == tensors[index].dtype
             tensors[index][...] = value
-        for call in graph["calls"]:
+        for index in order(graph, lambda at: bool(tensors[at].reshape(-1)[0])):
+            call = graph["calls"][index]
             library[call["kernel"]](*(wrapped[arg] for arg in call["args"]))
     return in_use(graph, [tensors[index].copy() for index in ends_of(graph)])
+
+
+def order(graph: Mapping[str, Any], is_true: Callable[[int], bool]) -> Iterator[int]:
+    """The calls of a plan (graph.json) in the order in which they are done, by number.
+
+    `is_true` reads a tensor of one truth value, by number, when all calls before are done. Raises
+    RuntimeError for a loop that goes on behind its last turn.
+    """
+    blocks = graph.get("blocks", [])
+
+    def run(at: int, end: int, inner: int) -> Iterator[int]:
+        while at < end:
+            if inner == len(blocks) or blocks[inner]["first"] > at:
+                yield at
+                at += 1
+                continue
+            block = blocks[inner]
+            for turn in itertools.count():
+                if not is_true(block["condition"]) or (turn and block["most"] == 1):
+                    break
+                if turn == block["most"]:
+                    raise RuntimeError(f"a loop goes on after {turn} turns")
+                yield from run(at, block["end"], inner + 1)
+            at = block["end"]
+            while inner < len(blocks) and blocks[inner]["first"] < at:
+                inner += 1
+
+    yield from run(0, len(graph["calls"]), 0)
 
 
 def _aligned(data: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from tvm import relax, tirx
 
 _VIEW = "edgepack.view"
 _JOINT = "edgepack.joint"
+_BLOCK = "edgepack.block."
 
 
 def view(source: relax.Expr, shape: Sequence[int], *, offset: int = 0) -> relax.Call:
@@ -44,6 +45,19 @@ def read_view(call: relax.Call) -> tuple[relax.Expr, int] | None:
 def read_joint(call: relax.Call) -> list[relax.Expr] | None:
     """The parts of a call made by `joint`."""
     return list(call.args[1]) if _is(call, _JOINT) else None
+
+
+def block(key: str, inputs: Sequence[relax.Expr], types: Sequence[relax.TensorType]) -> relax.Call:
+    """A loop or branch of the plan, by its key; its results are a tuple."""
+    return relax.call_dps_packed(_BLOCK + key, list(inputs), list(types))
+
+
+def read_block(call: relax.Call) -> tuple[str, list[relax.Expr]] | None:
+    """The key and the inputs of a call made by `block`."""
+    packed = isinstance(call.op, tvm.ir.Op) and call.op.name == "relax.call_dps_packed"
+    if not packed or not call.args[0].global_symbol.startswith(_BLOCK):
+        return None
+    return call.args[0].global_symbol.removeprefix(_BLOCK), list(call.args[1])
 
 
 def _is(call: relax.Call, name: str) -> bool:

@@ -1,9 +1,8 @@
-"""If, Loop and Scan as straight lines.
+"""If, Loop and Scan that are known before the model runs, as straight lines.
 
-A loop whose number of turns is constant is written out turn by turn; values that its body computes
-of constants are computed on the way, for its condition may be one of them. Of an If whose condition
-depends on the data both branches are computed, and one is chosen; of a loop that may end early all
-turns are, those behind its end as copies of its last.
+An If whose condition is known is its branch. A loop of few turns, whose number is known, is written
+out turn by turn; values that its body computes of constants are computed on the way, for its
+condition may be one of them. What is left here `blocks` makes blocks of the plan.
 """
 
 from __future__ import annotations
@@ -21,61 +20,39 @@ from edgepack.compiler.frontend.forms import attribute, known_shapes
 from edgepack.compiler.frontend.inlining import copied
 from edgepack.model import opset_of
 
-_CONTROL = ("If", "Loop", "Scan")
+CONTROL = ("If", "Loop", "Scan")
+# A loop of more nodes is rather a block of the plan: each node would become a kernel.
+FEW_NODES = 400
 # More nodes than this are no straight line any more.
-_MOST_NODES = 20_000
+MOST_NODES = 20_000
 
 
-def straightened(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without the If, Loop and Scan that are known; the same if it has none."""
-    if not any(node.op_type in _CONTROL for node in proto.graph.node):
+def straightened(proto: onnx.ModelProto, most_nodes: int = FEW_NODES) -> onnx.ModelProto:
+    """The model without the If, Loop and Scan that are known; the same if it has none.
+
+    A loop of more than `most_nodes` is left alone.
+    """
+    if not any(node.op_type in CONTROL for node in proto.graph.node):
         return proto
     straight = onnx.ModelProto()
     straight.CopyFrom(proto)
     # A shape or a value that was found may be what another branch or loop waits for.
     found: dict[str, onnx.TensorProto] = {}
+    has_changed = False
     for _ in range(_MOST_ROUNDS):
-        line = _Unrolled(straight, dict(found))
+        line = _Unrolled(straight, most_nodes, dict(found))
         for node in list(straight.graph.node):
             line.add(node)
         del straight.graph.node[:]
         straight.graph.node.extend(line.nodes)
         straight.graph.initializer.extend(line.tensors)
-        is_straight = not any(node.op_type in _CONTROL for node in straight.graph.node)
+        has_changed = has_changed or line.changed
+        is_straight = not any(node.op_type in CONTROL for node in straight.graph.node)
         if is_straight or not (line.changed or len(line.found) > len(found)):
             break
         found = line.found
-    return straight
+    return straight if has_changed else proto
 
-
-def both_ways(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with both branches of an If, and all turns of a Loop that may end early.
-
-    The same if it has none, or if a value has another shape on another way: a plan has one for
-    each. Those that `straightened` leaves are meant: it takes what is known.
-    """
-    if opset_of(proto) < _WHERE or not any(n.op_type in _CONTROL for n in proto.graph.node):
-        return proto
-    straight = onnx.ModelProto()
-    straight.CopyFrom(proto)
-    line = _Unrolled(straight, both=True)
-    try:
-        for node in list(straight.graph.node):
-            line.add(node)
-    except _TooLongError:
-        return proto
-    if not line.changed:
-        return proto
-    del straight.graph.node[:]
-    straight.graph.node.extend(line.nodes)
-    straight.graph.initializer.extend(line.tensors)
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in straight.graph.initializer}
-    shapes |= known_shapes(straight)
-    equal = (one in shapes and shapes[one] == shapes.get(other) for one, other in line.pairs)
-    return straight if all(equal) else proto
-
-
-_WHERE = 9  # the opset of Where
 
 # Each finds what those before it made known: torch.jit's models have an If in an If in an If, each
 # of which asks for the rank of what the one before it gives.
@@ -91,13 +68,12 @@ class _Unrolled:
     """Nodes one after the other, with what is known of their values."""
 
     proto: onnx.ModelProto
+    # Of one loop.
+    most_nodes: int
     # Values that nodes compute of constants and shapes, by name.
     found: dict[str, onnx.TensorProto] = field(default_factory=dict)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     tensors: list[onnx.TensorProto] = field(default_factory=list)
-    # Whether what is not known is computed both ways; and values that one is chosen of.
-    both: bool = False
-    pairs: list[tuple[str, str]] = field(default_factory=list)
     changed: bool = False
     count: int = 0
 
@@ -113,30 +89,27 @@ class _Unrolled:
             "Loop": self.loop,
             "Scan": self.scan,
         }
-        if node.op_type in ways and _is_whole(node):
+        if node.op_type in ways and is_whole(node):
             before = (len(self.nodes), len(self.tensors), dict(self.known), dict(self.found))
-            pairs = len(self.pairs)
             try:
                 made = ways[node.op_type](node)
             except _TooLongError:
-                if self.both:
-                    raise
                 made = None
             if made is not None:
                 self.changed = True
                 for item in made:
                     self.add(item)
                 return
-            del self.nodes[before[0] :], self.tensors[before[1] :], self.pairs[pairs:]
+            del self.nodes[before[0] :], self.tensors[before[1] :]
             self.known, self.found = before[2:]
         self.learn(node)
         self.nodes.append(node)
-        if len(self.nodes) > _MOST_NODES:
+        if len(self.nodes) > MOST_NODES + len(self.proto.graph.node):
             raise _TooLongError
 
     def learn(self, node: onnx.NodeProto) -> None:
         """Remember a node's results, if they are known."""
-        if node.op_type in _CONTROL or all(name in self.found for name in node.output if name):
+        if node.op_type in CONTROL or all(name in self.found for name in node.output if name):
             return
         made = value_of_shape(node, self.shapes) or computed(node, self.known, self.proto)
         for tensor in made or ():
@@ -179,106 +152,12 @@ class _Unrolled:
         """The branch that an If takes."""
         condition = self.value(node.input[0])
         if condition is None:
-            return self.either(node) if self.both else None
+            return None
         taken = attribute(node, "then_branch" if condition.any() else "else_branch")
         nodes, results = self.body(taken, [], self.prefix(node))
         return [*nodes, *_named(results, node.output)]
 
-    def either(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Both branches of an If, and the choice."""
-        results = []
-        for name in ("then_branch", "else_branch"):
-            nodes, made = self.body(attribute(node, name), [], self.prefix(node))
-            for item in nodes:
-                self.add(item)
-            results.append(made)
-        chooser = self.scalar(node.input[0], f"{self.prefix(node)}condition")
-        return [
-            self.chosen(chooser, one, other, output)
-            for one, other, output in zip(*results, node.output, strict=True)
-            if output
-        ]
-
-    def scalar(self, name: str, to: str) -> str:
-        """A value of one element without axes."""
-        if name in self.shapes and not self.shapes[name]:
-            return name
-        none = self.constant(f"{to}/shape", np.zeros(0, "int64"))
-        self.add(helper.make_node("Reshape", [name, none], [to]))
-        return to
-
-    def chosen(self, condition: str, one: str, other: str, to: str) -> onnx.NodeProto:
-        """One of two values by a scalar, which have to be of one shape."""
-        self.pairs.append((one, other))
-        return helper.make_node("Where", [condition, one, other], [to])
-
     def loop(self, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        """The turns of a Loop."""
-        return self.early(node) if self.both else self.whole(node)
-
-    def early(self, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        """As many turns as a Loop may have; behind its end, the last is computed again and again.
-
-        So it computes nothing that the Loop would not have.
-        """
-        body = attribute(node, "body")
-        given = list(node.input[2:])
-        turns = self.number(node.input[0]) or 0
-        if not 0 < turns * (len(body.node) + len(given)) <= _MOST_NODES:
-            return None
-        prefix = self.prefix(node)
-        going = self.constant(f"{prefix}going", np.array(True))
-        first = active = node.input[1] or going
-        if first != going:
-            first = active = self.scalar(first, f"{prefix}first")
-        number = self.constant(f"{prefix}turn", np.array(0, "int64"))
-        state: list[str] = []
-        results: list[str] = []
-        rows: list[list[str]] = [[] for _ in body.output[1 + len(given) :]]
-        flags: list[str] = []
-        for turn in range(turns):
-            # Names in the body may be the same as those here.
-            prefix, inner = self.prefix(node), self.prefix(node)
-            if turn:
-                last, active = active, f"{prefix}active"
-                condition = self.scalar(results[0], f"{prefix}condition")
-                self.add(helper.make_node("And", [last, condition], [active]))
-                next_turn = self.constant(f"{prefix}next", np.array(turn, "int64"))
-                values = zip([next_turn, *state], [number, *given], strict=True)
-                number, *given = (
-                    self.taken(active, new, old, f"{prefix}given{i}")
-                    for i, (new, old) in enumerate(values)
-                )
-            nodes, results = self.body(body, [number, going, *given], inner)
-            for item in nodes:
-                self.add(item)
-            state = results[1 : 1 + len(given)]
-            flags.append(active)
-            for row, result in zip(rows, results[1 + len(given) :], strict=True):
-                row.append(result)
-        prefix = self.prefix(node)
-        if first != going:
-            state = [
-                self.taken(first, new, old, f"{prefix}end{i}")
-                for i, (new, old) in enumerate(zip(state, node.input[2:], strict=True))
-            ]
-        line = _named(state, node.output[: len(given)])
-        line += self.stacked(flags, f"{prefix}turns", 0, f"{prefix}turns/")
-        for i, (row, output) in enumerate(zip(rows, node.output[len(given) :], strict=False)):
-            if output:
-                line += self.stacked(row, f"{prefix}all{i}", 0, f"{prefix}all{i}/")
-                names = [f"{prefix}all{i}", f"{prefix}turns"]
-                line.append(helper.make_node("Compress", names, [output], axis=0))
-        return line
-
-    def taken(self, condition: str, one: str, other: str, to: str) -> str:
-        """The name of one of two values, which may be the same."""
-        if one == other:
-            return one
-        self.add(self.chosen(condition, one, other, to))
-        return to
-
-    def whole(self, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
         """The turns of a Loop whose number is known."""
         body = attribute(node, "body")
         first, second = (*node.input, "", "")[:2]
@@ -308,7 +187,7 @@ class _Unrolled:
             state = results[1 : 1 + len(state)]
             for row, result in zip(rows, results[1 + len(state) :], strict=True):
                 row.append(result)
-            if turn * max(len(nodes), 1) > _MOST_NODES:
+            if turn * max(len(nodes), 1) > self.most_nodes:
                 raise _TooLongError
         if rows and not turn:
             return None
@@ -380,7 +259,7 @@ class _Unrolled:
         if len(sizes) != 1:
             return None
         (turns,) = sizes
-        if turns * len(body.node) > _MOST_NODES:
+        if turns * len(body.node) > self.most_nodes:
             return None
         rows: list[list[str]] = [[] for _ in range(outputs)]
         for turn in range(turns):
@@ -464,15 +343,25 @@ class _Unrolled:
         return [*nodes, helper.make_node("Concat", names, [output], axis=axis)]
 
 
-def _is_whole(node: onnx.NodeProto) -> bool:
+def is_whole(node: onnx.NodeProto) -> bool:
     """Whether a node has its bodies, and they have as many inputs and outputs as it needs."""
     outputs = len(node.output)
     if node.op_type == "If":
         bodies = [attribute(node, name) for name in ("then_branch", "else_branch")]
         return all(body is not None and len(body.output) == outputs for body in bodies)
     body = attribute(node, "body")
-    if body is None or node.op_type == "Scan":
-        return body is not None
+    if body is None:
+        return False
+    if node.op_type == "Scan":
+        # Before opset 9 the first input is not one of the body.
+        scanned = attribute(node, "num_scan_inputs") or 0
+        given = len(body.input)
+        states = given - scanned
+        return (
+            scanned > 0 <= states <= len(body.output)
+            and given in (len(node.input), len(node.input) - 1)
+            and outputs <= len(body.output)
+        )
     state = max(len(node.input) - 2, 0)
     return len(body.input) == 2 + state and outputs <= len(body.output) - 1 >= state
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import onnx.inliner
 
-from edgepack.compiler.frontend.control import both_ways, straightened
+from edgepack.compiler.frontend.control import straightened
 from edgepack.compiler.frontend.inlining import definition
 from edgepack.compiler.frontend.microsoft import defined
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, supported_operators
@@ -37,8 +37,7 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
             else:
                 proto = inlined
         proto = straightened(proto)
-    chosen = both_ways(proto)
-    return with_lengths(proto) if chosen is proto else expand(chosen)
+    return with_lengths(proto)
 
 
 def _needs_definition(node: onnx.NodeProto) -> bool:

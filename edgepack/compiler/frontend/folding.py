@@ -20,6 +20,7 @@ from edgepack.compiler.errors import ImportModelError, first_line
 from edgepack.compiler.frontend.conversions import is_static
 from edgepack.compiler.frontend.forms import known_shapes
 from edgepack.model import opset_of, walk_nodes
+from edgepack.model.structure import subgraphs
 
 
 def fold(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -27,14 +28,27 @@ def fold(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto:
 
     Shapes that the model computes by Shape, Gather and Concat become constants here, which TVM's
     importer needs. By onnxruntime; or, where it lacks an operator or a type that ONNX has, node by
-    node. Raises `ImportModelError`, naming `path`, for a model that is not valid.
+    node; so are models with branches within branches, at some of which onnxruntime 1.31 crashes.
+    Raises `ImportModelError`, naming `path`, for a model that is not valid.
     """
+    if _has_nested_branches(proto.graph):
+        return fold_by_reference(proto)
     try:
         return fold_by_onnxruntime(path, _dated_back(proto))
     except ImportModelError:
         if not _is_valid(proto):
             raise
     return fold_by_reference(proto)
+
+
+def _has_nested_branches(graph: onnx.GraphProto, *, inside: bool = False) -> bool:
+    for node in graph.node:
+        is_branch = node.op_type == "If"
+        if is_branch and inside:
+            return True
+        if any(_has_nested_branches(g, inside=inside or is_branch) for g in subgraphs(node)):
+            return True
+    return False
 
 
 # What the pinned onnxruntime reads.
@@ -87,9 +101,18 @@ def fold_by_onnxruntime(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto:
         except Exception as error:  # its exception classes share no base but Exception
             raise ImportModelError(
                 f"{path}: not a valid model: {_said(error)}",
-                hint="onnxruntime refuses it too; check the export",
+                hint=_way_out(proto),
             ) from error
         return onnx.load(folded)
+
+
+def _way_out(proto: onnx.ModelProto) -> str:
+    if any(node.op_type == "If" for node in walk_nodes(proto.graph)):
+        return (
+            "onnxruntime refuses it with these shapes, too; if they suit only one of its branches, "
+            "make the input that chooses a constant: --set NAME=VALUE"
+        )
+    return "onnxruntime refuses it too; check the export"
 
 
 def _said(error: Exception) -> str:

@@ -56,6 +56,18 @@ def known_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
     }
 
 
+def read_inside(graph: onnx.GraphProto) -> set[str]:
+    """The names that graphs inside of nodes read."""
+    bodies = [
+        body
+        for node in graph.node
+        for item in node.attribute
+        for body in (*([item.g] if item.HasField("g") else []), *item.graphs)
+    ]
+    read = {name for body in bodies for node in body.node for name in node.input}
+    return read.union(*map(read_inside, bodies)) if bodies else read
+
+
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
     """The value of an attribute, bytes for a text."""
     for item in node.attribute:

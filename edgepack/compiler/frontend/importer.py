@@ -6,7 +6,8 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +17,66 @@ from tvm import relax, tirx
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from edgepack.base import apart
+from edgepack.compiler.backend import storage
 from edgepack.compiler.bound import Bound
 from edgepack.compiler.errors import (
     DATA_SHAPE_HINT,
     ImportModelError,
     UnsupportedFormError,
+    UnsupportedOperatorError,
 )
+from edgepack.compiler.frontend.blocks import CHOOSE, REPEAT, Around, Prepared, with_blocks
 from edgepack.compiler.frontend.bounded import bounded
+from edgepack.compiler.frontend.control import MOST_NODES, straightened
 from edgepack.compiler.frontend.conversions import Node
 from edgepack.compiler.frontend.empty import without_empty, without_empty_reductions
+from edgepack.compiler.frontend.expand import expand
 from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.frontend.folding import FoldByNumpy, fold, fold_by_reference
 from edgepack.compiler.frontend.load import CheckedModel
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, check_operators
-from edgepack.compiler.frontend.quantized import with_integers
-from edgepack.compiler.origin import Origin, mark
+from edgepack.compiler.frontend.quantized import Recognition, with_integers
+from edgepack.compiler.origin import Origin, mark, origin_of
 from edgepack.model import LoadedModel, infer_shapes, operator_name, opset_of
 from edgepack.model.errors import DynamicShapeError
 
 log = logging.getLogger(__name__)
 
 
-def import_model(model: CheckedModel) -> tvm.IRModule:
+Leave = Callable[[Recognition], Collection[str]]
+"""Names of the nodes that are left in float of those that could be done on integers."""
+
+
+def _none(_found: Recognition) -> Collection[str]:
+    return ()
+
+
+_NO_LOOP = Around()
+
+
+def import_model(model: CheckedModel, leave: Leave = _none) -> tvm.IRModule:
     """A Relax module whose `main` takes the model's inputs in order, weights as constants.
 
-    Behind its outputs come the counts that `bounds_of` tells of. Raises `ImportModelError`,
+    What `leave` says of a quantised model stays float. Behind its outputs come the counts that
+    `bounds_of` tells of. Raises `ImportModelError`,
     `DynamicShapeError` for a shape inside that depends on the data, or `UnsupportedOperatorError`
     for what is left after constant folding.
     """
-    proto, bounds = prepared(model.path, model.expanded)
+    return _imported(model, prepared(model.path, model.expanded, leave))
+
+
+def _imported(model: LoadedModel, ready: Prepared) -> tvm.IRModule:
+    """A model that is prepared, and its blocks."""
+    proto = ready.proto
     check_operators(model.path, proto)
-    importer = _Importer()
+    blocks = {
+        key: [
+            *(block.name, block.operator, block.states, block.most),
+            *(_imported(model, body) for body in block.bodies),
+        ]
+        for key, block in ready.blocks.items()
+    }
+    importer = _Importer(blocks)
     try:
         # The importer prints what it was converting when it fails, and warns about names.
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
@@ -64,31 +94,53 @@ def import_model(model: CheckedModel) -> tvm.IRModule:
     # The only operators that LegalizeOps leaves as they are: CumSum and CumProd.
     with tvm.target.Target("llvm"):
         module = relax.backend.DispatchSortScan()(module)
-    return (
-        module.with_attr(_BOUNDS, [[b.output, b.axis, b.count] for b in bounds])
-        if bounds
-        else module
-    )
+    if ready.bounds:
+        module = module.with_attr(_BOUNDS, [[b.output, b.axis, b.count] for b in ready.bounds])
+    return module.with_attr(_BLOCKS, blocks) if blocks else module
 
 
-def prepared(path: Path, expanded: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[Bound, ...]]:
-    """A model of `CheckedModel.expanded` as it is imported, and which axes of its outputs are not
-    all in use.
+def prepared(
+    path: Path, expanded: onnx.ModelProto, leave: Leave = _none, around: Around = _NO_LOOP
+) -> Prepared:
+    """A model of `CheckedModel.expanded` as it is imported.
 
-    Constants are folded, and quantised operators are those of `quantized`.
+    Constants are folded, loops and branches are nodes of `blocks`, and quantised operators are
+    those of `quantized`, but for what `leave` says: a model with blocks has none. `around` is for
+    the body of one.
     """
+    try:
+        return _prepared(path, expanded, leave, around)
+    except UnsupportedOperatorError:
+        # A loop that can be no block, as its shapes change from turn to turn, may be written out.
+        straight = straightened(expanded, MOST_NODES)
+        if straight is expanded:
+            raise
+        return _prepared(path, expand(straight), leave, around)
+
+
+def _prepared(path: Path, expanded: onnx.ModelProto, leave: Leave, around: Around) -> Prepared:
     apart.at("folding constants")
     folded = fold(path, without_empty_reductions(widened(expanded)))
     proto = without_empty(folded)
     if proto is not folded:
         proto = fold_by_reference(proto)
+    apart.at("looking at loops and branches")
+    proto, blocks = with_blocks(
+        path, proto, lambda body, inside: prepared(path, expand(body), leave, inside), around
+    )
+    if blocks:
+        # Behind a loop more shapes are known than before.
+        proto = fold_by_reference(proto)
     apart.at("giving sizes that depend on the data a bound")
     proto, bounds = bounded(path, proto)
     apart.at("looking for operators on integers")
-    return with_integers(proto), bounds
+    if not blocks and around == _NO_LOOP:
+        proto = with_integers(proto, leave)
+    return Prepared(proto=proto, bounds=bounds, blocks=blocks)
 
 
 _BOUNDS = "edgepack.bounds"
+_BLOCKS = "edgepack.blocks"
 
 
 def bounds_of(module: tvm.IRModule) -> tuple[Bound, ...]:
@@ -97,13 +149,42 @@ def bounds_of(module: tvm.IRModule) -> tuple[Bound, ...]:
     return tuple(Bound(output=int(o), axis=int(a), count=int(c)) for o, a, c in found)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImportedBlock:
+    """A block of an imported module, as `blocks.ControlBlock` has it."""
+
+    name: str
+    operator: str
+    states: int
+    most: int
+    bodies: tuple[tvm.IRModule, ...]
+
+
+def blocks_of(module: tvm.IRModule) -> dict[str, ImportedBlock]:
+    """The blocks that an imported module calls, by the names of the functions it calls."""
+    found = (module.attrs or {}).get(_BLOCKS, {})
+    return {
+        str(name): ImportedBlock(
+            name=str(parts[0]),
+            operator=str(parts[1]),
+            states=int(parts[2]),
+            most=int(parts[3]),
+            bodies=tuple(parts[4:]),
+        )
+        for name, parts in found.items()
+    }
+
+
 class _Builder(relax.BlockBuilder):  # type: ignore[misc]
-    """Gives every call that is emitted the node that is being converted as its origin."""
+    """Gives every call that is emitted the node that is being converted as its origin, unless it
+    has one: a conversion may emit what another left for it.
+    """
 
     origin: Origin
 
     def marked(self, expr: relax.Expr) -> relax.Expr:
-        return mark(expr, self.origin) if isinstance(expr, relax.Call) else expr
+        new = isinstance(expr, relax.Call) and origin_of(expr) is None
+        return mark(expr, self.origin) if new else expr
 
     def emit(self, expr: relax.Expr, name_hint: str = "") -> relax.Var:
         return super().emit(self.marked(expr), name_hint)
@@ -112,8 +193,9 @@ class _Builder(relax.BlockBuilder):  # type: ignore[misc]
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     """TVM's importer, with the conversions of `OPERATORS` before its own, and with origins."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: Mapping[str, Sequence[Any]]) -> None:
         super().__init__({}, "float32", sanitize=False)
+        self.blocks = blocks
         self.bb = _Builder()
         # The one that is being converted, by its name.
         self.node = onnx.NodeProto()
@@ -139,6 +221,8 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             operator=op_name, name=name, result=results[0] if len(results) == 1 else ""
         )
         apart.at(f"importing {op_name} '{name}'")
+        if op_name in (REPEAT, CHOOSE):
+            return self._block(op_name, attrs["body"].decode(), inputs)
         by_tvm = super()._convert_operator
         own = OPERATORS.get(op_name, Operator()).convert
         node = Node(
@@ -158,6 +242,19 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         if not isinstance(made, relax.Call) or any(map(made.same_as, inputs)):
             return made
         return self.bb.normalize(self.bb.marked(made))
+
+    def _block(self, op_name: str, key: str, inputs: Sequence[relax.Expr]) -> relax.Expr:
+        """A call of a block; its results are as those of its body."""
+        _, _, states, most, body = self.blocks[key][:5]
+        ty = body["main"].ret_ty
+        made = list(ty.fields) if isinstance(ty, relax.TupleType) else [ty]
+        if op_name == REPEAT:
+            # The first one says whether it goes on.
+            rows = [relax.TensorType([most, *row.shape], row.dtype) for row in made[1 + states :]]
+            made = [*made[1 : 1 + states], *rows]
+        given = [self.bb.normalize(value) for value in inputs]
+        given = [value if _is_atom(value) else self.bb.emit(value) for value in given]
+        return self.bb.emit(storage.block(key, given, made))
 
     def _call(
         self,

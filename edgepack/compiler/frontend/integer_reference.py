@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
 import onnx
 from onnx import helper, numpy_helper
 
+from edgepack.compiler.frontend.operator_form import is_quantized
 from edgepack.compiler.frontend.quantized import DOMAIN, NODE, arrays_of, operator_of
 from edgepack.compiler.integer import Array
 
 
-def integer_model(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto | None:
+def integer_model(
+    path: Path, proto: onnx.ModelProto, floats: Collection[str] = ()
+) -> onnx.ModelProto | None:
     """A model with operators on integers as those of `quantized`; None if it has none.
 
-    Also where sizes depend on the data. Raises what importing the model raises.
+    Nodes of the names `floats` are left in float. None also where sizes depend on the data, and
+    for loops and branches that do. Raises what importing the model raises.
     """
-    nodes = [node for part in (proto.graph, *proto.functions) for node in part.node]
-    if not any(node.op_type == "QuantizeLinear" for node in nodes):
+    if not is_quantized(proto):
         return None
     from edgepack.compiler.frontend.expand import expand
     from edgepack.compiler.frontend.importer import prepared
 
-    made, bounds = prepared(path, expand(proto))
-    has_integers = any(node.op_type == NODE for node in made.graph.node)
-    return made if has_integers and not bounds else None
+    made = prepared(path, expand(proto), lambda _found: floats)
+    has_integers = any(node.op_type == NODE for node in made.proto.graph.node)
+    known = not made.bounds and not made.blocks
+    return made.proto if (has_integers or floats) and known else None
 
 
 def run(proto: onnx.ModelProto, inputs: Sequence[Array]) -> list[Array]:
-    """The outputs of a model of `quantized.with_integers`, for its inputs in order.
+    """The outputs of a model of `quantized.with_integers`, for its inputs in order."""
+    names = [info.name for info in proto.graph.output]
+    values = tensors(proto, inputs, names)
+    return [values[name] for name in names]
+
+
+def tensors(
+    proto: onnx.ModelProto, inputs: Sequence[Array], names: Sequence[str]
+) -> dict[str, Array]:
+    """Those tensors of the model, of its integers all.
 
     Operators on integers are those of `integer`, what is between them runs on onnxruntime.
     """
@@ -48,8 +61,8 @@ def run(proto: onnx.ModelProto, inputs: Sequence[Array]) -> list[Array]:
                 values[node.output[0]] = operator.run(given)
         else:
             behind = [node for _, later in pieces[index + 1 :] for node in later]
-            values |= _by_onnxruntime(proto, nodes, behind, values)
-    return [values[info.name] for info in graph.output]
+            values |= _by_onnxruntime(proto, nodes, behind, values, names)
+    return values
 
 
 def _by_onnxruntime(
@@ -57,8 +70,9 @@ def _by_onnxruntime(
     nodes: Sequence[onnx.NodeProto],
     behind: Sequence[onnx.NodeProto],
     values: Mapping[str, Array],
+    names: Sequence[str],
 ) -> dict[str, Array]:
-    """What some nodes make, of it what is read by those `behind` them or by who runs the model."""
+    """What some nodes make, of it what is read by those `behind` them, or is one of `names`."""
     import onnxruntime
 
     made = {name for node in nodes for name in node.output if name}
@@ -71,7 +85,7 @@ def _by_onnxruntime(
     }
     inner = any(item.HasField("g") for node in behind for item in node.attribute)
     wanted = {name for node in behind for name in node.input}
-    wanted |= {info.name for info in proto.graph.output}
+    wanted |= set(names)
     given = {name: values[name] for name in sorted(read - made) if name in values}
     results = sorted(made if inner else made & wanted)
     graph = helper.make_graph(

@@ -20,6 +20,7 @@ from edgepack.compiler.errors import Reason, Unsupported, UnsupportedOperatorErr
 from edgepack.compiler.frontend import (
     arithmetic,
     classic,
+    control,
     conversions,
     forms,
     integers,
@@ -105,14 +106,16 @@ _OPTIONAL = _never(
     "optional values have no place in a fixed plan",
     "export the model with its optional inputs given or left out for good",
 )
-# What `control` leaves.
-_BRANCH = _never(
-    "its condition depends on the data, and the shapes of its branches differ or are not known",
-    "make the condition a constant (--set INPUT=VALUE), or export the model with the branch fixed",
-)
-_LOOP = _never(
-    "the most turns that it may take are not known or too many, or a value changes its shape",
-    "make the number of turns a constant (--set INPUT=VALUE), or export the model with it fixed",
+# What `control` leaves becomes a block of the plan.
+_BLOCK = Operator(
+    convert=lambda _: None,
+    refused=(
+        Refusal(
+            "its body is missing, or has other inputs and outputs than it needs",
+            "check the exporter and its version",
+            lambda node, _: not control.is_whole(node),
+        ),
+    ),
 )
 _WORDS = (
     "it works on words, and a kernel on numbers",
@@ -158,6 +161,8 @@ OPERATORS: Mapping[str, Operator] = {
     "Cast": Operator(convert=conversions.cast),
     "CastMap": _OF_MAPS,
     "CategoryMapper": _never(*_WORDS, _CLASSIC),
+    # What `blocks` puts in the place of If.
+    "Choose": Operator(domain=DOMAIN, convert=lambda _: None),
     "Col2Im": Operator(convert=windows.col2im),
     "Compress": _BOUNDED,
     "ConvInteger": Operator(convert=integers.conv_integer),
@@ -196,7 +201,7 @@ OPERATORS: Mapping[str, Operator] = {
     "GatherElements": Operator(convert=arithmetic.gather),
     # onnxruntime would put the definition in when it is too late to compute its shapes.
     "GroupNormalization": Operator(define=lambda _: True),
-    "If": _BRANCH,
+    "If": _BLOCK,
     "Imputer": Operator(domain=_CLASSIC, convert=classic.imputer),
     "IntegerOperator": Operator(domain=DOMAIN, convert=integers.integer_operator),
     "IsInf": Operator(convert=conversions.is_inf),
@@ -206,7 +211,7 @@ OPERATORS: Mapping[str, Operator] = {
     "LayerNormalization": Operator(define=lambda node: len(node.output) > 1),
     "LinearClassifier": Operator(domain=_CLASSIC, convert=machines.linear_classifier),
     "LinearRegressor": Operator(domain=_CLASSIC, convert=machines.linear_regressor),
-    "Loop": _LOOP,
+    "Loop": _BLOCK,
     "LpNormalization": Operator(convert=conversions.lp_normalization),
     "MatMulInteger": Operator(convert=integers.mat_mul_integer),
     "MatMulInteger16": Operator(domain=_MICROSOFT),
@@ -261,6 +266,8 @@ OPERATORS: Mapping[str, Operator] = {
     "ReduceMax": Operator(convert=arithmetic.extremum),
     "ReduceMin": Operator(convert=arithmetic.extremum),
     "RegexFullMatch": _OF_WORDS,
+    # What `blocks` puts in the place of Loop and Scan.
+    "Repeat": Operator(domain=DOMAIN, convert=lambda _: None),
     "Resize": Operator(convert=conversions.resize),
     "ReverseSequence": Operator(convert=conversions.reverse_sequence),
     # With a number of samples that depends on the boxes TVM samples others than onnxruntime where
@@ -287,7 +294,7 @@ OPERATORS: Mapping[str, Operator] = {
     "SVMClassifier": Operator(domain=_CLASSIC, convert=machines.svm_classifier),
     "SVMRegressor": Operator(domain=_CLASSIC, convert=machines.svm_regressor),
     "Scaler": Operator(domain=_CLASSIC, convert=classic.scaler),
-    "Scan": _LOOP,
+    "Scan": _BLOCK,
     "SequenceInsert": Operator(convert=conversions.sequence_insert),
     "SkipLayerNormalization": Operator(domain=_MICROSOFT),
     "Slice": Operator(convert=arithmetic.old_slice),

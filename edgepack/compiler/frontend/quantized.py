@@ -6,13 +6,17 @@ is one `IntegerConvolution` here. Quantised models have all their operators in s
 few as one of them may be recognised, the others stay as they are, with numbers between. Where
 numbers become integers that such an operator reads is an `integer.ToIntegers`, where integers are
 read as numbers an `integer.FromIntegers`.
+
+Some may be left in float where that is faster. Between two operators that are, numbers are not
+rounded to steps; they are cut off where the integers end, for a QuantizeLinear often stands for the
+Relu or Clip that was before it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +24,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from edgepack.compiler import integer
-from edgepack.compiler.frontend.forms import attribute, known_shapes
+from edgepack.compiler.frontend.forms import attribute, known_shapes, read_inside
+from edgepack.compiler.frontend.operator_form import as_pairs, is_quantized, without_axes
 from edgepack.compiler.integer import Array, IntegerOperator, Steps, Target
 from edgepack.compiler.tiles.cpu import INT8_BLOCK
 
@@ -31,15 +36,36 @@ _OPERATOR = "operator"
 _MOST = 2**31 - 1
 
 
-def with_integers(proto: onnx.ModelProto) -> onnx.ModelProto:
+def with_integers(
+    proto: onnx.ModelProto, leave: Callable[[Recognition], Collection[str]]
+) -> onnx.ModelProto:
     """A model with its quantised operators as nodes `NODE`; the same if it has none.
 
-    Its constants are initializers, and all of its shapes are known.
+    Those that `leave` names are left in float. The model's constants are initializers, and all of
+    its shapes are known.
     """
-    if not any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
+    if not is_quantized(proto):
         return proto
-    found = _Recognition(proto)
-    return found.rewritten() if found.taken else proto
+    found = _recognised(proto)
+    if not found.taken:
+        return proto
+    left = leave(found)
+    found.taken = {
+        name: taken for name, taken in found.taken.items() if taken.node_name not in left
+    }
+    return without_axes(found.rewritten())
+
+
+def _recognised(proto: onnx.ModelProto) -> Recognition:
+    """What can be done on integers; of operator form only that becomes pairs."""
+    kept: dict[str, tuple[int, ...]] = {}
+    while True:
+        pairs, converted = as_pairs(proto, kept)
+        found = Recognition(pairs)
+        lost = {name: whole for name, whole in converted.items() if whole not in found.taken}
+        if not lost:
+            return found
+        kept |= {name: found.shapes.get(whole, ()) for name, whole in lost.items()}
 
 
 def operator_of(node: onnx.NodeProto, arrays: Sequence[Array]) -> IntegerOperator:
@@ -61,15 +87,20 @@ class _Integers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Taken:
+class Taken:
     """An operator of tensors of integers, and the node that it was."""
 
     operator: IntegerOperator
     inputs: tuple[str, ...]
     node: onnx.NodeProto
 
+    @property
+    def node_name(self) -> str:
+        """The node's, as an origin has it."""
+        return self.node.name or next(filter(None, self.node.output), "")
 
-class _Recognition:
+
+class Recognition:
     """What of a graph can be done with integers: `taken`, by the integers that it makes."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
@@ -83,10 +114,10 @@ class _Recognition:
                 self.readers[name].append(node)
         self.outputs = {value.name for value in graph.output}
         self.shapes = known_shapes(proto)
-        self.inner = _read_inside(graph)
+        self.inner = read_inside(graph)
         # Rows that are images of one pixel, by the names that are made up for them.
         self.flat: dict[str, str] = {}
-        self.taken: dict[str, _Taken] = {}
+        self.taken: dict[str, Taken] = {}
         for node in graph.node:
             taken = self._take(node) if node.op_type == "QuantizeLinear" else None
             if taken is not None:
@@ -136,6 +167,9 @@ class _Recognition:
         maker = self.makers.get(node.input[0])
         if made is None or maker is None or maker.op_type != "QuantizeLinear":
             return None
+        # Its integers become int8: nothing else may read them.
+        if not self._is_inside(made):
+            return None
         return made if self.integers(maker, maker.output[0]) == made else None
 
     def is_flattened(self, node: onnx.NodeProto) -> bool:
@@ -178,9 +212,26 @@ class _Recognition:
             return None
         return np.asarray((values.astype("float64") - zero) * scale.astype("float64"))
 
+    def bias(self, name: str, one: float, scale: Array) -> Array | None:
+        """A constant in steps of `one` (a float32) times `scale`: as it is stored, if it is so."""
+        node = self.makers.get(name)
+        if node is not None and node.op_type == "DequantizeLinear":
+            values, stored = self.value(node.input[0]), self.value(node.input[1])
+            zero = self.value(node.input[2]) if len(node.input) > 2 else 0
+            if stored is not None and stored.size in (1, scale.size):
+                same = np.array_equal(stored.reshape(-1) + 0 * scale, np.float32(one) * scale)
+                is_row = values is not None and values.ndim == 1
+                if same and is_row and zero is not None and not np.any(zero):
+                    return np.asarray(values, "float64")
+        number = self.number(name)
+        if number is None:
+            return None
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.rint(number.reshape(-1) / (one * scale.astype("float64"))))
+
     # ------------------------------------------------ what makes integers
 
-    def _take(self, quantize: onnx.NodeProto) -> _Taken | None:
+    def _take(self, quantize: onnx.NodeProto) -> Taken | None:
         """The operator before a QuantizeLinear, if it can be done with integers."""
         made = self.integers(quantize, quantize.output[0])
         if made is None or not self._is_inside(made):
@@ -206,7 +257,7 @@ class _Recognition:
         )
         if not (fits and worth):
             return None
-        return _Taken(operator=operator, inputs=names, node=node)
+        return Taken(operator=operator, inputs=names, node=node)
 
     def _cut_off(self, name: str, steps: Steps) -> tuple[onnx.NodeProto, str, Target] | None:
         """The operator before a QuantizeLinear, what it makes, and what is cut off of that."""
@@ -254,6 +305,19 @@ class _Recognition:
 
     # ------------------------------------------------ the model with them
 
+    def _unrounded(self, node: onnx.NodeProto) -> tuple[str, list[Array]] | None:
+        """For a DequantizeLinear of what was a number before: that, and where integers end."""
+        if node.op_type != "DequantizeLinear":
+            return None
+        made, maker = self.integers(node, node.input[0]), self.makers.get(node.input[0])
+        if made is None or maker is None or maker.op_type != "QuantizeLinear":
+            return None
+        if self.integers(maker, maker.output[0]) != made:
+            return None
+        ends = np.array([-128, 127], "int8")
+        bounds = integer.FromIntegers(steps=made.steps).run([ends])
+        return maker.input[0], [np.asarray(bound) for bound in bounds]
+
     def rewritten(self) -> onnx.ModelProto:
         """The model in which they are nodes."""
         changed = onnx.ModelProto()
@@ -283,10 +347,15 @@ class _Recognition:
                 found = self.integers(node, output)
                 assert found is not None
                 add(integer.ToIntegers(steps=found.steps), node.input[:1], node.name, output)
-            elif node.op_type == "DequantizeLinear" and node.input[0] in {*self.taken, *used}:
+            elif node.op_type == "DequantizeLinear" and node.input[0] in self.taken:
                 found = self.integers(node, node.input[0])
                 assert found is not None
                 add(integer.FromIntegers(steps=found.steps), node.input[:1], node.name, output)
+            elif (cut := self._unrounded(node)) is not None:
+                value, bounds = cut
+                ends = [f"{output}/{word}" for word in ("least", "most")]
+                constants.extend(map(numpy_helper.from_array, bounds, ends))
+                made.append(helper.make_node("Clip", [value, *ends], [output], name=node.name))
             else:
                 made.append(node)
             for name in flat.get(output, ()):
@@ -324,18 +393,6 @@ def _read_only(
     return left[::-1]
 
 
-def _read_inside(graph: onnx.GraphProto) -> set[str]:
-    """What the graphs inside of nodes read."""
-    bodies = [
-        body
-        for node in graph.node
-        for item in node.attribute
-        for body in (*([item.g] if item.HasField("g") else []), *item.graphs)
-    ]
-    read = {name for body in bodies for node in body.node for name in node.input}
-    return read.union(*map(_read_inside, bodies)) if bodies else read
-
-
 def _step(value: float, steps: Steps) -> int:
     """The integer that a number becomes."""
     if math.isinf(value):
@@ -347,11 +404,11 @@ def _step(value: float, steps: Steps) -> int:
 # ------------------------------------------------ operators
 
 _Found = tuple[IntegerOperator, list[_Integers]]
-_Convert = Callable[[_Recognition, onnx.NodeProto, _Integers, Target], _Found | None]
+_Convert = Callable[[Recognition, onnx.NodeProto, _Integers, Target], _Found | None]
 
 
 def _convolved(
-    graph: _Recognition,
+    graph: Recognition,
     data: _Integers,
     made: _Integers,
     to: Target,
@@ -369,11 +426,10 @@ def _convolved(
         return None
     total = np.zeros(len(weight))
     if bias:
-        number = graph.number(bias)
-        if number is None or number.reshape(-1).shape != total.shape:
+        found = graph.bias(bias, data.steps.scale, scale)
+        if found is None or found.shape != total.shape:
             return None
-        with np.errstate(divide="ignore", invalid="ignore"):
-            total = np.rint(number.reshape(-1) / (data.steps.scale * scale.astype("float64")))
+        total = found
         # A channel whose weights are all zero may have any scale.
         if not np.isfinite(total).all():
             return None
@@ -397,7 +453,7 @@ def _convolved(
 _ONE_POINT = {"stride": (1, 1), "before": (0, 0), "after": (0, 0), "dilation": (1, 1)}
 
 
-def _conv(graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
+def _conv(graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
     data, weights = graph.read(node.input[0]), graph.weight(node.input[1], 0)
     if data is None or weights is None:
         return None
@@ -419,7 +475,7 @@ def _conv(graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target
     )
 
 
-def _gemm(graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
+def _gemm(graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
     factors = [attribute(node, name, 1.0) for name in ("alpha", "beta")]
     if attribute(node, "transA", 0) or factors != [1.0, 1.0]:
         return None
@@ -427,14 +483,12 @@ def _gemm(graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target
     return _dense(graph, node, made, to, attribute(node, "transB", 0), bias)
 
 
-def _matmul(
-    graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target
-) -> _Found | None:
+def _matmul(graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
     return _dense(graph, node, made, to, 0, "")
 
 
 def _dense(
-    graph: _Recognition,
+    graph: Recognition,
     node: onnx.NodeProto,
     made: _Integers,
     to: Target,
@@ -461,7 +515,7 @@ def _dense(
     )
 
 
-def _add(graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
+def _add(graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
     given = [item for name in node.input if (item := graph.read(name)) is not None]
     shapes = {graph.shapes.get(item.name, ()) for item in given}
     if len(given) != 2 or len(shapes) != 1 or len(shapes.pop()) not in (2, 3, 4):
@@ -470,7 +524,7 @@ def _add(graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target)
     return None if operator is None else (operator, given)
 
 
-def _mean(graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
+def _mean(graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
     data = graph.read(node.input[0])
     shape = graph.shapes.get(data.name, ()) if data is not None else ()
     if data is None or len(shape) not in (3, 4):
@@ -495,7 +549,7 @@ def _mean(graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target
     return operator, [data]
 
 
-def _pool(graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
+def _pool(graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
     data = graph.read(node.input[0])
     average = node.op_type == "AveragePool"
     kernel = tuple(attribute(node, "kernel_shape", ()))
@@ -533,9 +587,7 @@ def _pool(graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target
 _MOST_POINTS = 64
 
 
-def _concat(
-    graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target
-) -> _Found | None:
+def _concat(graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
     given = [item for name in node.input if (item := graph.read(name)) is not None]
     shapes = [graph.shapes.get(item.name, ()) for item in given]
     if len(given) != len(node.input) or not all(len(shape) in (2, 3, 4) for shape in shapes):
@@ -561,7 +613,7 @@ _FLATTENING = ("Flatten", "Reshape", "Squeeze")
 
 
 def _flatten(
-    graph: _Recognition, node: onnx.NodeProto, made: _Integers, to: Target
+    graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target
 ) -> _Found | None:
     data = graph.read(node.input[0])
     if data is None or data.steps != made.steps or to != Target(zero=to.zero, low=-128, high=127):

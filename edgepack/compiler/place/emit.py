@@ -18,7 +18,7 @@ from edgepack.base import apart
 from edgepack.compiler.backend.report import LayerReport, Stored
 from edgepack.compiler.backend.storage import joint as joint_of
 from edgepack.compiler.backend.storage import view
-from edgepack.compiler.choices import NO_CHOICES, Choices
+from edgepack.compiler.choices import NO_CHOICES, UNLIMITED, Choices
 from edgepack.compiler.layers.attention import Attention
 from edgepack.compiler.layers.layer import Layer, Value
 from edgepack.compiler.layers.rows import RowProduct
@@ -37,7 +37,6 @@ from edgepack.compiler.rules import attention, joint, layout_transform, matrices
 from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, Rule, product
 from edgepack.compiler.rules.table import PLAIN, RULES
 from edgepack.compiler.tiles.cpu import cpu_model
-from edgepack.compiler.tiles.element import INT8
 from edgepack.compiler.tiles.layout import Blocked
 
 # What reports call the kernels that change a tensor's layout.
@@ -62,19 +61,21 @@ def rewrite(
     target: tvm.target.Target,
     *,
     rules: Sequence[Rule] = RULES,
-    smallest: bool = False,
+    growth: float = UNLIMITED,
     precision: Precision = FULL,
     choices: Choices = NO_CHOICES,
 ) -> Rewritten:
     """Put fast kernels into `main`, a function of one dataflow block.
 
     The result's `main` has the same inputs and outputs. Equal modules give equal results,
-    names included. `smallest` leaves out those of the `rules` that store more weights to be faster.
+    names included. Rules that store more weights to be faster store at most `growth` times the
+    model's; at 1 they are left out.
     `choices` are for layers whose kernels are to be made otherwise than the cost model says.
     """
     main = module["main"]
-    tried = tried_rules(rules, smallest=smallest)
-    emitter = _Emitter(main, place_layers(main, cpu_model(target), tried, precision, choices))
+    tried = tried_rules(rules, growth=growth)
+    cpu = cpu_model(target)
+    emitter = _Emitter(main, place_layers(main, cpu, tried, precision, choices, growth))
     new_main = emitter.emit()
     functions = dict(module.functions.items())
     updated = tvm.IRModule(functions, attrs=module.attrs)
@@ -84,9 +85,9 @@ def rewrite(
     )
 
 
-def tried_rules(rules: Sequence[Rule], *, smallest: bool) -> list[Rule]:
+def tried_rules(rules: Sequence[Rule], *, growth: float) -> list[Rule]:
     """Those of the rules that may store as many weights as they do."""
-    return [rule for rule in rules if not (smallest and rule.more_weights)]
+    return [rule for rule in rules if growth > 1 or not rule.more_weights]
 
 
 class _Kernels:
@@ -174,8 +175,7 @@ class _Emitter:
             mean=site.mean.shape if site.mean else None,
             shown=shape_of(layer.output),
             origin=merge(origin_of(value) for _, value in layer.bindings),
-            # Integers are not the model's where those are uint8.
-            value="" if layer.element == INT8 else self.results.get(layer.output, ""),
+            value=self.results.get(layer.output, ""),
             stored=_stored(site.output),
             exact=layer.exact,
             signature=signature_of(layer),

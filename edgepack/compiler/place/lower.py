@@ -13,7 +13,7 @@ from tvm import relax, te, tirx, topi
 
 from edgepack.base import apart
 from edgepack.compiler import place
-from edgepack.compiler.choices import NO_CHOICES, Choices
+from edgepack.compiler.choices import NO_CHOICES, UNLIMITED, Choices
 from edgepack.compiler.errors import DATA_SHAPE_HINT, ImportModelError
 from edgepack.compiler.layers.quantized import keep_integers
 from edgepack.compiler.origin import Origin, origin_of
@@ -32,7 +32,7 @@ def lower(
     model: LoadedModel,
     *,
     rules: Sequence[Rule] = RULES,
-    smallest: bool = False,
+    growth: float = UNLIMITED,
     precision: Precision = FULL,
     choices: Choices = NO_CHOICES,
 ) -> tuple[tvm.IRModule, place.Rewritten]:
@@ -41,7 +41,7 @@ def lower(
     In the resulting module `main` is a dataflow block of three things only: `call_dps_packed`
     of a kernel of the library (those come with the second result), `call_tir` of a PrimFunc of
     the module, where operators that can share their loops are fused, and `reshape`, which moves
-    no data. `rules`, `smallest`, `precision` and `choices` are those of `place.rewrite`. Raises
+    no data. `rules`, `growth`, `precision` and `choices` are those of `place.rewrite`. Raises
     `ImportModelError` for a form of an operator that TVM converts but has no code for (a maximum of
     booleans, an integer power), and `DynamicShapeError` where a shape inside depends on the data.
     """
@@ -50,7 +50,7 @@ def lower(
         fold(module, target, model),
         target,
         rules=rules,
-        smallest=smallest,
+        growth=growth,
         precision=precision,
         choices=choices,
     )

@@ -6,12 +6,13 @@ give equal placements. Values that only Relax operators touch stay as the model 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 from tvm import relax
 
-from edgepack.compiler.choices import NO_CHOICES, Choices, Way
+from edgepack.compiler.choices import NO_CHOICES, UNLIMITED, Choices, Way
 from edgepack.compiler.integer import IntegerOperator
 from edgepack.compiler.layers.fuse import fuse
 from edgepack.compiler.layers.layer import (
@@ -29,6 +30,7 @@ from edgepack.compiler.layers.signature import signature_of
 from edgepack.compiler.layers.tensors import extent, shape_of, variables
 from edgepack.compiler.layers.turn import turn
 from edgepack.compiler.origin import origin_of
+from edgepack.compiler.place import budget
 from edgepack.compiler.precision import FULL, Precision, misfit
 from edgepack.compiler.rules import conversion, joint
 from edgepack.compiler.rules.rule import Alias, LayerSite, Rule, product
@@ -98,9 +100,14 @@ def place_layers(
     rules: Sequence[Rule],
     precision: Precision = FULL,
     choices: Choices = NO_CHOICES,
+    growth: float = UNLIMITED,
 ) -> Placement:
     """Place the layers of a function of one dataflow block. The first rule that takes a layer
-    makes it, unless `choices` name another one that can."""
+    makes it, unless `choices` name another one that can.
+
+    Of weights at most `growth` times what the function has are stored, but for what `choices` say
+    and what pads them.
+    """
     # There are products of rows with whole weights only.
     read = read_layers(main, matrices_in_rows=not precision.is_half)
     layers, roots = _without_views(read)
@@ -110,6 +117,9 @@ def place_layers(
     layers = [_with_precision(layer, precision, cpu) for layer in turned.layers]
     roots = {value: turned.same.get(root, root) for value, root in roots.items()}
     roots |= turned.same
+    spare = budget.spare_bytes(main, layers, cpu, growth)
+    if spare < math.inf:
+        choices = {**budget.forms_within(layers, cpu, rules, spare, choices), **choices}
     taken = _take(layers, cpu, rules, choices)
     layers = _with_conversions(layers, taken)
     halos = _halos(layers, taken)
@@ -156,8 +166,11 @@ def _without_views(layers: Sequence[Layer]) -> tuple[list[Layer], dict[Value, Va
 
 def _with_precision(layer: Layer, precision: Precision, cpu: CpuModel) -> Layer:
     """The layer in half precision, as far as the CPU can and its values allow."""
-    if not precision.is_half or isinstance(layer.operator, Foreign | IntegerOperator):
+    if isinstance(layer.operator, Foreign | IntegerOperator):
         return layer
+    if not precision.is_half:
+        why = _reason(layer, precision.floats or {})
+        return replace(layer, exact=why) if why else layer
     element = FLOAT16 if cpu.computes(FLOAT16) else FLOAT32
     why = ""
     if isinstance(layer.operator, Convolution):
@@ -165,12 +178,17 @@ def _with_precision(layer: Layer, precision: Precision, cpu: CpuModel) -> Layer:
         misfits = (misfit(part) for part in parts if part is not None and part.any())
         why = next((f"a weight {text}" for text in misfits if text), "")
     if element == FLOAT16:
-        origins = (origin_of(value) for _, value in layer.bindings)
-        names = [origin.name for origin in origins if origin is not None]
-        why = why or next((precision.exact[n] for n in names if n in precision.exact), "")
+        why = why or _reason(layer, precision.exact)
     if why:
         return replace(layer, exact=why)
     return replace(layer, element=element, weights=FLOAT16)
+
+
+def _reason(layer: Layer, reasons: Mapping[str, str]) -> str:
+    """What is said of one of the nodes that a layer was read from."""
+    origins = (origin_of(value) for _, value in layer.bindings)
+    names = [origin.name for origin in origins if origin is not None]
+    return next((reasons[name] for name in names if name in reasons), "")
 
 
 def _with_conversions(layers: Sequence[Layer], taken: MutableMapping[Value, Rule]) -> list[Layer]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgepack.compiler.choices import Ranked, Tunable
+from edgepack.compiler.choices import UNLIMITED, Ranked, Tunable
 from edgepack.compiler.layers.signature import signature_of
 from edgepack.compiler.origin import merge, origin_of
 from edgepack.compiler.place.placement import PlacedLayer, Placement
@@ -12,8 +12,10 @@ from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.tiles.element import FLOAT16
 
 
-def survey(placement: Placement, rules: Sequence[Rule]) -> tuple[Tunable, ...]:
-    """Those of a placement without choices; `rules` are what it was placed by.
+def survey(
+    placement: Placement, rules: Sequence[Rule], growth: float = UNLIMITED
+) -> tuple[Tunable, ...]:
+    """Those of a placement without choices; `rules` and `growth` are what it was placed by.
 
     Equal layers are one kernel, of which the first place in the network decides what there is.
     """
@@ -23,13 +25,17 @@ def survey(placement: Placement, rules: Sequence[Rule]) -> tuple[Tunable, ...]:
         if placed.rule is not None and placed.alias is None and signature:
             found.setdefault(signature, []).append(placed)
     tunables = (
-        _tunable(signature, layers, placement, rules) for signature, layers in found.items()
+        _tunable(signature, layers, placement, rules, growth) for signature, layers in found.items()
     )
     return tuple(tunable for tunable in tunables if tunable is not None)
 
 
 def _tunable(
-    signature: str, layers: Sequence[PlacedLayer], placement: Placement, rules: Sequence[Rule]
+    signature: str,
+    layers: Sequence[PlacedLayer],
+    placement: Placement,
+    rules: Sequence[Rule],
+    growth: float,
 ) -> Tunable | None:
     layer, taken = layers[0].layer, layers[0].rule
     assert taken is not None
@@ -42,6 +48,14 @@ def _tunable(
         if rule.halves or layer.element != FLOAT16
         for way in rule.ways(site)[:_OF_ANOTHER_RULE]
     ]
+    if growth < UNLIMITED and own:
+        # The budget chose one; what stores more than that has no room.
+        results = getattr(placement.choices.get(signature), "results", own[0].choice.results)
+        own = sorted(
+            (way for way in own if way.choice.results <= results),
+            key=lambda way: way.choice.results != results,
+        )
+        others = [way for way in others if way.choice.results <= results]
     if not own or len(own) + len(others) == 1:
         return None
     origins = (merge(origin_of(value) for _, value in item.layer.bindings) for item in layers)

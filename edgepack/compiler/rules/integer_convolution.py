@@ -23,6 +23,7 @@ from edgepack.compiler.tiles.product import (
     choose_integer_tile,
     dot_product,
     pack_integers,
+    stream_cycles,
 )
 from edgepack.compiler.tiles.requantise import Requantising
 
@@ -100,7 +101,7 @@ def _product(site: LayerSite, operator: integer.IntegerConvolution) -> LayerKern
         target=Image("target", output, view_out),
         weights=tir.buffer("weights", packed.shape, "int8"),
         bias=tir.buffer("bias", bias.shape, "int32"),
-        epilogue=Requantising(output, operator.to, operator.factor, site.cpu),
+        epilogue=Requantising(output, operator.to, operator.factor, site.cpu, _largest(operator)),
         clears=True,
         dot=dot,
     )
@@ -127,14 +128,26 @@ def _product(site: LayerSite, operator: integer.IntegerConvolution) -> LayerKern
         constants=(packed, bias, *loops.epilogue.packed),
         tile=f"{chosen}{' flat' if flat else ''}",
         macs=operator.weight.size * output.height * output.width * output.batch,
-        cycles=chosen.cycles,
+        cycles=_cycles(chosen.cycles, packed.nbytes, site.cpu),
         by_pixels=loops.partition.by_pixels,
     )
+
+
+def _cycles(instructions: float, weights: int, cpu: CpuModel) -> float:
+    """What so many instructions take, and to read so many bytes of weights."""
+    return instructions * cpu.cpi + stream_cycles(weights, 1, cpu)
 
 
 def _is_narrow(operator: integer.IntegerConvolution) -> bool:
     """Whether two products fit 16 bits."""
     return int(operator.weight.min(initial=0)) > -128
+
+
+def _largest(operator: integer.IntegerConvolution) -> float:
+    """What sums times their factors are at most, whatever the input."""
+    weights = np.abs(operator.weight.reshape(len(operator.weight), -1).astype("float64"))
+    sums = 128 * weights.sum(axis=1) + np.abs(operator.bias.astype("float64"))
+    return float((sums * operator.factor).max(initial=0.0))
 
 
 def _depthwise(site: LayerSite, operator: integer.IntegerConvolution) -> LayerKernel:
@@ -165,7 +178,7 @@ class _Depthwise:
         output, operator = self.output, self.operator
         macs = operator.weight.size * output.height * output.width * output.batch
         # Two instructions for 16 products, which are half of what there is to do. A guess.
-        cycles = 4 * macs / self.lanes
+        cycles = _cycles(4 * macs / self.lanes, self.packed.nbytes, self.site.cpu)
         shared = worth_sharing(cycles, self.site.cpu)
         parts = even_parts(output, self.site.cpu.cores) if shared else 1
         count = output.height // parts

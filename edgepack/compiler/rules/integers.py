@@ -54,7 +54,7 @@ def _kernel(
         name=f"{what}_{output.channels}_{output.height}x{output.width}",
         function=tir.function(buffers, tir.sequence(clear_halos(target), body)),
         constants=(),
-        cycles=cycles,
+        cycles=cycles * site.cpu.cpi,
     )
 
 

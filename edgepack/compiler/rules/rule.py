@@ -116,7 +116,8 @@ class Rule:
 
     `halo` is what the kernel wants around the layer's inputs. `reads_planar` says whether it can
     read a planar first one, which has none. `more_weights`: it is faster because it stores more of
-    them than the model has. `halves`: it can make layers of half precision, too.
+    them than the model has; `forms` are those of a layer then, the plain one, by another rule,
+    first. `halves`: it can make layers of half precision, too.
 
     `is_mean`: its result is the mean of each channel of its input. `averages`: its kernel can make
     that as a second result, so that the next layer is spared.
@@ -133,6 +134,7 @@ class Rule:
     halo: Callable[[Layer], Halo] = _no_halo
     reads_planar: Callable[[Layer, CpuModel], bool] = _never
     more_weights: bool = False
+    forms: Callable[[Layer, CpuModel], list[Ranked]] | None = None
     halves: bool = True
     averages: bool = False
     is_mean: bool = False

@@ -580,10 +580,27 @@ def rule(sizes: Collection[int] = tuple(toom_cook.POINTS), *, always: bool = Fal
         make=make,
         halo=convolution.halo,
         more_weights=True,
+        forms=partial(_forms, sizes),
         halves=False,
         ways=partial(_ways, sizes),
         can_take=lambda layer, _cpu: can_take(layer),
     )
+
+
+def _forms(sizes: Collection[int], layer: Layer, cpu: CpuModel) -> list[Ranked]:
+    """The plain convolution, and each size of tiles."""
+    channels = channels_of(layer, cpu)
+    outs = channels.out_blocks * channels.out_block
+    plain = Way(rule=convolution.RULE.name)
+    found = [Ranked(choice=plain, cycles=plain_cycles(layer, cpu))]
+    for results in sizes:
+        way = plan(layer, cpu, (results,))
+        # The bias is one for each position, too.
+        own = (channels.ins + 1) * outs * way.positions * channels.element.bytes
+        more = own - channels.ins * outs * 9 * layer.weights.bytes
+        choice = Way(rule=_NAME, results=results)
+        found.append(Ranked(choice=choice, cycles=way.cycles, more_bytes=more))
+    return found
 
 
 def _ways(sizes: Collection[int], site: LayerSite) -> list[Ranked]:

@@ -48,12 +48,15 @@ class CpuModel:
     start per cycle (0.5: one every second cycle). Those of float32 name all usable widths.
     `loads_per_cycle` counts vector loads of any width. `fma_latency` is in cycles.
     `in_order` cores pay for a load where an out-of-order core hides it behind arithmetic.
+    `pipeline` is that of `pipeline.cores` which their instructions are put in order for, and
+    `load_slots` the cycles in which a vector's load keeps such a core from multiplying.
     `memory_bandwidth` is what one core reads from memory while the others do, too, in bytes per
     cycle. `l2_bandwidth` is what a panel of weights streams in at that is too large for the
     first-level cache, and `l3_bandwidth` that of one too large for half of the second-level cache,
     in a loop that reads it again and again.
     `memory_operand`: an instruction may read one operand from memory (x86).
     `isa` is "x86", "aarch64", "armv7", or "" where only portable code is made.
+    `cpi` are the cycles of an instruction in loops on 8-bit integers.
     `features` are those of `FEATURES` that the target has. `converts_halves`: there are
     instructions that make float32 of half precision.
     `is_default`: the CPU has no row of its own, this is the nearest one.
@@ -72,6 +75,9 @@ class CpuModel:
     memory_bandwidth: float
     l2_bandwidth: float
     l3_bandwidth: float
+    cpi: float = 0.5
+    pipeline: str = ""
+    load_slots: float = 0
     features: frozenset[str] = frozenset()
     converts_halves: bool = False
     cores: int = 1
@@ -166,7 +172,8 @@ SSE = replace(
 # Cortex-A72: two 64-bit FP pipes, that is one 128-bit FMLA per cycle, latency 7 but 3 from
 # accumulator to accumulator (4 is in use); one load per cycle. Cortex-A72 Software Optimization
 # Guide, UAN 0016A, sections 3.13 and 3.15. L2 is 1 MiB on the BCM2711 and the RK3399.
-# Memory: a guess.
+# Memory: a guess. Of 8-bit integers two products of eight and a sum of pairs (smull, smlal2,
+# sadalp) take two cycles, for one pipe has all products: the guide's section 3.14.
 CORTEX_A72 = CpuModel(
     name="cortex-a72",
     isa="aarch64",
@@ -181,6 +188,7 @@ CORTEX_A72 = CpuModel(
     memory_bandwidth=2.5,
     l2_bandwidth=ZEN4.l2_bandwidth,
     l3_bandwidth=ZEN4.l3_bandwidth,
+    cpi=0.67,
 )
 # Cortex-A57: the same rates, and 9 cycles of which 4 count from accumulator to accumulator.
 # Cortex-A57 Software Optimization Guide, UAN 0015B.
@@ -200,6 +208,7 @@ CORTEX_A76 = replace(
     fma_latency=2,
     l1_bytes=64 * KIB,
     l2_bytes=512 * KIB,
+    cpi=0.5,
 )
 # Cortex-A78, and the A78AE of NVIDIA's Orin: taken as the A76, its predecessor, with 256 KiB of L2
 # of its own. A guess: Arm's Software Optimization Guide (102160) and TRM (101430) were not at hand.
@@ -211,13 +220,18 @@ NEOVERSE_N1 = replace(CORTEX_A76, name="neoverse-n1", l2_bytes=1024 * KIB)
 # Cortex-A53: in order, dual issue, one 128-bit FMLA per cycle of latency 4 (forwarded), one
 # 64-bit load port: a 128-bit load takes it twice. LLVM AArch64SchedA53.td. L2 is 512 KiB on
 # the BCM2837 and shared by four cores; half of it is what one core can count on. Memory: a guess.
+# Loops on integers have a load of 128 bits, two cycles, for each eight of one: a count by hand.
+# A vector's halves take the place of a multiply-add: see pipeline.cores.
 CORTEX_A53 = replace(
     CORTEX_A72,
     name="cortex-a53",
     loads_per_cycle=0.5,
     in_order=True,
+    pipeline="cortex-a53",
+    load_slots=1,
     l2_bytes=256 * KIB,
     memory_bandwidth=1.7,
+    cpi=1.25,
 )
 # Cortex-A35: in order as well; no figures are published, the A53's are a guess.
 CORTEX_A35 = replace(CORTEX_A53, name="cortex-a35")
@@ -228,6 +242,8 @@ CORTEX_A55 = replace(
     CORTEX_A53,
     name="cortex-a55",
     rates={FLOAT32: {16: 1}, FLOAT16: {16: 1}, INT8: {16: 1}},
+    pipeline="cortex-a55",
+    load_slots=0.5,
     l2_bytes=128 * KIB,
 )
 
@@ -239,14 +255,23 @@ def _in_32_bits(model: CpuModel) -> CpuModel:
 
 CORTEX_A72_32 = _in_32_bits(CORTEX_A72)
 CORTEX_A53_32 = _in_32_bits(CORTEX_A53)
-CORTEX_A55_32 = _in_32_bits(CORTEX_A55)
+# Both halves of a vector are registers of their own, and nothing has to be inserted.
+CORTEX_A55_32 = replace(_in_32_bits(CORTEX_A55), load_slots=0)
 # Cortex-A9: NEON is 64 bits wide, so a 128-bit VMLA starts every second cycle; no fused form.
 # Cortex-A9 NEON Media Processing Engine TRM, DDI 0409, section 3.4. The rest is the A53's.
-CORTEX_A9 = replace(CORTEX_A53_32, name="cortex-a9", rates={FLOAT32: {16: 0.5}})
+# A sum of pairs (vpadal) takes two cycles, a product of eight integers one.
+CORTEX_A9 = replace(
+    CORTEX_A53_32,
+    name="cortex-a9",
+    pipeline="cortex-a9",
+    load_slots=0,
+    rates={FLOAT32: {16: 0.5}},
+    cpi=1.5,
+)
 # Cortex-A7: in order; NEON does not issue beside anything else, multiply-adds take 8 cycles but 4
 # from accumulator to accumulator: GCC's config/arm/cortex-a7.md. That NEON is as wide as the A9's
 # is a guess. L2 is shared, 512 KiB on many.
-CORTEX_A7 = replace(CORTEX_A9, name="cortex-a7")
+CORTEX_A7 = replace(CORTEX_A9, name="cortex-a7", pipeline="cortex-a7", load_slots=2)
 # Cortex-A15: two 64-bit pipes that a 128-bit VMLA takes both of, 9 cycles; two loads of 64 bits per
 # cycle: GCC's config/arm/cortex-a15-neon.md. L2 is shared, 1 MiB on many. Memory: a guess.
 CORTEX_A15 = replace(CORTEX_A72_32, name="cortex-a15", fma_latency=9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from tvm import tirx
 
@@ -75,13 +77,19 @@ def _intrinsic(dtype: str, name: str, *arguments: tirx.Expr) -> tirx.Expr:
 
 
 class Requantising(Epilogue):
-    """The end of a kernel whose sums are int32: `factor` is one number, or one per channel."""
+    """The end of a kernel whose sums are int32: `factor` is one number, or one per channel. No
+    product of both is larger than `largest`."""
 
     def __init__(
-        self, output: Blocked, to: Target, factor: np.ndarray | float, cpu: CpuModel
+        self,
+        output: Blocked,
+        to: Target,
+        factor: np.ndarray | float,
+        cpu: CpuModel,
+        largest: float = math.inf,
     ) -> None:
         super().__init__(output)
-        self.to, self.factor, self.cpu = to, factor, cpu
+        self.to, self.factor, self.cpu, self.largest = to, factor, cpu, largest
         if isinstance(factor, np.ndarray):
             packed = np.zeros(output.blocks * output.block, "float32")
             packed[: output.channels] = factor

@@ -122,10 +122,13 @@ def _tile_cycles(
     # x86 broadcasts one input value per load; ARM loads one per lane and uses it by lane.
     inputs = pixels if cpu.memory_operand else pixels / lanes
     loads = (inputs + vectors) / cpu.loads_per_cycle
+    # Where nothing but the order hides a load, some of them take the place of multiply-adds.
+    arithmetic += (inputs + vectors) * cpu.load_slots
     step = max(arithmetic, float(cpu.fma_latency), loads)
-    # Loads that find no free issue slot beside the arithmetic, or miss the cache: the part
-    # of them is a guess, but a tile with fewer loads should win when all else is equal.
-    step += loads / (4 if cpu.in_order else 16)
+    if not cpu.pipeline:
+        # Loads that find no free issue slot beside the arithmetic, or miss the cache: the part
+        # of them is a guess, but a tile with fewer loads should win when all else is equal.
+        step += loads / (4 if cpu.in_order else 16)
     panel_bytes = element.bytes * reduction * vectors * lanes
     if panel_bytes > cpu.l1_bytes / 2:
         beyond = panel_bytes > cpu.l2_bytes / 2

@@ -131,7 +131,8 @@ def _finished(graph: Graph, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tu
             bounds.append(Bound(output=number, axis=axis, count=counts.index(scalar)))
     made = onnx.ModelProto()
     made.CopyFrom(proto)
-    made.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    if all(item.domain != DOMAIN for item in made.opset_import):
+        made.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     for part in ("node", "initializer", "value_info", "output"):
         del getattr(made.graph, part)[:]
     for value in proto.graph.output:

@@ -28,6 +28,8 @@ _FOUR = 4
 # 1.5 * 2 ** 23: the last place of numbers around it is 1, so that a sum with it is rounded half to
 # even.
 _ROUNDING = 12582912.0
+# Up to here, and to its negative, such sums are in that range.
+MOST = 2.0**21
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +150,8 @@ class _InPairs(Convolve):
 class IntegerTile:
     """A tile of `pixels` pixels, side by side in the target, by `kernel`.
 
-    The other numbers are those of `Convolve`; of pairs all blocks are whole.
+    The other numbers are those of `Convolve`; of pairs all blocks are whole. `is_bounded`: no
+    product of a sum and its factor is beyond `MOST`.
     """
 
     kernel: IntegerKernel
@@ -161,6 +164,7 @@ class IntegerTile:
     column_step: int
     row_step: int
     plane_step: int
+    is_bounded: bool = False
 
     def llvm_ir(self, name: str) -> str:
         """An LLVM function `name(target, source, weights, bias, factor)` of pointers."""
@@ -298,40 +302,64 @@ class IntegerTile:
             lines.append(f"st1 {lane}, [{{target}}], {{{step}}}")
 
     def _finish_pairs_in_32_bits(self, writer: Writer) -> None:
-        """There is no conversion that rounds: what is out of range is cut off first, and the sum
-        with a large number is rounded."""
+        """There is no conversion that rounds: the sum with a large number is rounded. What might be
+        out of its range is cut off first."""
         lines, sums = writer.lines, writer.accumulators
-        bias, factor, rounding, least, most, zero = writer.free[:6]
+        bias, factor, rounding, *others = writer.free[:6]
         results = sums[0]
         for v in (0, 2):
             for one, other in zip(sums[v], sums[v + 1], strict=True):
-                for given, to in ((one, 2 * one), (other, 2 * one + 1)):
-                    lines.append(f"vpadd.i32 d{to}, d{2 * given}, d{2 * given + 1}")
+                lines += _added_pairs(one, other)
         for one, other in zip(results, sums[2], strict=True):
-            for given, to in ((one, 2 * one), (other, 2 * one + 1)):
-                lines.append(f"vpadd.i32 d{to}, d{2 * given}, d{2 * given + 1}")
+            lines += _added_pairs(one, other)
         writer.load([bias], "bias", advance=self.parts > 1)
         writer.load([factor], "factor", advance=self.parts > 1)
-        for register, value in (
-            (least, self.to.low - self.to.zero),
-            (most, self.to.high - self.to.zero),
-            (rounding, _ROUNDING),
-        ):
-            writer.set_float(register, value)
-        lines.append(f"vmov.i8 d{2 * zero}, #{self.to.zero & 0xFF}")
-        for form in (
+        writer.set_float(rounding, _ROUNDING)
+        forms = [
             f"vadd.i32 q{{0}}, q{{0}}, q{bias}",
             "vcvt.f32.s32 q{0}, q{0}",
             f"vmul.f32 q{{0}}, q{{0}}, q{factor}",
-            f"vmax.f32 q{{0}}, q{{0}}, q{least}",
-            f"vmin.f32 q{{0}}, q{{0}}, q{most}",
-            f"vadd.f32 q{{0}}, q{{0}}, q{rounding}",
-        ):
+        ]
+        if not self.is_bounded:
+            ends = (("vmax", self.to.low), ("vmin", self.to.high))
+            for register, (name, bound) in zip(others, ends, strict=False):
+                writer.set_float(register, bound - self.to.zero)
+                forms.append(f"{name}.f32 q{{0}}, q{{0}}, q{register}")
+        # What was added to the number's bits is taken away from them.
+        forms += [f"vadd.f32 q{{0}}, q{{0}}, q{rounding}", f"vsub.i32 q{{0}}, q{{0}}, q{rounding}"]
+        for form in forms:
             lines += [form.format(total) for total in results]
-        for r, one in enumerate(results):
-            # The low bytes, and to them the zero point: what is in range does not overflow.
-            lines.append(f"vmovn.i32 d{2 * one}, q{one}")
-            lines.append(f"vmovn.i16 d{2 * one}, q{one}")
-            lines.append(f"vadd.i8 d{2 * one}, d{2 * one}, d{2 * zero}")
-            lines.append(f"vst1.32 {{{{d{2 * one}[0]}}}}, [{{target}}]")
-            writer.add("target", self._to_next(r))
+        # All pixels in one register: there are two at most.
+        one = results[0]
+        for half, total in enumerate(results):
+            lines.append(f"vqmovn.s32 d{2 * one + half}, q{total}")
+        lines += self._bytes_in_32_bits(one, others[0])
+        for r in range(len(results)):
+            store = f"vst1.32 {{{{d{2 * one}[{r}]}}}}, [{{target}}]"
+            if self.parts > 1:
+                lines.append(f"{store}, {{{writer.kept(self._to_next(r))}}}")
+            else:  # core registers are needed for the window
+                lines.append(store)
+                writer.add("target", self._to_next(r))
+
+    def _bytes_in_32_bits(self, one: int, other: int) -> list[str]:
+        """Numbers of 16 bits and the zero point as bytes, with another register's help."""
+        lines = []
+        if self.to.zero:
+            name = "vqadd" if self.to.zero > 0 else "vqsub"
+            lines.append(f"vmov.i16 q{other}, #{abs(self.to.zero)}")
+            lines.append(f"{name}.s16 q{one}, q{one}, q{other}")
+        lines.append(f"vqmovn.s16 d{2 * one}, q{one}")
+        for name, bound, end in (("vmax", self.to.low, -128), ("vmin", self.to.high, 127)):
+            if self.is_bounded and bound != end:
+                lines.append(f"vmov.i8 d{2 * other}, #{bound & 0xFF}")
+                lines.append(f"{name}.s8 d{2 * one}, d{2 * one}, d{2 * other}")
+        return lines
+
+
+def _added_pairs(one: int, other: int) -> list[str]:
+    """Neighbouring lanes of two registers added up, the results in the first."""
+    return [
+        f"vpadd.i32 d{2 * one + half}, d{2 * given}, d{2 * given + 1}"
+        for half, given in enumerate((one, other))
+    ]

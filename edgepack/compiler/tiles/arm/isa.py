@@ -15,11 +15,13 @@ MOST_AT_ONCE = 8
 @dataclass(frozen=True, kw_only=True)
 class Isa:
     """An instruction set that tiles can be written in, its vector registers, and what tiles are
-    of."""
+    of. `core` is that of `pipeline.cores` which instructions are put in order for; "" is one that
+    does so itself."""
 
     name: str
     registers: int
     element: Element = FLOAT32
+    core: str = ""
 
     @property
     def lanes(self) -> int:

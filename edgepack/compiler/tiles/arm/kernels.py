@@ -9,8 +9,10 @@ from edgepack.compiler.tiles.arm.reductions import Convolve, ConvolveHalves
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, Element
 
-# Registers that a tile leaves to weights, at least.
+# Registers that a tile leaves to weights, at least; more where they are loaded long before they are
+# used.
 _FEWEST_FOR_WEIGHTS = 2
+_FEWEST_AHEAD = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +37,14 @@ class MicroKernel:
         """Whether a CPU has the instructions."""
         return cpu.isa == self.isa and (self.feature is None or self.feature in cpu.features)
 
-    def fits(self, pixels: int, vectors: int, registers: int) -> bool:
-        """Whether a tile can be held in registers, with one of inputs for each pixel."""
+    def fits(self, pixels: int, vectors: int, registers: int, *, ahead: bool = False) -> bool:
+        """Whether a tile can be held in registers, with one of inputs for each pixel.
+
+        With `ahead` weights are loaded long before they are used.
+        """
         inside = pixels <= self.mr and vectors <= self.nr
-        return inside and pixels * vectors + pixels + _FEWEST_FOR_WEIGHTS <= registers
+        weights = _FEWEST_AHEAD if ahead else _FEWEST_FOR_WEIGHTS
+        return inside and pixels * vectors + pixels + weights <= registers
 
 
 # The first that runs on a CPU is taken.
@@ -62,4 +68,6 @@ def micro_kernel(cpu: CpuModel, element: Element) -> MicroKernel | None:
 def isa_of(cpu: CpuModel, element: Element) -> Isa | None:
     """The instruction set that tiles of a type are written in for a CPU; None: left to LLVM."""
     row = micro_kernel(cpu, element)
-    return Isa(name=row.isa, registers=cpu.registers, element=element) if row else None
+    if row is None:
+        return None
+    return Isa(name=row.isa, registers=cpu.registers, element=element, core=cpu.pipeline)

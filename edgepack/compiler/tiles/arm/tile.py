@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from edgepack.compiler.tiles.arm.isa import QUAD, Isa
 from edgepack.compiler.tiles.arm.reductions import Depthwise, Reduction
@@ -51,6 +52,11 @@ class AssemblyTile:
         """An LLVM function `name` of `pointers`."""
         writer = writer_of(self.isa, self.pointers)
         self.write(writer)
+        if not writer.labels:
+            # LLVM's loop over such tiles is the innermost one, and wants registers, too.
+            writer = writer_of(self.isa, self.pointers)
+            writer.leaves_registers = True
+            self.write(writer)
         return writer.llvm_ir(name)
 
     def write(self, writer: Writer) -> None:
@@ -61,8 +67,12 @@ class AssemblyTile:
             for total in accumulators[1:]:
                 writer.move(total, accumulators[0])
         self.reduction.write(writer)
-        for finish in self.finish:
-            self._finish(writer, finish)
+        for is_sum, some in groupby(self.finish, key=lambda item: item.name == "add"):
+            if is_sum:
+                for _ in some:
+                    self._add_operand(writer)
+            else:
+                self._bound(writer, list(some))
         moved = 0
         for v, accumulators in enumerate(writer.accumulators):
             if v:
@@ -93,20 +103,25 @@ class AssemblyTile:
                 writer.add("total", step)
             writer.store(accumulators[:1], "total")
 
-    def _finish(self, writer: Writer, finish: EpilogueStep) -> None:
-        if finish.name == "add":
-            for v, accumulators in enumerate(writer.accumulators):
-                if v:
-                    writer.add("operand", self.operand_step)
-                for index, other in writer.stream(writer.free, len(accumulators), "operand"):
-                    writer.binary("add", accumulators[index], accumulators[index], other)
-                writer.add("operand", -QUAD * len(accumulators))
-            return
-        bound = writer.free[0]
-        writer.set_vector(bound, finish.value)
+    def _add_operand(self, writer: Writer) -> None:
+        for v, accumulators in enumerate(writer.accumulators):
+            if v:
+                writer.add("operand", self.operand_step)
+            for index, other in writer.stream(writer.free, len(accumulators), "operand"):
+                writer.binary("add", accumulators[index], accumulators[index], other)
+            writer.add("operand", -QUAD * len(accumulators))
+
+    def _bound(self, writer: Writer, bounds: Sequence[EpilogueStep]) -> None:
+        """Maxima and minima: one after the other, unless what is done can be stored meanwhile."""
+        together = bounds[: len(writer.free) if writer.loads_ahead else 1]
+        for bound, register in zip(together, writer.free, strict=False):
+            writer.set_vector(register, bound.value)
         for accumulators in writer.accumulators:
             for total in accumulators:
-                writer.binary(finish.name, total, total, bound)
+                for bound, register in zip(together, writer.free, strict=False):
+                    writer.binary(bound.name, total, total, register)
+        if len(together) < len(bounds):
+            self._bound(writer, bounds[len(together) :])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,6 +64,7 @@ class _PassWriter:
             value: step for step, terms in enumerate(code.transform.steps) for _, value in terms
         }
         self.registers: dict[int, int] = {}
+        self.fewest = len(self.free)  # registers that were left
 
     def write(self) -> None:
         """The whole pass."""
@@ -71,7 +72,26 @@ class _PassWriter:
             self.writer.load(self.coefficients, "coefficients", advance=False)
         for value, register in self.bounds.items():
             self.writer.set_vector(register, value)
-        self.writer.loop("line", self.code.lines, self._line)
+        pairs = self.code.lines // 2 if self._holds_two() else 0
+        self.writer.loop("pair", pairs, self._two_lines)
+        self.writer.loop("line", self.code.lines - 2 * pairs, self._line)
+
+    def _holds_two(self) -> bool:
+        """Whether two lines are done at a time, one's sums while the other's wait for each other:
+        of use to a core that issues in order."""
+        if not self.writer.loads_ahead:
+            return False
+        tried = _PassWriter(self.code, writer_of(self.code.isa, self.writer.pointers))
+        tried._line()
+        return len(self.free) - tried.fewest <= len(self.free) // 2
+
+    def _two_lines(self) -> None:
+        """Each with registers of its own."""
+        free, half = self.free, len(self.free) // 2
+        for own in (free[:half], free[half:]):
+            self.free = own
+            self._line()
+        self.free = free
 
     def _line(self) -> None:
         code, writer, transform = self.code, self.writer, self.code.transform
@@ -146,7 +166,13 @@ class _PassWriter:
             unused = value not in later and value not in self.code.transform.outputs
             if self.last_use[value] == step and unused:
                 return self.registers[value]
-        return self.free.pop()
+        return self._pop()
+
+    def _pop(self) -> int:
+        # Where code is put in another order, what was used longest ago keeps it from that least.
+        register = self.free.pop(0 if self.writer.loads_ahead else -1)
+        self.fewest = min(self.fewest, len(self.free))
+        return register
 
     def _lane(self, name: str, total: int, value: int, factor: float) -> None:
         index, lane = divmod(self.code.coefficients.index(factor), self.code.isa.lanes)
@@ -160,7 +186,9 @@ class _PassWriter:
         count = len(transform.outputs)
         for item in code.finish:
             if item.name == "add":
-                other = self.free[-1]
+                other = self._pop()
+                self.free.append(other)
+                self.fewest = min(self.fewest, len(self.free) - 1)
                 moves[1] += writer.move_strided(
                     "ld", other, "operand", step=code.operand.item, index=index, count=count
                 )

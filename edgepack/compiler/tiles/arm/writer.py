@@ -29,6 +29,8 @@ class Writer(ABC):
     most_widened = 0
     # What makes one of an int32.
     extend = ""
+    # Whether a loop's loads are better written a turn ahead, between its multiply-adds.
+    loads_ahead = False
 
     def __init__(self, isa: Isa, pointers: Sequence[str], counts: Sequence[str]) -> None:
         self.isa = isa
@@ -38,6 +40,8 @@ class Writer(ABC):
         self.constants: dict[int, str] = {}
         self.scratch_bytes = 0
         self.keeps_constants = True
+        # Whether no more core registers may be taken than needed.
+        self.leaves_registers = False
         self.labels = 0
         self.free = list(range(isa.registers))
         self.accumulators: list[list[int]] = []
@@ -196,6 +200,10 @@ class Writer(ABC):
             self.set_constant(held, value)
         self.lines.append(f"add {{{register}}}, {{{register}}}, {{{held}}}")
 
+    def arranged(self, lines: list[str]) -> list[str]:
+        """A whole function in the order that suits the core."""
+        return lines
+
     def _temporary(self, name: str) -> str:
         if name not in self.temporaries:
             self.temporaries.append(name)
@@ -217,7 +225,7 @@ class Writer(ABC):
         body, self.lines = self.lines, []
         for value, register in self.constants.items():
             self.set_constant(register, value)
-        lines = self.lines + body
+        lines = self.arranged(self.lines + body)
         stack = [_SCRATCH] if self.scratch_bytes else []
         given = [*self.pointers, *stack, *self.counts]
         registers = [*given, *self.temporaries]

@@ -167,6 +167,7 @@ class IntegerTiles(LlvmTiles):
     ) -> None:
         super().__init__(tensors, pixels)
         self.dot, self.to = dot, epilogue.to
+        self.is_bounded = epilogue.largest < arm.MOST
         self.factor = epilogue.constants[0]
         self.functions = micro.AssemblyFunctions()
 
@@ -192,6 +193,7 @@ class IntegerTiles(LlvmTiles):
             column_step=source.pixel_bytes * window.dilation[1],
             row_step=source.row_bytes * window.dilation[0],
             plane_step=source.plane_bytes,
+            is_bounded=self.is_bounded,
         )
 
         def call(part: tir.Expr) -> tir.Stmt:

@@ -132,7 +132,9 @@ def rank_tiles(
         element=output.element,
         kr=kernel.kr if kernel else 1,
         cpu=cpu,
-        fits=partial(kernel.fits, registers=cpu.registers) if kernel else None,
+        fits=partial(kernel.fits, registers=cpu.registers, ahead=bool(cpu.pipeline))
+        if kernel
+        else None,
         most_vectors=most_vectors,
     )
 

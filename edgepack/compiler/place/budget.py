@@ -1,0 +1,129 @@
+"""What may be stored beyond a model's weights, and which layers it is spent on.
+
+A rule that is fast because it stores more weights (Winograd's) has several forms of a layer, each
+with its bytes and the cost model's cycles, and those count what it reads from memory.
+Of all layers those forms are taken that save most cycles within the bytes there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from edgepack.compiler.choices import Choices, Ranked, Way
+from edgepack.compiler.layers.layer import Convolution, Layer
+from edgepack.compiler.layers.signature import signature_of
+from edgepack.compiler.layers.tensors import extent
+from edgepack.compiler.rules.rule import Rule
+from edgepack.compiler.tiles.cpu import CpuModel
+
+# Parts that the bytes are counted in.
+_PARTS = 2048
+
+
+def spare_bytes(
+    main: relax.Function, layers: Iterable[Layer], cpu: CpuModel, growth: float
+) -> float:
+    """What is left of `growth` times the constants' bytes if all are stored in plain form."""
+    if growth == math.inf:
+        return math.inf
+    given = _constant_bytes(main)
+    padding = 0
+    for layer in layers:
+        operator = layer.operator
+        if not isinstance(operator, Convolution):
+            continue
+        weight = operator.weight
+        given -= weight.size * (weight.itemsize - layer.weights.bytes)
+        outs = extent(layer.output)[1]
+        block = cpu.block(outs, layer.element)
+        padding += (-outs % block) * (weight.size // len(weight)) * layer.weights.bytes
+    return max(0.0, (growth - 1) * given - padding)
+
+
+def _constant_bytes(main: relax.Function) -> int:
+    found = 0
+
+    def add(constant: tvm.ir.GenericConst) -> None:
+        nonlocal found
+        shape = (int(size) for size in constant.ty.shape)
+        found += math.prod(shape) * np.dtype(str(constant.ty.dtype)).itemsize
+
+    tvm_ffi.structural_walk(main.body, (tvm.ir.GenericConst, add))
+    return found
+
+
+def forms_within(
+    layers: Sequence[Layer],
+    cpu: CpuModel,
+    rules: Collection[Rule],
+    spare: float,
+    fixed: Choices,
+) -> Choices:
+    """The forms of layers, by signature; none if the fastest take no more than `spare`.
+
+    Nothing is said of layers with a choice in `fixed`, whose bytes count.
+    """
+    forms: dict[str, list[Ranked]] = {}
+    for layer in layers:
+        signature = signature_of(layer)
+        rule = next((rule for rule in rules if signature and rule.takes(layer, cpu)), None)
+        if rule is None or rule.forms is None:
+            continue
+        found = rule.forms(layer, cpu)
+        if signature in fixed:
+            spare -= _bytes_of(found, fixed[signature])
+        elif signature in forms:  # one kernel for both
+            forms[signature] = [_sum(*pair) for pair in zip(forms[signature], found, strict=True)]
+        else:
+            forms[signature] = found
+    fastest = [min(found, key=lambda form: form.cycles) for found in forms.values()]
+    if sum(form.more_bytes for form in fastest) <= spare:
+        return {}
+    chosen = cheapest(list(forms.values()), spare)
+    return {signature: form.choice for signature, form in zip(forms, chosen, strict=True)}
+
+
+def _bytes_of(forms: Sequence[Ranked], choice: Way) -> int:
+    same = (choice.rule, choice.results)
+    found = (form for form in forms if (form.choice.rule, form.choice.results) == same)
+    return max((form.more_bytes for form in found), default=0)
+
+
+def _sum(one: Ranked, other: Ranked) -> Ranked:
+    return Ranked(
+        choice=one.choice,
+        cycles=one.cycles + other.cycles,
+        more_bytes=one.more_bytes + other.more_bytes,
+    )
+
+
+def cheapest(items: Sequence[Sequence[Ranked]], spare: float) -> list[Ranked]:
+    """A form of each item, such that cycles are fewest and more bytes than `spare` are not taken.
+
+    The first form of each takes none.
+    """
+    part = max(1, math.ceil(max(0.0, spare) / _PARTS))
+    room = int(max(0.0, spare) // part)
+    # The fewest cycles of the items so far, by the parts they may take; and the forms for that.
+    cycles = np.zeros(room + 1)
+    taken = []
+    for forms in items:
+        options = np.full((len(forms), room + 1), np.inf)
+        for index, form in enumerate(forms):
+            size = -(-form.more_bytes // part)
+            if size <= room:
+                options[index, size:] = cycles[: room + 1 - size] + form.cycles
+        taken.append(options.argmin(axis=0))
+        cycles = options.min(axis=0)
+    chosen = []
+    for forms, best in zip(reversed(items), reversed(taken), strict=True):
+        form = forms[int(best[room])]
+        room -= -(-form.more_bytes // part)
+        chosen.append(form)
+    return chosen[::-1]
