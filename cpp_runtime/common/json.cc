@@ -18,6 +18,41 @@ bool IsInt(yyjson_val* value) {
   return yyjson_is_sint(value) || (yyjson_is_uint(value) && yyjson_get_uint(value) <= INT64_MAX);
 }
 
+JsonNumber NumberOf(yyjson_val* value) {
+  JsonNumber number;
+  if (yyjson_is_bool(value)) {
+    number.kind = JsonNumber::Kind::kBool;
+    number.whole = yyjson_get_bool(value) ? 1 : 0;
+    return number;
+  }
+  number.real = yyjson_get_num(value);
+  if (yyjson_is_uint(value)) {
+    number.kind = JsonNumber::Kind::kUnsigned;
+    number.whole = yyjson_get_uint(value);
+  } else if (yyjson_is_sint(value)) {
+    number.kind = JsonNumber::Kind::kNegative;
+    number.negative = yyjson_get_sint(value);
+  }
+  return number;
+}
+
+/// False for what is neither a number nor a list, and for lists that lie too deep.
+bool VisitNumbers(yyjson_val* list, std::size_t depth,
+                  const std::function<void(const JsonNumber&)>& visit) {
+  if (!yyjson_is_arr(list) || depth == 0) return false;
+  std::size_t index = 0;
+  std::size_t count = 0;
+  yyjson_val* item = nullptr;
+  yyjson_arr_foreach(list, index, count, item) {
+    if (yyjson_is_num(item) || yyjson_is_bool(item)) {
+      visit(NumberOf(item));
+    } else if (!VisitNumbers(item, depth - 1, visit)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 JsonObject::JsonObject(const JsonDocument* document, yyjson_val* value, std::string path)
@@ -148,9 +183,15 @@ std::vector<double> JsonObject::Numbers(std::string_view key) {
 
 JsonObject JsonObject::Object(std::string_view key) { return {document_, Take(key), Name(key)}; }
 
-std::vector<JsonObject> JsonObject::Objects(std::string_view key) {
+void JsonObject::ForEachNumber(std::string_view key, std::size_t depth,
+                               const std::function<void(const JsonNumber&)>& visit) {
+  if (!VisitNumbers(Take(key), depth, visit)) Fail(key, "not a list of numbers");
+}
+
+std::vector<JsonObject> JsonObject::Objects(std::string_view key, std::size_t most) {
   yyjson_val* value = Take(key);
   if (!yyjson_is_arr(value)) Fail(key, "not a list");
+  if (yyjson_arr_size(value) > most) Fail(key, "more than " + std::to_string(most));
   std::vector<JsonObject> objects;
   objects.reserve(yyjson_arr_size(value));
   std::size_t index = 0;

@@ -1,6 +1,7 @@
 // JSON: reading (yyjson underneath) and writing.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -16,6 +17,16 @@ struct yyjson_val;
 namespace edgepack {
 
 class JsonDocument;
+
+/// A number or a truth value, without loss.
+struct JsonNumber {
+  enum class Kind { kBool, kUnsigned, kNegative, kReal };
+
+  Kind kind = Kind::kReal;
+  std::uint64_t whole = 0;    ///< of kUnsigned, and 0 or 1 of kBool
+  std::int64_t negative = 0;  ///< of kNegative
+  double real = 0;            ///< of all but kBool, rounded
+};
 
 /// One JSON object of a document, read like a table whose every key must be known: what a getter
 /// took is marked, and Finish() refuses the rest. Every error names the document and the key
@@ -41,7 +52,11 @@ class JsonObject {
   std::vector<std::int64_t> Ints(std::string_view key);
   std::vector<double> Numbers(std::string_view key);
   JsonObject Object(std::string_view key);
-  std::vector<JsonObject> Objects(std::string_view key);
+  std::vector<JsonObject> Objects(std::string_view key,
+                                  std::size_t most = std::numeric_limits<std::size_t>::max());
+  /// Calls `visit` with each number of a list, and of the lists within it, `depth` of them at most.
+  void ForEachNumber(std::string_view key, std::size_t depth,
+                     const std::function<void(const JsonNumber& number)>& visit);
   /// Calls `visit` with every member of the object `key`, each of which must be an object.
   void ForEachObject(std::string_view key,
                      const std::function<void(const std::string& key, JsonObject object)>& visit);

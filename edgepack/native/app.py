@@ -17,11 +17,14 @@ from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tools import missing
 from edgepack.base.version import VERSION
 from edgepack.boards import Board
+from edgepack.native import device_tool
 from edgepack.native.device_tool import YYJSON, fetch_sources, yyjson_license
+from edgepack.native.llhttp import SDIST as LLHTTP
+from edgepack.native.llhttp import fetch_llhttp, llhttp_license
 from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, name_opencv, tool
 from edgepack.native.prebuilt import find_prebuilt, read_licenses, say_why_built
 from edgepack.native.sources import source_hashes
-from edgepack.native.toolchain import Toolchain, toolchain_licenses
+from edgepack.native.toolchain import Toolchain, need_compiler, toolchain_licenses
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +63,7 @@ def build_runtime(
     opencv = name_opencv(board, toolchain)
     flags = board.runtime_flags[toolchain.kind]
     source = data_file("cpp_runtime") / "app"
-    key = runtime_key(source, opencv, flags)
-    name = f"{toolchain.triple}-{toolchain.kind}-{key}"
+    name = runtime_name(board, toolchain)
     if made := find_prebuilt(board.triple, KIND, name):
         return RuntimeBuild(
             app=made / _APP,
@@ -74,6 +76,7 @@ def build_runtime(
     folder = cache_dir() / KIND / name
     if not folder.exists():
         say_why_built(board.triple, _APP, progress)
+        need_compiler(toolchain, _APP)
     build_opencv(board, toolchain, progress=progress)
     with locked(folder):
         if not folder.exists():
@@ -90,6 +93,27 @@ def build_runtime(
     )
 
 
+def runtime_name(board: Board, toolchain: Toolchain) -> str:
+    """The name of the folder with the app, in the cache or a wheel."""
+    opencv = name_opencv(board, toolchain)
+    source = data_file("cpp_runtime") / "app"
+    key = runtime_key(source, opencv, board.runtime_flags[toolchain.kind])
+    return f"{toolchain.triple}-{toolchain.kind}-{key}"
+
+
+def need_programs(board: Board, toolchain: Toolchain) -> None:
+    """Raise ToolMissingError now, if a program for `board` has to be built later and cannot be."""
+    for kind, name, what in (
+        (KIND, runtime_name(board, toolchain), _APP),
+        (device_tool.KIND, device_tool.tool_name(board), device_tool.TOOL),
+    ):
+        if find_prebuilt(board.triple, kind, name) or (cache_dir() / kind / name).exists():
+            continue
+        need_compiler(toolchain, what)
+        tool("cmake")
+        tool("ninja")
+
+
 def cmake_arguments(opencv: OpenCvBuild, toolchain: Toolchain, flags: tuple[str, ...]) -> list[str]:
     """What a configuration of cpp_runtime/app needs; the presets know the rest."""
     return [
@@ -98,6 +122,7 @@ def cmake_arguments(opencv: OpenCvBuild, toolchain: Toolchain, flags: tuple[str,
         f"-DOpenCV_DIR={opencv.cmake_dir}",
         f"-DEDGEPACK_TVM_FFI_DIR={tvm_ffi_folder()}",
         f"-DEDGEPACK_THIRD_PARTY={fetch_sources()}",
+        f"-DEDGEPACK_LLHTTP={fetch_llhttp()}",
         f"-DEDGEPACK_BOARD_FLAGS={';'.join(flags)}",
         *toolchain.cmake_args,
     ]
@@ -118,6 +143,7 @@ def runtime_key(source: Path, opencv: OpenCvBuild, flags: tuple[str, ...]) -> st
         "flags": flags,
         "opencv": opencv.key,
         "yyjson": YYJSON.sha256,
+        "llhttp": LLHTTP.sha256,
         "tvm_ffi": importlib.metadata.version("apache-tvm-ffi"),
         "edgepack": VERSION,
     }
@@ -161,6 +187,12 @@ def _compile(
 
 def runtime_licenses(toolchain: Toolchain, source: Path, opencv: OpenCvBuild) -> dict[str, str]:
     """The licence texts (by name) of all that such a build holds."""
+    app = {"llhttp": llhttp_license(fetch_llhttp())}
+    return dict(sorted({**library_licenses(toolchain, source, opencv), **app}.items()))
+
+
+def library_licenses(toolchain: Toolchain, source: Path, opencv: OpenCvBuild) -> dict[str, str]:
+    """The same of its inference library alone, as the SDK has it."""
     own = {**_licenses(toolchain, source), "yyjson": yyjson_license(fetch_sources())}
     return dict(sorted({**opencv.licenses(), **own}.items()))
 

@@ -27,7 +27,18 @@ from tests import app_targets, device_tool
 from tests.support import require_tool
 
 DEVICE_TARGETS = ("manifest", "archive", "signature", "receive")
-APP_TARGETS = ("plan", "model", "preprocess", "postprocess", "npy", "image", "frames", "service")
+APP_TARGETS = (
+    "plan",
+    "model",
+    "preprocess",
+    "postprocess",
+    "npy",
+    "image",
+    "frames",
+    "camera",
+    "http",
+    "service",
+)
 TARGETS = DEVICE_TARGETS + APP_TARGETS
 CORPUS = Path(__file__).parent
 

@@ -26,7 +26,8 @@ target_include_directories(tvm_ffi SYSTEM PUBLIC
 # boards are little-endian.
 target_compile_definitions(tvm_ffi PUBLIC TVM_FFI_CMAKE_LITTLE_ENDIAN=1 PRIVATE
   TVM_FFI_USE_LIBBACKTRACE=0 TVM_FFI_BACKTRACE_ON_SEGFAULT=0)
-target_compile_options(tvm_ffi PRIVATE -w)
+# It finds a model's functions by name, once; more optimisation makes it larger and 5 s longer to compile.
+target_compile_options(tvm_ffi PRIVATE -w -O1)
 set_target_properties(tvm_ffi PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
 target_compile_options(tvm_ffi PUBLIC
   "-ffile-prefix-map=${EDGEPACK_TVM_FFI_DIR}=tvm_ffi")

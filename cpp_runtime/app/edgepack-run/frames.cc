@@ -2,6 +2,7 @@
 #include "frames.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 namespace edgepack {
@@ -23,7 +24,51 @@ bool MayHoldPicture(unsigned marker) {
 /// Markers without a length: TEM, and RST0 to RST7.
 bool StandsAlone(unsigned marker) { return marker == 0x01 || (marker >= 0xD0 && marker <= 0xD7); }
 
+// OpenCV's modules/imgproc/src/color_yuv.simd.hpp: 20 bits of fraction.
+constexpr int kShift = 20;
+constexpr int kY = 1220542;
+constexpr int kBlueU = 2116026;
+constexpr int kGreenU = -409993;
+constexpr int kGreenV = -852492;
+constexpr int kRedV = 1673527;
+
+std::uint8_t ToByte(int sum) {
+  return static_cast<std::uint8_t>(std::clamp(sum >> kShift, 0, 255));
+}
+
 }  // namespace
+
+std::optional<std::string> PackedRows(std::string_view bytes, ImageSize size, std::size_t stride) {
+  const std::size_t row = std::size_t{2} * static_cast<std::size_t>(size.width);
+  const auto rows = static_cast<std::size_t>(size.height);
+  if (stride < row || rows == 0 || bytes.size() < row || (bytes.size() - row) / stride < rows - 1) {
+    return std::nullopt;
+  }
+  std::string packed;
+  packed.reserve(row * rows);
+  for (std::size_t y = 0; y < rows; ++y) packed += bytes.substr(y * stride, row);
+  return packed;
+}
+
+void YuyvToBgr(std::string_view yuyv, ImageSize size, std::uint8_t* bgr) {
+  const auto width = static_cast<std::size_t>(size.width);
+  const auto part = [&](std::size_t at) {
+    return static_cast<int>(static_cast<unsigned char>(yuyv[at]));
+  };
+  for (std::size_t y = 0; y < static_cast<std::size_t>(size.height); ++y) {
+    const std::size_t row = 2 * width * y;
+    for (std::size_t x = 0; x < width; ++x) {
+      const std::size_t pair = row + 4 * (x / 2);
+      const bool whole = (x | 1U) < width;
+      const int u = whole ? part(pair + 1) - 128 : 0;
+      const int v = whole ? part(pair + 3) - 128 : 0;
+      const int light = std::max(0, part(row + 2 * x) - 16) * kY + (1 << (kShift - 1));
+      *bgr++ = ToByte(light + kBlueU * u);
+      *bgr++ = ToByte(light + kGreenU * u + kGreenV * v);
+      *bgr++ = ToByte(light + kRedV * v);
+    }
+  }
+}
 
 void FrameSplitter::Feed(std::string_view bytes) {
   bytes_ += bytes;

@@ -11,6 +11,15 @@
 
 namespace edgepack {
 
+/// Rows of YUYV without gaps, of a buffer whose rows begin `stride` bytes from each other; nothing
+/// if it does not hold them all.
+std::optional<std::string> PackedRows(std::string_view bytes, ImageSize size, std::size_t stride);
+
+/// Pixels of YUYV (size.width * 2 bytes in each row) as blue, green and red, in the limited range
+/// of BT.601, by the same sums as OpenCV. Of a row of an odd width the last pixel has no V: it is
+/// gray.
+void YuyvToBgr(std::string_view yuyv, ImageSize size, std::uint8_t* bgr);
+
 /// Cuts a stream of bytes into frames. Whatever does not become one is left out and counted.
 class FrameSplitter {
  public:

@@ -22,13 +22,18 @@
 #include <opencv2/core.hpp>
 #include <opencv2/imgproc.hpp>
 
+#include "camera.h"
 #include "common/fd.h"
 #include "common/json.h"
 #include "frames.h"
+#include "metrics.h"
 #include "notify.h"
+#include "preview.h"
 #include "report.h"
+#include "sink.h"
 #include "slot.h"
 #include "watch.h"
+#include "worker.h"
 
 namespace edgepack {
 namespace {
@@ -51,6 +56,8 @@ struct Encoded {
   std::optional<std::string> path;
   std::int64_t number = 0;
   Clock::time_point seen;
+  FrameFormat format = FrameFormat::kMjpeg;
+  std::optional<ImageSize> size;  ///< of pixels; what a JPEG must have, if anything
   std::string bytes;
 };
 
@@ -74,6 +81,7 @@ bool WaitFor(int fd, std::optional<Milliseconds> limit) {
 std::size_t BytesOf(FrameFormat format, ImageSize size) {
   const std::size_t pixels =
       static_cast<std::size_t>(size.width) * static_cast<std::size_t>(size.height);
+  if (format == FrameFormat::kYuyv) return 2 * pixels;
   return format == FrameFormat::kGray ? pixels : 3 * pixels;
 }
 
@@ -87,9 +95,14 @@ class Source {
  public:
   Source(const Options& options, Slot<Encoded>* to) : options_(options), to_(to) {}
 
-  void Run() { options_.frames ? ReadFrames() : ReadPaths(); }
+  void Run() {
+    if (options_.images) return ReadPaths();
+    options_.camera ? ReadCameras() : ReadFrames();
+  }
   /// Frames that were none. To be asked when it has run.
   [[nodiscard]] std::int64_t broken() const { return broken_; }
+  /// Frames that a camera had before its newest.
+  [[nodiscard]] std::int64_t dropped() const { return dropped_; }
 
  private:
   bool Give(Encoded picture) {
@@ -184,6 +197,8 @@ class Source {
         std::optional<std::string> frame = splitter.Next();
         if (!frame) break;
         Encoded picture;
+        picture.format = *options_.frames;
+        picture.size = options_.size;
         picture.bytes = std::move(*frame);
         more = Give(std::move(picture));
       }
@@ -203,15 +218,58 @@ class Source {
     return more;
   }
 
+  void ReadCameras() {
+    Milliseconds pause = kFirstRetry;
+    for (bool more = true; more && !StopRequested();) {
+      const std::int64_t before = number_;
+      const std::unique_ptr<VideoDevice> device = OpenVideoDevice(*options_.camera);
+      const bool retry = options_.at_end == AtEnd::kRetry;
+      if (!device && !retry) FailToRead("--camera", options_.camera->string());
+      try {
+        if (device) more = ReadCamera(device.get());
+      } catch (const UsageError&) {
+        if (!retry || number_ == 0) throw;  // plugged in again, it may not be ready at once
+      }
+      if (!retry) return;
+      pause = number_ != before ? kFirstRetry : std::min(2 * pause, kLastRetry);
+      if (more) WaitFor(-1, pause);
+    }
+  }
+
+  /// Until it goes away. False if nobody wants more.
+  bool ReadCamera(VideoDevice* device) {
+    Camera camera(device, options_.camera->string(),
+                  {options_.frames, options_.size, options_.fps});
+    bool more = true;
+    while (more && !camera.gone() && !StopRequested()) {
+      std::optional<std::string> frame = camera.Next();
+      if (!frame) continue;
+      Encoded picture;
+      picture.format = camera.format();
+      picture.size = camera.size();
+      picture.bytes = std::move(*frame);
+      more = Give(std::move(picture));
+    }
+    broken_ += camera.broken();
+    dropped_ += camera.dropped();
+    return more;
+  }
+
   const Options& options_;
   Slot<Encoded>* to_;
   std::vector<char> buffer_ = std::vector<char>(kReadBytes);
   std::int64_t number_ = 0;
   std::int64_t broken_ = 0;
+  std::int64_t dropped_ = 0;
 };
 
 /// A frame of pixels as CV_8UC3 in BGR.
 cv::Mat PixelsOf(FrameFormat format, ImageSize size, std::string* bytes) {
+  if (format == FrameFormat::kYuyv) {
+    cv::Mat bgr(size.height, size.width, CV_8UC3);
+    YuyvToBgr(*bytes, size, bgr.data);
+    return bgr;
+  }
   const int kind = format == FrameFormat::kGray ? CV_8UC1 : CV_8UC3;
   cv::Mat pixels(size.height, size.width, kind, bytes->data());
   if (format == FrameFormat::kBgr24) return pixels;
@@ -225,20 +283,26 @@ cv::Mat PixelsOf(FrameFormat format, ImageSize size, std::string* bytes) {
   return bgr;
 }
 
-cv::Mat DecodeLive(const Options& options, const Preprocessor& preprocessor, Encoded* picture) {
+cv::Mat DecodeLive(const Preprocessor& preprocessor, Encoded* picture) {
   if (picture->path) return preprocessor.Decode(*picture->path);
-  if (*options.frames != FrameFormat::kMjpeg) {
-    return PixelsOf(*options.frames, *options.size, &picture->bytes);
+  if (picture->format != FrameFormat::kMjpeg) {
+    const std::int64_t pixels = std::int64_t{picture->size->width} * picture->size->height;
+    if (pixels > preprocessor.spec().max_pixels) {
+      throw ImageError("frame of " + std::to_string(pixels) + " pixels");
+    }
+    return PixelsOf(picture->format, *picture->size, &picture->bytes);
   }
   cv::Mat image = preprocessor.Decode(picture->bytes, "frame " + std::to_string(picture->number));
-  if (options.size && image.size() != cv::Size(options.size->width, options.size->height)) {
+  const std::optional<ImageSize>& size = picture->size;
+  if (size && image.size() != cv::Size(size->width, size->height)) {
     throw ImageError("frame of " + std::to_string(image.cols) + " x " + std::to_string(image.rows) +
                      " pixels");
   }
   return image;
 }
 
-LiveFrame Prepare(const Options& options, const Preprocessor& preprocessor, const TensorInfo& input,
+/// With `shown` the picture stays, to be drawn on.
+LiveFrame Prepare(const Preprocessor& preprocessor, const TensorInfo& input, bool shown,
                   Encoded picture) {
   LiveFrame frame;
   frame.path = picture.path;
@@ -246,58 +310,19 @@ LiveFrame Prepare(const Options& options, const Preprocessor& preprocessor, cons
   frame.seen = picture.seen;
   try {
     const Clock::time_point decode = Clock::now();
-    const cv::Mat image = DecodeLive(options, preprocessor, &picture);
+    const cv::Mat image = DecodeLive(preprocessor, &picture);
     frame.decode_ms = MsSince(decode);
     const Clock::time_point preprocess = Clock::now();
-    const cv::Mat resized = preprocessor.Resized(image);
-    const TensorInfo info = preprocessor.InfoOf(resized);
-    if (info.dtype != input.dtype || info.shape != input.shape) {
-      throw ModelInputError("the preprocessing makes " + std::string(Name(info.dtype)) + " " +
-                                ToString(info.shape) + ", input '" + input.name + "' is " +
-                                std::string(Name(input.dtype)) + " " + ToString(input.shape),
-                            "set resize and crop in the [preprocess] table so that they fit every "
-                            "photo");
-    }
-    frame.tensor.resize(info.bytes);
-    preprocessor.ToTensor(resized, frame.tensor.data());
+    frame.tensor.resize(input.bytes);
+    ToInput(image, preprocessor, {&input, frame.tensor.data()});
     frame.preprocess_ms = MsSince(preprocess);
     frame.geometry = preprocessor.GeometryOf(image.rows, image.cols);
+    if (shown) frame.image = image.clone();  // it may lie in the picture's own bytes
   } catch (const Error& error) {
     frame.error = error;
   }
   return frame;
 }
-
-/// A thread whose exception is kept for whoever waits for it.
-class Worker {
- public:
-  template <typename Function>
-  explicit Worker(Function function)
-      : thread_([this, function = std::move(function)] {
-          try {
-            function();
-          } catch (...) {
-            failed_ = std::current_exception();
-          }
-        }) {}
-  ~Worker() {
-    if (thread_.joinable()) thread_.join();
-  }
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
-  Worker(Worker&&) = delete;
-  Worker& operator=(Worker&&) = delete;
-
-  /// Waits for its end, and throws what it threw.
-  void Join() {
-    thread_.join();
-    if (failed_) std::rethrow_exception(failed_);
-  }
-
- private:
-  std::exception_ptr failed_;
-  std::thread thread_;
-};
 
 /// Closes a slot at the end of a scope, however that ends.
 template <typename T>
@@ -346,13 +371,15 @@ class Setting {
 
 struct Line {
   std::string text;
+  std::int64_t broken = 0;                ///< pictures by then
   std::optional<Clock::time_point> seen;  ///< of a picture that was none, nothing
 };
 
-std::string EndLine(std::int64_t broken, std::int64_t dropped, const LatencyHistogram& latency) {
+std::string EndLine(std::int64_t broken, std::int64_t dropped, std::int64_t lost,
+                    const LatencyHistogram& latency) {
   JsonWriter json;
   json.BeginObject().Key("end").BeginObject().Key("frames").Int(latency.count());
-  json.Key("broken").Int(broken).Key("dropped").Int(dropped);
+  json.Key("broken").Int(broken).Key("dropped").Int(dropped).Key("lost").Int(lost);
   json.Key("latency_ms").BeginObject().Key("p50").Number(latency.Percentile(0.5));
   json.Key("p90").Number(latency.Percentile(0.9)).Key("p99").Number(latency.Percentile(0.99));
   json.Key("max").Number(latency.max()).EndObject();
@@ -383,23 +410,44 @@ double LatencyHistogram::Percentile(double share) const {
   return max_ms_;
 }
 
+void ToInput(const cv::Mat& image, const Preprocessor& preprocessor, const TensorView& input) {
+  const cv::Mat resized = preprocessor.Resized(image);
+  const TensorInfo info = preprocessor.InfoOf(resized);
+  if (info.dtype != input.info->dtype || info.shape != input.info->shape) {
+    throw ModelInputError(
+        "the preprocessing makes " + std::string(Name(info.dtype)) + " " + ToString(info.shape) +
+            ", input '" + input.info->name + "' is " + std::string(Name(input.info->dtype)) + " " +
+            ToString(input.info->shape),
+        "set resize and crop in the [preprocess] table so that they fit every photo");
+  }
+  preprocessor.ToTensor(resized, input.data);
+}
+
 void RunLive(const Options& options, const Preprocessor& preprocessor, const TensorInfo& input,
-             const LineOfFrame& line_of, std::ostream& out) {
+             const LineOfFrame& line_of, std::ostream& out, std::ostream& err) {
   const Notifier notifier = Notifier::FromEnvironment();
-  Slot<Encoded> encoded(options.newest);
+  // A camera's frames are worth nothing later.
+  Slot<Encoded> encoded(options.newest || options.camera);
   Slot<LiveFrame> prepared;
   Slot<Line> lines;
   Source source(options, &encoded);
   LatencyHistogram latency;
   std::int64_t broken = 0;
   std::atomic<bool> read{false};
+  LineSink sink(options.out.value_or(SinkOptions()), out);
+  FrameMetrics metrics;
+  std::optional<Preview> preview;
+  if (options.preview) preview.emplace(*options.preview, &metrics, err);
 
   Worker writing([&] {
     const Closing<Line> closing(&lines);
     while (std::optional<Line> line = lines.Take()) {
-      out << line->text << std::flush;
-      if (line->seen) latency.Add(MsSince(*line->seen));
-      if (!out) throw UsageError("cannot write the results");
+      sink.Write(line->text);
+      metrics.Count(line->broken, encoded.dropped(), sink.lost());
+      if (!line->seen) continue;
+      const double ms = MsSince(*line->seen);
+      latency.Add(ms);
+      metrics.Add(ms / 1000);
     }
   });
   Worker reading([&] {
@@ -411,7 +459,8 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
     const Closing<Encoded> no_more(&encoded);
     const Closing<LiveFrame> closing(&prepared);
     while (std::optional<Encoded> picture = encoded.Take()) {
-      if (!prepared.Put(Prepare(options, preprocessor, input, std::move(*picture)))) return;
+      const bool shown = preview && preview->wanted();
+      if (!prepared.Put(Prepare(preprocessor, input, shown, std::move(*picture)))) return;
     }
   });
   notifier.Send("READY=1");
@@ -426,8 +475,10 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
       if (!frame) continue;
       Line line;
       if (!frame->error) {
+        Found found;
         line.seen = frame->seen;
-        line.text = line_of(*frame);
+        line.text = line_of(*frame, &found);
+        if (preview) preview->Show(frame->image, std::move(found), line.text);
       } else {
         ++broken;
         if (!frame->path) continue;
@@ -437,6 +488,7 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
         PrintJsonError(*frame->error, text, about);
         line.text = text.str();
       }
+      line.broken = broken;
       if (!lines.Put(std::move(line))) break;
     }
   }
@@ -446,7 +498,8 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
   writing.Join();
   // A signal that was only looked at is followed by now: it must not come once more.
   if (StopPending()) WaitFor(-1, Milliseconds(0));
-  out << EndLine(broken + source.broken(), encoded.dropped(), latency) << std::flush;
+  sink.Write(EndLine(broken + source.broken(), encoded.dropped() + source.dropped(), sink.lost(),
+                     latency));
 }
 
 }  // namespace edgepack

@@ -12,7 +12,9 @@
 #include <edgepack/geometry.h>
 #include <edgepack/preprocessor.h>
 #include <edgepack/tensor.h>
+#include <opencv2/core/mat.hpp>
 
+#include "found.h"
 #include "options.h"
 
 namespace edgepack {
@@ -26,6 +28,7 @@ struct LiveFrame {
   Geometry geometry;
   double decode_ms = 0;
   double preprocess_ms = 0;
+  cv::Mat image;  ///< to be drawn on, if somebody looks
   std::optional<Error> error;
 };
 
@@ -44,15 +47,20 @@ class LatencyHistogram {
   double max_ms_ = 0;
 };
 
-/// The line (with its end) of a frame that has a tensor.
-using LineOfFrame = std::function<std::string(const LiveFrame& frame)>;
+/// The line (with its end) of a frame that has a tensor, and what it says.
+using LineOfFrame = std::function<std::string(const LiveFrame& frame, Found* found)>;
 
-/// --images and --frames: writes a line for each picture to `out`, and one at the end, until the
-/// source ends or a SIGTERM comes; whatever was read by then gets its line. Reading, decoding with
-/// preprocessing, `line_of` (on this thread) and writing run beside each other, with a queue of one
-/// between any two. A photo that cannot be read gets a line with the error, a frame none; both are
-/// counted as broken. Throws UsageError if the source cannot be read at all.
+/// Writes the tensor of a picture (CV_8UC3 in BGR) into the model's input. Throws ModelInputError
+/// if the preprocessing makes another one.
+void ToInput(const cv::Mat& image, const Preprocessor& preprocessor, const TensorView& input);
+
+/// --images, --frames and --camera: writes a line for each picture to `out` (or where --out says),
+/// and one at the end, until the source ends or a SIGTERM comes; whatever was read by then gets its
+/// line. Reading, decoding with preprocessing, `line_of` (on this thread) and writing run beside
+/// each other, with a queue of one between any two. A photo that cannot be read gets a line with
+/// the error, a frame none; both are counted as broken. Where a preview is, is said on `err`.
+/// Throws UsageError if the source cannot be read at all.
 void RunLive(const Options& options, const Preprocessor& preprocessor, const TensorInfo& input,
-             const LineOfFrame& line_of, std::ostream& out);
+             const LineOfFrame& line_of, std::ostream& out, std::ostream& err);
 
 }  // namespace edgepack

@@ -12,7 +12,10 @@ namespace {
 
 constexpr int kMaxThreads = 64;
 constexpr int kMaxRuns = 1000000;
+constexpr int kMaxFps = 1000;
 constexpr int kMaxSide = 65535;
+constexpr int kMaxQueue = 10000;
+constexpr int kMaxKept = 1000;
 
 double ToTolerance(const std::string& flag, const std::string& text) {
   char* next = nullptr;
@@ -38,6 +41,15 @@ Dump ToDump(const std::string& text) {
           text.substr(second + 1)};
 }
 
+/// "16M": bytes.
+std::int64_t ToBytes(const std::string& flag, const std::string& text) {
+  const std::string units = "KMG";
+  const std::size_t unit = text.empty() ? std::string::npos : units.find(text.back());
+  const bool scaled = unit != std::string::npos;
+  const int number = WholeNumber(flag, scaled ? text.substr(0, text.size() - 1) : text, 1);
+  return scaled ? std::int64_t{number} << (10 * (unit + 1)) : number;
+}
+
 /// "640x480".
 ImageSize ToSize(const std::string& flag, const std::string& text) {
   const std::size_t cross = text.find('x');
@@ -55,7 +67,20 @@ T ToWord(const std::string& flag, const std::string& text, const std::map<std::s
   throw UsageError(flag + ": '" + text + "' is none of " + known);
 }
 
+void CheckCamera(const Options& options) {
+  if (options.frames && *options.frames != FrameFormat::kMjpeg &&
+      *options.frames != FrameFormat::kYuyv) {
+    throw UsageError("--camera gives --frames mjpeg or yuyv");
+  }
+  if (options.from) throw UsageError("--from and --camera exclude each other");
+  if (options.at_end == AtEnd::kWait) {
+    throw UsageError("--at-end wait is for pipes", "--at-end retry opens a camera again");
+  }
+}
+
 void CheckFrames(const Options& options) {
+  if (options.camera) return CheckCamera(options);
+  if (options.fps) throw UsageError("--fps needs --camera");
   const bool raw = options.frames && *options.frames != FrameFormat::kMjpeg;
   if (raw && !options.size) {
     throw UsageError("--frames of pixels need --size", "for example --size 640x480");
@@ -73,19 +98,21 @@ void CheckFrames(const Options& options) {
 
 void CheckCombination(const Options& options) {
   if (options.version || options.help) return;
-  const int sources =
-      static_cast<int>(options.image.has_value()) + static_cast<int>(!options.inputs.empty()) +
-      static_cast<int>(options.golden) + static_cast<int>(options.watch.has_value()) +
-      static_cast<int>(!options.postprocess.empty()) +
-      static_cast<int>(options.images.has_value()) + static_cast<int>(options.frames.has_value());
+  const int sources = static_cast<int>(options.image.has_value()) +
+                      static_cast<int>(!options.inputs.empty()) + static_cast<int>(options.golden) +
+                      static_cast<int>(options.watch.has_value()) +
+                      static_cast<int>(!options.postprocess.empty()) +
+                      static_cast<int>(options.images.has_value()) +
+                      static_cast<int>(options.frames || options.camera) +
+                      static_cast<int>(options.serve.has_value());
   if (sources != 1) {
     throw UsageError(
         sources == 0
             ? "no input"
-            : "--image, --input, --golden, --watch, --images, --frames and --postprocess exclude "
-              "each other",
-        "give one of --image FILE, --images WHERE, --frames FORMAT, --input FILE.npy, --golden or "
-        "--watch FOLDER");
+            : "--image, --input, --golden, --watch, --images, --frames, --camera, --serve and "
+              "--postprocess exclude each other",
+        "give one of --image FILE, --images WHERE, --frames FORMAT, --camera DEVICE, "
+        "--input FILE.npy, --golden, --watch FOLDER or --serve ADDRESS");
   }
   if (options.golden && !options.expected.empty()) {
     throw UsageError("--expected cannot be used with --golden, which has its own");
@@ -98,18 +125,29 @@ void CheckCombination(const Options& options) {
                      "leave out --bench, --watch and --preprocess-only");
   }
   if (options.results && !options.watch) throw UsageError("--results needs --watch");
+  if ((options.out || options.preview) && !options.images && !options.frames && !options.camera) {
+    throw UsageError("--out and --preview need --images, --frames or --camera");
+  }
+  if (options.queue && !options.serve) throw UsageError("--queue needs --serve");
   CheckFrames(options);
-  if ((options.watch || options.images || options.frames) &&
-      (!options.outputs.empty() || !options.expected.empty() || options.bench)) {
-    throw UsageError("--watch, --images and --frames write lines of results",
-                     "leave out --output, --expected and --bench");
+  if ((options.watch || options.images || options.frames || options.camera || options.serve) &&
+      (!options.outputs.empty() || !options.expected.empty() || options.bench ||
+       !options.dumps.empty())) {
+    throw UsageError(
+        "--watch, --images, --frames and --camera write lines of results, --serve answers",
+        "leave out --output, --expected, --dump and --bench");
   }
   const bool image_only = options.save_resized || options.save_tensor || options.preprocess_only;
   if (image_only && !options.image) {
     throw UsageError("--save-resized, --save-tensor and --preprocess-only need --image");
   }
-  if (options.draw && (!options.image || options.preprocess_only)) {
-    throw UsageError("--draw needs --image, and the model's results");
+  if (!options.more_images.empty() && (options.preprocess_only || options.save_resized ||
+                                       options.save_tensor || options.draw || options.mask)) {
+    throw UsageError(
+        "--preprocess-only, --save-resized, --save-tensor, --draw and --mask are for one --image");
+  }
+  if ((options.draw || options.mask) && (!options.image || options.preprocess_only)) {
+    throw UsageError("--draw and --mask need --image, and the model's results");
   }
   if (!options.postprocess.empty() &&
       (!options.outputs.empty() || !options.expected.empty() || options.bench)) {
@@ -127,6 +165,8 @@ void CheckCombination(const Options& options) {
 
 Options ParseOptions(const std::vector<std::string>& words) {
   Options options;
+  SinkOptions sink;
+  bool rotates = false;
   OptionTable table;
   table.hint = "edgepack-run --help lists them";
   table.switches = {
@@ -141,7 +181,14 @@ Options ParseOptions(const std::vector<std::string>& words) {
   using Value = const std::string&;
   table.values = {
       {"--bundle", [&](Value text) { options.bundle = text; }},
-      {"--image", [&](Value text) { options.image = text; }},
+      {"--image",
+       [&](Value text) {
+         if (options.image) {
+           options.more_images.emplace_back(text);
+         } else {
+           options.image = text;
+         }
+       }},
       {"--watch", [&](Value text) { options.watch = text; }},
       {"--images", [&](Value text) { options.images = text; }},
       {"--frames",
@@ -150,14 +197,35 @@ Options ParseOptions(const std::vector<std::string>& words) {
                                               {{"mjpeg", FrameFormat::kMjpeg},
                                                {"rgb24", FrameFormat::kRgb24},
                                                {"bgr24", FrameFormat::kBgr24},
-                                               {"gray", FrameFormat::kGray}});
+                                               {"gray", FrameFormat::kGray},
+                                               {"yuyv", FrameFormat::kYuyv}});
        }},
+      {"--camera", [&](Value text) { options.camera = text; }},
+      {"--fps", [&](Value text) { options.fps = WholeNumber("--fps", text, 1, kMaxFps); }},
       {"--from", [&](Value text) { options.from = text; }},
       {"--at-end",
        [&](Value text) {
          options.at_end = ToWord<AtEnd>(
              "--at-end", text,
              {{"exit", AtEnd::kExit}, {"wait", AtEnd::kWait}, {"retry", AtEnd::kRetry}});
+       }},
+      {"--serve", [&](Value text) { options.serve = HttpAddress::Parse("--serve", text); }},
+      {"--queue", [&](Value text) { options.queue = WholeNumber("--queue", text, 1, kMaxQueue); }},
+      {"--preview", [&](Value text) { options.preview = HttpAddress::Parse("--preview", text); }},
+      {"--out",
+       [&](Value text) {
+         sink.Parse(text);
+         options.out = sink;
+       }},
+      {"--rotate",
+       [&](Value text) {
+         sink.rotate_bytes = ToBytes("--rotate", text);
+         rotates = true;
+       }},
+      {"--keep",
+       [&](Value text) {
+         sink.keep = WholeNumber("--keep", text, 0, kMaxKept);
+         rotates = true;
        }},
       {"--results", [&](Value text) { options.results = text; }},
       {"--input", [&](Value text) { options.inputs.emplace_back(text); }},
@@ -174,11 +242,14 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--affinity", [&](Value text) { options.affinity = text; }},
       {"--postprocess", [&](Value text) { options.postprocess.emplace_back(text); }},
       {"--size", [&](Value text) { options.size = ToSize("--size", text); }},
+      {"--mask", [&](Value text) { options.mask = text; }},
       {"--draw", [&](Value text) { options.draw = text; }},
       {"--save-resized", [&](Value text) { options.save_resized = text; }},
       {"--save-tensor", [&](Value text) { options.save_tensor = text; }},
   };
   ReadCommandLine(words, table);
+  if (rotates && sink.file.empty()) throw UsageError("--rotate and --keep need --out FILE");
+  if (options.out) options.out = sink;
   CheckCombination(options);
   return options;
 }
@@ -186,11 +257,12 @@ Options ParseOptions(const std::vector<std::string>& words) {
 const char* HelpText() {
   return R"(Runs a compiled model of an edgepack bundle.
 
-usage: edgepack-run (--image FILE | --images WHERE | --frames FORMAT | --watch FOLDER |
-                     --input FILE ... | --golden) [options]
+usage: edgepack-run (--image FILE | --images WHERE | --frames FORMAT | --camera DEVICE |
+                     --watch FOLDER | --serve ADDRESS | --input FILE ... | --golden) [options]
 
   --bundle DIR         the bundle; default: the folder above the program's own bin/
-  --image FILE         a JPEG or PNG photo, preprocessed by the bundle's preprocess.json
+  --image FILE         a JPEG or PNG photo, preprocessed by the bundle's preprocess.json; repeat for
+                       a model that takes several at a time: of fewer the last fills its batch
   --input FILE         a tensor, .npy or raw bytes; repeat for a model with several inputs
   --golden             the bundle's golden input, compared with its golden output
   --watch FOLDER       each photo that comes into it, until SIGTERM: a line of JSON for each
@@ -200,12 +272,28 @@ usage: edgepack-run (--image FILE | --images WHERE | --frames FORMAT | --watch F
   --images WHERE       a folder, a pattern such as '/photos/*.jpg', or -: a path on each line of
                        stdin. A line of JSON for each photo, and one at the end with counts
   --frames FORMAT      the same of frames on stdin: mjpeg (what rpicam-vid --codec mjpeg and ffmpeg
-                       -f mjpeg write), rgb24, bgr24, gray. Broken ones are counted and left out
+                       -f mjpeg write), rgb24, bgr24, gray, yuyv. Broken ones are counted and left
+                       out
+  --camera DEVICE      the same of a V4L2 device, such as /dev/video0: the newest frame always, mjpeg
+                       or yuyv, the first that it has or --frames. --at-end tells what follows
+                       when it is unplugged
+  --fps N              frames that the camera is asked for in a second
   --size WIDTHxHEIGHT  of frames; of mjpeg those of another size are broken
   --from FILE          read the frames from this pipe, device or file instead
   --at-end WHAT        when --from ends: exit; wait for the pipe's next writer; retry: open it
                        again, after 0.1 s, then twice as long, at most 30 s
+  --out FILE           with --images, --frames and --camera: append the lines to this file instead of
+                       printing them, or send them to unix:PATH, a socket somebody listens on;
+                       lines that nobody takes are counted as lost
+  --rotate SIZE        above this size (16M) FILE becomes FILE.1, that FILE.2 ...
+  --keep N             of which this many stay (1)
+  --preview ADDRESS    a page with the pictures and what was found, as MJPEG over HTTP: PORT of this
+                       machine alone, HOST:PORT or unix:PATH
   --newest             never wait for a frame's result: the frames before the newest are dropped
+  --serve ADDRESS      answer requests over HTTP until SIGTERM, by version 2 of the open inference
+                       protocol (KServe's, Triton's): PORT of this machine alone, HOST:PORT, or
+                       unix:PATH. A photo may be posted, too; /metrics is for Prometheus
+  --queue N            requests that may wait for the model (8); others get status 429
   --output FILE        write an output as .npy; repeat for several
   --expected FILE      compare an output with this .npy; repeat for several
   --dump CALL:TENSOR:FILE
@@ -219,10 +307,12 @@ usage: edgepack-run (--image FILE | --images WHERE | --frames FORMAT | --watch F
   --threads N          default: one per core of the fastest kind
   --affinity WHERE     big, little, all, none, or CPU numbers such as 0,2-3
   --json               one JSON object instead of words
-  --save-resized FILE  write the resized and cropped photo as .npy (uint8 HWC)
+  --save-resized FILE  write the resized and cropped photo as .npy (HWC)
   --save-tensor FILE   write the model's input as .npy
   --preprocess-only    do not run the model
-  --draw FILE          with --image: the photo with its boxes, as .png or .jpg
+  --draw FILE          with --image: the photo with its boxes and labels, points, masks or classes,
+                       as .png or .jpg
+  --mask FILE          with --image: the class of each pixel as a gray .png, 255 for none
   --postprocess FILE   do not run the model either: an output of it, .npy; repeat for each that
                        the bundle's postprocess.json takes
                        (--size is that of the photo that the outputs are of)

@@ -6,6 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "http_address.h"
+#include "sink.h"
+
 namespace edgepack {
 
 /// A tensor of the plan that is written to a file when a kernel call is done.
@@ -22,7 +25,7 @@ struct ImageSize {
 };
 
 /// How frames come on stdin: JPEG pictures one after the other, or pixels.
-enum class FrameFormat { kMjpeg, kRgb24, kBgr24, kGray };
+enum class FrameFormat { kMjpeg, kRgb24, kBgr24, kGray, kYuyv };
 
 /// What follows when a source of frames ends.
 enum class AtEnd { kExit, kWait, kRetry };
@@ -31,17 +34,25 @@ enum class AtEnd { kExit, kWait, kRetry };
 struct Options {
   std::optional<std::filesystem::path> bundle;
   std::optional<std::filesystem::path> image;
+  std::vector<std::filesystem::path> more_images;  ///< of a batch, after the first
   std::optional<std::filesystem::path> watch;
   std::optional<std::filesystem::path> results;
   std::optional<std::string> images;
   std::optional<FrameFormat> frames;
   std::optional<std::filesystem::path> from;
+  std::optional<std::filesystem::path> camera;
+  std::optional<int> fps;
   AtEnd at_end = AtEnd::kExit;
   bool newest = false;
+  std::optional<HttpAddress> serve;
+  std::optional<int> queue;
+  std::optional<HttpAddress> preview;
+  std::optional<SinkOptions> out;
   std::vector<std::filesystem::path> inputs;
   std::vector<std::filesystem::path> postprocess;
   std::optional<ImageSize> size;
   std::optional<std::filesystem::path> draw;
+  std::optional<std::filesystem::path> mask;
   bool golden = false;
   std::vector<std::filesystem::path> outputs;
   std::vector<std::filesystem::path> expected;

@@ -90,14 +90,39 @@ void PrintBoxes(const std::vector<Report::LabelledBox>& boxes, std::ostream& out
   if (boxes.empty()) out << "no boxes\n";
 }
 
+void PrintKeypoints(const std::vector<Report::LabelledMark>& keypoints, std::ostream& out) {
+  for (const auto& [mark, label] : keypoints) {
+    PrintScore(mark.found, label, out);
+    out << std::setprecision(1) << "  at " << mark.point.x << "," << mark.point.y << "\n";
+  }
+  if (keypoints.empty()) out << "no key points\n";
+}
+
 /// The share of the photo that each class has.
-void PrintMask(const Report& report, std::ostream& out) {
+void PrintMask(const Found& report, std::ostream& out) {
   const double whole = static_cast<double>(report.mask->height) * report.mask->width;
   for (const auto& [index, area] : report.mask->areas) {
     const bool named = index < report.labels.size();
     PrintScore({index, static_cast<double>(area.pixels) / whole},
                named ? std::optional(report.labels[index]) : std::nullopt, out);
     out << "\n";
+  }
+}
+
+void PrintFound(const Found& found, std::ostream& out) {
+  for (const Found::Labelled& top : found.top) {
+    PrintScore(top.score, top.label, out);
+    out << "\n";
+  }
+  if (found.boxes) PrintBoxes(*found.boxes, out);
+  if (found.keypoints) PrintKeypoints(*found.keypoints, out);
+  if (found.mask) PrintMask(found, out);
+  if (found.text)
+    out << std::setprecision(4) << found.text->score << "  " << found.text->text << "\n";
+  for (const Values& tensor : found.tensors) {
+    out << std::defaultfloat << std::setprecision(6) << tensor.name << ":";
+    for (const double value : tensor.values) out << " " << value;
+    out << std::fixed << "\n";
   }
 }
 
@@ -126,6 +151,13 @@ void PrintJson(const Report& report, std::ostream& out) {
               [&](const TensorInfo& info) { WriteOutput(info, &json); });
   }
   WriteFound(report, &json);
+  if (!report.more.empty()) {
+    WriteList("more", report.more, &json, [&](const auto& one) {
+      json.BeginObject().Key("image").String(one.first);
+      WriteFound(one.second, &json);
+      json.EndObject();
+    });
+  }
   if (report.bench) WriteBench(*report.bench, &json);
   if (report.profile) WriteProfile(*report.profile, &json);
   if (report.expected) WriteExpected(*report.expected, &json);
@@ -134,18 +166,10 @@ void PrintJson(const Report& report, std::ostream& out) {
 
 void PrintText(const Report& report, std::ostream& out) {
   out << std::fixed;
-  for (const Report::Labelled& top : report.top) {
-    PrintScore(top.score, top.label, out);
-    out << "\n";
-  }
-  if (report.boxes) PrintBoxes(*report.boxes, out);
-  if (report.mask) PrintMask(report, out);
-  if (report.text)
-    out << std::setprecision(4) << report.text->score << "  " << report.text->text << "\n";
-  for (const Values& tensor : report.tensors) {
-    out << std::defaultfloat << std::setprecision(6) << tensor.name << ":";
-    for (const double value : tensor.values) out << " " << value;
-    out << std::fixed << "\n";
+  PrintFound(report, out);
+  for (const auto& [image, found] : report.more) {
+    out << image << ":\n";
+    PrintFound(found, out);
   }
   out << std::setprecision(2);
   const char* separator = "";

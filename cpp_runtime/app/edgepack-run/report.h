@@ -5,6 +5,7 @@
 #include <optional>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <edgepack/errors.h>
@@ -41,6 +42,8 @@ struct Report : Found {
   std::size_t params_bytes = 0;
   std::size_t workspace_peak_bytes = 0;
   std::vector<TensorInfo> outputs;
+  /// Of a batch: what the photos after the first show.
+  std::vector<std::pair<std::string, Found>> more;
   std::optional<Bench> bench;
   std::optional<Profile> profile;
   std::optional<Comparison> expected;

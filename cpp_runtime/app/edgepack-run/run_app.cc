@@ -28,11 +28,15 @@
 #include "platform/opencv/draw.h"
 #include "profile.h"
 #include "report.h"
+#include "serve.h"
 #include "statistics.h"
 #include "watch.h"
 
 namespace edgepack {
 namespace {
+
+/// Requests that may wait, unless told otherwise.
+constexpr int kQueue = 8;
 
 class Stopwatch {
  public:
@@ -146,14 +150,51 @@ TensorView ImageInput(const Session& session, const std::string& name) {
 
 void SaveResized(const std::filesystem::path& path, const cv::Mat& resized) {
   const cv::Mat packed = resized.isContinuous() ? resized : resized.clone();
-  WriteNpy(path, DType::kUInt8, {packed.rows, packed.cols, packed.channels()}, packed.data);
+  const DType dtype = packed.depth() == CV_32F ? DType::kFloat32 : DType::kUInt8;
+  WriteNpy(path, dtype, {packed.rows, packed.cols, packed.channels()}, packed.data);
 }
 
-/// A photo, and where it lies in the tensor that was made of it.
+/// A photo, and where it lies in the tensor that was made of it; the same of those after it in a
+/// batch of so many.
 struct Photo {
   cv::Mat image;
   Geometry geometry;
+  std::size_t batch = 1;
+  std::vector<Geometry> more = {};
 };
+
+std::size_t BatchOf(const TensorInfo& info) {
+  return info.shape.empty() ? 1 : static_cast<std::size_t>(info.shape.front());
+}
+
+/// The photos after the first in a batch: of too few the last is repeated.
+void FillBatch(const Options& options, const Preprocessor& preprocessor, const TensorInfo& one,
+               void* batch, Photo* photo) {
+  if (options.more_images.size() >= photo->batch) {
+    throw UsageError(std::to_string(options.more_images.size() + 1) +
+                     " times --image: the model takes " + std::to_string(photo->batch));
+  }
+  auto* to = static_cast<char*>(batch);
+  for (std::size_t i = 1; i < photo->batch; ++i) {
+    char* const last = to;
+    to += one.bytes;
+    if (i > options.more_images.size()) {
+      std::copy_n(last, one.bytes, to);
+      continue;
+    }
+    const std::filesystem::path& path = options.more_images[i - 1];
+    const cv::Mat image = preprocessor.Decode(path);
+    const cv::Mat resized = preprocessor.Resized(image);
+    const TensorInfo info = preprocessor.InfoOf(resized);
+    if (info.shape != one.shape) {
+      throw ModelInputError(path.string() + ": the preprocessing makes " + ToString(info.shape) +
+                                ", of the photo before " + ToString(one.shape),
+                            "set resize and crop in the [preprocess] table");
+    }
+    preprocessor.ToTensor(resized, to);
+    photo->more.push_back(preprocessor.GeometryOf(image.rows, image.cols));
+  }
+}
 
 /// Photo to tensor: into the model, or (without one) into memory of its own.
 Photo Preprocess(const Options& options, const BundleFolder& bundle, Session* session,
@@ -174,7 +215,9 @@ Photo Preprocess(const Options& options, const BundleFolder& bundle, Session* se
                                 " inputs, an image is only one of them",
                             "use --input");
     }
-    if (target.info->dtype != info.dtype || target.info->shape != info.shape) {
+    Shape batch = info.shape;
+    batch.front() = static_cast<std::int64_t>(BatchOf(*target.info));
+    if (target.info->dtype != info.dtype || target.info->shape != batch) {
       throw ModelInputError(
           options.image->string() + ": the preprocessing makes " + std::string(Name(info.dtype)) +
               " " + ToString(info.shape) + ", input '" + info.name + "' is " +
@@ -186,10 +229,12 @@ Photo Preprocess(const Options& options, const BundleFolder& bundle, Session* se
     target = {&info, own.data()};
   }
   preprocessor.ToTensor(resized, target.data);
+  Photo photo = {image, preprocessor.GeometryOf(image.rows, image.cols), BatchOf(*target.info)};
+  FillBatch(options, preprocessor, info, target.data, &photo);
   report->preprocess_ms = preprocess.ms();
   if (options.save_resized) SaveResized(*options.save_resized, resized);
   if (options.save_tensor) WriteNpy(*options.save_tensor, info.dtype, info.shape, target.data);
-  return {image, preprocessor.GeometryOf(image.rows, image.cols)};
+  return photo;
 }
 
 /// What the inputs hold. A run uses them up, so each further one needs them again.
@@ -336,6 +381,35 @@ void FindResults(const Options& options, const BundleFolder& bundle, const Sessi
              report);
 }
 
+/// The same of photos: of a batch each has its own part of the outputs.
+void FindPhotos(const Options& options, const BundleFolder& bundle, const Session& session,
+                const std::optional<Postprocessor>& postprocessor, const Photo& photo,
+                Report* report) {
+  for (std::size_t i = 0; i <= photo.more.size(); ++i) {
+    std::vector<TensorInfo> infos;
+    std::vector<TensorView> views;
+    infos.reserve(session.outputs().size());
+    for (const TensorView& output : session.outputs()) {
+      TensorInfo& info = infos.emplace_back(*output.info);
+      auto* data = static_cast<char*>(output.data);
+      if (photo.batch > 1 && BatchOf(info) == photo.batch) {
+        info.shape.front() = 1;
+        info.bytes /= photo.batch;
+        data += i * info.bytes;
+      }
+      views.push_back({&info, data});
+    }
+    const Geometry& geometry = i == 0 ? photo.geometry : photo.more[i - 1];
+    Results results = ResultsOf(postprocessor, bundle, options.top, views, geometry);
+    if (i == 0) {
+      AddResults(std::move(results), bundle, report);
+    } else {
+      report->more.emplace_back(options.more_images[i - 1].string(),
+                                Named(std::move(results), bundle.labels));
+    }
+  }
+}
+
 /// --postprocess: outputs from files.
 void PostprocessFiles(const Options& options, const BundleFolder& bundle, Report* report) {
   const auto postprocessor = PostprocessorOf(options, bundle);
@@ -368,11 +442,13 @@ void PostprocessFiles(const Options& options, const BundleFolder& bundle, Report
   AddResults(postprocessor->Run(tensors, geometry), bundle, report);
 }
 
-void Draw(const std::filesystem::path& path, const Report& report, cv::Mat* image) {
-  if (report.boxes) {
-    for (const Report::LabelledBox& labelled : *report.boxes) DrawBox(labelled.box, image);
+void SaveMask(const std::filesystem::path& path, const Report& report) {
+  if (!report.mask) {
+    throw UsageError("--mask: the bundle's postprocessing makes no mask",
+                     "kind = \"segmentation\" in [postprocess] does");
   }
-  SaveImage(path, *image);
+  if (path.extension() != ".png") throw UsageError("cannot write " + path.string() + ": not .png");
+  SaveImage(path, MaskImage(*report.mask));
 }
 
 void CheckCounts(const Options& options, const Session& session) {
@@ -428,9 +504,17 @@ Report Execute(const Options& options) {
   for (const TensorView& output : session.outputs()) report.outputs.push_back(*output.info);
   report.workspace_peak_bytes = Workspace::Global().peak_bytes();
   CompareOutputs(options, bundle, session, &report);
-  FindResults(options, bundle, session, PostprocessorOf(options, bundle),
-              photo ? std::optional<Geometry>(photo->geometry) : std::nullopt, &report);
-  if (options.draw) Draw(*options.draw, report, &photo->image);
+  const std::optional<Postprocessor> postprocessor = PostprocessorOf(options, bundle);
+  if (photo) {
+    FindPhotos(options, bundle, session, postprocessor, *photo, &report);
+  } else {
+    FindResults(options, bundle, session, postprocessor, std::nullopt, &report);
+  }
+  if (options.mask) SaveMask(*options.mask, report);
+  if (options.draw) {
+    DrawFound(report, &photo->image);
+    SaveImage(*options.draw, photo->image);
+  }
   for (std::size_t i = 0; i < options.outputs.size(); ++i) {
     WriteTensor(options.outputs[i], session.outputs()[i]);
   }
@@ -461,7 +545,7 @@ void WatchPhotos(const Options& options, std::ostream& out) {
       }
       const Photo seen = Preprocess(one, bundle, &session, &report);
       Run(one, &session, &report);
-      FindResults(one, bundle, session, postprocessor, seen.geometry, &report);
+      FindPhotos(one, bundle, session, postprocessor, seen, &report);
       report.rss_peak_bytes = PeakRssBytes();
       PrintJson(report, line);
     } catch (const Error& error) {
@@ -473,8 +557,61 @@ void WatchPhotos(const Options& options, std::ostream& out) {
   Watch(*options.watch, options.results, line_of, out);
 }
 
-/// --images and --frames.
-void RunLiveSource(const Options& options, std::ostream& out) {
+/// Where the tensor of a photo goes, if the model takes one at a time.
+TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) {
+  if (session.inputs().size() != 1) {
+    throw ModelInputError("the model has " + std::to_string(session.inputs().size()) +
+                          " inputs, an image is only one of them");
+  }
+  const TensorView input = ImageInput(session, preprocessor.spec().input);
+  if (BatchOf(*input.info) != 1) {
+    throw ModelInputError(
+        "the model takes " + std::to_string(BatchOf(*input.info)) + " photos at a time",
+        "name them: --image, as often");
+  }
+  return input;
+}
+
+/// --serve.
+void ServeModel(const Options& options, std::ostream& err) {
+  HoldStopSignals();
+  const BundleFolder bundle = OpenBundle(options.bundle ? *options.bundle : OwnBundle());
+  const std::optional<Postprocessor> postprocessor = PostprocessorOf(options, bundle);
+  std::optional<Preprocessor> preprocessor;
+  if (std::filesystem::exists(bundle.preprocess())) {
+    preprocessor.emplace(LoadPreprocessSpec(bundle.preprocess()));
+  }
+  Report setup;
+  ConfigureThreads(options, &setup);
+  Session session{Model(bundle.model())};
+  ServedModel model = {session.model().name(), session.inputs(), session.model().outputs(), {}, {}};
+  model.run = [&]() -> const std::vector<TensorView>& {
+    session.Run();
+    return session.outputs();
+  };
+  model.photo_line = [&](std::string_view bytes, double* run_ms) {
+    if (!preprocessor) throw UsageError("the bundle has no preprocessing for photos");
+    const TensorView input = PhotoInput(session, *preprocessor);
+    Report report;
+    const Stopwatch decode;
+    const cv::Mat image = preprocessor->Decode(bytes, "the photo");
+    report.decode_ms = decode.ms();
+    const Stopwatch preprocess;
+    ToInput(image, *preprocessor, input);
+    report.preprocess_ms = preprocess.ms();
+    Run(options, &session, &report);
+    *run_ms = *report.run_ms;
+    FindResults(options, bundle, session, postprocessor,
+                preprocessor->GeometryOf(image.rows, image.cols), &report);
+    std::ostringstream line;
+    PrintJson(report, line);
+    return line.str();
+  };
+  Serve(model, *options.serve, static_cast<std::size_t>(options.queue.value_or(kQueue)), err);
+}
+
+/// --images, --frames and --camera.
+void RunLiveSource(const Options& options, std::ostream& out, std::ostream& err) {
   HoldStopSignals();
   const BundleFolder bundle = OpenBundle(options.bundle ? *options.bundle : OwnBundle());
   const Preprocessor preprocessor(LoadPreprocessSpec(bundle.preprocess()));
@@ -487,12 +624,8 @@ void RunLiveSource(const Options& options, std::ostream& out) {
   Report setup;
   ConfigureThreads(options, &setup);
   Session session{Model(bundle.model())};
-  if (session.inputs().size() != 1) {
-    throw ModelInputError("the model has " + std::to_string(session.inputs().size()) +
-                          " inputs, an image is only one of them");
-  }
-  const TensorView input = ImageInput(session, preprocessor.spec().input);
-  const auto line_of = [&](const LiveFrame& frame) {
+  const TensorView input = PhotoInput(session, preprocessor);
+  const auto line_of = [&](const LiveFrame& frame, Found* found) {
     Report report;
     report.image = frame.path;
     if (!frame.path) report.frame = frame.number;
@@ -503,9 +636,10 @@ void RunLiveSource(const Options& options, std::ostream& out) {
     FindResults(options, bundle, session, postprocessor, frame.geometry, &report);
     std::ostringstream line;
     PrintJson(report, line);
+    *found = std::move(report);
     return line.str();
   };
-  RunLive(options, preprocessor, *input.info, line_of, out);
+  RunLive(options, preprocessor, *input.info, line_of, out, err);
 }
 
 int Fail(const Error& error, bool json, std::ostream& out, std::ostream& err) {
@@ -533,8 +667,12 @@ int RunApp(const std::vector<std::string>& words, std::ostream& out, std::ostrea
       WatchPhotos(options, out);
       return 0;
     }
-    if (options.images || options.frames) {
-      RunLiveSource(options, out);
+    if (options.images || options.frames || options.camera) {
+      RunLiveSource(options, out, err);
+      return 0;
+    }
+    if (options.serve) {
+      ServeModel(options, err);
       return 0;
     }
     const Report report = Execute(options);

@@ -6,6 +6,7 @@
 #include <edgepack/session.h>
 
 #include "files.h"
+#include "graph.h"
 
 namespace {
 
@@ -23,11 +24,19 @@ struct Files {
   LinkFolder folder;
 };
 
+/// Turns of all loops, had each of them those of all others.
+double TurnsOf(const Graph& graph) {
+  double turns = 1;
+  for (const GraphBlock& block : graph.blocks) turns *= static_cast<double>(block.most);
+  return turns;
+}
+
 }  // namespace
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   // To touch more takes long and shows no more.
   constexpr std::size_t kMostBytes = 1 << 20;
+  constexpr double kMostTurns = 64;
   static const Files files;
   const std::string_view text = Text(data, size);
   const std::string_view graph = text.substr(0, text.find('\0'));
@@ -36,7 +45,9 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const Model model(files.folder.path());
     EDGEPACK_REQUIRE(!model.outputs().empty());
-    if (model.arena_bytes() > kMostBytes) return 0;
+    if (model.arena_bytes() > kMostBytes || TurnsOf(LoadGraph(files.graph.path())) > kMostTurns) {
+      return 0;
+    }
     Session session(model);
     for (std::size_t i = 0; i < model.inputs().size(); ++i) {
       const TensorInfo& info = model.inputs()[i];

@@ -16,6 +16,24 @@ void CheckStrides(const Shape& shape) {
   }
 }
 
+/// They are inside of each other or apart, in order, and end after so many turns.
+void CheckBlocks(const Graph& graph) {
+  for (std::size_t i = 0; i < graph.blocks.size(); ++i) {
+    const GraphBlock& block = graph.blocks[i];
+    EDGEPACK_REQUIRE(block.first < block.end && block.end <= graph.calls.size());
+    const TensorInfo& condition = graph.tensors.at(block.condition).info;
+    EDGEPACK_REQUIRE(condition.dtype == DType::kBool && condition.bytes == 1);
+    double turns = static_cast<double>(block.most);
+    for (std::size_t j = 0; j < i; ++j) {
+      const GraphBlock& before = graph.blocks[j];
+      EDGEPACK_REQUIRE(before.first <= block.first);
+      EDGEPACK_REQUIRE(before.end <= block.first || before.end >= block.end);
+      if (before.end > block.first) turns *= static_cast<double>(before.most);
+    }
+    EDGEPACK_REQUIRE(block.most >= 1 && turns <= 4294967296.0);
+  }
+}
+
 /// The promises of graph.h: no tensor and no index points outside.
 void CheckGraph(const Graph& graph) {
   EDGEPACK_REQUIRE(!graph.outputs.empty());
@@ -38,6 +56,7 @@ void CheckGraph(const Graph& graph) {
     for (const std::size_t index : call.args) EDGEPACK_REQUIRE(index < graph.tensors.size());
     EDGEPACK_REQUIRE(graph.tensors[call.args.back()].storage == Storage::kArena);
   }
+  CheckBlocks(graph);
 }
 
 }  // namespace

@@ -15,7 +15,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     PreprocessSpec spec = LoadPreprocessSpec(file.path());
     EDGEPACK_REQUIRE(spec.max_pixels >= 1 && spec.max_pixels <= PreprocessSpec::kMostPixels);
     EDGEPACK_REQUIRE(spec.scale != 0 && std::isfinite(spec.scale));
-    for (std::size_t c = 0; spec.normalise && c < static_cast<std::size_t>(spec.channels()); ++c) {
+    for (std::size_t c = 0; spec.normalise() && c < static_cast<std::size_t>(spec.channels());
+         ++c) {
       EDGEPACK_REQUIRE(spec.std.at(c) > 0 && std::isfinite(spec.mean.at(c)));
     }
     if (spec.resize && spec.crop) {

@@ -72,7 +72,9 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     EDGEPACK_REQUIRE(options.tolerance >= 0);
     EDGEPACK_REQUIRE(!options.threads || *options.threads >= 1);
     EDGEPACK_REQUIRE(options.help || options.version || options.image || options.watch ||
-                     options.golden || !options.inputs.empty());
+                     options.images || options.frames || options.camera || options.serve ||
+                     options.golden || !options.inputs.empty() || !options.postprocess.empty());
+    EDGEPACK_REQUIRE(!options.serve || options.serve->path.empty() == !options.serve->host.empty());
   });
   return 0;
 }

@@ -36,6 +36,14 @@ void WriteBox(const Found::LabelledBox& labelled, JsonWriter* json) {
   json->EndObject();
 }
 
+void WriteMark(const Found::LabelledMark& labelled, JsonWriter* json) {
+  WriteCount("index", labelled.mark.found.index, &json->BeginObject());
+  if (labelled.label) json->Key("label").String(*labelled.label);
+  json->Key("score").Number(labelled.mark.found.score).Key("point");
+  WritePoint(labelled.mark.point, json);
+  json->EndObject();
+}
+
 void WriteTensor(const Values& tensor, JsonWriter* json) {
   json->BeginObject().Key("name").String(tensor.name);
   WriteList("values", tensor.values, json, [&](double value) { json->Number(value); });
@@ -78,6 +86,12 @@ Found Named(Results results, const std::vector<std::string>& labels) {
       found.boxes->push_back({std::move(box), LabelOf(labels, index)});
     }
   }
+  if (results.keypoints) {
+    found.keypoints.emplace();
+    for (const Mark& mark : *results.keypoints) {
+      found.keypoints->push_back({mark, LabelOf(labels, mark.found.index)});
+    }
+  }
   found.tensors = std::move(results.tensors);
   found.mask = std::move(results.mask);
   if (found.mask) found.labels = labels;
@@ -91,6 +105,10 @@ void WriteFound(const Found& found, JsonWriter* json) {
   }
   if (found.boxes) {
     WriteList("boxes", *found.boxes, json, [&](const auto& box) { WriteBox(box, json); });
+  }
+  if (found.keypoints) {
+    WriteList("keypoints", *found.keypoints, json,
+              [&](const auto& mark) { WriteMark(mark, json); });
   }
   if (!found.tensors.empty()) {
     WriteList("tensors", found.tensors, json,

@@ -23,9 +23,14 @@ struct Found {
     Box box;
     std::optional<std::string> label;
   };
+  struct LabelledMark {
+    Mark mark;
+    std::optional<std::string> label;
+  };
 
   std::vector<Labelled> top;
   std::optional<std::vector<LabelledBox>> boxes;
+  std::optional<std::vector<LabelledMark>> keypoints;
   std::vector<Values> tensors;
   std::optional<Mask> mask;
   std::vector<std::string> labels;  ///< of the mask's classes
@@ -40,7 +45,8 @@ Results ResultsOf(const std::optional<Postprocessor>& postprocessor, const Bundl
 
 Found Named(Results results, const std::vector<std::string>& labels);
 
-/// The members "top", "boxes", "tensors", "areas" and "text" of an object, those that there are.
+/// The members "top", "boxes", "keypoints", "tensors", "areas" and "text" of an object, those that
+/// there are.
 void WriteFound(const Found& found, JsonWriter* json);
 
 }  // namespace edgepack

@@ -15,6 +15,11 @@ namespace {
 /// Kernels may use vector loads that want this; the arena and params.bin begin at a page.
 constexpr std::size_t kTensorAlignment = 64;
 constexpr std::size_t kMaxDims = 16;
+/// Turns of one loop, turns of loops inside of each other together, and how many of those: no plan
+/// runs for ever. As edgepack/compiler/frontend/blocks.py has them.
+constexpr std::int64_t kMostTurns = 1 << 20;
+constexpr std::uint64_t kMostTogether = std::uint64_t{1} << 32;
+constexpr std::size_t kMostDepth = 8;
 
 /// A size or count that fits this machine's memory.
 std::size_t ReadSize(std::string_view key, JsonObject* object) {
@@ -136,6 +141,41 @@ GraphCall ReadCall(JsonObject object, const Graph& graph) {
   return call;
 }
 
+/// `around` are the blocks that the last one is in, which may have ended before this one.
+GraphBlock ReadBlock(JsonObject object, const Graph& graph, std::vector<GraphBlock>* around) {
+  GraphBlock block;
+  block.first = ReadSize("first", &object);
+  block.end = ReadSize("end", &object);
+  block.condition = ReadSize("condition", &object);
+  block.most = static_cast<std::size_t>(object.Int("most", 1, kMostTurns));
+  object.Finish();
+  if (block.first >= block.end || block.end > graph.calls.size()) {
+    object.Fail("end", "calls " + std::to_string(block.first) + " to " + std::to_string(block.end) +
+                           " are none of " + std::to_string(graph.calls.size()));
+  }
+  if (block.condition >= graph.tensors.size()) {
+    object.Fail("condition", "there is no tensor " + std::to_string(block.condition));
+  }
+  const GraphTensor& condition = graph.tensors[block.condition];
+  if (condition.info.dtype != DType::kBool || condition.info.size() != 1) {
+    object.Fail("condition", "is not one truth value");
+  }
+  if (!graph.blocks.empty() && block.first < graph.blocks.back().first) {
+    object.Fail("first", "blocks are not in order");
+  }
+  while (!around->empty() && around->back().end <= block.first) around->pop_back();
+  if (!around->empty() && block.end > around->back().end) {
+    object.Fail("end", "reaches out of the block around it");
+  }
+  around->push_back(block);
+  std::uint64_t turns = 1;
+  for (const GraphBlock& one : *around) turns *= one.most;
+  if (turns > kMostTogether || around->size() > kMostDepth) {
+    object.Fail("most", "too many turns, or blocks inside of each other");
+  }
+  return block;
+}
+
 }  // namespace
 
 Graph LoadGraph(const std::filesystem::path& path) {
@@ -159,6 +199,12 @@ Graph LoadGraph(const std::filesystem::path& path) {
   }
   for (JsonObject& object : root.Objects("calls")) {
     graph.calls.push_back(ReadCall(std::move(object), graph));
+  }
+  if (root.Has("blocks")) {
+    std::vector<GraphBlock> around;
+    for (JsonObject& object : root.Objects("blocks")) {
+      graph.blocks.push_back(ReadBlock(std::move(object), graph, &around));
+    }
   }
   root.Finish();
   return graph;

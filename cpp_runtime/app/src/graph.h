@@ -25,6 +25,15 @@ struct GraphCall {
   std::vector<std::size_t> args;
 };
 
+/// Calls `first` to `end` (excluded), done as long as a truth value is true: a loop of
+/// at most `most` turns, a branch if that is 1.
+struct GraphBlock {
+  std::size_t first = 0;
+  std::size_t end = 0;
+  std::size_t condition = 0;
+  std::size_t most = 0;
+};
+
 /// Of an axis of an output only the first elements are in use: as many as an int64 tensor says.
 struct GraphCount {
   std::size_t output = 0;  ///< its place among the outputs
@@ -42,6 +51,9 @@ struct Graph {
   std::vector<std::size_t> outputs;
   std::vector<GraphCount> counts;
   std::vector<GraphCall> calls;
+  /// By their first call, outer ones before those inside of them. One is inside of another or
+  /// apart from it; how many, and how many turns together, is limited.
+  std::vector<GraphBlock> blocks;
 };
 
 /// Reads and checks graph.json: after this every index and every offset is in bounds.

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <numeric>
 #include <set>
 #include <string>
 #include <string_view>
@@ -25,6 +26,10 @@ constexpr std::size_t kMostOutputs = 64;
 constexpr std::size_t kMostAnchors = 1024;
 constexpr double kMostAnchorSide = 1e6;
 constexpr std::int64_t kMostBackground = 65535;
+constexpr std::size_t kMostMaps = 64;
+constexpr std::int64_t kMostCells = 65535;
+constexpr std::int64_t kMostMapAnchors = 1024;
+constexpr double kMostVariance = 1e3;
 constexpr double kMostRatio = 10;
 constexpr std::size_t kMostCharacters = 65535;
 constexpr std::size_t kMostCharacterBytes = 64;
@@ -64,10 +69,7 @@ void ReadBoxes(JsonObject* root, Spec* spec) {
   spec->class_aware = root->Bool("class_aware");
 }
 
-void ReadYolo(JsonObject* root, Spec* spec) {
-  spec->head = ReadChoice<Spec::Head>(
-      "head", {{"v8", Spec::Head::kV8}, {"v5", Spec::Head::kV5}, {"end2end", Spec::Head::kEnd2End}},
-      root);
+void ReadAnchors(JsonObject* root, Spec* spec) {
   spec->anchors = root->Numbers("anchors");
   if (spec->anchors.size() % 2 != 0 || spec->anchors.size() > kMostAnchors) {
     root->Fail("anchors", "are no widths and heights");
@@ -75,6 +77,13 @@ void ReadYolo(JsonObject* root, Spec* spec) {
   for (const double side : spec->anchors) {
     if (!(side > 0 && side < kMostAnchorSide)) root->Fail("anchors", "are no widths and heights");
   }
+}
+
+void ReadYolo(JsonObject* root, Spec* spec) {
+  spec->head = ReadChoice<Spec::Head>(
+      "head", {{"v8", Spec::Head::kV8}, {"v5", Spec::Head::kV5}, {"end2end", Spec::Head::kEnd2End}},
+      root);
+  ReadAnchors(root, spec);
   if (!spec->anchors.empty() && spec->head != Spec::Head::kV5) {
     root->Fail("anchors", "cannot be used with this head");
   }
@@ -84,6 +93,59 @@ void ReadYolo(JsonObject* root, Spec* spec) {
   if (spec->points != 0 && spec->head == Spec::Head::kV5) {
     root->Fail("points", "cannot be used with this head");
   }
+}
+
+/// As many whole numbers as there are, from 1 to `largest`.
+std::vector<int> ReadWhole(const char* key, std::size_t most, std::int64_t largest,
+                           JsonObject* root) {
+  const std::vector<std::int64_t> numbers = root->Ints(key);
+  if (numbers.size() > most) root->Fail(key, "are too many");
+  std::vector<int> read;
+  for (const std::int64_t number : numbers) {
+    if (number < 1 || number > largest) root->Fail(key, "holds a number that cannot be");
+    read.push_back(static_cast<int>(number));
+  }
+  return read;
+}
+
+void ReadSsd(JsonObject* root, Spec* spec) {
+  spec->maps = ReadWhole("maps", 2 * kMostMaps, kMostCells, root);
+  spec->strides = ReadWhole("strides", kMostMaps, kMostCells, root);
+  if (spec->maps.size() % 2 != 0) root->Fail("maps", "are no heights and widths");
+  if (!spec->maps.empty() && !spec->strides.empty()) {
+    root->Fail("strides", "cannot be used with maps");
+  }
+  ReadAnchors(root, spec);
+  spec->counts = ReadWhole("counts", kMostMaps, kMostMapAnchors, root);
+  const auto anchors = std::accumulate(spec->counts.begin(), spec->counts.end(), std::size_t{0});
+  if (2 * anchors != spec->anchors.size() ||
+      spec->counts.size() != spec->maps.size() / 2 + spec->strides.size()) {
+    root->Fail("counts", "do not give all anchors to the maps");
+  }
+  spec->relative = ReadChoice<bool>("units", {{"relative", true}, {"pixels", false}}, root);
+  spec->variances = root->Numbers("variances");
+  if (spec->variances.size() != 2) root->Fail("variances", "are not two numbers above 0");
+  for (const double one : spec->variances) {
+    if (!(one > 0 && one <= kMostVariance)) root->Fail("variances", "are not two numbers above 0");
+  }
+  spec->y_first = ReadChoice<bool>("order", {{"xywh", false}, {"yxhw", true}}, root);
+  spec->exp_sizes = ReadChoice<bool>("sizes", {{"exp", true}, {"linear", false}}, root);
+  spec->scores = ReadChoice<Spec::Scores>("scores",
+                                          {{"softmax", Spec::Scores::kSoftmax},
+                                           {"sigmoid", Spec::Scores::kSigmoid},
+                                           {"raw", Spec::Scores::kRaw}},
+                                          root);
+  spec->background_class = ReadChoice<Spec::End>(
+      "background",
+      {{"first", Spec::End::kFirst}, {"last", Spec::End::kLast}, {"none", Spec::End::kNone}}, root);
+}
+
+void ReadKeypoints(JsonObject* root, Spec* spec) {
+  spec->scores = ReadChoice<Spec::Scores>(
+      "scores", {{"raw", Spec::Scores::kRaw}, {"sigmoid", Spec::Scores::kSigmoid}}, root);
+  spec->score = ReadFraction("score", root);
+  spec->shift = ReadFraction("shift", root);
+  spec->centre = ReadFraction("centre", root);
 }
 
 void ReadSegmentation(JsonObject* root, Spec* spec) {
@@ -131,6 +193,8 @@ PostprocessSpec LoadPostprocessSpec(const std::filesystem::path& path) {
                                       {"tensors", Spec::Kind::kTensors},
                                       {"yolo", Spec::Kind::kYolo},
                                       {"centernet", Spec::Kind::kCenterNet},
+                                      {"ssd", Spec::Kind::kSsd},
+                                      {"keypoints", Spec::Kind::kKeypoints},
                                       {"segmentation", Spec::Kind::kSegmentation},
                                       {"text-lines", Spec::Kind::kTextLines},
                                       {"ctc", Spec::Kind::kCtc}},
@@ -160,6 +224,12 @@ PostprocessSpec LoadPostprocessSpec(const std::filesystem::path& path) {
           &root);
       spec.scores = ReadChoice<Spec::Scores>(
           "scores", {{"raw", Spec::Scores::kRaw}, {"sigmoid", Spec::Scores::kSigmoid}}, &root);
+      break;
+    case Spec::Kind::kSsd:
+      ReadSsd(&root, &spec);
+      break;
+    case Spec::Kind::kKeypoints:
+      ReadKeypoints(&root, &spec);
       break;
     case Spec::Kind::kSegmentation:
       ReadSegmentation(&root, &spec);

@@ -58,6 +58,18 @@ std::array<double, 3> ReadChannels(const char* key, int channels, JsonObject* ob
   return values;
 }
 
+PreprocessSpec::Quantization ReadQuantization(JsonObject object, DType dtype) {
+  PreprocessSpec::Quantization quantization;
+  const double scale = object.Number("scale");
+  if (!(scale >= 1e-30 && scale <= 1e30)) object.Fail("scale", "is not from 1e-30 to 1e30");
+  quantization.scale = static_cast<float>(scale);
+  const bool is_signed = dtype == DType::kInt8;
+  quantization.zero_point =
+      static_cast<int>(object.Int("zero_point", is_signed ? -128 : 0, is_signed ? 127 : 255));
+  object.Finish();
+  return quantization;
+}
+
 PreprocessSpec::Accept ReadAccept(JsonObject* object) {
   PreprocessSpec::Accept accept;
   const Words<bool*> words = {
@@ -95,7 +107,8 @@ PreprocessSpec LoadPreprocessSpec(const std::filesystem::path& path) {
                                                   {"area", Interpolation::kArea},
                                                   {"cubic", Interpolation::kCubic},
                                                   {"pil-bilinear", Interpolation::kPilBilinear},
-                                                  {"pil-bicubic", Interpolation::kPilBicubic}},
+                                                  {"pil-bicubic", Interpolation::kPilBicubic},
+                                                  {"tf-bilinear", Interpolation::kTfBilinear}},
                                                  &root);
   if (root.HasValue("crop")) {
     ReadCrop(root.Object("crop"), &spec);
@@ -108,8 +121,17 @@ PreprocessSpec LoadPreprocessSpec(const std::filesystem::path& path) {
   root.Skip("crop");
   spec.layout =
       ReadChoice<Layout>("layout", {{"NCHW", Layout::kNchw}, {"NHWC", Layout::kNhwc}}, &root);
-  spec.normalise = ReadChoice<bool>("dtype", {{"float32", true}, {"uint8", false}}, &root);
-  if (spec.normalise) {
+  spec.dtype = ReadChoice<DType>(
+      "dtype", {{"float32", DType::kFloat32}, {"uint8", DType::kUInt8}, {"int8", DType::kInt8}},
+      &root);
+  if (root.HasValue("quantization")) {
+    if (spec.dtype == DType::kFloat32) root.Fail("quantization", "cannot be used with float32");
+    spec.quantization = ReadQuantization(root.Object("quantization"), spec.dtype);
+  } else if (spec.dtype == DType::kInt8) {
+    root.Fail("quantization", "missing: int8 needs it");
+  }
+  if (root.Has("quantization")) root.Skip("quantization");
+  if (spec.normalise()) {
     spec.scale = root.Number("scale");
     if (spec.scale == 0) root.Fail("scale", "is 0");
     spec.mean = ReadChannels("mean", spec.channels(), &root);

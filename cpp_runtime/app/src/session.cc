@@ -96,6 +96,39 @@ struct Session::State {
          static_cast<int>(given.size()));
   }
 
+  /// Does calls `at` to `end`, and `after` behind each; `inner` is the first block from there on.
+  template <typename After>
+  void Do(std::size_t at, std::size_t end, std::size_t inner, const After& after) const {
+    const std::vector<GraphBlock>& blocks = shared().graph.blocks;
+    while (at < end) {
+      if (inner == blocks.size() || blocks[inner].first > at) {
+        CallKernel(at);
+        after(at++);
+        continue;
+      }
+      DoBlock(inner, after);
+      at = blocks[inner].end;
+      while (inner < blocks.size() && blocks[inner].first < at) ++inner;
+    }
+  }
+
+  // As deep as graph.cc lets blocks be inside of each other.
+  // NOLINTNEXTLINE(misc-no-recursion)
+  template <typename After>
+  void DoBlock(std::size_t index, const After& after) const {
+    const GraphBlock& block = shared().graph.blocks[index];
+    const auto* goes = static_cast<const unsigned char*>(tensors[block.condition].data);
+    for (std::size_t turn = 0; *goes != 0; ++turn) {
+      if (turn == block.most) {
+        if (turn == 1) return;
+        throw ModelInputError("on this input, a loop goes on after " + std::to_string(turn) +
+                                  " turns, the most that it may take",
+                              "limit its turns where the model is made");
+      }
+      Do(block.first, block.end, index + 1, after);
+    }
+  }
+
   /// Gives outputs the shapes that their counts say, and moves what is in use together.
   void CutOutputs() {
     for (const GraphCount& count : shared().graph.counts) {
@@ -165,26 +198,23 @@ void Session::SetInput(std::size_t index, const TensorInfo& info, const void* da
 
 void Session::Run() {
   const ThreadPool::Use use(state_->pool);
-  for (std::size_t i = 0; i < state_->args.size(); ++i) state_->CallKernel(i);
+  state_->Do(0, state_->args.size(), 0, [](std::size_t) {});
   state_->CutOutputs();
 }
 
 void Session::Run(const std::function<void(std::size_t)>& after) {
   const ThreadPool::Use use(state_->pool);
-  for (std::size_t i = 0; i < state_->args.size(); ++i) {
-    state_->CallKernel(i);
-    after(i);
-  }
+  state_->Do(0, state_->args.size(), 0, after);
   state_->CutOutputs();
 }
 
 void Session::Run(std::vector<double>* times_ms) {
   using Clock = std::chrono::steady_clock;
-  times_ms->resize(state_->args.size());
+  times_ms->assign(state_->args.size(), 0);
   Clock::time_point start = Clock::now();
   Run([&](std::size_t i) {
     const Clock::time_point end = Clock::now();
-    (*times_ms)[i] = std::chrono::duration<double, std::milli>(end - start).count();
+    (*times_ms)[i] += std::chrono::duration<double, std::milli>(end - start).count();
     start = end;
   });
 }

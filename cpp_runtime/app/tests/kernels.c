@@ -92,6 +92,15 @@ KERNEL(count) {
   return 0;
 }
 
+/* A truth value out[0] = a[0] < b[0]. */
+KERNEL(below) {
+  UNUSED(self);
+  UNUSED(count);
+  UNUSED(result);
+  *(uint8_t*)Tensor(args, 2)->data = Data(args, 0)[0] < Data(args, 1)[0];
+  return 0;
+}
+
 static int BarrierTask(int task, ParallelGroupEnv* env, void* data) {
   int32_t* arrived = (int32_t*)data;
   __atomic_fetch_add(arrived, 1, __ATOMIC_SEQ_CST);

@@ -17,8 +17,9 @@ namespace {
 void Write(const PreprocessSpec& spec, JsonWriter& json) {
   const std::array<const char*, 3> colors = {"rgb", "bgr", "gray"};
   const std::array<const char*, 3> modes = {"shortest", "exact", "letterbox"};
-  const std::array<const char*, 6> filters = {"linear", "nearest",      "area",
-                                              "cubic",  "pil-bilinear", "pil-bicubic"};
+  const std::array<const char*, 7> filters = {"linear",       "nearest",     "area",       "cubic",
+                                              "pil-bilinear", "pil-bicubic", "tf-bilinear"};
+  const std::array<const char*, 3> dtypes = {"float32", "uint8", "int8"};
   json.BeginObject().Key("input").String(spec.input);
   json.Key("color").String(colors.at(static_cast<std::size_t>(spec.color)));
   json.Key("resize");
@@ -40,7 +41,7 @@ void Write(const PreprocessSpec& spec, JsonWriter& json) {
   }
   json.Key("layout").String(spec.layout == PreprocessSpec::Layout::kNchw ? "NCHW" : "NHWC");
   json.Key("normalise");
-  if (spec.normalise) {
+  if (spec.normalise()) {
     json.BeginArray().Number(spec.scale);
     for (const auto& values : {spec.mean, spec.std}) {
       for (int c = 0; c < spec.channels(); ++c) json.Number(values.at(static_cast<std::size_t>(c)));
@@ -49,13 +50,26 @@ void Write(const PreprocessSpec& spec, JsonWriter& json) {
   } else {
     json.Null();
   }
+  json.Key("dtype")
+      .String(dtypes.at(spec.dtype == DType::kInt8    ? 2
+                        : spec.dtype == DType::kUInt8 ? 1
+                                                      : 0))
+      .Key("quantization");
+  if (spec.quantization) {
+    json.BeginArray().Number(static_cast<double>(spec.quantization->scale));
+    json.Int(spec.quantization->zero_point).EndArray();
+  } else {
+    json.Null();
+  }
   json.Key("accept").BeginArray().Bool(spec.accept.sixteen_bit).Bool(spec.accept.alpha);
   json.Bool(spec.accept.gray).EndArray().Key("max_pixels").Int(spec.max_pixels).EndObject();
 }
 
 void Write(const PostprocessSpec& spec, JsonWriter& json) {
-  const std::array<const char*, 7> kinds = {"classes",      "tensors",    "yolo", "centernet",
+  const std::array<const char*, 9> kinds = {"classes",      "tensors",    "yolo",
+                                            "centernet",    "ssd",        "keypoints",
                                             "segmentation", "text-lines", "ctc"};
+  const std::array<const char*, 3> ends = {"first", "last", "none"};
   const std::array<const char*, 3> scores = {"softmax", "sigmoid", "raw"};
   const std::array<const char*, 5> heads = {"v8", "v5", "end2end", "centernet", "centerface"};
   json.BeginObject().Key("kind").String(kinds.at(static_cast<std::size_t>(spec.kind)));
@@ -76,7 +90,18 @@ void Write(const PostprocessSpec& spec, JsonWriter& json) {
   json.Key("lines").BeginArray().Number(spec.threshold).Number(spec.unclip);
   json.Number(spec.least_side).EndArray().Key("characters").BeginArray();
   for (const std::string& one : spec.characters) json.String(one);
-  json.EndArray().Key("blank_last").Bool(spec.blank_last).EndObject();
+  json.EndArray().Key("blank_last").Bool(spec.blank_last);
+  for (const auto& [key, numbers] :
+       {std::pair{"counts", &spec.counts}, {"maps", &spec.maps}, {"strides", &spec.strides}}) {
+    json.Key(key).BeginArray();
+    for (const int number : *numbers) json.Int(number);
+    json.EndArray();
+  }
+  json.Key("variances").BeginArray();
+  for (const double one : spec.variances) json.Number(one);
+  json.EndArray().Key("y_first").Bool(spec.y_first).Key("exp").Bool(spec.exp_sizes);
+  json.Key("end").String(ends.at(static_cast<std::size_t>(spec.background_class)));
+  json.Key("points_at").BeginArray().Number(spec.shift).Number(spec.centre).EndArray().EndObject();
 }
 
 int Main(bool postprocess) {

@@ -30,6 +30,30 @@ std::string CountedGraphText() {
                  R"("args": [2, 4]}, {"kernel": "count", "args": [0, 3]})");
 }
 
+std::string LoopGraphText() {
+  std::string text = Replace(GraphText(), R"({"name": "y",)",
+                             R"({"name": "goes", "dtype": "bool", "shape": [], "storage": "arena",
+                                 "offset": 192, "bytes": 1},
+                                {"name": "low", "dtype": "bool", "shape": [1], "storage": "arena",
+                                 "offset": 256, "bytes": 1},
+                                {"name": "zero", "dtype": "float32", "shape": [1, 4],
+                                 "storage": "arena", "offset": 320, "bytes": 16},
+                                {"name": "y",)");
+  text = Replace(text, R"("arena_bytes": 256)", R"("arena_bytes": 384)");
+  text = Replace(text, R"("outputs": [3],)",
+                 R"("outputs": [6], "blocks": [
+                    {"first": 3, "end": 7, "condition": 3, "most": 5},
+                    {"first": 3, "end": 4, "condition": 4, "most": 1}],)");
+  return Replace(text, R"({"kernel": "twice", "args": [2, 3]})",
+                 R"({"kernel": "below", "args": [2, 1, 3]},
+                    {"kernel": "below", "args": [2, 5, 4]},
+                    {"kernel": "twice", "args": [2, 2]},
+                    {"kernel": "twice", "args": [2, 2]},
+                    {"kernel": "below", "args": [2, 1, 3]},
+                    {"kernel": "below", "args": [2, 5, 4]},
+                    {"kernel": "twice", "args": [2, 6]})");
+}
+
 void WriteModel(const std::filesystem::path& folder, const std::string& graph) {
   const float weights[] = {10, 20, 30, 40};
   WriteFile(folder / "graph.json", graph);

@@ -15,6 +15,9 @@ namespace edgepack::testing {
 const std::string& GraphText();
 /// The same with y as (2, 2), of which the first x[0] columns are in use.
 std::string CountedGraphText();
+/// y = 2 * s of s = x + w, which is doubled while s[0] < 10, at most 5 times, and inside of that,
+/// while s[0] < 0, once more.
+std::string LoopGraphText();
 /// The three files of that model in `folder`; the graph may be another.
 void WriteModel(const std::filesystem::path& folder, const std::string& graph = GraphText());
 /// A bundle with that model and its golden tensors in `folder`.

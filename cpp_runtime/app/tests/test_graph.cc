@@ -90,4 +90,49 @@ TEST_CASE("indices out of bounds") {
   CHECK(Contains(LoadError("\"kernel\": \"add\"", "\"kernel\": \"\""), "kernel: is empty"));
 }
 
+TEST_CASE("blocks of calls") {
+  const auto error = [](std::string_view blocks) {
+    return LoadError(Replace(GraphText(), "\"outputs\": [3],",
+                             "\"outputs\": [3], \"blocks\": " + std::string(blocks) + ","));
+  };
+  const auto goes = [](std::string_view blocks) {
+    std::string text = Replace(LoopGraphText(), R"("most": 5},)", R"("most": 5})");
+    text = Replace(text, R"({"first": 3, "end": 4, "condition": 4, "most": 1})", blocks);
+    return LoadError(text);
+  };
+  CHECK(error("[]").empty());
+  CHECK(LoadError(LoopGraphText()).empty());
+  CHECK(goes("").empty());
+  CHECK(Contains(error("{}"), "blocks: not a list"));
+  CHECK(Contains(error("[{}]"), "blocks[0].first: missing"));
+  CHECK(Contains(error(R"([{"first": 0, "end": 3, "condition": 0, "most": 1}])"),
+                 "blocks[0].end: calls 0 to 3 are none of 2"));
+  CHECK(Contains(error(R"([{"first": 1, "end": 1, "condition": 0, "most": 1}])"), "calls 1 to 1"));
+  CHECK(Contains(error(R"([{"first": -1, "end": 1, "condition": 0, "most": 1}])"), "-1 is not"));
+  CHECK(Contains(error(R"([{"first": 0, "end": 1, "condition": 4, "most": 1}])"),
+                 "blocks[0].condition: there is no tensor 4"));
+  CHECK(Contains(error(R"([{"first": 0, "end": 1, "condition": 0, "most": 1}])"),
+                 "blocks[0].condition: is not one truth value"));
+  CHECK(Contains(error(R"([{"first": 0, "end": 1, "condition": 0, "most": 0}])"),
+                 "blocks[0].most: 0 is not between 1 and 1048576"));
+  CHECK(Contains(error(R"([{"first": 0, "end": 1, "condition": 0, "most": 1048577}])"), "most"));
+  CHECK(Contains(goes(R"(, {"first": 2, "end": 4, "condition": 4, "most": 1})"),
+                 "blocks[1].first: blocks are not in order"));
+  CHECK(Contains(goes(R"(, {"first": 6, "end": 8, "condition": 4, "most": 1})"),
+                 "blocks[1].end: reaches out of the block around it"));
+  const std::string inner = R"(, {"first": 3, "end": 7, "condition": 4, "most": 1})";
+  CHECK(goes(inner).empty());
+  std::string deep;
+  for (int i = 0; i < 7; ++i) deep += inner;
+  CHECK(goes(deep).empty());
+  CHECK(Contains(goes(deep + inner), "blocks[8].most: too many turns"));
+  const std::string most = R"(, {"first": 4, "end": 6, "condition": 4, "most": 1048576})";
+  CHECK(goes(most).empty());
+  CHECK(Contains(goes(most + most), "blocks[2].most: too many turns"));
+  // Side by side they are not inside of each other.
+  CHECK(goes(R"(, {"first": 4, "end": 5, "condition": 4, "most": 1048576},
+                  {"first": 5, "end": 7, "condition": 4, "most": 1048576})")
+            .empty());
+}
+
 }  // namespace edgepack::testing

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <fcntl.h>
 #include <fstream>
@@ -11,6 +13,7 @@
 
 #include "common/fd.h"
 #include "common/json.h"
+#include "http_client.h"
 #include "live.h"
 #include "run_app.h"
 #include "slot.h"
@@ -171,6 +174,57 @@ TEST_CASE("frames of JPEG, some of which are none") {
   CHECK(lines.End("frames") == 2);
   CHECK(lines.End("broken") == 3);
   CHECK(ValuesIn(lines.At(0)) == std::vector<double>{120, 140, 160, 180});
+}
+
+TEST_CASE("lines in a file, pictures on a page") {
+  const TempFolder folder;
+  WriteLiveBundle(folder);
+  const std::string pipe = folder / "pipe";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  HoldStopSignals();
+  Lines lines;
+  int sent = 1;
+  std::thread program([&] {
+    lines = RunLines(folder, {"--frames", "gray", "--size", "4x1", "--from", pipe, "--out",
+                              folder / "lines", "--preview", "unix:" + (folder / "web").string()});
+  });
+  {
+    const Fd frames(open(pipe.c_str(), O_WRONLY));
+    const auto send = [&] { CHECK(write(frames.get(), "\x01\x02\x03\x04", 4) == 4); };
+    HttpClient client(folder / "web");
+    CHECK(Contains(client.Get("/"), "<img src=\"stream\""));
+    CHECK(Contains(client.Get("/none"), "HTTP/1.1 404"));
+    CHECK(Contains(client.Post("/", ""), "HTTP/1.1 405"));
+    send();
+    while (!Contains(client.Get("/latest"), "\"values\":[22,44,66,88]")) {
+    }
+    CHECK(Contains(client.Get("/metrics"), "edgepack_frames_broken_total 0\n"));
+    HttpClient viewer(folder / "web");
+    CHECK(Contains(viewer.Get("/stream"), "multipart/x-mixed-replace; boundary=edgepack-frame"));
+    // It looks at what comes from now on; the first may have been on its way already.
+    std::atomic<bool> seen{false};
+    std::thread sender([&] {
+      for (; !seen; ++sent) {
+        send();
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+    });
+    const std::string part = viewer.Receive();
+    seen = true;
+    sender.join();
+    CHECK(Contains(part, "--edgepack-frame\r\nContent-Type: image/jpeg\r\n"));
+    const std::string jpeg = BodyOf(part);
+    const cv::Mat picture =
+        cv::imdecode(std::vector<unsigned char>(jpeg.begin(), jpeg.end()), cv::IMREAD_COLOR);
+    CHECK(picture.size() == cv::Size(4, 1));
+  }
+  program.join();
+  CHECK(lines.code == 0);
+  CHECK(lines.texts.empty());
+  const std::string written = ReadFile(folder / "lines");
+  CHECK(std::count(written.begin(), written.end(), '\n') == sent + 1);
+  CHECK(Contains(written, "{\"end\":{\"frames\":" + std::to_string(sent) +
+                              ",\"broken\":0,\"dropped\":0,\"lost\":0,"));
 }
 
 TEST_CASE("the newest is taken, the others are dropped") {

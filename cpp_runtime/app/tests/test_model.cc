@@ -120,6 +120,34 @@ TEST_CASE("a run with times computes the same") {
   CHECK(session.model().layers()[1].kernel == "twice");
 }
 
+TEST_CASE("blocks of calls are repeated, or left out") {
+  const TempFolder folder;
+  WriteModel(folder.path(), LoopGraphText());
+  Session session{Model(folder.path())};
+  std::vector<std::size_t> done;
+  const auto run = [&](float first) {
+    const float input[] = {first, 2, 3, 4};
+    session.SetInput(0, Info(DType::kFloat32, {1, 4}), input);
+    done.clear();
+    session.Run([&](std::size_t i) { done.push_back(i); });
+    return Output(session).front();
+  };
+  CHECK(run(0) == 20);
+  CHECK(done == std::vector<std::size_t>{0, 1, 2, 7});
+  CHECK(run(-7) == 24);
+  CHECK(done == std::vector<std::size_t>{0, 1, 2, 4, 5, 6, 4, 5, 6, 7});
+  // It never ends below 0.
+  CHECK(MessageOf<ModelInputError>([&] { run(-11); }) ==
+        "on this input, a loop goes on after 5 turns, the most that it may take");
+  CHECK(done == std::vector<std::size_t>{0, 1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 3,
+                                         4, 5, 6, 3, 4, 5, 6, 3, 4, 5, 6});
+  CHECK(run(-9) == 32);
+  std::vector<double> times;
+  session.Run(&times);
+  REQUIRE(times.size() == 8);
+  CHECK(times[3] == 0);
+}
+
 TEST_CASE("an output is as large as its count says") {
   const TempFolder folder;
   WriteModel(folder.path(), CountedGraphText());

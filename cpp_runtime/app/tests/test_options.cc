@@ -55,7 +55,7 @@ TEST_CASE("mistakes") {
       Contains(ParseError({"--image", "a", "--preprocess-only", "--bench", "1"}), "does not run"));
   CHECK(ParseError({"--frames", "rgb24"}) == "--frames of pixels need --size");
   CHECK(ParseError({"--frames", "h264"}) ==
-        "--frames: 'h264' is none of bgr24, gray, mjpeg, rgb24");
+        "--frames: 'h264' is none of bgr24, gray, mjpeg, rgb24, yuyv");
   CHECK(Contains(ParseError({"--frames", "mjpeg", "--at-end", "wait"}), "cannot be opened again"));
   CHECK(Contains(ParseError({"--golden", "--newest"}), "need --frames"));
   CHECK(Contains(ParseError({"--images", "a", "--bench", "1"}), "write lines of results"));
@@ -65,7 +65,11 @@ TEST_CASE("mistakes") {
   }
   CHECK(Contains(ParseError({"--golden", "--bench", "1", "--dump", "1:2:f"}), "single run"));
   CHECK(ParseError({"--golden", "--size", "1x1"}) == "--size needs --frames or --postprocess");
-  CHECK(Contains(ParseError({"--golden", "--draw", "a.png"}), "--draw needs --image"));
+  CHECK(Contains(ParseError({"--golden", "--draw", "a.png"}), "--draw and --mask need --image"));
+  CHECK(Contains(ParseError({"--golden", "--fps", "5"}), "--fps needs --camera"));
+  CHECK(Contains(ParseError({"--camera", "v", "--frames", "gray"}), "mjpeg or yuyv"));
+  CHECK(Contains(ParseError({"--camera", "v", "--at-end", "wait"}), "--at-end wait is for pipes"));
+  CHECK(Contains(ParseError({"--camera", "v", "--image", "a"}), "exclude each other"));
   CHECK(Contains(ParseError({"--postprocess", "a", "--bench", "1"}), "does not run the model"));
   CHECK(Contains(ParseError({"--postprocess", "a", "--size", "640"}), "is no WIDTHxHEIGHT"));
   CHECK(Contains(ParseError({"--postprocess", "a", "--size", "0x480"}), "--size: '0' is not"));

@@ -48,6 +48,15 @@ TEST_CASE("postprocess.json is read") {
     "characters": ["a", " "], "blank": "last", "scores": "raw"})");
   CHECK(text.characters == std::vector<std::string>{"a", " "});
   CHECK(text.blank_last);
+  const PostprocessSpec ssd = LoadPost(R"({
+    "format": "edgepack-postprocess", "version": 1, "kind": "ssd", "outputs": ["b", "s"],
+    "size": [8, 9], "score": 0.25, "iou": 0.5, "max_boxes": 4, "class_aware": true,
+    "anchors": [0.5, 0.25, 1, 1], "counts": [1, 1], "maps": [2, 3, 1, 1], "strides": [],
+    "units": "relative", "variances": [0.1, 0.2], "order": "yxhw", "sizes": "exp",
+    "scores": "sigmoid", "background": "last"})");
+  CHECK(ssd.maps == std::vector<int>{2, 3, 1, 1});
+  CHECK(ssd.y_first);
+  CHECK(ssd.background_class == PostprocessSpec::End::kLast);
   const PostprocessSpec lines = LoadPost(R"({
     "format": "edgepack-postprocess", "version": 1, "kind": "text-lines", "outputs": ["y"],
     "size": [8, 9], "threshold": 0.25, "score": 0.5, "unclip": 1.5, "least": 3, "max_boxes": 4})");

@@ -171,6 +171,75 @@ TEST_CASE("faces") {
   CHECK(boxes[0].points.at(0).y == doctest::Approx(40));
 }
 
+TEST_CASE("boxes as differences from anchors") {
+  Outputs outputs;
+  // A map of 1 x 2 cells, one anchor of 32 x 16 in each; a box of half its width to the right.
+  outputs.Add({1, 2, 4}, {9, 9, 9, 9, 5, 0, 0, std::log(2.0F) / 0.2F});
+  outputs.Add({1, 2, 3}, {9, 0, 0, 0, std::log(2.0F), -9});
+  outputs.Add({1, 2, 2}, {0, 0, 2.5F, 5});
+  PostprocessSpec spec = BoxSpec(Head::kV8, 3);
+  spec.kind = PostprocessSpec::Kind::kSsd;
+  spec.scores = PostprocessSpec::Scores::kSoftmax;
+  spec.background_class = PostprocessSpec::End::kFirst;
+  spec.anchors = {0.25, 0.25};
+  spec.relative = true;
+  spec.counts = {1};
+  spec.maps = {1, 2};
+  spec.variances = {0.1, 0.2};
+  std::vector<Box> boxes = Boxes(spec, outputs);
+  REQUIRE(boxes.size() == 1);
+  CheckBox(boxes[0], 1, 2 / (3 + std::exp(-9.0)), {96, 16, 128, 48});
+  CHECK(boxes[0].points.at(0).x == doctest::Approx(104));
+  CHECK(boxes[0].points.at(0).y == doctest::Approx(40));
+  spec.maps = {1, 1};
+  CHECK_THROWS_AS(Boxes(spec, outputs), ModelInputError);
+  spec.maps.clear();
+  spec.strides = {64};
+  CHECK(Boxes(spec, outputs).size() == 1);
+  spec.exp_sizes = false;
+  spec.variances = {0.1, 1};
+  CHECK(Boxes(spec, outputs).empty());  // it has no width
+  // Without anchors: corners.
+  Outputs corners;
+  corners.Add({1, 1, 4}, {0.25F, 0.125F, 0.5F, 0.25F});
+  corners.Add({1, 1, 2}, {0.5F, 0.75F});
+  spec.anchors.clear();
+  spec.counts.clear();
+  spec.strides.clear();
+  spec.y_first = true;
+  spec.outputs.resize(2);
+  spec.scores = PostprocessSpec::Scores::kRaw;
+  spec.background_class = PostprocessSpec::End::kLast;
+  boxes = Boxes(spec, corners);
+  REQUIRE(boxes.size() == 1);
+  CheckBox(boxes[0], 0, 0.5, {16, 16, 32, 32});
+}
+
+TEST_CASE("key points") {
+  PostprocessSpec spec;
+  spec.kind = PostprocessSpec::Kind::kKeypoints;
+  spec.scores = PostprocessSpec::Scores::kRaw;
+  spec.outputs.resize(1);
+  spec.height = 4;
+  spec.width = 8;
+  spec.score = 0.5;
+  spec.shift = 0.25;
+  spec.centre = 0.5;
+  Outputs outputs;
+  outputs.Add({1, 3, 2, 4}, {0,         .25F, .75F, .5F,  0, 0, 0, 0,  //
+                             0,         0,    0,    .25F, 0, 0, 0, 0,  //
+                             kNoNumber, 0,    0,    0,    0, 0, 0, 1});
+  const std::vector<Mark> marks =
+      Postprocessor(spec).Run(outputs.Views(), std::nullopt).keypoints.value();
+  REQUIRE(marks.size() == 2);
+  CHECK(marks[0].found.score == 0.75);
+  CHECK(marks[0].point.x == 5.5);
+  CHECK(marks[0].point.y == 1);
+  CHECK(marks[1].found.index == 2);
+  CHECK(marks[1].point.x == 7);
+  CHECK(marks[1].point.y == 3);
+}
+
 TEST_CASE("boxes are mapped back into the photo") {
   PreprocessSpec pre;
   pre.resize = PreprocessSpec::Resize{PreprocessSpec::Resize::Mode::kLetterbox, {64, 128}, 114};

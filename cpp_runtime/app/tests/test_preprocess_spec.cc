@@ -66,7 +66,7 @@ TEST_CASE("uint8 and gray") {
   const PreprocessSpec spec = Load(R"({
     "format": "edgepack-preprocess", "version": 1, "input": "x", "color": "gray", "resize": null,
     "interpolation": "linear", "crop": null, "layout": "NCHW", "dtype": "uint8", "accept": []})");
-  CHECK_FALSE(spec.normalise);
+  CHECK_FALSE(spec.normalise());
   CHECK_FALSE(spec.resize);
   CHECK_FALSE(spec.crop);
   CHECK(spec.channels() == 1);

@@ -172,7 +172,7 @@ TEST_CASE("tensors") {
       for (const bool planes : {true, false}) {
         spec.layout = planes ? PreprocessSpec::Layout::kNchw : PreprocessSpec::Layout::kNhwc;
         for (const bool normalise : {true, false}) {
-          spec.normalise = normalise;
+          spec.dtype = normalise ? DType::kFloat32 : DType::kUInt8;
           const Preprocessor preprocessor(spec);
           const TensorInfo info = preprocessor.InfoOf(image);
           CHECK(info.shape ==

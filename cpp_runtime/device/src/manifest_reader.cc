@@ -83,6 +83,19 @@ void ReadCompatible(JsonObject compatible, Manifest& manifest) {
   compatible.Finish();
 }
 
+void CheckQuantized(JsonObject quantized) {
+  quantized.Size("in_float");
+  const std::string calibration = quantized.String("calibration");
+  if (!calibration.empty() && !IsSha256(calibration)) {
+    quantized.Fail("calibration", "'" + calibration + "' is not 64 hex digits");
+  }
+  const std::optional<double> agreement = quantized.OptionalNumber("agreement");
+  if (agreement.has_value() && !(*agreement >= 0 && *agreement <= 1)) {
+    quantized.Fail("agreement", "not between 0 and 1");
+  }
+  quantized.Finish();
+}
+
 void ReadModel(JsonObject model, Manifest& manifest) {
   manifest.model_file = model.String("file");
   manifest.model_sha256 = Checked(model, "sha256", IsSha256, "64 hex digits");
@@ -91,10 +104,11 @@ void ReadModel(JsonObject model, Manifest& manifest) {
   // Left out for float32.
   if (model.Has("precision")) {
     const std::string precision = model.String("precision");
-    if (precision != "float32" && precision != "float16") {
-      model.Fail("precision", "'" + precision + "' is not float32 or float16");
+    if (precision != "float32" && precision != "float16" && precision != "int8") {
+      model.Fail("precision", "'" + precision + "' is not float32, float16 or int8");
     }
   }
+  if (model.Has("quantized")) CheckQuantized(model.Object("quantized"));
   CheckTensors(model, "inputs");
   CheckTensors(model, "outputs");
   model.Finish();

@@ -13,7 +13,7 @@ struct ImageError : Error {
       : Error(kExitUsage, "image", std::move(what), std::move(next)) {}
 };
 
-/// A tensor whose shape, dtype or size is not the model's.
+/// A tensor whose shape, dtype or size is not the model's, or on which a loop of it does not end.
 struct ModelInputError : Error {
   explicit ModelInputError(std::string what, std::string next = {})
       : Error(kExitModel, "model-input", std::move(what), std::move(next)) {}

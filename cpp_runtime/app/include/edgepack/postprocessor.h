@@ -34,6 +34,12 @@ struct Box {
   std::vector<Point> points;
 };
 
+/// A key point, in pixels of the photo.
+struct Mark {
+  Score found;
+  Point point;
+};
+
 /// The elements of an output.
 struct Values {
   std::string name;
@@ -63,6 +69,7 @@ struct TextLine {
 struct Results {
   std::vector<Score> top;
   std::optional<std::vector<Box>> boxes;
+  std::optional<std::vector<Mark>> keypoints;
   std::vector<Values> tensors;
   std::optional<Mask> mask;
   std::optional<TextLine> text;

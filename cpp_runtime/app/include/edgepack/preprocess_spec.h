@@ -6,13 +6,23 @@
 #include <optional>
 #include <string>
 
+#include <edgepack/tensor.h>
+
 namespace edgepack {
 
 /// preprocess.json: how a photo becomes the model's input. edgepack/preprocess/spec.py is its
 /// mirror.
 struct PreprocessSpec {
   enum class Color { kRgb, kBgr, kGray };
-  enum class Interpolation { kLinear, kNearest, kArea, kCubic, kPilBilinear, kPilBicubic };
+  enum class Interpolation {
+    kLinear,
+    kNearest,
+    kArea,
+    kCubic,
+    kPilBilinear,
+    kPilBicubic,
+    kTfBilinear
+  };
   enum class Layout { kNchw, kNhwc };
   /// Where a crop from the centre begins if an odd number of pixels is over: see CropStart.
   enum class Centre { kFloor, kTorchvision };
@@ -43,12 +53,16 @@ struct PreprocessSpec {
   Interpolation interpolation = Interpolation::kLinear;
   std::optional<Size> crop;
   Centre crop_centre = Centre::kFloor;
-  /// float32 tensors hold (pixel * scale - mean) / std, per channel in the order of `color`.
-  /// Otherwise they are uint8 and hold the pixels as they are.
-  bool normalise = true;
+  DType dtype = DType::kFloat32;  ///< or 8-bit integers
   double scale = 1;
   std::array<double, 3> mean = {0, 0, 0};
   std::array<double, 3> std = {1, 1, 1};
+  /// Integers are values over `scale`, rounded half to even, plus `zero_point`.
+  struct Quantization {
+    float scale = 1;
+    int zero_point = 0;
+  };
+  std::optional<Quantization> quantization;
   Layout layout = Layout::kNchw;
   Accept accept;
   /// Photos with more pixels are refused before they take any memory.
@@ -57,6 +71,11 @@ struct PreprocessSpec {
   /// What OpenCV's decoders take at most.
   static constexpr std::int64_t kMostPixels = std::int64_t{1} << 30;
 
+  /// Whether values are (pixel * scale - mean) / std, per channel in the order of `color`;
+  /// otherwise they are the pixels, without fractions.
+  [[nodiscard]] bool normalise() const {
+    return dtype == DType::kFloat32 || quantization.has_value();
+  }
   [[nodiscard]] int channels() const { return color == Color::kGray ? 1 : 3; }
 };
 

@@ -41,14 +41,17 @@ class Session {
   /// or if dtype or shape is not the input's.
   void SetInput(std::size_t index, const TensorInfo& info, const void* data);
 
-  /// Computes the outputs. Throws std::runtime_error with a kernel's message if it fails.
+  /// Computes the outputs. Throws std::runtime_error with a kernel's message if it fails, and
+  /// ModelInputError if a loop takes more turns than the plan says.
   void Run();
 
-  /// The same, and writes the milliseconds of each kernel call, one per layer, to `times_ms`. The
-  /// clock is std::chrono::steady_clock, read once between two calls.
+  /// The same, and writes the milliseconds of each kernel call, one per layer, to `times_ms`: of a
+  /// loop those of all its turns. The clock is std::chrono::steady_clock, read once between two
+  /// calls.
   void Run(std::vector<double>* times_ms);
 
-  /// The same, and calls `after` behind each kernel call, with the layer's index.
+  /// The same, and calls `after` behind each kernel call, with the layer's index: in a loop as
+  /// often as there are turns, in a branch that is not taken never.
   void Run(const std::function<void(std::size_t)>& after);
 
   /// What lies at tensor `index` of graph.json now: between two calls of a run, results of

@@ -100,12 +100,15 @@ class Candidates {
 void FindYolo(const PostprocessSpec& spec, const std::vector<Floats>& tensors, Candidates* found);
 void FindCenters(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
                  Candidates* found);
+void FindSsd(const PostprocessSpec& spec, const std::vector<Floats>& tensors, Candidates* found);
 
 // What the others make of theirs. They throw ModelInputError.
 Mask FindMask(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
               const Geometry& geometry);
 std::vector<Box> FindLines(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
                            const Geometry& geometry);
+std::vector<Mark> FindKeypoints(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
+                                const Geometry& geometry);
 TextLine ReadText(const PostprocessSpec& spec, const std::vector<Floats>& tensors);
 
 }  // namespace edgepack

@@ -30,8 +30,9 @@ Floats FloatsOf(const TensorView& view, std::vector<float>* own) {
 std::vector<Box> FindBoxes(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
                            const Geometry& geometry) {
   Candidates found(spec);
-  const bool yolo = spec.kind == PostprocessSpec::Kind::kYolo;
-  yolo ? FindYolo(spec, tensors, &found) : FindCenters(spec, tensors, &found);
+  if (spec.kind == PostprocessSpec::Kind::kYolo) FindYolo(spec, tensors, &found);
+  if (spec.kind == PostprocessSpec::Kind::kCenterNet) FindCenters(spec, tensors, &found);
+  if (spec.kind == PostprocessSpec::Kind::kSsd) FindSsd(spec, tensors, &found);
   return found.Select(geometry, spec.head != PostprocessSpec::Head::kEnd2End);
 }
 
@@ -118,6 +119,9 @@ Results Postprocessor::Run(const std::vector<TensorView>& tensors,
     for (std::size_t i = 0; i < own.size(); ++i) floats.push_back(FloatsOf(tensors[i], &own[i]));
     const Geometry seen = geometry.value_or(Geometry::Same(spec_.height, spec_.width));
     if (spec_.boxes()) results.boxes = FindBoxes(spec_, floats, seen);
+    if (spec_.kind == PostprocessSpec::Kind::kKeypoints) {
+      results.keypoints = FindKeypoints(spec_, floats, seen);
+    }
     if (spec_.kind == PostprocessSpec::Kind::kTextLines) {
       results.boxes = FindLines(spec_, floats, seen);
     }

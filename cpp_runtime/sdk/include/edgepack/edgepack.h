@@ -180,10 +180,11 @@ EDGEPACK_EXPORT edgepack_status edgepack_session_set_pixels(edgepack_session* se
 EDGEPACK_EXPORT edgepack_status edgepack_session_run(edgepack_session* session,
                                                      edgepack_error* error);
 
-/* What the outputs say by the bundle's postprocessing, as JSON: the keys "top", "boxes", "tensors",
- * "areas" and "text" of `edgepack-run --json`. Coordinates are those of the image that was set
- * last, of the model's input if there was none or edgepack_session_set_input came after it. The
- * text lives until the next call of this function for the session, or its end. */
+/* What the outputs say by the bundle's postprocessing, as JSON: the keys "top", "boxes",
+ * "keypoints", "tensors", "areas" and "text" of `edgepack-run --json`. Coordinates are those of the
+ * image that was set last, of the model's input if there was none or edgepack_session_set_input
+ * came after it. The text lives until the next call of this function for the session, or its end.
+ */
 EDGEPACK_EXPORT edgepack_status edgepack_session_results(edgepack_session* session,
                                                          const char** json, edgepack_error* error);
 

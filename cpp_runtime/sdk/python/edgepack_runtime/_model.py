@@ -212,8 +212,8 @@ class Session:
         call("session_run", self._open())
 
     def results(self) -> dict[str, Any]:
-        """What the outputs say by the bundle's postprocessing: "top", "boxes", "tensors", "areas"
-        or "text", as in `edgepack-run --json`."""
+        """What the outputs say by the bundle's postprocessing: "top", "boxes", "keypoints",
+        "tensors", "areas" or "text", as in `edgepack-run --json`."""
         text = ctypes.c_char_p()
         call("session_results", self._open(), ctypes.byref(text))
         found: dict[str, Any] = json.loads(text.value or b"{}")

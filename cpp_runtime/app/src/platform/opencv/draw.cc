@@ -4,20 +4,27 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <string>
+#include <vector>
 
 #include <edgepack/errors.h>
 #include <opencv2/imgcodecs.hpp>
 
+#include "platform/opencv/letters.h"
+
 namespace edgepack {
 namespace {
 
-/// Blue, green, red; far apart from each other.
-constexpr std::array<std::array<std::uint8_t, 3>, 6> kColors = {
+/// Blue, green, red.
+using Color = std::array<std::uint8_t, 3>;
+
+/// Far apart from each other.
+constexpr std::array<Color, 6> kColors = {
     {{60, 220, 60}, {60, 60, 240}, {240, 140, 40}, {40, 200, 240}, {220, 60, 220}, {220, 220, 40}}};
 
 /// A filled rectangle, as far as it lies in the photo.
-void Fill(cv::Rect rect, const std::array<std::uint8_t, 3>& color, cv::Mat* image) {
+void Fill(cv::Rect rect, const Color& color, cv::Mat* image) {
   rect &= cv::Rect(0, 0, image->cols, image->rows);
   for (int y = rect.y; y < rect.y + rect.height; ++y) {
     std::uint8_t* pixel = image->ptr<std::uint8_t>(y) + 3 * static_cast<std::ptrdiff_t>(rect.x);
@@ -25,25 +32,146 @@ void Fill(cv::Rect rect, const std::array<std::uint8_t, 3>& color, cv::Mat* imag
   }
 }
 
+const Color& ColorOf(std::size_t index) { return kColors.at(index % kColors.size()); }
+
+int Whole(double value) { return static_cast<int>(std::lround(value)); }
+
+/// One for each letter that UTF-8 has: others than ASCII's are question marks.
+std::string Letters(const std::string& text) {
+  std::string letters;
+  for (const char byte : text) {
+    const auto value = static_cast<unsigned char>(byte);
+    if ((value & 0xC0U) == 0x80) continue;  // not a letter's first
+    letters += value >= ' ' && value <= '~' ? byte : '?';
+  }
+  return letters;
+}
+
+/// How large things are drawn on a photo.
+struct Scale {
+  explicit Scale(const cv::Mat& image)
+      : line(std::max(1, std::max(image.rows, image.cols) / 400)),
+        dot(std::max(1, (std::max(image.rows, image.cols) + 160) / 320)) {}
+
+  [[nodiscard]] int text_height() const { return (kLetterHeight + 2) * dot; }
+
+  int line;  ///< pixels of a line's width
+  int dot;   ///< pixels of a letter's dot
+};
+
+/// Letters on a ground of `color`, whose upper left corner is at (x, y).
+void DrawText(const std::string& text, int x, int y, const Color& color, cv::Mat* image) {
+  const Scale scale(*image);
+  const std::string letters = Letters(text);
+  const int step = (kLetterWidth + 1) * scale.dot;
+  const int width = static_cast<int>(letters.size()) * step + scale.dot;
+  // Moved to where it can be read, if there is room.
+  x = std::max(0, std::min(x, image->cols - width));
+  y = std::max(0, std::min(y, image->rows - scale.text_height()));
+  Fill({x, y, width, scale.text_height()}, color, image);
+  const int light = (color[0] + 6 * color[1] + 3 * color[2]) / 10;
+  const Color ink = light > 110 ? Color{0, 0, 0} : Color{255, 255, 255};
+  for (std::size_t i = 0; i < letters.size(); ++i) {
+    const auto& columns = kLetters.at(static_cast<std::size_t>(letters[i] - ' '));
+    const int left = x + scale.dot + static_cast<int>(i) * step;
+    for (int column = 0; column < kLetterWidth; ++column) {
+      for (int row = 0; row < kLetterHeight; ++row) {
+        if ((columns.at(static_cast<std::size_t>(column)) >> static_cast<unsigned>(row) & 1U) == 0)
+          continue;
+        Fill({left + column * scale.dot, y + (row + 1) * scale.dot, scale.dot, scale.dot}, ink,
+             image);
+      }
+    }
+  }
+}
+
+/// "car 0.91".
+std::string Caption(const Score& score, const std::optional<std::string>& label) {
+  char number[32];
+  (void)std::snprintf(number, sizeof(number), " %.2f", score.score);
+  return (label && !label->empty() ? *label : std::to_string(score.index)) + number;
+}
+
+void DrawPoint(Point point, const Color& color, cv::Mat* image) {
+  const int line = Scale(*image).line;
+  const int side = 2 * line + 1;
+  Fill({Whole(point.x) - line, Whole(point.y) - line, side, side}, color, image);
+}
+
+void DrawBox(const Found::LabelledBox& labelled, cv::Mat* image) {
+  const Box& box = labelled.box;
+  const Color& color = ColorOf(box.found.index);
+  const Scale scale(*image);
+  // Within the photo, as all boxes are: it is a number of pixels.
+  const int left = Whole(box.low.x);
+  const int top = Whole(box.low.y);
+  const int width = Whole(box.high.x) - left;
+  const int height = Whole(box.high.y) - top;
+  Fill({left, top, width, scale.line}, color, image);
+  Fill({left, top + height - scale.line, width, scale.line}, color, image);
+  Fill({left, top, scale.line, height}, color, image);
+  Fill({left + width - scale.line, top, scale.line, height}, color, image);
+  for (const Point point : box.points) DrawPoint(point, color, image);
+  const int above = top - scale.text_height();
+  DrawText(Caption(box.found, labelled.label), left, above < 0 ? top : above, color, image);
+}
+
+/// Half of the photo, half of the classes' colours.
+void DrawMask(const Mask& mask, cv::Mat* image) {
+  for (const auto& [index, area] : mask.areas) {
+    const Color& color = ColorOf(index);
+    for (std::size_t i = 0; i + 1 < area.runs.size(); i += 2) {
+      auto* pixel = image->ptr<std::uint8_t>() + 3 * area.runs[i];
+      for (std::int64_t left = 3 * area.runs[i + 1]; left > 0; left -= 3) {
+        for (const std::uint8_t part : color) {
+          *pixel = static_cast<std::uint8_t>((*pixel + part) / 2);
+          ++pixel;
+        }
+      }
+    }
+  }
+}
+
+constexpr std::size_t kNoClass = 255;
+
 }  // namespace
 
-void DrawBox(const Box& box, cv::Mat* image) {
-  const std::array<std::uint8_t, 3>& color = kColors.at(box.found.index % kColors.size());
-  const int line = std::max(1, std::max(image->rows, image->cols) / 400);
-  // Within the photo, as all boxes are: it is a number of pixels.
-  const int left = static_cast<int>(std::lround(box.low.x));
-  const int top = static_cast<int>(std::lround(box.low.y));
-  const int width = static_cast<int>(std::lround(box.high.x)) - left;
-  const int height = static_cast<int>(std::lround(box.high.y)) - top;
-  Fill({left, top, width, line}, color, image);
-  Fill({left, top + height - line, width, line}, color, image);
-  Fill({left, top, line, height}, color, image);
-  Fill({left + width - line, top, line, height}, color, image);
-  for (const Point point : box.points) {
-    const int x = static_cast<int>(std::lround(point.x));
-    const int y = static_cast<int>(std::lround(point.y));
-    Fill({x - line, y - line, 2 * line + 1, 2 * line + 1}, color, image);
+void DrawFound(const Found& found, cv::Mat* image) {
+  if (found.mask && image->isContinuous() && image->rows == found.mask->height &&
+      image->cols == found.mask->width) {
+    DrawMask(*found.mask, image);
   }
+  if (found.boxes) {
+    for (const Found::LabelledBox& box : *found.boxes) DrawBox(box, image);
+  }
+  if (found.keypoints) {
+    for (const Found::LabelledMark& one : *found.keypoints) {
+      DrawPoint(one.mark.point, ColorOf(one.mark.found.index), image);
+    }
+  }
+  int y = 0;
+  const auto add = [&](const std::string& text, std::size_t index) {
+    DrawText(text, 0, y, ColorOf(index), image);
+    y += Scale(*image).text_height();
+  };
+  for (const Found::Labelled& top : found.top) add(Caption(top.score, top.label), top.score.index);
+  if (found.text) add(Caption({0, found.text->score}, found.text->text), 0);
+}
+
+cv::Mat MaskImage(const Mask& mask) {
+  cv::Mat image(mask.height, mask.width, CV_8UC1);
+  image.setTo(kNoClass);
+  for (const auto& [index, area] : mask.areas) {
+    if (index >= kNoClass) {
+      throw UsageError("--mask: class " + std::to_string(index) + " is no pixel's value",
+                       "--json has masks of any class");
+    }
+    for (std::size_t i = 0; i + 1 < area.runs.size(); i += 2) {
+      std::fill_n(image.ptr<std::uint8_t>() + area.runs[i], area.runs[i + 1],
+                  static_cast<std::uint8_t>(index));
+    }
+  }
+  return image;
 }
 
 void SaveImage(const std::filesystem::path& path, const cv::Mat& image) {
@@ -57,6 +185,13 @@ void SaveImage(const std::filesystem::path& path, const cv::Mat& image) {
     throw UsageError("cannot write " + path.string() + ": " + error.err);
   }
   throw UsageError("cannot write " + path.string());
+}
+
+std::string EncodeJpeg(const cv::Mat& image) {
+  constexpr int kQuality = 80;
+  std::vector<unsigned char> bytes;
+  cv::imencode(".jpg", image, bytes, {cv::IMWRITE_JPEG_QUALITY, kQuality});
+  return {bytes.begin(), bytes.end()};
 }
 
 }  // namespace edgepack

@@ -1,5 +1,7 @@
 #include "platform/opencv/mat_to_tensor.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -67,7 +69,60 @@ void PlaneOf1(const std::uint8_t* in, std::size_t count, float scale, float bias
   for (; x < count; ++x) out[x] = static_cast<float>(in[x]) * scale + bias;
 }
 
+/// `make` of each element of an image and its channel, as planes or interleaved.
+template <typename From, typename To, typename Make>
+void EachElement(const cv::Mat& image, bool planes, To* out, const Make& make) {
+  const auto channels = static_cast<std::size_t>(image.channels());
+  const auto width = static_cast<std::size_t>(image.cols);
+  const std::size_t plane = planes ? image.total() : 1;
+  const std::size_t step = planes ? 1 : channels;
+  for (int y = 0; y < image.rows; ++y) {
+    const From* in = image.ptr<From>(y);
+    To* row = out + static_cast<std::size_t>(y) * width * step;
+    for (std::size_t x = 0; x < width; ++x, row += step) {
+      for (std::size_t c = 0; c < channels; ++c) row[c * plane] = make(*in++, c);
+    }
+  }
+}
+
+std::uint8_t ToInteger(float value, const Quantizer& quantizer) {
+  const float rounded =
+      std::nearbyint(value / quantizer.scale) + static_cast<float>(quantizer.zero_point);
+  if (!(rounded >= static_cast<float>(quantizer.lowest))) {  // NaN, too
+    return static_cast<std::uint8_t>(quantizer.lowest);
+  }
+  return static_cast<std::uint8_t>(
+      static_cast<int>(std::min(rounded, static_cast<float>(quantizer.highest))));
+}
+
 }  // namespace
+
+void FloatsToTensor(const cv::Mat& image, const Normalisation& normalisation, bool planes,
+                    float* out) {
+  EachElement<float>(image, planes, out, [&](float value, std::size_t c) {
+    return value * normalisation.scale.at(c) + normalisation.bias.at(c);
+  });
+}
+
+void MatToIntegers(const cv::Mat& image, const Quantizer& quantizer, bool planes,
+                   std::uint8_t* out) {
+  const Normalisation& n = quantizer.normalisation;
+  const auto make = [&](float value, std::size_t c) {
+    return ToInteger(value * n.scale.at(c) + n.bias.at(c), quantizer);
+  };
+  if (image.depth() == CV_32F) return EachElement<float>(image, planes, out, make);
+  std::array<std::array<std::uint8_t, 256>, 3> table = {};
+  for (std::size_t c = 0; c < table.size(); ++c) {
+    for (std::size_t i = 0; i < 256; ++i) table.at(c).at(i) = make(static_cast<float>(i), c);
+  }
+  EachElement<std::uint8_t>(
+      image, planes, out, [&](std::uint8_t value, std::size_t c) { return table.at(c).at(value); });
+}
+
+void FloatsToBytes(const cv::Mat& image, bool planes, std::uint8_t* out) {
+  EachElement<float>(image, planes, out,
+                     [](float value, std::size_t) { return static_cast<std::uint8_t>(value); });
+}
 
 void MatToChw(const cv::Mat& image, const Normalisation& normalisation, float* out) {
   const auto width = static_cast<std::size_t>(image.cols);

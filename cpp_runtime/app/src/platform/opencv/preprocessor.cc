@@ -9,6 +9,7 @@
 #include "platform/opencv/decode.h"
 #include "platform/opencv/mat_to_tensor.h"
 #include "platform/opencv/pillow_resize.h"
+#include "platform/opencv/tf_resize.h"
 
 namespace edgepack {
 namespace {
@@ -48,6 +49,9 @@ bool IsPillows(PreprocessSpec::Interpolation interpolation) {
 }
 
 cv::Mat Scaled(const cv::Mat& image, cv::Size size, PreprocessSpec::Interpolation interpolation) {
+  if (interpolation == PreprocessSpec::Interpolation::kTfBilinear) {
+    return TfBilinearResize(image, size);
+  }
   if (image.size() == size) return image;
   int filter = cv::INTER_LINEAR;
   switch (interpolation) {
@@ -55,6 +59,7 @@ cv::Mat Scaled(const cv::Mat& image, cv::Size size, PreprocessSpec::Interpolatio
       return PillowResize(image, size, PillowFilter::kBilinear);
     case PreprocessSpec::Interpolation::kPilBicubic:
       return PillowResize(image, size, PillowFilter::kBicubic);
+    case PreprocessSpec::Interpolation::kTfBilinear:
     case PreprocessSpec::Interpolation::kLinear:
       break;
     case PreprocessSpec::Interpolation::kNearest:
@@ -89,7 +94,7 @@ cv::Mat ResizeBy(const cv::Mat& image, const PreprocessSpec& spec) {
   if (resize.mode != ResizeMode::kLetterbox) return Scaled(image, inner, spec.interpolation);
   const cv::Mat small = Scaled(image, inner, spec.interpolation);
   const cv::Size outer = size;
-  cv::Mat canvas(outer, image.type(), cv::Scalar::all(resize.fill));
+  cv::Mat canvas(outer, small.type(), cv::Scalar::all(resize.fill));
   const cv::Point corner((canvas.cols - small.cols) / 2, (canvas.rows - small.rows) / 2);
   small.copyTo(canvas(cv::Rect(corner, small.size())));
   return canvas;
@@ -105,6 +110,17 @@ cv::Mat CentreCrop(const cv::Mat& image, PreprocessSpec::Size crop, PreprocessSp
   const cv::Point corner(CropStart(image.cols, size.width, centre),
                          CropStart(image.rows, size.height, centre));
   return image(cv::Rect(corner, size));
+}
+
+/// The channels of a CV_32FC3 the other way round: the slim OpenCV converts colours of bytes only.
+cv::Mat SwappedFloats(const cv::Mat& image) {
+  cv::Mat swapped(image.size(), image.type());
+  for (int y = 0; y < image.rows; ++y) {
+    const auto* from = image.ptr<cv::Vec3f>(y);
+    std::transform(from, from + image.cols, swapped.ptr<cv::Vec3f>(y),
+                   [](const cv::Vec3f& pixel) { return cv::Vec3f(pixel[2], pixel[1], pixel[0]); });
+  }
+  return swapped;
 }
 
 Normalisation ToNormalisation(const PreprocessSpec& spec) {
@@ -135,6 +151,7 @@ cv::Mat Preprocessor::Resized(const cv::Mat& bgr) const {
   if (spec_.crop) image = CentreCrop(image, *spec_.crop, spec_.crop_centre);
   // Filters work on each channel alone, so the channels are swapped when there are few pixels left.
   if (spec_.color == PreprocessSpec::Color::kRgb) {
+    if (image.depth() == CV_32F) return SwappedFloats(image);
     cv::Mat rgb;
     cv::cvtColor(image, rgb, cv::COLOR_BGR2RGB);
     return rgb;
@@ -169,7 +186,7 @@ Geometry Preprocessor::GeometryOf(int height, int width) const {
 TensorInfo Preprocessor::InfoOf(const cv::Mat& resized) const {
   TensorInfo info;
   info.name = spec_.input;
-  info.dtype = spec_.normalise ? DType::kFloat32 : DType::kUInt8;
+  info.dtype = spec_.dtype;
   if (spec_.layout == PreprocessSpec::Layout::kNchw) {
     info.shape = {1, resized.channels(), resized.rows, resized.cols};
   } else {
@@ -181,13 +198,23 @@ TensorInfo Preprocessor::InfoOf(const cv::Mat& resized) const {
 
 void Preprocessor::ToTensor(const cv::Mat& resized, void* out) const {
   const bool planes = spec_.layout == PreprocessSpec::Layout::kNchw;
-  if (!spec_.normalise) {
+  const bool floats = resized.depth() == CV_32F;
+  if (spec_.quantization) {
+    const bool is_signed = spec_.dtype == DType::kInt8;
+    const Quantizer quantizer = {ToNormalisation(spec_), spec_.quantization->scale,
+                                 spec_.quantization->zero_point, is_signed ? -128 : 0,
+                                 is_signed ? 127 : 255};
+    return MatToIntegers(resized, quantizer, planes, static_cast<std::uint8_t*>(out));
+  }
+  if (!spec_.normalise()) {
     auto* const pixels = static_cast<std::uint8_t*>(out);
+    if (floats) return FloatsToBytes(resized, planes, pixels);
     planes ? MatToChw(resized, pixels) : MatToHwc(resized, pixels);
     return;
   }
   const Normalisation normalisation = ToNormalisation(spec_);
   auto* const values = static_cast<float*>(out);
+  if (floats) return FloatsToTensor(resized, normalisation, planes, values);
   planes ? MatToChw(resized, normalisation, values) : MatToHwc(resized, normalisation, values);
 }
 

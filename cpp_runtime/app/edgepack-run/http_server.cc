@@ -1,0 +1,575 @@
+#include "http_server.h"
+
+#include <algorithm>
+#include <arpa/inet.h>
+#include <cerrno>
+#include <csignal>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <string_view>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <system_error>
+#include <unistd.h>
+
+#include "common/error.h"
+#include "common/json.h"
+#include "watch.h"
+
+namespace edgepack {
+namespace {
+
+constexpr std::size_t kReceiveBytes = std::size_t{64} << 10U;
+constexpr int kBacklog = 128;
+/// A client that was refused may still be sending: an answer that is followed by a reset is lost.
+constexpr std::chrono::milliseconds kLinger(2000);
+/// When the server stops: for a client that has just connected to say what it wants.
+constexpr std::chrono::milliseconds kLastRequest(500);
+constexpr std::chrono::milliseconds kNoDescriptors(200);
+
+const char* ReasonOf(int status) {
+  switch (status) {
+    case 200:
+      return "OK";
+    case 400:
+      return "Bad Request";
+    case 403:
+      return "Forbidden";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 408:
+      return "Request Timeout";
+    case 413:
+      return "Content Too Large";
+    case 415:
+      return "Unsupported Media Type";
+    case 429:
+      return "Too Many Requests";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 503:
+      return "Service Unavailable";
+    case 505:
+      return "HTTP Version Not Supported";
+    default:
+      return "Internal Server Error";
+  }
+}
+
+const char* RefusalOf(int status) {
+  switch (status) {
+    case 403:
+      return "the Host header names neither localhost nor an address";
+    case 408:
+      return "the request took too long";
+    case 413:
+      return "the body is larger than this request's may be";
+    case 415:
+      return "Content-Encoding is not supported";
+    case 429:
+      return "too many requests at a time";
+    case 431:
+      return "the headers are too large";
+    case 505:
+      return "only HTTP/1.0 and HTTP/1.1 are supported";
+    default:
+      return "not a request of HTTP/1.1";
+  }
+}
+
+/// A page that a browser loaded from elsewhere can have its own name point to this machine (DNS
+/// rebinding). The name it was loaded from is in the Host header: no address, then.
+bool IsOwnHost(std::string host) {
+  const std::size_t bracket = host.find(']');
+  if (!host.empty() && host.front() == '[' && bracket != std::string::npos) return true;
+  host = host.substr(0, host.find(':'));
+  in_addr address = {};
+  return host.empty() || host == "localhost" || inet_pton(AF_INET, host.c_str(), &address) == 1;
+}
+
+[[noreturn]] void FailToListen(const std::string& option, const std::string& where) {
+  const std::string problem = std::error_code(errno, std::generic_category()).message();
+  throw UsageError(option + ": cannot listen on " + where + ": " + problem);
+}
+
+/// Removes what a server that was killed left: a socket on which nobody listens.
+void RemoveStale(const sockaddr_un& address, socklen_t size) {
+  struct stat status = {};
+  if (lstat(address.sun_path, &status) != 0 || !S_ISSOCK(status.st_mode)) return;
+  const Fd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 &&
+      errno == ECONNREFUSED) {
+    unlink(address.sun_path);
+  }
+}
+
+}  // namespace
+
+HttpAnswer HttpError(int status, const std::string& message) {
+  JsonWriter json;
+  json.BeginObject().Key("error").String(message).EndObject();
+  return {status, "application/json", json.text() + "\n"};
+}
+
+struct HttpServer::Connection {
+  enum class State {
+    kReading,    ///< a request, or waiting for one
+    kWaiting,    ///< for its answer
+    kWriting,    ///< the answer
+    kStreaming,  ///< what is published
+    kLingering,  ///< refused: what else comes is thrown away
+    kClosed,
+  };
+
+  Connection(std::uint64_t number, Fd socket, const HttpHandler& handler)
+      : id(number), fd(std::move(socket)), parser(handler.most_body) {}
+
+  [[nodiscard]] bool idle() const {
+    return state == State::kReading && in.empty() && !parser.begun();
+  }
+
+  std::uint64_t id;
+  Fd fd;
+  HttpParser parser;
+  State state = State::kReading;
+  Clock::time_point deadline;
+  std::string in;   // what the parser has not taken yet
+  std::string out;  // what is to be sent
+  std::size_t sent = 0;
+  std::size_t held = 0;  // bytes of the body that waits for its answer
+  bool keep_alive = false;
+  bool head_only = false;
+  bool stream = false;
+  bool linger = false;
+  std::uint64_t part = 0;  // the number of what was published and sent last
+};
+
+HttpServer::HttpServer(const std::string& option, const HttpAddress& address, HttpHandler handler,
+                       HttpLimits limits)
+    : handler_(std::move(handler)),
+      limits_(limits),
+      wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      buffer_(kReceiveBytes) {
+  if (!wake_) FailToListen(option, "an eventfd");
+  Listen(option, address);
+}
+
+HttpServer::~HttpServer() {
+  if (!socket_path_.empty()) unlink(socket_path_.c_str());
+}
+
+void HttpServer::Listen(const std::string& option, const HttpAddress& address) {
+  const bool v6 = address.host.find(':') != std::string::npos;
+  sockaddr_storage storage = {};
+  socklen_t size = 0;
+  if (!address.path.empty()) {
+    auto* const to = reinterpret_cast<sockaddr_un*>(&storage);
+    to->sun_family = AF_UNIX;
+    const std::string& path = address.path.native();  // short enough: see Parse
+    std::copy(path.begin(), path.end(), to->sun_path);
+    size = sizeof(*to);
+    name_ = "unix:" + address.path.string();
+    RemoveStale(*to, size);
+  } else if (v6) {
+    auto* const to = reinterpret_cast<sockaddr_in6*>(&storage);
+    to->sin6_family = AF_INET6;
+    to->sin6_port = htons(static_cast<std::uint16_t>(address.port));
+    inet_pton(AF_INET6, address.host.c_str(), &to->sin6_addr);
+    check_host_ = IN6_IS_ADDR_LOOPBACK(&to->sin6_addr);
+    size = sizeof(*to);
+    name_ = "http://[" + address.host + "]:";
+  } else {
+    auto* const to = reinterpret_cast<sockaddr_in*>(&storage);
+    to->sin_family = AF_INET;
+    to->sin_port = htons(static_cast<std::uint16_t>(address.port));
+    inet_pton(AF_INET, address.host.c_str(), &to->sin_addr);
+    check_host_ = address.host.substr(0, 4) == "127.";
+    size = sizeof(*to);
+    name_ = "http://" + address.host + ":";
+  }
+  auto* const to = reinterpret_cast<sockaddr*>(&storage);
+  listener_ = Fd(socket(storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  if (address.path.empty()) {
+    setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  } else {
+    // Before it has a name: the owner's and the group's only.
+    fchmod(listener_.get(), 0660);
+  }
+  if (!listener_ || bind(listener_.get(), to, size) != 0 ||
+      listen(listener_.get(), kBacklog) != 0) {
+    FailToListen(option, name_ + (address.path.empty() ? std::to_string(address.port) : ""));
+  }
+  if (!address.path.empty()) {
+    socket_path_ = address.path;
+    return;
+  }
+  getsockname(listener_.get(), to, &size);
+  const std::uint16_t port = v6 ? reinterpret_cast<sockaddr_in6*>(&storage)->sin6_port
+                                : reinterpret_cast<sockaddr_in*>(&storage)->sin_port;
+  name_ += std::to_string(ntohs(port));
+}
+
+void HttpServer::Run(bool on_signal, std::optional<std::chrono::milliseconds> most) {
+  for (;;) {
+    ++rounds_;
+    if (stop_) return;
+    if (on_signal && !draining_ && StopRequested()) Drain();
+    TakeAnswers();
+    FeedStreams();
+    Expire();
+    Forget();
+    if (draining_ && connections_.empty()) return;
+    Poll(on_signal, most);
+  }
+}
+
+void HttpServer::Poll(bool on_signal, std::optional<std::chrono::milliseconds> most) {
+  using State = Connection::State;
+  std::vector<pollfd> wanted;
+  wanted.reserve(connections_.size() + 2);
+  for (const auto& c : connections_) {
+    unsigned events = c->sent < c->out.size() ? POLLOUT : 0;
+    const bool reads = c->state == State::kReading || c->state == State::kLingering ||
+                       c->state == State::kStreaming;
+    if (reads) events |= POLLIN;
+    wanted.push_back({c->fd.get(), static_cast<decltype(pollfd::events)>(events), 0});
+  }
+  const std::size_t count = connections_.size();
+  wanted.push_back({wake_.get(), POLLIN, 0});
+  const bool accepts = listener_ && !full_ && Clock::now() >= pause_;
+  if (accepts) wanted.push_back({listener_.get(), POLLIN, 0});
+
+  std::optional<std::chrono::milliseconds> wait = UntilDeadline();
+  if (most) wait = std::min(wait.value_or(*most), *most);
+  timespec limit = {};
+  if (wait) {
+    limit.tv_sec = static_cast<time_t>(wait->count() / 1000);
+    limit.tv_nsec = static_cast<decltype(limit.tv_nsec)>(wait->count() % 1000) * 1000000;
+  }
+  const sigset_t mask = StopMask();
+  const int ready =
+      ppoll(wanted.data(), wanted.size(), wait ? &limit : nullptr, on_signal ? &mask : nullptr);
+  if (ready <= 0) return;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (wanted[i].revents != 0) {
+      Serve(connections_[i].get(), static_cast<unsigned>(wanted[i].revents));
+    }
+  }
+  std::uint64_t woken = 0;
+  if (wanted[count].revents != 0 && read(wake_.get(), &woken, sizeof(woken)) < 0) errno = 0;
+  if (accepts && wanted[count + 1].revents != 0) Accept();
+}
+
+/// Until the first deadline of a connection, or the end of a pause; nothing if there is none.
+std::optional<std::chrono::milliseconds> HttpServer::UntilDeadline() const {
+  const Clock::time_point now = Clock::now();
+  Clock::time_point first = pause_ > now ? pause_ : Clock::time_point::max();
+  for (const auto& c : connections_) {
+    if (c->state != Connection::State::kWaiting) first = std::min(first, c->deadline);
+  }
+  if (first == Clock::time_point::max()) return std::nullopt;
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(first - now);
+  return std::max(left + std::chrono::milliseconds(1), std::chrono::milliseconds(0));
+}
+
+void HttpServer::Accept() {
+  for (bool first = true;; first = false) {
+    if (connections_.size() >= limits_.connections) {
+      // Nobody gives way to a client that may not be there.
+      if (!first || draining_) return;
+      full_ = !DropIdle();  // until one has gone
+      if (full_) return;
+    }
+    Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!fd) {
+      if (errno == ECONNABORTED || errno == EINTR) continue;
+      if (errno != EAGAIN) pause_ = Clock::now() + kNoDescriptors;
+      return;
+    }
+    const int on = 1;
+    setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // no error on a Unix socket
+    auto connection = std::make_unique<Connection>(next_id_++, std::move(fd), handler_);
+    connection->deadline = Clock::now() + limits_.idle;
+    connections_.push_back(std::move(connection));
+    open_ = static_cast<int>(connections_.size());
+  }
+}
+
+/// Closes the connection that has been idle longest, if there is one.
+bool HttpServer::DropIdle() {
+  auto oldest = connections_.end();
+  for (auto it = connections_.begin(); it != connections_.end(); ++it) {
+    if ((*it)->idle() && (oldest == connections_.end() || (*it)->deadline < (*oldest)->deadline)) {
+      oldest = it;
+    }
+  }
+  if (oldest == connections_.end()) return false;
+  connections_.erase(oldest);
+  return true;
+}
+
+void HttpServer::Serve(Connection* connection, unsigned events) {
+  if ((events & POLLIN) != 0) {
+    if (!Read(connection)) return;
+  } else if ((events & (POLLERR | POLLHUP | POLLNVAL)) != 0) {
+    return Close(connection);
+  }
+  if ((events & POLLOUT) != 0 && !Flush(connection)) return;
+  Advance(connection);
+}
+
+/// Takes what has come. False if the client is gone.
+bool HttpServer::Read(Connection* connection) {
+  const ssize_t size =
+      Retry([&] { return recv(connection->fd.get(), buffer_.data(), buffer_.size(), 0); });
+  if (size < 0 && errno == EAGAIN) return true;
+  if (size <= 0) {
+    Close(connection);
+    return false;
+  }
+  if (connection->state == Connection::State::kReading) {
+    connection->in.append(buffer_.data(), static_cast<std::size_t>(size));
+  }
+  return true;
+}
+
+/// Goes on with a connection as far as it can without waiting.
+void HttpServer::Advance(Connection* connection) {
+  using State = Connection::State;
+  for (;;) {
+    if (connection->state == State::kReading) {
+      if (connection->in.empty() || !Parse(connection)) return;
+    } else if (connection->state == State::kWriting) {
+      if (!Flush(connection) || connection->sent < connection->out.size()) return;
+      connection->out.clear();
+      connection->sent = 0;
+      HandOver(connection);
+    } else {
+      return;
+    }
+  }
+}
+
+/// The connection goes away at the next round.
+void HttpServer::Close(Connection* connection) {
+  if (connection->state == Connection::State::kStreaming) --streams_;
+  connection->state = Connection::State::kClosed;
+}
+
+/// What follows an answer that has been sent.
+void HttpServer::HandOver(Connection* connection) {
+  using State = Connection::State;
+  const Clock::time_point now = Clock::now();
+  if (connection->stream) {
+    connection->state = State::kStreaming;
+    connection->deadline = Clock::time_point::max();
+    ++streams_;
+  } else if (connection->keep_alive && !draining_) {
+    connection->state = State::kReading;
+    connection->deadline = now + limits_.idle;
+  } else if (connection->linger) {
+    shutdown(connection->fd.get(), SHUT_WR);
+    connection->state = State::kLingering;
+    connection->deadline = now + kLinger;
+  } else {
+    Close(connection);
+  }
+}
+
+/// Gives the parser what has come. Whether there is more to do than to wait for bytes.
+bool HttpServer::Parse(Connection* connection) {
+  HttpParser& parser = connection->parser;
+  const bool begun = parser.begun();
+  const bool head = parser.head_complete();
+  connection->in.erase(0, parser.Feed(connection->in));
+  if (parser.failed() != 0) {
+    Refuse(connection, parser.failed());
+    return true;
+  }
+  const Clock::time_point now = Clock::now();
+  if (!begun) connection->deadline = now + limits_.head;
+  if (!head && parser.head_complete()) connection->deadline = now + limits_.body;
+  if (draining_) connection->deadline = std::min(connection->deadline, now + limits_.drain);
+  if (!parser.complete()) {
+    if (HeldBytes() > limits_.body_bytes) {
+      Refuse(connection, 429);
+      return true;
+    }
+    if (!head && parser.head_complete() && parser.expects_continue()) {
+      connection->out += "HTTP/1.1 100 Continue\r\n\r\n";
+      Flush(connection);
+    }
+    return false;
+  }
+  connection->keep_alive = parser.keep_alive();
+  HttpRequest request = parser.Take();
+  connection->head_only = request.method == "HEAD";
+  connection->held = request.body.size();
+  connection->state = Connection::State::kWaiting;
+  if (check_host_ && !IsOwnHost(request.host)) {
+    Give(connection, HttpError(403, RefusalOf(403)));
+    return true;
+  }
+  if (auto answer = handler_.handle(connection->id, std::move(request))) {
+    Give(connection, *answer);
+  }
+  return true;
+}
+
+/// Sends what there is. False if the client is gone.
+bool HttpServer::Flush(Connection* connection) {
+  while (connection->sent < connection->out.size()) {
+    const ssize_t size = Retry([&] {
+      return send(connection->fd.get(), connection->out.data() + connection->sent,
+                  connection->out.size() - connection->sent, MSG_NOSIGNAL);
+    });
+    if (size < 0 && errno == EAGAIN) return true;
+    if (size < 0) {
+      Close(connection);
+      return false;
+    }
+    connection->sent += static_cast<std::size_t>(size);
+  }
+  return true;
+}
+
+void HttpServer::Give(Connection* connection, const HttpAnswer& answer) const {
+  if (draining_ || answer.stream) connection->keep_alive = false;
+  std::string& out = connection->out;
+  out += "HTTP/1.1 " + std::to_string(answer.status) + " " + ReasonOf(answer.status) + "\r\n";
+  if (!answer.content_type.empty()) out += "Content-Type: " + answer.content_type + "\r\n";
+  if (!answer.stream) out += "Content-Length: " + std::to_string(answer.body.size()) + "\r\n";
+  if (answer.status == 429 || answer.status == 503) out += "Retry-After: 1\r\n";
+  out += answer.headers;
+  out += connection->keep_alive ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n";
+  if (!connection->head_only) out += answer.body;
+  connection->stream = answer.stream && !connection->head_only;
+  connection->held = 0;
+  connection->state = Connection::State::kWriting;
+  connection->deadline = Clock::now() + limits_.write;
+  handler_.answered(answer.status);
+}
+
+/// Answers a request that is none, and closes the connection.
+void HttpServer::Refuse(Connection* connection, int status) const {
+  connection->keep_alive = false;
+  connection->linger = true;
+  connection->in = {};
+  Give(connection, HttpError(status, RefusalOf(status)));
+}
+
+void HttpServer::TakeAnswers() {
+  std::vector<std::pair<std::uint64_t, HttpAnswer>> answers;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    answers.swap(answers_);
+  }
+  for (auto& [id, answer] : answers) {
+    const auto found =
+        std::find_if(connections_.begin(), connections_.end(),
+                     [number = id](const auto& connection) { return connection->id == number; });
+    // A client that has gone gets none.
+    if (found == connections_.end()) continue;
+    Connection* const connection = found->get();
+    if (connection->state != Connection::State::kWaiting) continue;
+    Give(connection, answer);
+    Advance(connection);
+  }
+}
+
+void HttpServer::FeedStreams() {
+  if (streams_ == 0) return;
+  std::shared_ptr<const std::string> part;
+  std::uint64_t number = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    part = part_;
+    number = part_number_;
+  }
+  for (const auto& c : connections_) {
+    if (c->state != Connection::State::kStreaming || c->sent < c->out.size()) continue;
+    c->deadline = Clock::time_point::max();
+    if (part == nullptr || c->part == number) continue;
+    c->part = number;
+    c->out = *part;
+    c->sent = 0;
+    c->deadline = Clock::now() + limits_.write;
+    Flush(c.get());
+  }
+}
+
+void HttpServer::Expire() {
+  using State = Connection::State;
+  const Clock::time_point now = Clock::now();
+  for (const auto& c : connections_) {
+    if (c->state == State::kWaiting || c->deadline > now) continue;
+    if (c->state == State::kReading && c->parser.begun()) {
+      Refuse(c.get(), 408);
+      Advance(c.get());
+    } else {
+      Close(c.get());
+    }
+  }
+}
+
+void HttpServer::Forget() {
+  const auto closed = [](const auto& c) { return c->state == Connection::State::kClosed; };
+  connections_.erase(std::remove_if(connections_.begin(), connections_.end(), closed),
+                     connections_.end());
+  open_ = static_cast<int>(connections_.size());
+  if (connections_.size() < limits_.connections) full_ = false;
+}
+
+/// Stops: whoever has connected may finish what it has begun, or say what it wants at once.
+void HttpServer::Drain() {
+  draining_ = true;
+  Accept();
+  listener_.Close();
+  const Clock::time_point now = Clock::now();
+  for (const auto& c : connections_) {
+    if (c->state == Connection::State::kReading) {
+      c->deadline = std::min(c->deadline, now + (c->idle() ? kLastRequest : limits_.drain));
+    }
+  }
+}
+
+std::size_t HttpServer::HeldBytes() const {
+  std::size_t bytes = 0;
+  for (const auto& c : connections_) bytes += c->parser.body_bytes() + c->held;
+  return bytes;
+}
+
+void HttpServer::Answer(std::uint64_t id, HttpAnswer answer) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    answers_.emplace_back(id, std::move(answer));
+  }
+  Wake();
+}
+
+void HttpServer::Publish(std::string part) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    part_ = std::make_shared<const std::string>(std::move(part));
+    ++part_number_;
+  }
+  Wake();
+}
+
+void HttpServer::Stop() {
+  stop_ = true;
+  Wake();
+}
+
+void HttpServer::Wake() const {
+  const std::uint64_t one = 1;
+  if (write(wake_.get(), &one, sizeof(one)) < 0) errno = 0;  // it is awake, then
+}
+
+}  // namespace edgepack

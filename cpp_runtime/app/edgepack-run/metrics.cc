@@ -1,0 +1,109 @@
+// https://prometheus.io/docs/instrumenting/exposition_formats/
+#include "metrics.h"
+
+#include <cstdio>
+#include <fstream>
+#include <unistd.h>
+
+namespace edgepack {
+namespace {
+
+std::string NumberText(double value) {
+  char digits[32];
+  const int size = std::snprintf(digits, sizeof(digits), "%.9g", value);
+  return {digits, static_cast<std::size_t>(size)};
+}
+
+std::string Header(const std::string& name, const char* type, const std::string& help) {
+  return "# HELP " + name + " " + help + "\n# TYPE " + name + " " + type + "\n";
+}
+
+std::string Gauge(const std::string& name, const std::string& help, double value) {
+  return Header(name, "gauge", help) + name + " " + NumberText(value) + "\n";
+}
+
+std::string Counter(const std::string& name, const std::string& help, std::int64_t value) {
+  return Header(name, "counter", help) + name + " " + std::to_string(value) + "\n";
+}
+
+/// Bytes of this process in RAM now.
+double ResidentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  double pages = 0;
+  statm >> pages >> pages;
+  return pages * static_cast<double>(sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace
+
+void DurationHistogram::Add(double seconds) {
+  std::size_t bucket = 0;
+  while (bucket < kBounds.size() && seconds > kBounds.at(bucket)) ++bucket;
+  ++counts_.at(bucket);
+  sum_ += seconds;
+}
+
+std::string DurationHistogram::Text(const std::string& name, const std::string& help) const {
+  std::string text = Header(name, "histogram", help);
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < counts_.size(); ++i) {
+    count += counts_.at(i);
+    const std::string bound = i < kBounds.size() ? NumberText(kBounds.at(i)) : "+Inf";
+    text.append(name).append("_bucket{le=\"").append(bound).append("\"} ");
+    text.append(std::to_string(count)).append("\n");
+  }
+  text += name + "_sum " + NumberText(sum_) + "\n";
+  return text + name + "_count " + std::to_string(count) + "\n";
+}
+
+void ServerMetrics::CountAnswer(int status) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++answers_[status];
+}
+
+void ServerMetrics::AddInference(double seconds, double model_seconds) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  inference_.Add(seconds);
+  model_.Add(model_seconds);
+}
+
+std::string ServerMetrics::Text(const Gauges& gauges) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::string text = Header("edgepack_http_answers_total", "counter", "HTTP answers by status.");
+  for (const auto& [status, count] : answers_) {
+    text += "edgepack_http_answers_total{code=\"" + std::to_string(status) + "\"} " +
+            std::to_string(count) + "\n";
+  }
+  text += inference_.Text("edgepack_inference_seconds",
+                          "From a whole request to its answer, waiting included.");
+  text += model_.Text("edgepack_model_seconds", "The model's part of that.");
+  text += Gauge("edgepack_queue_length", "Requests that wait for the model.",
+                static_cast<double>(gauges.queue));
+  text += Gauge("edgepack_queue_capacity", "Requests that may wait.",
+                static_cast<double>(gauges.queue_most));
+  text += Gauge("edgepack_connections", "Open connections.", gauges.connections);
+  return text + Gauge("process_resident_memory_bytes", "Resident memory.", ResidentBytes());
+}
+
+void FrameMetrics::Add(double seconds) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  frames_.Add(seconds);
+}
+
+void FrameMetrics::Count(std::int64_t broken, std::int64_t dropped, std::int64_t lost) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  broken_ = broken;
+  dropped_ = dropped;
+  lost_ = lost;
+}
+
+std::string FrameMetrics::Text() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return frames_.Text("edgepack_frame_seconds", "From a whole frame to the end of its line.") +
+         Counter("edgepack_frames_broken_total", "Frames that were none.", broken_) +
+         Counter("edgepack_frames_dropped_total", "Frames before the newest.", dropped_) +
+         Counter("edgepack_lines_lost_total", "Lines that could not be written.", lost_) +
+         Gauge("process_resident_memory_bytes", "Resident memory.", ResidentBytes());
+}
+
+}  // namespace edgepack

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace edgepack {
+
+/// The content type of all texts here.
+inline constexpr const char* kMetricsType = "text/plain; version=0.0.4; charset=utf-8";
+
+/// How long something took, in the buckets that Prometheus counts.
+class DurationHistogram {
+ public:
+  void Add(double seconds);
+  /// The series of a histogram `name`, in Prometheus' text format 0.0.4.
+  [[nodiscard]] std::string Text(const std::string& name, const std::string& help) const;
+
+ private:
+  static constexpr std::array<double, 13> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+                                                     0.25,  0.5,    1,     2.5,  5,     10};
+  std::array<std::int64_t, kBounds.size() + 1> counts_ = {};
+  double sum_ = 0;
+};
+
+/// What /metrics says, from any thread.
+class ServerMetrics {
+ public:
+  /// Values of this moment.
+  struct Gauges {
+    std::size_t queue = 0;
+    std::size_t queue_most = 0;
+    int connections = 0;
+  };
+
+  void CountAnswer(int status);
+  /// From the whole request to its answer, and the model's part of that.
+  void AddInference(double seconds, double model_seconds);
+  [[nodiscard]] std::string Text(const Gauges& gauges) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<int, std::int64_t> answers_;
+  DurationHistogram inference_;
+  DurationHistogram model_;
+};
+
+/// What --preview says of a live source, from any thread.
+class FrameMetrics {
+ public:
+  /// A frame from the moment it was whole to the end of its line.
+  void Add(double seconds);
+  void Count(std::int64_t broken, std::int64_t dropped, std::int64_t lost);
+  [[nodiscard]] std::string Text() const;
+
+ private:
+  mutable std::mutex mutex_;
+  DurationHistogram frames_;
+  std::int64_t broken_ = 0;
+  std::int64_t dropped_ = 0;
+  std::int64_t lost_ = 0;
+};
+
+}  // namespace edgepack

@@ -1,0 +1,98 @@
+#include "preview.h"
+
+#include <utility>
+
+#include "platform/opencv/draw.h"
+
+namespace edgepack {
+namespace {
+
+constexpr std::size_t kMostPreviewBody = 0;
+
+constexpr const char* kStreamType = "multipart/x-mixed-replace; boundary=edgepack-frame";
+
+constexpr const char* kPage = R"html(<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>edgepack-run</title>
+<style>
+  :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
+  body { margin: 0 auto; max-width: 60rem; padding: 1rem; }
+  img { display: block; width: 100%; border-radius: 6px; background: #8883; min-height: 8rem; }
+  pre { overflow: auto; padding: .8rem; border-radius: 6px; background: #8882; font-size: .85rem; }
+</style>
+<h1>edgepack-run</h1>
+<img src="stream" alt="the newest picture, with what was found">
+<pre id="line">waiting for a picture</pre>
+<p><a href="metrics">metrics</a></p>
+<script>
+  const line = document.getElementById("line");
+  setInterval(async () => {
+    try {
+      line.textContent = JSON.stringify(await (await fetch("latest")).json(), null, 1);
+    } catch (error) {
+      line.textContent = "edgepack-run does not answer";
+    }
+  }, 1000);
+</script>
+</html>
+)html";
+
+constexpr const char* kPageHeaders =
+    "Content-Security-Policy: default-src 'self'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; frame-ancestors 'none'\r\n"
+    "X-Content-Type-Options: nosniff\r\n";
+
+}  // namespace
+
+Preview::Preview(const HttpAddress& address, const FrameMetrics* metrics, std::ostream& err)
+    : metrics_(metrics),
+      server_("--preview", address,
+              {[](const HttpRequest&) { return kMostPreviewBody; },
+               [this](std::uint64_t, const HttpRequest& request) { return Handle(request); },
+               [](int) {}}),
+      serving_([this] { server_.Run(false); }),
+      drawing_([this] { Draw(); }) {
+  err << "preview on " << server_.name() << std::endl;
+}
+
+Preview::~Preview() {
+  server_.Stop();
+  shown_.Close();
+}
+
+void Preview::Show(cv::Mat image, Found found, const std::string& line) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    line_ = line;
+  }
+  if (!image.empty()) shown_.Put({std::move(image), std::move(found)});
+}
+
+void Preview::Draw() {
+  while (std::optional<Shown> shown = shown_.Take()) {
+    DrawFound(shown->found, &shown->image);
+    const std::string jpeg = EncodeJpeg(shown->image);
+    server_.Publish("--edgepack-frame\r\nContent-Type: image/jpeg\r\nContent-Length: " +
+                    std::to_string(jpeg.size()) + "\r\n\r\n" + jpeg + "\r\n");
+  }
+}
+
+HttpAnswer Preview::Handle(const HttpRequest& request) {
+  if (request.method != "GET" && request.method != "HEAD") {
+    HttpAnswer answer = HttpError(405, request.path + " takes GET");
+    answer.headers = "Allow: GET, HEAD\r\n";
+    return answer;
+  }
+  if (request.path == "/") return {200, "text/html; charset=utf-8", kPage, kPageHeaders};
+  if (request.path == "/stream") return {200, kStreamType, {}, "Cache-Control: no-store\r\n", true};
+  if (request.path == "/latest") {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return {200, "application/json", line_, "Cache-Control: no-store\r\n"};
+  }
+  if (request.path == "/metrics") return {200, kMetricsType, metrics_->Text()};
+  return HttpError(404, "there is nothing at " + request.path);
+}
+
+}  // namespace edgepack

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <edgepack/tensor.h>
+
+#include "http_server.h"
+
+namespace edgepack {
+
+/// A model behind --serve. One request at a time uses it.
+struct ServedModel {
+  std::string name;
+  std::vector<TensorView> inputs;
+  std::vector<TensorInfo> outputs;  ///< as the model has them, before any run
+  /// Runs the model on what its inputs hold; its outputs.
+  std::function<const std::vector<TensorView>&()> run;
+  /// The line of JSON that --image --json would print, for a JPEG's or a PNG's bytes. Sets how many
+  /// milliseconds the model took. Throws Error.
+  std::function<std::string(std::string_view photo, double* run_ms)> photo_line;
+};
+
+/// Serves a model by version 2 of the open inference protocol until SIGTERM or SIGINT, which must
+/// be held (HoldStopSignals): requests that came before are answered. `queue` of them may wait,
+/// others are sent away with status 429. Says on `err` where it listens. The model runs on this
+/// thread. Throws UsageError if it cannot listen.
+void Serve(const ServedModel& model, const HttpAddress& address, std::size_t queue,
+           std::ostream& err);
+
+}  // namespace edgepack

@@ -1,0 +1,299 @@
+#include <atomic>
+#include <condition_variable>
+#include <csignal>
+#include <mutex>
+#include <sstream>
+#include <sys/socket.h>
+#include <thread>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+#include <opencv2/imgcodecs.hpp>
+
+#include "common/json.h"
+#include "http_client.h"
+#include "http_server.h"
+#include "run_app.h"
+#include "serve.h"
+#include "support.h"
+#include "watch.h"
+
+namespace edgepack::testing {
+namespace {
+
+constexpr const char* kInfer = "/v2/models/tiny/infer";
+
+HttpAddress At(const std::filesystem::path& path) {
+  return HttpAddress::Parse("--serve", "unix:" + path.string());
+}
+
+std::string Status(const std::string& answer) { return answer.substr(0, 12); }
+
+/// The program's thread, which ends by SIGTERM.
+template <typename Function>
+class Served {
+ public:
+  explicit Served(Function function) : thread_(std::move(function)) {}
+  ~Served() {
+    if (thread_.joinable()) Stop();
+  }
+  void Stop() {
+    Signal();
+    thread_.join();
+  }
+  void Signal() { kill(getpid(), SIGTERM); }
+  void Join() { thread_.join(); }
+
+ private:
+  std::thread thread_;
+};
+
+/// A model whose runs wait until they are let go.
+class HeldModel {
+ public:
+  HeldModel() {
+    x_ = Info(DType::kFloat32, {2});
+    x_.name = "x";
+    model_.name = "tiny";
+    model_.inputs = {{&x_, values_}};
+    outputs_ = model_.inputs;
+    model_.outputs = {x_};
+    model_.run = [this]() -> const std::vector<TensorView>& {
+      std::unique_lock<std::mutex> lock(mutex_);
+      ++begun_;
+      changed_.notify_all();
+      changed_.wait(lock, [&] { return free_; });
+      return outputs_;
+    };
+  }
+  [[nodiscard]] const ServedModel& model() const { return model_; }
+  void WaitForRun() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return begun_ > 0; });
+  }
+  void Free() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    free_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  TensorInfo x_;
+  float values_[2] = {};
+  ServedModel model_;
+  std::vector<TensorView> outputs_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int begun_ = 0;
+  bool free_ = false;
+};
+
+std::string Tensor(int first) {
+  return R"({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [)" +
+         std::to_string(first) + ", 0]}]}";
+}
+
+/// Requests that are not answered at once, by nobody.
+HttpHandler Handler() {
+  return {[](const HttpRequest&) { return std::size_t{100}; },
+          [](std::uint64_t, const HttpRequest& request) {
+            return HttpAnswer{200, "text/plain", request.method + " " + request.path};
+          },
+          [](int) {}};
+}
+
+}  // namespace
+
+TEST_CASE("a model over HTTP") {
+  HoldStopSignals();
+  const TempFolder folder;
+  WriteBundle(folder.path());
+  const std::filesystem::path socket = folder / "socket";
+  std::ostringstream out;
+  std::ostringstream err;
+  int code = -1;
+  Served server([&] {
+    code = RunApp({"--serve", "unix:" + socket.string(), "--bundle", folder.path().string()}, out,
+                  err);
+  });
+  {
+    HttpClient client(socket);
+    CHECK(BodyOf(client.Get("/v2/health/live")) == "{\"live\":true}\n");
+    CHECK(BodyOf(client.Get("/v2/health/ready")) == "{\"ready\":true}\n");
+    CHECK(Contains(client.Get("/v2"), "\"extensions\":[\"binary_tensor_data\"]"));
+    CHECK(BodyOf(client.Get("/v2/models/tiny/ready")) == "{\"name\":\"tiny\",\"ready\":true}\n");
+    CHECK(Contains(client.Get("/v2/models/tiny/versions/1"), "\"datatype\":\"FP32\""));
+    CHECK(Status(client.Get("/v2/models/other")) == "HTTP/1.1 404");
+    CHECK(Status(client.Get(kInfer)) == "HTTP/1.1 405");
+    CHECK(Status(client.Post("/v2", "{}")) == "HTTP/1.1 405");
+    CHECK(Status(client.Post(kInfer, "x", "text/plain")) == "HTTP/1.1 415");
+    CHECK(Status(client.Post(kInfer, "{}")) == "HTTP/1.1 400");
+    CHECK(Contains(client.Post(kInfer, "x", "image/png"), "no preprocessing"));
+    const std::string answer = client.Post(
+        kInfer,
+        R"({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]})");
+    CHECK(Contains(answer, R"("shape":[1,4],"data":[22,44,66,88])"));
+    const std::string metrics = client.Get("/metrics");
+    CHECK(Contains(metrics, "edgepack_http_answers_total{code=\"405\"} 2\n"));
+    CHECK(Contains(metrics, "edgepack_inference_seconds_count 1\n"));
+    CHECK(Contains(metrics, "edgepack_model_seconds_bucket{le=\"+Inf\"} 1\n"));
+    CHECK(Contains(metrics, "edgepack_queue_capacity 8\n"));
+  }
+  server.Stop();
+  CHECK(code == 0);
+  CHECK(out.str().empty());
+  CHECK(err.str() == "serving tiny on unix:" + socket.string() + "\n");
+  CHECK_FALSE(std::filesystem::exists(socket));
+}
+
+TEST_CASE("a queue that is full, and a stop while it is") {
+  HoldStopSignals();
+  const TempFolder folder;
+  HeldModel held;
+  std::ostringstream err;
+  Served server([&] { Serve(held.model(), At(folder / "socket"), 1, err); });
+  HttpClient first(folder / "socket");
+  HttpClient second(folder / "socket");
+  HttpClient third(folder / "socket");
+  const auto post = [](const std::string& body) {
+    return std::string("POST ") + kInfer +
+           " HTTP/1.1\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+  };
+  first.Send(post(Tensor(1)));
+  held.WaitForRun();
+  second.Send(post(Tensor(2)));
+  while (!Contains(third.Get("/metrics"), "edgepack_queue_length 1\n")) {
+  }
+  const std::string refused = third.Post(kInfer, Tensor(3));
+  CHECK(Status(refused) == "HTTP/1.1 429");
+  CHECK(Contains(refused, "Retry-After: 1\r\n"));
+  // The connection stays, until the server goes.
+  CHECK(Status(third.Get("/v2")) == "HTTP/1.1 200");
+  const std::string half = post(Tensor(4));
+  third.Send(half.substr(0, 20));
+  server.Signal();
+  while (!HttpClient::Refused(folder / "socket")) std::this_thread::yield();
+  held.Free();
+  CHECK(Contains(first.Receive(), "\"data\":[1,0]"));
+  const std::string last = second.Receive();
+  CHECK(Contains(last, "\"data\":[2,0]"));
+  CHECK(Contains(last, "Connection: close\r\n"));
+  CHECK(second.Closed());
+  third.Send(half.substr(20));
+  CHECK(Contains(third.Receive(), "\"data\":[4,0]"));
+  server.Join();
+}
+
+TEST_CASE("clients that are slow, and more of them than there may be") {
+  const TempFolder folder;
+  HttpLimits limits;
+  limits.connections = 2;
+  limits.head = limits.body = std::chrono::milliseconds(50);
+  HttpServer server("--serve", At(folder / "socket"), Handler(), limits);
+  std::thread thread([&] { server.Run(false); });
+  {
+    HttpClient slow(folder / "socket");
+    slow.Send("GET / HT");
+    CHECK(Status(slow.Receive()) == "HTTP/1.1 408");
+    CHECK(slow.Closed());
+    HttpClient body(folder / "socket");
+    body.Send("POST /x HTTP/1.1\r\nContent-Length: 50\r\n\r\nhalf");
+    CHECK(Status(body.Receive()) == "HTTP/1.1 408");
+  }
+  {
+    HttpClient oldest(folder / "socket");
+    CHECK(BodyOf(oldest.Get("/a")) == "GET /a");
+    HttpClient other(folder / "socket");
+    CHECK(BodyOf(other.Get("/b")) == "GET /b");
+    HttpClient newest(folder / "socket");
+    CHECK(BodyOf(newest.Get("/c")) == "GET /c");
+    CHECK(oldest.Closed());
+    CHECK(BodyOf(other.Get("/d")) == "GET /d");
+  }
+  server.Stop();
+  thread.join();
+}
+
+TEST_CASE("ways to ask") {
+  const TempFolder folder;
+  HttpServer server("--serve", At(folder / "socket"), Handler());
+  std::thread thread([&] { server.Run(false); });
+  {
+    HttpClient client(folder / "socket");
+    client.Send("GET /1 HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\n");
+    CHECK(BodyOf(client.Receive()) == "GET /1");
+    CHECK(BodyOf(client.Receive()) == "GET /2");
+    client.Send("POST /4 HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n");
+    CHECK(client.Receive() == "HTTP/1.1 100 Continue\r\n\r\n");
+    client.Send("hi");
+    CHECK(BodyOf(client.Receive()) == "POST /4");
+    client.Send("POST /5 HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 101\r\n\r\n");
+    CHECK(Status(client.Receive()) == "HTTP/1.1 413");
+    CHECK(client.Closed());
+    HttpClient head(folder / "socket");
+    head.Send("HEAD /3 HTTP/1.1\r\nConnection: close\r\n\r\n");
+    const std::string only = head.Receive();
+    CHECK(Contains(only, "Content-Length: 7\r\n"));
+    CHECK(BodyOf(only).empty());
+    HttpClient old(folder / "socket");
+    old.Send("GET /6 HTTP/1.0\r\n\r\n");
+    CHECK(Contains(old.Receive(), "Connection: close\r\n"));
+    CHECK(old.Closed());
+  }
+  // Another server does not take the socket of one that lives, but that of one that was killed.
+  CHECK(Contains(MessageOf([&] { HttpServer("--serve", At(folder / "socket"), Handler()); }),
+                 "Address already in use"));
+  server.Stop();
+  thread.join();
+  WriteFile(folder / "file", "no socket");  // which stays
+  CHECK(Contains(MessageOf([&] { HttpServer("--serve", At(folder / "file"), Handler()); }),
+                 "cannot listen on unix:"));
+  CHECK(ReadFile(folder / "file") == "no socket");
+}
+
+TEST_CASE("all of a stream's clients get the newest") {
+  const TempFolder folder;
+  HttpHandler handler = Handler();
+  handler.handle = [](std::uint64_t, const HttpRequest&) {
+    HttpAnswer answer;
+    answer.content_type = "text/plain";
+    answer.stream = true;
+    return answer;
+  };
+  HttpServer server("--serve", At(folder / "socket"), handler);
+  std::thread thread([&] { server.Run(false); });
+  {
+    HttpClient one(folder / "socket");
+    CHECK_FALSE(Contains(one.Get("/"), "Content-Length"));
+    HttpClient two(folder / "socket");
+    two.Get("/");
+    while (server.streams() != 2) std::this_thread::yield();
+    server.Publish("first\r\n\r\n");
+    CHECK(one.Receive() == "first\r\n\r\n");
+    CHECK(two.Receive() == "first\r\n\r\n");
+    server.Publish("second\r\n\r\n");
+    CHECK(one.Receive() == "second\r\n\r\n");
+  }
+  while (server.streams() != 0) std::this_thread::yield();
+  server.Stop();
+  thread.join();
+}
+
+TEST_CASE("addresses") {
+  const auto parse = [](const std::string& text) { return HttpAddress::Parse("--serve", text); };
+  CHECK(parse("8080").host == "127.0.0.1");
+  CHECK(parse("8080").port == 8080);
+  CHECK(parse("0.0.0.0:0").host == "0.0.0.0");
+  CHECK(parse("localhost:1").host == "127.0.0.1");
+  CHECK(parse("[::1]:80").host == "::1");
+  CHECK(parse("[::1]:80").port == 80);
+  CHECK(parse("unix:/run/x").path == "/run/x");
+  for (const char* bad : {"", "x", "65536", "host:80", "127.0.0.1:", "127.0.0.1:-1",
+                          "unix:", "[127.0.0.1", ":80", "1.2.3:80"}) {
+    CAPTURE(bad);
+    CHECK_THROWS_AS(parse(bad), UsageError);
+  }
+  CHECK_THROWS_AS(parse("unix:/" + std::string(200, 'a')), UsageError);
+}
+
+}  // namespace edgepack::testing
