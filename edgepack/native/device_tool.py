@@ -27,7 +27,12 @@ from edgepack.native.opencv import fetch_source, jobs, tool
 from edgepack.native.prebuilt import LICENSES, find_prebuilt, read_licenses, say_why_built
 from edgepack.native.sdist import Sdist, fetch_sdist, unpack_sdist
 from edgepack.native.sources import source_hashes
-from edgepack.native.toolchain import Toolchain, for_device_tool, toolchain_licenses
+from edgepack.native.toolchain import (
+    Toolchain,
+    for_device_tool,
+    need_compiler,
+    toolchain_licenses,
+)
 
 TOOL = "edgepack-device"
 KIND = "device-tool"
@@ -83,9 +88,7 @@ def build_device_tool(board: Board, *, progress: Progress = NO_PROGRESS) -> Devi
     Raises ToolchainError if the sources cannot be had or a compiler fails, MissingCompilerError.
     """
     toolchain = for_device_tool(board)
-    flags = board.runtime_flags[toolchain.kind]
-    parts = {"compiler": toolchain.version, "flags": flags, "triple": toolchain.triple}
-    name = f"{toolchain.triple}-{source_key(parts)}"
+    name = tool_name(board)
     folder = find_prebuilt(board.triple, KIND, name) or _build(board, name, toolchain, progress)
     path = folder / TOOL
     return DeviceTool(
@@ -97,12 +100,21 @@ def build_device_tool(board: Board, *, progress: Progress = NO_PROGRESS) -> Devi
     )
 
 
+def tool_name(board: Board) -> str:
+    """The name of the folder with the tool, in the cache or a wheel."""
+    toolchain = for_device_tool(board)
+    flags = board.runtime_flags[toolchain.kind]
+    parts = {"compiler": toolchain.version, "flags": flags, "triple": toolchain.triple}
+    return f"{toolchain.triple}-{source_key(parts)}"
+
+
 def _build(board: Board, name: str, toolchain: Toolchain, progress: Progress) -> Path:
     """The folder of the cache with the tool and its licences."""
     folder = cache_dir() / KIND / name
     with locked(folder):
         if not folder.exists():
             say_why_built(board.triple, TOOL, progress)
+            need_compiler(toolchain, TOOL)
             sources = fetch_sources(progress=progress)
             progress.step(f"building {TOOL} for {toolchain.triple}")
             with atomic_dir(folder) as work:

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from edgepack.base.errors import ToolchainError
 from edgepack.base.paths import atomic_dir, cache_dir, locked
 from edgepack.base.process import run
-from edgepack.base.tools import look_for
+from edgepack.base.tools import look_for, missing
 from edgepack.boards import Board
 from edgepack.model.counts import ends_of, in_use
 from edgepack.native.prebuilt import find_prebuilt
-from edgepack.native.toolchain import musl_triple, zig_executable, zig_version
+from edgepack.native.toolchain import ZIG_VERSION, musl_triple, zig_executable, zig_version
 
 Array = npt.NDArray[Any]
 
@@ -113,22 +113,25 @@ def _numbers(graph: dict[str, Any]) -> str:
     lines += [[len(side), *side] for side in (graph["inputs"], ends_of(graph))]
     lines.append([len(calls)])
     lines += [[call["kernel"], len(call["args"]), *call["args"]] for call in calls]
+    blocks = graph.get("blocks", ())
+    lines.append([len(blocks)])
+    lines += [[block[key] for key in ("first", "end", "condition", "most")] for block in blocks]
     return "".join(" ".join(map(str, line)) + "\n" for line in lines)
 
 
 def plan_runner(board: Board) -> Path:
     """plan_runner for `board`'s architecture, static against musl: of a wheel, or built once."""
     zig = zig_executable()
-    if zig is None or not zig.exists():
-        raise ToolchainError("no zig, which builds what runs under the emulator")
     triple, flags = musl_triple(board), board.runtime_flags["zig"]
-    parts = (zig_version(zig), triple, *flags)
+    parts = (zig_version(zig) if zig else ZIG_VERSION, triple, *flags)
     key = hashlib.sha256("\0".join(parts).encode() + _SOURCE.read_bytes()).hexdigest()[:12]
     if made := find_prebuilt(board.triple, KIND, f"{triple}-{key}"):
         return made / _PROGRAM
     folder = cache_dir() / KIND / f"{triple}-{key}"
     with locked(folder):
         if not folder.exists():
+            if zig is None:
+                raise missing("zig")
             with atomic_dir(folder) as work:
                 # As the device tool is built: zig makes one musl for both.
                 options = ("-target", triple, *flags, "-pie", "-fPIE", "-O2", "-g0", "-s", "-o")

@@ -21,7 +21,7 @@ from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tools import find_tool
 from edgepack.boards import Board
 from edgepack.native.sdist import Sdist, fetch_sdist, unpack_sdist
-from edgepack.native.toolchain import Toolchain
+from edgepack.native.toolchain import Toolchain, need_compiler
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +101,7 @@ def build_opencv(
     with locked(build.prefix):
         if build.prefix.exists():
             return build
+        need_compiler(toolchain, "OpenCV")
         source = fetch_source(progress=progress)
         progress.step(
             f"building OpenCV {SDIST.version} for {toolchain.triple} with {toolchain.kind} (once)"

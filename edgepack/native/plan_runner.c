@@ -307,6 +307,37 @@ typedef struct {
   Any* arguments;
 } Call;
 
+/* Calls that are done as long as a truth value is true, at most so often; by their first call,
+ * outer ones first. */
+typedef struct {
+  int first, end;
+  int64_t most;
+  const unsigned char* goes;
+} Block;
+
+static const Call* g_calls;
+static const Block* g_blocks;
+static int g_blocks_count;
+
+/* `inner` is the first block from call `at` on. */
+static void Do(int at, int end, int inner) {
+  while (at < end) {
+    if (inner == g_blocks_count || g_blocks[inner].first > at) {
+      Any result = {0};
+      const Call* call = &g_calls[at++];
+      if (call->kernel(NULL, call->arguments, call->count, &result) != 0) Die("failed", call->name);
+      continue;
+    }
+    const Block* block = &g_blocks[inner];
+    for (int64_t turn = 0; *block->goes != 0 && (turn == 0 || block->most > 1); ++turn) {
+      if (turn == block->most) Die("too many turns", g_calls[block->first].name);
+      Do(block->first, block->end, inner + 1);
+    }
+    at = block->end;
+    while (inner < g_blocks_count && g_blocks[inner].first < at) ++inner;
+  }
+}
+
 int main(int argc, char** argv) {
   if (argc != 6) Die("usage", "plan_runner LIBRARY PARAMS PLAN TASKS CASES");
   const Library library = Load(argv[1]);
@@ -359,6 +390,16 @@ int main(int argc, char** argv) {
       calls[i].arguments[a].value.pointer = &tensors[Number(plan)];
     }
   }
+  g_calls = calls;
+  g_blocks_count = (int)Number(plan);
+  Block* blocks = calloc((size_t)g_blocks_count + 1, sizeof *blocks);
+  for (int i = 0; i < g_blocks_count; ++i) {
+    blocks[i].first = (int)Number(plan);
+    blocks[i].end = (int)Number(plan);
+    blocks[i].goes = tensors[Number(plan)].data;
+    blocks[i].most = Number(plan);
+  }
+  g_blocks = blocks;
   fclose(plan);
 
   for (int number = 0; number < cases; ++number) {
@@ -367,12 +408,7 @@ int main(int argc, char** argv) {
     for (int i = 0; i < ends_count[0]; ++i) {
       Move("in", number, i, &tensors[ends[0][i]], sizes[ends[0][i]]);
     }
-    for (int i = 0; i < calls_count; ++i) {
-      Any result = {0};
-      if (calls[i].kernel(NULL, calls[i].arguments, calls[i].count, &result) != 0) {
-        Die("failed", calls[i].name);
-      }
-    }
+    Do(0, calls_count, 0);
     for (int i = 0; i < ends_count[1]; ++i) {
       Move("out", number, i, &tensors[ends[1][i]], sizes[ends[1][i]]);
     }

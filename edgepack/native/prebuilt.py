@@ -31,6 +31,11 @@ def module_of(triple: str) -> str:
     return package_of(triple).replace("-", "_")
 
 
+def is_installed(triple: str) -> bool:
+    """Whether the package for `triple` is there, whatever was built for it."""
+    return importlib.util.find_spec(module_of(triple)) is not None
+
+
 def find_prebuilt(triple: str, kind: str, name: str) -> Path | None:
     """The folder `kind`/`name` of the package for `triple`; None if it is not there."""
     spec = importlib.util.find_spec(module_of(triple))
@@ -43,7 +48,7 @@ def find_prebuilt(triple: str, kind: str, name: str) -> Path | None:
 def say_why_built(triple: str, what: str, progress: Progress) -> None:
     """One line: `what` is built from source, and why."""
     package = package_of(triple)
-    if importlib.util.find_spec(module_of(triple)) is None:
+    if not is_installed(triple):
         why = f"{package} is not installed"
     else:
         why = f"the {package} that is installed was made with other sources, flags or compilers"

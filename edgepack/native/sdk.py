@@ -21,9 +21,9 @@ from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.version import VERSION
 from edgepack.boards import Board, version_tuple
 from edgepack.native import static_library
-from edgepack.native.app import cmake_arguments, runtime_key, runtime_licenses
+from edgepack.native.app import cmake_arguments, library_licenses, runtime_key
 from edgepack.native.opencv import build_opencv, jobs, name_opencv, tool
-from edgepack.native.toolchain import Toolchain
+from edgepack.native.toolchain import Toolchain, need_compiler
 from edgepack.native.wheel import PROGRAM, TEXT, wheel_bytes
 
 SONAME = "libedgepack.so.1"
@@ -67,6 +67,7 @@ def build_sdk(board: Board, toolchain: Toolchain, *, progress: Progress = NO_PRO
             f"{board.name} runs static programs, which load no library",
             hint="take the board's profile with glibc, or talk to edgepack-run",
         )
+    need_compiler(toolchain, "the library")
     opencv = name_opencv(board, toolchain)
     flags = board.runtime_flags[toolchain.kind]
     root = data_file("cpp_runtime")
@@ -107,7 +108,7 @@ def build_sdk(board: Board, toolchain: Toolchain, *, progress: Progress = NO_PRO
         folder=folder,
         triple=toolchain.triple,
         glibc=toolchain.glibc,
-        licenses=runtime_licenses(toolchain, source, opencv),
+        licenses=library_licenses(toolchain, source, opencv),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,11 +14,20 @@ from edgepack.base.errors import ToolchainError, UsageError, perhaps
 from edgepack.base.paths import cache_dir, data_file
 from edgepack.base.process import run
 from edgepack.base.tools import ToolMissingError, install, look_for
+from edgepack.base.version import VERSION
 from edgepack.boards import TOOLCHAINS, Board, version_tuple
+from edgepack.native.prebuilt import find_prebuilt, is_installed, package_of
 
 # glibc that zig links against: old enough for the oldest floor in boards.toml, so that one
 # runtime build per triple serves all of them.
 ZIG_GLIBC = "2.28"
+# What `edgepack[build]` installs, and what wheels of programs are built with.
+ZIG_VERSION = "0.17.0"
+BUILTINS = "builtins"
+"""The folder of a wheel that holds zig's own functions."""
+BUILTINS_FILE = "libbuiltins.a"
+OWN_LINKER = "edgepack"
+"""The kind of a toolchain that only links kernels."""
 _CMAKE_FILES = {False: "zig.cmake", True: "zig_musl.cmake"}  # by whether it links statically
 
 
@@ -37,6 +47,8 @@ class Toolchain:
     `env` must be added to the environment they run in. `glibc` is the newest glibc
     version whose symbols a program linked by it can need; empty if it links programs statically,
     with musl.
+    Without a compiler (`has_compiler`) `cc` and `cxx` are empty: it then names what programs were
+    built with before, and kernels are linked by `edgepack.native.linker`, with `builtins`.
     """
 
     kind: str
@@ -47,6 +59,12 @@ class Toolchain:
     cxx: tuple[str, ...]
     cmake_args: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    builtins: Path | None = None
+
+    @property
+    def has_compiler(self) -> bool:
+        """Whether it is installed."""
+        return bool(self.cc)
 
     @property
     def title(self) -> str:
@@ -71,9 +89,10 @@ class Choice:
 def select(board: Board, force: str | None = None) -> Choice:
     """The toolchain for `board`: the forced kind, or the first that meets its glibc floor.
 
-    Raises MissingCompilerError (nothing installed that could do it, with the package
-    to install), GlibcTooNewError (the forced one cannot meet the floor) or UsageError
-    (no such kind).
+    zig's programs for the board may be built already, in a wheel: then zig is not needed. Where no
+    compiler is installed, the choice is zig without one, which serves to compile a model.
+    Raises MissingCompilerError (the forced one is not installed, or none that links static
+    programs), GlibcTooNewError (the forced one cannot meet the floor) or UsageError (no such kind).
     """
     if force is not None and force not in TOOLCHAINS:
         raise UsageError(f"unknown toolchain: {force}", hint=perhaps(force, TOOLCHAINS))
@@ -84,6 +103,10 @@ def select(board: Board, force: str | None = None) -> Choice:
                 hint="zig, which brings musl, can: leave --toolchain out",
             )
         return Choice(toolchain=_find_zig(board), reason="needs no C library on the board")
+    built = Choice(toolchain=_zig(board), reason=f"built before: {package_of(board.triple)}")
+    is_built = zig_executable() is None and is_installed(board.triple)
+    if force == "zig" and is_built:
+        return built
     if force is not None:
         toolchain = find(force, board)
         if not _meets(toolchain, board):
@@ -95,22 +118,28 @@ def select(board: Board, force: str | None = None) -> Choice:
         return Choice(toolchain=toolchain, reason="asked for with --toolchain")
     kinds = (board.toolchain, *(kind for kind in TOOLCHAINS if kind != board.toolchain))
     refused = []
-    missing: MissingCompilerError | None = None
     for kind in kinds:
+        if kind == "zig" and is_built:
+            return built
         try:
             toolchain = find(kind, board)
-        except MissingCompilerError as error:
-            missing = missing or error
+        except MissingCompilerError:
             refused.append(f"{kind} is not installed")
             continue
         if _meets(toolchain, board):
             reason = f"meets the glibc floor {board.glibc} of {board.os}"
             return Choice(toolchain=toolchain, reason="; ".join([reason, *refused]))
         refused.append(f"{toolchain.title} is newer than the floor {board.glibc}")
-    raise missing or ToolchainError(
-        f"no toolchain can build for {board.name}: {'; '.join(refused)}",
-        hint="`edgepack doctor --board " + board.name + "` lists what to install",
-    )
+    return Choice(toolchain=_zig(board), reason="; ".join(refused))
+
+
+def need_compiler(toolchain: Toolchain, what: str) -> None:
+    """Raise MissingCompilerError, with what installs it, if `what` cannot be built."""
+    if not toolchain.has_compiler:
+        raise MissingCompilerError(
+            f"{what} for {toolchain.triple} has to be built, and {toolchain.kind} is not installed",
+            hint=install("zig"),
+        )
 
 
 def _meets(toolchain: Toolchain, board: Board) -> bool:
@@ -127,7 +156,8 @@ def zig_executable() -> Path | None:
     spec = importlib.util.find_spec("ziglang")
     if spec is None or spec.origin is None:
         return None
-    return Path(spec.origin).parent / "zig"
+    zig = Path(spec.origin).parent / "zig"
+    return zig if zig.exists() else None
 
 
 def zig_version(zig: Path) -> str:
@@ -205,9 +235,45 @@ def for_kernels(chosen: Toolchain, board: Board) -> Toolchain:
     """What links the kernels for `board` into a shared library.
 
     That needs no C library either way; it is made for a board whose programs are static as well,
-    to be compared with the reference.
+    to be compared with the reference. Without a compiler it is this package's own linker.
     """
-    return _find_zig(replace(board, libc="glibc", glibc=ZIG_GLIBC)) if chosen.is_static else chosen
+    if chosen.is_static:
+        chosen = _zig(replace(board, libc="glibc", glibc=ZIG_GLIBC))
+    if chosen.has_compiler:
+        return chosen
+    return replace(chosen, kind=OWN_LINKER, version=VERSION, builtins=_builtins(board))
+
+
+def builtins_name(triple: str) -> str:
+    """The folder of zig's own functions for a triple, in a wheel."""
+    return f"{triple}-{ZIG_VERSION}"
+
+
+def _builtins(board: Board) -> Path | None:
+    folder = find_prebuilt(board.triple, BUILTINS, builtins_name(board.triple))
+    return folder / BUILTINS_FILE if folder else None
+
+
+def zig_builtins(board: Board) -> Path:
+    """The archive with zig's own functions (division, conversions), which it links with `board`'s
+    kernels; built once. Raises ToolchainError, MissingCompilerError.
+    """
+    toolchain = _find_zig(replace(board, libc="glibc", glibc=ZIG_GLIBC))
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+        source = Path(folder) / "empty.c"
+        source.touch()
+        # It is built at the first link that needs it, and said at each.
+        flags = board.runtime_flags["zig"]
+        words = [*toolchain.cc, *flags, "-shared", "-fPIC", "-O2", "-s", "-g0", "-v", str(source)]
+        done = run(
+            [*words, "-o", source.with_suffix(".so")],
+            env=toolchain.env,
+            what="looking for zig's own functions",
+        )
+    for word in (done.stdout + done.stderr).split():
+        if Path(word).name.startswith(("libcompiler_rt", "compiler_rt")):
+            return Path(word)
+    raise ToolchainError("zig does not say where its own functions are")
 
 
 def for_device_tool(board: Board) -> Toolchain:
@@ -215,18 +281,23 @@ def for_device_tool(board: Board) -> Toolchain:
 
     For this machine it is its own compiler, if it has one: the tool then needs this machine's C
     library, as the app for it does, and no other has to be built for it.
-    Raises MissingCompilerError.
     """
     if board.is_local and not board.is_static:
         with contextlib.suppress(MissingCompilerError):
             return _find_gnu(board)
-    return _find_zig(replace(board, libc="none"))
+    return _zig(replace(board, libc="none"))
 
 
 def _find_zig(board: Board) -> Toolchain:
-    zig = zig_executable()
-    if zig is None or not zig.exists():
+    toolchain = _zig(board)
+    if not toolchain.has_compiler:
         raise MissingCompilerError("compiler not found: zig", hint=install("zig"))
+    return toolchain
+
+
+def _zig(board: Board) -> Toolchain:
+    """zig for `board`, installed or not."""
+    zig = zig_executable()
     if board.is_static:
         glibc, triple = "", musl_triple(board)
         target = ("-target", triple)
@@ -238,10 +309,10 @@ def _find_zig(board: Board) -> Toolchain:
     return Toolchain(
         kind="zig",
         triple=triple,
-        version=zig_version(zig),
+        version=zig_version(zig) if zig else ZIG_VERSION,
         glibc=glibc,
-        cc=(str(zig), "cc", *target),
-        cxx=(str(zig), "c++", *target),
+        cc=(str(zig), "cc", *target) if zig else (),
+        cxx=(str(zig), "c++", *target) if zig else (),
         cmake_args=(
             f"-DCMAKE_TOOLCHAIN_FILE={data_file('toolchains') / _CMAKE_FILES[not glibc]}",
             f"-DEDGEPACK_TRIPLE={triple}",
@@ -250,6 +321,15 @@ def _find_zig(board: Board) -> Toolchain:
         ),
         # zig keeps the libc++ and start files it builds (a CPU minute) here.
         env={"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")},
+    )
+
+
+def link_relocatable(toolchain: Toolchain, objects: Sequence[Path], out: Path) -> None:
+    """Link `objects` into one object file `out`; raises ToolchainError."""
+    run(
+        [*toolchain.cc, "-r", "-nostdlib", "-o", out, *objects],
+        env=toolchain.env,
+        what=f"linking {out.name}",
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edgepack.base.process import last_lines, run
 from edgepack.base.tools import apt, find_tool, install, missing
-from edgepack.virtual.errors import RootfsError
+from edgepack.virtual.errors import MirrorChangingError, RootfsError
 
 # Names under which Debian's own archive lists its releases; third parties add a suffix or
 # a word of their own ("bookworm-pgdg", "stable/experimental").
@@ -29,6 +29,8 @@ _HELPER = Path("/usr/lib/apt/apt-helper")
 # Settings of the machine that decide whether its mirror can be reached at all.
 _INHERITED = ("Acquire::http", "Acquire::https", "Acquire::Check-")
 _TIMEOUT_S = 900
+# apt's words where a file is not the one that the signed Release file names.
+_CHANGING = "Mirror sync in progress?"
 
 
 def unpack(
@@ -39,7 +41,7 @@ def unpack(
     Nothing is configured and no maintainer script runs, so the architecture does not
     matter and an ordinary user can do it, with or without user namespaces. `exclude`
     are path patterns left out, e.g. "/usr/share/doc/*". Raises RootfsError,
-    ToolMissingError.
+    MirrorChangingError, ToolMissingError.
     """
     keyring = _keyring()
     argv = [
@@ -57,12 +59,19 @@ def unpack(
     # Without a mirror mmdebstrap takes the one it knows for a suite of Debian's.
     if url := mirror():
         argv.append(f"deb [signed-by={keyring}] {url} {suite} main")
-    run(
-        argv,
-        timeout_s=_TIMEOUT_S,
-        error=RootfsError,
-        what=f"fetching {suite} packages for {arch}",
-    )
+    try:
+        run(
+            argv,
+            timeout_s=_TIMEOUT_S,
+            error=RootfsError,
+            what=f"fetching {suite} packages for {arch}",
+        )
+    except RootfsError as error:
+        if _CHANGING not in error.message:
+            raise
+        raise MirrorChangingError(
+            error.message, hint="the mirror is being updated: try again in an hour"
+        ) from None
     # Not by dpkg's path-exclude: for that mmdebstrap starts a Python for each package.
     remove(folder, exclude)
 

@@ -17,6 +17,10 @@ class RootfsError(ToolchainError):
     """A root file system or kernel could not be fetched or made."""
 
 
+class MirrorChangingError(RootfsError):
+    """The mirror is being updated: its files are not those that its own index lists."""
+
+
 class BoardStartError(ConnectError):
     """A virtual board did not come up, or its sshd never answered."""
 

@@ -107,7 +107,7 @@ def static_sshd(board: Board, *, progress: Progress = NO_PROGRESS) -> Path:
     ToolchainError if zig fails.
     """
     zig = zig_executable()
-    if zig is None or not zig.exists():
+    if zig is None:
         raise missing("zig")
     triple, flags = board.triple.replace("-gnu", "-musl"), board.runtime_flags["zig"]
     # As the device tool is built: zig makes one musl for both.

@@ -112,7 +112,7 @@ def test_missing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolchainError, match="not found: ninja") as caught:
         opencv.tool("ninja")
-    assert caught.value.hint == "pip install ninja"
+    assert caught.value.hint == "pip install 'edgepack[build]'"
 
 
 def test_licences_of_gnu_builds_hold_the_exception() -> None:

@@ -1,18 +1,29 @@
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from edgepack.base import paths
 from edgepack.base.errors import UsageError
 from edgepack.base.paths import data_file
 from edgepack.boards import TOOLCHAINS, get_board, load_boards
+from edgepack.flow import results
 from edgepack.flow.doctor import check_board, missing
+from edgepack.native.app import need_programs, runtime_name
+from edgepack.native.device_tool import tool_name
+from edgepack.native.prebuilt import module_of
 from edgepack.native.toolchain import (
+    BUILTINS,
+    BUILTINS_FILE,
     ZIG_GLIBC,
+    ZIG_VERSION,
     GlibcTooNewError,
     MissingCompilerError,
+    builtins_name,
     find,
     for_kernels,
     select,
@@ -54,13 +65,56 @@ def test_a_missing_compiler_names_the_package(monkeypatch: pytest.MonkeyPatch) -
     assert any(check.version is None for check in check_board(get_board("rk3399")))
 
 
-def test_no_compiler_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_compiler_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "_cache_dir", tmp_path)
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr("edgepack.native.toolchain.zig_executable", lambda: None)
-    with pytest.raises(MissingCompilerError, match="zig"):
-        select(get_board("rasp3b"))
-    lost = missing(check_board(get_board("rasp3b")))
-    assert [check.install for check in lost] == ["pip install ziglang==0.17.0"]
+    board = get_board("rasp3b")
+    chosen = select(board).toolchain
+    assert not chosen.has_compiler
+    extra = "pip install 'edgepack[build]'"
+    with pytest.raises(MissingCompilerError, match="zig is not installed") as caught:
+        need_programs(board, chosen)
+    assert caught.value.hint == extra
+    for force in ("zig", "gnu"):
+        with pytest.raises(MissingCompilerError):
+            select(board, force)
+    with pytest.raises(MissingCompilerError):  # it is linked for each model
+        select(board.without_libc())
+    lost = missing(check_board(board))
+    assert [check.install for check in lost] == [extra]
+
+
+def test_programs_that_are_built_need_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = get_board("rasp3b")
+    monkeypatch.setattr(paths, "_cache_dir", tmp_path / "cache")
+    with_compiler = select(board).toolchain
+    names = runtime_name(board, with_compiler), tool_name(board)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr("edgepack.native.toolchain.zig_executable", lambda: None)
+    site = tmp_path / module_of(board.triple)
+    for path in (
+        site / "runtime" / names[0],
+        site / "device-tool" / names[1],
+        site / BUILTINS / builtins_name(board.triple),
+    ):
+        path.mkdir(parents=True)
+    (site / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    choice = select(board)
+    assert choice.reason == "built before: edgepack-runtime-arm-linux-gnueabihf"
+    assert choice == select(board, "zig")
+    assert choice.toolchain.title == with_compiler.title
+    need_programs(board, choice.toolchain)
+    assert not missing(check_board(board))
+    linker = for_kernels(choice.toolchain, board)
+    assert linker.builtins == path / BUILTINS_FILE
+    assert linker.title != with_compiler.title  # what it makes is kept apart
+    (site / "device-tool" / names[1]).rename(site / "other")
+    with pytest.raises(MissingCompilerError, match="edgepack-device for arm-"):
+        need_programs(board, choice.toolchain)
 
 
 @pytest.mark.parametrize("kind", TOOLCHAINS)
@@ -73,6 +127,24 @@ def test_every_toolchain_serves_every_triple(kind: str) -> None:
 def test_unknown_kind() -> None:
     with pytest.raises(UsageError, match="unknown toolchain: clang"):
         select(get_board("rasp3b"), force="clang")
+
+
+def test_without_a_compiler_no_app_for_this_machine_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "_cache_dir", tmp_path)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr("edgepack.native.toolchain.zig_executable", lambda: None)
+    bundle = SimpleNamespace(file=lambda name: tmp_path / name)
+    assert results._app(bundle, get_board("rasp3b")) is None  # type: ignore[arg-type]
+    assert results._app(bundle, get_board("local")) is not None  # type: ignore[arg-type]
+
+
+def test_the_extra_has_the_version_that_names_say() -> None:
+    pyproject = tomllib.loads(
+        (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    )
+    assert f"ziglang=={ZIG_VERSION}" in pyproject["project"]["optional-dependencies"]["build"]
 
 
 def test_doctor_finds_what_this_test_runs_on() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from edgepack.base import tools
 from edgepack.virtual import apt
 from edgepack.virtual.apt import choose_mirror
-from edgepack.virtual.errors import RootfsError
+from edgepack.virtual.errors import MirrorChangingError, RootfsError
 from tests.support import require_tool
 
 URL = "http://mirror.invalid/debian/"
@@ -42,6 +43,31 @@ def test_missing_keys_name_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(tools.ToolMissingError) as caught:
         apt.unpack(["bash"], Path("/nonexistent"), suite="bookworm", arch="armhf")
     assert "apt-get install debian-archive-keyring" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("says", "error"),
+    [
+        ("File has unexpected size (9 != 8). Mirror sync in progress?", MirrorChangingError),
+        ("Could not resolve 'mirror.invalid'", RootfsError),
+    ],
+)
+def test_a_mirror_that_changes_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, error: type[RootfsError]
+) -> None:
+    """A script stands for mmdebstrap, with apt's words: no mirror changes on command."""
+    program = tmp_path / "mmdebstrap"
+    program.write_text(f'#!/bin/sh\necho "E: Failed to fetch Packages.xz  {says}" >&2\nexit 25\n')
+    program.chmod(0o755)
+    keys = tmp_path / "keys.gpg"
+    keys.touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(apt, "_KEYRINGS", (keys,))
+    monkeypatch.setattr(apt, "mirror", lambda: None)
+    with pytest.raises(RootfsError) as caught:
+        apt.unpack(["bash"], tmp_path / "root", suite="bookworm", arch="armhf")
+    assert type(caught.value) is error
+    assert says in str(caught.value)
 
 
 def test_what_matches_a_pattern_is_removed_and_nothing_behind_a_link(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""The README's way in with pip, on whole systems: Debian 12 and 13, by a user without sudo."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgepack.base.process import run
+from edgepack.virtual import apt
+from tests import wheels
+from tests.example import load_build
+from tests.support import require_tool
+
+ROOT = Path(__file__).resolve().parents[2]
+USER = "tester"
+PYTHON = {"bookworm": "3.11", "trixie": "3.13"}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="becomes another account"),
+]
+
+# Mounts and processes of its own, and no way back to this machine's files.
+_ENTER = r"""
+mount --make-rprivate /
+mount --bind "$1" "$1" && cd "$1"
+mount --rbind /dev dev && mount -t proc proc proc && mkdir -p outside
+pivot_root . outside && umount -l /outside
+exec setpriv --reuid "$2" --regid "$2" --init-groups --inh-caps=-all bash -ec "
+    cd; unset \"\${!PYTHON@}\" \"\${!EDGEPACK@}\" \"\${!XDG@}\"; $3"
+"""
+
+
+def pip_block() -> list[str]:
+    """The commands of the README's first block, after pip."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"\*\*With pip\*\*.*?```\npip install .*?\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    return [line.partition("#")[0].strip() for line in found[1].splitlines()]
+
+
+def make_system(suite: str, folder: Path) -> Path:
+    """A root file system with what `./dev` would install with apt, and the user."""
+    listed = re.search(r'apt_run="([^"]+)"', (ROOT / "dev").read_text(encoding="utf-8"))
+    assert listed is not None
+    packages = [*listed[1].split(), "mount", "passwd"]
+    root = folder / suite
+    words = [require_tool("mmdebstrap"), "--variant=apt", f"--include={','.join(packages)}"]
+    run([*words, suite, root, apt.known_mirror(suite)], timeout_s=900)
+    run(["chroot", root, "useradd", "--create-home", "--shell", "/bin/bash", USER])
+    # How this machine reaches its package index.
+    for name in ("resolv.conf", "hosts", "pip.conf", "ssl/certs/ca-certificates.crt"):
+        if (Path("/etc") / name).exists():
+            shutil.copy(Path("/etc") / name, root / "etc" / name)
+    return root
+
+
+def by_user(root: Path, script: str) -> str:
+    """What a script says that the user runs in the system."""
+    settings = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    done = run(
+        [
+            *["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-ec"],
+            _ENTER,
+            "sh",
+            root,
+            USER,
+            script,
+        ],
+        env={"HOME": f"/home/{USER}", "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", **settings},
+        timeout_s=1800,
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize("suite", PYTHON)
+def test_from_pip_to_the_photos_class(
+    suite: str, tmp_path: Path, require_tool: Callable[..., str]
+) -> None:
+    require_tool("unshare")
+    root = make_system(suite, tmp_path)
+    brought = root / "home" / USER / "brought"
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    run([*pip, "-w", brought, ROOT], cwd=tmp_path)
+    wheels.make_wheel(wheels.wheel_boards()["arm-linux-gnueabihf"], brought)
+    load_build().build(brought / "model")
+    (brought / "model" / "edgepack.toml").unlink()
+    names = {"model.onnx": "mobilenetv2.onnx", "cat.jpg": "chelsea.png"}
+    steps = [
+        re.sub("|".join(names), lambda found: names[found[0]], step).replace(
+            "pi@192.168.1.20", "virtual"
+        )
+        for step in pip_block()
+    ]
+    assert [step.split()[1] for step in steps] == ["init", "check", "deploy"]
+    run(["chroot", root, "chown", "-R", USER, brought.relative_to(root)], cwd="/")
+    said = by_user(
+        root,
+        "; ".join(
+            [
+                "python3 -m venv venv",
+                "venv/bin/pip install -q brought/*.whl",
+                "export PATH=$HOME/venv/bin:$PATH",
+                "python --version",
+                "id -un",
+                "pip list",
+                "cd brought/model",
+                *steps,
+                "edgepack board down rasp3b",
+            ]
+        ),
+    )
+    assert f"Python {PYTHON[suite]}." in said
+    assert f"\n{USER}\n" in said
+    assert not re.search(r"^(ziglang|cmake|ninja) ", said, re.MULTILINE)
+    assert "mobilenetv2 on virtual rasp3b: deployed" in said
+    # Of `check` here, and of the smoke test there.
+    assert len(re.findall(r"^ +0\.[67]\d+ +285", said, re.MULTILINE)) == 2
