@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+import onnx
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
 from tests.onnx_models import Builder
 
@@ -29,12 +32,15 @@ class Chains:
         integers = self.net.op("QuantizeLinear", value, *given)
         return self.net.op("DequantizeLinear", integers, *given)
 
-    def weight(self, *shape: int, axis: int = 0, least: int = -127) -> tuple[str, np.ndarray]:
-        """A weight with a scale per channel, and these."""
+    def weight(
+        self, *shape: int, axis: int = 0, least: int = -127, steep: bool = False
+    ) -> tuple[str, np.ndarray]:
+        """A weight with a scale per channel, and these; `steep`: that of the last is far larger."""
         random = self.net.random
         values = random.integers(least, 127, size=shape, endpoint=True).astype("int8")
         values.flat[0] = least
         scale = random.uniform(0.5, 1.5, shape[axis]) / (60 * np.sqrt(np.prod(shape) / shape[axis]))
+        scale[-1] *= 1e6 if steep else 1
         scale = scale.astype("float32")
         zeros = self.net.const(np.zeros(shape[axis], "int8"))
         given = self.net.const(values), self.net.const(scale), zeros
@@ -57,12 +63,13 @@ class Chains:
         given: float = 0.02,
         scale: float = 0.02,
         least: int = -127,
+        steep: bool = False,
         after: str = "",
         **attributes: object,
     ) -> str:
         """A convolution of a tensor whose scale is `given`."""
         groups = int(attributes.get("group", 1))  # type: ignore[call-overload]
-        weight, scales = self.weight(outs, ins // groups, *kernel, least=least)
+        weight, scales = self.weight(outs, ins // groups, *kernel, least=least, steep=steep)
         bias = self.bias(outs, scales * np.float32(given))
         value = self.net.op("Conv", data, weight, bias, **attributes)
         if after == "Relu":
@@ -71,3 +78,59 @@ class Chains:
             bounds = self.net.const(-0.3, "float32"), self.net.const(1.1, "float32")
             value = self.net.op("Clip", value, *bounds)
         return self.steps(value, scale)
+
+
+def by_onnxruntime(
+    path: Path, model: onnx.ModelProto, photos: Sequence[np.ndarray], **options: object
+) -> Path:
+    """A float model in operator form (QLinearConv and its like), as onnxruntime's quantiser writes
+    it, calibrated on `photos`; weights have 7 bits, of which no CPU's kernels cut off sums."""
+    name = model.graph.input[0].name
+
+    class Photos(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left = iter(photos)
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            photo = next(self.left, None)
+            return None if photo is None else {name: photo}
+
+    given = {"per_channel": True, "reduce_range": True, "extra_options": {"WeightSymmetric": True}}
+    quantize_static(
+        model, path, Photos(), quant_format=QuantFormat.QOperator, **{**given, **options}
+    )
+    return path
+
+
+# Of the networks below.
+SHAPE = (1, 3, 15, 18)
+
+
+def photos(count: int = 6) -> list[np.ndarray]:
+    random = np.random.default_rng(7)
+    return [random.normal(size=SHAPE).astype("float32") for _ in range(count)]
+
+
+def chain(opset: int = 17) -> onnx.ModelProto:
+    """Operators whose integers are onnxruntime's to the bit."""
+    b = Builder(2)
+    x = b.op("Relu", b.conv("x", 3, 16, strides=[2, 2]))
+    x = b.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
+    x = b.op("Relu", b.conv(x, 16, 16, group=16))
+    x = b.conv(x, 16, 24, kernel=1)
+    x = b.op("Relu", b.conv(x, 24, 8, kernel=4, pads=[0] * 4))
+    row = b.op("Flatten", x)
+    b.op("Gemm", row, b.weight(7, 8), b.weight(7), transB=1, outputs=["y"])
+    return onnx.shape_inference.infer_shapes(b.model({"x": SHAPE}, {"y": (1, 7)}, opset=opset))
+
+
+def block() -> onnx.ModelProto:
+    """Sums, means, pools and channels joined."""
+    b = Builder(4)
+    x = b.op("Relu", b.conv("x", 3, 16))
+    x = b.op("Add", x, b.conv(b.conv(x, 16, 16, group=16), 16, 16, kernel=1))
+    x = b.op("Concat", b.conv(x, 16, 32, kernel=1), b.conv(x, 16, 10), axis=1)
+    x = b.op("AveragePool", x, kernel_shape=[3, 3], strides=[2, 2])
+    x = b.op("GlobalAveragePool", b.conv(x, 42, 20, kernel=1))
+    b.op("MatMul", b.op("Flatten", x), b.weight(20, 7), outputs=["y"])
+    return onnx.shape_inference.infer_shapes(b.model({"x": SHAPE}, {"y": (1, 7)}))

@@ -1,0 +1,232 @@
+"""How much of a float model is left on 8-bit integers: ours beside its peers, on the same photos.
+
+Every quantised model is an ONNX file in QDQ form, and all of them run the same way: each operator
+by itself on onnxruntime, rounded where the file says so. Measured are the ratio of signal and noise
+of the outputs, and for how many photos the first class is float32's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from bench.fetch import bench_dir
+from bench.models import get_model
+from bench.ours import NAME
+from bench.photos import PACKAGES, Photo, photos
+from bench.results import RESULTS
+from edgepack.base.paths import locked, write_atomic
+from edgepack.base.process import run
+from edgepack.base.progress import Progress
+from edgepack.preprocess.spec import PreprocessSpec, Resize
+from edgepack.quantization.network import FloatNetwork, values
+from edgepack.quantization.quantize import agreement, quantize, snr
+
+Array = npt.NDArray[Any]
+
+REQUIREMENTS = Path(__file__).with_name("requirements-nncf.lock")
+WORKER = Path(__file__).with_name("accuracy_worker.py")
+CALIBRATION = 40
+# What mixed precision is asked for, and what it may cost.
+SNR_DB, BUDGET = 20.0, 0.1
+
+_SHORTEST = Resize(mode="shortest", height=256, width=256)
+_CROP = (224, 224)
+PREPROCESSING = {
+    "mobilenetv2": PreprocessSpec(
+        resize=_SHORTEST,
+        crop=_CROP,
+        scale=1 / 255,
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    ),
+    # (x * 255 - 127) / 128, as its package says
+    "efficientnet-lite0": PreprocessSpec(
+        resize=_SHORTEST, crop=_CROP, mean=(127.0,) * 3, std=(128.0,) * 3
+    ),
+    "centerface": PreprocessSpec(resize=Resize(mode="exact", width=640, height=480)),
+}
+CLASSIFIERS = ("mobilenetv2", "efficientnet-lite0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A quantised model beside float32: decibels, and shares of photos (of classifiers only)."""
+
+    way: str
+    snr_db: float
+    top1: float | None
+    top5: float | None
+
+
+def split(found: Sequence[Photo]) -> tuple[list[Photo], list[Photo]]:
+    """Photos to calibrate on, and to judge by: by their hashes, so that no one chose them."""
+    ordered = sorted(found, key=lambda photo: photo.sha256)
+    return ordered[:CALIBRATION], ordered[CALIBRATION:]
+
+
+def by_onnxruntime(network: FloatNetwork, inputs: Sequence[Array]) -> onnx.ModelProto:
+    """onnxruntime's static quantisation, scales for each channel, ranges from end to end."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+
+    class Photos(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left = iter(inputs)
+
+        def get_next(self) -> dict[str, Array] | None:
+            given = next(self.left, None)
+            return None if given is None else {network.input: given}
+
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+        model, out = Path(folder) / "model.onnx", Path(folder) / "quantized.onnx"
+        onnx.save(network.proto, model)
+        quantize_static(model, out, Photos(), quant_format=QuantFormat.QDQ, per_channel=True)
+        return onnx.load(out)
+
+
+def by_nncf(preset: str, correction: str) -> Callable[[FloatNetwork, Sequence[Array]], Any]:
+    """NNCF's quantisation after training, with one of its presets and bias corrections."""
+
+    def made(network: FloatNetwork, inputs: Sequence[Array]) -> onnx.ModelProto:
+        with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
+            folder = Path(name)
+            onnx.save(network.proto, folder / "model.onnx")
+            np.savez(folder / "photos.npz", *inputs)
+            out = folder / "quantized.onnx"
+            paths = (folder / "model.onnx", folder / "photos.npz", out)
+            run(
+                [nncf_python(), WORKER, *paths, preset, correction],
+                timeout_s=3600,
+                what=f"quantising by NNCF, {preset}, {correction}",
+            )
+            return onnx.load(out)
+
+    return made
+
+
+def nncf_python() -> Path:
+    """Python of an environment with NNCF, made if it is not in the cache."""
+    key = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    folder = bench_dir() / f"nncf-{key}"
+    python = folder / "bin" / "python"
+    with locked(folder):
+        if not (folder / "ready").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            run([sys.executable, "-m", "venv", folder])
+            words = "-m pip install --quiet --disable-pip-version-check --no-deps --requirement"
+            run([python, *words.split(), REQUIREMENTS], what="pip install of NNCF")
+            (folder / "ready").touch()
+    return python
+
+
+PEERS: dict[str, Callable[[FloatNetwork, Sequence[Array]], Any]] = {
+    "onnxruntime 1.31.1, per channel": by_onnxruntime,
+    **{
+        f"NNCF 3.4.0, {preset}, {correction} bias correction": by_nncf(preset, correction)
+        for preset in ("performance", "mixed")
+        for correction in ("fast", "accurate")
+    },
+}
+
+
+def all_outputs(proto: onnx.ModelProto, inputs: Sequence[Array]) -> Array:
+    """All outputs for each photo, one after the other, in a row each."""
+    rows = [
+        np.concatenate([array.reshape(-1) for name, array in found.items() if name in names])
+        for names in [[info.name for info in proto.graph.output]]
+        for found in values(proto, inputs)
+    ]
+    return np.stack(rows)
+
+
+def judged(name: str, way: str, exact: Array, got: Array) -> Judged:
+    """A quantised model's outputs beside float32's."""
+    if name not in CLASSIFIERS:
+        return Judged(way=way, snr_db=snr(exact, got), top1=None, top5=None)
+    found = agreement(exact, got)
+    return Judged(way=way, snr_db=found.snr_db, top1=found.top1, top5=found.top5)
+
+
+def measure_model(
+    name: str, calibration: Sequence[Photo], judge: Sequence[Photo], progress: Progress
+) -> dict[str, Any]:
+    """All ways to quantise a model, and what photos say of them."""
+    model = get_model(name)
+    spec = PREPROCESSING[name]
+    given, others = ([spec.load(photo.path) for photo in part] for part in (calibration, judge))
+    proto = onnx.load(model.path)
+    network = FloatNetwork(model.path, proto)
+    exact = all_outputs(network.proto, others)
+    folder = bench_dir() / "accuracy"
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+
+    def add(way: str, made: onnx.ModelProto, file: str) -> None:
+        onnx.save(made, folder / f"{name}.{file}.onnx")
+        rows.append(judged(name, way, exact, all_outputs(made, others)))
+        progress.step(f"{name}: {rows[-1]}")
+
+    found = quantize(model.path, proto, given, others, snr_db=SNR_DB, budget=BUDGET)
+    whole = found.all_int8
+    rows.append(Judged(way=NAME, snr_db=whole.snr_db, top1=whole.top1, top5=whole.top5))
+    add(f"{NAME} --snr {SNR_DB:.0f}", found.model, "edgepack")
+    for number, (way, make) in enumerate(PEERS.items()):
+        progress.step(f"{name}: {way}")
+        add(way, make(network, given), f"peer{number}")
+    return {
+        "calibrated": len(given),
+        "judged": len(others),
+        "photos": dict(Counter(photo.package for photo in (*calibration, *judge))),
+        "cost": found.cost,
+        "in_float": [item.tensor for item in found.in_float],
+        "rows": [asdict(row) for row in rows],
+    }
+
+
+def measure(models: Sequence[str], progress: Progress) -> None:
+    """Quantises and judges all models, and stores what was found."""
+    progress.step("fetching photos")
+    found = photos()
+    calibration, judge = split(found)
+    path = RESULTS / "accuracy.json"
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    for name in models:
+        if name in PREPROCESSING:
+            stored[name] = measure_model(name, calibration, judge, progress)
+            write_atomic(path, (json.dumps(stored, indent=1) + "\n").encode())
+
+
+def report() -> str:
+    """Tables in Markdown."""
+    path = RESULTS / "accuracy.json"
+    if not path.exists():
+        return ""
+    lines = []
+    for name, found in json.loads(path.read_text()).items():
+        lines += [
+            f"{name}: calibrated on {found['calibrated']} photos, judged by "
+            f"{found['judged']} others. Mixed precision costs {found['cost']:.1%} of the work "
+            f"more, for {len(found['in_float'])} tensors in float.",
+            "",
+            "| way | SNR dB | top-1 the same | float32's first among five |",
+            "|---|---:|---:|---:|",
+        ]
+        for row in found["rows"]:
+            shares = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("top1", "top5")]
+            lines.append(f"| {row['way']} | {row['snr_db']:.1f} | {' | '.join(shares)} |")
+        lines.append("")
+    lines += ["| photos of | licence |", "|---|---|"]
+    lines += [f"| {item.name} {item.version} | {item.licence} |" for item in PACKAGES]
+    return "\n".join(lines)

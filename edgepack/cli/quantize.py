@@ -1,0 +1,137 @@
+"""`edgepack quantize`: a float model made one on 8-bit integers, calibrated on photos."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgepack.base.errors import UsageError
+from edgepack.base.text import megabytes
+from edgepack.cli.console import Console, table
+from edgepack.cli.options import (
+    add_model,
+    check_writable,
+    parse_constants,
+    parse_shapes,
+    project_file,
+)
+from edgepack.cli.pages import add_html, check_html, quantize_page, save
+
+if TYPE_CHECKING:
+    from edgepack.quantization.quantize import Agreement, Result
+
+_SHOWN = 10
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_model(parser)
+    parser.add_argument(
+        "--images", type=Path, metavar="DIR", help="photos to calibrate on, in any folders below"
+    )
+    parser.add_argument(
+        "--judge",
+        type=Path,
+        metavar="DIR",
+        help="photos to judge by (default: one in four of the others, which is not calibrated on)",
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="FILE", help="default: <model>.int8.onnx beside it"
+    )
+    parser.add_argument(
+        "--snr",
+        type=float,
+        metavar="DB",
+        help="how far outputs are to be above their error: tensors stay float until they are",
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        metavar="PERCENT",
+        help="what that may cost, of the work on integers only (default: 10)",
+    )
+    add_html(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Write the quantised model, and print how good it is."""
+    from edgepack.flow.project import Quantizing, load_project
+    from edgepack.flow.quantize import quantize_project
+
+    check_html(args)
+    flags = {
+        "model": args.model,
+        "shapes": parse_shapes(args.shape),
+        "constants": parse_constants(args.set),
+    }
+    project = load_project(project_file(args), flags)
+    said = project.quantize or Quantizing()
+    images = args.images or said.images
+    if images is None:
+        raise UsageError("no photos given", hint="--images DIR, or images in [quantize]")
+    budget = said.budget if args.budget is None else args.budget / 100
+    if not 0 <= budget <= 1:
+        raise UsageError(f"--budget: {args.budget} is not between 0 and 100")
+    out: Path = args.out or project.model.with_suffix(".int8.onnx")
+    check_writable(out.parent, "--out")
+    found = quantize_project(
+        project,
+        images,
+        out,
+        judge=args.judge or said.judge,
+        snr_db=said.snr_db if args.snr is None else args.snr,
+        budget=budget,
+        progress=console,
+    )
+    save(args, console, quantize_page(found, f"{out.name}, made of {project.model.name}"))
+    size = out.stat().st_size
+    values = {"file": str(out), "bytes": size, **document(found)}
+    console.data(values, "\n".join(_lines(found, out)))
+    return 0
+
+
+def document(found: Result) -> dict[str, object]:
+    """For --json: all but the model."""
+    values = {key: value for key, value in vars(found).items() if key != "model"}
+    for key in ("agreement", "all_int8"):
+        values[key] = asdict(values[key])
+    for key in ("in_float", "layers"):
+        values[key] = [asdict(item) for item in values[key]]
+    values["untouched"] = [
+        {"layer": layer, "operator": operator} for layer, operator in found.untouched
+    ]
+    return values
+
+
+def _lines(found: Result, out: Path) -> list[str]:
+    from edgepack.quantization.quantize import FEW
+
+    lines = [
+        f"{out}: {megabytes(out.stat().st_size)}, calibrated on {found.calibrated} photos",
+        f"judged by  {found.judged} others, beside float32",
+        _said("integers", found.all_int8),
+    ]
+    if found.in_float:
+        lines.append(_said("mixed", found.agreement) + f", for {found.cost:.1%} more work")
+        rows = [(one.tensor, f"{one.noise:.1%}", f"{one.cost:.1%}") for one in found.in_float]
+        lines += ["", table(rows, ("LEFT IN FLOAT", "OF ALL NOISE", "COSTS"))]
+    if found.untouched:
+        names = ", ".join(f"{layer} ({operator})" for layer, operator in found.untouched[:_SHOWN])
+        more = f" and {len(found.untouched) - _SHOWN} more" * (len(found.untouched) > _SHOWN)
+        lines += ["", f"float: {names}{more}"]
+    worst = sorted(found.layers, key=lambda one: one.snr_db)[:_SHOWN]
+    rows = [(one.tensor, one.operator, f"{one.snr_db:.1f}") for one in worst]
+    lines += ["", table(rows, ("WORST TENSORS", "OPERATOR", "SNR DB"))]
+    if found.calibrated < FEW or found.judged < FEW:
+        lines += ["", f"few photos: below {FEW}, ranges and shares are rough"]
+    return lines
+
+
+def _said(name: str, found: Agreement) -> str:
+    return (
+        f"{name:<10} top-1 {found.top1:.1%} the same, {found.top5:.1%} among the first five, "
+        f"{found.snr_db:.1f} dB above the error"
+    )

@@ -1,0 +1,201 @@
+"""All of it: a float model and photos -> a QDQ model, and how good it is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.quantization import mixed
+from edgepack.quantization.biases import corrected
+from edgepack.quantization.equalise import equalised
+from edgepack.quantization.errors import CalibrationError
+from edgepack.quantization.network import Array, FloatNetwork, outputs, values
+from edgepack.quantization.qdq import quantized, tensors_of, whole_nodes
+from edgepack.quantization.ranges import ByteSteps, seen, steps_for
+from edgepack.quantization.rounding import Rounded, moments, rounded
+
+# What the file's metadata calls them; `flow.job` takes them into the manifest.
+CALIBRATION, AGREEMENT = "edgepack.calibration", "edgepack.agreement"
+# Photos that sensitivities are measured on.
+_SENSITIVITY = 8
+FEW = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """Quantised outputs beside float32's: for how many photos the first class is the same, for how
+    many float32's first is among the first five, and the ratio of signal and noise."""
+
+    top1: float
+    top5: float
+    snr_db: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNoise:
+    """A tensor in the network: how far its values are above their error."""
+
+    tensor: str
+    operator: str
+    snr_db: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A quantised model. `calibrated` and `judged` count photos. `all_int8` is how good it was
+    before some tensors went back to float, `in_float`, which cost the share `cost` more."""
+
+    model: onnx.ModelProto
+    calibrated: int
+    judged: int
+    calibration: str
+    agreement: Agreement
+    all_int8: Agreement
+    in_float: tuple[mixed.InFloat, ...]
+    cost: float
+    layers: tuple[LayerNoise, ...]
+    untouched: tuple[tuple[str, str], ...]
+
+
+def quantize(
+    path: Path,
+    proto: onnx.ModelProto,
+    calibration: Sequence[Array],
+    judge: Sequence[Array],
+    *,
+    snr_db: float | None = None,
+    budget: float = 0.1,
+    progress: Progress = NO_PROGRESS,
+) -> Result:
+    """Quantise a model of one input, calibrated on some photos and judged on others (all are its
+    inputs).
+
+    Layers go back to float until the outputs are `snr_db` above their error, as long as that costs
+    no more than the share `budget`. Raises `ModelError` and `CalibrationError`.
+    """
+    if not calibration or not judge:
+        raise CalibrationError(
+            "no photos to calibrate on" if not calibration else "no photos to judge by"
+        )
+    original = FloatNetwork(path, proto)
+    exact = outputs(proto, judge)
+    progress.step("making channels equally large")
+    network = equalised(original, calibration)
+    progress.step("looking for ranges")
+    numbers = seen(network, calibration, tensors_of(network))
+    steps = {name: steps_for(found) for name, found in numbers.items()}
+    progress.step(f"rounding the weights of {len(network.products)} layers")
+    sums = moments(network, calibration, network.products)
+    weights = {name: rounded(product, sums[name]) for name, product in network.products.items()}
+    biases = _biases(network, steps, weights, calibration)
+    made = quantized(network, steps, weights, biases)
+    all_int8 = agreement(exact, outputs(made, judge))
+    left: list[mixed.InFloat] = []
+    now = all_int8
+    if snr_db is not None and now.snr_db < snr_db:
+        progress.step("measuring what each tensor loses")
+        few = calibration[:_SENSITIVITY]
+        noise = mixed.noise_of(network, steps, few)
+        for one in mixed.order(network, steps, noise):
+            if sum(item.cost for item in left) + one.cost > budget:
+                break
+            left.append(one)
+            del steps[one.tensor]
+            made = quantized(network, steps, weights, biases)
+            now = agreement(exact, outputs(made, judge))
+            if now.snr_db >= snr_db:
+                break
+    digest = hashlib.sha256()
+    for photo in sorted(hashlib.sha256(photo.tobytes()).digest() for photo in calibration):
+        digest.update(photo)
+    for key, value in ((CALIBRATION, digest.hexdigest()), (AGREEMENT, repr(round(now.top1, 4)))):
+        entry = made.metadata_props.add()
+        entry.key, entry.value = key, value
+    inside = {id(node) for node in whole_nodes(network, steps)}
+    return Result(
+        model=made,
+        calibrated=len(calibration),
+        judged=len(judge),
+        calibration=digest.hexdigest(),
+        agreement=now,
+        all_int8=all_int8,
+        in_float=tuple(left),
+        cost=sum(item.cost for item in left),
+        layers=tuple(_layers(network, made, judge[:_SENSITIVITY])),
+        untouched=tuple(
+            (node.name or node.output[0], node.op_type)
+            for node in network.nodes
+            if id(node) not in inside and node.op_type not in _FOLLOW
+        ),
+    )
+
+
+def _biases(
+    network: FloatNetwork,
+    steps: Mapping[str, ByteSteps],
+    weights: Mapping[str, Rounded],
+    photos: Sequence[Array],
+) -> dict[str, Array]:
+    """Corrected biases if that helps on photos that they were not corrected by, else the network's
+    own: what weights make up for each other is often all there is, and the rest is chance."""
+    own = {name: product.bias for name, product in network.products.items()}
+    some, others = photos[::2], photos[1::2]
+    if not others:
+        return own
+    exact = outputs(network.proto, others)
+    tried = corrected(network, steps, weights, some)
+    with_own, with_tried = (
+        snr(exact, outputs(quantized(network, steps, weights, biases), others))
+        for biases in (own, tried)
+    )
+    return tried if with_tried > with_own else own
+
+
+_FOLLOW = ("Relu", "Clip", "Flatten", "Reshape", "Squeeze")
+
+
+def agreement(exact: Array, made: Array) -> Agreement:
+    """Outputs of one photo in a row each."""
+    first = exact.argmax(axis=1)
+    five = np.argsort(-made, axis=1)[:, :5]
+    return Agreement(
+        top1=float((made.argmax(axis=1) == first).mean()),
+        top5=float((five == first[:, None]).any(axis=1).mean()),
+        snr_db=snr(exact, made),
+    )
+
+
+def snr(exact: Array, made: Array) -> float:
+    """How far a signal is above its error, in dB."""
+    wide = exact.astype("float64")
+    error = float(((made - wide) ** 2).sum())
+    return 10 * float(np.log10(max(float((wide**2).sum()), 1e-300) / max(error, 1e-300)))
+
+
+def _layers(
+    network: FloatNetwork, made: onnx.ModelProto, photos: Sequence[Array]
+) -> list[LayerNoise]:
+    """Each tensor that layers store, beside float32's."""
+    names = [network.stored(node) for node in network.nodes if network.is_whole(node)]
+    names = [name for name in dict.fromkeys(names) if name not in network.outputs]
+    power, error = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    pairs = zip(values(network.proto, photos, names), values(made, photos, names), strict=True)
+    for exact, got in pairs:
+        for name in names:
+            wide = exact[name].astype("float64")
+            power[name] += float((wide**2).sum())
+            error[name] += float(((got[name] - wide) ** 2).sum())
+    return [
+        LayerNoise(
+            tensor=name,
+            operator=network.makers[name].op_type,
+            snr_db=10 * float(np.log10(max(power[name], 1e-300) / max(error[name], 1e-300))),
+        )
+        for name in names
+    ]
