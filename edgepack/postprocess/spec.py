@@ -15,12 +15,15 @@ from edgepack.postprocess.base import FORMAT, VERSION, PostprocessSpec
 from edgepack.postprocess.centernet import CenterNet
 from edgepack.postprocess.classes import Classes, Tensors
 from edgepack.postprocess.ctc import Ctc
+from edgepack.postprocess.keypoints import Keypoints
 from edgepack.postprocess.masks import Segmentation, TextLines
 from edgepack.postprocess.presets import PRESETS
+from edgepack.postprocess.ssd import Ssd
 from edgepack.postprocess.yolo import Yolo
 
 KINDS: Mapping[str, type[PostprocessSpec]] = {
-    one.kind: one for one in (Classes, Tensors, Yolo, CenterNet, Segmentation, TextLines, Ctc)
+    one.kind: one
+    for one in (Classes, Tensors, Yolo, CenterNet, Ssd, Keypoints, Segmentation, TextLines, Ctc)
 }
 _MOST_OUTPUTS = 64
 _MOST_SIZE = 1 << 20

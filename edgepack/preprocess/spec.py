@@ -28,7 +28,7 @@ from edgepack.preprocess.presets import PRESETS
 FORMAT, VERSION = "edgepack-preprocess", 1
 COLORS = ("rgb", "bgr", "gray")
 LAYOUTS = ("NCHW", "NHWC")
-DTYPES = ("float32", "uint8")
+DTYPES = ("float32", "uint8", "int8")
 MODES = ("shortest", "exact", "letterbox")
 LETTERBOX_FILL = 114  # the gray that YOLO models are trained with
 
@@ -40,7 +40,7 @@ MAX_RESIZED_PIXELS = 1 << 26
 _PIXEL_BYTES = 12
 """What the worst photo takes: a progressive JPEG of four colours (8 of coefficients, 3 of pixels),
 and a byte for rows. Measured with one of three colours and 12 megapixels: 9.3."""
-_NULLABLE = ("resize", "crop", "max_pixels")
+_NULLABLE = ("resize", "crop", "max_pixels", "quantization")
 _ALWAYS = ("input", "color", "resize", "interpolation", "crop", "layout", "dtype", "accept")
 """Keys that preprocess.json has to have; in a project file all but `input` have a default."""
 
@@ -57,7 +57,8 @@ _PILLOW_FILTERS = {
     "pil-bicubic": Image.Resampling.BICUBIC,
 }
 CENTRES = ("floor", "torchvision")
-INTERPOLATIONS = (*_OPENCV_FILTERS, *_PILLOW_FILTERS)
+TF_BILINEAR = "tf-bilinear"
+INTERPOLATIONS = (*_OPENCV_FILTERS, *_PILLOW_FILTERS, TF_BILINEAR)
 
 
 class ImageSizeError(ImageError):
@@ -95,11 +96,13 @@ class PreprocessSpec:
     """What turns a photo into the tensor for the model's input `input`.
 
     Value of a float32 tensor: (pixel * scale - mean) / std, per channel in the order of
-    `color`. A uint8 tensor holds the pixels as they are. `crop` is (height, width), cut
-    from the centre, with `crop_centre` one of `CENTRES`: see `crop_start`. `accept` names kinds of
-    image that are converted, not refused. Photos of more than `max_pixels` pixels are refused by
-    their header. `input` None stands for the only input of a model, `max_pixels` None for what a
-    board can hold: see `for_inputs` and `for_memory`.
+    `color`. A uint8 tensor holds the pixels as they are, without fractions, if it has no
+    `quantization`; else an 8-bit tensor holds those values over the first of that (its scale),
+    rounded half to even, plus the second (the zero point), within the dtype. `crop` is (height,
+    width), cut from the centre, with `crop_centre` one of `CENTRES`: see `crop_start`. `accept`
+    names kinds of image that are converted, not refused. Photos of more than `max_pixels` pixels
+    are refused by their header. `input` None stands for the only input of a model, `max_pixels`
+    None for what a board can hold: see `for_inputs` and `for_memory`.
     """
 
     input: str | None = None
@@ -113,6 +116,7 @@ class PreprocessSpec:
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
     layout: str = "NCHW"
     dtype: str = "float32"
+    quantization: tuple[float, int] | None = None
     accept: tuple[str, ...] = ()
     max_pixels: int | None = None
 
@@ -124,6 +128,11 @@ class PreprocessSpec:
     def channels(self) -> int:
         """1 for "gray", else 3."""
         return _channels(self.color)
+
+    @property
+    def normalises(self) -> bool:
+        """Whether `scale`, `mean` and `std` are for this tensor."""
+        return self.dtype == "float32" or self.quantization is not None
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -161,6 +170,7 @@ class PreprocessSpec:
         resize_table = table.take_table("resize", required=False)
         resize = _read_resize(resize_table, whole=whole) if resize_table else None
         crop, crop_centre = _read_crop(table, resize, centre)
+        normalisation = _read_normalisation(table, dtype, _channels(color), whole=whole)
         spec = cls(
             input=table.take("input", str) if whole else table.take("input", str, None),
             color=color,
@@ -170,9 +180,10 @@ class PreprocessSpec:
             crop_centre=crop_centre,
             layout=table.take_choice("layout", LAYOUTS, "NCHW"),
             dtype=dtype,
+            quantization=_read_quantization(table, dtype),
             accept=_read_accept(table),
             max_pixels=_read_max_pixels(table),
-            **_read_normalisation(table, dtype, _channels(color), whole=whole),
+            **normalisation,
         )
         table.finish()
         return spec
@@ -212,7 +223,11 @@ class PreprocessSpec:
             "accept": list(self.accept),
             "max_pixels": self.max_pixels,
         }
-        if self.dtype == "float32":
+        if self.quantization is not None:
+            values["quantization"] = dict(
+                zip(("scale", "zero_point"), self.quantization, strict=True)
+            )
+        if self.normalises:
             values |= {"scale": self.scale, "mean": list(self.mean), "std": list(self.std)}
         return json.dumps(values, indent=2) + "\n"
 
@@ -225,7 +240,7 @@ class PreprocessSpec:
         """This spec for one of a model's inputs: the one named `input`, or the only one.
 
         Raises `PreprocessMismatchError` if there is none such, or if the tensors made are
-        not of its dtype and shape (with a batch of 1).
+        not of its dtype and shape. Of a batch each photo is one.
         """
         names = [info.name for info in inputs]
         if self.input is None and len(inputs) != 1:
@@ -263,18 +278,21 @@ class PreprocessSpec:
         return replace(self, max_pixels=min(max(1, memory_bytes // _PIXEL_BYTES), MOST_PIXELS))
 
     def _tensor_shape(self, like: Sequence[int | str | None]) -> tuple[int | str | None, ...]:
-        """Shape of the tensors made; height and width of `like` if they depend on the photo."""
+        """Shape of the tensors made; height and width of `like` if they depend on the photo, and as
+        many photos.
+        """
+        batch = like[0] if like and isinstance(like[0], int) and like[0] > 0 else 1
         at = self.layout.index("H")
         height, width = self.size or (*like[at : at + 2], None, None)[:2]
         if self.layout == "NCHW":
-            return (1, self.channels, height, width)
-        return (1, height, width, self.channels)
+            return (batch, self.channels, height, width)
+        return (batch, height, width, self.channels)
 
     def load(self, path: Path) -> npt.NDArray[Any]:
         """The tensor of the photo in `path`: `load_image`, `resized`, `tensor`."""
         return self.tensor(self.load_resized(path))
 
-    def load_resized(self, path: Path) -> Pixels:
+    def load_resized(self, path: Path) -> npt.NDArray[Any]:
         """The photo in `path` as `resized` makes it."""
         return self.resized(
             load_image(path, accept=self.accepted, max_pixels=self.max_pixels or MOST_PIXELS)
@@ -285,21 +303,22 @@ class PreprocessSpec:
         """Kinds of image that are converted: a gray photo, too, if that is what the model wants."""
         return (*self.accept, "gray") if self.color == "gray" else self.accept
 
-    def resized(self, image: Pixels) -> Pixels:
+    def resized(self, image: Pixels) -> npt.NDArray[Any]:
         """`image` (BGR HWC uint8, as `load_image` gives) in `color`, resized and cropped.
 
-        Returns HWC uint8, channels in the order of `color`; (H, W, 1) for "gray".
+        Returns HWC uint8, float32 if "tf-bilinear" resized it, channels in the order of `color`;
+        (H, W, 1) for "gray".
         Raises `ImageSizeError` if the image is smaller than the crop or too long.
         """
         if self.color == "gray":
             image = np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2GRAY), np.uint8)
         elif self.color == "rgb":
             image = np.ascontiguousarray(image[:, :, ::-1])
-        image = self._resize(image)
-        image = image.reshape(*image.shape[:2], self.channels)
+        made = self._resize(image)
+        made = made.reshape(*made.shape[:2], self.channels)
         if self.crop:
-            image = _centre_crop(image, *self.crop, self.crop_centre)
-        return np.ascontiguousarray(image)
+            made = _centre_crop(made, *self.crop, self.crop_centre)
+        return np.ascontiguousarray(made)
 
     def _resized_shape(self, image: Pixels) -> tuple[int, int]:
         """(height, width) after `_resize`."""
@@ -310,7 +329,7 @@ class PreprocessSpec:
             return shortest_size(height, width, self.resize.height)
         return self.resize.height, self.resize.width
 
-    def _resize(self, image: Pixels) -> Pixels:
+    def _resize(self, image: Pixels) -> npt.NDArray[Any]:
         if self.resize is None:
             return image
         height, width = self._resized_shape(image)
@@ -332,7 +351,7 @@ class PreprocessSpec:
             return scaled(image, height, width, self.interpolation)
         small = scaled(image, *inner, self.interpolation)
         top, left = (height - inner[0]) // 2, (width - inner[1]) // 2
-        canvas = np.full((height, width, *image.shape[2:]), self.resize.fill, np.uint8)
+        canvas = np.full((height, width, *image.shape[2:]), self.resize.fill, small.dtype)
         canvas[top : top + inner[0], left : left + inner[1]] = small
         return canvas
 
@@ -358,18 +377,26 @@ class PreprocessSpec:
             left=left,
         )
 
-    def tensor(self, resized: Pixels) -> npt.NDArray[Any]:
+    def tensor(self, resized: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The model's input of an image that `resized` made.
 
-        float32 or uint8, NCHW (1, C, H, W) or NHWC (1, H, W, C). A float32 value is
-        pixel * a + b, with a = scale / std and b = -mean / std rounded to float32 first.
+        Of `dtype`, NCHW (1, C, H, W) or NHWC (1, H, W, C). A value is pixel * a + b, with
+        a = scale / std and b = -mean / std rounded to float32 first.
         """
-        values: npt.NDArray[Any] = resized
-        if self.dtype == "float32":
+        values = resized
+        if self.normalises:
             std = np.array(self.std, np.float64)
             a = (self.scale / std).astype(np.float32)
             b = (-np.array(self.mean, np.float64) / std).astype(np.float32)
-            values = resized.astype(np.float32) * a + b
+            with np.errstate(all="ignore"):
+                values = resized.astype(np.float32) * a + b
+        if self.quantization is not None:
+            scale, zero_point = self.quantization
+            limits = np.iinfo(self.dtype)
+            with np.errstate(all="ignore"):
+                rounded = np.rint(values / np.float32(scale)) + np.float32(zero_point)
+            values = np.where(rounded >= limits.min, np.minimum(rounded, limits.max), limits.min)
+        values = values.astype(self.dtype)
         if self.layout == "NCHW":
             values = values.transpose(2, 0, 1)
         return np.ascontiguousarray(values[np.newaxis])
@@ -384,7 +411,7 @@ def _over(preset: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     dropped = set()
     if "resize" in own:
         dropped.add("crop")
-    if own.get("dtype") == "uint8":
+    if own.get("dtype") == "uint8" and "quantization" not in own:
         dropped |= {"scale", "mean", "std"}
     if own.get("color") == "gray":
         dropped |= {"mean", "std"}
@@ -405,8 +432,13 @@ def letterbox_size(height: int, width: int, into_height: int, into_width: int) -
     return max(1, (2 * height * into_width + width) // (2 * width)), into_width
 
 
-def scaled(image: Pixels, height: int, width: int, interpolation: str) -> Pixels:
-    """`image` (HWC or HW, uint8) scaled to `height` x `width` by a filter of `INTERPOLATIONS`."""
+def scaled(image: Pixels, height: int, width: int, interpolation: str) -> npt.NDArray[Any]:
+    """`image` (HWC or HW, uint8) scaled to `height` x `width` by a filter of `INTERPOLATIONS`.
+
+    uint8; float32 by "tf-bilinear", whatever the size.
+    """
+    if interpolation == TF_BILINEAR:
+        return _tf_bilinear(image, height, width)
     if image.shape[:2] == (height, width):
         return image
     if interpolation in _PILLOW_FILTERS:
@@ -426,6 +458,30 @@ def scaled(image: Pixels, height: int, width: int, interpolation: str) -> Pixels
     return np.asarray(out, np.uint8)
 
 
+def _tf_bilinear(image: Pixels, height: int, width: int) -> npt.NDArray[np.float32]:
+    """As `tf.image.resize` without antialias: TensorFlow's kernels/image/resize_bilinear_op.cc.
+
+    Centres of pixels on centres, as OpenCV's linear filter has them, in float32 and not rounded.
+    """
+
+    def axis(size: int, to: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], Any]:
+        scale = np.float32(size) / np.float32(to)
+        at = (np.arange(to, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
+        low = np.floor(at)
+        indices = [np.clip(one, 0, size - 1).astype(np.intp) for one in (low, np.ceil(at))]
+        return indices[0], indices[1], at - low
+
+    pixels = image.reshape(*image.shape[:2], -1).astype(np.float32)
+    top, bottom, down = axis(image.shape[0], height)
+    left, right, across = axis(image.shape[1], width)
+    across, down = across[np.newaxis, :, np.newaxis], down[:, np.newaxis, np.newaxis]
+    rows = []
+    for row in (pixels[top], pixels[bottom]):
+        rows.append(row[:, left] + (row[:, right] - row[:, left]) * across)
+    out = rows[0] + (rows[1] - rows[0]) * down
+    return np.asarray(out.reshape(height, width, *image.shape[2:]), np.float32)
+
+
 def crop_start(size: int, crop: int, centre: str) -> int:
     """Where a centred crop of `crop` <= `size` pixels begins.
 
@@ -436,7 +492,7 @@ def crop_start(size: int, crop: int, centre: str) -> int:
     return half + (half & odd if centre == "torchvision" else 0)
 
 
-def _centre_crop(image: Pixels, height: int, width: int, centre: str) -> Pixels:
+def _centre_crop(image: npt.NDArray[Any], height: int, width: int, centre: str) -> npt.NDArray[Any]:
     if height > image.shape[0] or width > image.shape[1]:
         raise ImageSizeError(
             f"image of {image.shape[1]} x {image.shape[0]} pixels is smaller than the crop of "
@@ -494,6 +550,7 @@ def _read_interpolation(table: Table) -> str:
     hint = perhaps(name, INTERPOLATIONS)
     if name in ("bilinear", "bicubic"):  # which of the two makes a difference to the model
         hint = f"'{name.removeprefix('bi')}' is OpenCV's, 'pil-{name}' Pillow's and torchvision's"
+        hint += ", 'tf-bilinear' TensorFlow's" if name == "bilinear" else ""
     raise table.fail("interpolation", f"unknown value {name!r}", hint=hint)
 
 
@@ -519,15 +576,38 @@ def _read_max_pixels(table: Table) -> int | None:
     return most
 
 
+def _read_quantization(table: Table, dtype: str) -> tuple[float, int] | None:
+    """(scale, zero point)."""
+    own = table.take_table("quantization", required=False)
+    if own is None:
+        if dtype == "int8":
+            raise table.fail(
+                "quantization",
+                'missing: dtype = "int8" needs it',
+                hint="{ scale = 0.0078125, zero_point = 0 }, as the model's input has them",
+            )
+        return None
+    if dtype == "float32":
+        raise table.fail("quantization", 'cannot be used with dtype = "float32"')
+    scale, zero_point = own.take("scale", float), own.take("zero_point", int)
+    if not 1e-30 <= scale <= 1e30:
+        raise own.fail("scale", f"{scale} is not from 1e-30 to 1e30")
+    limits = np.iinfo(dtype)
+    if not limits.min <= zero_point <= limits.max:
+        raise own.fail("zero_point", f"{zero_point} is no {dtype}")
+    own.finish()
+    return scale, zero_point
+
+
 def _read_normalisation(table: Table, dtype: str, channels: int, *, whole: bool) -> dict[str, Any]:
     """scale, mean and std, one value per channel."""
-    if dtype == "uint8":
+    if dtype == "uint8" and not table.has("quantization"):
         for key in ("scale", "mean", "std"):
             if table.has(key):
                 raise table.fail(
                     key,
                     'cannot be used with dtype = "uint8", which takes the pixels as they are',
-                    hint=f'remove {key}, or set dtype = "float32"',
+                    hint=f'remove {key}, or set dtype = "float32", or quantization',
                 )
         return {"mean": (0.0,) * channels, "std": (1.0,) * channels}
     if whole:

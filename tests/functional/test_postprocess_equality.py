@@ -10,7 +10,9 @@ import json
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -21,6 +23,7 @@ from edgepack.boards import get_board
 from edgepack.bundle.bundle import POSTPROCESS as POSTPROCESS_JSON
 from edgepack.bundle.manifest import APP
 from edgepack.cli import main
+from edgepack.flow.check import check_project
 from edgepack.flow.job import make_job, package_job
 from edgepack.flow.project import Project, load_project
 from edgepack.flow.reference import make_golden
@@ -139,20 +142,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for each of two classes: red and blue ones.
     """
     folder = tmp_path_factory.mktemp("finder")
+    for batch in (1, 2):
+        _finder(folder / ("finder.onnx", "pairs.onnx")[batch - 1], batch)
+    (folder / "labels.txt").write_text("red\nblue\n")
+    photo = np.zeros((200, 330, 3), np.uint8)
+    photo[30:80, 40:110] = (0, 0, 255)
+    photo[110:170, 200:290] = (255, 0, 0)
+    cv2.imwrite(str(folder / "photo.png"), photo)
+    cv2.imwrite(str(folder / "lower.png"), photo[100:])
+    return folder
+
+
+def _finder(path: Path, batch: int) -> None:
     b = Builder()
     weights = np.zeros((6, 3, 1, 1), np.float32)
     weights[4, 0], weights[5, 2] = 20, 20
     means = b.op("AveragePool", "x", kernel_shape=[8, 8], strides=[8, 8])
     bias = np.array([1, 1, 1, 1, -10, -10], np.float32)
     b.op("Conv", means, b.const(weights), b.const(bias), outputs=["found"])
-    model = b.model({"x": [1, 3, 64, 96]}, {"found": [1, 6, 8, 12]})
-    (folder / "finder.onnx").write_bytes(model.SerializeToString())
-    (folder / "labels.txt").write_text("red\nblue\n")
-    photo = np.zeros((200, 330, 3), np.uint8)
-    photo[30:80, 40:110] = (0, 0, 255)
-    photo[110:170, 200:290] = (255, 0, 0)
-    cv2.imwrite(str(folder / "photo.png"), photo)
-    return folder
+    model = b.model({"x": [batch, 3, 64, 96]}, {"found": [batch, 6, 8, 12]})
+    path.write_bytes(model.SerializeToString())
 
 
 def _project(folder: Path, text: str, **flags: object) -> Project:
@@ -211,6 +220,65 @@ def test_the_app_runs_the_photo(
     assert [box["index"] for box in seen["boxes"]] == [box["index"] for box in boxes]
 
 
+def test_a_batch_of_photos(folder: Path, tmp_path: Path) -> None:
+    """Each has the boxes that it has alone, in its own pixels; of too few the last is repeated."""
+    photos, answers = (folder / "photo.png", folder / "lower.png"), {}
+    for model in ("finder", "pairs"):
+        text = (PROJECT + POSTPROCESS).replace("finder", model)
+        bundle = package_job(make_job(_project(folder, text, board="local")), tmp_path / model)
+
+        def answer(app: Path, *images: Path) -> Any:
+            words = [word for image in images for word in ("--image", str(image))]
+            done = subprocess.run([app, "--json", *words], capture_output=True, check=False)
+            return json.loads(done.stdout)
+
+        answers[model] = partial(answer, bundle.file(APP))
+    alone = [answers["finder"](photo)["boxes"] for photo in photos]
+    assert alone[0] != alone[1]
+    together = answers["pairs"](*photos)
+    assert together["boxes"] == alone[0]
+    assert together["more"] == [{"image": str(photos[1]), "boxes": alone[1]}]
+    single = answers["pairs"](photos[1])
+    assert (single["boxes"], "more" in single) == (alone[1], False)
+    error = answers["pairs"](*photos, photos[0])["error"]
+    assert (error["code"], error["message"]) == (2, "3 times --image: the model takes 2")
+    seen = check_project(_project(folder, text, board="local")).seen
+    assert seen[0].results is not None
+    assert [box.index for box in seen[0].results.boxes or ()] == [box["index"] for box in alone[0]]
+
+
+def test_a_mask_is_a_picture(folder: Path, tmp_path: Path) -> None:
+    """Which class each pixel is of, as the reference has it; 255 beside all of them."""
+    text = PROJECT + '[postprocess]\nkind = "segmentation"\nbackground = 0\n'
+    text = text.replace('labels = "labels.txt"\n', "")
+    job = make_job(_project(folder, text, board="local"))
+    app = package_job(job, tmp_path).file(APP)
+    words = [app, "--image", folder / "photo.png", "--mask", tmp_path / "mask.png"]
+    subprocess.run([*words, "--draw", tmp_path / "drawn.png"], capture_output=True, check=True)
+    golden = make_golden(job.model, preprocess=job.preprocess, image=folder / "photo.png")
+    assert job.postprocess is not None
+    found, _ = golden_results(golden, ["found"], job.postprocess, job.preprocess, ())
+    assert found.mask is not None
+    want = np.full(200 * 330, 255, np.uint8)
+    for area in found.mask.areas:
+        for start, length in np.array(area.runs).reshape(-1, 2).tolist():
+            want[start : start + length] = area.index
+    got = cv2.imread(str(tmp_path / "mask.png"), cv2.IMREAD_UNCHANGED)
+    np.testing.assert_array_equal(got, want.reshape(200, 330))
+    # Half of the photo's colour is left where a mask is, all of it elsewhere.
+    drawn, photo = (
+        cv2.imread(str(path)) for path in (tmp_path / "drawn.png", folder / "photo.png")
+    )
+    assert drawn is not None
+    assert photo is not None
+    seen = (drawn != photo).any(2)
+    assert seen[got != 255].mean() > 0.9
+    np.testing.assert_array_equal(drawn[got == 255], photo[got == 255])
+    done = subprocess.run([*words[:-1], tmp_path / "mask.jpg"], capture_output=True, check=False)
+    assert done.returncode == 2
+    assert b"not .png" in done.stderr
+
+
 def test_the_app_runs_what_comes_on_stdin(folder: Path, tmp_path: Path) -> None:
     bundle = package_job(make_job(_project(folder, PROJECT + POSTPROCESS, board="local")), tmp_path)
     photo = cv2.imread(str(folder / "photo.png"))
@@ -224,10 +292,12 @@ def test_the_app_runs_what_comes_on_stdin(folder: Path, tmp_path: Path) -> None:
     for words, stdin, frames, broken in (
         (["--images", "-"], paths.encode(), 2, 1),
         (["--frames", "mjpeg"], jpeg + jpeg[: len(jpeg) // 2] + lower + jpeg, 3, 1),
+        (["--frames", "mjpeg"], _without_tables(jpeg), 1, 0),
         (["--frames", "mjpeg", "--size", size], jpeg + lower + jpeg + jpeg[:99], 2, 2),
         (["--frames", "bgr24", "--size", size], photo.tobytes() * 2 + b"x", 2, 1),
         (["--frames", "rgb24", "--size", size], photo[:, :, ::-1].tobytes(), 1, 0),
         (["--frames", "gray", "--size", size], b"", 0, 0),
+        (["--frames", "yuyv", "--size", size], _yuyv(photo), 1, 0),
     ):
         done = subprocess.run(
             [bundle.file(APP), *words], input=stdin, capture_output=True, check=False
@@ -240,6 +310,27 @@ def test_the_app_runs_what_comes_on_stdin(folder: Path, tmp_path: Path) -> None:
             frames < 3 and all(labels == {"red", "blue"} for labels in seen)
         )
         assert len(seen) == frames
+
+
+def _without_tables(jpeg: bytes) -> bytes:
+    """As webcams send it: the Huffman tables are those of the standard's annex K, and left out."""
+    kept, at = bytearray(jpeg[:2]), 2
+    while jpeg[at + 1] != 0xDA:  # SOS
+        end = at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+        if jpeg[at + 1] != 0xC4:  # DHT
+            kept += jpeg[at:end]
+        at = end
+    assert at > len(kept)
+    return bytes(kept) + jpeg[at:]
+
+
+def _yuyv(photo: np.ndarray) -> bytes:
+    """As a camera has it: every second U and V of OpenCV's planes is left out."""
+    y, v, u = cv2.split(cv2.cvtColor(photo, cv2.COLOR_BGR2YCrCb))
+    pairs = np.stack([y[:, ::2], u[:, ::2], y[:, 1::2], v[:, ::2]], 2)
+    # From the full range, that of JPEG, to that of television.
+    pairs[:, :, ::2] = np.round(pairs[:, :, ::2] * (219 / 255)) + 16
+    return bytes(pairs.tobytes())
 
 
 def test_a_detector_has_no_expected_class(folder: Path) -> None:

@@ -188,6 +188,21 @@ def test_pixels_without_resize_are_equal(runtime: Runtime, photos: list[Path]) -
             check(runtime, PreprocessSpec(input="x", dtype="uint8", layout=layout), photo)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_integers_are_equal(runtime: Runtime, photos: list[Path], dtype: str) -> None:
+    """Quantised bytes, and what TensorFlow's filter makes, with quantisation and without."""
+    resize = Resize(mode="letterbox", height=61, width=83)
+    for number, (photo, layout) in enumerate(itertools.product(photos, LAYOUTS)):
+        spec = replace(make_spec(COLORS[number % 3], resize=resize), layout=layout, dtype=dtype)
+        quantised = replace(spec, quantization=(0.0186, (3, 128)[dtype == "uint8"]))
+        check(runtime, quantised, photo)
+        check(runtime, replace(quantised, interpolation="tf-bilinear"), photo)
+        if dtype == "uint8":
+            channels = spec.channels
+            plain = replace(spec, scale=1.0, mean=(0.0,) * channels, std=(1.0,) * channels)
+            check(runtime, replace(plain, interpolation="tf-bilinear"), photo)
+
+
 @pytest.fixture(scope="module")
 def odd_images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Images of kinds that are refused by default, and files that are none."""

@@ -20,6 +20,7 @@ from edgepack.postprocess.masks import TextLines
 from edgepack.postprocess.presets import PRESETS
 from edgepack.postprocess.results import Box, Found, Results, ResultsMismatchError, check_equal
 from edgepack.postprocess.spec import KINDS, parse_postprocess, read_postprocess
+from edgepack.postprocess.ssd import Ssd
 from edgepack.postprocess.yolo import Yolo
 from edgepack.preprocess.geometry import Geometry
 from edgepack.preprocess.spec import PreprocessSpec, Resize
@@ -68,6 +69,24 @@ def test_presets_are_tables(preset: str) -> None:
         ('kind = "yolo"\nhead = "v5"\nanchors = [1]', "postprocess.anchors: 1 numbers"),
         ('kind = "yolo"\nhead = "v5"\nanchors = [1, 0]', "postprocess.anchors: [1.0, 0.0] holds"),
         ('kind = "yolo"\nhead = "v5"\npoints = 1', "postprocess.points: cannot be used"),
+        ('kind = "ssd"\nmaps = [1]', "postprocess.maps: [1] are no heights and widths"),
+        ('kind = "ssd"\nmaps = [1, 1]\nstrides = [8]', "postprocess.strides: cannot be used"),
+        ('kind = "ssd"\nstrides = [8]\nanchors = [1, 2]', "postprocess.counts: [] do not give 1"),
+        ('kind = "ssd"\ngenerate = { style = "tf" }', "postprocess.generate: needs maps"),
+        (
+            'kind = "ssd"\nstrides = [8]\ngenerate = { style = "ssd", scales = [1] }',
+            "postprocess.generate.scales: [1.0] are not 2 numbers above 0",
+        ),
+        (
+            'kind = "ssd"\nstrides = [8]\ngenerate = { style = "tf", ratios = [0] }',
+            "postprocess.generate.ratios: 0.0 is no ratio",
+        ),
+        (
+            'kind = "ssd"\nstrides = [8]\ngenerate = { style = "tf", ratio = 1 }',
+            "postprocess.generate.ratio: unknown key",
+        ),
+        ('kind = "ssd"\nvariances = [1]', "postprocess.variances: [1.0] are not two numbers"),
+        ('kind = "keypoints"\nshift = 2', "postprocess.shift: 2.0 is not from 0 to 1"),
         ('kind = "classes"\nscore = inf', "postprocess.score: inf is not a finite number"),
         ('kind = "classes"\niou = 0.5', "postprocess.iou: unknown key"),
         ('kind = "classes"\noutputs = ["y", "y"]', "postprocess.outputs: ['y', 'y'] names one"),
@@ -89,6 +108,11 @@ def test_mistakes_in_the_table(text: str, message: str) -> None:
         ('kind = "yolo"\nhead = "end2end"', [(1, 9, 7)], "rows of 6 numbers"),
         ('kind = "centernet"', [(1, 2, 4, 4)], "centres, sizes and offsets"),
         ('kind = "centernet"', [(1, 2, 4, 4), (1, 2, 4, 4), (1, 2, 4, 5)], "not of one size"),
+        ('kind = "ssd"', [(1, 9, 4), (1, 8, 3)], "not of as many boxes"),
+        ('kind = "ssd"', [(1, 9, 5), (1, 9, 3)], "a box is four numbers"),
+        ('kind = "ssd"', [(1, 9, 4), (1, 9, 1)], "no class beside the background"),
+        ('preset = "retinaface"', [(1, 9, 4), (1, 9, 2), (1, 9, 10)], "the maps have 252 anchors"),
+        ('kind = "keypoints"', [(1, 17, 64)], "maps of one image"),
         ('kind = "yolo"\noutputs = ["z"]', [(1, 84, 9)], "no output 'z'"),
     ],
 )
@@ -274,6 +298,57 @@ def test_rectangles_of_lines_are_opencvs() -> None:
         ]
         assert all(turn > 0 for turn in turned)
         assert sum(points[0]) == min(map(sum, points))
+
+
+def test_anchors_by_rule() -> None:
+    """What torchvision and TensorFlow's object detection API write down for their own models."""
+    paper = read('preset = "ssd-torchvision"')
+    assert isinstance(paper, Ssd)
+    assert paper.counts == (4, 6, 6, 6, 4, 4)
+    maps = [
+        (300 // stride + (300 % stride > 0)) ** 2 * count
+        for stride, count in zip(paper.strides, paper.counts, strict=True)
+    ]
+    assert sum(maps) == 8732  # Liu et al., figure 2
+    np.testing.assert_allclose(paper.anchors[:2], (0.07, 0.07))
+    np.testing.assert_allclose(paper.anchors[2:4], np.sqrt(0.07 * 0.15))
+    np.testing.assert_allclose(paper.anchors[4:6], (0.07 * np.sqrt(2), 0.07 / np.sqrt(2)))
+    np.testing.assert_allclose(paper.anchors[6:8], (0.07 / np.sqrt(2), 0.07 * np.sqrt(2)))
+    tf = read('preset = "ssd-tf"')
+    assert isinstance(tf, Ssd)
+    assert tf.counts == (3, 6, 6, 6, 6, 6)
+    cells = [height * width for height, width in zip(tf.maps[::2], tf.maps[1::2], strict=True)]
+    assert np.dot(cells, tf.counts) == 1917  # ssd_mobilenet's raw outputs are (1, 1917, ...)
+    np.testing.assert_allclose(
+        tf.anchors[:6],
+        (0.1, 0.1, 0.2 * np.sqrt(2), 0.2 / np.sqrt(2), 0.2 / np.sqrt(2), 0.2 * np.sqrt(2)),
+    )
+    np.testing.assert_allclose(tf.anchors[6:8], 0.35)  # 0.2 + 0.75 / 5
+    np.testing.assert_allclose(tf.anchors[16:18], np.sqrt(0.35 * 0.5))
+    np.testing.assert_allclose(tf.anchors[-2:], np.sqrt(0.95))
+
+
+def test_key_points() -> None:
+    """Maps of 16 x 12 cells, each of 4 x 8 pixels; of the four one is nowhere."""
+    case = case_of("keypoints")
+    assert case.spec.run(case.tensors, None, ("nose", "eye")).to_dict() == {
+        "keypoints": [
+            # A quarter of a cell to the right; on the edges there is nothing to compare with.
+            {"index": 0, "label": "nose", "score": 0.5, "point": [3.25 * 8, 0.0]},
+            {
+                "index": 1,
+                "label": "eye",
+                "score": 0.625,
+                "point": [11 * 8.0, pytest.approx(28, abs=1)],
+            },
+            {"index": 2, "score": 0.75, "point": [5.25 * 8, pytest.approx(36, abs=1)]},
+        ]
+    }
+    case = case_of("keypoints-sigmoid")
+    found = case.spec.run(case.tensors, None).keypoints
+    assert found is not None
+    assert [one.point for one in found] == [(28, 2), (92, 30), (44, 38)]
+    assert found[0].score == pytest.approx(1 / (1 + np.exp(-0.5)))
 
 
 def test_text() -> None:

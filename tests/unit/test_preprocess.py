@@ -9,6 +9,8 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from onnx.helper import make_node
+from onnx.reference import ReferenceEvaluator
 from PIL import Image
 
 from edgepack.base.errors import ConfigError
@@ -131,6 +133,16 @@ def test_every_key() -> None:
         ('layout = "nchw"', "preprocess.layout: unknown value"),
         ('dtype = "float16"', "preprocess.dtype: unknown value.*'float32'"),
         ('dtype = "uint8"\nscale = 1', "preprocess.scale: cannot be used with dtype"),
+        ('dtype = "int8"', "preprocess.quantization: missing"),
+        ("quantization = { scale = 1, zero_point = 0 }", "preprocess.quantization: cannot be used"),
+        (
+            'dtype = "int8"\nquantization = { scale = 1, zero_point = 200 }',
+            "preprocess.quantization.zero_point: 200 is no int8",
+        ),
+        (
+            'dtype = "int8"\nquantization = { scale = -1, zero_point = 0 }',
+            "preprocess.quantization.scale: -1.0 is not from 1e-30",
+        ),
         ('accept = ["grey"]', "preprocess.accept: unknown kind 'grey'.*'gray'"),
         ('accept = "gray"', "preprocess.accept: 'gray' is not a list"),
         ("max_pixels = 0", "preprocess.max_pixels: 0 is not from 1 to 1073741824"),
@@ -224,6 +236,8 @@ def test_the_only_input_is_found() -> None:
     assert spec(IMAGENET).for_inputs([info("x", 1, 3, 224, 224)]).input == "x"
     # Without resize and crop the photo must have the right size: seen when there is one.
     assert spec("").for_inputs([info("x", 1, 3, 10, 20)]).input == "x"
+    # A batch is of several photos.
+    assert spec(IMAGENET).for_inputs([info("x", 2, 3, 224, 224)]).input == "x"
 
 
 def test_one_of_several_inputs_must_be_named() -> None:
@@ -240,7 +254,6 @@ def test_one_of_several_inputs_must_be_named() -> None:
     [
         (info("x", 1, 3, 299, 299), r"makes NCHW \(1, 3, 224, 224\)"),
         (info("x", 1, 224, 224, 3), r"'x' is \(1, 224, 224, 3\)"),
-        (info("x", 2, 3, 224, 224), r"\(2, 3, 224, 224\)"),
         (info("x", 10), r"\(10,\)"),
         (info("x", 1, 3, 224, 224, dtype="uint8"), 'dtype = "uint8"'),
     ],
@@ -387,7 +400,7 @@ def test_every_filter_makes_the_size_asked_for(interpolation: str, color: str) -
         std=(1,) * channels,
     ).resized(image(40, 31))
     assert made.shape == (11, 23, channels)
-    assert made.dtype == np.uint8
+    assert made.dtype == (np.float32 if interpolation == "tf-bilinear" else np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -448,6 +461,48 @@ def test_uint8_tensor_is_the_pixels() -> None:
     tensor = spec('dtype = "uint8"').tensor(pixels)
     assert tensor.dtype == np.uint8
     np.testing.assert_array_equal(tensor[0], pixels.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "zero_point"), [("uint8", 128), ("uint8", 0), ("int8", -128), ("int8", 3)]
+)
+def test_quantised_tensors_are_onnxs(dtype: str, zero_point: int) -> None:
+    """As ONNX's QuantizeLinear has it of the float32 tensor."""
+    pixels = image(40, 41)
+    scale = 0.0186584610
+    quantised = (
+        f'dtype = "{dtype}"\nquantization = {{ scale = {scale}, zero_point = {zero_point} }}'
+    )
+    values = spec(IMAGENET).tensor(pixels)
+    quantise = ReferenceEvaluator(
+        make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"]),
+    )
+    (want,) = quantise.run(
+        None, {"x": values, "scale": np.float32(scale), "zero": np.array(zero_point, dtype)}
+    )
+    made = spec(IMAGENET + quantised).tensor(pixels)
+    np.testing.assert_array_equal(made, want, strict=True)
+    assert len(np.unique(made)) > 100
+
+
+def test_tensorflows_filter() -> None:
+    """OpenCV's on float32, which has the same geometry; and it is not rounded."""
+    pixels = image(64, 97)
+    for height, width in ((20, 31), (64, 97), (131, 200), (1, 1)):
+        made = scaled(pixels, height, width, "tf-bilinear")
+        assert made.dtype == np.float32
+        want = cv2.resize(
+            pixels.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR
+        )
+        np.testing.assert_allclose(made, want, atol=0.01)
+    assert (made != np.round(made)).any()
+    # Five pixels to three: the first lies at 5 / 3 / 2 - 0.5 of them.
+    line = np.array([[0, 10, 20, 30, 40]], np.uint8)
+    first = (5 / 3 / 2 - 0.5) * 10
+    made = scaled(line, 1, 3, "tf-bilinear")
+    np.testing.assert_allclose(made, [[first, 20, 40 - first]], rtol=1e-5)
+    whole = spec('dtype = "uint8"').tensor(np.full((2, 2, 3), 7.9, np.float32))
+    assert (whole == 7).all()  # as tf.cast
 
 
 def test_load_decodes_resizes_and_normalises(tmp_path: Path) -> None:
