@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from edgepack.compiler.frontend.load import load_model
     from edgepack.deploy.answers import Status, Switched
     from edgepack.deploy.app_answers import Bench, Class, Profile
-    from edgepack.deploy.deploy import DeployOptions, Report, deploy_bundle, preview
+    from edgepack.deploy.deploy import Report, deploy_bundle, preview
+    from edgepack.deploy.options import DeployOptions
     from edgepack.deploy.remote_app import RunRequest, run_on_device
     from edgepack.device import Device, SshOptions, open_device
     from edgepack.device.facts import DeviceFacts
@@ -58,7 +59,8 @@ _HOME = {
     "compiler": ("CompiledModel", "compile_model"),
     "deploy.answers": ("Status", "Switched"),
     "deploy.app_answers": ("Bench", "Class", "Profile"),
-    "deploy.deploy": ("DeployOptions", "Report", "deploy_bundle", "preview"),
+    "deploy.deploy": ("Report", "deploy_bundle", "preview"),
+    "deploy.options": ("DeployOptions",),
     "deploy.remote_app": ("RunRequest", "run_on_device"),
     "device": ("Device", "SshOptions", "open_device"),
     "device.facts": ("DeviceFacts",),

@@ -122,6 +122,41 @@ def picture(data: bytes, *, alt: str) -> Html:
     return Html(f'<img src="data:{kind};base64,{content}" alt="{text(alt)}">\n')
 
 
+def marked_picture(
+    data: bytes,
+    width: int,
+    height: int,
+    boxes: Iterable[tuple[Sequence[float], str]],
+    points: Iterable[Sequence[float]] = (),
+    *,
+    alt: str,
+) -> Html:
+    """A PNG or JPEG of `width` x `height` pixels with boxes (left, top, right, bottom), a word at
+    each, and points (x, y) over it; other data gives nothing.
+    """
+    kind = next((mime for begin, mime in _MIME.items() if data.startswith(begin)), None)
+    if kind is None:
+        return Html()
+    size = max(width, height) / 40
+    marks = []
+    for (left, top, right, bottom), word in boxes:
+        above = top - size / 4 if top > size else top + size
+        marks.append(
+            f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" '
+            f'height="{bottom - top:.1f}"/>'
+            f'<text x="{left:.1f}" y="{above:.1f}" font-size="{size:.1f}">{text(word)}</text>\n'
+        )
+    for x, y in points:
+        marks.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size / 6:.1f}"/>\n')
+    content = base64.b64encode(data).decode()
+    return Html(
+        f'<svg class="marks" style="max-width: min(640px, {40 * width / height:.1f}em)" '
+        f'viewBox="0 0 {width} {height}" role="img" aria-label="{text(alt)}">\n'
+        f'<image href="data:{kind};base64,{content}" width="{width}" height="{height}"/>\n'
+        f"{''.join(marks)}</svg>\n"
+    )
+
+
 def section(title: str, *parts: object) -> Html:
     """Parts under a heading; text among them becomes paragraphs."""
     body = "".join(
@@ -185,10 +220,16 @@ th, td { text-align: left; padding: .3em .6em; border-bottom: 1px solid var(--li
 td { white-space: pre-wrap; overflow-wrap: anywhere }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 tr.ok td.outcome { color: var(--good) } tr.bad { background: var(--badback) }
+td.short { white-space: nowrap }
 tr.bad td.outcome { color: var(--bad); font-weight: 600 } tr.waiting { color: var(--weak) }
 img { max-width: 100%; max-height: 20em; border-radius: 4px } td img { max-height: 6em }
 svg { width: 100%; max-width: 640px; height: auto } svg rect { fill: var(--bar) }
-svg line { stroke: var(--weak) } svg text { fill: var(--weak); font-size: 14px }
+svg line { stroke: var(--weak) } svg text { fill: var(--weak) }
+svg:not(.marks) text { font-size: 14px }
+svg.marks rect { fill: none; stroke: #2ce02c; stroke-width: 2px;
+  vector-effect: non-scaling-stroke } svg.marks circle { fill: #f33 }
+svg.marks text { fill: #fff; stroke: #000; stroke-width: 3px; paint-order: stroke;
+  vector-effect: non-scaling-stroke }
 .bar { display: grid; grid-template-columns: minmax(6em, 16em) 1fr 6em; gap: .6em;
   align-items: center; padding: .1em 0 }
 .bar span { overflow: hidden; text-overflow: ellipsis; white-space: nowrap }

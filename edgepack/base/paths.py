@@ -25,7 +25,7 @@ class NotCachedError(Exception):
 
 
 def data_file(name: str) -> Path:
-    """Path of `boards.toml`, `toolchains`, `cpp_runtime` or `LICENSE`.
+    """Path of `boards.toml`, `toolchains`, `tuned`, `cpp_runtime` or `LICENSE`.
 
     They lie beside the package in a checkout (and so in an editable install) and
     in `edgepack/data` in a wheel.

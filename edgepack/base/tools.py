@@ -33,12 +33,14 @@ DEBIAN_PACKAGES = {
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
 }
-# The Python package that each program or module comes from.
+# The Python package that each program or module comes from. What only builds from source need is an
+# extra of this one.
+_BUILD = "'edgepack[build]'"
 PYTHON_PACKAGES = {
-    "cmake": "cmake",
-    "ninja": "ninja",
+    "cmake": _BUILD,
+    "ninja": _BUILD,
     "tvm_ffi": "apache-tvm-ffi",
-    "zig": "ziglang==0.17.0",
+    "zig": _BUILD,
 }
 
 

@@ -31,10 +31,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Protocol
 
 from edgepack.base.errors import BundleError
 from edgepack.base.paths import atomic_dir, cache_dir, locked
@@ -49,6 +46,7 @@ from edgepack.bundle.manifest import (
     FileEntry,
     Health,
     Manifest,
+    Quantization,
     SourceModel,
     Tensor,
     Versions,
@@ -57,6 +55,10 @@ from edgepack.bundle.service import Service
 from edgepack.bundle.verified import DEFAULT_TOLERANCE, Verified
 from edgepack.model import TensorInfo
 from edgepack.native.toolchain import Toolchain
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
 
@@ -242,14 +244,15 @@ def make_bundle(
     verified: Verified | None = None,
     postprocess: Spec | None = None,
     precision: str = "float32",
+    quantized: Quantization | None = None,
     tuning: Sequence[str] = (),
 ) -> Bundle:
     """Write the bundle folder `<name>-<board>-<release>` into `out`.
 
     `model_file` is the name of the ONNX file, `scores` "softmax" or "raw"; `hwcaps` is what
     the device's /proc/cpuinfo must list, by default what the board's profile says; `verified`
-    is recorded in `VERIFIED`, `tuning` are the lines of `TUNING`, `precision` is in the manifest.
-    The folder appears whole or not at all; one of that name is replaced.
+    is recorded in `VERIFIED`, `tuning` are the lines of `TUNING`, `precision` and `quantized`
+    are in the manifest. The folder appears whole or not at all; one of that name is replaced.
     Raises `BundleError` for a bad name, label or golden image.
     """
     content: dict[str, bytes | Path] = {
@@ -297,6 +300,7 @@ def make_bundle(
                 arena_bytes=compiled.arena_bytes,
                 params_bytes=compiled.params_bytes,
                 precision=precision,
+                quantized=quantized,
             ),
             tolerance=tolerance,
             scores=scores,
@@ -437,6 +441,8 @@ def _golden_files(golden: Golden, compiled: Compiled) -> dict[str, bytes | Path]
         wanted = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
         if len(arrays) != len(tensors) or not all(map(_fits, arrays, tensors)):
             raise BundleError(f"golden {kind}s are {found}, the model's are {wanted}")
+        import numpy as np
+
         for index, array in enumerate(arrays):
             buffer = io.BytesIO()
             np.lib.format.write_array(buffer, np.asarray(array, order="C"), version=(1, 0))

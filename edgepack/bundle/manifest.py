@@ -97,11 +97,24 @@ class Compatible:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Quantization:
+    """Of a model on 8-bit integers: how many of its layers are in float, and what `edgepack
+    quantize` wrote into its file: the SHA-256 of the photos it was calibrated on, and for how many
+    others, as a share, the first class was float32's. "" and None if it did not.
+    """
+
+    in_float: int = 0
+    calibration: str = ""
+    agreement: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SourceModel:
     """The ONNX model the bundle was made from, and the memory it takes at run time.
 
     `precision` is what it was compiled to, "float32", "float16", or "int8" of a quantised model, of
-    which some layers may be in float; in the file the key is left out for the first.
+    which some layers may be in float; in the file the key is left out for the first. `quantized` is
+    there for int8 only.
     """
 
     file: str
@@ -111,6 +124,7 @@ class SourceModel:
     arena_bytes: int
     params_bytes: int
     precision: str = "float32"
+    quantized: Quantization | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +233,8 @@ def _document(manifest: Manifest) -> dict[str, Any]:
         document["compatible"]["linked"] = _STATIC
     if document["model"]["precision"] == _PRECISIONS[0]:
         del document["model"]["precision"]
+    if document["model"]["quantized"] is None:
+        del document["model"]["quantized"]
     for tensor in (*document["model"]["inputs"], *document["model"]["outputs"]):
         if not tensor["bounded"]:
             del tensor["bounded"]
@@ -335,9 +351,24 @@ def _source_model(table: Table) -> SourceModel:
         arena_bytes=_size(table, "arena_bytes"),
         params_bytes=_size(table, "params_bytes"),
         precision=table.take("precision", str, _PRECISIONS[0]),
+        quantized=_quantized(_table(table, "quantized")) if table.has("quantized") else None,
     )
     if value.precision not in _PRECISIONS:
         raise table.fail("precision", f"unknown value {value.precision!r}")
+    table.finish()
+    return value
+
+
+def _quantized(table: Table) -> Quantization:
+    value = Quantization(
+        in_float=_size(table, "in_float"),
+        calibration=table.take("calibration", str),
+        agreement=table.need(["agreement"]).take("agreement", float, None),
+    )
+    if value.calibration and not _SHA256.fullmatch(value.calibration):
+        raise table.fail("calibration", f"{value.calibration!r} is not 64 hex digits")
+    if value.agreement is not None and not 0 <= value.agreement <= 1:
+        raise table.fail("agreement", f"{value.agreement} is not between 0 and 1")
     table.finish()
     return value
 

@@ -17,6 +17,9 @@ RESTARTS = ("always", "on-failure", "never")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 # What a unit file and a shell script take as it is.
 _FOLDER = re.compile(r"(/[A-Za-z0-9._+@-]+)+")
+# Options of edgepack-run with an address, and those of this machine alone.
+_LISTENING = ("--serve", "--preview")
+_LOOPBACK = r"((localhost|127(\.[0-9]+){3}|\[::1\]):)?[0-9]+"
 _MAX_ARGS = 64
 _MAX_ARG = 1024
 _MAX_WATCHDOG_S = 86400.0
@@ -40,6 +43,23 @@ class Service:
     memory_mb: int | None = None
     user: str | None = None
     writable: tuple[str, ...] = ()
+
+
+def listens(service: Service) -> str | None:
+    """Whom the app's arguments let in over the network: "loopback", "any", or nobody.
+
+    A Unix socket needs none.
+    """
+    found = None
+    for option, address in zip(service.args, (*service.args[1:], ""), strict=True):
+        name, _, attached = option.partition("=")
+        where = attached or address
+        if name not in _LISTENING or where.startswith("unix:"):
+            continue
+        if not re.fullmatch(_LOOPBACK, where):
+            return "any"
+        found = "loopback"
+    return found
 
 
 def take_service(top: Table, *, whole: bool = False) -> Service | None:

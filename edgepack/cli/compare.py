@@ -89,7 +89,7 @@ def _load(path: Path) -> npt.NDArray[Any]:
 
 def _lines(found: Compared, where: str, *, every: bool) -> list[str]:
     lines = [
-        f"{where}: {len(found.layers)} of {found.calls} calls compared with onnxruntime, "
+        f"{where}: {len(found.layers)} of {found.calls} calls compared with the reference, "
         f"limit {found.tolerance:.0e} of a layer's largest value"
     ]
     if not found.same_plan:

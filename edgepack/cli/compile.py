@@ -16,7 +16,6 @@ from edgepack.cli.options import add_job, check_writable, project_of
 from edgepack.cli.pages import add_html, check_html, compile_page, save
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.tiles.cpu import has_model, nearest_model
-from edgepack.flow.job import compile_job, make_job, tuned_for
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +33,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Write model.so, graph.json and params.bin."""
+    from edgepack.flow.job import compile_job, make_job, tuned_for
+
     job = make_job(project_of(args))
     out: Path = args.out or Path("build") / f"{job.project.name}-{job.board.name}"
     if out.exists() and not (out.is_dir() and _is_ours(out)):
@@ -50,6 +51,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     summary = f"{out}: for {job.board.name} ({job.board.cpu}), {memory(compiled)}"
     if tuned:
         summary += f"; {len(tuned)} {'kernel' if len(tuned) == 1 else 'kernels'} as tuned"
+    if compiled.floats:
+        summary += f"; {len(compiled.floats)} quantised layers in float"
     console.data(
         {
             "folder": str(out),
@@ -60,6 +63,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             "params_bytes": compiled.params_bytes,
             "library_bytes": compiled.library.stat().st_size,
             "model_sha256": compiled.model_sha256,
+            "in_float": dict(compiled.floats),
             "tuned": {kernel: str(way) for kernel, way in tuned.items()},
             **(
                 {

@@ -16,7 +16,7 @@ from edgepack.base.text import one_line, printable
 from edgepack.cli.ticker import Ticker
 
 _NARROWEST = 40
-_COLUMN = 12
+_COLUMN = 10
 """Columns of a terminal, and of a cell, that a table is folded to at most."""
 
 

@@ -12,7 +12,6 @@ from edgepack.base.errors import UsageError
 from edgepack.base.paths import default_root
 from edgepack.cli.options import positive
 from edgepack.fleet import Fleet, Settings, Share
-from edgepack.flow.project import PROJECT_FILE, load_project
 
 
 def add_fleet(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +97,8 @@ class FleetRelease:
 
 def release_of(args: argparse.Namespace) -> FleetRelease:
     """What `add_model`'s options say; raises UsageError if that is no model."""
+    from edgepack.flow.project import PROJECT_FILE, load_project
+
     path = args.project
     if path is None and args.name is None and Path(PROJECT_FILE).exists():
         path = Path(PROJECT_FILE)

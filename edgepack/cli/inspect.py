@@ -91,11 +91,17 @@ def _text(found: Inspection) -> str:
             f"weights {megabytes(estimate.params_bytes)}"
         )
         lines.append(f"bundle      about {megabytes(estimate.bundle_bytes)}, not compressed")
+        for block in estimate.blocks:
+            kind = "branch" if block.most_turns == 1 else f"at most {block.most_turns} turns"
+            lines.append(
+                f"block       {block.operator} '{block.node}': {kind}, {block.kernels} kernels"
+            )
         if estimate.ms is not None:
+            turns = ", a turn of each loop" if estimate.blocks else ""
             without = f", without {estimate.uncosted} kernels" if estimate.uncosted else ""
             lines.append(
                 f"time        {estimate.ms:.1f} ms by the cost model on one core of "
-                f"{estimate.board} at {estimate.mhz} MHz{without}"
+                f"{estimate.board} at {estimate.mhz} MHz{turns}{without}"
             )
     yes = "yes" if found.obstacle is None else f"no, because of {found.obstacle}"
     return "\n".join([*lines, f"can be compiled: {yes}"])

@@ -7,7 +7,6 @@ import getpass
 import socket
 from pathlib import Path
 
-from edgepack.bundle import signing
 from edgepack.cli.console import Console
 
 
@@ -31,6 +30,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Make the key and print what devices are to be told of it."""
+    from edgepack.bundle import signing
+
     principal = args.principal or f"{getpass.getuser()}@{socket.gethostname()}"
     signing.check_principal(principal)
     if args.hardware:

@@ -108,8 +108,8 @@ def project_file(args: argparse.Namespace) -> Path | None:
 
 def add_job(parser: argparse.ArgumentParser) -> None:
     """The model and the board: what is compiled, and for what."""
-    from edgepack.compiler.precision import PRECISIONS
-    from edgepack.flow.project import OPTIMIZE
+    from edgepack.compiler.precision import PRECISIONS, QUANTIZED
+    from edgepack.flow.growth import OPTIMIZE
 
     add_model(parser)
     parser.add_argument("--board", metavar="NAME", help="board profile: see `edgepack boards`")
@@ -121,13 +121,22 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         help="programs that need no C library on the device (default: as the board's profile says)",
     )
     parser.add_argument(
-        "--optimize", choices=OPTIMIZE, help="for speed (default), or for fewer bytes of weights"
+        "--optimize",
+        choices=OPTIMIZE,
+        help="how many bytes of weights may be stored for speed: 1.5 times the model's (balance, "
+        "the default), as many as are worth it (speed), or none more (size)",
     )
     parser.add_argument(
         "--precision",
         choices=PRECISIONS,
         help="what weights are stored in, and what is computed in where the CPU can "
         "(default: float32)",
+    )
+    parser.add_argument(
+        "--quantized",
+        choices=QUANTIZED,
+        help="what of a quantised model is done on integers: what is faster so (default), "
+        "all that can be, or nothing",
     )
     parser.add_argument(
         "--compile-memory-mb",
@@ -315,6 +324,7 @@ def project_of(args: argparse.Namespace) -> Project:
         "verify": getattr(args, "verify", None),
         "optimize": args.optimize,
         "precision": args.precision,
+        "quantized": args.quantized,
         "compile_memory_mb": args.compile_memory_mb,
         "compile_cpu_s": args.compile_cpu_s,
         "records": None if args.records is None else tuple(args.records),

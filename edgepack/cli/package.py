@@ -10,10 +10,8 @@ from pathlib import Path
 from edgepack import formats
 from edgepack.base.errors import UsageError
 from edgepack.base.text import megabytes
-from edgepack.bundle.signing import sign_folder
 from edgepack.cli.console import Console
 from edgepack.cli.options import add_job, add_release_version, add_sign, check_writable, project_of
-from edgepack.flow.job import make_job, package_job
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +44,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Write the bundle's folder and the file in the chosen format."""
+    from edgepack.bundle.signing import sign_folder
+    from edgepack.flow.job import make_job, package_job
+
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "0")
     if not epoch.isdecimal():
         raise UsageError(f"SOURCE_DATE_EPOCH: not a number of seconds: {epoch!r}")

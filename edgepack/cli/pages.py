@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edgepack.device.facts import DeviceFacts
     from edgepack.flow.compare import Compared
     from edgepack.flow.evaluate import Evaluation, Judged
+    from edgepack.quantization.quantize import Result
 
 _THUMBNAIL = (160, 160)
 _SHOWN_PHOTOS = 200
@@ -88,8 +89,8 @@ def bench_page(answer: AppAnswer, title: str) -> Html:
 
 
 def run_page(answer: AppAnswer, title: str, photo: Path | None) -> Html:
-    """A photo with its classes, and what the run took."""
-    shown = page.picture(photo.read_bytes(), alt=photo.name) if photo else Html()
+    """A photo with its boxes, points or classes, and what the run took."""
+    shown = _photo(answer, photo) if photo else Html()
     classes = page.shares(
         (score.label or f"class {score.index}", max(score.score, 0.0), f"{score.score:.4f}")
         for score in answer.top
@@ -97,6 +98,40 @@ def run_page(answer: AppAnswer, title: str, photo: Path | None) -> Html:
     return page.page(
         title, page.section("Result", shown, classes), page.section("Run", _times(answer))
     )
+
+
+def _photo(answer: AppAnswer, photo: Path) -> Html:
+    """As it is, or with what lies in it, turned as those coordinates are."""
+    points = _points(answer.document)
+    if answer.boxes is None and not points:
+        return page.picture(photo.read_bytes(), alt=photo.name)
+    import cv2
+
+    from edgepack.preprocess.image import KINDS, load_image
+
+    image = load_image(photo, accept=KINDS)
+    height, width = image.shape[:2]
+    boxes = [(box.box, f"{box.label or box.index} {box.score:.2f}") for box in answer.boxes or ()]
+    _, jpeg = cv2.imencode(".jpg", image)
+    return page.marked_picture(jpeg.tobytes(), width, height, boxes, points, alt=photo.name)
+
+
+def _points(found: object) -> list[tuple[float, float]]:
+    """Each "point" and those of "points" in an answer, which may hold anything."""
+    if isinstance(found, list):
+        return [point for one in found for point in _points(one)]
+    if not isinstance(found, dict):
+        return []
+    points = []
+    for key, value in found.items():
+        given = [value] if key == "point" else value if key == "points" else None
+        if given is None:
+            points += _points(value)
+            continue
+        for one in given if isinstance(given, list) else ():
+            if isinstance(one, list) and [type(side) for side in one] == [float, float]:
+                points.append((one[0], one[1]))
+    return points
 
 
 def compare_page(found: Compared, title: str) -> Html:
@@ -118,7 +153,7 @@ def compare_page(found: Compared, title: str) -> Html:
                 "" if layer.ok else "diverges",
             ),
             kind="" if layer.ok else "bad",
-            names=("", "", "", "", "", "", "", "", "outcome"),
+            names=("", "", "", "", "", "number", "number", "number", "outcome short"),
         )
         for layer in found.layers
     )
@@ -128,7 +163,7 @@ def compare_page(found: Compared, title: str) -> Html:
             {
                 "verdict": verdict,
                 "board": f"{found.board}, {found.cpu}",
-                "compared": f"{len(found.layers)} of {found.calls} calls, with onnxruntime",
+                "compared": f"{len(found.layers)} of {found.calls} calls, with the reference",
                 "limit": f"{found.tolerance:.0e} of a layer's largest value",
                 "plan": "" if found.same_plan else "not what this project compiles to",
             }
@@ -173,6 +208,27 @@ def evaluate_page(found: Evaluation) -> Html:
         right,
         *parts,
         page.section("Confusion", page.table(wrong, ("expected", "seen as", "photos"))),
+    )
+
+
+def quantize_page(found: Result, title: str) -> Html:
+    """How good a quantised model is, what stays float, and each tensor's noise."""
+    said = {
+        "calibrated on": f"{found.calibrated} photos",
+        "judged by": f"{found.judged} others",
+    }
+    for name, one in (("integers", found.all_int8), ("mixed", found.agreement)):
+        said[name] = (
+            f"top-1 {one.top1:.1%} as float32, {one.top5:.1%} among the first five, "
+            f"{one.snr_db:.1f} dB above the error"
+        )
+    left = [(one.tensor, f"{one.noise:.1%}", f"{one.cost:.1%}") for one in found.in_float]
+    layers = [(one.tensor, one.operator, f"{one.snr_db:.1f}") for one in found.layers]
+    return page.page(
+        title,
+        page.facts(said),
+        page.section("In float", page.table(left, ("tensor", "of all noise", "costs"))),
+        page.section("Noise", page.table(layers, ("tensor", "operator", "SNR dB"))),
     )
 
 

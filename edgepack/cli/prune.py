@@ -7,7 +7,7 @@ from functools import partial
 
 from edgepack.cli.console import Console
 from edgepack.cli.options import add_device, add_release, ask_device, positive
-from edgepack.deploy.deploy import KEEP_RELEASES
+from edgepack.deploy.options import KEEP_RELEASES
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,6 @@ from edgepack.base.text import megabytes
 from edgepack.boards import get_board
 from edgepack.cli.console import Console
 from edgepack.cli.options import board_files, check_writable
-from edgepack.native.sdk import build_sdk, write_sdk
-from edgepack.native.toolchain import select
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +25,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Write headers, libraries, a wheel for the board, and examples."""
+    from edgepack.native.sdk import build_sdk, write_sdk
+    from edgepack.native.toolchain import select
+
     board = get_board(args.board, board_files(args))
     check_writable(args.out, "--out")
     chosen = select(board, args.toolchain)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from edgepack.bundle import signing
 from edgepack.cli.console import Console
 
 
@@ -23,6 +22,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Sign the bundle."""
+    from edgepack.bundle import signing
+
     verdict = signing.sign(args.bundle, args.key)
     assert verdict.key is not None
     manifest = verdict.bundle.manifest

@@ -10,7 +10,6 @@ from edgepack.base.errors import UsageError
 from edgepack.base.tables import read_text
 from edgepack.cli.console import Console
 from edgepack.cli.options import LOCKING_S, add_device, add_release, open_release
-from edgepack.deploy import remote_tool
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +39,8 @@ def read_signers(path: Path) -> bytes:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Show or replace the list."""
+    from edgepack.deploy import remote_tool
+
     if (args.action == "set") != (args.signers is not None):
         raise UsageError("trust takes `show`, or `set` and a file")
     signers = read_signers(args.signers) if args.signers is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,15 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="tune a virtual board all the same: its times are the emulator's, so what is found is "
         "written down for no real CPU",
     )
+    parser.add_argument(
+        "--fit",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="OTHER",
+        help="tune nothing: fit the CPU model's figures to the records of these models' kernels, "
+        "and say whether they order MODEL's better than those in use",
+    )
     parser.set_defaults(run=run)
 
 
@@ -48,6 +58,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from edgepack.compiler.choices import maker
     from edgepack.compiler.variants import survey_apart
     from edgepack.device import open_device
+    from edgepack.flow.growth import GROWTH
     from edgepack.flow.job import make_job, model_limits, precision_of
     from edgepack.flow.records import RecordFile, read_records
     from edgepack.tuning.rounds import DeviceTimer
@@ -57,6 +68,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     own, read = _files(args)
     args.records = [path for path in read if path.exists()]
     project = project_of(args)
+    if args.fit:
+        return _fit(args, make_job(project), console)
     check_writable(own.parent, "--records")
     job = make_job(project)
     spec = project.need_device()
@@ -69,41 +82,95 @@ def run(args: argparse.Namespace, console: Console) -> int:
     records = RecordFile(own)
     others = read_records(path for path in args.records if path != own)
     records.read()
-    device = open_device(spec, job.board, options=ssh_options(args), progress=console)
     try:
-        tunables = survey_apart(
-            job.spec,
-            job.board,
-            limits=model_limits(job),
-            smallest=project.optimize == "size",
-            precision=precision_of(job),
-            progress=console,
-        )
-        network = Network(
-            cpu=cpu_key(job.board) + (" emulated" if emulated else ""),
-            compiler=maker(),
-            model=job.model.sha256,
-            tunables=tunables,
-        )
-        folder = f"{project.root or 'edgepack'}/.tuning-{project.name}"
-        with DeviceTimer(job, device, folder, progress=console) as bench:
-            found = tune(
-                network,
-                bench,
-                records,
-                others=others,
-                budget=Budget(minutes=args.minutes, trials=args.trials),
+        with (
+            records.session() as session,
+            closing(
+                open_device(spec, job.board, options=ssh_options(args), progress=console)
+            ) as device,
+        ):
+            tunables = survey_apart(
+                job.spec,
+                job.board,
+                limits=model_limits(job),
+                growth=GROWTH[project.optimize],
+                precision=precision_of(job),
                 progress=console,
             )
+            network = Network(
+                cpu=cpu_key(job.board) + (" emulated" if emulated else ""),
+                compiler=maker(),
+                model=job.model.sha256,
+                tunables=tunables,
+            )
+            # Who tunes a model of this name on the device at the same time is in another folder.
+            folder = f"{project.root or 'edgepack'}/.tuning-{project.name}-{session}"
+            with DeviceTimer(job, device, folder, progress=console) as bench:
+                found = tune(
+                    network,
+                    bench,
+                    records,
+                    others=others,
+                    budget=Budget(minutes=args.minutes, trials=args.trials),
+                    progress=console,
+                )
     except KeyboardInterrupt:
         console.note(f"what was measured is in {own}: the same command goes on from there")
         raise
-    finally:
-        device.close()
     lines = _lines(found, own, job)
     if found.kernels and given is None and project_file(args) is None:
         lines += ["", f"to use it: edgepack compile|package|deploy ... --records {own}"]
     console.data({"records": str(own), **found.to_dict()}, "\n".join(lines))
+    return 0
+
+
+def _fit(args: argparse.Namespace, job: Job, console: Console) -> int:
+    """Print figures beside those in use, and what they are worth."""
+    from edgepack.compiler import cpu_key
+    from edgepack.compiler.choices import maker
+    from edgepack.compiler.limited import limits_for
+    from edgepack.compiler.variants import surveys_apart
+    from edgepack.flow.growth import GROWTH
+    from edgepack.flow.job import precision_of
+    from edgepack.flow.records import RecordsError, read_records, trials_of
+    from edgepack.model import ModelSpec, read_model
+    from edgepack.tuning.fit import Surveyor, fit
+
+    def surveyor(spec: ModelSpec) -> Surveyor:
+        return lambda figures: surveys_apart(
+            spec,
+            job.board,
+            figures,
+            limits=limits_for(read_model(spec)),
+            growth=GROWTH[job.project.optimize],
+            precision=precision_of(job),
+            progress=console,
+        )
+
+    if job.model.path in args.fit:
+        raise UsageError(f"--fit: {job.model.path} is the model to judge by", hint="name others")
+    cpu = cpu_key(job.board)
+    trials = trials_of(read_records(args.records), cpu=cpu, compiler=maker())
+    if not trials:
+        raise RecordsError(
+            f"no records of this CPU and compiler: {cpu}",
+            hint="tune the models first, into the files of --records",
+        )
+    others = [ModelSpec(path=path) for path in args.fit]
+    found = fit(trials, [surveyor(spec) for spec in others], surveyor(job.spec))
+    rows = [
+        (name, f"{value:.3g}", f"{found.fitted[name]:.3g}") for name, value in found.in_use.items()
+    ]
+    said = "proposed" if found.is_proposed else "not proposed: no better than before"
+    lines = [
+        table(rows, ("FIGURE", "IN USE", "FITTED")),
+        "",
+        f"fitted to {found.fitted_before.pairs} pairs of ways: in the order measured "
+        f"{found.fitted_before.share:.1%} of them before, {found.fitted_after.share:.1%} after",
+        f"{job.project.name}, not fitted, {found.before.pairs} pairs: {found.before.share:.1%} "
+        f"before, {found.after.share:.1%} after; {said}",
+    ]
+    console.data({"cpu": cpu, "model": job.project.name, **found.to_dict()}, "\n".join(lines))
     return 0
 
 

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from edgepack.base.paths import write_atomic
-from edgepack.bundle import sbom, signing
 from edgepack.cli.console import Console
 from edgepack.cli.options import check_writable
 
@@ -32,6 +31,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Print what was found; whatever is wrong is an error."""
+    from edgepack.bundle import sbom, signing
+
     if args.sbom is not None:
         check_writable(args.sbom.parent, "--sbom")
     verdict = signing.verify(args.bundle, args.signers)

@@ -16,7 +16,6 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from edgepack.base import page
@@ -29,6 +28,7 @@ from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import DEVICE_TOOL, MANIFEST_NAME
 from edgepack.deploy.answers import SenselessError
 from edgepack.deploy.app_answers import class_bars
+from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
 from edgepack.deploy.remote_tool import (
     CorruptTransferError,
     Layout,
@@ -49,13 +49,11 @@ from edgepack.device.base import Device, Stream
 from edgepack.device.errors import ConnectionLostError, command_error
 from edgepack.device.facts import DeviceFacts, facts_script, parse_facts
 from edgepack.device.lines import deadline_of, left
-from edgepack.device.options import COMMAND_TIMEOUT_S
 from edgepack.device.patience import Pace, Patience
 from edgepack.gate import gate
 
 log = logging.getLogger(__name__)
 
-KEEP_RELEASES = 3
 _MODEL_FOLDER = "model/"
 _END = "@@edgepack:end"
 _MAX_FACTS = 1 << 20
@@ -74,30 +72,6 @@ _STEPS = {
     "adopt": "taking over releases of an older edgepack",
     "prune": "removing old releases",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeployOptions:
-    """How to deploy.
-
-    `keep` releases stay on the device; current and previous do in any case. `wait_s` bounds
-    the wait for another deploy there. A lost link is tried again `retries` times in a row
-    without progress. `answer_s` bounds the silence while the device works (hashing on a slow
-    card), beyond the time-outs of lock and health gate. `limit_bytes_s` bounds the upload.
-    `signers` is a file of allowed signers (ssh-keygen(1)) to pin at the first install;
-    `allow_downgrade` takes a lower version than the device has had.
-    """
-
-    keep: int = KEEP_RELEASES
-    wait_s: float = 60.0
-    retries: int = 5
-    answer_s: float = COMMAND_TIMEOUT_S
-    limit_bytes_s: float | None = None
-    allow_downgrade: bool = False
-    signers: Path | None = None
-
-
-DEFAULT_OPTIONS = DeployOptions()
 
 
 @dataclass(frozen=True, kw_only=True)

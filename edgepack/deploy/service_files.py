@@ -12,9 +12,15 @@ import shlex
 from dataclasses import dataclass
 
 from edgepack.bundle.manifest import check_name
-from edgepack.bundle.service import Service
+from edgepack.bundle.service import Service, listens
 
 _RESTART = {"always": "always", "on-failure": "on-failure", "never": "no"}
+# By whom the app lets in.
+_NETWORK = {
+    None: "PrivateNetwork=yes\nIPAddressDeny=any",
+    "loopback": "IPAddressDeny=any\nIPAddressAllow=localhost",
+    "any": "IPAddressAllow=any",
+}
 # What the supervisor itself needs: it is a static program of under 1 MB that maps no model.
 _SUPERVISOR_MB = 8
 # Debian's adduser takes no longer name.
@@ -81,6 +87,9 @@ def systemd_unit(place: Place, service: Service) -> str:
     if service.writable:
         limits.append(f"ReadWritePaths={' '.join(service.writable)}")
     more = "".join(f"{line}\n" for line in limits)
+    who = listens(service)
+    network = _NETWORK[who]
+    families = "AF_UNIX AF_INET AF_INET6" if who else "AF_UNIX"
     return f"""\
 # Written by `edgepack service`; a new release needs no new unit.
 [Unit]
@@ -111,8 +120,7 @@ ProtectHome=read-only
 PrivateTmp=yes
 PrivateDevices=yes
 PrivateMounts=yes
-PrivateNetwork=yes
-IPAddressDeny=any
+{network}
 ProtectClock=yes
 ProtectControlGroups=yes
 ProtectHostname=yes
@@ -122,7 +130,7 @@ ProtectKernelTunables=yes
 ProtectProc=invisible
 LockPersonality=yes
 MemoryDenyWriteExecute=yes
-RestrictAddressFamilies=AF_UNIX
+RestrictAddressFamilies={families}
 RestrictNamespaces=yes
 RestrictRealtime=yes
 RestrictSUIDSGID=yes

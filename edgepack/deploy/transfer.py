@@ -19,12 +19,11 @@ import contextlib
 import json
 import mmap
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import zstandard
 
 from edgepack.base.errors import EdgepackError, RemoteError
 from edgepack.base.text import message
@@ -35,6 +34,11 @@ from edgepack.deploy.smoke import Smoke, read_health
 from edgepack.device.base import Stream
 from edgepack.device.errors import ConnectionLostError, command_error
 from edgepack.device.patience import Pace
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 PROTOCOL = 1
 DATA, ZSTD, COPY, END_OF_BLOB, END_OF_ALL = 1, 2, 3, 4, 5
@@ -286,7 +290,6 @@ def _copies(need: Need, content: memoryview) -> Iterator[tuple[int, int, int, in
 
 
 def _data_frames(content: memoryview) -> Iterator[tuple[bytes, int]]:
-    compressor = zstandard.ZstdCompressor(level=_LEVEL)
     skip = 0
     for start in range(0, len(content), _BLOCK):
         block = content[start : start + _BLOCK]
@@ -294,7 +297,7 @@ def _data_frames(content: memoryview) -> Iterator[tuple[bytes, int]]:
         if skip:
             skip -= 1
         else:
-            packed = memoryview(compressor.compress(block))
+            packed = memoryview(zstd.compress(block, _LEVEL))
             if len(packed) >= len(block):
                 packed, skip = block, _SKIP
         kind = DATA if packed is block else ZSTD

@@ -12,7 +12,8 @@ from edgepack.base.errors import ConfigError, RemoteError
 from edgepack.boards import Board
 from edgepack.bundle.bundle import Bundle
 from edgepack.deploy import answers, remote_service, remote_tool
-from edgepack.deploy.deploy import DEFAULT_OPTIONS, DeployOptions, deploy_bundle
+from edgepack.deploy.deploy import deploy_bundle
+from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
 from edgepack.device import Address, Device, SshOptions, adb, open_device, open_virtual
 from edgepack.fleet.inventory import VIRTUAL, FleetDevice
 from edgepack.fleet.rollout import Done

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgepack.base.errors import ConfigError
 from edgepack.compiler.frontend.load import load_model
-from edgepack.flow.job import bound_postprocess, check_labels, spec_of
+from edgepack.flow.job import bound_postprocess, check_labels, class_output, spec_of
+from edgepack.flow.mend import Mending, find_mending
 from edgepack.flow.project import Project, read_labels
-from edgepack.flow.reference import ExpectedClassError, Score, make_golden, top_k
+from edgepack.flow.reference import ExpectedClassError, Score, make_golden, of_first, top_k
 from edgepack.flow.results import golden_results
-from edgepack.model import TensorInfo
+from edgepack.model import TensorInfo, batch_of
 from edgepack.postprocess.results import Results
 from edgepack.preprocess.spec import PreprocessSpec
 
@@ -32,13 +34,17 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """A project that would be compiled, and what its model sees. `preprocess` is for its input."""
+    """A project that would be compiled, and what its model sees. `preprocess` is for its input.
+
+    `mending` is a change of it with which the first photo is seen as expected, if it is not.
+    """
 
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     preprocess: PreprocessSpec | None
     seen: tuple[Seen, ...]
     expected: int | None
+    mending: Mending | None = None
 
     def check_expected(self) -> None:
         """Raise `ExpectedClassError` if the first photo is not seen as the expected class."""
@@ -52,7 +58,7 @@ class Checked:
         raise ExpectedClassError(
             f"{first.image}: the reference sees class {best.index} ({best.label}), expected "
             f"{self.expected}",
-            hint="check [preprocess], the labels, or expected_class",
+            hint=str(self.mending or "check [preprocess], the labels, or expected_class"),
         )
 
 
@@ -81,12 +87,23 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
             results, _ = golden_results(golden, names, postprocess, preprocess, labels or ())
             seen.append(Seen(image=photo, top=(), results=results))
             continue
-        scores = top_k(golden.outputs[0], labels, k=top, scores=project.scores)
+        vector = of_first(golden.outputs[0], batch_of(model.inputs))
+        scores = top_k(vector, labels, k=top, scores=project.scores)
         seen.append(Seen(image=photo, top=tuple(scores)))
-    return Checked(
+    checked = Checked(
         inputs=tuple(model.inputs),
         outputs=tuple(model.outputs),
         preprocess=preprocess,
         seen=tuple(seen),
         expected=None if images else project.expected_class,
     )
+    photo = photos[0]
+    output = class_output(model, postprocess)
+    if preprocess is None or photo is None or checked.expected is None or output is None:
+        return checked
+    try:
+        checked.check_expected()
+    except ExpectedClassError:
+        mending = find_mending(model, preprocess, photo, checked.expected, output)
+        return dataclasses.replace(checked, mending=mending)
+    return checked

@@ -2,8 +2,9 @@
 
 The device runs the model on one input and writes results of layers while they are in its arena,
 some at a time. Which ONNX tensor a result is, and how it lies in memory, is known here from
-compiling; see `LayerReport`. Layers whose result is no tensor of the ONNX model (a part of a node,
-or what TVM lowered) are left out.
+compiling; see `LayerReport`. Of a model that computes on integers the reference is their
+definition, which a device equals to the bit (`integer_reference`, where uint8 is int8, 128 less).
+Layers whose result is no tensor of the model (a part of a node, or what TVM lowered) are left out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from edgepack.base.errors import MismatchError, ModelError
 from edgepack.base.progress import NO_PROGRESS, Progress
@@ -28,6 +30,7 @@ from edgepack.bundle.manifest import (
 )
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.backend.report import LayerReport
+from edgepack.compiler.frontend.integer_reference import integer_model, tensors
 from edgepack.deploy.answers import SenselessError
 from edgepack.deploy.remote_app import Dump, RunRequest, ask_app, release_folder
 from edgepack.device import Device
@@ -190,7 +193,8 @@ def compare_layers(
     """
     compiled = compile_job(job, progress=progress)
     given = tuple(inputs) or _golden(job)
-    points = list(_points(compiled, _tensors(job.model)))
+    integers = integer_model(job.model.path, job.model.proto, compiled.floats)
+    points = list(_points(compiled, _tensors(job.model, integers)))
     if not points:
         raise ModelError(
             f"{job.model.path}: no layer's result is a tensor of the model",
@@ -202,7 +206,12 @@ def compare_layers(
             f"layers {piece[0].call} to {piece[-1].call} of {len(compiled.layers)} on {device.name}"
         )
         got = _results(piece, device, root, given)
-        wanted = _reference(job.model, [point.report.value for point in piece], given)
+        names = [point.report.value for point in piece]
+        if integers is not None:
+            known = tensors(integers, given, names)
+            wanted = [known[name] for name in names]
+        else:
+            wanted = _reference(job.model, names, given)
         for point, result, reference in zip(piece, got, wanted, strict=True):
             found.append(_error(point, result, reference, job.project.tolerance))
     return Compared(
@@ -239,7 +248,8 @@ def compare_releases(
     plan = compiled.graph.read_bytes()
     layers: list[LayerError] = []
     if all(_file(device, root, release, GRAPH) == plan for release in ("", other)):
-        for piece in _pieces(list(_points(compiled, _tensors(job.model)))):
+        integers = integer_model(job.model.path, job.model.proto, compiled.floats)
+        for piece in _pieces(list(_points(compiled, _tensors(job.model, integers)))):
             results = (_results(piece, device, root, given, release) for release in ("", other))
             for point, new, old in zip(piece, *results, strict=True):
                 layers.append(_error(point, new, old.reshape(new.shape), 0.0))
@@ -324,8 +334,10 @@ def _load(path: Path, device: str) -> Array:
     return found
 
 
-def _tensors(model: LoadedModel) -> set[str]:
-    """The tensors inside of the model that the reference can give."""
+def _tensors(model: LoadedModel, integers: onnx.ModelProto | None) -> set[str]:
+    """The tensors inside of the model, as `integers` if it has any, that the reference can give."""
+    if integers is not None:
+        return {name for node in integers.graph.node for name in node.output if name}
     graph = infer_shapes(model.proto).graph
     return {value.name for value in (*graph.value_info, *graph.output)}
 

@@ -30,7 +30,8 @@ from edgepack.bundle.signing import sign_folder
 from edgepack.deploy import remote_tool
 from edgepack.deploy.answers import SenselessError, Status, Switched
 from edgepack.deploy.app_answers import AppAnswer, Bench, Class, Profile, class_bars
-from edgepack.deploy.deploy import DEFAULT_OPTIONS, DeployOptions, Report, deploy_bundle
+from edgepack.deploy.deploy import Report, deploy_bundle
+from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
 from edgepack.deploy.remote_app import RunRequest, ask_app
 from edgepack.deploy.remote_tool import Layout
 from edgepack.device import Device, SshOptions, open_device

@@ -11,6 +11,7 @@ from edgepack.base.errors import EdgepackError
 from edgepack.base.process import run
 from edgepack.boards import Board
 from edgepack.compiler.tiles.cpu import has_model, nearest_model
+from edgepack.native.prebuilt import is_installed, package_of
 from edgepack.native.toolchain import find, gnu_compiler
 
 
@@ -33,11 +34,20 @@ PYTHON_PACKAGES = ("apache-tvm", "onnx", "onnxruntime", "opencv-python-headless"
 
 
 def check_board(board: Board) -> list[Check]:
-    """Every tool that `board` needs, in the order in which they are used, and its cost model."""
+    """Every tool that `board` needs, in the order in which they are used, and its cost model.
+
+    Where a wheel has the programs for the board, compilers are not required.
+    """
     checks = [_package(name, "compiling and deploying") for name in PYTHON_PACKAGES]
-    checks += [_package(name, "building the runtime app") for name in ("cmake", "ninja")]
+    built = not (board.is_local or board.is_static)
+    if built:
+        name = package_of(board.triple)
+        checks.append(_package(name, "the programs for the board, built", required=False))
+    built = built and is_installed(board.triple)
+    for name in ("cmake", "ninja"):
+        checks.append(_package(name, "building those programs", required=not built))
     for kind in ("zig", "gnu"):
-        checks.append(_compiler(kind, board))
+        checks.append(_compiler(kind, board, required=not built))
     checks.append(_program(("ssh",), "edgepack board ssh", "-V"))
     if board.virtual is not None:
         arch = "arm" if board.debian_arch == "armhf" else "aarch64"
@@ -75,19 +85,18 @@ def missing(checks: Sequence[Check]) -> list[Check]:
     return [check for check in checks if check.required and check.version is None]
 
 
-def _package(name: str, purpose: str) -> Check:
+def _package(name: str, purpose: str, *, required: bool = True) -> Check:
     import importlib.metadata  # a mail library and more
 
     try:
         version: str | None = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         version = None
-    return Check(
-        tool=name, purpose=purpose, required=True, version=version, install=f"pip install {name}"
-    )
+    install = tools.install(name) if name in tools.PYTHON_PACKAGES else f"pip install {name}"
+    return Check(tool=name, purpose=purpose, required=required, version=version, install=install)
 
 
-def _compiler(kind: str, board: Board) -> Check:
+def _compiler(kind: str, board: Board, *, required: bool) -> Check:
     preferred = kind == board.toolchain
     try:
         version: str | None = find(kind, board).title
@@ -96,7 +105,7 @@ def _compiler(kind: str, board: Board) -> Check:
     return Check(
         tool=f"{kind} for {board.triple}",
         purpose="compiling" if preferred else f"compiling with --toolchain {kind}",
-        required=preferred,
+        required=required and preferred,
         version=version,
         install=tools.install("zig" if kind == "zig" else gnu_compiler(board)),
     )

@@ -11,6 +11,7 @@ from edgepack.compiler import estimate_apart
 from edgepack.compiler.backend.report import Estimate
 from edgepack.compiler.frontend.inspect import ModelInfo, inspect_model
 from edgepack.compiler.limited import limits_for, within
+from edgepack.flow.growth import DEFAULT_OPTIMIZE, GROWTH
 from edgepack.model import ModelSpec, check_model, read_model
 
 
@@ -40,7 +41,9 @@ def inspect_for(spec: ModelSpec, board: Board, *, progress: Progress = NO_PROGRE
             names = sorted({node.operator for node in info.unsupported})
             obstacle = f"operators: {', '.join(names)}"
         else:
-            estimate = estimate_apart(spec, board, limits=limits, progress=progress)
+            estimate = estimate_apart(
+                spec, board, limits=limits, growth=GROWTH[DEFAULT_OPTIMIZE], progress=progress
+            )
     except (ModelError, TimeLimitError) as error:
         obstacle = error.message.removeprefix(f"{spec.path}: ")
         if error.hint is not None:

@@ -22,8 +22,10 @@ from edgepack.base.paths import cache_dir, locked, will_make
 from edgepack.base.process import Beside
 from edgepack.base.progress import NO_PROGRESS, Progress, ended
 from edgepack.base.tables import read_json
+from edgepack.base.tools import install
 from edgepack.boards import Board, get_board, load_boards
-from edgepack.bundle.bundle import Bundle, make_bundle
+from edgepack.bundle.bundle import Bundle, Golden, make_bundle
+from edgepack.bundle.manifest import Quantization
 from edgepack.bundle.service import Service
 from edgepack.bundle.verified import Verified
 from edgepack.compiler import CompiledModel, compile_apart, cpu_key
@@ -31,12 +33,15 @@ from edgepack.compiler.backend.report import LayerReport, Stored
 from edgepack.compiler.choices import NO_CHOICES, Choices, maker
 from edgepack.compiler.limited import limits_for
 from edgepack.compiler.precision import FULL, Precision
+from edgepack.flow.growth import GROWTH
+from edgepack.flow.mend import find_mending
 from edgepack.flow.project import Project, read_labels
-from edgepack.flow.records import Chosen, Trial, chosen, read_records
-from edgepack.flow.reference import golden_inputs, make_golden
+from edgepack.flow.records import Chosen, Trial, chosen, read_records, shipped_records
+from edgepack.flow.reference import ExpectedClassError, golden_inputs, make_golden
 from edgepack.flow.results import check_results
 from edgepack.flow.verify import (
     HALF_TOLERANCE,
+    MIXED_TOLERANCE,
     golden_tolerance,
     make_cases,
     tolerance_for,
@@ -44,7 +49,7 @@ from edgepack.flow.verify import (
 )
 from edgepack.gate import gate
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, check_model, read_model
-from edgepack.native.app import build_runtime
+from edgepack.native.app import build_runtime, need_programs
 from edgepack.native.device_tool import build_device_tool
 from edgepack.native.linked_app import link_app
 from edgepack.native.toolchain import Choice, Toolchain, for_kernels, select
@@ -55,6 +60,8 @@ from edgepack.preprocess.spec import PreprocessSpec
 log = logging.getLogger(__name__)
 
 _META = "compiled.json"
+# What `edgepack quantize` writes into a model's file, by ONNX's metadata.
+CALIBRATION, AGREEMENT = "edgepack.calibration", "edgepack.agreement"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,19 +148,25 @@ def class_output(model: LoadedModel, postprocess: PostprocessSpec | None) -> int
 
 def precision_of(job: Job) -> Precision:
     """What the model is compiled to; of halves with the inputs that it will be compared on."""
-    name = job.project.precision
+    name, quantized = job.project.precision, job.project.quantized
     if name == FULL.name:
-        return FULL
+        return Precision(quantized=quantized)
     golden = golden_inputs(job.model, preprocess=job.preprocess, image=job.project.golden_image)
-    return Precision(name=name, samples=tuple(make_cases(job.model.inputs, golden).values()))
+    samples = tuple(make_cases(job.model.inputs, golden).values())
+    return Precision(name=name, samples=samples, quantized=quantized)
 
 
-def tolerance_of(job: Job) -> float:
+def tolerance_of(job: Job, compiled: CompiledModel) -> float:
     """The bound of max |error| / max |reference|: the project's, or what its precision takes."""
     project = job.project
-    is_given = project.origins.get("tolerance", "default") != "default"
-    is_half = project.precision != FULL.name
-    tolerance = HALF_TOLERANCE if is_half and not is_given else project.tolerance
+    tolerance = project.tolerance
+    if project.origins.get("tolerance", "default") == "default":
+        is_half = project.precision != FULL.name
+        tolerance = max(
+            tolerance,
+            HALF_TOLERANCE if is_half else 0.0,
+            MIXED_TOLERANCE if compiled.floats and has_integers(compiled) else 0.0,
+        )
     return tolerance_for(job.model.outputs, tolerance)
 
 
@@ -198,13 +211,17 @@ def check_labels(project: Project, labels: Sequence[str], output: TensorInfo) ->
         )
 
 
-def compile_job(job: Job, *, progress: Progress = NO_PROGRESS) -> CompiledModel:
+def compile_job(
+    job: Job, *, floats: Mapping[str, str] | None = None, progress: Progress = NO_PROGRESS
+) -> CompiledModel:
     """The compiled model, from the cache if this model was compiled for this board before.
 
-    Raises what `compile_apart` raises.
+    `floats` are the nodes of a quantised model that are to be in float, if not those that are
+    faster so on this board. Raises what `compile_apart` raises.
     """
     choices = tuned(job).choices
-    folder = cache_dir() / "compiled" / _compile_key(job, choices)
+    precision = replace(precision_of(job), floats=floats)
+    folder = cache_dir() / "compiled" / _compile_key(job, choices, floats)
     with locked(folder):
         if (folder / _META).exists():
             log.info("compiled before: %s", folder)
@@ -216,8 +233,8 @@ def compile_job(job: Job, *, progress: Progress = NO_PROGRESS) -> CompiledModel:
             kernel_toolchain(job),
             folder,
             limits=model_limits(job),
-            smallest=job.project.optimize == "size",
-            precision=precision_of(job),
+            growth=GROWTH[job.project.optimize],
+            precision=precision,
             choices=choices,
             progress=progress,
         )
@@ -227,11 +244,14 @@ def compile_job(job: Job, *, progress: Progress = NO_PROGRESS) -> CompiledModel:
 
 
 def tuned(job: Job) -> Chosen:
-    """How kernels are made otherwise than by the cost model, by the records that the project names;
-    other networks' kernels may be among them. Raises `RecordsError`."""
-    if not job.project.records:
+    """How kernels are made otherwise than by the cost model, by the records that the project names,
+    or else those shipped for the board; other networks' kernels may be among them. Raises
+    `RecordsError`."""
+    named = job.project.origins.get("records", "default") != "default"
+    files = job.project.records if named else shipped_records(job.board.name)
+    if not files:
         return Chosen(choices={})
-    records = read_records(job.project.records)
+    records = read_records(files)
     return chosen(records, cpu=cpu_key(job.board), compiler=maker(), model=job.model.sha256)
 
 
@@ -244,6 +264,29 @@ def tuned_for(job: Job, compiled: CompiledModel) -> Chosen:
     return Chosen(choices=choices, records=tuple(records) if choices else ())
 
 
+def _golden(job: Job, compiled: CompiledModel) -> Golden:
+    """As `make_golden`, whose `ExpectedClassError` names what would mend it, if anything does."""
+    image, expected = job.project.golden_image, job.project.expected_class
+    output = class_output(job.model, job.postprocess)
+    try:
+        return make_golden(
+            job.model,
+            preprocess=job.preprocess,
+            image=image,
+            expected_class=expected,
+            labels=job.labels,
+            class_output=output,
+            floats=compiled.floats,
+        )
+    except ExpectedClassError as error:
+        if image is None or expected is None or output is None or job.preprocess is None:
+            raise
+        mending = find_mending(job.model, job.preprocess, image, expected, output)
+        if mending is None:
+            raise
+        raise ExpectedClassError(error.message, hint=str(mending)) from None
+
+
 def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bundle:
     """Make the bundle in the folder `out`, and let it through the gate.
 
@@ -251,22 +294,16 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
     the runtime, the reference, `verify` and the gate raise.
     """
     chosen = job.toolchain.toolchain
+    need_programs(job.board, chosen)
     progress.step(f"toolchain: {chosen.title}: {job.toolchain.reason}")
     with Beside() as beside:
         app = beside.start(build_runtime, job.board, chosen, progress=progress)
         device_tool = beside.start(build_device_tool, job.board, progress=progress)
         compiled = compile_job(job, progress=progress)
         progress.step("running the reference (onnxruntime)")
-        golden = make_golden(
-            job.model,
-            preprocess=job.preprocess,
-            image=job.project.golden_image,
-            expected_class=job.project.expected_class,
-            labels=job.labels,
-            class_output=class_output(job.model, job.postprocess),
-        )
+        golden = _golden(job, compiled)
         verified = Verified()
-        tolerance = tolerance_of(job)
+        tolerance = tolerance_of(job, compiled)
         if job.project.verify:
             verified = verify(
                 job.model,
@@ -275,7 +312,9 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
                 golden.inputs,
                 tolerance=tolerance,
                 precision=precision_of(job),
-                build_local=lambda: compile_job(_local(job), progress=progress),
+                build_local=lambda: compile_job(
+                    _local(job), floats=compiled.floats or None, progress=progress
+                ),
                 progress=progress,
             )
         ended()
@@ -302,6 +341,7 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
             tolerance=golden_tolerance(tolerance, golden.outputs),
             verified=verified,
             precision=computed_in(compiled, job.project.precision),
+            quantized=quantized(job.model, compiled),
             tuning=[record.to_json() for record in tuned_for(job, compiled).records],
             version=job.project.version,
             health=job.project.health,
@@ -312,13 +352,33 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
     gate.check_bundle(bundle, job.board)
     if job.postprocess is not None and job.project.verify:
         progress.step("comparing the app's results with the reference's")
-        check_results(bundle, job.board, golden, job.postprocess, job.preprocess, job.labels or ())
+        labels = job.labels or ()
+        if not check_results(bundle, job.board, golden, job.postprocess, job.preprocess, labels):
+            hint = install("zig")
+            progress.step(f"not compared: the app for this machine is not built ({hint} can)")
     return bundle
 
 
 def computed_in(compiled: CompiledModel, precision: str) -> str:
     """What a bundle's manifest says of a model: int8 if any of it is."""
-    return "int8" if any(layer.rule.startswith("int8") for layer in compiled.layers) else precision
+    return "int8" if has_integers(compiled) else precision
+
+
+def has_integers(compiled: CompiledModel) -> bool:
+    """Whether any layer is done on 8-bit integers."""
+    return any(layer.rule.startswith("int8") for layer in compiled.layers)
+
+
+def quantized(model: LoadedModel, compiled: CompiledModel) -> Quantization | None:
+    """What the manifest says of a model on integers."""
+    if not has_integers(compiled):
+        return None
+    said = {item.key: item.value for item in model.proto.metadata_props}
+    return Quantization(
+        in_float=len(compiled.floats),
+        calibration=said.get(CALIBRATION, ""),
+        agreement=float(said[AGREEMENT]) if AGREEMENT in said else None,
+    )
 
 
 def _local(job: Job) -> Job:
@@ -340,13 +400,17 @@ _SOURCES = (
     "cpus.json",
     "cpus.py",
     "model",
+    "native/linker.py",
+    "native/prebuilt.py",
     "native/toolchain.py",
 )
 _DEPENDENCIES = ("apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "onnxruntime")
 _EXTRAS = ("onnxscript", "tflite", "torch")  # where they are installed
 
 
-def _compile_key(job: Job, choices: Choices = NO_CHOICES) -> str:
+def _compile_key(
+    job: Job, choices: Choices = NO_CHOICES, floats: Mapping[str, str] | None = None
+) -> str:
     """A hash of all that the three artifacts depend on, the compiler included."""
     precision = precision_of(job)
     board = {
@@ -363,6 +427,8 @@ def _compile_key(job: Job, choices: Choices = NO_CHOICES) -> str:
         "optimize": job.project.optimize,
         "choices": {kernel: asdict(choice) for kernel, choice in choices.items()},
         "precision": precision.name,
+        "quantized": precision.quantized,
+        "floats": None if floats is None else dict(floats),
         "samples": [
             hashlib.sha256(array.tobytes()).hexdigest()
             for inputs in precision.samples

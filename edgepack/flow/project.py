@@ -5,6 +5,7 @@
     [set]           input = 3, true, or a list: an input that becomes a constant
     [preprocess]    see `edgepack.preprocess`
     [postprocess]   see `edgepack.postprocess`
+    [quantize]      images, judge: folders of photos; snr_db, budget: see `flow.quantize`
     [compile]       memory_mb, cpu_s: what compiling may take on this machine
     [tune]          records: files of what was tuned on devices (default: tuning.jsonl, if there)
     [health]        timeout_s, max_latency_ms, max_memory_mb of the test on the device
@@ -27,7 +28,8 @@ from edgepack.base.tables import Table, read_text, read_toml
 from edgepack.bundle.manifest import DEFAULT_HEALTH, Health, ManifestError, check_name, parse_health
 from edgepack.bundle.service import Service, take_service
 from edgepack.bundle.verified import DEFAULT_TOLERANCE
-from edgepack.compiler.precision import PRECISIONS
+from edgepack.compiler.precision import PRECISIONS, QUANTIZED
+from edgepack.flow.growth import DEFAULT_OPTIMIZE, OPTIMIZE
 from edgepack.flow.records import RECORDS_FILE
 from edgepack.flow.reference import SCORES
 from edgepack.model.constants import Constant
@@ -37,7 +39,6 @@ from edgepack.preprocess.spec import PreprocessSpec
 
 PROJECT_FILE = "edgepack.toml"
 TOOLCHAINS = ("zig", "gnu")
-OPTIMIZE = ("speed", "size")
 
 _PATHS = ("model", "labels", "golden_image")
 _FLAG_NAMES = {
@@ -60,8 +61,9 @@ _DEFAULTS: Mapping[str, Any] = {
     "root": None,
     "toolchain": None,
     "static": None,
-    "optimize": "speed",
+    "optimize": DEFAULT_OPTIMIZE,
     "precision": "float32",
+    "quantized": QUANTIZED[0],
     "compile_memory_mb": None,
     "compile_cpu_s": None,
     "records": (),
@@ -71,7 +73,19 @@ _DEFAULTS: Mapping[str, Any] = {
     "postprocess": None,
     "health": DEFAULT_HEALTH,
     "service": None,
+    "quantize": None,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantizing:
+    """What `edgepack quantize` takes: folders of photos to calibrate on and to judge by, how far
+    outputs are to be above their error, and what share of work that may cost."""
+
+    images: Path | None = None
+    judge: Path | None = None
+    snr_db: float | None = None
+    budget: float = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +100,14 @@ class Project:
     `golden_image` is the photo of the smoke test, `expected_class` what must be seen in
     it. `boards` are files of own board profiles. `root` is the folder on the device. `static` has
     the programs need no C library there; None: as the board's profile says. `optimize`
-    is one of `OPTIMIZE`: "size" keeps the weights as small as the model's. `precision` is one of
-    `compiler.precision.PRECISIONS`. `compile_memory_mb` and
+    is one of `OPTIMIZE`: how many weights may be stored, beyond the model's, to be faster.
+    `precision` is one of `compiler.precision.PRECISIONS`, `quantized` one of `QUANTIZED` there.
+    `compile_memory_mb` and
     `compile_cpu_s` limit what compiling may take, None for what `limits_for` gives the model.
     `records` are files of `flow.records`, by which kernels are made.
     `health`
-    bounds the test there, `service` says how it runs when nobody is logged in.
+    bounds the test there, `service` says how it runs when nobody is logged in. `quantize` is for
+    making a float model one on integers.
     `origins` says for each field "default", the project file, or the flag it is from.
     """
 
@@ -112,6 +128,7 @@ class Project:
     static: bool | None
     optimize: str
     precision: str
+    quantized: str
     compile_memory_mb: int | None
     compile_cpu_s: int | None
     records: tuple[Path, ...]
@@ -121,6 +138,7 @@ class Project:
     postprocess: PostprocessSpec | None
     health: Health
     service: Service | None
+    quantize: Quantizing | None
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def need_board(self) -> str:
@@ -238,6 +256,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     tuning = top.take_table("tune", required=False)
     health = top.take_table("health", required=False)
     service = take_service(top)
+    quantize = top.take_table("quantize", required=False)
     top.finish()
     assert table is not None
 
@@ -255,6 +274,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         ("toolchain", TOOLCHAINS),
         ("optimize", OPTIMIZE),
         ("precision", PRECISIONS),
+        ("quantized", QUANTIZED),
     ):
         values[key] = table.take(key, str, None)
         if values[key] not in (None, *choices):
@@ -281,6 +301,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     values["records"] = _take_records(path, tuning)
     values["health"] = parse_health(health) if health is not None else None
     values["service"] = service
+    values["quantize"] = _read_quantize(path, quantize) if quantize is not None else None
     values["shapes"] = _read_shapes(Table(shapes, file=path, path="shapes"), shapes)
     values["constants"] = _read_constants(Table(constants, file=path, path="set"), constants)
     if preprocess is not None:
@@ -306,6 +327,21 @@ def _take_records(path: Path, table: Table | None) -> tuple[Path, ...]:
     names = table.take_list("records", str)
     table.finish()
     return tuple(path.parent / name for name in names)
+
+
+def _read_quantize(path: Path, table: Table) -> Quantizing:
+    folders = {}
+    for key in ("images", "judge"):
+        name = table.take(key, str, None)
+        folders[key] = None if name is None else path.parent / name
+        if name is not None and not (path.parent / name).is_dir():
+            raise table.fail(key, f"no such folder: {path.parent / name}")
+    budget = table.take("budget", float, Quantizing.budget)
+    if not 0 <= budget <= 1:
+        raise table.fail("budget", f"{budget} is not between 0 and 1")
+    value = Quantizing(snr_db=table.take("snr_db", float, None), budget=budget, **folders)
+    table.finish()
+    return value
 
 
 def _read_expected(table: Table) -> int | str | None:

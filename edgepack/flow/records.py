@@ -11,22 +11,29 @@ Whoever made a file, it is read as if by hand: each line has its keys, types and
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import os
+import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from edgepack.base.errors import ConfigError
+from edgepack.base.paths import cache_dir, data_file
 from edgepack.base.tables import Table, parse_json
 from edgepack.compiler.choices import ORDERS, Way
 
 RECORDS_FILE = "tuning.jsonl"
 """Beside the project file."""
+
+_SHIPPED = "tuned"
+"""The folder of the records that come with edgepack."""
 
 MAX_FILE_BYTES = 64 << 20
 _MAX_LINE_BYTES = 1 << 20
@@ -152,6 +159,12 @@ def read_records(files: Iterable[Path]) -> list[Record]:
     return [record for file in files for record in _read_file(file)]
 
 
+def shipped_records(board: str) -> tuple[Path, ...]:
+    """The file of records that comes with edgepack for a board, if there is one."""
+    file = data_file(_SHIPPED) / f"{board}.jsonl"
+    return (file,) if file.is_file() else ()
+
+
 def _read_file(file: Path) -> list[Record]:
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
@@ -253,6 +266,27 @@ class RecordFile:
     def read(self) -> list[Record]:
         """What is there; nothing if there is no file."""
         return read_records([self.path]) if self.path.exists() else []
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[str]:
+        """Be the only session that writes here, of all on this machine; its name, which one on
+        another machine or with another file does not have.
+
+        Raises `RecordsError` if there is one already.
+        """
+        whose = f"{platform.node()} {self.path.resolve()}"
+        name = hashlib.sha256(whose.encode()).hexdigest()[:12]
+        file = cache_dir() / "tuning" / f"{name}.lock"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RecordsError(
+                    f"{self.path}: another session writes there",
+                    hint="wait for its end, or write to another file: --records FILE",
+                ) from None
+            yield name
 
     def append(self, records: Sequence[Record]) -> None:
         """Write records at the end, and to the disk. What was cut off there is overwritten."""

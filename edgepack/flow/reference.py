@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from edgepack.base.errors import ConfigError, MismatchError, ModelError
 from edgepack.bundle.bundle import ExpectedClass, Golden
-from edgepack.model import LoadedModel, TensorInfo
+from edgepack.model import LoadedModel, TensorInfo, batch_of
 from edgepack.preprocess.spec import PreprocessMismatchError, PreprocessSpec
 
 Array = npt.NDArray[Any]
@@ -79,6 +80,7 @@ class Reference:
             # Its optimiser can crash on branches within branches of a known condition, and takes
             # this process with it (onnxruntime 1.31; silero-vad's own file, its rate a constant).
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        self._may_be_endless = has_endless_loop(model)
         source = str(model) if isinstance(model, Path) else model.SerializeToString()
         self._shapes = shapes or {}
         try:
@@ -90,7 +92,8 @@ class Reference:
     def run(self, inputs: Sequence[Array] | Mapping[str, Array]) -> list[Array]:
         """The outputs for `inputs`, in the model's order or by name.
 
-        Raises `ReferenceInputError`, and `ReferenceRunError` if onnxruntime fails.
+        Raises `ReferenceInputError`, and `ReferenceRunError` if onnxruntime fails, or if a loop
+        that tells no maximum does not end.
         """
         wanted = self._session.get_inputs()
         if not isinstance(inputs, Mapping):
@@ -104,21 +107,75 @@ class Reference:
                 raise ReferenceInputError(f"input '{info.name}' is missing")
             _check_input(info, inputs[info.name], self._shapes.get(info.name, info.shape))
         try:
-            outputs = self._session.run(None, dict(inputs))
+            outputs = self._run(dict(inputs))
         except Exception as error:
             raise ReferenceRunError(f"onnxruntime cannot run the model: {error}") from error
         return [np.asarray(output) for output in outputs]
 
+    def _run(self, inputs: Mapping[str, Array]) -> Any:
+        import onnxruntime
+
+        if not self._may_be_endless:
+            return self._session.run(None, inputs)
+        options = onnxruntime.RunOptions()
+        timer = threading.Timer(_LOOP_LIMIT_S, setattr, (options, "terminate", True))
+        timer.start()
+        try:
+            return self._session.run(None, inputs, options)
+        except Exception as error:
+            if options.terminate:
+                raise TimeoutError(
+                    f"a loop did not end within {_LOOP_LIMIT_S:g} s on this input"
+                ) from error
+            raise
+        finally:
+            timer.cancel()
+
+
+# For a model with a loop that tells no maximum.
+_LOOP_LIMIT_S = 120.0
+
 
 def _has_branches(model: Path | Any) -> bool:
+    from edgepack.model import walk_nodes
+
+    return any(node.op_type == "If" for node in walk_nodes(_graph_of(model)))
+
+
+def has_endless_loop(model: Path | Any) -> bool:
+    """Whether a loop of a model, a file or an `onnx.ModelProto`, tells no maximum of its turns, or
+    one that nobody waits for."""
+    from onnx import numpy_helper
+
+    from edgepack.model import walk_nodes
+
+    graph = _graph_of(model)
+    nodes = list(walk_nodes(graph))
+    numbers = {tensor.name: tensor for tensor in graph.initializer}
+    constants = (node for node in nodes if node.op_type == "Constant")
+    numbers |= {n.output[0]: a.t for n in constants for a in n.attribute if a.name == "value"}
+
+    def is_endless(most: str) -> bool:
+        if not most or most not in numbers or numbers[most].external_data:
+            return not most
+        return bool((numpy_helper.to_array(numbers[most]) > _ENDLESS).any())
+
+    return any(node.op_type == "Loop" and is_endless(node.input[0]) for node in nodes)
+
+
+# Exporters write the largest integer for a `while`.
+_ENDLESS = 1 << 31
+
+
+def _graph_of(model: Path | Any) -> Any:
     import onnx
 
     if isinstance(model, Path):
         try:
             model = onnx.load(model, load_external_data=False)
         except Exception:  # protobuf's errors are private; onnxruntime will say what is wrong
-            return False
-    return any(node.op_type == "If" for node in model.graph.node)
+            model = onnx.ModelProto()
+    return model.graph
 
 
 def run_reference(
@@ -130,18 +187,21 @@ def run_reference(
     return Reference(model, shapes).run(inputs)
 
 
-def model_outputs(path: Path, model: Any, cases: Sequence[Sequence[Array]]) -> list[list[Array]]:
+def model_outputs(
+    path: Path, model: Any, cases: Sequence[Sequence[Array]], floats: Collection[str] = ()
+) -> list[list[Array]]:
     """What a device should give for each of `cases`: the outputs of an `onnx.ModelProto`.
 
     Those of onnxruntime; in float32 where the model has float16, which is computed so. What the
     compiler does with integers is by its definition, which the device equals to the bit:
-    onnxruntime itself differs by how it fuses operators. `path` is what errors name.
+    onnxruntime itself differs by how it fuses operators. `floats` are the nodes of a quantised
+    model that a board's CPU does in float. `path` is what errors name.
     """
     # Here, since a fleet's operator, who has this module, needs no onnx.
     from edgepack.compiler.frontend import integer_reference
     from edgepack.compiler.frontend.float16 import widened
 
-    integers = integer_reference.integer_model(path, model)
+    integers = integer_reference.integer_model(path, model, floats)
     if integers is not None:
         return [integer_reference.run(integers, inputs) for inputs in cases]
     reference = Reference(widened(model))
@@ -174,6 +234,7 @@ def make_golden(
     labels: Sequence[str] | None = None,
     class_output: int | None = 0,
     seed: int = 0,
+    floats: Collection[str] = (),
 ) -> Golden:
     """Inputs for the smoke test on the device, and the reference's outputs for them.
 
@@ -184,11 +245,17 @@ def make_golden(
     `expected_class`.
     """
     inputs = golden_inputs(model, preprocess=preprocess, image=image, seed=seed)
-    (outputs,) = model_outputs(model.path, model.proto, [inputs])
+    (outputs,) = model_outputs(model.path, model.proto, [inputs], floats)
     expected = None
     if image is not None and class_output is not None:
-        expected = _expected(outputs[class_output], image, expected_class, labels)
+        output = of_first(outputs[class_output], batch_of(model.inputs))
+        expected = _expected(output, image, expected_class, labels)
     return Golden(inputs=tuple(inputs), outputs=tuple(outputs), image=image, expected=expected)
+
+
+def of_first(output: Array, batch: int) -> Array:
+    """The part of an output that is the first photo's, of a `batch`."""
+    return output[:1] if batch > 1 and output.shape[:1] == (batch,) else output
 
 
 def golden_inputs(
@@ -208,6 +275,7 @@ def golden_inputs(
             )
         at = [info.name for info in model.inputs].index(preprocess.input or "")
         tensor = preprocess.load(image)
+        tensor = np.repeat(tensor, batch_of(model.inputs), 0)  # as edgepack-run fills a batch
         if tensor.shape != model.inputs[at].shape:
             raise PreprocessMismatchError(
                 f"preprocessing makes {tensor.shape} of {image}, but the model's input "

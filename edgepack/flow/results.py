@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,11 @@ import numpy as np
 from edgepack.base.errors import BundleError
 from edgepack.base.process import run
 from edgepack.base.tables import parse_json
+from edgepack.base.tools import ToolMissingError
 from edgepack.boards import Board, get_board
 from edgepack.bundle import manifest
 from edgepack.bundle.bundle import Bundle, Golden
+from edgepack.flow.reference import of_first
 from edgepack.native.app import build_runtime
 from edgepack.native.emulate import emulator
 from edgepack.native.toolchain import select
@@ -37,11 +40,15 @@ def golden_results(
     The size (height, width) is None if there is no photo: coordinates are then the input's.
     """
     by_name = dict(zip(outputs, golden.outputs, strict=True))
-    tensors = [by_name[name] for name in postprocess.outputs]
+    tensors = [of_first(by_name[name], _batch(golden)) for name in postprocess.outputs]
     if golden.image is None or preprocess is None:
         return postprocess.run(tensors, None, labels), None
     height, width = load_image(golden.image, accept=preprocess.accepted).shape[:2]
     return postprocess.run(tensors, preprocess.geometry(height, width), labels), (height, width)
+
+
+def _batch(golden: Golden) -> int:
+    return next((array.shape[0] for array in golden.inputs if array.ndim == 4), 1)
 
 
 def check_results(
@@ -51,25 +58,30 @@ def check_results(
     postprocess: PostprocessSpec,
     preprocess: PreprocessSpec | None,
     labels: Sequence[str],
-) -> None:
+) -> bool:
     """Compare the app's results of the golden outputs with the reference's.
 
     The app is the bundle's own, emulated if need be; one for this machine where there is no
-    emulator, or nothing that it could link with. Raises `ResultsMismatchError`, and `BundleError`
-    if the app fails.
+    emulator, or nothing that it could link with. False: nothing was compared, for that one would
+    have to be built, and there is no compiler. Raises `ResultsMismatchError`, and `BundleError` if
+    the app fails.
     """
+    app = _app(bundle, board)
+    if app is None:
+        return False
     names = [tensor.name for tensor in bundle.manifest.model.outputs]
     want, size = golden_results(golden, names, postprocess, preprocess, labels)
     with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
         words: list[str | Path] = ["--bundle", bundle.path, "--json"]
         for index, name in enumerate(postprocess.outputs):
             path = Path(folder) / f"{index}.npy"
-            np.save(path, np.ascontiguousarray(golden.outputs[names.index(name)]))
+            output = of_first(golden.outputs[names.index(name)], _batch(golden))
+            np.save(path, np.ascontiguousarray(output))
             words += ["--postprocess", path]
         if size is not None:
             words += ["--size", f"{size[1]}x{size[0]}"]
         done = run(
-            [*_app(bundle, board), *words],
+            [*app, *words],
             timeout_s=_TIMEOUT_S,
             error=BundleError,
             what="the app's postprocessing",
@@ -78,10 +90,11 @@ def check_results(
     check_equal(
         answer, want, size or postprocess.size or (1, 1), what=f"{bundle.path}: postprocessing"
     )
+    return True
 
 
-def _app(bundle: Bundle, board: Board) -> tuple[str | Path, ...]:
-    """The start of a command line that runs edgepack-run here."""
+def _app(bundle: Bundle, board: Board) -> tuple[str | Path, ...] | None:
+    """The start of a command line that runs edgepack-run here; None if nothing does."""
     app = bundle.file(manifest.APP)
     if board.is_local:
         return (app,)
@@ -90,4 +103,6 @@ def _app(bundle: Bundle, board: Board) -> tuple[str | Path, ...]:
     if emulated is not None and (board.is_static or (sysroot / "lib").is_dir()):
         return (*emulated, "-L", sysroot, app)
     local = get_board("local")
-    return (build_runtime(local, select(local).toolchain).app,)
+    with contextlib.suppress(ToolMissingError):
+        return (build_runtime(local, select(local).toolchain).app,)
+    return None

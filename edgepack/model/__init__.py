@@ -51,6 +51,12 @@ class TensorInfo:
     bounded: tuple[int, ...] = ()
 
 
+def batch_of(inputs: Sequence[TensorInfo]) -> int:
+    """How many photos a model takes at a time: what the inputs say that can be one."""
+    sizes = [info.shape[0] for info in inputs if len(info.shape) == 4]
+    return next((size for size in sizes if isinstance(size, int) and size > 0), 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A model file, the shapes of those inputs that need one, and the inputs that are constants.

@@ -40,8 +40,10 @@ from edgepack.deploy.app_answers import AppAnswer
 from edgepack.deploy.conditions import COMMAND, Conditions, parse_conditions
 from edgepack.deploy.remote_app import app_command, parse_answer
 from edgepack.device.base import Device, RemoteResult
+from edgepack.flow.growth import GROWTH
 from edgepack.flow.job import (
     Job,
+    compile_job,
     kernel_toolchain,
     model_limits,
     precision_of,
@@ -144,8 +146,14 @@ class DeviceTimer:
         job = self._job
         self._runtime = build_runtime(job.board, job.toolchain.toolchain, progress=self._progress)
         self._progress.step("running the reference (onnxruntime)")
-        golden = make_golden(job.model, preprocess=job.preprocess, image=job.project.golden_image)
-        self._tolerance = golden_tolerance(tolerance_of(job), golden.outputs)
+        compiled = compile_job(job, progress=self._progress)
+        golden = make_golden(
+            job.model,
+            preprocess=job.preprocess,
+            image=job.project.golden_image,
+            floats=compiled.floats,
+        )
+        self._tolerance = golden_tolerance(tolerance_of(job, compiled), golden.outputs)
         folder = shlex.quote(self._folder)
         self._device.run(f"rm -rf -- {folder} && mkdir -p -- {folder}/bin {folder}/golden")
         with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
@@ -176,7 +184,7 @@ class DeviceTimer:
                 Path(name) / "variants",
                 [{}, *variants],
                 limits=model_limits(job),
-                smallest=job.project.optimize == "size",
+                growth=GROWTH[job.project.optimize],
                 precision=self._precision,
                 progress=self._progress,
             )

@@ -1,0 +1,132 @@
+"""What `edgepack deploy` does; its options are in `edgepack.cli.deploy`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from edgepack.base.errors import UsageError
+from edgepack.base.paths import NotCachedError, default_root, only_cached
+from edgepack.boards import Board, get_board
+from edgepack.bundle.bundle import Bundle, open_bundle
+from edgepack.bundle.signing import sign_folder
+from edgepack.cli.console import Console
+from edgepack.cli.deploy import deploy_options, refuse_job
+from edgepack.cli.options import board_files, project_of, ssh_options
+from edgepack.cli.pages import check_html, deploy_page, save
+from edgepack.cli.report import deploy_lines, dry_run_lines
+from edgepack.deploy import remote_service
+from edgepack.deploy.deploy import deploy_bundle, preview
+from edgepack.deploy.options import DeployOptions
+from edgepack.device import Device
+from edgepack.flow.deployment import build_bundle, fit_libc, reach_device, root_of
+from edgepack.flow.dry_run import look
+from edgepack.flow.job import board_of, make_job, package_job
+from edgepack.gate.gate import GateError, check_bundle
+
+
+def run_deploy(args: argparse.Namespace, console: Console) -> int:
+    """Deploy and print what was done and what the smoke test gave."""
+    options = deploy_options(args)
+    check_html(args)
+    if args.dry_run and args.bundle is None:
+        return _dry_run(args, options, console)
+    bundle, board, spec, root = _bundle(args, console)
+    if args.service:
+        remote_service.need_service(bundle.manifest.service, f"bundle {bundle.manifest.name}")
+    device = _connect(args, spec, board, console)
+    try:
+        if args.dry_run:
+            steps = preview(bundle, device, root, options=options)
+            lines = steps.lines() + (["service  run it, now and at each boot"] * args.service)
+            console.data(steps.to_dict(), _plan_text(bundle, device.name, lines))
+            return 0
+        report = deploy_bundle(bundle, device, root, options=options, progress=console)
+        data, lines = report.to_dict(), deploy_lines(report, bundle.manifest.name)
+        if args.service:
+            console.step(f"release {report.release} is current; starting it as a service")
+            data["service"] = started = remote_service.install(
+                device, root, wanted=bundle.manifest.service
+            )
+            lines.append(
+                f"service   {started['service']}, now and at each boot ({started['kind']})"
+            )
+    finally:
+        device.close()
+    save(args, console, deploy_page(report, bundle))
+    console.data(data, "\n".join(lines))
+    return 0
+
+
+def _dry_run(args: argparse.Namespace, options: DeployOptions, console: Console) -> int:
+    """What is known without building; all of the plan if a build before left its parts."""
+    project = project_of(args)
+    spec = project.need_device()
+    root = root_of(project)
+    if args.service:
+        remote_service.need_service(project.service, f"project {project.name}")
+    board = board_of(project)
+    device = None if _is_down(spec, board) else _connect(args, spec, board, console)
+    try:
+        if device is not None:
+            project = fit_libc(project, board, device)
+        job = make_job(project)
+        found = look(job, device, root, device.name if device else f"virtual {job.board.name}")
+        if device is not None and found.is_cached and not found.problems:
+            with (
+                tempfile.TemporaryDirectory(prefix="edgepack-") as folder,
+                contextlib.suppress(NotCachedError),  # what it was compared on, before
+                only_cached(),
+            ):
+                bundle = package_job(job, Path(folder), progress=console)
+                if args.sign is not None:
+                    sign_folder(bundle, args.sign)
+                found = replace(found, plan=preview(bundle, device, root, options=options))
+    finally:
+        if device is not None:
+            device.close()
+    lines = dry_run_lines(found) + ["service   run it, now and at each boot"] * args.service
+    console.data(found.to_dict(), "\n".join([f"{project.name} to {found.device}:", *lines]))
+    return GateError.exit_code if found.problems else 0
+
+
+def _is_down(spec: str, board: Board) -> bool:
+    """Whether the device is a virtual board that would have to be started, or even made."""
+    if spec != "virtual" or board.is_local:
+        return False
+    from edgepack.virtual import list_running
+
+    return all(running.name != board.name for running in list_running())
+
+
+def _bundle(args: argparse.Namespace, console: Console) -> tuple[Bundle, Board, str, str]:
+    """The bundle, made or opened, its board, the device's address and the folder there."""
+    if args.bundle is None:
+        project = project_of(args)
+        spec = project.need_device()
+        bundle, board = build_bundle(
+            project,
+            lambda board: _connect(args, spec, board, console),
+            sign=args.sign,
+            progress=console,
+        )
+        return bundle, board, spec, root_of(project)
+    refuse_job(args)
+    if args.device is None:
+        raise UsageError("no device given", hint="add --device user@address")
+    bundle = open_bundle(args.bundle)
+    board = get_board(args.board or bundle.manifest.board, board_files(args))
+    check_bundle(bundle, board)
+    return bundle, board, args.device, args.root or default_root(bundle.manifest.name)
+
+
+def _connect(args: argparse.Namespace, spec: str, board: Board, console: Console) -> Device:
+    return reach_device(spec, board, ssh=ssh_options(args), retries=args.retries, progress=console)
+
+
+def _plan_text(bundle: Bundle, device: str, lines: list[str]) -> str:
+    head = f"{bundle.manifest.name}, release {bundle.manifest.release}, to {device}:"
+    return "\n".join([head, *lines])
