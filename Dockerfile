@@ -1,7 +1,7 @@
 # All tools for contributors, at the versions that ./dev installs on Debian 12:
 #
 #   docker build -t edgepack-dev - <Dockerfile
-#   docker run --rm -it -v "$PWD":/edgepack -v edgepack-cache:/root/.cache/edgepack edgepack-dev \
+#   docker run --rm -it -v "$PWD":/edgepack -v edgepack-cache:/cache edgepack-dev \
 #       ./dev check
 #
 # Without --privileged the virtual boards are full systems, which take longer to start than the
@@ -12,6 +12,7 @@ FROM debian:bookworm
 RUN apt-get update && apt-get install -y --no-install-recommends \
     python3 \
     adb \
+    apache2-utils \
     binutils-arm-linux-gnueabihf \
     busybox \
     ca-certificates \
@@ -54,7 +55,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
     xz-utils \
     && rm -rf /var/lib/apt/lists/*
 
-ENV LANG=C.UTF-8
+ENV LANG=C.UTF-8 EDGEPACK_CACHE=/cache
 WORKDIR /edgepack
 # The checkout belongs to the user outside.
 RUN git config --system --add safe.directory /edgepack

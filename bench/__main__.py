@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import arm, compiling, host, mca, ops
+from bench import accuracy, arm, compiling, host, mca, ops
 from bench.charts import write_charts
 from bench.cycles import measure as cycles
 from bench.models import MODELS
@@ -32,6 +32,9 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument("--mca", action="store_true", help="hottest loops under llvm-mca")
     what.add_argument("--ops", action="store_true", help="every operator family by itself")
     what.add_argument("--compile", action="store_true", help="compile time and memory")
+    what.add_argument(
+        "--accuracy", action="store_true", help="what 8-bit integers lose, beside other quantisers"
+    )
     what.add_argument("--report", action="store_true", help="only print what was measured")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
@@ -66,12 +69,15 @@ def main(argv: Sequence[str]) -> int:
             ops.measure(console, rounds=args.rounds)
         elif args.compile:
             compiling.measure(args.models, console)
+        elif args.accuracy:
+            accuracy.measure(args.models, console)
         elif not args.report:
             host.measure(args.models, args.engines, console, rounds=args.rounds)
     except EdgepackError as error:
         console.error(str(error), error.hint, error.exit_code)
         return error.exit_code
     reports = {
+        "lead": cycles.lead,
         "cycles": cycles.report,
         "cores": cycles.numbers,
         "arm": arm.report,
@@ -80,6 +86,10 @@ def main(argv: Sequence[str]) -> int:
         "ops": ops.report,
         "compile": compiling.report,
     }
+    if args.accuracy:
+        # Its tables are in the guide on precision, with what they mean.
+        print(accuracy.report())
+        return 0
     sections = {name: report() for name, report in reports.items()}
     kinds = ("arm", "cycles", "mca", "ops", "compile")
     chosen = [name for name in kinds if getattr(args, name)] or ["host"]

@@ -240,6 +240,7 @@ def _asked_of_devices() -> dict[str, Any]:
         "image": _TEXT,
         "mtime_ns": _COUNT,
         **_results(top),
+        "more": _list(_object({"image": _TEXT}, may=_results(top))),
         "expected": _record(Deviation, ok={"type": "boolean"}),
     }
     release = _object(
@@ -332,6 +333,9 @@ def _of_fleets() -> dict[str, Any]:
 
 def _of_this_machine() -> dict[str, Any]:
     """Commands that ask no device, or measure one against something else."""
+    from edgepack.quantization.mixed import InFloat
+    from edgepack.quantization.quantize import Agreement, LayerNoise
+
     size = {"size_bytes": _COUNT}
     kind = {"kind": _TEXT, "entries": _COUNT, **size}
     kind |= dict.fromkeys(("last_used_days", "longest_unused_days"), _COUNT)
@@ -364,6 +368,15 @@ def _of_this_machine() -> dict[str, Any]:
                 "kernels": _list(_object({"kernel": _TEXT, "choice": _TEXT, **ratio})),
             }
         ),
+        "tune --fit": _object(
+            {
+                **dict.fromkeys(("cpu", "model"), _TEXT),
+                "figures": _list(_object({"name": _TEXT, "in_use": _NUMBER, "fitted": _NUMBER})),
+                **dict.fromkeys(("fitted_pairs", "pairs"), _COUNT),
+                **dict.fromkeys(("fitted_before", "fitted_after", "before", "after"), _NUMBER),
+                "proposed": {"type": "boolean"},
+            }
+        ),
         "evaluate": _object(
             {
                 "photos": _COUNT,
@@ -373,6 +386,19 @@ def _of_this_machine() -> dict[str, Any]:
                 "confusion": _list(_object(seen)),
                 "differ": _list(_object(differing)),
                 "labels": _TEXTS,
+            }
+        ),
+        "quantize": _object(
+            {
+                "file": _TEXT,
+                "bytes": _COUNT,
+                **dict.fromkeys(("calibrated", "judged"), _COUNT),
+                "calibration": _TEXT,
+                **dict.fromkeys(("agreement", "all_int8"), _record(Agreement)),
+                "in_float": _list(_record(InFloat)),
+                "cost": _NUMBER,
+                "layers": _list(_record(LayerNoise)),
+                "untouched": _list(_object({"layer": _TEXT, "operator": _TEXT})),
             }
         ),
     }
@@ -394,6 +420,7 @@ def _of_projects() -> dict[str, Any]:
         **dict.fromkeys(("folder", "board", "toolchain", "toolchain_reason"), _TEXT),
         **dict.fromkeys(("arena_bytes", "params_bytes", "library_bytes"), _COUNT),
         "model_sha256": _TEXT,
+        "in_float": {"type": "object", "additionalProperties": _TEXT},
     }
     explained = {"has_cost_model": yes_or_no, "layers": _list(_record(LayerReport))}
     # What is not finite is null.
@@ -514,6 +541,9 @@ def _results(top: dict[str, Any]) -> dict[str, Any]:
                 {key: box[key] for key in box if key != "label"},
                 may={**label, "points": _list(_list(_NUMBER))},
             )
+        ),
+        "keypoints": _list(
+            _object({"index": _COUNT, "score": _NUMBER, "point": _list(_NUMBER)}, may=label)
         ),
         "tensors": _list(_object({"name": _TEXT, "values": _list(_NUMBER)})),
         "areas": _list(

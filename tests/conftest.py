@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.base.paths import set_cache_dir
+from edgepack.base import paths
 from tests import support
 from tests.costs import Costs
 from tests.schemas import Watch
@@ -16,7 +16,7 @@ from tests.schemas import Watch
 def pytest_configure(config: pytest.Config) -> None:
     # The same cache as ./dev uses.
     if cache := os.environ.get("EDGEPACK_CACHE"):
-        set_cache_dir(Path(cache))
+        paths.set_cache_dir(Path(cache))
     # A shell ignores it for what it runs in the background; tests and what they start do not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(Costs(config), "costs")
@@ -36,6 +36,12 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 def encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
+
+
+@pytest.fixture(autouse=True)
+def _one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that runs in this process with --cache-dir leaves it set: for this test alone."""
+    monkeypatch.setattr(paths, "_cache_dir", paths._cache_dir)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from edgepack.base.errors import RemoteError
-from edgepack.cli import fleet, main
+from edgepack.cli import fleet_actions, main
 from edgepack.fleet import FleetDevice, work
 
 _HELD_BYTES = 1 << 20
@@ -92,7 +92,7 @@ def run(argv: list[str]) -> int:
     """Run the command and write down what was seen."""
     facts, broken, pause_ms, *words = argv
     deploy = FakeDeploy(broken, float(pause_ms) / 1000, Path(facts).with_name("hold"))
-    fleet.Connector = FakeConnector  # type: ignore[assignment,misc]
+    fleet_actions.Connector = FakeConnector  # type: ignore[assignment,misc]
     work.deploy_bundle = deploy  # type: ignore[assignment]
     code = main(words)
     seen = {

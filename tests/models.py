@@ -22,6 +22,7 @@ import tomllib
 import wave
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from edgepack.base.process import run
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_apart
 from edgepack.compiler.backend.run import run_plan
+from edgepack.compiler.frontend import integer_reference
 from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.limited import limits_for
 from edgepack.flow.reference import Reference
@@ -196,6 +198,30 @@ def _in(wheel: Wheel, name: str) -> Callable[[Path], Path]:
         return path
 
     return find
+
+
+_SMART_TURN = _in(_PIPECAT, "smart-turn-v3.2-cpu.onnx")
+
+
+def _smart_turn_in_float(folder: Path) -> Path:
+    """Without the pairs of QuantizeLinear and DequantizeLinear: what its weights mean, in float."""
+    model = onnx.load(_SMART_TURN(folder))
+    graph = model.graph
+    rounded = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "QuantizeLinear"}
+    unrounded = {
+        n.output[0]: rounded[n.input[0]]
+        for n in graph.node
+        if n.op_type == "DequantizeLinear" and n.input[0] in rounded
+    }
+    kept = [node for node in graph.node if not set(node.output) & {*rounded, *unrounded}]
+    for node in kept:
+        for place, name in enumerate(node.input):
+            node.input[place] = unrounded.get(name, name)
+    del graph.node[:]
+    graph.node.extend(kept)
+    path = folder / "smart-turn-in-float.onnx"
+    onnx.save(model, path)
+    return path
 
 
 def _yolo_with_suppression(folder: Path) -> Path:
@@ -389,7 +415,13 @@ MODELS = (
     ),
     RealModel(
         name="Smart Turn (Whisper encoder, int8)",
-        path=_in(_PIPECAT, "smart-turn-v3.2-cpu.onnx"),
+        path=_SMART_TURN,
+        inputs=_random,
+        shapes={"input_features": (1, 80, 800)},
+    ),
+    RealModel(
+        name="Smart Turn in float",
+        path=_smart_turn_in_float,
         inputs=_random,
         shapes={"input_features": (1, 80, 800)},
     ),
@@ -503,7 +535,8 @@ def check(model: RealModel, target: str, folder: Path) -> Row:
         wanted = model.inputs(loaded)
         steps = wanted if get_board(target).is_local else wanted[: model.emulated]
         got = _outputs(model.states, loaded, built, target, steps)
-        for outputs, expected in zip(got, _references(model.states, loaded, steps), strict=True):
+        references = _references(model.states, loaded, steps, built)
+        for outputs, expected in zip(got, references, strict=True):
             comparison.add(loaded, outputs, expected)
 
     return _row(model.name, target, folder, work)
@@ -530,7 +563,7 @@ class _Engine:
         count = len(next(iter(feeds.values())))
         steps = [[feeds[i.name][n : n + 1] for i in loaded.inputs] for n in range(count)]
         got = _outputs({}, loaded, built, self._target, steps)
-        for outputs, expected in zip(got, _references({}, loaded, steps), strict=True):
+        for outputs, expected in zip(got, _references({}, loaded, steps, built), strict=True):
             self._comparison.add(loaded, outputs, expected)
         return [np.concatenate(parts) for parts in zip(*got, strict=True)]
 
@@ -599,8 +632,16 @@ def _zeros(info: TensorInfo) -> np.ndarray:
 
 
 def _references(
-    states: Mapping[str, str], loaded: LoadedModel, steps: Sequence[Inputs]
+    states: Mapping[str, str],
+    loaded: LoadedModel,
+    steps: Sequence[Inputs],
+    built: CompiledModel,
 ) -> list[Sequence[np.ndarray]]:
+    """onnxruntime's outputs; of a model on 8-bit integers those of its definition, since
+    onnxruntime itself differs by how it fuses."""
+    integers = integer_reference.integer_model(loaded.path, loaded.proto, built.floats)
+    if integers is not None:
+        return _walk(states, loaded, steps, partial(integer_reference.run, integers))
     reference = Reference(widened(loaded.proto))
     return _walk(states, loaded, steps, reference.run)
 

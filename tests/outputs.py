@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cv2
 import numpy as np
@@ -12,8 +12,10 @@ from edgepack.postprocess.base import PostprocessSpec
 from edgepack.postprocess.centernet import CenterNet
 from edgepack.postprocess.classes import Classes, Tensors
 from edgepack.postprocess.ctc import Ctc
+from edgepack.postprocess.keypoints import Keypoints
 from edgepack.postprocess.masks import Segmentation, TextLines
 from edgepack.postprocess.results import Box
+from edgepack.postprocess.ssd import Ssd
 from edgepack.postprocess.yolo import Yolo
 
 HEIGHT, WIDTH = 64, 96
@@ -227,8 +229,131 @@ def _cases() -> list[Case]:
             boxes=[_face(box) for box in BOXES],
         ),
     ]
+    cases += _ssd_cases()
     cases += _maps()
     return cases
+
+
+def _ssd_cases() -> list[Case]:
+    """Of Liu et al., SSD, section 2.2, and of what other projects changed about it."""
+    size, none = (HEIGHT, WIDTH), Ssd(outputs=("y0", "y1"))
+    marked = [
+        replace(box, index=box.index + 1, points=((box.box[0], box.box[3]), (60.0, 30.0)))
+        for box in BOXES
+    ]
+    pixels = replace(
+        none,
+        outputs=("y0", "y1", "y2"),
+        size=size,
+        strides=(10, 32),  # ceil(64 / 10) * ceil(96 / 10) * 2 + 2 * 3 anchors
+        anchors=(8.0, 9.0, 16.0, 14.0, 30.0, 32.0),
+        counts=(2, 1),
+        units="pixels",
+    )
+    centres = [((x + 0.5) * 10, (y + 0.5) * 10) for y in range(7) for x in range(10)]
+    anchors = [(*at, *own) for at in centres for own in ((8.0, 9.0), (16.0, 14.0))]
+    anchors += [((x + 0.5) * 32, (y + 0.5) * 32, 30, 32) for y in range(2) for x in range(3)]
+    rows, scores, points = _encoded(anchors, marked, 0.1, 0.2)
+    probable = np.full((len(rows), CLASSES + 1), 0.0)
+    for row, score in zip(probable, scores, strict=True):
+        # The logarithms of probabilities, that of the background being what is left.
+        row[:] = np.log(np.maximum([1 - score.sum(), *score[1:]], 1e-9)) + 3
+    first = Case(
+        name="ssd",
+        spec=pixels,
+        tensors=[one[None].astype(np.float32) for one in (rows, probable, points)],
+        boxes=marked,
+    )
+    # Relative to the input, y first, in cells of maps; a sigmoid for each class but the last.
+    grid = [((x + 0.5) * 12, (y + 0.5) * 16) for y in range(4) for x in range(8)]
+    wide = [(*at, 0.25 * WIDTH, 0.5 * HEIGHT) for at in grid]
+    unmarked = [replace(box, points=()) for box in BOXES]
+    rows, scores, _ = _encoded(wide, unmarked, 0.5, 1.0)
+    scores = np.insert(scores, CLASSES, 0.999, axis=1)
+    logits = np.log(np.maximum(scores, 1e-6) / (1 - scores))
+    second = Case(
+        name="ssd-y-first",
+        spec=replace(
+            none,
+            size=size,
+            maps=(4, 8),
+            anchors=(0.25, 0.5),
+            counts=(1,),
+            variances=(0.5, 1.0),
+            order="yxhw",
+            scores="sigmoid",
+            background="last",
+        ),
+        tensors=[rows[None][..., [1, 0, 3, 2]].astype(np.float32), logits[None].astype("f4")],
+        boxes=unmarked,
+    )
+    # As in BlazeFace: sizes are not logarithms, points are columns of the boxes, no background.
+    seen = [replace(box, index=0, points=((30.0, 20.0), box.box[:2])) for box in BOXES]
+    unit = [(*at, WIDTH, HEIGHT) for at in grid]
+    rows, scores, points = _encoded(unit, seen, 1 / 128, 1 / 128, logarithms=False)
+    third = Case(
+        name="ssd-linear",
+        spec=replace(
+            none,
+            size=size,
+            maps=(4, 8),
+            anchors=(1.0, 1.0),
+            counts=(1,),
+            variances=(1 / 128, 1 / 128),
+            sizes="linear",
+            scores="raw",
+            background="none",
+        ),
+        tensors=[np.hstack([rows, points])[None].astype("f4"), scores[None, :, :1].astype("f4")],
+        boxes=seen,
+    )
+    corners = np.zeros((9, 4))
+    probable = np.zeros((9, CLASSES))
+    for at, box in enumerate(reversed(BOXES)):
+        left, top, right, bottom = box.box
+        corners[2 * at] = (top / HEIGHT, left / WIDTH, bottom / HEIGHT, right / WIDTH)
+        probable[2 * at, box.index] = box.score
+    fourth = Case(
+        name="ssd-corners",
+        spec=replace(none, size=size, order="yxhw", scores="raw", background="none"),
+        tensors=[corners[None].astype(np.float32), probable[None].astype(np.float32)],
+        boxes=BOXES,
+    )
+    return [first, second, third, fourth]
+
+
+def _encoded(
+    anchors: Sequence[tuple[float, ...]],
+    boxes: Sequence[Box],
+    near: float,
+    far: float,
+    *,
+    logarithms: bool = True,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of boxes, scores and points: each box by the anchor whose centre is nearest, and, less
+    sure, by the next.
+    """
+    count = max(box.index for box in boxes) + 1
+    rows = np.random.default_rng(7).normal(0, 1, (len(anchors), 4))
+    scores = np.zeros((len(anchors), max(count, CLASSES)))
+    points = np.zeros((len(anchors), 2 * len(boxes[0].points)))
+    centres = np.array([anchor[:2] for anchor in anchors])
+    for box in boxes:
+        x, y, wide, high = _centre(box)
+        order = np.argsort(np.hypot(*(centres - (x, y)).T), kind="stable")
+        for at, score in ((order[0], box.score), (order[1], box.score - 0.05)):
+            centre_x, centre_y, anchor_x, anchor_y = anchors[at]
+            sides = np.array([wide / anchor_x, high / anchor_y])
+            rows[at, :2] = (x - centre_x) / anchor_x / near, (y - centre_y) / anchor_y / near
+            rows[at, 2:] = (np.log(sides) if logarithms else sides) / far
+            scores[at, box.index] = score
+            points[at] = np.ravel(
+                [
+                    ((px - centre_x) / anchor_x / near, (py - centre_y) / anchor_y / near)
+                    for px, py in box.points
+                ]
+            )
+    return rows, scores, points
 
 
 def _maps() -> list[Case]:
@@ -258,6 +383,11 @@ def _maps() -> list[Case]:
                 points=((left, top), (right, top), (right, bottom), (left, bottom)),
             )
         )
+    maps = random.normal(0, 0.02, (1, 4, 16, 12)).astype(np.float32)
+    for index, (y, x) in enumerate(((0, 3), (7, 11), (9, 5))):  # and one that is nowhere
+        maps[0, index, y, x] = 0.5 + index / 8
+        if x < 11:
+            maps[0, index, y, x + 1] = 0.3  # nearer to it than the one on the left
     steps = np.full((1, 12, 5), 0.1, np.float32)
     for step, index in enumerate((0, 1, 1, 0, 1, 2, 2, 4, 0, 0, 3, 0)):  # a a b d c
         steps[0, step, index] = 0.5 + step / 32
@@ -276,6 +406,18 @@ def _maps() -> list[Case]:
         ),
         Case(
             name="text-lines", spec=TextLines(outputs=one, size=size), tensors=[lines], boxes=found
+        ),
+        Case(
+            name="keypoints",
+            spec=Keypoints(outputs=one, size=size, centre=0.0),
+            tensors=[maps],
+            boxes=None,
+        ),
+        Case(
+            name="keypoints-sigmoid",
+            spec=Keypoints(outputs=one, size=size, scores="sigmoid", score=0.52, shift=0.0),
+            tensors=[maps],
+            boxes=None,
         ),
         Case(
             name="ctc", spec=Ctc(outputs=one, characters=tuple("abcd")), tensors=[steps], boxes=None

@@ -75,6 +75,36 @@ static int64_t Number(FILE* plan) {
   if (fscanf(plan, "%" SCNd64, &value) != 1) Fail("a number is missing", "plan.txt");
   return value;
 }
+typedef struct {
+  char* name;
+  Kernel kernel;
+  int arity;
+  Any* args;
+} Call;
+typedef struct {
+  int first, end, most;
+  const uint8_t* goes;
+} Block;
+static Call* calls;
+static Block* blocks;
+static int blocks_count;
+static void Run(int at, int end, int inner) {
+  while (at < end) {
+    if (inner == blocks_count || blocks[inner].first > at) {
+      Call* call = &calls[at++];
+      Any result = {0};
+      if (call->kernel(0, call->args, call->arity, &result)) Fail("failed", call->name);
+      continue;
+    }
+    Block* block = &blocks[inner];
+    for (int turn = 0; *block->goes && (!turn || block->most > 1); ++turn) {
+      if (turn == block->most) Fail("too many turns", "plan.txt");
+      Run(block->first, block->end, inner + 1);
+    }
+    at = block->end;
+    while (inner < blocks_count && blocks[inner].first < at) ++inner;
+  }
+}
 int main(void) {
   void* library = dlopen("./model.so", RTLD_NOW);
   if (!library) Fail("cannot load", dlerror());
@@ -111,20 +141,31 @@ int main(void) {
     snprintf(name, sizeof name, "in%d", i);
     Transfer(name, tensors[tensor].data, bytes[tensor], 0);
   }
-  int calls = Number(plan);
-  for (int i = 0; i < calls; ++i) {
+  int calls_count = Number(plan);
+  calls = calloc(calls_count + 1, sizeof(Call));
+  for (int i = 0; i < calls_count; ++i) {
     char symbol[512];
     if (fscanf(plan, "%480s", symbol) != 1) Fail("a kernel is missing", "plan.txt");
     snprintf(name, sizeof name, "__tvm_ffi_%s", symbol);
-    int arity = Number(plan);
-    Any* args = calloc(arity + 1, sizeof(Any));
-    Any result = {0};
+    calls[i].name = strdup(name);
+    calls[i].arity = Number(plan);
+    calls[i].args = calloc(calls[i].arity + 1, sizeof(Any));
     // kTVMFFIDLTensorPtr
-    for (int k = 0; k < arity; ++k) args[k] = (Any){7, 0, {.p = &tensors[Number(plan)]}};
-    Kernel kernel = (Kernel)dlsym(library, name);
-    if (!kernel || kernel(0, args, arity, &result)) Fail("failed", name);
-    free(args);
+    for (int k = 0; k < calls[i].arity; ++k) {
+      calls[i].args[k] = (Any){7, 0, {.p = &tensors[Number(plan)]}};
+    }
+    calls[i].kernel = (Kernel)dlsym(library, name);
+    if (!calls[i].kernel) Fail("no such kernel", name);
   }
+  blocks_count = Number(plan);
+  blocks = calloc(blocks_count + 1, sizeof(Block));
+  for (int i = 0; i < blocks_count; ++i) {
+    blocks[i].first = Number(plan);
+    blocks[i].end = Number(plan);
+    blocks[i].goes = tensors[Number(plan)].data;
+    blocks[i].most = Number(plan);
+  }
+  Run(0, calls_count, 0);
   int outputs = Number(plan);
   for (int i = 0; i < outputs; ++i) {
     int tensor = Number(plan);
@@ -156,6 +197,9 @@ def _plan_text(graph: dict[str, Any], tasks: int) -> str:
     lines.append([len(graph["inputs"]), *graph["inputs"]])
     lines.append([len(graph["calls"])])
     lines += [[call["kernel"], len(call["args"]), *call["args"]] for call in graph["calls"]]
+    blocks = graph.get("blocks", [])
+    lines.append([len(blocks)])
+    lines += [[block[key] for key in ("first", "end", "condition", "most")] for block in blocks]
     ends = ends_of(graph)
     lines.append([len(ends), *ends])
     return "\n".join(" ".join(map(str, line)) for line in lines) + "\n"

@@ -17,14 +17,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from edgepack.base.errors import ConfigError
 from edgepack.bundle.manifest import ManifestError, parse_manifest, release_id
 from edgepack.bundle.service import Service
 from edgepack.postprocess.centernet import CenterNet
 from edgepack.postprocess.classes import Classes, Tensors
 from edgepack.postprocess.ctc import Ctc
+from edgepack.postprocess.keypoints import Keypoints
 from edgepack.postprocess.masks import Segmentation, TextLines
 from edgepack.postprocess.spec import parse_postprocess
+from edgepack.postprocess.ssd import Ssd
 from edgepack.postprocess.yolo import Yolo
 from edgepack.preprocess.image import KINDS, MOST_PIXELS
 from edgepack.preprocess.spec import PreprocessSpec
@@ -77,7 +81,7 @@ class Readers:
 
 @functools.cache
 def _good_manifests() -> list[Document]:
-    """With a service and without, of the first schema, of a static bundle, and of halves."""
+    """With a service and without, of the first schema, of a static bundle, and of fewer bits."""
     service = Service(
         args=("--watch", "/in", "Käse"), watchdog_s=2.5, memory_mb=200, writable=("/in",)
     )
@@ -93,11 +97,15 @@ def _good_manifests() -> list[Document]:
     half = json.loads(json.dumps(made[1]))
     half["model"]["precision"] = "float16"
     half["release"] = release_id(half)
+    integers = json.loads(json.dumps(made[1]))
+    integers["model"]["precision"] = "int8"
+    integers["model"]["quantized"] = {"in_float": 3, "calibration": "ab" * 32, "agreement": 0.875}
+    integers["release"] = release_id(integers)
     old = {**made[1], "schema": 1}
     for key in ("version", "health", "service"):
         del old[key]
     old["release"] = release_id(old)
-    return [*made, old, half]
+    return [*made, old, half, integers]
 
 
 def _mend(document: Document) -> None:
@@ -145,6 +153,7 @@ def _read_manifest(text: bytes) -> Document | str:
 _MANIFEST_NAMES = (
     *("schema", "name", "release", "health", "service", "version", "size", "sha256", "mode"),
     *("linked", "static", "glibc", "precision", "float16", "float32"),
+    *("int8", "quantized", "in_float", "calibration", "agreement"),
     *("a", "", "bin/edgepack-run", "bin", "bin/edgepack-run/x", "user", "manifest.json"),
     "manifest.json.sig",
     *("../x", "a/", "/a", "a//b", ".a", "-a", "a b", "a\\b", "é", "p" * 100, "p" * 101, "\ud800"),
@@ -202,6 +211,17 @@ def _good_specs() -> list[Document]:
             "mean": [0],
             "std": [1],
         },
+        {
+            **common,
+            **numbers,
+            "color": "bgr",
+            "resize": None,
+            "crop": None,
+            "interpolation": "tf-bilinear",
+            "dtype": "int8",
+            "quantization": {"scale": 0.0078125, "zero_point": -128},
+            "accept": [],
+        },
     ]
 
 
@@ -211,7 +231,7 @@ def _read_spec(text: bytes) -> Document | str:
     except ConfigError as error:
         return error.message
     resize = spec.resize
-    normalise = spec.dtype == "float32"
+    quantization = spec.quantization
     accept = {*spec.accept, "gray"} if spec.color == "gray" else {*spec.accept}
     return {
         "input": spec.input,
@@ -225,7 +245,9 @@ def _read_spec(text: bytes) -> Document | str:
         "interpolation": spec.interpolation,
         "crop": spec.crop and [*spec.crop, spec.crop_centre],
         "layout": spec.layout,
-        "normalise": [spec.scale, *spec.mean, *spec.std] if normalise else None,
+        "normalise": [spec.scale, *spec.mean, *spec.std] if spec.normalises else None,
+        "dtype": spec.dtype,
+        "quantization": quantization and [float(np.float32(quantization[0])), quantization[1]],
         "accept": [kind in accept for kind in KINDS],
         "max_pixels": spec.max_pixels or MOST_PIXELS,
     }
@@ -238,7 +260,7 @@ SPECS = Readers(
     names=(
         *("version", "input", "color", "resize", "interpolation", "crop", "layout", "dtype"),
         *("accept", "max_pixels", "scale", "mean", "std", "mode", "size", "height", "width"),
-        *("fill", "centre", "", "a"),
+        *("fill", "centre", "quantization", "zero_point", "", "a"),
     ),
 )
 
@@ -256,6 +278,28 @@ def _good_postprocesses() -> list[Document]:
         Yolo(outputs=("a", "b"), size=size, head="v5", anchors=(1.0, 2.5), units="relative"),
         Yolo(outputs=("a",), size=size, score=0.5, iou=1.0, points=17, class_aware=False),
         CenterNet(outputs=("a", "b", "c"), size=size, head="centerface", scores="sigmoid"),
+        Ssd(
+            outputs=("a", "b"),
+            size=size,
+            anchors=(0.1, 0.2, 0.5, 0.25),
+            counts=(1, 1),
+            maps=(2, 3, 1, 1),
+            order="yxhw",
+            sizes="linear",
+            background="last",
+        ),
+        Ssd(
+            outputs=("a", "b"),
+            size=size,
+            anchors=(9.0, 8.5),
+            counts=(1,),
+            strides=(16,),
+            units="pixels",
+            scores="raw",
+            variances=(1.0, 0.5),
+        ),
+        Ssd(outputs=("a", "b", "c"), size=size, scores="sigmoid", background="none"),
+        Keypoints(outputs=("a",), size=size, scores="sigmoid", score=0.75, shift=0.0, centre=1.0),
         Segmentation(outputs=("a",), size=size, score=0.5, background=-1),
         TextLines(outputs=("a",), size=size, unclip=1.5, max_boxes=9),
         Ctc(outputs=("a",), characters=("a", "é", " "), blank="last", scores="softmax"),
@@ -287,10 +331,15 @@ def _read_postprocess(text: bytes) -> Document | str:
         "bins": getattr(spec, "bins", 0),
         "relative": getattr(spec, "units", "pixels") == "relative",
         "points": getattr(spec, "points", 0),
-        "background": getattr(spec, "background", 0),
+        "background": spec.background if isinstance(spec, Segmentation) else 0,
         "lines": [getattr(spec, key, 0) for key in ("threshold", "unclip", "least")],
         "characters": list(getattr(spec, "characters", ())),
         "blank_last": getattr(spec, "blank", "first") == "last",
+        **{key: list(getattr(spec, key, ())) for key in ("counts", "maps", "strides", "variances")},
+        "y_first": getattr(spec, "order", "xywh") == "yxhw",
+        "exp": getattr(spec, "sizes", "exp") == "exp",
+        "end": spec.background if isinstance(spec, Ssd) else "none",
+        "points_at": [getattr(spec, key, 0) for key in ("shift", "centre")],
     }
 
 
@@ -301,6 +350,7 @@ POSTPROCESSES = Readers(
     names=(
         *("version", "kind", "outputs", "size", "score", "iou", "max_boxes", "class_aware"),
         *("head", "anchors", "bins", "units", "points", "scores", "top", "count", "", "a"),
+        *("counts", "maps", "strides", "variances", "order", "sizes", "shift", "centre"),
         *("background", "threshold", "unclip", "least", "characters", "blank"),
     ),
 )

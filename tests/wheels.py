@@ -3,7 +3,8 @@
     ./dev wheels [--out DIR] [TRIPLE ...]
 
 Each holds the app and the device tool for all boards of a GNU triple, what runs their kernels under
-qemu, the licence of all that is linked into them, and an SBOM. Equal builds give equal bytes.
+qemu, the functions of a compiler that kernels call, the licence of all that is linked in, and
+an SBOM. Equal builds give equal bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from edgepack.boards import Board, load_boards
 from edgepack.native import app, device_tool, emulate
 from edgepack.native.device_tool import TOOL, build_device_tool
 from edgepack.native.prebuilt import LICENSES, module_of, package_of
-from edgepack.native.toolchain import musl_triple, select
+from edgepack.native.toolchain import (
+    BUILTINS,
+    BUILTINS_FILE,
+    builtins_name,
+    musl_triple,
+    select,
+    zig_builtins,
+)
 from edgepack.native.wheel import PROGRAM, TEXT, wheel_bytes
 
 
@@ -62,6 +70,7 @@ def make_wheel(board: Board, out: Path, *, progress: Progress = NO_PROGRESS) -> 
     runtime = app.build_runtime(board, toolchain, progress=progress)
     tool = build_device_tool(board, progress=progress)
     runner = emulate.plan_runner(board)
+    builtins = zig_builtins(board)
     module, version = module_of(board.triple), VERSION
     texts = {**tool.licenses, **runtime.licenses}
     files: dict[str, tuple[bytes, int]] = {
@@ -77,6 +86,11 @@ def make_wheel(board: Board, out: Path, *, progress: Progress = NO_PROGRESS) -> 
         files[f"{at}/{program.name}"] = (program.read_bytes(), PROGRAM)
         for name, text in licenses.items():
             files[f"{at}/{LICENSES}/{name}"] = (text.encode(), TEXT)
+    # Links a model's kernels where there is no compiler.
+    at = f"{module}/{BUILTINS}/{builtins_name(board.triple)}"
+    files[f"{at}/{BUILTINS_FILE}"] = (builtins.read_bytes(), TEXT)
+    zig = "zig-compiler-rt"
+    files[f"{at}/{LICENSES}/{zig}"] = (runtime.licenses[zig].encode(), TEXT)
     info = f"{module}-{version}.dist-info"
     files |= {
         f"{info}/METADATA": (_metadata(board, version), TEXT),

@@ -6,7 +6,7 @@ import pytest
 
 from bench import arm, mca
 from bench.cycles import trace
-from bench.cycles.cores import MEMORIES
+from bench.cycles.memories import MEMORIES
 from edgepack.base.process import run
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model

@@ -20,7 +20,7 @@ from edgepack.flow.compare import Compared, compare_layers
 from edgepack.flow.job import Job, make_job, package_job
 from edgepack.flow.project import load_project
 from tests.boards import own_boards
-from tests.onnx_models import Builder
+from tests.onnx_models import Builder, quantized
 
 ROOT = "edgepack/net"
 
@@ -65,12 +65,12 @@ def device(project: Path) -> Iterator[Device]:
 
 
 @pytest.fixture
-def damage(device: Device, tmp_path: Path) -> Iterator[Callable[[str, Callable[[Any], Any]], None]]:
+def damage(device: Device, tmp_path: Path) -> Iterator[Callable[..., None]]:
     """Changes a file of the release there; it is put back in the end."""
     changed: list[str] = []
 
-    def change(name: str, edit: Callable[[Any], Any]) -> None:
-        path, local = f"{ROOT}/current/{name}", tmp_path / "file"
+    def change(name: str, edit: Callable[[Any], Any], root: str = ROOT) -> None:
+        path, local = f"{root}/current/{name}", tmp_path / "file"
         device.run(f"chmod u+w {path} $(dirname {path}) && cp -p {path} {path}.was")
         changed.append(path)
         device.get(path, local)
@@ -101,9 +101,7 @@ def test_no_layer_diverges_where_nothing_is_wrong(
         assert f"<td>{node}</td>" in page.read_text()
 
 
-def test_a_changed_weight(
-    device: Device, job: Job, damage: Callable[[str, Callable[[Any], Any]], None]
-) -> None:
+def test_a_changed_weight(device: Device, job: Job, damage: Callable[..., None]) -> None:
     plan: dict[str, Any] = {}
     damage(GRAPH, lambda content: plan.update(json.loads(content)) or content)
     call = next(c for c in plan["calls"] if c["layer"]["name"] == "Conv_7")
@@ -130,9 +128,7 @@ def test_a_changed_weight(
     assert not compared.layers[-1].ok
 
 
-def test_a_swapped_kernel(
-    device: Device, job: Job, damage: Callable[[str, Callable[[Any], Any]], None]
-) -> None:
+def test_a_swapped_kernel(device: Device, job: Job, damage: Callable[..., None]) -> None:
     """The convolution with Relu is called where the one with Sigmoid is due, and vice versa."""
 
     def edit(content: bytes) -> bytes:
@@ -174,6 +170,43 @@ def test_another_epsilon(
     assert changed["output"]["max_abs_difference"] > 0
     by_call = {layer["call"]: layer["layer"] for layer in changed["layers"]}
     assert by_call[changed["first_differing"]] == "Conv_0"
+
+
+def test_integers(
+    device: Device, tmp_path: Path, damage: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A quantised model: its layers equal their definition to the bit, and a wrong weight shows."""
+    quantized(tmp_path / "net.onnx")
+    file, root = tmp_path / "edgepack.toml", "edgepack/integers"
+    file.write_text('[project]\nmodel = "net.onnx"\nboard = "rasp3b"\nverify = false\n')
+    deploy = ["deploy", "--project", str(file), "--device", "virtual", "--root", root]
+    assert main(deploy) == 0
+    job = make_job(load_project(file))
+    compared = compare_layers(job, device, root)
+    assert compared.same_plan
+    integers = [layer for layer in compared.layers if layer.rule != "generic"]
+    assert len(integers) >= 4
+    assert {layer.max_abs_error for layer in integers} == {0}
+    assert max(layer.max_abs_reference for layer in integers) > 20
+    graph = json.loads(device.run(f"cat {root}/current/{GRAPH}").stdout)
+    weights = max(
+        (tensor for tensor in graph["tensors"] if tensor["dtype"] == "int8"
+         and tensor["storage"] == "params"), key=lambda tensor: tensor["bytes"]
+    )  # fmt: skip
+    used = graph["tensors"].index(weights)
+    call = next(i for i, call in enumerate(graph["calls"]) if used in call["args"])
+
+    def edit(content: bytes) -> bytes:
+        values = bytearray(content)
+        for at in range(weights["offset"], weights["offset"] + weights["bytes"], 7):
+            values[at] ^= 0x40
+        return bytes(values)
+
+    damage(PARAMS, edit, root)
+    first = compare_layers(job, device, root).first
+    assert first is not None
+    assert first.call == call
+    capsys.readouterr()
 
 
 def test_a_blocked_tensor_is_read_as_the_model_has_it() -> None:

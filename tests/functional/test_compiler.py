@@ -177,8 +177,6 @@ def test_a_quantised_model_computes_as_onnxruntime_does(tmp_path: Path) -> None:
     (mine,) = run_plan(compiled.folder, golden.inputs)
     np.testing.assert_array_equal(mine, golden.outputs[0])
     assert computed_in(compiled, "float32") == "int8"
-    # `compare` asks for tensors of the model: its uint8 is int8 here.
-    assert [layer.value for layer in compiled.layers if layer.dtype == "int8"] == [""] * 5
 
 
 def test_artifacts_are_as_compile_model_says(tmp_path: Path) -> None:
@@ -258,6 +256,15 @@ def test_outputs_that_are_inputs_constants_or_the_same(tmp_path: Path) -> None:
     inputs = random_inputs(path)
     assert [t.name for t in compiled.outputs] == ["y", "same", "view", "again", "fixed"]
     assert_close(run_plan(compiled.folder, inputs, runs=2), reference(path, inputs))
+
+
+def test_a_model_that_computes_nothing(tmp_path: Path) -> None:
+    b = Builder()
+    b.op("Identity", b.const([[1.0, 2.0]], "float32"), outputs=["fixed"])
+    path = b.save(tmp_path / "model.onnx", {"x": [2, 3]}, {"fixed": [1, 2]})
+    compiled = compile_for(path, tmp_path / "out")
+    inputs = random_inputs(path)
+    assert_close(run_plan(compiled.folder, inputs), reference(path, inputs))
 
 
 def test_operators_that_tvm_lacks_are_replaced_by_their_definition(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def compile_here(
     outputs: list[str],
     folder: Path,
     image: tuple[int, ...] = IMAGE,
-    smallest: bool = False,
+    growth: float = math.inf,
 ) -> CompiledModel:
     """Compile for this machine, and compare two runs with onnxruntime."""
     path = folder / "model.onnx"
@@ -42,7 +43,7 @@ def compile_here(
         board,
         select(board, "gnu").toolchain,
         folder / "out",
-        smallest=smallest,
+        growth=growth,
     )
     x = np.random.default_rng(7).normal(size=image).astype("float32")
     for mine, theirs in zip(
@@ -128,23 +129,25 @@ def test_channels_side_by_side_are_written_there(tmp_path: Path) -> None:
     assert sum(any(other[0] == place[1] for other in places) for place in places) == 2
 
 
-def test_the_smallest_form_stores_no_more_weights_than_the_model_has(tmp_path: Path) -> None:
+def test_weights_are_stored_as_often_as_they_may_be(tmp_path: Path) -> None:
     sizes = {}
-    for smallest in (False, True):
+    for growth in (math.inf, 1.5, 1.0):
         net = Builder()
         inner = net.op("Relu", net.conv("image", 64, 64, 3))
-        folder = tmp_path / str(smallest)
+        folder = tmp_path / str(growth)
         folder.mkdir()
         compiled = compile_here(
-            net, [net.conv(inner, 64, 64, 3)], folder, image=(1, 64, 24, 24), smallest=smallest
+            net, [net.conv(inner, 64, 64, 3)], folder, image=(1, 64, 24, 24), growth=growth
         )
         rules = {layer.rule for layer in compiled.layers}
-        assert ("winograd" in rules) is not smallest
-        sizes[smallest] = compiled.params_bytes
+        assert ("winograd" in rules) is (growth > 1)
+        assert ("conv" in rules) is (growth < math.inf)
+        sizes[growth] = compiled.params_bytes
     weights = 4 * 2 * (64 * 64 * 9 + 64)
     # Each tensor starts at a multiple of 64 bytes.
-    assert sizes[True] <= weights + 4 * 64
-    assert sizes[False] > 1.7 * weights  # F(2x2), of the smallest tiles, stores 16 for 9
+    assert sizes[1.0] <= weights + 4 * 64
+    assert sizes[1.0] < sizes[1.5] <= 1.5 * weights
+    assert sizes[math.inf] > 1.7 * weights  # F(2x2), of the smallest tiles, stores 16 for 9
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])

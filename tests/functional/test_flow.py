@@ -31,6 +31,7 @@ from edgepack.flow.job import make_job, package_job
 from edgepack.flow.project import Project, load_project
 from edgepack.flow.reference import compare, run_reference
 from edgepack.gate.gate import GateError
+from edgepack.virtual.errors import MirrorChangingError
 from tests.boards import own_boards
 from tests.example import load_build
 from tests.schemas import check_output
@@ -191,7 +192,11 @@ def test_a_change_of_any_layer_sends_less_than_a_fifth(
 def test_the_rasp3b_bundle_runs_on_newer_systems_too(
     suite: str, bundle_for: Callable[[str], Bundle], fresh_board: Callable[..., Device]
 ) -> None:
-    report = deploy_bundle(bundle_for("rasp3b"), fresh_board("rasp3b", suite=suite), ROOT)
+    try:
+        device = fresh_board("rasp3b", suite=suite)
+    except MirrorChangingError as error:  # for days at times, after a point release
+        pytest.skip(f"{suite}: {error.hint}")
+    report = deploy_bundle(bundle_for("rasp3b"), device, ROOT)
     check_smoke(report)
     assert report.facts.glibc == {"bookworm": "2.36", "trixie": "2.41"}[suite]
 

@@ -11,7 +11,7 @@ import pytest
 from tests import fuzz
 
 SECONDS = 2
-"""Each; there are twelve. `./dev fuzz` takes ten minutes for all."""
+"""Each; there are fourteen. `./dev fuzz` takes ten minutes for all."""
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 
 from edgepack.compiler.frontend import integer_reference
 from edgepack.compiler.frontend.quantized import NODE
+from edgepack.compiler.precision import Precision
 from tests.onnx_models import Builder
-from tests.quantized_models import Chains
+from tests.quantized_models import Chains, block, by_onnxruntime, photos
 from tests.targets import compile_and_run, save_cases
 
 TARGETS = [
@@ -37,6 +39,8 @@ def cases(net: Builder, dtype: str) -> dict[str, str]:
     made = {
         "1x1": conv(x, CHANNELS, 24, [1, 1]),
         "1x1 to many": conv(x, CHANNELS, 83, [1, 1], after="Relu"),
+        # Sums times factors that are beyond what can be rounded by adding a large number.
+        "steep": conv(x, CHANNELS, 16, [1, 1], steep=True),
         "3x3": conv(x, CHANNELS, 20, [3, 3], pads=[1] * 4, after="Clip"),
         "3x3 strided": conv(x, CHANNELS, 16, [3, 3], pads=[0, 1, 1, 0], strides=[2, 2]),
         "dilated": conv(x, CHANNELS, 17, [3, 2], pads=[2, 1, 2, 1], dilations=[2, 2]),
@@ -92,7 +96,8 @@ def test_integers_are_those_of_the_definition(
     assert proto is not None
     assert {node.op_type for node in proto.graph.node} <= {NODE, "Identity"}
     expected = integer_reference.run(proto, inputs)
-    _compiled, got = compile_and_run(path, inputs, board, cpu, tmp_path)
+    whole = Precision(quantized="int8")
+    _compiled, got = compile_and_run(path, inputs, board, cpu, tmp_path, precision=whole)
     wrong = []
     for info, mine, theirs in zip(proto.graph.output, got, expected, strict=True):
         steps = np.unique(theirs)
@@ -100,3 +105,93 @@ def test_integers_are_those_of_the_definition(
         if not np.array_equal(mine, theirs):
             wrong.append(f"{info.name}: {np.count_nonzero(mine != theirs)} of {theirs.size}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("board", "cpu"),
+    [
+        pytest.param("local", "native", id="x86"),
+        pytest.param("rk3399", "cortex-a72", id="aarch64-a72"),
+        pytest.param("pynq", "cortex-a9", id="armv7-a9", marks=pytest.mark.slow),
+    ],
+)
+def test_operator_form_is_as_fast_and_as_exact(tmp_path: Path, board: str, cpu: str) -> None:
+    """What onnxruntime's quantiser writes as QLinearConv and its like."""
+    path = by_onnxruntime(tmp_path / "model.onnx", block(), photos())
+    inputs = photos(1)
+    proto = integer_reference.integer_model(path, onnx.load(path))
+    assert proto is not None
+    whole = Precision(quantized="int8")
+    compiled, (got,) = compile_and_run(path, inputs, board, cpu, tmp_path, precision=whole)
+    rules = {layer.layer: layer.rule for layer in compiled.layers}
+    kinds = Counter(rules.values())
+    assert {*kinds} > {"int8 add", "int8 mean", "int8 pool", "int8 concat"}
+    # Six convolutions, and a product of a row.
+    assert kinds["int8 conv"] == 7
+    (expected,) = integer_reference.run(proto, inputs)
+    np.testing.assert_array_equal(got, expected)
+
+
+def deep(path: Path) -> list[np.ndarray]:
+    """Saves a model of convolutions that pay on integers, and of some that Winograd's algorithm
+    does with a fifth of the products in float."""
+    net = Builder(seed=3)
+    chains = Chains(net, "uint8")
+    x = chains.steps("x", 0.02)
+    around = {"pads": [1] * 4, "after": "Relu"}
+    x = chains.conv(x, 64, 96, [1, 1], scale=0.015)
+    inner = chains.conv(x, 96, 96, [3, 3], given=0.015, **around)
+    inner = chains.conv(inner, 96, 96, [3, 3], **around)
+    x = chains.steps(net.op("Add", x, inner), 0.03)
+    x = chains.conv(x, 96, 128, [1, 1], given=0.03)
+    save_cases(path, net, {"x": (1, 64, 16, 16)}, {"y": x})
+    random = np.random.default_rng(5)
+    return [random.normal(scale=1.5, size=(1, 64, 16, 16)).astype("float32")]
+
+
+def noise_db(wanted: np.ndarray, got: np.ndarray) -> float:
+    error = ((got - wanted.astype("float64")) ** 2).sum()
+    return float(10 * np.log10((wanted.astype("float64") ** 2).sum() / error)) if error else 200.0
+
+
+@pytest.mark.parametrize(
+    ("board", "cpu", "quantized", "some"),
+    [
+        # Without dot products 3x3 windows are faster in float.
+        pytest.param("rk3399", "cortex-a72", "auto", True, id="a72"),
+        pytest.param("rk3399", "cortex-a72", "int8", False, id="a72-int8"),
+        pytest.param("rasp5b", "cortex-a76", "auto", False, id="a76"),
+        pytest.param("local", "native", "float", True, id="x86-float"),
+    ],
+)
+def test_what_is_faster_in_float_is_left_so(
+    tmp_path: Path, board: str, cpu: str, quantized: str, some: bool
+) -> None:
+    path = tmp_path / "model.onnx"
+    inputs = deep(path)
+    precision = Precision(quantized=quantized)
+    compiled, (got,) = compile_and_run(path, inputs, board, cpu, tmp_path, precision=precision)
+    rules = [layer.rule for layer in compiled.layers]
+    assert bool(compiled.floats) == some
+    assert ("int8 conv" in rules) == (quantized != "float")
+    explained = [layer for layer in compiled.layers if layer.exact]
+    assert bool(explained) == some
+    proto = integer_reference.integer_model(path, onnx.load(path), compiled.floats)
+    assert proto is not None
+    (expected,) = integer_reference.run(proto, inputs)
+    if some:
+        # A last bit of a float may make another integer, a step off.
+        assert noise_db(expected, got) > 45
+    else:
+        np.testing.assert_array_equal(got, expected)
+    # What is not rounded comes nearer to numbers that never are.
+    whole = integer_reference.integer_model(path, onnx.load(path))
+    assert whole is not None
+    real = integer_reference.integer_model(path, onnx.load(path), _names(path))
+    assert real is not None
+    ((rounded,), (exact,)) = (integer_reference.run(one, inputs) for one in (whole, real))
+    assert noise_db(exact, got) >= noise_db(exact, rounded) - 0.1
+
+
+def _names(path: Path) -> list[str]:
+    return [node.name or node.output[0] for node in onnx.load(path).graph.node]

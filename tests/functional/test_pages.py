@@ -28,6 +28,9 @@ MADE = page.page(
     page.section("Latency", page.histogram([*range(1, 50)], unit="ms", title="latency")),
     page.section("Files", page.table([(LONG, 12345678, DIGEST)], ("file", "bytes", "SHA-256"))),
     page.section("Photo", page.picture(PHOTO, alt="a photo")),
+    page.section(
+        "Boxes", page.marked_picture(PHOTO, 60, 40, [((5, 5, 50, 30), LONG)], [(9, 9)], alt="boxes")
+    ),
 )
 # Measures a page that runs no script itself.
 MEASURE = """<!DOCTYPE html><body><iframe width="{width}" height="900" srcdoc="{page}"></iframe>
@@ -38,7 +41,7 @@ onload = () => {{
     (one) => one.getBoundingClientRect().width);
   document.body.textContent = JSON.stringify({{
     wide: inside.documentElement.scrollWidth,
-    bars: widths(".bar i"), columns: widths("rect").length,
+    bars: widths(".bar i"), columns: widths("svg:not(.marks) rect").length,
     pictures: [...inside.images].map((image) => image.naturalWidth)}});
 }}
 </script>"""

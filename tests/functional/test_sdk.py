@@ -22,6 +22,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from PIL import Image
 
+from edgepack import virtual
 from edgepack.base.process import run
 from edgepack.boards import Board, get_board
 from edgepack.bundle.bundle import Bundle
@@ -35,8 +36,9 @@ from edgepack.native import sdk as native
 from edgepack.native.opencv import tool
 from edgepack.native.sdk import SdkBuild, build_sdk, wheel_name, write_sdk
 from edgepack.native.toolchain import Toolchain, select
+from edgepack.virtual.rootfs import rootfs
 from tests.app_targets import SOURCE
-from tests.boards import own_boards
+from tests.boards import login, own_boards, tar_of_missing, unpacked
 from tests.functional.test_hardening import missing
 from tests.onnx_models import Builder
 from tests.schemas import check_output
@@ -84,7 +86,8 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     write_sdk(build, folder)
     emulator: tuple[str, ...] = ()
     if not board.is_local:
-        emulator = (require_tool("qemu-arm-static"), "-L", f"/usr/{board.triple}")
+        name = {"armhf": "qemu-arm-static", "arm64": "qemu-aarch64-static"}[board.debian_arch]
+        emulator = (require_tool(name), "-L", f"/usr/{board.triple}")
     return Target(board=board, toolchain=toolchain, build=build, folder=folder, emulator=emulator)
 
 
@@ -328,7 +331,7 @@ def test_the_guide_builds_and_its_programs_are_the_headers_words(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["rasp3b"], indirect=True)
+@pytest.mark.parametrize("target", ["rasp3b", "rasp3b-64"], indirect=True)
 def test_the_examples_on_a_virtual_board(
     target: Target,
     bundle: Bundle,
@@ -336,7 +339,19 @@ def test_the_examples_on_a_virtual_board(
     seen: tuple[Any, ...],
     tmp_path: Path,
 ) -> None:
-    """With zig, for the board's glibc is older than that of Debian's compiler."""
+    """With zig, for the board's glibc is older than that of Debian's compiler; and Debian's Python
+    of the board's own architecture, without numpy.
+    """
+    assert target.board.virtual is not None
+    suite = target.board.virtual.suite
+    arch = target.board.debian_arch
+    python = unpacked("python3", ["python3"], suite=suite, arch=arch)
+    archive = tmp_path / "python.tar"
+    tar_of_missing(python, rootfs(suite, arch), archive)
+    site = tmp_path / "site"
+    with zipfile.ZipFile(target.folder / "python" / wheel_name(target.build)) as wheel:
+        wheel.extractall(site)
+    run(["tar", "-C", site, "-cf", tmp_path / "site.tar", "."])
     examples = target.folder / "share" / "edgepack" / "examples"
     programs = []
     for static in (False, True):
@@ -367,6 +382,21 @@ def test_the_examples_on_a_virtual_board(
                     f"LD_LIBRARY_PATH=$PWD ./{program.name} edgepack/tiny/current {photos[0].name}"
                 ).stdout.splitlines()[-1]
                 assert json.loads(said[said.index("{") :]) == {"top": seen[0]}
+            (board,) = virtual.list_running()
+            root = login(board, "root")
+            root.put(archive, "/root/python.tar")
+            root.run("tar -C / -xf /root/python.tar")
+            root.close()
+            device.put(tmp_path / "site.tar", "site.tar")
+            device.put(examples / "embed-python" / "name.py", "name.py")
+            device.run("mkdir site && tar -C site -xf site.tar")
+            words = f"name.py edgepack/tiny/current {photos[0].name} {photos[1].name}"
+            interpreter = "$(ls /usr/bin/python3.? /usr/bin/python3.?? 2> /dev/null)"
+            start = f"PYTHONPATH=site LC_ALL=C.UTF-8 {interpreter} -W error"
+            said = device.run(f"{start} {words}").stdout
+            assert said.splitlines() == [
+                f"{photo.name}: { ({'top': top}) }" for photo, top in zip(photos, seen, strict=True)
+            ]
         finally:
             device.close()
 

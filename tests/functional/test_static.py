@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tarfile
 from collections.abc import Callable, Sequence
@@ -130,6 +132,40 @@ def test_its_outputs_are_those_of_the_dynamic_build(
         emulated(folder, "--image", image, "--output", str(out), flags=flags)
         outputs.append(out.read_bytes())
     assert outputs[0] == outputs[1]
+
+
+def test_it_serves_over_http(bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    """Sockets, signals and threads of musl: an answer is that of a single run, to the byte."""
+    folder = bundles["static"].path
+    out = tmp_path / "out.npy"
+    model = emulated(folder, "--golden", "--output", str(out))["model"]
+    qemu = require_tool("qemu-aarch64-static")
+    with subprocess.Popen(
+        [qemu, folder / APP, "--serve", f"unix:{tmp_path / 's'}"], stderr=subprocess.PIPE, text=True
+    ) as served:
+        try:
+            assert served.stderr is not None
+            assert served.stderr.readline() == f"serving {model} on unix:{tmp_path / 's'}\n"
+            got = infer(tmp_path / "s", model, np.load(folder / "golden/input.npy").tobytes())
+            served.terminate()
+            assert served.wait(60) == 0
+        finally:
+            served.kill()
+    assert got == np.load(out).tobytes()
+
+
+def infer(path: Path, model: str, tensor: bytes) -> bytes:
+    """The only output for the bytes of the only input, of a server on a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        client.settimeout(60)
+        head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nContent-Length: {len(tensor)}\r\n"
+        client.sendall(f"{head}Inference-Header-Content-Length: 0\r\n\r\n".encode() + tensor)
+        answer = http.client.HTTPResponse(client)
+        answer.begin()
+        body = answer.read()
+        assert answer.status == 200, body
+        return body[int(answer.getheader("Inference-Header-Content-Length", "0")) :]
 
 
 def test_photos_cost_what_they_cost_the_dynamic_build(

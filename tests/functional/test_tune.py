@@ -17,12 +17,16 @@ from edgepack.base.apart import Limits
 from edgepack.boards import get_board
 from edgepack.bundle.bundle import TUNING
 from edgepack.cli import main
-from edgepack.compiler.choices import Way
+from edgepack.compiler import cpu_key
+from edgepack.compiler.choices import Way, maker
 from edgepack.compiler.variants import compile_variants, survey_apart
 from edgepack.deploy.duel import ROUNDS
+from edgepack.flow import records
+from edgepack.flow.growth import GROWTH
 from edgepack.flow.records import RecordFile, Trial
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
+from edgepack.tuning import rounds
 from tests.boards import own_cache
 from tests.onnx_models import Builder
 from tests.plan_runner import run_plan
@@ -118,6 +122,7 @@ from pathlib import Path
 from edgepack.base import paths
 from edgepack.cli import main
 from edgepack.flow import records
+from edgepack.flow.growth import GROWTH
 left, how = int(sys.argv[1]), int(sys.argv[2])
 append = records.RecordFile.append
 def counted(self, new):
@@ -174,15 +179,36 @@ def test_a_session_that_is_killed_goes_on(folder: Path) -> None:
     assert (said["trials"], said["known"]) == (3, 5)
 
 
+# A Raspberry Pi's, which is held back at the ends of the first two blocks; the two answers before
+# are of what tells how often to run. Bit 16: it once was, and is no more.
+VCGENCMD = """#!/bin/sh
+echo >>"$HOME/asked"
+case $(wc -l <"$HOME/asked") in 4|6) echo throttled=0x10005;; *) echo throttled=0x10000;; esac
+"""
+
+
 def test_what_was_tuned_is_compiled_deployed_and_compared(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tools = folder / "tools"
+    tools.mkdir()
+    (tools / "vcgencmd").write_text(VCGENCMD)
+    (tools / "vcgencmd").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setattr(rounds, "_REST_S", 0.0)
+    file = RecordFile(folder / "tuning.jsonl")
+    with file.session() as first, RecordFile(folder / "others.jsonl").session() as other:
+        assert first != other
+        assert main(["tune", "--trials", "2", "--json"]) == 2
+        assert "another session writes there" in capsys.readouterr().err
     assert main(["tune", "--trials", "2", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     check_output("tune", said)
+    # What was measured while it was held back does not count.
+    assert said["repeated_blocks"] == 2
+    assert all("not throttled" in one for one in said["conditions"])
     assert (said["trials"], said["known"], said["wrong"]) == (2, 0, 0)
     assert not list(folder.rglob(".tuning*"))
-    file = RecordFile(folder / "tuning.jsonl")
 
     # What wins is a matter of the machine: one trial is made to have won.
     trial = next(record for record in file.read() if isinstance(record, Trial))
@@ -198,6 +224,12 @@ def test_what_was_tuned_is_compiled_deployed_and_compared(
     assert (tuned[0], untuned[0]) == ({trial.kernel: str(trial.choice)}, {})
     assert tuned[1] != untuned[1]
     assert compiled("--records", "tuning.jsonl") == tuned  # same records, same bytes
+    # Where a project has none, those that come with edgepack for the board.
+    monkeypatch.setattr(records, "data_file", lambda name: folder / name)
+    (folder / "tuned").mkdir()
+    shipped = file.path.rename(folder / "tuned" / "local.jsonl")
+    assert (compiled(), compiled("--no-records")) == (tuned, untuned)
+    shipped.rename(file.path)
 
     # Both as releases on one device, in turns.
     releases = []
@@ -214,18 +246,60 @@ def test_what_was_tuned_is_compiled_deployed_and_compared(
     assert 0 < found["low"] <= found["ratio"] <= found["high"]
 
 
+@pytest.mark.slow
+def test_figures_are_fitted_to_records(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a machine on which every kernel is the faster, the slower the cost model says it is."""
+    other = network(folder / "other.onnx")
+    board = get_board("local")
+    trials = []
+    for path in (folder / "tiny.onnx", other):
+        spec, growth = ModelSpec(path=path), GROWTH["balance"]
+        for one in survey_apart(spec, board, limits=LIMITS, growth=growth):
+            for way in one.others:
+                ratio = one.default.cycles / way.cycles
+                trials.append(
+                    Trial(
+                        cpu=cpu_key(board),
+                        compiler=maker(),
+                        kernel=one.signature,
+                        choice=way.choice,
+                        low=ratio * 0.9999,
+                        high=ratio * 1.0001,
+                        ratio=ratio,
+                        ms=1.0,
+                        default_ms=1.0,
+                        blocks=16,
+                    )
+                )
+    RecordFile(folder / "tuning.jsonl").append(trials)
+    assert main(["tune", "--json", "--fit", "other.onnx"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    # All but ties are in the wrong order, and no figures turn a model round.
+    assert said["before"] < 0.1
+    assert said["fitted_before"] < 0.1
+    assert said["fitted_pairs"] > said["pairs"] > 0
+    assert said["proposed"] == (said["after"] > said["before"])
+    assert {one["name"] for one in said["figures"]} >= {"memory_bandwidth", "l2_bandwidth"}
+
+
+def test_what_cannot_be_fitted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--fit", "tiny.onnx"]) == 2
+    assert "is the model to judge by" in capsys.readouterr().err
+    network(folder / "other.onnx")
+    assert main(["tune", "--fit", "other.onnx"]) == 2
+    assert "no records of this CPU" in capsys.readouterr().err
+
+
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = small(tmp_path / "m.onnx")
-    records = tmp_path / "r.jsonl"
+    file = tmp_path / "r.jsonl"
     words = ["tune", str(path), "--board", "rasp3b", "--device", "virtual"]
-    assert main([*words, "--records", str(records)]) == 2
+    assert main([*words, "--records", str(file)]) == 2
     said = capsys.readouterr().err
     assert "its times are the emulator's" in said
     assert "--emulated" in said
     assert main([*words, "--no-records"]) == 2
     assert "--no-records" in capsys.readouterr().err
-    records.write_text('{"kind": "trial"}\n')
-    assert (
-        main([*words[:-4], "--board", "local", "--device", "local", "--records", str(records)]) == 2
-    )
-    assert f"{records}: line 1: cpu: missing" in capsys.readouterr().err
+    file.write_text('{"kind": "trial"}\n')
+    assert main([*words[:-4], "--board", "local", "--device", "local", "--records", str(file)]) == 2
+    assert f"{file}: line 1: cpu: missing" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgepack.base.errors import UsageError
-from edgepack.bundle.service import Service
+from edgepack.bundle.service import Service, listens
 from edgepack.deploy.remote_service import Site
 from edgepack.deploy.service_files import (
     Place,
@@ -92,6 +92,31 @@ def test_limits_are_the_tables(tmp_path: Path) -> None:
     assert "DynamicUser=yes" in bare.splitlines()
     assert "Restart=no" in bare.splitlines()
     assert "MemoryMax" not in bare
+
+
+@pytest.mark.parametrize(
+    ("args", "who"),
+    [
+        (("--watch", "/tmp"), None),
+        (("--serve", "unix:/run/x"), None),
+        (("--serve", "8080"), "loopback"),
+        (("--serve=127.0.0.1:8080",), "loopback"),
+        (("--camera", "/dev/video0", "--preview", "[::1]:80"), "loopback"),
+        (("--serve", "127.0.0.1.example:80"), "any"),
+        (("--preview", "80", "--serve", "0.0.0.0:80"), "any"),
+        (("--serve",), "any"),
+    ],
+)
+def test_the_network_is_open_to_whom_the_app_lets_in(
+    args: tuple[str, ...], who: str | None, tmp_path: Path
+) -> None:
+    service = Service(args=args)
+    assert listens(service) == who
+    lines = systemd_unit(place(tmp_path, "root"), service).splitlines()
+    assert ("PrivateNetwork=yes" in lines) == (who is None)
+    assert ("IPAddressDeny=any" in lines) == (who != "any")
+    assert ("IPAddressAllow=localhost" in lines) == (who == "loopback")
+    assert ("RestrictAddressFamilies=AF_UNIX" in lines) == (who is None)
 
 
 def test_the_init_script_is_plain_shell(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from bench import arm, charts, host, mca, ops, results
+from bench import accuracy, arm, charts, host, mca, ops, results
 from bench.network import Network
 from bench.ours import NAME
 from bench.results import Figure
@@ -180,9 +180,10 @@ def test_worker_process_answers_and_says_why_it_ended(tmp_path: Path) -> None:
 def test_stored_results_are_readable() -> None:
     """bench/results is written by the benchmark and read for docs/performance.md."""
     stored = {path.stem for path in results.RESULTS.glob("*.json")}
-    assert stored == {"arm", "compile", "cycles", "host", "mca", "ops"}
-    for name in stored - {"cycles", "mca"}:
+    assert stored == {"accuracy", "arm", "compile", "cycles", "host", "mca", "ops"}
+    for name in stored - {"accuracy", "cycles", "mca"}:
         assert results.load(name)
+    assert "| edgepack | " in accuracy.report()
     for board in arm.BOARDS:
         assert f"(board {board})" in mca.report()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -10,38 +11,17 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from edgepack.compiler.errors import ImportModelError
 from edgepack.compiler.frontend import control
 from edgepack.compiler.frontend.expand import expand
-from edgepack.compiler.frontend.folding import NEWEST_OPSET, fold_by_reference
+from edgepack.compiler.frontend.folding import (
+    NEWEST_OPSET,
+    fold_by_onnxruntime,
+    fold_by_reference,
+)
 from edgepack.model import walk_nodes
+from tests.bodies import Body, graph
 from tests.onnx_models import Builder
-
-
-class Body(Builder):
-    """A graph inside of another, whose names are its own."""
-
-    def __init__(self, name: str = "body") -> None:
-        super().__init__()
-        self.name = name
-
-    def const(self, value: object, dtype: str | None = None) -> str:
-        super().const(value, dtype)
-        self.weights[-1].name = f"{self.name}/{self.weights[-1].name}"
-        return self.weights[-1].name
-
-    def op(
-        self, op_type: str, *inputs: str, outputs: Sequence[str] = (), **attributes: object
-    ) -> str:
-        names = outputs or [f"{self.name}/v{len(self.nodes)}"]
-        return super().op(op_type, *inputs, outputs=names, **attributes)
-
-
-def graph(
-    builder: Builder, inputs: dict[str, Sequence[int]], outputs: dict[str, Sequence[int] | None]
-) -> onnx.GraphProto:
-    """A body; a scalar is int64 or bool by its name."""
-    types = {"turn": TensorProto.INT64, "going": TensorProto.BOOL, "goes": TensorProto.BOOL}
-    return builder.model(inputs, outputs, types).graph
 
 
 def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -115,15 +95,10 @@ def _of_data(outputs: Sequence[int] | None, **other_attributes: object) -> onnx.
     return b.model({"x": [1, 1], "first": [1], "second": []}, {"y": outputs}, kinds)
 
 
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("second", [True, False])
-def test_a_branch_is_chosen_by_data(first: bool, second: bool) -> None:
-    given = (np.full((1, 1), 2, "float32"), np.array([first]), np.array(second))
-    assert "If" not in operators(check(_of_data([1, 1], keepdims=1), *given))
-
-
-def test_branches_of_different_shapes_stay() -> None:
-    assert "If" in operators(expand(_of_data(None, keepdims=0)))
+def test_a_branch_that_data_choose_stays() -> None:
+    """As two ways of a block of the plan: `tests/functional/test_control_flow.py`."""
+    given = (np.full((1, 1), 2, "float32"), np.array([True]), np.array(False))
+    assert "If" in operators(check(_of_data([1, 1], keepdims=1), *given))
 
 
 @pytest.mark.parametrize("depth", [1, 6])
@@ -180,28 +155,6 @@ def test_a_loop_of_known_turns_is_written_out(stops_early: bool) -> None:
     assert "Loop" not in operators(expanded)
 
 
-def test_branches_that_double_at_each_level_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 branches of 8 nodes are no straight line where 200 nodes are the most."""
-    monkeypatch.setattr(control, "_MOST_NODES", 200)
-
-    def both(level: int) -> onnx.GraphProto:
-        body = Body(f"body{level}")
-        if level:
-            bodies = {f"{way}_branch": both(level - 1) for way in ("then", "else")}
-            body.op("If", "flag", outputs=["z"], **bodies)
-        else:
-            for _ in range(8):
-                body.op("Neg", "x", outputs=["z"])
-        return graph(body, {}, {"z": None})
-
-    b = Builder()
-    b.op("If", "flag", outputs=["y"], then_branch=both(5), else_branch=both(5))
-    proto = b.model({"x": [4, 3], "flag": []}, {"y": None}, {"flag": TensorProto.BOOL})
-    assert control.both_ways(proto) is proto
-    monkeypatch.undo()
-    assert "If" not in operators(control.both_ways(proto))
-
-
 @pytest.mark.parametrize("missing", ["then_branch", "else_branch"])
 def test_a_branch_that_is_missing(missing: str) -> None:
     proto = _of_data([1, 1], keepdims=1)
@@ -212,27 +165,21 @@ def test_a_branch_that_is_missing(missing: str) -> None:
     assert "If" in operators(expand(proto))
 
 
-@pytest.mark.parametrize("goes", [True, False])
-@pytest.mark.parametrize("limit", [0, 1, 3, 99])
-def test_a_loop_that_data_ends(limit: int, goes: bool) -> None:
-    """It reads a table, whose end it must not pass: that turn is none of its own."""
+def _counting(turns: int) -> onnx.ModelProto:
     body = Body()
-    body.op("Gather", "table", "turn", outputs=["row"])
-    body.op("Add", "state", "row", outputs=["next"])
-    body.op("Less", "turn", "limit", outputs=["goes"])
-    inner = graph(
-        body,
-        {"turn": [], "going": [], "state": [3]},
-        {"goes": [], "next": [3], "row": [3]},
-    )
+    body.op("Neg", "state", outputs=["next"])
+    body.op("Identity", "going", outputs=["goes"])
+    inner = graph(body, {"turn": [], "going": [], "state": [4, 3]}, {"goes": [], "next": [4, 3]})
     b = Builder()
-    most = b.const(4, "int64")
-    b.op("Loop", most, "first", "x", outputs=["y", "rows"], body=inner)
-    kinds = {"limit": TensorProto.INT64, "first": TensorProto.BOOL}
-    inputs = {"x": [3], "table": [4, 3], "limit": [], "first": []}
-    proto = b.model(inputs, {"y": [3], "rows": [None, 3]}, kinds)
-    given = (X[0], X, np.array(limit), np.array(goes))
-    assert "Loop" not in operators(check(proto, *given))
+    b.op("Loop", b.const(turns, "int64"), "", "x", outputs=["y"], body=inner)
+    return b.model({"x": [4, 3]}, {"y": [4, 3]})
+
+
+def test_a_long_loop_stays() -> None:
+    assert "Loop" not in operators(check(_counting(control.FEW_NODES // 2), X))
+    proto = _counting(control.FEW_NODES)
+    assert expand(proto) is proto
+    assert "Loop" not in operators(control.straightened(proto, control.MOST_NODES))
 
 
 def test_a_loop_of_unknown_turns_stays() -> None:
@@ -344,3 +291,20 @@ def test_what_came_after_the_newest_version_needs_no_conversion() -> None:
         if not (schema.has_function or schema.has_context_dependent_function)
     }
     assert newer <= known
+
+
+def test_a_branch_that_shapes_do_not_suit_is_left_by_a_constant(tmp_path: Path) -> None:
+    """Its other branch takes matrices: onnxruntime itself says no."""
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    weights = helper.make_tensor("w", TensorProto.FLOAT, [5, 1], range(5))
+    fits = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "fits", [], [result])
+    product = helper.make_node("MatMul", ["x", "w"], ["y"])
+    other = helper.make_graph([product], "other", [], [result], [weights])
+    net = Builder()
+    net.op("If", "flag", then_branch=fits, else_branch=other, outputs=["out"])
+    path = net.save(
+        tmp_path / "m.onnx", {"flag": [], "x": [4]}, {"out": [4]}, {"flag": TensorProto.BOOL}
+    )
+    with pytest.raises(ImportModelError) as caught:
+        fold_by_onnxruntime(path, onnx.load(path))
+    assert "--set NAME=VALUE" in (caught.value.hint or "")

@@ -384,7 +384,7 @@ ONE_BY_ONE = arm.Convolve(
 
 @pytest.mark.parametrize(
     ("cpu", "pixels", "vectors", "fma", "most"),
-    [(CORTEX_A9, 4, 2, "vmla", 1.2), (CORTEX_A72, 7, 3, "fmla", 1.15)],
+    [(CORTEX_A15, 4, 2, "vmla", 1.2), (CORTEX_A72, 7, 3, "fmla", 1.15)],
 )
 def test_hot_loop_is_arithmetic_and_never_touches_the_stack(
     cpu: CpuModel, pixels: int, vectors: int, fma: str, most: float
@@ -415,7 +415,7 @@ def test_armv7_takes_lanes_of_low_registers_only() -> None:
 
 
 def test_depthwise_loads_each_input_once() -> None:
-    isa = arm.isa_of(CORTEX_A9, FLOAT32)
+    isa = arm.isa_of(CORTEX_A15, FLOAT32)
     assert isa is not None
     reduction = arm.Depthwise(kernel=(3, 3), stride=2, row_step=512)
     lines = code(reduction, isa, pixels=5, vectors=1)
@@ -430,7 +430,7 @@ def test_depthwise_loads_each_input_once() -> None:
 
 
 @pytest.mark.parametrize("pixels", [1, 2, 5, 7, 8])
-@pytest.mark.parametrize(("cpu", "register"), [(CORTEX_A9, "q"), (CORTEX_A72, "v")])
+@pytest.mark.parametrize(("cpu", "register"), [(CORTEX_A15, "q"), (CORTEX_A72, "v")])
 def test_a_tile_adds_up_its_pixels_once_they_are_stored(
     cpu: CpuModel, register: str, pixels: int
 ) -> None:
@@ -456,7 +456,7 @@ def test_a_tile_adds_up_its_pixels_once_they_are_stored(
     ]
 
 
-@pytest.mark.parametrize("cpu", [CORTEX_A9, CORTEX_A72])
+@pytest.mark.parametrize("cpu", [CORTEX_A9, CORTEX_A15, CORTEX_A53_32, CORTEX_A53, CORTEX_A72])
 def test_rows_of_tiles_need_no_more_core_registers_than_there_are(cpu: CpuModel) -> None:
     isa = arm.isa_of(cpu, FLOAT32)
     assert isa is not None
@@ -480,8 +480,9 @@ def test_rows_of_tiles_need_no_more_core_registers_than_there_are(cpu: CpuModel)
         total_step=0x45670,
     )
     text = rows.llvm_ir("rows")
-    # Of 16 one is the program counter, one the stack's, one the frame's.
-    assert text.count("=&r") <= 13
+    # Of 16 one is the program counter, one the stack's, one the frame's. 64-bit code has 31, of
+    # which the platform, the frame and LLVM keep some.
+    assert text.count("=&r") <= (13 if isa.name == "armv7" else 24)
     body = re.search(r'asm sideeffect "(.*?)"', text)
     assert body
     assert not re.search(r"\bsp\b", body[1])
@@ -489,7 +490,7 @@ def test_rows_of_tiles_need_no_more_core_registers_than_there_are(cpu: CpuModel)
 
 @pytest.mark.parametrize(("columns", "most"), [(7, 1), (8, 1), (9, 2)])
 def test_armv7_loads_no_more_registers_than_an_instruction_can(columns: int, most: int) -> None:
-    isa = arm.isa_of(CORTEX_A9, FLOAT32)
+    isa = arm.isa_of(CORTEX_A15, FLOAT32)
     assert isa is not None
     reduction = arm.Depthwise(kernel=(1, columns), stride=1, row_step=0)
     lines = code(reduction, isa, pixels=2, vectors=1)

@@ -52,7 +52,7 @@ def test_pairs_and_integer_weights_are_seen_around_each_layer(
 ) -> None:
     path = onnx_models.quantized(tmp_path / "m.onnx")
     # As where operators between them are not known.
-    monkeypatch.setattr(importer, "with_integers", lambda proto: proto)
+    monkeypatch.setattr(importer, "with_integers", lambda proto, _leave: proto)
     layers = layers_of(path)
     kinds = [type(layer.operator).__name__ for layer in layers]
     pair = ["Quantize", "Dequantize"]
@@ -86,14 +86,15 @@ def test_a_plan_without_rules_for_them_is_that_of_folded_weights(
 ) -> None:
     model = load_model(ModelSpec(path=onnx_models.quantized(tmp_path / "m.onnx")))
     target = tvm_target(get_board(board))
-    monkeypatch.setattr(importer, "with_integers", lambda proto: proto)
+    monkeypatch.setattr(importer, "with_integers", lambda proto, _leave: proto)
 
     def made() -> tuple[str, bytes, dict[str, str]]:
         module, fast = lower.lower(import_model(model), target, model)
-        laid_out, kernels = plan.extract_plan(
-            schedule.schedule(module, target), model, fast.kernels
+        lowered = plan.Lowered(
+            module=schedule.schedule(module, target), library=fast.kernels, reports=fast.reports
         )
-        text = laid_out.to_json(plan.report_layers(laid_out, fast.reports))
+        laid_out, kernels, reports = plan.extract_plan(lowered, model)
+        text = laid_out.to_json(reports)
         return text, laid_out.params, {name: str(kernel) for name, kernel in kernels.items()}
 
     kept = made()

@@ -4,15 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from bench.cycles import cores, estimate, trace
-from bench.cycles.cores import CORES, PAIRING, Core
-from bench.cycles.instructions import Instruction, Kind, parse
-from bench.cycles.pipeline import issue_cycles, steady_cycles, steps
+from bench.cycles import estimate, measure, memories, trace
+from edgepack.compiler.pipeline import cores
+from edgepack.compiler.pipeline.cores import CORES, PAIRING, Core
+from edgepack.compiler.pipeline.instructions import ArmInstruction as Arm
+from edgepack.compiler.pipeline.instructions import ArmKind, parse
+from edgepack.compiler.pipeline.play import issue_cycles, steady_cycles, steps
 
 A53, A55, A9, A7 = (CORES[f"cortex-{name}"] for name in ("a53", "a55", "a9", "a7"))
 
 
-def program(text: str, arch: str = "aarch64") -> list[Instruction]:
+def program(text: str, arch: str = "aarch64") -> list[Arm]:
     return [parse(line.strip(), arch) for line in text.split(";") if line.strip()]
 
 
@@ -120,41 +122,41 @@ def test_results_of_a_long_load_come_one_after_the_other() -> None:
     ("text", "arch", "expected"),
     [
         ("ldp q0, q1, [x1], #0x20", "aarch64",
-         Instruction(kind=Kind.LOAD, bits=256, vector=True, reads=("x1",), writes=("v0", "v1"),
+         Arm(kind=ArmKind.LOAD, bits=256, vector=True, reads=("x1",), writes=("v0", "v1"),
                      base="x1")),
         ("ld1 {v0.4s, v1.4s, v2.4s}, [x0]", "aarch64",
-         Instruction(kind=Kind.LOAD, bits=384, vector=True, reads=("x0",),
+         Arm(kind=ArmKind.LOAD, bits=384, vector=True, reads=("x0",),
                      writes=("v0", "v1", "v2"))),
         ("stp x29, x30, [sp, #-0x20]!", "aarch64",
-         Instruction(kind=Kind.STORE, bits=128, reads=("sp", "x29", "x30"), base="sp")),
+         Arm(kind=ArmKind.STORE, bits=128, reads=("sp", "x29", "x30"), base="sp")),
         ("mov v0.d[1], x23", "aarch64",
-         Instruction(kind=Kind.TO_VECTOR, bits=64, vector=True, reads=("x23", "v0"),
+         Arm(kind=ArmKind.TO_VECTOR, bits=64, vector=True, reads=("x23", "v0"),
                      writes=("v0",))),
         ("fmla v0.4s, v1.4s, v2.s[0]", "aarch64",
-         Instruction(kind=Kind.FMA, bits=128, vector=True, is_float=True, reads=("v1", "v2"),
+         Arm(kind=ArmKind.FMA, bits=128, vector=True, is_float=True, reads=("v1", "v2"),
                      accumulator=("v0",), writes=("v0",))),
-        ("b.ne #0x40", "aarch64", Instruction(kind=Kind.BRANCH, reads=("flags",))),
+        ("b.ne #0x40", "aarch64", Arm(kind=ArmKind.BRANCH, reads=("flags",))),
         ("add x0, x1, x2, lsl #2", "aarch64",
-         Instruction(kind=Kind.SHIFTED, reads=("x1", "x2"), writes=("x0",))),
+         Arm(kind=ArmKind.SHIFTED, reads=("x1", "x2"), writes=("x0",))),
         ("vmla.f32 q8, q9, d2[0]", "armv7",
-         Instruction(kind=Kind.FMA, bits=128, vector=True, is_float=True,
+         Arm(kind=ArmKind.FMA, bits=128, vector=True, is_float=True,
                      reads=("d18", "d19", "d2"), accumulator=("d16", "d17"),
                      writes=("d16", "d17"))),
         ("vld1.32 {d16, d17}, [r1]!", "armv7",
-         Instruction(kind=Kind.LOAD, bits=128, vector=True, reads=("r1",), writes=("d16", "d17"),
+         Arm(kind=ArmKind.LOAD, bits=128, vector=True, reads=("r1",), writes=("d16", "d17"),
                      base="r1")),
         ("subs fp, fp, #4", "armv7",
-         Instruction(kind=Kind.ALU, reads=("r11",), writes=("r11", "flags"))),
-        ("bne #0x40", "armv7", Instruction(kind=Kind.BRANCH, reads=("flags",))),
-        ("pld [r0, #0x100]", "armv7", Instruction(kind=Kind.PREFETCH, reads=("r0",))),
+         Arm(kind=ArmKind.ALU, reads=("r11",), writes=("r11", "flags"))),
+        ("bne #0x40", "armv7", Arm(kind=ArmKind.BRANCH, reads=("flags",))),
+        ("pld [r0, #0x100]", "armv7", Arm(kind=ArmKind.PREFETCH, reads=("r0",))),
         ("ldr r0, [r1, r2, lsl #2]", "armv7",
-         Instruction(kind=Kind.LOAD, bits=32, reads=("r1", "r2"), writes=("r0",))),
+         Arm(kind=ArmKind.LOAD, bits=32, reads=("r1", "r2"), writes=("r0",))),
         ("vtrn.32 d0, d1", "armv7",
-         Instruction(kind=Kind.PERMUTE, bits=128, vector=True, reads=("d0", "d1"),
+         Arm(kind=ArmKind.PERMUTE, bits=128, vector=True, reads=("d0", "d1"),
                      writes=("d0", "d1"))),
     ],
 )  # fmt: skip
-def test_instructions_are_read(text: str, arch: str, expected: Instruction) -> None:
+def test_instructions_are_read(text: str, arch: str, expected: Arm) -> None:
     assert parse(text, arch) == expected
 
 
@@ -201,9 +203,28 @@ def test_a_trace_becomes_cycles_traffic_and_milliseconds(tmp_path: Path) -> None
     assert result.parts["products"].fma_per_cycle == pytest.approx(0.25, rel=0.1)
     assert result.parts["products"].read_bytes == 40 * 64
     assert result.traffic_bytes == 50 * 64
-    memory = cores.MEMORIES["rasp3b"]
+    memory = memories.MEMORIES["rasp3b"]
     best, worst = result.milliseconds(memory, 1e9)
     assert best == pytest.approx(3200e-6, rel=0.01)
     assert worst == pytest.approx((3200 + 100 * 15) * 1e-6 + 3200 / 1.5e9 * 1e3, rel=0.01)
     changed = estimate.alternatives(found, A53, kernel)
     assert changed["taken_branch=1"] == pytest.approx(3200, rel=0.01)
+
+
+def test_the_page_leads_with_ours_beside_the_best_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stored(strict: int, looser: int, free: int, traffic: int) -> measure.Stored:
+        cycles = {"strict": strict * 10**6, "looser": looser * 10**6, "free": free * 10**6}
+        return {"cycles": cycles, "others": {}, "traffic_bytes": traffic * 10**6}
+
+    engines = {
+        "edgepack": stored(80, 80, 80, 99),
+        "ncnn": stored(100, 100, 90, 250),
+        "litert": stored(120, 90, 100, 110),
+        "tflite": {"failed": "illegal instruction"},
+    }
+    tables = {"rasp3b-64": {"mobilenetv2": engines, "resnet18": {"edgepack": engines["edgepack"]}}}
+    monkeypatch.setattr(measure, "load", lambda: tables)
+    assert measure.lead().splitlines()[2:] == [
+        "| cortex-a53, 64 bits | mobilenetv2 | 80 / 80 / 80 | 100 / 90 / 90 "
+        "| 0.80 / 0.89 / 0.89 | 99 | 110 |"
+    ]

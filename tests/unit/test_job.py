@@ -68,10 +68,12 @@ def test_everything_a_job_compiles_from_changes_the_key(job: Job) -> None:
         replace(job, project=replace(job.project, constants={"x": 1.0})),
         replace(job, project=replace(job.project, optimize="size")),
         replace(job, project=replace(job.project, precision="float16")),
+        replace(job, project=replace(job.project, quantized="int8")),
         replace(job, board=get_board("pynq")),
         replace(job, toolchain=replace(toolchain, toolchain=replace(compiler, version="0.1"))),
     ]
     keys = [job_module._compile_key(each) for each in (job, *others)]
+    keys.append(job_module._compile_key(job, floats={"conv": "why"}))
     assert len(set(keys)) == len(keys)
     same = replace(job, board=replace(job.board, title="another name"))
     assert job_module._compile_key(same) == keys[0]

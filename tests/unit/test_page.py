@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 
 from edgepack.base import page
+from edgepack.cli.pages import run_page
 from edgepack.deploy.answers import Answer
-from edgepack.deploy.app_answers import Bench
+from edgepack.deploy.app_answers import AppAnswer, Bench
 
 EVIL = '</style><script>alert("x")</script>'
 
@@ -73,6 +77,27 @@ def test_bars_and_columns_are_as_long_as_their_values() -> None:
     # One value only, and no time at all.
     for values in ([1.5], [0.0, 0.0]):
         assert Parsed(page.histogram(values, unit="ms", title="t")).tags.count("rect") == 1
+
+
+def test_boxes_lie_where_they_are(tmp_path: Path) -> None:
+    photo = tmp_path / "photo.png"
+    cv2.imwrite(str(photo), np.zeros((60, 80, 3), np.uint8))
+    said = {
+        "edgepack": "0",
+        "boxes": [
+            {"index": 1, "label": "a<b", "score": 0.9, "box": [10.0, 20.0, 30.0, 50.5],
+             "points": [[12.5, 21.0], "none"]}
+        ],
+        "keypoints": [{"index": 0, "score": 0.5, "point": [1.5, 2.0]}],
+    }  # fmt: skip
+    made = run_page(AppAnswer.read(Answer(said, "it")), "it", photo)
+    assert 'viewBox="0 0 80 60"' in made
+    assert '<rect x="10.0" y="20.0" width="20.0" height="30.5"/>' in made
+    assert "a&lt;b 0.90</text>" in made
+    assert [(one[1], one[2]) for one in re.finditer(r'cx="([\d.]+)" cy="([\d.]+)"', made)] == [
+        ("12.5", "21.0"),
+        ("1.5", "2.0"),
+    ]
 
 
 def test_a_bench_shows_its_histogram_if_it_has_the_times() -> None:

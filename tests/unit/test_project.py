@@ -8,7 +8,7 @@ import pytest
 from edgepack.base.errors import ConfigError, UsageError
 from edgepack.bundle.manifest import Health
 from edgepack.bundle.service import Service
-from edgepack.flow.project import default_name, load_project, read_labels
+from edgepack.flow.project import Quantizing, default_name, load_project, read_labels
 from edgepack.postprocess.classes import Classes
 from edgepack.preprocess.spec import PreprocessSpec, Resize
 
@@ -31,6 +31,7 @@ toolchain = "gnu"
 static = false
 optimize = "size"
 precision = "float16"
+quantized = "int8"
 
 [shapes]
 "image:0" = [1, 3, 8, 8]
@@ -42,6 +43,11 @@ cpu_s = 900
 
 [tune]
 records = ["pi.jsonl", "sub/other.jsonl"]
+
+[quantize]
+images = "sub"
+snr_db = 20
+budget = 0.05
 
 [set]
 "sr:0" = 16000
@@ -112,6 +118,8 @@ def test_every_key(folder: Path) -> None:
     assert project.static is False
     assert project.optimize == "size"
     assert project.precision == "float16"
+    assert project.quantized == "int8"
+    assert project.quantize == Quantizing(images=folder / "sub", snr_db=20, budget=0.05)
     assert not project.verify
     assert (project.compile_memory_mb, project.compile_cpu_s) == (4096, 900)
     assert project.records == (folder / "pi.jsonl", folder / "sub" / "other.jsonl")
@@ -143,8 +151,9 @@ def test_defaults_and_where_they_come_from(folder: Path) -> None:
     assert project.name == "net"
     assert project.scores == "softmax"
     assert project.tolerance == 1e-4
-    assert project.optimize == "speed"
+    assert project.optimize == "balance"
     assert project.precision == "float32"
+    assert project.quantized == "auto"
     assert project.verify
     assert project.shapes == {}
     assert project.preprocess is None

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from edgepack.base.errors import ConfigError, MismatchError
 from edgepack.compiler.frontend.load import load_model
@@ -17,6 +17,7 @@ from edgepack.flow.reference import (
     ReferenceInputError,
     ReferenceRunError,
     compare,
+    has_endless_loop,
     make_golden,
     random_input,
     run_reference,
@@ -25,6 +26,7 @@ from edgepack.flow.reference import (
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo
 from edgepack.preprocess.image import ImageNotFoundError
 from edgepack.preprocess.spec import PreprocessMismatchError, PreprocessSpec
+from tests import control_flow
 from tests.onnx_models import one_conv
 
 
@@ -263,3 +265,26 @@ def test_a_model_with_branches_is_not_optimised(tmp_path: Path, as_file: bool) -
     levels = onnxruntime.GraphOptimizationLevel
     assert asked == [levels.ORT_DISABLE_ALL, levels.ORT_ENABLE_ALL]
     assert [reference.run([np.array(b)])[0][0] for b in (True, False)] == [0.0, 1.0]
+
+
+def test_a_loop_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    proto = control_flow.doubling()
+    inputs = [np.array(True), np.array(1, "float32"), np.ones(3, "float32")]
+    (due,) = Reference(proto).run(inputs)
+    np.testing.assert_array_equal(due, np.full(3, 2, "float32"))
+    monkeypatch.setattr("edgepack.flow.reference._LOOP_LIMIT_S", 0.1)
+    with pytest.raises(ReferenceRunError, match=r"a loop did not end within 0\.1 s"):
+        Reference(proto).run([*inputs[:2], np.zeros(3, "float32")])
+
+
+@pytest.mark.parametrize(
+    ("most", "is_endless"), [("", True), (2**63 - 1, True), (1000, False), ("n", False)]
+)
+def test_loops_without_a_maximum(most: str | int, is_endless: bool) -> None:
+    proto = control_flow.limited()
+    (loop,) = (node for node in proto.graph.node if node.op_type == "Loop")
+    loop.input[0] = str(most)
+    if isinstance(most, int):
+        number = numpy_helper.from_array(np.array(most), str(most))
+        proto.graph.initializer.append(number)
+    assert has_endless_loop(proto) == is_endless

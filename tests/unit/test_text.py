@@ -66,7 +66,7 @@ def test_tables_fold_their_widest_columns() -> None:
         "pynq    x                2",
     ]
     # Narrower than columns can be, it is as wide as it must; without a terminal nothing is folded.
-    assert max(map(len, table(rows, header, width=5).splitlines())) == 6 + 2 + 12 + 2 + 5
+    assert max(map(len, table(rows, header, width=5).splitlines())) == 6 + 2 + 10 + 2 + 5
     assert len(table(rows, header).splitlines()) == 3
 
 

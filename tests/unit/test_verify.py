@@ -84,6 +84,14 @@ def test_what_is_right_passes_on_every_kind_of_input(
     assert found.emulated == ()
 
 
+def test_inputs_without_axes_are_arrays() -> None:
+    infos = [TensorInfo(name=kind, dtype=kind, shape=()) for kind in ("bool", "int64", "float32")]
+    golden = [np.zeros((), info.dtype) for info in infos]
+    for inputs in make_cases(infos, golden).values():
+        assert all(isinstance(array, np.ndarray) for array in inputs)
+        assert [str(array.dtype) for array in inputs] == ["bool", "int64", "float32"]
+
+
 def test_what_is_wrong_is_named(
     built: tuple[LoadedModel, CompiledModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
