@@ -185,7 +185,8 @@ def test_it_is_kept_and_only_one(rig: Rig, tmp_path: Path) -> None:
         owners = [Path(f"/proc/{pid}").stat().st_uid for pid in (process.pid, app)]
         assert owners == [0, 65534]
         os.kill(supervisor, 9)
-        until(lambda: any(parent(pid) not in (None, 1, supervisor) for pid in rig.apps()), "another")
+        ended = (None, 1, supervisor)
+        until(lambda: any(parent(pid) not in ended for pid in rig.apps()), "another")
         until(lambda: "the one before was killed by signal 9" in rig.said(), "the reason")
         os.kill(process.pid, 9)
         until(lambda: not rig.apps(), "the end of all")
