@@ -1,4 +1,3 @@
-#include <chrono>
 #include <cstring>
 #include <pthread.h>
 #include <sched.h>
@@ -8,14 +7,11 @@
 #include <edgepack/errors.h>
 #include <edgepack/thread_pool.h>
 
+#include "patience.h"
+
 namespace edgepack {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-/// Kernels follow each other within microseconds, waking a thread takes tens of them: look for the
-/// next one this long before sleeping. No longer, for the core may be wanted elsewhere.
-constexpr std::chrono::microseconds kSpin{100};
 /// Looks between two looks at the clock: about a microsecond.
 constexpr int kLooks = 32;
 /// What fits a share's state.
@@ -201,14 +197,15 @@ void ThreadPool::Count(int finished) {
 template <typename Condition>
 void ThreadPool::Await(std::condition_variable* condition, std::atomic<int>* sleepers,
                        Condition done) {
-  Clock::time_point end{};
-  do {
+  Patience patience;
+  for (Patience::Step step{}; step != Patience::Step::kSleep;) {
     for (int look = 0; look < kLooks; ++look) {
       if (done()) return;
       Pause();
     }
-    if (end == Clock::time_point{}) end = Clock::now() + kSpin;
-  } while (spins_ && Clock::now() < end);
+    step = spins_ ? patience.Next(Patience::Clock::now()) : Patience::Step::kSleep;
+    if (step == Patience::Step::kYield) sched_yield();
+  }
   std::unique_lock<std::mutex> lock(mutex_);
   ++*sleepers;
   condition->wait(lock, done);

@@ -8,6 +8,8 @@
 #include <edgepack/errors.h>
 #include <edgepack/thread_pool.h>
 
+#include "patience.h"
+
 namespace edgepack {
 namespace {
 
@@ -45,19 +47,43 @@ TEST_CASE("many short launches") {
   CHECK(sum == 15000);
 }
 
-TEST_CASE("what a late thread leaves is done by the others") {
-  ThreadPool pool;
-  pool.Configure(2, {});
-  for (int i = 0; i < 200; ++i) {
-    std::atomic<int> others{0};
-    // The first task of the second thread's share lasts until all others are done.
-    const int status = pool.Run(8, [&](int task, Group& /*group*/) {
-      if (task != 4) return ++others, 0;
-      while (others != 7) sched_yield();
-      return 0;
-    });
-    CHECK(status == 0);
-    CHECK(others == 7);
+TEST_CASE("what late threads leave is done by the others") {
+  for (const int threads : {2, 3, 4}) {
+    ThreadPool pool;
+    pool.Configure(threads, {});
+    const int tasks = 4 * threads;
+    for (int i = 0; i < 100; ++i) {
+      // The first task of every share but one lasts until all others are done, as if all cores but
+      // one were slow: so many tasks are left to whichever thread has none of these.
+      const int others = tasks - (threads - 1);
+      std::atomic<int> done{0};
+      const int status = pool.Run(tasks, [&](int task, Group& /*group*/) {
+        if (task == 0 || task % 4 != 0) return ++done, 0;
+        while (done != others) sched_yield();
+        return 0;
+      });
+      CHECK(status == 0);
+      CHECK(done == others);
+    }
+  }
+}
+
+TEST_CASE("waiting gives way") {
+  using Step = Patience::Step;
+  using std::chrono::microseconds;
+  const Patience::Clock::time_point start(std::chrono::hours(1));
+  Patience patience;
+  SUBCASE("on a core of its own it goes on for a while, others may have the core soon") {
+    for (int us = 0; us < 20; ++us) CHECK(patience.Next(start + microseconds(us)) == Step::kLook);
+    for (int us = 20; us < 100; ++us) {
+      CHECK(patience.Next(start + microseconds(us)) == Step::kYield);
+    }
+    CHECK(patience.Next(start + microseconds(100)) == Step::kSleep);
+  }
+  SUBCASE("it ends where another process has had the core") {
+    CHECK(patience.Next(start) == Step::kLook);
+    CHECK(patience.Next(start + microseconds(20)) == Step::kYield);
+    CHECK(patience.Next(start + microseconds(41)) == Step::kSleep);
   }
 }
 
