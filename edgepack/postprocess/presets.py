@@ -14,6 +14,18 @@ _CLASSES = {"kind": "classes", "scores": "softmax"}
 
 _IMAGENET = "the outputs are logits"
 
+# MediaPipe's detectors: anchors of one pixel, and differences in pixels.
+_MEDIAPIPE = {
+    "kind": "ssd",
+    "units": "pixels",
+    "variances": [1, 1],
+    "sizes": "linear",
+    "scores": "sigmoid",
+    "background": "none",
+    "score": 0.5,
+    "iou": 0.3,
+}
+
 PRESETS: Mapping[str, Preset] = {
     "torchvision-imagenet": Preset(
         title="torchvision's classifiers", source=_IMAGENET, table=_CLASSES
@@ -85,6 +97,21 @@ PRESETS: Mapping[str, Preset] = {
             "score": 0.5,
             "iou": 0.4,
         },
+    ),
+    "blazeface": Preset(
+        title="BlazeFace: faces with six points each; short range, front and back camera",
+        source="MediaPipe's modules/face_detection/face_detection_short_range.pbtxt",
+        table={
+            **_MEDIAPIPE,
+            "maps": [16, 16, 8, 8],
+            "counts": [2, 6],
+            "anchors": [1] * 16,
+        },
+    ),
+    "blazeface-full": Preset(
+        title="BlazeFace, full range, of 192 x 192",
+        source="MediaPipe's modules/face_detection/face_detection_full_range.pbtxt",
+        table={**_MEDIAPIPE, "maps": [48, 48], "counts": [1], "anchors": [1, 1]},
     ),
     "pose-heatmaps": Preset(
         title="Simple Baselines, HRNet: poses of one person",

