@@ -1,4 +1,5 @@
-"""The README's way in with pip, on whole systems: Debian 12 and 13, by a user without sudo."""
+"""The README's way in with pip, on whole systems with each Python, by a user without sudo; and that
+each Python, on x86-64 and aarch64, finds all it needs in wheels."""
 
 from __future__ import annotations
 
@@ -122,3 +123,29 @@ def test_from_pip_to_the_photos_class(
     assert "mobilenetv2 on virtual rasp3b: deployed" in said
     # Of `check` here, and of the smoke test there.
     assert len(re.findall(r"^ +0\.[67]\d+ +285", said, re.MULTILINE)) == 2
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
+def test_all_packages_have_wheels(python: str, arch: str, tmp_path: Path) -> None:
+    """Of the very versions in the lock; only the index is asked, nothing is downloaded."""
+    lock = re.sub(r"\\\n", " ", (ROOT / "requirements.lock").read_text(encoding="utf-8"))
+    kept = []
+    for line in lock.splitlines():
+        # pip would go by the Python that it runs on.
+        found = re.fullmatch(r'(\S+) ; python_version < "3\.(\d+)"( .*)', line)
+        if found is None:
+            kept.append(line)
+        elif int(python.partition(".")[2]) < int(found[2]):
+            kept.append(found[1] + found[3])
+    (tmp_path / "lock").write_text("\n".join(kept) + "\n", encoding="utf-8")
+    run(
+        [
+            *[sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--require-hashes"],
+            *["--only-binary=:all:", "--target", tmp_path / "none", "--python-version", python],
+            # The oldest glibc of the systems above is Debian 12's.
+            *(f"--platform=manylinux_2_{glibc}_{arch}" for glibc in range(17, 37)),
+            *[f"--platform=manylinux2014_{arch}", "-r", tmp_path / "lock"],
+        ],
+        timeout_s=900,
+    )
