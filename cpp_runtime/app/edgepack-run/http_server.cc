@@ -4,6 +4,8 @@
 #include <arpa/inet.h>
 #include <cerrno>
 #include <csignal>
+#include <iterator>
+#include <linux/filter.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -26,7 +28,8 @@ constexpr std::size_t kReceiveBytes = std::size_t{64} << 10U;
 constexpr int kBacklog = 128;
 /// A client that was refused may still be sending: an answer that is followed by a reset is lost.
 constexpr std::chrono::milliseconds kLinger(2000);
-/// When the server stops: for a client that has just connected to say what it wants.
+/// When the server stops: for a client that has just connected, or is about to have, to say what it
+/// wants.
 constexpr std::chrono::milliseconds kLastRequest(500);
 constexpr std::chrono::milliseconds kNoDescriptors(200);
 
@@ -106,6 +109,25 @@ void RemoveStale(const sockaddr_un& address, socklen_t size) {
       errno == ECONNREFUSED) {
     unlink(address.sun_path);
   }
+}
+
+/// From now on nobody connects to `listener`; who has can still be accepted. To close it would
+/// reset them, and those for whom the last packet of TCP's three is still on its way: so the kernel
+/// drops packets without an ACK, which are the first of the three. Whoever sent one hears nothing,
+/// asks again after a second, and is refused by then.
+void LetNobodyIn(int listener, bool tcp) {
+  if (!tcp) {
+    shutdown(listener, SHUT_RD);
+    return;
+  }
+  constexpr std::uint32_t kFlags = 13;  // of TCP's header
+  constexpr std::uint32_t kAck = 0x10;
+  sock_filter code[] = {BPF_STMT(BPF_LD | BPF_B | BPF_ABS, kFlags),
+                        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, kAck, 0, 1),
+                        BPF_STMT(BPF_RET | BPF_K, UINT32_MAX), BPF_STMT(BPF_RET | BPF_K, 0)};
+  const sock_fprog program = {std::size(code), code};
+  // Without it, those who come until the listener is closed are served, too.
+  setsockopt(listener, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program));
 }
 
 }  // namespace
@@ -224,7 +246,8 @@ void HttpServer::Run(bool on_signal, std::optional<std::chrono::milliseconds> mo
     FeedStreams();
     Expire();
     Forget();
-    if (draining_ && connections_.empty()) return;
+    if (draining_ && listener_ && Clock::now() >= last_accept_ && Accept()) listener_.Close();
+    if (draining_ && !listener_ && connections_.empty()) return;
     Poll(on_signal, most);
   }
 }
@@ -270,6 +293,7 @@ void HttpServer::Poll(bool on_signal, std::optional<std::chrono::milliseconds> m
 std::optional<std::chrono::milliseconds> HttpServer::UntilDeadline() const {
   const Clock::time_point now = Clock::now();
   Clock::time_point first = pause_ > now ? pause_ : Clock::time_point::max();
+  if (draining_ && last_accept_ > now) first = std::min(first, last_accept_);
   for (const auto& c : connections_) {
     if (c->state != Connection::State::kWaiting) first = std::min(first, c->deadline);
   }
@@ -278,24 +302,26 @@ std::optional<std::chrono::milliseconds> HttpServer::UntilDeadline() const {
   return std::max(left + std::chrono::milliseconds(1), std::chrono::milliseconds(0));
 }
 
-void HttpServer::Accept() {
+/// Lets in who has connected. Whether nobody else waits.
+bool HttpServer::Accept() {
   for (bool first = true;; first = false) {
     if (connections_.size() >= limits_.connections) {
       // Nobody gives way to a client that may not be there.
-      if (!first || draining_) return;
-      full_ = !DropIdle();  // until one has gone
-      if (full_) return;
+      full_ = draining_ || (first && !DropIdle());  // until one has gone
+      if (full_ || !first) return false;
     }
     Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd) {
       if (errno == ECONNABORTED || errno == EINTR) continue;
-      if (errno != EAGAIN) pause_ = Clock::now() + kNoDescriptors;
-      return;
+      // EINVAL is of a listener that lets nobody in.
+      if (errno == EAGAIN || errno == EINVAL) return true;
+      pause_ = Clock::now() + kNoDescriptors;
+      return false;
     }
     const int on = 1;
     setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // no error on a Unix socket
     auto connection = std::make_unique<Connection>(next_id_++, std::move(fd), handler_);
-    connection->deadline = Clock::now() + limits_.idle;
+    connection->deadline = Clock::now() + (draining_ ? kLastRequest : limits_.idle);
     connections_.push_back(std::move(connection));
     open_ = static_cast<int>(connections_.size());
   }
@@ -529,9 +555,10 @@ void HttpServer::Forget() {
 /// Stops: whoever has connected may finish what it has begun, or say what it wants at once.
 void HttpServer::Drain() {
   draining_ = true;
-  Accept();
-  listener_.Close();
+  const bool tcp = socket_path_.empty();
+  LetNobodyIn(listener_.get(), tcp);
   const Clock::time_point now = Clock::now();
+  last_accept_ = tcp ? now + kLastRequest : now;
   for (const auto& c : connections_) {
     if (c->state == Connection::State::kReading) {
       c->deadline = std::min(c->deadline, now + (c->idle() ? kLastRequest : limits_.drain));

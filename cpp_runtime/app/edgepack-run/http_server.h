@@ -66,8 +66,8 @@ class HttpServer {
   [[nodiscard]] const std::string& name() const { return name_; }
 
   /// Serves until `Stop`, or with `on_signal` until SIGTERM or SIGINT, which must be held
-  /// (HoldStopSignals). Then nobody else is let in; what was asked by then is answered. Comes
-  /// around at least each `most`, if that is given.
+  /// (HoldStopSignals). Then nobody else is let in; whoever has connected by then is, and what they
+  /// ask is answered. Comes around at least each `most`, if that is given.
   void Run(bool on_signal, std::optional<std::chrono::milliseconds> most = std::nullopt);
 
   // From any thread:
@@ -87,7 +87,7 @@ class HttpServer {
   struct Connection;
 
   void Listen(const std::string& option, const HttpAddress& address);
-  void Accept();
+  bool Accept();
   bool DropIdle();
   void Poll(bool on_signal, std::optional<std::chrono::milliseconds> most);
   [[nodiscard]] std::optional<std::chrono::milliseconds> UntilDeadline() const;
@@ -120,7 +120,8 @@ class HttpServer {
   std::uint64_t next_id_ = 1;
   bool draining_ = false;
   bool full_ = false;
-  Clock::time_point pause_;  // of accepting, when there were no descriptors left
+  Clock::time_point pause_;        // of accepting, when there were no descriptors left
+  Clock::time_point last_accept_;  // when draining
 
   std::atomic<bool> stop_{false};
   std::atomic<int> streams_{0};

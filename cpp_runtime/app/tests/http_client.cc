@@ -1,7 +1,11 @@
 #include "http_client.h"
 
 #include <algorithm>
+#include <arpa/inet.h>
+#include <cerrno>
 #include <chrono>
+#include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
@@ -12,10 +16,19 @@
 namespace edgepack::testing {
 namespace {
 
-bool Connect(int fd, const std::filesystem::path& path) {
+int Family(const HttpAddress& address) { return address.path.empty() ? AF_INET : AF_UNIX; }
+
+bool Connect(int fd, const HttpAddress& to) {
+  if (to.path.empty()) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(to.port));
+    REQUIRE(inet_pton(AF_INET, to.host.c_str(), &address.sin_addr) == 1);
+    return connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  }
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
-  const std::string& name = path.native();
+  const std::string& name = to.path.native();
   REQUIRE(name.size() < sizeof(address.sun_path));
   std::copy(name.begin(), name.end(), address.sun_path);
   return connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
@@ -23,16 +36,21 @@ bool Connect(int fd, const std::filesystem::path& path) {
 
 }  // namespace
 
-bool HttpClient::Refused(const std::filesystem::path& path) {
-  const Fd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  return !Connect(fd.get(), path);
+bool HttpClient::Refused(const HttpAddress& address) {
+  const Fd fd(socket(Family(address), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (Connect(fd.get(), address)) return false;
+  if (errno != EINPROGRESS) return errno != EAGAIN;
+  // On this machine it is let in at once, or hears nothing for a second.
+  pollfd wanted = {fd.get(), POLLOUT, 0};
+  constexpr int kMs = 100;
+  return poll(&wanted, 1, kMs) == 0 || (wanted.revents & POLLERR) != 0;
 }
 
-HttpClient::HttpClient(const std::filesystem::path& path)
-    : fd_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+HttpClient::HttpClient(const HttpAddress& address)
+    : fd_(socket(Family(address), SOCK_STREAM | SOCK_CLOEXEC, 0)) {
   bool connected = false;
   for (int i = 0; i < 3000 && !connected; ++i) {
-    connected = Connect(fd_.get(), path);
+    connected = Connect(fd_.get(), address);
     if (!connected) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   REQUIRE(connected);

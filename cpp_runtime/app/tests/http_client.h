@@ -4,17 +4,22 @@
 #include <string>
 
 #include "common/fd.h"
+#include "http_address.h"
 
 namespace edgepack::testing {
 
-/// A client of a server on a Unix socket. All of it waits, for some seconds at most.
+/// A client of a server on a Unix socket or a port. All of it waits, for some seconds at most.
 class HttpClient {
  public:
   /// Waits until the server is there.
-  explicit HttpClient(const std::filesystem::path& path);
+  explicit HttpClient(const HttpAddress& address);
+  explicit HttpClient(const std::filesystem::path& path) : HttpClient(HttpAddress{{}, 0, path}) {}
 
-  /// Whether nobody listens there.
-  static bool Refused(const std::filesystem::path& path);
+  /// Whether nobody lets it in there.
+  static bool Refused(const HttpAddress& address);
+  static bool Refused(const std::filesystem::path& path) {
+    return Refused(HttpAddress{{}, 0, path});
+  }
 
   void Send(const std::string& bytes) const;
   /// A whole answer: head and body. What there is of one if the server closes the connection.

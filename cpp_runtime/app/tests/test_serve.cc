@@ -184,6 +184,48 @@ TEST_CASE("a queue that is full, and a stop while it is") {
   server.Join();
 }
 
+TEST_CASE("who has connected before a stop is answered, and nobody else is let in") {
+  const TempFolder folder;
+  for (const std::string& where : {"unix:" + (folder / "socket").string(), std::string("0")}) {
+    CAPTURE(where);
+    HoldStopSignals();
+    std::atomic<std::uint64_t> held{0};
+    HttpHandler handler = Handler();
+    handler.handle = [&](std::uint64_t id, const HttpRequest& request) {
+      if (request.path != "/held")
+        return std::optional(HttpAnswer{200, "text/plain", request.path});
+      held = id;
+      return std::optional<HttpAnswer>();
+    };
+    HttpLimits limits;
+    limits.connections = 1;  // the others wait where the kernel keeps them
+    HttpServer server("--serve", HttpAddress::Parse("--serve", where), handler, limits);
+    const std::string name = server.name();
+    const HttpAddress address =
+        HttpAddress::Parse("--serve", name.substr(0, 5) == "unix:" ? name : name.substr(7));
+    Served thread([&] { server.Run(true, std::chrono::milliseconds(10)); });
+    HttpClient first(address);
+    first.Send("GET /held HTTP/1.1\r\n\r\n");
+    while (held == 0) std::this_thread::yield();
+    HttpClient second(address);
+    second.Send("GET /second HTTP/1.1\r\n\r\n");
+    HttpClient third(address);
+    third.Send("GET /third HTTP/1.1\r\n\r\n");
+    thread.Signal();
+    // In the round after the one that the signal ends, or that has ended when it comes.
+    for (const std::uint64_t round = server.rounds(); server.rounds() < round + 3;) {
+      std::this_thread::yield();
+    }
+    CHECK(HttpClient::Refused(address));
+    server.Answer(held, {200, "text/plain", "at last"});
+    CHECK(BodyOf(first.Receive()) == "at last");
+    CHECK(BodyOf(second.Receive()) == "/second");
+    CHECK(BodyOf(third.Receive()) == "/third");
+    thread.Join();
+    CHECK(HttpClient::Refused(address));
+  }
+}
+
 TEST_CASE("clients that are slow") {
   const TempFolder folder;
   HttpLimits limits;
