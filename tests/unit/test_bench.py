@@ -1,5 +1,6 @@
 """The benchmark's own arithmetic and parsers: bench/{results,mca,network,host,arm}.py."""
 
+import re
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -252,6 +253,28 @@ def test_a_chart_has_a_bar_for_each_model_as_long_as_its_ratio() -> None:
     assert "2.00 of LiteRT" in said
     assert "geometric mean 1.00" in said
     assert "alone" not in said
+
+
+def test_a_range_is_a_bar_and_a_pale_one_behind_it() -> None:
+    bars = [
+        charts.Bar(label="open", low=0.5, high=1.5, peer="ncnn"),
+        charts.Bar(label="sure", low=0.75, high=0.75, peer="LiteRT"),
+    ]
+    tree = ElementTree.fromstring(charts.draw("cycles", "a note", bars))
+    rects = list(tree.iter("{http://www.w3.org/2000/svg}rect"))
+    assert [rect.get("class") for rect in rects] == [None, "worse open", None]
+    low, pale, sure = (float(rect.get("width", 0)) for rect in rects)
+    assert pale == pytest.approx(2 * low, abs=0.2)
+    assert sure == pytest.approx(1.5 * low, abs=0.2)
+    said = [text.text for text in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"0.50 to 1.50 of ncnn", "0.75 of LiteRT"} <= set(said)
+
+
+def test_performance_leads_with_all_charts() -> None:
+    before = results.DOCS.read_text(encoding="utf-8").partition("\n## ")[0]
+    shown = re.findall(r"!\[[^]]+\]\(charts/([^)]+)\)", before)
+    assert sorted(shown) == sorted(charts.charts())
+    assert len(shown) >= 3
 
 
 def test_the_charts_are_of_the_results() -> None:
