@@ -65,6 +65,7 @@ class Chains:
         least: int = -127,
         steep: bool = False,
         after: str = "",
+        zero: int | None = None,
         **attributes: object,
     ) -> str:
         """A convolution of a tensor whose scale is `given`."""
@@ -77,7 +78,7 @@ class Chains:
         elif after == "Clip":
             bounds = self.net.const(-0.3, "float32"), self.net.const(1.1, "float32")
             value = self.net.op("Clip", value, *bounds)
-        return self.steps(value, scale)
+        return self.steps(value, scale, zero)
 
 
 def by_onnxruntime(

@@ -107,6 +107,61 @@ def test_integers_are_those_of_the_definition(
     assert not wrong, "\n".join(wrong)
 
 
+def random_convolutions(path: Path, seed: int, count: int = 12) -> list[np.ndarray]:
+    """Saves a model of convolutions by chance, each of an input of its own, and makes these."""
+    net, random = Builder(seed=seed), np.random.default_rng(seed)
+    chains = Chains(net, "int8")
+    shapes, made = {}, {}
+
+    def pick(*values: int) -> int:
+        return int(random.choice(values))
+
+    for number in range(count):
+        # Every third is depthwise; few channels, a whole block, and some of the last one.
+        depthwise = number % 3 == 0
+        ins, outs = pick(1, 3, 8, 16, 21, 48), pick(1, 4, 16, 33)
+        kernel = [pick(1, 2, 3, 5), pick(1, 2, 3, 5)]
+        if number % 3 == 1:
+            kernel = [1, 1]
+        attributes: dict[str, object] = {
+            "strides": [pick(1, 2, 3), pick(1, 2)],
+            "dilations": [pick(1, 2), pick(1, 1, 2)],
+            "pads": [int(random.integers(size)) for size in kernel * 2],
+            "group": ins if depthwise else 1,
+        }
+        shapes[f"x{number}"] = (1, ins, pick(9, 10, 12), pick(9, 11, 13, 23))
+        x = chains.steps(f"x{number}", 0.02, pick(-128, -3, 0, 90, 127))
+        made[f"y{number}"] = chains.conv(
+            x,
+            ins,
+            ins if depthwise else outs,
+            kernel,
+            scale=float(random.choice([0.003, 0.02, 0.05])),
+            zero=pick(-128, -100, 0, 77, 127),
+            least=pick(-127, -127, -128),
+            steep=number % 5 == 4,
+            after=str(random.choice(["", "Relu", "Clip"])),
+            **attributes,
+        )
+    save_cases(path, net, shapes, made)
+    return [random.normal(scale=1.5, size=shape).astype("float32") for shape in shapes.values()]
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3, 4))])
+@every_target
+def test_convolutions_of_any_shape(tmp_path: Path, board: str, cpu: str, seed: int) -> None:
+    path = tmp_path / "model.onnx"
+    inputs = random_convolutions(path, seed)
+    proto = integer_reference.integer_model(path, onnx.load(path))
+    assert proto is not None
+    expected = integer_reference.run(proto, inputs)
+    assert sum(len(np.unique(one)) > 40 for one in expected) > len(expected) // 2
+    whole = Precision(quantized="int8")
+    _compiled, got = compile_and_run(path, inputs, board, cpu, tmp_path, precision=whole)
+    pairs = zip(proto.graph.output, got, expected, strict=True)
+    assert not [info.name for info, mine, theirs in pairs if not np.array_equal(mine, theirs)]
+
+
 @pytest.mark.parametrize(
     ("board", "cpu"),
     [

@@ -16,7 +16,12 @@ The R x V accumulators of a tile are the highest registers; the reduction has th
     writer      registers, labels and constants; `armv7` and `aarch64` write the instructions
 """
 
-from edgepack.compiler.tiles.arm.integers import MOST, IntegerKernel, IntegerTile, integer_kernel
+from edgepack.compiler.tiles.arm.integers import (
+    IntegerKernel,
+    IntegerTile,
+    integer_kernel,
+    width_of,
+)
 from edgepack.compiler.tiles.arm.isa import QUAD, Isa
 from edgepack.compiler.tiles.arm.kernels import KERNELS, MicroKernel, isa_of, micro_kernel
 from edgepack.compiler.tiles.arm.reductions import Convolve, Depthwise, Reduction
@@ -25,7 +30,6 @@ from edgepack.compiler.tiles.arm.widening import Widening
 
 __all__ = [
     "KERNELS",
-    "MOST",
     "QUAD",
     "AssemblyTile",
     "Convolve",
@@ -41,4 +45,5 @@ __all__ = [
     "integer_kernel",
     "isa_of",
     "micro_kernel",
+    "width_of",
 ]

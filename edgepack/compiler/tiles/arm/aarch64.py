@@ -48,6 +48,9 @@ class Aarch64(Writer):
     def load(self, vectors: Sequence[int], register: str, *, advance: bool, first: int = 0) -> None:
         self._move_many("ld", vectors, register, advance=advance, first=first)
 
+    def load_at_once(self, vectors: Sequence[int], register: str) -> None:
+        self.lines.append(f"ld1 {{{{v{vectors[0]}.16b-v{vectors[-1]}.16b}}}}, [{{{register}}}]")
+
     def move_strided(
         self, name: str, vector: int, register: str, *, step: int, index: int, count: int
     ) -> int:

@@ -36,6 +36,9 @@ class Armv7(Writer):
             some = _doubles(vectors[start : start + MOST_AT_ONCE])
             self.lines.append(f"vldmia {{{register}}}{mark}, {some}")
 
+    def load_at_once(self, vectors: Sequence[int], register: str) -> None:
+        self.load(vectors, register, advance=False)
+
     def move_strided(
         self, name: str, vector: int, register: str, *, step: int, index: int, count: int
     ) -> int:

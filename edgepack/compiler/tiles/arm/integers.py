@@ -1,13 +1,17 @@
 """Tiles of 8-bit integers: products added up in 32 bits, and made 8 bits again.
 
-A block is 16 channels, which are one register of a pixel. There are two ways to a sum:
+A block is 16 channels, which are one register of a pixel. There are three ways to a sum:
 
     by dot products (SDOT): a lane of a sum is an output channel, and each step takes four input
     channels of a pixel, by lane; a tile has all 16 output channels;
 
     in pairs: products of 16 bits, two of which are added up before they are widened (SMULL, SMLAL2,
     SADALP; VMULL, VMLAL, VPADAL). The lanes of a sum are input channels, added up at the end; a
-    tile has four output channels. Weights are at least -127: twice -128 * -128 is too large.
+    tile has four output channels. Weights are at least -127: twice -128 * -128 is too large;
+
+    by lanes (SMLAL, VMLAL): a lane of a sum is an output channel, and each step takes one input
+    channel of a pixel, by lane, all made 16 bits first. It takes any weights, and nothing is lost
+    on channels that are not there.
 """
 
 from __future__ import annotations
@@ -23,13 +27,20 @@ from edgepack.compiler.tiles.arm.writers import writer_of
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import INT8
 
-# Input channels of a step of a dot product.
-_FOUR = 4
+# Input channels of a step of a dot product, and in pairs.
+_DOT, _PAIRS = 4, 16
 # 1.5 * 2 ** 23: the last place of numbers around it is 1, so that a sum with it is rounded half to
 # even.
 _ROUNDING = 12582912.0
-# Up to here, and to its negative, such sums are in that range.
-MOST = 2.0**21
+# What is between these numbers and their negatives has so many bits when it is rounded: it can be
+# cut off there without a look, or such sums are in that range.
+_WIDTHS = {16: 2.0**15 - 128, 22: 2.0**21}
+_ANY_WIDTH = 32
+
+
+def width_of(largest: float) -> int:
+    """The bits that are known to hold numbers up to `largest`, and to its negative."""
+    return next((bits for bits, most in _WIDTHS.items() if largest < most), _ANY_WIDTH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +55,45 @@ class IntegerKernel:
     feature: str | None
     narrow: bool
 
+    def instructions(self, pixels: int, reduction: int) -> float:
+        """What a tile of 16 output channels takes, of sums of so many products; counted."""
+        tiles = INT8.lanes(QUAD) // self.outs
+        if self.kr == _PAIRS:
+            # Multiplications, sums of pairs, and loads of pairs of registers.
+            step, finish, start = 12 * pixels + 2 + pixels / 2, 11 * pixels, 10
+        elif self.kr == _DOT:
+            # Inputs are loaded at every fourth step.
+            loads = 1 + (pixels > _MOST_WITH_RING) + (1 + (pixels > _MOST_AT_ONCE)) / 4
+            step, finish, start = 4 * pixels + loads, 20 * pixels, 10
+        else:
+            step, finish, start = 4 * pixels + 3, 20 * pixels, 10
+        return tiles * (reduction / self.kr * step + finish + start) + _AROUND
+
+
+# Registers that AArch64 loads by one instruction; pixels of a tile of dot products that leave so
+# many for weights.
+_MOST_AT_ONCE, _MOST_WITH_RING = 4, 5
+# Instructions around a tile's assembly.
+_AROUND = 20
 
 INTEGER_KERNELS = (
     IntegerKernel(isa="aarch64", kr=4, outs=16, pixels=6, feature="dotprod", narrow=False),
     IntegerKernel(isa="aarch64", kr=16, outs=4, pixels=4, feature=None, narrow=True),
+    IntegerKernel(isa="aarch64", kr=1, outs=16, pixels=4, feature=None, narrow=False),
     IntegerKernel(isa="armv7", kr=16, outs=4, pixels=2, feature=None, narrow=True),
+    IntegerKernel(isa="armv7", kr=1, outs=16, pixels=2, feature=None, narrow=False),
 )
 
 
-def integer_kernel(cpu: CpuModel) -> IntegerKernel | None:
-    """The best one for a CPU; None: left to LLVM."""
+def integer_kernel(cpu: CpuModel, *, narrow: bool) -> IntegerKernel | None:
+    """The best one for a CPU, of those for `narrow` weights only if they are; None: left to
+    LLVM."""
     rows = (
         row
         for row in INTEGER_KERNELS
-        if row.isa == cpu.isa and (row.feature is None or row.feature in cpu.features)
+        if row.isa == cpu.isa
+        and (row.feature is None or row.feature in cpu.features)
+        and (narrow or not row.narrow)
     )
     return next(rows, None)
 
@@ -68,18 +104,94 @@ class _ByDots(Convolve):
         """One point of the window in one block; the bytes that the source pointer moved."""
         vectors, pixels = len(writer.accumulators), len(writer.accumulators[0])
         inputs, ring = writer.free[:pixels], writer.free[pixels:]
+        if self.pixel_step == QUAD:
+            # All are side by side: the last load takes the pointer on.
+            moved = self.plane_step if self.kernel == (1, 1) else self.column_step
+            most = _MOST_AT_ONCE
+            writer.load(inputs[most:], "source", advance=False, first=most)
+            some = _range(inputs[:most])
+            writer.lines.append(f"ld1 {some}, [{{source}}], {{{writer.kept(moved)}}}")
+        else:
+            moved = writer.move_all_strided("ld", inputs, "source", self.pixel_step)
+        # Weights of a step; of half of it where there are no more registers.
+        together = vectors if len(ring) >= vectors else 2
+        for step in range(-(-len(lanes) // _DOT)):
+            for v, totals in enumerate(writer.accumulators):
+                if v % together == 0 and together == vectors:
+                    some = _range(ring[:vectors])
+                    writer.lines.append(f"ld1 {some}, [{{weights}}], #{QUAD * vectors}")
+                elif v % together == 0:
+                    writer.load(ring[:together], "weights", advance=True)
+                for total, given in zip(totals, inputs, strict=True):
+                    weight = ring[v % together]
+                    writer.lines.append(f"sdot v{total}.4s, v{weight}.16b, v{given}.4b[{step}]")
+        return moved
+
+
+def _range(registers: Sequence[int]) -> str:
+    """Up to four registers that follow each other, as one instruction of AArch64 takes them."""
+    first, *others = (f"v{register}.16b" for register in registers)
+    return f"{{{{{first}-{others[-1]}}}}}" if others else f"{{{{{first}}}}}"
+
+
+# Lanes of 16 bits in a register.
+_HALF = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ByLanes(Convolve):
+    """Inputs and weights are made 16 bits: half of a block's channels at a time."""
+
+    def _point(self, writer: Writer, lanes: range) -> int:
+        """One point of the window in one block; the bytes that the source pointer moved."""
+        pixels = len(writer.accumulators[0])
+        wide, inputs, others = (
+            writer.free[:pixels],
+            writer.free[pixels : 2 * pixels],
+            writer.free[2 * pixels :],
+        )
         moved = 0
         if self.pixel_step == QUAD:
             writer.load(inputs, "source", advance=False)
         else:
             moved = writer.move_all_strided("ld", inputs, "source", self.pixel_step)
-        steps = -(-len(lanes) // _FOUR)
-        for used, vector in writer.stream(ring, steps * vectors, "weights"):
-            step, v = divmod(used, vectors)
-            for r in range(pixels):
-                total = writer.accumulators[v][r]
-                writer.lines.append(f"sdot v{total}.4s, v{vector}.16b, v{inputs[r]}.4b[{step}]")
+        weights, halves = others[:2], others[2:]
+        for used, lane in enumerate(lanes):
+            if lane % _HALF == 0:
+                for to, given in zip(wide, inputs, strict=True):
+                    writer.lines.append(_widened(writer, to, given, lane // _HALF))
+            if used % 2 == 0:
+                writer.load(weights[: len(lanes) - used], "weights", advance=True)
+            # As many in turn as there are: the next ones need not wait.
+            first = 2 * used % len(halves)
+            two = halves[first : first + 2]
+            for half, to in enumerate(two):
+                writer.lines.append(_widened(writer, to, weights[used % 2], half))
+            for v, totals in enumerate(writer.accumulators):
+                for total, given in zip(totals, wide, strict=True):
+                    writer.lines.append(
+                        _product_by_lane(writer, total, (two[v // 2], v % 2), given, lane % _HALF)
+                    )
         return moved
+
+
+def _widened(writer: Writer, to: int, given: int, half: int) -> str:
+    """One half of a register's bytes as 16 bits."""
+    if writer.isa.name == "armv7":
+        return f"vmovl.s8 q{to}, d{2 * given + half}"
+    return f"sxtl2 v{to}.8h, v{given}.16b" if half else f"sxtl v{to}.8h, v{given}.8b"
+
+
+def _product_by_lane(
+    writer: Writer, total: int, weight: tuple[int, int], lanes: int, lane: int
+) -> str:
+    """total += the weights of half a register * lanes[lane]"""
+    register, half = weight
+    if writer.isa.name == "armv7":
+        by = f"d{2 * lanes + lane // 4}[{lane % 4}]"
+        return f"vmlal.s16 q{total}, d{2 * register + half}, {by}"
+    name, form = ("smlal2", "8h") if half else ("smlal", "4h")
+    return f"{name} v{total}.4s, v{register}.{form}, v{lanes}.h[{lane}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +262,8 @@ class _InPairs(Convolve):
 class IntegerTile:
     """A tile of `pixels` pixels, side by side in the target, by `kernel`.
 
-    The other numbers are those of `Convolve`; of pairs all blocks are whole. `is_bounded`: no
-    product of a sum and its factor is beyond `MOST`.
+    The other numbers are those of `Convolve`; of pairs all blocks are whole. `width` is that of the
+    products of sums and factors, see `width_of`.
     """
 
     kernel: IntegerKernel
@@ -164,20 +276,24 @@ class IntegerTile:
     column_step: int
     row_step: int
     plane_step: int
-    is_bounded: bool = False
+    width: int = _ANY_WIDTH
 
     def llvm_ir(self, name: str) -> str:
         """An LLVM function `name(target, source, weights, bias, factor)` of pointers."""
         registers = 32 if self.kernel.isa == "aarch64" else 16
         isa = Isa(name=self.kernel.isa, registers=registers, element=INT8)
         writer = writer_of(isa, ("target", "source", "weights", "bias", "factor"))
-        writer.hold(self.pixels, 4)
-        if self.kernel.kr == _FOUR:
-            self._start(writer)
-            self._reduce(_ByDots, writer)
-            self._finish_dots(writer)
-        else:
+        in_pairs = self.kernel.kr == _PAIRS
+        writer.hold(self.pixels, 4, by_pixels=not in_pairs)
+        if in_pairs:
             writer.loop("part", self.parts, lambda: self._part(writer))
+        else:
+            # With the bias; that of pairs is added in the end.
+            for totals in zip(*writer.accumulators, strict=True):
+                writer.load_at_once(totals, "bias")
+            self._reduce(_ByDots if self.kernel.kr == _DOT else _ByLanes, writer)
+            is_64 = self.kernel.isa == "aarch64"
+            (self._finish_block if is_64 else self._finish_block_in_32_bits)(writer)
         return writer.llvm_ir(name)
 
     @property
@@ -216,15 +332,6 @@ class IntegerTile:
             plane_step=self.plane_step,
         ).write(writer)
 
-    def _start(self, writer: Writer) -> None:
-        """With the bias; that of pairs is added in the end."""
-        sums = writer.accumulators
-        for v in (0, 2):
-            writer.load([sums[v][0], sums[v + 1][0]], "bias", advance=False, first=v)
-        for totals in sums:
-            for total in totals[1:]:
-                writer.move(total, totals[0])
-
     def _bounds(self, writer: Writer, at: int, size: str) -> list[tuple[str, int]]:
         """Instructions that cut results off, and the registers with the bounds."""
         found = []
@@ -242,12 +349,21 @@ class IntegerTile:
             return []
         return [f"{name} v{one}.8h, v{one}.8h, v{zero}.8h" for one in registers]
 
-    def _finish_dots(self, writer: Writer) -> None:
+    def _narrowed(self, one: int, other: int) -> list[str]:
+        """Two registers of 32 bits as one of 16, the first."""
+        if self.width == 16:
+            return [f"uzp1 v{one}.8h, v{one}.8h, v{other}.8h"]
+        return [f"sqxtn v{one}.4h, v{one}.4s", f"sqxtn2 v{one}.8h, v{other}.4s"]
+
+    def _finish_block(self, writer: Writer) -> None:
+        """All 16 channels of each pixel, which are four registers."""
         lines, sums = writer.lines, writer.accumulators
-        # The inputs' registers, and those of the ring: at least eight.
-        factor, zero = writer.free[:4], writer.free[4]
-        writer.load(factor, "factor", advance=False)
-        lines.append(f"movi v{zero}.8h, #{abs(self.to.zero)}")
+        factor, results, zero = (
+            writer.free[:4],
+            writer.free[: self.pixels],
+            writer.free[self.pixels],
+        )
+        writer.load_at_once(factor, "factor")
         for v, totals in enumerate(sums):
             for form in (
                 "scvtf v{0}.4s, v{0}.4s",
@@ -256,16 +372,63 @@ class IntegerTile:
             ):
                 lines += [form.format(total) for total in totals]
         for v in (0, 2):
-            lines += [f"sqxtn v{one}.4h, v{one}.4s" for one in sums[v]]
             for one, other in zip(sums[v], sums[v + 1], strict=True):
-                lines.append(f"sqxtn2 v{one}.8h, v{other}.4s")
-            lines += self._moved(sums[v], zero)
-        lines += [f"sqxtn v{one}.8b, v{one}.8h" for one in sums[0]]
-        for one, other in zip(sums[0], sums[2], strict=True):
-            lines.append(f"sqxtn2 v{one}.16b, v{other}.8h")
-        for name, bound in self._bounds(writer, factor[0], "16b"):
-            lines += [f"{name} v{one}.16b, v{one}.16b, v{bound}.16b" for one in sums[0]]
-        writer.store(sums[0], "target")
+                lines += self._narrowed(one, other)
+        # From 0 to 255, 128 less: less to do than with a zero point.
+        unsigned = self.to.zero == -128
+        if unsigned:
+            lines.append(f"movi v{zero}.16b, #128")
+        elif self.to.zero:
+            lines.append(f"movi v{zero}.8h, #{abs(self.to.zero)}")
+            lines += self._moved([*sums[0], *sums[2]], zero)
+        name = "sqxtun" if unsigned else "sqxtn"
+        for one, low, high in zip(results, sums[0], sums[2], strict=True):
+            lines.append(f"{name} v{one}.8b, v{low}.8h")
+            lines.append(f"{name}2 v{one}.16b, v{high}.8h")
+        if unsigned:
+            lines += [f"eor v{one}.16b, v{one}.16b, v{zero}.16b" for one in results]
+        for name, bound in self._bounds(writer, zero, "16b"):
+            lines += [f"{name} v{one}.16b, v{one}.16b, v{bound}.16b" for one in results]
+        writer.store(results, "target")
+
+    def _rounded_in_32_bits(
+        self, writer: Writer, sums: Sequence[int], others: Sequence[int]
+    ) -> str:
+        """There is no conversion that rounds: the sum with a large number is rounded. What might be
+        out of its range is cut off first. The instruction that makes 16 bits of the results."""
+        rounding, *ends = others
+        writer.set_float(rounding, _ROUNDING)
+        forms = []
+        if self.width == _ANY_WIDTH:
+            bounds = (("vmax", self.to.low), ("vmin", self.to.high))
+            for register, (name, bound) in zip(ends, bounds, strict=False):
+                writer.set_float(register, bound - self.to.zero)
+                forms.append(f"{name}.f32 q{{0}}, q{{0}}, q{register}")
+        forms.append(f"vadd.f32 q{{0}}, q{{0}}, q{rounding}")
+        if self.width == 22:
+            # What was added to the number's bits is taken away from them.
+            forms.append(f"vsub.i32 q{{0}}, q{{0}}, q{rounding}")
+        for form in forms:
+            writer.lines += [form.format(total) for total in sums]
+        return "vqmovn.s32" if self.width == 22 else "vmovn.i32"
+
+    def _finish_block_in_32_bits(self, writer: Writer) -> None:
+        lines, sums = writer.lines, writer.accumulators
+        factor, others = writer.free[:4], writer.free[4:]
+        writer.load_at_once(factor, "factor")
+        every = [total for totals in sums for total in totals]
+        lines += [f"vcvt.f32.s32 q{total}, q{total}" for total in every]
+        for v, totals in enumerate(sums):
+            lines += [f"vmul.f32 q{total}, q{total}, q{factor[v]}" for total in totals]
+        narrow = self._rounded_in_32_bits(writer, every, others[:3])
+        results = factor[: self.pixels]
+        for r, one in enumerate(results):
+            for v in (0, 2):
+                low, high = sums[v][r], sums[v + 1][r]
+                lines.append(f"{narrow} d{2 * low}, q{low}")
+                lines.append(f"{narrow} d{2 * low + 1}, q{high}")
+                lines += self._bytes_in_32_bits(low, 2 * one + v // 2, others[0])
+        writer.store(results, "target")
 
     def _finish_pairs(self, writer: Writer) -> None:
         """Four lanes of each sum become one, and four channels' sums a register."""
@@ -290,9 +453,10 @@ class IntegerTile:
         bounds = self._bounds(writer, bias, "8b")
         for r in range(0, self.pixels, 2):
             one = results[r]
-            lines.append(f"sqxtn v{one}.4h, v{one}.4s")
             if r + 1 < self.pixels:
-                lines.append(f"sqxtn2 v{one}.8h, v{results[r + 1]}.4s")
+                lines += self._narrowed(one, results[r + 1])
+            else:
+                lines.append(f"sqxtn v{one}.4h, v{one}.4s")
             lines += self._moved([one], zero)
             lines.append(f"sqxtn v{one}.8b, v{one}.8h")
             lines += [f"{name} v{one}.8b, v{one}.8b, v{bound}.8b" for name, bound in bounds]
@@ -302,10 +466,8 @@ class IntegerTile:
             lines.append(f"st1 {lane}, [{{target}}], {{{step}}}")
 
     def _finish_pairs_in_32_bits(self, writer: Writer) -> None:
-        """There is no conversion that rounds: the sum with a large number is rounded. What might be
-        out of its range is cut off first."""
         lines, sums = writer.lines, writer.accumulators
-        bias, factor, rounding, *others = writer.free[:6]
+        bias, factor, *others = writer.free[:6]
         results = sums[0]
         for v in (0, 2):
             for one, other in zip(sums[v], sums[v + 1], strict=True):
@@ -314,26 +476,18 @@ class IntegerTile:
             lines += _added_pairs(one, other)
         writer.load([bias], "bias", advance=self.parts > 1)
         writer.load([factor], "factor", advance=self.parts > 1)
-        writer.set_float(rounding, _ROUNDING)
-        forms = [
+        for form in (
             f"vadd.i32 q{{0}}, q{{0}}, q{bias}",
             "vcvt.f32.s32 q{0}, q{0}",
             f"vmul.f32 q{{0}}, q{{0}}, q{factor}",
-        ]
-        if not self.is_bounded:
-            ends = (("vmax", self.to.low), ("vmin", self.to.high))
-            for register, (name, bound) in zip(others, ends, strict=False):
-                writer.set_float(register, bound - self.to.zero)
-                forms.append(f"{name}.f32 q{{0}}, q{{0}}, q{register}")
-        # What was added to the number's bits is taken away from them.
-        forms += [f"vadd.f32 q{{0}}, q{{0}}, q{rounding}", f"vsub.i32 q{{0}}, q{{0}}, q{rounding}"]
-        for form in forms:
+        ):
             lines += [form.format(total) for total in results]
+        narrow = self._rounded_in_32_bits(writer, results, others[:3])
         # All pixels in one register: there are two at most.
         one = results[0]
         for half, total in enumerate(results):
-            lines.append(f"vqmovn.s32 d{2 * one + half}, q{total}")
-        lines += self._bytes_in_32_bits(one, others[0])
+            lines.append(f"{narrow} d{2 * one + half}, q{total}")
+        lines += self._bytes_in_32_bits(one, 2 * one, others[0])
         for r in range(len(results)):
             store = f"vst1.32 {{{{d{2 * one}[{r}]}}}}, [{{target}}]"
             if self.parts > 1:
@@ -342,18 +496,19 @@ class IntegerTile:
                 lines.append(store)
                 writer.add("target", self._to_next(r))
 
-    def _bytes_in_32_bits(self, one: int, other: int) -> list[str]:
-        """Numbers of 16 bits and the zero point as bytes, with another register's help."""
+    def _bytes_in_32_bits(self, one: int, to: int, other: int) -> list[str]:
+        """Numbers of 16 bits and the zero point as bytes in half a register, with another
+        register's help."""
         lines = []
         if self.to.zero:
             name = "vqadd" if self.to.zero > 0 else "vqsub"
             lines.append(f"vmov.i16 q{other}, #{abs(self.to.zero)}")
             lines.append(f"{name}.s16 q{one}, q{one}, q{other}")
-        lines.append(f"vqmovn.s16 d{2 * one}, q{one}")
+        lines.append(f"vqmovn.s16 d{to}, q{one}")
         for name, bound, end in (("vmax", self.to.low, -128), ("vmin", self.to.high, 127)):
-            if self.is_bounded and bound != end:
+            if self.width != _ANY_WIDTH and bound != end:
                 lines.append(f"vmov.i8 d{2 * other}, #{bound & 0xFF}")
-                lines.append(f"{name}.s8 d{2 * one}, d{2 * one}, d{2 * other}")
+                lines.append(f"{name}.s8 d{to}, d{to}, d{2 * other}")
         return lines
 
 

@@ -46,13 +46,14 @@ class Writer(ABC):
         self.free = list(range(isa.registers))
         self.accumulators: list[list[int]] = []
 
-    def hold(self, pixels: int, vectors: int) -> None:
+    def hold(self, pixels: int, vectors: int, *, by_pixels: bool = False) -> None:
         """Keep the highest registers for accumulators: those of a vector lie side by side, as its
-        pixels do in memory."""
+        pixels do in memory, or those of a pixel."""
         first = self.isa.registers - pixels * vectors
         self.free = list(range(first))
+        pixel, vector = (vectors, 1) if by_pixels else (1, pixels)
         self.accumulators = [
-            [first + v * pixels + r for r in range(pixels)] for v in range(vectors)
+            [first + v * vector + r * pixel for r in range(pixels)] for v in range(vectors)
         ]
 
     # ------------------------------------------------ what instruction sets differ in
@@ -71,6 +72,10 @@ class Writer(ABC):
 
         Without `advance` they start so many vectors behind the pointer, which `Isa.reaches`.
         """
+
+    @abstractmethod
+    def load_at_once(self, vectors: Sequence[int], register: str) -> None:
+        """The same of up to four by one instruction; the pointer stays."""
 
     @abstractmethod
     def move_strided(

@@ -50,11 +50,9 @@ _FEWEST_IN_PAIRS = 8
 def dot_product(cpu: CpuModel, channels: int, *, narrow: bool) -> DotProduct:
     """The best one for a CPU and sums over so many input channels; `narrow`: no weight is -128."""
     if cpu.isa != "x86":
-        by_lane = DotProduct(kr=1, spread=_lane, add=_by_lane)
-        kernel = arm.integer_kernel(cpu)
-        if kernel is None or (kernel.narrow and not (narrow and channels > _FEWEST_IN_PAIRS)):
-            return by_lane
-        return replace(by_lane, kr=kernel.kr, kernel=kernel)
+        kernel = arm.integer_kernel(cpu, narrow=narrow and channels > _FEWEST_IN_PAIRS)
+        kr = kernel.kr if kernel else 1
+        return DotProduct(kr=kr, spread=_lane, add=_by_lane, kernel=kernel)
     if "vnni" in cpu.features:
         return DotProduct(kr=4, spread=_four, add=_vpdpbusd, moved=128)
     wide = max(cpu.vector_bytes) if "avx512bw" in cpu.features else min(32, max(cpu.vector_bytes))
@@ -135,12 +133,9 @@ def choose_integer_tile(
     kernel = dot.kernel
 
     def cost(pixels: int, vectors: int) -> float:
-        sums = pixels * vectors * each
         if kernel is not None:
-            # Multiplications, and loads of pairs of registers; pairs are added up, too.
-            tiles = INT8_BLOCK // kernel.outs
-            each_step = 4 * pixels * (3 if kernel.narrow else 1) + 2 + pixels / 2
-            return tiles * (reduction / kernel.kr * each_step + 5 * pixels + _START)
+            return kernel.instructions(pixels, reduction)
+        sums = pixels * vectors * each
         step = sums * dot.cost + vectors * each + pixels
         return reduction / dot.kr * step + sums * _FINISH + _START
 
@@ -167,7 +162,7 @@ class IntegerTiles(LlvmTiles):
     ) -> None:
         super().__init__(tensors, pixels)
         self.dot, self.to = dot, epilogue.to
-        self.is_bounded = epilogue.largest < arm.MOST
+        self.width = arm.width_of(epilogue.largest)
         self.factor = epilogue.constants[0]
         self.functions = micro.AssemblyFunctions()
 
@@ -193,7 +188,7 @@ class IntegerTiles(LlvmTiles):
             column_step=source.pixel_bytes * window.dilation[1],
             row_step=source.row_bytes * window.dilation[0],
             plane_step=source.plane_bytes,
-            is_bounded=self.is_bounded,
+            width=self.width,
         )
 
         def call(part: tir.Expr) -> tir.Stmt:
