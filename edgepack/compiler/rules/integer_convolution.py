@@ -12,7 +12,7 @@ from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.convolution import dense_weight, merged_groups
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
-from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles import arm, micro, tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Halo, Image, conv_halo, pack_channels
 from edgepack.compiler.tiles.partition import even_parts, worth_sharing
@@ -29,6 +29,8 @@ from edgepack.compiler.tiles.requantise import Requantising
 
 # Pixels of a depthwise tile, by a CPU's registers: neighbours share their inputs.
 _PIXELS = {32: 4, 16: 2}
+# Points of a window that are written out in assembly.
+_MOST_IN_ASSEMBLY = 49
 
 
 def takes(layer: Layer, _cpu: CpuModel) -> bool:
@@ -172,6 +174,8 @@ class _Depthwise:
         self.weights = tir.buffer("weights", self.packed.shape, "int8")
         self.bias = tir.buffer("bias", self.packed_bias.shape, "int32")
         self.points = [(i, j) for i in range(rows) for j in range(columns)]
+        self.functions = micro.AssemblyFunctions()
+        self.in_assembly = site.cpu.isa == "armv7" and len(self.points) <= _MOST_IN_ASSEMBLY
 
     def kernel(self) -> LayerKernel:
         """Code, constants and what they cost."""
@@ -201,7 +205,7 @@ class _Depthwise:
         arguments = [self.source.buffer, self.weights, self.bias, *self.epilogue.constants]
         return LayerKernel(
             name=name,
-            function=tir.function([*arguments, self.target.buffer], body),
+            function=tir.function([*arguments, self.target.buffer], self.functions.imported(body)),
             constants=(self.packed, self.packed_bias, *self.epilogue.packed),
             tile=f"{min(self.pixels, output.width)}x1",
             macs=macs,
@@ -226,6 +230,8 @@ class _Depthwise:
         self, plane: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr, pixels: int
     ) -> tir.Stmt:
         """Neighbouring pixels: each input is loaded once."""
+        if self.in_assembly:
+            return self._assembly(plane, block, row, column, pixels)
         names, operator, lanes = tir.Names(), self.operator, self.lanes
 
         def wide(buffer: tirx.Buffer, at: Sequence[tir.Expr]) -> tirx.Expr:
@@ -258,6 +264,35 @@ class _Depthwise:
             result = self.epilogue.apply(names, total, *at, channel_block=block)
             names.add(self.target.store(result, *at))
         return names.done()
+
+    def _assembly(
+        self, plane: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr, pixels: int
+    ) -> tir.Stmt:
+        operator, channel = self.operator, block * self.lanes
+        code = arm.IntegerDepthwise(
+            pixels=pixels,
+            to=operator.to,
+            width=arm.width_of(_largest(operator)),
+            window=operator.kernel,
+            stride=operator.stride[1],
+            dilation=operator.dilation[1],
+            row_step=self.source.row_bytes * operator.dilation[0],
+        )
+        corner = self.source.at(
+            plane,
+            row * operator.stride[0] - operator.before[0],
+            column * operator.stride[1] - operator.before[1],
+        )
+        return self.functions.call(
+            code,
+            [
+                (self.target.buffer, self.target.at(plane, row, column)),
+                (self.source.buffer, corner),
+                (self.weights, [block, 0, 0, 0]),
+                (self.bias, [channel]),
+                (self.epilogue.constants[0], [channel]),
+            ],
+        )
 
 
 RULE = Rule(name="int8 conv", takes=takes, make=make, halo=halo)

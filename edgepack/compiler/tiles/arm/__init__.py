@@ -9,22 +9,19 @@ The R x V accumulators of a tile are the highest registers; the reduction has th
 
     kernels     which micro-kernels there are, a row each
     reductions  the inner loops
-    integers    tiles of 8-bit integers
+    integers    tiles of 8-bit integers; `integer_windows` depthwise ones, `rounding` their end
     tile        whole tiles, and rows of them
     widening    halves made float32
     transform   passes of Winograd's transforms
     writer      registers, labels and constants; `armv7` and `aarch64` write the instructions
 """
 
-from edgepack.compiler.tiles.arm.integers import (
-    IntegerKernel,
-    IntegerTile,
-    integer_kernel,
-    width_of,
-)
+from edgepack.compiler.tiles.arm.integer_windows import IntegerDepthwise
+from edgepack.compiler.tiles.arm.integers import IntegerKernel, IntegerTile, integer_kernel
 from edgepack.compiler.tiles.arm.isa import QUAD, Isa
 from edgepack.compiler.tiles.arm.kernels import KERNELS, MicroKernel, isa_of, micro_kernel
 from edgepack.compiler.tiles.arm.reductions import Convolve, Depthwise, Reduction
+from edgepack.compiler.tiles.arm.rounding import width_of
 from edgepack.compiler.tiles.arm.tile import AssemblyTile, EpilogueStep, TileRows
 from edgepack.compiler.tiles.arm.widening import Widening
 
@@ -35,6 +32,7 @@ __all__ = [
     "Convolve",
     "Depthwise",
     "EpilogueStep",
+    "IntegerDepthwise",
     "IntegerKernel",
     "IntegerTile",
     "Isa",

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edgepack.compiler.integer import Target
 from edgepack.compiler.tiles.arm.isa import QUAD, Isa
 from edgepack.compiler.tiles.arm.reductions import Convolve
+from edgepack.compiler.tiles.arm.rounding import Rounded
 from edgepack.compiler.tiles.arm.writer import Writer
 from edgepack.compiler.tiles.arm.writers import writer_of
 from edgepack.compiler.tiles.cpu import CpuModel
@@ -29,18 +29,6 @@ from edgepack.compiler.tiles.element import INT8
 
 # Input channels of a step of a dot product, and in pairs.
 _DOT, _PAIRS = 4, 16
-# 1.5 * 2 ** 23: the last place of numbers around it is 1, so that a sum with it is rounded half to
-# even.
-_ROUNDING = 12582912.0
-# What is between these numbers and their negatives has so many bits when it is rounded: it can be
-# cut off there without a look, or such sums are in that range.
-_WIDTHS = {16: 2.0**15 - 128, 22: 2.0**21}
-_ANY_WIDTH = 32
-
-
-def width_of(largest: float) -> int:
-    """The bits that are known to hold numbers up to `largest`, and to its negative."""
-    return next((bits for bits, most in _WIDTHS.items() if largest < most), _ANY_WIDTH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,16 +247,13 @@ class _InPairs(Convolve):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntegerTile:
+class IntegerTile(Rounded):
     """A tile of `pixels` pixels, side by side in the target, by `kernel`.
 
-    The other numbers are those of `Convolve`; of pairs all blocks are whole. `width` is that of the
-    products of sums and factors, see `width_of`.
+    The other numbers are those of `Convolve`; of pairs all blocks are whole.
     """
 
     kernel: IntegerKernel
-    pixels: int
-    to: Target
     blocks: int
     last_lanes: int
     window: tuple[int, int]
@@ -276,7 +261,6 @@ class IntegerTile:
     column_step: int
     row_step: int
     plane_step: int
-    width: int = _ANY_WIDTH
 
     def llvm_ir(self, name: str) -> str:
         """An LLVM function `name(target, source, weights, bias, factor)` of pointers."""
@@ -293,7 +277,7 @@ class IntegerTile:
                 writer.load_at_once(totals, "bias")
             self._reduce(_ByDots if self.kernel.kr == _DOT else _ByLanes, writer)
             is_64 = self.kernel.isa == "aarch64"
-            (self._finish_block if is_64 else self._finish_block_in_32_bits)(writer)
+            (self.finish_block if is_64 else self.finish_block_in_32_bits)(writer)
         return writer.llvm_ir(name)
 
     @property
@@ -332,104 +316,6 @@ class IntegerTile:
             plane_step=self.plane_step,
         ).write(writer)
 
-    def _bounds(self, writer: Writer, at: int, size: str) -> list[tuple[str, int]]:
-        """Instructions that cut results off, and the registers with the bounds."""
-        found = []
-        for name, bound, least in (("smax", self.to.low, -128), ("smin", self.to.high, 127)):
-            if bound != least:
-                writer.lines.append(f"movi v{at}.{size}, #{bound & 0xFF}")
-                found.append((name, at))
-                at += 1
-        return found
-
-    def _moved(self, registers: Sequence[int], zero: int) -> list[str]:
-        """Numbers of 16 bits and the zero point, of which a register has the distance from 0."""
-        name = "sqadd" if self.to.zero > 0 else "sqsub"
-        if not self.to.zero:
-            return []
-        return [f"{name} v{one}.8h, v{one}.8h, v{zero}.8h" for one in registers]
-
-    def _narrowed(self, one: int, other: int) -> list[str]:
-        """Two registers of 32 bits as one of 16, the first."""
-        if self.width == 16:
-            return [f"uzp1 v{one}.8h, v{one}.8h, v{other}.8h"]
-        return [f"sqxtn v{one}.4h, v{one}.4s", f"sqxtn2 v{one}.8h, v{other}.4s"]
-
-    def _finish_block(self, writer: Writer) -> None:
-        """All 16 channels of each pixel, which are four registers."""
-        lines, sums = writer.lines, writer.accumulators
-        factor, results, zero = (
-            writer.free[:4],
-            writer.free[: self.pixels],
-            writer.free[self.pixels],
-        )
-        writer.load_at_once(factor, "factor")
-        for v, totals in enumerate(sums):
-            for form in (
-                "scvtf v{0}.4s, v{0}.4s",
-                f"fmul v{{0}}.4s, v{{0}}.4s, v{factor[v]}.4s",
-                "fcvtns v{0}.4s, v{0}.4s",
-            ):
-                lines += [form.format(total) for total in totals]
-        for v in (0, 2):
-            for one, other in zip(sums[v], sums[v + 1], strict=True):
-                lines += self._narrowed(one, other)
-        # From 0 to 255, 128 less: less to do than with a zero point.
-        unsigned = self.to.zero == -128
-        if unsigned:
-            lines.append(f"movi v{zero}.16b, #128")
-        elif self.to.zero:
-            lines.append(f"movi v{zero}.8h, #{abs(self.to.zero)}")
-            lines += self._moved([*sums[0], *sums[2]], zero)
-        name = "sqxtun" if unsigned else "sqxtn"
-        for one, low, high in zip(results, sums[0], sums[2], strict=True):
-            lines.append(f"{name} v{one}.8b, v{low}.8h")
-            lines.append(f"{name}2 v{one}.16b, v{high}.8h")
-        if unsigned:
-            lines += [f"eor v{one}.16b, v{one}.16b, v{zero}.16b" for one in results]
-        for name, bound in self._bounds(writer, zero, "16b"):
-            lines += [f"{name} v{one}.16b, v{one}.16b, v{bound}.16b" for one in results]
-        writer.store(results, "target")
-
-    def _rounded_in_32_bits(
-        self, writer: Writer, sums: Sequence[int], others: Sequence[int]
-    ) -> str:
-        """There is no conversion that rounds: the sum with a large number is rounded. What might be
-        out of its range is cut off first. The instruction that makes 16 bits of the results."""
-        rounding, *ends = others
-        writer.set_float(rounding, _ROUNDING)
-        forms = []
-        if self.width == _ANY_WIDTH:
-            bounds = (("vmax", self.to.low), ("vmin", self.to.high))
-            for register, (name, bound) in zip(ends, bounds, strict=False):
-                writer.set_float(register, bound - self.to.zero)
-                forms.append(f"{name}.f32 q{{0}}, q{{0}}, q{register}")
-        forms.append(f"vadd.f32 q{{0}}, q{{0}}, q{rounding}")
-        if self.width == 22:
-            # What was added to the number's bits is taken away from them.
-            forms.append(f"vsub.i32 q{{0}}, q{{0}}, q{rounding}")
-        for form in forms:
-            writer.lines += [form.format(total) for total in sums]
-        return "vqmovn.s32" if self.width == 22 else "vmovn.i32"
-
-    def _finish_block_in_32_bits(self, writer: Writer) -> None:
-        lines, sums = writer.lines, writer.accumulators
-        factor, others = writer.free[:4], writer.free[4:]
-        writer.load_at_once(factor, "factor")
-        every = [total for totals in sums for total in totals]
-        lines += [f"vcvt.f32.s32 q{total}, q{total}" for total in every]
-        for v, totals in enumerate(sums):
-            lines += [f"vmul.f32 q{total}, q{total}, q{factor[v]}" for total in totals]
-        narrow = self._rounded_in_32_bits(writer, every, others[:3])
-        results = factor[: self.pixels]
-        for r, one in enumerate(results):
-            for v in (0, 2):
-                low, high = sums[v][r], sums[v + 1][r]
-                lines.append(f"{narrow} d{2 * low}, q{low}")
-                lines.append(f"{narrow} d{2 * low + 1}, q{high}")
-                lines += self._bytes_in_32_bits(low, 2 * one + v // 2, others[0])
-        writer.store(results, "target")
-
     def _finish_pairs(self, writer: Writer) -> None:
         """Four lanes of each sum become one, and four channels' sums a register."""
         lines, sums = writer.lines, writer.accumulators
@@ -450,14 +336,14 @@ class IntegerTile:
             "fcvtns v{0}.4s, v{0}.4s",
         ):
             lines += [form.format(total) for total in results]
-        bounds = self._bounds(writer, bias, "8b")
+        bounds = self.bounds(writer, bias, "8b")
         for r in range(0, self.pixels, 2):
             one = results[r]
             if r + 1 < self.pixels:
-                lines += self._narrowed(one, results[r + 1])
+                lines += self.narrowed(one, results[r + 1])
             else:
                 lines.append(f"sqxtn v{one}.4h, v{one}.4s")
-            lines += self._moved([one], zero)
+            lines += self.moved([one], zero)
             lines.append(f"sqxtn v{one}.8b, v{one}.8h")
             lines += [f"{name} v{one}.8b, v{one}.8b, v{bound}.8b" for name, bound in bounds]
         for r in range(self.pixels):
@@ -482,12 +368,12 @@ class IntegerTile:
             f"vmul.f32 q{{0}}, q{{0}}, q{factor}",
         ):
             lines += [form.format(total) for total in results]
-        narrow = self._rounded_in_32_bits(writer, results, others[:3])
+        narrow = self.rounded_in_32_bits(writer, results, others[:3])
         # All pixels in one register: there are two at most.
         one = results[0]
         for half, total in enumerate(results):
             lines.append(f"{narrow} d{2 * one + half}, q{total}")
-        lines += self._bytes_in_32_bits(one, 2 * one, others[0])
+        lines += self.bytes_in_32_bits(one, 2 * one, others[0])
         for r in range(len(results)):
             store = f"vst1.32 {{{{d{2 * one}[{r}]}}}}, [{{target}}]"
             if self.parts > 1:
@@ -495,21 +381,6 @@ class IntegerTile:
             else:  # core registers are needed for the window
                 lines.append(store)
                 writer.add("target", self._to_next(r))
-
-    def _bytes_in_32_bits(self, one: int, to: int, other: int) -> list[str]:
-        """Numbers of 16 bits and the zero point as bytes in half a register, with another
-        register's help."""
-        lines = []
-        if self.to.zero:
-            name = "vqadd" if self.to.zero > 0 else "vqsub"
-            lines.append(f"vmov.i16 q{other}, #{abs(self.to.zero)}")
-            lines.append(f"{name}.s16 q{one}, q{one}, q{other}")
-        lines.append(f"vqmovn.s16 d{to}, q{one}")
-        for name, bound, end in (("vmax", self.to.low, -128), ("vmin", self.to.high, 127)):
-            if self.width != _ANY_WIDTH and bound != end:
-                lines.append(f"vmov.i8 d{2 * other}, #{bound & 0xFF}")
-                lines.append(f"{name}.s8 d{to}, d{to}, d{2 * other}")
-        return lines
 
 
 def _added_pairs(one: int, other: int) -> list[str]:
