@@ -30,21 +30,36 @@ def onnxruntime_says(
     domain: str = "",
     **attributes: object,
 ) -> np.ndarray:
-    """The result of one node, whose inputs are named by `order`."""
-    node = helper.make_node(op_type, order.split(), ["y"], domain=domain, **attributes)
+    """The result of one node, whose inputs are named by `order`: data, then constants."""
+    names = order.split()
+    node = helper.make_node(op_type, names, ["y"], domain=domain, **attributes)
+    data = inputs[names[0]]
     graph = helper.make_graph(
         [node],
         "one",
-        [],
+        [
+            helper.make_tensor_value_info(
+                names[0], helper.np_dtype_to_tensor_dtype(data.dtype), data.shape
+            )
+        ],
         [helper.make_empty_tensor_value_info("y")],
-        [numpy_helper.from_array(array, name) for name, array in inputs.items()],
+        [
+            numpy_helper.from_array(array, name)
+            for name, array in inputs.items()
+            if name != names[0]
+        ],
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    options = onnxruntime.SessionOptions()
+    # Without VNNI its products of uint8 by int8 saturate, pair by pair, unless it is told not to:
+    # onnxruntime_session_options_config_keys.h. Of int8 by int8 there is no such kernel.
+    if data.dtype == np.uint8:
+        options.add_session_config_entry("session.x64quantprecision", "1")
     session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    (made,) = session.run(None, {})
+    (made,) = session.run(None, {names[0]: data})
     return np.asarray(made)
 
 
