@@ -31,8 +31,8 @@ from edgepack.base.paths import locked, write_atomic
 from edgepack.base.process import run
 from edgepack.base.progress import Progress
 from edgepack.preprocess.spec import PreprocessSpec, Resize
-from edgepack.quantization.network import FloatNetwork, values
-from edgepack.quantization.quantize import agreement, quantize, snr
+from edgepack.quantization.network import FloatNetwork, outputs
+from edgepack.quantization.quantize import Agreement, agreement, quantize
 
 Array = npt.NDArray[Any]
 
@@ -141,21 +141,15 @@ PEERS: dict[str, Callable[[FloatNetwork, Sequence[Array]], Any]] = {
 }
 
 
-def all_outputs(proto: onnx.ModelProto, inputs: Sequence[Array]) -> Array:
-    """All outputs for each photo, one after the other, in a row each."""
-    rows = [
-        np.concatenate([array.reshape(-1) for name, array in found.items() if name in names])
-        for names in [[info.name for info in proto.graph.output]]
-        for found in values(proto, inputs)
-    ]
-    return np.stack(rows)
-
-
-def judged(name: str, way: str, exact: Array, got: Array) -> Judged:
+def judged(name: str, way: str, exact: Sequence[Array], got: Sequence[Array]) -> Judged:
     """A quantised model's outputs beside float32's."""
+    return row(name, way, agreement(exact, got))
+
+
+def row(name: str, way: str, found: Agreement) -> Judged:
+    """What was measured, with shares of photos if there are classes."""
     if name not in CLASSIFIERS:
-        return Judged(way=way, snr_db=snr(exact, got), top1=None, top5=None)
-    found = agreement(exact, got)
+        return Judged(way=way, snr_db=found.snr_db, top1=None, top5=None)
     return Judged(way=way, snr_db=found.snr_db, top1=found.top1, top5=found.top5)
 
 
@@ -168,19 +162,18 @@ def measure_model(
     given, others = ([spec.load(photo.path) for photo in part] for part in (calibration, judge))
     proto = onnx.load(model.path)
     network = FloatNetwork(model.path, proto)
-    exact = all_outputs(network.proto, others)
+    exact = outputs(network.proto, others)
     folder = bench_dir() / "accuracy"
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
 
     def add(way: str, made: onnx.ModelProto, file: str) -> None:
         onnx.save(made, folder / f"{name}.{file}.onnx")
-        rows.append(judged(name, way, exact, all_outputs(made, others)))
+        rows.append(judged(name, way, exact, outputs(made, others)))
         progress.step(f"{name}: {rows[-1]}")
 
     found = quantize(model.path, proto, given, others, snr_db=SNR_DB, budget=BUDGET)
-    whole = found.all_int8
-    rows.append(Judged(way=NAME, snr_db=whole.snr_db, top1=whole.top1, top5=whole.top5))
+    rows.append(row(name, NAME, found.all_int8))
     add(f"{NAME} --snr {SNR_DB:.0f}", found.model, "edgepack")
     for number, (way, make) in enumerate(PEERS.items()):
         progress.step(f"{name}: {way}")

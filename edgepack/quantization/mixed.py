@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from edgepack.quantization.network import Array, FloatNetwork, outputs
+from edgepack.quantization.network import Array, FloatNetwork, noise_share, outputs
 from edgepack.quantization.qdq import whole_nodes
 from edgepack.quantization.ranges import ByteSteps
 
@@ -35,13 +35,12 @@ class InFloat:
 def noise_of(
     network: FloatNetwork, steps: Mapping[str, ByteSteps], photos: Sequence[Array]
 ) -> dict[str, float]:
-    """What each tensor adds to the outputs' square error, if it is the only one of integers."""
-    exact = outputs(network.proto, photos).astype("float64")
+    """What each tensor adds to the outputs' share of noise, if it is the only one of integers."""
+    exact = outputs(network.proto, photos)
     found = {}
     for name, one in steps.items():
         alone = rounding_only(network, {name: one})
-        made = outputs(alone, photos).astype("float64")
-        found[name] = float(((made - exact) ** 2).sum())
+        found[name] = noise_share(exact, outputs(alone, photos))
     return found
 
 

@@ -27,6 +27,7 @@ CUTTING = ("Relu", "Clip")
 RESHAPING = ("Flatten", "Reshape", "Squeeze")
 # Channels of all but the last part of a Concat come in blocks of so many.
 _BLOCK = 16
+_LEAST_POWER = 1e-150
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,10 +242,22 @@ def values(
         yield {**found, given: photo}
 
 
-def outputs(proto: onnx.ModelProto, photos: Sequence[Array]) -> Array:
-    """The first output for each photo, one after the other."""
-    name = proto.graph.output[0].name
-    return np.stack([found[name].reshape(-1) for found in values(proto, photos, [name])])
+def outputs(proto: onnx.ModelProto, photos: Sequence[Array]) -> list[Array]:
+    """Each output, as a row for each photo."""
+    names = [info.name for info in proto.graph.output]
+    found = list(values(proto, photos, names))
+    return [np.stack([one[name].reshape(-1) for one in found]) for name in names]
+
+
+def noise_share(exact: Sequence[Array], made: Sequence[Array]) -> float:
+    """The power of what outputs are off, as a share of theirs; the mean of several outputs, for one
+    may be as large as the coordinates of a picture, and another a score below 1."""
+    shares = []
+    for one, other in zip(exact, made, strict=True):
+        wide = one.astype("float64")
+        error, power = float(((other - wide) ** 2).sum()), float((wide**2).sum())
+        shares.append(error / max(power, _LEAST_POWER))
+    return sum(shares) / len(shares)
 
 
 def _session(proto: onnx.ModelProto, *, optimised: bool) -> Any:

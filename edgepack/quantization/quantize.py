@@ -15,7 +15,7 @@ from edgepack.quantization import mixed
 from edgepack.quantization.biases import corrected
 from edgepack.quantization.equalise import equalised
 from edgepack.quantization.errors import CalibrationError
-from edgepack.quantization.network import Array, FloatNetwork, outputs, values
+from edgepack.quantization.network import Array, FloatNetwork, noise_share, outputs, values
 from edgepack.quantization.qdq import quantized, tensors_of, whole_nodes
 from edgepack.quantization.ranges import ByteSteps, seen, steps_for
 from edgepack.quantization.rounding import Rounded, moments, rounded
@@ -25,6 +25,8 @@ CALIBRATION, AGREEMENT = "edgepack.calibration", "edgepack.agreement"
 # Photos that sensitivities are measured on.
 _SENSITIVITY = 8
 FEW = 20
+# Of noise: no more than 300 dB are printed.
+_LEAST_SHARE = 1e-30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,22 +162,20 @@ def _biases(
 _FOLLOW = ("Relu", "Clip", "Flatten", "Reshape", "Squeeze")
 
 
-def agreement(exact: Array, made: Array) -> Agreement:
-    """Outputs of one photo in a row each."""
-    first = exact.argmax(axis=1)
-    five = np.argsort(-made, axis=1)[:, :5]
+def agreement(exact: Sequence[Array], made: Sequence[Array]) -> Agreement:
+    """Of `outputs`; classes are those of the first one."""
+    first = exact[0].argmax(axis=1)
+    five = np.argsort(-made[0], axis=1)[:, :5]
     return Agreement(
-        top1=float((made.argmax(axis=1) == first).mean()),
+        top1=float((made[0].argmax(axis=1) == first).mean()),
         top5=float((five == first[:, None]).any(axis=1).mean()),
         snr_db=snr(exact, made),
     )
 
 
-def snr(exact: Array, made: Array) -> float:
-    """How far a signal is above its error, in dB."""
-    wide = exact.astype("float64")
-    error = float(((made - wide) ** 2).sum())
-    return 10 * float(np.log10(max(float((wide**2).sum()), 1e-300) / max(error, 1e-300)))
+def snr(exact: Sequence[Array], made: Sequence[Array]) -> float:
+    """How far outputs are above their error, in dB."""
+    return -10 * float(np.log10(max(noise_share(exact, made), _LEAST_SHARE)))
 
 
 def _layers(

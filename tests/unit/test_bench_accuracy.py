@@ -48,10 +48,10 @@ def test_photos_to_judge_by_are_others(tmp_path: Path) -> None:
 def test_outputs_are_judged_beside_float32() -> None:
     exact = np.array([[1.0, 0.0, 0.0], [0.0, 2.0, 1.0]])
     got = np.array([[0.9, 0.0, 0.0], [0.0, 1.0, 1.1]])
-    found = judged("mobilenetv2", "some", exact, got)
+    found = judged("mobilenetv2", "some", [exact], [got])
     assert found.top1 == 0.5
     assert found.snr_db == pytest.approx(10 * np.log10(6 / 1.02))
-    assert judged("centerface", "some", exact, got).top1 is None
+    assert judged("centerface", "some", [exact], [got]).top1 is None
 
 
 def test_packages_say_where_they_are_from() -> None:

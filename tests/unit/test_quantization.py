@@ -24,7 +24,7 @@ from edgepack.quantization.errors import (
     CalibrationError,
     NothingToQuantizeError,
 )
-from edgepack.quantization.network import Array, FloatNetwork, outputs
+from edgepack.quantization.network import Array, FloatNetwork, noise_share, outputs
 from edgepack.quantization.qdq import quantized, tensors_of, whole_nodes
 from edgepack.quantization.quantize import CALIBRATION, quantize, snr
 from edgepack.quantization.ranges import ByteSteps, seen, steps_for
@@ -102,7 +102,7 @@ def test_ranges_are_no_worse_than_from_end_to_end() -> None:
 def test_equal_channels_are_the_same_network(net: FloatNetwork) -> None:
     given = photos(12)
     made = equalised(net, given)
-    exact, got = outputs(net.proto, given), outputs(made.proto, given)
+    (exact,), (got,) = outputs(net.proto, given), outputs(made.proto, given)
     np.testing.assert_allclose(got, exact, atol=1e-4 * np.abs(exact).max())
     # And channels are of more equal size where a depthwise convolution reads them.
     (wide,) = (product.node.input[0] for product in net.products.values() if product.is_depthwise)
@@ -156,7 +156,7 @@ def test_all_of_it_is_done_on_integers() -> None:
     assert kinds.count(NODE) == len(kinds)
     # What a device computes, beside float32.
     got = np.stack([integer_reference.run(whole, [photo])[0].ravel() for photo in judge])
-    assert snr(outputs(proto, judge), got) == pytest.approx(found.agreement.snr_db, abs=1.5)
+    assert snr(outputs(proto, judge), [got]) == pytest.approx(found.agreement.snr_db, abs=1.5)
     assert found.agreement.snr_db > 20
     assert {item.key for item in found.model.metadata_props} >= {CALIBRATION}
     others = quantize(path, proto, photos(16, seed=4), judge)
@@ -171,14 +171,22 @@ def test_what_one_layer_is_off_is_corrected_once() -> None:
     # All that comes behind the first layers is off by this one, too.
     off = list(net.products)[1]
     weights[off] = replace(weights[off], scale=weights[off].scale * np.float32(1.5))
-    exact = outputs(net.proto, given).mean(axis=0)
+    exact = outputs(net.proto, given)[0].mean(axis=0)
 
     def error(biases: dict[str, Array]) -> float:
-        got = outputs(quantized(net, steps, weights, biases), given).mean(axis=0)
+        got = outputs(quantized(net, steps, weights, biases), given)[0].mean(axis=0)
         return float(np.abs(got - exact).max())
 
     before = error({name: product.bias for name, product in net.products.items()})
     assert error(corrected(net, steps, weights, given, shrink=False)) < before / 5
+
+
+def test_noise_of_several_outputs_counts_by_their_sizes() -> None:
+    large, small = np.full((2, 3), 300.0), np.full((2, 1), 0.5)
+    off = [large, small * 1.1]
+    assert noise_share([large, small], off) == pytest.approx(0.01 / 2)
+    assert snr([large, small], off) == pytest.approx(-10 * np.log10(0.005))
+    assert snr([large], [large]) == 300
 
 
 def test_float_goes_where_it_helps_most_for_its_cost() -> None:
