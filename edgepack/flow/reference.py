@@ -14,6 +14,7 @@ import numpy.typing as npt
 from edgepack.base.errors import ConfigError, MismatchError, ModelError
 from edgepack.bundle.bundle import ExpectedClass, Golden
 from edgepack.model import LoadedModel, TensorInfo, batch_of
+from edgepack.model.session import cpu_session
 from edgepack.preprocess.spec import PreprocessMismatchError, PreprocessSpec
 
 Array = npt.NDArray[Any]
@@ -89,7 +90,7 @@ class Reference:
         source = str(model) if isinstance(model, Path) else model.SerializeToString()
         self._shapes = shapes or {}
         try:
-            self._session = onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
+            self._session = cpu_session(source, options)
         except Exception as error:
             # Its exception classes are private and derive from Exception.
             raise ReferenceRunError(f"onnxruntime cannot load the model: {error}") from error

@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 from edgepack.compiler.frontend.operator_form import is_quantized
 from edgepack.compiler.frontend.quantized import DOMAIN, NODE, arrays_of, operator_of
 from edgepack.compiler.integer import Array
+from edgepack.model.session import cpu_session
 
 
 def integer_model(
@@ -106,7 +107,5 @@ def _by_onnxruntime(
     )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, ["CPUExecutionProvider"]
-    )
+    session = cpu_session(model.SerializeToString(), options)
     return dict(zip(results, session.run(results, given), strict=True))
