@@ -24,7 +24,7 @@ CHARTS: Mapping[str, tuple[str, str, str]] = {
 }
 # Of cores that issue in order, cycles are what counts, and documents leave some of that open.
 IN_ORDER = "in-order.svg"
-_ROW, _TOP, _WIDTH, _RIGHT, _LETTER = 26, 66, 400, 220, 7.2
+_ROW, _TOP, _WIDTH, _RIGHT, _LETTER = 26, 66, 400, 250, 7.2
 _STYLE = """
     text { font: 13px sans-serif; fill: #1c2329 } .t { font-size: 15px; font-weight: 600 }
     .s { fill: #56616b } rect { fill: #3b7dd8 } .worse { fill: #b8902f } .open { opacity: 0.4 }

@@ -29,13 +29,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--affinity", metavar="CPUS", help="big, little, all, none or a list such as 0,2-3"
     )
     parser.add_argument(
-        "--profile", action="store_true", help="time each layer too, in N runs of their own"
+        "--profile", action="store_true", help="also time each layer, in N extra runs"
     )
     parser.add_argument(
         "--compare",
         nargs=2,
         metavar=("A", "B"),
-        help="two releases there in turns, N runs of each in ten rounds: how much faster B is",
+        help="time two releases there in turns, N runs of each in ten rounds: how much faster is B",
     )
     add_html(parser)
     parser.set_defaults(run=run)

@@ -15,12 +15,12 @@ from edgepack.virtual import down, list_running, scp_command, ssh_command, ssh_c
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's actions and their options."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    start = actions.add_parser("up", help="start a board; one that runs is left alone")
+    start = actions.add_parser("up", help="start a board, unless it runs already")
     start.add_argument("name", help="board profile: see `edgepack boards`")
     start.add_argument(
         "--suite",
         choices=SUITES,
-        help="Debian release of its root file system; none: one without any library",
+        help="Debian release of its root file system; none: without any library",
     )
     start.add_argument(
         "--kind",

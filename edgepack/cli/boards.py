@@ -14,7 +14,7 @@ from edgepack.flow.doctor import cost_model
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("name", nargs="?", help="show one board whole")
+    parser.add_argument("name", nargs="?", help="show all that is known of one board")
     parser.set_defaults(run=run)
 
 

@@ -27,7 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--unused-days",
         type=count,
         metavar="N",
-        help=f"prune what nobody asked for in so many days (default: {UNUSED_DAYS})",
+        help=f"prune what has not been used for so many days (default: {UNUSED_DAYS})",
     )
     parser.add_argument(
         "--max-mb",
@@ -36,7 +36,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="prune the longest unused until no more than this (10^6 bytes) is left",
     )
     parser.add_argument(
-        "-n", "--dry-run", action="store_true", help="print what would go; nothing does"
+        "-n",
+        "--dry-run",
+        action="store_true",
+        help="print what would be removed, and remove nothing",
     )
     parser.set_defaults(run=run)
 

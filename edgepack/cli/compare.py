@@ -35,9 +35,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--release",
         metavar="ID",
-        help="what changed from this release on the device to the current one, instead",
+        help="instead show what changed from this release on the device to the current one",
     )
-    parser.add_argument("--all", action="store_true", help="print every layer, not the worst")
+    parser.add_argument("--all", action="store_true", help="print every layer, not only the worst")
     add_html(parser)
     parser.set_defaults(run=run)
 

@@ -53,7 +53,7 @@ def add_transfer(parser: argparse.ArgumentParser) -> None:
         "--signers",
         type=Path,
         metavar="FILE",
-        help="allowed signers, as ssh-keygen(1) has them, to pin on a device that has none yet",
+        help="allowed signers, a file as in ssh-keygen(1), to pin on a device that has none yet",
     )
     parser.add_argument(
         "--allow-downgrade",
@@ -85,7 +85,7 @@ def add_transfer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--service",
         action="store_true",
-        help="then have it run, now and at each boot, as its [service] table says: see "
+        help="then run it now and at each boot, as its [service] table says: see "
         "`edgepack service install`",
     )
 

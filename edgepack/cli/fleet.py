@@ -58,8 +58,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         add_options(deployer)
 
     asker = actions.add_parser("status", help="which model runs where, since when, and its health")
-    goer_back = actions.add_parser("rollback", help="back from what `fleet deploy` brought")
-    truster = actions.add_parser("trust", help="replace whose signatures the devices take")
+    goer_back = actions.add_parser("rollback", help="undo the last `fleet deploy`")
+    truster = actions.add_parser(
+        "trust", help="replace the list of signers that the devices accept"
+    )
     for action, timeout_s in ((asker, ASKING_S), (goer_back, TESTING_S), (truster, LOCKING_S)):
         add_fleet(action)
         add_model(action)
@@ -73,11 +75,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_signers(truster)
     add_waves(truster)
 
-    reporter = actions.add_parser("report", help="the last rollout again, from its journal")
+    reporter = actions.add_parser(
+        "report", help="report on the last rollout again, from its journal"
+    )
     add_fleet(reporter)
     add_model(reporter)
     reporter.add_argument("--journal", type=Path, metavar="DIR", help="see `fleet deploy`")
-    reporter.add_argument("--html", type=Path, metavar="FILE", help="write it as a page, too")
+    reporter.add_argument("--html", type=Path, metavar="FILE", help="also write it as a page")
 
     for action in actions.choices.values():
         add_common(action)

@@ -49,7 +49,7 @@ def add_parallel(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parallel", type=positive, metavar="N", help="devices at once (default: 10)"
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the result as a page, too")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write the result as a page")
 
 
 def add_waves(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +71,7 @@ def add_waves(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ignore-unreachable",
         action="store_true",
-        help="devices that cannot be reached do not count as failures, but for canaries",
+        help="devices that cannot be reached do not count as failures, except for canaries",
     )
     parser.add_argument("--soak", type=float, metavar="S", help="seconds between waves")
 
@@ -82,7 +82,7 @@ def add_journal(parser: argparse.ArgumentParser) -> None:
         "--journal", type=Path, metavar="DIR", help="instead of .edgepack beside the fleet's file"
     )
     parser.add_argument(
-        "--again", action="store_true", help="also the devices that the journal says are done"
+        "--again", action="store_true", help="include devices that the journal says are done"
     )
 
 

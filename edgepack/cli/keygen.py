@@ -23,7 +23,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--signers", type=Path, metavar="FILE", help="add the key to this list of allowed signers"
     )
     parser.add_argument(
-        "--no-passphrase", action="store_true", help="whoever has the file can sign (for CI)"
+        "--no-passphrase",
+        action="store_true",
+        help="do not protect the key: whoever has the file can sign (for CI)",
     )
     parser.set_defaults(run=run)
 

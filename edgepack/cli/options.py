@@ -52,10 +52,14 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         "--verbose",
         action="count",
         default=argparse.SUPPRESS,
-        help="log steps; twice: commands too",
+        help="log steps; given twice, also commands",
     )
     group.add_argument(
-        "-q", "--quiet", action="store_true", default=argparse.SUPPRESS, help="no steps, no notes"
+        "-q",
+        "--quiet",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="print neither steps nor notes",
     )
     group.add_argument(
         "--boards",
@@ -113,7 +117,9 @@ def add_job(parser: argparse.ArgumentParser) -> None:
 
     add_model(parser)
     parser.add_argument("--board", metavar="NAME", help="board profile: see `edgepack boards`")
-    parser.add_argument("--toolchain", choices=("zig", "gnu"), help="force one")
+    parser.add_argument(
+        "--toolchain", choices=("zig", "gnu"), help="use this compiler (default: the board's)"
+    )
     parser.add_argument(
         "--static",
         action=argparse.BooleanOptionalAction,
@@ -129,14 +135,14 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         choices=PRECISIONS,
-        help="what weights are stored in, and what is computed in where the CPU can "
+        help="the type in which weights are stored and, if the CPU can, computations are done "
         "(default: float32)",
     )
     parser.add_argument(
         "--quantized",
         choices=QUANTIZED,
-        help="what of a quantised model is done on integers: what is faster so (default), "
-        "all that can be, or nothing",
+        help="which layers of a quantised model use integers: those that are faster so (default), "
+        "all that can, or none",
     )
     parser.add_argument(
         "--compile-memory-mb",
@@ -186,7 +192,7 @@ def add_release_version(parser: argparse.ArgumentParser) -> None:
         "--release-version",
         type=count,
         metavar="N",
-        help="number of the release: a device with pinned signers takes none lower than before",
+        help="number of the release: a device with pinned signers accepts none lower than before",
     )
 
 

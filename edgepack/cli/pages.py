@@ -33,7 +33,7 @@ _SHOWN_LAYERS = 40
 def add_html(parser: argparse.ArgumentParser) -> None:
     """A page of the result."""
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write the result as a page, too: one file"
+        "--html", type=Path, metavar="FILE", help="also write the result as a page, in one file"
     )
 
 

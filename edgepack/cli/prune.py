@@ -22,7 +22,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         help=f"releases that stay (default: {KEEP_RELEASES}); current and previous always do",
     )
     parser.add_argument(
-        "-n", "--dry-run", action="store_true", help="print what would go; nothing does"
+        "-n",
+        "--dry-run",
+        action="store_true",
+        help="print what would be removed, and remove nothing",
     )
     parser.set_defaults(run=run)
 

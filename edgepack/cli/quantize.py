@@ -44,13 +44,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--snr",
         type=float,
         metavar="DB",
-        help="how far outputs are to be above their error: tensors stay float until they are",
+        help="keep tensors in float until the outputs have this ratio of signal to error",
     )
     parser.add_argument(
         "--budget",
         type=float,
         metavar="PERCENT",
-        help="what that may cost, of the work on integers only (default: 10)",
+        help="how much more work --snr may cause than integers only (default: 10)",
     )
     add_html(parser)
     parser.set_defaults(run=run)

@@ -16,7 +16,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--board", metavar="NAME", required=True, help="board profile: see `edgepack boards`"
     )
-    parser.add_argument("--toolchain", choices=("zig", "gnu"), help="force one")
+    parser.add_argument(
+        "--toolchain", choices=("zig", "gnu"), help="use this compiler (default: the board's)"
+    )
     parser.add_argument(
         "-o", "--out", type=Path, required=True, metavar="DIR", help="a new folder, or an empty one"
     )

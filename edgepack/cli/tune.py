@@ -32,13 +32,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--minutes", type=positive, default=10, metavar="N", help="when to stop (default: 10)"
     )
     parser.add_argument(
-        "--trials", type=positive, metavar="N", help="stop after so many, if that is sooner"
+        "--trials", type=positive, metavar="N", help="stop after so many trials, if that is sooner"
     )
     parser.add_argument(
         "--emulated",
         action="store_true",
-        help="tune a virtual board all the same: its times are the emulator's, so what is found is "
-        "written down for no real CPU",
+        help="tune a virtual board nevertheless: its times are the emulator's, so the records are "
+        "for no real CPU",
     )
     parser.add_argument(
         "--fit",

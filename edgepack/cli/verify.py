@@ -18,13 +18,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--signers",
         type=Path,
         metavar="FILE",
-        help="allowed signers, as ssh-keygen(1) has them: the signature must be by one of them",
+        help="allowed signers, a file as in ssh-keygen(1): the signature must be by one of them",
     )
     parser.add_argument(
         "--sbom",
         type=Path,
         metavar="FILE",
-        help="write what it is made of, with hashes and licences (CycloneDX 1.6, JSON)",
+        help="write what the bundle is made of, with hashes and licences (CycloneDX 1.6, JSON)",
     )
     parser.set_defaults(run=run)
 
