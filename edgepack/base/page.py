@@ -230,11 +230,11 @@ svg.marks rect { fill: none; stroke: #2ce02c; stroke-width: 2px;
   vector-effect: non-scaling-stroke } svg.marks circle { fill: #f33 }
 svg.marks text { fill: #fff; stroke: #000; stroke-width: 3px; paint-order: stroke;
   vector-effect: non-scaling-stroke }
-.bar { display: grid; grid-template-columns: minmax(6em, 16em) 1fr 6em; gap: .6em;
-  align-items: center; padding: .1em 0 }
-.bar span { overflow: hidden; text-overflow: ellipsis; white-space: nowrap }
+.bars { display: grid; grid-template-columns: fit-content(30em) 1fr max-content; gap: .2em .8em;
+  align-items: center; margin: .4em 0 }
+.bar { display: contents } .bar span { overflow-wrap: anywhere }
 .bar i { display: block; height: .9em; background: var(--bar); border-radius: 2px; min-width: 1px }
 .bar b { font-weight: 400; text-align: right; font-variant-numeric: tabular-nums }
 @media (max-width: 40em) { dl { grid-template-columns: 1fr; gap: 0 } dd { margin-bottom: .4em }
-  .bar { grid-template-columns: 7em 1fr 5em } }
+  .bars { grid-template-columns: 1fr max-content } .bar span { grid-column: 1 / -1; margin-top: .4em } }
 """

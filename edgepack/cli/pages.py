@@ -61,8 +61,9 @@ def deploy_page(report: Report, bundle: Bundle) -> Html:
     shown = page.picture(bundle.file(photo).read_bytes(), alt="the photo") if photo else Html()
     return page.page(
         f"{manifest.name} on {report.device}",
+        shown,
         Html(report._repr_html_()),
-        page.section("Smoke test", shown, _times(answer)),
+        page.section("Smoke test", _times(answer)),
         page.section("Device", _device(report.facts)),
         page.section(
             "Files",

@@ -41,6 +41,8 @@ onload = () => {{
     (one) => one.getBoundingClientRect().width);
   document.body.textContent = JSON.stringify({{
     wide: inside.documentElement.scrollWidth,
+    cut: [...inside.querySelectorAll(".bar span")].filter(
+      (one) => one.scrollWidth > one.clientWidth).length,
     bars: widths(".bar i"), columns: widths("svg:not(.marks) rect").length,
     pictures: [...inside.images].map((image) => image.naturalWidth)}});
 }}
@@ -78,6 +80,8 @@ def test_a_page_is_no_wider_than_the_window(
     said = html.unescape(browse(file, "--dump-dom", "--virtual-time-budget=5000"))
     found = json.loads(re.findall(r"\{.*\}", said)[-1])
     assert found["wide"] <= width
+    # A layer's name differs from the next one's at its end.
+    assert found["cut"] == 0
     assert found["bars"][0] == pytest.approx(2 * found["bars"][1], rel=0.02)
     assert found["columns"] == 20
     assert found["pictures"] == [60]
