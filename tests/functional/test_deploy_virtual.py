@@ -33,6 +33,7 @@ from edgepack.device import (
 from edgepack.device.base import Stream
 from edgepack.device.facts import gather
 from edgepack.device.ssh import SshDevice
+from edgepack.flow.deployment import Deployment
 from edgepack.gate.gate import GateError
 from edgepack.native.device_tool import build_device_tool
 from edgepack.virtual import VirtualBoard
@@ -134,8 +135,18 @@ def test_deploy_redeploy_and_one_weight(
         assert status["current"]["release"] == changed.release
         assert status["current"]["health"]["outcome"] == "ok"
         assert status["previous"]["release"] == report.release
-        call(device, ROOT, "rollback")
+
+        deployed = Deployment(device, ROOT, changed)
+        assert changed.release in deployed._repr_html_()
+        assert changed.release in repr(deployed)
+        back = deployed.rollback()
+        assert (back.release, back.before) == (report.release, changed.release)
         assert device.run(f"readlink {ROOT}/current").stdout.strip().endswith(report.release)
+        assert report.release in deployed.status()._repr_html_()
+        outputs = deployed.run(first.file(str(first.golden_image)))
+        assert outputs.top[0].label == "dog"
+        assert "dog" in outputs._repr_html_()
+        assert outputs.names[0] in repr(outputs)
 
         output = tmp_path / "out.npy"
         photo = first.file(str(first.golden_image))
