@@ -186,6 +186,7 @@ def _good_specs() -> list[Document]:
             "interpolation": "area",
             "crop": {"height": 64, "width": 63, "centre": "torchvision"},
             "dtype": "float32",
+            "decode": "scaled",
             "accept": ["alpha", "16bit"],
             "max_pixels": 1 << 20,
         },
@@ -235,6 +236,7 @@ def _read_spec(text: bytes) -> Document | str:
     accept = {*spec.accept, "gray"} if spec.color == "gray" else {*spec.accept}
     return {
         "input": spec.input,
+        "scaled": spec.decode == "scaled",
         "color": spec.color,
         "resize": resize
         and {
@@ -260,7 +262,7 @@ SPECS = Readers(
     names=(
         *("version", "input", "color", "resize", "interpolation", "crop", "layout", "dtype"),
         *("accept", "max_pixels", "scale", "mean", "std", "mode", "size", "height", "width"),
-        *("fill", "centre", "quantization", "zero_point", "", "a"),
+        *("fill", "centre", "quantization", "zero_point", "decode", "", "a"),
     ),
 )
 

@@ -7,6 +7,7 @@ the inputs and outputs, and marked as a guess in the file.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -15,10 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgepack.base.errors import ConfigError, UsageError
+import numpy as np
+
+from edgepack.base.errors import ConfigError, EdgepackError, UsageError
 from edgepack.base.text import one_line
 from edgepack.flow.exporters import Known, said_of
 from edgepack.flow.project import class_of_label, default_name, read_labels
+from edgepack.flow.reference import golden_inputs, model_outputs
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, read_model
 from edgepack.preprocess.presets import PRESETS, sized
 from edgepack.preprocess.spec import DTYPES, PreprocessSpec
@@ -126,10 +130,10 @@ def draft_project(
     questions += [f"what shape has '{line.key}'? (see [shapes])" for line in unknown]
     if not unknown and picture is not None:
         # What would be found at the first deploy is found before the file is written.
-        spec = read_model(ModelSpec(path=model, shapes={s.key: s.value for s in shapes}))
-        PreprocessSpec.from_table({line.key: line.value for line in table}, file=out).for_inputs(
-            spec.inputs
-        )
+        whole = read_model(ModelSpec(path=model, shapes={s.key: s.value for s in shapes}))
+        values = {line.key: line.value for line in table}
+        spec = PreprocessSpec.from_table(values, file=out).for_inputs(whole.inputs)
+        table += _decode(whole, spec, image)
     return Draft(
         path=out,
         text=_text(lines, shapes, unknown, table),
@@ -293,6 +297,24 @@ def _preprocess(
     reasons = [why, *[""] * (len(values) - 1)]
     lines = map(Line, values, values.values(), reasons)
     return tuple(lines), size
+
+
+def _decode(model: LoadedModel, preprocess: PreprocessSpec, image: Path | None) -> tuple[Line, ...]:
+    """`decode = "scaled"` if the model sees the photo as before, with fewer of its pixels."""
+    if image is None or preprocess.resize is None or _classes(model) is None:
+        return ()
+    ways = (preprocess, dataclasses.replace(preprocess, decode="scaled"))
+    try:
+        cases = [golden_inputs(model, preprocess=way, image=image) for way in ways]
+        if all(map(np.array_equal, *cases)):
+            return ()
+        full, scaled = (outputs[0] for outputs in model_outputs(model.path, model.proto, cases))
+    except EdgepackError:
+        return ()  # `edgepack check` says what is wrong
+    if np.argmax(full) != np.argmax(scaled):
+        return ()
+    why = f"{image.name} is seen as the same class ({np.argmax(full)}), and decoded in less time"
+    return (Line("decode", "scaled", why),)
 
 
 def _made(table: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -7,7 +7,7 @@ header, because a decoder would silently turn any kind into 8-bit colour.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,14 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_GRAY, _PNG_ALPHA = (0, 4), (4, 6)  # colour types of IHDR
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOFn markers
 _JPEG_ALONE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})  # without a length: TEM, RST0 to EOI
+
+
+_READ_MODES = {
+    1: cv2.IMREAD_COLOR,
+    2: cv2.IMREAD_REDUCED_COLOR_2,
+    4: cv2.IMREAD_REDUCED_COLOR_4,
+    8: cv2.IMREAD_REDUCED_COLOR_8,
+}
 
 
 class ImageNotFoundError(ImageError):
@@ -74,6 +82,7 @@ class _Header:
 
     height: int
     width: int
+    jpeg: bool = False
     kinds: frozenset[str] = frozenset()
     animated: bool = False
     damaged: bool = False
@@ -82,11 +91,24 @@ class _Header:
 def load_image(
     path: Path, *, accept: Collection[str] = (), max_pixels: int = MOST_PIXELS
 ) -> Pixels:
-    """The image in a JPEG or PNG file as BGR, HWC (H, W, 3) uint8, EXIF orientation applied.
+    """All pixels of the image in a JPEG or PNG file: see `decode_image`."""
+    return decode_image(path, accept=accept, max_pixels=max_pixels)[0]
 
-    `accept` names kinds (of `KINDS`) that are converted instead of refused: gray pixels
-    are repeated, alpha is dropped, of 16 bits the upper 8 are kept. An image of more than
-    `max_pixels` pixels is refused before one is decoded.
+
+def decode_image(
+    path: Path,
+    *,
+    accept: Collection[str] = (),
+    max_pixels: int = MOST_PIXELS,
+    reduction: Callable[[int, int], int] | None = None,
+) -> tuple[Pixels, tuple[int, int]]:
+    """The image in a JPEG or PNG file as BGR, HWC (H, W, 3) uint8, and its own (height, width).
+
+    Both are turned as EXIF data says. `accept` names kinds (of `KINDS`) that are converted instead
+    of refused: gray pixels are repeated, alpha is dropped, of 16 bits the upper 8 are kept. An
+    image of more than `max_pixels` pixels is refused before one is decoded. The sides of a JPEG
+    that is not turned yet are divided by `reduction(height, width)` (1, 2, 4 or 8), by libjpeg as
+    it decodes, and rounded up.
     Raises `ImageNotFoundError`, `NotAnImageError`, `AnimatedImageError`, `TooManyPixelsError`,
     `SixteenBitImageError`, `AlphaImageError` or `GrayImageError`.
     """
@@ -121,17 +143,23 @@ def load_image(
             )
     if header.damaged:
         raise NotAnImageError(f"image is damaged: {path}")
+    size = header.height, header.width
+    divisor = reduction(*size) if reduction is not None and header.jpeg else 1
     logging = cv2.utils.logging
     log_level = logging.setLogLevel(logging.LOG_LEVEL_SILENT)  # a damaged image is an error here
     try:
-        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), _READ_MODES[divisor])
     except cv2.error as error:
         raise NotAnImageError(f"image cannot be decoded: {path}: {error.err}") from None
     finally:
         logging.setLogLevel(log_level)
     if pixels is None:
         raise NotAnImageError(f"image is damaged: {path}")
-    return np.asarray(pixels, np.uint8)
+    made = np.asarray(pixels, np.uint8)
+    if divisor == 1:
+        return made, made.shape[:2]
+    turned = (made.shape[0] > made.shape[1]) != (size[0] > size[1])
+    return made, size[::-1] if turned else size
 
 
 def _read_header(data: bytes) -> _Header | None:
@@ -200,6 +228,7 @@ def _jpeg_header(data: bytes) -> _Header | None:
             return _Header(
                 height=int.from_bytes(data[at + 5 : at + 7], "big"),
                 width=int.from_bytes(data[at + 7 : at + 9], "big"),
+                jpeg=True,
                 kinds=frozenset({"gray"} if data[at + 9] == 1 else ()),
             )
         if marker in _JPEG_ALONE or length < 2:

@@ -22,13 +22,14 @@ from edgepack.base.errors import ConfigError, ImageError, perhaps
 from edgepack.base.tables import Table, parse_json
 from edgepack.model import TensorInfo
 from edgepack.preprocess.geometry import Geometry
-from edgepack.preprocess.image import KINDS, MOST_PIXELS, Pixels, load_image
+from edgepack.preprocess.image import KINDS, MOST_PIXELS, Pixels, decode_image
 from edgepack.preprocess.presets import PRESETS
 
 FORMAT, VERSION = "edgepack-preprocess", 1
 COLORS = ("rgb", "bgr", "gray")
 LAYOUTS = ("NCHW", "NHWC")
 DTYPES = ("float32", "uint8", "int8")
+DECODES = ("full", "scaled")
 MODES = ("shortest", "exact", "letterbox")
 LETTERBOX_FILL = 114  # the gray that YOLO models are trained with
 
@@ -101,11 +102,13 @@ class PreprocessSpec:
     rounded half to even, plus the second (the zero point), within the dtype. `crop` is (height,
     width), cut from the centre, with `crop_centre` one of `CENTRES`: see `crop_start`. `accept`
     names kinds of image that are converted, not refused. Photos of more than `max_pixels` pixels
-    are refused by their header. `input` None stands for the only input of a model, `max_pixels`
+    are refused by their header. With `decode` "scaled" a JPEG is decoded no larger than the resize
+    needs: see `reduction`. `input` None stands for the only input of a model, `max_pixels`
     None for what a board can hold: see `for_inputs` and `for_memory`.
     """
 
     input: str | None = None
+    decode: str = "full"
     color: str = "rgb"
     resize: Resize | None = None
     interpolation: str = "linear"
@@ -169,10 +172,18 @@ class PreprocessSpec:
         dtype = table.take_choice("dtype", DTYPES, "float32")
         resize_table = table.take_table("resize", required=False)
         resize = _read_resize(resize_table, whole=whole) if resize_table else None
+        decode = table.take_choice("decode", DECODES, "full")
+        if decode == "scaled" and resize is None:
+            raise table.fail(
+                "decode",
+                '"scaled" needs a resize, which says how large a photo has to be',
+                hint="set resize in [preprocess], or remove decode",
+            )
         crop, crop_centre = _read_crop(table, resize, centre)
         normalisation = _read_normalisation(table, dtype, _channels(color), whole=whole)
         spec = cls(
             input=table.take("input", str) if whole else table.take("input", str, None),
+            decode=decode,
             color=color,
             resize=resize,
             interpolation=_read_interpolation(table),
@@ -223,6 +234,8 @@ class PreprocessSpec:
             "accept": list(self.accept),
             "max_pixels": self.max_pixels,
         }
+        if self.decode != "full":  # without, it means what it did in the first version
+            values["decode"] = self.decode
         if self.quantization is not None:
             values["quantization"] = dict(
                 zip(("scale", "zero_point"), self.quantization, strict=True)
@@ -289,23 +302,46 @@ class PreprocessSpec:
         return (batch, height, width, self.channels)
 
     def load(self, path: Path) -> npt.NDArray[Any]:
-        """The tensor of the photo in `path`: `load_image`, `resized`, `tensor`."""
+        """The tensor of the photo in `path`: `load_resized`, `tensor`."""
         return self.tensor(self.load_resized(path))
 
     def load_resized(self, path: Path) -> npt.NDArray[Any]:
         """The photo in `path` as `resized` makes it."""
-        return self.resized(
-            load_image(path, accept=self.accepted, max_pixels=self.max_pixels or MOST_PIXELS)
+        pixels, size = decode_image(
+            path,
+            accept=self.accepted,
+            max_pixels=self.max_pixels or MOST_PIXELS,
+            reduction=self.reduction,
         )
+        return self.resized(pixels, size)
+
+    def reduction(self, height: int, width: int) -> int:
+        """By what a JPEG of `height` x `width` pixels is divided as it is decoded: 1, 2, 4 or 8.
+
+        1 unless `decode` is "scaled"; else the most with which, turned or not, it is no smaller
+        than what it will be resized to; and with which its sides stay different if they are, for
+        they tell then how EXIF data turned it.
+        """
+        if self.decode == "full" or min(height, width) < 1:
+            return 1
+        flat, turned = self._sizes(height, width)[0], self._sizes(width, height)[0]
+        for divisor in (8, 4, 2):
+            reduced = -(-height // divisor), -(-width // divisor)
+            if reduced[0] == reduced[1] and height != width:
+                continue
+            if reduced[0] >= max(flat[0], turned[1]) and reduced[1] >= max(flat[1], turned[0]):
+                return divisor
+        return 1
 
     @property
     def accepted(self) -> tuple[str, ...]:
         """Kinds of image that are converted: a gray photo, too, if that is what the model wants."""
         return (*self.accept, "gray") if self.color == "gray" else self.accept
 
-    def resized(self, image: Pixels) -> npt.NDArray[Any]:
+    def resized(self, image: Pixels, size: tuple[int, int] | None = None) -> npt.NDArray[Any]:
         """`image` (BGR HWC uint8, as `load_image` gives) in `color`, resized and cropped.
 
+        `size` is that of the photo, if it was reduced to make `image` of it.
         Returns HWC uint8, float32 if "tf-bilinear" resized it, channels in the order of `color`;
         (H, W, 1) for "gray".
         Raises `ImageSizeError` if the image is smaller than the crop or too long.
@@ -314,28 +350,27 @@ class PreprocessSpec:
             image = np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2GRAY), np.uint8)
         elif self.color == "rgb":
             image = np.ascontiguousarray(image[:, :, ::-1])
-        made = self._resize(image)
+        made = self._resize(image, *(size or image.shape[:2]))
         made = made.reshape(*made.shape[:2], self.channels)
         if self.crop:
             made = _centre_crop(made, *self.crop, self.crop_centre)
         return np.ascontiguousarray(made)
 
-    def _resized_shape(self, image: Pixels) -> tuple[int, int]:
-        """(height, width) after `_resize`."""
-        height, width = image.shape[:2]
+    def _sizes(self, height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(height, width) that a photo is resized to; and with its border, if it gets one."""
         if self.resize is None:
-            return height, width
+            return (height, width), (height, width)
+        outer = self.resize.height, self.resize.width
         if self.resize.mode == "shortest":
-            return shortest_size(height, width, self.resize.height)
-        return self.resize.height, self.resize.width
+            outer = shortest_size(height, width, self.resize.height)
+        letterbox = self.resize.mode == "letterbox"
+        return letterbox_size(height, width, *outer) if letterbox else outer, outer
 
-    def _resize(self, image: Pixels) -> npt.NDArray[Any]:
+    def _resize(self, image: Pixels, *size: int) -> npt.NDArray[Any]:
+        """`image` has the pixels of a photo of `size`, or fewer."""
         if self.resize is None:
             return image
-        height, width = self._resized_shape(image)
-        inner = height, width
-        if self.resize.mode == "letterbox":
-            inner = letterbox_size(image.shape[0], image.shape[1], height, width)
+        inner, (height, width) = self._sizes(*size)
         # As many as a photo may have, or as the spec itself asks for.
         asked = self.resize.height * self.resize.width
         most = min(MAX_RESIZED_PIXELS, max(asked, self.max_pixels or MOST_PIXELS))
@@ -343,8 +378,7 @@ class PreprocessSpec:
         wide = image.shape[0] * inner[1] if self.interpolation in _PILLOW_FILTERS else 0
         if height * width > most or wide > most:
             raise ImageSizeError(
-                f"image of {image.shape[1]} x {image.shape[0]} pixels would be resized to "
-                f"{width} x {height}",
+                f"image of {size[1]} x {size[0]} pixels would be resized to {width} x {height}",
                 hint="cut it to a less extreme shape",
             )
         if self.resize.mode != "letterbox":
@@ -357,13 +391,7 @@ class PreprocessSpec:
 
     def geometry(self, height: int, width: int) -> Geometry:
         """How a photo of `height` x `width` pixels, turned by its EXIF data, lies in its tensor."""
-        inner = outer = (height, width)
-        if self.resize is not None:
-            outer = (self.resize.height, self.resize.width)
-            if self.resize.mode == "shortest":
-                outer = shortest_size(height, width, self.resize.height)
-            letterbox = self.resize.mode == "letterbox"
-            inner = letterbox_size(height, width, *outer) if letterbox else outer
+        inner, outer = self._sizes(height, width)
         top, left = -((outer[0] - inner[0]) // 2), -((outer[1] - inner[1]) // 2)
         if self.crop:
             top += crop_start(outer[0], self.crop[0], self.crop_centre)

@@ -188,6 +188,43 @@ def test_pixels_without_resize_are_equal(runtime: Runtime, photos: list[Path]) -
             check(runtime, PreprocessSpec(input="x", dtype="uint8", layout=layout), photo)
 
 
+@pytest.fixture(scope="module")
+def jpegs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A photo as cameras and programs write it: subsampled colours or not, turned, progressive."""
+    folder = tmp_path_factory.mktemp("jpegs")
+    photo = Image.open(load_build().fetch() / "chelsea.png")
+    exif = Image.Exif()
+    exif[0x0112] = 5
+    for subsampling in (0, 1, 2):
+        photo.crop((0, 0, 451 - subsampling, 299)).save(
+            folder / f"{subsampling}.jpg", subsampling=subsampling, quality=85
+        )
+    photo.save(folder / "turned.jpg", exif=exif, quality=60)
+    photo.save(folder / "progressive.jpg", progressive=True, quality=95)
+    photo.convert("CMYK").save(folder / "cmyk.jpg")
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("resize", "reduction"),
+    [
+        (Resize(mode="shortest", height=32, width=32), 8),
+        (Resize(mode="letterbox", height=60, width=75), 4),
+        (Resize(mode="exact", height=130, width=100), 2),
+    ],
+)
+def test_scaled_photos_are_equal(
+    runtime: Runtime, photos: list[Path], jpegs: list[Path], resize: Resize, reduction: int
+) -> None:
+    assert (
+        replace(make_spec("rgb", resize=resize), decode="scaled").reduction(300, 451) == reduction
+    )
+    cases = itertools.product([*jpegs, *photos], COLORS)
+    for number, (photo, color) in enumerate(runtime.some(cases, reduction)):
+        spec = replace(make_spec(color, resize=resize), decode="scaled")
+        check(runtime, replace(spec, interpolation=INTERPOLATIONS[number % 7]), photo)
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_integers_are_equal(runtime: Runtime, photos: list[Path], dtype: str) -> None:
     """Quantised bytes, and what TensorFlow's filter makes, with quantisation and without."""

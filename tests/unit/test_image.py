@@ -6,7 +6,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from edgepack.base.errors import ImageError
 from edgepack.preprocess.image import (
@@ -17,6 +17,7 @@ from edgepack.preprocess.image import (
     NotAnImageError,
     SixteenBitImageError,
     TooManyPixelsError,
+    decode_image,
     load_image,
 )
 
@@ -105,6 +106,37 @@ def test_what_accepting_does_to_the_pixels(tmp_path: Path) -> None:
     np.testing.assert_array_equal(load_image(path, accept=("alpha",)), COLOR)
     cv2.imwrite(str(path), (COLOR.astype(np.uint16) << 8) | 0xFF)  # upper byte, not rounded
     np.testing.assert_array_equal(load_image(path, accept=("16bit",)), COLOR)
+
+
+@pytest.mark.parametrize("turn", [1, 6])
+@pytest.mark.parametrize("divisor", [1, 2, 4, 8])
+def test_a_jpeg_is_reduced_by_libjpeg(tmp_path: Path, divisor: int, turn: int) -> None:
+    """As Pillow's draft mode does, which has a libjpeg of its own."""
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    photo = tmp_path / "photo.jpg"
+    Image.fromarray(np.tile(COLOR, (4, 3, 1))).save(photo, exif=exif, quality=90)  # 80 x 90
+    with Image.open(photo) as opened:
+        opened.draft("RGB", (90 // divisor, 80 // divisor))
+        want = np.asarray(ImageOps.exif_transpose(opened))[:, :, ::-1]
+    asked = []
+
+    def reduction(height: int, width: int) -> int:
+        asked.append((height, width))
+        return divisor
+
+    made, size = decode_image(photo, reduction=reduction)
+    np.testing.assert_array_equal(made, want)
+    assert max(made.shape[:2]) == -(-90 // divisor)
+    assert size == load_image(photo).shape[:2] == ((90, 80) if turn == 6 else (80, 90))
+    assert asked == [(80, 90)]  # as the file has it
+
+
+def test_a_png_is_not_reduced(tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "a.png"), COLOR)
+    made, size = decode_image(tmp_path / "a.png", reduction=lambda *_: 8)
+    np.testing.assert_array_equal(made, COLOR)
+    assert size == COLOR.shape[:2]
 
 
 def test_exif_orientation_is_applied(tmp_path: Path) -> None:

@@ -125,6 +125,51 @@ def test_the_size_of_another_input() -> None:
     assert sized(PRESETS["timm"].table, 224, 224) == {}
 
 
+def ramp(path: Path, height: int = 600, width: int = 800) -> Path:
+    """A photo that gets brighter."""
+    pixels = np.add.outer(np.arange(height), np.arange(width)) // 6
+    cv2.imwrite(str(path), pixels[:, :, None].repeat(3, 2))
+    return path
+
+
+def test_photos_are_scaled_as_they_are_decoded_if_the_class_stays(tmp_path: Path) -> None:
+    net = model(tmp_path / "net.onnx", {"image": IMAGE})  # the last class, whatever it sees
+    draft, project = drafted(net, image=ramp(tmp_path / "photo.jpg"))
+    assert project.preprocess is not None
+    assert project.preprocess.decode == "scaled"
+    assert 'decode = "scaled"  # photo.jpg is seen as the same class (9)' in draft.text
+    # Where it makes no difference there is nothing to say.
+    small = ramp(tmp_path / "small.jpg", 300, 300)
+    for image in (small, ramp(tmp_path / "photo.png"), None):
+        draft, _ = drafted(net, image=image, overwrite=True)
+        assert "decode" not in draft.text
+
+
+def test_photos_are_decoded_whole_if_the_class_would_be_another(tmp_path: Path) -> None:
+    photo = ramp(tmp_path / "photo.jpg")
+    ways = [
+        PreprocessSpec.from_table({"preset": "zero-one", "decode": decode}, file="x")
+        for decode in ("full", "scaled")
+    ]
+    middle = sum(float(way.load(photo).mean()) for way in ways) / 2
+    # Two classes: whether the mean is above that.
+    net = model(tmp_path / "net.onnx", {"image": IMAGE}, classes=2)
+    proto = onnx.load(net)
+    *_, column, numbers = proto.graph.node
+    column.output[0] = "whole"
+    numbers.CopyFrom(helper.make_node("Mul", ["over", "signs"], ["scores"]))
+    proto.graph.node.insert(3, helper.make_node("Sub", ["whole", "middle"], ["over"]))
+    proto.graph.initializer.extend(
+        [
+            helper.make_tensor("signs", TensorProto.FLOAT, [1, 2], [1, -1]),
+            helper.make_tensor("middle", TensorProto.FLOAT, [1, 1], [middle]),
+        ]
+    )
+    onnx.save(proto, net)
+    draft, _ = drafted(net, image=photo, preset="zero-one")
+    assert "decode" not in draft.text
+
+
 def test_a_classifier_of_which_nothing_is_known(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("".join(f"class {i}\n" for i in range(10)))
     draft, project = drafted(model(tmp_path / "net.onnx", {"image": ("n", 3, 299, 299)}))

@@ -68,6 +68,7 @@ def test_defaults() -> None:
 def test_every_key() -> None:
     read = spec("""
         input = "image"
+        decode = "scaled"
         color = "gray"
         resize = { mode = "letterbox", height = 320, width = 640, fill = 0 }
         interpolation = "pil-bicubic"
@@ -81,6 +82,7 @@ def test_every_key() -> None:
     """)
     assert read == PreprocessSpec(
         input="image",
+        decode="scaled",
         color="gray",
         resize=Resize(mode="letterbox", height=320, width=640, fill=0),
         interpolation="pil-bicubic",
@@ -100,6 +102,8 @@ def test_every_key() -> None:
     [
         ('colour = "rgb"', "preprocess.colour: unknown key.*perhaps you meant 'color'"),
         ('color = "rbg"', "preprocess.color: unknown value 'rbg'.*perhaps you meant '(rgb|bgr)'"),
+        ('decode = "half"', "preprocess.decode: unknown value 'half'.*known: full, scaled"),
+        ('decode = "scaled"', 'preprocess.decode: "scaled" needs a resize'),
         ("color = 3", "preprocess.color: 3 is not a string"),
         ("resize = 256", "preprocess.resize: 256 is not a table"),
         ('resize = { mode = "short", size = 1 }', "resize.mode: unknown value.*'shortest'"),
@@ -175,6 +179,7 @@ def test_a_spec_made_in_code_must_have_a_mean_per_channel() -> None:
         'dtype = "uint8"\nlayout = "NHWC"\ncolor = "gray"',
         'resize = { mode = "letterbox", height = 3, width = 5 }\naccept = ["alpha"]',
         'resize = { mode = "exact", height = 3, width = 5 }\ninterpolation = "pil-bilinear"',
+        'resize = { mode = "exact", height = 3, width = 5 }\ndecode = "scaled"',
         "max_pixels = 1",
     ],
 )
@@ -511,6 +516,45 @@ def test_load_decodes_resizes_and_normalises(tmp_path: Path) -> None:
     one = spec(IMAGENET)
     np.testing.assert_array_equal(one.load(path), one.tensor(one.load_resized(path)))
     assert one.load(path).shape == (1, 3, 224, 224)
+
+
+@pytest.mark.parametrize(
+    ("resize", "size", "reduction"),
+    [
+        ('mode = "shortest", size = 256', (3024, 4032), 8),
+        ('mode = "shortest", size = 256', (4032, 3024), 8),
+        ('mode = "shortest", size = 256', (2041, 4081), 8),  # 256 x 511, as 256 x 511.87 becomes
+        ('mode = "shortest", size = 256', (2040, 4081), 4),
+        ('mode = "shortest", size = 256', (512, 512), 2),
+        ('mode = "shortest", size = 256', (510, 510), 1),
+        ('mode = "shortest", size = 100', (1001, 1001), 8),
+        ('mode = "shortest", size = 100', (1001, 1003), 2),  # by 8 and by 4 it would be square
+        ('mode = "shortest", size = 100', (0, 1000), 1),
+        ('mode = "letterbox", height = 640, width = 640', (3024, 4032), 4),
+        ('mode = "exact", height = 48, width = 320', (640, 2560), 2),  # by 8 if it is not turned
+    ],
+)
+def test_how_far_a_photo_is_reduced(resize: str, size: tuple[int, int], reduction: int) -> None:
+    table = f"resize = {{ {resize} }}"
+    assert spec(table).reduction(*size) == 1
+    assert spec(table + '\ndecode = "scaled"').reduction(*size) == reduction
+
+
+def test_a_reduced_photo_becomes_what_all_of_it_would(tmp_path: Path) -> None:
+    # A ramp, so that where a pixel came from can be told. 16 * 263 / 131 = 32.1; of the reduced
+    # photo's own size, 33 x 17, it would be 31.
+    across, down = np.meshgrid(np.arange(263) * 0.9, np.arange(131) * 1.8)
+    pixels: Any = np.stack([across, down, across], axis=2).astype(np.uint8)
+    path = tmp_path / "photo.jpg"
+    cv2.imwrite(str(path), pixels, [cv2.IMWRITE_JPEG_QUALITY, 100])
+    full = spec('resize = { mode = "shortest", size = 16 }\ninterpolation = "area"')
+    reduced = spec(
+        'resize = { mode = "shortest", size = 16 }\ninterpolation = "area"\ndecode = "scaled"'
+    )
+    assert reduced.reduction(131, 263) == 8
+    want, made = full.load_resized(path), reduced.load_resized(path)
+    assert made.shape == want.shape == (16, 32, 3)
+    assert np.abs(made.astype(int) - want).max() <= 11  # 5 rows: the last of 17 stands for 3
 
 
 def test_a_photo_of_too_many_pixels_is_refused(tmp_path: Path) -> None:

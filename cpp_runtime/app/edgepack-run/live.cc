@@ -28,6 +28,7 @@
 #include "frames.h"
 #include "metrics.h"
 #include "notify.h"
+#include "platform/opencv/decode.h"
 #include "preview.h"
 #include "report.h"
 #include "sink.h"
@@ -283,7 +284,7 @@ cv::Mat PixelsOf(FrameFormat format, ImageSize size, std::string* bytes) {
   return bgr;
 }
 
-cv::Mat DecodeLive(const Preprocessor& preprocessor, Encoded* picture) {
+Decoded DecodeLive(const Preprocessor& preprocessor, Encoded* picture) {
   if (picture->path) return preprocessor.Decode(*picture->path);
   if (picture->format != FrameFormat::kMjpeg) {
     const std::int64_t pixels = std::int64_t{picture->size->width} * picture->size->height;
@@ -292,13 +293,13 @@ cv::Mat DecodeLive(const Preprocessor& preprocessor, Encoded* picture) {
     }
     return PixelsOf(picture->format, *picture->size, &picture->bytes);
   }
-  cv::Mat image = preprocessor.Decode(picture->bytes, "frame " + std::to_string(picture->number));
+  Decoded frame = preprocessor.Decode(picture->bytes, "frame " + std::to_string(picture->number));
   const std::optional<ImageSize>& size = picture->size;
-  if (size && image.size() != cv::Size(size->width, size->height)) {
-    throw ImageError("frame of " + std::to_string(image.cols) + " x " + std::to_string(image.rows) +
-                     " pixels");
+  if (size && frame.size != cv::Size(size->width, size->height)) {
+    throw ImageError("frame of " + std::to_string(frame.size.width) + " x " +
+                     std::to_string(frame.size.height) + " pixels");
   }
-  return image;
+  return frame;
 }
 
 /// With `shown` the picture stays, to be drawn on.
@@ -310,14 +311,18 @@ LiveFrame Prepare(const Preprocessor& preprocessor, const TensorInfo& input, boo
   frame.seen = picture.seen;
   try {
     const Clock::time_point decode = Clock::now();
-    const cv::Mat image = DecodeLive(preprocessor, &picture);
+    const Decoded pixels = DecodeLive(preprocessor, &picture);
     frame.decode_ms = MsSince(decode);
     const Clock::time_point preprocess = Clock::now();
     frame.tensor.resize(input.bytes);
-    ToInput(image, preprocessor, {&input, frame.tensor.data()});
+    ToInput(pixels, preprocessor, {&input, frame.tensor.data()});
     frame.preprocess_ms = MsSince(preprocess);
-    frame.geometry = preprocessor.GeometryOf(image.rows, image.cols);
-    if (shown) frame.image = image.clone();  // it may lie in the picture's own bytes
+    frame.geometry = preprocessor.GeometryOf(pixels.size.height, pixels.size.width);
+    if (shown) {
+      const bool whole = pixels.bgr.size() == pixels.size;
+      frame.image = whole ? pixels.bgr : DecodeLive(preprocessor.InFull(), &picture).bgr;
+      frame.image = frame.image.clone();  // it may lie in the picture's own bytes
+    }
   } catch (const Error& error) {
     frame.error = error;
   }
@@ -410,8 +415,8 @@ double LatencyHistogram::Percentile(double share) const {
   return max_ms_;
 }
 
-void ToInput(const cv::Mat& image, const Preprocessor& preprocessor, const TensorView& input) {
-  const cv::Mat resized = preprocessor.Resized(image);
+void ToInput(const Decoded& picture, const Preprocessor& preprocessor, const TensorView& input) {
+  const cv::Mat resized = preprocessor.Resized(picture);
   const TensorInfo info = preprocessor.InfoOf(resized);
   if (info.dtype != input.info->dtype || info.shape != input.info->shape) {
     throw ModelInputError(

@@ -50,9 +50,9 @@ class LatencyHistogram {
 /// The line (with its end) of a frame that has a tensor, and what it says.
 using LineOfFrame = std::function<std::string(const LiveFrame& frame, Found* found)>;
 
-/// Writes the tensor of a picture (CV_8UC3 in BGR) into the model's input. Throws ModelInputError
-/// if the preprocessing makes another one.
-void ToInput(const cv::Mat& image, const Preprocessor& preprocessor, const TensorView& input);
+/// Writes the tensor of a picture into the model's input. Throws ModelInputError if the
+/// preprocessing makes another one.
+void ToInput(const Decoded& picture, const Preprocessor& preprocessor, const TensorView& input);
 
 /// --images, --frames and --camera: writes a line for each picture to `out` (or where --out says),
 /// and one at the end, until the source ends or a SIGTERM comes; whatever was read by then gets its

@@ -25,6 +25,7 @@
 #include "live.h"
 #include "memory_map.h"
 #include "options.h"
+#include "platform/opencv/decode.h"
 #include "platform/opencv/draw.h"
 #include "profile.h"
 #include "report.h"
@@ -154,13 +155,13 @@ void SaveResized(const std::filesystem::path& path, const cv::Mat& resized) {
   WriteNpy(path, dtype, {packed.rows, packed.cols, packed.channels()}, packed.data);
 }
 
-/// A photo, and where it lies in the tensor that was made of it; the same of those after it in a
-/// batch of so many.
+/// Where a photo lies in the tensor that was made of it; the same of those after it in a batch of
+/// so many.
 struct Photo {
-  cv::Mat image;
   Geometry geometry;
   std::size_t batch = 1;
   std::vector<Geometry> more = {};
+  cv::Mat image = {};  ///< with --draw
 };
 
 std::size_t BatchOf(const TensorInfo& info) {
@@ -183,8 +184,8 @@ void FillBatch(const Options& options, const Preprocessor& preprocessor, const T
       continue;
     }
     const std::filesystem::path& path = options.more_images[i - 1];
-    const cv::Mat image = preprocessor.Decode(path);
-    const cv::Mat resized = preprocessor.Resized(image);
+    const Decoded picture = preprocessor.Decode(path);
+    const cv::Mat resized = preprocessor.Resized(picture);
     const TensorInfo info = preprocessor.InfoOf(resized);
     if (info.shape != one.shape) {
       throw ModelInputError(path.string() + ": the preprocessing makes " + ToString(info.shape) +
@@ -192,7 +193,7 @@ void FillBatch(const Options& options, const Preprocessor& preprocessor, const T
                             "set resize and crop in the [preprocess] table");
     }
     preprocessor.ToTensor(resized, to);
-    photo->more.push_back(preprocessor.GeometryOf(image.rows, image.cols));
+    photo->more.push_back(preprocessor.GeometryOf(picture.size.height, picture.size.width));
   }
 }
 
@@ -201,10 +202,10 @@ Photo Preprocess(const Options& options, const BundleFolder& bundle, Session* se
                  Report* report) {
   const Preprocessor preprocessor(LoadPreprocessSpec(bundle.preprocess()));
   const Stopwatch decode;
-  const cv::Mat image = preprocessor.Decode(*options.image);
+  const Decoded picture = preprocessor.Decode(*options.image);
   report->decode_ms = decode.ms();
   const Stopwatch preprocess;
-  const cv::Mat resized = preprocessor.Resized(image);
+  const cv::Mat resized = preprocessor.Resized(picture);
   TensorInfo info = preprocessor.InfoOf(resized);
   std::vector<char> own;
   TensorView target;
@@ -229,9 +230,14 @@ Photo Preprocess(const Options& options, const BundleFolder& bundle, Session* se
     target = {&info, own.data()};
   }
   preprocessor.ToTensor(resized, target.data);
-  Photo photo = {image, preprocessor.GeometryOf(image.rows, image.cols), BatchOf(*target.info)};
+  Photo photo = {preprocessor.GeometryOf(picture.size.height, picture.size.width),
+                 BatchOf(*target.info)};
   FillBatch(options, preprocessor, info, target.data, &photo);
   report->preprocess_ms = preprocess.ms();
+  if (options.draw) {
+    const bool whole = picture.bgr.size() == picture.size;
+    photo.image = whole ? picture.bgr : preprocessor.InFull().Decode(*options.image).bgr;
+  }
   if (options.save_resized) SaveResized(*options.save_resized, resized);
   if (options.save_tensor) WriteNpy(*options.save_tensor, info.dtype, info.shape, target.data);
   return photo;
@@ -594,15 +600,15 @@ void ServeModel(const Options& options, std::ostream& err) {
     const TensorView input = PhotoInput(session, *preprocessor);
     Report report;
     const Stopwatch decode;
-    const cv::Mat image = preprocessor->Decode(bytes, "the photo");
+    const Decoded picture = preprocessor->Decode(bytes, "the photo");
     report.decode_ms = decode.ms();
     const Stopwatch preprocess;
-    ToInput(image, *preprocessor, input);
+    ToInput(picture, *preprocessor, input);
     report.preprocess_ms = preprocess.ms();
     Run(options, &session, &report);
     *run_ms = *report.run_ms;
     FindResults(options, bundle, session, postprocessor,
-                preprocessor->GeometryOf(image.rows, image.cols), &report);
+                preprocessor->GeometryOf(picture.size.height, picture.size.width), &report);
     std::ostringstream line;
     PrintJson(report, line);
     return line.str();

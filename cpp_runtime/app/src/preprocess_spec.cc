@@ -91,6 +91,7 @@ int CropStart(int size, int crop, PreprocessSpec::Centre centre) {
 
 PreprocessSpec LoadPreprocessSpec(const std::filesystem::path& path) {
   using Color = PreprocessSpec::Color;
+  using Decode = PreprocessSpec::Decode;
   using Interpolation = PreprocessSpec::Interpolation;
   using Layout = PreprocessSpec::Layout;
   const JsonDocument document = ReadBundleJson(path);
@@ -116,6 +117,12 @@ PreprocessSpec LoadPreprocessSpec(const std::filesystem::path& path) {
                         spec.crop->width > spec.resize->size.width)) {
       root.Fail("crop", "is larger than the resized image");
     }
+  }
+  // Bundles made before there was a choice have none.
+  if (root.Has("decode")) {
+    spec.decode =
+        ReadChoice<Decode>("decode", {{"full", Decode::kFull}, {"scaled", Decode::kScaled}}, &root);
+    if (spec.decode == Decode::kScaled && !spec.resize) root.Fail("decode", "needs a resize");
   }
   root.Skip("resize");
   root.Skip("crop");

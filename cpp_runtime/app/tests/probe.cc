@@ -21,6 +21,7 @@ void Write(const PreprocessSpec& spec, JsonWriter& json) {
                                               "pil-bilinear", "pil-bicubic", "tf-bilinear"};
   const std::array<const char*, 3> dtypes = {"float32", "uint8", "int8"};
   json.BeginObject().Key("input").String(spec.input);
+  json.Key("scaled").Bool(spec.decode == PreprocessSpec::Decode::kScaled);
   json.Key("color").String(colors.at(static_cast<std::size_t>(spec.color)));
   json.Key("resize");
   if (spec.resize) {

@@ -34,7 +34,7 @@ std::string Encoded(const std::string& extension, const cv::Mat& image) {
 cv::Mat Decode(const std::string& bytes, const Accept& accept = {}) {
   const TempFolder folder;
   WriteFile(folder / "photo", bytes);
-  return DecodeImage(folder / "photo", accept);
+  return DecodeImage(folder / "photo", accept).bgr;
 }
 
 std::string DecodeError(const std::string& bytes) {
@@ -66,6 +66,35 @@ TEST_CASE("colour images") {
   const cv::Mat picture = Picture(CV_8UC3);
   CHECK(Equal(Decode(Encoded(".png", picture)), picture));
   CHECK(Decode(Encoded(".jpg", picture)).size() == picture.size());
+}
+
+TEST_CASE("a JPEG is reduced as it is decoded, a PNG is not") {
+  const TempFolder folder;
+  const auto eighth = [&](const std::string& bytes) {
+    WriteFile(folder / "photo", bytes);
+    return DecodeImage(folder / "photo", {}, PreprocessSpec::kMostPixels,
+                       [](int height, int width) {
+                         CHECK((height == 17 && width == 40));
+                         return 8;
+                       });
+  };
+  // A colour is its own mean. Rows of other colours show what is up.
+  cv::Mat image(17, 40, CV_8UC3, cv::Scalar(200, 100, 50));
+  image.rowRange(8, 17).setTo(cv::Scalar(50, 100, 200));
+  const Decoded plain = eighth(Encoded(".jpg", image));
+  CHECK(plain.size == cv::Size(40, 17));
+  REQUIRE(plain.bgr.size() == cv::Size(5, 3));
+  CHECK(plain.bgr.at<cv::Vec3b>(0, 2)[0] > 150);
+  CHECK(plain.bgr.at<cv::Vec3b>(2, 2)[0] < 100);
+  // Turned to the right: what was up is on the right.
+  const Decoded turned = eighth(WithOrientation(image, 6));
+  CHECK(turned.size == cv::Size(17, 40));
+  REQUIRE(turned.bgr.size() == cv::Size(3, 5));
+  CHECK(turned.bgr.at<cv::Vec3b>(2, 2)[0] > 150);
+  CHECK(turned.bgr.at<cv::Vec3b>(2, 0)[0] < 100);
+  const Decoded whole = eighth(Encoded(".png", image));
+  CHECK(whole.size == cv::Size(40, 17));
+  CHECK(Equal(whole.bgr, image));
 }
 
 TEST_CASE("images of another kind are refused, each with its own message, or accepted") {

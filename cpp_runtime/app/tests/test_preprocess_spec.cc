@@ -62,6 +62,17 @@ TEST_CASE("the centre of a crop") {
   }
 }
 
+TEST_CASE("how photos are decoded") {
+  using Decode = PreprocessSpec::Decode;
+  CHECK(Load(kText).decode == Decode::kFull);
+  const std::string text = Replace(kText, "\"accept\"", R"("decode": "scaled", "accept")");
+  CHECK(Load(text).decode == Decode::kScaled);
+  CHECK(Contains(SpecError("\"accept\"", R"("decode": "half", "accept")"),
+                 "decode: 'half' is none of full, scaled"));
+  const std::string plain = Replace(text, R"({"mode": "shortest", "size": 256})", "null");
+  CHECK(Contains(MessageOf([&] { Load(plain); }), "decode: needs a resize"));
+}
+
 TEST_CASE("uint8 and gray") {
   const PreprocessSpec spec = Load(R"({
     "format": "edgepack-preprocess", "version": 1, "input": "x", "color": "gray", "resize": null,

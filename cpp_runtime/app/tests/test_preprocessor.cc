@@ -7,6 +7,7 @@
 #include <edgepack/preprocessor.h>
 #include <opencv2/core.hpp>
 
+#include "platform/opencv/decode.h"
 #include "platform/opencv/mat_to_tensor.h"
 #include "platform/opencv/pillow_resize.h"
 #include "support.h"
@@ -56,6 +57,44 @@ PreprocessSpec BgrSpec() {
 }
 
 }  // namespace
+
+TEST_CASE("how far a photo may be reduced") {
+  using Mode = Resize::Mode;
+  PreprocessSpec spec = BgrSpec();
+  const auto reduction = [&](int height, int width) {
+    return Preprocessor(spec).Reduction(height, width);
+  };
+  spec.resize = Resize{Mode::kShortest, {256, 256}};
+  CHECK(reduction(3024, 4032) == 1);
+  spec.decode = PreprocessSpec::Decode::kScaled;
+  CHECK(reduction(3024, 4032) == 8);
+  CHECK(reduction(4032, 3024) == 8);
+  CHECK(Preprocessor(spec).InFull().Reduction(3024, 4032) == 1);
+  // 2041 / 8 is 255.1: 256 pixels, the last of them of fewer.
+  CHECK(reduction(2041, 4081) == 8);
+  CHECK(reduction(2040, 4081) == 4);
+  CHECK(reduction(512, 512) == 2);
+  CHECK(reduction(510, 510) == 1);
+  // Both sides would be 126, 251: which of them was the longer one?
+  spec.resize = Resize{Mode::kShortest, {100, 100}};
+  CHECK(reduction(1001, 1003) == 2);
+  CHECK(reduction(1001, 1001) == 8);
+  // Of a letterbox the photo counts, not the border: 480 x 640, of 378 x 504 and 756 x 1008.
+  spec.resize = Resize{Mode::kLetterbox, {640, 640}};
+  CHECK(reduction(3024, 4032) == 4);
+  // Enough for it as it lies by 8, but not if it is turned.
+  spec.resize = Resize{Mode::kExact, {48, 320}};
+  CHECK(reduction(640, 2560) == 2);
+}
+
+TEST_CASE("a reduced photo is resized to what all of it would be") {
+  PreprocessSpec spec = BgrSpec();
+  spec.resize = Resize{Resize::Mode::kShortest, {256, 256}};
+  // 256 * 4031 / 2999 = 344.1; of the pixels that are left, 256 * 504 / 378 = 341.3.
+  const Decoded reduced(Noise(378, 504, CV_8UC3), cv::Size(4031, 2999));
+  CHECK(Preprocessor(spec).Resized(reduced).size() == cv::Size(344, 256));
+  CHECK(Preprocessor(spec).GeometryOf(2999, 4031).scaled_width == 344);
+}
 
 TEST_CASE("Pillow's filters, byte for byte") {
   // Image.fromarray(picture).resize(size, filter) of Pillow 13.0

@@ -30,6 +30,7 @@
 #include "common/json.h"
 #include "found.h"
 #include "handles.h"
+#include "platform/opencv/decode.h"
 
 namespace edgepack {
 namespace {
@@ -255,11 +256,11 @@ const Preprocessor& PreprocessorOf(const OpenModel& model) {
                     "add a [preprocess] table to edgepack.toml, or set tensors");
 }
 
-/// An image (CV_8UC3 in BGR) becomes the model's input.
-void SetImage(const cv::Mat& bgr, OpenSession* session) {
+/// A picture becomes the model's input.
+void SetImage(const Decoded& picture, OpenSession* session) {
   const Preprocessor& preprocessor = PreprocessorOf(*session->model);
   const std::vector<TensorView>& inputs = session->session.inputs();
-  const cv::Mat resized = preprocessor.Resized(bgr);
+  const cv::Mat resized = preprocessor.Resized(picture);
   const TensorInfo info = preprocessor.InfoOf(resized);
   for (const TensorView& input : inputs) {
     if (input.info->name != info.name) continue;
@@ -272,7 +273,7 @@ void SetImage(const cv::Mat& bgr, OpenSession* session) {
                             "photo");
     }
     preprocessor.ToTensor(resized, input.data);
-    session->geometry = preprocessor.GeometryOf(bgr.rows, bgr.cols);
+    session->geometry = preprocessor.GeometryOf(picture.size.height, picture.size.width);
     return;
   }
   throw BundleError("preprocess.json: the model has no input '" + info.name + "'");

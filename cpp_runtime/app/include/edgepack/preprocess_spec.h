@@ -24,6 +24,8 @@ struct PreprocessSpec {
     kTfBilinear
   };
   enum class Layout { kNchw, kNhwc };
+  /// kScaled: a JPEG no larger than the resize needs, see Preprocessor::Reduction.
+  enum class Decode { kFull, kScaled };
   /// Where a crop from the centre begins if an odd number of pixels is over: see CropStart.
   enum class Centre { kFloor, kTorchvision };
 
@@ -48,6 +50,7 @@ struct PreprocessSpec {
   };
 
   std::string input;
+  Decode decode = Decode::kFull;
   Color color = Color::kRgb;
   std::optional<Resize> resize;
   Interpolation interpolation = Interpolation::kLinear;

@@ -14,6 +14,8 @@ class Mat;
 
 namespace edgepack {
 
+struct Decoded;  // platform/opencv/decode.h
+
 /// From a photo to the model's input, by a PreprocessSpec: decode, colour, resize, crop, tensor.
 ///
 /// A frame of a camera can enter at Resized. Throws ImageError for images the spec refuses.
@@ -24,14 +26,22 @@ class Preprocessor {
   [[nodiscard]] const PreprocessSpec& spec() const { return spec_; }
 
   /// The image of a JPEG or PNG file as 8-bit BGR (CV_8UC3), EXIF orientation applied.
-  [[nodiscard]] cv::Mat Decode(const std::filesystem::path& path) const;
+  [[nodiscard]] Decoded Decode(const std::filesystem::path& path) const;
 
   /// The same of a file's bytes; `name` is for messages.
-  [[nodiscard]] cv::Mat Decode(std::string_view bytes, const std::string& name) const;
+  [[nodiscard]] Decoded Decode(std::string_view bytes, const std::string& name) const;
 
-  /// A BGR image (CV_8UC3) resized and cropped: CV_8UC3 with channels in the order of the spec's
-  /// colour, or CV_8UC1 for gray.
-  [[nodiscard]] cv::Mat Resized(const cv::Mat& bgr) const;
+  /// By what a JPEG of `height` x `width` pixels is divided as it is decoded: 1, 2, 4 or 8. The
+  /// most with which, turned or not, it is no smaller than what it will be resized to; and with
+  /// which its sides stay different if they are, for they tell then how EXIF data turned it.
+  [[nodiscard]] int Reduction(int height, int width) const;
+
+  /// This one with all pixels of photos, to be looked at.
+  [[nodiscard]] Preprocessor InFull() const;
+
+  /// A picture resized and cropped: CV_8UC3 with channels in the order of the spec's colour, or
+  /// CV_8UC1 for gray.
+  [[nodiscard]] cv::Mat Resized(const Decoded& picture) const;
 
   /// How a photo of `height` x `width` pixels, turned by its EXIF data, lies in its tensor.
   [[nodiscard]] Geometry GeometryOf(int height, int width) const;

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include <edgepack/errors.h>
 #include <opencv2/imgcodecs.hpp>
@@ -23,6 +24,7 @@ struct Header {
   PreprocessSpec::Accept kinds;
   std::int64_t height = 0;
   std::int64_t width = 0;
+  bool jpeg = false;
   bool animated = false;
   /// A part of it does not end within the file. OpenCV would take as much memory as it says.
   bool damaged = false;
@@ -76,6 +78,7 @@ std::optional<Header> JpegHeader(std::string_view data) {
     if (marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC) {
       if (at + 10 > data.size()) return std::nullopt;
       Header header;
+      header.jpeg = true;
       header.height = BigEndian(data, at + 5, 2);
       header.width = BigEndian(data, at + 7, 2);
       header.kinds.gray = BigEndian(data, at + 9, 1) == 1;
@@ -104,6 +107,19 @@ std::optional<Header> ReadHeader(std::string_view data) {
                        "photo like those the model was trained on");
 }
 
+int ReadMode(int reduction) {
+  switch (reduction) {
+    case 2:
+      return cv::IMREAD_REDUCED_COLOR_2;
+    case 4:
+      return cv::IMREAD_REDUCED_COLOR_4;
+    case 8:
+      return cv::IMREAD_REDUCED_COLOR_8;
+    default:
+      return cv::IMREAD_COLOR;
+  }
+}
+
 MemoryMap MapImage(const std::filesystem::path& path) {
   try {
     return MemoryMap::File(path);
@@ -117,14 +133,15 @@ MemoryMap MapImage(const std::filesystem::path& path) {
 
 }  // namespace
 
-cv::Mat DecodeImage(const std::filesystem::path& path, const PreprocessSpec::Accept& accept,
-                    std::int64_t max_pixels) {
+Decoded DecodeImage(const std::filesystem::path& path, const PreprocessSpec::Accept& accept,
+                    std::int64_t max_pixels, const Reduction& reduction) {
   const MemoryMap file = MapImage(path);
-  return DecodeImage({file.data(), file.size()}, path.string(), accept, max_pixels);
+  return DecodeImage({file.data(), file.size()}, path.string(), accept, max_pixels, reduction);
 }
 
-cv::Mat DecodeImage(std::string_view file, const std::string& name,
-                    const PreprocessSpec::Accept& accept, std::int64_t max_pixels) {
+Decoded DecodeImage(std::string_view file, const std::string& name,
+                    const PreprocessSpec::Accept& accept, std::int64_t max_pixels,
+                    const Reduction& reduction) {
   const std::optional<Header> header = ReadHeader(file);
   if (!header || file.size() > INT32_MAX) {
     throw ImageError("not a JPEG or PNG image: " + name, "convert it to PNG, or give another file");
@@ -153,14 +170,19 @@ cv::Mat DecodeImage(std::string_view file, const std::string& name,
   if (header->damaged) throw ImageError("image is damaged: " + name);
   // OpenCV has no matrix of constants. NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
   const cv::Mat encoded(1, static_cast<int>(file.size()), CV_8UC1, const_cast<char*>(file.data()));
+  cv::Size size(static_cast<int>(header->width), static_cast<int>(header->height));
+  const int divisor = reduction && header->jpeg ? reduction(size.height, size.width) : 1;
   cv::Mat image;
   try {
-    image = cv::imdecode(encoded, cv::IMREAD_COLOR);
+    image = cv::imdecode(encoded, ReadMode(divisor));
   } catch (const cv::Exception& error) {
     throw ImageError("image cannot be decoded: " + name + ": " + error.err);
   }
   if (image.empty()) throw ImageError("image is damaged: " + name);
-  return image;
+  if (divisor == 1) return image;
+  const bool turned = (image.rows > image.cols) != (size.height > size.width);
+  if (turned) std::swap(size.height, size.width);
+  return {image, size};
 }
 
 }  // namespace edgepack

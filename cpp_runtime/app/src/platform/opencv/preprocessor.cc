@@ -77,16 +77,28 @@ cv::Mat Scaled(const cv::Mat& image, cv::Size size, PreprocessSpec::Interpolatio
   return out;
 }
 
-cv::Mat ResizeBy(const cv::Mat& image, const PreprocessSpec& spec) {
-  const PreprocessSpec::Resize& resize = *spec.resize;
-  const Size from = image.size();
+/// What a photo is resized to; and with its border, if it gets one.
+struct Sizes {
+  Size inner;
+  Size outer;
+};
+
+Sizes SizesOf(Size from, const PreprocessSpec::Resize& resize) {
   const Size asked(resize.size.width, resize.size.height);
-  const Size size = resize.mode == ResizeMode::kShortest ? ShortestSize(from, asked.height) : asked;
-  const Size inner = resize.mode == ResizeMode::kLetterbox ? LetterboxSize(from, asked) : size;
+  const Size outer =
+      resize.mode == ResizeMode::kShortest ? ShortestSize(from, asked.height) : asked;
+  return {resize.mode == ResizeMode::kLetterbox ? LetterboxSize(from, outer) : outer, outer};
+}
+
+/// `image` has the pixels of a photo of size `from`, or fewer.
+cv::Mat ResizeBy(const cv::Mat& image, Size from, const PreprocessSpec& spec) {
+  const PreprocessSpec::Resize& resize = *spec.resize;
+  const auto [inner, size] = SizesOf(from, resize);
+  const Size asked(resize.size.width, resize.size.height);
   // As many as a photo may have, or as the spec itself asks for.
   const std::int64_t most = std::min(kMaxResizedPixels, std::max(asked.area(), spec.max_pixels));
   // Pillow's filters take the width first: an image of the old height.
-  const Size wide(inner.width, IsPillows(spec.interpolation) ? from.height : 0);
+  const Size wide(inner.width, IsPillows(spec.interpolation) ? image.rows : 0);
   if (size.area() > most || wide.area() > most) {
     throw ImageError("image of " + Text(from) + " pixels would be resized to " + Text(size),
                      "cut it to a less extreme shape");
@@ -134,20 +146,44 @@ Normalisation ToNormalisation(const PreprocessSpec& spec) {
 
 }  // namespace
 
-cv::Mat Preprocessor::Decode(const std::filesystem::path& path) const {
-  return DecodeImage(path, spec_.accept, spec_.max_pixels);
+Decoded Preprocessor::Decode(const std::filesystem::path& path) const {
+  return DecodeImage(path, spec_.accept, spec_.max_pixels,
+                     [this](int height, int width) { return Reduction(height, width); });
 }
 
-cv::Mat Preprocessor::Decode(std::string_view bytes, const std::string& name) const {
-  return DecodeImage(bytes, name, spec_.accept, spec_.max_pixels);
+Decoded Preprocessor::Decode(std::string_view bytes, const std::string& name) const {
+  return DecodeImage(bytes, name, spec_.accept, spec_.max_pixels,
+                     [this](int height, int width) { return Reduction(height, width); });
 }
 
-cv::Mat Preprocessor::Resized(const cv::Mat& bgr) const {
-  cv::Mat image = bgr;
-  if (spec_.color == PreprocessSpec::Color::kGray) {
-    cv::cvtColor(bgr, image, cv::COLOR_BGR2GRAY);
+int Preprocessor::Reduction(int height, int width) const {
+  // A damaged file may say that there are no pixels.
+  if (spec_.decode == PreprocessSpec::Decode::kFull || std::min(height, width) < 1) return 1;
+  const Size flat = SizesOf({width, height}, *spec_.resize).inner;
+  const Size turned = SizesOf({height, width}, *spec_.resize).inner;
+  for (const int divisor : {8, 4, 2}) {
+    const Size reduced((width + divisor - 1) / divisor, (height + divisor - 1) / divisor);
+    if (reduced.height == reduced.width && height != width) continue;
+    if (reduced.height >= std::max(flat.height, turned.width) &&
+        reduced.width >= std::max(flat.width, turned.height)) {
+      return divisor;
+    }
   }
-  if (spec_.resize) image = ResizeBy(image, spec_);
+  return 1;
+}
+
+Preprocessor Preprocessor::InFull() const {
+  PreprocessSpec spec = spec_;
+  spec.decode = PreprocessSpec::Decode::kFull;
+  return Preprocessor(spec);
+}
+
+cv::Mat Preprocessor::Resized(const Decoded& picture) const {
+  cv::Mat image = picture.bgr;
+  if (spec_.color == PreprocessSpec::Color::kGray) {
+    cv::cvtColor(picture.bgr, image, cv::COLOR_BGR2GRAY);
+  }
+  if (spec_.resize) image = ResizeBy(image, picture.size, spec_);
   if (spec_.crop) image = CentreCrop(image, *spec_.crop, spec_.crop_centre);
   // Filters work on each channel alone, so the channels are swapped when there are few pixels left.
   if (spec_.color == PreprocessSpec::Color::kRgb) {
@@ -161,13 +197,7 @@ cv::Mat Preprocessor::Resized(const cv::Mat& bgr) const {
 
 Geometry Preprocessor::GeometryOf(int height, int width) const {
   const Size from(width, height);
-  Size outer = from;
-  Size inner = from;
-  if (spec_.resize) {
-    outer = Size(spec_.resize->size.width, spec_.resize->size.height);
-    if (spec_.resize->mode == ResizeMode::kShortest) outer = ShortestSize(from, outer.height);
-    inner = spec_.resize->mode == ResizeMode::kLetterbox ? LetterboxSize(from, outer) : outer;
-  }
+  const auto [inner, outer] = spec_.resize ? SizesOf(from, *spec_.resize) : Sizes{from, from};
   Geometry geometry;
   geometry.height = height;
   geometry.width = width;
