@@ -85,6 +85,7 @@ def mixed_form(*, dynamic_scale: bool = False) -> onnx.ModelProto:
         "ws": random.uniform(0.004, 0.01, 8).astype("float32"),
         "wz": np.zeros(8, "int8"),
         "bias": random.integers(-900, 900, 8).astype("int32"),
+        "each": random.integers(0, 255, (8, 1, 1)).astype("uint8"),
         "sizes": np.array([1, 8, 10, 12], "int64"),
     }
     nodes = []
@@ -97,7 +98,8 @@ def mixed_form(*, dynamic_scale: bool = False) -> onnx.ModelProto:
     if dynamic_scale:
         node("ReduceMax", ["scales"], scale, keepdims=0)
     node("QLinearConv", ["x", "s", "z", "weight", "ws", "wz", "s", "z", "bias"], "a", pads=[1] * 4)
-    node("QLinearMul", ["a", "s", "z", "a", "s", "z", "t", "z"], "b")
+    # Of a constant for each channel.
+    node("QLinearMul", ["a", "s", "z", "each", "s", "z", "t", "z"], "b")
     node(
         "QLinearConv", ["b", "t", "z", "weight", "ws", "wz", scale, "z", "bias"], "c", pads=[1] * 4
     )
@@ -144,6 +146,53 @@ def test_what_pairs_cannot_do_reads_the_same_integers(tmp_path: Path, dynamic_sc
         off = np.abs(one.astype(int) - other).max()
         assert off <= (name in ("sum", "copy")), name
         assert len(np.unique(one)) > 40, name
+
+
+def test_what_a_branch_reads_keeps_its_name_and_its_integers() -> None:
+    random = np.random.default_rng(6)
+    stored = {
+        "s": np.array(0.03, "float32"),
+        "z": np.array(120, "uint8"),
+        "weight": random.integers(-63, 64, (8, 8, 3, 3)).astype("int8"),
+        "ws": np.array(0.006, "float32"),
+        "wz": np.array(0, "int8"),
+    }
+    shape = [1, 8, 5, 6]
+
+    def conv(given: str, made: str) -> onnx.NodeProto:
+        names = [given, "s", "z", "weight", "ws", "wz", "s", "z"]
+        return helper.make_node("QLinearConv", names, [made], pads=[1] * 4)
+
+    def branch(op_type: str) -> onnx.GraphProto:
+        whole = helper.make_tensor_value_info(op_type, TensorProto.UINT8, shape)
+        return helper.make_graph(
+            [helper.make_node(op_type, ["a", "a"], [op_type])], "b", [], [whole]
+        )
+
+    chosen = helper.make_node(
+        "If", ["go"], ["y"], then_branch=branch("Max"), else_branch=branch("Min")
+    )
+    graph = helper.make_graph(
+        [conv("x", "a"), chosen, conv("a", "c")],
+        "net",
+        [
+            helper.make_tensor_value_info("x", TensorProto.UINT8, shape),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+        ],
+        [helper.make_tensor_value_info(name, TensorProto.UINT8, shape) for name in "yc"],
+        [numpy_helper.from_array(value, name) for name, value in stored.items()],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    pairs, converted = as_pairs(proto)
+    assert set(converted) == {"a", "c"}
+    assert "QLinearConv" not in {node.op_type for node in pairs.graph.node}
+    x = random.integers(0, 255, shape).astype("uint8")
+    for go in (True, False):
+        inputs = [x, np.array(go)]
+        for one, other in zip(theirs(proto, inputs), theirs(pairs, inputs), strict=True):
+            # A sum of numbers may be a step off.
+            assert np.abs(one.astype(int) - other).max() <= 1
+        assert len(np.unique(one)) > 40
 
 
 def test_models_without_operator_form_are_left_alone(tmp_path: Path) -> None:

@@ -237,7 +237,9 @@ class _PairWriter:
     ) -> str:
         given = [name, *filter(None, steps)]
         attributes = {} if axis is None else {"axis": axis}
-        self.nodes.append(helper.make_node(op_type, given, [made], name=made, **attributes))
+        # The operator of pairs may have the name of what it makes.
+        word = f"{made}/{op_type}"
+        self.nodes.append(helper.make_node(op_type, given, [made], name=word, **attributes))
         return made
 
     def _name(self, name: str, word: str) -> str:
