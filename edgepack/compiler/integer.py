@@ -230,6 +230,34 @@ class IntegerSum(IntegerOperator):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class IntegerProduct(IntegerOperator):
+    """The product of a tensor and another of its shape, or of one number for each channel."""
+
+    zeros: tuple[int, int]
+    factor: float
+    to: Target
+
+    def run(self, inputs: Sequence[Array]) -> Array:
+        """Multiplied in int32."""
+        one, other = (
+            item.astype("int32") - np.int32(zero)
+            for item, zero in zip(inputs, self.zeros, strict=True)
+        )
+        return self.to.requantised(one * other, np.float32(self.factor))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class IntegerTable(IntegerOperator):
+    """Any function of single numbers: `table` (int8 [256]) has the result of -128 first."""
+
+    table: Array
+
+    def run(self, inputs: Sequence[Array]) -> Array:
+        """Looked up."""
+        return np.asarray(self.table[inputs[0].astype("int32") + 128])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class IntegerMean(IntegerOperator):
     """The mean of each channel of an image of `pixels`: (N, C, H, W) -> (N, C, 1, 1)."""
 
@@ -343,6 +371,8 @@ _KINDS: dict[str, Any] = {
         FromIntegers,
         IntegerConvolution,
         IntegerSum,
+        IntegerProduct,
+        IntegerTable,
         IntegerMean,
         IntegerPooling,
         IntegerConcatenation,

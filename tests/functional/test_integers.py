@@ -62,6 +62,16 @@ def cases(net: Builder, dtype: str) -> dict[str, str]:
     made |= {
         "add": chains.steps(net.op("Add", wide, also), 0.03),
         "add, clipped": chains.steps(net.op("Relu", net.op("Add", wide, also)), 0.011, low + 30),
+        "product": chains.steps(net.op("Mul", wide, also), 0.002),
+        "gates": chains.steps(
+            net.op("Mul", chains.steps(net.op("GlobalAveragePool", wide), 0.004), also), 0.003
+        ),
+        "sigmoid": chains.steps(net.op("Sigmoid", wide), 1 / 256, low),
+        "hard swish, cut off": chains.steps(
+            net.op("Relu", net.op("HardSwish", made["3x3 strided"])), 0.01
+        ),
+        "swish": chains.steps(net.op("Mul", also, net.op("Sigmoid", also)), 0.02),
+        "leaky": chains.steps(net.op("LeakyRelu", also, alpha=0.2), 0.02),
         "mean": chains.steps(net.op("GlobalAveragePool", wide), 0.004),
         "maximum": chains.steps(net.op("MaxPool", wide, pads=[1] * 4, **pool), 0.02),
         "average": chains.steps(net.op("AveragePool", wide, **pool), 0.01),

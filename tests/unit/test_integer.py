@@ -14,6 +14,7 @@ from edgepack.compiler.integer import (
     IntegerConvolution,
     IntegerMean,
     IntegerOperator,
+    IntegerProduct,
     IntegerSum,
     Steps,
     Target,
@@ -175,6 +176,13 @@ def test_sums_and_means_are_one_step_off_at_most(dtype: str) -> None:
     total = IntegerSum.of([steps(sa, za), steps(sb, zb)], steps(sy, zy), target(zy))
     assert total is not None
     assert off_by(total, [a, b], theirs) <= 1
+
+    given = {"a": a, "sa": sa, "za": za, "b": b, "sb": sb, "zb": zb, "sy": sy, "zy": zy}
+    theirs = onnxruntime_says("QLinearMul", given, "a sa za b sb zb sy zy", "com.microsoft")
+    made = IntegerProduct(
+        zeros=(int(moved(za)), int(moved(zb))), factor=float(sa * sb / sy), to=target(zy)
+    )
+    assert off_by(made, [a, b], theirs) <= 1
 
     small = np.array(0.002, "float32")
     given = {"a": a, "sa": sa, "za": za, "sy": small, "zy": zy}

@@ -274,7 +274,10 @@ class _Prices:
                 count_padding=False,
             )
             return self._cycles(pooling, shapes, out, self.element)
-        if isinstance(operator, integer.IntegerSum):
+        if isinstance(operator, integer.IntegerTable):
+            # Functions like a sigmoid take about so many instructions. A guess.
+            return 20 * product(out) / self.cpu.widest(self.element)
+        if isinstance(operator, integer.IntegerSum | integer.IntegerProduct):
             # Done where the last of both is made, which reads the other one for it.
             vectors = product(out) / self.cpu.widest(self.element)
             return vectors / self.cpu.loads_per_cycle

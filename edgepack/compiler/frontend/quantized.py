@@ -21,13 +21,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from edgepack.compiler import integer
 from edgepack.compiler.frontend.forms import attribute, known_shapes, read_inside
 from edgepack.compiler.frontend.operator_form import as_pairs, is_quantized, without_axes
 from edgepack.compiler.integer import Array, IntegerOperator, Steps, Target
 from edgepack.compiler.tiles.cpu import INT8_BLOCK
+from edgepack.model import opset_of
 
 # What the nodes are called that stand for them; see `operator_of`.
 NODE, DOMAIN = "IntegerOperator", "edgepack"
@@ -242,9 +244,10 @@ class Recognition:
         node, name, to = before
         convert = _CONVERSIONS.get(node.op_type)
         known = name in self.shapes and 0 not in self.shapes[name]
-        if convert is None or node.domain not in ("", "ai.onnx") or not known:
+        if node.domain not in ("", "ai.onnx") or not known:
             return None
-        found = convert(self, node, made, to)
+        found = convert(self, node, made, to) if convert else None
+        found = found or _function(self, node, made, to)
         if found is None:
             return None
         operator, inputs = found
@@ -524,6 +527,99 @@ def _add(graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target) 
     return None if operator is None else (operator, given)
 
 
+def _mul(graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
+    given = [item for name in node.input if (item := graph.read(name)) is not None]
+    if len(given) != 2:
+        return None
+
+    def gate(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+        """Whether the other has a number for each channel of the one."""
+        return len(one) == len(other) > 2 and other == (*one[:2], *[1] * (len(one) - 2))
+
+    one, other = (graph.shapes.get(item.name, ()) for item in given)
+    if one != other and gate(other, one):
+        given, one, other = given[::-1], other, one
+    if len(one) not in (2, 3, 4) or not (one == other or gate(one, other)):
+        return None
+    factor = np.float32(given[0].steps.scale * given[1].steps.scale / made.steps.scale)
+    if not np.isfinite(factor):
+        return None
+    zeros = given[0].steps.zero, given[1].steps.zero
+    return integer.IntegerProduct(zeros=zeros, factor=float(factor), to=to), given
+
+
+# Functions of one number without further inputs, and what else functions of one number are made of.
+_UNARY = (
+    *("Abs", "Elu", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Neg", "Selu"),
+    *("Relu", "Sigmoid", "Softplus", "Softsign", "Sqrt", "Tanh"),
+)
+_ELEMENTWISE = (*_UNARY, "Add", "Clip", "Div", "Max", "Min", "Mul", "Pow", "Sub")
+# Nodes of one.
+_MOST_NODES = 16
+
+
+def _function(
+    graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target
+) -> _Found | None:
+    """Any function of single numbers of a tensor, by its definition: Sigmoid, or x * Sigmoid(x)."""
+    nodes: list[onnx.NodeProto] = []
+    given: dict[str, _Integers] = {}
+    constants: dict[str, Array] = {}
+
+    def reached(name: str) -> bool:
+        if name in given or any(name in one.output for one in nodes):
+            return True
+        value, item = graph.value(name), graph.read(name)
+        if value is not None:
+            constants[name] = value.astype("float64")
+            return value.size == 1 and str(value.dtype) == "float32"
+        if item is not None:
+            given[name] = item
+            return True
+        maker = graph.makers.get(name)
+        if maker is None or maker.op_type not in _ELEMENTWISE or len(nodes) == _MOST_NODES:
+            return False
+        found = maker.domain in ("", "ai.onnx") and all(map(reached, filter(None, maker.input)))
+        nodes.append(maker)
+        return found
+
+    if not reached(node.output[0]) or len({item.name for item in given.values()}) != 1:
+        return None
+    # What is read elsewhere is computed there anyway.
+    inside = {id(one) for one in nodes}
+    for name in (one.output[0] for one in nodes[:-1]):
+        if name in graph.outputs or name in graph.inner:
+            return None
+        if any(id(reader) not in inside for reader in graph.readers[name]):
+            return None
+    data = next(iter(given.values()))
+    numbers = data.steps.scale * (np.arange(-128.0, 128.0) - data.steps.zero)
+    model = _alone(graph.proto, nodes, given, constants)
+    with np.errstate(all="ignore"):
+        (results,) = ReferenceEvaluator(model).run(None, dict.fromkeys(given, numbers))
+        real = (results / made.steps.scale).astype("float32")
+    if real.shape != numbers.shape or not np.isfinite(real).all():
+        return None
+    return integer.IntegerTable(table=to.requantised(real, np.float32(1))), [data]
+
+
+def _alone(
+    proto: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    given: Collection[str],
+    constants: Mapping[str, Array],
+) -> onnx.ModelProto:
+    """A model of some nodes, in double precision: the last bits of a function are not the same on
+    every machine."""
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.DOUBLE, [256])
+        for name in (*given, nodes[-1].output[0])
+    ]
+    stored = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "alone", ends[:-1], ends[-1:], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset_of(proto))])
+
+
 def _mean(graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
     data = graph.read(node.input[0])
     shape = graph.shapes.get(data.name, ()) if data is not None else ()
@@ -626,6 +722,7 @@ _CONVERSIONS: dict[str, _Convert] = {
     "Gemm": _gemm,
     "MatMul": _matmul,
     "Add": _add,
+    "Mul": _mul,
     "GlobalAveragePool": _mean,
     "ReduceMean": _mean,
     "MaxPool": _pool,

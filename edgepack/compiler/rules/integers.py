@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tvm import tirx
 
@@ -11,7 +12,7 @@ from edgepack.compiler.layers.layer import Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
 from edgepack.compiler.tiles import tir
-from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.cpu import INT8_BLOCK, CpuModel
 from edgepack.compiler.tiles.element import FLOAT32
 from edgepack.compiler.tiles.layout import Blocked, Image, Planar, clear_halos
 from edgepack.compiler.tiles.partition import shared_loops
@@ -207,6 +208,73 @@ def _sum(site: LayerSite) -> LayerKernel:
     return _kernel(site, "qadd", sources, target, _everywhere(site, cycles, pixel), cycles)
 
 
+def _product(site: LayerSite) -> LayerKernel:
+    operator = site.layer.operator
+    assert isinstance(operator, integer.IntegerProduct)
+    target, lanes = Image("target", site.output), site.output.block
+    sources = [Image(f"source{i}", layout) for i, layout in enumerate(site.inputs)]
+    epilogue = Requantising(site.output, operator.to, operator.factor, site.cpu)
+    one, other = sources
+    whole = other.layout.height == one.layout.height and other.layout.width == one.layout.width
+
+    def pixel(n: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
+        names = tir.Names()
+        plane = n * site.output.blocks + block
+        places = (row, column), (row, column) if whole else (0, 0)
+        values = [
+            names.keep("x", _centred(source.load(plane, *place), zero, lanes))
+            for source, place, zero in zip(sources, places, operator.zeros, strict=True)
+        ]
+        made = epilogue.apply(names, values[0] * values[1], plane, row, column)
+        names.add(target.store(made, plane, row, column))
+        return names.done()
+
+    cycles = 12.0 * site.output.nbytes / lanes
+    return _kernel(site, "qmul", sources, target, _everywhere(site, cycles, pixel), cycles)
+
+
+def _table(site: LayerSite) -> LayerKernel:
+    operator = site.layer.operator
+    assert isinstance(operator, integer.IntegerTable)
+    source, target = Image("source", site.inputs[0]), Image("target", site.output)
+    table, lanes = tir.buffer("table", (256,), "int8"), site.output.block
+
+    def pixel(n: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
+        at = (n * site.output.blocks + block, row, column)
+        names = tir.Names()
+        if site.cpu.isa == "aarch64":
+            given = tir.load(source.buffer, source.at(*at), lanes)
+            return target.store(_looked_up(table, given), *at)
+        for lane in range(lanes):
+            index = tir.cast(tir.load(source.buffer, source.at(*at, lane)), "int32") + 128
+            names.add(tir.store(target.buffer, tir.load(table, [index]), target.at(*at, lane)))
+        return names.done()
+
+    cycles = 4.0 * site.output.nbytes
+    body = tir.sequence(clear_halos(target), _everywhere(site, cycles, pixel))
+    made = _kernel(site, "qtable", [source], target, body, cycles)
+    function = tir.function([source.buffer, table, target.buffer], body)
+    return replace(made, function=function, constants=(operator.table,))
+
+
+def _looked_up(table: tirx.Buffer, given: tirx.Expr) -> tirx.Expr:
+    """By instructions that look up 64 numbers at once, and leave what is not among them."""
+    dtype, size = f"int8x{INT8_BLOCK}", 4 * INT8_BLOCK
+    index = tirx.bitwise_xor(given, tir.spread(tirx.IntImm("int8", -128), INT8_BLOCK))
+    made: list[tirx.Expr] = []
+    for first in range(0, 256, size):
+        parts = [tir.load(table, [at], INT8_BLOCK) for at in range(first, first + size, INT8_BLOCK)]
+        name = "tbx4" if made else "tbl4"
+        # A byte less than the first one is a large one.
+        start = tir.spread(tirx.IntImm("int8", (first + 128) % 256 - 128), INT8_BLOCK)
+        made = [
+            tirx.call_llvm_pure_intrin(
+                dtype, f"llvm.aarch64.neon.{name}.v16i8", *made, *parts, index - start
+            )
+        ]
+    return made[0]
+
+
 def _mean(site: LayerSite) -> LayerKernel:
     operator = site.layer.operator
     assert isinstance(operator, integer.IntegerMean)
@@ -343,6 +411,8 @@ RULES = (
     ),
     Rule(name="dequantize", takes=_takes(integer.FromIntegers), make=_dequantize),
     Rule(name="int8 add", takes=_takes(integer.IntegerSum), make=_sum),
+    Rule(name="int8 product", takes=_takes(integer.IntegerProduct), make=_product),
+    Rule(name="int8 table", takes=_takes(integer.IntegerTable), make=_table),
     Rule(name="int8 mean", takes=_takes(integer.IntegerMean), make=_mean),
     Rule(name="int8 pool", takes=_takes(integer.IntegerPooling), make=_pool),
     Rule(name="int8 concat", takes=_takes(integer.IntegerConcatenation), make=_concat),
