@@ -165,6 +165,12 @@ def section(title: str, *parts: object) -> Html:
     return Html(f"<section>\n<h2>{text(title)}</h2>\n{body}</section>\n")
 
 
+def embedded(*parts: Html) -> Html:
+    """Parts with their styles, for a notebook; on a page they look as all others."""
+    style = f"<style>.edgepack {{{_PARTS}}}</style>"
+    return Html(f'<div class="edgepack">\n{style}\n{"".join(parts)}</div>\n')
+
+
 def page(title: str, *parts: Html) -> Html:
     """A whole page."""
     return Html("".join((head(title), *parts, PAGE_END)))
@@ -204,37 +210,42 @@ content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 </head>
 <body>
 """
-_STYLE = """
-:root { color-scheme: light dark; --text: #222; --back: #fff; --weak: #666; --line: #ddd;
-  --bar: #3b7dd8; --good: #17692d; --bad: #a3160f; --badback: #fdecea }
-@media (prefers-color-scheme: dark) { :root { --text: #ddd; --back: #181818; --weak: #999;
-  --line: #444; --bar: #6ea3ea; --good: #7fd391; --bad: #ff9d94; --badback: #3a1b19 } }
-body { font: 15px/1.45 system-ui, sans-serif; color: var(--text); background: var(--back);
-  max-width: 75em; margin: 1.5em auto; padding: 0 1em }
-h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin: 1.6em 0 .4em }
+# Of a page, and of what is shown in a notebook, which has no such variables.
+_PARTS = """
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2em 1em; margin: .4em 0 }
-dt { color: var(--weak) } dd { margin: 0; overflow-wrap: anywhere }
-.wide { overflow-x: auto } table { border-collapse: collapse; width: 100% }
-th, td { text-align: left; padding: .3em .6em; border-bottom: 1px solid var(--line);
-  vertical-align: top }
-td { white-space: pre-wrap; overflow-wrap: anywhere }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
-tr.ok td.outcome { color: var(--good) } tr.bad { background: var(--badback) }
-td.short { white-space: nowrap }
-tr.bad td.outcome { color: var(--bad); font-weight: 600 } tr.waiting { color: var(--weak) }
-img { max-width: 100%; max-height: 20em; border-radius: 4px } td img { max-height: 6em }
-svg { width: 100%; max-width: 640px; height: auto } svg rect { fill: var(--bar) }
-svg line { stroke: var(--weak) } svg text { fill: var(--weak) }
+dt { color: var(--weak, #888); font-weight: 400 } dd { margin: 0; overflow-wrap: anywhere }
+svg { width: 100%; max-width: 640px; height: auto } svg rect { fill: var(--bar, #3b7dd8) }
+svg line { stroke: var(--weak, #888) } svg text { fill: var(--weak, #888) }
 svg:not(.marks) text { font-size: 14px }
-svg.marks rect { fill: none; stroke: #2ce02c; stroke-width: 2px;
-  vector-effect: non-scaling-stroke } svg.marks circle { fill: #f33 }
-svg.marks text { fill: #fff; stroke: #000; stroke-width: 3px; paint-order: stroke;
-  vector-effect: non-scaling-stroke }
 .bars { display: grid; grid-template-columns: fit-content(30em) 1fr max-content; gap: .2em .8em;
   align-items: center; margin: .4em 0 }
 .bar { display: contents } .bar span { overflow-wrap: anywhere }
-.bar i { display: block; height: .9em; background: var(--bar); border-radius: 2px; min-width: 1px }
+.bar i { display: block; height: .9em; background: var(--bar, #3b7dd8); border-radius: 2px;
+  min-width: 1px }
 .bar b { font-weight: 400; text-align: right; font-variant-numeric: tabular-nums }
 @media (max-width: 40em) { dl { grid-template-columns: 1fr; gap: 0 } dd { margin-bottom: .4em }
-  .bars { grid-template-columns: 1fr max-content } .bar span { grid-column: 1 / -1; margin-top: .4em } }
+  .bars { grid-template-columns: 1fr max-content }
+  .bar span { grid-column: 1 / -1; margin-top: .4em } }
+"""
+_STYLE = f"""
+:root {{ color-scheme: light dark; --text: #222; --back: #fff; --weak: #666; --line: #ddd;
+  --bar: #3b7dd8; --good: #17692d; --bad: #a3160f; --badback: #fdecea }}
+@media (prefers-color-scheme: dark) {{ :root {{ --text: #ddd; --back: #181818; --weak: #999;
+  --line: #444; --bar: #6ea3ea; --good: #7fd391; --bad: #ff9d94; --badback: #3a1b19 }} }}
+body {{ font: 15px/1.45 system-ui, sans-serif; color: var(--text); background: var(--back);
+  max-width: 75em; margin: 1.5em auto; padding: 0 1em }}
+h1 {{ font-size: 1.5em }} h2 {{ font-size: 1.15em; margin: 1.6em 0 .4em }}
+.wide {{ overflow-x: auto }} table {{ border-collapse: collapse; width: 100% }}
+th, td {{ text-align: left; padding: .3em .6em; border-bottom: 1px solid var(--line);
+  vertical-align: top }}
+td {{ white-space: pre-wrap; overflow-wrap: anywhere }}
+td.number {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }}
+tr.ok td.outcome {{ color: var(--good) }} tr.bad {{ background: var(--badback) }}
+td.short {{ white-space: nowrap }}
+tr.bad td.outcome {{ color: var(--bad); font-weight: 600 }} tr.waiting {{ color: var(--weak) }}
+img {{ max-width: 100%; max-height: 20em; border-radius: 4px }} td img {{ max-height: 6em }}
+{_PARTS}svg.marks rect {{ fill: none; stroke: #2ce02c; stroke-width: 2px;
+  vector-effect: non-scaling-stroke }} svg.marks circle {{ fill: #f33 }}
+svg.marks text {{ fill: #fff; stroke: #000; stroke-width: 3px; paint-order: stroke;
+  vector-effect: non-scaling-stroke }}
 """

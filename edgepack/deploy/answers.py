@@ -270,7 +270,7 @@ class Status:
 
     def _repr_html_(self) -> str:
         current = self.current
-        return page.facts(
+        said = page.facts(
             {
                 "model": f"{current.name}: {current.model}" if current else "nothing",
                 "release": current.release if current else None,
@@ -281,6 +281,7 @@ class Status:
                 "being tested": self.pending,
             }
         )
+        return page.embedded(said)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,10 +107,9 @@ class Bench:
             }
         )
         if not self.times_ms:
-            return table
-        return table + page.histogram(
-            self.times_ms, unit="ms", title=f"latency of {self.runs} runs"
-        )
+            return page.embedded(table)
+        title = f"latency of {self.runs} runs"
+        return page.embedded(table, page.histogram(self.times_ms, unit="ms", title=title))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +153,7 @@ class Profile:
 
     def _repr_html_(self) -> str:
         slowest = sorted(self.layers, key=lambda layer: -layer.ms)
-        return page.shares(
+        bars = page.shares(
             (
                 f"{layer.layer or layer.kernel} {layer.operator}",
                 layer.share,
@@ -162,6 +161,7 @@ class Profile:
             )
             for layer in slowest[:_SHOWN_LAYERS]
         )
+        return page.embedded(bars)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,7 +113,7 @@ class Report:
         return {**asdict(self), "facts": self.facts.to_dict()}
 
     def _repr_html_(self) -> str:
-        return page.facts(
+        said = page.facts(
             {
                 "release": f"{self.release}, {self.outcome}",
                 "device": self.device,
@@ -125,7 +125,8 @@ class Report:
                 "accuracy": f"max |error| {self.smoke.max_abs_error:.2g} of "
                 f"{self.smoke.max_abs_reference:.3g} (limit {self.smoke.tolerance:.0e} of it)",
             }
-        ) + class_bars(self.smoke.classes)
+        )
+        return page.embedded(said, class_bars(self.smoke.classes))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,10 +83,8 @@ class Outputs(Sequence[Array]):
             for name, array in zip(self.names, self._arrays, strict=True)
         ]
         times = {f"{name}, ms": f"{time:.1f}" for name, time in self.times_ms.items()}
-        return (
-            page.table(rows, ("output", "dtype", "shape"))
-            + class_bars(self.top)
-            + page.facts(times)
+        return page.embedded(
+            page.table(rows, ("output", "dtype", "shape")), class_bars(self.top), page.facts(times)
         )
 
 
@@ -210,7 +208,7 @@ class Deployment:
     def _repr_html_(self) -> str:
         if self.report is not None:
             return self.report._repr_html_()
-        return page.facts({"device": self.device.name, "folder": self.root})
+        return page.embedded(page.facts({"device": self.device.name, "folder": self.root}))
 
     def _measure(self, runs: int, warmup: int, words: Sequence[str]) -> AppAnswer:
         options = ("--bench", str(runs), "--warmup", str(warmup), *words)

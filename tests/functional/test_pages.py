@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -71,20 +72,32 @@ def browse() -> Callable[..., str]:
     return browse
 
 
+def measured(browse: Callable[..., str], file: Path, width: int, shown: str) -> dict[str, Any]:
+    file.write_text(MEASURE.format(width=width, page=html.escape(shown)))
+    said = html.unescape(browse(file, "--dump-dom", "--virtual-time-budget=5000"))
+    found: dict[str, Any] = json.loads(re.findall(r"\{.*\}", said)[-1])
+    return found
+
+
 @pytest.mark.parametrize("width", [360, 1280])
 def test_a_page_is_no_wider_than_the_window(
     browse: Callable[..., str], tmp_path: Path, width: int
 ) -> None:
-    file = tmp_path / "measure.html"
-    file.write_text(MEASURE.format(width=width, page=html.escape(MADE)))
-    said = html.unescape(browse(file, "--dump-dom", "--virtual-time-budget=5000"))
-    found = json.loads(re.findall(r"\{.*\}", said)[-1])
+    found = measured(browse, tmp_path / "measure.html", width, MADE)
     assert found["wide"] <= width
     # A layer's name differs from the next one's at its end.
     assert found["cut"] == 0
     assert found["bars"][0] == pytest.approx(2 * found["bars"][1], rel=0.02)
     assert found["columns"] == 20
     assert found["pictures"] == [60]
+
+
+def test_a_notebook_has_bars_as_well(browse: Callable[..., str], tmp_path: Path) -> None:
+    """Its own page has none of our styles."""
+    shown = page.embedded(page.shares([("dog", 1.0, "0.9"), ("cat", 0.5, "0.45")]))
+    found = measured(browse, tmp_path / "measure.html", 600, shown)
+    assert found["bars"][0] > 100
+    assert found["bars"][0] == pytest.approx(2 * found["bars"][1], rel=0.02)
 
 
 @pytest.mark.parametrize(("scheme", "bright"), [(0, False), (1, True)], ids=["dark", "light"])
