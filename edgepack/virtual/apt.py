@@ -52,7 +52,7 @@ def unpack(
         # The security archive's index of an old release is at times out of step, which
         # is an error to apt; a board to test on does not need it.
         '--setup-hook=sed -i -e /security/d "$1"/etc/apt/sources.list',
-        *(f"--aptopt={line.rstrip(';')}" for line in _apt_settings()),
+        *(f"--aptopt={line.rstrip(';')}" for line in settings()),
         suite,
         folder,
     ]
@@ -189,6 +189,7 @@ def _on_debian() -> bool:
         return False
 
 
-def _apt_settings() -> list[str]:
+def settings() -> list[str]:
+    """What this machine's apt is told of proxies, certificates and how old a mirror may be."""
     dump = run([find_tool("apt-config"), "dump"], error=RootfsError).stdout
     return [line for line in dump.splitlines() if line.startswith(_INHERITED)]

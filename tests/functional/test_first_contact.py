@@ -1,5 +1,7 @@
-"""The README's way in with pip, on whole systems with each Python, by a user without sudo; and that
-each Python, on x86-64 and aarch64, finds all it needs in wheels."""
+"""The README's way in with pip, on whole systems with their own Python, by a user without sudo.
+
+And that each Python, on x86-64 and aarch64, finds all it needs in wheels.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,14 @@ import pytest
 from edgepack.base.process import run
 from edgepack.virtual import apt
 from tests import wheels
+from tests.boards import unpacked
 from tests.example import load_build
 from tests.support import require_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 USER = "tester"
-PYTHON = {"bookworm": "3.11", "trixie": "3.13"}
+# Debian 12, Ubuntu 24.04 and Debian 13.
+PYTHON = {"bookworm": "3.11", "noble": "3.12", "trixie": "3.13"}
 
 pytestmark = [
     pytest.mark.slow,
@@ -53,6 +57,11 @@ def make_system(suite: str, folder: Path) -> Path:
     packages = [*listed[1].split(), "mount", "passwd"]
     root = folder / suite
     words = [require_tool("mmdebstrap"), "--variant=apt", f"--include={','.join(packages)}"]
+    words += [f"--aptopt={line.rstrip(';')}" for line in apt.settings()]
+    if suite == "noble":
+        keys = unpacked("ubuntu-keyring", ["ubuntu-keyring"], suite="trixie", arch="amd64")
+        words += ["--components=main,universe"]
+        words += [f"--keyring={keys}/usr/share/keyrings/ubuntu-archive-keyring.gpg"]
     run([*words, suite, root, apt.known_mirror(suite)], timeout_s=900)
     run(["chroot", root, "useradd", "--create-home", "--shell", "/bin/bash", USER])
     # How this machine reaches its package index.
