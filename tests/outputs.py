@@ -405,6 +405,12 @@ def _maps() -> list[Case]:
             boxes=None,
         ),
         Case(
+            name="segmentation-last",
+            spec=Segmentation(outputs=one, size=size, background=1, layout="NHWC"),
+            tensors=[np.moveaxis(scores, 1, -1)],
+            boxes=None,
+        ),
+        Case(
             name="text-lines", spec=TextLines(outputs=one, size=size), tensors=[lines], boxes=found
         ),
         Case(
@@ -417,6 +423,12 @@ def _maps() -> list[Case]:
             name="keypoints-sigmoid",
             spec=Keypoints(outputs=one, size=size, scores="sigmoid", score=0.52, shift=0.0),
             tensors=[maps],
+            boxes=None,
+        ),
+        Case(
+            name="keypoints-last",
+            spec=Keypoints(outputs=one, size=size, centre=0.0, layout="NHWC"),
+            tensors=[np.moveaxis(maps, 1, -1)],
             boxes=None,
         ),
         Case(

@@ -302,7 +302,7 @@ def _good_postprocesses() -> list[Document]:
         ),
         Ssd(outputs=("a", "b", "c"), size=size, scores="sigmoid", background="none"),
         Keypoints(outputs=("a",), size=size, scores="sigmoid", score=0.75, shift=0.0, centre=1.0),
-        Segmentation(outputs=("a",), size=size, score=0.5, background=-1),
+        Segmentation(outputs=("a",), size=size, score=0.5, background=-1, layout="NHWC"),
         TextLines(outputs=("a",), size=size, unclip=1.5, max_boxes=9),
         Ctc(outputs=("a",), characters=("a", "é", " "), blank="last", scores="softmax"),
     )
@@ -342,6 +342,7 @@ def _read_postprocess(text: bytes) -> Document | str:
         "exp": getattr(spec, "sizes", "exp") == "exp",
         "end": spec.background if isinstance(spec, Ssd) else "none",
         "points_at": [getattr(spec, key, 0) for key in ("shift", "centre")],
+        "channels_last": getattr(spec, "layout", "NCHW") == "NHWC",
     }
 
 
@@ -353,7 +354,7 @@ POSTPROCESSES = Readers(
         *("version", "kind", "outputs", "size", "score", "iou", "max_boxes", "class_aware"),
         *("head", "anchors", "bins", "units", "points", "scores", "top", "count", "", "a"),
         *("counts", "maps", "strides", "variances", "order", "sizes", "shift", "centre"),
-        *("background", "threshold", "unclip", "least", "characters", "blank"),
+        *("layout", "background", "threshold", "unclip", "least", "characters", "blank"),
     ),
 )
 

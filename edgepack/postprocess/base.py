@@ -161,6 +161,21 @@ def label_of(index: int, labels: Sequence[str]) -> str:
     return labels[index] if index < len(labels) else ""
 
 
+def map_count(shapes: Shapes, layout: str) -> int:
+    """How many maps there are in the only output. Raises `ValueError` if it is not maps."""
+    (first, *others) = shapes
+    if others or len(first) != 4 or first[0] != 1 or 0 in first:
+        wanted = "(1, maps, H, W)" if layout == "NCHW" else "(1, H, W, maps)"
+        raise ValueError(f"it takes one output, maps of one image {wanted}")
+    return first[layout.index("C")]
+
+
+def maps_of(tensor: Array, layout: str) -> Floats:
+    """The maps (C, H, W) of one image."""
+    maps = as_numbers(tensor)[0]
+    return maps if layout == "NCHW" else np.moveaxis(maps, -1, 0)
+
+
 def as_numbers(tensor: Array) -> Floats:
     """The elements as the app on the board computes with them: float64."""
     return tensor.astype(np.float64)

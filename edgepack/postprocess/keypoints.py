@@ -13,13 +13,15 @@ from edgepack.postprocess.base import (
     Array,
     PostprocessSpec,
     Shapes,
-    as_numbers,
     label_of,
+    map_count,
+    maps_of,
     sigmoid,
     take_fraction,
 )
 from edgepack.postprocess.results import Mark, Results
 from edgepack.preprocess.geometry import Geometry
+from edgepack.preprocess.spec import LAYOUTS
 
 SCORES = ("raw", "sigmoid")
 
@@ -27,6 +29,7 @@ SCORES = ("raw", "sigmoid")
 @dataclass(frozen=True, kw_only=True)
 class Keypoints(PostprocessSpec):
     """One point in each map of an output (1, points, H, W): the highest cell, the first of equals.
+    With `layout` "NHWC" it is (1, H, W, points), as TensorFlow has it.
 
     Its score is that cell's, as `scores` has it; a point of less than `score` is left out. `shift`
     moves it, in cells, towards the higher of the cell's neighbours in each direction: 0.25 in
@@ -37,6 +40,7 @@ class Keypoints(PostprocessSpec):
     kind: ClassVar[str] = "keypoints"
     takes_all: ClassVar[bool] = False
 
+    layout: str = "NCHW"
     scores: str = "raw"
     score: float = 0.2
     shift: float = 0.25
@@ -45,6 +49,7 @@ class Keypoints(PostprocessSpec):
     @classmethod
     def read(cls, table: Table) -> Self:
         return cls(
+            layout=table.take_choice("layout", LAYOUTS, "NCHW"),
             scores=table.take_choice("scores", SCORES, "raw"),
             score=take_fraction(table, "score", 0.2),
             shift=take_fraction(table, "shift", 0.25),
@@ -52,10 +57,7 @@ class Keypoints(PostprocessSpec):
         )
 
     def classes(self, shapes: Shapes) -> int:
-        (first, *others) = shapes
-        if others or len(first) != 4 or first[0] != 1 or 0 in first:
-            raise ValueError("it takes one output, maps of one image (1, points, H, W)")
-        return first[1]
+        return map_count(shapes, self.layout)
 
     def run(
         self, tensors: Sequence[Array], geometry: Geometry | None, labels: Sequence[str] = ()
@@ -63,7 +65,7 @@ class Keypoints(PostprocessSpec):
         assert self.size is not None
         geometry = geometry or Geometry.same(*self.size)
         marks = []
-        for index, values in enumerate(as_numbers(tensors[0])[0]):
+        for index, values in enumerate(maps_of(tensors[0], self.layout)):
             height, width = values.shape
             y, x = divmod(int(np.argmax(np.where(np.isnan(values), -np.inf, values))), width)
             score = float(sigmoid(values[y, x]) if self.scores == "sigmoid" else values[y, x])

@@ -18,12 +18,15 @@ from edgepack.postprocess.base import (
     Shapes,
     as_numbers,
     label_of,
+    map_count,
+    maps_of,
     sigmoid,
     take_count,
     take_fraction,
 )
 from edgepack.postprocess.results import Area, Box, Mask, Results
 from edgepack.preprocess.geometry import Geometry
+from edgepack.preprocess.spec import LAYOUTS
 
 SCORES = ("raw", "sigmoid")
 MOST_LINES = 10_000
@@ -36,13 +39,15 @@ class Segmentation(PostprocessSpec):
 
     One output: a score for each class (1, classes, H, W), of which the highest counts, the first of
     equals; or one map (1, 1, H, W), where a pixel of `score` or more is of class 0. `scores` says
-    what makes scores of that one map. Pixels of class `background` are left out (-1: none are), as
+    what makes scores of that one map. With `layout` "NHWC" classes come last, as TensorFlow has
+    them. Pixels of class `background` are left out (-1: none are), as
     are those of the photo that are not in the tensor.
     """
 
     kind: ClassVar[str] = "segmentation"
     takes_all: ClassVar[bool] = False
 
+    layout: str = "NCHW"
     scores: str = "raw"
     score: float = 0.5
     background: int = 0
@@ -50,23 +55,21 @@ class Segmentation(PostprocessSpec):
     @classmethod
     def read(cls, table: Table) -> Self:
         return cls(
+            layout=table.take_choice("layout", LAYOUTS, "NCHW"),
             scores=table.take_choice("scores", SCORES, "raw"),
             score=take_fraction(table, "score", 0.5),
             background=take_count(table, "background", 0, -1, 65535),
         )
 
     def classes(self, shapes: Shapes) -> int:
-        (first, *others) = shapes
-        if others or len(first) != 4 or first[0] != 1 or 0 in first:
-            raise ValueError("it takes one output, a map of one image (1, C, H, W)")
-        return first[1]
+        return map_count(shapes, self.layout)
 
     def run(
         self, tensors: Sequence[Array], geometry: Geometry | None, labels: Sequence[str] = ()
     ) -> Results:
         assert self.size is not None
         geometry = geometry or Geometry.same(*self.size)
-        seen = self._classes_of(as_numbers(tensors[0])[0])
+        seen = self._classes_of(maps_of(tensors[0], self.layout))
         rows = _cells(
             geometry.height, geometry.scaled_height, geometry.top, self.size[0], seen.shape[0]
         )

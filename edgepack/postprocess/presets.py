@@ -118,6 +118,17 @@ PRESETS: Mapping[str, Preset] = {
         source="HRNet's lib/core/inference.py: get_final_preds",
         table={"kind": "keypoints", "shift": 0.25, "centre": 0.0},
     ),
+    "mediapipe-pose": Preset(
+        title="MediaPipe's pose_landmark models: their heat maps of 39 points",
+        source="MediaPipe's refine_landmarks_from_heatmap_calculator.cc",
+        table={
+            "kind": "keypoints",
+            "layout": "NHWC",
+            "scores": "sigmoid",
+            "score": 0.5,
+            "centre": 0.0,
+        },
+    ),
     "ppocr-det": Preset(
         title="PP-OCR's text detector (DBNet)",
         source="PaddleOCR's ppocr/postprocess/db_postprocess.py: thresh, box_thresh, unclip_ratio",

@@ -27,7 +27,7 @@ from edgepack.flow.check import check_project
 from edgepack.flow.job import spec_of
 from edgepack.flow.project import load_project
 from edgepack.flow.reference import make_golden
-from edgepack.postprocess.results import Box, check_equal
+from edgepack.postprocess.results import Box, Results, check_equal
 from tests import tflite_models
 from tests.boards import own_boards
 from tests.models import NUDENET
@@ -48,8 +48,17 @@ BLAZEFACES = (
     ("FULL", "full_range", 192, "blazeface-full"),
 )
 
+_MEDIAPIPE = Wheel(
+    name="mediapipe",
+    version="0.10.21",
+    platform="manylinux_2_28_x86_64",
+    sha256="05dc4a9e593655a79558d05d6227d31018c2537a4bd3362b51e230cf22aecfe3",
+)
+
 # The face in scikit-image's astronaut, 512 x 512, by the eye: left, top, right, bottom.
 FACE = (178.0, 62.0, 272.0, 190.0)
+# Her nose, left and right eye.
+NOSE, LEFT_EYE, RIGHT_EYE = (233.0, 120.0), (250.0, 103.0), (205.0, 102.0)
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +68,18 @@ def astronaut(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _found(folder: Path, text: str) -> tuple[Box, ...]:
+def _seen(folder: Path, text: str) -> Results:
     path = folder / "edgepack.toml"
     path.write_text(text)
     (seen,) = check_project(load_project(path)).seen
     assert seen.results is not None
-    assert seen.results.boxes is not None
-    return seen.results.boxes
+    return seen.results
+
+
+def _found(folder: Path, text: str) -> tuple[Box, ...]:
+    boxes = _seen(folder, text).boxes
+    assert boxes is not None
+    return boxes
 
 
 def _golden(folder: Path, image: Path) -> Golden:
@@ -98,7 +112,6 @@ def _face_project(face: Path) -> str:
         [project]
         model = "{model}"
         golden_image = "{face}"
-        tolerance = 0.0005
         [shapes]
         "input.1" = [1, 3, 256, 320]
         [preprocess]
@@ -120,6 +133,25 @@ def _blazeface_project(photo: Path, file: str, size: int, preset: str) -> str:
         resize = {{ mode = "letterbox", height = {size}, width = {size}, fill = 0 }}
         [postprocess]
         preset = "{preset}"
+        """
+
+
+def _pose_project(photo: Path) -> str:
+    part = unpacked(
+        _MEDIAPIPE, lambda name: name.endswith("pose_landmark_full.tflite"), part="-pose"
+    )
+    (model,) = part.rglob("*.tflite")
+    return f"""
+        [project]
+        model = "{model}"
+        golden_image = "{photo}"
+        [preprocess]
+        preset = "zero-one"
+        layout = "NHWC"
+        resize = {{ mode = "letterbox", height = 256, width = 256, fill = 0 }}
+        [postprocess]
+        preset = "mediapipe-pose"
+        outputs = ["Identity_3"]
         """
 
 
@@ -189,6 +221,23 @@ def test_blazeface(
     assert abs(box.score - found.score) < 0.05
 
 
+@pytest.mark.slow
+def test_poses(astronaut: Path, tmp_path: Path) -> None:
+    """Trained heat maps: the points of the face lie where they are, by the eye; and where the
+    model itself, by another of its outputs, has them.
+    """
+    tflite_models.use_packages()
+    marks = _seen(tmp_path, _pose_project(astronaut)).keypoints
+    assert marks
+    found = {mark.index: mark.point for mark in marks}
+    for index, wanted in ((0, NOSE), (2, LEFT_EYE), (5, RIGHT_EYE)):
+        assert math.dist(found[index], wanted) < 12  # a cell is 8 x 8 pixels of the photo
+    # x, y, z, visibility, presence of each, in pixels of the input.
+    points = _golden(tmp_path, astronaut).outputs[0].reshape(-1, 5)[:, :2] * 2
+    for index in range(11):  # the face
+        assert math.dist(found[index], points[index]) < 16
+
+
 # ------------------------------------------------ on boards
 
 BOARDS = [
@@ -196,13 +245,12 @@ BOARDS = [
 ]
 
 
-def _on_board(folder: Path, board: str, image: Path) -> tuple[tuple[Box, ...], np.ndarray]:
-    """Deploy the project in `folder`, run the photo there: the boxes, which are the reference's,
-    and the photo with them drawn.
+def _on_board(folder: Path, board: str, image: Path, text: str) -> Results:
+    """Deploy the project of `text`, run the photo there: what it finds, which is what the
+    reference does, and is drawn.
     """
+    seen = _seen(folder, text)
     project = folder / "edgepack.toml"
-    (seen,) = check_project(load_project(project)).seen
-    assert seen.results is not None
     with own_boards():
         where = "local" if board == "local" else "virtual"
         root = str(folder / "root") if board == "local" else "edgepack/detector"
@@ -221,37 +269,38 @@ def _on_board(folder: Path, board: str, image: Path) -> tuple[tuple[Box, ...], n
     pixels, drawn = cv2.imread(str(image)), cv2.imread(str(folder / f"drawn-{board}.png"))
     assert pixels is not None
     assert drawn is not None
-    check_equal(answer, seen.results, pixels.shape[:2], what=board)
-    assert seen.results.boxes is not None
-    for box in seen.results.boxes:  # each of its sides has been drawn
+    check_equal(answer, seen, pixels.shape[:2], what=board)
+    changed = (drawn != pixels).any(2)
+    for box in seen.boxes or ():  # each of its sides
         left, top, right, bottom = (round(side) for side in box.box)
-        changed = (drawn != pixels).any(2)
         assert changed[top:bottom, left].mean() > 0.9
         assert changed[bottom - 1, left:right].mean() > 0.9
-    return seen.results.boxes, drawn
+    for mark in seen.keypoints or ():
+        x, y = map(int, mark.point)
+        assert changed[y, x]
+    return seen
 
 
 @pytest.mark.parametrize("board", BOARDS)
 def test_lines_of_a_page_on_a_board(board: str, tmp_path: Path) -> None:
     path = tmp_path / "page.png"
     cv2.imwrite(str(path), photo("page.png"))
-    (tmp_path / "edgepack.toml").write_text(_page_project(path))
-    boxes, _ = _on_board(tmp_path, board, path)
-    assert len(boxes) > 5
+    assert len(_on_board(tmp_path, board, path, _page_project(path)).boxes or ()) > 5
 
 
 @pytest.mark.parametrize("board", BOARDS)
 def test_centerface_on_a_board(board: str, astronaut: Path, tmp_path: Path) -> None:
-    (tmp_path / "edgepack.toml").write_text(_face_project(astronaut))
-    boxes, _ = _on_board(tmp_path, board, astronaut)
+    boxes = _on_board(tmp_path, board, astronaut, _face_project(astronaut)).boxes
+    assert boxes
     assert _overlap(boxes[0].box, FACE) > 0.6
 
 
 @pytest.mark.parametrize("board", BOARDS)
 def test_blazeface_on_a_board(board: str, astronaut: Path, tmp_path: Path) -> None:
     tflite_models.use_packages()
-    (tmp_path / "edgepack.toml").write_text(_blazeface_project(astronaut, *BLAZEFACES[0][1:]))
-    boxes, _ = _on_board(tmp_path, board, astronaut)
+    text = _blazeface_project(astronaut, *BLAZEFACES[0][1:])
+    boxes = _on_board(tmp_path, board, astronaut, text).boxes
+    assert boxes
     assert _overlap(boxes[0].box, FACE) > 0.5
 
 

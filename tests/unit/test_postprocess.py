@@ -112,7 +112,8 @@ def test_mistakes_in_the_table(text: str, message: str) -> None:
         ('kind = "ssd"', [(1, 9, 5), (1, 9, 3)], "a box is four numbers"),
         ('kind = "ssd"', [(1, 9, 4), (1, 9, 1)], "no class beside the background"),
         ('preset = "retinaface"', [(1, 9, 4), (1, 9, 2), (1, 9, 10)], "the maps have 252 anchors"),
-        ('kind = "keypoints"', [(1, 17, 64)], "maps of one image"),
+        ('kind = "keypoints"', [(1, 17, 64)], "maps of one image (1, maps, H, W)"),
+        ('kind = "segmentation"\nlayout = "NHWC"', [(1, 64, 64)], "(1, H, W, maps)"),
         ('kind = "yolo"\noutputs = ["z"]', [(1, 84, 9)], "no output 'z'"),
     ],
 )
@@ -326,6 +327,12 @@ def test_anchors_by_rule() -> None:
     np.testing.assert_allclose(tf.anchors[6:8], 0.35)  # 0.2 + 0.75 / 5
     np.testing.assert_allclose(tf.anchors[16:18], np.sqrt(0.35 * 0.5))
     np.testing.assert_allclose(tf.anchors[-2:], np.sqrt(0.95))
+
+
+@pytest.mark.parametrize("name", ["keypoints", "segmentation"])
+def test_maps_may_come_last(name: str) -> None:
+    first, last = case_of(name), case_of(f"{name}-last")
+    assert last.spec.run(last.tensors, None) == first.spec.run(first.tensors, None)
 
 
 def test_key_points() -> None:

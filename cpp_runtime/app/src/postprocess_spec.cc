@@ -140,7 +140,12 @@ void ReadSsd(JsonObject* root, Spec* spec) {
       {{"first", Spec::End::kFirst}, {"last", Spec::End::kLast}, {"none", Spec::End::kNone}}, root);
 }
 
+void ReadLayout(JsonObject* root, Spec* spec) {
+  spec->channels_last = ReadChoice<bool>("layout", {{"NCHW", false}, {"NHWC", true}}, root);
+}
+
 void ReadKeypoints(JsonObject* root, Spec* spec) {
+  ReadLayout(root, spec);
   spec->scores = ReadChoice<Spec::Scores>(
       "scores", {{"raw", Spec::Scores::kRaw}, {"sigmoid", Spec::Scores::kSigmoid}}, root);
   spec->score = ReadFraction("score", root);
@@ -149,6 +154,7 @@ void ReadKeypoints(JsonObject* root, Spec* spec) {
 }
 
 void ReadSegmentation(JsonObject* root, Spec* spec) {
+  ReadLayout(root, spec);
   spec->scores = ReadChoice<Spec::Scores>(
       "scores", {{"raw", Spec::Scores::kRaw}, {"sigmoid", Spec::Scores::kSigmoid}}, root);
   spec->score = ReadFraction("score", root);

@@ -102,7 +102,8 @@ void Write(const PostprocessSpec& spec, JsonWriter& json) {
   for (const double one : spec.variances) json.Number(one);
   json.EndArray().Key("y_first").Bool(spec.y_first).Key("exp").Bool(spec.exp_sizes);
   json.Key("end").String(ends.at(static_cast<std::size_t>(spec.background_class)));
-  json.Key("points_at").BeginArray().Number(spec.shift).Number(spec.centre).EndArray().EndObject();
+  json.Key("points_at").BeginArray().Number(spec.shift).Number(spec.centre).EndArray();
+  json.Key("channels_last").Bool(spec.channels_last).EndObject();
 }
 
 int Main(bool postprocess) {

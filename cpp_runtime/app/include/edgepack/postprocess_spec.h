@@ -39,6 +39,9 @@ struct PostprocessSpec {
   // kTensors
   int count = 0;  ///< elements of each, at most
 
+  // kSegmentation and kKeypoints
+  bool channels_last = false;
+
   // kSegmentation; `score` is that of one map.
   int background = 0;  ///< this class is left out; -1: none is
 

@@ -30,6 +30,20 @@ bool IsFinite(Point point) { return std::isfinite(point.x) && std::isfinite(poin
 
 }  // namespace
 
+Maps MapsOf(const PostprocessSpec& spec, const std::vector<Floats>& tensors) {
+  if (tensors.size() != 1 || tensors.front().shape.size() != 4 ||
+      tensors.front().shape.front() != 1 || tensors.front().empty()) {
+    FailTensors("they are not maps of one image");
+  }
+  const Floats& tensor = tensors.front();
+  const std::size_t first = spec.channels_last ? 1 : 2;
+  const std::size_t height = tensor.dim(first);
+  const std::size_t width = tensor.dim(first + 1);
+  const std::size_t channels = tensor.dim(spec.channels_last ? 3 : 1);
+  const auto make = spec.channels_last ? Grid::Rows : Grid::Planes;
+  return {make(tensor.data, channels, height * width), height, width};
+}
+
 Best BestOf(const Grid& grid, std::size_t begin, std::size_t end) {
   Best best;
   best.score.assign(grid.cells, -std::numeric_limits<float>::infinity());

@@ -25,6 +25,8 @@ struct Grid {
   static Grid Planes(const float* data, std::size_t channels, std::size_t cells) {
     return {data, channels, cells, cells, 1};
   }
+  /// The same elements, of which each channel is a cell.
+  [[nodiscard]] Grid Turned() const { return {data, cells, channels, cell_stride, channel_stride}; }
   /// That of a tensor (cells, channels).
   static Grid Rows(const float* data, std::size_t channels, std::size_t cells) {
     return {data, channels, cells, 1, channels};
@@ -43,6 +45,16 @@ struct Floats {
     return std::find(shape.begin(), shape.end(), 0) != shape.end();
   }
 };
+
+/// The maps of one image, in one tensor.
+struct Maps {
+  Grid grid;
+  std::size_t height = 0;
+  std::size_t width = 0;
+};
+
+/// As the spec's layout has them: (1, C, H, W), or (1, H, W, C).
+Maps MapsOf(const PostprocessSpec& spec, const std::vector<Floats>& tensors);
 
 /// The highest channel of each cell, the first of equals; NaN is below all others.
 struct Best {

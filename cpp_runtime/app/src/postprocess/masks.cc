@@ -13,29 +13,19 @@ namespace {
 
 constexpr int kNone = -1;
 
-/// One output, a map of one image: (1, C, H, W).
-const Floats& MapOf(const std::vector<Floats>& tensors) {
-  if (tensors.size() != 1 || tensors.front().shape.size() != 4 ||
-      tensors.front().shape.front() != 1 || tensors.front().empty()) {
-    FailTensors("they are not one map of one image");
-  }
-  return tensors.front();
-}
-
 /// The class of each cell.
-std::vector<int> ClassesOf(const PostprocessSpec& spec, const Floats& map) {
-  const std::size_t cells = map.dim(2) * map.dim(3);
-  std::vector<int> classes(cells, kNone);
-  if (map.dim(1) == 1) {
-    for (std::size_t cell = 0; cell < cells; ++cell) {
-      const auto value = static_cast<double>(map.data[cell]);
+std::vector<int> ClassesOf(const PostprocessSpec& spec, const Grid& map) {
+  std::vector<int> classes(map.cells, kNone);
+  if (map.channels == 1) {
+    for (std::size_t cell = 0; cell < map.cells; ++cell) {
+      const double value = map.At(0, cell);
       const bool sigmoid = spec.scores == PostprocessSpec::Scores::kSigmoid;
       if ((sigmoid ? Sigmoid(value) : value) >= spec.score) classes[cell] = 0;
     }
     return classes;
   }
-  const Best best = BestOf(Grid::Planes(map.data, map.dim(1), cells), 0, map.dim(1));
-  for (std::size_t cell = 0; cell < cells; ++cell) {
+  const Best best = BestOf(map, 0, map.channels);
+  for (std::size_t cell = 0; cell < map.cells; ++cell) {
     const int index = static_cast<int>(best.index[cell]);
     if (index != spec.background) classes[cell] = index;
   }
@@ -184,12 +174,12 @@ std::vector<std::size_t> TakeTouching(std::size_t start, std::size_t width, std:
 
 Mask FindMask(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
               const Geometry& geometry) {
-  const Floats& map = MapOf(tensors);
-  const std::vector<int> classes = ClassesOf(spec, map);
+  const Maps maps = MapsOf(spec, tensors);
+  const std::vector<int> classes = ClassesOf(spec, maps.grid);
   const std::vector<int> rows =
-      CellsOf(geometry.height, geometry.scaled_height, geometry.top, spec.height, map.dim(2));
+      CellsOf(geometry.height, geometry.scaled_height, geometry.top, spec.height, maps.height);
   const std::vector<int> columns =
-      CellsOf(geometry.width, geometry.scaled_width, geometry.left, spec.width, map.dim(3));
+      CellsOf(geometry.width, geometry.scaled_width, geometry.left, spec.width, maps.width);
   Mask mask;
   mask.height = geometry.height;
   mask.width = geometry.width;
@@ -199,7 +189,7 @@ Mask FindMask(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
     for (const int column : columns) {
       const bool inside = row != kNone && column != kNone;
       const std::size_t cell =
-          inside ? static_cast<std::size_t>(row) * map.dim(3) + static_cast<std::size_t>(column)
+          inside ? static_cast<std::size_t>(row) * maps.width + static_cast<std::size_t>(column)
                  : 0;
       const int index = inside ? classes[cell] : kNone;
       if (index != kNone) {
@@ -217,10 +207,11 @@ Mask FindMask(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
 
 std::vector<Box> FindLines(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
                            const Geometry& geometry) {
-  const Floats& map = MapOf(tensors);
-  if (map.dim(1) != 1) FailTensors("a map of text has one channel");
-  const std::size_t height = map.dim(2);
-  const std::size_t width = map.dim(3);
+  const Maps maps = MapsOf(spec, tensors);
+  const Grid& map = maps.grid;
+  if (map.channels != 1) FailTensors("a map of text has one channel");
+  const std::size_t height = maps.height;
+  const std::size_t width = maps.width;
   const Point stride = {static_cast<double>(spec.width) / static_cast<double>(width),
                         static_cast<double>(spec.height) / static_cast<double>(height)};
   std::vector<char> open(height * width);
