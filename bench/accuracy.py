@@ -172,7 +172,9 @@ def measure_model(
         rows.append(judged(name, way, exact, outputs(made, others)))
         progress.step(f"{name}: {rows[-1]}")
 
-    found = quantize(model.path, proto, given, others, snr_db=SNR_DB, budget=BUDGET)
+    found = quantize(
+        model.path, proto, given, others, snr_db=SNR_DB, budget=BUDGET, progress=progress
+    )
     rows.append(row(name, NAME, found.all_int8))
     add(f"{NAME} --snr {SNR_DB:.0f}", found.model, "edgepack")
     for number, (way, make) in enumerate(PEERS.items()):
