@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             hint="edgepack status --json lists the releases there",
         )
     if args.release is not None and args.html is not None:
-        raise UsageError("--html is a page of layers, which --release has none of")
+        raise UsageError("--html is a page of layers, but --release compares none of them")
     check_html(args)
     project = project_of(args)
     job = make_job(project)

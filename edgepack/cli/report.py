@@ -155,7 +155,7 @@ def dry_run_lines(found: DryRun) -> list[str]:
         return lines + found.plan.lines()
     if not found.problems:
         lines.append(
-            f"send      at most about {megabytes(found.size_bytes)}; what it is exactly is known "
+            f"send      at most about {megabytes(found.size_bytes)}; the exact size is known "
             "after a build (`edgepack package`, then --bundle)"
         )
     return lines

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if emulated and not args.emulated:
         raise UsageError(
             "--device virtual: its times are the emulator's, and say nothing of the board",
-            hint="tune on the board itself; to see how it goes all the same, add --emulated",
+            hint="tune on the board itself; to try it out nevertheless, add --emulated",
         )
     records = RecordFile(own)
     others = read_records(path for path in args.records if path != own)
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                     progress=console,
                 )
     except KeyboardInterrupt:
-        console.note(f"what was measured is in {own}: the same command goes on from there")
+        console.note(f"the measurements are in {own}: the same command continues from there")
         raise
     lines = _lines(found, own, job)
     if found.kernels and given is None and project_file(args) is None:
@@ -181,7 +181,7 @@ def _files(args: argparse.Namespace) -> tuple[Path, list[Path]]:
 
     if args.records is not None:
         if not args.records:
-            raise UsageError("--no-records: what is found has to be written somewhere")
+            raise UsageError("--no-records: the results have to be written somewhere")
         return args.records[0], args.records
     project = project_file(args)
     read = list(read_record_files(project)) if project is not None else []

@@ -68,7 +68,7 @@ _STEPS = {
     "activate": "making it current",
     "health": "smoke test",
     "rollback": "going back to the release before",
-    "recover": "ending what was interrupted",
+    "recover": "finishing an interrupted deploy or rollback",
     "adopt": "taking over releases of an older edgepack",
     "prune": "removing old releases",
 }
@@ -146,7 +146,7 @@ class DeployPlan:
     def lines(self) -> list[str]:
         """What `--dry-run` prints."""
         return [f"{kind:10}{text}" for kind, text in self.steps] or [
-            f"nothing to do: release {self.release} is current, whole and tested"
+            f"nothing to do: release {self.release} is current, complete and tested"
         ]
 
     def to_dict(self) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
             raise UsageError(f"no such file: {path}")
     for path in request.outputs:
         if not path.parent.is_dir():
-            raise UsageError(f"no such folder: {path.parent}", hint="it is to hold the output")
+            raise UsageError(f"no such folder: {path.parent}", hint="it will hold the output")
     app = f"{release_folder(root, request.release)}/{APP}"
     needed = bool(uploads or request.outputs or request.dumps)
     with _temporary_folder(device, app, needed=needed) as folder:

@@ -25,7 +25,7 @@ def repair(device: Device, root: str, *, progress: Progress = NO_PROGRESS) -> Re
     if facts.protocol:
         return remote_tool.repair(device, root)
     manifest = device.run(layout.enter(f"cat current/{MANIFEST_NAME}")).stdout
-    progress.step(f"bringing {DEVICE_TOOL} there: what is there does not run")
+    progress.step(f"copying {DEVICE_TOOL} there again: the one there does not run")
     triple = parse_manifest(manifest.encode()).compatible.triple
     tool = remote_service.tool_for(layout.root, triple)
     remote_tool.put_tool(

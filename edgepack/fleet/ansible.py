@@ -181,7 +181,7 @@ def _ssh_option(values: dict[str, Any], key: str, text: str, name: str, where: s
         if not match:
             raise ConfigError(
                 f"{where}: {name}: cannot use ProxyCommand {text!r}",
-                hint="say it as ProxyJump, or put it into ~/.ssh/config, which is read",
+                hint="write it as ProxyJump, or put it into ~/.ssh/config, which is read",
             )
         key, text = "proxyjump", match[1]
     if key == "proxyjump":

@@ -133,7 +133,7 @@ def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
                 raise NotExportedError(f"{path}: {name} is not JSON") from None
             for expression in expressions:
                 if not isinstance(expression, str) or not _EXPRESSION.fullmatch(expression):
-                    raise _unsafe(path, f"what is no size: {str(expression)[:80]!r}")
+                    raise _unsafe(path, f"not a size: {str(expression)[:80]!r}")
 
 
 def _expressions(value: Any) -> Iterator[Any]:

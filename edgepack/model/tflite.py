@@ -314,7 +314,9 @@ class _Graph:
             else:
                 values = self.constant(number)
                 if values is None:
-                    raise _RefusedError(f"it reads '{self.name_of(number)}', which nobody makes")
+                    raise _RefusedError(
+                        f"it reads '{self.name_of(number)}', which nothing writes"
+                    )
                 found = self.tensor(number).Quantization()
                 axis = found.QuantizedDimension() if found is not None else 0
                 self.plain[number] = self.floats(values, number, axis)
@@ -340,7 +342,7 @@ class _Graph:
             elif (values := self.constant(number)) is not None:
                 self.raw[number] = self.weight(values)
             else:
-                raise _RefusedError(f"it reads '{self.name_of(number)}', which nobody makes")
+                raise _RefusedError(f"it reads '{self.name_of(number)}', which nothing writes")
         return self.raw[number]
 
     def has_steps(self, number: int) -> bool:

@@ -112,7 +112,7 @@ def test_what_would_run_when_read_is_refused(tmp_path: Path, member: str, what: 
 def test_sizes_that_are_more_than_sizes_are_refused(tmp_path: Path, expression: Any) -> None:
     """sympy evaluates them as Python."""
     path = _archive(tmp_path / "net.pt2", {_MODEL: _sizes("s0 + 1", expression)})
-    assert "what is no size: " in _refused(path, UnsafeProgramError)
+    assert "not a size: " in _refused(path, UnsafeProgramError)
 
 
 def test_sizes_as_pytorch_writes_them_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
