@@ -314,9 +314,7 @@ class _Graph:
             else:
                 values = self.constant(number)
                 if values is None:
-                    raise _RefusedError(
-                        f"it reads '{self.name_of(number)}', which nothing writes"
-                    )
+                    raise _RefusedError(f"it reads '{self.name_of(number)}', which nothing writes")
                 found = self.tensor(number).Quantization()
                 axis = found.QuantizedDimension() if found is not None else 0
                 self.plain[number] = self.floats(values, number, axis)
