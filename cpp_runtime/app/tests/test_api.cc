@@ -231,6 +231,17 @@ TEST_CASE("C: mistakes are answered, and nothing is written") {
             [&](auto* error) { return edgepack_model_get_info(model, nullptr, error); });
     Refusal(EDGEPACK_INVALID_ARGUMENT,
             [&](auto* error) { return edgepack_session_input(session, 0, nullptr, error); });
+    Refusal(EDGEPACK_INVALID_ARGUMENT,
+            [&](auto* error) { return edgepack_session_output(session, 0, nullptr, error); });
+    Refusal(EDGEPACK_INVALID_ARGUMENT,
+            [&](auto* error) { return edgepack_model_input(model, 0, nullptr, error); });
+    Refusal(EDGEPACK_INVALID_ARGUMENT,
+            [&](auto* error) { return edgepack_model_output(model, 0, nullptr, error); });
+    Refusal(EDGEPACK_INVALID_ARGUMENT,
+            [&](auto* error) { return edgepack_model_label(model, 0, nullptr, error); });
+    Refusal(EDGEPACK_INVALID_ARGUMENT, [&](auto* error) {
+      return edgepack_session_set_pixels(session, nullptr, 1, 4, 0, EDGEPACK_GRAY, error);
+    });
     Refusal(EDGEPACK_INVALID_ARGUMENT, [&](auto* error) {
       return edgepack_session_set_input(session, 0, nullptr, 16, error);
     });
@@ -305,6 +316,13 @@ TEST_CASE("C: mistakes are answered, and nothing is written") {
       refused([&](auto* error) { return edgepack_session_input(handle, 0, &tensor, error); });
       refused([&](auto* error) { return edgepack_session_set_input(handle, 0, data, 16, error); });
       refused([&](auto* error) { return edgepack_session_results(handle, nullptr, error); });
+      refused([&](auto* error) { return edgepack_session_output(handle, 0, &tensor, error); });
+      refused([&](auto* error) { return edgepack_session_get_output(handle, 0, data, 16, error); });
+      refused([&](auto* error) { return edgepack_session_set_image(handle, data, 16, error); });
+      refused([&](auto* error) { return edgepack_session_set_image_file(handle, "x", error); });
+      refused([&](auto* error) {
+        return edgepack_session_set_pixels(handle, data, 1, 4, 0, EDGEPACK_GRAY, error);
+      });
     }
     edgepack_model* const other = OpenModel(folder);
     CHECK(edgepack_model_close(other, nullptr) == EDGEPACK_OK);
@@ -316,7 +334,14 @@ TEST_CASE("C: mistakes are answered, and nothing is written") {
               [&](auto* error) { return edgepack_model_get_info(handle, &info, error); });
       Refusal(EDGEPACK_INVALID_HANDLE,
               [&](auto* error) { return edgepack_session_open(handle, 1, nullptr, error); });
+      Refusal(EDGEPACK_INVALID_HANDLE,
+              [&](auto* error) { return edgepack_model_input(handle, 0, &tensor, error); });
+      Refusal(EDGEPACK_INVALID_HANDLE,
+              [&](auto* error) { return edgepack_model_output(handle, 0, &tensor, error); });
+      Refusal(EDGEPACK_INVALID_HANDLE,
+              [&](auto* error) { return edgepack_model_label(handle, 0, nullptr, error); });
     }
+    CHECK(tensor.name == nullptr);
     CHECK(info.name == nullptr);
   }
   SUBCASE("no such bundle, or a damaged one") {
