@@ -1,9 +1,11 @@
 #include "common/json.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <utility>
 #include <yyjson/yyjson.h>
 
@@ -283,7 +285,8 @@ JsonWriter& JsonWriter::String(std::string_view value) {
 
 JsonWriter& JsonWriter::Int(std::int64_t value) {
   Separate();
-  text_ += std::to_string(value);
+  char digits[24];
+  text_.append(digits, std::to_chars(std::begin(digits), std::end(digits), value).ptr);
   return *this;
 }
 
@@ -342,32 +345,37 @@ std::size_t Utf8Length(std::string_view text) {
   return length;
 }
 
+/// Calls `take` with each sequence of `text`, and U+FFFD for each byte that is of none.
+template <typename Take>
+void ForEachSequence(std::string_view text, const Take& take) {
+  while (!text.empty()) {
+    const std::size_t length = Utf8Length(text);
+    take(length == 0 ? "\xef\xbf\xbd" : text.substr(0, length));
+    text.remove_prefix(std::max<std::size_t>(length, 1));
+  }
+}
+
 }  // namespace
 
 std::string ToUtf8(std::string_view text) {
   std::string valid;
-  while (!text.empty()) {
-    const std::size_t length = Utf8Length(text);
-    valid += length == 0 ? "\xef\xbf\xbd" : text.substr(0, length);
-    text.remove_prefix(std::max<std::size_t>(length, 1));
-  }
+  ForEachSequence(text, [&](std::string_view sequence) { valid += sequence; });
   return valid;
 }
 
 void JsonWriter::Quote(std::string_view value) {
   text_ += '"';
-  for (const char c : ToUtf8(value)) {
-    if (c == '"' || c == '\\') {
-      text_ += '\\';
-      text_ += c;
-    } else if (c >= 0 && c < 0x20) {
+  ForEachSequence(value, [&](std::string_view sequence) {
+    const char c = sequence.front();
+    if (c == '"' || c == '\\') text_ += '\\';
+    if (c >= 0 && c < 0x20) {
       char escape[8];
       static_cast<void>(std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c)));
       text_ += escape;
     } else {
-      text_ += c;
+      text_ += sequence;
     }
-  }
+  });
   text_ += '"';
 }
 

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 struct yyjson_doc;
@@ -132,6 +133,10 @@ std::string ToUtf8(std::string_view text);
 ///     json.BeginObject().Key("event").String("step").Key("n").Int(3).EndObject();
 class JsonWriter {
  public:
+  JsonWriter() = default;
+  /// Writes into the memory of a text that is not needed any more.
+  explicit JsonWriter(std::string memory) : text_(std::move(memory)) { text_.clear(); }
+
   JsonWriter& BeginObject();
   JsonWriter& EndObject();
   JsonWriter& BeginArray();
@@ -149,6 +154,8 @@ class JsonWriter {
   JsonWriter& Raw(std::string_view json);
 
   [[nodiscard]] const std::string& text() const { return text_; }
+  /// The text, and its memory.
+  [[nodiscard]] std::string Take() { return std::move(text_); }
 
  private:
   void Separate();

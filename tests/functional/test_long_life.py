@@ -75,11 +75,16 @@ def test_a_run_of_the_model_takes_no_memory(
     assert many.count - few.count <= 8
 
 
-@pytest.mark.parametrize("kind", ["raw", "mjpeg"])
-def test_a_frame_leaves_no_memory_behind(
-    kind: str, app: Path, counted: Callable[..., Allocations], tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    # cv::imdecode takes 13 for any JPEG, as a program that calls nothing else shows: OpenCV opens
+    # each picture anew, and libjpeg has pools.
+    [("raw", 0), ("mjpeg", 13)],
+)
+def test_a_frame_takes_no_memory(
+    kind: str, most: int, app: Path, counted: Callable[..., Allocations], tmp_path: Path
 ) -> None:
-    """Ten times the frames take no more at a time, and the same for each."""
+    """Ten times the frames take no more at a time, and none but the decoder's."""
     if kind == "raw":
         stream, words = [bytes(FRAME_BYTES)], RAW
     else:
@@ -90,12 +95,13 @@ def test_a_frame_leaves_no_memory_behind(
         frames = (stream * count)[:count]
         return counted(app, "--threads", "1", *words, *out, stdin=b"".join(frames))
 
-    counts = [run(count) for count in (200, 400, 2000)]
-    first, second, last = (one.count for one in counts)
-    each = (second - first) / 200
-    assert last - second == pytest.approx(1600 * each, rel=0.05)
+    few, many = run(200), run(2000)
+    each = (many.count - few.count) / 1800
+    print(f"{kind}: {each:.3f} allocations for each frame")
+    # A line that is longer than those before takes more, once for each buffer.
+    assert each <= most + 0.02
     # How far the threads are ahead of each other differs from run to run: at most a frame each.
-    assert counts[2].most_bytes < counts[0].most_bytes + 100_000
+    assert many.most_bytes < few.most_bytes + 100_000
 
 
 class Life:

@@ -206,22 +206,23 @@ bool Camera::Queue(std::uint32_t index) const {
   return Control(VIDIOC_QBUF, &buffer) == 0;
 }
 
-std::optional<std::string> Camera::Next() {
-  if (gone_ || !device_->Wait()) return std::nullopt;
-  std::optional<std::string> newest;
+bool Camera::Next(std::string* frame) {
+  if (gone_ || !device_->Wait()) return false;
+  bool any = false;
   // No more than there are: a driver that fills them as fast as they are read would never end.
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     bool more = true;
-    std::optional<std::string> frame = Take(&more);
+    const bool whole = Take(&more, &taken_);
     if (!more) break;
-    if (!frame) continue;
-    if (newest) ++dropped_;
-    newest = std::move(frame);
+    if (!whole) continue;
+    if (any) ++dropped_;
+    any = true;
+    frame->swap(taken_);
   }
-  return newest;
+  return any;
 }
 
-std::optional<std::string> Camera::Take(bool* more) {
+bool Camera::Take(bool* more, std::string* frame) {
   v4l2_buffer taken = {};
   taken.type = kCapture;
   taken.memory = V4L2_MEMORY_MMAP;
@@ -233,33 +234,31 @@ std::optional<std::string> Camera::Take(bool* more) {
     } else if (errno != EAGAIN) {
       gone_ = true;
     }
-    return std::nullopt;
+    return false;
   }
   if (taken.index >= buffers_.size()) {
     gone_ = true;
     *more = false;
-    return std::nullopt;
+    return false;
   }
-  std::optional<std::string> frame;
-  if ((taken.flags & V4L2_BUF_FLAG_ERROR) == 0U) {
-    frame = Read(buffers_[taken.index], taken.bytesused);
-  }
-  if (!frame) ++broken_;
+  const bool whole = (taken.flags & V4L2_BUF_FLAG_ERROR) == 0U &&
+                     Read(buffers_[taken.index], taken.bytesused, frame);
+  if (!whole) ++broken_;
   if (!Queue(taken.index)) gone_ = true;
-  return frame;
+  return whole;
 }
 
-std::optional<std::string> Camera::Read(const Buffer& buffer, std::size_t used) const {
+bool Camera::Read(const Buffer& buffer, std::size_t used, std::string* frame) {
   const std::string_view bytes(static_cast<const char*>(buffer.memory),
                                std::min(used, buffer.bytes));
-  if (format_ == FrameFormat::kMjpeg) {
-    // Drivers may pad it.
-    FrameSplitter splitter;
-    splitter.Feed(bytes);
-    splitter.End();
-    return splitter.Next();
+  if (format_ == FrameFormat::kYuyv) return PackRows(bytes, size_, stride_, frame);
+  // Drivers may pad it. What else there is in the buffer is none of this camera's frames.
+  splitter_.Feed(bytes);
+  splitter_.End();
+  const bool whole = splitter_.Next(frame);
+  for (std::string other; splitter_.Next(&other);) {
   }
-  return PackedRows(bytes, size_, stride_);
+  return whole;
 }
 
 }  // namespace edgepack

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "frames.h"
 #include "options.h"
 
 namespace edgepack {
@@ -64,9 +65,9 @@ class Camera {
   /// The device has gone, or works no longer.
   [[nodiscard]] bool gone() const { return gone_; }
 
-  /// The newest frame: a JPEG, or rows of YUYV without gaps. Waits for one. Nothing if a stop
-  /// signal came, the frames were broken, or the device has gone.
-  std::optional<std::string> Next();
+  /// The newest frame: a JPEG, or rows of YUYV without gaps. Waits for one. False if a stop signal
+  /// came, the frames were broken, or the device has gone.
+  bool Next(std::string* frame);
 
  private:
   struct Buffer {
@@ -81,9 +82,9 @@ class Camera {
   void Release();
   [[nodiscard]] int Control(std::uint32_t request, void* argument) const;
   [[nodiscard]] bool Queue(std::uint32_t index) const;
-  /// A buffer that the driver has filled; nothing if there is none.
-  std::optional<std::string> Take(bool* more);
-  [[nodiscard]] std::optional<std::string> Read(const Buffer& buffer, std::size_t used) const;
+  /// Reads a buffer that the driver has filled. False if it is no frame, or there is none.
+  bool Take(bool* more, std::string* frame);
+  bool Read(const Buffer& buffer, std::size_t used, std::string* frame);
 
   VideoDevice* device_;
   std::string name_;
@@ -91,6 +92,8 @@ class Camera {
   ImageSize size_;
   std::size_t stride_ = 0;
   std::vector<Buffer> buffers_;
+  FrameSplitter splitter_;
+  std::string taken_;  // memory for a frame
   std::int64_t dropped_ = 0;
   std::int64_t broken_ = 0;
   bool gone_ = false;

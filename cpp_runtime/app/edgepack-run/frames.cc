@@ -38,16 +38,16 @@ std::uint8_t ToByte(int sum) {
 
 }  // namespace
 
-std::optional<std::string> PackedRows(std::string_view bytes, ImageSize size, std::size_t stride) {
+bool PackRows(std::string_view bytes, ImageSize size, std::size_t stride, std::string* packed) {
   const std::size_t row = std::size_t{2} * static_cast<std::size_t>(size.width);
   const auto rows = static_cast<std::size_t>(size.height);
   if (stride < row || rows == 0 || bytes.size() < row || (bytes.size() - row) / stride < rows - 1) {
-    return std::nullopt;
+    return false;
   }
-  std::string packed;
-  packed.reserve(row * rows);
-  for (std::size_t y = 0; y < rows; ++y) packed += bytes.substr(y * stride, row);
-  return packed;
+  packed->clear();
+  packed->reserve(row * rows);
+  for (std::size_t y = 0; y < rows; ++y) *packed += bytes.substr(y * stride, row);
+  return true;
 }
 
 void YuyvToBgr(std::string_view yuyv, ImageSize size, std::uint8_t* bgr) {
@@ -70,41 +70,37 @@ void YuyvToBgr(std::string_view yuyv, ImageSize size, std::uint8_t* bgr) {
   }
 }
 
-void FrameSplitter::Feed(std::string_view bytes) {
-  bytes_ += bytes;
-  frame_bytes_ != 0 ? SplitRaw() : SplitJpegs();
-}
+void FrameSplitter::Feed(std::string_view bytes) { bytes_ += bytes; }
 
-void FrameSplitter::End() {
+bool FrameSplitter::Next(std::string* frame) {
+  if (frame_bytes_ != 0 ? NextRaw(frame) : NextJpeg(frame)) return true;
+  if (!ended_) return false;
   if (frame_bytes_ != 0 && !bytes_.empty()) ++broken_;
   // What lies within the one that has no end may be whole.
   while (frame_bytes_ == 0 && place_ != Place::kBefore) {
     Break(2);
-    SplitJpegs();
+    if (NextJpeg(frame)) return true;
   }
   bytes_.clear();
   at_ = 0;
-  place_ = Place::kBefore;
   between_ = 0;
   counted_ = false;
+  ended_ = false;
+  return false;
 }
 
-std::optional<std::string> FrameSplitter::Next() {
-  if (frames_.empty()) return std::nullopt;
-  std::optional<std::string> frame = std::move(frames_.front());
-  frames_.pop_front();
-  return frame;
-}
-
-void FrameSplitter::SplitRaw() {
-  std::size_t begin = 0;
-  for (; bytes_.size() - begin >= frame_bytes_; begin += frame_bytes_) {
-    frames_.push_back(bytes_.substr(begin, frame_bytes_));
+bool FrameSplitter::NextRaw(std::string* frame) {
+  if (bytes_.size() - at_ < frame_bytes_) {
+    bytes_.erase(0, at_);
+    at_ = 0;
+    return false;
   }
-  bytes_.erase(0, begin);
+  frame->assign(bytes_, at_, frame_bytes_);
+  at_ += frame_bytes_;
+  return true;
 }
 
-void FrameSplitter::SplitJpegs() {
+bool FrameSplitter::NextJpeg(std::string* frame) {
   for (bool more = true; more;) {
     switch (place_) {
       case Place::kBefore:
@@ -117,8 +113,18 @@ void FrameSplitter::SplitJpegs() {
         more = SkipPixels();
         break;
     }
+    if (whole_ != 0) {
+      frame->assign(bytes_, 0, whole_);
+      bytes_.erase(0, whole_);
+      whole_ = 0;
+      place_ = Place::kBefore;
+      between_ = 0;
+      counted_ = false;
+      return true;
+    }
     if (place_ != Place::kBefore && std::max(at_, bytes_.size()) > kMostBytes) Break(2);
   }
+  return false;
 }
 
 /// Leaves out bytes between frames. More than a header of MIME's has is a frame without its start.
@@ -160,7 +166,7 @@ bool FrameSplitter::ReadSegment() {
   } else if (marker == kSoi) {
     Break(at_);
   } else if (marker == kEoi) {
-    Finish(at_ + 2);
+    whole_ = at_ + 2;
   } else if (StandsAlone(marker)) {
     at_ += 2;
   } else {
@@ -197,20 +203,11 @@ bool FrameSplitter::SkipPixels() {
   } else if (marker == kSoi) {
     Break(at_);
   } else if (marker == kEoi) {
-    Finish(at_ + 2);
+    whole_ = at_ + 2;
   } else {
     place_ = Place::kSegments;
   }
   return true;
-}
-
-/// A whole frame: all bytes before `end`.
-void FrameSplitter::Finish(std::size_t end) {
-  frames_.push_back(bytes_.substr(0, end));
-  bytes_.erase(0, end);
-  place_ = Place::kBefore;
-  between_ = 0;
-  counted_ = false;
 }
 
 /// What began is no frame; another one may begin at `resume`.

@@ -29,6 +29,7 @@
 #include "metrics.h"
 #include "notify.h"
 #include "platform/opencv/decode.h"
+#include "platform/opencv/preprocess_buffers.h"
 #include "preview.h"
 #include "report.h"
 #include "sink.h"
@@ -52,7 +53,7 @@ double MsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-/// A picture as it came: a photo's path, or a frame's bytes.
+/// A picture as it came: a photo's path, or a frame's bytes. Of a source all are of one kind.
 struct Encoded {
   std::optional<std::string> path;
   std::int64_t number = 0;
@@ -106,16 +107,23 @@ class Source {
   [[nodiscard]] std::int64_t dropped() const { return dropped_; }
 
  private:
-  bool Give(Encoded picture) {
-    picture.number = number_++;
-    picture.seen = Clock::now();
-    return to_->Put(std::move(picture)) && !StopPending();
+  /// Gives what next_ holds.
+  bool Give() {
+    next_.number = number_++;
+    next_.seen = Clock::now();
+    return to_->Put(&next_) && !StopPending();
   }
 
   bool GivePath(const std::string& path) {
-    Encoded photo;
-    photo.path = path;
-    return Give(std::move(photo));
+    next_.path = path;
+    return Give();
+  }
+
+  /// The bytes of a frame are in next_.
+  bool GiveFrame(FrameFormat format, const std::optional<ImageSize>& size) {
+    next_.format = format;
+    next_.size = size;
+    return Give();
   }
 
   void ReadPaths() {
@@ -192,16 +200,11 @@ class Source {
   /// Until it ends. False if nobody wants more.
   bool ReadFrom(int fd) {
     FrameSplitter splitter = SplitterOf(options_);
+    splitter.Reserve(buffer_.size());
     bool more = true;
     const auto give_frames = [&] {
-      while (more) {
-        std::optional<std::string> frame = splitter.Next();
-        if (!frame) break;
-        Encoded picture;
-        picture.format = *options_.frames;
-        picture.size = options_.size;
-        picture.bytes = std::move(*frame);
-        more = Give(std::move(picture));
+      while (more && splitter.Next(&next_.bytes)) {
+        more = GiveFrame(*options_.frames, options_.size);
       }
     };
     while (more && !StopRequested()) {
@@ -215,6 +218,8 @@ class Source {
     }
     splitter.End();
     give_frames();
+    while (splitter.Next(&next_.bytes)) {  // nobody wants more: what is broken is counted
+    }
     broken_ += splitter.broken();
     return more;
   }
@@ -243,13 +248,7 @@ class Source {
                   {options_.frames, options_.size, options_.fps});
     bool more = true;
     while (more && !camera.gone() && !StopRequested()) {
-      std::optional<std::string> frame = camera.Next();
-      if (!frame) continue;
-      Encoded picture;
-      picture.format = camera.format();
-      picture.size = camera.size();
-      picture.bytes = std::move(*frame);
-      more = Give(std::move(picture));
+      if (camera.Next(&next_.bytes)) more = GiveFrame(camera.format(), camera.size());
     }
     broken_ += camera.broken();
     dropped_ += camera.dropped();
@@ -259,75 +258,85 @@ class Source {
   const Options& options_;
   Slot<Encoded>* to_;
   std::vector<char> buffer_ = std::vector<char>(kReadBytes);
+  Encoded next_;
   std::int64_t number_ = 0;
   std::int64_t broken_ = 0;
   std::int64_t dropped_ = 0;
 };
 
-/// A frame of pixels as CV_8UC3 in BGR.
-cv::Mat PixelsOf(FrameFormat format, ImageSize size, std::string* bytes) {
-  if (format == FrameFormat::kYuyv) {
-    cv::Mat bgr(size.height, size.width, CV_8UC3);
-    YuyvToBgr(*bytes, size, bgr.data);
-    return bgr;
-  }
+/// A frame of pixels as CV_8UC3 in BGR: in `memory`, or in the frame's own bytes.
+cv::Mat PixelsOf(FrameFormat format, ImageSize size, std::string* bytes, cv::Mat* memory) {
   const int kind = format == FrameFormat::kGray ? CV_8UC1 : CV_8UC3;
-  cv::Mat pixels(size.height, size.width, kind, bytes->data());
-  if (format == FrameFormat::kBgr24) return pixels;
-  cv::Mat bgr(size.height, size.width, CV_8UC3);
-  if (format == FrameFormat::kRgb24) {
-    cv::cvtColor(pixels, bgr, cv::COLOR_RGB2BGR);
-    return bgr;
+  if (format == FrameFormat::kBgr24) return {size.height, size.width, kind, bytes->data()};
+  memory->create(size.height, size.width, CV_8UC3);
+  if (format == FrameFormat::kYuyv) {
+    YuyvToBgr(*bytes, size, memory->data);
+  } else if (format == FrameFormat::kRgb24) {
+    const cv::Mat rgb(size.height, size.width, kind, bytes->data());
+    cv::cvtColor(rgb, *memory, cv::COLOR_RGB2BGR);
+  } else {
+    auto* to = memory->ptr<std::uint8_t>();
+    for (const char gray : *bytes) to = std::fill_n(to, 3, static_cast<std::uint8_t>(gray));
   }
-  auto* to = bgr.ptr<std::uint8_t>();
-  for (const char gray : *bytes) to = std::fill_n(to, 3, static_cast<std::uint8_t>(gray));
-  return bgr;
+  return *memory;
 }
 
-Decoded DecodeLive(const Preprocessor& preprocessor, Encoded* picture) {
-  if (picture->path) return preprocessor.Decode(*picture->path);
-  if (picture->format != FrameFormat::kMjpeg) {
-    const std::int64_t pixels = std::int64_t{picture->size->width} * picture->size->height;
-    if (pixels > preprocessor.spec().max_pixels) {
-      throw ImageError("frame of " + std::to_string(pixels) + " pixels");
-    }
-    return PixelsOf(picture->format, *picture->size, &picture->bytes);
-  }
-  Decoded frame = preprocessor.Decode(picture->bytes, "frame " + std::to_string(picture->number));
-  const std::optional<ImageSize>& size = picture->size;
-  if (size && frame.size != cv::Size(size->width, size->height)) {
-    throw ImageError("frame of " + std::to_string(frame.size.width) + " x " +
-                     std::to_string(frame.size.height) + " pixels");
-  }
-  return frame;
-}
+/// Makes tensors of pictures. Its memory stays, so that a frame like the one before takes none.
+class Preparer {
+ public:
+  Preparer(const Preprocessor& preprocessor, const TensorInfo& input)
+      : preprocessor_(preprocessor), input_(input) {}
 
-/// With `shown` the picture stays, to be drawn on.
-LiveFrame Prepare(const Preprocessor& preprocessor, const TensorInfo& input, bool shown,
-                  Encoded picture) {
-  LiveFrame frame;
-  frame.path = picture.path;
-  frame.number = picture.number;
-  frame.seen = picture.seen;
-  try {
-    const Clock::time_point decode = Clock::now();
-    const Decoded pixels = DecodeLive(preprocessor, &picture);
-    frame.decode_ms = MsSince(decode);
-    const Clock::time_point preprocess = Clock::now();
-    frame.tensor.resize(input.bytes);
-    ToInput(pixels, preprocessor, {&input, frame.tensor.data()});
-    frame.preprocess_ms = MsSince(preprocess);
-    frame.geometry = preprocessor.GeometryOf(pixels.size.height, pixels.size.width);
-    if (shown) {
-      const bool whole = pixels.bgr.size() == pixels.size;
-      frame.image = whole ? pixels.bgr : DecodeLive(preprocessor.InFull(), &picture).bgr;
-      frame.image = frame.image.clone();  // it may lie in the picture's own bytes
+  /// With `shown` the picture stays, to be drawn on.
+  void Prepare(Encoded* picture, bool shown, LiveFrame* frame) {
+    frame->path = picture->path;
+    frame->number = picture->number;
+    frame->seen = picture->seen;
+    frame->error.reset();
+    frame->image.release();
+    try {
+      const Clock::time_point decode = Clock::now();
+      const Decoded pixels = Decode(preprocessor_, picture);
+      frame->decode_ms = MsSince(decode);
+      const Clock::time_point preprocess = Clock::now();
+      frame->tensor.resize(input_.bytes);
+      ToInput(pixels, preprocessor_, {&input_, frame->tensor.data()}, &buffers_);
+      frame->preprocess_ms = MsSince(preprocess);
+      frame->geometry = preprocessor_.GeometryOf(pixels.size.height, pixels.size.width);
+      if (shown) {
+        const bool whole = pixels.bgr.size() == pixels.size;
+        const Decoded all = whole ? pixels : Decode(preprocessor_.InFull(), picture);
+        frame->image = all.bgr.clone();
+      }
+    } catch (const Error& error) {
+      frame->error = error;
     }
-  } catch (const Error& error) {
-    frame.error = error;
   }
-  return frame;
-}
+
+ private:
+  Decoded Decode(const Preprocessor& preprocessor, Encoded* picture) {
+    if (picture->path) return preprocessor.Decode(*picture->path);
+    const std::optional<ImageSize>& size = picture->size;
+    if (picture->format != FrameFormat::kMjpeg) {
+      const std::int64_t pixels = std::int64_t{size->width} * size->height;
+      if (pixels > preprocessor.spec().max_pixels) {
+        throw ImageError("frame of " + std::to_string(pixels) + " pixels");
+      }
+      return PixelsOf(picture->format, *size, &picture->bytes, &decoded_);
+    }
+    Decoded frame = preprocessor.Decode(picture->bytes, "the frame", &decoded_);
+    if (size && frame.size != cv::Size(size->width, size->height)) {
+      throw ImageError("frame of " + std::to_string(frame.size.width) + " x " +
+                       std::to_string(frame.size.height) + " pixels");
+    }
+    return frame;
+  }
+
+  const Preprocessor& preprocessor_;
+  const TensorInfo& input_;
+  PreprocessBuffers buffers_;
+  cv::Mat decoded_;
+};
 
 /// Closes a slot at the end of a scope, however that ends.
 template <typename T>
@@ -415,10 +424,11 @@ double LatencyHistogram::Percentile(double share) const {
   return max_ms_;
 }
 
-void ToInput(const Decoded& picture, const Preprocessor& preprocessor, const TensorView& input) {
-  const cv::Mat resized = preprocessor.Resized(picture);
-  const TensorInfo info = preprocessor.InfoOf(resized);
-  if (info.dtype != input.info->dtype || info.shape != input.info->shape) {
+void ToInput(const Decoded& picture, const Preprocessor& preprocessor, const TensorView& input,
+             PreprocessBuffers* buffers) {
+  const cv::Mat resized = preprocessor.Resized(picture, buffers);
+  if (!preprocessor.Fits(resized, *input.info)) {
+    const TensorInfo info = preprocessor.InfoOf(resized);
     throw ModelInputError(
         "the preprocessing makes " + std::string(Name(info.dtype)) + " " + ToString(info.shape) +
             ", input '" + input.info->name + "' is " + std::string(Name(input.info->dtype)) + " " +
@@ -446,11 +456,11 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
 
   Worker writing([&] {
     const Closing<Line> closing(&lines);
-    while (std::optional<Line> line = lines.Take()) {
-      sink.Write(line->text);
-      metrics.Count(line->broken, encoded.dropped(), sink.lost());
-      if (!line->seen) continue;
-      const double ms = MsSince(*line->seen);
+    for (Line line; lines.Take(&line);) {
+      sink.Write(line.text);
+      metrics.Count(line.broken, encoded.dropped(), sink.lost());
+      if (!line.seen) continue;
+      const double ms = MsSince(*line.seen);
       latency.Add(ms);
       metrics.Add(ms / 1000);
     }
@@ -463,9 +473,11 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
   Worker preparing([&] {
     const Closing<Encoded> no_more(&encoded);
     const Closing<LiveFrame> closing(&prepared);
-    while (std::optional<Encoded> picture = encoded.Take()) {
-      const bool shown = preview && preview->wanted();
-      if (!prepared.Put(Prepare(preprocessor, input, shown, std::move(*picture)))) return;
+    Preparer preparer(preprocessor, input);
+    LiveFrame frame;
+    for (Encoded picture; encoded.Take(&picture);) {
+      preparer.Prepare(&picture, preview && preview->wanted(), &frame);
+      if (!prepared.Put(&frame)) return;
     }
   });
   notifier.Send("READY=1");
@@ -474,27 +486,28 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
     const Closing<Encoded> no_frames(&encoded);
     const Closing<LiveFrame> no_more(&prepared);
     const Closing<Line> closing(&lines);
+    LiveFrame frame;
+    Line line;
     while (!prepared.ended()) {
-      std::optional<LiveFrame> frame = prepared.Take(notifier.interval());
+      const bool any = prepared.Take(&frame, notifier.interval());
       notifier.Send("WATCHDOG=1");
-      if (!frame) continue;
-      Line line;
-      if (!frame->error) {
-        Found found;
-        line.seen = frame->seen;
-        line.text = line_of(*frame, &found);
-        if (preview) preview->Show(frame->image, std::move(found), line.text);
+      if (!any) continue;
+      line.seen.reset();
+      if (!frame.error) {
+        line.seen = frame.seen;
+        const Found& found = line_of(frame, &line.text);
+        if (preview) preview->Show(frame.image, found, line.text);
       } else {
         ++broken;
-        if (!frame->path) continue;
+        if (!frame.path) continue;
         Report about;
-        about.image = frame->path;
+        about.image = frame.path;
         std::ostringstream text;
-        PrintJsonError(*frame->error, text, about);
+        PrintJsonError(*frame.error, text, about);
         line.text = text.str();
       }
       line.broken = broken;
-      if (!lines.Put(std::move(line))) break;
+      if (!lines.Put(&line)) break;
     }
   }
   notifier.Send("STOPPING=1");

@@ -47,12 +47,14 @@ class LatencyHistogram {
   double max_ms_ = 0;
 };
 
-/// The line (with its end) of a frame that has a tensor, and what it says.
-using LineOfFrame = std::function<std::string(const LiveFrame& frame, Found* found)>;
+/// Writes the line (with its end) of a frame that has a tensor, in the memory of an old one, and
+/// returns what it says, until the next.
+using LineOfFrame = std::function<const Found&(const LiveFrame& frame, std::string* line)>;
 
 /// Writes the tensor of a picture into the model's input. Throws ModelInputError if the
 /// preprocessing makes another one.
-void ToInput(const Decoded& picture, const Preprocessor& preprocessor, const TensorView& input);
+void ToInput(const Decoded& picture, const Preprocessor& preprocessor, const TensorView& input,
+             PreprocessBuffers* buffers);
 
 /// --images, --frames and --camera: writes a line for each picture to `out` (or where --out says),
 /// and one at the end, until the source ends or a SIGTERM comes; whatever was read by then gets its

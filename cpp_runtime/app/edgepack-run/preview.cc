@@ -62,18 +62,20 @@ Preview::~Preview() {
   shown_.Close();
 }
 
-void Preview::Show(cv::Mat image, Found found, const std::string& line) {
+void Preview::Show(const cv::Mat& image, const Found& found, const std::string& line) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     line_ = line;
   }
-  if (!image.empty()) shown_.Put({std::move(image), std::move(found)});
+  if (image.empty()) return;
+  Shown shown = {image, found};
+  shown_.Put(&shown);
 }
 
 void Preview::Draw() {
-  while (std::optional<Shown> shown = shown_.Take()) {
-    DrawFound(shown->found, &shown->image);
-    const std::string jpeg = EncodeJpeg(shown->image);
+  for (Shown shown; shown_.Take(&shown);) {
+    DrawFound(shown.found, &shown.image);
+    const std::string jpeg = EncodeJpeg(shown.image);
     server_.Publish("--edgepack-frame\r\nContent-Type: image/jpeg\r\nContent-Length: " +
                     std::to_string(jpeg.size()) + "\r\n\r\n" + jpeg + "\r\n");
   }

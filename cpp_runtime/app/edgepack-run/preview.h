@@ -32,7 +32,7 @@ class Preview {
   /// Whether somebody looks.
   [[nodiscard]] bool wanted() const { return server_.streams() > 0; }
   /// A line of results, and its picture (CV_8UC3) if there is one to look at.
-  void Show(cv::Mat image, Found found, const std::string& line);
+  void Show(const cv::Mat& image, const Found& found, const std::string& line);
 
  private:
   struct Shown {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <iomanip>
 #include <string_view>
+#include <utility>
 
 #include "common/json.h"
 #include "json_lists.h"
@@ -76,7 +77,7 @@ void PrintProfile(const Profile& profile, std::ostream& out) {
   out << std::setprecision(2);
 }
 
-void PrintScore(const Score& score, const std::optional<std::string>& label, std::ostream& out) {
+void PrintScore(const Score& score, std::optional<std::string_view> label, std::ostream& out) {
   out << std::setprecision(4) << std::setw(9) << score.score << "  " << std::setw(5) << score.index;
   if (label) out << "  " << *label;
 }
@@ -104,7 +105,7 @@ void PrintMask(const Found& report, std::ostream& out) {
   for (const auto& [index, area] : report.mask->areas) {
     const bool named = index < report.labels.size();
     PrintScore({index, static_cast<double>(area.pixels) / whole},
-               named ? std::optional(report.labels[index]) : std::nullopt, out);
+               named ? std::optional<std::string_view>(report.labels[index]) : std::nullopt, out);
     out << "\n";
   }
 }
@@ -130,8 +131,8 @@ double Mega(std::size_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
 }  // namespace
 
-void PrintJson(const Report& report, std::ostream& out) {
-  JsonWriter json;
+std::string JsonLine(const Report& report, std::string memory) {
+  JsonWriter json(std::move(memory));
   WriteImage(report, &json.BeginObject());
   json.Key("edgepack").String(EDGEPACK_VERSION);
   if (report.model) {
@@ -161,8 +162,12 @@ void PrintJson(const Report& report, std::ostream& out) {
   if (report.bench) WriteBench(*report.bench, &json);
   if (report.profile) WriteProfile(*report.profile, &json);
   if (report.expected) WriteExpected(*report.expected, &json);
-  out << json.EndObject().text() << "\n";
+  std::string line = json.EndObject().Take();
+  line += '\n';
+  return line;
 }
+
+void PrintJson(const Report& report, std::ostream& out) { out << JsonLine(report); }
 
 void PrintText(const Report& report, std::ostream& out) {
   out << std::fixed;

@@ -49,7 +49,9 @@ struct Report : Found {
   std::optional<Comparison> expected;
 };
 
-/// One JSON object and a newline. A number that is not finite becomes null.
+/// One JSON object and a newline, in the memory of a text that is not needed any more. A number
+/// that is not finite becomes null.
+std::string JsonLine(const Report& report, std::string memory = {});
 void PrintJson(const Report& report, std::ostream& out);
 /// The same in words.
 void PrintText(const Report& report, std::ostream& out);

@@ -27,6 +27,7 @@
 #include "options.h"
 #include "platform/opencv/decode.h"
 #include "platform/opencv/draw.h"
+#include "platform/opencv/preprocess_buffers.h"
 #include "profile.h"
 #include "report.h"
 #include "serve.h"
@@ -368,10 +369,6 @@ void CompareOutputs(const Options& options, const BundleFolder& bundle, const Se
   }
 }
 
-void AddResults(Results results, const BundleFolder& bundle, Report* report) {
-  static_cast<Found&>(*report) = Named(std::move(results), bundle.labels);
-}
-
 /// The bundle's postprocessing, if it has any.
 std::optional<Postprocessor> PostprocessorOf(const Options& options, const BundleFolder& bundle) {
   if (!std::filesystem::exists(bundle.postprocess())) return std::nullopt;
@@ -380,16 +377,8 @@ std::optional<Postprocessor> PostprocessorOf(const Options& options, const Bundl
   return Postprocessor(std::move(spec));
 }
 
-void FindResults(const Options& options, const BundleFolder& bundle, const Session& session,
-                 const std::optional<Postprocessor>& postprocessor,
-                 const std::optional<Geometry>& geometry, Report* report) {
-  AddResults(ResultsOf(postprocessor, bundle, options.top, session.outputs(), geometry), bundle,
-             report);
-}
-
-/// The same of photos: of a batch each has its own part of the outputs.
-void FindPhotos(const Options& options, const BundleFolder& bundle, const Session& session,
-                const std::optional<Postprocessor>& postprocessor, const Photo& photo,
+/// What photos show: of a batch each has its own part of the outputs.
+void FindPhotos(const Options& options, const Session& session, const Photo& photo, Finder* finder,
                 Report* report) {
   for (std::size_t i = 0; i <= photo.more.size(); ++i) {
     std::vector<TensorInfo> infos;
@@ -406,13 +395,11 @@ void FindPhotos(const Options& options, const BundleFolder& bundle, const Sessio
       views.push_back({&info, data});
     }
     const Geometry& geometry = i == 0 ? photo.geometry : photo.more[i - 1];
-    Results results = ResultsOf(postprocessor, bundle, options.top, views, geometry);
-    if (i == 0) {
-      AddResults(std::move(results), bundle, report);
-    } else {
-      report->more.emplace_back(options.more_images[i - 1].string(),
-                                Named(std::move(results), bundle.labels));
+    Found* found = report;
+    if (i > 0) {
+      found = &report->more.emplace_back(options.more_images[i - 1].string(), Found()).second;
     }
+    finder->Find(views, geometry, found);
   }
 }
 
@@ -445,7 +432,8 @@ void PostprocessFiles(const Options& options, const BundleFolder& bundle, Report
     const Preprocessor preprocessor(LoadPreprocessSpec(bundle.preprocess()));
     geometry = preprocessor.GeometryOf(options.size->height, options.size->width);
   }
-  AddResults(postprocessor->Run(tensors, geometry), bundle, report);
+  Results results = postprocessor->Run(tensors, geometry);
+  Name(bundle.labels, &results, report);
 }
 
 void SaveMask(const std::filesystem::path& path, const Report& report) {
@@ -476,9 +464,12 @@ void ConfigureThreads(const Options& options, Report* report) {
   }
 }
 
-Report Execute(const Options& options) {
+BundleFolder BundleOf(const Options& options) {
+  return OpenBundle(options.bundle ? *options.bundle : OwnBundle());
+}
+
+Report Execute(const Options& options, const BundleFolder& bundle) {
   Report report;
-  const BundleFolder bundle = OpenBundle(options.bundle ? *options.bundle : OwnBundle());
   if (options.preprocess_only) {
     Preprocess(options, bundle, nullptr, &report);
     report.rss_peak_bytes = PeakRssBytes();
@@ -511,10 +502,11 @@ Report Execute(const Options& options) {
   report.workspace_peak_bytes = Workspace::Global().peak_bytes();
   CompareOutputs(options, bundle, session, &report);
   const std::optional<Postprocessor> postprocessor = PostprocessorOf(options, bundle);
+  Finder finder(postprocessor, bundle, options.top);
   if (photo) {
-    FindPhotos(options, bundle, session, postprocessor, *photo, &report);
+    FindPhotos(options, session, *photo, &finder, &report);
   } else {
-    FindResults(options, bundle, session, postprocessor, std::nullopt, &report);
+    finder.Find(session.outputs(), std::nullopt, &report);
   }
   if (options.mask) SaveMask(*options.mask, report);
   if (options.draw) {
@@ -531,11 +523,12 @@ Report Execute(const Options& options) {
 /// --watch: the model is loaded once; each photo gets a line, one that cannot be read too.
 void WatchPhotos(const Options& options, std::ostream& out) {
   HoldStopSignals();
-  const BundleFolder bundle = OpenBundle(options.bundle ? *options.bundle : OwnBundle());
+  const BundleFolder bundle = BundleOf(options);
   Report setup;
   ConfigureThreads(options, &setup);
   Session session{Model(bundle.model())};
   const std::optional<Postprocessor> postprocessor = PostprocessorOf(options, bundle);
+  Finder finder(postprocessor, bundle, options.top);
   const auto line_of = [&](const PhotoFolder::Key& photo, bool given_up) {
     Report report;
     report.image = photo.first;
@@ -551,7 +544,7 @@ void WatchPhotos(const Options& options, std::ostream& out) {
       }
       const Photo seen = Preprocess(one, bundle, &session, &report);
       Run(one, &session, &report);
-      FindPhotos(one, bundle, session, postprocessor, seen, &report);
+      FindPhotos(one, session, seen, &finder, &report);
       report.rss_peak_bytes = PeakRssBytes();
       PrintJson(report, line);
     } catch (const Error& error) {
@@ -581,8 +574,9 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
 /// --serve.
 void ServeModel(const Options& options, std::ostream& err) {
   HoldStopSignals();
-  const BundleFolder bundle = OpenBundle(options.bundle ? *options.bundle : OwnBundle());
+  const BundleFolder bundle = BundleOf(options);
   const std::optional<Postprocessor> postprocessor = PostprocessorOf(options, bundle);
+  Finder finder(postprocessor, bundle, options.top);
   std::optional<Preprocessor> preprocessor;
   if (std::filesystem::exists(bundle.preprocess())) {
     preprocessor.emplace(LoadPreprocessSpec(bundle.preprocess()));
@@ -595,6 +589,7 @@ void ServeModel(const Options& options, std::ostream& err) {
     session.Run();
     return session.outputs();
   };
+  PreprocessBuffers buffers;
   model.photo_line = [&](std::string_view bytes, double* run_ms) {
     if (!preprocessor) throw UsageError("the bundle has no preprocessing for photos");
     const TensorView input = PhotoInput(session, *preprocessor);
@@ -603,15 +598,13 @@ void ServeModel(const Options& options, std::ostream& err) {
     const Decoded picture = preprocessor->Decode(bytes, "the photo");
     report.decode_ms = decode.ms();
     const Stopwatch preprocess;
-    ToInput(picture, *preprocessor, input);
+    ToInput(picture, *preprocessor, input, &buffers);
     report.preprocess_ms = preprocess.ms();
     Run(options, &session, &report);
     *run_ms = *report.run_ms;
-    FindResults(options, bundle, session, postprocessor,
+    finder.Find(session.outputs(),
                 preprocessor->GeometryOf(picture.size.height, picture.size.width), &report);
-    std::ostringstream line;
-    PrintJson(report, line);
-    return line.str();
+    return JsonLine(report);
   };
   Serve(model, *options.serve, static_cast<std::size_t>(options.queue.value_or(kQueue)), err);
 }
@@ -619,7 +612,7 @@ void ServeModel(const Options& options, std::ostream& err) {
 /// --images, --frames and --camera.
 void RunLiveSource(const Options& options, std::ostream& out, std::ostream& err) {
   HoldStopSignals();
-  const BundleFolder bundle = OpenBundle(options.bundle ? *options.bundle : OwnBundle());
+  const BundleFolder bundle = BundleOf(options);
   const Preprocessor preprocessor(LoadPreprocessSpec(bundle.preprocess()));
   const std::optional<Postprocessor> postprocessor = PostprocessorOf(options, bundle);
   if (options.size &&
@@ -631,19 +624,18 @@ void RunLiveSource(const Options& options, std::ostream& out, std::ostream& err)
   ConfigureThreads(options, &setup);
   Session session{Model(bundle.model())};
   const TensorView input = PhotoInput(session, preprocessor);
-  const auto line_of = [&](const LiveFrame& frame, Found* found) {
-    Report report;
+  Finder finder(postprocessor, bundle, options.top);
+  Report report;
+  const auto line_of = [&](const LiveFrame& frame, std::string* line) -> const Found& {
     report.image = frame.path;
     if (!frame.path) report.frame = frame.number;
     report.decode_ms = frame.decode_ms;
     report.preprocess_ms = frame.preprocess_ms;
     std::copy(frame.tensor.begin(), frame.tensor.end(), static_cast<char*>(input.data));
     Run(options, &session, &report);
-    FindResults(options, bundle, session, postprocessor, frame.geometry, &report);
-    std::ostringstream line;
-    PrintJson(report, line);
-    *found = std::move(report);
-    return line.str();
+    finder.Find(session.outputs(), frame.geometry, &report);
+    *line = JsonLine(report, std::move(*line));
+    return report;
   };
   RunLive(options, preprocessor, *input.info, line_of, out, err);
 }
@@ -681,7 +673,8 @@ int RunApp(const std::vector<std::string>& words, std::ostream& out, std::ostrea
       ServeModel(options, err);
       return 0;
     }
-    const Report report = Execute(options);
+    const BundleFolder bundle = BundleOf(options);
+    const Report report = Execute(options, bundle);
     options.json ? PrintJson(report, out) : PrintText(report, out);
     const bool ok = !report.expected || report.expected->ok();
     return ok ? kExitOk : kExitMismatch;

@@ -44,6 +44,10 @@ void SinkOptions::Parse(const std::string& text) {
 LineSink::LineSink(SinkOptions options, std::ostream& out)
     : options_(std::move(options)), out_(out) {
   if (options_.file.empty()) return;
+  names_.push_back(options_.file);
+  for (int number = 1; number <= options_.keep; ++number) {
+    names_.emplace_back(options_.file.string() + "." + std::to_string(number));
+  }
   Open();
   if (fd_) return;
   const std::string problem = std::error_code(errno, std::generic_category()).message();
@@ -65,15 +69,11 @@ void LineSink::Write(std::string_view line) {
 
 /// FILE becomes FILE.1, that FILE.2, and so on; the oldest is replaced.
 void LineSink::Rotate() {
-  const std::string name = options_.file.string();
-  const auto old = [&](int number) {
-    return number == 0 ? name : name + "." + std::to_string(number);
-  };
   std::error_code failed;  // then the file grows on
-  for (int number = options_.keep; number > 0; --number) {
-    std::filesystem::rename(old(number - 1), old(number), failed);
+  for (std::size_t number = names_.size() - 1; number > 0; --number) {
+    std::filesystem::rename(names_[number - 1], names_[number], failed);
   }
-  if (options_.keep == 0) std::filesystem::remove(name, failed);
+  if (names_.size() == 1) std::filesystem::remove(names_.front(), failed);
   Open();
 }
 

@@ -7,6 +7,7 @@
 #include <ostream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/fd.h"
 
@@ -43,6 +44,7 @@ class LineSink {
   bool Connect();
 
   SinkOptions options_;
+  std::vector<std::filesystem::path> names_;  // of the file, the one before, and so on
   std::ostream& out_;
   Fd fd_;
   std::int64_t size_ = 0;

@@ -92,15 +92,14 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     CameraWish wish;
     if (pixels) wish.format = FrameFormat::kYuyv;
     Camera camera(&device, "camera", wish);
-    while (!camera.gone() && !device.empty()) {
-      const std::optional<std::string> frame = camera.Next();
-      if (!frame || !pixels) continue;
+    for (std::string frame; !camera.gone() && !device.empty();) {
+      if (!camera.Next(&frame) || !pixels) continue;
       const ImageSize size_of = camera.size();
       const auto count =
           static_cast<std::size_t>(size_of.width) * static_cast<std::size_t>(size_of.height);
-      EDGEPACK_REQUIRE(frame->size() == 2 * count);
+      EDGEPACK_REQUIRE(frame.size() == 2 * count);
       std::vector<std::uint8_t> bgr(3 * count);
-      YuyvToBgr(*frame, size_of, bgr.data());
+      YuyvToBgr(frame, size_of, bgr.data());
     }
   } catch (const Error& error) {
     EDGEPACK_REQUIRE(error.exit_code == kExitUsage);

@@ -14,17 +14,19 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (std::string_view rest = Text(data + 2, size - 2); !rest.empty();
        rest.remove_prefix(std::min(step, rest.size()))) {
     splitter.Feed(rest.substr(0, step));
-    while (const std::optional<std::string> frame = splitter.Next()) {
-      EDGEPACK_REQUIRE(!frame->empty() && frame->size() <= left);
-      left -= frame->size();
+    for (std::string frame; splitter.Next(&frame);) {
+      EDGEPACK_REQUIRE(!frame.empty() && frame.size() <= left);
+      left -= frame.size();
       if (data[1] != 0) {
-        EDGEPACK_REQUIRE(frame->size() == data[1]);
+        EDGEPACK_REQUIRE(frame.size() == data[1]);
         continue;
       }
-      EDGEPACK_REQUIRE(frame->substr(0, 2) == "\xff\xd8");
-      EDGEPACK_REQUIRE(frame->substr(frame->size() - 2) == "\xff\xd9");
+      EDGEPACK_REQUIRE(frame.substr(0, 2) == "\xff\xd8");
+      EDGEPACK_REQUIRE(frame.substr(frame.size() - 2) == "\xff\xd9");
     }
   }
   splitter.End();
+  for (std::string frame; splitter.Next(&frame);) {
+  }
   return 0;
 }

@@ -3,13 +3,14 @@
 #include <utility>
 
 #include "json_lists.h"
+#include "postprocess/boxes.h"
 
 namespace edgepack {
 namespace {
 
 constexpr int kDefaultTop = 5;
 
-std::optional<std::string> LabelOf(const std::vector<std::string>& labels, std::size_t index) {
+std::optional<std::string_view> LabelOf(const std::vector<std::string>& labels, std::size_t index) {
   if (index >= labels.size()) return std::nullopt;
   return labels[index];
 }
@@ -61,42 +62,55 @@ void WriteArea(std::size_t index, const Area& area, const std::vector<std::strin
 
 }  // namespace
 
-Results ResultsOf(const std::optional<Postprocessor>& postprocessor, const BundleFolder& bundle,
-                  std::optional<int> top, const std::vector<TensorView>& outputs,
-                  const std::optional<Geometry>& geometry) {
-  if (postprocessor) return postprocessor->Run(postprocessor->Choose(outputs), geometry);
-  const TensorView& output = outputs.front();
-  const int count = top.value_or(IsVector(output.info->shape) ? kDefaultTop : 0);
-  Results results;
-  results.top =
-      TopScores(output, static_cast<std::size_t>(count),
-                bundle.softmax ? PostprocessSpec::Scores::kSoftmax : PostprocessSpec::Scores::kRaw);
-  return results;
+void Name(const std::vector<std::string>& labels, Results* results, Found* found) {
+  found->top.clear();
+  for (const Score& score : results->top) {
+    found->top.push_back({score, LabelOf(labels, score.index)});
+  }
+  if (results->boxes) {
+    if (!found->boxes) found->boxes.emplace();
+    found->boxes->clear();
+    for (Box& box : *results->boxes) {
+      const std::size_t index = box.found.index;
+      found->boxes->push_back({std::move(box), LabelOf(labels, index)});
+    }
+  }
+  if (results->keypoints) {
+    if (!found->keypoints) found->keypoints.emplace();
+    found->keypoints->clear();
+    for (const Mark& mark : *results->keypoints) {
+      found->keypoints->push_back({mark, LabelOf(labels, mark.found.index)});
+    }
+  }
+  found->tensors.swap(results->tensors);
+  found->mask.swap(results->mask);
+  if (found->mask) found->labels = labels;
+  found->text.swap(results->text);
 }
 
-Found Named(Results results, const std::vector<std::string>& labels) {
-  Found found;
-  for (const Score& score : results.top) {
-    found.top.push_back({score, LabelOf(labels, score.index)});
+Finder::Finder(const std::optional<Postprocessor>& postprocessor, const BundleFolder& bundle,
+               std::optional<int> top)
+    : postprocessor_(postprocessor),
+      bundle_(bundle),
+      top_(top),
+      buffers_(std::make_unique<PostprocessBuffers>()) {}
+
+Finder::~Finder() = default;
+
+void Finder::Find(const std::vector<TensorView>& outputs, const std::optional<Geometry>& geometry,
+                  Found* found) {
+  if (postprocessor_) {
+    postprocessor_->Choose(outputs, &chosen_);
+    postprocessor_->Run(chosen_, geometry, buffers_.get(), &results_);
+  } else {
+    const TensorView& output = outputs.front();
+    const int count = top_.value_or(IsVector(output.info->shape) ? kDefaultTop : 0);
+    FindTopScores(
+        output, static_cast<std::size_t>(count),
+        bundle_.softmax ? PostprocessSpec::Scores::kSoftmax : PostprocessSpec::Scores::kRaw,
+        &results_.top);
   }
-  if (results.boxes) {
-    found.boxes.emplace();
-    for (Box& box : *results.boxes) {
-      const std::size_t index = box.found.index;
-      found.boxes->push_back({std::move(box), LabelOf(labels, index)});
-    }
-  }
-  if (results.keypoints) {
-    found.keypoints.emplace();
-    for (const Mark& mark : *results.keypoints) {
-      found.keypoints->push_back({mark, LabelOf(labels, mark.found.index)});
-    }
-  }
-  found.tensors = std::move(results.tensors);
-  found.mask = std::move(results.mask);
-  if (found.mask) found.labels = labels;
-  found.text = std::move(results.text);
-  return found;
+  Name(bundle_.labels, &results_, found);
 }
 
 void WriteFound(const Found& found, JsonWriter* json) {

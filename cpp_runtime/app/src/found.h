@@ -1,7 +1,9 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <edgepack/geometry.h>
@@ -13,19 +15,20 @@
 
 namespace edgepack {
 
-/// Results with the names of their classes. What there is none of is empty.
+/// Results with the names of their classes, which lie in the bundle's list. What there is none of
+/// is empty.
 struct Found {
   struct Labelled {
     Score score;
-    std::optional<std::string> label;
+    std::optional<std::string_view> label;
   };
   struct LabelledBox {
     Box box;
-    std::optional<std::string> label;
+    std::optional<std::string_view> label;
   };
   struct LabelledMark {
     Mark mark;
-    std::optional<std::string> label;
+    std::optional<std::string_view> label;
   };
 
   std::vector<Labelled> top;
@@ -37,13 +40,34 @@ struct Found {
   std::optional<TextLine> text;
 };
 
-/// What a model's outputs say: by the bundle's postprocessing, if it has any, else the first output
-/// as classes. `top` is how many of them, if it is not for the bundle to say.
-Results ResultsOf(const std::optional<Postprocessor>& postprocessor, const BundleFolder& bundle,
-                  std::optional<int> top, const std::vector<TensorView>& outputs,
-                  const std::optional<Geometry>& geometry);
+/// Takes the memory of `results` and gives what was in `found` for it.
+void Name(const std::vector<std::string>& labels, Results* results, Found* found);
 
-Found Named(Results results, const std::vector<std::string>& labels);
+/// Tells what a model's outputs say: by the bundle's postprocessing, if it has any, else the first
+/// output as classes. It keeps its memory for the next ones.
+class Finder {
+ public:
+  /// All of them outlive it. `top` is how many classes, if it is not for the bundle to say.
+  Finder(const std::optional<Postprocessor>& postprocessor, const BundleFolder& bundle,
+         std::optional<int> top);
+  ~Finder();
+  Finder(const Finder&) = delete;
+  Finder& operator=(const Finder&) = delete;
+  Finder(Finder&&) = delete;
+  Finder& operator=(Finder&&) = delete;
+
+  /// Into the memory of what it found before.
+  void Find(const std::vector<TensorView>& outputs, const std::optional<Geometry>& geometry,
+            Found* found);
+
+ private:
+  const std::optional<Postprocessor>& postprocessor_;
+  const BundleFolder& bundle_;
+  std::optional<int> top_;
+  std::unique_ptr<PostprocessBuffers> buffers_;
+  std::vector<TensorView> chosen_;
+  Results results_;
+};
 
 /// The members "top", "boxes", "keypoints", "tensors", "areas" and "text" of an object, those that
 /// there are.

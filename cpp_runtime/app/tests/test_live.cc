@@ -229,28 +229,38 @@ TEST_CASE("lines in a file, pictures on a page") {
 
 TEST_CASE("the newest is taken, the others are dropped") {
   Slot<int> slot(true);
-  for (int i = 0; i < 5; ++i) CHECK(slot.Put(i));
-  CHECK(slot.Take() == 4);
+  int value = 0;
+  for (int i = 0; i < 5; ++i) {
+    value = i;
+    CHECK(slot.Put(&value));
+  }
+  CHECK(slot.Take(&value));
+  CHECK(value == 4);
   CHECK(slot.dropped() == 4);
-  CHECK_FALSE(slot.Take(std::chrono::milliseconds(1)));
+  CHECK_FALSE(slot.Take(&value, std::chrono::milliseconds(1)));
   CHECK_FALSE(slot.ended());
-  CHECK(slot.Put(7));
+  value = 7;
+  CHECK(slot.Put(&value));
   slot.Close();
-  CHECK_FALSE(slot.Put(8));
+  CHECK_FALSE(slot.Put(&value));
   CHECK_FALSE(slot.ended());
-  CHECK(slot.Take() == 7);
+  CHECK(slot.Take(&value));
+  CHECK(value == 7);
   CHECK(slot.ended());
-  CHECK_FALSE(slot.Take());
+  CHECK_FALSE(slot.Take(&value));
 }
 
 TEST_CASE("nothing is lost on the way") {
   Slot<int> slot;
   std::thread writer([&] {
-    for (int i = 0; i < 1000; ++i) slot.Put(i);
+    for (int i = 0; i < 1000; ++i) {
+      int value = i;
+      slot.Put(&value);
+    }
     slot.Close();
   });
   int next = 0;
-  while (const std::optional<int> value = slot.Take()) CHECK(*value == next++);
+  for (int value = 0; slot.Take(&value);) CHECK(value == next++);
   writer.join();
   CHECK(next == 1000);
 }

@@ -31,6 +31,7 @@
 #include "found.h"
 #include "handles.h"
 #include "platform/opencv/decode.h"
+#include "platform/opencv/preprocess_buffers.h"
 
 namespace edgepack {
 namespace {
@@ -86,13 +87,19 @@ struct OpenModel {
 
 struct OpenSession {
   OpenSession(std::shared_ptr<const OpenModel> of, int threads)
-      : model(std::move(of)), session(model->model, &pool) {
+      : model(std::move(of)),
+        session(model->model, &pool),
+        finder(model->postprocessor, model->bundle, std::nullopt) {
     if (threads > 1) pool.Configure(threads, {});
   }
 
   std::shared_ptr<const OpenModel> model;
   ThreadPool pool;
   Session session;
+  /// For images and results after the first.
+  PreprocessBuffers buffers;
+  Finder finder;
+  Found found;
   /// How the image that was set last lies in its tensor.
   std::optional<Geometry> geometry;
   std::string results;
@@ -260,14 +267,15 @@ const Preprocessor& PreprocessorOf(const OpenModel& model) {
 void SetImage(const Decoded& picture, OpenSession* session) {
   const Preprocessor& preprocessor = PreprocessorOf(*session->model);
   const std::vector<TensorView>& inputs = session->session.inputs();
-  const cv::Mat resized = preprocessor.Resized(picture);
-  const TensorInfo info = preprocessor.InfoOf(resized);
+  const cv::Mat resized = preprocessor.Resized(picture, &session->buffers);
+  const std::string& name = preprocessor.spec().input;
   for (const TensorView& input : inputs) {
-    if (input.info->name != info.name) continue;
-    if (input.info->dtype != info.dtype || input.info->shape != info.shape) {
+    if (input.info->name != name) continue;
+    if (!preprocessor.Fits(resized, *input.info)) {
+      const TensorInfo info = preprocessor.InfoOf(resized);
       throw ModelInputError("the preprocessing makes " + std::string(Name(info.dtype)) + " " +
-                                ToString(info.shape) + " of this image, input '" + info.name +
-                                "' is " + std::string(Name(input.info->dtype)) + " " +
+                                ToString(info.shape) + " of this image, input '" + name + "' is " +
+                                std::string(Name(input.info->dtype)) + " " +
                                 ToString(input.info->shape),
                             "set resize and crop in the [preprocess] table so that they fit every "
                             "photo");
@@ -276,7 +284,7 @@ void SetImage(const Decoded& picture, OpenSession* session) {
     session->geometry = preprocessor.GeometryOf(picture.size.height, picture.size.width);
     return;
   }
-  throw BundleError("preprocess.json: the model has no input '" + info.name + "'");
+  throw BundleError("preprocess.json: the model has no input '" + name + "'");
 }
 
 /// Pixels as CV_8UC3 in BGR.
@@ -510,14 +518,10 @@ edgepack_status edgepack_session_results(edgepack_session* session, const char**
   return Guarded(error, [&] {
     const Held held(session);
     Given(json, "json");
-    const OpenModel& model = *held->model;
-    JsonWriter writer;
-    writer.BeginObject();
-    WriteFound(Named(ResultsOf(model.postprocessor, model.bundle, std::nullopt,
-                               held->session.outputs(), held->geometry),
-                     model.bundle.labels),
-               &writer);
-    held->results = writer.EndObject().text();
+    held->finder.Find(held->session.outputs(), held->geometry, &held->found);
+    JsonWriter writer(std::move(held->results));
+    WriteFound(held->found, &writer.BeginObject());
+    held->results = writer.EndObject().Take();
     *json = held->results.c_str();
   });
 }

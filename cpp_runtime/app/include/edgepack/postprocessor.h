@@ -25,6 +25,9 @@ bool IsVector(const Shape& shape);
 /// The `count` largest elements, best first, equal ones by index. NaN sorts last.
 std::vector<Score> TopScores(const TensorView& output, std::size_t count,
                              PostprocessSpec::Scores how);
+/// The same, in the memory of an earlier one.
+void FindTopScores(const TensorView& output, std::size_t count, PostprocessSpec::Scores how,
+                   std::vector<Score>* top);
 
 /// A thing and where it is: two corners, and points, in pixels of the photo.
 struct Box {
@@ -75,6 +78,8 @@ struct Results {
   std::optional<TextLine> text;
 };
 
+struct PostprocessBuffers;
+
 /// From a model's outputs to classes and boxes, by a PostprocessSpec.
 class Postprocessor {
  public:
@@ -83,13 +88,17 @@ class Postprocessor {
   [[nodiscard]] const PostprocessSpec& spec() const { return spec_; }
 
   /// The outputs that the spec takes of a model's. Throws BundleError if it has no such.
-  [[nodiscard]] std::vector<TensorView> Choose(const std::vector<TensorView>& outputs) const;
+  void Choose(const std::vector<TensorView>& outputs, std::vector<TensorView>* chosen) const;
 
   /// The results of `tensors`, those of spec().outputs. Coordinates are those of the photo that
   /// `geometry` tells of, without one those of the model's input. Throws ModelInputError for
   /// tensors that the spec does not take.
   [[nodiscard]] Results Run(const std::vector<TensorView>& tensors,
                             const std::optional<Geometry>& geometry) const;
+  /// The same in memory that is kept: in that of the results before, which this one made, and in
+  /// `buffers` (src/postprocess/boxes.h).
+  void Run(const std::vector<TensorView>& tensors, const std::optional<Geometry>& geometry,
+           PostprocessBuffers* buffers, Results* results) const;
 
  private:
   PostprocessSpec spec_;

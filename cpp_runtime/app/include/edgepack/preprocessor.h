@@ -15,6 +15,7 @@ class Mat;
 namespace edgepack {
 
 struct Decoded;  // platform/opencv/decode.h
+struct PreprocessBuffers;
 
 /// From a photo to the model's input, by a PreprocessSpec: decode, colour, resize, crop, tensor.
 ///
@@ -29,7 +30,9 @@ class Preprocessor {
   [[nodiscard]] Decoded Decode(const std::filesystem::path& path) const;
 
   /// The same of a file's bytes; `name` is for messages.
-  [[nodiscard]] Decoded Decode(std::string_view bytes, const std::string& name) const;
+  /// It is written to `memory`, if that is given and has the size.
+  [[nodiscard]] Decoded Decode(std::string_view bytes, const std::string& name,
+                               cv::Mat* memory = nullptr) const;
 
   /// By what a JPEG of `height` x `width` pixels is divided as it is decoded: 1, 2, 4 or 8. The
   /// most with which, turned or not, it is no smaller than what it will be resized to; and with
@@ -42,12 +45,18 @@ class Preprocessor {
   /// A picture resized and cropped: CV_8UC3 with channels in the order of the spec's colour, or
   /// CV_8UC1 for gray.
   [[nodiscard]] cv::Mat Resized(const Decoded& picture) const;
+  /// The same in memory that is kept (src/platform/opencv/preprocess_buffers.h), until the next: of
+  /// images of one size, only the first takes memory.
+  [[nodiscard]] cv::Mat Resized(const Decoded& picture, PreprocessBuffers* buffers) const;
 
   /// How a photo of `height` x `width` pixels, turned by its EXIF data, lies in its tensor.
   [[nodiscard]] Geometry GeometryOf(int height, int width) const;
 
   /// Shape and dtype of the tensor that ToTensor makes of `resized`: (1, C, H, W) or (1, H, W, C).
   [[nodiscard]] TensorInfo InfoOf(const cv::Mat& resized) const;
+
+  /// Whether that is dtype and shape of `input`.
+  [[nodiscard]] bool Fits(const cv::Mat& resized, const TensorInfo& input) const;
 
   /// Writes the tensor of an image that Resized made; `out` has InfoOf(resized).bytes bytes.
   void ToTensor(const cv::Mat& resized, void* out) const;

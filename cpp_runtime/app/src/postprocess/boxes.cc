@@ -44,15 +44,16 @@ Maps MapsOf(const PostprocessSpec& spec, const std::vector<Floats>& tensors) {
   return {make(tensor.data, channels, height * width), height, width};
 }
 
-Best BestOf(const Grid& grid, std::size_t begin, std::size_t end) {
-  Best best;
-  best.score.assign(grid.cells, -std::numeric_limits<float>::infinity());
-  best.index.assign(grid.cells, 0);
+void FindBest(const Grid& grid, std::size_t begin, std::size_t end, Best* best) {
+  best->score.assign(grid.cells, -std::numeric_limits<float>::infinity());
+  best->index.assign(grid.cells, 0);
+  float* const score = best->score.data();
+  std::uint32_t* const index = best->index.data();
   const auto look = [&](std::size_t channel, std::size_t cell) {
     const float value = grid.data[channel * grid.channel_stride + cell * grid.cell_stride];
-    if (value > best.score[cell]) {
-      best.score[cell] = value;
-      best.index[cell] = static_cast<std::uint32_t>(channel - begin);
+    if (value > score[cell]) {
+      score[cell] = value;
+      index[cell] = static_cast<std::uint32_t>(channel - begin);
     }
   };
   // In the order of the memory.
@@ -65,7 +66,6 @@ Best BestOf(const Grid& grid, std::size_t begin, std::size_t end) {
       for (std::size_t channel = begin; channel < end; ++channel) look(channel, cell);
     }
   }
-  return best;
 }
 
 double Sigmoid(double value) { return 1 / (1 + std::exp(-value)); }
@@ -74,14 +74,16 @@ Corners FromCentre(double x, double y, double width, double height) {
   return {x - width / 2, y - height / 2, x + width / 2, y + height / 2};
 }
 
-void Candidates::Add(double score, std::size_t index, const Corners& corners,
-                     std::vector<Point> points) {
+void Candidates::Add(double score, std::size_t index, const Corners& corners) {
+  std::vector<Point>& points = buffers_.points;
+  const auto own = points.begin() + static_cast<std::ptrdiff_t>(added_points_);
   if (!Counts(score) || !std::isfinite(score) || !IsFinite({corners.left, corners.top}) ||
-      !IsFinite({corners.right, corners.bottom}) ||
-      !std::all_of(points.begin(), points.end(), IsFinite)) {
+      !IsFinite({corners.right, corners.bottom}) || !std::all_of(own, points.end(), IsFinite)) {
+    points.erase(own, points.end());
     return;
   }
-  candidates_.push_back({{index, score}, corners, std::move(points)});
+  buffers_.candidates.push_back({{index, score}, corners, added_points_});
+  added_points_ = points.size();
 }
 
 bool Candidates::Overlap(const Candidate& a, const Candidate& b) const {
@@ -89,38 +91,43 @@ bool Candidates::Overlap(const Candidate& a, const Candidate& b) const {
   return OverlapOf(a.corners, b.corners) > spec_.iou;
 }
 
-std::vector<Box> Candidates::Select(const Geometry& geometry, bool suppress) const {
-  std::vector<std::size_t> order(candidates_.size());
+void Candidates::Select(const Geometry& geometry, bool suppress, std::vector<Box>* boxes) const {
+  const std::vector<Candidate>& candidates = buffers_.candidates;
+  std::vector<std::size_t>& order = buffers_.order;
+  order.resize(candidates.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   const std::size_t count = std::min(order.size(), kMostCandidates);
   std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(),
                     [&](std::size_t a, std::size_t b) {
-                      const double first = candidates_[a].found.score;
-                      const double second = candidates_[b].found.score;
+                      const double first = candidates[a].found.score;
+                      const double second = candidates[b].found.score;
                       return first != second ? first > second : a < b;
                     });
   order.resize(count);
-  std::vector<const Candidate*> kept;
+  std::vector<std::size_t>& kept = buffers_.kept;
+  kept.clear();
   for (const std::size_t at : order) {
     if (kept.size() == static_cast<std::size_t>(spec_.max_boxes)) break;
-    const Candidate& candidate = candidates_[at];
-    const bool hidden =
-        suppress && std::any_of(kept.begin(), kept.end(), [&](const Candidate* better) {
-          return Overlap(*better, candidate);
-        });
-    if (!hidden) kept.push_back(&candidate);
+    const bool hidden = suppress && std::any_of(kept.begin(), kept.end(), [&](std::size_t better) {
+                          return Overlap(candidates[better], candidates[at]);
+                        });
+    if (!hidden) kept.push_back(at);
   }
-  std::vector<Box> boxes;
-  for (const Candidate* candidate : kept) {
+  boxes->clear();
+  // As many of each: those of all, over all.
+  const std::size_t points = candidates.empty() ? 0 : added_points_ / candidates.size();
+  for (const std::size_t at : kept) {
+    const Candidate& candidate = candidates[at];
     Box box;
-    box.found = candidate->found;
-    box.low = geometry.Source({candidate->corners.left, candidate->corners.top});
-    box.high = geometry.Source({candidate->corners.right, candidate->corners.bottom});
+    box.found = candidate.found;
+    box.low = geometry.Source({candidate.corners.left, candidate.corners.top});
+    box.high = geometry.Source({candidate.corners.right, candidate.corners.bottom});
     if (!(box.low.x < box.high.x && box.low.y < box.high.y)) continue;  // it lies beside the photo
-    for (const Point point : candidate->points) box.points.push_back(geometry.Source(point));
-    boxes.push_back(std::move(box));
+    for (std::size_t i = 0; i < points; ++i) {
+      box.points.push_back(geometry.Source(buffers_.points[candidate.first_point + i]));
+    }
+    boxes->push_back(std::move(box));
   }
-  return boxes;
 }
 
 void FailTensors(const std::string& problem) {

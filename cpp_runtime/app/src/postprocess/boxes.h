@@ -35,8 +35,8 @@ struct Grid {
 
 /// A tensor of float32, whatever it was before.
 struct Floats {
-  const float* data = nullptr;
-  Shape shape;
+  const float* data;
+  const Shape& shape;
 
   [[nodiscard]] std::size_t dim(std::size_t axis) const {
     return static_cast<std::size_t>(shape.at(axis));
@@ -63,7 +63,7 @@ struct Best {
 };
 
 /// Of the channels from `begin` to `end` of `grid`.
-Best BestOf(const Grid& grid, std::size_t begin, std::size_t end);
+void FindBest(const Grid& grid, std::size_t begin, std::size_t end, Best* best);
 
 double Sigmoid(double value);
 
@@ -78,31 +78,52 @@ struct Corners {
 /// By its centre and its size.
 Corners FromCentre(double x, double y, double width, double height);
 
+/// A box that a head has found, and where its points begin in a list of all.
+struct Candidate {
+  Score found;
+  Corners corners;
+  std::size_t first_point = 0;
+};
+
+/// Memory that is kept for the next outputs.
+struct PostprocessBuffers {
+  std::vector<std::vector<float>> own;  ///< of tensors that were none of float32
+  std::vector<Floats> tensors;
+  Best best;
+  std::vector<Candidate> candidates;
+  std::vector<Point> points;  ///< as many of each candidate
+  std::vector<std::size_t> order;
+  std::vector<std::size_t> kept;
+};
+
 /// What a head finds, of which the best are taken that do not overlap.
 class Candidates {
  public:
-  explicit Candidates(const PostprocessSpec& spec) : spec_(spec) {}
+  Candidates(const PostprocessSpec& spec, PostprocessBuffers* buffers)
+      : spec_(spec), buffers_(*buffers) {
+    buffers_.candidates.clear();
+    buffers_.points.clear();
+  }
 
+  /// For whoever looks for them.
+  [[nodiscard]] Best* best() const { return &buffers_.best; }
   /// Whether a candidate of that score counts at all: else its box need not be made.
   [[nodiscard]] bool Counts(double score) const { return score >= spec_.score; }
+  /// A point of the candidate that is added next.
+  void AddPoint(Point point) { buffers_.points.push_back(point); }
   /// Adds one; one that is not finite is left out.
-  void Add(double score, std::size_t index, const Corners& corners, std::vector<Point> points = {});
+  void Add(double score, std::size_t index, const Corners& corners);
 
   /// The boxes, best first, equal ones in the order in which they came, in the photo. Those that
   /// overlap a better one are left out if `suppress`.
-  [[nodiscard]] std::vector<Box> Select(const Geometry& geometry, bool suppress) const;
+  void Select(const Geometry& geometry, bool suppress, std::vector<Box>* boxes) const;
 
  private:
-  struct Candidate {
-    Score found;
-    Corners corners;
-    std::vector<Point> points;
-  };
-
   [[nodiscard]] bool Overlap(const Candidate& a, const Candidate& b) const;
 
   const PostprocessSpec& spec_;
-  std::vector<Candidate> candidates_;
+  PostprocessBuffers& buffers_;
+  std::size_t added_points_ = 0;  // of candidates that were added
 };
 
 /// Throws ModelInputError: the spec does not take these tensors, since `problem`.
@@ -115,12 +136,13 @@ void FindCenters(const PostprocessSpec& spec, const std::vector<Floats>& tensors
 void FindSsd(const PostprocessSpec& spec, const std::vector<Floats>& tensors, Candidates* found);
 
 // What the others make of theirs. They throw ModelInputError.
-Mask FindMask(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
-              const Geometry& geometry);
-std::vector<Box> FindLines(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
-                           const Geometry& geometry);
-std::vector<Mark> FindKeypoints(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
-                                const Geometry& geometry);
-TextLine ReadText(const PostprocessSpec& spec, const std::vector<Floats>& tensors);
+void FindMask(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
+              const Geometry& geometry, Best* best, Mask* mask);
+void FindLines(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
+               const Geometry& geometry, std::vector<Box>* lines);
+void FindKeypoints(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
+                   const Geometry& geometry, Best* best, std::vector<Mark>* marks);
+void ReadText(const PostprocessSpec& spec, const std::vector<Floats>& tensors, Best* best,
+              TextLine* line);
 
 }  // namespace edgepack

@@ -82,7 +82,8 @@ void FindPeaks(const PostprocessSpec& spec, const Centers& maps, Candidates* fou
 void FindFaces(const PostprocessSpec& spec, const Centers& maps, Candidates* found) {
   const bool sigmoid = spec.scores == PostprocessSpec::Scores::kSigmoid;
   const Grid centres = Grid::Planes(maps.centres, maps.classes, maps.height * maps.width);
-  const Best best = BestOf(centres, 0, maps.classes);
+  FindBest(centres, 0, maps.classes, found->best());
+  const Best& best = *found->best();
   for (std::size_t cell = 0; cell < centres.cells; ++cell) {
     const auto value = static_cast<double>(best.score[cell]);
     const double score = sigmoid ? Sigmoid(value) : value;
@@ -94,15 +95,13 @@ void FindFaces(const PostprocessSpec& spec, const Centers& maps, Candidates* fou
     const double y = static_cast<double>(row) + maps.offsets.At(0, cell) + 0.5;
     const double left = std::clamp<double>(x * maps.stride.x - wide / 2, 0, spec.width);
     const double top = std::clamp<double>(y * maps.stride.y - high / 2, 0, spec.height);
-    std::vector<Point> points(maps.points.channels / 2);
-    for (std::size_t i = 0; i < points.size(); ++i) {
-      points[i] = {maps.points.At(2 * i + 1, cell) * wide + left,
-                   maps.points.At(2 * i, cell) * high + top};
+    for (std::size_t i = 0; i + 1 < maps.points.channels; i += 2) {
+      found->AddPoint(
+          {maps.points.At(i + 1, cell) * wide + left, maps.points.At(i, cell) * high + top});
     }
     found->Add(score, best.index[cell],
                {left, top, std::min<double>(left + wide, spec.width),
-                std::min<double>(top + high, spec.height)},
-               std::move(points));
+                std::min<double>(top + high, spec.height)});
   }
 }
 

@@ -7,7 +7,8 @@
 
 namespace edgepack {
 
-TextLine ReadText(const PostprocessSpec& spec, const std::vector<Floats>& tensors) {
+void ReadText(const PostprocessSpec& spec, const std::vector<Floats>& tensors, Best* found,
+              TextLine* text) {
   const std::size_t classes = spec.characters.size() + 1;
   if (tensors.size() != 1 || tensors.front().shape.size() != 3 ||
       (tensors.front().shape[0] != 1 && tensors.front().shape[1] != 1) ||
@@ -16,9 +17,12 @@ TextLine ReadText(const PostprocessSpec& spec, const std::vector<Floats>& tensor
   }
   const Floats& tensor = tensors.front();
   const Grid steps = Grid::Rows(tensor.data, classes, tensor.dim(0) * tensor.dim(1));
-  const Best best = BestOf(steps, 0, classes);
+  FindBest(steps, 0, classes, found);
+  const Best& best = *found;
   const std::size_t blank = spec.blank_last ? classes - 1 : 0;
-  TextLine line;
+  TextLine& line = *text;
+  line.text.clear();
+  line.score = 0;
   std::size_t count = 0;
   std::size_t last = blank;
   for (std::size_t step = 0; step < steps.cells; ++step) {
@@ -41,7 +45,6 @@ TextLine ReadText(const PostprocessSpec& spec, const std::vector<Floats>& tensor
   }
   if (count != 0) line.score /= static_cast<double>(count);
   if (!std::isfinite(line.score)) line.score = 0;
-  return line;
 }
 
 }  // namespace edgepack

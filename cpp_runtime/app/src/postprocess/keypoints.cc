@@ -19,14 +19,15 @@ double Towards(const float* cell, std::size_t at, std::size_t length, std::size_
 
 }  // namespace
 
-std::vector<Mark> FindKeypoints(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
-                                const Geometry& geometry) {
+void FindKeypoints(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
+                   const Geometry& geometry, Best* found, std::vector<Mark>* marks) {
   const Maps maps = MapsOf(spec, tensors);
   const std::size_t height = maps.height;
   const std::size_t width = maps.width;
   const Grid points = maps.grid.Turned();
-  const Best best = BestOf(points, 0, points.channels);
-  std::vector<Mark> marks;
+  FindBest(points, 0, points.channels, found);
+  const Best& best = *found;
+  marks->clear();
   for (std::size_t index = 0; index < points.cells; ++index) {
     const auto value = static_cast<double>(best.score[index]);
     const bool sigmoid = spec.scores == PostprocessSpec::Scores::kSigmoid;
@@ -40,11 +41,10 @@ std::vector<Mark> FindKeypoints(const PostprocessSpec& spec, const std::vector<F
         static_cast<double>(x) + spec.centre + spec.shift * Towards(cell, x, width, stride);
     const double row = static_cast<double>(y) + spec.centre +
                        spec.shift * Towards(cell, y, height, width * stride);
-    marks.push_back({{index, score},
-                     geometry.Source({column * spec.width / static_cast<double>(width),
-                                      row * spec.height / static_cast<double>(height)})});
+    marks->push_back({{index, score},
+                      geometry.Source({column * spec.width / static_cast<double>(width),
+                                       row * spec.height / static_cast<double>(height)})});
   }
-  return marks;
 }
 
 }  // namespace edgepack

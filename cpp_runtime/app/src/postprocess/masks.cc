@@ -14,7 +14,7 @@ namespace {
 constexpr int kNone = -1;
 
 /// The class of each cell.
-std::vector<int> ClassesOf(const PostprocessSpec& spec, const Grid& map) {
+std::vector<int> ClassesOf(const PostprocessSpec& spec, const Grid& map, Best* best) {
   std::vector<int> classes(map.cells, kNone);
   if (map.channels == 1) {
     for (std::size_t cell = 0; cell < map.cells; ++cell) {
@@ -24,9 +24,9 @@ std::vector<int> ClassesOf(const PostprocessSpec& spec, const Grid& map) {
     }
     return classes;
   }
-  const Best best = BestOf(map, 0, map.channels);
+  FindBest(map, 0, map.channels, best);
   for (std::size_t cell = 0; cell < map.cells; ++cell) {
-    const int index = static_cast<int>(best.index[cell]);
+    const int index = static_cast<int>(best->index[cell]);
     if (index != spec.background) classes[cell] = index;
   }
   return classes;
@@ -172,15 +172,16 @@ std::vector<std::size_t> TakeTouching(std::size_t start, std::size_t width, std:
 
 }  // namespace
 
-Mask FindMask(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
-              const Geometry& geometry) {
+void FindMask(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
+              const Geometry& geometry, Best* best, Mask* found) {
   const Maps maps = MapsOf(spec, tensors);
-  const std::vector<int> classes = ClassesOf(spec, maps.grid);
+  const std::vector<int> classes = ClassesOf(spec, maps.grid, best);
   const std::vector<int> rows =
       CellsOf(geometry.height, geometry.scaled_height, geometry.top, spec.height, maps.height);
   const std::vector<int> columns =
       CellsOf(geometry.width, geometry.scaled_width, geometry.left, spec.width, maps.width);
-  Mask mask;
+  Mask& mask = *found;
+  mask.areas.clear();
   mask.height = geometry.height;
   mask.width = geometry.width;
   int open = kNone;  // the class of the run that is not at its end
@@ -202,11 +203,10 @@ Mask FindMask(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
       ++at;
     }
   }
-  return mask;
 }
 
-std::vector<Box> FindLines(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
-                           const Geometry& geometry) {
+void FindLines(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
+               const Geometry& geometry, std::vector<Box>* lines) {
   const Maps maps = MapsOf(spec, tensors);
   const Grid& map = maps.grid;
   if (map.channels != 1) FailTensors("a map of text has one channel");
@@ -218,7 +218,7 @@ std::vector<Box> FindLines(const PostprocessSpec& spec, const std::vector<Floats
   for (std::size_t at = 0; at < open.size(); ++at) {
     open[at] = static_cast<char>(static_cast<double>(map.data[at]) > spec.threshold);
   }
-  std::vector<Box> lines;
+  lines->clear();
   for (std::size_t at = 0; at < open.size(); ++at) {
     if (open[at] == 0) continue;
     const std::vector<std::size_t> pixels = TakeTouching(at, width, height, &open);
@@ -226,15 +226,14 @@ std::vector<Box> FindLines(const PostprocessSpec& spec, const std::vector<Floats
     for (const std::size_t pixel : pixels) sum += static_cast<double>(map.data[pixel]);
     const double score = sum / static_cast<double>(pixels.size());
     if (!(score >= spec.score) || !std::isfinite(score) ||
-        lines.size() == static_cast<std::size_t>(spec.max_boxes)) {
+        lines->size() == static_cast<std::size_t>(spec.max_boxes)) {
       continue;
     }
     if (std::optional<Box> line = LineFrom(spec, pixels, width, stride, geometry)) {
       line->found = {0, score};
-      lines.push_back(std::move(*line));
+      lines->push_back(std::move(*line));
     }
   }
-  return lines;
 }
 
 }  // namespace edgepack

@@ -27,23 +27,43 @@ Floats FloatsOf(const TensorView& view, std::vector<float>* own) {
   return {own->data(), info.shape};
 }
 
-std::vector<Box> FindBoxes(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
-                           const Geometry& geometry) {
-  Candidates found(spec);
+void FindBoxes(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
+               const Geometry& geometry, PostprocessBuffers* buffers, std::vector<Box>* boxes) {
+  Candidates found(spec, buffers);
   if (spec.kind == PostprocessSpec::Kind::kYolo) FindYolo(spec, tensors, &found);
   if (spec.kind == PostprocessSpec::Kind::kCenterNet) FindCenters(spec, tensors, &found);
   if (spec.kind == PostprocessSpec::Kind::kSsd) FindSsd(spec, tensors, &found);
-  return found.Select(geometry, spec.head != PostprocessSpec::Head::kEnd2End);
+  found.Select(geometry, spec.head != PostprocessSpec::Head::kEnd2End, boxes);
 }
 
-Values ValuesOf(const TensorView& view, int count) {
-  Values values;
-  values.name = view.info->name;
-  const std::size_t size = std::min(view.info->size(), static_cast<std::size_t>(count));
-  for (std::size_t i = 0; i < size; ++i) {
-    values.values.push_back(ElementAt(view.info->dtype, view.data, i));
+void CopyValues(const TensorView& view, int count, Values* values) {
+  values->name = view.info->name;
+  values->values.resize(std::min(view.info->size(), static_cast<std::size_t>(count)));
+  for (std::size_t i = 0; i < values->values.size(); ++i) {
+    values->values[i] = ElementAt(view.info->dtype, view.data, i);
   }
-  return values;
+}
+
+/// What there is, or a new one.
+template <typename Value>
+Value* Kept(std::optional<Value>* value) {
+  if (!*value) value->emplace();
+  return &**value;
+}
+
+void FindInPixels(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
+                  const Geometry& geometry, PostprocessBuffers* buffers, Results* results) {
+  using Kind = PostprocessSpec::Kind;
+  Best* const best = &buffers->best;
+  if (spec.boxes()) FindBoxes(spec, tensors, geometry, buffers, Kept(&results->boxes));
+  if (spec.kind == Kind::kKeypoints) {
+    FindKeypoints(spec, tensors, geometry, best, Kept(&results->keypoints));
+  }
+  if (spec.kind == Kind::kTextLines) FindLines(spec, tensors, geometry, Kept(&results->boxes));
+  if (spec.kind == Kind::kSegmentation) {
+    FindMask(spec, tensors, geometry, best, Kept(&results->mask));
+  }
+  if (spec.kind == Kind::kCtc) ReadText(spec, tensors, best, Kept(&results->text));
 }
 
 }  // namespace
@@ -62,7 +82,15 @@ bool IsVector(const Shape& shape) {
 
 std::vector<Score> TopScores(const TensorView& output, std::size_t count,
                              PostprocessSpec::Scores how) {
-  std::vector<Score> scores(output.info->size());
+  std::vector<Score> scores;
+  FindTopScores(output, count, how, &scores);
+  return scores;
+}
+
+void FindTopScores(const TensorView& output, std::size_t count, PostprocessSpec::Scores how,
+                   std::vector<Score>* top) {
+  std::vector<Score>& scores = *top;
+  scores.resize(output.info->size());
   double largest = -std::numeric_limits<double>::infinity();
   for (std::size_t i = 0; i < scores.size(); ++i) {
     scores[i] = {i, ElementAt(output.info->dtype, output.data, i)};
@@ -90,11 +118,11 @@ std::vector<Score> TopScores(const TensorView& output, std::size_t count,
   std::partial_sort(scores.begin(), scores.begin() + static_cast<std::ptrdiff_t>(count),
                     scores.end(), better);
   scores.resize(count);
-  return scores;
 }
 
-std::vector<TensorView> Postprocessor::Choose(const std::vector<TensorView>& outputs) const {
-  std::vector<TensorView> chosen;
+void Postprocessor::Choose(const std::vector<TensorView>& outputs,
+                           std::vector<TensorView>* chosen) const {
+  chosen->clear();
   for (const std::string& name : spec_.outputs) {
     const auto found = std::find_if(outputs.begin(), outputs.end(), [&](const TensorView& output) {
       return output.info->name == name;
@@ -102,46 +130,48 @@ std::vector<TensorView> Postprocessor::Choose(const std::vector<TensorView>& out
     if (found == outputs.end()) {
       throw BundleError("postprocess.json: the model has no output '" + name + "'");
     }
-    chosen.push_back(*found);
+    chosen->push_back(*found);
   }
-  return chosen;
 }
 
 Results Postprocessor::Run(const std::vector<TensorView>& tensors,
                            const std::optional<Geometry>& geometry) const {
+  PostprocessBuffers buffers;
+  Results results;
+  Run(tensors, geometry, &buffers, &results);
+  return results;
+}
+
+void Postprocessor::Run(const std::vector<TensorView>& tensors,
+                        const std::optional<Geometry>& geometry, PostprocessBuffers* buffers,
+                        Results* results) const {
   if (tensors.size() != spec_.outputs.size()) {
     FailTensors(std::to_string(tensors.size()) + " of " + std::to_string(spec_.outputs.size()));
   }
-  Results results;
   if (spec_.in_pixels() || spec_.kind == PostprocessSpec::Kind::kCtc) {
-    std::vector<std::vector<float>> own(tensors.size());
-    std::vector<Floats> floats;
-    for (std::size_t i = 0; i < own.size(); ++i) floats.push_back(FloatsOf(tensors[i], &own[i]));
-    const Geometry seen = geometry.value_or(Geometry::Same(spec_.height, spec_.width));
-    if (spec_.boxes()) results.boxes = FindBoxes(spec_, floats, seen);
-    if (spec_.kind == PostprocessSpec::Kind::kKeypoints) {
-      results.keypoints = FindKeypoints(spec_, floats, seen);
+    buffers->own.resize(tensors.size());
+    buffers->tensors.clear();
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      buffers->tensors.push_back(FloatsOf(tensors[i], &buffers->own[i]));
     }
-    if (spec_.kind == PostprocessSpec::Kind::kTextLines) {
-      results.boxes = FindLines(spec_, floats, seen);
-    }
-    if (spec_.kind == PostprocessSpec::Kind::kSegmentation) {
-      results.mask = FindMask(spec_, floats, seen);
-    }
-    if (spec_.kind == PostprocessSpec::Kind::kCtc) results.text = ReadText(spec_, floats);
+    FindInPixels(spec_, buffers->tensors,
+                 geometry.value_or(Geometry::Same(spec_.height, spec_.width)), buffers, results);
   }
   if (spec_.kind == PostprocessSpec::Kind::kTensors) {
-    for (const TensorView& view : tensors) results.tensors.push_back(ValuesOf(view, spec_.count));
+    results->tensors.resize(tensors.size());
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      CopyValues(tensors[i], spec_.count, &results->tensors[i]);
+    }
   }
   if (spec_.kind == PostprocessSpec::Kind::kClasses) {
-    results.top = TopScores(tensors.front(), static_cast<std::size_t>(spec_.top), spec_.scores);
+    FindTopScores(tensors.front(), static_cast<std::size_t>(spec_.top), spec_.scores,
+                  &results->top);
     const auto below = [&](const Score& score) {
       return spec_.least.has_value() && score.score < *spec_.least;
     };
-    results.top.erase(std::remove_if(results.top.begin(), results.top.end(), below),
-                      results.top.end());
+    results->top.erase(std::remove_if(results->top.begin(), results->top.end(), below),
+                       results->top.end());
   }
-  return results;
 }
 
 }  // namespace edgepack

@@ -1,4 +1,5 @@
 // Boxes as differences from anchors: edgepack/postprocess/ssd.py says what the outputs hold.
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <vector>
@@ -17,8 +18,9 @@ struct AnchorMap {
   std::size_t count;
 };
 
-std::vector<AnchorMap> AnchorMaps(const PostprocessSpec& spec) {
-  std::vector<AnchorMap> maps;
+/// Calls `take` with each map.
+template <typename Take>
+void ForEachMap(const PostprocessSpec& spec, const Take& take) {
   std::size_t begin = 0;
   for (std::size_t i = 0; i < spec.counts.size(); ++i) {
     const auto count = static_cast<std::size_t>(spec.counts[i]);
@@ -28,20 +30,19 @@ std::vector<AnchorMap> AnchorMaps(const PostprocessSpec& spec) {
         return static_cast<std::size_t>((std::int64_t{side} + stride - 1) / stride);
       };
       const auto step = static_cast<double>(stride);
-      maps.push_back({cells(spec.height), cells(spec.width), {step, step}, begin, count});
+      take(AnchorMap{cells(spec.height), cells(spec.width), {step, step}, begin, count});
     } else {
       const int height = spec.maps[2 * i];
       const int width = spec.maps[2 * i + 1];
-      maps.push_back(
-          {static_cast<std::size_t>(height),
-           static_cast<std::size_t>(width),
-           {static_cast<double>(spec.width) / width, static_cast<double>(spec.height) / height},
-           begin,
-           count});
+      take(AnchorMap{
+          static_cast<std::size_t>(height),
+          static_cast<std::size_t>(width),
+          {static_cast<double>(spec.width) / width, static_cast<double>(spec.height) / height},
+          begin,
+          count});
     }
     begin += count;
   }
-  return maps;
 }
 
 /// An anchor by its centre and its size, in pixels of the model's input.
@@ -60,15 +61,16 @@ struct SsdRows {
 
 SsdRows RowsOf(const PostprocessSpec& spec, const std::vector<Floats>& tensors) {
   if (tensors.size() < 2 || tensors.size() > 3) FailTensors("they are not boxes and scores");
-  std::vector<Grid> grids;
-  for (const Floats& tensor : tensors) {
+  std::array<Grid, 3> grids;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Floats& tensor = tensors[i];
     if (tensor.shape.size() != 3 || tensor.shape.front() != 1 ||
         tensor.dim(1) != tensors.front().dim(1)) {
       FailTensors("they are not rows of as many boxes each");
     }
-    grids.push_back(Grid::Rows(tensor.data, tensor.dim(2), tensor.dim(1)));
+    grids.at(i) = Grid::Rows(tensor.data, tensor.dim(2), tensor.dim(1));
   }
-  const bool own = grids.size() == 3;
+  const bool own = tensors.size() == 3;
   SsdRows rows = {grids[0], grids[1], own ? grids[2] : grids[0], own ? 0U : 4U};
   const std::size_t background = spec.background_class == PostprocessSpec::End::kNone ? 0 : 1;
   if (rows.boxes.channels < 4 || (own && rows.boxes.channels != 4) ||
@@ -82,20 +84,19 @@ SsdRows RowsOf(const PostprocessSpec& spec, const std::vector<Floats>& tensors) 
 class SsdFinder {
  public:
   SsdFinder(const PostprocessSpec& spec, const SsdRows& rows, Candidates* found)
-      : spec_(spec), rows_(rows), found_(found) {
+      : spec_(spec), rows_(rows), found_(found), best_(*found->best()) {
     begin_ = spec.background_class == PostprocessSpec::End::kFirst ? 1 : 0;
     const std::size_t last = spec.background_class == PostprocessSpec::End::kLast ? 1 : 0;
-    best_ = BestOf(rows.scores, begin_, rows.scores.channels - last);
+    FindBest(rows.scores, begin_, rows.scores.channels - last, &best_);
   }
 
   void Look(std::size_t row, const Anchor* anchor) {
     const double score = ScoreOf(row);
     if (!found_->Counts(score)) return;
-    std::vector<Point> points;
     for (std::size_t i = rows_.first_point; i < rows_.points.channels; i += 2) {
-      points.push_back(PointOf(Pair(rows_.points, i, row), anchor));
+      found_->AddPoint(PointOf(Pair(rows_.points, i, row), anchor));
     }
-    found_->Add(score, best_.index[row] + begin_, BoxOf(row, anchor), std::move(points));
+    found_->Add(score, best_.index[row] + begin_, BoxOf(row, anchor));
   }
 
  private:
@@ -147,20 +148,20 @@ class SsdFinder {
   const SsdRows& rows_;
   Candidates* found_;
   std::size_t begin_ = 0;
-  Best best_;
+  Best& best_;
 };
 
 }  // namespace
 
 void FindSsd(const PostprocessSpec& spec, const std::vector<Floats>& tensors, Candidates* found) {
   const SsdRows rows = RowsOf(spec, tensors);
-  const std::vector<AnchorMap> maps = AnchorMaps(spec);
   std::size_t anchors = 0;
-  for (const AnchorMap& map : maps) anchors += map.height * map.width * map.count;
-  if (!maps.empty() && anchors != rows.boxes.cells) FailTensors("not as many boxes as anchors");
+  ForEachMap(spec, [&](const AnchorMap& map) { anchors += map.height * map.width * map.count; });
+  if (!spec.counts.empty() && anchors != rows.boxes.cells)
+    FailTensors("not as many boxes as anchors");
   SsdFinder finder(spec, rows, found);
   std::size_t row = 0;
-  for (const AnchorMap& map : maps) {
+  ForEachMap(spec, [&](const AnchorMap& map) {
     for (std::size_t cell = 0; cell < map.height * map.width; ++cell) {
       const std::size_t line = cell / map.width;
       const Point centre = {(static_cast<double>(cell % map.width) + 0.5) * map.step.x,
@@ -174,8 +175,8 @@ void FindSsd(const PostprocessSpec& spec, const std::vector<Floats>& tensors, Ca
         finder.Look(row++, &anchor);
       }
     }
-  }
-  if (maps.empty()) {
+  });
+  if (spec.counts.empty()) {
     for (; row < rows.boxes.cells; ++row) finder.Look(row, nullptr);
   }
 }

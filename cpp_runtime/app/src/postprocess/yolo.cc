@@ -18,14 +18,13 @@ Point UnitOf(const PostprocessSpec& spec) {
   return {static_cast<double>(spec.width), static_cast<double>(spec.height)};
 }
 
-std::vector<Point> PointsOf(const PostprocessSpec& spec, const Grid& grid, std::size_t begin,
-                            std::size_t cell) {
+void AddPoints(const PostprocessSpec& spec, const Grid& grid, std::size_t begin, std::size_t cell,
+               Candidates* found) {
   const Point unit = UnitOf(spec);
-  std::vector<Point> points(static_cast<std::size_t>(spec.points));
-  for (std::size_t i = 0; i < points.size(); ++i) {
-    points[i] = {grid.At(begin + 3 * i, cell) * unit.x, grid.At(begin + 3 * i + 1, cell) * unit.y};
+  for (std::size_t i = 0; i < static_cast<std::size_t>(spec.points); ++i) {
+    found->AddPoint(
+        {grid.At(begin + 3 * i, cell) * unit.x, grid.At(begin + 3 * i + 1, cell) * unit.y});
   }
-  return points;
 }
 
 Corners BoxOf(const PostprocessSpec& spec, const Grid& grid, std::size_t cell) {
@@ -40,25 +39,28 @@ void FindRows(const PostprocessSpec& spec, const Grid& grid, Candidates* found) 
     const double score = grid.At(4, cell);
     const double index = grid.At(5, cell);
     if (!found->Counts(score) || !(index >= 0 && index < 2147483648.0)) continue;
+    AddPoints(spec, grid, 6, cell, found);
     found->Add(score, static_cast<std::size_t>(index),
                {grid.At(0, cell) * unit.x, grid.At(1, cell) * unit.y, grid.At(2, cell) * unit.x,
-                grid.At(3, cell) * unit.y},
-               PointsOf(spec, grid, 6, cell));
+                grid.At(3, cell) * unit.y});
   }
 }
 
 void FindV8(const PostprocessSpec& spec, const Grid& grid, Candidates* found) {
   const std::size_t end = grid.channels - 3 * static_cast<std::size_t>(spec.points);
-  const Best best = BestOf(grid, 4, end);
+  FindBest(grid, 4, end, found->best());
+  const Best& best = *found->best();
   for (std::size_t cell = 0; cell < grid.cells; ++cell) {
     const auto score = static_cast<double>(best.score[cell]);
     if (!found->Counts(score)) continue;
-    found->Add(score, best.index[cell], BoxOf(spec, grid, cell), PointsOf(spec, grid, end, cell));
+    AddPoints(spec, grid, end, cell, found);
+    found->Add(score, best.index[cell], BoxOf(spec, grid, cell));
   }
 }
 
 void FindV5(const PostprocessSpec& spec, const Grid& grid, Candidates* found) {
-  const Best best = BestOf(grid, kV5Channels, grid.channels);
+  FindBest(grid, kV5Channels, grid.channels, found->best());
+  const Best& best = *found->best();
   for (std::size_t cell = 0; cell < grid.cells; ++cell) {
     const double score = grid.At(4, cell) * static_cast<double>(best.score[cell]);
     if (found->Counts(score)) found->Add(score, best.index[cell], BoxOf(spec, grid, cell));
@@ -86,7 +88,8 @@ void FindV8Map(const PostprocessSpec& spec, const Floats& map, Candidates* found
   const double stride_x = static_cast<double>(spec.width) / static_cast<double>(width);
   const double stride_y = static_cast<double>(spec.height) / static_cast<double>(map.dim(2));
   const auto bins = static_cast<std::size_t>(spec.bins);
-  const Best best = BestOf(grid, 4 * bins, grid.channels);
+  FindBest(grid, 4 * bins, grid.channels, found->best());
+  const Best& best = *found->best();
   for (std::size_t cell = 0; cell < grid.cells; ++cell) {
     const double score = Sigmoid(static_cast<double>(best.score[cell]));
     if (!found->Counts(score)) continue;
@@ -113,7 +116,8 @@ void FindV5Map(const PostprocessSpec& spec, const Floats& map, const double* anc
     const float* const data = map.data + anchor * cells * channels;
     const Grid grid =
         rows ? Grid::Rows(data, channels, cells) : Grid::Planes(data, channels, cells);
-    const Best best = BestOf(grid, kV5Channels, channels);
+    FindBest(grid, kV5Channels, channels, found->best());
+    const Best& best = *found->best();
     for (std::size_t cell = 0; cell < cells; ++cell) {
       const double score =
           Sigmoid(grid.At(4, cell)) * Sigmoid(static_cast<double>(best.score[cell]));

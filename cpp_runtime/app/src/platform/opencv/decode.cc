@@ -141,7 +141,7 @@ Decoded DecodeImage(const std::filesystem::path& path, const PreprocessSpec::Acc
 
 Decoded DecodeImage(std::string_view file, const std::string& name,
                     const PreprocessSpec::Accept& accept, std::int64_t max_pixels,
-                    const Reduction& reduction) {
+                    const Reduction& reduction, cv::Mat* memory) {
   const std::optional<Header> header = ReadHeader(file);
   if (!header || file.size() > INT32_MAX) {
     throw ImageError("not a JPEG or PNG image: " + name, "convert it to PNG, or give another file");
@@ -172,9 +172,10 @@ Decoded DecodeImage(std::string_view file, const std::string& name,
   const cv::Mat encoded(1, static_cast<int>(file.size()), CV_8UC1, const_cast<char*>(file.data()));
   cv::Size size(static_cast<int>(header->width), static_cast<int>(header->height));
   const int divisor = reduction && header->jpeg ? reduction(size.height, size.width) : 1;
+  cv::Mat own;
   cv::Mat image;
   try {
-    image = cv::imdecode(encoded, ReadMode(divisor));
+    image = cv::imdecode(encoded, ReadMode(divisor), memory != nullptr ? memory : &own);
   } catch (const cv::Exception& error) {
     throw ImageError("image cannot be decoded: " + name + ": " + error.err);
   }

@@ -34,9 +34,10 @@ Decoded DecodeImage(const std::filesystem::path& path, const PreprocessSpec::Acc
                     std::int64_t max_pixels = PreprocessSpec::kMostPixels,
                     const Reduction& reduction = nullptr);
 
-/// The same of a file's bytes; `name` is for messages.
+/// The same of a file's bytes; `name` is for messages. It is written to `memory`, if that is given
+/// and has the size.
 Decoded DecodeImage(std::string_view file, const std::string& name,
                     const PreprocessSpec::Accept& accept, std::int64_t max_pixels,
-                    const Reduction& reduction = nullptr);
+                    const Reduction& reduction = nullptr, cv::Mat* memory = nullptr);
 
 }  // namespace edgepack

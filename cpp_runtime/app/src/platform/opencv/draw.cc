@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <edgepack/errors.h>
@@ -86,10 +87,10 @@ void DrawText(const std::string& text, int x, int y, const Color& color, cv::Mat
 }
 
 /// "car 0.91".
-std::string Caption(const Score& score, const std::optional<std::string>& label) {
+std::string Caption(const Score& score, std::optional<std::string_view> label) {
   char number[32];
   (void)std::snprintf(number, sizeof(number), " %.2f", score.score);
-  return (label && !label->empty() ? *label : std::to_string(score.index)) + number;
+  return (label && !label->empty() ? std::string(*label) : std::to_string(score.index)) + number;
 }
 
 void DrawPoint(Point point, const Color& color, cv::Mat* image) {

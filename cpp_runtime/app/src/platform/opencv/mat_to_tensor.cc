@@ -1,11 +1,11 @@
 #include "platform/opencv/mat_to_tensor.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 #include <opencv2/core.hpp>
 #include <opencv2/core/hal/intrin.hpp>
@@ -152,13 +152,12 @@ void MatToHwc(const cv::Mat& image, const Normalisation& normalisation, float* o
 }
 
 void MatToChw(const cv::Mat& image, std::uint8_t* out) {
-  std::vector<cv::Mat> planes;
-  planes.reserve(3);
+  std::array<cv::Mat, 3> planes;
   for (int c = 0; c < image.channels(); ++c) {
-    planes.emplace_back(image.rows, image.cols, CV_8UC1,
-                        out + static_cast<std::size_t>(c) * image.total());
+    planes.at(static_cast<std::size_t>(c)) =
+        cv::Mat(image.rows, image.cols, CV_8UC1, out + static_cast<std::size_t>(c) * image.total());
   }
-  cv::split(image, planes);
+  cv::split(image, planes.data());
 }
 
 void MatToHwc(const cv::Mat& image, std::uint8_t* out) {

@@ -30,19 +30,15 @@ double Bicubic(double x) {
 /// Towards zero, as Pillow's casts do.
 int Truncated(double x) { return static_cast<int>(x); }
 
-/// The source pixels of one output position: weights of pixels first, first + 1, ...
-struct Taps {
-  int first = 0;
-  std::vector<std::int32_t> weights;
-};
-
-std::vector<Taps> ComputeTaps(int in_size, int out_size, PillowFilter filter) {
+void ComputeTaps(int in_size, int out_size, PillowFilter filter, PillowAxis* axis) {
+  if (axis->from == in_size && axis->to == out_size && axis->filter == filter) return;
   const bool bilinear = filter == PillowFilter::kBilinear;
   const double scale = static_cast<double>(in_size) / out_size;
   const double filter_scale = std::max(scale, 1.0);
   const double support = (bilinear ? 1.0 : 2.0) * filter_scale;
   const double step = 1.0 / filter_scale;
-  std::vector<Taps> result(static_cast<std::size_t>(out_size));
+  *axis = {in_size, out_size, filter, {}};
+  axis->taps.resize(static_cast<std::size_t>(out_size));
   std::vector<double> weights;
   for (int out = 0; out < out_size; ++out) {
     const double center = (out + 0.5) * scale;
@@ -55,7 +51,7 @@ std::vector<Taps> ComputeTaps(int in_size, int out_size, PillowFilter filter) {
       weights.push_back(bilinear ? Bilinear(x) : Bicubic(x));
       sum += weights.back();
     }
-    Taps& taps = result[static_cast<std::size_t>(out)];
+    PillowAxis::Taps& taps = axis->taps[static_cast<std::size_t>(out)];
     taps.first = first;
     taps.weights.reserve(weights.size());
     for (double weight : weights) {
@@ -65,7 +61,6 @@ std::vector<Taps> ComputeTaps(int in_size, int out_size, PillowFilter filter) {
           static_cast<std::int32_t>((weight < 0 ? -0.5 : 0.5) + weight * (1 << kPrecisionBits)));
     }
   }
-  return result;
 }
 
 std::uint8_t Clip(std::int32_t sum) {
@@ -73,8 +68,8 @@ std::uint8_t Clip(std::int32_t sum) {
 }
 
 template <int kChannels>
-void ResizeRow(const std::uint8_t* in, std::uint8_t* out, const std::vector<Taps>& columns) {
-  for (const Taps& taps : columns) {
+void ResizeRow(const std::uint8_t* in, std::uint8_t* out, const PillowAxis& columns) {
+  for (const PillowAxis::Taps& taps : columns.taps) {
     std::int32_t sums[kChannels];
     std::fill(sums, sums + kChannels, kHalf);
     const std::uint8_t* pixel = in + static_cast<std::ptrdiff_t>(taps.first) * kChannels;
@@ -86,44 +81,50 @@ void ResizeRow(const std::uint8_t* in, std::uint8_t* out, const std::vector<Taps
   }
 }
 
-cv::Mat ResizeAcross(const cv::Mat& image, int width, PillowFilter filter) {
-  const std::vector<Taps> columns = ComputeTaps(image.cols, width, filter);
-  cv::Mat out(image.rows, width, image.type());
+void ResizeAcross(const cv::Mat& image, const PillowAxis& columns, cv::Mat* out) {
+  out->create(image.rows, columns.to, image.type());
   for (int y = 0; y < image.rows; ++y) {
     if (image.channels() == 1) {
-      ResizeRow<1>(image.ptr(y), out.ptr(y), columns);
+      ResizeRow<1>(image.ptr(y), out->ptr(y), columns);
     } else {
-      ResizeRow<3>(image.ptr(y), out.ptr(y), columns);
+      ResizeRow<3>(image.ptr(y), out->ptr(y), columns);
     }
   }
-  return out;
 }
 
-cv::Mat ResizeDown(const cv::Mat& image, int height, PillowFilter filter) {
-  const std::vector<Taps> rows = ComputeTaps(image.rows, height, filter);
-  cv::Mat out(height, image.cols, image.type());
+void ResizeDown(const cv::Mat& image, const PillowAxis& rows, std::vector<std::int32_t>* sums,
+                cv::Mat* out) {
+  out->create(rows.to, image.cols, image.type());
   const auto length = static_cast<std::size_t>(image.cols) * image.elemSize();
-  std::vector<std::int32_t> sums(length);
-  for (int y = 0; y < height; ++y) {
-    const Taps& taps = rows[static_cast<std::size_t>(y)];
-    std::fill(sums.begin(), sums.end(), kHalf);
+  sums->resize(length);
+  for (int y = 0; y < rows.to; ++y) {
+    const PillowAxis::Taps& taps = rows.taps[static_cast<std::size_t>(y)];
+    std::fill(sums->begin(), sums->end(), kHalf);
     for (std::size_t k = 0; k < taps.weights.size(); ++k) {
       const std::uint8_t* in = image.ptr(taps.first + static_cast<int>(k));
       const std::int32_t weight = taps.weights[k];
-      for (std::size_t x = 0; x < length; ++x) sums[x] += in[x] * weight;
+      for (std::size_t x = 0; x < length; ++x) (*sums)[x] += in[x] * weight;
     }
-    std::uint8_t* row = out.ptr(y);
-    for (std::size_t x = 0; x < length; ++x) row[x] = Clip(sums[x]);
+    std::uint8_t* row = out->ptr(y);
+    for (std::size_t x = 0; x < length; ++x) row[x] = Clip((*sums)[x]);
   }
-  return out;
 }
 
 }  // namespace
 
-cv::Mat PillowResize(const cv::Mat& image, cv::Size size, PillowFilter filter) {
+cv::Mat PillowResize(const cv::Mat& image, cv::Size size, PillowFilter filter,
+                     PillowBuffers* buffers) {
   cv::Mat result = image;
-  if (size.width != image.cols) result = ResizeAcross(result, size.width, filter);
-  if (size.height != image.rows) result = ResizeDown(result, size.height, filter);
+  if (size.width != image.cols) {
+    ComputeTaps(image.cols, size.width, filter, &buffers->columns);
+    ResizeAcross(image, buffers->columns, &buffers->across);
+    result = buffers->across;
+  }
+  if (size.height != image.rows) {
+    ComputeTaps(image.rows, size.height, filter, &buffers->rows);
+    ResizeDown(result, buffers->rows, &buffers->sums, &buffers->out);
+    result = buffers->out;
+  }
   return result;
 }
 

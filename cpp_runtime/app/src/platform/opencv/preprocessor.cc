@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <string>
 
 #include <edgepack/errors.h>
@@ -8,8 +10,7 @@
 
 #include "platform/opencv/decode.h"
 #include "platform/opencv/mat_to_tensor.h"
-#include "platform/opencv/pillow_resize.h"
-#include "platform/opencv/tf_resize.h"
+#include "platform/opencv/preprocess_buffers.h"
 
 namespace edgepack {
 namespace {
@@ -48,17 +49,18 @@ bool IsPillows(PreprocessSpec::Interpolation interpolation) {
          interpolation == PreprocessSpec::Interpolation::kPilBicubic;
 }
 
-cv::Mat Scaled(const cv::Mat& image, cv::Size size, PreprocessSpec::Interpolation interpolation) {
+cv::Mat Scaled(const cv::Mat& image, cv::Size size, PreprocessSpec::Interpolation interpolation,
+               PreprocessBuffers* buffers) {
   if (interpolation == PreprocessSpec::Interpolation::kTfBilinear) {
-    return TfBilinearResize(image, size);
+    return TfBilinearResize(image, size, &buffers->tf);
   }
   if (image.size() == size) return image;
   int filter = cv::INTER_LINEAR;
   switch (interpolation) {
     case PreprocessSpec::Interpolation::kPilBilinear:
-      return PillowResize(image, size, PillowFilter::kBilinear);
+      return PillowResize(image, size, PillowFilter::kBilinear, &buffers->pillow);
     case PreprocessSpec::Interpolation::kPilBicubic:
-      return PillowResize(image, size, PillowFilter::kBicubic);
+      return PillowResize(image, size, PillowFilter::kBicubic, &buffers->pillow);
     case PreprocessSpec::Interpolation::kTfBilinear:
     case PreprocessSpec::Interpolation::kLinear:
       break;
@@ -72,9 +74,8 @@ cv::Mat Scaled(const cv::Mat& image, cv::Size size, PreprocessSpec::Interpolatio
       filter = cv::INTER_CUBIC;
       break;
   }
-  cv::Mat out;
-  cv::resize(image, out, size, 0, 0, filter);
-  return out;
+  cv::resize(image, buffers->scaled, size, 0, 0, filter);
+  return buffers->scaled;
 }
 
 /// What a photo is resized to; and with its border, if it gets one.
@@ -91,7 +92,8 @@ Sizes SizesOf(Size from, const PreprocessSpec::Resize& resize) {
 }
 
 /// `image` has the pixels of a photo of size `from`, or fewer.
-cv::Mat ResizeBy(const cv::Mat& image, Size from, const PreprocessSpec& spec) {
+cv::Mat ResizeBy(const cv::Mat& image, Size from, const PreprocessSpec& spec,
+                 PreprocessBuffers* buffers) {
   const PreprocessSpec::Resize& resize = *spec.resize;
   const auto [inner, size] = SizesOf(from, resize);
   const Size asked(resize.size.width, resize.size.height);
@@ -103,10 +105,13 @@ cv::Mat ResizeBy(const cv::Mat& image, Size from, const PreprocessSpec& spec) {
     throw ImageError("image of " + Text(from) + " pixels would be resized to " + Text(size),
                      "cut it to a less extreme shape");
   }
-  if (resize.mode != ResizeMode::kLetterbox) return Scaled(image, inner, spec.interpolation);
-  const cv::Mat small = Scaled(image, inner, spec.interpolation);
+  if (resize.mode != ResizeMode::kLetterbox)
+    return Scaled(image, inner, spec.interpolation, buffers);
+  const cv::Mat small = Scaled(image, inner, spec.interpolation, buffers);
   const cv::Size outer = size;
-  cv::Mat canvas(outer, small.type(), cv::Scalar::all(resize.fill));
+  cv::Mat& canvas = buffers->canvas;
+  canvas.create(outer, small.type());
+  canvas = cv::Scalar::all(resize.fill);
   const cv::Point corner((canvas.cols - small.cols) / 2, (canvas.rows - small.rows) / 2);
   small.copyTo(canvas(cv::Rect(corner, small.size())));
   return canvas;
@@ -125,14 +130,13 @@ cv::Mat CentreCrop(const cv::Mat& image, PreprocessSpec::Size crop, PreprocessSp
 }
 
 /// The channels of a CV_32FC3 the other way round: the slim OpenCV converts colours of bytes only.
-cv::Mat SwappedFloats(const cv::Mat& image) {
-  cv::Mat swapped(image.size(), image.type());
+void SwapFloats(const cv::Mat& image, cv::Mat* swapped) {
+  swapped->create(image.size(), image.type());
   for (int y = 0; y < image.rows; ++y) {
     const auto* from = image.ptr<cv::Vec3f>(y);
-    std::transform(from, from + image.cols, swapped.ptr<cv::Vec3f>(y),
+    std::transform(from, from + image.cols, swapped->ptr<cv::Vec3f>(y),
                    [](const cv::Vec3f& pixel) { return cv::Vec3f(pixel[2], pixel[1], pixel[0]); });
   }
-  return swapped;
 }
 
 Normalisation ToNormalisation(const PreprocessSpec& spec) {
@@ -144,6 +148,13 @@ Normalisation ToNormalisation(const PreprocessSpec& spec) {
   return normalisation;
 }
 
+std::array<std::int64_t, 4> ShapeOf(const cv::Mat& resized, PreprocessSpec::Layout layout) {
+  if (layout == PreprocessSpec::Layout::kNchw) {
+    return {1, resized.channels(), resized.rows, resized.cols};
+  }
+  return {1, resized.rows, resized.cols, resized.channels()};
+}
+
 }  // namespace
 
 Decoded Preprocessor::Decode(const std::filesystem::path& path) const {
@@ -151,9 +162,11 @@ Decoded Preprocessor::Decode(const std::filesystem::path& path) const {
                      [this](int height, int width) { return Reduction(height, width); });
 }
 
-Decoded Preprocessor::Decode(std::string_view bytes, const std::string& name) const {
-  return DecodeImage(bytes, name, spec_.accept, spec_.max_pixels,
-                     [this](int height, int width) { return Reduction(height, width); });
+Decoded Preprocessor::Decode(std::string_view bytes, const std::string& name,
+                             cv::Mat* memory) const {
+  return DecodeImage(
+      bytes, name, spec_.accept, spec_.max_pixels,
+      [this](int height, int width) { return Reduction(height, width); }, memory);
 }
 
 int Preprocessor::Reduction(int height, int width) const {
@@ -179,18 +192,26 @@ Preprocessor Preprocessor::InFull() const {
 }
 
 cv::Mat Preprocessor::Resized(const Decoded& picture) const {
+  PreprocessBuffers buffers;
+  return Resized(picture, &buffers);
+}
+
+cv::Mat Preprocessor::Resized(const Decoded& picture, PreprocessBuffers* buffers) const {
   cv::Mat image = picture.bgr;
   if (spec_.color == PreprocessSpec::Color::kGray) {
-    cv::cvtColor(picture.bgr, image, cv::COLOR_BGR2GRAY);
+    cv::cvtColor(picture.bgr, buffers->gray, cv::COLOR_BGR2GRAY);
+    image = buffers->gray;
   }
-  if (spec_.resize) image = ResizeBy(image, picture.size, spec_);
+  if (spec_.resize) image = ResizeBy(image, picture.size, spec_, buffers);
   if (spec_.crop) image = CentreCrop(image, *spec_.crop, spec_.crop_centre);
   // Filters work on each channel alone, so the channels are swapped when there are few pixels left.
   if (spec_.color == PreprocessSpec::Color::kRgb) {
-    if (image.depth() == CV_32F) return SwappedFloats(image);
-    cv::Mat rgb;
-    cv::cvtColor(image, rgb, cv::COLOR_BGR2RGB);
-    return rgb;
+    if (image.depth() == CV_32F) {
+      SwapFloats(image, &buffers->swapped);
+    } else {
+      cv::cvtColor(image, buffers->swapped, cv::COLOR_BGR2RGB);
+    }
+    return buffers->swapped;
   }
   return image;
 }
@@ -217,13 +238,16 @@ TensorInfo Preprocessor::InfoOf(const cv::Mat& resized) const {
   TensorInfo info;
   info.name = spec_.input;
   info.dtype = spec_.dtype;
-  if (spec_.layout == PreprocessSpec::Layout::kNchw) {
-    info.shape = {1, resized.channels(), resized.rows, resized.cols};
-  } else {
-    info.shape = {1, resized.rows, resized.cols, resized.channels()};
-  }
+  const auto shape = ShapeOf(resized, spec_.layout);
+  info.shape.assign(shape.begin(), shape.end());
   info.bytes = ByteSize(info.dtype, info.shape).value_or(0);
   return info;
+}
+
+bool Preprocessor::Fits(const cv::Mat& resized, const TensorInfo& input) const {
+  const auto shape = ShapeOf(resized, spec_.layout);
+  return input.dtype == spec_.dtype &&
+         std::equal(shape.begin(), shape.end(), input.shape.begin(), input.shape.end());
 }
 
 void Preprocessor::ToTensor(const cv::Mat& resized, void* out) const {

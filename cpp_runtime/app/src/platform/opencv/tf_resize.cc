@@ -10,31 +10,29 @@
 namespace edgepack {
 namespace {
 
-/// The two source pixels of each pixel along an axis, and how much of their difference counts.
-struct TfAxis {
-  TfAxis(int from, int to) {
-    const float scale = static_cast<float>(from) / static_cast<float>(to);
-    for (int i = 0; i < to; ++i) {
-      const float at = (static_cast<float>(i) + 0.5F) * scale - 0.5F;
-      const float floor = std::floor(at);
-      low.push_back(std::clamp(static_cast<int>(floor), 0, from - 1));
-      high.push_back(std::clamp(static_cast<int>(std::ceil(at)), 0, from - 1));
-      share.push_back(at - floor);
-    }
+void ComputeAxis(int from, int to, TfAxis* axis) {
+  if (axis->from == from && axis->to == to) return;
+  *axis = {from, to};
+  const float scale = static_cast<float>(from) / static_cast<float>(to);
+  for (int i = 0; i < to; ++i) {
+    const float at = (static_cast<float>(i) + 0.5F) * scale - 0.5F;
+    const float floor = std::floor(at);
+    axis->low.push_back(std::clamp(static_cast<int>(floor), 0, from - 1));
+    axis->high.push_back(std::clamp(static_cast<int>(std::ceil(at)), 0, from - 1));
+    axis->share.push_back(at - floor);
   }
-
-  std::vector<int> low;
-  std::vector<int> high;
-  std::vector<float> share;
-};
+}
 
 }  // namespace
 
-cv::Mat TfBilinearResize(const cv::Mat& image, cv::Size size) {
+cv::Mat TfBilinearResize(const cv::Mat& image, cv::Size size, TfBuffers* buffers) {
   const int channels = image.channels();
-  const TfAxis down(image.rows, size.height);
-  const TfAxis across(image.cols, size.width);
-  cv::Mat out(size, CV_32FC(channels));
+  ComputeAxis(image.rows, size.height, &buffers->down);
+  ComputeAxis(image.cols, size.width, &buffers->across);
+  const TfAxis& down = buffers->down;
+  const TfAxis& across = buffers->across;
+  cv::Mat& out = buffers->out;
+  out.create(size, CV_32FC(channels));
   for (int y = 0; y < size.height; ++y) {
     const auto row = static_cast<std::size_t>(y);
     const std::uint8_t* const top = image.ptr(down.low[row]);
