@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from edgepack.device.lines import (
     Tail,
 )
 from edgepack.device.ssh import _watch, shell_line
-from edgepack.fleet import Settings, Share, make_plan, roll_out
+from edgepack.fleet import Outcome, Settings, Share, make_plan, roll_out
 from edgepack.fleet.work import AskStatus
 from tests.scripted_fleet import Log, devices
 from tests.scripted_tool import ScriptedDevice, well
@@ -106,17 +107,25 @@ def test_a_local_command_without_an_end(tmp_path: Path) -> None:
 
 
 def test_one_that_hangs_does_not_hold_the_rest() -> None:
+    rest = threading.Event()
+
+    class Rest(Log):
+        def devices_end(self, outcomes: Sequence[Outcome]) -> None:
+            super().devices_end(outcomes)
+            if len(self.outcomes) == 19:
+                rest.set()
+
     def connect(device: object) -> object:
         name = device.name  # type: ignore[attr-defined]
         hanging = LocalDevice(timeout_s=0.3)
-        return _Hanging(hanging) if name == "d00001" else ScriptedDevice(name, well)
+        return _Hanging(hanging, rest) if name == "d00001" else ScriptedDevice(name, well)
 
     everything = Share(value=100, percent=True)
     settings = Settings(
         canary=Share(value=0), waves=(everything,), parallel=2, max_failures=everything,
         max_failures_total=everything,
     )  # fmt: skip
-    log = Log()
+    log = Rest()
     work = AskStatus(connect=connect, root="r")  # type: ignore[arg-type]
     result = roll_out(make_plan(devices(20), settings), settings, work, log)
     assert result.outcomes == {"ok": 19, "failed": 1}
@@ -126,15 +135,16 @@ def test_one_that_hangs_does_not_hold_the_rest() -> None:
 
 
 class _Hanging:
-    """A real shell that never gets to the device tool."""
+    """A real shell that never gets to the device tool, and is given up after `rest`."""
 
     name = "d00001"
 
-    def __init__(self, device: LocalDevice) -> None:
-        self._device = device
+    def __init__(self, device: LocalDevice, rest: threading.Event) -> None:
+        self._device, self._rest = device, rest
         self.close = device.close
 
     def run(self, command: str, *, check: bool = True) -> RemoteResult:
+        assert self._rest.wait(60)
         return self._device.run(f"sleep 1000; {command}", check=check)
 
 

@@ -151,7 +151,9 @@ def test_where_a_light_board_cannot_be_a_full_system_board_starts(
 
 def test_forbidden_user_namespaces_are_said_in_words(tmp_path: Path) -> None:
     """In a namespace of which the kernel allows no more; it says "No space left on device"."""
-    require_tool("unshare")
+    unshare = require_tool("unshare")
+    if subprocess.run([unshare, "-Ur", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no user namespace can be made here, as in most containers")
     config = dict.fromkeys(launcher.Config.__dataclass_fields__, "")
     done = subprocess.run(
         ["unshare", "-Ur", "sh", "-c",

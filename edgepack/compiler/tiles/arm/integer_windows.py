@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from edgepack.compiler.tiles.arm.isa import QUAD, Isa
-from edgepack.compiler.tiles.arm.rounding import Rounded
+from edgepack.compiler.tiles.arm.rounding import RoundedEnd
 from edgepack.compiler.tiles.arm.writer import Writer
 from edgepack.compiler.tiles.arm.writers import writer_of
 from edgepack.compiler.tiles.element import INT8
@@ -20,7 +20,7 @@ _Point = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntegerDepthwise(Rounded):
+class IntegerDepthwise(RoundedEnd):
     """A tile of one or two pixels of a block, for ARMv7, whose 16 registers LLVM does not get by
     with. Weights are at least -127. Steps are `stride` and `dilation` pixels across, `row_step`
     bytes down."""

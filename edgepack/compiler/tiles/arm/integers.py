@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from edgepack.compiler.tiles.arm.isa import QUAD, Isa
 from edgepack.compiler.tiles.arm.reductions import Convolve
-from edgepack.compiler.tiles.arm.rounding import Rounded
+from edgepack.compiler.tiles.arm.rounding import RoundedEnd
 from edgepack.compiler.tiles.arm.writer import Writer
 from edgepack.compiler.tiles.arm.writers import writer_of
 from edgepack.compiler.tiles.cpu import CpuModel
@@ -247,7 +247,7 @@ class _InPairs(Convolve):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntegerTile(Rounded):
+class IntegerTile(RoundedEnd):
     """A tile of `pixels` pixels, side by side in the target, by `kernel`.
 
     The other numbers are those of `Convolve`; of pairs all blocks are whole.

@@ -23,7 +23,7 @@ def width_of(largest: float) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rounded:
+class RoundedEnd:
     """The end of a tile of `pixels` pixels. `width` is that of the products of sums and factors,
     see `width_of`."""
 
