@@ -5,7 +5,10 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import pytest
 from edgepack.base import page
 from edgepack.base.process import run
 from tests.boards import unpacked
+from tests.means import means_app
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +37,7 @@ MADE = page.page(
         "Boxes", page.marked_picture(PHOTO, 60, 40, [((5, 5, 50, 30), LONG)], [(9, 9)], alt="boxes")
     ),
 )
+MAGENTA = (255, 0, 255)
 # Measures a page that runs no script itself.
 MEASURE = """<!DOCTYPE html><body><iframe width="{width}" height="900" srcdoc="{page}"></iframe>
 <script>
@@ -52,7 +57,7 @@ onload = () => {{
 
 @pytest.fixture(scope="module")
 def browse() -> Callable[..., str]:
-    """Runs the browser with options and a file; what it prints."""
+    """Runs the browser with options, on a file or an address; what it prints."""
     packages = ["chromium-headless-shell", "fonts-dejavu-core"]
     root = unpacked("chromium", packages, suite="bookworm", arch="amd64")
     program = next(path for path in root.glob("usr/lib/chromium*/*shell*") if path.is_file())
@@ -62,9 +67,10 @@ def browse() -> Callable[..., str]:
         "FONTCONFIG_SYSROOT": str(root),
     }
 
-    def browse(file: Path, *options: str) -> str:
+    def browse(page: Path | str, *options: str) -> str:
+        address = page.as_uri() if isinstance(page, Path) else page
         return run(
-            [program, "--no-sandbox", "--disable-gpu", "--headless", *options, file.as_uri()],
+            [program, "--no-sandbox", "--disable-gpu", "--headless", *options, address],
             env=env,
             timeout_s=300,
         ).stdout
@@ -112,3 +118,86 @@ def test_a_page_is_dark_where_the_system_is(
     image = cv2.imread(str(shot))
     assert image is not None
     assert (np.median(image) > 128) == bright
+
+
+# ------------------------------------------------ edgepack-run --preview
+
+
+@pytest.fixture(scope="module")
+def preview(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a program that shows an endless stream of magenta squares."""
+    app = means_app(tmp_path_factory.mktemp("means"))
+    square = np.zeros((64, 64, 3), np.uint8)
+    square[:] = MAGENTA
+    frame = cv2.imencode(".jpg", square)[1].tobytes()
+    words = [str(app), "--frames", "mjpeg", "--newest", "--threads", "1", "--preview", "0"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe)
+    assert process.stdin is not None
+    assert process.stderr is not None
+    source, done = process.stdin, threading.Event()
+
+    def send() -> None:
+        with suppress(BrokenPipeError):
+            while not done.wait(0.05):
+                source.write(frame)
+                source.flush()
+
+    sender = threading.Thread(target=send)
+    try:
+        line = process.stderr.readline().decode()
+        found = re.fullmatch(r"preview on (\S+)\n", line)
+        assert found, line
+        sender.start()
+        yield found[1]
+    finally:
+        done.set()
+        if sender.is_alive():
+            sender.join()
+        process.kill()
+        process.communicate()
+
+
+def test_the_preview_shows_the_newest_line(browse: Callable[..., str], preview: str) -> None:
+    said = browse(preview, "--dump-dom", "--virtual-time-budget=5000")
+    (line,) = re.findall(r'<pre id="line">(.*?)</pre>', html.unescape(said), re.DOTALL)
+    found = json.loads(line)
+    assert found["frame"] > 0
+    (tensor,) = found["tensors"]
+    assert tensor["name"] == "means"
+    # A list is one line, its numbers are short: all channels of magenta.
+    assert re.search(r'"values": \[[^\n]*\]', line)
+    assert max(tensor["values"]) == pytest.approx(255, abs=3)
+    assert min(tensor["values"]) == pytest.approx(0, abs=3)
+
+
+@pytest.mark.parametrize(("width", "height"), [(500, 900), (800, 600), (1280, 800)])
+@pytest.mark.parametrize(("scheme", "bright"), [(0, False), (1, True)], ids=["dark", "light"])
+def test_the_preview_fits_the_window(
+    browse: Callable[..., str],
+    preview: str,
+    tmp_path: Path,
+    width: int,
+    height: int,
+    scheme: int,
+    *,
+    bright: bool,
+) -> None:
+    shot = tmp_path / "shot.png"
+    browse(
+        preview,
+        f"--screenshot={shot}",
+        f"--window-size={width},{height}",
+        f"--blink-settings=preferredColorScheme={scheme}",
+        "--virtual-time-budget=5000",
+    )
+    image = cv2.imread(str(shot))
+    assert image is not None
+    assert (image[2, 2].mean() > 128) == bright
+    # The whole picture, as a square, as large as the window lets it be.
+    rows, columns = np.nonzero(np.abs(image.astype(int) - MAGENTA).max(2) < 12)
+    high, wide = np.ptp(rows) + 1, np.ptp(columns) + 1
+    assert high == pytest.approx(wide, abs=3)
+    assert wide > 0.5 * min(width, height)
+    assert rows.max() < height - 5
+    assert columns.max() < width - 5

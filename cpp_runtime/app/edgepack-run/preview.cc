@@ -18,23 +18,46 @@ constexpr const char* kPage = R"html(<!doctype html>
 <title>edgepack-run</title>
 <style>
   :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
-  body { margin: 0 auto; max-width: 60rem; padding: 1rem; }
-  img { display: block; width: 100%; border-radius: 6px; background: #8883; min-height: 8rem; }
-  pre { overflow: auto; padding: .8rem; border-radius: 6px; background: #8882; font-size: .85rem; }
+  body { margin: 0 auto; max-width: 60rem; padding: .5rem 1rem; }
+  h1 { font-size: 1.25rem; margin: .5rem 0; }
+  p { margin: .5rem 0; }
+  img { display: block; width: 100%; min-height: 8rem; max-height: calc(100vh - 7rem);
+        object-fit: contain; border-radius: 6px; background: #8883; }
+  pre { margin: .8rem 0; padding: .8rem; border-radius: 6px; background: #8882; font-size: .85rem;
+        white-space: pre-wrap; overflow-wrap: anywhere; }
+  @media (min-width: 64rem) {
+    body { max-width: 100rem; }
+    main { display: grid; grid-template-columns: minmax(0, 2fr) minmax(0, 1fr); gap: 1rem; }
+    pre { box-sizing: border-box; margin: 0; max-height: calc(100vh - 7rem); overflow: auto; }
+  }
 </style>
 <h1>edgepack-run</h1>
-<img src="stream" alt="the newest picture, with what was found">
-<pre id="line">waiting for a picture</pre>
+<main>
+  <img src="stream" alt="the newest picture, with what was found">
+  <pre id="line">waiting for a picture</pre>
+</main>
 <p><a href="metrics">metrics</a></p>
 <script>
   const line = document.getElementById("line");
-  setInterval(async () => {
+  const short = (_, value) =>
+    typeof value === "number" && !Number.isInteger(value) ? +value.toPrecision(4) : value;
+  let gone = false;
+  async function look() {
     try {
-      line.textContent = JSON.stringify(await (await fetch("latest")).json(), null, 1);
+      const found = await (await fetch("latest")).text();
+      if (gone) location.reload();  // the stream does not come back by itself
+      // A list of numbers, such as a box, stays on one line.
+      if (found) {
+        line.textContent = JSON.stringify(JSON.parse(found, short), null, 1)
+          .replace(/\[[^[\]{}"]*\]/g, (list) => list.replace(/\s+/g, " "));
+      }
     } catch (error) {
+      gone = true;
       line.textContent = "edgepack-run does not answer";
     }
-  }, 1000);
+  }
+  look();
+  setInterval(look, 1000);
 </script>
 </html>
 )html";
