@@ -6,6 +6,7 @@
 #include <opencv2/core.hpp>
 
 #include "files.h"
+#include "platform/opencv/decode.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace edgepack;
