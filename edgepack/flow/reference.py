@@ -66,12 +66,17 @@ class Score:
 class Reference:
     """A model on onnxruntime, on the CPU: a file, or an `onnx.ModelProto`.
 
-    `shapes` are those of dynamic inputs, as in `ModelSpec`. Raises `ReferenceRunError` if
-    onnxruntime does not take the model.
+    `shapes` are those of dynamic inputs, as in `ModelSpec`. `blocked` lets it compute in blocked
+    layouts, another way to the same numbers. Raises `ReferenceRunError` if onnxruntime does not
+    take the model.
     """
 
     def __init__(
-        self, model: Path | Any, shapes: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        model: Path | Any,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        blocked: bool = False,
     ) -> None:
         import onnxruntime
 
@@ -81,7 +86,8 @@ class Reference:
         # Not all: its convolutions in blocked layouts (NCHWc) are less exact, which a black photo
         # shows. CenterFace's offsets are then 1.1e-4 of the largest off what float64 gives, 4e-6
         # without; ours are 1.3e-5 (onnxruntime 1.31, AVX-512).
-        options.graph_optimization_level = levels.ORT_ENABLE_EXTENDED
+        if not blocked:
+            options.graph_optimization_level = levels.ORT_ENABLE_EXTENDED
         if _has_branches(model):
             # Its optimiser can crash on branches within branches of a known condition, and takes
             # this process with it (onnxruntime 1.31; silero-vad's own file, its rate a constant).
@@ -212,6 +218,31 @@ def model_outputs(
         return [integer_reference.run(integers, inputs) for inputs in cases]
     reference = Reference(widened(model))
     return [reference.run(inputs) for inputs in cases]
+
+
+def rounding(
+    path: Path,
+    model: Any,
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    floats: Collection[str] = (),
+) -> list[float]:
+    """How far each of `outputs`, of `model_outputs`, is from what another way gives.
+
+    Both are right: no more can be asked of a device, whose way is a third. What is by the
+    definition of integers has one way only.
+    """
+    from edgepack.compiler.frontend import integer_reference
+    from edgepack.compiler.frontend.float16 import widened
+
+    if integer_reference.integer_model(path, model, floats) is not None:
+        return [0.0] * len(outputs)
+    others = Reference(widened(model), blocked=True).run(inputs)
+    apart = [
+        compare(other, output, 0.0).max_abs_error
+        for other, output in zip(others, outputs, strict=True)
+    ]
+    return [error if np.isfinite(error) else 0.0 for error in apart]
 
 
 def _check_input(info: Any, array: Array, shape: Sequence[int | str | None]) -> None:

@@ -16,6 +16,7 @@ from edgepack.flow.reference import Array, random_input
 from edgepack.flow.verify import (
     Emulated,
     VerifyError,
+    difference,
     first_true,
     make_cases,
     share,
@@ -111,6 +112,17 @@ def test_what_is_wrong_is_named(
             build_local=never,
         )
     assert "the first layer to differ is Conv 'Conv_0'" in e.value.message
+
+
+def test_no_more_is_asked_than_the_reference_itself_keeps(
+    built: tuple[LoadedModel, CompiledModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, compiled = built
+    wrong = broken(compiled, tmp_path)
+    cases = {"golden": inputs_of(model)}
+    assert difference(model.proto, get_board("local"), wrong, cases, 1e-4) is not None
+    monkeypatch.setattr("edgepack.flow.verify.rounding", lambda *_: [1e9])
+    assert difference(model.proto, get_board("local"), wrong, cases, 1e-4) is None
 
 
 @pytest.mark.parametrize(
