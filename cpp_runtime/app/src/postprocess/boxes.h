@@ -137,12 +137,12 @@ void FindSsd(const PostprocessSpec& spec, const std::vector<Floats>& tensors, Ca
 
 // What the others make of theirs. They throw ModelInputError.
 void FindMask(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
-              const Geometry& geometry, Best* best, Mask* mask);
+              const Geometry& geometry, Best* best, Mask* found);
 void FindLines(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
                const Geometry& geometry, std::vector<Box>* lines);
 void FindKeypoints(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
-                   const Geometry& geometry, Best* best, std::vector<Mark>* marks);
-void ReadText(const PostprocessSpec& spec, const std::vector<Floats>& tensors, Best* best,
-              TextLine* line);
+                   const Geometry& geometry, Best* found, std::vector<Mark>* marks);
+void ReadText(const PostprocessSpec& spec, const std::vector<Floats>& tensors, Best* found,
+              TextLine* text);
 
 }  // namespace edgepack
