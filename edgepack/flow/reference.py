@@ -14,7 +14,7 @@ import numpy.typing as npt
 from edgepack.base.errors import ConfigError, MismatchError, ModelError
 from edgepack.bundle.bundle import ExpectedClass, Golden
 from edgepack.model import LoadedModel, TensorInfo, batch_of
-from edgepack.model.session import cpu_session
+from edgepack.model.session import cpu_session, may_saturate, without_saturation
 from edgepack.preprocess.spec import PreprocessMismatchError, PreprocessSpec
 
 Array = npt.NDArray[Any]
@@ -78,6 +78,7 @@ class Reference:
         *,
         blocked: bool = False,
     ) -> None:
+        import onnx
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -92,6 +93,8 @@ class Reference:
             # Its optimiser can crash on branches within branches of a known condition, and takes
             # this process with it (onnxruntime 1.31; silero-vad's own file, its rate a constant).
             options.graph_optimization_level = levels.ORT_DISABLE_ALL
+            if may_saturate(_graph_of(model)):
+                model = without_saturation(onnx.load(model) if isinstance(model, Path) else model)
         self._may_be_endless = has_endless_loop(model)
         source = str(model) if isinstance(model, Path) else model.SerializeToString()
         self._shapes = shapes or {}

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import onnx
 
 
 def cpu_session(source: str | bytes, options: Any) -> Any:
     """An `onnxruntime.InferenceSession` of a file or a serialized model, on the CPU.
 
-    Products of uint8 by int8 are exact. Raises onnxruntime's exceptions, which are private and
-    derive from `Exception`.
+    Products of uint8 by int8 are exact, if `options` let onnxruntime optimise; else of a model
+    `without_saturation`. Raises onnxruntime's exceptions, which are private and derive from
+    `Exception`.
     """
     import onnxruntime
 
@@ -22,3 +30,109 @@ def cpu_session(source: str | bytes, options: Any) -> Any:
     except Exception:
         options.add_session_config_entry("session.x64quantprecision", "0")
         return onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Inputs:
+    """Which inputs of an operator are what; `data_zero` None: its data are always uint8."""
+
+    data: int
+    data_zero: int | None
+    weight: int
+    weight_zero: int
+
+
+_PRODUCTS = {
+    "ConvInteger": _Inputs(data=0, data_zero=2, weight=1, weight_zero=3),
+    "DynamicQuantizeMatMul": _Inputs(data=0, data_zero=None, weight=1, weight_zero=3),
+    "MatMulInteger": _Inputs(data=0, data_zero=2, weight=1, weight_zero=3),
+    "MatMulIntegerToFloat": _Inputs(data=0, data_zero=4, weight=1, weight_zero=5),
+    "QGemm": _Inputs(data=0, data_zero=2, weight=3, weight_zero=5),
+    "QLinearConv": _Inputs(data=0, data_zero=2, weight=3, weight_zero=5),
+    "QLinearMatMul": _Inputs(data=0, data_zero=2, weight=3, weight_zero=5),
+}
+
+
+def may_saturate(graph: onnx.GraphProto) -> bool:
+    """Whether it has products of integers, in graphs within nodes, too."""
+    from edgepack.model import walk_nodes
+
+    return any(node.op_type in _PRODUCTS for node in walk_nodes(graph))
+
+
+def without_saturation(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model, where constant weights of int8 that uint8 is multiplied by are uint8: 128
+    more, and so are their zero points.
+
+    That is what `cpu_session` has onnxruntime's optimiser do. Graphs within nodes are looked into.
+    """
+    import onnx
+
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    _widen(made.graph, {}, {})
+    return made
+
+
+def _widen(
+    graph: onnx.GraphProto, constants: Mapping[str, onnx.TensorProto], types: Mapping[str, int]
+) -> None:
+    """With the constants and types of what is around the graph."""
+    from onnx import TensorProto
+
+    known, kinds = dict(constants), dict(types)
+    for info in (*graph.input, *graph.value_info):
+        kinds[info.name] = info.type.tensor_type.elem_type
+    for tensor in graph.initializer:
+        known[tensor.name], kinds[tensor.name] = tensor, tensor.data_type
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            tensor = node.attribute[0].t
+            known[node.output[0]], kinds[node.output[0]] = tensor, tensor.data_type
+        elif node.op_type == "DynamicQuantizeLinear":
+            kinds[node.output[0]] = kinds[node.output[2]] = TensorProto.UINT8
+        elif node.op_type == "QuantizeLinear":
+            zero = node.input[2] if len(node.input) > 2 else ""
+            kinds[node.output[0]] = kinds.get(zero, 0) if zero else TensorProto.UINT8
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+                _widen(inner, known, kinds)
+        if node.op_type in _PRODUCTS:
+            _widen_product(graph, node, _PRODUCTS[node.op_type], known, kinds)
+
+
+def _widen_product(
+    graph: onnx.GraphProto,
+    node: onnx.NodeProto,
+    inputs: _Inputs,
+    constants: Mapping[str, onnx.TensorProto],
+    types: Mapping[str, int],
+) -> None:
+    from onnx import TensorProto, numpy_helper
+
+    def given(index: int) -> str:
+        return str(node.input[index]) if index < len(node.input) else ""
+
+    weight, zero = given(inputs.weight), given(inputs.weight_zero)
+    if weight not in constants or constants[weight].data_type != TensorProto.INT8:
+        return
+    if zero and zero not in constants:
+        return
+    if inputs.data_zero is not None:
+        seen = {types.get(given(index)) for index in (inputs.data, inputs.data_zero)}
+        if TensorProto.UINT8 not in seen:
+            return
+    stored = {tensor.name for tensor in graph.initializer}
+
+    def moved(name: str, value: np.ndarray) -> str:
+        word = f"{name}/uint8"
+        if word not in stored:
+            wide = (value.astype("int16") + 128).astype("uint8")
+            graph.initializer.append(numpy_helper.from_array(wide, word))
+            stored.add(word)
+        return word
+
+    zeros = numpy_helper.to_array(constants[zero]) if zero else np.zeros((), "int8")
+    node.input.extend([""] * (inputs.weight_zero + 1 - len(node.input)))
+    node.input[inputs.weight] = moved(weight, numpy_helper.to_array(constants[weight]))
+    node.input[inputs.weight_zero] = moved(zero or f"{weight}/zero", zeros)

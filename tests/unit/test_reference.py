@@ -24,6 +24,7 @@ from edgepack.flow.reference import (
     top_k,
 )
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo
+from edgepack.model.session import without_saturation
 from edgepack.preprocess.image import ImageNotFoundError
 from edgepack.preprocess.spec import PreprocessMismatchError, PreprocessSpec
 from tests import control_flow
@@ -309,6 +310,47 @@ def test_products_of_integers_are_exact(tmp_path: Path) -> None:
     q = np.rint(x / (x.max() / np.float32(255))).astype("int32")
     (y,) = run_reference(model, {}, [x])
     assert y.tolist() == (q @ w.astype("int32")).tolist()
+
+
+def test_products_of_integers_in_branches_are_exact() -> None:
+    """onnxruntime's optimiser is off there, so weights are made uint8 beforehand."""
+    x = np.linspace(-0.1, 1, 64, dtype="float32").reshape(1, 64)
+    w = np.where(np.arange(64 * 3).reshape(64, 3) % 5 < 3, 127, -128).astype("int8")
+    zeros = np.array([3, -7, 0], "int8")
+    scalar = helper.make_tensor_value_info("y", TensorProto.INT32, (1, 3))
+
+    def branch(name: str, *zero: str) -> onnx.GraphProto:
+        product = helper.make_node("MatMulInteger", ["q", "w", "zero", *zero], ["y"])
+        return helper.make_graph([product], name, [], [scalar])
+
+    branches = {"then_branch": branch("then", "zeros"), "else_branch": branch("else")}
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+        helper.make_node("If", ["choice"], ["y"], **branches),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "product",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape),
+            helper.make_tensor_value_info("choice", TensorProto.BOOL, ()),
+        ],
+        [scalar],
+        [numpy_helper.from_array(w, "w"), numpy_helper.from_array(zeros, "zeros")],
+    )
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    scale = (x.max() - x.min()) / np.float32(255)
+    zero = np.rint(-x.min() / scale)
+    q = (np.rint(x / scale) + zero).clip(0, 255).astype("int32") - int(zero)
+    for choice in (True, False):
+        (y,) = run_reference(model, {}, [x, np.array(choice)])
+        wanted = q @ (w.astype("int32") - (zeros if choice else 0))
+        assert y.tolist() == wanted.tolist()
+    then, other = (item.g for item in without_saturation(model).graph.node[1].attribute)
+    for inner in (then, other):
+        stored = {tensor.name: tensor for tensor in inner.initializer}
+        _q, weight, _zero, weight_zero = inner.node[0].input
+        assert stored[weight].data_type == stored[weight_zero].data_type == TensorProto.UINT8
 
 
 def test_convolutions_of_int8_by_int8_are_taken() -> None:
