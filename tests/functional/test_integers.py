@@ -172,6 +172,99 @@ def test_convolutions_of_any_shape(tmp_path: Path, board: str, cpu: str, seed: i
     assert not [info.name for info, mine, theirs in pairs if not np.array_equal(mine, theirs)]
 
 
+def sums_of_integers(path: Path, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Saves a model of MatMulInteger and ConvInteger; inputs of it, and what numpy says of them."""
+    net, random = Builder(seed=seed), np.random.default_rng(seed)
+    made: dict[str, str] = {}
+    inputs: list[np.ndarray] = []
+    expected: list[np.ndarray] = []
+
+    def some(shape: tuple[int, ...], dtype: str, *, ends: bool = False) -> np.ndarray:
+        info = np.iinfo(dtype)
+        if ends:
+            return random.choice([info.min, info.max], size=shape).astype(dtype)
+        return random.integers(info.min, info.max + 1, size=shape).astype(dtype)
+
+    def add(kind: str, x: np.ndarray, w: np.ndarray, *zeros: np.ndarray, **given: object) -> None:
+        names = [f"x{len(inputs)}", net.const(w), *(net.const(zero) for zero in zeros)]
+        made[f"y{len(inputs)}"] = net.op(kind, *names, **given)
+        inputs.append(x)
+
+    def wide(value: np.ndarray) -> np.ndarray:
+        return value.astype("int64")
+
+    products = (
+        # rows, depth, columns, types, with zero points by rows and columns, extremes
+        ((7,), 45, 10, "uint8", "int8", True, False),
+        ((1,), 64, 33, "uint8", "int8", False, False),
+        ((2, 5), 96, 48, "uint8", "uint8", True, False),
+        ((130,), 200, 17, "int8", "int8", False, False),
+        # Sums beyond 2 ** 24, which are done in parts.
+        ((6,), 1500, 20, "uint8", "int8", False, True),
+        ((2, 3, 4), 700, 16, "uint8", "uint8", True, True),
+    )
+    for rows, depth, columns, left, right, zeros, ends in products:
+        x, w = some((*rows, depth), left, ends=ends), some((depth, columns), right, ends=ends)
+        if ends:
+            # All products of some sums have the same sign.
+            info = np.iinfo(left)
+            x[..., :] = np.where(w[:, 0] > w[:, 0].mean(), info.max, info.min)
+        left_zero = some((), left)
+        right_zero = some((columns,) if zeros else (), right)
+        add("MatMulInteger", x, w, left_zero, right_zero)
+        expected.append((wide(x) - left_zero) @ (wide(w) - right_zero))
+    convolutions: tuple[tuple[tuple[int, ...], int, dict[str, object]], ...] = (
+        ((1, 16, 12, 12), 24, {"pads": [1] * 4}),
+        ((1, 5, 9, 11), 7, {"pads": [0, 1, 1, 0], "strides": [2, 1]}),
+        ((1, 8, 10, 10), 8, {"group": 8, "pads": [1] * 4}),
+        ((1, 6, 9, 9), 4, {"group": 2, "dilations": [2, 2]}),
+        # Sums that are too long to be done in float32.
+        ((1, 160, 5, 5), 4, {}),
+    )
+    for shape, outs, given in convolutions:
+        groups = int(str(given.get("group", 1)))
+        x = some(shape, "uint8")
+        w = some((outs, shape[1] // groups, 3, 3), "int8", ends=shape[1] == 160)
+        zero = some((), "uint8")
+        add("ConvInteger", x, w, zero, **given)
+        pads = np.array(given.get("pads", [0] * 4)).reshape(2, 2).T
+        data = np.pad(wide(x) - zero, [(0, 0), (0, 0), *pads])
+        reach = 2 * np.array(given.get("dilations", [1, 1])) + 1
+        seen = np.lib.stride_tricks.sliding_window_view(data, tuple(reach), (2, 3))
+        down, right_ = np.array(given.get("strides", [1, 1]))
+        seen = seen[:, :, ::down, ::right_, :: reach[0] // 2, :: reach[1] // 2]
+        seen = seen.reshape(1, groups, -1, *seen.shape[2:])
+        wide_w = wide(w).reshape(groups, outs // groups, *w.shape[1:])
+        sums = np.einsum("ngchwij,gocij->ngohw", seen, wide_w)
+        expected.append(sums.reshape(1, outs, *sums.shape[3:]))
+    shapes = {f"x{index}": x.shape for index, x in enumerate(inputs)}
+    dtypes = {
+        f"x{index}": onnx.helper.np_dtype_to_tensor_dtype(x.dtype) for index, x in enumerate(inputs)
+    }
+    save_cases(path, net, shapes, made, dtypes)
+    return inputs, expected
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3))])
+@every_target
+def test_sums_of_integers_by_fast_kernels_are_exact(
+    tmp_path: Path, board: str, cpu: str, seed: int
+) -> None:
+    """ConvInteger and MatMulInteger, whose scales are known only when the model runs."""
+    path = tmp_path / "model.onnx"
+    inputs, expected = sums_of_integers(path, seed)
+    compiled, got = compile_and_run(path, inputs, board, cpu, tmp_path)
+    rules = Counter(layer.rule for layer in compiled.layers)
+    assert rules["product"] >= 3
+    assert rules["conv"] >= 4
+    wrong = [
+        f"{index}: {np.count_nonzero(mine != theirs)} of {theirs.size}"
+        for index, (mine, theirs) in enumerate(zip(got, expected, strict=True))
+        if mine.dtype != np.int32 or not np.array_equal(mine, theirs)
+    ]
+    assert not wrong
+
+
 @pytest.mark.parametrize(
     ("board", "cpu"),
     [

@@ -1,4 +1,9 @@
-"""Operators on quantised tensors, by their definitions: sums of integers are exact."""
+"""Operators on quantised tensors, by their definitions: sums of integers are exact.
+
+Products by constant weights are done in float32, for which there are fast kernels: integers up to
+2 ** 24 are exact there, and so is every sum on the way, in whatever order, as long as none can be
+larger. Longer sums are done in parts.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tvm
 from tvm import relax
 
@@ -15,6 +21,10 @@ from edgepack.compiler.integer import IntegerOperator
 from edgepack.compiler.layers.integers import integer_call
 
 _Convert = Callable[[Node], relax.Expr]
+
+_EXACT = 1 << 24
+# An integer of 8 bits is at most so far from its zero point.
+_FARTHEST = 255
 
 
 def integer_operator(node: Node) -> relax.Expr:
@@ -31,29 +41,21 @@ def integer_operator(node: Node) -> relax.Expr:
 def mat_mul_integer(node: Node) -> relax.Expr:
     """MatMulInteger: the product of integers, less their zero points, in int32."""
     left, right, left_zero, right_zero = (*node.inputs, None, None)[:4]
-    return node.emit(
-        relax.op.matmul(
-            _centred(node, left, _as_rows(node, left_zero)), _centred(node, right, right_zero)
-        )
-    )
+    return _summed(node, left, _as_rows(node, left_zero), right, right_zero)
 
 
 def conv_integer(node: Node) -> relax.Expr:
     """ConvInteger: the convolution of integers, less their zero points, in int32."""
     data, weights, data_zero, weight_zero = (*node.inputs, None, None)[:4]
-    return _convolved(
-        node,
-        _centred(node, data, data_zero),
-        _centred(node, weights, _along(node, weight_zero, 0, len(_shape(weights)))),
-    )
+    return _convolved_sums(node, data, data_zero, weights, weight_zero)
 
 
 def q_linear_mat_mul(node: Node) -> relax.Expr:
     """QLinearMatMul; float32(sum) * float32(scales), rounded half to even."""
     left, left_scale, left_zero, right, right_scale, right_zero, scale, zero = node.inputs
     left_scale, left_zero = (_as_rows(node, item) for item in (left_scale, left_zero))
-    summed = relax.op.matmul(_centred(node, left, left_zero), _centred(node, right, right_zero))
-    return _requantised(node, node.emit(summed), [left_scale, right_scale], scale, zero)
+    summed = _summed(node, left, left_zero, right, right_zero)
+    return _requantised(node, summed, [left_scale, right_scale], scale, zero)
 
 
 def q_linear_conv(node: Node) -> relax.Expr:
@@ -62,11 +64,7 @@ def q_linear_conv(node: Node) -> relax.Expr:
         node.inputs
     )
     rank = len(_shape(weights))
-    summed = _convolved(
-        node,
-        _centred(node, data, data_zero),
-        _centred(node, weights, _along(node, weight_zero, 0, rank)),
-    )
+    summed = _convolved_sums(node, data, data_zero, weights, weight_zero)
     if bias and bias[0] is not None:
         summed = node.emit(relax.op.add(summed, _along(node, bias[0], 1, rank)))
     return _requantised(
@@ -212,6 +210,76 @@ def _centred(node: Node, data: relax.Expr, zero: relax.Expr | None) -> relax.Exp
     return node.emit(relax.op.subtract(wide, node.emit(relax.op.astype(zero, "int32"))))
 
 
+def _whole_weights(
+    weights: relax.Expr, zero: relax.Expr | None, axis: int
+) -> npt.NDArray[np.int32] | None:
+    """Constants less their zero points, which may be along an axis; None if they are none."""
+    parts = [item for item in (weights, zero) if item is not None]
+    if not all(isinstance(item, tvm.ir.GenericConst) for item in parts):
+        return None
+    values, *zeros = (item.value.numpy().astype("int32") for item in parts)
+    for item in zeros:
+        shape = [1] * values.ndim
+        if item.size > 1:
+            shape[axis] = item.size
+        values = values - item.reshape(shape)
+    return np.asarray(values)
+
+
+def _summed(
+    node: Node,
+    left: relax.Expr,
+    left_zero: relax.Expr | None,
+    right: relax.Expr,
+    right_zero: relax.Expr | None,
+) -> relax.Expr:
+    """The product of matrices, less their zero points, in int32."""
+    weights = _whole_weights(right, right_zero, -1)
+    if weights is None or weights.ndim != 2:
+        left, right = _centred(node, left, left_zero), _centred(node, right, right_zero)
+        return node.emit(relax.op.matmul(left, right))
+    rows = node.emit(relax.op.astype(_centred(node, left, left_zero), "float32"))
+    depth = len(weights)
+    most = _FARTHEST * np.abs(weights).sum(axis=0, dtype="int64").max(initial=0)
+    count = max(-(-int(most) // _EXACT), 1)
+    while any(
+        _FARTHEST * np.abs(part).sum(axis=0, dtype="int64").max(initial=0) > _EXACT
+        for part in np.array_split(weights, count)
+    ):
+        count += 1
+    total, start = None, 0
+    for part in np.array_split(weights, count):
+        some, end = rows, start + len(part)
+        if len(part) < depth:
+            some = node.emit(relax.op.strided_slice(rows, [len(_shape(rows)) - 1], [start], [end]))
+        constant = relax.const(part.astype("float32"))
+        made = node.emit(relax.op.matmul(some, constant))
+        made = node.emit(relax.op.astype(made, "int32"))
+        total = made if total is None else node.emit(relax.op.add(total, made))
+        start = end
+    return total
+
+
+def _convolved_sums(
+    node: Node,
+    data: relax.Expr,
+    data_zero: relax.Expr | None,
+    weights: relax.Expr,
+    weight_zero: relax.Expr | None,
+) -> relax.Expr:
+    """A convolution of integers, less their zero points, in int32."""
+    centred = _centred(node, data, data_zero)
+    whole = _whole_weights(weights, weight_zero, 0)
+    if whole is not None:
+        sums = np.abs(whole.reshape(len(whole), -1)).sum(axis=1, dtype="int64")
+        if _FARTHEST * sums.max(initial=0) <= _EXACT:
+            image = node.emit(relax.op.astype(centred, "float32"))
+            made = _convolved(node, image, relax.const(whole.astype("float32")), "float32")
+            return node.emit(relax.op.astype(made, "int32"))
+    rank = len(_shape(weights))
+    return _convolved(node, centred, _centred(node, weights, _along(node, weight_zero, 0, rank)))
+
+
 def _real(
     node: Node, data: relax.Expr, scale: relax.Expr, zero: relax.Expr | None = None
 ) -> relax.Expr:
@@ -248,8 +316,10 @@ def _saturated(node: Node, real: relax.Expr, zero: relax.Expr) -> relax.Expr:
     return relax.op.astype(node.emit(relax.op.astype(cut, "int32")), dtype)
 
 
-def _convolved(node: Node, data: relax.Expr, weights: relax.Expr) -> relax.Expr:
-    """A convolution of one to three dimensions, in int32."""
+def _convolved(
+    node: Node, data: relax.Expr, weights: relax.Expr, dtype: str = "int32"
+) -> relax.Expr:
+    """A convolution of one to three dimensions, whose sums are of a type."""
     rank = len(_shape(data)) - 2
     strides, dilations, pads = _window(node.attributes, _shape(data)[2:], _shape(weights)[2:])
     operator = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}[rank]
@@ -260,7 +330,7 @@ def _convolved(node: Node, data: relax.Expr, weights: relax.Expr) -> relax.Expr:
         padding=pads,
         dilation=dilations,
         groups=node.attributes.get("group", 1),
-        out_dtype="int32",
+        out_dtype=dtype,
     )
     return node.emit(made)
 

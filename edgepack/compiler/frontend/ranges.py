@@ -22,6 +22,9 @@ _AT_ONCE_BYTES = 256 << 20
 # which is summed: ConvTranspose's weight is [in, out, ...].
 _SUMS = {"Conv": (1, 2, 3), "ConvTranspose": (0, 2, 3), "Gemm": (0,), "MatMul": (0,)}
 
+# Sums of integers, which are not to be rounded.
+_WHOLE = ("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul")
+
 
 def exact_nodes(proto: onnx.ModelProto, samples: Sequence[Sequence[np.ndarray]]) -> dict[str, str]:
     """Nodes by name, and why: they make or read what halves cannot hold when the model is run with
@@ -39,6 +42,9 @@ def exact_nodes(proto: onnx.ModelProto, samples: Sequence[Sequence[np.ndarray]])
         for value in node.input:
             readers.setdefault(value, []).append(name)
         makers.update(dict.fromkeys(node.output, name))
+    for node in graph.node:
+        if node.op_type in _WHOLE:
+            found[node.name or next(filter(None, node.output), "")] = "its sums are exact"
     for inputs in samples:
         for value, array in _values(proto, inputs):
             largest[value] = max(largest.get(value, 0.0), float(np.abs(array).max(initial=0.0)))

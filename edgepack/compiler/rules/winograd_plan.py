@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from edgepack.compiler.choices import Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
@@ -207,9 +209,14 @@ def _transform_cycles(channels: Channels, results: int, cpu: CpuModel) -> float:
 
 
 def can_take(layer: Layer) -> bool:
-    """3x3 convolutions, neither strided nor dilated nor grouped."""
+    """3x3 convolutions, neither strided nor dilated nor grouped.
+
+    Those by whole numbers only are ConvInteger's, whose sums are to be exact.
+    """
     operator = layer.operator
     if not isinstance(operator, Convolution) or operator.kernel != (3, 3):
+        return False
+    if np.array_equal(operator.weight, np.rint(operator.weight)):
         return False
     return (operator.stride, operator.dilation, operator.groups) == ((1, 1), (1, 1), 1)
 
