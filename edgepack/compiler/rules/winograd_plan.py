@@ -216,7 +216,7 @@ def can_take(layer: Layer) -> bool:
     operator = layer.operator
     if not isinstance(operator, Convolution) or operator.kernel != (3, 3):
         return False
-    if np.array_equal(operator.weight, np.rint(operator.weight)):
+    if operator.weight.any() and np.array_equal(operator.weight, np.rint(operator.weight)):
         return False
     return (operator.stride, operator.dilation, operator.groups) == ((1, 1), (1, 1), 1)
 
