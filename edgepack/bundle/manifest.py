@@ -439,7 +439,7 @@ def _table(table: Table, key: str) -> Table:
 def _size(table: Table, key: str) -> int:
     value = table.take(key, int)
     if value < 0:
-        raise table.fail(key, f"{value} is no size")
+        raise table.fail(key, f"{value} is not a size")
     return value
 
 

@@ -93,10 +93,10 @@ def take_service(top: Table, *, whole: bool = False) -> Service | None:
     if service.memory_mb is not None and not 1 <= service.memory_mb <= _MAX_MEMORY_MB:
         raise table.fail("memory_mb", f"{service.memory_mb} is not from 1 to {_MAX_MEMORY_MB}")
     if service.user is not None and not _USER.fullmatch(service.user):
-        raise table.fail("user", f"{service.user!r} is no name of an account")
+        raise table.fail("user", f"{service.user!r} is not the name of an account")
     for folder in service.writable:
         if not _FOLDER.fullmatch(folder) or ".." in folder.split("/"):
-            raise table.fail("writable", f"{folder!r} is no absolute path of a folder")
+            raise table.fail("writable", f"{folder!r} is not the absolute path of a folder")
     if service.user == "root":
         raise table.fail("user", "a service must not run as root", hint="name another account")
     return service

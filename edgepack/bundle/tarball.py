@@ -207,7 +207,7 @@ class _Unpacker:
         try:
             check_path(info.name, limit=_MAX_PATH)
         except ManifestError:
-            raise self._unsafe(f"{info.name!r} is no safe relative path") from None
+            raise self._unsafe(f"{info.name!r} is not a safe relative path") from None
         top, _, below = info.name.partition("/")
         self._top = self._top or top
         if top != self._top or not (below or info.isdir()):

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     job = make_job(project_of(args))
     out: Path = args.out or Path("build") / f"{job.project.name}-{job.board.name}"
     if out.exists() and not (out.is_dir() and _is_ours(out)):
-        raise UsageError(f"will not replace {out}: it is no folder of compiled files")
+        raise UsageError(f"will not replace {out}: it is not a folder of compiled files")
     check_writable(out.parent, "--out")
     check_html(args)
     compiled = compile_job(job, progress=console)

@@ -132,7 +132,7 @@ def settings_of(args: argparse.Namespace, fleet: Fleet) -> Settings:
         changes["count_unreachable"] = False
     if getattr(args, "soak", None) is not None:
         if not 0 <= args.soak < math.inf:
-            raise UsageError(f"--soak: {args.soak} is no number of seconds")
+            raise UsageError(f"--soak: {args.soak} is not a number of seconds")
         changes["soak_s"] = args.soak
     return replace(fleet.settings, **changes)
 
@@ -141,7 +141,7 @@ def _share(option: str, text: str) -> Share:
     share = Share.parse(text)
     if share is None:
         raise UsageError(
-            f"{option}: {text!r} is no number of devices"
+            f"{option}: {text!r} is not a number of devices"
             + (" and no group" if option == "--canary" else ""),
             hint='for example 5, or "5%"',
         )

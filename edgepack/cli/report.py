@@ -69,7 +69,7 @@ def error_line(expected: Deviation) -> str:
     """How far the outputs are from the reference."""
     error, reference = expected.max_abs_error, expected.max_abs_reference
     if error is None:
-        return "accuracy  the outputs are no numbers"
+        return "accuracy  the outputs are not numbers"
     ratio = error / reference if reference else error
     return (
         f"accuracy  max |error| {error:.2g}, {ratio:.1e} of the reference's largest value "

@@ -103,11 +103,11 @@ def parse_object(text: str, source: str) -> dict[str, Any]:
         value = json.loads(text, parse_int=_integer, parse_float=_number, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise SenselessError(
-            f"{source}: its answer is no JSON that edgepack takes: {one_line(error, limit=80)}",
+            f"{source}: its answer is not JSON that edgepack reads: {one_line(error, limit=80)}",
             hint=f"it begins with {one_line(text, limit=60)!r}",
         ) from None
     if not isinstance(value, dict):
-        raise SenselessError(f"{source}: its answer is no JSON object")
+        raise SenselessError(f"{source}: its answer is not a JSON object")
     return value
 
 

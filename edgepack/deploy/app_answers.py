@@ -50,7 +50,7 @@ class SeenBox(Class):
         found = Class.read(answer)
         box = answer.take_list("box", float)
         if len(box) != _SIDES:
-            raise answer.fail("box", f"{len(box)} numbers are no box")
+            raise answer.fail("box", f"{len(box)} numbers are not a box")
         answer.take("points", list, None)
         return SeenBox(index=found.index, label=found.label, score=found.score, box=box)
 

@@ -116,7 +116,7 @@ def look(device: Device, root: str) -> Site:
     if kind not in KINDS[1:] or rights not in ("root", "sudo", "user"):
         raise RemoteError(f"{device.name}: cannot tell what starts a service there")
     if not _ACCOUNT.fullmatch(owner):
-        raise RemoteError(f"{device.name}: {path} belongs to {owner!r}, which is no account")
+        raise RemoteError(f"{device.name}: {path} belongs to {owner!r}, which is not an account")
     document = parse_manifest(manifest.encode())
     return Site(
         name=document.name,

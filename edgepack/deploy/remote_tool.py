@@ -204,7 +204,7 @@ def not_executable(
         )
     if facts.selinux == "enforcing" and "ermission denied" in said:
         return NotExecutableError(
-            f"{device}: SELinux lets no program of {facts.user} run in {root}{said}",
+            f"{device}: SELinux does not let programs of {facts.user} run in {root}{said}",
             hint=f"{where}; the kernel's log says which rule (dmesg | grep avc)",
         )
     return NotExecutableError(

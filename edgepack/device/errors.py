@@ -9,9 +9,9 @@ from edgepack.device.base import RemoteResult
 
 _NO_SPACE = "No space left on device"
 SHELL_CODES = {
-    126: "what is to be run there cannot be executed: is its file system mounted noexec, or does "
+    126: "the program is there but cannot be executed: is its file system mounted noexec, or does "
     "SELinux forbid it?",
-    127: "what is to be run there, or its dynamic loader, is not there",
+    127: "the program, or its dynamic loader, is not there",
 }
 """What a shell's own exit codes may mean."""
 

@@ -593,7 +593,7 @@ def _open(connection: fabric.Connection) -> None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, paramiko.SSHException) and "protocol banner" in str(error):
-        return "what answers is no SSH server"
+        return "what answers is not an SSH server"
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
         error = next(iter(error.errors.values()))
     # paramiko goes on after a time-out of the key exchange, and stumbles over this.

@@ -69,7 +69,7 @@ def read_fleet_toml(path: Path) -> tuple[Inventory, Settings, str | None]:
         )
     if isinstance(settings.canary, str) and settings.canary not in inventory.groups:
         raise ConfigError(
-            f"{path}: rollout.canary: {settings.canary!r} is no group",
+            f"{path}: rollout.canary: {settings.canary!r} is not a group",
             hint='a number of devices, a percentage ("5%") or a group',
         )
     return inventory, settings, name

@@ -172,7 +172,7 @@ class Journal:
                 hint="if it is one, move it away: every device is then asked again",
             )
         log.warning(
-            "%s: %d damaged %s left out (byte %s); what was done there last is not known",
+            "%s: %d damaged %s left out (byte %s); what they recorded is lost",
             self.path,
             len(damaged),
             "line is" if len(damaged) == 1 else "lines are",

@@ -54,7 +54,7 @@ def _values(match: re.Match[str]) -> Sequence[str]:
         letters = string.ascii_letters
         values = list(letters[letters.index(first) : letters.index(last) + 1 : step])
     else:
-        raise RangeError(f"{match[0]} is no range of numbers or letters")
+        raise RangeError(f"{match[0]} is not a range of numbers or letters")
     if not values:
         raise RangeError(f"{match[0]} is empty: its end comes before its start")
     return values

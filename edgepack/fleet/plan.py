@@ -85,7 +85,7 @@ class Settings:
         values["count_unreachable"] = table.take("count_unreachable", bool, True)
         values["soak_s"] = table.take("soak_s", float, 0.0)
         if not 0 <= values["soak_s"] < math.inf:
-            raise table.fail("soak_s", f"{values['soak_s']} is no number of seconds")
+            raise table.fail("soak_s", f"{values['soak_s']} is not a number of seconds")
         table.finish()
         return Settings(**values)
 
@@ -230,6 +230,8 @@ def _share(table: Table, key: str, given: object, *, groups: bool = False) -> Sh
             return given
     raise table.fail(
         key,
-        f"{given!r} is no number of devices" + (" and no group" if groups else ""),
+        f"{given!r} is neither a number of devices nor a group"
+        if groups
+        else f"{given!r} is not a number of devices",
         hint='for example 5, or "5%"',
     )

@@ -178,7 +178,7 @@ def _class_of(text: str, labels: Sequence[str], origin: str, file: Path) -> int:
         return int(text)
     if not labels:
         raise UsageError(
-            f"{origin}: {text!r} is no number of a class, and the project has no labels",
+            f"{origin}: {text!r} is not the number of a class, and the project has no labels",
             hint="name the file of labels: labels in [project]",
         )
     return class_of_label(text, labels, origin=origin, file=file)

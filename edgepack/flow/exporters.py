@@ -185,7 +185,9 @@ def _timm(values: Mapping[str, Any], path: Path) -> Known | None:
     height = _side(int(numbers[1])) if numbers else None
     width = _side(int(numbers[2])) if numbers else None
     if not height or not width:
-        raise ConfigError(f"{path}: input_size: {config['input_size']!r} is no channels and sizes")
+        raise ConfigError(
+            f"{path}: input_size: {config['input_size']!r} is not [channels, height, width]"
+        )
     table: dict[str, Any] = {"color": "rgb", "scale": 1 / 255}
     pct = config.get("crop_pct", 0.875)
     pct = float(pct) if isinstance(pct, int | float) and 0 < pct <= 1 else 0.875

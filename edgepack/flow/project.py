@@ -383,6 +383,6 @@ def _read_constants(table: Table, names: Mapping[str, Any]) -> dict[str, Constan
     for name, value in names.items():
         items = value if isinstance(value, list) else [value]
         if not items or not all(isinstance(item, bool | int | float) for item in items):
-            raise table.fail(name, f"{value!r} is no number, truth value or list of them")
+            raise table.fail(name, f"{value!r} is not a number, a truth value or a list of them")
         constants[name] = tuple(items) if isinstance(value, list) else value
     return constants

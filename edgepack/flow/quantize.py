@@ -80,7 +80,7 @@ def read_photos(preprocess: PreprocessSpec, images: Path, judge: Path | None) ->
     kept = {key: path for key, path in found.items() if key not in others}
     if not kept or not others:
         raise CalibrationError(
-            f"{images}: {len(found)} photos, of which {len(kept)} are left to calibrate on",
+            f"{images}: {len(kept)} of {len(found)} photos are left to calibrate on",
             hint="give some dozens, and others to judge by: --judge DIR",
         )
     return Photos(

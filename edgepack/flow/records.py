@@ -213,7 +213,7 @@ def _choices(table: Table) -> dict[str, Way]:
     found = {}
     for kernel in values:
         if not _TEXT.fullmatch(kernel) or len(kernel) > _MAX_TEXT:
-            raise table.fail("choices", f"{kernel[:80]!r} is no kernel")
+            raise table.fail("choices", f"{kernel[:80]!r} is not a kernel")
         found[kernel] = _choice(inner.take_table(kernel))
     return found
 

@@ -321,7 +321,8 @@ def _fix_shapes(path: Path, proto: Any, shapes: Mapping[str, tuple[int, ...]]) -
     for name, shape in shapes.items():
         if name not in inputs:
             raise ShapeOverrideError(
-                f"{path}: shape given for '{name}', which is no input", hint=perhaps(name, inputs)
+                f"{path}: shape given for '{name}', which is not an input",
+                hint=perhaps(name, inputs),
             )
         declared = tensor_info(inputs[name]).shape
         has_rank = inputs[name].type.tensor_type.HasField("shape")

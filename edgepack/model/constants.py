@@ -27,7 +27,8 @@ def set_inputs(path: Path, graph: Any, values: Mapping[str, Constant]) -> None:
     for name, given in values.items():
         if name not in inputs:
             raise InputValueError(
-                f"{path}: value given for '{name}', which is no input", hint=perhaps(name, inputs)
+                f"{path}: value given for '{name}', which is not an input",
+                hint=perhaps(name, inputs),
             )
         kind = inputs[name].type.tensor_type
         many = tuple(given) if isinstance(given, Sequence) else (given,)

@@ -169,7 +169,7 @@ def _only_weights() -> Iterator[None]:
 
 def _no_program(path: Path, what: str) -> NotExportedError:
     return NotExportedError(
-        f"{path}: no exported PyTorch program but {what}",
+        f"{path}: not an exported PyTorch program, but {what}",
         hint="torch.export.save(torch.export.export(model.eval(), (example,)), 'model.pt2')",
     )
 

@@ -163,7 +163,7 @@ def _a64_address(pages: bool) -> Put:
 def _a64_low12(shift: int) -> Put:
     def put(data: bytearray, at: int, target: int, _: int) -> None:
         if target & (1 << shift) - 1:
-            raise LinkError(f"an address that is no multiple of {1 << shift}")
+            raise LinkError(f"an address that is not a multiple of {1 << shift}")
         _set_bits(data, at, 0xFFF << 10, (target & 0xFFF) >> shift << 10)
 
     return put

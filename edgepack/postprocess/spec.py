@@ -66,7 +66,7 @@ def parse_postprocess(
     if kind.in_pixels:
         size = table.take_list("size", int)
         if len(size) != 2 or not all(1 <= side <= _MOST_SIZE for side in size):
-            raise table.fail("size", f"{list(size)} is no height and width")
+            raise table.fail("size", f"{list(size)} is not a height and a width")
     spec = _read(table, kind)
     if not spec.outputs:
         raise table.fail("outputs", "is empty")

@@ -73,7 +73,7 @@ class Ssd(Boxes):
         maps = _read_whole(table, "maps", 2 * MOST_MAPS, MOST_CELLS)
         strides = _read_whole(table, "strides", MOST_MAPS, MOST_CELLS)
         if len(maps) % 2:
-            raise table.fail("maps", f"{list(maps)} are no heights and widths")
+            raise table.fail("maps", f"{list(maps)} are not heights and widths")
         if maps and strides:
             raise table.fail("strides", "cannot be used with maps")
         count = len(maps) // 2 or len(strides)
@@ -108,7 +108,7 @@ class Ssd(Boxes):
             raise ValueError("it takes boxes (1, N, 4), scores (1, N, classes), and perhaps points")
         boxes, scores, *points = shapes
         if len({shape[1] for shape in shapes}) != 1:
-            raise ValueError("they are not of as many boxes each")
+            raise ValueError("they do not hold the same number of boxes")
         columns = [boxes[2] - 4, *(shape[2] for shape in points)]
         if any(not 0 <= one <= 2 * MOST_POINTS or one % 2 for one in columns) or (
             points and columns[0]
@@ -198,9 +198,9 @@ def _read_whole(table: Table, key: str, most: int, largest: int) -> tuple[int, .
 def _read_anchors(table: Table) -> tuple[float, ...]:
     numbers = table.take_list("anchors", float, ())
     if len(numbers) % 2 or len(numbers) > MOST_ANCHORS:
-        raise table.fail("anchors", f"{len(numbers)} numbers are no widths and heights")
+        raise table.fail("anchors", f"{len(numbers)} numbers are not widths and heights")
     if not all(0 < one < _MOST_SIDE for one in numbers):
-        raise table.fail("anchors", f"{list(numbers)} holds no width or height")
+        raise table.fail("anchors", f"{list(numbers)} holds what is not a width or height")
     return numbers
 
 
@@ -269,7 +269,7 @@ def _ssd_anchors(rule: Table, maps: int) -> _Made:
 def _ratios(rule: Table, given: Sequence[Any]) -> tuple[float, ...]:
     for one in given:
         if isinstance(one, bool) or not isinstance(one, int | float) or not 1e-3 <= one <= 1e3:
-            raise rule.fail("ratios", f"{one!r} is no ratio of width and height")
+            raise rule.fail("ratios", f"{one!r} is not a ratio of width and height")
     return tuple(float(one) for one in given)
 
 

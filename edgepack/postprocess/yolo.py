@@ -82,7 +82,7 @@ class Yolo(Boxes):
         if len(shapes[0]) == 3 and len(shapes) != 1:
             raise ValueError("boxes come in one output")
         if len(counts) != 1 or min(counts) < 1:
-            raise ValueError("they have not room for one class or more, as many in each")
+            raise ValueError("they do not hold the same number of classes, one or more")
         return counts.pop()
 
     def _classes_of(self, shape: Sequence[int], maps: int) -> int:
@@ -226,7 +226,9 @@ class Yolo(Boxes):
 def _read_anchors(table: Table) -> tuple[float, ...]:
     numbers = table.take_list("anchors", float, ())
     if len(numbers) % 2 or len(numbers) > _MOST_ANCHORS:
-        raise table.fail("anchors", f"{len(numbers)} numbers are no widths and heights")
+        raise table.fail("anchors", f"{len(numbers)} numbers are not widths and heights")
     if not all(0 < one < _MOST_SIDE for one in numbers):
-        raise table.fail("anchors", f"{list(numbers)} holds no width or height in pixels")
+        raise table.fail(
+            "anchors", f"{list(numbers)} holds what is not a width or height in pixels"
+        )
     return numbers

@@ -622,7 +622,7 @@ def _read_quantization(table: Table, dtype: str) -> tuple[float, int] | None:
         raise own.fail("scale", f"{scale} is not from 1e-30 to 1e30")
     limits = np.iinfo(dtype)
     if not limits.min <= zero_point <= limits.max:
-        raise own.fail("zero_point", f"{zero_point} is no {dtype}")
+        raise own.fail("zero_point", f"{zero_point} is not in the range of {dtype}")
     own.finish()
     return scale, zero_point
 

@@ -66,7 +66,9 @@ def test_one_that_does_not_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
     shadow(home.parent / "bin", "getenforce", "echo Enforcing", monkeypatch)
     plain = home.parent / "plain"
     plain.touch(0o644)
-    with pytest.raises(NotExecutableError, match=r"SELinux lets no program of .* run in a b") as no:
+    with pytest.raises(
+        NotExecutableError, match=r"SELinux does not let programs of .* run in a b"
+    ) as no:
         put(home, f"#!{plain}\n")
     assert "Permission denied" in no.value.message
     assert "--root" in str(no.value.hint)
@@ -80,7 +82,7 @@ def test_the_reason_and_the_way_out(home: Path) -> None:
         command="", returncode=4, stdout="", stderr="sh: ./x: can't execute: Permission denied\n"
     )
     error = not_executable("phone", "/data/x", facts, denied)
-    assert "SELinux lets no program of shell run in /data/x" in error.message
+    assert "SELinux does not let programs of shell run in /data/x" in error.message
     assert "can't execute: Permission denied" in error.message
     assert "/data/local/tmp" in str(error.hint)
     error = not_executable("phone", "/sdcard/x", replace(facts, noexec=True), denied)

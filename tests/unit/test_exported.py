@@ -60,7 +60,7 @@ def test_archives_that_hold_no_program_are_named(
     tmp_path: Path, name: str, members: dict[str, Any], what: str
 ) -> None:
     message = _refused(_archive(tmp_path / name, members), NotExportedError)
-    assert f"no exported PyTorch program but {what}\n" in message
+    assert f"not an exported PyTorch program, but {what}\n" in message
     assert "torch.export.save(" in message
 
 

@@ -83,12 +83,12 @@ def test_an_inventory_gets_its_board_from_the_command_line(
     ("flags", "message"),
     [
         (["--limit", "shopz"], "--limit: no group, device or label"),
-        (["--canary", "shopz"], "--canary: 'shopz' is no number of devices and no group"),
-        (["--waves", "5,,"], "--waves: '' is no number of devices"),
+        (["--canary", "shopz"], "--canary: 'shopz' is neither a number of devices nor a group"),
+        (["--waves", "5,,"], "--waves: '' is not a number of devices"),
         (["--waves", "0"], "--waves: each wave must have a device"),
         (["--max-failures", "101%"], "--max-failures: '101%'"),
         (["--max-failures-total", "x"], "--max-failures-total: 'x'"),
-        (["--soak", "nan"], "--soak: nan is no number of seconds"),
+        (["--soak", "nan"], "--soak: nan is not a number of seconds"),
         (["--board", "rasp3c"], "bench: unknown board: rasp3c"),
     ],
 )

@@ -176,7 +176,7 @@ def test_dynamic_dimension_without_a_value(
 @pytest.mark.parametrize(
     ("shapes", "text", "hint"),
     [
-        ({"imgae": (1, 3, 16, 16)}, "'imgae', which is no input", "perhaps you meant 'image'"),
+        ({"imgae": (1, 3, 16, 16)}, "'imgae', which is not an input", "perhaps you meant 'image'"),
         ({"image": (1, 3, 16)}, "which has 4 dimensions", None),
         ({"image": (1, 3, 16, 0)}, "every dimension must be 1 or more", None),
     ],
@@ -217,7 +217,7 @@ def test_an_input_with_a_value_is_a_constant(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("constants", "text"),
     [
-        ({"kk": 1}, "'kk', which is no input"),
+        ({"kk": 1}, "'kk', which is not an input"),
         ({"k": (1, 2)}, "2 values given for input 'k', which has 1"),
         ({"b": 0.5}, "0.5 given for input 'b', which is int64"),
         ({"k": True}, "true given for input 'k', which is float32"),

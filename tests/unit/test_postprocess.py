@@ -69,7 +69,7 @@ def test_presets_are_tables(preset: str) -> None:
         ('kind = "yolo"\nhead = "v5"\nanchors = [1]', "postprocess.anchors: 1 numbers"),
         ('kind = "yolo"\nhead = "v5"\nanchors = [1, 0]', "postprocess.anchors: [1.0, 0.0] holds"),
         ('kind = "yolo"\nhead = "v5"\npoints = 1', "postprocess.points: cannot be used"),
-        ('kind = "ssd"\nmaps = [1]', "postprocess.maps: [1] are no heights and widths"),
+        ('kind = "ssd"\nmaps = [1]', "postprocess.maps: [1] are not heights and widths"),
         ('kind = "ssd"\nmaps = [1, 1]\nstrides = [8]', "postprocess.strides: cannot be used"),
         ('kind = "ssd"\nstrides = [8]\nanchors = [1, 2]', "postprocess.counts: [] do not give 1"),
         ('kind = "ssd"\ngenerate = { style = "tf" }', "postprocess.generate: needs maps"),
@@ -79,7 +79,7 @@ def test_presets_are_tables(preset: str) -> None:
         ),
         (
             'kind = "ssd"\nstrides = [8]\ngenerate = { style = "tf", ratios = [0] }',
-            "postprocess.generate.ratios: 0.0 is no ratio",
+            "postprocess.generate.ratios: 0.0 is not a ratio",
         ),
         (
             'kind = "ssd"\nstrides = [8]\ngenerate = { style = "tf", ratio = 1 }',
@@ -102,7 +102,7 @@ def test_mistakes_in_the_table(text: str, message: str) -> None:
     ("text", "shapes", "message"),
     [
         ('kind = "classes"', [(1, 3, 8)], "one output, a vector of scores"),
-        ('kind = "yolo"', [(1, 4, 100)], "not room for one class"),
+        ('kind = "yolo"', [(1, 4, 100)], "the same number of classes"),
         ('kind = "yolo"', [(1, 84)], "three dimensions or more"),
         ('kind = "yolo"\nhead = "v5"', [(1, 18, 4, 4)], "need anchors"),
         ('kind = "yolo"\nhead = "end2end"', [(1, 9, 7)], "rows of 6 numbers"),

@@ -141,7 +141,7 @@ def test_every_key() -> None:
         ("quantization = { scale = 1, zero_point = 0 }", "preprocess.quantization: cannot be used"),
         (
             'dtype = "int8"\nquantization = { scale = 1, zero_point = 200 }',
-            "preprocess.quantization.zero_point: 200 is no int8",
+            "preprocess.quantization.zero_point: 200 is not in the range of int8",
         ),
         (
             'dtype = "int8"\nquantization = { scale = -1, zero_point = 0 }',

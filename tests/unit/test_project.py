@@ -207,7 +207,7 @@ def test_flags_alone_are_enough(folder: Path) -> None:
         ('"gnu"', '"gcc"', "project.toolchain: unknown value 'gcc'"),
         ('"size"', '"sise"', "project.optimize: unknown value.*perhaps you meant 'size'"),
         ('"float16"', '"float61"', "project.precision: unknown value.*perhaps you meant 'float16'"),
-        ("[1, 0.5]", '["1"]', "set.scales: .* is no number"),
+        ("[1, 0.5]", '["1"]', "set.scales: .* is not a number"),
         ("= 900", "= 0", "compile.cpu_s: 0 is below 1"),
         ('"pets"', "3", "project.name: 3 is not a string"),
         ('"pynq"', '""', "project.board: is empty"),

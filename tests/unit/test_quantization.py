@@ -277,7 +277,7 @@ def test_the_command_writes_a_model_and_says_how_good_it_is(
     ("words", "problem"),
     [
         (["--images", "nowhere"], "--images: no such folder: nowhere"),
-        (["--judge", "photos"], "0 are left to calibrate on"),
+        (["--judge", "photos"], " photos are left to calibrate on"),
         (["--budget", "120"], "--budget: 120.0 is not between 0 and 100"),
     ],
 )

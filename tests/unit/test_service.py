@@ -50,9 +50,9 @@ def test_every_key() -> None:
         ({"memory_mb": 0}, "service.memory_mb: 0 is not from 1"),
         ({"memory_mb": 1.5}, "service.memory_mb: 1.5 is not a whole number"),
         ({"user": "root"}, "service.user: a service must not run as root"),
-        ({"user": "pi; reboot"}, "service.user: 'pi; reboot' is no name"),
-        ({"writable": ["/in", "photos"]}, "service.writable: 'photos' is no absolute path"),
-        ({"writable": ["/a/../etc"]}, "service.writable: '/a/../etc' is no absolute path"),
+        ({"user": "pi; reboot"}, "service.user: 'pi; reboot' is not the name"),
+        ({"writable": ["/in", "photos"]}, "service.writable: 'photos' is not the absolute path"),
+        ({"writable": ["/a/../etc"]}, "service.writable: '/a/../etc' is not the absolute path"),
         ({"watchdog": 3}, "service.watchdog: unknown key"),
     ],
 )

@@ -58,9 +58,9 @@ def test_plain_files_and_folders(tmp_path: Path, out: Path) -> None:
 
 @pytest.mark.parametrize(
     ("attack", "message"),
-    [(member("../evil", b"x"), "'../evil' is no safe relative path"),
+    [(member("../evil", b"x"), "'../evil' is not a safe relative path"),
      (member("top/../../evil", b"x"), "no safe relative path"),
-     (member("/tmp/evil", b"x"), "'/tmp/evil' is no safe relative path"),
+     (member("/tmp/evil", b"x"), "'/tmp/evil' is not a safe relative path"),
      (member("top/./evil", b"x"), "no safe relative path"),
      (member("top\\..\\evil", b"x"), "no safe relative path"),
      (member("top/C:evil", b"x"), "no safe relative path"),

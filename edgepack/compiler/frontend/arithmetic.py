@@ -137,11 +137,11 @@ def extremum(node: Node) -> relax.Expr | None:
 def one_hot(node: Node) -> relax.Expr:
     """OneHot: indices count from the end if they are negative; those outside are off everywhere.
 
-    Raises UnsupportedFormError for a depth that is no constant.
+    Raises UnsupportedFormError for its depth is not a constant.
     """
     indices, depth, values = node.inputs
     if not isinstance(depth, tvm.ir.GenericConst):
-        raise UnsupportedFormError("a depth that is no constant")
+        raise UnsupportedFormError("its depth is not a constant")
     count = int(depth.value.numpy().reshape(-1)[0])
     rank = indices.ty.ndim + 1
     axis = node.attributes.get("axis", -1) % rank
@@ -200,7 +200,7 @@ def det(node: Node) -> relax.Expr:
     (data,) = node.inputs
     *outer, rows, _ = shape_of(data)
     if rows > _MOST_ROWS:
-        raise UnsupportedFormError(f"matrices of more than {_MOST_ROWS} rows")
+        raise UnsupportedFormError(f"its matrices have more than {_MOST_ROWS} rows")
     flat = node.emit(relax.op.reshape(data, [math.prod(outer), rows * rows]))
     elements = [
         node.emit(relax.op.strided_slice(flat, [1], [i], [i + 1])) for i in range(rows * rows)
@@ -264,7 +264,7 @@ def gather(node: Node) -> relax.Expr | None:
     if isinstance(indices, tvm.ir.GenericConst):
         values = indices.value.numpy()
         if values.size and not -extent <= values.min() <= values.max() < extent:
-            raise UnsupportedFormError(f"with an index beyond the {extent} elements of its axis")
+            raise UnsupportedFormError(f"it has an index beyond the {extent} elements of its axis")
         return None
     dtype = dtype_of(indices)
     above = node.emit(relax.op.maximum(indices, relax.const(-extent, dtype)))

@@ -385,7 +385,7 @@ class _BlockWriter:
         found = self.kinds.get(name) or self.known.get(name)
         if found is None:
             raise _NoBlockError(
-                f"it reads '{name}', whose shape is not known or which is no tensor",
+                f"it reads '{name}', whose shape is not known or which is not a tensor",
                 _FIXED_SHAPES,
             )
         return found

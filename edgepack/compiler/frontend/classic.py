@@ -71,7 +71,7 @@ def label_encoder(node: Node) -> relax.Expr:
     attributes = node.attributes
     keys, values = (_table(attributes, name) for name in ("keys", "values"))
     if keys is None or values is None:
-        raise UnsupportedFormError("of strings")
+        raise UnsupportedFormError("it works on strings")
     default = attributes.get("default_tensor")
     if default is not None:
         other = numpy_helper.to_array(default).reshape(-1)[0]
@@ -138,9 +138,9 @@ def one_hot_encoder(node: Node) -> relax.Expr:
     """
     categories = node.attributes.get("cats_int64s")
     if not categories:
-        raise UnsupportedFormError("of strings")
+        raise UnsupportedFormError("it works on strings")
     if not node.attributes.get("zeros", 1):
-        raise UnsupportedFormError("with zeros=0, by which an unknown category is an error")
+        raise UnsupportedFormError("it has zeros=0, which makes an unknown category an error")
     (data,) = node.inputs
     whole = node.emit(relax.op.astype(data, "int64"))
     at = node.emit(relax.op.expand_dims(whole, -1))
@@ -155,7 +155,7 @@ def tfidf_vectorizer(node: Node) -> relax.Expr:
     """
     attributes = node.attributes
     if "pool_int64s" not in attributes:
-        raise UnsupportedFormError("of strings")
+        raise UnsupportedFormError("it works on strings")
     (data,) = node.inputs
     is_row = data.ty.ndim == 1
     tokens = node.emit(relax.op.expand_dims(data, 0)) if is_row else data

@@ -177,7 +177,7 @@ def top_k(node: Node) -> relax.Expr:
     shape, dtype = [int(dim) for dim in data.ty.shape], str(data.ty.dtype)
     axis = attributes.get("axis", -1) % len(shape)
     if given is not None and not isinstance(given, tvm.ir.GenericConst):
-        raise UnsupportedFormError("a number of elements that is no constant")
+        raise UnsupportedFormError("its number of elements is not a constant")
     count = attributes["k"] if given is None else int(given.value.numpy().reshape(-1)[0])
     outer, size, inner = (
         int(np.prod(part)) for part in (shape[:axis], shape[axis], shape[axis + 1 :])
@@ -270,7 +270,7 @@ def cum_prod(node: Node) -> relax.Expr:
     """CumProd, forwards or backwards, with or without the element itself."""
     data, axis = node.inputs
     if not isinstance(axis, tvm.ir.GenericConst):
-        raise UnsupportedFormError("an axis that is no constant")
+        raise UnsupportedFormError("its axis is not a constant")
     along = int(axis.value.numpy().reshape(-1)[0])
     backwards, exclusive = (node.attributes.get(name, 0) for name in ("reverse", "exclusive"))
     data = node.emit(relax.op.flip(data, along)) if backwards else data
@@ -359,7 +359,7 @@ def conv_transpose(node: Node) -> relax.Expr | None:
         if total < 0:
             extra[axis], total = extra[axis] - total, 0
         if extra[axis] >= max(strides[axis], dilations[axis]):
-            raise UnsupportedFormError("an output_shape that is larger than what it makes")
+            raise UnsupportedFormError("its output_shape is larger than what it makes")
         small, large = total // 2, total - total // 2
         starts.append(small if upper else large)
         ends.append(large if upper else small)

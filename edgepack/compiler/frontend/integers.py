@@ -163,9 +163,9 @@ def softmax(data: relax.Expr, attributes: dict[str, Any]) -> relax.Expr:
 def average_pool(data: relax.Expr, attributes: dict[str, Any]) -> relax.Expr:
     """AveragePool of one to three dimensions. Raises UnsupportedFormError for other layouts."""
     if attributes.get("channels_last", 0):
-        raise UnsupportedFormError("with channels last")
+        raise UnsupportedFormError("its channels come last")
     if attributes.get("ceil_mode", 0):
-        raise UnsupportedFormError("with ceil_mode")
+        raise UnsupportedFormError("it has ceil_mode")
     kernel = list(attributes["kernel_shape"])
     pool = {1: relax.op.nn.avg_pool1d, 2: relax.op.nn.avg_pool2d, 3: relax.op.nn.avg_pool3d}
     strides, dilations, pads = _window(attributes, _shape(data)[2:], kernel)

@@ -23,7 +23,7 @@ def linear_regressor(node: Node) -> relax.Expr:
     """
     attributes = node.attributes
     if scores.transform_of(node) != "NONE":
-        raise UnsupportedFormError("with a post_transform")
+        raise UnsupportedFormError("it has a post_transform")
     targets = attributes.get("targets", 1)
     return _products(
         node,
@@ -43,7 +43,7 @@ def linear_classifier(node: Node) -> relax.Expr:
     if len(shift) > 1:
         return relax.Tuple([scores.best(node, total, labels), scores.transformed(node, total, how)])
     if len(labels) != 2:
-        raise UnsupportedFormError(f"of {len(labels)} classes with coefficients for one")
+        raise UnsupportedFormError(f"it has {len(labels)} classes and coefficients for one")
     label = scores.best_of_two(node, total, labels)
     return relax.Tuple([label, scores.both(node, total, how, is_share=True)])
 
@@ -52,7 +52,7 @@ def svm_regressor(node: Node) -> relax.Expr:
     """SVMRegressor. Raises UnsupportedFormError for a post_transform."""
     attributes = node.attributes
     if scores.transform_of(node) != "NONE":
-        raise UnsupportedFormError("with a post_transform")
+        raise UnsupportedFormError("it has a post_transform")
     data, weights = scores.rows_of(node), np.array(attributes["coefficients"]).reshape(-1, 1)
     if attributes.get("n_supports", 0):
         data = _kernels(node, data)
@@ -74,7 +74,7 @@ def svm_classifier(node: Node) -> relax.Expr:
     labels, how = scores.labels_of(attributes, "classlabels_ints"), scores.transform_of(node)
     counts = list(attributes.get("vectors_per_class") or [])
     if len(labels) < 2:
-        raise UnsupportedFormError("of one class")
+        raise UnsupportedFormError("it has one class")
     if not sum(counts):
         return _linear_machine(node, labels, how)
     pairs = list(itertools.combinations(range(len(labels)), 2))

@@ -139,7 +139,7 @@ def _quantised_fusion(name: str) -> Operator:
 
 _RANDOM = _never("it is random", "make the random tensor an input of the model")
 _TRAINING = (
-    "in its training form",
+    "it is in its training form",
     "export the model for inference (in PyTorch after model.eval())",
 )
 
@@ -276,13 +276,13 @@ OPERATORS: Mapping[str, Operator] = {
         convert=windows.roi_align,
         refused=(
             Refusal(
-                "with half_pixel coordinates and no sampling_ratio",
+                "it has half_pixel coordinates and no sampling_ratio",
                 "export it with a sampling_ratio, or with output_half_pixel "
                 "(in torchvision: aligned=False)",
                 forms.roi_align_is_half_pixel,
             ),
             Refusal(
-                "with mode max and no sampling_ratio",
+                "it has mode max and no sampling_ratio",
                 "use mode avg, or a sampling_ratio",
                 lambda node, _: (
                     attribute(node, "mode") == b"max" and not attribute(node, "sampling_ratio", 0)

@@ -49,7 +49,7 @@ def resized(
     known = [item for item in numbers if item is not None]
     shape = _static_shape(data)
     if shape is None or len(known) < len(numbers):
-        raise UnsupportedFormError("scales, sizes or a region that are no constants")
+        raise UnsupportedFormError("its scales, sizes or region are not constants")
     region, scales, sizes = _of_all_axes(known, shape, attributes)
     coordinates = attributes.get("coordinate_transformation_mode", b"half_pixel").decode()
     out = sizes.tolist() if sizes.size else np.floor(scales * np.array(shape)).astype(int).tolist()
@@ -181,7 +181,7 @@ def resized_by_axis(
     shape, dtype = _extent(data), str(data.ty.dtype)
     rank = len(shape)
     if form.mode != "nearest" and not dtype.startswith("float"):
-        raise UnsupportedFormError(f"an interpolation of {dtype}")
+        raise UnsupportedFormError(f"it interpolates {dtype}")
     crops = form.coordinates == "tf_crop_and_resize"
     ends = region if region.size else np.array([0.0] * rank + [1.0] * rank)
     beyond = np.zeros([1] * rank, bool)
@@ -279,7 +279,9 @@ def _with_scales(made: relax.Expr, scales: relax.Expr | None) -> relax.Expr:
     sizes = np.multiply([int(size) for size in list(made.args[0].ty.shape)[2:]], end)
     whole = np.allclose(sizes, np.round(sizes), atol=1e-3)
     if not whole and str(made.args[0].ty.dtype) != "float32":
-        raise UnsupportedFormError("scales that give no whole size, of what is not float32")
+        raise UnsupportedFormError(
+            "its scales do not give a whole size, which is supported for float32 only"
+        )
     return relax.op.image.resize2d(
         *made.args,
         roi=[0.0, 0.0, *end],

@@ -32,7 +32,7 @@ def labels_of(attributes: dict[str, Any], name: str) -> list[int]:
     """
     labels = list(attributes.get(name) or [])
     if not labels:
-        raise UnsupportedFormError("with labels that are strings")
+        raise UnsupportedFormError("its labels are strings")
     return labels
 
 
@@ -63,7 +63,7 @@ def both(node: Node, score: relax.Expr, how: str, *, is_share: bool) -> relax.Ex
     which onnxruntime writes one of the two.
     """
     if how == "PROBIT":
-        raise UnsupportedFormError("with post_transform PROBIT of two classes by one score")
+        raise UnsupportedFormError("it has post_transform PROBIT, and one score for two classes")
     if is_share and how != "LOGISTIC":
         other = relax.op.subtract(relax.const(1.0, dtype_of(score)), score)
     else:

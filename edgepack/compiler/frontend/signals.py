@@ -14,7 +14,7 @@ def dft(node: Node) -> relax.Expr:
     """DFT along an axis: real and imaginary parts are the last axis of its input and output.
 
     Of real input, complex input, and half a spectrum whose other half mirrors it (the inverse of a
-    one-sided transform). Raises UnsupportedFormError for a length or an axis that is no constant.
+    one-sided transform). Raises UnsupportedFormError for its length or axis is not a constant.
     """
     data, length, axis_given = (*node.inputs, None, None)[:3]
     axis = node.attributes.get("axis", 1) if node.opset < 20 else -2
@@ -104,5 +104,5 @@ def _transformed(
 
 def _number(item: relax.Expr) -> int:
     if not isinstance(item, tvm.ir.GenericConst):
-        raise UnsupportedFormError("a length or an axis that is no constant")
+        raise UnsupportedFormError("its length or axis is not a constant")
     return int(item.value.numpy().reshape(-1)[0])

@@ -52,7 +52,7 @@ class _Forest:
         while level := {child for node in level for child in self.children[node] if child != node}:
             most += 1
             if most > len(self.feature):
-                raise UnsupportedFormError("a tree whose nodes go in a circle")
+                raise UnsupportedFormError("the nodes of one of its trees form a cycle")
         return most
 
     def total(self, node: Node, targets: int, aggregate: str = "SUM") -> relax.Expr:
@@ -221,7 +221,7 @@ def _binary(
     """Of two classes with the leaves of one only: boosted trees, or shares of the second class."""
     how = scores.transform_of(node)
     if len(base) > 1 or (column and base):
-        raise UnsupportedFormError("of two classes with base values of both and leaves of one")
+        raise UnsupportedFormError("it has two classes, base values for both, and leaves for one")
     weights = node.attributes.get("class_weights") or _tensor(
         node.attributes, "class_weights_as_tensor"
     )

@@ -104,7 +104,7 @@ def max_unpool(node: Node) -> relax.Expr:
     """MaxUnpool: zeros but for what a MaxPool kept, where it was.
 
     Places are numbers in the tensor that the pooling had; an output_shape puts zeros behind it.
-    Raises UnsupportedFormError for an output_shape that is no constant.
+    Raises UnsupportedFormError for its output_shape is not a constant.
     """
     data, places, wanted = (*node.inputs, None)[:3]
     shape, rank = shape_of(data), data.ty.ndim - 2
@@ -123,7 +123,7 @@ def max_unpool(node: Node) -> relax.Expr:
     if wanted is None:
         return made
     if not isinstance(wanted, tvm.ir.GenericConst):
-        raise UnsupportedFormError("an output_shape that is no constant")
+        raise UnsupportedFormError("its output_shape is not a constant")
     to = wanted.value.numpy().tolist()
     widths = [item for old, new in zip(whole, to, strict=True) for item in (0, new - old)]
     return relax.op.nn.pad(made, widths, "constant", 0.0)
@@ -132,11 +132,11 @@ def max_unpool(node: Node) -> relax.Expr:
 def col2im(node: Node) -> relax.Expr:
     """Col2Im: the sum of the blocks that lie on each pixel.
 
-    Raises UnsupportedFormError for sizes that are no constants.
+    Raises UnsupportedFormError for its sizes are not constants.
     """
     data, image, block = node.inputs
     if not all(isinstance(item, tvm.ir.GenericConst) for item in (image, block)):
-        raise UnsupportedFormError("sizes that are no constants")
+        raise UnsupportedFormError("its sizes are not constants")
     size, kernel = (item.value.numpy().tolist() for item in (image, block))
     rank, taps = len(size), math.prod(kernel)
     attributes = {**node.attributes, "kernel_shape": kernel}
@@ -187,7 +187,7 @@ def deform_conv(node: Node) -> relax.Expr:
     """DeformConv: the pixels that moved taps see, times the weights as a product of matrices."""
     data, weight, offset, bias, mask = (*node.inputs, None, None)[:5]
     if data.ty.ndim != 4:
-        raise UnsupportedFormError("of what is no image")
+        raise UnsupportedFormError("its input is not a batch of images (4 axes)")
     attributes = node.attributes
     batch, channels, _, _ = shape_of(data)
     out_channels, per_group, rows, columns = shape_of(weight)

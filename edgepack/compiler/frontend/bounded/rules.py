@@ -151,7 +151,7 @@ def reshaped(graph: Graph, node: onnx.NodeProto, shape: Sequence[Dim]) -> None:
     except TypeError:
         raise UnsupportedFormError(
             f"'{data}' cannot be reshaped from {_text(sizes)} to {_text(shape)} without mixing "
-            "what is in use of it with what is not"
+            "elements that are in use with elements that are not"
         ) from None
     rooms = [extent for extent, _ in axes]
     made = graph.reshape(data, rooms, out=node.output[0])
@@ -296,7 +296,9 @@ def slice_(graph: Graph, node: onnx.NodeProto) -> None:
             parts.append((axis, start, end, step))
             continue
         if step != 1:
-            raise UnsupportedFormError(f"a step along axis {axis}, whose size depends on the data")
+            raise UnsupportedFormError(
+                f"it has a step along axis {axis}, whose size depends on the data"
+            )
         size: Dim = open_.get(axis, room)
         # A start behind the end leaves nothing, wherever it is.
         first, last = start, _clamped(graph, end, size)
@@ -357,7 +359,7 @@ def pad(graph: Graph, node: onnx.NodeProto) -> None:
     for axis, (start, end) in enumerate(widths):
         open_ = isinstance(sizes[axis], Size) or isinstance(end, Size)
         if isinstance(start, Size):
-            raise UnsupportedFormError("what it puts before depends on the data")
+            raise UnsupportedFormError("the padding that it puts in front depends on the data")
         if not open_:
             plain[axis] = [start, int(end)]  # type: ignore[arg-type]
             continue
@@ -748,7 +750,7 @@ def roi_align(graph: Graph, node: onnx.NodeProto) -> None:
     if axes or set(picked) - {0}:
         raise mixes(data, next(iter(axes), 0))
     if graph.axes.get(batches, {}) not in ({}, picked):
-        raise UnsupportedFormError("its regions and their batches need not be as many")
+        raise UnsupportedFormError("its numbers of regions and of their batches need not be equal")
     copy = graph.with_inputs(node, input1=graph.zeroed(regions), input2=graph.zeroed(batches))
     graph.put(copy, picked)
 

@@ -83,7 +83,7 @@ def unique(graph: Graph, node: onnx.NodeProto) -> None:
     axis = (axis or 0) % len(shape)
     axes = graph.axes.get(data, {})
     if set(axes) - {axis}:
-        raise UnsupportedFormError(f"the size of what is compared in '{data}' is not known")
+        raise UnsupportedFormError(f"the size of the elements compared in '{data}' is not known")
     perm = [axis, *(at for at in range(len(shape)) if at != axis)]
     turned = [shape[at] for at in perm]
     if axis:
@@ -177,7 +177,7 @@ def top_k(graph: Graph, node: onnx.NodeProto) -> None:
         wanted = graph.smaller(wanted, there)
     bound = min(graph.most(wanted), extent)
     if not isinstance(wanted, Size) and bound < wanted:
-        raise UnsupportedFormError(f"{wanted} elements of at most {extent}")
+        raise UnsupportedFormError(f"it takes {wanted} of at most {extent} elements")
     inputs = [data] if len(node.input) < 2 else [data, graph.integers([max(bound, 1)])]
     copy = helper.make_node("TopK", inputs, node.output, name=node.name)
     copy.attribute.extend(node.attribute)
