@@ -51,6 +51,8 @@ _MAGIC = {
     "aarch64": rb"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00",
 }
 _MASK = rb"\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff"
+# A byte of an ELF header that the kernel and loaders ignore.
+_PADDING = 9
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -282,9 +284,32 @@ def _register_emulator(config: Config, top: Path) -> int:
         _mount("binfmt_misc", folder, "binfmt_misc", 0)
     except Forbidden:
         return os.open(folder, os.O_RDONLY)
-    rule = b":edgepack:M::" + _MAGIC[config.arch] + b":" + _MASK + b":"
-    (folder / "register").write_bytes(rule + config.qemu.encode() + b":FP")
+    magic = _MAGIC[config.arch]
+    qemu = outside_rule(Path(config.qemu), magic, _MASK, top)
+    rule = b":".join((b"", b"edgepack", b"M", b"", magic, _MASK, os.fsencode(qemu), b"FP"))
+    (folder / "register").write_bytes(rule)
     return os.open(folder, os.O_RDONLY)
+
+
+def outside_rule(emulator: Path, magic: bytes, mask: bytes, folder: Path) -> Path:
+    """The emulator, or a copy of it in `folder` that the rule with `magic` and `mask` leaves alone.
+
+    On an ARM computer the rule fits the emulator of the same architecture, too, and the kernel
+    would start it with itself, until it gives up (ELOOP).
+    """
+    wanted, bits = (_unescaped(text) for text in (magic, mask))
+    data = bytearray(emulator.read_bytes())
+    if any((a ^ b) & bit for a, b, bit in zip(data, wanted, bits, strict=False)):
+        return emulator
+    data[_PADDING] = 1
+    copy = folder / emulator.name
+    copy.write_bytes(data)
+    copy.chmod(0o755)
+    return copy
+
+
+def _unescaped(text: bytes) -> bytes:
+    return text.decode("unicode_escape").encode("latin-1")
 
 
 def _try_emulator(config: Config) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import pwd
 import shutil
 import signal
@@ -21,7 +22,7 @@ from edgepack import virtual
 from edgepack.base import paths
 from edgepack.boards import get_board
 from edgepack.cli import main
-from edgepack.virtual import disk, errors, state
+from edgepack.virtual import disk, errors, launcher, state
 from edgepack.virtual.rootfs import rootfs
 from edgepack.virtual.state import VirtualBoard
 from tests.boards import own_cache
@@ -409,3 +410,34 @@ def test_a_disk_too_small_is_an_error(require_tool: RequireTool, tmp_path: Path)
     with pytest.raises(errors.RootfsError, match="a disk of 2 MB"):
         disk.make_disk(tmp_path / "root", tmp_path / "disk.img", size_mb=2)
     assert not (tmp_path / "disk.img").exists()
+
+
+def test_the_emulator_of_this_machines_own_architecture_can_be_registered(
+    tmp_path: Path, require_tool: RequireTool
+) -> None:
+    """As 64-bit boards have it on a 64-bit ARM computer."""
+    emulator = Path(require_tool(f"qemu-{platform.machine()}-static"))
+    header = Path(shutil.which("true") or "").read_bytes()[:20]
+    magic = "".join(f"\\x{byte:02x}" for byte in header[:16] + b"\2" + header[17:]).encode()
+    mask = launcher._MASK
+    copy = launcher.outside_rule(emulator, magic, mask, tmp_path)
+    assert launcher.outside_rule(copy, magic, mask, tmp_path / "none") == copy
+    script = 'mount -t binfmt_misc none "$1"; printf %s "$2" >"$1/register"; exec true'
+    (rules := tmp_path / "rules").mkdir()
+    said = {}
+    for program in (emulator, copy):
+        rule = b":".join((b"", b"own", b"M", b"", magic, mask, str(program).encode(), b"FP"))
+        done = subprocess.run(
+            [
+                *["unshare", "--user", "--map-root-user", "--mount"],
+                *["sh", "-ec", script, "sh", rules, rule.decode()],
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if "mount:" in done.stderr:
+            pytest.skip(f"a binfmt_misc of one's own is not allowed here: {done.stderr}")
+        said[program] = (done.returncode, done.stderr)
+    assert said[emulator][0] != 0  # the kernel's own limit
+    assert said[copy] == (0, "")
