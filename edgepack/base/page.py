@@ -12,12 +12,15 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import zip_longest
 from pathlib import Path
 
 from edgepack.base.text import printable
 
 _BINS = 20
-_WIDTH, _HEIGHT, _AXIS = 640, 160, 22
+_WIDTH, _HEIGHT, _AXIS = 640, 160, 32
+# What has more characters may be broken within a table.
+_WORD = 14
 _MIME = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 
@@ -45,13 +48,19 @@ def facts(values: Mapping[str, object]) -> Html:
 
 
 def table(rows: Iterable[Sequence[object]], header: Sequence[str]) -> Html:
-    """A table; numbers stand on the right."""
-    return Html("".join((table_head(header), *(table_row(row) for row in rows), TABLE_END)))
+    """A table; numbers stand on the right, and what is over them."""
+    listed = list(rows)
+    numbers = [any(map(_is_number, column)) for column in zip(*listed, strict=True)]
+    head = table_head(header, numbers)
+    return Html("".join((head, *(table_row(row) for row in listed), TABLE_END)))
 
 
-def table_head(header: Sequence[str]) -> Html:
-    """How a table begins, for one that is written row by row."""
-    cells = "".join(f"<th>{text(name)}</th>" for name in header)
+def table_head(header: Sequence[str], numbers: Sequence[bool] = ()) -> Html:
+    """How a table begins, for one that is written row by row; `numbers` tells which columns are."""
+    cells = "".join(
+        f'<th class="number">{text(name)}</th>' if is_number else f"<th>{text(name)}</th>"
+        for name, is_number in zip_longest(header, numbers, fillvalue=False)
+    )
     return Html(f'<div class="wide"><table>\n<thead><tr>{cells}</tr></thead>\n<tbody>\n')
 
 
@@ -63,11 +72,20 @@ def table_row(row: Sequence[object], *, kind: str = "", names: Sequence[str] = (
     cells = []
     for index, value in enumerate(row):
         classes = [names[index]] if names and names[index] else []
-        classes += ["number"] * (isinstance(value, int | float) and not isinstance(value, bool))
+        classes += ["number"] * _is_number(value)
+        classes += ["long"] * any(len(word) > _WORD for word in _cell_words(value))
         attribute = f' class="{" ".join(classes)}"' if classes else ""
         cells.append(f"<td{attribute}>{text(value)}</td>")
     begin = f'<tr class="{kind}">' if kind else "<tr>"
     return Html(f"{begin}{''.join(cells)}</tr>\n")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _cell_words(value: object) -> list[str]:
+    return [] if isinstance(value, Html) else str(value).split()
 
 
 def shares(rows: Iterable[tuple[object, float, object]]) -> Html:
@@ -98,7 +116,7 @@ def histogram(values: Sequence[float], *, unit: str, title: str) -> Html:
         if (height := count / tallest * (_HEIGHT - 4))
     )
     ends = "".join(
-        f'<text x="{x}" y="{_HEIGHT + _AXIS - 6}" text-anchor="{anchor}">'
+        f'<text x="{x}" y="{_HEIGHT + _AXIS - 8}" text-anchor="{anchor}">'
         f"{value:.{_digits(high)}f} {escape(unit)}</text>"
         for x, anchor, value in ((0, "start", low), (_WIDTH, "end", high))
     )
@@ -225,6 +243,7 @@ svg:not(.marks) text { font-size: 14px }
 .bar b { font-weight: 400; text-align: right; font-variant-numeric: tabular-nums }
 @media (max-width: 40em) { dl { grid-template-columns: 1fr; gap: 0 } dd { margin-bottom: .4em }
   .bars { grid-template-columns: 1fr max-content }
+  svg:not(.marks) text { font-size: 24px }
   .bar span { grid-column: 1 / -1; margin-top: .4em } }
 """
 _STYLE = f"""
@@ -238,8 +257,9 @@ h1 {{ font-size: 1.5em }} h2 {{ font-size: 1.15em; margin: 1.6em 0 .4em }}
 .wide {{ overflow-x: auto }} table {{ border-collapse: collapse; width: 100% }}
 th, td {{ text-align: left; padding: .3em .6em; border-bottom: 1px solid var(--line);
   vertical-align: top }}
-td {{ white-space: pre-wrap; overflow-wrap: anywhere }}
-td.number {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }}
+td {{ white-space: pre-wrap }} td.long {{ overflow-wrap: anywhere; min-width: 9em }}
+td.number, th.number {{ text-align: right; white-space: nowrap;
+  font-variant-numeric: tabular-nums }}
 tr.ok td.outcome {{ color: var(--good) }} tr.bad {{ background: var(--badback) }}
 td.short {{ white-space: nowrap }}
 tr.bad td.outcome {{ color: var(--bad); font-weight: 600 }} tr.waiting {{ color: var(--weak) }}

@@ -13,7 +13,7 @@ from edgepack.cli.options import add_device, add_release, open_release, positive
 from edgepack.cli.pages import add_html, bench_page, check_html, save
 from edgepack.cli.report import answer_lines, bench_lines, profile_lines
 from edgepack.deploy.answers import SenselessError
-from edgepack.deploy.conditions import read_conditions
+from edgepack.deploy.conditions import Conditions, read_conditions
 from edgepack.deploy.duel import Duel, duel
 from edgepack.deploy.remote_app import RunRequest, ask_app
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if answer.bench is None or (args.profile and answer.profile is None):
         raise SenselessError(f"{device.name}: edgepack-run measured nothing")
     lines = bench_lines(answer.bench) + answer_lines(replace(answer, top=()))
-    lines += [f"before    {before}", f"after     {after}"]
+    lines += _conditions(before, after)
     if answer.profile:
         lines += ["", *profile_lines(answer.profile)]
     save(args, console, bench_page(answer, f"{root} on {device.name}"))
@@ -101,6 +101,12 @@ def _duel_lines(found: Duel) -> list[str]:
         f"B         {found.b}: {statistics.median(found.b_ms):.2f} ms",
         f"B / A     {found.ratio:.3f}, with 95 % confidence {found.low:.3f} to {found.high:.3f}, "
         + (rounds if found.told else f"{rounds}: no difference that can be told"),
-        f"before    {found.before}",
-        f"after     {found.after}",
+        *_conditions(found.before, found.after),
     ]
+
+
+def _conditions(before: Conditions, after: Conditions) -> list[str]:
+    """Of the device, if it tells any."""
+    if str(before) == str(after) == str(Conditions()):
+        return []
+    return [f"before    {before}", f"after     {after}"]

@@ -31,7 +31,10 @@ MADE = page.page(
     page.facts({"SHA-256": DIGEST, "folder": LONG}),
     page.section("Layers", page.shares([(LONG, 1.0, "12.345 ms"), ("b", 0.5, "6.100 ms")])),
     page.section("Latency", page.histogram([*range(1, 50)], unit="ms", title="latency")),
-    page.section("Files", page.table([(LONG, 12345678, DIGEST)], ("file", "bytes", "SHA-256"))),
+    page.section(
+        "Files",
+        page.table([(LONG, 12345678, "depthwise", DIGEST)], ("file", "bytes", "rule", "SHA-256")),
+    ),
     page.section("Photo", page.picture(PHOTO, alt="a photo")),
     page.section(
         "Boxes", page.marked_picture(PHOTO, 60, 40, [((5, 5, 50, 30), LONG)], [(9, 9)], alt="boxes")
@@ -49,6 +52,11 @@ onload = () => {{
     wide: inside.documentElement.scrollWidth,
     cut: [...inside.querySelectorAll(".bar span")].filter(
       (one) => one.scrollWidth > one.clientWidth).length,
+    broken: [...inside.querySelectorAll("td")].filter((one) => {{
+      const text = inside.createRange();
+      text.selectNodeContents(one);
+      return text.getClientRects().length > 1;
+    }}).map((one) => one.textContent),
     bars: widths(".bar i"), columns: widths("svg:not(.marks) rect").length,
     pictures: [...inside.images].map((image) => image.naturalWidth)}});
 }}
@@ -93,6 +101,8 @@ def test_a_page_is_no_wider_than_the_window(
     assert found["wide"] <= width
     # A layer's name differs from the next one's at its end.
     assert found["cut"] == 0
+    # Names and hashes may be, words are not.
+    assert set(found["broken"]) <= {LONG, DIGEST}
     assert found["bars"][0] == pytest.approx(2 * found["bars"][1], rel=0.02)
     assert found["columns"] == 20
     assert found["pictures"] == [60]
