@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgepack.base import page
+from edgepack.base.errors import ImageError
 from edgepack.base.page import Html
 from edgepack.base.text import megabytes
 from edgepack.cli.options import check_writable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgepack.flow.evaluate import Evaluation, Judged
     from edgepack.quantization.quantize import Result
 
-_THUMBNAIL = (160, 160)
+_THUMBNAIL = 160
 _SHOWN_PHOTOS = 200
 _SHOWN_LAYERS = 40
 
@@ -140,6 +140,7 @@ def compare_page(found: Compared, title: str) -> Html:
     first = found.first
     verdict = "no layer diverges" if first is None else f"call {first.call} is the first to diverge"
     header = ("call", "node", "operator", "rule", "tensor", "shape", "error", "of max", "")
+    numbers = (True, False, False, False, False, True, True, True, False)
     rows = (
         page.table_row(
             (
@@ -169,7 +170,7 @@ def compare_page(found: Compared, title: str) -> Html:
                 "plan": "" if found.same_plan else "not what this project compiles to",
             }
         ),
-        page.section("Layers", page.table_head(header), *rows, page.TABLE_END),
+        page.section("Layers", page.table_head(header, numbers), *rows, page.TABLE_END),
     )
 
 
@@ -197,19 +198,25 @@ def evaluate_page(found: Evaluation) -> Html:
     parts = [
         page.section(title, page.table((_photo_row(found, one) for one in rows), header), more)
         for title, rows, more in (
-            (f"{len(differing)} photos are seen differently", differing[:_SHOWN_PHOTOS],
+            ("Seen differently: " + _photos(differing), differing[:_SHOWN_PHOTOS],
              _left_out(len(differing))),
-            (f"{len(missed)} photos the reference gets wrong", missed[:_SHOWN_PHOTOS],
+            ("Wrong by the reference: " + _photos(missed), missed[:_SHOWN_PHOTOS],
              _left_out(len(missed))),
         )
         if rows
     ]  # fmt: skip
     return page.page(
-        f"{len(found.judged)} photos, here{where}",
+        f"{_photos(found.judged)}, here{where}",
         right,
         *parts,
-        page.section("Confusion", page.table(wrong, ("expected", "seen as", "photos"))),
+        page.section("Confusion", page.table(wrong, ("expected", "seen as", "photos")))
+        if wrong
+        else Html(),
     )
+
+
+def _photos(found: Sequence[object]) -> str:
+    return f"{len(found)} photo" + "s" * (len(found) != 1)
 
 
 def quantize_page(found: Result, title: str) -> Html:
@@ -329,16 +336,19 @@ def _photo_row(found: Evaluation, one: Judged) -> tuple[object, ...]:
 
 def _thumbnail(path: Path) -> Html:
     """Small, as a JPEG; what is no photo any more has none."""
-    from PIL import Image
+    import cv2
 
-    data = io.BytesIO()
+    from edgepack.preprocess.image import KINDS, load_image
+
     try:
-        with Image.open(path) as photo:
-            photo.thumbnail(_THUMBNAIL)
-            photo.convert("RGB").save(data, "JPEG", quality=80)
-    except (OSError, ValueError):
+        photo = load_image(path, accept=KINDS)
+    except ImageError:
         return Html()
-    return page.picture(data.getvalue(), alt=path.name)
+    factor = min(_THUMBNAIL / max(photo.shape[:2]), 1.0)
+    height, width = (max(round(side * factor), 1) for side in photo.shape[:2])
+    small = cv2.resize(photo, (width, height), interpolation=cv2.INTER_AREA)
+    _, data = cv2.imencode(".jpg", small, (cv2.IMWRITE_JPEG_QUALITY, 80))
+    return page.picture(data.tobytes(), alt=path.name)
 
 
 def _left_out(count: int) -> str:

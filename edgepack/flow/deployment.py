@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from edgepack.base import page
 from edgepack.base.errors import ConnectError, ModelError, UsageError
@@ -40,6 +40,9 @@ from edgepack.device.patience import Patience
 from edgepack.flow.job import board_of, make_job, package_job
 from edgepack.flow.project import Project, load_project
 from edgepack.preprocess.spec import PreprocessSpec
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Array = npt.NDArray[Any]
 _FILES = ("model", "labels", "golden_image")
@@ -382,7 +385,8 @@ def _as_files(
     if isinstance(data, str | Path):
         path = Path(data)
         return (None, (path,)) if path.suffix.lower() in _TENSORS else (path, ())
-    if isinstance(data, Image.Image):
+    # Whoever has a Pillow image has imported Pillow.
+    if "PIL.Image" in sys.modules and isinstance(data, sys.modules["PIL.Image"].Image):
         photo = folder / "photo.png"
         data.save(photo)
         return photo, ()

@@ -16,13 +16,14 @@ from typing import Any
 import cv2
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from edgepack.base.errors import ConfigError, ImageError, perhaps
 from edgepack.base.tables import Table, parse_json
 from edgepack.model import TensorInfo
 from edgepack.preprocess.geometry import Geometry
 from edgepack.preprocess.image import KINDS, MOST_PIXELS, Pixels, decode_image
+from edgepack.preprocess.pillow_resize import FILTERS as _PILLOW_FILTERS
+from edgepack.preprocess.pillow_resize import pillow_resize
 from edgepack.preprocess.presets import PRESETS
 
 FORMAT, VERSION = "edgepack-preprocess", 1
@@ -52,10 +53,6 @@ _OPENCV_FILTERS = {
     "nearest": cv2.INTER_NEAREST,
     "area": cv2.INTER_AREA,
     "cubic": cv2.INTER_CUBIC,
-}
-_PILLOW_FILTERS = {
-    "pil-bilinear": Image.Resampling.BILINEAR,
-    "pil-bicubic": Image.Resampling.BICUBIC,
 }
 CENTRES = ("floor", "torchvision")
 TF_BILINEAR = "tf-bilinear"
@@ -470,11 +467,7 @@ def scaled(image: Pixels, height: int, width: int, interpolation: str) -> npt.ND
     if image.shape[:2] == (height, width):
         return image
     if interpolation in _PILLOW_FILTERS:
-        # Width first, as Pillow did in one call before version 13, which begins with the height
-        # of tall photos: models were trained with the former, and it depends on no version.
-        filter_ = _PILLOW_FILTERS[interpolation]
-        wide = Image.fromarray(image).resize((width, image.shape[0]), filter_)
-        return np.asarray(wide.resize((width, height), filter_), np.uint8)
+        return pillow_resize(image, height, width, interpolation)
     # IPP, in x86 wheels only, rounds the cubic filter in its own way. The switch holds for
     # the calling thread.
     with_ipp = cv2.ipp.useIPP()

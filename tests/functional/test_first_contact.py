@@ -23,8 +23,8 @@ from tests.support import require_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 USER = "tester"
-# Debian 12, Ubuntu 24.04 and Debian 13.
-PYTHON = {"bookworm": "3.11", "noble": "3.12", "trixie": "3.13"}
+# Debian 12, Ubuntu 24.04, Debian 13 and Debian's testing.
+PYTHON = {"bookworm": "3.11", "noble": "3.12", "trixie": "3.13", "forky": "3.14"}
 
 pytestmark = [
     pytest.mark.slow,

@@ -425,6 +425,28 @@ def test_pillow_filters_are_pillows_and_not_opencvs(name: str, filter_: Image.Re
     np.testing.assert_array_equal(scaled(gray, 20, 31, name), made[:, :, 1])
 
 
+@pytest.mark.parametrize(
+    ("name", "filter_"),
+    [
+        ("pil-bilinear", Image.Resampling.BILINEAR),
+        ("pil-bicubic", Image.Resampling.BICUBIC),
+    ],
+)
+def test_pillow_filters_are_pillows_at_any_size(name: str, filter_: Image.Resampling) -> None:
+    rng = np.random.default_rng(11)
+    for case in range(60):
+        height, width, to_height, to_width = (int(n) for n in 2 ** rng.uniform(0, 9, 4))
+        photo = rng.integers(0, 256, (height, width, 3)[: 3 - case % 2], dtype=np.uint8)
+        if case % 3 == 0:  # sums far outside of 0..255
+            photo = np.where(photo < 128, 0, 255).astype(np.uint8)
+        across = Image.fromarray(photo).resize((to_width, height), filter_)
+        np.testing.assert_array_equal(
+            scaled(photo, to_height, to_width, name),
+            across.resize((to_width, to_height), filter_),
+            err_msg=f"{height} x {width} to {to_height} x {to_width}",
+        )
+
+
 def test_pillow_filters_scale_the_width_first() -> None:
     tall = image(640, 60)  # the newest Pillow would begin with its height
     first = scaled(tall, 640, 40, "pil-bicubic")
