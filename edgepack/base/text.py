@@ -41,6 +41,11 @@ def megabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:.{digits}f} MB"
 
 
+def counted(count: int, word: str) -> str:
+    """For example "1 photo" or "2 photos"."""
+    return f"{count} {word}" + "s" * (count != 1)
+
+
 def one_line(text: object, *, limit: int = MAX_NAME) -> str:
     """`text` on one line, at most `limit` characters."""
     return shorten(printable(" ".join(str(text).split())), limit)

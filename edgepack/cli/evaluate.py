@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgepack.base.text import counted
 from edgepack.cli.console import Console, table
 from edgepack.cli.options import (
     add_device,
@@ -72,7 +73,7 @@ def _lines(found: Evaluation) -> list[str]:
     lines = [f"photos     {len(found.judged)}", _right(found, "reference", on_device=False)]
     if found.device is not None:
         lines.append(_right(found, "device", on_device=True))
-        lines.append(f"differ     {len(found.differing)} photos")
+        lines.append(f"differ     {counted(len(found.differing), 'photo')}")
         rows = [
             (
                 one.photo.name,

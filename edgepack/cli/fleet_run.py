@@ -12,7 +12,7 @@ from types import FrameType
 
 from edgepack.base.errors import RemoteError
 from edgepack.base.process import user_at_host
-from edgepack.base.text import message, one_line
+from edgepack.base.text import counted, message, one_line
 from edgepack.cli.console import Console, table
 from edgepack.fleet import (
     Fleet,
@@ -142,7 +142,7 @@ def _plan_lines(fleet: Fleet, plan: RolloutPlan) -> list[str]:
         names = first if wave.total == 1 else f"{first} ... {last}"
         rows.append((wave.name, wave.total, len(wave.devices), names))
     return [
-        f"{fleet.name}: {plan.total} devices, {plan.todo} to do",
+        f"{fleet.name}: {counted(plan.total, 'device')}, {plan.todo} to do",
         f"boards    {boards or 'none to do'}",
         table(rows, ("WAVE", "DEVICES", "TO DO", "WHICH")),
     ]
@@ -157,8 +157,7 @@ class _Teller:
 
     def wave_begins(self, wave: Wave) -> None:
         done = wave.total - len(wave.devices)
-        count = len(wave.devices)
-        text = f"{wave.name}: {count} device{'s' if count > 1 else ''}"
+        text = f"{wave.name}: {counted(len(wave.devices), 'device')}"
         self._console.step(text + (f", {done} more done before" if done else ""))
 
     def devices_end(self, outcomes: Sequence[Outcome]) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgepack.base import page
 from edgepack.base.errors import ImageError
 from edgepack.base.page import Html
-from edgepack.base.text import megabytes
+from edgepack.base.text import counted, megabytes
 from edgepack.cli.options import check_writable
 
 if TYPE_CHECKING:
@@ -198,25 +198,21 @@ def evaluate_page(found: Evaluation) -> Html:
     parts = [
         page.section(title, page.table((_photo_row(found, one) for one in rows), header), more)
         for title, rows, more in (
-            ("Seen differently: " + _photos(differing), differing[:_SHOWN_PHOTOS],
+            ("Seen differently: " + counted(len(differing), 'photo'), differing[:_SHOWN_PHOTOS],
              _left_out(len(differing))),
-            ("Wrong by the reference: " + _photos(missed), missed[:_SHOWN_PHOTOS],
+            ("Wrong by the reference: " + counted(len(missed), 'photo'), missed[:_SHOWN_PHOTOS],
              _left_out(len(missed))),
         )
         if rows
     ]  # fmt: skip
     return page.page(
-        f"{_photos(found.judged)}, here{where}",
+        f"{counted(len(found.judged), 'photo')}, here{where}",
         right,
         *parts,
         page.section("Confusion", page.table(wrong, ("expected", "seen as", "photos")))
         if wrong
         else Html(),
     )
-
-
-def _photos(found: Sequence[object]) -> str:
-    return f"{len(found)} photo" + "s" * (len(found) != 1)
 
 
 def quantize_page(found: Result, title: str) -> Html:

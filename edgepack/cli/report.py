@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from edgepack.base.text import megabytes, one_line
+from edgepack.base.text import counted, megabytes, one_line
 from edgepack.cli.console import table
 from edgepack.deploy.answers import Answer, HealthOutcome, Release, Status
 from edgepack.deploy.app_answers import AppAnswer, Bench, Deviation, Profile
@@ -110,9 +110,9 @@ def profile_lines(profile: Profile) -> list[str]:
 def deploy_lines(report: Report, name: str) -> list[str]:
     """What a deploy did, and what the smoke test gave."""
     sent = (
-        f"{megabytes(report.sent_bytes)} in {len(report.sent_files)} files, "
+        f"{megabytes(report.sent_bytes)} in {counted(len(report.sent_files), 'file')}, "
         f"{megabytes(report.model_bytes_sent)} of them model; "
-        f"{len(report.reused_files)} files were there"
+        f"{counted(len(report.reused_files), 'file')} reused"
         if report.outcome == "deployed"
         else "nothing: the release was there"
     )
@@ -192,8 +192,8 @@ def status_lines(status: Status, where: str) -> list[str]:
     if status.previous:
         lines.append(f"previous  {_release(status.previous)}")
     lines.append(
-        f"stored    {status.releases} releases, "
-        f"{megabytes(status.store_bytes)} in {status.blobs} files"
+        f"stored    {counted(status.releases, 'release')}, "
+        f"{megabytes(status.store_bytes)} in {counted(status.blobs, 'file')}"
     )
     if status.signers:
         lines.append(f"trusts    {', '.join(status.signers)}")

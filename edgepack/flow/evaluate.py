@@ -18,6 +18,7 @@ from typing import Any
 from edgepack.base.errors import ConfigError, UsageError
 from edgepack.base.paths import cache_dir, locked
 from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.base.text import counted
 from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.frontend.load import load_model
 from edgepack.deploy import remote_tool
@@ -215,7 +216,7 @@ def evaluate(
     )
     reference: Reference | None = None
     judged = []
-    with locked(journal.path), progress.bar(f"{len(photos)} photos", len(photos)) as bar:
+    with locked(journal.path), progress.bar(counted(len(photos), "photo"), len(photos)) as bar:
         for photo in photos:
             digest = hashlib.sha256(photo.path.read_bytes()).hexdigest()
             found = journal.known.get(digest)

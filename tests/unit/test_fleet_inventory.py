@@ -48,7 +48,7 @@ def test_ranges(pattern: str, names: list[str]) -> None:
         ("n[1:2", "a bracket that belongs to no range"),
         ("n[01:100]", "different widths"),
         ("n[5:1]", "its end comes before its start"),
-        ("n[1:x]", "no range of numbers or letters"),
+        ("n[1:x]", "not a range of numbers or letters"),
         ("n[1:5:0]", "the step"),
         ("n[1:200000]", "more than 100000"),
         ("[1:1000]-[1:1000]", "1000000 names"),

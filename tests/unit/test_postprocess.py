@@ -108,7 +108,7 @@ def test_mistakes_in_the_table(text: str, message: str) -> None:
         ('kind = "yolo"\nhead = "end2end"', [(1, 9, 7)], "rows of 6 numbers"),
         ('kind = "centernet"', [(1, 2, 4, 4)], "centres, sizes and offsets"),
         ('kind = "centernet"', [(1, 2, 4, 4), (1, 2, 4, 4), (1, 2, 4, 5)], "not of one size"),
-        ('kind = "ssd"', [(1, 9, 4), (1, 8, 3)], "not of as many boxes"),
+        ('kind = "ssd"', [(1, 9, 4), (1, 8, 3)], "the same number of boxes"),
         ('kind = "ssd"', [(1, 9, 5), (1, 9, 3)], "a box is four numbers"),
         ('kind = "ssd"', [(1, 9, 4), (1, 9, 1)], "no class beside the background"),
         ('preset = "retinaface"', [(1, 9, 4), (1, 9, 2), (1, 9, 10)], "the maps have 252 anchors"),
