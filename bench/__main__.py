@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import accuracy, arm, compiling, host, mca, ops
+from bench import accuracy, arm, bits, compiling, host, mca, ops
 from bench.charts import write_charts
 from bench.cycles import measure as cycles
 from bench.models import MODELS
@@ -35,13 +35,16 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--accuracy", action="store_true", help="what 8-bit integers lose, beside other quantisers"
     )
+    what.add_argument(
+        "--bits", action="store_true", help="half precision and 8-bit integers: counts and CPU time"
+    )
     what.add_argument("--report", action="store_true", help="only print what was measured")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument(
         "--boards",
         nargs="+",
-        choices=sorted({*arm.BOARDS, *cycles.BOARDS}),
+        choices=sorted({*arm.BOARDS, *cycles.BOARDS, *bits.BOARDS}),
         help="default: all that the measurement is made for",
     )
     parser.add_argument("--rounds", type=int, default=5, help="of this machine's measurement")
@@ -51,6 +54,29 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _measure(args: argparse.Namespace, console: Console) -> None:
+    """Whatever the command line asks for."""
+    if args.arm:
+        arm.measure(args.boards or arm.BOARDS, args.models, args.engines, console)
+    elif args.cycles:
+        boards = [name for name in args.boards or cycles.BOARDS if name in cycles.BOARDS]
+        cycles.measure(boards, args.models, args.engines, console)
+    elif args.mca:
+        mca.measure(args.boards or arm.BOARDS, args.models, console)
+    elif args.ops:
+        ops.measure(console, rounds=args.rounds)
+    elif args.compile:
+        compiling.measure(args.models, console)
+    elif args.accuracy:
+        accuracy.measure(args.models, console)
+    elif args.bits:
+        bits.measure(
+            args.boards or bits.BOARDS, args.models, args.engines, console, rounds=args.rounds
+        )
+    elif not args.report:
+        host.measure(args.models, args.engines, console, rounds=args.rounds)
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs one command line and returns its exit code."""
     args = make_parser().parse_args(argv)
@@ -58,21 +84,7 @@ def main(argv: Sequence[str]) -> int:
     if args.cache_dir is not None:
         set_cache_dir(args.cache_dir)
     try:
-        if args.arm:
-            arm.measure(args.boards or arm.BOARDS, args.models, args.engines, console)
-        elif args.cycles:
-            boards = [name for name in args.boards or cycles.BOARDS if name in cycles.BOARDS]
-            cycles.measure(boards, args.models, args.engines, console)
-        elif args.mca:
-            mca.measure(args.boards or arm.BOARDS, args.models, console)
-        elif args.ops:
-            ops.measure(console, rounds=args.rounds)
-        elif args.compile:
-            compiling.measure(args.models, console)
-        elif args.accuracy:
-            accuracy.measure(args.models, console)
-        elif not args.report:
-            host.measure(args.models, args.engines, console, rounds=args.rounds)
+        _measure(args, console)
     except EdgepackError as error:
         console.error(str(error), error.hint, error.exit_code)
         return error.exit_code
@@ -85,13 +97,14 @@ def main(argv: Sequence[str]) -> int:
         "host": host.report,
         "ops": ops.report,
         "compile": compiling.report,
+        "bits": bits.report,
     }
     if args.accuracy:
         # Its tables are in the guide on precision, with what they mean.
         print(accuracy.report())
         return 0
     sections = {name: report() for name, report in reports.items()}
-    kinds = ("arm", "cycles", "mca", "ops", "compile")
+    kinds = ("arm", "cycles", "mca", "ops", "compile", "bits")
     chosen = [name for name in kinds if getattr(args, name)] or ["host"]
     print("\n\n".join(sections[name] for name in (sections if args.report else chosen)))
     if args.docs:

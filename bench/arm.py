@@ -28,6 +28,7 @@ from edgepack.base.paths import locked, write_atomic
 from edgepack.base.process import run
 from edgepack.base.progress import Progress
 from edgepack.boards import Board, get_board
+from edgepack.compiler.precision import FULL
 from edgepack.flow.reference import run_reference
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,14 @@ def difference(count: Callable[[int], int], runs: int) -> int:
     return (count(2 * runs) - count(runs)) // runs
 
 
-def count_peer(emulator: Emulator, engine: str, model: BenchModel, *, runs: int = 1) -> Figure:
+def count_peer(
+    emulator: Emulator,
+    engine: str,
+    model: BenchModel,
+    *,
+    runs: int = 1,
+    tolerance: float = TOLERANCE,
+) -> Figure:
     """A peer's figure for a model. Raises CountError or MismatchError."""
     x = model.sample()
     with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
@@ -80,14 +88,19 @@ def count_peer(emulator: Emulator, engine: str, model: BenchModel, *, runs: int 
         instructions = difference(count, runs)
         references = run_reference(model.path, {}, [x])
         outputs = [np.load(folder / f"{i}.npy") for i in range(len(references))]
-    return Figure(value=instructions, error=largest_error(outputs, references, TOLERANCE))
+    return Figure(value=instructions, error=largest_error(outputs, references, tolerance))
 
 
 def count_ours(
-    emulator: Emulator, model: BenchModel, progress: Progress, *, runs: int = 1
+    emulator: Emulator,
+    model: BenchModel,
+    progress: Progress,
+    *,
+    runs: int = 1,
+    precision: str = FULL.name,
 ) -> Figure:
     """Our figure for a model. Raises CountError, MismatchError, and what packaging raises."""
-    packaged = ours.package(model, emulator.board.name, progress)
+    packaged = ours.package(model, emulator.board.name, progress, precision=precision)
     error = 0.0
     with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
 

@@ -13,9 +13,10 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -85,18 +86,42 @@ def measure(
                 progress.step(f"{model.name}: not with {threads} threads, this machine is busy")
                 continue
             progress.step(f"{model.name}: {threads} thread{'s' if threads > 1 else ''}")
-            cpu: dict[str, Figure] = {}
-            wall: dict[str, Figure] = {}
-            with contextlib.ExitStack() as stack:
-                entries = _start(stack, model, engines, threads, progress, failed=cpu)
-                _rounds(entries, rounds)
-            for engine, entry in entries.items():
-                cpu[engine] = Figure(value=median(entry.cpu_ms), error=entry.error)
-                wall[engine] = Figure(value=min(entry.wall_ms), error=entry.error)
+            cpu, wall = timed(model, engines, threads, progress, rounds=rounds)
             tables = {f"wall_ms_{threads}": {model.name: wall}}
             if threads == 1:
                 tables["cpu_ms_1"] = {model.name: cpu}
             store("host", tables)
+
+
+def timed(
+    model: BenchModel,
+    engines: Sequence[str],
+    threads: int,
+    progress: Progress,
+    *,
+    rounds: int,
+    tolerance: float = TOLERANCE,
+    files: Mapping[str, Path] = MappingProxyType({}),
+) -> tuple[dict[str, Figure], dict[str, Figure]]:
+    """Each engine's median CPU time, and its shortest wall time, in milliseconds.
+
+    `files` are those of engines that are not given the model's own.
+    """
+    cpu: dict[str, Figure] = {}
+    with contextlib.ExitStack() as stack:
+        entries = _start(
+            stack, model, engines, threads, progress, failed=cpu, tolerance=tolerance, files=files
+        )
+        _rounds(entries, rounds)
+    cpu |= {
+        engine: Figure(value=median(entry.cpu_ms), error=entry.error)
+        for engine, entry in entries.items()
+    }
+    wall = {
+        engine: Figure(value=min(entry.wall_ms), error=entry.error)
+        for engine, entry in entries.items()
+    }
+    return cpu, wall
 
 
 def _start(
@@ -107,6 +132,8 @@ def _start(
     progress: Progress,
     *,
     failed: dict[str, Figure],
+    tolerance: float,
+    files: Mapping[str, Path],
 ) -> dict[str, _Entry]:
     """Starts the engines and checks the outputs of each one's first run."""
     references = run_reference(model.path, {}, [model.sample()])
@@ -121,11 +148,12 @@ def _start(
             else:
                 np.save(folder / "input.npy", model.sample())
                 python = host_python(progress)
-                arguments = (converted(model, engine), folder / "input.npy", folder, str(threads))
+                file = files.get(engine) or converted(model, engine)
+                arguments = (file, folder / "input.npy", folder, str(threads))
                 run = stack.enter_context(worker([python, WORKER, engine, *arguments]))
                 first = run(1)
                 outputs = [np.load(folder / f"{i}.npy") for i in range(len(references))]
-                entry = _Entry(run=run, error=largest_error(outputs, references, TOLERANCE))
+                entry = _Entry(run=run, error=largest_error(outputs, references, tolerance))
                 entry.batch = _batch(first)
         except EdgepackError as error:
             log.warning("%s", error)

@@ -10,6 +10,7 @@ from bench.fetch import bench_dir
 from bench.models import BenchModel
 from edgepack.base.errors import MismatchError
 from edgepack.base.progress import Progress
+from edgepack.compiler.precision import FULL
 from edgepack.flow.job import Job, compile_job, make_job, package_job
 from edgepack.flow.project import load_project
 
@@ -19,28 +20,38 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Packaged:
-    """A bundle's folder, and the bytes its tensors share at run time."""
+    """A bundle's folder, the bytes its tensors share at run time, and those of its parameters."""
 
     folder: Path
     arena_bytes: int
+    params_bytes: int
+    tolerance: float
 
     def argv(self, *, runs: int, threads: int) -> list[str | Path]:
         """Runs the golden input `runs` times, after one time to warm up."""
         words = f"--golden --bench {runs} --warmup 1 --threads {threads} --affinity none --json"
+        words += f" --tolerance {self.tolerance}"
         app = self.folder / "bin" / "edgepack-run"
         return [app, "--bundle", self.folder, *words.split()]
 
 
-def package(model: BenchModel, board_name: str, progress: Progress) -> Packaged:
+def package(
+    model: BenchModel, board_name: str, progress: Progress, *, precision: str = FULL.name
+) -> Packaged:
     """The bundle of `model` for a board. Its golden input is the model's sample."""
     progress.step(f"packaging {model.name} for {board_name}")
-    job = _job(model, board_name)
-    out = bench_dir() / "bundles" / f"{model.name}-{board_name}"
+    job = _job(model, board_name, precision=precision)
+    out = bench_dir() / "bundles" / f"{model.name}-{precision}-{board_name}"
     bundle = package_job(job, out, progress=progress)
     for other in out.iterdir():  # of kernels that have changed since
         if other != bundle.path:
             shutil.rmtree(other, ignore_errors=True)
-    return Packaged(folder=bundle.path, arena_bytes=bundle.manifest.model.arena_bytes)
+    return Packaged(
+        folder=bundle.path,
+        arena_bytes=bundle.manifest.model.arena_bytes,
+        params_bytes=bundle.manifest.model.params_bytes,
+        tolerance=bundle.manifest.tolerance,
+    )
 
 
 def compiled_library(model: BenchModel, board_name: str, progress: Progress) -> Path:
@@ -48,10 +59,13 @@ def compiled_library(model: BenchModel, board_name: str, progress: Progress) -> 
     return compile_job(_job(model, board_name), progress=progress).library
 
 
-def _job(model: BenchModel, board_name: str) -> Job:
-    # Peers transform weights when they load them, into memory that nobody counts.
+def _job(model: BenchModel, board_name: str, *, precision: str = FULL.name) -> Job:
+    # Peers transform weights when they load them, into memory that nobody counts. What is measured
+    # is compared with the reference then.
     flags = {"model": model.path, "name": model.name, "board": board_name, "scores": "raw"}
-    return make_job(load_project(None, {**flags, "optimize": "speed"}))
+    return make_job(
+        load_project(None, {**flags, "optimize": "speed", "precision": precision, "verify": False})
+    )
 
 
 def check(report: dict[str, object], what: str) -> float:

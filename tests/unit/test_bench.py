@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from bench import accuracy, arm, charts, host, mca, ops, results
+from bench import accuracy, arm, bits, charts, host, mca, ops, results
 from bench.network import Network
 from bench.ours import NAME
 from bench.results import Figure
@@ -43,6 +43,20 @@ def test_table_marks_the_best_peer_and_says_what_fails() -> None:
         "| m2 | - | **2.0** | - | - |",
         "| geometric mean of 1 |  |  |  | 0.75 |",
     ]
+
+
+def test_bits_have_rows_for_kinds_and_a_table_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "bench_dir", lambda: tmp_path)
+    counted = {"mobilenetv2, int8": {NAME: Figure(value=4e7), "onnxruntime": Figure(value=6e7)}}
+    timed = {"resnet18": {NAME: Figure(value=4.0), "openvino": Figure(value=5.0)}}
+    results.store("bits", {"rasp5b": counted, "local": timed})
+    text = bits.report()
+    assert "**aarch64-linux-gnu, cortex-a76** (board rasp5b), M instructions" in text
+    assert "| mobilenetv2, int8 | 40.0 | **60.0** | 0.67 |" in text
+    assert "| resnet18 | 4.00 | - | **5.00** | 0.80 |" in text
 
 
 def test_results_are_kept_until_measured_again(
@@ -181,7 +195,7 @@ def test_worker_process_answers_and_says_why_it_ended(tmp_path: Path) -> None:
 def test_stored_results_are_readable() -> None:
     """bench/results is written by the benchmark and read for docs/performance.md."""
     stored = {path.stem for path in results.RESULTS.glob("*.json")}
-    assert stored == {"accuracy", "arm", "compile", "cycles", "host", "mca", "ops"}
+    assert stored == {"accuracy", "arm", "bits", "compile", "cycles", "host", "mca", "ops"}
     for name in stored - {"accuracy", "cycles", "mca"}:
         assert results.load(name)
     assert "| edgepack | " in accuracy.report()
