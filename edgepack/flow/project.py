@@ -175,7 +175,8 @@ def load_project(path: Path | None, flags: Mapping[str, Any] | None = None) -> P
         values[key] = {**from_file.get(key, {}), **given.get(key, {})}
     if "model" not in values:
         raise UsageError(
-            "no model given", hint=f"name an ONNX file, or a project file ({PROJECT_FILE})"
+            "no model given",
+            hint=f"name an ONNX file; `edgepack init MODEL` makes a project file ({PROJECT_FILE})",
         )
     values.setdefault("name", default_name(values["model"]))
 

@@ -232,7 +232,10 @@ def _read(path: Path) -> tuple[Any, list[Path]]:
                 f"{path}: the file ends in the middle of the model ({len(data)} bytes)",
                 hint="copy or download it again",
             )
-        raise NotOnnxError(f"{path}: not an ONNX model")
+        raise NotOnnxError(
+            f"{path}: not an ONNX model",
+            hint="edgepack also reads TFLite models (.tflite) and exported PyTorch programs (.pt2)",
+        )
     files = load_external_data(path, proto)
     check_structure(path, proto)
     return proto, [path, *files]
