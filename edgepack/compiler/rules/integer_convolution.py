@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 
 import numpy as np
 from tvm import tirx
@@ -22,6 +24,7 @@ from edgepack.compiler.tiles.product import (
     Window,
     choose_integer_tile,
     dot_product,
+    moved_image,
     pack_integers,
     stream_cycles,
 )
@@ -29,6 +32,8 @@ from edgepack.compiler.tiles.requantise import Requantising
 
 # Pixels of a depthwise tile, by a CPU's registers: neighbours share their inputs.
 _PIXELS = {32: 4, 16: 2}
+# So often each input of a product is read where it pays to move it once.
+_WORTH_MOVING = 3
 # Points of a window that are written out in assembly.
 _MOST_IN_ASSEMBLY = 49
 
@@ -94,12 +99,19 @@ def _product(site: LayerSite, operator: integer.IntegerConvolution) -> LayerKern
     packed = pack_integers(weight, shape, chosen.vectors, dot)
     sums = operator.weight.reshape(len(operator.weight), -1).sum(axis=1, dtype="int64")
     bias = pack_channels(operator.bias - dot.moved * sums, output)
+    view_in = source.flat if flat else source
+    image = given = Image("source", source, view_in)
+    # How often each input is read. Once or twice it is as well moved where it is read.
+    reads = -(-shape.out_blocks // chosen.vectors) * prod(operator.kernel)
+    is_moved = dot.spread_moved is not None and reads / prod(operator.stride) >= _WORTH_MOVING
+    if dot.spread_moved is not None and is_moved:
+        image, dot = Image("moved", source, view_in), replace(dot, spread=dot.spread_moved)
     loops = ProductLoops(
         cpu=site.cpu,
         window=Window(stride=operator.stride, before=operator.before, dilation=operator.dilation),
         shape=shape,
         tile=chosen,
-        source=Image("source", source, source.flat if flat else source),
+        source=image,
         target=Image("target", output, view_out),
         weights=tir.buffer("weights", packed.shape, "int8"),
         bias=tir.buffer("bias", bias.shape, "int32"),
@@ -110,6 +122,9 @@ def _product(site: LayerSite, operator: integer.IntegerConvolution) -> LayerKern
     body = tir.loop_of(
         "n", output.batch, lambda n: loops.image(n, parallel=loops.partition.worth_sharing)
     )
+    if is_moved:
+        shared = worth_sharing(prod(source.shape) / max(site.cpu.vector_bytes), site.cpu)
+        body = tir.sequence(moved_image(given, image, parallel=shared), body)
     rows, columns = operator.kernel
     name = f"qconv{rows}x{columns}_{source.channels}_{output.channels}"
     name += f"_{output.height}x{output.width}"
@@ -119,11 +134,12 @@ def _product(site: LayerSite, operator: integer.IntegerConvolution) -> LayerKern
         name=name,
         function=tir.function(
             [
-                loops.source.buffer,
+                given.buffer,
                 loops.weights,
                 loops.bias,
                 *loops.epilogue.constants,
                 loops.target.buffer,
+                *([image.buffer] if is_moved else ()),
             ],
             loops.imported(body),
         ),

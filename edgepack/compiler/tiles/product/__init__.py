@@ -7,6 +7,7 @@ the loops, `by_llvm` and `by_assembly` the code of a tile.
 from edgepack.compiler.tiles.product.by_integers import (
     choose_integer_tile,
     dot_product,
+    moved_image,
     pack_integers,
 )
 from edgepack.compiler.tiles.product.by_llvm import MOST_COLUMNS, UNROLLED
@@ -34,6 +35,7 @@ __all__ = [
     "choose_integer_tile",
     "choose_tile",
     "dot_product",
+    "moved_image",
     "pack_bias",
     "pack_integers",
     "pack_weights",

@@ -12,6 +12,7 @@ from tvm import tirx
 
 from edgepack.compiler.tiles import arm, micro, tile, tir
 from edgepack.compiler.tiles.cpu import INT8_BLOCK, CpuModel
+from edgepack.compiler.tiles.layout import Image
 from edgepack.compiler.tiles.product.by_llvm import LlvmTiles
 from edgepack.compiler.tiles.product.code import ProductTensors, TileAt
 from edgepack.compiler.tiles.product.shape import Shape, pack_weights
@@ -31,14 +32,16 @@ class DotProduct:
 
     `add(sums, weights, spread(inputs))` is the new value of INT8_BLOCK sums (int32): `weights` is
     int8 [INT8_BLOCK * kr], `inputs` int8 [kr]. Inputs are `moved` so far up first, which the bias
-    has to make up for. It is `cost` instructions for a vector of sums. With a `kernel` the whole
-    tile is assembly, and this is what LLVM would do.
+    has to make up for; `spread_moved` is `spread` of inputs that were moved before, all at once. It
+    is `cost` instructions for a vector of sums. With a `kernel` the whole tile is assembly, and
+    this is what LLVM would do.
     """
 
     kr: int
     spread: Callable[[tirx.Expr], tirx.Expr]
     add: Callable[[tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]
     moved: int = 0
+    spread_moved: Callable[[tirx.Expr], tirx.Expr] | None = None
     cost: float = 1
     kernel: arm.IntegerKernel | None = None
 
@@ -54,7 +57,7 @@ def dot_product(cpu: CpuModel, channels: int, *, narrow: bool) -> DotProduct:
         kr = kernel.kr if kernel else 1
         return DotProduct(kr=kr, spread=_lane, add=_by_lane, kernel=kernel)
     if "vnni" in cpu.features:
-        return DotProduct(kr=4, spread=_four, add=_vpdpbusd, moved=128)
+        return DotProduct(kr=4, spread=_four, add=_vpdpbusd, moved=128, spread_moved=_four_moved)
     wide = max(cpu.vector_bytes) if "avx512bw" in cpu.features else min(32, max(cpu.vector_bytes))
     return DotProduct(
         kr=2,
@@ -79,6 +82,45 @@ def _four(values: tirx.Expr) -> tirx.Expr:
     four = tirx.reinterpret("int32", values)
     flipped = tirx.bitwise_xor(four, tirx.IntImm("int32", -0x7F7F7F80))
     return tir.spread(flipped, INT8_BLOCK)
+
+
+def _four_moved(values: tirx.Expr) -> tirx.Expr:
+    """Four bytes everywhere, as memory has them: the load itself spreads them."""
+    return tir.spread(tirx.reinterpret("int32", values), INT8_BLOCK)
+
+
+def moved_image(source: Image, moved: Image, *, parallel: bool) -> tir.Stmt:
+    """Writes all bytes of an image, its halo included, 128 more, which is another first bit."""
+    planes, rows, columns, block = (int(extent) for extent in source.buffer.shape)
+
+    def some(plane: tir.Expr, row: tir.Expr, column: tir.Expr, lanes: int) -> tir.Stmt:
+        at = [plane, row, column, 0]
+        flip = tir.spread(tirx.IntImm("int8", -128), lanes)
+        value = tirx.bitwise_xor(tir.load(source.buffer, at, lanes), flip)
+        return tir.store(moved.buffer, value, at, lanes)
+
+    full, rest = divmod(columns, _AT_ONCE)
+
+    def one_row(plane: tir.Expr, row: tir.Expr) -> tir.Stmt:
+        return tir.sequence(
+            tir.loop_of("some", full, lambda i: some(plane, row, i * _AT_ONCE, _AT_ONCE * block))
+            if full
+            else None,
+            tir.loop_of("pixel", rest, lambda i: some(plane, row, full * _AT_ONCE + i, block))
+            if rest
+            else None,
+        )
+
+    return tir.loop_of(
+        "plane",
+        planes,
+        lambda plane: tir.loop_of("row", rows, lambda row: one_row(plane, row)),
+        parallel=parallel,
+    )
+
+
+# Pixels of 16 channels in the widest vector.
+_AT_ONCE = 4
 
 
 def _vpdpbusd(sums: tirx.Expr, weights: tirx.Expr, values: tirx.Expr) -> tirx.Expr:
