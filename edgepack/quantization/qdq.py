@@ -155,12 +155,4 @@ class _Writer:
         graph.node.extend(self.nodes)
         read = {name for node in self.nodes for name in node.input} | set(self.network.outputs)
         graph.initializer.extend(item for name, item in self.constants.items() if name in read)
-        # Scales for each channel came with version 13.
-        for item in made.opset_import:
-            if item.domain in ("", "ai.onnx") and item.version < _OPSET:
-                made = onnx.version_converter.convert_version(made, _OPSET)
-                break
         return made
-
-
-_OPSET = 13

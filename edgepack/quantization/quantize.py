@@ -13,7 +13,7 @@ import onnx
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.quantization import mixed
 from edgepack.quantization.biases import corrected
-from edgepack.quantization.equalise import equalised
+from edgepack.quantization.equalise import ROOMS, equalised
 from edgepack.quantization.errors import CalibrationError
 from edgepack.quantization.network import Array, FloatNetwork, noise_share, outputs, values
 from edgepack.quantization.qdq import quantized, tensors_of, whole_nodes
@@ -50,10 +50,12 @@ class LayerNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A quantised model. `calibrated` and `judged` count photos. `all_int8` is how good it was
-    before some tensors went back to float, `in_float`, which cost the share `cost` more."""
+    """A quantised model. `calibrated` and `judged` count photos. `whole` is the model before some
+    tensors went back to float, `in_float`, which cost the share `cost` more; `all_int8` is how good
+    that was."""
 
     model: onnx.ModelProto
+    whole: onnx.ModelProto
     calibrated: int
     judged: int
     calibration: str
@@ -88,7 +90,7 @@ def quantize(
     original = FloatNetwork(path, proto)
     exact = outputs(proto, judge)
     progress.step("making channels equally large")
-    network = equalised(original, calibration)
+    network = _equalised(original, calibration)
     progress.step("looking for ranges")
     numbers = seen(network, calibration, tensors_of(network))
     steps = {name: steps_for(found) for name, found in numbers.items()}
@@ -96,7 +98,7 @@ def quantize(
     sums = moments(network, calibration, network.products)
     weights = {name: rounded(product, sums[name]) for name, product in network.products.items()}
     biases = _biases(network, steps, weights, calibration)
-    made = quantized(network, steps, weights, biases)
+    made = whole = quantized(network, steps, weights, biases)
     all_int8 = agreement(exact, outputs(made, judge))
     left: list[mixed.InFloat] = []
     now = all_int8
@@ -122,6 +124,7 @@ def quantize(
     inside = {id(node) for node in whole_nodes(network, steps)}
     return Result(
         model=made,
+        whole=whole,
         calibrated=len(calibration),
         judged=len(judge),
         calibration=digest.hexdigest(),
@@ -136,6 +139,25 @@ def quantize(
             if id(node) not in inside and node.op_type not in _FOLLOW
         ),
     )
+
+
+def _equalised(network: FloatNetwork, photos: Sequence[Array]) -> FloatNetwork:
+    """Channels made equally large, as far as that helps on photos that none was scaled by."""
+    some, others = photos[::2], photos[1::2][:_SENSITIVITY]
+    if not others:
+        return network
+    exact = outputs(network.proto, others)
+
+    def rounded_db(made: FloatNetwork) -> float:
+        numbers = seen(made, some[:_SENSITIVITY], tensors_of(made))
+        steps = {name: steps_for(found) for name, found in numbers.items()}
+        return snr(exact, outputs(mixed.rounding_only(made, steps), others))
+
+    found = {room: rounded_db(equalised(network, some, room=room)) for room in ROOMS}
+    best = max(found, key=found.__getitem__)
+    if rounded_db(network) >= found[best]:
+        return network
+    return equalised(network, photos, room=best)
 
 
 def _biases(

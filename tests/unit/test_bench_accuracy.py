@@ -51,7 +51,32 @@ def test_outputs_are_judged_beside_float32() -> None:
     found = judged("mobilenetv2", "some", [exact], [got])
     assert found.top1 == 0.5
     assert found.snr_db == pytest.approx(10 * np.log10(6 / 1.02))
-    assert judged("centerface", "some", [exact], [got]).top1 is None
+    assert found.f1 is None
+
+
+def centerface(*faces: tuple[int, int]) -> list[np.ndarray]:
+    """CenterFace's outputs as rows of one photo, with faces of 16 pixels in some cells."""
+    height, width = accuracy.SHAPES["centerface"][2] // 4, accuracy.SHAPES["centerface"][3] // 4
+    maps = [np.zeros((1, count, height, width), "float32") for count in (1, 2, 2, 10)]
+    maps[1][:] = np.log(4.0)
+    for row, column in faces:
+        maps[0][0, 0, row, column] = 0.9
+    return [one.reshape(1, -1) for one in maps]
+
+
+def test_boxes_are_judged_beside_float32() -> None:
+    exact = centerface((10, 10), (30, 40))
+    (boxes,) = accuracy.boxes_of("centerface", exact)
+    wanted = np.array([(34, 34, 50, 50), (154, 114, 170, 130)])
+    np.testing.assert_allclose(sorted(box.box for box in boxes), wanted, atol=1e-3)
+    assert judged("centerface", "same", exact, exact).f1 == 1.0
+    # One is a cell beside, one is lost, one was not there.
+    found = judged("centerface", "some", exact, centerface((10, 11), (50, 50)))
+    assert found.top1 is None
+    assert found.f1 == 0.5
+    none = centerface()
+    assert judged("centerface", "none", none, none).f1 == 1.0
+    assert judged("centerface", "lost", exact, none).f1 == 0.0
 
 
 def test_packages_say_where_they_are_from() -> None:

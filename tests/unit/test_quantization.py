@@ -114,6 +114,38 @@ def test_equal_channels_are_the_same_network(net: FloatNetwork) -> None:
     assert spreads[1] > 1.1 * spreads[0]
 
 
+def test_channels_are_made_equal_only_where_that_helps(
+    net: FloatNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Clip cuts off what other photos have more of a channel that was made larger."""
+    path, proto = Path("net.onnx"), network()
+    given, judge = photos(16), [photo * 3 for photo in photos(16, seed=9)]
+    far = [photo * (1 if index % 2 == 0 else 3) for index, photo in enumerate(given)]
+    made = equalised(net, given)
+    (exact,), (cut,) = outputs(net.proto, judge), outputs(made.proto, judge)
+    lost = snr([exact], [cut])
+    (same,) = outputs(equalised(net, given, room=np.inf).proto, judge)
+    assert snr([exact], [same]) > max(lost + 10, 60)
+    found = quantize(path, proto, far, judge).agreement.snr_db
+
+    def tight(network: FloatNetwork, _photos: object, **_given: float) -> FloatNetwork:
+        return equalised(network, far[::2])
+
+    monkeypatch.setattr("edgepack.quantization.quantize._equalised", tight)
+    assert found > quantize(path, proto, far, judge).agreement.snr_db
+
+
+def test_models_of_an_old_opset_are_quantised() -> None:
+    b = Builder(3)
+    x = b.op("Relu", b.conv("x", 3, 16))
+    b.op("GlobalAveragePool", b.conv(x, 16, 8, 1), outputs=["y"])
+    proto = b.model({"x": (1, 3, SIZE, SIZE)}, {"y": (1, 8, 1, 1)}, opset=9)
+    proto.ir_version = 4
+    found = quantize(Path("old.onnx"), proto, photos(8), photos(8, seed=9), snr_db=99, budget=0.5)
+    assert found.agreement.snr_db > 20
+    onnx.checker.check_model(found.model, full_check=True)
+
+
 def test_weights_that_make_up_for_each_other_lose_less(net: FloatNetwork) -> None:
     given = photos(12)
     sums = moments(net, given, net.products)
