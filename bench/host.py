@@ -80,6 +80,7 @@ def measure(
 ) -> None:
     """Measures and stores figures, with one thread and with all; a failure is a figure too."""
     cores = len(os.sched_getaffinity(0))
+    engines = [engine for engine in engines if engine in (NAME, *HOST_ENGINES)]
     for model in map(get_model, models):
         for threads in sorted({1, cores}):
             if threads > 1 and os.getloadavg()[0] > cores:
@@ -138,7 +139,7 @@ def _start(
     """Starts the engines and checks the outputs of each one's first run."""
     references = run_reference(model.path, {}, [model.sample()])
     entries = {}
-    for engine in (NAME, *HOST_ENGINES):
+    for engine in (NAME, *TITLES):
         if engine not in engines:
             continue
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepack-")))

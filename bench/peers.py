@@ -26,6 +26,7 @@ TITLES = {
     "onnxruntime": "onnxruntime 1.31.1",
     "ncnn": "ncnn 1.0.20261020",
     "openvino": "OpenVINO 2026.4.1",
+    "openvino-vnni": "OpenVINO 2026.4.1, no AMX",
     "litert": "LiteRT 2.3.0",
     "tflite": "tflite-runtime 2.14.0",
 }

@@ -88,6 +88,12 @@ def openvino(model: str, x: Any, threads: int) -> tuple[Run, Read]:
     return request.infer, lambda _: [tensor.data for tensor in request.output_tensors]
 
 
+def openvino_vnni(model: str, x: Any, threads: int) -> tuple[Run, Read]:
+    """OpenVINO without AMX, whose matrix units few CPUs have."""
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_VNNI"
+    return openvino(model, x, threads)
+
+
 def litert(model: str, x: Any, threads: int) -> tuple[Run, Read]:
     """LiteRT with its default XNNPACK delegate."""
     from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-found]
@@ -122,6 +128,7 @@ ENGINES: dict[str, Callable[[str, Any, int], tuple[Run, Read]]] = {
     "onnxruntime": onnxruntime,
     "ncnn": ncnn,
     "openvino": openvino,
+    "openvino-vnni": openvino_vnni,
     "litert": litert,
     "tflite": tflite,
 }

@@ -51,12 +51,14 @@ def test_bits_have_rows_for_kinds_and_a_table_of_this_machine(
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     monkeypatch.setattr(results, "bench_dir", lambda: tmp_path)
     counted = {"mobilenetv2, int8": {NAME: Figure(value=4e7), "onnxruntime": Figure(value=6e7)}}
-    timed = {"resnet18": {NAME: Figure(value=4.0), "openvino": Figure(value=5.0)}}
+    peers = {"openvino-vnni": Figure(value=5.0), "openvino": Figure(value=2.0)}
+    timed = {"resnet18": {NAME: Figure(value=4.0), **peers}}
     results.store("bits", {"rasp5b": counted, "local": timed})
     text = bits.report()
     assert "**aarch64-linux-gnu, cortex-a76** (board rasp5b), M instructions" in text
     assert "| mobilenetv2, int8 | 40.0 | **60.0** | 0.67 |" in text
     assert "| resnet18 | 4.00 | - | **5.00** | 0.80 |" in text
+    assert "| resnet18 | 4.00 | **2.00** | 2.00 |" in text
 
 
 def test_results_are_kept_until_measured_again(
