@@ -277,10 +277,22 @@ _OPSET = 13
 
 
 def _with_channels(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in a version that has QuantizeLinear with scales for each channel."""
-    if opset_of(proto) >= _OPSET:
-        return proto
-    return onnx.version_converter.convert_version(proto, _OPSET)
+    """The model in a version that has QuantizeLinear with scales for each channel, and whose
+    constants are no inputs, as they had to be before version 4 of the format."""
+    made = onnx.ModelProto()
+    if opset_of(proto) < _OPSET:
+        made.CopyFrom(onnx.version_converter.convert_version(proto, _OPSET))
+    else:
+        made.CopyFrom(proto)
+    constants = {item.name for item in made.graph.initializer}
+    given = [info for info in made.graph.input if info.name not in constants]
+    del made.graph.input[:]
+    made.graph.input.extend(given)
+    made.ir_version = max(made.ir_version, _OWN_CONSTANTS)
+    return made
+
+
+_OWN_CONSTANTS = 4
 
 
 def _simplified(proto: onnx.ModelProto) -> onnx.ModelProto:
