@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from edgepack.base.errors import ConfigError
+from edgepack.postprocess.spec import KINDS, parse_postprocess
 from tests import fuzz
 
 SECONDS = 2
@@ -25,6 +27,18 @@ def test_nothing_breaks_a_reader(target: str, programs: dict[str, Path]) -> None
     assert not outcome.failed, outcome.failed[-4000:]
     assert outcome.inputs > 10
     assert outcome.executions > outcome.inputs
+
+
+def test_the_corpus_has_postprocessing_of_all_kinds(tmp_path: Path) -> None:
+    """A key that became mandatory would leave inputs that are refused before anything is tried."""
+    fuzz.unpack("postprocess", tmp_path)
+    kinds = set()
+    for path in tmp_path.iterdir():
+        try:
+            kinds.add(parse_postprocess(path.read_bytes().split(b"\0")[0]).kind)
+        except ConfigError:
+            continue  # found by the fuzzer
+    assert kinds == set(KINDS)
 
 
 def test_the_targets_are_watched_by_the_sanitizers(programs: dict[str, Path]) -> None:

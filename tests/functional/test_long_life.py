@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,11 @@ import numpy as np
 import pytest
 
 from edgepack.boards import get_board
+from edgepack.flow.job import make_job, package_job
+from edgepack.flow.project import load_project
+from tests import outputs
 from tests.means import SHAPE, means_app
+from tests.onnx_models import Builder
 from tests.support import require_tool
 
 RAW = ("--frames", "rgb24", "--size", "32x8")
@@ -102,6 +106,83 @@ def test_a_frame_takes_no_memory(
     assert each <= most + 0.02
     # How far the threads are ahead of each other differs from run to run: at most a frame each.
     assert many.most_bytes < few.most_bytes + 100_000
+
+
+# Of each kind those whose results hold most lists.
+FOUND = {
+    case.name: case
+    for case in outputs.CASES
+    if case.name
+    in (
+        *("classes-softmax", "v8-points", "v5-maps", "centerface", "ssd", "keypoints"),
+        *("segmentation", "text-lines", "ctc"),
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def finders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """edgepack-run in a bundle whose model gives the outputs of a case for a white picture, zeros
+    for a black one. One model has those of all cases; postprocess.json says which of them count.
+    """
+    folder = tmp_path_factory.mktemp("finders")
+    b = Builder()
+    grey = b.op("ReduceMean", "x", keepdims=0)
+    shapes = {}
+    for case in FOUND.values():
+        for index, tensor in enumerate(case.tensors):
+            name = f"{case.name}-{index}"
+            b.op("Mul", b.const(tensor), grey, outputs=[name])
+            shapes[name] = list(tensor.shape)
+    model = b.model({"x": [1, 3, outputs.HEIGHT, outputs.WIDTH]}, shapes)
+    (folder / "finders.onnx").write_bytes(model.SerializeToString())
+    (folder / "edgepack.toml").write_text(
+        '[project]\nmodel = "finders.onnx"\nboard = "local"\nverify = false\n'
+        '[preprocess]\npreset = "zero-one"\n'
+        f'resize = {{ mode = "exact", height = {outputs.HEIGHT}, width = {outputs.WIDTH} }}\n'
+        '[postprocess]\nkind = "tensors"\n'
+    )
+    bundle = package_job(make_job(load_project(folder / "edgepack.toml")), folder / "bundle")
+
+    def finder(name: str) -> Path:
+        case = FOUND[name]
+        names = tuple(f"{name}-{index}" for index in range(len(case.tensors)))
+        spec = replace(case.spec, outputs=names)
+        (bundle.path / "postprocess.json").write_text(spec.to_json())
+        return bundle.path / "bin" / "edgepack-run"
+
+    return finder
+
+
+@pytest.mark.parametrize("kind", FOUND)
+def test_what_is_found_takes_no_memory(
+    kind: str,
+    finders: Callable[[str], Path],
+    counted: Callable[..., Allocations],
+    tmp_path: Path,
+) -> None:
+    """Frames with much and with little in them, in turns: the lists of one lie where another's lay.
+    Whatever was there before, the same frame has the same results.
+    """
+    app, lines = finders(kind), tmp_path / "lines"
+    size = outputs.HEIGHT * outputs.WIDTH * 3
+    pair = [b"\xff" * size, bytes(size)]
+    words = ("--frames", "rgb24", "--size", f"{outputs.WIDTH}x{outputs.HEIGHT}", "--out", lines)
+
+    def run(count: int) -> Allocations:
+        lines.unlink(missing_ok=True)
+        return counted(app, "--threads", "1", *words, stdin=b"".join(pair * (count // 2)))
+
+    few, many = run(100), run(500)
+    assert (many.count - few.count) / 400 <= 0.02
+    assert many.most_bytes < few.most_bytes + 100_000
+    found = []
+    for line in lines.read_text().splitlines()[:-1]:
+        values = json.loads(line)
+        found.append({k: v for k, v in values.items() if k != "frame" and not k.endswith("_ms")})
+    assert len(found) == 500
+    assert found[0] != found[1]
+    assert all(one == found[number % 2] for number, one in enumerate(found))
 
 
 class Life:

@@ -9,6 +9,7 @@
 #include <edgepack/postprocessor.h>
 
 #include "files.h"
+#include "postprocess/boxes.h"
 
 namespace edgepack {
 namespace {
@@ -94,8 +95,14 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (std::size_t i = 0; i < infos.size(); ++i)
       tensors.push_back({&infos[i], elements[i].data()});
     const Geometry geometry = {30, 50, 20, 33, -2, 1};
-    const Results results = postprocessor.Run(tensors, geometry);
-    if (results.boxes) CheckBoxes(spec, geometry, *results.boxes);
+    PostprocessBuffers buffers;
+    Results results;
+    for (int run = 0; run < 2; ++run) {  // the second in the first one's memory
+      const std::size_t before = results.boxes ? results.boxes->size() : 0;
+      postprocessor.Run(tensors, geometry, &buffers, &results);
+      if (results.boxes) CheckBoxes(spec, geometry, *results.boxes);
+      EDGEPACK_REQUIRE(run == 0 || !results.boxes || results.boxes->size() == before);
+    }
   } catch (const Error& error) {
     RequireRefusal(error);
   }

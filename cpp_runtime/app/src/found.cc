@@ -60,6 +60,22 @@ void WriteArea(std::size_t index, const Area& area, const std::vector<std::strin
   json->EndObject();
 }
 
+/// Boxes are swapped: those that were named before are memory for the next results.
+void NameBoxes(const std::vector<std::string>& labels, std::vector<Box>* boxes,
+               std::vector<Found::LabelledBox>* named) {
+  const std::size_t count = boxes->size();
+  for (std::size_t i = 0; i < count; ++i) {
+    Box& box = (*boxes)[i];
+    if (i == named->size()) named->emplace_back();
+    (*named)[i].label = LabelOf(labels, box.found.index);
+    std::swap((*named)[i].box, box);
+  }
+  while (named->size() > count) {
+    boxes->push_back(std::move(named->back().box));
+    named->pop_back();
+  }
+}
+
 }  // namespace
 
 void Name(const std::vector<std::string>& labels, Results* results, Found* found) {
@@ -69,11 +85,7 @@ void Name(const std::vector<std::string>& labels, Results* results, Found* found
   }
   if (results->boxes) {
     if (!found->boxes) found->boxes.emplace();
-    found->boxes->clear();
-    for (Box& box : *results->boxes) {
-      const std::size_t index = box.found.index;
-      found->boxes->push_back({std::move(box), LabelOf(labels, index)});
-    }
+    NameBoxes(labels, &*results->boxes, &*found->boxes);
   }
   if (results->keypoints) {
     if (!found->keypoints) found->keypoints.emplace();

@@ -74,6 +74,21 @@ Corners FromCentre(double x, double y, double width, double height) {
   return {x - width / 2, y - height / 2, x + width / 2, y + height / 2};
 }
 
+void Clear(std::vector<Box>* boxes, SparePoints* spare) {
+  for (Box& box : *boxes) {
+    if (box.points.capacity() != 0) spare->push_back(std::move(box.points));
+  }
+  boxes->clear();
+}
+
+std::vector<Point> TakePoints(SparePoints* spare) {
+  if (spare->empty()) return {};
+  std::vector<Point> points = std::move(spare->back());
+  spare->pop_back();
+  points.clear();
+  return points;
+}
+
 void Candidates::Add(double score, std::size_t index, const Corners& corners) {
   std::vector<Point>& points = buffers_.points;
   const auto own = points.begin() + static_cast<std::ptrdiff_t>(added_points_);
@@ -113,7 +128,7 @@ void Candidates::Select(const Geometry& geometry, bool suppress, std::vector<Box
                         });
     if (!hidden) kept.push_back(at);
   }
-  boxes->clear();
+  Clear(boxes, &buffers_.spare);
   // As many of each: those of all, over all.
   const std::size_t points = candidates.empty() ? 0 : added_points_ / candidates.size();
   for (const std::size_t at : kept) {
@@ -123,6 +138,7 @@ void Candidates::Select(const Geometry& geometry, bool suppress, std::vector<Box
     box.low = geometry.Source({candidate.corners.left, candidate.corners.top});
     box.high = geometry.Source({candidate.corners.right, candidate.corners.bottom});
     if (!(box.low.x < box.high.x && box.low.y < box.high.y)) continue;  // it lies beside the photo
+    if (points > 0) box.points = TakePoints(&buffers_.spare);
     for (std::size_t i = 0; i < points; ++i) {
       box.points.push_back(geometry.Source(buffers_.points[candidate.first_point + i]));
     }

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <edgepack/postprocessor.h>
@@ -85,6 +87,33 @@ struct Candidate {
   std::size_t first_point = 0;
 };
 
+using Pixel = std::pair<std::int64_t, std::int64_t>;  // x, y
+
+/// Memory of masks that is kept for the next one.
+struct MaskBuffers {
+  std::vector<int> classes;
+  std::vector<int> rows;
+  std::vector<int> columns;
+  std::vector<std::map<std::size_t, Area>::node_type> areas;  ///< that are in no mask
+};
+
+/// The same of lines of text.
+struct LineBuffers {
+  std::vector<char> open;
+  std::vector<std::size_t> pixels;
+  std::vector<Pixel> points;
+  std::vector<Pixel> hull;
+};
+
+/// Lists of points that are no box's.
+using SparePoints = std::vector<std::vector<Point>>;
+
+/// Takes all boxes out of a list, and keeps the memory of their points.
+void Clear(std::vector<Box>* boxes, SparePoints* spare);
+
+/// An empty list, in such memory if there is any.
+std::vector<Point> TakePoints(SparePoints* spare);
+
 /// Memory that is kept for the next outputs.
 struct PostprocessBuffers {
   std::vector<std::vector<float>> own;  ///< of tensors that were none of float32
@@ -94,6 +123,9 @@ struct PostprocessBuffers {
   std::vector<Point> points;  ///< as many of each candidate
   std::vector<std::size_t> order;
   std::vector<std::size_t> kept;
+  SparePoints spare;
+  MaskBuffers mask;
+  LineBuffers line;
 };
 
 /// What a head finds, of which the best are taken that do not overlap.
@@ -137,9 +169,9 @@ void FindSsd(const PostprocessSpec& spec, const std::vector<Floats>& tensors, Ca
 
 // What the others make of theirs. They throw ModelInputError.
 void FindMask(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
-              const Geometry& geometry, Best* best, Mask* found);
+              const Geometry& geometry, PostprocessBuffers* buffers, Mask* found);
 void FindLines(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
-               const Geometry& geometry, std::vector<Box>* lines);
+               const Geometry& geometry, PostprocessBuffers* buffers, std::vector<Box>* lines);
 void FindKeypoints(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
                    const Geometry& geometry, Best* found, std::vector<Mark>* marks);
 void ReadText(const PostprocessSpec& spec, const std::vector<Floats>& tensors, Best* found,

@@ -14,37 +14,60 @@ namespace {
 constexpr int kNone = -1;
 
 /// The class of each cell.
-std::vector<int> ClassesOf(const PostprocessSpec& spec, const Grid& map, Best* best) {
-  std::vector<int> classes(map.cells, kNone);
+void FindClasses(const PostprocessSpec& spec, const Grid& map, Best* best,
+                 std::vector<int>* classes) {
+  classes->assign(map.cells, kNone);
   if (map.channels == 1) {
     for (std::size_t cell = 0; cell < map.cells; ++cell) {
       const double value = map.At(0, cell);
       const bool sigmoid = spec.scores == PostprocessSpec::Scores::kSigmoid;
-      if ((sigmoid ? Sigmoid(value) : value) >= spec.score) classes[cell] = 0;
+      if ((sigmoid ? Sigmoid(value) : value) >= spec.score) (*classes)[cell] = 0;
     }
-    return classes;
+    return;
   }
   FindBest(map, 0, map.channels, best);
   for (std::size_t cell = 0; cell < map.cells; ++cell) {
     const int index = static_cast<int>(best->index[cell]);
-    if (index != spec.background) classes[cell] = index;
+    if (index != spec.background) (*classes)[cell] = index;
   }
-  return classes;
 }
 
 /// Which of `cells` in a row each of `side` pixels of the photo lies in.
-std::vector<int> CellsOf(int side, int scaled, int start, int size, std::size_t cells) {
-  std::vector<int> found(static_cast<std::size_t>(side), kNone);
+void FindCells(int side, int scaled, int start, int size, std::size_t cells,
+               std::vector<int>* found) {
+  found->assign(static_cast<std::size_t>(side), kNone);
   const auto count = static_cast<double>(cells);
-  for (std::size_t i = 0; i < found.size(); ++i) {
+  for (std::size_t i = 0; i < found->size(); ++i) {
     const double pixel = (static_cast<double>(i) + 0.5) * scaled / side;
     const double cell = std::floor((pixel - start) * count / size);
-    if (cell >= 0 && cell < count) found[i] = static_cast<int>(cell);
+    if (cell >= 0 && cell < count) (*found)[i] = static_cast<int>(cell);
   }
-  return found;
 }
 
-using Pixel = std::pair<std::int64_t, std::int64_t>;  // x, y
+/// Takes all areas out of a mask, and keeps their memory.
+void ClearAreas(Mask* mask, MaskBuffers* buffers) {
+  while (!mask->areas.empty()) {
+    buffers->areas.push_back(mask->areas.extract(mask->areas.begin()));
+  }
+}
+
+/// The area of a class: a new one in the memory of an earlier one, best of the same class, for that
+/// is as large.
+Area& AreaOfClass(std::size_t index, MaskBuffers* buffers, Mask* mask) {
+  const auto there = mask->areas.find(index);
+  if (there != mask->areas.end()) return there->second;
+  auto& spare = buffers->areas;
+  if (spare.empty()) return mask->areas[index];
+  const auto same = std::find_if(spare.begin(), spare.end(),
+                                 [&](const auto& node) { return node.key() == index; });
+  if (same != spare.end()) std::swap(*same, spare.back());
+  auto node = std::move(spare.back());
+  spare.pop_back();
+  node.key() = index;
+  node.mapped().pixels = 0;
+  node.mapped().runs.clear();
+  return mask->areas.insert(std::move(node)).position->second;
+}
 
 /// Andrew's monotone chain, of points in order; the last one is left out.
 void AddChain(const std::vector<Pixel>& ordered, std::vector<Pixel>* hull) {
@@ -61,14 +84,17 @@ void AddChain(const std::vector<Pixel>& ordered, std::vector<Pixel>* hull) {
   hull->pop_back();
 }
 
-std::vector<Pixel> HullOf(std::vector<Pixel> points) {
-  std::sort(points.begin(), points.end());
-  if (points.size() < 2) return points;
-  std::vector<Pixel> hull;
-  AddChain(points, &hull);
-  std::reverse(points.begin(), points.end());
-  AddChain(points, &hull);
-  return hull;
+/// The hull of points, which it sorts.
+void FindHull(std::vector<Pixel>* points, std::vector<Pixel>* hull) {
+  hull->clear();
+  std::sort(points->begin(), points->end());
+  if (points->size() < 2) {
+    *hull = *points;
+    return;
+  }
+  AddChain(*points, hull);
+  std::reverse(points->begin(), points->end());
+  AddChain(*points, hull);
 }
 
 /// A rectangle: its corner, the direction of its sides, and how far it goes along and across them.
@@ -113,14 +139,15 @@ Rectangle RectangleOf(const std::vector<Pixel>& hull) {
   return best;
 }
 
-/// The line that `pixels` (places in a map of `width`) are, without its score; nothing if it is too
-/// small, or lies beside the photo.
-std::optional<Box> LineFrom(const PostprocessSpec& spec, const std::vector<std::size_t>& pixels,
-                            std::size_t width, Point stride, const Geometry& geometry) {
-  std::vector<Pixel> points;
-  points.reserve(pixels.size());
-  for (const std::size_t at : pixels) points.emplace_back(at % width, at / width);
-  Rectangle rect = RectangleOf(HullOf(std::move(points)));
+/// The line that the buffers' pixels (places in a map of `width`) are, without its score; nothing
+/// if it is too small, or lies beside the photo.
+std::optional<Box> LineFrom(const PostprocessSpec& spec, std::size_t width, Point stride,
+                            const Geometry& geometry, PostprocessBuffers* buffers) {
+  LineBuffers& line = buffers->line;
+  line.points.clear();
+  for (const std::size_t at : line.pixels) line.points.emplace_back(at % width, at / width);
+  FindHull(&line.points, &line.hull);
+  Rectangle rect = RectangleOf(line.hull);
   const double wide = rect.u1 - rect.u0;
   const double high = rect.v1 - rect.v0;
   if (std::min(wide, high) < spec.least_side) return std::nullopt;
@@ -135,69 +162,75 @@ std::optional<Box> LineFrom(const PostprocessSpec& spec, const std::vector<std::
     const double y = rect.origin.y + 0.5 + u * rect.along.y + v * rect.along.x;
     return geometry.Source({x * stride.x, y * stride.y});
   };
+  std::array<Point, 4> corners = {corner(rect.u0, rect.v0), corner(rect.u1, rect.v0),
+                                  corner(rect.u1, rect.v1), corner(rect.u0, rect.v1)};
+  auto* const first = std::min_element(corners.begin(), corners.end(),
+                                       [](Point a, Point b) { return a.x + a.y < b.x + b.y; });
+  std::rotate(corners.begin(), first, corners.end());
   Box box;
-  box.points = {corner(rect.u0, rect.v0), corner(rect.u1, rect.v0), corner(rect.u1, rect.v1),
-                corner(rect.u0, rect.v1)};
-  const auto first = std::min_element(box.points.begin(), box.points.end(),
-                                      [](Point a, Point b) { return a.x + a.y < b.x + b.y; });
-  std::rotate(box.points.begin(), first, box.points.end());
-  box.low = box.high = box.points.front();
-  for (const Point point : box.points) {
+  box.low = box.high = corners.front();
+  for (const Point point : corners) {
     box.low = {std::min(box.low.x, point.x), std::min(box.low.y, point.y)};
     box.high = {std::max(box.high.x, point.x), std::max(box.high.y, point.y)};
   }
   if (!(box.low.x < box.high.x && box.low.y < box.high.y)) return std::nullopt;
+  box.points = TakePoints(&buffers->spare);
+  box.points.assign(corners.begin(), corners.end());
   return box;
 }
 
-/// The pixels above the threshold that touch the one at `start`, which it takes off `open`.
-std::vector<std::size_t> TakeTouching(std::size_t start, std::size_t width, std::size_t height,
-                                      std::vector<char>* open) {
-  std::vector<std::size_t> pixels = {start};
-  (*open)[start] = 0;
+/// Moves the pixels above the threshold that touch the one at `start` from open to pixels.
+void TakeTouching(std::size_t start, std::size_t width, std::size_t height, LineBuffers* buffers) {
+  std::vector<char>& open = buffers->open;
+  std::vector<std::size_t>& pixels = buffers->pixels;
+  pixels.assign(1, start);
+  open[start] = 0;
   for (std::size_t i = 0; i < pixels.size(); ++i) {
     const std::size_t x = pixels[i] % width;
     const std::size_t y = pixels[i] / width;
     for (std::size_t v = y - std::min<std::size_t>(y, 1); v < std::min(y + 2, height); ++v) {
       for (std::size_t u = x - std::min<std::size_t>(x, 1); u < std::min(x + 2, width); ++u) {
-        if ((*open)[v * width + u] == 0) continue;
-        (*open)[v * width + u] = 0;
+        if (open[v * width + u] == 0) continue;
+        open[v * width + u] = 0;
         pixels.push_back(v * width + u);
       }
     }
   }
   std::sort(pixels.begin(), pixels.end());
-  return pixels;
 }
 
 }  // namespace
 
 void FindMask(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
-              const Geometry& geometry, Best* best, Mask* found) {
+              const Geometry& geometry, PostprocessBuffers* buffers, Mask* found) {
   const Maps maps = MapsOf(spec, tensors);
-  const std::vector<int> classes = ClassesOf(spec, maps.grid, best);
-  const std::vector<int> rows =
-      CellsOf(geometry.height, geometry.scaled_height, geometry.top, spec.height, maps.height);
-  const std::vector<int> columns =
-      CellsOf(geometry.width, geometry.scaled_width, geometry.left, spec.width, maps.width);
+  MaskBuffers& own = buffers->mask;
+  FindClasses(spec, maps.grid, &buffers->best, &own.classes);
+  FindCells(geometry.height, geometry.scaled_height, geometry.top, spec.height, maps.height,
+            &own.rows);
+  FindCells(geometry.width, geometry.scaled_width, geometry.left, spec.width, maps.width,
+            &own.columns);
   Mask& mask = *found;
-  mask.areas.clear();
+  ClearAreas(&mask, &own);
   mask.height = geometry.height;
   mask.width = geometry.width;
-  int open = kNone;  // the class of the run that is not at its end
+  int open = kNone;      // the class of the run that is not at its end
+  Area* area = nullptr;  // the one it belongs to
   std::int64_t at = 0;
-  for (const int row : rows) {
-    for (const int column : columns) {
+  for (const int row : own.rows) {
+    for (const int column : own.columns) {
       const bool inside = row != kNone && column != kNone;
       const std::size_t cell =
           inside ? static_cast<std::size_t>(row) * maps.width + static_cast<std::size_t>(column)
                  : 0;
-      const int index = inside ? classes[cell] : kNone;
+      const int index = inside ? own.classes[cell] : kNone;
       if (index != kNone) {
-        Area& area = mask.areas[static_cast<std::size_t>(index)];
-        if (index != open) area.runs.insert(area.runs.end(), {at, 0});
-        ++area.runs.back();
-        ++area.pixels;
+        if (index != open) {
+          area = &AreaOfClass(static_cast<std::size_t>(index), &own, &mask);
+          area->runs.insert(area->runs.end(), {at, 0});
+        }
+        ++area->runs.back();
+        ++area->pixels;
       }
       open = index;
       ++at;
@@ -206,7 +239,7 @@ void FindMask(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
 }
 
 void FindLines(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
-               const Geometry& geometry, std::vector<Box>* lines) {
+               const Geometry& geometry, PostprocessBuffers* buffers, std::vector<Box>* lines) {
   const Maps maps = MapsOf(spec, tensors);
   const Grid& map = maps.grid;
   if (map.channels != 1) FailTensors("a map of text has one channel");
@@ -214,14 +247,16 @@ void FindLines(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
   const std::size_t width = maps.width;
   const Point stride = {static_cast<double>(spec.width) / static_cast<double>(width),
                         static_cast<double>(spec.height) / static_cast<double>(height)};
-  std::vector<char> open(height * width);
+  std::vector<char>& open = buffers->line.open;
+  open.resize(height * width);
   for (std::size_t at = 0; at < open.size(); ++at) {
     open[at] = static_cast<char>(static_cast<double>(map.data[at]) > spec.threshold);
   }
-  lines->clear();
+  Clear(lines, &buffers->spare);
   for (std::size_t at = 0; at < open.size(); ++at) {
     if (open[at] == 0) continue;
-    const std::vector<std::size_t> pixels = TakeTouching(at, width, height, &open);
+    TakeTouching(at, width, height, &buffers->line);
+    const std::vector<std::size_t>& pixels = buffers->line.pixels;
     double sum = 0;
     for (const std::size_t pixel : pixels) sum += static_cast<double>(map.data[pixel]);
     const double score = sum / static_cast<double>(pixels.size());
@@ -229,7 +264,7 @@ void FindLines(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
         lines->size() == static_cast<std::size_t>(spec.max_boxes)) {
       continue;
     }
-    if (std::optional<Box> line = LineFrom(spec, pixels, width, stride, geometry)) {
+    if (std::optional<Box> line = LineFrom(spec, width, stride, geometry, buffers)) {
       line->found = {0, score};
       lines->push_back(std::move(*line));
     }

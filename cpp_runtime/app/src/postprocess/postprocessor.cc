@@ -59,9 +59,11 @@ void FindInPixels(const PostprocessSpec& spec, const std::vector<Floats>& tensor
   if (spec.kind == Kind::kKeypoints) {
     FindKeypoints(spec, tensors, geometry, best, Kept(&results->keypoints));
   }
-  if (spec.kind == Kind::kTextLines) FindLines(spec, tensors, geometry, Kept(&results->boxes));
+  if (spec.kind == Kind::kTextLines) {
+    FindLines(spec, tensors, geometry, buffers, Kept(&results->boxes));
+  }
   if (spec.kind == Kind::kSegmentation) {
-    FindMask(spec, tensors, geometry, best, Kept(&results->mask));
+    FindMask(spec, tensors, geometry, buffers, Kept(&results->mask));
   }
   if (spec.kind == Kind::kCtc) ReadText(spec, tensors, best, Kept(&results->text));
 }
