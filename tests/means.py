@@ -12,8 +12,10 @@ SHAPE = (1, 3, 8, 32)
 """Of its input, NCHW float32: a picture of 32 x 8 pixels as it is, any other one resized."""
 
 
-def means_app(folder: Path, board: str = "local") -> Path:
-    """edgepack-run in a bundle with that model for `board`, made in `folder`."""
+def means_app(folder: Path, board: str = "local", more: str = "") -> Path:
+    """edgepack-run in a bundle with that model for `board`, made in `folder`; `more` are tables of
+    its project file.
+    """
     b = Builder()
     b.op("AveragePool", "x", kernel_shape=[8, 4], strides=[8, 4], outputs=["means"])
     model = b.model({"x": list(SHAPE)}, {"means": [1, 3, 1, 8]})
@@ -21,7 +23,7 @@ def means_app(folder: Path, board: str = "local") -> Path:
     (folder / "edgepack.toml").write_text(
         f'[project]\nmodel = "means.onnx"\nboard = "{board}"\nverify = false\n[preprocess]\n'
         'resize = { mode = "exact", height = 8, width = 32 }\ninterpolation = "area"\n'
-        '[postprocess]\nkind = "tensors"\n'
+        f'[postprocess]\nkind = "tensors"\n{more}'
     )
     bundle = package_job(make_job(load_project(folder / "edgepack.toml")), folder / "bundle")
     return bundle.path / "bin" / "edgepack-run"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
 import http.client
 import json
 import os
 import re
 import signal
 import socket
+import struct
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +22,21 @@ from typing import Any
 
 import cv2
 import numpy as np
+import paramiko
 import pytest
 
+from edgepack import virtual
+from edgepack.boards import get_board
+from edgepack.bundle.bundle import open_bundle
+from edgepack.deploy import remote_service
+from edgepack.deploy.deploy import deploy_bundle
+from tests.boards import login, own_boards
 from tests.means import SHAPE, means_app
 from tests.support import require_tool
 
 CLIENTS = 50
+# Of asm-generic/socket.h, which Python's module does not have.
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +158,23 @@ def test_a_photo_gives_what_a_single_run_gives(app: Path, server: Served, photo:
     assert (status, "not a JPEG or PNG image" in json.loads(body)["error"]) == (400, True)
 
 
+# Of /proc/net/tcp.
+ESTABLISHED, SYN_RECEIVED, LISTENING = "01", "03", "0A"
+
+
+def tcp_states(port: int) -> set[str]:
+    """Of what a server's port has to do with."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {row[3] for row in rows if row[1].endswith(f":{port:04X}")}
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 def test_other_names_of_this_machine_are_refused(server: Served) -> None:
     """A page from elsewhere can only come by a name of its own."""
     for host, wanted in {"localhost:1": 200, "[::1]:1": 200, "evil.example": 403}.items():
@@ -238,6 +269,43 @@ def test_a_stop_loses_no_request(app: Path, photo: Path) -> None:
         assert {connection for _, connection, _ in before} == {"keep-alive"}
 
 
+def test_a_stop_waits_for_a_handshake(app: Path, photo: Path) -> None:
+    """A client whose connection is half made when the signal comes is let in, and answered."""
+    body = photo.read_bytes()
+    for _ in range(20):
+        with serving(app) as served, socket.socket() as client:
+            client.settimeout(60)
+            # What the server answers does not reach the client.
+            code = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF_RET | BPF_K: keep no byte
+            memory = ctypes.create_string_buffer(code)
+            program = struct.pack("HL", 1, ctypes.addressof(memory))
+            client.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+            client.setblocking(False)
+            assert client.connect_ex(("127.0.0.1", served.port)) == errno.EINPROGRESS
+            wait_until(lambda served=served: SYN_RECEIVED in tcp_states(served.port))
+            served.process.send_signal(signal.SIGTERM)
+            status = Path(f"/proc/{served.process.pid}/status")
+            wait_until(
+                lambda status=status: not int(status.read_text().partition("ShdPnd:")[2][1:17], 16)
+            )
+            # It has half a second to wait, which this machine may need: it is held up meanwhile.
+            served.process.send_signal(signal.SIGSTOP)
+            if LISTENING not in tcp_states(served.port):
+                continue  # too late: once more
+            client.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, b"\0" * 4)
+            client.setblocking(True)  # the server's kernel asks again after a second
+            wait_until(lambda served=served: ESTABLISHED in tcp_states(served.port))
+            head = f"POST {served.model}/infer HTTP/1.1\r\nContent-Type: image/png\r\n"
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            served.process.send_signal(signal.SIGCONT)
+            answer = http.client.HTTPResponse(client)
+            answer.begin()
+            assert (answer.status, "tensors" in json.loads(answer.read())) == (200, True)
+            assert served.process.wait(60) == 0
+            return
+    pytest.fail("the server was never seen to wait")
+
+
 def test_signs_of_life(app: Path, tmp_path: Path) -> None:
     """As systemd hears them: sd_notify(3)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
@@ -259,3 +327,53 @@ def test_an_address_that_is_taken(app: Path, server: Served) -> None:
     )
     assert done.returncode == 2
     assert f"error: --serve: cannot listen on http://127.0.0.1:{server.port}" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_port_of_a_service(photo: Path, tmp_path: Path) -> None:
+    """On a board under systemd, which hears that it is ready and lives, and ends it in order. It is
+    asked from the board itself: by nobody else can it be reached.
+    """
+    more = '[service]\nargs = ["--serve", "8080"]\nwatchdog_s = 10\n'
+    bundle = open_bundle(means_app(tmp_path, "rasp3b", more).parents[1])
+    root, body = "/home/pi/edgepack/means", photo.read_bytes()
+    with own_boards(), ExitStack() as stack:
+        board = virtual.up(
+            get_board("rasp3b"), name="serves", kind="system", init="systemd", disk_mb=256
+        )
+        pi = stack.enter_context(contextlib.closing(login(board, "pi")))
+        admin = stack.enter_context(contextlib.closing(login(board, "root")))
+        deploy_bundle(bundle, pi, root)
+        remote_service.install(admin, root)
+        unit = "edgepack-means"
+
+        def shown(name: str) -> str:
+            return admin.run(f"systemctl show --value -p {name} {unit}").stdout.strip()
+
+        client = stack.enter_context(paramiko.SSHClient())
+        client.set_missing_host_key_policy(paramiko.AutoAddPolicy())
+        key = str(board.key_file)
+        client.connect(board.host, board.port, "pi", key_filename=key, allow_agent=False)
+        transport = client.get_transport()
+        assert transport is not None
+
+        def ask() -> tuple[int, Any]:
+            to, own = ("127.0.0.1", 8080), ("127.0.0.1", 0)
+            with transport.open_channel("direct-tcpip", to, own, timeout=60) as channel:
+                head = "POST /v2/models/means/infer HTTP/1.1\r\nContent-Type: image/png\r\n"
+                channel.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                answer = http.client.HTTPResponse(channel)
+                answer.begin()
+                return answer.status, json.loads(answer.read())["tensors"]
+
+        wait_until(lambda: shown("ActiveState") == "active")
+        pi.put(photo, f"{root}.png")
+        run = f"{root}/current/bin/edgepack-run --image {root}.png --json"
+        single = json.loads(pi.run(run).stdout)["tensors"]
+        assert {json.dumps(ask()) for _ in range(20)} == {json.dumps((200, single))}
+        first = shown("MainPID")
+        time.sleep(12)  # longer than it may be silent
+        assert (ask()[0], shown("MainPID"), shown("NRestarts")) == (200, first, "0")
+        admin.run(f"systemctl stop {unit}")
+        assert (shown("ActiveState"), shown("Result")) == ("inactive", "success")
+        assert shown("ExecMainStatus") == "0"
