@@ -14,6 +14,10 @@
 namespace edgepack {
 namespace {
 
+/// Of an object whose keys are compared with each other: to sort them would take longer, and
+/// memory.
+constexpr std::size_t kFewMembers = 12;
+
 std::string_view Text(yyjson_val* value) { return {yyjson_get_str(value), yyjson_get_len(value)}; }
 
 bool IsInt(yyjson_val* value) {
@@ -69,6 +73,18 @@ JsonObject::JsonObject(const JsonDocument* document, yyjson_val* value, std::str
   members_.reserve(yyjson_obj_size(value));
   yyjson_obj_foreach(value, index, count, key, item) {
     members_.push_back({Text(key), item, false});
+  }
+  CheckKeys();
+}
+
+void JsonObject::CheckKeys() const {
+  if (members_.size() <= kFewMembers) {
+    for (auto one = members_.begin(); one != members_.end(); ++one) {
+      const bool again = std::any_of(one + 1, members_.end(),
+                                     [&](const Member& other) { return other.key == one->key; });
+      if (again) Fail(one->key, "given twice");
+    }
+    return;
   }
   std::vector<std::string_view> keys;
   keys.reserve(members_.size());

@@ -82,6 +82,8 @@ class JsonObject {
   /// `path` is where the object lies: "" or "files.a/b".
   JsonObject(const JsonDocument* document, yyjson_val* value, std::string path);
 
+  /// Throws for a key that is there twice.
+  void CheckKeys() const;
   [[nodiscard]] const Member* Find(std::string_view key) const;
   yyjson_val* Take(std::string_view key);
   template <typename Element>

@@ -521,7 +521,7 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
 }
 
 /// --watch: the model is loaded once; each photo gets a line, one that cannot be read too.
-void WatchPhotos(const Options& options, std::ostream& out) {
+[[gnu::noinline]] void WatchPhotos(const Options& options, std::ostream& out) {
   HoldStopSignals();
   const BundleFolder bundle = BundleOf(options);
   Report setup;
@@ -572,7 +572,7 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
 }
 
 /// --serve.
-void ServeModel(const Options& options, std::ostream& err) {
+[[gnu::noinline]] void ServeModel(const Options& options, std::ostream& err) {
   HoldStopSignals();
   const BundleFolder bundle = BundleOf(options);
   const std::optional<Postprocessor> postprocessor = PostprocessorOf(options, bundle);
@@ -610,7 +610,7 @@ void ServeModel(const Options& options, std::ostream& err) {
 }
 
 /// --images, --frames and --camera.
-void RunLiveSource(const Options& options, std::ostream& out, std::ostream& err) {
+[[gnu::noinline]] void RunLiveSource(const Options& options, std::ostream& out, std::ostream& err) {
   HoldStopSignals();
   const BundleFolder bundle = BundleOf(options);
   const Preprocessor preprocessor(LoadPreprocessSpec(bundle.preprocess()));

@@ -56,6 +56,7 @@ struct Session::State {
     for (std::size_t i = 0; i < graph.tensors.size(); ++i) tensors.push_back(TensorAt(i));
     args.resize(graph.calls.size());
     for (std::size_t i = 0; i < args.size(); ++i) {
+      args[i].reserve(graph.calls[i].args.size());
       for (const std::size_t index : graph.calls[i].args) {
         TVMFFIAny arg = {};
         arg.type_index = kTVMFFIDLTensorPtr;

@@ -11,6 +11,7 @@
 #include <edgepack/thread_pool.h>
 #include <edgepack/workspace.h>
 #include <tvm/ffi/c_api.h>
+#include <tvm/ffi/object.h>
 
 namespace edgepack {
 namespace {
@@ -35,6 +36,10 @@ int TaskCount(int threads) {
   return tasks;
 }
 
+void Release(TVMFFIObjectHandle error) {
+  tvm::ffi::details::ObjectUnsafe::DecRefObjectHandle(error);
+}
+
 /// The message of the first task that failed; it lies with the thread that ran it.
 class Failure {
  public:
@@ -43,14 +48,14 @@ class Failure {
     TVMFFIErrorMoveFromRaised(&raised);
     const std::lock_guard<std::mutex> lock(mutex_);
     if (message_ == nullptr) std::swap(message_, raised);
-    if (raised != nullptr) TVMFFIObjectDecRef(raised);
+    if (raised != nullptr) Release(raised);
   }
 
   /// Hands it on to the caller of this thread.
   void Raise() {
     if (message_ == nullptr) return;
     TVMFFIErrorSetRaised(message_);
-    TVMFFIObjectDecRef(message_);
+    Release(message_);
   }
 
  private:
@@ -98,6 +103,13 @@ int LookupFromImports(void* /*library*/, const char* name, void** /*out*/) {
   return -1;
 }
 
+/// A call of what that would have given.
+int CallFunction(void* /*function*/, TVMFFIAny* /*args*/, std::int32_t /*count*/,
+                 TVMFFIAny* /*result*/) {
+  TVMFFIErrorSetRaisedFromCStr("RuntimeError", "there are no functions but kernels on the board");
+  return -1;
+}
+
 template <typename Function>
 void* Address(Function* function) {
   return reinterpret_cast<void*>(function);
@@ -107,7 +119,7 @@ void* Address(Function* function) {
 
 const std::vector<ContextSymbol>& ContextSymbols() {
   static const std::vector<ContextSymbol> kSymbols = {
-      {"__TVMFFIFunctionCall", Address(&TVMFFIFunctionCall)},
+      {"__TVMFFIFunctionCall", Address(&CallFunction)},
       {"__TVMFFIErrorSetRaisedFromCStr", Address(&TVMFFIErrorSetRaisedFromCStr)},
       {"__TVMFFIErrorSetRaisedFromCStrParts", Address(&TVMFFIErrorSetRaisedFromCStrParts)},
       {"__TVMFFIHandleInitOnce", Address(&TVMFFIHandleInitOnce)},
