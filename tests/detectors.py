@@ -77,7 +77,13 @@ def yolo(anchors: int, classes: int, most: int) -> onnx.ModelProto:
     )
     b.op("Gather", b.op("Shape", "rows"), first, outputs=["count"])
     missing = b.op("Unsqueeze", b.op("Sub", b.const(most), "count"), b.const([0]))
-    pads = b.op("Concat", b.const([0, 0]), missing, b.const([0]), axis=0)
+    # Pads as PyTorch writes them: pairs, the last axis first, turned into what ONNX wants.
+    pairs = b.op("Concat", b.const([0, 0, 0]), missing, axis=0)
+    pairs = b.op("Reshape", pairs, b.const([-1, 2]))
+    first_axis_first = b.op(
+        "Slice", pairs, b.const([-1]), b.const([-_ALL]), b.const([0]), b.const([-1])
+    )
+    pads = b.op("Reshape", b.op("Transpose", first_axis_first, perm=[1, 0]), b.const([-1]))
     b.op(
         "Unsqueeze", b.op("Pad", "rows", pads, b.const(0, "float32")), b.const([0]), outputs=["out"]
     )

@@ -6,11 +6,13 @@ have a count. What lies behind the last element in use is cut off as the runtime
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
@@ -21,6 +23,7 @@ from edgepack.compiler.errors import DataSizeError
 from edgepack.compiler.frontend.bounded import bounded
 from edgepack.compiler.frontend.bounded.rules import RULES
 from edgepack.compiler.frontend.bounded.size import Size, count
+from edgepack.compiler.frontend.bounded.values import part_of
 from tests.onnx_models import Builder
 
 Case = Callable[[Builder, str], str]
@@ -280,6 +283,24 @@ def test_sizes_are_sums_of_counts() -> None:
     assert (4 * n + 2).divided(4) is None
     with pytest.raises(TypeError):
         n * m
+
+
+def test_parts_of_known_numbers_are_those_of_onnx() -> None:
+    """From any place to any, also from beyond the ends, forwards and backwards."""
+    b = Builder()
+    b.op("Slice", "x", "start", "end", "axis", "step", outputs=["y"])
+    bounds = {name: [1] for name in ("start", "end", "axis", "step")}
+    proto = b.model(
+        {"x": [None], **bounds}, {"y": [None]}, dict.fromkeys(bounds, TensorProto.INT64)
+    )
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    far = 2**31
+    places = (-far, *range(-6, 7), far)
+    for size, start, end, step in itertools.product((1, 4), places, places, (-2, -1, 1, 3)):
+        x = np.arange(size, dtype="float32")
+        given = {"start": start, "end": end, "axis": 0, "step": step}
+        (due,) = session.run(None, {"x": x} | {k: np.array([v]) for k, v in given.items()})
+        assert x[part_of(size, start, end, step)].tolist() == due.tolist(), (size, given)
 
 
 def test_every_rule_is_of_an_operator_that_onnx_has() -> None:

@@ -91,16 +91,32 @@ def _gather(_graph: Graph, node: onnx.NodeProto, inputs: Inputs) -> np.ndarray:
 
 def _slice(graph: Graph, node: onnx.NodeProto, _inputs: Inputs) -> np.ndarray | None:
     data = graph.value(node.input[0])
-    parts = [
+    assert data is not None
+    starts, ends, axes, steps = (
         graph.fixed(node, position, name)
         for position, name in enumerate(("starts", "ends", "axes", "steps"), 1)
-    ]
-    assert data is not None
-    if data.ndim != 1 or parts[0] is None or parts[1] is None or len(parts[0]) != 1:
+    )
+    if starts is None or ends is None:
         return None
-    step = parts[3][0] if parts[3] else 1
-    start, end = parts[0][0], parts[1][0]
-    return data[slice(start, end, step)] if step > 0 else None
+    taken = [slice(None)] * data.ndim
+    axes = axes or list(range(len(starts)))
+    for axis, start, end, step in zip(axes, starts, ends, steps or [1] * len(starts), strict=True):
+        taken[axis] = part_of(data.shape[axis], start, end, step)
+    return _objects(data[tuple(taken)])
+
+
+def part_of(size: int, start: int, end: int, step: int) -> slice:
+    """A part of an axis as ONNX numbers it: to reach the first element backwards, `end` lies more
+    than `size` before 0, which for Python is -1 and means the last one."""
+    if step > 0:
+        return slice(start, end, step)
+    start = max(start + size, 0) if start < 0 else start
+    end = max(end + size if end < 0 else end, -1)
+    return slice(start, None if end < 0 else end, step)
+
+
+def _transposed(_graph: Graph, node: onnx.NodeProto, inputs: Inputs) -> np.ndarray:
+    return _objects(np.transpose(inputs[0], attribute(node, "perm")))
 
 
 def _concat(_graph: Graph, node: onnx.NodeProto, inputs: Inputs) -> np.ndarray:
@@ -212,6 +228,7 @@ _FUNCTIONS: dict[str, Callable[[Graph, onnx.NodeProto, Inputs], np.ndarray | Non
     "Slice": _slice,
     "Squeeze": _reshaped,
     "Sub": _of_two(lambda a, b: a - b),
+    "Transpose": _transposed,
     "Unsqueeze": _reshaped,
     "Where": _where,
 }
