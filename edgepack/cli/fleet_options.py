@@ -141,8 +141,9 @@ def _share(option: str, text: str) -> Share:
     share = Share.parse(text)
     if share is None:
         raise UsageError(
-            f"{option}: {text!r} is not a number of devices"
-            + (" and no group" if option == "--canary" else ""),
+            f"{option}: {text!r} is neither a number of devices nor a group"
+            if option == "--canary"
+            else f"{option}: {text!r} is not a number of devices",
             hint='for example 5, or "5%"',
         )
     return share
