@@ -172,7 +172,7 @@ def test_bytes_are_scaled_to_whole_sizes_only(tmp_path: Path) -> None:
     net.op("Resize", "x", "", net.const([1, 1, 1.3, 1.3], "float32"), outputs=["y"])
     kinds = dict.fromkeys("xy", TensorProto.UINT8)
     path = net.save(tmp_path / "m.onnx", {"x": (1, 1, 5, 5)}, {"y": (1, 1, 6, 6)}, kinds)
-    with pytest.raises(ImportModelError, match="no whole size"):
+    with pytest.raises(ImportModelError, match="do not give a whole size"):
         import_model(load_model(ModelSpec(path=path)))
 
 
