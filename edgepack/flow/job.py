@@ -165,9 +165,21 @@ def tolerance_of(job: Job, compiled: CompiledModel) -> float:
         tolerance = max(
             tolerance,
             HALF_TOLERANCE if is_half else 0.0,
-            MIXED_TOLERANCE if compiled.floats and has_integers(compiled) else 0.0,
+            MIXED_TOLERANCE if _is_mixed(job, compiled) else 0.0,
         )
     return tolerance_for(job.model.outputs, tolerance)
+
+
+def _is_mixed(job: Job, compiled: CompiledModel) -> bool:
+    """Whether what floats are computed to becomes integers again."""
+    if not has_integers(compiled):
+        return False
+    if compiled.floats:
+        return True
+    from edgepack.compiler.frontend import integer_reference
+
+    found = integer_reference.integer_model(job.model.path, job.model.proto)
+    return found is not None and integer_reference.rounds_between(found)
 
 
 def _photo_bytes(board: Board, service: Service | None) -> int:

@@ -51,8 +51,8 @@ _TOLERANCES = {"float16": 2**-10, "int8": 2**-7, "uint8": 2**-8}
 # Of a model in half precision: MobileNetV2's logits were off by up to 0.9 % of the largest one, on
 # four photos.
 HALF_TOLERANCE = 3e-2
-# Of a quantised model some of whose layers are in float: what differs there by a last bit may make
-# another integer, a whole step off.
+# Of a quantised model some of whose layers are in float, or have no form on integers: what differs
+# there by a last bit may make another integer, a whole step off.
 MIXED_TOLERANCE = 5e-2
 # Of other integers, which are indices and the like, so many may be others: equals that float
 # arithmetic tells apart.

@@ -13,7 +13,7 @@ from tvm import relax
 from edgepack.boards import get_board
 from edgepack.compiler.backend import plan, schedule
 from edgepack.compiler.backend.llvm import tvm_target
-from edgepack.compiler.frontend import importer
+from edgepack.compiler.frontend import importer, integer_reference
 from edgepack.compiler.frontend.importer import import_model
 from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.layers.fuse import fuse
@@ -157,3 +157,39 @@ def test_rows_times_integer_weights_are_a_product(tmp_path: Path, board: str) ->
     model = load_model(ModelSpec(path=path))
     _module, fast = lower.lower(import_model(model), tvm_target(get_board(board)), model)
     assert [report.rule for report in fast.reports] == ["product"]
+
+
+@pytest.mark.parametrize(
+    ("operator", "rounds"),
+    [
+        ("MaxPool", False),  # done on integers
+        ("Transpose", False),  # done on numbers, which stay what they are
+        ("InstanceNormalization", True),
+        ("ConvTranspose", True),
+    ],
+)
+def test_integers_made_of_floats_have_a_tolerance(operator: str, rounds: bool) -> None:
+    """A last bit of what is computed in float is a whole step of an integer now and then."""
+    b = Builder(3)
+
+    def steps(value: str, scale: float) -> str:
+        parameters = b.const(scale, "float32"), b.const(0, "int8")
+        return b.op("DequantizeLinear", b.op("QuantizeLinear", value, *parameters), *parameters)
+
+    def convolution(x: str) -> str:
+        kernel = b.const(b.random.integers(-127, 128, (4, 4, 3, 3)).astype("int8"))
+        weight = b.op("DequantizeLinear", kernel, b.const(0.01, "float32"), b.const(0, "int8"))
+        return steps(b.op("Conv", x, weight), 0.1)
+
+    x = convolution(steps("x", 0.02))
+    made = {
+        "MaxPool": lambda: b.op("MaxPool", x, kernel_shape=[2, 2]),
+        "Transpose": lambda: b.op("Transpose", x, perm=[0, 1, 3, 2]),
+        "InstanceNormalization": lambda: b.op("InstanceNormalization", x, b.weight(4), b.weight(4)),
+        "ConvTranspose": lambda: b.op("ConvTranspose", x, b.weight(4, 4, 2, 2), strides=[2, 2]),
+    }[operator]()
+    b.op("Identity", convolution(steps(made, 0.05)), outputs=["y"])
+    proto = b.model({"x": [1, 4, 14, 14]}, {"y": None})
+    whole = integer_reference.integer_model(Path("m.onnx"), proto)
+    assert whole is not None
+    assert integer_reference.rounds_between(whole) == rounds

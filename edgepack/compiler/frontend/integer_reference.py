@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from edgepack.compiler.frontend.operator_form import is_quantized
 from edgepack.compiler.frontend.quantized import DOMAIN, NODE, arrays_of, operator_of
-from edgepack.compiler.integer import Array
+from edgepack.compiler.integer import Array, FromIntegers, ToIntegers
 from edgepack.model.session import cpu_session
 
 
@@ -32,6 +32,45 @@ def integer_model(
     has_integers = any(node.op_type == NODE for node in made.proto.graph.node)
     known = not made.bounds and not made.blocks
     return made.proto if (has_integers or floats) and known else None
+
+
+# They give numbers as they are, or as the next one must: nothing is rounded.
+# fmt: off
+_EXACT = frozenset({
+    "Clip", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Max", "MaxPool",
+    "Min", "Neg", "Pad", "Relu", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile",
+    "Transpose", "Unsqueeze",
+})
+# fmt: on
+
+
+def rounds_between(proto: onnx.ModelProto) -> bool:
+    """Whether integers of an `integer_model` are made of what floats were computed to.
+
+    What two ways of adding floats up differ by, a last bit, then is a whole step of an integer now
+    and then, which later layers carry on: no device equals the definition to the bit.
+    """
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    makers = {name: node for node in proto.graph.node for name in node.output if name}
+    seen: set[str] = set()
+
+    def kind(node: onnx.NodeProto) -> type:
+        return type(operator_of(node, arrays_of(node, constants)))
+
+    def is_rounded(name: str) -> bool:
+        node = makers.get(name)
+        if node is None or name in seen:
+            return False
+        seen.add(name)
+        if node.op_type == NODE:
+            return kind(node) is not FromIntegers
+        return node.op_type not in _EXACT or any(map(is_rounded, node.input))
+
+    return any(
+        is_rounded(node.input[0])
+        for node in proto.graph.node
+        if node.op_type == NODE and kind(node) is ToIntegers
+    )
 
 
 def run(proto: onnx.ModelProto, inputs: Sequence[Array]) -> list[Array]:
