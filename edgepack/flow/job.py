@@ -329,6 +329,8 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
                 ),
                 progress=progress,
             )
+            if job.project.origins.get("tolerance", "default") == "default":
+                tolerance = max(tolerance, verified.tolerance)
         ended()
         runtime, tool = app.result(), device_tool.result()
     with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
