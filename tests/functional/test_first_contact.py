@@ -249,6 +249,7 @@ def test_on_a_64_bit_arm_computer(tmp_path: Path, require_tool: Callable[..., st
                 # The whole model takes minutes. Comparing needs an emulator within the emulator,
                 # which cannot have a 32-bit program's addresses.
                 "edgepack compile ../small.onnx --board rasp3b --out ../compiled",
+                "edgepack package ../small.onnx --board rasp3b --no-verify --out ../packed",
             ]
         ),
     )
@@ -256,6 +257,9 @@ def test_on_a_64_bit_arm_computer(tmp_path: Path, require_tool: Callable[..., st
     assert re.search(r"^local +.* aarch64-linux-gnu ", said, re.MULTILINE)
     assert re.search(r"^ +0\.[67]\d+ +285", said, re.MULTILINE)
     assert read_elf(brought / "compiled" / "model.so").machine == "ARM"
+    # With the programs of the wheels: there is neither a compiler nor CMake.
+    (app,) = (brought / "packed").glob("*/bin/edgepack-run")
+    assert read_elf(app).machine == "ARM"
 
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
