@@ -17,7 +17,7 @@ from bench import models
 from edgepack.boards import Cluster, get_board
 from edgepack.compiler.backend import share
 from edgepack.compiler.backend.llvm import tvm_target
-from edgepack.compiler.backend.schedule.pieces import substituted
+from edgepack.compiler.backend.schedule.pieces import cut, substituted
 from edgepack.compiler.frontend import importer
 from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.place import lower
@@ -158,3 +158,13 @@ def test_pieces_of_a_product_are_all_of_its_tiles(cores: int, size: int) -> None
     assert partition.tiles % run == 0
     # 16 KB of weights are read by each core only where the pixels are more than that.
     assert not partition.by_pixels or 2 * image.nbytes > 64 * 64 * 4
+
+
+def test_branches_have_loops_of_their_own() -> None:
+    """TVM takes no two loops of one variable into what cores share."""
+    row, column = tir.var("row"), tir.var("column")
+    x, y = (tirx.decl_buffer((64,), "float32", name) for name in "xy")
+    value = tirx.if_then_else(row < 3, x[column], x[column + 1])
+    branch = cut(tir.loop(column, 32, tirx.BufferStore(y, value, [column])))
+    assert isinstance(branch, tirx.IfThenElse)
+    assert not branch.then_case.loop_var.same_as(branch.else_case.loop_var)

@@ -51,9 +51,12 @@ def _piece(loop: tirx.For, first: int, last: int) -> tirx.For:
 
 
 def _storing(loop: tirx.For, value: tirx.Expr) -> tirx.For:
-    """The same loop with another value."""
-    store = tirx.BufferStore(loop.body.buffer, value, loop.body.indices)
-    return tir.loop(loop.loop_var, int(loop.extent), store)
+    """A loop of its own with another value: two loops of one variable are not shared by cores."""
+    counter = tir.var(loop.loop_var.name)
+    value, index = (
+        substituted(item, loop.loop_var, counter) for item in (value, loop.body.indices[0])
+    )
+    return tir.loop(counter, int(loop.extent), tirx.BufferStore(loop.body.buffer, value, [index]))
 
 
 def _changes(loop: tirx.For) -> Iterator[int]:
