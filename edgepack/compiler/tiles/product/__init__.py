@@ -9,6 +9,7 @@ from edgepack.compiler.tiles.product.by_integers import (
     dot_product,
     moved_image,
     pack_integers,
+    vpdpbusd,
 )
 from edgepack.compiler.tiles.product.by_llvm import MOST_COLUMNS, UNROLLED
 from edgepack.compiler.tiles.product.loops import ProductLoops
@@ -42,4 +43,5 @@ __all__ = [
     "rank_tiles",
     "stored_halves",
     "stream_cycles",
+    "vpdpbusd",
 ]

@@ -58,7 +58,7 @@ def dot_product(cpu: CpuModel, channels: int, *, narrow: bool) -> DotProduct:
         kr = kernel.kr if kernel else 1
         return DotProduct(kr=kr, spread=_lane, add=_by_lane, kernel=kernel)
     if "vnni" in cpu.features:
-        return DotProduct(kr=4, spread=_four, add=_vpdpbusd, moved=128, spread_moved=_four_moved)
+        return DotProduct(kr=4, spread=_four, add=vpdpbusd, moved=128, spread_moved=_four_moved)
     wide = max(cpu.vector_bytes) if "avx512bw" in cpu.features else min(32, max(cpu.vector_bytes))
     return DotProduct(
         kr=2,
@@ -124,7 +124,7 @@ def moved_image(source: Image, moved: Image, *, parallel: bool) -> tir.Stmt:
 _AT_ONCE = 4
 
 
-def _vpdpbusd(sums: tirx.Expr, weights: tirx.Expr, values: tirx.Expr) -> tirx.Expr:
+def vpdpbusd(sums: tirx.Expr, weights: tirx.Expr, values: tirx.Expr) -> tirx.Expr:
     """Four products of an unsigned and a signed byte."""
     return tirx.call_llvm_pure_intrin(
         f"int32x{INT8_BLOCK}",
@@ -204,7 +204,7 @@ class IntegerTiles(LlvmTiles):
         self, tensors: ProductTensors, pixels: int, dot: DotProduct, epilogue: Requantising
     ) -> None:
         super().__init__(tensors, pixels)
-        self.dot, self.to = dot, epilogue.to
+        self.dot, self.to, self.end = dot, epilogue.to, epilogue
         self.width = arm.width_of(epilogue.largest)
         self.factor = epilogue.constants[0]
         self.functions = micro.AssemblyFunctions()
@@ -250,6 +250,19 @@ class IntegerTiles(LlvmTiles):
             )
 
         return tir.loop_of("part", INT8_BLOCK // (kernel.outs * code.parts), call)
+
+    def _finish(self, names: tir.Names, place: TileAt, accumulators: list[list[tir.Local]]) -> None:
+        """Results of sums, stored: of each block neighbouring pixels."""
+        for v in range(place.vectors):
+            self.end.store(
+                names,
+                self.target,
+                [accumulators[r][v].get() for r in range(place.pixels)],
+                place.plane + v,
+                place.row,
+                place.column,
+                channel_block=place.channel_block + v,
+            )
 
     def _reduce(
         self, place: TileAt, accumulators: list[list[tir.Local]], block: tir.Expr, channels: int

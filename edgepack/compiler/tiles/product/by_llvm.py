@@ -92,21 +92,7 @@ class LlvmTiles:
             for r, v in every
         ]
         names = tir.Names()
-        results: list[list[tirx.Expr]] = [[] for _ in range(place.vectors)]
-        for r, v in every:
-            at = (place.plane + v, place.row, place.column + r)
-            result = accumulators[r][v].get()
-            if not self.epilogue.is_long:
-                block = place.channel_block + v
-                result = self.epilogue.apply(names, result, *at, channel_block=block)
-            names.add(self.target.store(result, *at))
-            results[v].append(result)
-        if self.epilogue.is_long:
-            names.add(self.epilogue.pass_over(self.target, place))
-        elif self.epilogue.average:
-            for v, of_vector in enumerate(results):
-                at = (place.plane + v, place.row, place.column)
-                names.add(self.epilogue.average.leave(of_vector, *at))
+        self._finish(names, place, accumulators)
         whole = shape.in_blocks - (shape.last_lanes < shape.in_block)
         reduction = []
         if whole:
@@ -121,6 +107,24 @@ class LlvmTiles:
             reduction.append(self._reduce(place, accumulators, whole, shape.last_lanes))
         declared = [accumulators[r][v].declare() for r, v in every]
         return tir.sequence(*declared, *start, *reduction, names.done())
+
+    def _finish(self, names: tir.Names, place: TileAt, accumulators: list[list[tir.Local]]) -> None:
+        """Results of sums, stored."""
+        results: list[list[tirx.Expr]] = [[] for _ in range(place.vectors)]
+        for r, v in ((r, v) for r in range(place.pixels) for v in range(place.vectors)):
+            at = (place.plane + v, place.row, place.column + r)
+            result = accumulators[r][v].get()
+            if not self.epilogue.is_long:
+                block = place.channel_block + v
+                result = self.epilogue.apply(names, result, *at, channel_block=block)
+            names.add(self.target.store(result, *at))
+            results[v].append(result)
+        if self.epilogue.is_long:
+            names.add(self.epilogue.pass_over(self.target, place))
+        elif self.epilogue.average:
+            for v, of_vector in enumerate(results):
+                at = (place.plane + v, place.row, place.column)
+                names.add(self.epilogue.average.leave(of_vector, *at))
 
     def _wide(self, buffer: tirx.Buffer, items: Sequence[tir.Expr], lanes: int = 1) -> tirx.Expr:
         """Elements of a buffer in the type that they are added up in."""
