@@ -46,9 +46,11 @@ class Chains:
         given = self.net.const(values), self.net.const(scale), zeros
         return self.net.op("DequantizeLinear", *given, axis=axis), scale
 
-    def bias(self, count: int, scale: np.ndarray) -> str:
-        """A bias of int32."""
+    def bias(self, count: int, scale: np.ndarray, *, cut_off: bool = False) -> str:
+        """A bias of int32; `cut_off`: of some channels one that no sum is far from the end with."""
         values = self.net.random.integers(-4000, 4000, size=count).astype("int32")
+        if cut_off:
+            values[:2] = 2**31 - 1, -(2**31) + 1
         return self.net.op(
             "DequantizeLinear", self.net.const(values), self.net.const(scale), axis=0
         )
@@ -66,12 +68,13 @@ class Chains:
         steep: bool = False,
         after: str = "",
         zero: int | None = None,
+        cut_off: bool = False,
         **attributes: object,
     ) -> str:
         """A convolution of a tensor whose scale is `given`."""
         groups = int(attributes.get("group", 1))  # type: ignore[call-overload]
         weight, scales = self.weight(outs, ins // groups, *kernel, least=least, steep=steep)
-        bias = self.bias(outs, scales * np.float32(given))
+        bias = self.bias(outs, scales * np.float32(given), cut_off=cut_off)
         value = self.net.op("Conv", data, weight, bias, **attributes)
         if after == "Relu":
             value = self.net.op("Relu", value)

@@ -50,6 +50,11 @@ def cases(net: Builder, dtype: str) -> dict[str, str]:
             x, CHANNELS, CHANNELS, [3, 3], pads=[1] * 4, group=CHANNELS, strides=[2, 2]
         ),
         "depthwise 5x5": conv(x, CHANNELS, CHANNELS, [5, 5], pads=[2] * 4, group=CHANNELS),
+        # Biases that no sum may be added to, of channels that are cut off whatever the input.
+        "cut off": conv(x, CHANNELS, 20, [3, 3], pads=[1] * 4, after="Relu", cut_off=True),
+        "depthwise, cut off": conv(
+            x, CHANNELS, CHANNELS, [3, 3], pads=[1] * 4, group=CHANNELS, cut_off=True
+        ),
         # The products of -128 are the ones that sums of two in 16 bits have no room for.
         "all of int8": conv(x, CHANNELS, 16, [1, 1], least=-128),
         "depthwise, all of int8": conv(

@@ -11,9 +11,10 @@ from onnx import numpy_helper
 from tvm import relax
 
 from edgepack.boards import get_board
+from edgepack.compiler import integer
 from edgepack.compiler.backend import plan, schedule
 from edgepack.compiler.backend.llvm import tvm_target
-from edgepack.compiler.frontend import importer, integer_reference
+from edgepack.compiler.frontend import importer, integer_reference, quantized
 from edgepack.compiler.frontend.importer import import_model
 from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.layers.fuse import fuse
@@ -193,3 +194,26 @@ def test_integers_made_of_floats_have_a_tolerance(operator: str, rounds: bool) -
     whole = integer_reference.integer_model(Path("m.onnx"), proto)
     assert whole is not None
     assert integer_reference.rounds_between(whole) == rounds
+
+
+def test_sums_of_channels_that_are_cut_off_do_not_overflow() -> None:
+    """onnxruntime's quantiser writes the largest biases there are for channels of tiny weights."""
+    random = np.random.default_rng(3)
+    end = 2**31 - 1
+    weight = random.integers(-127, 128, (4, 300))
+    total = np.array([-end, end, -end // 2, 17.0])
+    factor = np.full(4, 1e-6, "float32")
+    to = integer.Target(zero=-100, low=-128, high=127)
+    bounded = quantized._bounded(total, weight, factor, to)
+    assert bounded is not None
+    assert list(bounded[2:]) == list(total[2:])
+    x = random.choice([-128, 127], (300, 200))
+    x[:, 0], x[:, 1] = (np.where(weight[row] < 0, 127, -128) for row in (0, 1))
+    x[:, 2], x[:, 3] = (np.where(weight[row] < 0, -128, 127) for row in (0, 1))
+    sums = weight @ x + bounded.astype("int64")[:, None]
+    assert np.abs(sums).max() <= end
+    exact = np.clip(np.rint((weight @ x + total[:, None]) * factor[:, None]), -28, 227)
+    got = to.requantised(sums.astype("int32"), factor[:, None])
+    np.testing.assert_array_equal(got, (exact - 100).astype("int8"))
+    # Where the result depends on the sum, there is no other bias.
+    assert quantized._bounded(total, weight, np.full(4, 1e-8, "float32"), to) is None

@@ -34,7 +34,7 @@ from edgepack.model import opset_of
 # What the nodes are called that stand for them; see `operator_of`.
 NODE, DOMAIN = "IntegerOperator", "edgepack"
 _OPERATOR = "operator"
-# A sum that is larger than this could overflow.
+# No sum is larger than this, nor its negative.
 _MOST = 2**31 - 1
 
 
@@ -436,21 +436,39 @@ def _convolved(
         # A channel whose weights are all zero may have any scale.
         if not np.isfinite(total).all():
             return None
+    factor = factor.astype("float32")
     wide = weight.astype("int64").reshape(len(weight), -1)
-    total = total - data.steps.zero * wide.sum(axis=1)
-    # Kernels may have the input 128 more, and its bias less.
-    if (np.abs(total) + 384 * np.abs(wide).sum(axis=1)).max(initial=0) > _MOST:
+    bounded = _bounded(total - data.steps.zero * wide.sum(axis=1), wide, factor, to)
+    if bounded is None:
         return None
     operator = integer.IntegerConvolution(
         weight=weight,
-        bias=total.astype("int32"),
-        factor=factor.astype("float32"),
+        bias=bounded.astype("int32"),
+        factor=factor,
         zero=data.steps.zero,
         groups=groups,
         to=to,
         **window,
     )
     return operator, [data]
+
+
+def _bounded(total: Array, weight: Array, factor: Array, to: Target) -> Array | None:
+    """Biases with which no sum is beyond int32, whatever the input, and all results are the same.
+
+    On the way to a sum it may be beyond, as kernels do that have inputs 128 more: what wraps comes
+    back. Quantisers give channels whose weights are next to nothing a bias as large as there is:
+    where all of its results are cut off, a smaller one does.
+    """
+    least = np.minimum(-128 * weight, 127 * weight).sum(axis=1)
+    most = np.maximum(-128 * weight, 127 * weight).sum(axis=1)
+    if (most - least).max(initial=0) > 2 * _MOST:
+        return None
+    kept = np.clip(total, -_MOST - least, _MOST - most)
+    # One step more, for products are rounded.
+    below = (np.maximum(total, kept) + most) * factor <= to.low - to.zero - 1
+    above = (np.minimum(total, kept) + least) * factor >= to.high - to.zero + 1
+    return kept if ((kept == total) | below | above).all() else None
 
 
 _ONE_POINT = {"stride": (1, 1), "before": (0, 0), "after": (0, 0), "dilation": (1, 1)}
