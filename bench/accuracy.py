@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from bench.models import get_model, with_shape
 from bench.ours import NAME
 from bench.photos import PACKAGES, Photo, photos
 from bench.results import RESULTS
+from edgepack.base.errors import EdgepackError
 from edgepack.base.paths import locked, write_atomic
 from edgepack.base.process import run
 from edgepack.base.progress import Progress
@@ -35,6 +37,8 @@ from edgepack.postprocess.results import Box
 from edgepack.preprocess.spec import PreprocessSpec, Resize
 from edgepack.quantization.network import FloatNetwork, outputs
 from edgepack.quantization.quantize import agreement, quantize
+
+log = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 
@@ -73,10 +77,11 @@ _SAME = 0.5
 @dataclass(frozen=True, kw_only=True)
 class Judged:
     """A quantised model beside float32: decibels; of classifiers shares of photos; of detectors how
-    far boxes are float32's (F1: of both models' boxes the share that the other has, too)."""
+    far boxes are float32's (F1: of both models' boxes the share that the other has, too). Nothing
+    of them if there is no model: the way to it failed."""
 
     way: str
-    snr_db: float
+    snr_db: float | None = None
     top1: float | None = None
     top5: float | None = None
     f1: float | None = None
@@ -227,7 +232,13 @@ def measure_model(
     add(f"{NAME} --snr {SNR_DB:.0f}", found.model, "edgepack")
     for number, (way, make) in enumerate(PEERS.items()):
         progress.step(f"{name}: {way}")
-        add(way, make(network, given), f"peer{number}")
+        try:
+            made = make(network, given)
+        except EdgepackError as error:
+            log.warning("%s", error)
+            rows.append(Judged(way=way))
+        else:
+            add(way, made, f"peer{number}")
     return {
         "calibrated": len(given),
         "judged": len(others),
@@ -272,8 +283,10 @@ def report() -> str:
             f"|---|---:|{'---:|' * len(head)}",
         ]
         for row in found["rows"]:
-            shares = [f"{row[key]:.3f}" for key in keys]
-            lines.append(f"| {row['way']} | {row['snr_db']:.1f} | {' | '.join(shares)} |")
+            cells = ["fails", *("-" for _ in keys)]
+            if row["snr_db"] is not None:
+                cells = [f"{row['snr_db']:.1f}", *(f"{row[key]:.3f}" for key in keys)]
+            lines.append(f"| {row['way']} | {' | '.join(cells)} |")
         lines.append("")
     lines += ["| photos of | licence |", "|---|---|"]
     lines += [f"| {item.name} {item.version} | {item.licence} |" for item in PACKAGES]

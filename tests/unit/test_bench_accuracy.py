@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import struct
+from dataclasses import asdict
 from pathlib import Path
 
 import cv2
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from bench import accuracy, photos
-from bench.accuracy import judged, split
+from bench.accuracy import Judged, judged, split
 from bench.photos import PACKAGES, Package, Photo
 
 
@@ -84,3 +86,20 @@ def test_packages_say_where_they_are_from() -> None:
         assert package.path.startswith("pool/main/")
         assert len(package.sha256) == 64
         assert package.licence
+
+
+def test_a_way_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy, "RESULTS", tmp_path)
+    rows = [Judged(way="ours", snr_db=17.94, f1=0.972), Judged(way="theirs")]
+    found = {
+        "calibrated": 40,
+        "judged": 218,
+        "cost": 0.05,
+        "in_float": ["a"],
+        "boxes": 54,
+        "rows": [asdict(row) for row in rows],
+    }
+    (tmp_path / "accuracy.json").write_text(json.dumps({"centerface": found}))
+    text = accuracy.report()
+    assert "| ours | 17.9 | 0.972 |" in text
+    assert "| theirs | fails | - |" in text
