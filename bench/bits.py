@@ -146,6 +146,7 @@ def report() -> str:
         rows = {
             name: {key: figures[key] for key in (NAME, *peers) if key in figures}
             for name, figures in local.items()
+            if any(key in figures for key in peers)
         }
         if rows:
             found = table(rows, peers, TITLES, scale=1, digits=2)
