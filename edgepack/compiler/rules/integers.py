@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tvm import tirx
@@ -22,19 +22,20 @@ from edgepack.compiler.tiles.requantise import Requantising, requantised
 _Pixel = Callable[[tir.Expr, tir.Expr, tir.Expr, tir.Expr], tir.Stmt]
 
 
-def _everywhere(site: LayerSite, cycles: float, pixel: _Pixel) -> tir.Stmt:
-    """Something for each pixel of the result."""
+# Writes a row of one block, given its image, block and row.
+_Row = Callable[[tir.Expr, tir.Expr, tir.Expr], tir.Stmt]
+# The sum of one pixel, given its plane, row and column.
+_Total = Callable[[tir.Names, tir.Expr, tir.Expr, tir.Expr], tirx.Expr]
+
+
+def _every_row(site: LayerSite, cycles: float, one_row: _Row) -> tir.Stmt:
+    """Something for each row of each block of the result."""
     output = site.output
     by_blocks, by_rows = shared_loops(cycles, output, site.cpu)
 
     def plane(n: tir.Expr, block: tir.Expr) -> tir.Stmt:
         return tir.loop_of(
-            "row",
-            output.height,
-            lambda row: tir.loop_of(
-                "column", output.width, lambda column: pixel(n, block, row, column)
-            ),
-            parallel=by_rows,
+            "row", output.height, lambda row: one_row(n, block, row), parallel=by_rows
         )
 
     return tir.loop_of(
@@ -44,6 +45,36 @@ def _everywhere(site: LayerSite, cycles: float, pixel: _Pixel) -> tir.Stmt:
             "block", output.blocks, lambda block: plane(n, block), parallel=by_blocks
         ),
     )
+
+
+def _everywhere(site: LayerSite, cycles: float, pixel: _Pixel) -> tir.Stmt:
+    """Something for each pixel of the result."""
+
+    def one_row(n: tir.Expr, block: tir.Expr, row: tir.Expr) -> tir.Stmt:
+        return tir.loop_of("column", site.output.width, lambda column: pixel(n, block, row, column))
+
+    return _every_row(site, cycles, one_row)
+
+
+def _of_sums(
+    site: LayerSite, cycles: float, epilogue: Requantising, target: Image, total: _Total
+) -> tir.Stmt:
+    """Each pixel of the result is made of a sum; neighbours together, as they are stored."""
+    output, run = site.output, epilogue.run
+    full, rest = divmod(output.width, run)
+
+    def some(plane: tir.Expr, row: tir.Expr, first: tir.Expr, count: int) -> tir.Stmt:
+        names = tir.Names()
+        sums = [total(names, plane, row, first + r) for r in range(count)]
+        epilogue.store(names, target, sums, plane, row, first)
+        return names.done()
+
+    def one_row(n: tir.Expr, block: tir.Expr, row: tir.Expr) -> tir.Stmt:
+        plane = n * output.blocks + block
+        runs = tir.loop_of("run", full, lambda i: some(plane, row, i * run, run)) if full else None
+        return tir.sequence(runs, some(plane, row, full * run, rest) if rest else None)
+
+    return _every_row(site, cycles, one_row)
 
 
 def _kernel(
@@ -120,11 +151,17 @@ def _quantize_planar(site: LayerSite, operator: integer.ToIntegers) -> LayerKern
 
     def run(n: tir.Expr, row: tir.Expr, first: tir.Expr, pixels: int) -> tir.Stmt:
         names = tir.Names()
+        made = []
         for channel in range(output.channels):
             at = [n, channel, row, first]
-            made = names.bind("q", _nearest(tir.load(source.buffer, at, pixels), operator, pixels))
+            value = _nearest(tir.load(source.buffer, at, pixels), operator, pixels)
+            made.append(names.bind("q", value))
+        if pixels > 1 and "avx512bw" in site.cpu.features:
+            _store_pixels(names, target, made, n, row, first)
+            return names.done()
+        for channel, values in enumerate(made):
             for r in range(pixels):
-                one = tirx.Shuffle([made], [tir.integer(r)]) if pixels > 1 else made
+                one = tirx.Shuffle([values], [tir.integer(r)]) if pixels > 1 else values
                 there = target.at(n, row, first + r, channel)
                 names.add(tir.store(target.buffer, one, there))
         return names.done()
@@ -146,6 +183,35 @@ def _quantize_planar(site: LayerSite, operator: integer.ToIntegers) -> LayerKern
         lambda n: tir.loop_of("row", output.height, lambda row: one_row(n, row), parallel=by_rows),
     )
     return _kernel(site, "quantize", [source], target, body, cycles)
+
+
+def _store_pixels(
+    names: tir.Names,
+    target: Image,
+    channels: Sequence[tirx.Expr],
+    n: tir.Expr,
+    row: tir.Expr,
+    first: tir.Expr,
+) -> None:
+    """A run of pixels, given as int8 vectors of one channel each, with zeros in all other lanes."""
+    block = target.layout.block
+    nothing = tir.spread(tirx.IntImm("int8", 0), _RUN)
+    joined = names.bind("run", tir.joined([*channels, *[nothing] * (-len(channels) % _AT_ONCE)]))
+    empty = names.bind("none", tir.spread(tirx.IntImm("int8", 0), _AT_ONCE * _RUN))
+    for start in range(0, _RUN, _AT_ONCE):
+        lanes = [
+            channel * _RUN + pixel if channel < len(channels) else _AT_ONCE * _RUN
+            for pixel in range(start, start + _AT_ONCE)
+            for channel in range(block)
+        ]
+        made = tirx.Shuffle([joined, empty], [tir.integer(lane) for lane in lanes])
+        names.add(
+            tir.store(target.buffer, made, target.at(n, row, first + start), _AT_ONCE * block)
+        )
+
+
+# Pixels of a block in the widest vector, and the most channels of a planar image.
+_AT_ONCE = 4
 
 
 def _reads_planar(layer: Layer, cpu: CpuModel) -> bool:
@@ -191,21 +257,21 @@ def _sum(site: LayerSite) -> LayerKernel:
     assert isinstance(operator, integer.IntegerSum)
     target, lanes = Image("target", site.output), site.output.block
     sources = [Image(f"source{i}", layout) for i, layout in enumerate(site.inputs)]
-    epilogue = Requantising(site.output, operator.to, operator.factor, site.cpu)
+    most = 128 * sum(map(abs, operator.multipliers)) + abs(operator.constant)
+    epilogue = Requantising(
+        site.output, operator.to, operator.factor, site.cpu, most * operator.factor
+    )
 
-    def pixel(n: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
-        names = tir.Names()
-        plane = n * site.output.blocks + block
-        total: tirx.Expr = tir.spread(tir.integer(operator.constant), lanes)
+    def total(names: tir.Names, plane: tir.Expr, row: tir.Expr, column: tir.Expr) -> tirx.Expr:
+        made: tirx.Expr = tir.spread(tir.integer(operator.constant), lanes)
         for source, multiplier in zip(sources, operator.multipliers, strict=True):
             factor = tir.spread(tir.integer(multiplier), lanes)
-            total = names.keep("sum", total + source.load(plane, row, column) * factor)
-        made = epilogue.apply(names, total, plane, row, column)
-        names.add(target.store(made, plane, row, column))
-        return names.done()
+            made = names.keep("sum", made + source.load(plane, row, column) * factor)
+        return made
 
     cycles = 12.0 * site.output.nbytes / lanes
-    return _kernel(site, "qadd", sources, target, _everywhere(site, cycles, pixel), cycles)
+    body = _of_sums(site, cycles, epilogue, target, total)
+    return _kernel(site, "qadd", sources, target, body, cycles)
 
 
 def _product(site: LayerSite) -> LayerKernel:
@@ -213,24 +279,22 @@ def _product(site: LayerSite) -> LayerKernel:
     assert isinstance(operator, integer.IntegerProduct)
     target, lanes = Image("target", site.output), site.output.block
     sources = [Image(f"source{i}", layout) for i, layout in enumerate(site.inputs)]
-    epilogue = Requantising(site.output, operator.to, operator.factor, site.cpu)
+    most = 255 * 255 * operator.factor
+    epilogue = Requantising(site.output, operator.to, operator.factor, site.cpu, most)
     one, other = sources
     whole = other.layout.height == one.layout.height and other.layout.width == one.layout.width
 
-    def pixel(n: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
-        names = tir.Names()
-        plane = n * site.output.blocks + block
+    def total(names: tir.Names, plane: tir.Expr, row: tir.Expr, column: tir.Expr) -> tirx.Expr:
         places = (row, column), (row, column) if whole else (0, 0)
         values = [
             names.keep("x", _centred(source.load(plane, *place), zero, lanes))
             for source, place, zero in zip(sources, places, operator.zeros, strict=True)
         ]
-        made = epilogue.apply(names, values[0] * values[1], plane, row, column)
-        names.add(target.store(made, plane, row, column))
-        return names.done()
+        return values[0] * values[1]
 
     cycles = 12.0 * site.output.nbytes / lanes
-    return _kernel(site, "qmul", sources, target, _everywhere(site, cycles, pixel), cycles)
+    body = _of_sums(site, cycles, epilogue, target, total)
+    return _kernel(site, "qmul", sources, target, body, cycles)
 
 
 def _table(site: LayerSite) -> LayerKernel:
@@ -315,17 +379,16 @@ def _pool(site: LayerSite) -> LayerKernel:
     layout, output = site.inputs[0], site.output
     source, target = Image("source", layout), Image("target", output)
     lanes = output.block
-    epilogue = Requantising(output, operator.to, operator.factor, site.cpu)
     points = operator.kernel[0] * operator.kernel[1]
+    most = 255 * points * operator.factor
+    epilogue = Requantising(output, operator.to, operator.factor, site.cpu, most)
 
     def inside(at: tir.Expr, axis: int, size: int) -> tir.Expr:
         if operator.before[axis] or operator.after[axis]:
             return tirx.max(tirx.min(tir.expr(at), size - 1), 0)
         return at
 
-    def pixel(n: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
-        names = tir.Names()
-        plane = n * output.blocks + block
+    def total(names: tir.Names, plane: tir.Expr, row: tir.Expr, column: tir.Expr) -> tirx.Expr:
         made: tirx.Expr | None = None
         for i in range(operator.kernel[0]):
             for j in range(operator.kernel[1]):
@@ -340,14 +403,11 @@ def _pool(site: LayerSite) -> LayerKernel:
                     value = tir.load(source.buffer, source.at(plane, *at), lanes)
                     made = value if made is None else names.keep("m", tirx.max(made, value))
         assert made is not None
-        total = _centred(made, operator.zero * (points if operator.average else 1), lanes)
-        names.add(
-            target.store(epilogue.apply(names, total, plane, row, column), plane, row, column)
-        )
-        return names.done()
+        return _centred(made, operator.zero * (points if operator.average else 1), lanes)
 
     cycles = float(points * output.nbytes / lanes * (5 if operator.average else 2))
-    return _kernel(site, "qpool", [source], target, _everywhere(site, cycles, pixel), cycles)
+    body = _of_sums(site, cycles, epilogue, target, total)
+    return _kernel(site, "qpool", [source], target, body, cycles)
 
 
 def _concat(site: LayerSite) -> LayerKernel:

@@ -169,6 +169,11 @@ class Requantising(Epilogue):
             return names.keep("q", _on_armv7(names, value, factor, self.to))
         return names.keep("q", requantised(value, factor, self.to, lanes))
 
+    @property
+    def run(self) -> int:
+        """Pixels that are best stored together."""
+        return _RUN if self.cpu.isa == "x86" and "avx512bw" in self.cpu.features else 1
+
     def store(
         self,
         names: tir.Names,
@@ -181,7 +186,7 @@ class Requantising(Epilogue):
     ) -> None:
         """Writes the results for neighbouring pixels of a row, from `column` on."""
         lanes = self.output.block
-        packs = "avx512bw" in self.cpu.features and target.step == (1, 1)
+        packs = self.run > 1 and target.step == (1, 1)
         done = 0
         while packs and len(values) - done > 1:
             run = list(values[done : done + _RUN])
