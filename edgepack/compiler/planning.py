@@ -28,6 +28,7 @@ from edgepack.compiler.precision import FULL, Precision
 from edgepack.compiler.rules import table
 from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.tiles.cpu import CpuModel, cpu_model
+from edgepack.compiler.tiles.element import FLOAT16
 
 
 class Planner:
@@ -58,8 +59,14 @@ class Planner:
         cpu = cpu_model(self.target)
         if precision.is_half and precision.samples:
             apart.at("looking for what half precision has no room for")
-            exact = ranges.exact_nodes(widened(model.expanded), precision.samples)
-            precision = replace(precision, exact={**exact, **precision.exact})
+            found = ranges.find(
+                widened(model.expanded), precision.samples, computes=cpu.computes(FLOAT16)
+            )
+            precision = replace(
+                precision,
+                exact={**found.exact, **precision.exact},
+                winograd={**found.winograd, **precision.winograd},
+            )
         self.floats = dict(precision.floats or {})
 
         def leave(found: Recognition) -> Mapping[str, str]:

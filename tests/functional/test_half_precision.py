@@ -3,6 +3,7 @@ where weights alone are halves."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,16 @@ from edgepack import cpus
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.precision import Precision
+from edgepack.compiler.rules.rule import Rule
+from edgepack.compiler.rules.table import RULES
+from edgepack.compiler.tiles import toom_cook
 from edgepack.gate import gate
 from edgepack.gate.elf import find_instructions
 from tests.functional.test_convolution_properties import (
     Case,
     _add,
     depthwise_case,
+    only_winograd,
     plain_case,
     winograd_case,
 )
@@ -46,13 +51,14 @@ def check(
     cases: dict[str, str],
     target: tuple[str, str, float],
     precision: Precision = HALF,
+    rules: Sequence[Rule] = RULES,
 ) -> CompiledModel:
     """Compile, run and compare."""
     board, cpu, tolerance = target
     random = np.random.default_rng(3)
     path = save_cases(folder / "model.onnx", net, inputs, cases)
     given = [random.normal(size=shape).astype("float32") for shape in inputs.values()]
-    compiled, got = compile_and_run(path, given, board, cpu, folder, precision=precision)
+    compiled, got = compile_and_run(path, given, board, cpu, folder, rules, precision)
     wrong = wrong_outputs(path, given, got, tolerance)
     assert not wrong, "\n".join(wrong)
     return compiled
@@ -85,6 +91,31 @@ def test_convolutions_of_random_shapes(
         for case in cases
     )
     assert compiled.params_bytes < 4 * weights or board == "local"
+
+
+@pytest.mark.parametrize(
+    ("board", "cpu", "tolerance"),
+    [
+        A76,
+        # In order; qemu 7.2 plays no Cortex-A55.
+        pytest.param("imx93", "cortex-a76", COMPUTED, id="a55", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("results", toom_cook.HALF_POINTS)
+def test_winograd(tmp_path: Path, board: str, cpu: str, tolerance: float, results: int) -> None:
+    random = np.random.default_rng(results)
+    cases = [winograd_case(random) for _ in range(3)]
+    # Sums in several parts.
+    cases.append(Case(shape=(1, 412, 7, 9), outs=20, after="Sum"))
+    net = Builder(seed=results)
+    named = {f"{number} {case}": _add(net, number, case) for number, case in enumerate(cases)}
+    shapes = {f"x{number}": case.shape for number, case in enumerate(cases)}
+    # On noise, which is the worst there is, 4x4 tiles lose three times what 2x2 do.
+    target = (board, cpu, tolerance * results / 2)
+    compiled = check(tmp_path, net, shapes, named, target, rules=only_winograd(results))
+    made = [layer for layer in compiled.layers if layer.rule == "winograd"]
+    assert len(made) >= len(cases)
+    assert {layer.dtype for layer in made} == {"float16"}
 
 
 def network(net: Builder) -> dict[str, str]:

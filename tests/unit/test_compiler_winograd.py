@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tvm import relax
@@ -9,9 +11,19 @@ from tvm import relax
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.rules import winograd
 from edgepack.compiler.tiles import toom_cook
-from edgepack.compiler.tiles.cpu import AVX2, CORTEX_A9, CORTEX_A53, CORTEX_A72, ZEN4
-from edgepack.compiler.tiles.element import FLOAT32
+from edgepack.compiler.tiles.cpu import (
+    AVX2,
+    CORTEX_A9,
+    CORTEX_A53,
+    CORTEX_A72,
+    CORTEX_A76,
+    ZEN4,
+)
+from edgepack.compiler.tiles.element import FLOAT16, FLOAT32
 
+each_points = pytest.mark.parametrize(
+    "points", [*toom_cook.POINTS.values(), toom_cook.HALF_POINTS[4]], ids=str
+)
 CPUS = (ZEN4, AVX2, CORTEX_A72, CORTEX_A53, CORTEX_A9)
 
 
@@ -29,44 +41,56 @@ def correlate(image: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return np.einsum("ijrs,rs->ij", windows, weight)
 
 
-@pytest.mark.parametrize("results", toom_cook.POINTS)
-def test_a_tile_is_the_correlation(results: int) -> None:
-    random = np.random.default_rng(results)
-    size = results + 2
+@each_points
+def test_a_tile_is_the_correlation(points: toom_cook.Points) -> None:
+    size = len(points) + 1
+    random = np.random.default_rng(size)
     image = random.normal(size=(size, size))
     weight = random.normal(size=(1, 1, 3, 3))
-    forth = toom_cook.input_transform(results, size)
-    back = toom_cook.output_transform(results, results)
+    forth = toom_cook.input_transform(points, size)
+    back = toom_cook.output_transform(points, size - 2)
     transformed = apply(forth, apply(forth, image).T).T
-    product = transformed * toom_cook.transform_weights(weight, results).reshape(size, size)
+    product = transformed * toom_cook.transform_weights(weight, points).reshape(size, size)
     got = apply(back, apply(back, product).T).T
     # The weights were rounded to float32.
     np.testing.assert_allclose(got, correlate(image, weight[0, 0]), atol=1e-4)
 
 
-@pytest.mark.parametrize("results", toom_cook.POINTS)
-def test_parts_of_a_transform_are_parts_of_the_whole(results: int) -> None:
+@each_points
+def test_parts_of_a_transform_are_parts_of_the_whole(points: toom_cook.Points) -> None:
     random = np.random.default_rng(1)
-    size = results + 2
+    size = len(points) + 1
     values = random.normal(size=(size, 5))
     for given in range(3, size):
         padded = np.where(np.arange(size)[:, None] < given, values, 0.0)
         np.testing.assert_allclose(
-            apply(toom_cook.input_transform(results, given), values),
-            apply(toom_cook.input_transform(results, size), padded),
+            apply(toom_cook.input_transform(points, given), values),
+            apply(toom_cook.input_transform(points, size), padded),
         )
-    whole = apply(toom_cook.output_transform(results, results), values)
-    for wanted in range(1, results):
-        part = apply(toom_cook.output_transform(results, wanted), values)
+    whole = apply(toom_cook.output_transform(points, size - 2), values)
+    for wanted in range(1, size - 2):
+        part = apply(toom_cook.output_transform(points, wanted), values)
         np.testing.assert_allclose(part, whole[:wanted])
 
 
-@pytest.mark.parametrize("results", toom_cook.POINTS)
-def test_a_sum_at_the_point_one_is_in_every_result(results: int) -> None:
-    values = np.zeros(results + 2)
-    values[toom_cook.ONE] = 1.0
-    back = toom_cook.output_transform(results, results)
-    np.testing.assert_array_equal(apply(back, values), np.ones(results))
+@each_points
+def test_ones_are_in_every_result(points: toom_cook.Points) -> None:
+    results = len(points) - 1
+    back = toom_cook.output_transform(points, results)
+    values = np.array(toom_cook.ones(points))
+    np.testing.assert_allclose(apply(back, values), np.ones(results), rtol=1e-12)
+
+
+@pytest.mark.parametrize("results", toom_cook.HALF_POINTS)
+def test_halves_hold_the_coefficients(results: int) -> None:
+    points = toom_cook.HALF_POINTS[results]
+    transforms = (
+        toom_cook.input_transform(points, results + 2),
+        toom_cook.output_transform(points, results),
+    )
+    for transform in transforms:
+        coefficients = np.array(transform.coefficients)
+        np.testing.assert_array_equal(coefficients.astype("float16"), coefficients)
 
 
 def layer(
@@ -102,6 +126,20 @@ def test_it_is_taken_where_it_pays(cpu: winograd.CpuModel) -> None:
         layer(64, 64, 56, groups=2),
     ):
         assert not winograd.RULE.takes(other, cpu)
+
+
+def test_halves_take_the_tiles_that_their_accuracy_allows() -> None:
+    cpu = replace(CORTEX_A76, features=frozenset({"fp16"}))
+    half = replace(layer(256, 256, 14), element=FLOAT16, weights=FLOAT16)
+    assert winograd.RULE.takes(half, cpu)
+    assert winograd.plan(half, cpu).results == 4
+    assert winograd.plan(replace(half, most_results=2), cpu).results == 2
+    assert not winograd.RULE.takes(replace(half, most_results=0), cpu)
+    assert not winograd.rule([6], always=True).takes(half, cpu)
+    # Two bytes a weight: 36 positions instead of 9, and biases.
+    assert winograd.RULE.forms is not None
+    forms = {form.choice.results: form.more_bytes for form in winograd.RULE.forms(half, cpu)}
+    assert forms[4] == 2 * 256 * (36 * 257 - 9 * 256)
 
 
 @pytest.mark.parametrize("size", toom_cook.POINTS)

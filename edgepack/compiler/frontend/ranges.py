@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
-from edgepack.compiler.precision import misfit
+from edgepack.compiler.frontend import rounding
+from edgepack.compiler.precision import LEAST_WINOGRAD_DB, misfit
+from edgepack.compiler.tiles import toom_cook
 from edgepack.model import infer_shapes
 
 log = logging.getLogger(__name__)
@@ -26,13 +29,26 @@ _SUMS = {"Conv": (1, 2, 3), "ConvTranspose": (0, 2, 3), "Gemm": (0,), "MatMul": 
 _WHOLE = ("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul")
 
 
-def exact_nodes(proto: onnx.ModelProto, samples: Sequence[Sequence[np.ndarray]]) -> dict[str, str]:
-    """Nodes by name, and why: they make or read what halves cannot hold when the model is run with
-    `samples`, or their sums might not fit on the way.
+@dataclass(frozen=True, kw_only=True)
+class Ranges:
+    """What half precision has no room for, by the names of nodes; see `Precision`."""
+
+    exact: dict[str, str]
+    winograd: dict[str, int]
+
+
+def find(
+    proto: onnx.ModelProto, samples: Sequence[Sequence[np.ndarray]], *, computes: bool
+) -> Ranges:
+    """Which nodes make or read what halves cannot hold when the model is run with `samples`, or
+    their sums might not fit on the way; and, if the CPU `computes` in halves, which convolutions
+    lose too much by large tiles of Winograd's algorithm.
 
     A node without a name goes by its first output's.
     """
     graph = proto.graph
+    windows = _windows(graph) if computes else {}
+    winograd: dict[str, int] = {}
     found: dict[str, str] = {}
     largest: dict[str, float] = {}
     readers: dict[str, list[str]] = {}
@@ -52,6 +68,7 @@ def exact_nodes(proto: onnx.ModelProto, samples: Sequence[Sequence[np.ndarray]])
             if why:
                 touching = [*readers.get(value, []), makers.get(value, "")]
                 found.update(dict.fromkeys(filter(None, touching), f"'{value}' {why}"))
+            _lower(winograd, array, windows.get(value, ()))
     weights = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type in _SUMS and len(node.input) > 1 and node.input[1] in weights:
@@ -60,11 +77,49 @@ def exact_nodes(proto: onnx.ModelProto, samples: Sequence[Sequence[np.ndarray]])
             if node.op_type == "Gemm" and any(a.name == "transB" and a.i for a in node.attribute):
                 axes = [1]
             sums = float(weight.sum(axis=tuple(axes)).max(initial=0.0))
-            most = largest.get(node.input[0], 0.0) * sums
-            if most > 65504:
+            highest = largest.get(node.input[0], 0.0) * sums
+            if highest > 65504:
                 name = node.name or next(filter(None, node.output), "")
-                found.setdefault(name, f"its sums may reach {most:.3g}")
+                found.setdefault(name, f"its sums may reach {highest:.3g}")
+    return Ranges(exact=found, winograd=winograd)
+
+
+def _windows(graph: onnx.GraphProto) -> dict[str, list[tuple[str, np.ndarray]]]:
+    """Names and weights of the convolutions that Winograd's algorithm can do, by their inputs."""
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    found: dict[str, list[tuple[str, np.ndarray]]] = {}
+    for node in graph.node:
+        if node.op_type != "Conv" or node.input[1] not in weights:
+            continue
+        attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+        is_plain = attributes.get("group", 1) == 1 and all(
+            set(attributes.get(name, [1])) == {1} for name in ("strides", "dilations")
+        )
+        if is_plain and list(weights[node.input[1]].dims[2:]) == [3, 3]:
+            weight = numpy_helper.to_array(weights[node.input[1]])
+            found.setdefault(node.input[0], []).append((node.name or node.output[0], weight))
     return found
+
+
+def _lower(
+    limits: dict[str, int], images: np.ndarray, readers: Sequence[tuple[str, np.ndarray]]
+) -> None:
+    """Lower the limits of the convolutions that read some images, as far as those need it."""
+    largest = max(toom_cook.HALF_POINTS)
+    for name, weight in readers:
+        most = _most_results(images, weight, limits.get(name, largest))
+        if most < largest:
+            limits[name] = most
+
+
+def _most_results(images: np.ndarray, weight: np.ndarray, most: int) -> int:
+    """Of the tiles with up to `most` results in one direction the largest that keep enough of a
+    convolution's accuracy; 0 if none do."""
+    sizes = sorted((size for size in toom_cook.HALF_POINTS if size <= most), reverse=True)
+    enough = (
+        size for size in sizes if rounding.signal_db(images[0], weight, size) >= LEAST_WINOGRAD_DB
+    )
+    return next(enough, 0)
 
 
 def _values(

@@ -179,8 +179,10 @@ class Layer:
     tensors, and to `constants`, arrays of one value per channel. `mean` is a second result, the
     mean over all pixels of each channel of `output`. Its images are kept as `element` (those it
     `reads` may have another one), and its weights stored as `weights`; `exact` says why not as
-    halves, if that was wanted. `bindings` are
-    the Relax bindings that the layer was read from, which stay in the function if no rule takes it.
+    halves, if that was wanted. Winograd's algorithm makes at most `most_results` results of a tile
+    in each direction, for more would cost too much accuracy; 0 is none, None says nothing.
+    `bindings` are the Relax bindings that the layer was read from, which stay in the function if no
+    rule takes it.
     """
 
     operator: Operator
@@ -194,6 +196,7 @@ class Layer:
     reads: Element | None = None
     weights: Element = FLOAT32
     exact: str = ""
+    most_results: int | None = None
     bindings: tuple[tuple[relax.Var, relax.Expr], ...] = field(default=(), repr=False)
 
     @property

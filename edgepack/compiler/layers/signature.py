@@ -15,8 +15,8 @@ def signature_of(layer: Layer) -> str:
     For example `conv float32 1x32x56x56 3x3 stride=1x1 pad=1x1 to 64x56x56 maximum,minimum`: the
     elements, the input as NCHW, the window, its stride, the padding at top and left, the output as
     CHW, and the arithmetic on each result, where [t] reads another tensor and [c] a value per
-    channel of one. Dilation, groups and the elements of the weights are named where they are not
-    the usual ones.
+    channel of one. Dilation, groups, the elements of the weights and the largest tiles that
+    Winograd's algorithm may have are named where they are not the usual ones.
     """
     operator = layer.operator
     if not isinstance(operator, Convolution) or isinstance(operator, TransposedConvolution):
@@ -37,6 +37,8 @@ def signature_of(layer: Layer) -> str:
         words.append(f"groups={operator.groups}")
     if layer.weights != layer.element:
         words.append(f"weights={layer.weights}")
+    if layer.most_results is not None:
+        words.append(f"winograd={layer.most_results}")
     if layer.expression:
         words.append(",".join(map(_operation, layer.expression)))
     return " ".join(words)

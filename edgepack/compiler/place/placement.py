@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from tvm import relax
 
@@ -37,6 +38,8 @@ from edgepack.compiler.rules.rule import Alias, LayerSite, Rule, product
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, Element
 from edgepack.compiler.tiles.layout import NO_HALO, Blocked, Halo
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,14 +184,20 @@ def _with_precision(layer: Layer, precision: Precision, cpu: CpuModel) -> Layer:
         why = why or _reason(layer, precision.exact)
     if why:
         return replace(layer, exact=why)
-    return replace(layer, element=element, weights=FLOAT16)
+    most = _told(layer, precision.winograd) if element == FLOAT16 else None
+    return replace(layer, element=element, weights=FLOAT16, most_results=most)
 
 
 def _reason(layer: Layer, reasons: Mapping[str, str]) -> str:
+    """Why a layer is not as others; empty if nothing is said of it."""
+    return _told(layer, reasons) or ""
+
+
+def _told(layer: Layer, said: Mapping[str, _T]) -> _T | None:
     """What is said of one of the nodes that a layer was read from."""
     origins = (origin_of(value) for _, value in layer.bindings)
     names = [origin.name for origin in origins if origin is not None]
-    return next((reasons[name] for name in names if name in reasons), "")
+    return next((said[name] for name in names if name in said), None)
 
 
 def _with_conversions(layers: Sequence[Layer], taken: MutableMapping[Value, Rule]) -> list[Layer]:

@@ -13,8 +13,9 @@ that what is between the stages stays in the cache:
 
 Arithmetic is not all: transforms take time, weights grow from 9 to n * n per pair of channels,
 and ragged edges waste parts of large tiles. So each layer takes the m, or the plain convolution,
-that the cost model says is cheapest. Accuracy never decides: even F(6x6) keeps some 1e-5 of the
-largest result.
+that the cost model says is cheapest. In float32 accuracy never decides: even F(6x6) keeps some
+1e-5 of the largest result. In half precision F(4x4) is the largest, with points of its own, and
+`frontend.ranges` tells which layers it would cost too much.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.rules import convolution
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
 from edgepack.compiler.rules.winograd_plan import (
+    allowed,
     can_take,
     channels_of,
     plain_cycles,
     plan,
+    points_of,
     scratch_layout,
 )
 from edgepack.compiler.tiles import arm, micro, tir, toom_cook
@@ -68,6 +71,7 @@ class _WinogradKernel:
         self.plan = plan(site.layer, site.cpu, sizes, site.chosen(_NAME))
         cpu = site.cpu
         self.channels = channels_of(site.layer, cpu)
+        self.points = points_of(self.channels.element)[self.plan.results]
         self.workers = cpu.cores if worth_sharing(self.plan.cycles, cpu) else 1
         self.by_chunks = self._shares_chunks()
         parts = self.workers if self.by_chunks else 1
@@ -78,11 +82,14 @@ class _WinogradKernel:
         element = self.channels.element
         self.isa = arm.isa_of(cpu, element)
         self.functions = micro.AssemblyFunctions()
-        m = self.plan.results
-        transforms = (toom_cook.input_transform(m, m + 2), toom_cook.output_transform(m, m))
+        size, m = self.plan.size, self.plan.results
+        self.transforms = (
+            toom_cook.input_transform(self.points, size),
+            toom_cook.output_transform(self.points, m),
+        )
         self.coefficients = [
             np.resize(np.array([*t.coefficients, 0.0], element.name), 3 * self.isa.lanes)
-            for t in transforms
+            for t in self.transforms
             if self.isa
         ]
         self.coefficient_buffers = [
@@ -108,7 +115,7 @@ class _WinogradKernel:
     def _products(self, parts: int) -> None:
         """Packed weights, scratch memory and the products' loops for whole and last chunks."""
         channels, plan = self.channels, self.plan
-        transformed = toom_cook.transform_weights(self.operator.weight, plan.results)
+        transformed = toom_cook.transform_weights(self.operator.weight, self.points)
         weight = transformed[..., None, None]
         sizes = (plan.positions, parts, plan.grid.tiles, channels.element)
         inputs = scratch_layout(channels.ins, channels.in_block, *sizes)
@@ -120,12 +127,12 @@ class _WinogradKernel:
             (plan.positions, sums.blocks // plan.positions * sums.block), channels.element.name
         )
         if self.operator.bias is not None:
-            # Added at the point (1, 1), it comes out of the transform in every result.
-            at = toom_cook.ONE * plan.size + toom_cook.ONE
-            bias[at, : channels.outs] = self.operator.bias
+            # So that it comes out of the transform in every result.
+            ones = toom_cook.ones(self.points)
+            bias[:, : channels.outs] = np.outer(np.outer(ones, ones), self.operator.bias)
         self.packed_bias = bias.ravel()
         self.weights = tir.buffer("weights", self.packed.shape, channels.element.name)
-        self.bias = tir.buffer("bias", self.packed_bias.shape, channels.element.accumulator)
+        self.bias = tir.buffer("bias", self.packed_bias.shape, channels.element.name)
         self.shape = shape
 
     def _product(self, tiles: int) -> ProductLoops:
@@ -145,6 +152,7 @@ class _WinogradKernel:
             bias=self.bias,
             epilogue=Epilogue(self.site.output),
             functions=self.functions,
+            chain=arm.SHORT_CHAIN,
         )
 
     def kernel(self) -> LayerKernel:
@@ -305,13 +313,13 @@ class _WinogradKernel:
         stride = self.inputs.layout.blocks // self.plan.positions
         return tir.sequence(
             self._pass(
-                toom_cook.input_transform(m, columns + 2),
+                toom_cook.input_transform(self.points, columns + 2),
                 rows + 2,
                 _Strided(self.source.buffer, corner, line=(0, 1, 0, 0), item=(0, 0, 1, 0)),
                 _Strided(self.half_inputs, [worker, 0, 0], line=(0, size, 0), item=(0, 1, 0)),
             ),
             self._pass(
-                toom_cook.input_transform(m, rows + 2),
+                toom_cook.input_transform(self.points, rows + 2),
                 size,
                 _Strided(self.half_inputs, [worker, 0, 0], line=(0, 1, 0), item=(0, size, 0)),
                 _Strided(
@@ -348,7 +356,7 @@ class _WinogradKernel:
         )
         return tir.sequence(
             self._pass(
-                toom_cook.output_transform(m, columns),
+                toom_cook.output_transform(self.points, columns),
                 size,
                 _Strided(
                     self.sums.buffer,
@@ -359,7 +367,7 @@ class _WinogradKernel:
                 _Strided(self.half_sums, [worker, 0, 0], line=(0, m, 0), item=(0, 1, 0)),
             ),
             self._pass(
-                toom_cook.output_transform(m, rows),
+                toom_cook.output_transform(self.points, rows),
                 columns,
                 _Strided(self.half_sums, [worker, 0, 0], line=(0, 1, 0), item=(0, m, 0)),
                 self._pixels(self.target, results),
@@ -424,8 +432,6 @@ class _WinogradKernel:
         results: _TileResults | None,
     ) -> tir.Stmt:
         finish = (self.finish if results else None) or ()
-        forth = toom_cook.input_transform(self.plan.results, self.plan.size)
-        back = toom_cook.output_transform(self.plan.results, self.plan.results)
         which = int(
             target.buffer.same_as(self.target.buffer) or source.buffer.same_as(self.sums.buffer)
         )
@@ -434,7 +440,7 @@ class _WinogradKernel:
         code = TransformPass(
             isa=isa,
             transform=transform,
-            coefficients=(forth, back)[which].coefficients,
+            coefficients=self.transforms[which].coefficients,
             lines=lines,
             source=source.steps,
             target=target.steps,
@@ -567,7 +573,7 @@ def rule(sizes: Collection[int] = tuple(toom_cook.POINTS), *, always: bool = Fal
     """
 
     def takes(layer: Layer, cpu: CpuModel) -> bool:
-        if not can_take(layer):
+        if not can_take(layer, sizes):
             return False
         return always or plan(layer, cpu, sizes).cycles < plain_cycles(layer, cpu)
 
@@ -581,9 +587,8 @@ def rule(sizes: Collection[int] = tuple(toom_cook.POINTS), *, always: bool = Fal
         halo=convolution.halo,
         more_weights=True,
         forms=partial(_forms, sizes),
-        halves=False,
         ways=partial(_ways, sizes),
-        can_take=lambda layer, _cpu: can_take(layer),
+        can_take=lambda layer, _cpu: can_take(layer, sizes),
     )
 
 
@@ -593,7 +598,7 @@ def _forms(sizes: Collection[int], layer: Layer, cpu: CpuModel) -> list[Ranked]:
     outs = channels.out_blocks * channels.out_block
     plain = Way(rule=convolution.RULE.name)
     found = [Ranked(choice=plain, cycles=plain_cycles(layer, cpu))]
-    for results in sizes:
+    for results in allowed(layer, sizes):
         way = plan(layer, cpu, (results,))
         # The bias is one for each position, too.
         own = (channels.ins + 1) * outs * way.positions * channels.element.bytes
@@ -606,7 +611,7 @@ def _forms(sizes: Collection[int], layer: Layer, cpu: CpuModel) -> list[Ranked]:
 def _ways(sizes: Collection[int], site: LayerSite) -> list[Ranked]:
     """Each size of tiles with each tile of the products."""
     found = []
-    for results in sizes:
+    for results in allowed(site.layer, sizes):
         best = plan(site.layer, site.cpu, (results,))
         channels, grid = channels_of(site.layer, site.cpu), best.grid
         layout = scratch_layout(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.tiles import tile, toom_cook
 from edgepack.compiler.tiles.cpu import CpuModel
-from edgepack.compiler.tiles.element import Element
+from edgepack.compiler.tiles.element import FLOAT16, Element
 from edgepack.compiler.tiles.layout import Blocked
 from edgepack.compiler.tiles.product import choose_tile, stream_cycles
 
@@ -134,8 +134,9 @@ def plan(
 
     A `choice` says which of them, and which tile the products have.
     """
+    sizes = allowed(layer, sizes)
     if choice is not None and choice.results in sizes:
-        sizes = (choice.results,)
+        sizes = [choice.results]
     batch, _, height, width = extent(layer.output)
     channels = channels_of(layer, cpu)
     found = []
@@ -187,8 +188,9 @@ def _cost(
 def _transform_cycles(channels: Channels, results: int, cpu: CpuModel) -> float:
     """Both transforms of one tile in all channels."""
     size = results + 2
-    forth = toom_cook.input_transform(results, size)
-    back = toom_cook.output_transform(results, results)
+    points = points_of(channels.element)[results]
+    forth = toom_cook.input_transform(points, size)
+    back = toom_cook.output_transform(points, results)
 
     def cycles(operations: int, moves: int, passes: int, lanes: int) -> float:
         arithmetic, memory = (
@@ -208,8 +210,20 @@ def _transform_cycles(channels: Channels, results: int, cpu: CpuModel) -> float:
     )
 
 
-def can_take(layer: Layer) -> bool:
-    """3x3 convolutions, neither strided nor dilated nor grouped.
+def points_of(element: Element) -> Mapping[int, toom_cook.Points]:
+    """The points of tiles, by their size, in arithmetic on such elements."""
+    return toom_cook.HALF_POINTS if element == FLOAT16 else toom_cook.POINTS
+
+
+def allowed(layer: Layer, sizes: Collection[int]) -> list[int]:
+    """Those of `sizes` that the layer's elements and its numbers allow."""
+    points, most = points_of(layer.element), layer.most_results
+    return [size for size in sizes if size in points and (most is None or size <= most)]
+
+
+def can_take(layer: Layer, sizes: Collection[int] = tuple(toom_cook.POINTS)) -> bool:
+    """3x3 convolutions, neither strided nor dilated nor grouped, that one of `sizes` is allowed
+    for.
 
     Those by whole numbers only are ConvInteger's, whose sums are to be exact.
     """
@@ -218,7 +232,9 @@ def can_take(layer: Layer) -> bool:
         return False
     if operator.weight.any() and np.array_equal(operator.weight, np.rint(operator.weight)):
         return False
-    return (operator.stride, operator.dilation, operator.groups) == ((1, 1), (1, 1), 1)
+    if (operator.stride, operator.dilation, operator.groups) != ((1, 1), (1, 1), 1):
+        return False
+    return bool(allowed(layer, sizes))
 
 
 def plain_cycles(layer: Layer, cpu: CpuModel) -> float:

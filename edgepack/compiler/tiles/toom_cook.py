@@ -23,18 +23,25 @@ from functools import cache
 
 import numpy as np
 
+Points = tuple[Fraction, ...]
+
 # By the number of results m. Small integers and their inverses, as rounding errors grow with the
 # powers of the points; every float32 below is exact. Largest error of one tile over the largest
 # result, 64 random channels of float32, measured: 3.4e-7 for m = 2, 2.7e-6 for m = 4 (4.3e-6
 # with 1/2 in place of 2), 7.3e-6 for m = 6 (6.7e-4 with 3 in place of 1/2; the choice of
 # A. Lavin in NNPACK's issue 8).
-POINTS: dict[int, tuple[Fraction, ...]] = {
+POINTS: dict[int, Points] = {
     2: tuple(map(Fraction, (0, 1, -1))),
     4: tuple(map(Fraction, (0, 1, -1, 2, -2))),
     6: (*map(Fraction, (0, 1, -1, 2, -2)), Fraction(1, 2), Fraction(-1, 2)),
 }
-# At the point 1 every result has the coefficient 1: what is added there is added to all results.
-ONE = 1
+# In half precision: every coefficient is exact in 11 bits. Signal over error of a layer of
+# ResNet-18 with 128, 256 or 512 input channels, random weights: 54 to 56 dB for m = 2,
+# as without the transforms; 48 to 53 for m = 4, 46 to 47 with the points above; 40 to 42 for m = 6.
+HALF_POINTS: dict[int, Points] = {
+    2: POINTS[2],
+    4: (Fraction(0), *(Fraction(sign * size, 4) for size in (6, 3) for sign in (1, -1))),
+}
 
 Terms = tuple[tuple[float, int], ...]
 
@@ -91,9 +98,8 @@ def _polynomial(roots: Iterable[Fraction]) -> list[Fraction]:
 
 
 @cache
-def input_transform(results: int, inputs: int) -> Transform:
+def input_transform(points: Points, inputs: int) -> Transform:
     """B; of its n inputs only the first `inputs` are given, the others are zero."""
-    points = POINTS[results]
     rows = [_polynomial(q for q in points if q != point) for point in points]
     rows.append(_polynomial(points))
     builder = _TransformBuilder(inputs)
@@ -114,10 +120,9 @@ def input_transform(results: int, inputs: int) -> Transform:
 
 
 @cache
-def output_transform(results: int, wanted: int) -> Transform:
+def output_transform(points: Points, wanted: int) -> Transform:
     """The first `wanted` rows of A."""
-    points = POINTS[results]
-    size = len(points) + 1
+    size, results = len(points) + 1, len(points) - 1
     builder = _TransformBuilder(size)
     one = Fraction(1)
     pairs = [
@@ -135,9 +140,8 @@ def output_transform(results: int, wanted: int) -> Transform:
     return builder.done(outputs)
 
 
-def transform_weights(weight: np.ndarray, results: int) -> np.ndarray:
+def transform_weights(weight: np.ndarray, points: Points) -> np.ndarray:
     """[out, in, 3, 3] -> [n * n, out, in] float32, G weights G^T computed in float64."""
-    points = POINTS[results]
     rows = []
     for point in points:
         scale = Fraction(1)
@@ -151,3 +155,16 @@ def transform_weights(weight: np.ndarray, results: int) -> np.ndarray:
     flat = weight.astype("float64").reshape(outs * ins, 9)
     transformed = np.kron(g, g) @ flat.T
     return np.asarray(transformed.reshape(len(g) ** 2, outs, ins), "float32")
+
+
+def ones(points: Points) -> list[float]:
+    """What, given to the transform of results, makes a 1 of each: what a polynomial's value at 1
+    takes of those at the points (Lagrange)."""
+    found = []
+    for point in points:
+        share = Fraction(1)
+        for other in points:
+            if other != point:
+                share *= (1 - other) / (point - other)
+        found.append(float(share))
+    return [*found, 0.0]

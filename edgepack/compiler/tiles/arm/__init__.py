@@ -20,14 +20,22 @@ from edgepack.compiler.tiles.arm.integer_windows import IntegerDepthwise
 from edgepack.compiler.tiles.arm.integers import IntegerKernel, IntegerTile, integer_kernel
 from edgepack.compiler.tiles.arm.isa import QUAD, Isa
 from edgepack.compiler.tiles.arm.kernels import KERNELS, MicroKernel, isa_of, micro_kernel
-from edgepack.compiler.tiles.arm.reductions import Convolve, Depthwise, Reduction
+from edgepack.compiler.tiles.arm.reductions import (
+    CHAIN,
+    SHORT_CHAIN,
+    Convolve,
+    Depthwise,
+    Reduction,
+)
 from edgepack.compiler.tiles.arm.rounding import width_of
 from edgepack.compiler.tiles.arm.tile import AssemblyTile, EpilogueStep, TileRows
 from edgepack.compiler.tiles.arm.widening import Widening
 
 __all__ = [
+    "CHAIN",
     "KERNELS",
     "QUAD",
+    "SHORT_CHAIN",
     "AssemblyTile",
     "Convolve",
     "Depthwise",

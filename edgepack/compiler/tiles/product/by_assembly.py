@@ -7,7 +7,8 @@ from edgepack.compiler.tiles.product.code import ProductTensors, TileAt
 
 
 class AssemblyTiles:
-    """Tiles by a micro-kernel, in the instruction set `isa`; see `TileCode`."""
+    """Tiles by a micro-kernel, in the instruction set `isa`, that adds up at most `chain` products
+    of halves in a row; see `TileCode`."""
 
     def __init__(
         self,
@@ -15,8 +16,9 @@ class AssemblyTiles:
         kernel: arm.MicroKernel,
         isa: arm.Isa,
         functions: micro.AssemblyFunctions | None,
+        chain: int,
     ) -> None:
-        self.tensors, self.kernel = tensors, kernel
+        self.tensors, self.kernel, self.chain = tensors, kernel, chain
         self.tiles = micro.MicroKernelCalls(
             isa,
             tensors.source,
@@ -51,6 +53,7 @@ class AssemblyTiles:
             row_step=source.row_bytes * window.dilation[0],
             plane_step=source.plane_bytes,
             back=back % lanes,
+            chain=self.chain,
         )
         return self.tiles.call(
             reduction,

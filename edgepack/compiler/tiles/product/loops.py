@@ -41,7 +41,7 @@ class ProductLoops:
     vectors. `halves` are the weights as they are stored, if not as `weights`. The weights start at
     `first_weight`. A `choice` says what of the loops is not as the cost model has it. Functions
     that tiles call are kept in `functions`, if given, for several products of one kernel. Those of
-    integers are added up by `dot`.
+    integers are added up by `dot`, sums of halves in parts of at most `chain` products.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class ProductLoops:
         first_weight: tir.Expr = 0,
         choice: Way | None = None,
         dot: DotProduct | None = None,
+        chain: int = arm.CHAIN,
     ) -> None:
         self.cpu = cpu
         self.shape = shape
@@ -96,7 +97,7 @@ class ProductLoops:
             epilogue=epilogue,
         )
         unroll = choice.unroll if choice else 0
-        self.code = _code(tensors, tile.pixels, cpu, functions, unroll, dot)
+        self.code = _code(tensors, tile.pixels, cpu, functions, unroll, dot, chain)
 
     def imported(self, body: tir.Stmt) -> tir.Stmt:
         """`body`, which has these loops, with the code that they call."""
@@ -321,6 +322,7 @@ def _code(
     functions: micro.AssemblyFunctions | None,
     unroll: int,
     dot: DotProduct | None,
+    chain: int,
 ) -> TileCode:
     """The best code for tiles of at most so many pixels."""
     element = tensors.source.layout.element
@@ -330,7 +332,7 @@ def _code(
     kernel, isa = arm.micro_kernel(cpu, element), arm.isa_of(cpu, element)
     if kernel is None or isa is None:
         return LlvmTiles(tensors, pixels, unroll)
-    return AssemblyTiles(tensors, kernel, isa, functions)
+    return AssemblyTiles(tensors, kernel, isa, functions, chain)
 
 
 def _turns(
