@@ -199,7 +199,10 @@ CORTEX_A73 = replace(CORTEX_A57, name="cortex-a73")
 # Cortex-A76: two 128-bit pipes for FMLA of float32 and float16 and for SDOT, latency 4 but 2 from
 # accumulator to accumulator; two 128-bit loads per cycle. Cortex-A76 Software Optimization Guide,
 # PJDOC-466751330-7215. 64 KiB L1 and up to 512 KiB of its own L2: TRM
-# 100798. Memory: a guess.
+# 100798. Memory: one core reads 3.8 bytes per cycle on a Raspberry Pi 5 and copies 5 on an RK3588
+# (9.2 and 12 GB/s; tinymembench in issues 21 and 38 of github.com/geerlingguy/sbc-reviews, 1876 of
+# raspberrypi/firmware). If all four share what four fifths of the bus can bring (17 GB/s; 34 on an
+# RK3588 with LPDDR4X), each has 1.4 or 2.9.
 CORTEX_A76 = replace(
     CORTEX_A72,
     name="cortex-a76",
@@ -208,6 +211,7 @@ CORTEX_A76 = replace(
     fma_latency=2,
     l1_bytes=64 * KIB,
     l2_bytes=512 * KIB,
+    memory_bandwidth=3,
     cpi=0.5,
 )
 # Cortex-A78, and the A78AE of NVIDIA's Orin: taken as the A76, its predecessor, with 256 KiB of L2
