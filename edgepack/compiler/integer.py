@@ -352,6 +352,30 @@ class IntegerConcatenation(IntegerOperator):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class IntegerChoice(IntegerOperator):
+    """Pixels of an image, or of a sequence, which is one row: in row i and column j of the result
+    that of `rows[i]` and `columns[j]` (int32). A resize to the nearest one."""
+
+    rows: Array
+    columns: Array
+    zero: int
+    factor: float
+    to: Target
+
+    def shape(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """The result's, of that of the input."""
+        n, c, *size = shapes[0]
+        return n, c, *(len(self.rows), len(self.columns))[2 - len(size) :]
+
+    def run(self, inputs: Sequence[Array]) -> Array:
+        """In the result's steps."""
+        chosen = _as_image(inputs[0])[:, :, self.rows][:, :, :, self.columns]
+        whole = chosen.astype("int32") - np.int32(self.zero)
+        made = self.to.requantised(whole, np.float32(self.factor))
+        return made.reshape(self.shape([inputs[0].shape]))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class IntegerFlatten(IntegerOperator):
     """An image of one pixel (N, C, 1, 1) as a row (N, C)."""
 
@@ -376,6 +400,7 @@ _KINDS: dict[str, Any] = {
         IntegerMean,
         IntegerPooling,
         IntegerConcatenation,
+        IntegerChoice,
         IntegerFlatten,
     )
 }

@@ -82,6 +82,25 @@ def cases(net: Builder, dtype: str) -> dict[str, str]:
         "average": chains.steps(net.op("AveragePool", wide, **pool), 0.01),
         "concat": chains.steps(net.op("Concat", wide, also, made["1x1"], axis=1), 0.02),
     }
+    made |= {
+        f"resize, {number}": chains.steps(
+            net.op("Resize", wide, "", net.const([1.0, 1.0, *scales], "float32"), **form), *steps
+        )
+        for number, (scales, form, steps) in enumerate(
+            (
+                ((2.0, 2.0), {"mode": "nearest"}, (0.013,)),
+                (
+                    (3.0, 4.0),
+                    {
+                        "mode": "nearest",
+                        "coordinate_transformation_mode": "asymmetric",
+                        "nearest_mode": "floor",
+                    },
+                    (0.02,),
+                ),
+            )
+        )
+    }
     vector = chains.steps(net.op("GlobalAveragePool", also), 0.006)
     weight, scale = chains.weight(10, 32)
     bias = chains.bias(10, scale * np.float32(0.006))

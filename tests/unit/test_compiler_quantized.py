@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 from tvm import relax
@@ -26,6 +27,7 @@ from edgepack.flow.reference import run_reference
 from edgepack.model import ModelSpec
 from tests import onnx_models
 from tests.onnx_models import Builder
+from tests.quantized_models import Chains
 
 
 def layers_of(path: Path) -> list[Layer]:
@@ -217,3 +219,53 @@ def test_sums_of_channels_that_are_cut_off_do_not_overflow() -> None:
     np.testing.assert_array_equal(got, (exact - 100).astype("int8"))
     # Where the result depends on the sum, there is no other bias.
     assert quantized._bounded(total, weight, np.full(4, 1e-8, "float32"), to) is None
+
+
+@pytest.mark.parametrize("nearest", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+@pytest.mark.parametrize(
+    "coordinates",
+    ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "half_pixel_symmetric"],
+)
+def test_a_resize_of_integers_takes_onnxruntimes_pixels(
+    tmp_path: Path, coordinates: str, nearest: str
+) -> None:
+    form = {
+        "mode": "nearest",
+        "coordinate_transformation_mode": coordinates,
+        "nearest_mode": nearest,
+    }
+    # The last one's pixels depend on the precision that coordinates are computed in.
+    ratios, scales_of = ((2.0, 3.0), (4.0, 0.5), (1.0, 5.0), (1.7, 0.4)), (0.02, 0.0273)
+    net = Builder(seed=3)
+    chains = Chains(net, "uint8")
+    image = chains.conv(chains.steps("x", 0.02), 5, 4, [1, 1], scale=0.02, zero=120)
+    outputs = {"image": net.op("Identity", image, outputs=["image"])}
+    for index, pair in enumerate(ratios):
+        scales = net.const([1.0, 1.0, *pair], "float32")
+        resized = net.op("Resize", image, "", scales, **form)
+        # In the same steps, and in others.
+        chained = chains.steps(resized, scales_of[index % 2], 120)
+        outputs[f"y{index}"] = net.op("Identity", chained, outputs=[f"y{index}"])
+    proto = net.model({"x": (1, 5, 6, 8)}, dict.fromkeys(outputs), opset=19)
+    for output in proto.graph.output:
+        output.ClearField("type")
+    proto = onnx.shape_inference.infer_shapes(proto, strict_mode=True)
+    path = tmp_path / "net.onnx"
+    onnx.save(proto, path)
+    whole = integer_reference.integer_model(path, proto)
+    assert whole is not None
+    assert [node.op_type for node in whole.graph.node].count("Resize") == 1
+    x = np.random.default_rng(1).normal(size=(1, 5, 6, 8)).astype("float32")
+    pixels, *made = integer_reference.run(whole, [x])
+    assert len(np.unique(pixels)) > 60
+    for index, (pair, got) in enumerate(zip(ratios[:3], made[:3], strict=True)):
+        alone = Builder()
+        alone.op("Resize", "x", "", alone.const([1, 1, *pair], "float32"), outputs=["y"], **form)
+        model = alone.model({"x": pixels.shape}, {"y": got.shape}, opset=19)
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), providers=["CPUExecutionProvider"]
+        )
+        (theirs,) = session.run(None, {"x": pixels})
+        scale = np.float32(scales_of[index % 2])
+        steps = np.clip(np.rint(theirs / scale), -120, 135)
+        np.testing.assert_array_equal(np.rint(got / scale), steps)

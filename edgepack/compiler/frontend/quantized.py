@@ -26,6 +26,7 @@ from onnx.reference import ReferenceEvaluator
 
 from edgepack.compiler import integer
 from edgepack.compiler.frontend.forms import attribute, known_shapes, read_inside
+from edgepack.compiler.frontend.interpolation import Form, matrix
 from edgepack.compiler.frontend.operator_form import as_pairs, is_quantized, without_axes
 from edgepack.compiler.integer import Array, IntegerOperator, Steps, Target
 from edgepack.compiler.tiles.cpu import INT8_BLOCK
@@ -722,6 +723,69 @@ def _concat(graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Targe
     return operator, given
 
 
+# Coordinates that are inside of every image.
+_INSIDE = (
+    "align_corners",
+    "asymmetric",
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+)
+
+
+def _resize(graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
+    """A resize to the nearest pixel."""
+    data, out = graph.read(node.input[0]), graph.shapes.get(node.output[0], ())
+    shape = graph.shapes.get(data.name, ()) if data is not None else ()
+    if data is None or len(shape) not in (3, 4) or out[:2] != shape[:2]:
+        return None
+    form = Form(
+        mode=_text(node, "mode", "nearest"),
+        coordinates=_text(node, "coordinate_transformation_mode", "half_pixel"),
+        nearest=_text(node, "nearest_mode", "round_prefer_floor"),
+    )
+    plain = _text(node, "keep_aspect_ratio_policy", "stretch") == "stretch"
+    plain = plain and not attribute(node, "axes", None) and opset_of(graph.proto) > _OLD_RESIZE
+    if form.mode != "nearest" or form.coordinates not in _INSIDE or not plain:
+        return None
+    given = graph.value(node.input[2]) if len(node.input) > 2 and node.input[2] else np.zeros(0)
+    if given is None:
+        return None
+    ratios = given if given.size else np.array(out) / shape
+    if not all(map(_is_exact, shape[2:], out[2:], ratios[2:].tolist())):
+        return None
+    chosen = [np.zeros(1, "int32")] * (4 - len(shape))
+    for axis in range(2, len(shape)):
+        weights = np.eye(shape[axis])
+        if out[axis] != shape[axis]:
+            weights, _ = matrix(form, shape[axis], out[axis], float(ratios[axis]))
+        chosen.append(weights.argmax(1).astype("int32"))
+    factor = np.float32(data.steps.scale) / np.float32(made.steps.scale)
+    if not np.isfinite(factor):
+        return None
+    rows, columns = chosen
+    operator = integer.IntegerChoice(
+        rows=rows, columns=columns, zero=data.steps.zero, factor=float(factor), to=to
+    )
+    return operator, [data]
+
+
+def _is_exact(size: int, out: int, ratio: float) -> bool:
+    """Whether coordinates are the same in any precision: onnxruntime's are float32, and others may
+    be another pixel's. So they are for whole ratios, and for powers of two."""
+    whole = ratio.is_integer() or math.frexp(ratio)[0] == 0.5
+    return whole and ratio * size == out
+
+
+# Version 10 has no coordinates to choose.
+_OLD_RESIZE = 10
+
+
+def _text(node: onnx.NodeProto, name: str, default: str) -> str:
+    found = attribute(node, name, default)
+    return found.decode() if isinstance(found, bytes) else str(found)
+
+
 # Those that may make rows of images.
 _FLATTENING = ("Flatten", "Reshape", "Squeeze")
 
@@ -746,6 +810,7 @@ _CONVERSIONS: dict[str, _Convert] = {
     "MaxPool": _pool,
     "AveragePool": _pool,
     "Concat": _concat,
+    "Resize": _resize,
     **dict.fromkeys(_FLATTENING, _flatten),
 }
 

@@ -435,14 +435,10 @@ def _copied(
     """One input's blocks, from block `first` of the result on."""
     layout: Blocked = source.layout
     lanes = site.output.block
-    whole = integer.Target(zero=zero, low=-128, high=127)
 
     def pixel(n: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
         at = source.at(n * layout.blocks + block, row, column)
-        value = tir.load(source.buffer, at, lanes)
-        if factor != 1 or to != whole:
-            number = tir.number(factor, "float32", lanes)
-            value = requantised(_centred(value, zero, lanes), number, to, lanes)
+        value = _in_steps(tir.load(source.buffer, at, lanes), zero, factor, to, lanes)
         return target.store(value, n * site.output.blocks + first + block, row, column)
 
     return tir.loop_of(
@@ -462,6 +458,39 @@ def _copied(
     )
 
 
+def _in_steps(
+    value: tirx.Expr, zero: int, factor: float, to: integer.Target, lanes: int
+) -> tirx.Expr:
+    """int8 in other steps; as it is if these are the same."""
+    if factor == 1 and to == integer.Target(zero=zero, low=-128, high=127):
+        return value
+    number = tir.number(factor, "float32", lanes)
+    return requantised(_centred(value, zero, lanes), number, to, lanes)
+
+
+def _choice(site: LayerSite) -> LayerKernel:
+    operator = site.layer.operator
+    assert isinstance(operator, integer.IntegerChoice)
+    source, target = Image("source", site.inputs[0]), Image("target", site.output)
+    rows = tir.buffer("rows", operator.rows.shape, "int32")
+    columns = tir.buffer("columns", operator.columns.shape, "int32")
+    lanes, blocks = site.output.block, site.output.blocks
+
+    def pixel(n: tir.Expr, block: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
+        plane = n * blocks + block
+        at = source.at(plane, tir.load(rows, [row]), tir.load(columns, [column]))
+        given = tir.load(source.buffer, at, lanes)
+        value = _in_steps(given, operator.zero, operator.factor, operator.to, lanes)
+        return target.store(value, plane, row, column)
+
+    cycles = 4.0 * site.output.nbytes / lanes
+    body = tir.sequence(clear_halos(target), _everywhere(site, cycles, pixel))
+    made = _kernel(site, "qresize", [source], target, body, cycles)
+    function = tir.function([source.buffer, rows, columns, target.buffer], body)
+    constants = operator.rows.astype("int32"), operator.columns.astype("int32")
+    return replace(made, function=function, constants=constants)
+
+
 RULES = (
     Rule(
         name="quantize",
@@ -475,5 +504,6 @@ RULES = (
     Rule(name="int8 table", takes=_takes(integer.IntegerTable), make=_table),
     Rule(name="int8 mean", takes=_takes(integer.IntegerMean), make=_mean),
     Rule(name="int8 pool", takes=_takes(integer.IntegerPooling), make=_pool),
+    Rule(name="int8 resize", takes=_takes(integer.IntegerChoice), make=_choice),
     Rule(name="int8 concat", takes=_takes(integer.IntegerConcatenation), make=_concat),
 )
