@@ -317,7 +317,7 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
         verified = Verified()
         tolerance = tolerance_of(job, compiled)
         if job.project.verify:
-            verified = verify(
+            verified, ordered = verify(
                 job.model,
                 job.board,
                 compiled,
@@ -329,6 +329,8 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
                 ),
                 progress=progress,
             )
+            if ordered is not None:
+                golden = replace(golden, outputs=tuple(ordered))
             if job.project.origins.get("tolerance", "default") == "default":
                 tolerance = max(tolerance, verified.tolerance)
         ended()

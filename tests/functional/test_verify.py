@@ -59,7 +59,7 @@ def test_a_boards_code_gives_the_references_outputs(board_name: str, built: Buil
         for output, wanted in zip(got, run_reference(model.proto, {}, inputs), strict=True):
             np.testing.assert_allclose(output, wanted, rtol=1e-4, atol=1e-5)
     golden = [random_input(info, random) for info in model.inputs]
-    found = verify(
+    found, _ = verify(
         model, get_board(board_name), compiled, golden, tolerance=1e-4, build_local=never
     )
     assert found.emulated == ("golden", "all-zero", "random", "large random")

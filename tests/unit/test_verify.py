@@ -81,7 +81,9 @@ def test_what_is_right_passes_on_every_kind_of_input(
 ) -> None:
     model, compiled = built
     golden = inputs_of(model)
-    found = verify(model, get_board("local"), compiled, golden, tolerance=1e-4, build_local=never)
+    local = get_board("local")
+    found, order = verify(model, local, compiled, golden, tolerance=1e-4, build_local=never)
+    assert order is None
     assert found.local == tuple(make_cases(model.inputs, golden))
     assert found.local == ("golden", "all-zero", "random", "large random")
     assert found.emulated == ()
@@ -131,19 +133,102 @@ def test_no_more_is_asked_than_the_reference_itself_keeps(
     other = replace(model, proto=proto, sha256=str(tmp_path))  # nothing is known of it
 
     def compared(wrong: CompiledModel) -> Verified:
-        return verify(other, local, wrong, golden, tolerance=1e-4, build_local=never)
+        return verify(other, local, wrong, golden, tolerance=1e-4, build_local=never)[0]
 
     monkeypatch.setattr("edgepack.flow.verify.first_layer", lambda *_: "")
     with pytest.raises(VerifyError):
         compared(compiled)
-    apart = 0.001 * float(np.abs(run_reference(proto, {}, golden)[0]).max())
-    monkeypatch.setattr("edgepack.flow.verify.rounding", lambda *_: [apart])
+    monkeypatch.setattr(
+        "edgepack.flow.verify.other_ways",
+        lambda _path, _model, inputs, _floats: [run_reference(model.proto, {}, inputs)],
+    )
     for _ in range(2):  # the second time from the cache
         assert 1e-4 < compared(compiled).tolerance < 0.05
-    # Whatever two ways of the reference are apart, this is no rounding.
-    monkeypatch.setattr("edgepack.flow.verify.rounding", lambda *_: [1e9])
-    with pytest.raises(VerifyError):
+    with pytest.raises(VerifyError, match="is off by"):
         compared(broken(compiled, tmp_path))
+
+
+def test_an_input_on_which_the_reference_is_a_guess_is_left_out(
+    built: tuple[LoadedModel, CompiledModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, compiled = built
+    golden = inputs_of(model)
+    guessed = ["all-zero"]
+
+    def guesses(
+        _path: Path, _model: object, inputs: list[Array], _floats: object
+    ) -> list[list[Array]]:
+        right = run_reference(model.proto, {}, inputs)
+        cases = make_cases(model.inputs, golden)
+        is_one = any(np.array_equal(inputs[0], cases[name][0]) for name in guessed)
+        return [[array + (not is_one) for array in right]]
+
+    def outputs(
+        _path: Path, _proto: object, cases: list[list[Array]], _floats: object
+    ) -> list[list[Array]]:
+        """With another result for zeros."""
+        return [
+            [
+                array
+                + (
+                    not inputs[0].any()
+                    or ("golden" in guessed and np.array_equal(inputs[0], golden[0]))
+                )
+                for array in run_reference(model.proto, {}, inputs)
+            ]
+            for inputs in cases
+        ]
+
+    monkeypatch.setattr("edgepack.flow.verify.first_layer", lambda *_: "")
+    monkeypatch.setattr("edgepack.flow.verify.model_outputs", outputs)
+    monkeypatch.setattr("edgepack.flow.verify.other_ways", guesses)
+
+    def compared(name: str) -> tuple[str, ...]:
+        fresh = replace(model, sha256=f"{tmp_path}{name}")  # nothing is known of it
+        local = get_board("local")
+        return verify(fresh, local, compiled, golden, tolerance=1e-4, build_local=never)[0].local
+
+    assert compared("zeros") == ("golden", "random", "large random")
+    guessed.append("golden")
+    with pytest.raises(VerifyError, match="hang on how sums are rounded") as caught:
+        compared("golden")
+    assert "golden_image" in (caught.value.hint or "")
+    guessed.clear()
+    with pytest.raises(VerifyError, match="on the all-zero input"):
+        compared("nothing")
+
+
+def test_golden_rows_are_in_the_order_of_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = onnx_models.Builder()
+    scores = net.op("Gather", "x", net.const(0), axis=1)
+    _, best = net.op("TopK", scores, net.const([4]), outputs=["scores", "best"]), "best"
+    net.op("Gather", "x", best, axis=0, outputs=["rows"])
+    path, board = tmp_path / "net.onnx", get_board("local")
+    onnx.save(net.model({"x": [6, 3]}, {"rows": [4, 3]}), path)
+    spec = ModelSpec(path=path)
+    compiled = compile_model(spec, board, select(board).toolchain, tmp_path / "out")
+    model = read_model(spec)
+    x = inputs_of(model)[0]
+    x[:, 0] = [0.1, 0.7, 0.5, 0.5 - 6e-8, 0.9, 0.0]
+
+    def other_order(
+        _path: Path, proto: object, cases: list[list[Array]], _floats: object
+    ) -> list[list[Array]]:
+        """As if the scores in the middle were rounded otherwise."""
+        right = [run_reference(proto, {}, inputs) for inputs in cases]
+        for inputs, (rows,) in zip(cases, right, strict=True):
+            if np.array_equal(inputs[0], x):
+                rows[:, 1:] = rows[[0, 1, 3, 2], 1:]
+        return right
+
+    monkeypatch.setattr("edgepack.flow.verify.model_outputs", other_order)
+    for _ in range(2):  # the second time from the cache
+        found, order = verify(model, board, compiled, [x], tolerance=1e-4, build_local=never)
+        assert found.local[0] == "golden"
+        assert order is not None
+        np.testing.assert_array_equal(order[0][:, 1:], x[[4, 1, 2, 3]][:, 1:])
 
 
 @pytest.mark.parametrize(
