@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, compose
 
 from tests import detectors
+from tests.bodies import Body, graph
 from tests.onnx_models import Builder
 from tests.plan_runner import run_plan
 from tests.targets import compile_and_run, every_target, wrong_outputs
@@ -23,9 +24,24 @@ def selections() -> onnx.ModelProto:
     b.op("Unique", "data", outputs=["values", "first", "inverse", "times"])
     b.op("Unique", "data", sorted=0, outputs=["as they come"])
     b.op("TopK", "data", "k", axis=1, outputs=["best", "where"])
+    flat = b.op("Reshape", "data", b.const([-1]))
+    above = [
+        b.op("Greater", flat, b.const(limit, "float32")) for limit in (-1.0, -0.5, 0.0, 0.5, 1.0)
+    ]
+    b.op("Concat", *(b.op("Compress", flat, mask) for mask in above), axis=0, outputs=["joined"])
+    # torchvision's detectors ask so whether there is any box.
+    none, some = Body("none"), Body("some")
+    none.op("Identity", none.const(np.zeros(0), "float32"), outputs=["none/z"])
+    some.op("Sub", "joined", some.op("ReduceMax", "joined", keepdims=0), outputs=["some/z"])
+    branches = {
+        "then_branch": graph(none, {}, {"none/z": [None]}),
+        "else_branch": graph(some, {}, {"some/z": [None]}),
+    }
+    is_empty = b.op("Equal", b.op("Size", "joined"), b.const(0))
+    b.op("If", is_empty, outputs=["below the largest"], **branches)
     integers = ("places", "first", "inverse", "times", "where")
     outputs = ["places", "columns", "values", "first", "inverse", "times"]
-    outputs += ["as they come", "best", "where"]
+    outputs += ["as they come", "best", "where", "joined", "below the largest"]
     return b.model(
         {"data": [5, 13], "mask": [11], "k": [1]},
         {name: [None] for name in outputs},

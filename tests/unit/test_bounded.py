@@ -24,6 +24,7 @@ from edgepack.compiler.frontend.bounded import bounded
 from edgepack.compiler.frontend.bounded.rules import RULES
 from edgepack.compiler.frontend.bounded.size import Size, count
 from edgepack.compiler.frontend.bounded.values import part_of
+from tests.bodies import Body, graph
 from tests.onnx_models import Builder
 
 Case = Callable[[Builder, str], str]
@@ -39,6 +40,17 @@ class BoundedNonZero(OpRun):  # type: ignore[misc]
         made = np.zeros((data.ndim, data.size), "int64")
         made[:, : found.shape[1]] = found
         return made, np.array(found.shape[1])
+
+
+class BoundedPlaces(OpRun):  # type: ignore[misc]
+    """Parts of an axis, one behind the other."""
+
+    op_domain = "edgepack"
+
+    def _run(self, starts: np.ndarray, sizes: np.ndarray, room: int) -> tuple[np.ndarray]:
+        places = [np.arange(one, one + size) for one, size in zip(starts, sizes, strict=True)]
+        used = np.concatenate(places)
+        return (np.concatenate([used, np.zeros(room - len(used), "int64")]),)
 
 
 class BoundedUnique(OpRun):  # type: ignore[misc]
@@ -66,7 +78,7 @@ def run(
 ) -> list[np.ndarray]:
     """The outputs of a model, of a rewritten one what is in use of them."""
     names = [value.name for value in model.graph.input]
-    session = ReferenceEvaluator(model, new_ops=[BoundedNonZero, BoundedUnique])
+    session = ReferenceEvaluator(model, new_ops=[BoundedNonZero, BoundedPlaces, BoundedUnique])
     made = session.run(None, dict(zip(names, inputs, strict=True)))
     values = [np.asarray(value) for value in made]
     for bound in bounds:
@@ -104,6 +116,50 @@ def scattered(b: Builder, rows: str) -> str:
     return b.op("ScatterND", b.const(np.ones((7, 4)), "float32"), order, rows)
 
 
+def scattered_elements(b: Builder, rows: str) -> str:
+    """Into the rows themselves, from their end."""
+    last = b.op("Neg", b.op("Add", selected(b, rows), b.const(1)))
+    places = b.op("Expand", b.op("Unsqueeze", last, b.const([1])), b.op("Shape", rows))
+    return b.op("ScatterElements", rows, places, b.op("Neg", rows), axis=0)
+
+
+def of_each_column(b: Builder, rows: str) -> str:
+    """Rows whose element of a column is positive, or not: six counts."""
+    parts = [rows]
+    for column in range(1, 4):
+        element = b.op("Gather", rows, b.const(column), axis=1)
+        for sign in ("Greater", "Less"):
+            mask = b.op(sign, element, b.const(0.0, "float32"))
+            parts.append(b.op("Compress", rows, mask, axis=0))
+    return b.op("Concat", *parts, axis=0)
+
+
+def chosen(condition: Case, then: Case, otherwise: Case) -> Case:
+    """An If on the rows."""
+
+    def case(b: Builder, rows: str) -> str:
+        bodies = {}
+        for way, make in (("then", then), ("else", otherwise)):
+            body = Body(way)
+            body.op("Identity", make(body, rows), outputs=[f"{way}/z"])
+            bodies[f"{way}_branch"] = graph(body, {}, {f"{way}/z": None})
+        return b.op("If", condition(b, rows), **bodies)
+
+    return case
+
+
+def has_none(b: Builder, rows: str) -> str:
+    """Whether there are no rows, as torch.jit asks."""
+    total = b.op("ReduceProd", b.op("Shape", rows), keepdims=0)
+    return b.op("Equal", total, b.const(0))
+
+
+def is_low(b: Builder, _: str) -> str:
+    """Something that the sizes have nothing to do with."""
+    first = b.op("Gather", "x", b.const([1]), axis=1)
+    return b.op("Less", b.op("ReduceSum", first, keepdims=0), b.const(0.0, "float32"))
+
+
 def moved(axis: int, *, keep: bool = True) -> Case:
     return lambda b, x: b.op(
         "Concat", x, b.op("Neg", x) if keep else b.const(np.ones((2, 4)), "float32"), axis=axis
@@ -125,6 +181,25 @@ CASES: dict[str, Case] = {
     "Concat of columns": moved(1),
     "Concat of rows": moved(0),
     "Concat, constant last": moved(0, keep=False),
+    "Concat of many": of_each_column,
+    "If there are any": chosen(
+        has_none,
+        lambda b, _: b.const(np.zeros((0, 4)), "float32"),
+        lambda b, x: b.op("Add", x, b.op("ReduceMax", x)),
+    ),
+    "If, of rows or of columns": chosen(
+        is_low, lambda b, x: b.op("Transpose", x, perm=[1, 0]), lambda _, x: x
+    ),
+    "If, of other numbers of rows": chosen(
+        is_low,
+        lambda b, x: b.op("Concat", x, x, b.op("Neg", x), axis=0),
+        lambda b, _: b.op("Slice", "x", b.const([1]), b.const([3]), b.const([0])),
+    ),
+    "If in an If": chosen(
+        is_low,
+        chosen(has_none, lambda _, x: x, lambda b, x: b.op("Concat", x, x, axis=0)),
+        lambda b, x: b.op("Neg", x),
+    ),
     "ConstantOfShape": lambda b, x: b.op(
         "ConstantOfShape", b.op("Concat", number(b, x), b.const([3]), axis=0)
     ),
@@ -173,6 +248,7 @@ CASES: dict[str, Case] = {
     "Reshape by Shape": lambda b, x: b.op(
         "Reshape", x, b.op("Concat", number(b, x), b.const([2, 2]), axis=0)
     ),
+    "ScatterElements": scattered_elements,
     "ScatterND": scattered,
     "Shape": lambda b, x: b.op("Add", b.op("Shape", x), b.const([1, 1])),
     "Size": lambda b, x: b.op("Size", x),
@@ -216,6 +292,17 @@ def test_what_is_in_use_is_what_it_was(name: str) -> None:
         np.testing.assert_allclose(got, due, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("If")])
+def test_a_branch_for_no_rows(name: str) -> None:
+    model = model_of(CASES[name])
+    made, bounds = rewritten(model)
+    for low in (-1, 1):
+        x = np.full((6, 4), low, "float32")
+        x[:, 0] = -1
+        (due,), (got,) = run(model, (), 1, x), run(made, bounds, 1, x)
+        np.testing.assert_array_equal(got, due)
+
+
 @pytest.mark.parametrize(
     ("case", "why"),
     [
@@ -235,6 +322,10 @@ def test_what_is_in_use_is_what_it_was(name: str) -> None:
         (
             lambda b, x: b.op("Slice", x, b.const([0]), b.const([4]), b.const([0]), b.const([2])),
             "a step along axis 0",
+        ),
+        (
+            chosen(is_low, lambda _, x: x, lambda b, x: b.op("Reshape", x, b.const([-1]))),
+            "If .*numbers of axes",
         ),
         (lambda b, x: b.op("Split", x, axis=0, outputs=["one", "other"]), "its parts along axis 0"),
         (lambda b, x: b.op("Tile", x, b.const([2, 1])), "it repeats axis 0"),

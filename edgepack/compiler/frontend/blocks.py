@@ -84,7 +84,8 @@ def with_blocks(
 ) -> tuple[onnx.ModelProto, dict[str, ControlBlock]]:
     """A folded model with the nodes above for If, Loop and Scan; the same if it has none.
 
-    `prepare` makes bodies ready. Raises `UnsupportedOperatorError`.
+    `prepare` makes bodies ready. An If stays whose shapes are not fixed: `bounded` computes both
+    of its branches. Raises `UnsupportedOperatorError`.
     """
     if not any(node.op_type in CONTROL for node in proto.graph.node):
         return proto, {}
@@ -92,14 +93,20 @@ def with_blocks(
     made.CopyFrom(proto)
     made.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     blocks: dict[str, ControlBlock] = {}
-    while any(node.op_type in CONTROL for node in made.graph.node):
-        at, node = next(
-            (i, node) for i, node in enumerate(made.graph.node) if node.op_type in CONTROL
-        )
+    open_: set[str] = set()
+    while found := [
+        (i, node)
+        for i, node in enumerate(made.graph.node)
+        if node.op_type in CONTROL and open_.isdisjoint(node.output)
+    ]:
+        at, node = found[0]
         writer = _BlockWriter(made, node, prepare, around, str(len(blocks)))
         try:
             block = writer.write()
         except _NoBlockError as error:
+            if node.op_type == "If" and isinstance(error, _OpenShapeError):
+                open_.update(node.output)
+                continue
             raise _unsupported(path, node, error) from None
         blocks[writer.key] = block
         nodes = [*made.graph.node[:at], *writer.nodes, *made.graph.node[at + 1 :]]
@@ -121,6 +128,13 @@ class _NoBlockError(Exception):
         self.why, self.instead = why, instead
 
 
+class _OpenShapeError(_NoBlockError):
+    """A shape around a body or in it is not fixed."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, "export the model so that its body has fixed shapes")
+
+
 def _unsupported(path: Path, node: onnx.NodeProto, error: _NoBlockError) -> Exception:
     found = Unsupported(
         operator=operator_name(node),
@@ -135,9 +149,6 @@ def _unsupported(path: Path, node: onnx.NodeProto, error: _NoBlockError) -> Exce
 
 def _name_of(node: onnx.NodeProto) -> str:
     return node.name or next(filter(None, node.output), "")
-
-
-_FIXED_SHAPES = "export the model so that its body has fixed shapes"
 
 
 class _BlockWriter:
@@ -197,12 +208,7 @@ class _BlockWriter:
         ]
         one, other = (_results(body) for body in bodies)
         if None in one or one != other:
-            raise _NoBlockError(
-                "its condition depends on the data, and the shapes of its branches differ or are "
-                "not known",
-                "make the condition a constant (--set INPUT=VALUE), or export the model with the "
-                "branch fixed",
-            )
+            raise _OpenShapeError("the shapes of its branches differ or are not known")
         condition = self.scalar(node.input[0], "condition", _BOOL)
         opposite = self.emit("Not", [condition], "opposite", _FLAG)
         outputs = [name or f"{self.prefix}unused{i}" for i, name in enumerate(node.output)]
@@ -266,7 +272,7 @@ class _BlockWriter:
         backwards = attribute(node, "scan_input_directions", [0] * scanned_count)
         turns = {self.kind(name).shape[axis] for name, axis in zip(scanned, axes, strict=True)}
         if len(turns) != 1 or max(turns) > MOST_TURNS:
-            raise _NoBlockError("its inputs' lengths differ or are too large", _FIXED_SHAPES)
+            raise _OpenShapeError("its inputs' lengths differ or are too large")
         (most,) = turns
         body = _BodyModel(graph, self.proto, self.around.depth)
         body.turn("", ())
@@ -324,17 +330,14 @@ class _BlockWriter:
         kept = [self.kind(name) for _, name in states]
         for (name, _), before, after in zip(states, kept, results[2:], strict=False):
             if before != after:
-                raise _NoBlockError(
+                raise _OpenShapeError(
                     f"'{name}' changes its shape or type from turn to turn"
                     if after
-                    else f"the shape that '{name}' has after a turn is not known",
-                    _FIXED_SHAPES,
+                    else f"the shape that '{name}' has after a turn is not known"
                 )
         rows = results[2 + len(states) :]
         if None in rows:
-            raise _NoBlockError(
-                "a result of its turns has a shape that depends on the data", _FIXED_SHAPES
-            )
+            raise _OpenShapeError("a result of its turns has a shape that depends on the data")
         outputs = [f"{self.prefix}count"]
         outputs += [
             name or f"{self.prefix}state{i}"
@@ -384,9 +387,8 @@ class _BlockWriter:
         """Raises _NoBlockError for a value without a fixed shape."""
         found = self.kinds.get(name) or self.known.get(name)
         if found is None:
-            raise _NoBlockError(
-                f"it reads '{name}', whose shape is not known or which is not a tensor",
-                _FIXED_SHAPES,
+            raise _OpenShapeError(
+                f"it reads '{name}', whose shape is not known or which is not a tensor"
             )
         return found
 
@@ -409,7 +411,7 @@ class _BlockWriter:
     def prepared(self, proto: onnx.ModelProto, around: Around) -> Prepared:
         body = self.prepare(proto, around)
         if body.bounds:
-            raise _NoBlockError("the size of a result depends on the data", _FIXED_SHAPES)
+            raise _OpenShapeError("the size of a result depends on the data")
         return body
 
     # ------------------------------------------------ writing

@@ -206,6 +206,7 @@ _NUMPY: dict[str, Callable[..., np.ndarray]] = {
     "relax.add": np.add,
     "relax.divide": np.divide,
     "relax.isnan": np.isnan,
+    "relax.less": np.less,
     "relax.multiply": np.multiply,
     "relax.sqrt": np.sqrt,
     "relax.subtract": np.subtract,

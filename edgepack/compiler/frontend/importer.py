@@ -132,7 +132,11 @@ def _prepared(path: Path, expanded: onnx.ModelProto, leave: Leave, around: Aroun
         # Behind a loop more shapes are known than before.
         proto = fold_by_reference(proto)
     apart.at("giving sizes that depend on the data a bound")
+    open_ = proto
     proto, bounds = bounded(path, proto)
+    if proto is not open_:
+        # What a shape was reshaped or repeated to is known now.
+        proto = fold_by_reference(proto)
     apart.at("looking for operators on integers")
     if not blocks and around == _NO_LOOP:
         proto = with_integers(proto, leave)

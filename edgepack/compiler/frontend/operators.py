@@ -157,6 +157,7 @@ OPERATORS: Mapping[str, Operator] = {
     # What `bounded` puts in the place of NonMaxSuppression, NonZero and Unique.
     "BoundedNonMaxSuppression": Operator(domain=DOMAIN, convert=selection.non_max_suppression),
     "BoundedNonZero": Operator(domain=DOMAIN, convert=selection.nonzero),
+    "BoundedPlaces": Operator(domain=DOMAIN, convert=selection.places),
     "BoundedUnique": Operator(domain=DOMAIN, convert=selection.unique),
     "Cast": Operator(convert=conversions.cast),
     "CastMap": _OF_MAPS,

@@ -40,6 +40,15 @@ def unique(node: Node) -> relax.Expr:
     return relax.Tuple([*made[:4], _scalar(node, made[4])])
 
 
+def places(node: Node) -> relax.Expr:
+    """Inputs: where parts start, how much of each is in use [parts]. Output: the positions of what
+    is in use, one part behind the other, and zeros [room]."""
+    starts, sizes = node.inputs
+    room = int(node.attributes["room"])
+    kernel = selection.places(int(starts.ty.shape[0]), room)
+    return node.call("places", kernel, [starts, sizes], [((room,), "int64")])[0]
+
+
 def non_max_suppression(node: Node) -> relax.Expr:
     """Inputs: boxes, scores, how many boxes count, most, overlap, score (may be left out).
 

@@ -51,6 +51,35 @@ def nonzero(shape: Sequence[int], dtype: str) -> tirx.PrimFunc:
     return kernel([source], [positions, count], body)
 
 
+def places(parts: int, room: int) -> tirx.PrimFunc:
+    """The positions of what is in use of the parts of an axis, one part behind the other.
+
+    Arguments: where each part starts and how much of it is in use [parts]; positions [room], zeros
+    behind the last one. All int64; no more is in use than `room`.
+    """
+    starts, sizes = (tir.buffer(name, (parts,), "int64") for name in ("starts", "sizes"))
+    positions = tir.buffer("positions", (room,), "int64")
+    found = tir.Local("found", 1, "int32")
+
+    def part(number: tir.Expr) -> tir.Stmt:
+        start, size = (tir.load(buffer, [number]) for buffer in (starts, sizes))
+
+        def element(i: tir.Expr) -> tir.Stmt:
+            place = start + tirx.Cast("int64", tir.expr(i))
+            return tir.store(positions, place, [found.get() + tir.expr(i)])
+
+        used = tirx.Cast("int32", size)
+        return tir.sequence(tir.loop_of("i", used, element), found.set(found.get() + used))
+
+    body = tir.sequence(
+        found.declare(),
+        found.set(tir.integer(0)),
+        tir.loop_of("part", parts, part),
+        _zeros(positions, [], found.get(), room),
+    )
+    return kernel([starts, sizes], [positions], body)
+
+
 def unique(rows: int, width: int, dtype: str, *, ordered: bool) -> tirx.PrimFunc:
     """The different rows of a matrix, sorted (`ordered`) or as they come first.
 

@@ -7,6 +7,7 @@ operator's rule says how. What is in use are always the first elements of an axi
 
     NonMaxSuppression [?, 3] -> Gather [?, 1] -> Squeeze [?] -> Slice [min(?, 100)] -> ...
 
+An If whose branches make results of different sizes is both of them, and a choice between them.
 Shapes that the model computes of such tensors are computed here, as far as shapes need them, and
 when the model runs, as far as its results do.
 """
@@ -14,6 +15,7 @@ when the model runs, as far as its results do.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from onnx import helper
 
 from edgepack.compiler.bound import Bound
 from edgepack.compiler.errors import DataSizeError, UnsupportedFormError
+from edgepack.compiler.frontend.bounded.branches import choose
 from edgepack.compiler.frontend.bounded.graph import INT64, Graph
 from edgepack.compiler.frontend.bounded.rules import RULES
 from edgepack.compiler.frontend.bounded.size import Size
@@ -51,23 +54,42 @@ def bounded(path: Path, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[
             raise DataSizeError(
                 f"{path}: {operator_name(node)} '{node.name or node.output[0]}' cannot be "
                 f"compiled: {error}",
-                hint="end the model before it, and do its work in the application; or export the "
-                "model with a fixed number of results",
+                hint=_way_out(node),
             ) from error
     return _finished(graph, proto)
+
+
+def _way_out(node: onnx.NodeProto) -> str:
+    if node.op_type == "If":
+        return (
+            "make the condition a constant (--set INPUT=VALUE), or export the model with the "
+            "branch fixed"
+        )
+    return (
+        "end the model before it, and do its work in the application; or export the model with a "
+        "fixed number of results"
+    )
 
 
 def _has_count(node: onnx.NodeProto, proto: onnx.ModelProto) -> bool:
     if node.domain not in ("", "ai.onnx"):
         return False
+    if node.op_type == "If":  # those that could be a block are none any more
+        return True
     if node.op_type != "TopK" or len(node.input) < 2:
         return node.op_type in SOURCES
     return all(tensor.name != node.input[1] for tensor in proto.graph.initializer)
 
 
-def _add(graph: Graph, node: onnx.NodeProto) -> None:
-    """A node in the new model, or what stands for it there."""
+def _add(graph: Graph, node: onnx.NodeProto, *, inlined: bool = False) -> None:
+    """A node in the new model, or what stands for it there.
+
+    Of one that was `inlined` from a branch no shape is known yet.
+    """
     own = node.domain in ("", "ai.onnx")
+    if own and node.op_type == "If":
+        choose(graph, node, partial(_add, inlined=True))
+        return
     inside = {name for body in subgraphs(node) for name in _read(body)}
     read = {*filter(None, node.input), *inside}
     open_ = [name for name in sorted(read) if name in graph.axes or graph.is_open(name)]
@@ -76,7 +98,7 @@ def _add(graph: Graph, node: onnx.NodeProto) -> None:
         SOURCES[node.op_type](graph, node)
     elif own and sized_by_input and graph.value(node.input[1]) is None:
         RULES["TopK"](graph, node)
-    elif not read & graph.changed:
+    elif not inlined and not read & graph.changed:
         graph.nodes.append(node)
     elif (value := evaluate(graph, node) if own else None) is not None:
         _add_value(graph, node, value)

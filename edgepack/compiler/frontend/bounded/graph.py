@@ -18,6 +18,9 @@ from edgepack.model import infer_shapes, opset_of
 # A tensor of more elements is no shape.
 _MOST_ELEMENTS = 1024
 
+# Terms of a size that are added one by one.
+_MANY_TERMS = 4
+
 Axes = dict[int, Size]
 INT64 = TensorProto.INT64
 
@@ -247,6 +250,8 @@ class Graph:
         if not isinstance(size, Size):
             return self.constant(np.array(size, "int64"))
         kind = Kind(INT64, ())
+        if len(size.terms) > _MANY_TERMS:
+            return self._sum(size)
         total = ""
         for name, factor in size.terms:
             part = name
@@ -258,6 +263,12 @@ class Graph:
             rest = self.constant(np.array(size.constant, "int64"))
             total = self.emit_once("Add", [total, rest], kind)
         return total
+
+    def _sum(self, size: Size) -> str:
+        """A size of many terms, by one product and not by a node for each."""
+        counts = self.vector([count(name) for name, _ in size.terms] + [1])
+        factors = self.integers([*(factor for _, factor in size.terms), size.constant])
+        return self.emit_once("MatMul", [counts, factors], Kind(INT64, ()))
 
     def vector(self, sizes: Sequence[Dim]) -> str:
         """An int64 tensor of one axis that holds sizes."""

@@ -19,6 +19,7 @@ from edgepack.compiler.frontend.bounded.size import Dim, Size
 from edgepack.compiler.frontend.bounded.sources import top_k
 from edgepack.compiler.frontend.bounded.values import product
 from edgepack.compiler.frontend.forms import attribute
+from edgepack.compiler.frontend.selection import DOMAIN
 
 Rule = Callable[[Graph, onnx.NodeProto], None]
 
@@ -408,33 +409,23 @@ def concat(graph: Graph, node: onnx.NodeProto) -> None:
     names = list(node.input)
     sizes = [graph.sizes(name)[axis] for name in names]
     if not any(isinstance(size, Size) for size in sizes[:-1]):
-        total: Dim = 0
-        for size in sizes:
-            total = total + size
-        graph.put(node, {**others, axis: total})
+        graph.put(node, {**others, axis: sum(sizes, start=0)})
         return
     # What is in use of each moves up to that of the one before.
-    element = graph.kind(names[0]).element
-    shape = list(graph.shape(names[0]))
-    shape[axis] = sum(graph.shape(name)[axis] for name in names)
-    kind = Kind(element, tuple(shape))
-    whole = graph.emit("Concat", names, kind, axis=axis)
-    places = np.arange(shape[axis], dtype="int64")
-    along = Kind(INT64, (shape[axis],))
-    index, used, room = graph.constant(places), sizes[0], graph.shape(names[0])[axis]
-    for name, size in zip(names[1:], sizes[1:], strict=True):
-        skipped = graph.emit("Add", [graph.constant(places), graph.scalar(room - used)], along)
-        here = graph.emit(
-            "Less",
-            [graph.constant(places), graph.scalar(used)],
-            Kind(TensorProto.BOOL, along.shape),
-        )
-        index = graph.emit("Where", [here, index, skipped], along)
-        used, room = used + size, room + graph.shape(name)[axis]
-    last = graph.constant(np.array(shape[axis] - 1, "int64"))
-    index = graph.emit("Min", [index, last], along)
-    made = graph.emit("Gather", [whole, index], kind, out=node.output[0], axis=axis)
-    graph.set_axes(made, {**others, axis: used})
+    kind, rooms = graph.kind(names[0]), [graph.shape(name)[axis] for name in names]
+    shape = list(kind.shape)
+    shape[axis] = sum(rooms)
+    whole = graph.emit("Concat", names, Kind(kind.element, tuple(shape)), axis=axis)
+    starts = np.cumsum([0, *rooms[:-1]], dtype="int64")
+    places = graph.emit_once(
+        "BoundedPlaces",
+        [graph.constant(starts), graph.vector(sizes)],
+        Kind(INT64, (shape[axis],)),
+        domain=DOMAIN,
+        room=shape[axis],
+    )
+    made = graph.emit("Gather", [whole, places], graph.kind(whole), out=node.output[0], axis=axis)
+    graph.set_axes(made, {**others, axis: sum(sizes, start=0)})
 
 
 def _equal_axes(graph: Graph, node: onnx.NodeProto, but: int) -> dict[int, Dim]:
@@ -564,6 +555,47 @@ def scatter_nd(graph: Graph, node: onnx.NodeProto) -> None:
     attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     made = graph.emit("ScatterND", [longer, place, updates], wide, **attributes)
     made = graph.slice(made, 0, 0, rows, out=node.output[0])
+    graph.set_axes(made, axes)
+
+
+def scatter_elements(graph: Graph, node: onnx.NodeProto) -> None:
+    """As for `scatter_nd`."""
+    data, indices, updates = node.input
+    axes, picked = graph.axes.get(data, {}), graph.axes.get(indices, {})
+    if graph.axes.get(updates, {}) != picked:
+        raise UnsupportedFormError(
+            "the numbers of its indices and of its updates need not be equal"
+        )
+    for axis in picked:
+        room = min(graph.shape(indices)[axis], graph.shape(updates)[axis])
+        indices, updates = (graph.cut(name, axis, room) for name in (indices, updates))
+    axis = attribute(node, "axis", 0) % graph.rank(data)
+    kind, given = graph.kind(data), graph.kind(indices)
+    index_type = helper.tensor_dtype_to_np_dtype(given.element)
+    rows = kind.shape[axis]
+    slot = list(kind.shape)
+    slot[axis] = 1
+    wide = Kind(
+        kind.element, tuple(rows + 1 if at == axis else n for at, n in enumerate(kind.shape))
+    )
+    zeros = np.zeros(slot, helper.tensor_dtype_to_np_dtype(kind.element))
+    longer = graph.emit("Concat", [data, graph.constant(zeros)], wide, axis=axis)
+    # From the end of what is in use, not of the longer tensor.
+    end = graph.scalar(graph.sizes(data)[axis])
+    if given.element != INT64:
+        end = graph.emit("Cast", [end], Kind(given.element, ()), to=given.element)
+    below = graph.emit(
+        "Less",
+        [indices, graph.constant(np.zeros((), index_type))],
+        Kind(TensorProto.BOOL, given.shape),
+    )
+    place = graph.emit("Where", [below, graph.emit("Add", [indices, end], given), indices], given)
+    beyond = graph.constant(np.array(rows, index_type))
+    for at in picked:
+        place = graph.emit("Where", [graph.mask(indices, at), place, beyond], given)
+    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    made = graph.emit(node.op_type, [longer, place, updates], wide, **attributes)
+    made = graph.slice(made, axis, 0, rows, out=node.output[0])
     graph.set_axes(made, axes)
 
 
@@ -817,6 +849,8 @@ RULES: Mapping[str, Rule] = {
     "RMSNormalization": normalised_from("axis", -1),
     "Reshape": reshape,
     "RoiAlign": roi_align,
+    "Scatter": scatter_elements,
+    "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
     "Slice": slice_,
     "Softmax": softmax,

@@ -182,6 +182,15 @@ def _smaller(*, larger: bool) -> Callable[..., np.ndarray | None]:
     return apply
 
 
+def _all_together(graph: Graph, node: onnx.NodeProto, inputs: Inputs) -> np.ndarray | None:
+    """ReduceProd of a shape, which is how torch.jit asks for a number of elements."""
+    data, axes = inputs[0], graph.fixed(node, 1, "axes")
+    if data.ndim != 1 or (axes is not None and list(axes) not in ([0], [-1], [])):
+        return None
+    total = product(list(data))
+    return _vector([total]) if attribute(node, "keepdims", 1) else _objects(total)
+
+
 def _equal(graph: Graph, _node: onnx.NodeProto, inputs: Inputs) -> np.ndarray | None:
     def same(one: Dim, other: Dim) -> bool:
         if one == other:
@@ -224,6 +233,7 @@ _FUNCTIONS: dict[str, Callable[[Graph, onnx.NodeProto, Inputs], np.ndarray | Non
     "Mul": _of_two(lambda a, b: a * b),
     "ReduceMax": _smaller(larger=True),
     "ReduceMin": _smaller(larger=False),
+    "ReduceProd": _all_together,
     "Reshape": _reshaped,
     "Slice": _slice,
     "Squeeze": _reshaped,
