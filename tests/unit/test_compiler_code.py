@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import operator
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +41,20 @@ def doubled(size: int = 8, factor: float = 2.0, comment: str = "nop") -> tirx.Pr
     )
     call = tir.evaluate(tirx.call_extern("int32", "edgepack_test"))
     return tir.function([x, y], tir.imported(ASSEMBLY.format(comment), tir.sequence(call, body)))
+
+
+def combined(
+    combine: Callable[[tirx.Expr, tirx.Expr], tirx.Expr], *, parallel: bool = False
+) -> tirx.PrimFunc:
+    """z = combine(x, y), element by element."""
+    x, y, z = (tir.buffer(name, (8,), "float32") for name in "xyz")
+    body = tir.loop_of(
+        "i",
+        8,
+        lambda i: tir.store(z, combine(tir.load(x, [i]), tir.load(y, [i])), [i]),
+        parallel=parallel,
+    )
+    return tir.function([x, y, z], body)
 
 
 def target(board: str = "rasp4b-64") -> tvm.target.Target:
@@ -94,6 +110,12 @@ def test_the_key_is_of_all_that_code_is_made_from() -> None:
     others = {
         "as it is": key_of(doubled(), "f", target()),
         "name": key_of(doubled(), "g", target()),
+        "difference": key_of(combined(operator.sub), "f", target()),
+        "its sign": key_of(combined(lambda x, y: y - x), "f", target()),
+        "sum": key_of(combined(operator.add), "f", target()),
+        "loop": key_of(combined(operator.add, parallel=True), "f", target()),
+        "type": key_of(combined(lambda x, y: tir.cast(x, "int32") + y), "f", target()),
+        "other type": key_of(combined(lambda x, y: tir.cast(x, "uint32") + y), "f", target()),
         "size": key_of(doubled(9), "f", target()),
         "constant": key_of(doubled(factor=2.0000002), "f", target()),
         "assembly": key_of(doubled(comment="nop; nop"), "f", target()),

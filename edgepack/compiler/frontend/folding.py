@@ -201,22 +201,78 @@ def computed(
     return [numpy_helper.from_array(array, name) for array, name in zip(arrays, names, strict=True)]
 
 
-# Operators that `FoldByNumpy` computes; the others are left to FoldConstant.
+# Operators that `FoldByNumpy` computes, in which IEEE 754 leaves no choice; the others are left to
+# FoldConstant.
 _NUMPY: dict[str, Callable[..., np.ndarray]] = {
     "relax.add": np.add,
     "relax.divide": np.divide,
+    "relax.equal": np.equal,
+    "relax.greater": np.greater,
+    "relax.greater_equal": np.greater_equal,
     "relax.isnan": np.isnan,
     "relax.less": np.less,
+    "relax.less_equal": np.less_equal,
+    "relax.logical_and": np.logical_and,
+    "relax.logical_not": np.logical_not,
+    "relax.logical_or": np.logical_or,
     "relax.multiply": np.multiply,
+    "relax.negative": np.negative,
+    "relax.not_equal": np.not_equal,
     "relax.sqrt": np.sqrt,
     "relax.subtract": np.subtract,
     "relax.where": np.where,
 }
 
 
+def _reshaped(call: relax.Call, value: np.ndarray) -> np.ndarray:
+    return value.reshape([int(dim) for dim in call.ty.shape])
+
+
+def _broadcast(call: relax.Call, value: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(value, [int(dim) for dim in call.ty.shape])
+
+
+def _permuted(call: relax.Call, value: np.ndarray) -> np.ndarray:
+    axes = call.attrs.axes
+    return value.transpose(None if axes is None else [int(axis) for axis in axes])
+
+
+def _concatenated(call: relax.Call, *values: np.ndarray) -> np.ndarray:
+    axis = call.attrs.axis
+    return np.concatenate(values, None if axis is None else int(axis))
+
+
+def _taken(call: relax.Call, value: np.ndarray, at: np.ndarray) -> np.ndarray | None:
+    axis = call.attrs.axis
+    size = value.size if axis is None else value.shape[int(axis)]
+    # What is outside depends on the mode.
+    inside = bool(np.all((at >= 0) & (at < size)))
+    return np.take(value, at, None if axis is None else int(axis)) if inside else None
+
+
+def _cast(call: relax.Call, value: np.ndarray) -> np.ndarray | None:
+    # What a float outside of the integers becomes is another on each CPU.
+    to_integer = value.dtype.kind == "f" and "float" not in str(call.ty.dtype)
+    return None if to_integer else value.astype(str(call.ty.dtype))
+
+
+# Operators that move elements or cast them; a shape may follow the constants.
+_MOVES: dict[str, Callable[..., np.ndarray | None]] = {
+    "relax.astype": _cast,
+    "relax.broadcast_to": _broadcast,
+    "relax.concat": _concatenated,
+    "relax.expand_dims": _reshaped,
+    "relax.permute_dims": _permuted,
+    "relax.reshape": _reshaped,
+    "relax.squeeze": _reshaped,
+    "relax.take": _taken,
+}
+
+
 @mutator
 class FoldByNumpy(PyExprMutator):  # type: ignore[misc]
-    """Computes what TVM's importer makes of constants around every bias, Clip and batch norm.
+    """Computes what TVM's importer makes of constants around every bias, Clip and batch norm, and
+    of the weights of a Gemm.
 
     FoldConstant would compile a kernel for each of these small operations: 4 s for MobileNetV2,
     36 s for DenseNet-121. The bounds of a Clip become scalars, and later immediates in the code.
@@ -227,21 +283,33 @@ class FoldByNumpy(PyExprMutator):  # type: ignore[misc]
         name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
         if name == "relax.call_tir":
             return self._clip(call)
-        reshapes = name in ("relax.expand_dims", "relax.reshape")
-        if not reshapes and name not in _NUMPY:
+        if name == "relax.shape_to_tensor":
+            return _shape(call)
+        if (name not in _NUMPY and name not in _MOVES) or not is_static(call.ty):
             return call
-        operands = call.args[:1] if reshapes else call.args
-        values = [value for value in map(self._constant, operands) if value is not None]
-        if len(values) < len(operands) or not is_static(call.ty):
+        values = self._operands(call)
+        if values is None:
             return call
-        if reshapes:
-            result = values[0].reshape([int(dim) for dim in call.ty.shape])
-        else:
-            with np.errstate(all="ignore"):
-                result = _NUMPY[name](*values)
+        with np.errstate(all="ignore"):
+            result = _NUMPY[name](*values) if name in _NUMPY else _MOVES[name](call, *values)
         # numpy divides integers into floats.
         dtype = str(call.ty.dtype)
-        return relax.const(result, dtype) if str(result.dtype) == dtype else call
+        if result is None or str(result.dtype) != dtype:
+            return call
+        return relax.const(np.ascontiguousarray(result).reshape(result.shape), dtype)
+
+    def _operands(self, call: relax.Call) -> list[np.ndarray] | None:
+        """The constants that a call takes, None if it takes anything else; shapes apart."""
+        first = call.args[0]
+        operands = list(first.fields) if isinstance(first, relax.Tuple) else [first]
+        operands += [arg for arg in call.args[1:] if not isinstance(arg, relax.ShapeExpr)]
+        values = []
+        for operand in operands:
+            value = self._constant(operand)
+            if value is None:
+                return None
+            values.append(value)
+        return values
 
     def _clip(self, call: relax.Call) -> relax.Expr:
         operator = {"maximum": relax.op.maximum, "minimum": relax.op.minimum}.get(
@@ -260,3 +328,11 @@ class FoldByNumpy(PyExprMutator):  # type: ignore[misc]
         if isinstance(expr, relax.Var):
             expr = self.lookup_binding(expr)
         return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
+
+
+def _shape(call: relax.Call) -> relax.Expr:
+    """A shape as a tensor: a constant, if it is known."""
+    dims = call.args[0].ty.values if isinstance(call.args[0].ty, relax.ShapeType) else None
+    if dims is None or not all(isinstance(dim, tvm.tirx.IntImm) for dim in dims):
+        return call
+    return relax.const(np.array([int(dim) for dim in dims], "int64"), "int64")

@@ -133,7 +133,7 @@ def _apply(
         for step in passes:
             apart.at(f"lowering it (pass {step.info.name})")
             try:
-                module = step(module)
+                module = _needed(step, module)(module)
             except Exception as error:  # TVM's errors share no base
                 if apart.is_no_memory(str(error)):
                     raise MemoryError from error
@@ -147,6 +147,42 @@ def _apply(
                     hint="check that the operator may have them; else export the model with others",
                 ) from error
     return module
+
+
+def _needed(step: tvm.transform.Pass, module: tvm.IRModule) -> tvm.transform.Pass:
+    """A pass, or what is left of it for this module.
+
+    FoldConstant legalizes every call to see whether it can be computed (0.9 s for DenseNet-121),
+    and puts constants where variables are that stand for them.
+    """
+    if step.info.name != "FoldConstant" or _has_constant_calls(module["main"]):
+        return step
+    return relax.transform.CanonicalizeBindings()
+
+
+def _has_constant_calls(main: relax.Function) -> bool:
+    """Whether any call's result is known: it takes constants only, or nothing at all."""
+    known: set[relax.Var] = set()
+
+    def is_known(expr: relax.Expr) -> bool:
+        if isinstance(expr, relax.Tuple):
+            return all(map(is_known, expr.fields))
+        if isinstance(expr, relax.TupleGetItem):
+            return is_known(expr.tuple_value)
+        return expr in known if isinstance(expr, relax.Var) else not isinstance(expr, relax.Call)
+
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, relax.Call):
+                if value.op != _SHAPE_OF and all(map(is_known, value.args)):
+                    return True
+            elif is_known(value):
+                known.add(binding.var)
+    return False
+
+
+_SHAPE_OF = tvm.ir.Op.get("relax.shape_of")
 
 
 def _culprit(module: tvm.IRModule) -> Origin | None:
