@@ -298,6 +298,12 @@ class FoldByNumpy(PyExprMutator):  # type: ignore[misc]
             return call
         return relax.const(np.ascontiguousarray(result).reshape(result.shape), dtype)
 
+    def visit_dataflow_var_(self, var: relax.Var) -> relax.Expr:
+        """What a variable stands for, if that is a constant."""
+        found = super().visit_dataflow_var_(var)
+        value = self.lookup_binding(found)
+        return value if isinstance(value, tvm.ir.GenericConst) else found
+
     def _operands(self, call: relax.Call) -> list[np.ndarray] | None:
         """The constants that a call takes, None if it takes anything else; shapes apart."""
         first = call.args[0]

@@ -153,33 +153,27 @@ def _needed(step: tvm.transform.Pass, module: tvm.IRModule) -> tvm.transform.Pas
     """A pass, or what is left of it for this module.
 
     FoldConstant legalizes every call to see whether it can be computed (0.9 s for DenseNet-121),
-    and puts constants where variables are that stand for them.
+    and leaves out what nobody uses.
     """
-    if step.info.name != "FoldConstant" or _has_constant_calls(module["main"]):
+    if step.info.name != "FoldConstant" or _has_constants(module["main"]):
         return step
-    return relax.transform.CanonicalizeBindings()
+    return relax.transform.DeadCodeElimination()
 
 
-def _has_constant_calls(main: relax.Function) -> bool:
-    """Whether any call's result is known: it takes constants only, or nothing at all."""
-    known: set[relax.Var] = set()
+def _has_constants(main: relax.Function) -> bool:
+    """Whether any result that is used is known: of constants only, or of nothing at all."""
 
     def is_known(expr: relax.Expr) -> bool:
         if isinstance(expr, relax.Tuple):
             return all(map(is_known, expr.fields))
         if isinstance(expr, relax.TupleGetItem):
             return is_known(expr.tuple_value)
-        return expr in known if isinstance(expr, relax.Var) else not isinstance(expr, relax.Call)
+        if isinstance(expr, relax.Call):
+            return expr.op != _SHAPE_OF and all(map(is_known, expr.args))
+        return not isinstance(expr, relax.Var)
 
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            if isinstance(value, relax.Call):
-                if value.op != _SHAPE_OF and all(map(is_known, value.args)):
-                    return True
-            elif is_known(value):
-                known.add(binding.var)
-    return False
+    used = relax.analysis.remove_all_unused(main)
+    return any(is_known(binding.value) for block in used.body.blocks for binding in block.bindings)
 
 
 _SHAPE_OF = tvm.ir.Op.get("relax.shape_of")
