@@ -67,7 +67,8 @@ def _compiled(model: Path, folder: Path) -> tuple[float, Sequence[int]]:
 def _change(model: Path, out: Path) -> None:
     """A copy of a model whose largest weight is another one."""
     proto = onnx.load(model)
-    weight = max(proto.graph.initializer, key=lambda tensor: tensor.ByteSize())
+    constants = [a.t for node in proto.graph.node for a in node.attribute if a.name == "value"]
+    weight = max([*proto.graph.initializer, *constants], key=lambda tensor: tensor.ByteSize())
     values = numpy_helper.to_array(weight)
     weight.CopyFrom(numpy_helper.from_array(values * values.dtype.type(0.5), weight.name))
     onnx.save(proto, out)
