@@ -10,7 +10,7 @@ from pathlib import Path
 from bench import accuracy, arm, bits, compiling, host, mca, ops
 from bench.charts import write_charts
 from bench.cycles import measure as cycles
-from bench.models import MODELS
+from bench.models import ALL, MODELS, WIDE
 from bench.ours import NAME
 from bench.peers import TITLES
 from bench.results import DOCS, write_section
@@ -39,7 +39,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--bits", action="store_true", help="half precision and 8-bit integers: counts and CPU time"
     )
     what.add_argument("--report", action="store_true", help="only print what was measured")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--wide", action="store_true", help="networks of every kind instead of the nine"
+    )
+    which.add_argument("--models", nargs="+", choices=ALL, help="of both")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument(
         "--boards",
@@ -80,6 +84,7 @@ def _measure(args: argparse.Namespace, console: Console) -> None:
 def main(argv: Sequence[str]) -> int:
     """Runs one command line and returns its exit code."""
     args = make_parser().parse_args(argv)
+    args.models = args.models or list(WIDE if args.wide else MODELS)
     console = Console(verbose=args.verbose)
     if args.cache_dir is not None:
         set_cache_dir(args.cache_dir)
@@ -95,6 +100,7 @@ def main(argv: Sequence[str]) -> int:
         "arm": arm.report,
         "mca": mca.report,
         "host": host.report,
+        "wide": host.wide_report,
         "ops": ops.report,
         "compile": compiling.report,
         "bits": bits.report,
@@ -105,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     sections = {name: report() for name, report in reports.items()}
     kinds = ("arm", "cycles", "mca", "ops", "compile", "bits")
-    chosen = [name for name in kinds if getattr(args, name)] or ["host"]
+    chosen = [name for name in kinds if getattr(args, name)] or ["host", "wide"]
     print("\n\n".join(sections[name] for name in (sections if args.report else chosen)))
     if args.docs:
         for name, text in sections.items():

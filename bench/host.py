@@ -13,7 +13,7 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +23,7 @@ import numpy as np
 
 from bench import ours
 from bench.convert import converted
-from bench.models import MODELS, BenchModel, get_model
+from bench.models import ALL, MODELS, WIDE, BenchModel, get_model
 from bench.ours import NAME, TOLERANCE
 from bench.peers import HOST_ENGINES, TITLES, WORKER, host_python
 from bench.results import (
@@ -34,6 +34,7 @@ from bench.results import (
     load,
     median,
     ordered,
+    ratio,
     store,
     table,
 )
@@ -247,17 +248,32 @@ def _rounds(entries: dict[str, _Entry], rounds: int) -> None:
 
 
 def report() -> str:
-    """Markdown of all figures so far, in milliseconds."""
+    """Markdown of the nine's figures so far, in milliseconds."""
+    return _tables(MODELS)
+
+
+def wide_report() -> str:
+    """The same of networks of every kind, and what all of both come to."""
+    rows = load("host").get("cpu_ms_1", {})
+    ratios = [found for figures in ordered(rows, ALL).values() if (found := ratio(figures))]
+    mean = geometric_mean(ratios)
+    if mean is None:
+        return ""
+    both = f"With the nine, one thread: geometric mean of {len(ratios)} {mean:.2f}."
+    return f"{_tables(WIDE)}\n\n{both}"
+
+
+def _tables(models: Iterable[str]) -> str:
     tables = load("host")
     parts = []
-    for key, rows in sorted(tables.items()):
+    for key, every in sorted(tables.items()):
+        rows = ordered(every, models)
         kind, threads = key.rsplit("_", 1)
-        if key == "wall_ms_1":
+        if key == "wall_ms_1" or not rows:
             continue  # the same as CPU time on an idle machine; kept for the speed-up
         what = "median CPU time" if kind == "cpu_ms" else "shortest wall time"
         title = f"**{threads} thread{'s' if threads != '1' else ''}, {what}, ms**"
-        found = table(ordered(rows, MODELS), HOST_ENGINES, TITLES, scale=1, digits=2)
-        parts.append(f"{title}\n\n{found}")
+        parts.append(f"{title}\n\n{table(rows, HOST_ENGINES, TITLES, scale=1, digits=2)}")
         if kind == "wall_ms":
             parts += _speed_up(tables["wall_ms_1"], rows, threads)
     return "\n\n".join(parts)

@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import helper
 
-from bench import network
+from bench import network, wide
 from bench.fetch import Wheel, bench_dir, unpacked
 from bench.network import Network, Value
 from edgepack.base.errors import UsageError, perhaps
@@ -54,17 +55,24 @@ _RESIDUAL_GAIN = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class BenchModel:
-    """A model file with one float32 input; `weights` is "real" or "random"."""
+    """A model file with one input: float32, or int32 below `tokens` if that is not 0.
+
+    `weights` is "real" or "random".
+    """
 
     name: str
     path: Path
     input: str
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, ...]
     weights: str
+    tokens: int = 0
 
-    def sample(self) -> npt.NDArray[np.float32]:
-        """The input every engine gets: standard normal, always the same."""
-        return np.random.RandomState(0).standard_normal(self.shape).astype(np.float32)
+    def sample(self) -> npt.NDArray[Any]:
+        """The input every engine gets: standard normal or any tokens, always the same."""
+        random = np.random.RandomState(0)
+        if self.tokens:
+            return random.randint(0, self.tokens, self.shape).astype(np.int32)
+        return random.standard_normal(self.shape).astype(np.float32)
 
 
 def mobilenet_v1() -> onnx.ModelProto:
@@ -245,9 +253,9 @@ def ppocr_cls() -> onnx.ModelProto:
     return with_shape(path, _PPOCR_SHAPE)
 
 
-def with_shape(path: Path, shape: tuple[int, ...]) -> onnx.ModelProto:
-    """The model at `path` with its only input of `shape`; shapes inside are inferred anew."""
-    model = onnx.load(path)
+def with_shape(source: Path | onnx.ModelProto, shape: tuple[int, ...]) -> onnx.ModelProto:
+    """The model, or a file's, with its only input of `shape`; shapes inside are inferred anew."""
+    model = onnx.load(source) if isinstance(source, Path) else source
     stored = {tensor.name for tensor in model.graph.initializer}
     (value,) = [value for value in model.graph.input if value.name not in stored]
     fixed = helper.make_tensor_value_info(value.name, onnx.TensorProto.FLOAT, shape)
@@ -256,6 +264,11 @@ def with_shape(path: Path, shape: tuple[int, ...]) -> onnx.ModelProto:
     for output in model.graph.output:
         output.type.tensor_type.ClearField("shape")
     return onnx.shape_inference.infer_shapes(model, data_prop=True)
+
+
+def _batch(model: onnx.ModelProto, count: int) -> onnx.ModelProto:
+    """The model for `count` images at once."""
+    return with_shape(model, (count, 3, 224, 224))
 
 
 # name -> (maker, weights), the order of the tables
@@ -272,20 +285,39 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
 }
 
 
+# The same of networks of every kind, which have a table of their own.
+WIDE: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
+    **{name: (make, "random") for name, make in wide.WIDE.items()},
+    "mobilenetv2-batch4": (lambda: _batch(mobilenet_v2(), 4), "real"),
+    "mobilenetv2-batch16": (lambda: _batch(mobilenet_v2(), 16), "real"),
+    "resnet18-batch4": (lambda: _batch(resnet18(), 4), "random"),
+    "resnet18-batch16": (lambda: _batch(resnet18(), 16), "random"),
+}
+ALL = {**MODELS, **WIDE}
+
+
 def get_model(name: str) -> BenchModel:
     """The model called `name`, made if it is not in the cache; raises UsageError if unknown."""
-    if name not in MODELS:
-        raise UsageError(f"unknown model: {name}", hint=perhaps(name, MODELS))
-    make, weights = MODELS[name]
-    sources = (Path(__file__), Path(network.__file__), *sorted(_EXAMPLE.glob("*.py")))
+    if name not in ALL:
+        raise UsageError(f"unknown model: {name}", hint=perhaps(name, ALL))
+    make, weights = ALL[name]
+    own = (Path(__file__), Path(network.__file__), *sorted(Path(wide.__file__).parent.glob("*.py")))
+    sources = (*own, *sorted(_EXAMPLE.glob("*.py")))
     key = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     path = bench_dir() / "models" / key / f"{name}.onnx"
     with locked(path):
         if not path.exists():
             write_atomic(path, make().SerializeToString(deterministic=True))
-    value = onnx.load(path).graph.input[0]
-    n, c, h, w = (dim.dim_value for dim in value.type.tensor_type.shape.dim)
-    return BenchModel(name=name, path=path, input=value.name, shape=(n, c, h, w), weights=weights)
+    model = onnx.load(path)
+    value = model.graph.input[0]
+    return BenchModel(
+        name=name,
+        path=path,
+        input=value.name,
+        shape=tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim),
+        weights=weights,
+        tokens=network.tokens_of(model),
+    )
 
 
 def _example(module: str) -> ModuleType:

@@ -140,6 +140,9 @@ class _Converter:
         )
         if handler is None:
             raise NotConvertibleError(f"{node.op_type} has no TFLite form here")
+        strange = [name for name in node.input if len(self.shapes.get(name, ())) in (3, 5, 6)]
+        if strange or any(name in self.constants for name in node.input[:1]):
+            raise NotConvertibleError(f"{node.op_type} of what is no image has no TFLite form here")
         out, activation, count = node.output[0], self.tfl.ActivationFunctionType.NONE, 1
         fuses = node.op_type in ("Conv", "Add", "Mul", "Gemm", "MaxPool")
         if fuses and len(nodes) > 1 and nodes[1].input[0] == out and self.uses[out] == 1:

@@ -52,9 +52,9 @@ def ncnn(model: str, x: Any, threads: int) -> tuple[Run, Read]:
     if net.load_param(model + ".param") != 0 or net.load_model(model + ".bin") != 0:
         raise RuntimeError(f"ncnn cannot load {model}")
     names = sorted(net.output_names(), key=lambda name: int(name.removeprefix("out")))
-    image = library.Mat(x[0]).clone()
+    images = [library.Mat(image).clone() for image in x]
 
-    def run() -> list[Any]:
+    def one(image: Any) -> list[Any]:
         extractor = net.create_extractor()
         extractor.input("in0", image)
         outputs = []
@@ -65,7 +65,10 @@ def ncnn(model: str, x: Any, threads: int) -> tuple[Run, Read]:
             outputs.append(output)
         return outputs
 
-    return run, list
+    # It has no batches: one after the other.
+    return lambda: list(map(one, images)), lambda found: [
+        np.stack(list(map(np.array, outputs))) for outputs in zip(*found, strict=True)
+    ]
 
 
 def openvino(model: str, x: Any, threads: int) -> tuple[Run, Read]:
@@ -109,11 +112,11 @@ def tflite(model: str, x: Any, threads: int) -> tuple[Run, Read]:
 
 
 def _interpreter(interpreter: Any, x: Any) -> tuple[Run, Read]:
-    """TFLite models are NHWC; inputs and outputs here are NCHW."""
+    """TFLite models of images are NHWC; inputs and outputs here are NCHW."""
     interpreter.allocate_tensors()
     interpreter.set_tensor(
         interpreter.get_input_details()[0]["index"],
-        np.ascontiguousarray(np.transpose(x, (0, 2, 3, 1))),
+        np.ascontiguousarray(np.moveaxis(x, 1, -1)) if x.ndim == 4 else x,
     )
     indices = [output["index"] for output in interpreter.get_output_details()]
 

@@ -10,9 +10,11 @@ import onnxruntime
 import pytest
 
 from bench import accuracy, arm, bits, charts, host, mca, ops, results
-from bench.network import Network
+from bench.models import BenchModel
+from bench.network import Network, tokens_of
 from bench.ours import NAME
 from bench.results import Figure
+from bench.wide import WIDE
 from edgepack.base.errors import MismatchError
 from edgepack.boards import get_board
 
@@ -176,6 +178,37 @@ def test_random_network_is_the_same_every_time_and_keeps_its_scale() -> None:
     (logits,) = session.run(None, {"input": x})
     assert logits.shape == (1, 10)
     assert 1e-3 < np.abs(logits).max() < 1e3
+
+
+@pytest.mark.parametrize("name", ["keywords-conv1d", "tcn", "text-48x320", "yolov8n-320"])
+def test_networks_of_every_kind_keep_their_scale(name: str) -> None:
+    """Weights of a wrong scale give zeros, infinities or numbers that take longer."""
+    model = WIDE[name]()
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    (taken,) = session.get_inputs()
+    x = np.random.RandomState(0).standard_normal(taken.shape).astype(np.float32)
+    for output in session.run(None, {taken.name: x}):
+        assert np.isfinite(output).all()
+        assert np.std(output) > 1e-2 * np.abs(output).mean()
+
+
+def test_tokens_are_integers_of_the_vocabulary(tmp_path: Path) -> None:
+    net = Network("words", shape=(1, 300), tokens=7)
+    model = net.finish(net.embed(net.input, "table", 4))
+    assert tokens_of(model) == 7
+    described = BenchModel(
+        name="words",
+        path=tmp_path,
+        input="input",
+        shape=(1, 300),
+        weights="random",
+        tokens=tokens_of(model),
+    )
+    tokens = described.sample()
+    assert tokens.dtype == np.int32
+    assert set(tokens.ravel()) == set(range(7))
 
 
 def test_worker_process_answers_and_says_why_it_ended(tmp_path: Path) -> None:
