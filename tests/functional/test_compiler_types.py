@@ -14,7 +14,14 @@ import pytest
 from onnx import TensorProto
 
 from tests.onnx_models import Builder
-from tests.targets import compile_and_run, every_target_in_parts, save_cases, some, wrong_outputs
+from tests.targets import (
+    compile_and_run,
+    every_target,
+    every_target_in_parts,
+    save_cases,
+    some,
+    wrong_outputs,
+)
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "rows": (19, 45),
@@ -216,3 +223,40 @@ def values(name: str, shape: tuple[int, ...], random: np.random.Generator) -> np
         return (2 * random.normal(size=shape)).astype(dtype)
     low, high = {"uint8": (0, 40), "bool": (0, 2)}.get(dtype, (-20, 20))
     return random.integers(low, high, size=shape).astype(dtype)
+
+
+@every_target
+def test_integers_divide_by_anything(tmp_path: Path, board: str, cpu: str) -> None:
+    """By 0 and -1, too: onnxruntime refuses zeros, and crashes at the smallest by -1."""
+    net, dtypes, inputs, cases = Builder(1), {}, {}, {}
+    for dtype in ("int64", "int32", "int8", "uint8"):
+        least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+        numbers = np.array([7, 0, 1, -1 if least else 9, least, most, 100, -100 if least else 3])
+        divisors = np.array([0, 1, 3, -1 if least else 2, -3 if least else 5, most, least])
+        pairs = np.array([(a, b) for a in numbers.tolist() for b in divisors.tolist()], dtype).T
+        inputs |= {f"{dtype}_{side}": pairs[side].copy() for side in (0, 1)}
+        dtypes |= {f"{dtype}_{side}": TYPES[dtype] for side in (0, 1)}
+        for op, attributes in (("Div", {}), ("Mod", {}), ("Mod", {"fmod": 1})):
+            name = f"{op} {dtype} {len(attributes)}"
+            cases[name] = net.op(op, f"{dtype}_0", f"{dtype}_1", **attributes)
+    shapes = {name: values.shape for name, values in inputs.items()}
+    path = save_cases(tmp_path / "divide.onnx", net, shapes, cases, dtypes)
+    _, got = compile_and_run(path, list(inputs.values()), board, cpu, tmp_path)
+    for (name, _), output in zip(cases.items(), got, strict=True):
+        op, dtype, truncated = name.split()
+        expected = [
+            _divided(op, int(a), int(b), truncated == "1") % 256**output.itemsize
+            for a, b in zip(inputs[f"{dtype}_0"], inputs[f"{dtype}_1"], strict=True)
+        ]
+        assert output.dtype == dtype
+        assert output.view(f"u{output.itemsize}").tolist() == expected, name
+
+
+def _divided(op: str, number: int, divisor: int, truncated: bool) -> int:
+    """ONNX's Div and Mod of whole numbers that know no bounds; 0 where the divisor is."""
+    if divisor == 0:
+        return 0
+    quotient = abs(number) // abs(divisor) * (1 if (number < 0) == (divisor < 0) else -1)
+    if op == "Div":
+        return quotient
+    return number - quotient * divisor if truncated else number % divisor

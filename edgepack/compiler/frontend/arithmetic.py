@@ -69,20 +69,75 @@ def _whole_power(node: Node, base: relax.Expr, exponent: relax.Expr) -> relax.Ex
     return emit(relax.op.where(emit(relax.op.less(exponent, number(0))), fraction, made))
 
 
-def modulo(node: Node) -> relax.Expr | None:
-    """Mod of floats with the sign of the divisor, as numpy has it; None for any other.
+def divide(node: Node) -> relax.Expr | None:
+    """Div of integers, towards zero; None for floats, and where the divisor is harmless.
 
-    TVM would take the quotient's floor: NaN where the divisor is infinite.
+    On x86-64 a division by zero, or of the smallest number by -1, ends the process; ARM goes on.
+    Here the quotient by zero is 0, as on ARM, and that by -1 the negative (the smallest number is
+    its own), on every CPU.
     """
     dividend, divisor = node.inputs
-    if node.attributes.get("fmod", 0) or not dtype_of(dividend).startswith("float"):
+    kind = dtype_of(dividend)
+    if not _may_trap(kind, divisor):
         return None
-    zero = relax.const(0, dtype_of(dividend))
+    safe, is_zero, is_minus = _safe(node, divisor)
+    # Chosen before it is divided: in a choice of quotients TVM takes for granted, inside each, what
+    # it is chosen by, and divides by the divisor itself.
+    if is_minus is not None:
+        negative = node.emit(relax.op.subtract(relax.const(0, kind), dividend))
+        dividend = node.emit(relax.op.where(is_minus, negative, dividend))
+    dividend = node.emit(relax.op.where(is_zero, relax.const(0, kind), dividend))
+    return relax.op.divide(dividend, safe)
+
+
+def modulo(node: Node) -> relax.Expr | None:
+    """Mod of floats with the sign of the divisor, as numpy has it, and of integers by anything.
+
+    None where TVM's conversion serves. Of floats it would take the quotient's floor: NaN where the
+    divisor is infinite. Integers by 0 leave 0, as in numpy; see `divide`.
+    """
+    dividend, divisor = node.inputs
+    kind = dtype_of(dividend)
+    is_float = kind.startswith("float")
+    truncated = bool(node.attributes.get("fmod", 0))
+    if not is_float and _may_trap(kind, divisor):
+        # What is left of a division by 1 is 0, and so is what is left of one by -1.
+        safe, _, _ = _safe(node, divisor)
+        return (relax.op.mod if truncated else relax.op.floor_mod)(dividend, safe)
+    if truncated or not is_float:
+        return None
+    zero = relax.const(0, kind)
     rest = node.emit(relax.op.mod(dividend, divisor))
     signs = [node.emit(relax.op.less(item, zero)) for item in (rest, divisor)]
     differ = node.emit(relax.op.logical_xor(*signs))
     some = node.emit(relax.op.logical_and(differ, node.emit(relax.op.not_equal(rest, zero))))
     return relax.op.where(some, node.emit(relax.op.add(rest, divisor)), rest)
+
+
+def _may_trap(kind: str, divisor: relax.Expr) -> bool:
+    """Whether a CPU may refuse to divide integers by this: it is unknown, or has a 0 or -1.
+
+    Of constant zeros TVM's conversion says what is wrong.
+    """
+    if kind.startswith("float"):
+        return False
+    if isinstance(divisor, tvm.ir.GenericConst):
+        values = divisor.value.numpy()
+        return bool((values == -1).any()) and not bool((values == 0).any())
+    return True
+
+
+def _safe(node: Node, divisor: relax.Expr) -> tuple[relax.Expr, relax.Expr, relax.Expr | None]:
+    """The divisor with 1 where it is 0 or -1, and where it is which; None if it has no sign."""
+    kind = dtype_of(divisor)
+
+    def equals(value: int) -> relax.Expr:
+        return node.emit(relax.op.equal(divisor, relax.const(value, kind)))
+
+    is_zero, is_minus = equals(0), None if kind.startswith("u") else equals(-1)
+    risky = is_zero if is_minus is None else node.emit(relax.op.logical_or(is_zero, is_minus))
+    safe = node.emit(relax.op.where(risky, relax.const(1, kind), divisor))
+    return safe, is_zero, is_minus
 
 
 def prelu(node: Node) -> relax.Expr | None:

@@ -174,6 +174,7 @@ OPERATORS: Mapping[str, Operator] = {
     "DequantizeLinear": Operator(convert=conversions.dequantize_linear),
     "Det": Operator(convert=arithmetic.det),
     "DictVectorizer": _OF_MAPS,
+    "Div": Operator(convert=arithmetic.divide),
     "Dropout": Operator(
         convert=conversions.dropout,
         refused=(Refusal(*_TRAINING, forms.dropout_trains),),

@@ -21,8 +21,9 @@ Add = Callable[[Graph, onnx.NodeProto], None]
 def choose(graph: Graph, node: onnx.NodeProto, add: Add) -> None:
     """The branch that is known to be taken; or both, with room for the larger result.
 
-    Nothing inside can fail, so the branch that is not taken does no harm: torchvision's detectors
-    ask in this way whether there is any box at all.
+    Nothing inside can fail, not even a division by a count of 0 (`arithmetic.divide`), so the
+    branch that is not taken does no harm: torchvision's detectors ask in this way whether there is
+    any box at all.
     """
     known = graph.value(node.input[0])
     ways = [("then_branch", True), ("else_branch", False)]
