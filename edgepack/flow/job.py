@@ -48,7 +48,7 @@ from edgepack.flow.verify import (
     verify,
 )
 from edgepack.gate import gate
-from edgepack.model import LoadedModel, ModelSpec, TensorInfo, check_model, read_model
+from edgepack.model import LoadedModel, ModelSpec, TensorInfo, check_model, read_model, walk_nodes
 from edgepack.native.app import build_runtime, need_programs
 from edgepack.native.device_tool import build_device_tool
 from edgepack.native.linked_app import link_app
@@ -172,6 +172,9 @@ def tolerance_of(job: Job, compiled: CompiledModel) -> float:
 
 def _is_mixed(job: Job, compiled: CompiledModel) -> bool:
     """Whether what floats are computed to becomes integers again."""
+    nodes = walk_nodes(job.model.proto.graph)
+    if any(node.op_type == "DynamicQuantizeLinear" for node in nodes):
+        return True
     if not has_integers(compiled):
         return False
     if compiled.floats:

@@ -8,6 +8,7 @@ larger. Longer sums are done in parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.conversions import Node
 from edgepack.compiler.integer import IntegerOperator
 from edgepack.compiler.layers.integers import integer_call
+from edgepack.compiler.layers.sums import Sums, integers_call, range_call, sums_call
+from edgepack.compiler.tiles.cpu import INT8_BLOCK
 
 _Convert = Callable[[Node], relax.Expr]
 
@@ -38,15 +41,55 @@ def integer_operator(node: Node) -> relax.Expr:
     return integer_call(operator, given)
 
 
+def dynamic_quantize_linear(node: Node) -> relax.Expr | None:
+    """DynamicQuantizeLinear: uint8, scale and zero point; None of no numbers."""
+    data = _variable(node, node.inputs[0])
+    if data is None or 0 in _shape(data):
+        return None
+    steps = node.emit(range_call(data))
+    whole = node.emit(integers_call(data, steps))
+    scale, zero = (
+        node.emit(relax.op.reshape(node.emit(relax.op.strided_slice(steps, [0], [i], [i + 1])), ()))
+        for i in (0, 1)
+    )
+    return relax.Tuple([whole, scale, node.emit(relax.op.astype(zero, "uint8"))])
+
+
 def mat_mul_integer(node: Node) -> relax.Expr:
     """MatMulInteger: the product of integers, less their zero points, in int32."""
     left, right, left_zero, right_zero = (*node.inputs, None, None)[:4]
+    weights = _narrow_weights(right, right_zero, -1)
+    if weights is not None and weights.ndim == 2 and weights.shape[1] >= INT8_BLOCK:
+        weight = np.ascontiguousarray(weights.T)[:, :, None, None]
+        sums = _sums(node, left, left_zero, weight, in_rows=True)
+        if sums is not None:
+            return sums_call(sums, (*_shape(left)[:-1], len(weight)))
     return _summed(node, left, _as_rows(node, left_zero), right, right_zero)
 
 
 def conv_integer(node: Node) -> relax.Expr:
     """ConvInteger: the convolution of integers, less their zero points, in int32."""
     data, weights, data_zero, weight_zero = (*node.inputs, None, None)[:4]
+    rank = len(_shape(weights)) - 2
+    weight = _narrow_weights(weights, weight_zero, 0)
+    if weight is not None and rank in (1, 2) and 0 not in _shape(data):
+        attributes, kernel = node.attributes, _shape(weights)[2:]
+        strides, dilations, pads = _window(attributes, _shape(data)[2:], kernel)
+        out = [
+            (size + pads[i] + pads[rank + i] - (kernel[i] - 1) * dilations[i] - 1) // strides[i] + 1
+            for i, size in enumerate(_shape(data)[2:])
+        ]
+        one = [1] * (2 - rank)
+        sums = _sums(node, data, data_zero, weight.reshape(*weight.shape[:2], *one, *kernel))
+        if sums is not None and min(pads) >= 0:
+            sums = replace(
+                sums,
+                stride=_pair(strides, 1),
+                before=_pair(pads[:rank], 0),
+                dilation=_pair(dilations, 1),
+                groups=attributes.get("group", 1),
+            )
+            return sums_call(sums, (_shape(data)[0], len(weight), *out))
     return _convolved_sums(node, data, data_zero, weights, weight_zero)
 
 
@@ -224,6 +267,51 @@ def _whole_weights(
             shape[axis] = item.size
         values = values - item.reshape(shape)
     return np.asarray(values)
+
+
+def _pair(values: Sequence[int], of_one_row: int) -> tuple[int, int]:
+    """(vertical, horizontal)"""
+    return (of_one_row, values[0]) if len(values) == 1 else (values[0], values[1])
+
+
+def _narrow_weights(
+    weights: relax.Expr, zero: relax.Expr | None, axis: int
+) -> npt.NDArray[np.int8] | None:
+    """Constants less their zero points, if these are int8."""
+    whole = _whole_weights(weights, zero, axis)
+    if whole is None or whole.size == 0 or whole.min() < -128 or whole.max() > 127:
+        return None
+    return whole.astype("int8")
+
+
+def _variable(node: Node, item: relax.Expr) -> relax.Var | None:
+    """What is no constant, as a variable."""
+    if isinstance(item, tvm.ir.GenericConst):
+        return None
+    return item if isinstance(item, relax.Var) else node.emit(item)
+
+
+def _sums(
+    node: Node,
+    data: relax.Expr,
+    zero: relax.Expr | None,
+    weight: npt.NDArray[np.int8],
+    *,
+    in_rows: bool = False,
+) -> Sums | None:
+    """What there are kernels for."""
+    given = _variable(node, data)
+    if given is None or str(given.ty.dtype) not in ("int8", "uint8"):
+        return None
+    if 0 in _shape(data) or (zero is not None and np.prod(_shape(zero), dtype=int) != 1):
+        return None
+    if zero is None:
+        known: relax.Var | int = 0
+    elif isinstance(zero, tvm.ir.GenericConst):
+        known = int(zero.value.numpy().reshape(()))
+    else:
+        known = node.emit(zero)
+    return Sums(data=given, zero=known, weight=weight, in_rows=in_rows)
 
 
 def _summed(

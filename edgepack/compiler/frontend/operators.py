@@ -185,6 +185,7 @@ OPERATORS: Mapping[str, Operator] = {
         "quantise the model without it: op_types_to_quantize without 'LSTM'",
         _MICROSOFT,
     ),
+    "DynamicQuantizeLinear": Operator(convert=integers.dynamic_quantize_linear),
     "Einsum": Operator(
         refused=(
             Refusal(

@@ -16,6 +16,7 @@ from tvm import relax
 
 from edgepack.compiler.layers.fuse import MAX_STEPS, reads_start, without_first
 from edgepack.compiler.layers.layer import Foreign, Value
+from edgepack.compiler.layers.sums import Sums, sums_of
 from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
 from edgepack.compiler.tiles.expression import (
     FUNCTIONS,
@@ -40,6 +41,9 @@ class RowProduct(Foreign):
 
     `expression` refers to `constants`, one value per column each, and to `operands`, tensors of the
     result's shape. If there is no kernel for all of it at once its bindings stay.
+
+    Or a call of `sums`, made float32: without a bias, and operands may be one number, or one for
+    each column. Columns are the channels of images then, which have no operands of their shape.
     """
 
     product: relax.Call
@@ -94,13 +98,14 @@ def row_chains(
 
 
 def _is_product(value: relax.Expr, made: Mapping[Value, relax.Expr]) -> bool:
-    """A product of float32 that is no convolution of 1x1, as one of two matrices is.
+    """A product of float32 that is no convolution of 1x1, as one of two matrices is; sums of
+    integers.
 
     Unless the rows were those of a tensor of more axes, as onnxruntime writes a product with a
     bias: that tensor and the result lie in rows, too.
     """
     if not isinstance(value, relax.Call) or value.op != tvm.ir.Op.get("relax.matmul"):
-        return False
+        return sums_of(value) is not None
     if str(value.ty.dtype) != "float32" or len(shape_of(value)) < 2:
         return False
     left, right = value.args
@@ -145,6 +150,8 @@ class _Steps:
     def __init__(self, product: Binding) -> None:
         var, self.product = product
         self.shape = shape_of(var)
+        self.sums: Sums | None = sums_of(self.product)
+        self.axis = 1 if self.sums and not self.sums.in_rows else -1
         self.steps: dict[Value, int] = {var: 0}
         self.expression: list[Operation] = []
         self.operands: list[Value] = []
@@ -155,8 +162,14 @@ class _Steps:
 
         Reshapes that keep the columns are none.
         """
+        if isinstance(value, relax.Call) and value.op == tvm.ir.Op.get("relax.astype"):
+            # Sums are made numbers first.
+            if not self.sums or str(var.ty.dtype) != "float32" or self.expression:
+                return False
+            self.steps[var] = 0
+            return True
         if isinstance(value, relax.Call) and value.op == tvm.ir.Op.get("relax.reshape"):
-            latest = self.steps.get(value.args[0]) == len(self.expression)
+            latest = self.axis == -1 and self.steps.get(value.args[0]) == len(self.expression)
             if not latest or shape_of(var)[-1:] != self.shape[-1:]:
                 return False
             self.steps[var], self.shape = len(self.expression), shape_of(var)
@@ -200,24 +213,38 @@ class _Steps:
             return None
         if value in self.steps:
             return Step(index=self.steps[value])
-        if shape_of(value) != self.shape or str(value.ty.dtype) != "float32":
+        if str(value.ty.dtype) != "float32":
+            return None
+        is_pixel = self.sums is not None and self._is_by_column(shape_of(value))
+        if not is_pixel and (shape_of(value) != self.shape or self.axis == 1):
             return None
         if value not in self.operands:
             self.operands.append(value)
-        return Operand(index=self.operands.index(value))
+        return Operand(index=self.operands.index(value), pixel=is_pixel)
+
+    def _is_by_column(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor has one number, or one for each column."""
+        full = (1,) * (len(self.shape) - len(shape)) + shape
+        others = [extent for i, extent in enumerate(full) if i != self.axis % len(self.shape)]
+        by_column = full[self.axis] in (1, self.shape[self.axis])
+        return len(full) == len(self.shape) and by_column and all(item == 1 for item in others)
 
     def _constant(self, constant: np.ndarray) -> Argument | None:
-        columns = self.shape[-1]
+        columns = self.shape[self.axis]
         if constant.size == 1 and constant.ndim <= len(self.shape):
             return Scalar(value=float(constant.reshape(())))
-        if constant.shape[-1:] != (columns,) or constant.size != columns:
+        by_column = self._is_by_column(constant.shape)
+        if self.axis == -1:
+            by_column = constant.shape[-1:] == (columns,)
+        if constant.size != columns or not by_column:
             return None
         self.constants.append(constant.reshape(columns))
         return PerChannel(index=len(self.constants) - 1)
 
     def operator(self) -> RowProduct:
         expression, bias = tuple(self.expression), None
-        if expression and expression[0].name == "add" and not reads_start(expression[1:]):
+        first = expression[0].name if expression and not self.sums else ""
+        if first == "add" and not reads_start(expression[1:]):
             left, right = expression[0].arguments
             constant = left if right == Step(index=0) else right
             if isinstance(constant, PerChannel):

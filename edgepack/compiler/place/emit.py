@@ -33,7 +33,7 @@ from edgepack.compiler.place.placement import (
     place_layers,
 )
 from edgepack.compiler.precision import FULL, Precision
-from edgepack.compiler.rules import attention, joint, layout_transform, matrices
+from edgepack.compiler.rules import attention, integer_sums, joint, layout_transform, matrices
 from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, Rule, product
 from edgepack.compiler.rules.table import PLAIN, RULES
 from edgepack.compiler.tiles.cpu import cpu_model
@@ -214,7 +214,11 @@ class _Emitter:
 
     def _rows(self, layer: Layer, operator: RowProduct) -> bool:
         """A product with what follows it; False if there is no kernel for all of it."""
-        made = matrices.make(operator.product, self.placement.made, self.cpu, operator)
+        tried = (
+            make(operator.product, self.placement.made, self.cpu, operator)
+            for make in (matrices.make, integer_sums.make)
+        )
+        made = next((item for item in tried if item is not None), None)
         if made is not None:
             self._of_rows(layer, made)
         return made is not None
@@ -238,7 +242,16 @@ class _Emitter:
             origin=origin,
             value=self.results.get(var, ""),
         )
-        return self.builder.emit(view(result, shape_of(var)))
+        if made.layout is None:
+            return self.builder.emit(view(result, shape_of(var)))
+        return self._call(
+            LAYOUT,
+            layout_transform.unpack(made.layout, shape_of(var), self.cpu),
+            [result],
+            shape=shape_of(var),
+            dtype=made.dtype,
+            shown=shape_of(var),
+        )
 
     def _call(
         self,

@@ -28,7 +28,8 @@ from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT32
 from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.expression import Expression
-from edgepack.compiler.tiles.layout import Blocked, Image, pack_channels
+from edgepack.compiler.tiles.layout import Blocked, pack_channels
+from edgepack.compiler.tiles.matrix import Matrix
 from edgepack.compiler.tiles.partition import worth_sharing
 from edgepack.compiler.tiles.product import ProductLoops, Shape, Window, choose_tile
 
@@ -131,54 +132,6 @@ def _sizes(left: tuple[int, ...], right: tuple[int, ...], turned: bool) -> _Size
     return _Sizes(left_batch=ones, right_batch=others, rows=left[-2], depth=depth, columns=columns)
 
 
-class _Matrix(Image):
-    """One matrix of a batch as an image: a row of pixels, blocks of channels side by side.
-
-    Planes from `last` on, which are the last panel's, start `shift` columns earlier.
-    """
-
-    overlaps = True
-
-    def __init__(
-        self,
-        buffer: tirx.Buffer,
-        index: tir.Expr,
-        layout: Blocked,
-        *,
-        last: int = 0,
-        shift: int = 0,
-    ) -> None:
-        self.layout, self.buffer = layout, buffer
-        self.step, self.first = (1, 1), (0, 0)
-        self.index, self.last, self.shift = index, last, shift
-
-    @property
-    def pixel_bytes(self) -> int:
-        return self.layout.element.bytes * int(self.buffer.shape[2])
-
-    @property
-    def row_bytes(self) -> int:
-        return self.pixel_bytes * int(self.buffer.shape[1])
-
-    @property
-    def plane_bytes(self) -> int:
-        return self.layout.element.bytes * self.layout.block
-
-    def column(self, plane: tir.Expr) -> tir.Expr:
-        """The first column of a block."""
-        column = plane * self.layout.block
-        if not self.shift:
-            return column
-        if isinstance(plane, int):
-            return column - self.shift * (plane >= self.last)
-        return column - tirx.Select(plane >= self.last, tir.integer(self.shift), tir.integer(0))
-
-    def at(
-        self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, lane: tir.Expr = 0
-    ) -> list[tir.Expr]:
-        return [self.index, column, self.column(plane) + lane]
-
-
 class _RowEpilogue(Epilogue):
     """The arithmetic on a product's results, with operands that are matrices, too."""
 
@@ -187,7 +140,7 @@ class _RowEpilogue(Epilogue):
         output: Blocked,
         expression: Expression,
         constants: list[tirx.Buffer],
-        operands: list[_Matrix],
+        operands: list[Matrix],
     ) -> None:
         super().__init__(output, expression)
         self.constants = constants
@@ -297,7 +250,7 @@ class _Product:
             return np.concatenate([values[start : start + lanes] for start in starts])
 
         def one(index: tir.Expr) -> tir.Stmt:
-            made = _Matrix(out, index, target, last=last, shift=shift)
+            made = Matrix(out, index, target, last=last, shift=shift)
             first = index * size if kept > 1 else 0
 
             def pack(panel: tir.Expr, vectors: int) -> tir.Stmt:
@@ -311,7 +264,7 @@ class _Product:
                 window=Window(),
                 shape=shape,
                 tile=chosen,
-                source=_Matrix(left, index if sizes.left_batch > 1 else 0, source),
+                source=Matrix(left, index if sizes.left_batch > 1 else 0, source),
                 target=made,
                 weights=weights,
                 bias=bias,
@@ -319,7 +272,7 @@ class _Product:
                     target,
                     self.expression,
                     per_column,
-                    [_Matrix(item, index, target, last=last, shift=shift) for item in others],
+                    [Matrix(item, index, target, last=last, shift=shift) for item in others],
                 ),
                 functions=functions,
                 prepare=pack if self.constant is None else None,

@@ -78,7 +78,8 @@ class PlainKernel:
     """A kernel on tensors that lie as the model has them.
 
     Its arguments are `inputs`, the kernel's constants, and an output of `shape` and `dtype`. Each
-    input comes with the shape that the kernel reads it as: the same bytes, reshaped.
+    input comes with the shape that the kernel reads it as: the same bytes, reshaped. With a
+    `layout` the result is left in that one.
     """
 
     rule: str
@@ -86,6 +87,7 @@ class PlainKernel:
     inputs: tuple[tuple[Value, tuple[int, ...]], ...]
     shape: tuple[int, ...]
     dtype: str
+    layout: Blocked | None = None
 
 
 class Alias(Enum):

@@ -8,6 +8,7 @@ from edgepack.compiler.rules import (
     extremum,
     gated,
     integer_convolution,
+    integer_sums,
     integers,
     joint,
     matrices,
@@ -40,4 +41,4 @@ RULES: tuple[Rule, ...] = (
 )
 
 # The same for operators on plain tensors, tried where none of the above took a layer.
-PLAIN = (extremum.make, matrices.make, norm.make, resize.make_plain)
+PLAIN = (extremum.make, matrices.make, integer_sums.make, norm.make, resize.make_plain)

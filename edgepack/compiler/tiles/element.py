@@ -32,5 +32,8 @@ FLOAT16 = Element("float16", 2, "float32")
 # DDI 0487, C7.2), the matrix instructions of FEAT_I8MM (SMMLA) and AVX512-VNNI (VPDPBUSD).
 INT8 = Element("int8", 1, "int32")
 
+# Sums of products of these.
+INT32 = Element("int32", 4, "int32")
+
 # By name; int8 has no kernels.
 ELEMENTS = {element.name: element for element in (FLOAT32, FLOAT16, INT8)}

@@ -207,19 +207,20 @@ class Image:
         first = self.layout.halo.top + self.layout.height
         return self._zeros(plane, first, self.layout.halo.bottom, 0, self.layout.shape[2])
 
+    def _outside(self) -> tirx.Expr:
+        """What is around the image, for all channels of a block."""
+        lanes, element = self.layout.block, self.layout.element
+        if element == INT8:
+            return tir.spread(tirx.IntImm(element.name, self.layout.outside), lanes)
+        return tir.number(0.0, element.name, lanes)
+
     def _zeros(
         self, plane: tir.Expr, row: tir.Expr, rows: int, column: int, columns: int
     ) -> tir.Stmt | None:
         """`rows` x `columns` of them, counted from the halo's corner."""
         if rows <= 0 or columns <= 0:
             return None
-        lanes = self.layout.block
-        element = self.layout.element
-        zero = (
-            tir.spread(tirx.IntImm(element.name, self.layout.outside), lanes)
-            if element == INT8
-            else tir.number(0.0, element.name, lanes)
-        )
+        lanes, zero = self.layout.block, self._outside()
         return tir.loop_of(
             "row",
             rows,

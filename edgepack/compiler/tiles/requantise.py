@@ -19,6 +19,14 @@ from edgepack.compiler.tiles.layout import Blocked, Image
 _ROUNDING = 12582912.0
 
 
+def rounded(value: tirx.Expr, lanes: int) -> tirx.Expr:
+    """int32 of float32 up to 2 ** 22, half to even."""
+    large = tir.number(_ROUNDING, "float32", lanes)
+    bits = tirx.reinterpret(f"int32x{lanes}" if lanes > 1 else "int32", value + large)
+    pattern = int(np.float32(_ROUNDING).view("int32"))
+    return bits - tir.spread(tir.integer(pattern), lanes)
+
+
 def requantised(value: tirx.Expr, factor: tirx.Expr, to: Target, lanes: int) -> tirx.Expr:
     """int8 of sums (int32, or float32 if they are none); see `integer.Target.requantised`.
 

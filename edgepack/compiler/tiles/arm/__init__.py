@@ -27,11 +27,12 @@ from edgepack.compiler.tiles.arm.reductions import (
     Depthwise,
     Reduction,
 )
-from edgepack.compiler.tiles.arm.rounding import width_of
+from edgepack.compiler.tiles.arm.rounding import ANY_WIDTH, width_of
 from edgepack.compiler.tiles.arm.tile import AssemblyTile, EpilogueStep, TileRows
 from edgepack.compiler.tiles.arm.widening import Widening
 
 __all__ = [
+    "ANY_WIDTH",
     "CHAIN",
     "KERNELS",
     "QUAD",

@@ -1,4 +1,4 @@
-"""Tiles of 8-bit integers: products added up in 32 bits, and made 8 bits again.
+"""Tiles of 8-bit integers: products added up in 32 bits, and made 8 bits again, or left so.
 
 A block is 16 channels, which are one register of a pixel. There are three ways to a sum:
 
@@ -63,6 +63,8 @@ class IntegerKernel:
 _MOST_AT_ONCE, _MOST_WITH_RING = 4, 5
 # Instructions around a tile's assembly.
 _AROUND = 20
+# Bytes of a sum.
+_SUM = 4
 
 INTEGER_KERNELS = (
     IntegerKernel(isa="aarch64", kr=4, outs=16, pixels=6, feature="dotprod", narrow=False),
@@ -250,7 +252,8 @@ class _InPairs(Convolve):
 class IntegerTile(RoundedEnd):
     """A tile of `pixels` pixels, side by side in the target, by `kernel`.
 
-    The other numbers are those of `Convolve`; of pairs all blocks are whole.
+    The other numbers are those of `Convolve`; of pairs all blocks are whole. With `raw` sums are
+    stored as they are: of each pixel a block of int32, and the next one's behind it.
     """
 
     kernel: IntegerKernel
@@ -261,12 +264,15 @@ class IntegerTile(RoundedEnd):
     column_step: int
     row_step: int
     plane_step: int
+    raw: bool = False
 
     def llvm_ir(self, name: str) -> str:
-        """An LLVM function `name(target, source, weights, bias, factor)` of pointers."""
+        """An LLVM function `name(target, source, weights, bias, factor)` of pointers; of `raw` sums
+        without a factor."""
         registers = 32 if self.kernel.isa == "aarch64" else 16
         isa = Isa(name=self.kernel.isa, registers=registers, element=INT8)
-        writer = writer_of(isa, ("target", "source", "weights", "bias", "factor"))
+        factor = () if self.raw else ("factor",)
+        writer = writer_of(isa, ("target", "source", "weights", "bias", *factor))
         in_pairs = self.kernel.kr == _PAIRS
         writer.hold(self.pixels, 4, by_pixels=not in_pairs)
         if in_pairs:
@@ -277,7 +283,11 @@ class IntegerTile(RoundedEnd):
                 writer.load_at_once(totals, "bias")
             self._reduce(_ByDots if self.kernel.kr == _DOT else _ByLanes, writer)
             is_64 = self.kernel.isa == "aarch64"
-            (self.finish_block if is_64 else self.finish_block_in_32_bits)(writer)
+            if self.raw:
+                every = sorted(total for totals in writer.accumulators for total in totals)
+                writer.store(every, "target")
+            else:
+                (self.finish_block if is_64 else self.finish_block_in_32_bits)(writer)
         return writer.llvm_ir(name)
 
     @property
@@ -303,7 +313,10 @@ class IntegerTile(RoundedEnd):
 
     def _to_next(self, pixel: int) -> int:
         """From a pixel's result to the next one's; from the last to the next part's first."""
-        return QUAD if pixel + 1 < self.pixels else self.kernel.outs - QUAD * (self.pixels - 1)
+        each = _SUM if self.raw else 1
+        if pixel + 1 < self.pixels:
+            return QUAD * each
+        return (self.kernel.outs - QUAD * (self.pixels - 1)) * each
 
     def _reduce(self, reduction: type[Convolve], writer: Writer) -> None:
         reduction(
@@ -321,16 +334,22 @@ class IntegerTile(RoundedEnd):
         lines, sums = writer.lines, writer.accumulators
         bias, factor, zero = writer.free[:3]
         writer.load([bias], "bias", advance=self.parts > 1)
-        writer.load([factor], "factor", advance=self.parts > 1)
-        lines.append(f"movi v{zero}.8h, #{abs(self.to.zero)}")
+        if not self.raw:
+            writer.load([factor], "factor", advance=self.parts > 1)
+            lines.append(f"movi v{zero}.8h, #{abs(self.to.zero)}")
         results = sums[0]
         for v in (0, 2):
             for one, other in zip(sums[v], sums[v + 1], strict=True):
                 lines.append(f"addp v{one}.4s, v{one}.4s, v{other}.4s")
         for one, other in zip(results, sums[2], strict=True):
             lines.append(f"addp v{one}.4s, v{one}.4s, v{other}.4s")
+        lines += [f"add v{one}.4s, v{one}.4s, v{bias}.4s" for one in results]
+        if self.raw:
+            for r, one in enumerate(results):
+                step = writer.kept(self._to_next(r))
+                lines.append(f"st1 {{{{v{one}.4s}}}}, [{{target}}], {{{step}}}")
+            return
         for form in (
-            f"add v{{0}}.4s, v{{0}}.4s, v{bias}.4s",
             "scvtf v{0}.4s, v{0}.4s",
             f"fmul v{{0}}.4s, v{{0}}.4s, v{factor}.4s",
             "fcvtns v{0}.4s, v{0}.4s",
@@ -361,9 +380,14 @@ class IntegerTile(RoundedEnd):
         for one, other in zip(results, sums[2], strict=True):
             lines += _added_pairs(one, other)
         writer.load([bias], "bias", advance=self.parts > 1)
-        writer.load([factor], "factor", advance=self.parts > 1)
+        if not self.raw:
+            writer.load([factor], "factor", advance=self.parts > 1)
+        lines += [f"vadd.i32 q{one}, q{one}, q{bias}" for one in results]
+        if self.raw:
+            for r, one in enumerate(results):
+                self._store_in_32_bits(writer, f"{{{{d{2 * one}-d{2 * one + 1}}}}}", r)
+            return
         for form in (
-            f"vadd.i32 q{{0}}, q{{0}}, q{bias}",
             "vcvt.f32.s32 q{0}, q{0}",
             f"vmul.f32 q{{0}}, q{{0}}, q{factor}",
         ):
@@ -375,12 +399,16 @@ class IntegerTile(RoundedEnd):
             lines.append(f"{narrow} d{2 * one + half}, q{total}")
         lines += self.bytes_in_32_bits(one, 2 * one, others[0])
         for r in range(len(results)):
-            store = f"vst1.32 {{{{d{2 * one}[{r}]}}}}, [{{target}}]"
-            if self.parts > 1:
-                lines.append(f"{store}, {{{writer.kept(self._to_next(r))}}}")
-            else:  # core registers are needed for the window
-                lines.append(store)
-                writer.add("target", self._to_next(r))
+            self._store_in_32_bits(writer, f"{{{{d{2 * one}[{r}]}}}}", r)
+
+    def _store_in_32_bits(self, writer: Writer, what: str, pixel: int) -> None:
+        """Store a pixel's results; the pointer moves on."""
+        store = f"vst1.32 {what}, [{{target}}]"
+        if self.parts > 1:
+            writer.lines.append(f"{store}, {{{writer.kept(self._to_next(pixel))}}}")
+        else:  # core registers are needed for the window
+            writer.lines.append(store)
+            writer.add("target", self._to_next(pixel))
 
 
 def _added_pairs(one: int, other: int) -> list[str]:

@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 from tvm import tirx
 
+from edgepack.compiler.integer import Target
 from edgepack.compiler.tiles import arm, micro, tile, tir
 from edgepack.compiler.tiles.cpu import INT8_BLOCK, CpuModel
 from edgepack.compiler.tiles.layout import Image
@@ -17,6 +18,7 @@ from edgepack.compiler.tiles.product.by_llvm import LlvmTiles
 from edgepack.compiler.tiles.product.code import ProductTensors, TileAt
 from edgepack.compiler.tiles.product.shape import Shape, pack_weights
 from edgepack.compiler.tiles.requantise import Requantising
+from edgepack.compiler.tiles.sums_end import SumsEnd
 
 # Multiply-adds of vectors in the unrolled body of the reduction.
 _UNROLLED = 64
@@ -197,33 +199,35 @@ def choose_integer_tile(
     return min(candidates, key=lambda candidate: candidate.cycles)
 
 
-class IntegerTiles(LlvmTiles):
-    """Tiles of sums of int32; see `TileCode`."""
+class _TilesOfSums(LlvmTiles):
+    """Tiles of sums of int32, in assembly or by a `DotProduct`; see `TileCode`."""
 
-    def __init__(
-        self, tensors: ProductTensors, pixels: int, dot: DotProduct, epilogue: Requantising
-    ) -> None:
+    def __init__(self, tensors: ProductTensors, pixels: int, dot: DotProduct) -> None:
         super().__init__(tensors, pixels)
-        self.dot, self.to, self.end = dot, epilogue.to, epilogue
-        self.width = arm.width_of(epilogue.largest)
-        self.factor = epilogue.constants[0]
+        self.dot = dot
         self.functions = micro.AssemblyFunctions()
 
     def imported(self, body: tir.Stmt) -> tir.Stmt:
         """`body` with the functions that its tiles call."""
         return self.functions.imported(body)
 
-    def tile(self, place: TileAt) -> tir.Stmt:
-        """One tile; in assembly as many calls as it takes for a block."""
-        kernel = self.dot.kernel
-        if kernel is None:
-            return super().tile(place)
+    def _in_assembly(
+        self,
+        place: TileAt,
+        kernel: arm.IntegerKernel,
+        target: Callable[[tir.Expr], micro.Pointer],
+        factor: tirx.Buffer | None,
+        to: Target,
+        width: int = arm.ANY_WIDTH,
+    ) -> tir.Stmt:
+        """As many calls as it takes for a block; `target` is where channels from one on go. Without
+        a factor sums stay as they are."""
         shape, window, source = self.shape, self.tensors.window, self.source
         whole = shape.last_lanes == shape.in_block or kernel.narrow
         code = arm.IntegerTile(
             kernel=kernel,
             pixels=place.pixels,
-            to=self.to,
+            to=to,
             blocks=shape.in_blocks - (not whole),
             last_lanes=0 if whole else shape.last_lanes,
             window=shape.kernel,
@@ -231,38 +235,24 @@ class IntegerTiles(LlvmTiles):
             column_step=source.pixel_bytes * window.dilation[1],
             row_step=source.row_bytes * window.dilation[0],
             plane_step=source.plane_bytes,
-            width=self.width,
+            width=width,
+            raw=factor is None,
         )
 
         def call(part: tir.Expr) -> tir.Stmt:
             channel = place.channel_block * INT8_BLOCK + part * kernel.outs
-            at = self.target.at(place.plane, place.row, place.column, part * kernel.outs)
             corner = self.tensors.input(place, 0, 0, 0)
-            return self.functions.call(
-                code,
-                [
-                    (self.target.buffer, at),
-                    (source.buffer, source.at(place.in_plane, *corner)),
-                    (self.weights, [place.weights + part * (shape.reduction * kernel.outs)]),
-                    (self.bias, [channel]),
-                    (self.factor, [channel]),
-                ],
-            )
+            pointers: list[micro.Pointer] = [
+                target(part * kernel.outs),
+                (source.buffer, source.at(place.in_plane, *corner)),
+                (self.weights, [place.weights + part * (shape.reduction * kernel.outs)]),
+                (self.bias, [channel]),
+            ]
+            if factor is not None:
+                pointers.append((factor, [channel]))
+            return self.functions.call(code, pointers)
 
         return tir.loop_of("part", INT8_BLOCK // (kernel.outs * code.parts), call)
-
-    def _finish(self, names: tir.Names, place: TileAt, accumulators: list[list[tir.Local]]) -> None:
-        """Results of sums, stored: of each block neighbouring pixels."""
-        for v in range(place.vectors):
-            self.end.store(
-                names,
-                self.target,
-                [accumulators[r][v].get() for r in range(place.pixels)],
-                place.plane + v,
-                place.row,
-                place.column,
-                channel_block=place.channel_block + v,
-            )
 
     def _reduce(
         self, place: TileAt, accumulators: list[list[tir.Local]], block: tir.Expr, channels: int
@@ -308,3 +298,99 @@ class IntegerTiles(LlvmTiles):
                 ),
             ),
         )
+
+
+class IntegerTiles(_TilesOfSums):
+    """Tiles whose sums are made 8 bits."""
+
+    def __init__(
+        self, tensors: ProductTensors, pixels: int, dot: DotProduct, epilogue: Requantising
+    ) -> None:
+        super().__init__(tensors, pixels, dot)
+        self.to, self.end = epilogue.to, epilogue
+        self.width = arm.width_of(epilogue.largest)
+        self.factor = epilogue.constants[0]
+
+    def tile(self, place: TileAt) -> tir.Stmt:
+        """One tile."""
+        if self.dot.kernel is None:
+            return super().tile(place)
+
+        def target(channel: tir.Expr) -> micro.Pointer:
+            at = self.target.at(place.plane, place.row, place.column, channel)
+            return self.target.buffer, at
+
+        return self._in_assembly(
+            place, self.dot.kernel, target, self.factor, self.to, width=self.width
+        )
+
+    def _finish(self, names: tir.Names, place: TileAt, accumulators: list[list[tir.Local]]) -> None:
+        """Results of sums, stored: of each block neighbouring pixels."""
+        for v in range(place.vectors):
+            self.end.store(
+                names,
+                self.target,
+                [accumulators[r][v].get() for r in range(place.pixels)],
+                place.plane + v,
+                place.row,
+                place.column,
+                channel_block=place.channel_block + v,
+            )
+
+
+# Of sums that stay as they are.
+_NOWHERE = Target(zero=0, low=-128, high=127)
+
+
+class SummedTiles(_TilesOfSums):
+    """Tiles whose sums are made numbers, or stay int32."""
+
+    def __init__(
+        self, tensors: ProductTensors, pixels: int, dot: DotProduct, epilogue: SumsEnd
+    ) -> None:
+        super().__init__(tensors, pixels, dot)
+        self.end = epilogue
+
+    def tile(self, place: TileAt) -> tir.Stmt:
+        """One tile; what assembly leaves is made numbers behind it."""
+        if self.dot.kernel is None:
+            return super().tile(place)
+        sums = self._stored(place)
+
+        def target(channel: tir.Expr) -> micro.Pointer:
+            return sums.buffer, [tir.expr(channel)]
+
+        made = self._in_assembly(place, self.dot.kernel, target, None, _NOWHERE)
+        return tir.sequence(sums.declare(), made, self._from_stored(place, sums))
+
+    def _finish(self, names: tir.Names, place: TileAt, accumulators: list[list[tir.Local]]) -> None:
+        """Results of sums, stored; long arithmetic is a loop over what is stored before."""
+        places = [(r, v) for r in range(place.pixels) for v in range(place.vectors)]
+        if not self.end.is_long:
+            for r, v in places:
+                at = place.plane + v, place.row, place.column + r
+                self.end.finish(names, self.target, accumulators[r][v].get(), *at)
+            return
+        sums = self._stored(place)
+        names.add(sums.declare())
+        for r, v in places:
+            names.add(sums.set(accumulators[r][v].get(), r * place.vectors + v))
+        names.add(self._from_stored(place, sums))
+
+    def _stored(self, place: TileAt) -> tir.Local:
+        """A place on the stack for the sums of a tile."""
+        return tir.Local("sums", INT8_BLOCK, "int32", count=place.pixels * place.vectors)
+
+    def _from_stored(self, place: TileAt, sums: tir.Local) -> tir.Stmt:
+        def one(r: tir.Expr, v: int) -> tir.Stmt:
+            names = tir.Names()
+            value = names.bind("sum", sums.get(r * place.vectors + v))
+            at = place.plane + v, place.row, place.column + r
+            self.end.finish(names, self.target, value, *at)
+            return names.done()
+
+        def pixel(r: tir.Expr) -> tir.Stmt:
+            every = tir.sequence(*(one(r, v) for v in range(place.vectors)))
+            return tir.not_unrolled(every) if self.end.is_long else every
+
+        return tir.loop_of("pixel", place.pixels, pixel)

@@ -24,13 +24,14 @@ from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import Image
 from edgepack.compiler.tiles.partition import worth_sharing
 from edgepack.compiler.tiles.product.by_assembly import AssemblyTiles
-from edgepack.compiler.tiles.product.by_integers import DotProduct, IntegerTiles
+from edgepack.compiler.tiles.product.by_integers import DotProduct, IntegerTiles, SummedTiles
 from edgepack.compiler.tiles.product.by_llvm import LlvmTiles
 from edgepack.compiler.tiles.product.code import ProductTensors, TileAt, TileCode
 from edgepack.compiler.tiles.product.partition import Partition
 from edgepack.compiler.tiles.product.shape import Shape, Window
 from edgepack.compiler.tiles.product.stored import StoredHalves
 from edgepack.compiler.tiles.requantise import Requantising
+from edgepack.compiler.tiles.sums_end import SumsEnd
 
 
 class ProductLoops:
@@ -327,6 +328,8 @@ def _code(
     """The best code for tiles of at most so many pixels."""
     element = tensors.source.layout.element
     if dot is not None:
+        if isinstance(tensors.epilogue, SumsEnd):
+            return SummedTiles(tensors, pixels, dot, tensors.epilogue)
         assert isinstance(tensors.epilogue, Requantising)
         return IntegerTiles(tensors, pixels, dot, tensors.epilogue)
     kernel, isa = arm.micro_kernel(cpu, element), arm.isa_of(cpu, element)

@@ -1,0 +1,521 @@
+"""Sums of products of integers whose zero point is known only when the model runs, and the integers
+themselves: what a model has that is quantised dynamically.
+
+    integers of the network -> blocks of channels, a row at a time; around images the zero point
+    for each tile
+        sums in registers, from minus the zero point times the sum of the channel's weights on
+        made numbers, and stored
+
+So no inner loop knows the zero point. Products of rows read and write them where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+from tvm import relax, tirx
+
+from edgepack.compiler.layers.layer import Convolution, Value
+from edgepack.compiler.layers.rows import RowProduct
+from edgepack.compiler.layers.sums import Sums, is_integers, is_range, sums_of
+from edgepack.compiler.layers.tensors import shape_of
+from edgepack.compiler.rules import integer_depthwise
+from edgepack.compiler.rules.convolution import dense_weight, merged_groups
+from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, product
+from edgepack.compiler.tiles import rows, tir
+from edgepack.compiler.tiles.cpu import INT8_BLOCK, CpuModel
+from edgepack.compiler.tiles.element import FLOAT32, INT8, INT32
+from edgepack.compiler.tiles.layout import Blocked, Image, conv_halo
+from edgepack.compiler.tiles.matrix import Matrix
+from edgepack.compiler.tiles.partition import worth_sharing
+from edgepack.compiler.tiles.product import (
+    ProductLoops,
+    Shape,
+    Window,
+    choose_integer_tile,
+    dot_product,
+    pack_integers,
+)
+from edgepack.compiler.tiles.requantise import rounded
+from edgepack.compiler.tiles.sums_end import SumsEnd, SumsOperand
+
+# From int8 to uint8 that stand for the same.
+_MOVED = 128
+# uint8's steps.
+_STEPS = 255.0
+
+
+def make(
+    call: relax.Call,
+    _made: Mapping[relax.Var, relax.Expr],
+    cpu: CpuModel,
+    rows: RowProduct | None = None,
+) -> PlainKernel | None:
+    """The kernel of what `layers.sums` has; None for anything else.
+
+    With `rows`, which has the call, the arithmetic on its results is part of it.
+    """
+    if is_range(call):
+        return _range(call, cpu)
+    if is_integers(call):
+        return _integers(call, cpu)
+    sums = sums_of(call)
+    if sums is None:
+        return None
+    return _SumsKernel(sums=sums, out=shape_of(call), cpu=cpu, rows=rows).plain()
+
+
+# ------------------------------------------------ integers of numbers
+
+
+def _range(call: relax.Call, cpu: CpuModel) -> PlainKernel:
+    """Scale and zero point, as onnxruntime has them: of zeros alone the scale is 1."""
+    (data,) = call.args[1]
+    size = product(shape_of(data))
+    source, target = (tir.buffer(*of, "float32") for of in (("source", (size,)), ("target", (2,))))
+    names = tir.Names()
+
+    def extreme(combine: Callable[[tirx.Expr, tirx.Expr], tirx.Expr], name: str) -> tirx.Expr:
+        found: tirx.Expr = tir.number(0.0, "float32")
+        for start, lanes, count in rows.pieces(size, cpu.lanes(FLOAT32)):
+
+            def one(
+                index: tir.Expr, inside: tir.Names, start: int = start, lanes: int = lanes
+            ) -> tirx.Expr:
+                return inside.bind("x", tir.load(source, [start + index * lanes], lanes))
+
+            part = rows.gathered(names, count, lanes, 0.0, combine, one)
+            found = combine(found, names.bind(name, part))
+        return names.bind(name, found)
+
+    low, high = extreme(tirx.min, "low"), extreme(tirx.max, "high")
+    one = tir.number(1.0, "float32")
+    scale = names.bind("step", (high - low) / tir.number(_STEPS, "float32"))
+    is_none = tirx.EQ(scale, tir.number(0.0, "float32"))
+    scale = names.bind("scale", tirx.Select(is_none, one, scale))
+    zero = tir.number(0.0, "float32") - low / scale
+    zero = tirx.max(tirx.min(zero, tir.number(_STEPS, "float32")), tir.number(0.0, "float32"))
+    names.add(tir.store(target, scale, [0]))
+    names.add(tir.store(target, tir.cast(rounded(zero, 1), "float32"), [1]))
+    kernel = LayerKernel(
+        name=f"range_{size}",
+        function=tir.function([source, target], names.done()),
+        constants=(),
+        cycles=2 * size / cpu.widest(FLOAT32) / cpu.loads_per_cycle,
+    )
+    return PlainKernel(
+        rule="range", kernel=kernel, inputs=((data, (size,)),), shape=(2,), dtype="float32"
+    )
+
+
+# Elements that a core makes integers of at a time.
+_PART = 1 << 12
+
+
+def _integers(call: relax.Call, cpu: CpuModel) -> PlainKernel:
+    """The nearest to x / scale, half to even, plus the zero point, as uint8."""
+    data, steps = call.args[1]
+    size = product(shape_of(data))
+    source = tir.buffer("source", (size,), "float32")
+    given = tir.buffer("steps", (2,), "float32")
+    target = tir.buffer("target", (size,), "uint8")
+    cycles = 8.0 * size / cpu.widest(FLOAT32)
+
+    def some(first: tir.Expr, count: int) -> tir.Stmt:
+        names = tir.Names()
+        scale = names.bind("scale", tir.load(given, [0]))
+        zero = names.bind("zero", tir.load(given, [1]))
+        whole = names.bind("whole", tir.cast(zero, "int32"))
+        for start, lanes, turns in rows.pieces(count, [INT8_BLOCK]):
+
+            def one(index: tir.Expr, start: int = start, lanes: int = lanes) -> tir.Stmt:
+                at = [first + start + index * lanes]
+                inside = tir.Names()
+                real = tir.load(source, at, lanes) / tir.spread(scale, lanes)
+                least = tir.spread(tir.number(0.0, "float32") - zero, lanes)
+                most = tir.spread(tir.number(_STEPS, "float32") - zero, lanes)
+                real = tirx.min(tirx.max(inside.bind("x", real), least), most)
+                value = rounded(real, lanes) + tir.spread(whole, lanes)
+                inside.add(tir.store(target, tir.cast(value, "uint8"), at, lanes))
+                return inside.done()
+
+            names.add(tir.loop_of("vector", turns, one))
+        return names.done()
+
+    full, rest = divmod(size, _PART)
+    body = tir.split(
+        "part",
+        full,
+        lambda part: some(part * _PART, _PART),
+        (lambda: some(full * _PART, rest)) if rest else None,
+        parallel=full > 1 and worth_sharing(cycles, cpu),
+    )
+    kernel = LayerKernel(
+        name=f"integers_{size}",
+        function=tir.function([source, given, target], body),
+        constants=(),
+        cycles=cycles,
+    )
+    return PlainKernel(
+        rule="quantize",
+        kernel=kernel,
+        inputs=((data, (size,)), (steps, (2,))),
+        shape=(size,),
+        dtype="uint8",
+    )
+
+
+# ------------------------------------------------ their sums
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _SumsKernel:
+    """The kernel of sums: `out` is their shape."""
+
+    sums: Sums
+    out: tuple[int, ...]
+    cpu: CpuModel
+    rows: RowProduct | None
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """The shape of the data as the kernel sees it: [rows, depth], or an image."""
+        shape = shape_of(self.sums.data)
+        if self.sums.in_rows:
+            return product(shape[:-1]), shape[-1]
+        return shape if len(shape) == 4 else (*shape[:2], 1, shape[2])
+
+    @property
+    def columns(self) -> int:
+        return len(self.sums.weight)
+
+    @property
+    def source(self) -> Blocked:
+        """The layout of the integers in blocks."""
+        sums, given = self.sums, self.given
+        if sums.in_rows:
+            return Blocked(
+                element=INT8,
+                batch=1,
+                channels=given[1],
+                height=1,
+                width=given[0],
+                block=INT8_BLOCK,
+            )
+        height, width = self.target.height, self.target.width
+        halo = conv_halo(
+            size=given[2:],
+            kernel=sums.weight.shape[2:],
+            stride=sums.stride,
+            dilation=sums.dilation,
+            before=sums.before,
+            out=(height, width),
+        )
+        batch, channels, rows_, width = given
+        return Blocked(
+            element=INT8,
+            batch=batch,
+            channels=channels,
+            height=rows_,
+            width=width,
+            block=INT8_BLOCK,
+            halo=halo,
+        )
+
+    @property
+    def target(self) -> Blocked:
+        """The layout of the results, as the product sees them."""
+        if self.sums.in_rows:
+            batch, height, width = 1, 1, self.given[0]
+        else:
+            batch, _, height, width = (
+                self.out if len(self.out) == 4 else (*self.out[:2], 1, *self.out[2:])
+            )
+        return Blocked(
+            element=FLOAT32 if self.rows else INT32,
+            batch=batch,
+            channels=self.columns,
+            height=height,
+            width=width,
+            block=INT8_BLOCK,
+        )
+
+    @property
+    def weight(self) -> np.ndarray:
+        """[groups, out, in, rows, columns]; of rows the last block of columns starts earlier, where
+        they are no multiple of a block."""
+        sums = self.sums
+        if sums.in_rows:
+            last = self.columns - INT8_BLOCK
+            starts = (min(i * INT8_BLOCK, last) for i in range(self.target.blocks))
+            order = [column for start in starts for column in range(start, start + INT8_BLOCK)]
+            return np.asarray(sums.weight[order][None])
+        alike = Convolution(
+            weight=sums.weight,
+            bias=None,
+            stride=sums.stride,
+            before=sums.before,
+            dilation=sums.dilation,
+            groups=sums.groups,
+        )
+        return dense_weight(alike, merged_groups(alike, INT8_BLOCK, INT8_BLOCK))
+
+    @property
+    def totals(self) -> np.ndarray:
+        """The sum of each channel's weights."""
+        weight, made = self.weight, np.zeros(self.target.blocks * INT8_BLOCK, "int32")
+        sums = weight.reshape(weight.shape[0] * weight.shape[1], -1).sum(1, dtype="int64")
+        made[: len(sums)] = sums.astype("int32")
+        return made
+
+    @property
+    def operands(self) -> list[tuple[Value, tuple[int, ...]]]:
+        """What the arithmetic reads, and as which shape; see `SumsOperand`."""
+        full = (1, self.given[0], self.columns)
+        found: list[tuple[Value, tuple[int, ...]]] = []
+        for item in self.rows.operands if self.rows else ():
+            size = product(shape_of(item))
+            # What is of one row's shape is one number for each column as well.
+            is_full = self.sums.in_rows and self.given[0] > 1 and size == product(full)
+            found.append((item, full if is_full else (size,)))
+        return found
+
+    @property
+    def constants(self) -> list[np.ndarray]:
+        """One value per column each; blocks are read whole."""
+        size = max(self.target.blocks * INT8_BLOCK, self.columns)
+        return [
+            np.pad(values, (0, size - len(values))).astype("float32")
+            for values in (self.rows.constants if self.rows else ())
+        ]
+
+    def plain(self) -> PlainKernel:
+        """The kernel on plain tensors; that of images leaves its result in blocks."""
+        sums, source, output = self.sums, self.source, self.target
+        in_rows, dtype = sums.in_rows, str(sums.data.ty.dtype)
+        weight = self.weight
+        dot = dot_product(
+            self.cpu, weight.shape[2], narrow=bool(sums.weight.min(initial=0) > -_MOVED)
+        )
+        # What is stored in blocks is so much more than the data.
+        moved = -_MOVED if dtype == "uint8" else 0
+        if dot.spread_moved is not None:
+            dot, moved = replace(dot, spread=dot.spread_moved), moved + _MOVED
+        shape = Shape.of(weight, source, output, dot.kr)
+        flat = not in_rows and sums.weight.shape[2:] == sums.stride == (1, 1) and not source.halo
+        view_in, view_out = (source.flat, output.flat) if flat else (source, output)
+        chosen = choose_integer_tile(
+            width=view_out.width,
+            rows=view_out.height * output.batch * shape.groups,
+            blocks=shape.out_blocks,
+            reduction=shape.reduction,
+            cpu=self.cpu,
+            dot=dot,
+        )
+        packed, totals = pack_integers(weight, shape, chosen.vectors, dot), self.totals
+        zero = None if isinstance(sums.zero, int) else tir.buffer("zero", (1,), dtype)
+        data = tir.buffer("data", self.given, dtype)
+        others = [
+            tir.buffer(f"operand{i}", of, "float32") for i, (_, of) in enumerate(self.operands)
+        ]
+        per_column = [
+            tir.buffer(f"constant{i}", values.shape, "float32")
+            for i, values in enumerate(self.constants)
+        ]
+        sums_of_weights = tir.buffer("totals", totals.shape, "int32")
+        blocks = Image("blocks", source, view_in)
+        target = self._results(view_out)
+        loops = ProductLoops(
+            cpu=self.cpu,
+            window=Window(stride=sums.stride, before=sums.before, dilation=sums.dilation),
+            shape=shape,
+            tile=chosen,
+            source=blocks,
+            target=target,
+            weights=tir.buffer("weights", packed.shape, "int8"),
+            bias=tir.buffer("bias", totals.shape, "int32"),
+            epilogue=SumsEnd(
+                output,
+                self.rows.expression if self.rows else (),
+                per_column,
+                [SumsOperand(buffer=item) for item in others],
+                self.cpu,
+                converts=self.rows is not None,
+            ),
+            dot=dot,
+        )
+        outside = sums.zero if isinstance(sums.zero, int) else zero
+        assert outside is not None
+        pack = _Pack(data=data, image=_Moved(blocks.buffer, source, outside, moved))
+        shared = worth_sharing(prod(source.shape) / max(self.cpu.vector_bytes), self.cpu)
+        body = tir.sequence(
+            pack.start(loops.bias, sums_of_weights),
+            pack.rows(parallel=shared) if in_rows else pack.images(parallel=shared),
+            tir.loop_of(
+                "n", output.batch, lambda n: loops.image(n, parallel=loops.partition.worth_sharing)
+            ),
+        )
+        arguments = [
+            data,
+            *([zero] if zero is not None else ()),
+            *others,
+            loops.weights,
+            sums_of_weights,
+            *per_column,
+            target.buffer,
+            blocks.buffer,
+            loops.bias,
+        ]
+        window = "x".join(map(str, sums.weight.shape[2:]))
+        return PlainKernel(
+            rule="int8 sums",
+            kernel=LayerKernel(
+                name=f"sums{window}_{'x'.join(map(str, self.given))}_{self.columns}",
+                function=tir.function(arguments, loops.imported(body)),
+                constants=(packed, totals, *self.constants),
+                tile=f"{chosen}{' flat' if flat else ''}",
+                macs=sums.weight.size * output.height * output.width * output.batch,
+                cycles=integer_depthwise.cycles(chosen.cycles, packed.nbytes, self.cpu),
+            ),
+            inputs=(
+                (sums.data, self.given),
+                *([] if isinstance(sums.zero, int) else [(sums.zero, (1,))]),
+                *self.operands,
+            ),
+            shape=tuple(int(item) for item in target.buffer.shape),
+            dtype=output.element.name,
+            layout=None if in_rows else output,
+        )
+
+    def _results(self, view: Blocked) -> Image:
+        """Where results go."""
+        if not self.sums.in_rows:
+            return Image("out", self.target, view)
+        shape, blocks = (1, self.given[0], self.columns), self.target.blocks
+        made = tir.buffer("out", shape, view.element.name)
+        return Matrix(made, 0, view, last=blocks - 1, shift=-self.columns % INT8_BLOCK)
+
+
+class _Moved(Image):
+    """Blocks of integers, which are `moved` more than the data; around them is the zero point."""
+
+    def __init__(
+        self, buffer: tirx.Buffer, layout: Blocked, zero: tirx.Buffer | int, moved: int
+    ) -> None:
+        self.layout, self.buffer = layout, buffer
+        self.step, self.first = (1, 1), (0, 0)
+        self.zero, self.moved = zero, moved
+
+    def as_stored(self, value: tirx.Expr, lanes: int) -> tirx.Expr:
+        """A vector of the data: its bytes, with another first bit if they are moved."""
+        value = tirx.reinterpret(f"int8x{lanes}" if lanes > 1 else "int8", value)
+        flip = tir.spread(tirx.IntImm("int8", -128), lanes)
+        return tirx.bitwise_xor(value, flip) if self.moved else value
+
+    def zero_as_stored(self) -> tirx.Expr:
+        """The number that stands for 0, as int32."""
+        if isinstance(self.zero, int):
+            return tir.integer(self.zero + self.moved)
+        return tir.cast(tir.load(self.zero, [0]), "int32") + self.moved
+
+    def _outside(self) -> tirx.Expr:
+        if isinstance(self.zero, int):
+            byte = tirx.IntImm("int8", (self.zero + self.moved + 128) % 256 - 128)
+        else:
+            byte = tir.cast(self.zero_as_stored(), "int8")
+        return tir.spread(byte, self.layout.block)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Pack:
+    """What is done before the sums."""
+
+    data: tirx.Buffer
+    image: _Moved
+
+    def start(self, bias: tirx.Buffer, totals: tirx.Buffer) -> tir.Stmt:
+        """What sums start with: what the zero point adds to them, taken away."""
+        names = tir.Names()
+        less = names.bind("less", tir.integer(0) - self.image.zero_as_stored())
+
+        def some(block: tir.Expr) -> tir.Stmt:
+            at = [block * INT8_BLOCK]
+            value = tir.load(totals, at, INT8_BLOCK) * tir.spread(less, INT8_BLOCK)
+            return tir.store(bias, value, at, INT8_BLOCK)
+
+        names.add(tir.loop_of("block", int(bias.shape[0]) // INT8_BLOCK, some))
+        return names.done()
+
+    def rows(self, *, parallel: bool) -> tir.Stmt:
+        """Rows of a matrix, each a pixel."""
+        layout = self.image.layout
+        full, rest = divmod(layout.channels, INT8_BLOCK)
+
+        def part(row: tir.Expr, block: tir.Expr, lane: int, lanes: int) -> tir.Stmt:
+            value = tir.load(self.data, [row, block * INT8_BLOCK + lane], lanes)
+            at = self.image.at(block, 0, row, lane)
+            return tir.store(self.image.buffer, self.image.as_stored(value, lanes), at, lanes)
+
+        def one(row: tir.Expr) -> tir.Stmt:
+            return tir.sequence(
+                tir.loop_of("block", full, lambda block: part(row, block, 0, INT8_BLOCK))
+                if full
+                else None,
+                *(part(row, full, lane, 1) for lane in range(rest)),
+            )
+
+        return tir.loop_of("row", layout.width, one, parallel=parallel)
+
+    def images(self, *, parallel: bool) -> tir.Stmt:
+        """Images by squares of channels and pixels, the last one of a row over the one before."""
+        layout = self.image.layout
+        widest = min(INT8_BLOCK, layout.width)
+        side = 1 << (widest.bit_length() - 1)
+        last = (layout.channels - 1) % INT8_BLOCK + 1
+        whole = layout.blocks - (last < INT8_BLOCK)
+
+        def square(
+            n: tir.Expr, block: tir.Expr, valid: int, row: tir.Expr, column: tir.Expr
+        ) -> tir.Stmt:
+            names = tir.Names()
+            plane = n * layout.blocks + block
+            for first in range(0, valid, side):
+                nothing = tir.spread(tirx.IntImm("int8", 0), side)
+                lines = [
+                    self.image.as_stored(
+                        tir.load(self.data, [n, block * INT8_BLOCK + lane, row, column], side), side
+                    )
+                    if lane < valid
+                    else nothing
+                    for lane in range(first, first + side)
+                ]
+                for i, line in enumerate(tir.transposed(names, lines) if side > 1 else lines):
+                    at = self.image.at(plane, row, column + i, first)
+                    names.add(tir.store(self.image.buffer, line, at, side))
+            return names.done()
+
+        def plane(n: tir.Expr, block: tir.Expr, valid: int) -> tir.Stmt:
+            def one_row(row: tir.Expr) -> tir.Stmt:
+                full, rest = divmod(layout.width, side)
+                return tir.sequence(
+                    tir.loop_of("square", full, lambda i: square(n, block, valid, row, i * side)),
+                    square(n, block, valid, row, layout.width - side) if rest else None,
+                )
+
+            around = self.image.clear_halo(n * layout.blocks + block) if layout.halo else None
+            return tir.sequence(around, tir.loop_of("row", layout.height, one_row))
+
+        return tir.loop_of(
+            "n",
+            layout.batch,
+            lambda n: tir.split(
+                "block",
+                whole,
+                lambda block: plane(n, block, INT8_BLOCK),
+                (lambda: plane(n, whole, last)) if whole < layout.blocks else None,
+                parallel=parallel,
+            ),
+        )

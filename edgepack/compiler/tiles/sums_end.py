@@ -1,0 +1,88 @@
+"""The end of a kernel whose sums of integers become numbers, by scales that are known only then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles.cpu import INT8_BLOCK, CpuModel
+from edgepack.compiler.tiles.element import FLOAT32
+from edgepack.compiler.tiles.epilogue import Epilogue
+from edgepack.compiler.tiles.expression import Expression, evaluate
+from edgepack.compiler.tiles.layout import Blocked, Image
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SumsOperand:
+    """A tensor that the arithmetic reads: of the result's shape, [1, pixel, column]; or of one
+    number, or one for each column."""
+
+    buffer: tirx.Buffer
+
+    def load(self, pixel: tir.Expr, column: tir.Expr, lanes: int) -> tirx.Expr:
+        """Its numbers for some columns of a pixel."""
+        if len(self.buffer.shape) == 3:
+            return tir.load(self.buffer, [0, pixel, column], lanes)
+        if int(self.buffer.shape[0]) == 1:
+            return tir.spread(tir.load(self.buffer, [0]), lanes)
+        return tir.load(self.buffer, [column], lanes)
+
+
+class SumsEnd(Epilogue):
+    """The arithmetic on float32 of the sums; without `converts` they stay int32.
+
+    `per_column` are its constants. `first_column` of the target's blocks is where their columns
+    start in these and in the operands.
+    """
+
+    def __init__(
+        self,
+        output: Blocked,
+        expression: Expression,
+        per_column: Sequence[tirx.Buffer],
+        operands: Sequence[SumsOperand],
+        cpu: CpuModel,
+        *,
+        converts: bool,
+    ) -> None:
+        super().__init__(output, expression)
+        self.per_column, self.given = list(per_column), list(operands)
+        self.converts = converts
+        self.lanes = min(INT8_BLOCK, cpu.widest(FLOAT32))
+
+    def finish(
+        self,
+        names: tir.Names,
+        target: Image,
+        sums: tirx.Expr,
+        plane: tir.Expr,
+        row: tir.Expr,
+        pixel: tir.Expr,
+    ) -> None:
+        """Stores what a block's sums for a pixel become."""
+        at = target.at(plane, row, pixel)
+        for part, some in enumerate(tir.pieces(sums, self.lanes)):
+            first = part * self.lanes
+            value = tir.cast(some, "float32") if self.converts else some
+            if self.expression:
+                value = self._made(names, value, self._column(target, plane) + first, pixel)
+            names.add(tir.store(target.buffer, value, [*at[:-1], at[-1] + first], self.lanes))
+
+    def _column(self, target: Image, plane: tir.Expr) -> tir.Expr:
+        """The first column of a block."""
+        column = getattr(target, "column", None)
+        return column(plane) if column else plane % self.output.blocks * INT8_BLOCK
+
+    def _made(
+        self, names: tir.Names, value: tirx.Expr, column: tir.Expr, pixel: tir.Expr
+    ) -> tirx.Expr:
+        def channel(index: int) -> tirx.Expr:
+            return tir.load(self.per_column[index], [column], self.lanes)
+
+        def operand(index: int, _pixel: bool) -> tirx.Expr:
+            return self.given[index].load(pixel, column, self.lanes)
+
+        return evaluate(self.expression, value, self.lanes, names, channel, operand)
