@@ -76,12 +76,35 @@ class Chains:
         weight, scales = self.weight(outs, ins // groups, *kernel, least=least, steep=steep)
         bias = self.bias(outs, scales * np.float32(given), cut_off=cut_off)
         value = self.net.op("Conv", data, weight, bias, **attributes)
+        return self.steps(self._followed(value, after), scale, zero)
+
+    def transposed(
+        self,
+        data: str,
+        ins: int,
+        outs: int,
+        kernel: Sequence[int],
+        *,
+        scale: float = 0.02,
+        least: int = -127,
+        after: str = "",
+        zero: int | None = None,
+        **attributes: object,
+    ) -> str:
+        """A transposed convolution of a tensor whose scale is 0.02."""
+        groups = int(attributes.get("group", 1))  # type: ignore[call-overload]
+        weight, scales = self.weight(ins, outs // groups, *kernel, axis=1, least=least)
+        bias = self.bias(outs, np.tile(scales, groups) * np.float32(0.02))
+        value = self.net.op("ConvTranspose", data, weight, bias, **attributes)
+        return self.steps(self._followed(value, after), scale, zero)
+
+    def _followed(self, value: str, after: str) -> str:
         if after == "Relu":
-            value = self.net.op("Relu", value)
-        elif after == "Clip":
+            return self.net.op("Relu", value)
+        if after == "Clip":
             bounds = self.net.const(-0.3, "float32"), self.net.const(1.1, "float32")
-            value = self.net.op("Clip", value, *bounds)
-        return self.steps(value, scale, zero)
+            return self.net.op("Clip", value, *bounds)
+        return value
 
 
 def by_onnxruntime(

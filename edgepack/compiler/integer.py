@@ -195,6 +195,62 @@ class IntegerConvolution(IntegerOperator):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class IntegerTransposed(IntegerOperator):
+    """The transpose of a convolution of one or two dimensions, whose results are cut to `size`.
+
+    `weight` is int8 [out channels, in channels / groups, rows, columns], as a convolution has it,
+    and its zero point 0. `bias` (int32 [out channels]) is what is added to the products of weights
+    and inputs less their `zero`. `factor` is float32 [out channels]. Pairs are (vertical,
+    horizontal); `before` is what is cut off at top and left.
+    """
+
+    weight: Array
+    bias: Array
+    factor: Array
+    zero: int
+    stride: tuple[int, int]
+    before: tuple[int, int]
+    size: tuple[int, int]
+    groups: int
+    to: Target
+
+    def shape(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """The result's, of that of the input."""
+        n, _c, *size = shapes[0]
+        return n, len(self.weight), *self.size[2 - len(size) :]
+
+    def run(self, inputs: Sequence[Array]) -> Array:
+        """Each input times the window, added up in double precision, which is exact."""
+        data = _as_image(inputs[0]).astype("float64") - self.zero
+        (n, _c, height, width), (rows, columns) = data.shape, self.weight.shape[2:]
+        outs, ins = len(self.weight) // self.groups, self.weight.shape[1]
+        weight = self.weight.astype("float64").reshape(self.groups, outs, ins, rows, columns)
+        data = data.reshape(n, self.groups, ins, height * width)
+        # As much as is needed at the ends, or what windows reach.
+        whole = [
+            max((extent - 1) * step + reach, first + size)
+            for extent, step, reach, first, size in zip(
+                (height, width), self.stride, (rows, columns), self.before, self.size, strict=True
+            )
+        ]
+        sums = np.zeros((n, len(self.weight), *whole), "int64")
+        for i in range(rows):
+            for j in range(columns):
+                made = np.matmul(weight[None, ..., i, j], data).astype("int64")
+                sums[
+                    :,
+                    :,
+                    i : i + (height - 1) * self.stride[0] + 1 : self.stride[0],
+                    j : j + (width - 1) * self.stride[1] + 1 : self.stride[1],
+                ] += made.reshape(n, -1, height, width)
+        (top, left), (high, wide) = self.before, self.size
+        cut = sums[:, :, top : top + high, left : left + wide]
+        cut = cut + self.bias.astype("int64")[:, None, None]
+        made = self.to.requantised(cut.astype("int32"), self.factor[:, None, None])
+        return made.reshape(self.shape([inputs[0].shape]))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class IntegerSum(IntegerOperator):
     """The sum of two tensors of one shape.
 
@@ -394,6 +450,7 @@ _KINDS: dict[str, Any] = {
         ToIntegers,
         FromIntegers,
         IntegerConvolution,
+        IntegerTransposed,
         IntegerSum,
         IntegerProduct,
         IntegerTable,

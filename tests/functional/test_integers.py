@@ -61,6 +61,22 @@ def cases(net: Builder, dtype: str) -> dict[str, str]:
             x, CHANNELS, CHANNELS, [3, 3], pads=[1] * 4, group=CHANNELS, least=-128
         ),
     }
+    transposed = chains.transposed
+    made |= {
+        "transposed 2x2": transposed(x, CHANNELS, 24, [2, 2], strides=[2, 2]),
+        "transposed 4x4": transposed(
+            x, CHANNELS, 37, [4, 4], strides=[2, 2], pads=[1] * 4, after="Relu"
+        ),
+        "transposed 3x3": transposed(
+            x, CHANNELS, 16, [3, 3], strides=[2, 2], pads=[1] * 4, output_padding=[1, 1]
+        ),
+        "transposed, all of int8": transposed(
+            x, CHANNELS, 16, [3, 2], strides=[1, 2], pads=[0, 0, 1, 1], least=-128
+        ),
+        "transposed, groups": transposed(
+            x, CHANNELS, CHANNELS, [4, 4], strides=[2, 2], pads=[1] * 4, group=CHANNELS
+        ),
+    }
     wide = conv(x, CHANNELS, 32, [3, 3], pads=[1] * 4)
     also = conv(x, CHANNELS, 32, [1, 1], scale=0.013)
     pool = {"kernel_shape": [3, 3], "strides": [2, 2]}
@@ -188,6 +204,62 @@ def test_convolutions_of_any_shape(tmp_path: Path, board: str, cpu: str, seed: i
     inputs = random_convolutions(path, seed)
     proto = integer_reference.integer_model(path, onnx.load(path))
     assert proto is not None
+    expected = integer_reference.run(proto, inputs)
+    assert sum(len(np.unique(one)) > 40 for one in expected) > len(expected) // 4
+    whole = Precision(quantized="int8")
+    _compiled, got = compile_and_run(path, inputs, board, cpu, tmp_path, precision=whole)
+    pairs = zip(proto.graph.output, got, expected, strict=True)
+    assert not [info.name for info, mine, theirs in pairs if not np.array_equal(mine, theirs)]
+
+
+def random_transposed(path: Path, seed: int, count: int = 8) -> list[np.ndarray]:
+    """Saves a model of transposed convolutions by chance, each of an input of its own."""
+    net, random = Builder(seed=seed), np.random.default_rng(seed)
+    chains = Chains(net, "uint8" if seed % 2 else "int8")
+    low = chains.info.min
+    shapes, made = {}, {}
+
+    def pick(*values: int) -> int:
+        return int(random.choice(values))
+
+    for number in range(count):
+        rank = 1 if number == 0 else 2
+        strides = [pick(1, 2, 3) for _ in range(rank)]
+        kernel = [step + pick(0, 1, 2) for step in strides]
+        groups = pick(1, 1, 2)
+        ins, outs = pick(1, 3, 8, 21, 32) * groups, pick(1, 4, 16, 19) * groups
+        pads = [int(random.integers(size)) for size in kernel * 2]
+        given = [ins, *(pick(4, 7, 12) for _ in range(rank))]
+        shapes[f"x{number}"] = (1, *given)
+        x = chains.steps(f"x{number}", 0.02, low + pick(0, 3, 128, 255))
+        made[f"y{number}"] = chains.transposed(
+            x,
+            ins,
+            outs,
+            kernel,
+            scale=float(random.choice([0.003, 0.02, 0.05])),
+            zero=low + pick(0, 100, 255),
+            least=pick(-127, -127, -128),
+            after=str(random.choice(["", "Relu", "Clip"])),
+            strides=strides,
+            pads=pads,
+            output_padding=[int(random.integers(step)) for step in strides],
+            group=groups,
+        )
+    save_cases(path, net, shapes, made)
+    return [random.normal(scale=1.5, size=shape).astype("float32") for shape in shapes.values()]
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3, 4))])
+@every_target
+def test_transposed_convolutions_of_any_shape(
+    tmp_path: Path, board: str, cpu: str, seed: int
+) -> None:
+    path = tmp_path / "model.onnx"
+    inputs = random_transposed(path, seed)
+    proto = integer_reference.integer_model(path, onnx.load(path))
+    assert proto is not None
+    assert {node.op_type for node in proto.graph.node} <= {NODE, "Identity"}
     expected = integer_reference.run(proto, inputs)
     assert sum(len(np.unique(one)) > 40 for one in expected) > len(expected) // 4
     whole = Precision(quantized="int8")

@@ -269,3 +269,46 @@ def test_a_resize_of_integers_takes_onnxruntimes_pixels(
         scale = np.float32(scales_of[index % 2])
         steps = np.clip(np.rint(theirs / scale), -120, 135)
         np.testing.assert_array_equal(np.rint(got / scale), steps)
+
+
+def steps_off(path: Path, scale: float, shape: tuple[int, ...]) -> list[float]:
+    """How far the definition is from what onnxruntime computes operator by operator, in steps of
+    the results, which are not all the same."""
+    proto = onnx.load(path)
+    whole = integer_reference.integer_model(path, proto)
+    assert whole is not None
+    kinds = {node.op_type for node in whole.graph.node}
+    assert kinds <= {quantized.NODE, "Identity"}
+    x = np.random.default_rng(1).normal(size=shape).astype("float32")
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    theirs = onnxruntime.InferenceSession(path, options).run(None, {"x": x})
+    mine = integer_reference.run(whole, [x])
+    assert min(len(np.unique(one)) for one in mine) > 60
+    pairs = zip(mine, theirs, strict=True)
+    return [float(np.abs(one - other).max() / np.float32(scale)) for one, other in pairs]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_a_transposed_convolution_of_integers_is_a_step_off_at_most(
+    tmp_path: Path, dtype: str
+) -> None:
+    net, path = Builder(seed=7), tmp_path / "net.onnx"
+    chains = Chains(net, dtype)
+    x = chains.steps("x", 0.02)
+    outputs: dict[str, str] = {}
+    for index, (kernel, given) in enumerate(
+        (
+            ([2, 2], {"strides": [2, 2]}),
+            ([4, 4], {"strides": [2, 2], "pads": [1] * 4, "after": "Relu"}),
+            ([3, 3], {"strides": [2, 2], "pads": [1] * 4, "output_padding": [1, 1]}),
+            ([3, 3], {"strides": [3, 1], "pads": [0, 2, 1, 0], "group": 2}),
+        )
+    ):
+        made = chains.transposed(x, 6, 8, kernel, **given)  # type: ignore[arg-type]
+        outputs[f"y{index}"] = net.op("Identity", made, outputs=[f"y{index}"])
+    proto = net.model({"x": (1, 6, 7, 9)}, dict.fromkeys(outputs), opset=17)
+    for output in proto.graph.output:
+        output.ClearField("type")
+    onnx.save(onnx.shape_inference.infer_shapes(proto, strict_mode=True), path)
+    assert max(steps_off(path, 0.02, (1, 6, 7, 9))) < 1.01

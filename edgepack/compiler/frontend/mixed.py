@@ -27,6 +27,7 @@ from edgepack.compiler.layers.layer import (
     Layer,
     Operator,
     Pooling,
+    TransposedConvolution,
 )
 from edgepack.compiler.place.price import cycles_of
 from edgepack.compiler.precision import Precision
@@ -95,7 +96,8 @@ def growth_of(found: Recognition, floats: Collection[str]) -> float:
 
 def _weight_bytes(taken: Taken) -> int:
     operator = taken.operator
-    return operator.weight.size if isinstance(operator, integer.IntegerConvolution) else 0
+    products = integer.IntegerConvolution | integer.IntegerTransposed
+    return operator.weight.size if isinstance(operator, products) else 0
 
 
 def _more_bytes(found: Recognition, prices: _Prices, kept: Collection[str]) -> float:
@@ -247,6 +249,18 @@ class _Prices:
             layer = self._layer(same, shapes, out, self.element)
             more = operator.weight.size * (self.element.bytes - 1)
             return [replace(form, more_bytes=form.more_bytes + more) for form in self._forms(layer)]
+        if isinstance(operator, integer.IntegerTransposed):
+            transposed = TransposedConvolution(
+                weight=operator.weight * np.float32(0.1),
+                bias=None,
+                stride=operator.stride,
+                before=operator.before,
+                dilation=(1, 1),
+                groups=operator.groups,
+            )
+            cycles = self._cycles(transposed, shapes, out, self.element)
+            more = operator.weight.size * (self.element.bytes - 1)
+            return [Ranked(choice=_PLAIN, cycles=cycles, more_bytes=more)]
         return [Ranked(choice=_PLAIN, cycles=self._alike(operator, shapes, out))]
 
     def _forms(self, layer: Layer) -> list[Ranked]:

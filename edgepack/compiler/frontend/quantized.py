@@ -256,7 +256,8 @@ class Recognition:
         fits = all(shapes) and operator.shape(shapes) == self.shapes[name]
         names = tuple(item.name for item in inputs)
         # Others are not worth a change of layout by themselves.
-        worth = isinstance(operator, integer.IntegerConvolution) or any(
+        products = integer.IntegerConvolution | integer.IntegerTransposed
+        worth = isinstance(operator, products) or any(
             self.flat.get(item, item) in self.taken for item in names
         )
         if not (fits and worth):
@@ -495,6 +496,50 @@ def _conv(graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target)
         window=window,
         groups=attribute(node, "group", 1),
     )
+
+
+def _conv_transpose(
+    graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target
+) -> _Found | None:
+    data, weights = graph.read(node.input[0]), graph.weight(node.input[1], 1)
+    out, groups = graph.shapes.get(node.output[0], ()), attribute(node, "group", 1)
+    # Where pads follow from the size of the output, it is float.
+    by_size = _text(node, "auto_pad", "NOTSET") != "NOTSET" or attribute(node, "output_shape", ())
+    if data is None or weights is None or by_size:
+        return None
+    weight, scale = weights
+    window = _window(node, graph.shapes.get(data.name, ()), weight.shape[2:])
+    if window is None or window["dilation"] != (1, 1):
+        return None
+    weight = weight if weight.ndim == 4 else weight[:, :, None]
+    # Each phase has a part of the window.
+    if any(reach < step for reach, step in zip(weight.shape[2:], window["stride"], strict=True)):
+        return None
+    ins, outs, *reach = weight.shape
+    weight = weight.reshape(groups, ins // groups, outs, *reach).swapaxes(1, 2)
+    weight, scale = weight.reshape(groups * outs, ins // groups, *reach), np.tile(scale, groups)
+    factor = np.float32(data.steps.scale) * scale / np.float32(made.steps.scale)
+    bias: Array | None = np.zeros(len(weight))
+    if len(node.input) > 2 and node.input[2]:
+        bias = graph.bias(node.input[2], data.steps.scale, scale)
+    if bias is None or bias.shape != scale.shape or not np.isfinite([*factor, *bias]).all():
+        return None
+    # No integer is farther from its zero point.
+    sums = 255 * np.abs(weight.astype("int64")).reshape(len(weight), -1).sum(axis=1)
+    if (np.abs(bias) + sums).max() > _MOST:
+        return None
+    operator = integer.IntegerTransposed(
+        weight=np.ascontiguousarray(weight),
+        bias=bias.astype("int32"),
+        factor=factor.astype("float32"),
+        zero=data.steps.zero,
+        stride=window["stride"],
+        before=window["before"],
+        size=(1, out[2]) if len(out) == 3 else (out[2], out[3]),
+        groups=groups,
+        to=to,
+    )
+    return operator, [data]
 
 
 def _gemm(graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
@@ -801,6 +846,7 @@ def _flatten(
 
 _CONVERSIONS: dict[str, _Convert] = {
     "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
     "Gemm": _gemm,
     "MatMul": _matmul,
     "Add": _add,

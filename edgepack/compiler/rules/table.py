@@ -9,6 +9,7 @@ from edgepack.compiler.rules import (
     gated,
     integer_convolution,
     integer_sums,
+    integer_transposed,
     integers,
     joint,
     matrices,
@@ -25,6 +26,7 @@ from edgepack.compiler.rules.rule import Rule
 # some out, or have others: `(winograd.rule([4], always=True), *RULES)` forces tiles of 4x4.
 RULES: tuple[Rule, ...] = (
     integer_convolution.RULE,
+    integer_transposed.RULE,
     *integers.RULES,
     transposed.RULE,
     depthwise.RULE,

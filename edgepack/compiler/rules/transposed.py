@@ -10,7 +10,7 @@ transposed convolution once, and none with a zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -90,11 +90,16 @@ def takes(layer: Layer, _cpu: CpuModel) -> bool:
 
 def halo(layer: Layer) -> Halo:
     """What all phases together read around the image."""
+    return reached(_phases(layer), extent(layer.inputs[0])[2:])
+
+
+def reached(every: Sequence[Phase], size: Sequence[int]) -> Halo:
+    """What phases read around an image of that size."""
     wanted = NO_HALO
-    for phase in _phases(layer):
+    for phase in every:
         wanted = wanted.union(
             conv_halo(
-                size=extent(layer.inputs[0])[2:],
+                size=size,
                 kernel=phase.convolution.kernel,
                 stride=(1, 1),
                 dilation=(1, 1),

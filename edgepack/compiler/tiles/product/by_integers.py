@@ -199,6 +199,10 @@ def choose_integer_tile(
     return min(candidates, key=lambda candidate: candidate.cycles)
 
 
+# Of sums that stay as they are.
+_NOWHERE = Target(zero=0, low=-128, high=127)
+
+
 class _TilesOfSums(LlvmTiles):
     """Tiles of sums of int32, in assembly or by a `DotProduct`; see `TileCode`."""
 
@@ -253,6 +257,19 @@ class _TilesOfSums(LlvmTiles):
             return self.functions.call(code, pointers)
 
         return tir.loop_of("part", INT8_BLOCK // (kernel.outs * code.parts), call)
+
+    def _on_the_stack(self, place: TileAt, kernel: arm.IntegerKernel) -> tuple[tir.Local, tir.Stmt]:
+        """A place on the stack for the sums of a tile, and the assembly that leaves them there."""
+        sums = self._stored(place)
+
+        def target(channel: tir.Expr) -> micro.Pointer:
+            return sums.buffer, [tir.expr(channel)]
+
+        return sums, self._in_assembly(place, kernel, target, None, _NOWHERE)
+
+    def _stored(self, place: TileAt) -> tir.Local:
+        """A place on the stack for the sums of a tile."""
+        return tir.Local("sums", INT8_BLOCK, "int32", count=place.pixels * place.vectors)
 
     def _reduce(
         self, place: TileAt, accumulators: list[list[tir.Local]], block: tir.Expr, channels: int
@@ -315,6 +332,10 @@ class IntegerTiles(_TilesOfSums):
         """One tile."""
         if self.dot.kernel is None:
             return super().tile(place)
+        if self.target.step[1] != 1:
+            # Assembly stores pixels side by side.
+            sums, made = self._on_the_stack(place, self.dot.kernel)
+            return tir.sequence(sums.declare(), made, self._from_stack(place, sums))
 
         def target(channel: tir.Expr) -> micro.Pointer:
             at = self.target.at(place.plane, place.row, place.column, channel)
@@ -323,6 +344,16 @@ class IntegerTiles(_TilesOfSums):
         return self._in_assembly(
             place, self.dot.kernel, target, self.factor, self.to, width=self.width
         )
+
+    def _from_stack(self, place: TileAt, sums: tir.Local) -> tir.Stmt:
+        def pixel(r: tir.Expr) -> tir.Stmt:
+            names = tir.Names()
+            value = names.bind("sum", sums.get(r))
+            at = place.plane, place.row, place.column + r
+            self.end.store(names, self.target, [value], *at, channel_block=place.channel_block)
+            return names.done()
+
+        return tir.loop_of("pixel", place.pixels, pixel)
 
     def _finish(self, names: tir.Names, place: TileAt, accumulators: list[list[tir.Local]]) -> None:
         """Results of sums, stored: of each block neighbouring pixels."""
@@ -338,10 +369,6 @@ class IntegerTiles(_TilesOfSums):
             )
 
 
-# Of sums that stay as they are.
-_NOWHERE = Target(zero=0, low=-128, high=127)
-
-
 class SummedTiles(_TilesOfSums):
     """Tiles whose sums are made numbers, or stay int32."""
 
@@ -355,12 +382,7 @@ class SummedTiles(_TilesOfSums):
         """One tile; what assembly leaves is made numbers behind it."""
         if self.dot.kernel is None:
             return super().tile(place)
-        sums = self._stored(place)
-
-        def target(channel: tir.Expr) -> micro.Pointer:
-            return sums.buffer, [tir.expr(channel)]
-
-        made = self._in_assembly(place, self.dot.kernel, target, None, _NOWHERE)
+        sums, made = self._on_the_stack(place, self.dot.kernel)
         return tir.sequence(sums.declare(), made, self._from_stored(place, sums))
 
     def _finish(self, names: tir.Names, place: TileAt, accumulators: list[list[tir.Local]]) -> None:
@@ -376,10 +398,6 @@ class SummedTiles(_TilesOfSums):
         for r, v in places:
             names.add(sums.set(accumulators[r][v].get(), r * place.vectors + v))
         names.add(self._from_stored(place, sums))
-
-    def _stored(self, place: TileAt) -> tir.Local:
-        """A place on the stack for the sums of a tile."""
-        return tir.Local("sums", INT8_BLOCK, "int32", count=place.pixels * place.vectors)
 
     def _from_stored(self, place: TileAt, sums: tir.Local) -> tir.Stmt:
         def one(r: tir.Expr, v: int) -> tir.Stmt:
