@@ -38,6 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--bits", action="store_true", help="half precision and 8-bit integers: counts and CPU time"
     )
+    what.add_argument("--avx2", action="store_true", help="this machine, every engine held to AVX2")
     what.add_argument("--report", action="store_true", help="only print what was measured")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
@@ -78,7 +79,7 @@ def _measure(args: argparse.Namespace, console: Console) -> None:
             args.boards or bits.BOARDS, args.models, args.engines, console, rounds=args.rounds
         )
     elif not args.report:
-        host.measure(args.models, args.engines, console, rounds=args.rounds)
+        host.measure(args.models, args.engines, console, rounds=args.rounds, held=args.avx2)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ for which the cache has the kernels' machine code.
 
 from __future__ import annotations
 
+import math
 import resource
 import subprocess
 import sys
@@ -17,12 +18,13 @@ from pathlib import Path
 import onnx
 from onnx import numpy_helper
 
-from bench.models import MODELS, get_model
-from bench.results import Figure, load, ordered, store
+from bench.models import MODELS, WIDE, get_model
+from bench.results import Figure, Rows, load, ordered, store
 from edgepack.base.paths import set_cache_dir
 from edgepack.base.progress import Progress
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
+from edgepack.flow.growth import DEFAULT_OPTIMIZE, GROWTH
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
 
@@ -31,8 +33,13 @@ _COLUMNS = {
     "cpu_s": "CPU, s",
     "again_cpu_s": "CPU of another version, s",
     "arena_mb": "arena, MB",
+    "arena_ratio": "over two neighbours",
     "params_mb": "parameters, MB",
+    "params_ratio": "over the model's",
 }
+# Done in place, or in the kernel of what comes before.
+_BY_ELEMENT = {"Add", "BatchNormalization", "Clip", "Div", "Erf", "HardSigmoid", "HardSwish"}
+_BY_ELEMENT |= {"Identity", "Mul", "Relu", "Sigmoid", "Sub"}
 
 
 def measure(models: Sequence[str], progress: Progress) -> None:
@@ -48,7 +55,9 @@ def measure(models: Sequence[str], progress: Progress) -> None:
             "cpu_s": cpu_s,
             "again_cpu_s": again_cpu_s,
             "arena_mb": arena / 1e6,
+            "arena_ratio": arena / neighbours(onnx.load(model.path)),
             "params_mb": params / 1e6,
+            "params_ratio": params / _weights(onnx.load(model.path)),
         }
         rows = {name: Figure(value=value) for name, value in figures.items()}
         store("compile", {BOARD: {model.name: rows}})
@@ -64,6 +73,33 @@ def _compiled(model: Path, folder: Path) -> tuple[float, Sequence[int]]:
     return cpu_s, [int(word) for word in done.stdout.split()[-2:]]
 
 
+def neighbours(model: onnx.ModelProto) -> int:
+    """Bytes of the two largest tensors that one node reads and writes.
+
+    Nodes that compute by element are left out, and views: those need not have two.
+    """
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    sizes: dict[str, int] = {}
+    for value in (*inferred.input, *inferred.value_info, *inferred.output):
+        kind = value.type.tensor_type
+        width = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize
+        sizes[value.name] = width * math.prod(dim.dim_value for dim in kind.shape.dim)
+    for tensor in inferred.initializer:  # of old models, inputs as well
+        sizes.pop(tensor.name, None)
+    views = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+    return max(
+        max(sizes.get(name, 0) for name in node.input) + sum(sizes[name] for name in node.output)
+        for node in inferred.node
+        if node.op_type not in _BY_ELEMENT and node.op_type not in views and node.input
+    )
+
+
+def _weights(model: onnx.ModelProto) -> int:
+    """Bytes of all constants."""
+    constants = [a.t for node in model.graph.node for a in node.attribute if a.name == "value"]
+    return sum(int(numpy_helper.to_array(t).nbytes) for t in (*model.graph.initializer, *constants))
+
+
 def _change(model: Path, out: Path) -> None:
     """A copy of a model whose largest weight is another one."""
     proto = onnx.load(model)
@@ -76,11 +112,16 @@ def _change(model: Path, out: Path) -> None:
 
 def report() -> str:
     """Markdown of all figures so far."""
+    stored = load("compile").get(BOARD, {})
+    return "\n\n".join(_table(rows) for names in (MODELS, WIDE) if (rows := ordered(stored, names)))
+
+
+def _table(rows: Rows) -> str:
     lines = [
         f"| model | {' | '.join(_COLUMNS.values())} |",
         f"| --- |{' ---: |' * len(_COLUMNS)}",
     ]
-    for model, figures in ordered(load("compile").get(BOARD, {}), MODELS).items():
+    for model, figures in rows.items():
         values = (figures[name].value if name in figures else None for name in _COLUMNS)
         words = ("-" if value is None else f"{value:.2f}" for value in values)
         lines.append(f"| {model} | {' | '.join(words)} |")
@@ -100,6 +141,7 @@ def main() -> None:
             board,
             select(board).toolchain,
             Path(folder) / "out",
+            growth=GROWTH[DEFAULT_OPTIMIZE],
         )
     print(compiled.arena_bytes, compiled.params_bytes)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bench import ours
+from bench import avx2, ours
 from bench.convert import converted
 from bench.models import ALL, MODELS, WIDE, BenchModel, get_model
 from bench.ours import NAME, TOLERANCE
@@ -45,6 +45,7 @@ from edgepack.flow.reference import run_reference
 
 log = logging.getLogger(__name__)
 
+AVX2 = "avx2_cpu_ms_1"  # a table
 _BATCH_MS = 200.0
 _MAX_BATCH = 50
 
@@ -77,12 +78,25 @@ class _Entry:
 
 
 def measure(
-    models: Sequence[str], engines: Sequence[str], progress: Progress, *, rounds: int
+    models: Sequence[str],
+    engines: Sequence[str],
+    progress: Progress,
+    *,
+    rounds: int,
+    held: bool = False,
 ) -> None:
-    """Measures and stores figures, with one thread and with all; a failure is a figure too."""
+    """Measures and stores figures, with one thread and with all; a failure is a figure too.
+
+    With `held`, all engines are held to AVX2, and have one thread.
+    """
     cores = len(os.sched_getaffinity(0))
     engines = [engine for engine in engines if engine in (NAME, *HOST_ENGINES)]
     for model in map(get_model, models):
+        if held:
+            progress.step(f"{model.name}: AVX2")
+            cpu, _ = timed(model, engines, 1, progress, rounds=rounds, held=True)
+            store("host", {AVX2: {model.name: cpu}})
+            continue
         for threads in sorted({1, cores}):
             if threads > 1 and os.getloadavg()[0] > cores:
                 progress.step(f"{model.name}: not with {threads} threads, this machine is busy")
@@ -104,15 +118,25 @@ def timed(
     rounds: int,
     tolerance: float = TOLERANCE,
     files: Mapping[str, Path] = MappingProxyType({}),
+    held: bool = False,
 ) -> tuple[dict[str, Figure], dict[str, Figure]]:
     """Each engine's median CPU time, and its shortest wall time, in milliseconds.
 
-    `files` are those of engines that are not given the model's own.
+    `files` are those of engines that are not given the model's own. With `held`, all are held to
+    AVX2.
     """
     cpu: dict[str, Figure] = {}
     with contextlib.ExitStack() as stack:
         entries = _start(
-            stack, model, engines, threads, progress, failed=cpu, tolerance=tolerance, files=files
+            stack,
+            model,
+            engines,
+            threads,
+            progress,
+            failed=cpu,
+            tolerance=tolerance,
+            files=files,
+            held=held,
         )
         _rounds(entries, rounds)
     cpu |= {
@@ -136,6 +160,7 @@ def _start(
     failed: dict[str, Figure],
     tolerance: float,
     files: Mapping[str, Path],
+    held: bool,
 ) -> dict[str, _Entry]:
     """Starts the engines and checks the outputs of each one's first run."""
     references = run_reference(model.path, {}, [model.sample()])
@@ -146,13 +171,15 @@ def _start(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepack-")))
         try:
             if engine == NAME:
-                entry = _start_ours(model, threads, progress)
+                entry = _start_ours(model, threads, progress, held=held)
             else:
                 np.save(folder / "input.npy", model.sample())
-                python = host_python(progress)
+                python: list[str | Path] = [host_python(progress)]
+                if held:
+                    python = ["env", f"PYTHONPATH={avx2.site(Path(python[0]))}", *python]
                 file = files.get(engine) or converted(model, engine)
                 arguments = (file, folder / "input.npy", folder, str(threads))
-                run = stack.enter_context(worker([python, WORKER, engine, *arguments]))
+                run = stack.enter_context(worker([*python, WORKER, engine, *arguments]))
                 first = run(1)
                 outputs = [np.load(folder / f"{i}.npy") for i in range(len(references))]
                 entry = _Entry(run=run, error=largest_error(outputs, references, tolerance))
@@ -165,8 +192,8 @@ def _start(
     return entries
 
 
-def _start_ours(model: BenchModel, threads: int, progress: Progress) -> _Entry:
-    packaged = ours.package(model, "local", progress)
+def _start_ours(model: BenchModel, threads: int, progress: Progress, *, held: bool) -> _Entry:
+    packaged = ours.package(model, avx2.BOARD if held else "local", progress)
     report, _ = _timed(packaged.argv(runs=1, threads=threads))
     error = ours.check(report, model.name)
 
@@ -253,14 +280,22 @@ def report() -> str:
 
 
 def wide_report() -> str:
-    """The same of networks of every kind, and what all of both come to."""
-    rows = load("host").get("cpu_ms_1", {})
+    """The same of networks of every kind, and what all of both come to; then all with AVX2."""
+    parts = [_tables(WIDE)]
+    tables = load("host")
+    mean = _mean(tables.get("cpu_ms_1", {}))
+    if mean:
+        parts.append(f"With the nine, one thread: {mean}.")
+    if held := ordered(tables.get(AVX2, {}), ALL):
+        found = table(held, HOST_ENGINES, TITLES, scale=1, digits=2)
+        parts.append(f"**1 thread, every engine held to AVX2, median CPU time, ms**\n\n{found}")
+    return "\n\n".join(parts)
+
+
+def _mean(rows: Rows) -> str:
     ratios = [found for figures in ordered(rows, ALL).values() if (found := ratio(figures))]
     mean = geometric_mean(ratios)
-    if mean is None:
-        return ""
-    both = f"With the nine, one thread: geometric mean of {len(ratios)} {mean:.2f}."
-    return f"{_tables(WIDE)}\n\n{both}"
+    return "" if mean is None else f"geometric mean of {len(ratios)} {mean:.2f}"
 
 
 def _tables(models: Iterable[str]) -> str:
@@ -268,9 +303,9 @@ def _tables(models: Iterable[str]) -> str:
     parts = []
     for key, every in sorted(tables.items()):
         rows = ordered(every, models)
+        if key in ("wall_ms_1", AVX2) or not rows:
+            continue  # the former is CPU time on an idle machine; kept for the speed-up
         kind, threads = key.rsplit("_", 1)
-        if key == "wall_ms_1" or not rows:
-            continue  # the same as CPU time on an idle machine; kept for the speed-up
         what = "median CPU time" if kind == "cpu_ms" else "shortest wall time"
         title = f"**{threads} thread{'s' if threads != '1' else ''}, {what}, ms**"
         parts.append(f"{title}\n\n{table(rows, HOST_ENGINES, TITLES, scale=1, digits=2)}")

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import avx2
 from bench.fetch import bench_dir
 from bench.models import BenchModel
 from edgepack.base.errors import MismatchError
@@ -63,6 +64,8 @@ def _job(model: BenchModel, board_name: str, *, precision: str = FULL.name) -> J
     # Peers transform weights when they load them, into memory that nobody counts. What is measured
     # is compared with the reference then.
     flags = {"model": model.path, "name": model.name, "board": board_name, "scores": "raw"}
+    if board_name == avx2.BOARD:
+        flags["boards"] = [avx2.BOARDS]
     return make_job(
         load_project(None, {**flags, "optimize": "speed", "precision": precision, "verify": False})
     )

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from bench import accuracy, arm, bits, charts, host, mca, ops, results
+from bench import accuracy, arm, avx2, bits, charts, compiling, host, mca, ops, results
 from bench.models import BenchModel
 from bench.network import Network, tokens_of
 from bench.ours import NAME
@@ -209,6 +209,23 @@ def test_tokens_are_integers_of_the_vocabulary(tmp_path: Path) -> None:
     tokens = described.sample()
     assert tokens.dtype == np.int32
     assert set(tokens.ravel()) == set(range(7))
+
+
+def test_a_held_library_says_that_the_system_keeps_no_registers_of_avx512() -> None:
+    xor, move, other = b"\x31\xc9", b"\x48\x89\xd5", b"\x83\xe0\x0f"
+    asks, al_is_7 = b"\x0f\x01\xd0", b"\xb0\x07\x90"
+    assert avx2.without_avx512(xor + asks + b"\x31") == xor + al_is_7 + b"\x31"
+    assert avx2.without_avx512(move + asks) == move + al_is_7
+    # and eax, 15; add eax, edx
+    assert avx2.without_avx512(other + asks[1:]) == other + asks[1:]
+
+
+def test_the_two_largest_neighbours_of_a_network() -> None:
+    net = Network("small", size=8)
+    x = net.relu(net.conv(net.input, "wide", 16, kernel=3))
+    model = net.finish(net.conv(x, "narrow", 4, kernel=3))
+    # The relu's tensors are larger, and may be the same; weights are no neighbours.
+    assert compiling.neighbours(model) == 4 * 8 * 8 * (16 + 4)
 
 
 def test_worker_process_answers_and_says_why_it_ended(tmp_path: Path) -> None:
