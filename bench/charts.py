@@ -14,7 +14,7 @@ from bench.peers import TITLES
 from bench.results import DOCS, Rows, geometric_mean, load, ordered, ratio
 from edgepack.base.paths import write_atomic
 from edgepack.boards import get_board
-from edgepack.compiler.pipeline.cores import PAIRING
+from edgepack.compiler.pipeline.cores import CORES, PAIRING
 
 FOLDER = DOCS.parent / "charts"
 # File -> what it shows, and where its figures are: of which result, which table.
@@ -64,8 +64,10 @@ def in_order() -> str:
     """An SVG with a bar for each core and model, and what the core's documents leave open."""
     bars = []
     tables = cycles.load()
-    for name in (name for name in reversed(cycles.BOARDS) if name in tables):
-        board = get_board(name)
+    for board in map(get_board, (name for name in reversed(cycles.BOARDS) if name in tables)):
+        if board.cpu not in CORES:
+            continue
+        name = board.name
         core = f"{board.cpu.title()}, {64 if board.debian_arch == 'arm64' else 32} bits"
         for model in (model for model in MODELS if model in tables[name]):
             engines = tables[name][model]

@@ -15,6 +15,8 @@ from edgepack.compiler.pipeline.instructions import ArmKind, parse
 from edgepack.compiler.pipeline.play import Step, issue_cycles, timing
 
 LINE = 64
+# Of each window: cycles per instruction, and the block in its middle.
+Costs = list[tuple[float, int]]
 # What a window begins with fills the pipeline and is not counted.
 _WARM = 0.2
 MAX_WINDOWS = 200
@@ -32,8 +34,8 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Of one inference. `cycles` is by pairing; `error` is the half-width of a 95 % interval of the
-    sampling, as a part of the cycles."""
+    """Of one inference. `cycles` is by assumption; `error` is the half-width of a 95 % interval of
+    the sampling, as a part of the cycles."""
 
     instructions: int
     cycles: Mapping[str, float]
@@ -53,8 +55,8 @@ class Estimate:
         return best * 1e3, worst * 1e3
 
 
-def window_costs(trace: Trace, core: Core) -> list[tuple[float, int]]:
-    """Cycles per instruction of each window, and the block in its middle."""
+def window_costs(trace: Trace, core: Core) -> Costs:
+    """Cycles per instruction of each window on a core that issues in order."""
     decoded: dict[str, Step] = {}
     blocks: dict[int, list[Step]] = {}
     known: dict[tuple[int, ...], float] = {}
@@ -66,7 +68,7 @@ def window_costs(trace: Trace, core: Core) -> list[tuple[float, int]]:
         return decoded[text]
 
     costs = []
-    for window in _chosen(trace.windows):
+    for window in chosen(trace.windows):
         key = tuple(window)
         if key not in known:
             program: list[Step] = []
@@ -76,13 +78,19 @@ def window_costs(trace: Trace, core: Core) -> list[tuple[float, int]]:
                     blocks[number] = [step(text) for text in block.texts] if block else []
                 program += blocks[number]
             at = issue_cycles(program, core)
-            first = int(len(at) * _WARM)
+            first = counted_from(at)
             known[key] = (at[-1] - at[first]) / max(1, len(at) - 1 - first)
         costs.append((known[key], window[len(window) // 2]))
     return costs
 
 
-def _chosen(windows: Sequence[list[int]]) -> Sequence[list[int]]:
+def counted_from(window: Sequence[object]) -> int:
+    """Where in a window's instructions counting begins."""
+    return int(len(window) * _WARM)
+
+
+def chosen(windows: Sequence[list[int]]) -> Sequence[list[int]]:
+    """Those that are played."""
     stride = -(-len(windows) // MAX_WINDOWS)
     return windows[::stride] if stride > 1 else windows
 
@@ -113,7 +121,7 @@ def _strata(trace: Trace, name: Callable[[int], str]) -> dict[_Key, _Stratum]:
 
 
 def _by_stratum(
-    trace: Trace, core: Core, name: Callable[[int], str], strata: Mapping[_Key, _Stratum]
+    trace: Trace, windows: Costs, name: Callable[[int], str], strata: Mapping[_Key, _Stratum]
 ) -> tuple[dict[_Key, float], float]:
     """Cycles of each stratum, and the variance of their sum.
 
@@ -123,7 +131,7 @@ def _by_stratum(
     costs: dict[_Key, list[float]] = defaultdict(list)
     named: dict[str, list[float]] = defaultdict(list)
     everything = []
-    for cost, middle in window_costs(trace, core):
+    for cost, middle in windows:
         block = trace.blocks.get(middle)
         everything.append(cost)
         if block is not None:
@@ -162,17 +170,17 @@ def _parts(cycles: Mapping[_Key, float], strata: Mapping[_Key, _Stratum]) -> dic
     }
 
 
-def estimate(trace: Trace, core: Core, name: Callable[[int], str]) -> Estimate:
-    """Of a trace on a core, under each pairing; by kernel under the strict one."""
+def estimate(trace: Trace, windows: Mapping[str, Costs], name: Callable[[int], str]) -> Estimate:
+    """Of a trace whose windows were played under some assumptions; by kernel under the first."""
     strata = _strata(trace, name)
     totals: dict[str, float] = {}
     parts: dict[str, Part] = {}
     error = 0.0
-    for pairing in PAIRING:
-        cycles, variance = _by_stratum(trace, core.paired(pairing), name, strata)
-        totals[pairing] = sum(cycles.values())
-        if pairing == PAIRING[0]:
-            error = 1.96 * math.sqrt(variance) / totals[pairing]
+    for assumption, costs in windows.items():
+        cycles, variance = _by_stratum(trace, costs, name, strata)
+        totals[assumption] = sum(cycles.values())
+        if not parts:
+            error = 1.96 * math.sqrt(variance) / totals[assumption]
             parts = _parts(cycles, strata)
     sums = trace.sums
     return Estimate(
@@ -185,12 +193,15 @@ def estimate(trace: Trace, core: Core, name: Callable[[int], str]) -> Estimate:
     )
 
 
-def alternatives(trace: Trace, core: Core, name: Callable[[int], str]) -> dict[str, float]:
-    """Cycles with one number of the core changed at a time: `fma_latency=4` and so on."""
-    strata = _strata(trace, name)
-    found = {}
-    for field, number in core.numbers():
-        for value in number.others:
-            cycles, _ = _by_stratum(trace, core.given(**{field: value}), name, strata)
-            found[f"{field}={value}"] = sum(cycles.values())
-    return found
+def paired(trace: Trace, core: Core) -> dict[str, Costs]:
+    """The windows' costs on an in-order core under each pairing."""
+    return {pairing: window_costs(trace, core.paired(pairing)) for pairing in PAIRING}
+
+
+def alternatives(trace: Trace, core: Core) -> dict[str, Costs]:
+    """With one number of the core changed at a time: `fma_latency=4` and so on."""
+    return {
+        f"{field}={value}": window_costs(trace, core.given(**{field: value}))
+        for field, number in core.numbers()
+        for value in number.others
+    }

@@ -13,8 +13,8 @@ import numpy as np
 
 from bench import arm, ours
 from bench.convert import converted
-from bench.cycles import trace
-from bench.cycles.estimate import Estimate, alternatives, estimate
+from bench.cycles import reorder, trace
+from bench.cycles.estimate import Costs, Estimate, alternatives, estimate, paired
 from bench.cycles.memories import MEMORIES, Memory
 from bench.fetch import bench_dir
 from bench.mca import family, function_names
@@ -85,7 +85,6 @@ def measure(
     folder.mkdir(parents=True, exist_ok=True)
     for board in map(get_board, boards):
         emulated = emulator(board, progress)
-        core = CORES[board.cpu]
         for model in map(get_model, models):
             for engine in (NAME, *ARM_WHEELS[board.debian_arch]):
                 if engine not in engines:
@@ -101,12 +100,28 @@ def measure(
                         name = trace.namer(found, None, {})
                     if not found.windows:
                         raise arm.CountError(f"{engine} on {model.name}: no window was sampled")
-                    made = estimate(found, core, name)
-                    stored = _stored(made, alternatives(found, core, name))
+                    costs, others = _costs(found, board)
+                    stored = _stored(
+                        estimate(found, costs, name), estimate(found, others, name).cycles
+                    )
                 except EdgepackError as error:
                     log.warning("%s", error)
                     stored = {"failed": arm.reason(str(error))}
                 _store(board.name, model.name, engine, stored)
+
+
+def assumptions(board: Board) -> tuple[str, ...]:
+    """By which cycles of the board's core are given."""
+    return PAIRING if board.cpu in CORES else (reorder.NAME,)
+
+
+def _costs(found: trace.Trace, board: Board) -> tuple[dict[str, Costs], dict[str, Costs]]:
+    """The windows on the board's core by assumption, and with what else may be so."""
+    if core := CORES.get(board.cpu):
+        return paired(found, core), alternatives(found, core)
+    llvms = reorder.DESCRIPTIONS[board.cpu]
+    others = {name: reorder.window_costs(found, llvms, options) for name, options in llvms.others}
+    return {reorder.NAME: reorder.window_costs(found, llvms)}, others
 
 
 def _stored(made: Estimate, others: Mapping[str, float]) -> Stored:
@@ -154,13 +169,14 @@ def milliseconds(stored: Stored, memory: Memory, hertz: float) -> tuple[float, f
 
 
 def ratios(engines: Mapping[str, Stored]) -> dict[str, float]:
-    """Ours over the best peer, by pairing and by number of the core that is another."""
+    """Ours over the best peer, by assumption and by what is another of the core."""
     mine = engines.get(NAME, {})
     peers = [stored for name, stored in engines.items() if name != NAME and "cycles" in stored]
     if "cycles" not in mine or not peers:
         return {}
     found = {
-        name: mine["cycles"][name] / min(peer["cycles"][name] for peer in peers) for name in PAIRING
+        name: cycles / min(peer["cycles"][name] for peer in peers)
+        for name, cycles in mine["cycles"].items()
     }
     for name in mine["others"]:
         theirs = [peer["others"][name] for peer in peers if name in peer["others"]]
@@ -187,11 +203,10 @@ def lead() -> str:
             mine = engines[NAME]
             peers = [one for key, one in engines.items() if key != NAME and "cycles" in one]
             least = min(peer["traffic_bytes"] for peer in peers)
-            ours = [f"{mine['cycles'][pairing] / 1e6:.0f}" for pairing in PAIRING]
-            best = [
-                f"{min(peer['cycles'][pairing] for peer in peers) / 1e6:.0f}" for pairing in PAIRING
-            ]
-            parts = [f"{found[pairing]:.2f}" for pairing in PAIRING]
+            names = assumptions(board)
+            ours = [f"{mine['cycles'][name] / 1e6:.0f}" for name in names]
+            best = [f"{min(peer['cycles'][name] for peer in peers) / 1e6:.0f}" for name in names]
+            parts = [f"{found[name]:.2f}" for name in names]
             lines.append(
                 f"| {board.cpu}, {bits} bits | {model} | {' / '.join(ours)} | {' / '.join(best)} "
                 f"| {' / '.join(parts)} | {mine['traffic_bytes'] / 1e6:.0f} | {least / 1e6:.0f} |"
@@ -208,14 +223,15 @@ def report() -> str:
 def _board(board: Board, models: Mapping[str, Mapping[str, Stored]]) -> str:
     ordered = {name: models[name] for name in MODELS if name in models}
     title = f"**{board.cpu}, {board.triple}** (board {board.name})"
-    tables = [title, _engines(board, ordered), _sensitivity(ordered), _kernels(ordered)]
+    tables = [title, _engines(board, ordered), _sensitivity(board, ordered), _kernels(ordered)]
     return "\n\n".join(table for table in tables if table)
 
 
 def _engines(board: Board, models: Mapping[str, Mapping[str, Stored]]) -> str:
     memory, hertz = MEMORIES[board.name], board.clusters[0].max_mhz * 1e6
     lines = [
-        f"| model | engine | instructions, M | cycles, M: {', '.join(PAIRING)} | traffic, MB "
+        f"| model | engine | instructions, M | cycles, M: {', '.join(assumptions(board))} "
+        "| traffic, MB "
         f"| ms at {hertz / 1e6:.0f} MHz |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
@@ -227,7 +243,7 @@ def _engines(board: Board, models: Mapping[str, Mapping[str, Stored]]) -> str:
             if "failed" in stored:
                 lines.append(f"| {model} | {title} | {stored['failed']} | | | |")
                 continue
-            cycles = " / ".join(f"{stored['cycles'][name] / 1e6:.1f}" for name in PAIRING)
+            cycles = " / ".join(f"{value / 1e6:.1f}" for value in stored["cycles"].values())
             best, worst = milliseconds(stored, memory, hertz)
             lines.append(
                 f"| {model} | {title} | {stored['instructions'] / 1e6:.1f} | {cycles} "
@@ -237,9 +253,10 @@ def _engines(board: Board, models: Mapping[str, Mapping[str, Stored]]) -> str:
     return "\n".join(lines)
 
 
-def _sensitivity(models: Mapping[str, Mapping[str, Stored]]) -> str:
+def _sensitivity(board: Board, models: Mapping[str, Mapping[str, Stored]]) -> str:
+    names = assumptions(board)
     lines = [
-        "| model | ours / best peer: " + ", ".join(PAIRING) + " | lowest, with | highest, with |",
+        "| model | ours / best peer: " + ", ".join(names) + " | lowest, with | highest, with |",
         "| --- | ---: | ---: | ---: |",
     ]
     for model, engines in models.items():
@@ -247,7 +264,7 @@ def _sensitivity(models: Mapping[str, Mapping[str, Stored]]) -> str:
         if not found:
             continue
         lowest, highest = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
-        pairs = " / ".join(f"{found[name]:.2f}" for name in PAIRING)
+        pairs = " / ".join(f"{found[name]:.2f}" for name in names)
         ends = " | ".join(f"{found[name]:.2f}, {name}" for name in (lowest, highest))
         lines.append(f"| {model} | {pairs} | {ends} |")
     return "\n".join(lines) if len(lines) > 2 else ""
@@ -261,7 +278,7 @@ def _kernels(models: Mapping[str, Mapping[str, Stored]]) -> str:
     for model, engines in models.items():
         stored = engines.get(NAME, {})
         for name, row in stored.get("kernels", {}).items():
-            part = row["cycles"] / stored["cycles"][PAIRING[0]]
+            part = row["cycles"] / next(iter(stored["cycles"].values()))
             if part >= 0.02:
                 lines.append(
                     f"| {model} | {name} | {part * 100:.0f} % "

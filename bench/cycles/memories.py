@@ -64,3 +64,12 @@ MEMORIES = {
     ),
 }
 MEMORIES["rasp3b-64"] = MEMORIES["rasp3b"]
+MEMORIES["rasp4b-64"] = Memory(
+    l1_bytes=32 * KIB,
+    l1_ways=2,
+    l2_bytes=1024 * KIB,
+    l2_ways=16,
+    l2_cycles=15,
+    bandwidth=(2e9, 4.5e9),
+    source="BCM2711: TRM 100095 (2 and 16 ways), 1 MiB; LPDDR4 at 3200 MT/s, 32 bits",
+)
