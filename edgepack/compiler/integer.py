@@ -432,6 +432,55 @@ class IntegerChoice(IntegerOperator):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class IntegerInterpolation(IntegerOperator):
+    """Between pixels of an image, or of a sequence, which is one row: row i of the result is made
+    of the two rows `rows[i]`, with `row_weights[i]` parts of each (int32 [rows, 2]), and columns
+    likewise. Both parts make 2 ** BITS. `factor` has the parts of both axes in it."""
+
+    rows: Array
+    row_weights: Array
+    columns: Array
+    column_weights: Array
+    zero: int
+    factor: float
+    to: Target
+
+    # With those of both axes and 8 bits of the image sums stay below 2 ** 30. A weight is at most
+    # 2 ** -12 off, so that a pixel is by an eighth of a step.
+    BITS: ClassVar[int] = 11
+
+    @classmethod
+    def parts_of(cls, weights: Array) -> tuple[Array, Array] | None:
+        """Positions and parts of an axis, of what each result (a row) takes of each position; None
+        where more than two are taken."""
+        if (np.count_nonzero(weights, axis=1) > 2).any():
+            return None
+        order = np.argsort(-weights, axis=1, kind="stable")[:, :2]
+        if order.shape[1] == 1:
+            order = np.repeat(order, 2, axis=1)
+        less = weights[np.arange(len(weights)), order[:, 1]] * (order[:, 0] != order[:, 1])
+        parts = np.rint(less * 2**cls.BITS).astype("int32")
+        return order.astype("int32"), np.stack([2**cls.BITS - parts, parts], axis=1)
+
+    def shape(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """The result's, of that of the input."""
+        n, c, *size = shapes[0]
+        return n, c, *(len(self.rows), len(self.columns))[2 - len(size) :]
+
+    def run(self, inputs: Sequence[Array]) -> Array:
+        """Added up in int32."""
+        data = _as_image(inputs[0]).astype("int32") - np.int32(self.zero)
+        sums = np.zeros((*data.shape[:2], len(self.rows), len(self.columns)), "int32")
+        for i in (0, 1):
+            for j in (0, 1):
+                part = data[:, :, self.rows[:, i]][:, :, :, self.columns[:, j]]
+                share = self.row_weights[:, i, None] * self.column_weights[None, :, j]
+                sums += part * share.astype("int32")
+        made = self.to.requantised(sums, np.float32(self.factor))
+        return made.reshape(self.shape([inputs[0].shape]))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class IntegerFlatten(IntegerOperator):
     """An image of one pixel (N, C, 1, 1) as a row (N, C)."""
 
@@ -458,6 +507,7 @@ _KINDS: dict[str, Any] = {
         IntegerPooling,
         IntegerConcatenation,
         IntegerChoice,
+        IntegerInterpolation,
         IntegerFlatten,
     )
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,20 @@ def cases(net: Builder, dtype: str) -> dict[str, str]:
             )
         )
     }
+    between = {"mode": "linear", "nearest_mode": "floor"}
+    for number, (coordinates, sizes, steps) in enumerate(
+        (
+            ("half_pixel", (18, 26), (0.013,)),
+            ("align_corners", (17, 20), (0.02, low)),
+            ("asymmetric", (18, 39), (0.03, low + 255)),
+            ("pytorch_half_pixel", (5, 1), (0.011,)),
+        )
+    ):
+        target = net.const([1, 32, *sizes], "int64")
+        form = {**between, "coordinate_transformation_mode": coordinates}
+        made[f"between, {number}"] = chains.steps(
+            net.op("Resize", wide, "", "", target, **form), *steps
+        )
     vector = chains.steps(net.op("GlobalAveragePool", also), 0.006)
     weight, scale = chains.weight(10, 32)
     bias = chains.bias(10, scale * np.float32(0.006))
@@ -250,13 +265,47 @@ def random_transposed(path: Path, seed: int, count: int = 8) -> list[np.ndarray]
     return [random.normal(scale=1.5, size=shape).astype("float32") for shape in shapes.values()]
 
 
+def random_resizes(path: Path, seed: int, count: int = 6) -> list[np.ndarray]:
+    """Saves a model of linear resizes by chance, each of an input of its own."""
+    net, random = Builder(seed=seed), np.random.default_rng(seed)
+    chains = Chains(net, "int8" if seed % 2 else "uint8")
+    low = chains.info.min
+    shapes, made = {}, {}
+
+    def pick(*values: int) -> int:
+        return int(random.choice(values))
+
+    forms = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
+    for number in range(count):
+        rank, channels = (1 if number == 0 else 2), pick(7, 16, 33)
+        size = (1, 1) if number == 1 else tuple(pick(4, 9, 17) for _ in range(rank))
+        shapes[f"x{number}"] = (1, channels, *size)
+        # Only what a product makes is worth it.
+        zero = low + pick(3, 60, 128, 200)
+        x = chains.steps(f"x{number}", 0.02, zero)
+        x = chains.conv(x, channels, channels, [1] * rank, zero=zero)
+        sizes = net.const([1, channels, *(pick(5, 8, 21, 34) for _ in range(rank))], "int64")
+        form = {"mode": "linear", "coordinate_transformation_mode": forms[number % len(forms)]}
+        resized = net.op("Resize", x, "", "", sizes, **form)
+        made[f"y{number}"] = chains.steps(
+            resized, float(random.choice([0.006, 0.02, 0.03])), low + pick(0, 100, 255)
+        )
+    save_cases(path, net, shapes, made)
+    return [random.normal(scale=1.5, size=shape).astype("float32") for shape in shapes.values()]
+
+
 @pytest.mark.parametrize("seed", [1, *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3, 4))])
+@pytest.mark.parametrize("make", [random_transposed, random_resizes])
 @every_target
-def test_transposed_convolutions_of_any_shape(
-    tmp_path: Path, board: str, cpu: str, seed: int
+def test_larger_images_of_any_shape(
+    tmp_path: Path,
+    board: str,
+    cpu: str,
+    make: Callable[[Path, int], list[np.ndarray]],
+    seed: int,
 ) -> None:
     path = tmp_path / "model.onnx"
-    inputs = random_transposed(path, seed)
+    inputs = make(path, seed)
     proto = integer_reference.integer_model(path, onnx.load(path))
     assert proto is not None
     assert {node.op_type for node in proto.graph.node} <= {NODE, "Identity"}

@@ -312,3 +312,39 @@ def test_a_transposed_convolution_of_integers_is_a_step_off_at_most(
         output.ClearField("type")
     onnx.save(onnx.shape_inference.infer_shapes(proto, strict_mode=True), path)
     assert max(steps_off(path, 0.02, (1, 6, 7, 9))) < 1.01
+
+
+@pytest.mark.parametrize("scale", [0.02, 0.009], ids=["same steps", "smaller steps"])
+@pytest.mark.parametrize(
+    "coordinates", ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]
+)
+def test_a_linear_resize_of_integers_is_a_step_off_at_most(
+    tmp_path: Path, coordinates: str, scale: float
+) -> None:
+    form = {
+        "mode": "linear",
+        "coordinate_transformation_mode": coordinates,
+        "nearest_mode": "floor",
+    }
+    net, path = Builder(seed=3), tmp_path / "net.onnx"
+    chains = Chains(net, "uint8")
+    image = chains.conv(chains.steps("x", 0.02), 5, 4, [1, 1], scale=0.02, zero=120)
+    outputs: dict[str, str] = {}
+    given = [
+        {"scales": (2.0, 2.0)},
+        {"scales": (3.0, 0.5)},
+        {"sizes": (17, 23)},
+        {"sizes": (40, 9)},
+    ]
+    for index, item in enumerate(given):
+        if "scales" in item:
+            size = net.const([1.0, 1.0, *item["scales"]], "float32"), ""
+        else:
+            size = "", net.const([1, 4, *item["sizes"]], "int64")
+        made = chains.steps(net.op("Resize", image, "", *size, **form), scale, 120)
+        outputs[f"y{index}"] = net.op("Identity", made, outputs=[f"y{index}"])
+    proto = net.model({"x": (1, 5, 14, 18)}, dict.fromkeys(outputs), opset=17)
+    for output in proto.graph.output:
+        output.ClearField("type")
+    onnx.save(onnx.shape_inference.infer_shapes(proto, strict_mode=True), path)
+    assert max(steps_off(path, scale, (1, 5, 14, 18))) < 1.01

@@ -297,9 +297,10 @@ class _Prices:
             # Done where the last of both is made, which reads the other one for it.
             vectors = product(out) / self.cpu.widest(self.element)
             return vectors / self.cpu.loads_per_cycle
-        if isinstance(operator, integer.IntegerChoice):
-            # A load and a store of each vector.
-            return 2 * product(out) / self.cpu.widest(self.element)
+        # Loads and stores of each vector; between pixels multiply-adds, of four of them.
+        moves = {integer.IntegerChoice: 2.0, integer.IntegerInterpolation: 8.0}
+        if type(operator) in moves:
+            return moves[type(operator)] * product(out) / self.cpu.widest(self.element)
         return 0.0  # parts of a concatenation are made in their places
 
     def _cycles(

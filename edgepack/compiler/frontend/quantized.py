@@ -779,7 +779,7 @@ _INSIDE = (
 
 
 def _resize(graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target) -> _Found | None:
-    """A resize to the nearest pixel."""
+    """A resize to the nearest pixel, or between pixels."""
     data, out = graph.read(node.input[0]), graph.shapes.get(node.output[0], ())
     shape = graph.shapes.get(data.name, ()) if data is not None else ()
     if data is None or len(shape) not in (3, 4) or out[:2] != shape[:2]:
@@ -788,31 +788,54 @@ def _resize(graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Targe
         mode=_text(node, "mode", "nearest"),
         coordinates=_text(node, "coordinate_transformation_mode", "half_pixel"),
         nearest=_text(node, "nearest_mode", "round_prefer_floor"),
+        exclude_outside=bool(attribute(node, "exclude_outside", 0)),
     )
     plain = _text(node, "keep_aspect_ratio_policy", "stretch") == "stretch"
-    plain = plain and not attribute(node, "axes", None) and opset_of(graph.proto) > _OLD_RESIZE
-    if form.mode != "nearest" or form.coordinates not in _INSIDE or not plain:
+    plain = plain and not (attribute(node, "axes", None) or attribute(node, "antialias", 0))
+    if not plain or form.coordinates not in _INSIDE or opset_of(graph.proto) <= _OLD_RESIZE:
         return None
     given = graph.value(node.input[2]) if len(node.input) > 2 and node.input[2] else np.zeros(0)
-    if given is None:
-        return None
-    ratios = given if given.size else np.array(out) / shape
-    if not all(map(_is_exact, shape[2:], out[2:], ratios[2:].tolist())):
-        return None
-    chosen = [np.zeros(1, "int32")] * (4 - len(shape))
-    for axis in range(2, len(shape)):
-        weights = np.eye(shape[axis])
-        if out[axis] != shape[axis]:
-            weights, _ = matrix(form, shape[axis], out[axis], float(ratios[axis]))
-        chosen.append(weights.argmax(1).astype("int32"))
     factor = np.float32(data.steps.scale) / np.float32(made.steps.scale)
-    if not np.isfinite(factor):
+    if given is None or not np.isfinite(factor):
         return None
-    rows, columns = chosen
-    operator = integer.IntegerChoice(
-        rows=rows, columns=columns, zero=data.steps.zero, factor=float(factor), to=to
+    ratios = (given if given.size else np.array(out) / shape)[2:].tolist()
+    axes = list(zip(shape[2:], out[2:], ratios, strict=True))
+    weights = [
+        np.eye(size) if size == new else matrix(form, size, new, ratio)[0]
+        for size, new, ratio in axes
+    ]
+    weights = [np.ones((1, 1))] * (2 - len(weights)) + weights
+    operator: IntegerOperator | None = None
+    if form.mode == "nearest" and all(_is_exact(*axis) for axis in axes):
+        rows, columns = (item.argmax(1).astype("int32") for item in weights)
+        operator = integer.IntegerChoice(
+            rows=rows, columns=columns, zero=data.steps.zero, factor=float(factor), to=to
+        )
+    elif form.mode == "linear":
+        operator = _between(weights, data.steps.zero, factor, to)
+    return None if operator is None else (operator, [data])
+
+
+# Of a result, of one step of the image: of more, what weights are off would be half a step.
+_MOST_STEPS = 4.0
+
+
+def _between(
+    weights: Sequence[Array], zero: int, factor: np.float32, to: Target
+) -> IntegerOperator | None:
+    """A resize by what each row and each column of the result takes of those of the image."""
+    down, along = (integer.IntegerInterpolation.parts_of(item) for item in weights)
+    if down is None or along is None or factor > _MOST_STEPS:
+        return None
+    return integer.IntegerInterpolation(
+        rows=down[0],
+        row_weights=down[1],
+        columns=along[0],
+        column_weights=along[1],
+        zero=zero,
+        factor=float(factor * np.float32(0.25**integer.IntegerInterpolation.BITS)),
+        to=to,
     )
-    return operator, [data]
 
 
 def _is_exact(size: int, out: int, ratio: float) -> bool:

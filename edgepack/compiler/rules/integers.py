@@ -491,6 +491,42 @@ def _choice(site: LayerSite) -> LayerKernel:
     return replace(made, function=function, constants=constants)
 
 
+def _interpolation(site: LayerSite) -> LayerKernel:
+    operator = site.layer.operator
+    assert isinstance(operator, integer.IntegerInterpolation)
+    source, target = Image("source", site.inputs[0]), Image("target", site.output)
+    tables = [operator.rows, operator.row_weights, operator.columns, operator.column_weights]
+    names_of = ("rows", "row_weights", "columns", "column_weights")
+    rows, row_weights, columns, column_weights = buffers = [
+        tir.buffer(name, table.shape, "int32") for name, table in zip(names_of, tables, strict=True)
+    ]
+    lanes = site.output.block
+    # Of all parts together.
+    whole = 4**operator.BITS
+    epilogue = Requantising(
+        site.output, operator.to, operator.factor, site.cpu, 255 * whole * operator.factor
+    )
+
+    def total(names: tir.Names, plane: tir.Expr, row: tir.Expr, column: tir.Expr) -> tirx.Expr:
+        made: tirx.Expr = tir.spread(tir.integer(-operator.zero * whole), lanes)
+        for i in (0, 1):
+            for j in (0, 1):
+                share = tir.load(row_weights, [row, i]) * tir.load(column_weights, [column, j])
+                share = names.keep("share", share)
+                at = tir.load(rows, [row, i]), tir.load(columns, [column, j])
+                value = source.load(plane, *at) * tir.spread(share, lanes)
+                made = names.keep("sum", made + value)
+        return made
+
+    # Registers for the sums of a block.
+    each = max(1, 4 * lanes // max(site.cpu.vector_bytes))
+    cycles = (12.0 + 12.0 * each) * site.output.nbytes / lanes
+    body = tir.sequence(clear_halos(target), _of_sums(site, cycles, epilogue, target, total))
+    made = _kernel(site, "qlinear", [source], target, body, cycles)
+    function = tir.function([source.buffer, *buffers, target.buffer], body)
+    return replace(made, function=function, constants=tuple(tables))
+
+
 RULES = (
     Rule(
         name="quantize",
@@ -505,5 +541,6 @@ RULES = (
     Rule(name="int8 mean", takes=_takes(integer.IntegerMean), make=_mean),
     Rule(name="int8 pool", takes=_takes(integer.IntegerPooling), make=_pool),
     Rule(name="int8 resize", takes=_takes(integer.IntegerChoice), make=_choice),
+    Rule(name="int8 linear", takes=_takes(integer.IntegerInterpolation), make=_interpolation),
     Rule(name="int8 concat", takes=_takes(integer.IntegerConcatenation), make=_concat),
 )
