@@ -242,18 +242,18 @@ def random_transposed(path: Path, seed: int, count: int = 8) -> list[np.ndarray]
         strides = [pick(1, 2, 3) for _ in range(rank)]
         kernel = [step + pick(0, 1, 2) for step in strides]
         groups = pick(1, 1, 2)
-        ins, outs = pick(1, 3, 8, 21, 32) * groups, pick(1, 4, 16, 19) * groups
+        ins, outs = pick(3, 8, 21, 32) * groups, pick(1, 4, 16, 19) * groups
         pads = [int(random.integers(size)) for size in kernel * 2]
         given = [ins, *(pick(4, 7, 12) for _ in range(rank))]
         shapes[f"x{number}"] = (1, *given)
-        x = chains.steps(f"x{number}", 0.02, low + pick(0, 3, 128, 255))
+        x = chains.steps(f"x{number}", 0.02, low + pick(0, 60, 128, 200, 255))
         made[f"y{number}"] = chains.transposed(
             x,
             ins,
             outs,
             kernel,
-            scale=float(random.choice([0.003, 0.02, 0.05])),
-            zero=low + pick(0, 100, 255),
+            scale=float(random.choice([0.003, 0.01, 0.02])),
+            zero=low + pick(40, 128, 200),
             least=pick(-127, -127, -128),
             after=str(random.choice(["", "Relu", "Clip"])),
             strides=strides,
