@@ -15,6 +15,7 @@ from edgepack.cli.console import Console, table
 from edgepack.cli.options import add_job, check_writable, project_of
 from edgepack.cli.pages import add_html, check_html, compile_page, save
 from edgepack.compiler import CompiledModel
+from edgepack.compiler.precision import LEAST_WINOGRAD_DB
 from edgepack.compiler.tiles.cpu import has_model, nearest_model
 
 
@@ -115,7 +116,21 @@ def explanation(compiled: CompiledModel) -> str:
     header = "LAYER,OPERATOR,KERNEL,RULE,SHAPE,TYPE,TILE,M MACS,KB,K CYCLES,SHARE OF CYCLES"
     exact = {layer.layer: layer.exact for layer in compiled.layers if layer.exact}
     notes = [f"{name} stays float32: {why}" for name, why in exact.items()]
+    limited = {
+        layer.layer: layer.most_results
+        for layer in compiled.layers
+        if layer.most_results is not None
+    }
+    notes += [_winograd_limit(name, most) for name, most in limited.items()]
     return "\n".join([table(rows, header.split(",")), *notes])
+
+
+def _winograd_limit(layer: str, most: int) -> str:
+    """Why a layer in half precision is not computed by larger tiles."""
+    why = f"would be less than {LEAST_WINOGRAD_DB:.0f} dB above its error in half precision"
+    if most == 0:
+        return f"{layer} is computed without Winograd's algorithm: with it, it {why}"
+    return f"{layer} may have Winograd's tiles of {most}x{most} results: with larger ones it {why}"
 
 
 def memory(compiled: CompiledModel) -> str:

@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -14,10 +16,12 @@ from edgepack.base.errors import EXIT_CODES, UsageError
 from edgepack.base.version import VERSION
 from edgepack.boards import get_board
 from edgepack.cli import COMMANDS, main, make_parser
-from edgepack.cli.compile import cost_model_gap
+from edgepack.cli.compile import cost_model_gap, explanation
 from edgepack.cli.console import table
 from edgepack.cli.deploy import rate
 from edgepack.cli.options import parse_constants, parse_shapes
+from edgepack.compiler import CompiledModel
+from edgepack.compiler.backend.report import LayerReport
 from tests.onnx_models import Builder
 
 
@@ -323,3 +327,29 @@ def test_values_of_inputs_are_read() -> None:
     for bad in ("sr", "=3", "sr=", "sr=fast"):
         with pytest.raises(UsageError, match=f"cannot read '{bad}'"):
             parse_constants([bad])
+
+
+def test_explain_says_why_tiles_of_winograd_are_small() -> None:
+    def layer(name: str, most: int | None) -> LayerReport:
+        return LayerReport(
+            kernel=f"conv_{name}",
+            layer=name,
+            operator="Conv",
+            rule="conv",
+            shape=(1, 8, 4, 4),
+            dtype="float16",
+            exact="",
+            tile="",
+            macs=0,
+            cycles=1.0,
+            nbytes=1,
+            most_results=most,
+        )
+
+    layers = [layer("free", None), layer("small", 2), layer("none", 0)]
+    text = explanation(cast(CompiledModel, SimpleNamespace(layers=layers)))
+    *_table, small, none = text.splitlines()
+    assert small.startswith("small may have Winograd's tiles of 2x2 results: ")
+    assert none.startswith("none is computed without Winograd's algorithm: ")
+    assert "45 dB" in small
+    assert "45 dB" in none

@@ -55,7 +55,9 @@ class LayerReport:
     `rule` is the rule that made the kernel: one of `rules.table.RULES` or `PLAIN`, "attention",
     "layout" for a change of layout, "generic" for what TVM lowered. `shape` is the result's as the
     model has it, `dtype` the type of its elements in memory, and `exact` says why that is float32
-    where half precision was wanted. `tile` is the register tile as pixels x vectors. `macs` are
+    where half precision was wanted. `most_results` are those of a tile, in one direction, that
+    Winograd's algorithm may make in half precision, for more would lose too much (0: none; None: no
+    such limit). `tile` is the register tile as pixels x vectors. `macs` are
     multiply-adds, `cycles` the cost model's estimate for one core (0: none was made), `nbytes` what
     is read and written, each tensor once.
 
@@ -80,6 +82,7 @@ class LayerReport:
     result: int = -1
     stored: Stored | None = None
     signature: str = ""
+    most_results: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

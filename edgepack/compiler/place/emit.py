@@ -179,6 +179,7 @@ class _Emitter:
             stored=_stored(site.output),
             exact=layer.exact,
             signature=signature_of(layer),
+            most_results=layer.most_results,
         )
         if layer.mean is not None:
             self.blocked[layer.mean] = self.builder.emit(relax.TupleGetItem(made, 1))
@@ -268,11 +269,12 @@ class _Emitter:
         stored: Stored | None = None,
         exact: str = "",
         signature: str = "",
+        most_results: int | None = None,
     ) -> relax.Expr:
         """Emit a kernel's call; its result has `shape`, and is `shown` in the report.
 
-        `value`, `stored` and `signature` are the report's. With a `mean`, the shape of a second
-        result, it returns a tuple.
+        `value`, `stored`, `signature` and `most_results` are the report's. With a `mean`, the shape
+        of a second result, it returns a tuple.
         """
         name = self.kernels.add(kernel.name, kernel.function)
         types = [relax.TensorType(list(dims), dtype) for dims in (shape, mean) if dims]
@@ -298,6 +300,7 @@ class _Emitter:
                 result=len(read),
                 stored=stored,
                 signature=signature,
+                most_results=most_results,
             )
         )
         return self.builder.emit(call)
