@@ -64,12 +64,17 @@ class Chance:
         return name
 
     def sums(self, kind: str, x: np.ndarray, w: np.ndarray, **attributes: object) -> None:
-        """With zero points that are known, or are an input, or are not there."""
+        """With zero points that are known, or are an input, or are not there; of weights of uint8
+        one, or one for each column."""
         dtype = str(x.dtype)
         zeros: list[str] = []
-        if how := self.pick(0, 1, 2, 2):
+        if how := self.pick(0, 1, 2, 2) or int(w.dtype == np.uint8):
             zero = self.integers((), dtype)
             zeros = [self.net.const(zero) if how == 1 else self.given(zero)]
+        if w.dtype == np.uint8:
+            by_column = kind == "MatMulInteger" and self.pick(0, 1)
+            shape = w.shape[1:] if by_column else ()
+            zeros.append(self.net.const(self.random.integers(90, 160, size=shape).astype("uint8")))
         made = self.net.op(kind, self.given(x), self.net.const(w), *zeros, **attributes)
         self.made[f"y{len(self.made)}"] = made
 
@@ -93,6 +98,7 @@ def random_sums(path: Path, seed: int) -> list[np.ndarray]:
         columns = case.pick(16, 17, 40, 48, 83)
         w = case.integers((depth, columns), "int8")
         w = np.maximum(w, -127) if number % 2 else w
+        w = case.integers(w.shape, "uint8") if number in (3, 4) else w
         case.sums("MatMulInteger", case.integers((*rows, depth), ("int8", "uint8")[number % 2]), w)
     for number in range(6):
         groups = (1, 1, 2, 4)[case.pick(0, 1, 2, 3)]
@@ -109,6 +115,7 @@ def random_sums(path: Path, seed: int) -> list[np.ndarray]:
             kernel, attributes = [1, 1], {"group": groups}
         w = case.integers((outs, ins // groups, *kernel), "int8")
         w = np.maximum(w, -127) if number % 2 else w
+        w = case.integers(w.shape, "uint8") if groups == 1 and case.pick(0, 1) else w
         size = (case.pick(7, 10, 18), case.pick(5, 9, 23))[:rank]
         # onnxruntime has no ConvInteger of int8 images.
         case.sums("ConvInteger", case.integers((1, ins, *size), "uint8"), w, **attributes)

@@ -59,9 +59,9 @@ def mat_mul_integer(node: Node) -> relax.Expr:
     """MatMulInteger: the product of integers, less their zero points, in int32."""
     left, right, left_zero, right_zero = (*node.inputs, None, None)[:4]
     weights = _narrow_weights(right, right_zero, -1)
-    if weights is not None and weights.ndim == 2 and weights.shape[1] >= INT8_BLOCK:
-        weight = np.ascontiguousarray(weights.T)[:, :, None, None]
-        sums = _sums(node, left, left_zero, weight, in_rows=True)
+    if weights is not None and weights[0].ndim == 2 and weights[0].shape[1] >= INT8_BLOCK:
+        weight = np.ascontiguousarray(weights[0].T)[:, :, None, None]
+        sums = _sums(node, left, left_zero, weight, weights[1], in_rows=True)
         if sums is not None:
             return sums_call(sums, (*_shape(left)[:-1], len(weight)))
     return _summed(node, left, _as_rows(node, left_zero), right, right_zero)
@@ -71,23 +71,28 @@ def conv_integer(node: Node) -> relax.Expr:
     """ConvInteger: the convolution of integers, less their zero points, in int32."""
     data, weights, data_zero, weight_zero = (*node.inputs, None, None)[:4]
     rank = len(_shape(weights)) - 2
-    weight = _narrow_weights(weights, weight_zero, 0)
-    if weight is not None and rank in (1, 2) and 0 not in _shape(data):
-        attributes, kernel = node.attributes, _shape(weights)[2:]
+    found = _narrow_weights(weights, weight_zero, 0)
+    attributes, kernel = node.attributes, _shape(weights)[2:]
+    groups = attributes.get("group", 1)
+    # Sums of the input, which a zero point of weights takes, there are for all channels only.
+    fits = found is not None and (found[1] is None or groups == 1)
+    if found is not None and fits and rank in (1, 2) and 0 not in _shape(data):
+        weight, zeros = found
         strides, dilations, pads = _window(attributes, _shape(data)[2:], kernel)
         out = [
             (size + pads[i] + pads[rank + i] - (kernel[i] - 1) * dilations[i] - 1) // strides[i] + 1
             for i, size in enumerate(_shape(data)[2:])
         ]
         one = [1] * (2 - rank)
-        sums = _sums(node, data, data_zero, weight.reshape(*weight.shape[:2], *one, *kernel))
+        weight = weight.reshape(*weight.shape[:2], *one, *kernel)
+        sums = _sums(node, data, data_zero, weight, zeros)
         if sums is not None and min(pads) >= 0:
             sums = replace(
                 sums,
                 stride=_pair(strides, 1),
                 before=_pair(pads[:rank], 0),
                 dilation=_pair(dilations, 1),
-                groups=attributes.get("group", 1),
+                groups=groups,
             )
             return sums_call(sums, (_shape(data)[0], len(weight), *out))
     return _convolved_sums(node, data, data_zero, weights, weight_zero)
@@ -276,12 +281,18 @@ def _pair(values: Sequence[int], of_one_row: int) -> tuple[int, int]:
 
 def _narrow_weights(
     weights: relax.Expr, zero: relax.Expr | None, axis: int
-) -> npt.NDArray[np.int8] | None:
-    """Constants less their zero points, if these are int8."""
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32] | None] | None:
+    """Constants as int8, and a zero point for each position of an axis; that is None if it is 0."""
     whole = _whole_weights(weights, zero, axis)
-    if whole is None or whole.size == 0 or whole.min() < -128 or whole.max() > 127:
+    if whole is None or whole.size == 0:
         return None
-    return whole.astype("int8")
+    if whole.min() >= -128 and whole.max() <= 127:
+        return whole.astype("int8"), None
+    assert zero is not None
+    values, zeros = (item.value.numpy().astype("int32") for item in (weights, zero))
+    moved = 128 if str(weights.ty.dtype) == "uint8" else 0
+    spread = np.broadcast_to(zeros.reshape(-1) - moved, (values.shape[axis],))
+    return (values - moved).astype("int8"), spread.astype("int32")
 
 
 def _variable(node: Node, item: relax.Expr) -> relax.Var | None:
@@ -296,6 +307,7 @@ def _sums(
     data: relax.Expr,
     zero: relax.Expr | None,
     weight: npt.NDArray[np.int8],
+    weight_zero: npt.NDArray[np.int32] | None,
     *,
     in_rows: bool = False,
 ) -> Sums | None:
@@ -311,7 +323,7 @@ def _sums(
         known = int(zero.value.numpy().reshape(()))
     else:
         known = node.emit(zero)
-    return Sums(data=given, zero=known, weight=weight, in_rows=in_rows)
+    return Sums(data=given, zero=known, weight=weight, weight_zero=weight_zero, in_rows=in_rows)
 
 
 def _summed(

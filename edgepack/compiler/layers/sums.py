@@ -28,7 +28,8 @@ class Sums:
     `data` is int8 or uint8: (N, C, H, W), (N, C, L), or rows of any number of axes, whose window is
     one point. Its zero point, which lies around images as well, is `zero`: a number, or a variable
     of one element of the data's type. `weight` is int8 [out channels, in channels / groups, rows,
-    columns], and its zero point 0. Pairs are (vertical, horizontal).
+    columns]; its zero point is 0, or `weight_zero` (int32 [out channels]). Pairs are (vertical,
+    horizontal).
     """
 
     data: relax.Var
@@ -39,6 +40,7 @@ class Sums:
     before: tuple[int, int] = (0, 0)
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
+    weight_zero: np.ndarray | None = None
 
 
 def sums_call(sums: Sums, shape: tuple[int, ...]) -> relax.Call:
@@ -46,7 +48,10 @@ def sums_call(sums: Sums, shape: tuple[int, ...]) -> relax.Call:
     zero = sums.zero if isinstance(sums.zero, int) else 0
     numbers = (*sums.stride, *sums.before, *sums.dilation, sums.groups, zero, int(sums.in_rows))
     given = [sums.data] if isinstance(sums.zero, int) else [sums.data, sums.zero]
-    parts = [relax.const(sums.weight), relax.const(np.array(numbers, "int32"))]
+    arrays = [np.array(numbers, "int32"), sums.weight]
+    if sums.weight_zero is not None:
+        arrays.append(sums.weight_zero.astype("int32"))
+    parts = [relax.const(array) for array in arrays]
     return relax.call_dps_packed(_SUMS, [*given, *parts], relax.TensorType(list(shape), "int32"))
 
 
@@ -54,8 +59,9 @@ def sums_of(expr: relax.Expr) -> Sums | None:
     """What such a call stands for; None for any other expression."""
     if not _is(expr, _SUMS):
         return None
-    *given, weight, window = expr.args[1]
-    numbers, values = constant_of(window), constant_of(weight)
+    given = [item for item in expr.args[1] if isinstance(item, relax.Var)]
+    arrays = [constant_of(item) for item in list(expr.args[1])[len(given) :]]
+    numbers, values, weight_zero = (*arrays, None)[:3]
     assert numbers is not None
     assert values is not None
     top, beside, above, left, down, along, groups, zero, in_rows = map(int, numbers)
@@ -68,6 +74,7 @@ def sums_of(expr: relax.Expr) -> Sums | None:
         before=(above, left),
         dilation=(down, along),
         groups=groups,
+        weight_zero=weight_zero,
     )
 
 

@@ -40,7 +40,7 @@ from edgepack.compiler.tiles.product import (
     pack_integers,
 )
 from edgepack.compiler.tiles.requantise import rounded
-from edgepack.compiler.tiles.sums_end import SumsEnd, SumsOperand
+from edgepack.compiler.tiles.sums_end import SumsEnd, SumsOperand, WeightZeros
 
 # From int8 to uint8 that stand for the same.
 _MOVED = 128
@@ -284,6 +284,14 @@ class _SumsKernel:
         return found
 
     @property
+    def weight_zeros(self) -> np.ndarray | None:
+        """One for each column; blocks are read whole."""
+        if self.sums.weight_zero is None:
+            return None
+        size = max(self.target.blocks * INT8_BLOCK, self.columns)
+        return np.pad(self.sums.weight_zero, (0, size - self.columns)).astype("int32")
+
+    @property
     def constants(self) -> list[np.ndarray]:
         """One value per column each; blocks are read whole."""
         size = max(self.target.blocks * INT8_BLOCK, self.columns)
@@ -326,6 +334,13 @@ class _SumsKernel:
             for i, values in enumerate(self.constants)
         ]
         sums_of_weights = tir.buffer("totals", totals.shape, "int32")
+        zeros, less = self.weight_zeros, None
+        if zeros is not None:
+            pixels = output.batch * output.height * output.width
+            less = WeightZeros(
+                zeros=tir.buffer("weight_zeros", zeros.shape, "int32"),
+                inputs=tir.buffer("inputs", (pixels,), "int32"),
+            )
         blocks = Image("blocks", source, view_in)
         target = self._results(view_out)
         loops = ProductLoops(
@@ -344,16 +359,20 @@ class _SumsKernel:
                 [SumsOperand(buffer=item) for item in others],
                 self.cpu,
                 converts=self.rows is not None,
+                less=less,
             ),
             dot=dot,
         )
         outside = sums.zero if isinstance(sums.zero, int) else zero
         assert outside is not None
         pack = _Pack(data=data, image=_Moved(blocks.buffer, source, outside, moved))
+        added = _Added(data=data, zero=outside, source=source, target=output, sums=sums)
+        channels = added.buffer
         shared = worth_sharing(prod(source.shape) / max(self.cpu.vector_bytes), self.cpu)
         body = tir.sequence(
             pack.start(loops.bias, sums_of_weights),
             pack.rows(parallel=shared) if in_rows else pack.images(parallel=shared),
+            added.inputs(less.inputs, channels) if less is not None else None,
             tir.loop_of(
                 "n", output.batch, lambda n: loops.image(n, parallel=loops.partition.worth_sharing)
             ),
@@ -364,10 +383,12 @@ class _SumsKernel:
             *others,
             loops.weights,
             sums_of_weights,
+            *([less.zeros] if less is not None else ()),
             *per_column,
             target.buffer,
             blocks.buffer,
             loops.bias,
+            *([less.inputs, channels] if less is not None else ()),
         ]
         window = "x".join(map(str, sums.weight.shape[2:]))
         return PlainKernel(
@@ -375,7 +396,12 @@ class _SumsKernel:
             kernel=LayerKernel(
                 name=f"sums{window}_{'x'.join(map(str, self.given))}_{self.columns}",
                 function=tir.function(arguments, loops.imported(body)),
-                constants=(packed, totals, *self.constants),
+                constants=(
+                    packed,
+                    totals,
+                    *([zeros] if zeros is not None else ()),
+                    *self.constants,
+                ),
                 tile=f"{chosen}{' flat' if flat else ''}",
                 macs=sums.weight.size * output.height * output.width * output.batch,
                 cycles=integer_depthwise.cycles(chosen.cycles, packed.nbytes, self.cpu),
@@ -517,5 +543,120 @@ class _Pack:
                 lambda block: plane(n, block, INT8_BLOCK),
                 (lambda: plane(n, whole, last)) if whole < layout.blocks else None,
                 parallel=parallel,
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Added:
+    """The inputs of each result added up, less their zero point: what zero points of weights are
+    multiplied by."""
+
+    data: tirx.Buffer
+    zero: tirx.Buffer | int
+    source: Blocked
+    target: Blocked
+    sums: Sums
+
+    @property
+    def buffer(self) -> tirx.Buffer:
+        """Where the sums of an image's channels are kept, with zeros around them."""
+        planes, rows_, columns, _block = self.source.shape
+        shape = (planes // self.source.blocks, rows_, columns)
+        return tir.buffer("channels", (1,) if self.sums.in_rows else shape, "int32")
+
+    def _zero(self) -> tirx.Expr:
+        if isinstance(self.zero, int):
+            return tir.integer(self.zero)
+        return tir.cast(tir.load(self.zero, [0]), "int32")
+
+    def inputs(self, to: tirx.Buffer, channels: tirx.Buffer) -> tir.Stmt:
+        """Writes one sum for each pixel of the result."""
+        if self.sums.in_rows:
+            return tir.loop_of("row", self.source.width, lambda row: self._row(to, row))
+        names = tir.Names()
+        zero = names.bind("zero", self._zero())
+        names.add(tir.loop_of("n", self.source.batch, lambda n: self._image(to, channels, n, zero)))
+        return names.done()
+
+    def _row(self, to: tirx.Buffer, row: tir.Expr) -> tir.Stmt:
+        """Along a row of a matrix."""
+        depth, names = self.source.channels, tir.Names()
+        total = tir.Local("total", 1, "int32")
+        names.add(total.declare())
+        names.add(total.set(self._zero() * -depth))
+        for start, lanes, count in rows.pieces(depth, [INT8_BLOCK]):
+            some = tir.Local("some", lanes, "int32")
+            names.add(some.declare())
+            names.add(some.set(tir.spread(tir.integer(0), lanes)))
+
+            def one(
+                index: tir.Expr, start: int = start, lanes: int = lanes, some: tir.Local = some
+            ) -> tir.Stmt:
+                value = tir.load(self.data, [row, start + index * lanes], lanes)
+                return some.set(some.get() + tir.cast(value, "int32"))
+
+            names.add(tir.loop_of("some", count, one))
+            names.add(total.set(total.get() + tir.folded(names, [some.get()], lambda a, b: a + b)))
+        names.add(tir.store(to, total.get(), [row]))
+        return names.done()
+
+    def _image(
+        self, to: tirx.Buffer, channels: tirx.Buffer, n: tir.Expr, zero: tirx.Expr
+    ) -> tir.Stmt:
+        """Of an image all channels first, then the window."""
+        layout, halo, sums = self.source, self.source.halo, self.sums
+        _planes, rows_, columns, _block = layout.shape
+
+        def clear(row: tir.Expr) -> tir.Stmt:
+            return tir.loop_of(
+                "column", columns, lambda c: tir.store(channels, tir.integer(0), [n, row, c])
+            )
+
+        def add(channel: tir.Expr, row: tir.Expr) -> tir.Stmt:
+            parts = []
+            for start, lanes, count in rows.pieces(layout.width, [INT8_BLOCK]):
+
+                def one(index: tir.Expr, start: int = start, lanes: int = lanes) -> tir.Stmt:
+                    column = start + index * lanes
+                    value = tir.load(self.data, [n, channel, row, column], lanes)
+                    value = tir.cast(value, "int32") - tir.spread(zero, lanes)
+                    at = [n, row + halo.top, column + halo.left]
+                    return tir.store(channels, tir.load(channels, at, lanes) + value, at, lanes)
+
+                parts.append(tir.loop_of("some", count, one))
+            return tir.sequence(*parts)
+
+        def pixel(row: tir.Expr, column: tir.Expr) -> tir.Stmt:
+            total = tir.Local("total", 1, "int32")
+
+            def point(i: tir.Expr, j: tir.Expr) -> tir.Stmt:
+                down = row * sums.stride[0] + i * sums.dilation[0] + halo.top - sums.before[0]
+                along = column * sums.stride[1] + j * sums.dilation[1] + halo.left - sums.before[1]
+                return total.set(total.get() + tir.load(channels, [n, down, along]))
+
+            height, width = self.target.height, self.target.width
+            return tir.sequence(
+                total.declare(),
+                total.set(tir.integer(0)),
+                tir.loop_of(
+                    "i",
+                    sums.weight.shape[2],
+                    lambda i: tir.loop_of("j", sums.weight.shape[3], lambda j: point(i, j)),
+                ),
+                tir.store(to, total.get(), [(n * height + row) * width + column]),
+            )
+
+        return tir.sequence(
+            tir.loop_of("row", rows_, clear),
+            tir.loop_of(
+                "row",
+                layout.height,
+                lambda row: tir.loop_of("channel", layout.channels, lambda c: add(c, row)),
+            ),
+            tir.loop_of(
+                "row",
+                self.target.height,
+                lambda row: tir.loop_of("column", self.target.width, lambda c: pixel(row, c)),
             ),
         )

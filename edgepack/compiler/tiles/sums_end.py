@@ -31,12 +31,18 @@ class SumsOperand:
         return tir.load(self.buffer, [column], lanes)
 
 
-class SumsEnd(Epilogue):
-    """The arithmetic on float32 of the sums; without `converts` they stay int32.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WeightZeros:
+    """What the zero points of weights take from sums: `zeros` (int32), one for each column, times
+    `inputs` (int32), the sum of a pixel's inputs less their zero point, one for each pixel."""
 
-    `per_column` are its constants. `first_column` of the target's blocks is where their columns
-    start in these and in the operands.
-    """
+    zeros: tirx.Buffer
+    inputs: tirx.Buffer
+
+
+class SumsEnd(Epilogue):
+    """The arithmetic on float32 of the sums, once `less` is taken away; without `converts` they
+    stay int32. `per_column` are its constants."""
 
     def __init__(
         self,
@@ -47,10 +53,11 @@ class SumsEnd(Epilogue):
         cpu: CpuModel,
         *,
         converts: bool,
+        less: WeightZeros | None = None,
     ) -> None:
         super().__init__(output, expression)
         self.per_column, self.given = list(per_column), list(operands)
-        self.converts = converts
+        self.converts, self.less = converts, less
         self.lanes = min(INT8_BLOCK, cpu.widest(FLOAT32))
 
     def finish(
@@ -63,12 +70,19 @@ class SumsEnd(Epilogue):
         pixel: tir.Expr,
     ) -> None:
         """Stores what a block's sums for a pixel become."""
-        at = target.at(plane, row, pixel)
-        for part, some in enumerate(tir.pieces(sums, self.lanes)):
-            first = part * self.lanes
-            value = tir.cast(some, "float32") if self.converts else some
+        at, column = target.at(plane, row, pixel), self._column(target, plane)
+        for part, piece in enumerate(tir.pieces(sums, self.lanes)):
+            first, one = part * self.lanes, piece
+            if self.less is not None:
+                index = (plane // self.output.blocks * target.layout.height + row) * (
+                    target.layout.width
+                ) + pixel
+                by = tir.load(self.less.zeros, [column + first], self.lanes)
+                inputs = tir.spread(tir.load(self.less.inputs, [index]), self.lanes)
+                one = names.keep("sum", one - by * inputs)
+            value = tir.cast(one, "float32") if self.converts else one
             if self.expression:
-                value = self._made(names, value, self._column(target, plane) + first, pixel)
+                value = self._made(names, value, column + first, pixel)
             names.add(tir.store(target.buffer, value, [*at[:-1], at[-1] + first], self.lanes))
 
     def _column(self, target: Image, plane: tir.Expr) -> tir.Expr:
