@@ -180,12 +180,12 @@ def _compile(
     progress.step(f"compiling {len(kernels)} kernels for {board.cpu}")
     import tvm
 
-    from edgepack.compiler.backend import build
+    from edgepack.compiler.backend import build, code
 
     apart.at(f"making machine code of {len(kernels)} kernels")
     with atomic_dir(out) as work:
         build.build_library(
-            kernels, planner.target, toolchain, work / OBJECTS, work / "model.so", build.kept_code()
+            kernels, planner.target, toolchain, work / OBJECTS, work / "model.so", code.kept_code()
         )
         (work / "graph.json").write_text(laid_out.to_json(layers), encoding="utf-8")
         (work / "params.bin").write_bytes(laid_out.params)

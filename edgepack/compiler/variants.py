@@ -194,7 +194,7 @@ def _compile_there(
     precision: Precision,
 ) -> Variants:
     from edgepack.base import apart
-    from edgepack.compiler.backend import build
+    from edgepack.compiler.backend import build, code
     from edgepack.compiler.errors import named_failures
     from edgepack.compiler.frontend.load import load_model
     from edgepack.compiler.planning import Planner
@@ -217,7 +217,7 @@ def _compile_there(
                 toolchain,
                 work / _OBJECTS,
                 work / "model.so",
-                build.kept_code(),
+                code.kept_code(),
             )
             params = bytes(joint.params)
             (work / "params.bin").write_bytes(params)
@@ -244,7 +244,7 @@ class _Joint:
 
     def add(self, plan: Plan, kernels: dict[str, Any], layers: Sequence[LayerReport]) -> None:
         """One more plan."""
-        names = {name: self._name(name, function) for name, function in kernels.items()}
+        names = {name: self._name(name, kernel) for name, kernel in kernels.items()}
         places = self._place(plan)
         self.plans.append(
             replace(
@@ -260,17 +260,15 @@ class _Joint:
         )
         self.layers.append(tuple(replace(layer, kernel=names[layer.kernel]) for layer in layers))
 
-    def _name(self, name: str, function: Any) -> str:
+    def _name(self, name: str, kernel: Any) -> str:
         """What a kernel is called here: an equal one is there once."""
-        import tvm_ffi
-
         candidate, count = name, 1
         while candidate in self.kernels:
-            if tvm_ffi.structural_equal(self.kernels[candidate], function):
+            if self.kernels[candidate].facts.digest == kernel.facts.digest:
                 return candidate
             count += 1
             candidate = f"{name}_t{count}"
-        self.kernels[candidate] = function
+        self.kernels[candidate] = kernel
         return candidate
 
     def _place(self, plan: Plan) -> dict[int, int]:
@@ -288,7 +286,7 @@ class _Joint:
         places = {}
         for tensor in stored:
             start = max((start for start in ends if start <= tensor.offset), default=tensor.offset)
-            data = plan.params[start : ends[start]]
+            data = bytes(plan.params[start : ends[start]])
             if data not in self._places:
                 self.params.extend(bytes(align(len(self.params)) - len(self.params)))
                 self._places[data] = len(self.params)

@@ -19,7 +19,8 @@ from tvm import tirx
 from edgepack.base import cache
 from edgepack.boards import get_board
 from edgepack.compiler.backend.build import build_library
-from edgepack.compiler.backend.code import KeptCode, key_of
+from edgepack.compiler.backend.code import KeptCode, digest_of, key_of
+from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.llvm import tvm_target
 from edgepack.compiler.tiles import tir
 from edgepack.native.toolchain import gnu_compiler, select
@@ -55,6 +56,10 @@ def combined(
         parallel=parallel,
     )
     return tir.function([x, y, z], body)
+
+
+def key(function: tirx.PrimFunc, name: str, cpu: tvm.target.Target) -> str:
+    return key_of(digest_of(function), name, cpu)
 
 
 def target(board: str = "rasp4b-64") -> tvm.target.Target:
@@ -108,29 +113,29 @@ def test_writers_do_not_meet(tmp_path: Path) -> None:
 
 def test_the_key_is_of_all_that_code_is_made_from() -> None:
     others = {
-        "as it is": key_of(doubled(), "f", target()),
-        "name": key_of(doubled(), "g", target()),
-        "difference": key_of(combined(operator.sub), "f", target()),
-        "its sign": key_of(combined(lambda x, y: y - x), "f", target()),
-        "sum": key_of(combined(operator.add), "f", target()),
-        "loop": key_of(combined(operator.add, parallel=True), "f", target()),
-        "type": key_of(combined(lambda x, y: tir.cast(x, "int32") + y), "f", target()),
-        "other type": key_of(combined(lambda x, y: tir.cast(x, "uint32") + y), "f", target()),
-        "size": key_of(doubled(9), "f", target()),
-        "constant": key_of(doubled(factor=2.0000002), "f", target()),
-        "assembly": key_of(doubled(comment="nop; nop"), "f", target()),
-        "CPU": key_of(doubled(), "f", target("rasp3b-64")),
-        "cores": key_of(doubled(), "f", tvm_target(replace(get_board("rasp4b-64"), clusters=()))),
+        "as it is": key(doubled(), "f", target()),
+        "name": key(doubled(), "g", target()),
+        "difference": key(combined(operator.sub), "f", target()),
+        "its sign": key(combined(lambda x, y: y - x), "f", target()),
+        "sum": key(combined(operator.add), "f", target()),
+        "loop": key(combined(operator.add, parallel=True), "f", target()),
+        "type": key(combined(lambda x, y: tir.cast(x, "int32") + y), "f", target()),
+        "other type": key(combined(lambda x, y: tir.cast(x, "uint32") + y), "f", target()),
+        "size": key(doubled(9), "f", target()),
+        "constant": key(doubled(factor=2.0000002), "f", target()),
+        "assembly": key(doubled(comment="nop; nop"), "f", target()),
+        "CPU": key(doubled(), "f", target("rasp3b-64")),
+        "cores": key(doubled(), "f", tvm_target(replace(get_board("rasp4b-64"), clusters=()))),
     }
-    for (one, key), (other, its) in itertools.combinations(others.items(), 2):
-        assert key != its, f"{one}, {other}"
-    assert key_of(doubled(), "f", target()) == others["as it is"]
+    for (one, mine), (other, its) in itertools.combinations(others.items(), 2):
+        assert mine != its, f"{one}, {other}"
+    assert key(doubled(), "f", target()) == others["as it is"]
 
 
 def test_kept_code_gives_the_same_bytes(tmp_path: Path) -> None:
     board = get_board("local")
     toolchain = select(board, "gnu" if gnu_compiler(board) else None).toolchain
-    kernels = {"f": doubled(), "g": doubled(16)}
+    kernels = {"f": Kernel.of(doubled()), "g": Kernel.of(doubled(16))}
     kept, found = tmp_path / "kernels", []
     for turn, folder in enumerate([None, kept, kept]):
         code, library = tmp_path / f"{turn}.o", tmp_path / str(turn) / "model.so"

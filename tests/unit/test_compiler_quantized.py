@@ -98,7 +98,11 @@ def test_a_plan_without_rules_for_them_is_that_of_folded_weights(
         )
         laid_out, kernels, reports = plan.extract_plan(lowered, model)
         text = laid_out.to_json(reports)
-        return text, laid_out.params, {name: str(kernel) for name, kernel in kernels.items()}
+        return (
+            text,
+            laid_out.params,
+            {name: str(kernel.function) for name, kernel in kernels.items()},
+        )
 
     kept = made()
     # FoldConstant then makes float32 of all weights, by TVM's own kernels.

@@ -72,7 +72,7 @@ def test_two_cores_are_busy(make: Callable[[], onnx.ModelProto], tmp_path: Path)
     _, fast = lower.lower(importer.import_model(model), target, model)
     alone = together = 0.0
     for layer in fast.reports:
-        total, busiest, loops = work(fast.kernels[layer.kernel].body)
+        total, busiest, loops = work(fast.kernels[layer.kernel].function.body)
         alone += layer.cycles
         together += layer.cycles * busiest / total + loops * LAUNCH_CYCLES
     assert alone / together >= 1.85

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import struct
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import tvm
 from tvm import s_tir, tirx
 
 from edgepack.base import apart
-from edgepack.base.paths import cache_dir
 from edgepack.compiler.backend import share
 from edgepack.compiler.backend.code import KeptCode, key_of
+from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.schedule.vectors import to_loops
 from edgepack.native.linker import link_library
 from edgepack.native.toolchain import Toolchain, link_relocatable, link_shared
@@ -42,13 +43,8 @@ _PASSES = (
 )
 
 
-def kept_code() -> Path:
-    """The folder of the cache with the machine code of kernels."""
-    return cache_dir() / "kernels"
-
-
 def build_library(
-    kernels: dict[str, tirx.PrimFunc],
+    kernels: Mapping[str, Kernel],
     target: tvm.target.Target,
     toolchain: Toolchain,
     code: Path,
@@ -66,20 +62,20 @@ def build_library(
     ToolchainError when the link fails.
     """
     cache = KeptCode(kept)
-    with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
         parts = []
-        for index, (kernel, function) in enumerate(kernels.items()):
-            apart.at(f"making machine code of {kernel}", index, len(kernels))
-            part = Path(name) / f"{index}.o"
+        for index, (name, kernel) in enumerate(kernels.items()):
+            apart.at(f"making machine code of {name}", index, len(kernels))
+            part = Path(folder) / f"{index}.o"
             part.write_bytes(
                 cache.get(
-                    key_of(function, kernel, target),
-                    lambda: _machine_code({kernel: function}, target, part),  # noqa: B023
+                    key_of(kernel.facts.digest, name, target),
+                    lambda: _machine_code({name: kernel.function}, target, part),  # noqa: B023
                 )
             )
             parts.append(part)
         if not parts:  # all is constant, and no linker links nothing
-            parts.append(Path(name) / "none.o")
+            parts.append(Path(folder) / "none.o")
             parts[0].write_bytes(_machine_code({}, target, parts[0]))
         if not toolchain.has_compiler:
             link_library(parts, out, soname=out.name, builtins=toolchain.builtins)

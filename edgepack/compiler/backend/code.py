@@ -18,10 +18,15 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from edgepack.base.paths import write_atomic
+from edgepack.base.paths import cache_dir, write_atomic
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _HERE = Path(__file__).parent
+
+
+def kept_code() -> Path:
+    """The folder of the cache with the machine code of kernels."""
+    return cache_dir() / "kernels"
 
 
 class KeptCode:
@@ -57,16 +62,18 @@ def _read(path: Path) -> bytes | None:
     return kept
 
 
-def key_of(kernel: tirx.PrimFunc, name: str, target: tvm.target.Target) -> str:
-    """A hash of all that a kernel's machine code depends on."""
-    parts = [
-        _maker(),
-        str(target),
-        name,
-        repr(_content(kernel)),
-        # The shape and kind of what is between: only 64 bits, and mixed by additions.
-        str(tvm_ffi.structural_hash(kernel)),
-    ]
+def key_of(digest: str, name: str, target: tvm.target.Target) -> str:
+    """A hash of all that a kernel's machine code depends on, of its function the digest."""
+    return _hash(_maker(), str(target), name, digest)
+
+
+def digest_of(function: tirx.PrimFunc) -> str:
+    """A hash that only equal functions share."""
+    # The shape and kind of what is between: only 64 bits, and mixed by additions.
+    return _hash(repr(_content(function)), str(tvm_ffi.structural_hash(function)))
+
+
+def _hash(*parts: str) -> str:
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode()

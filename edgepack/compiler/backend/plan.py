@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import relax, te, tirx, topi
 
 from edgepack.base.errors import ModelError
 from edgepack.compiler.backend import storage
 from edgepack.compiler.backend.arena import ALIGNMENT, Block, align, allocate
+from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.bound import Bound
 from edgepack.compiler.tiles import tir
@@ -94,7 +94,7 @@ class Plan:
     arena_bytes: int
     counts: tuple[OutputCount, ...] = ()
     blocks: tuple[PlanBlock, ...] = ()
-    params: bytes = field(repr=False)
+    params: bytes | bytearray = field(repr=False)
 
     def infos(self, indices: Sequence[int]) -> tuple[TensorInfo, ...]:
         """Names, dtypes and shapes of some of the tensors."""
@@ -157,7 +157,7 @@ class Lowered:
     of each such call in order, `blocks` the loops and branches that it calls."""
 
     module: tvm.IRModule
-    library: Mapping[str, tirx.PrimFunc]
+    library: Mapping[str, Kernel]
     reports: Sequence[LayerReport]
     blocks: Mapping[str, LoweredBlock] = field(default_factory=dict)
 
@@ -176,7 +176,7 @@ class LoweredBlock:
 
 def extract_plan(
     lowered: Lowered, model: LoadedModel, bounds: Sequence[Bound] = ()
-) -> tuple[Plan, dict[str, tirx.PrimFunc], tuple[LayerReport, ...]]:
+) -> tuple[Plan, dict[str, Kernel], tuple[LayerReport, ...]]:
     """The plan of a lowered module, the kernels it calls by name, and a report of each call.
 
     `bounds` are those of its outputs. A kernel may have more arguments than its call names inputs
@@ -247,9 +247,9 @@ class _PlanBuilder:
         self.blocks: list[PlanBlock] = []
         self.depth = 0
         self.enter(lowered)
-        self.kernels: dict[str, tirx.PrimFunc] = {}
+        self.kernels: dict[str, Kernel] = {}
         self.known: dict[Any, int | tuple[int, ...]] = {}
-        self.constants: dict[tuple[str, tuple[int, ...], bytes], int] = {}
+        self.constants: dict[tuple[str, tuple[int, ...], bytes], list[int]] = {}
         self.inputs: list[int] = []
 
     def enter(self, lowered: Lowered) -> None:
@@ -284,18 +284,17 @@ class _PlanBuilder:
         elif parts is not None:
             self.known[var] = self.joint(value.ty, [self.one(part) for part in parts])
         elif name == "relax.call_tir":
-            self.known[var] = self.bind_call(
-                value, value.args[0].name_hint, self.lowered.module[value.args[0]]
-            )
+            function = self.lowered.module[value.args[0]]
+            self.known[var] = self.bind_call(value, value.args[0].name_hint, Kernel.of(function))
         elif (
             name == "relax.call_dps_packed" and value.args[0].global_symbol in self.lowered.library
         ):
-            kernel = value.args[0].global_symbol
+            symbol = value.args[0].global_symbol
             report = next(self.fast)
             if self.depth:
                 # Nobody has values of a turn to compare them with.
                 report = replace(report, value="")
-            self.known[var] = self.bind_call(value, kernel, self.lowered.library[kernel], report)
+            self.known[var] = self.bind_call(value, symbol, self.lowered.library[symbol], report)
         elif name == "relax.reshape":
             self.known[var] = self.view(value.ty, self.one(value.args[0]))
         else:
@@ -341,58 +340,56 @@ class _PlanBuilder:
     def bind_call(
         self,
         call: relax.Call,
-        kernel: str,
-        function: tirx.PrimFunc,
+        name: str,
+        kernel: Kernel,
         report: LayerReport | None = None,
     ) -> int | tuple[int, ...]:
         inputs = [self.one(arg) for arg in call.args[1]]
         types = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
         outputs = [self.new_value(ty) for ty in types]
         scratch = [
-            self.new_value(buffer) for buffer in list(function.params)[len(inputs) + len(outputs) :]
+            self.new_tensor(dtype, shape)
+            for dtype, shape in kernel.facts.arguments[len(inputs) + len(outputs) :]
         ]
-        self.add_call(kernel, function, inputs, outputs, scratch, report)
+        self.add_call(name, kernel, inputs, outputs, scratch, report)
         return tuple(outputs) if isinstance(call.ty, relax.TupleType) else outputs[0]
 
     def add_call(
         self,
-        kernel: str,
-        function: tirx.PrimFunc,
+        name: str,
+        kernel: Kernel,
         inputs: list[int],
         outputs: list[int],
         scratch: Sequence[int] = (),
         report: LayerReport | None = None,
     ) -> None:
         now = len(self.calls)
-        tvm_ffi.structural_walk(function.body, (tvm.ir.Call, self.check_call))
-        kernel = self.named(kernel, function)
-        self.reports.append(report and replace(report, kernel=kernel))
+        if kernel.facts.packed:
+            # It can call what is linked into it, but nothing by its name in TVM's registry.
+            raise PlanError(
+                f"{self.model.path}: the model needs '{kernel.facts.packed}' at run time, "
+                "which the runtime lacks"
+            )
+        name = self.named(name, kernel)
+        self.reports.append(report and replace(report, kernel=name))
         for index in (*outputs, *scratch):
             self.values[index].first = now
         for index in (*inputs, *outputs, *scratch):
             root = self.values[self.values[index].root]
             root.last = max(root.last, now)
-        self.calls.append(Call(kernel=kernel, args=(*inputs, *outputs, *scratch)))
+        self.calls.append(Call(kernel=name, args=(*inputs, *outputs, *scratch)))
 
-    def named(self, kernel: str, function: tirx.PrimFunc) -> str:
+    def named(self, wanted: str, kernel: Kernel) -> str:
         """What a kernel is called: bodies of loops may have others of the same name."""
-        name, count = kernel, 1
+        name, count = wanted, 1
         while name in self.kernels:
             known = self.kernels[name]
-            if known.same_as(function) or tvm_ffi.structural_equal(known, function):
+            if known is kernel or known.facts.digest == kernel.facts.digest:
                 return name
             count += 1
-            name = f"{kernel}_b{count}"
-        self.kernels[name] = function
+            name = f"{wanted}_b{count}"
+        self.kernels[name] = kernel
         return name
-
-    def check_call(self, call: tvm.ir.Call) -> None:
-        """A kernel can call what is linked into it, but nothing by its name in TVM's registry."""
-        if isinstance(call.op, tvm.ir.Op) and call.op.name == "tirx.tvm_call_packed":
-            raise PlanError(
-                f"{self.model.path}: the model needs '{call.args[0].value}' at run time, "
-                "which the runtime lacks"
-            )
 
     # ------------------------------------------------ loops and branches
 
@@ -524,7 +521,8 @@ class _PlanBuilder:
             for index, shape in ((row, (size,)), (turn, (1,)), (whole, (most, size)))
         )
         name = f"row_{value.dtype}_{most}x{size}"
-        self.add_call(name, _row_kernel(value.dtype, most, size), [one, places, to], [])
+        kernel = Kernel.of(_row_kernel(value.dtype, most, size))
+        self.add_call(name, kernel, [one, places, to], [])
 
     def shaped(self, index: int, shape: tuple[int, ...]) -> int:
         """The bytes of a value in another shape."""
@@ -539,12 +537,13 @@ class _PlanBuilder:
 
     # ------------------------------------------------ values
 
-    def new_value(self, like: relax.TensorType | tirx.Buffer, name: str | None = None) -> int:
-        dtype = str(like.dtype)
+    def new_value(self, like: relax.TensorType, name: str | None = None) -> int:
+        return self.new_tensor(str(like.dtype), tuple(int(dim) for dim in like.shape), name)
+
+    def new_tensor(self, dtype: str, shape: tuple[int, ...], name: str | None = None) -> int:
         if dtype not in DTYPES:
             raise PlanError(f"{self.model.path}: a tensor inside the model has type {dtype}")
         index = len(self.values)
-        shape = tuple(int(dim) for dim in like.shape)
         self.values.append(_Value(name or f"t{index}", dtype, shape, root=index))
         return index
 
@@ -567,19 +566,23 @@ class _PlanBuilder:
         raise PlanError(f"{self.model.path}: not a straight line of calls: {type(expr).__name__}")
 
     def constant(self, expr: relax.Expr) -> int:
-        data = expr.value.numpy()
-        key = (str(expr.ty.dtype), tuple(data.shape), data.tobytes())
-        if key not in self.constants:
-            index = self.new_value(expr.ty)
-            self.values[index].data = data
-            self.constants[key] = index
-        return self.constants[key]
+        new = self.new_value(expr.ty)
+        data = np.from_dlpack(expr.value)  # no copy: weights may be most of this process's memory
+        values = _bytes_of(data)
+        some = values[:: max(1, values.size // _SAMPLE)].tobytes()
+        alike = self.constants.setdefault((str(expr.ty.dtype), data.shape, some), [])
+        for index in alike:
+            known = self.values[index].data
+            if known is not None and np.array_equal(_bytes_of(known), values):
+                self.values.pop()
+                return index
+        self.values[new].data = data
+        alike.append(new)
+        return new
 
     # ------------------------------------------------ the end
 
-    def finish(
-        self, body: relax.Expr, bounds: Sequence[Bound]
-    ) -> tuple[Plan, dict[str, tirx.PrimFunc]]:
+    def finish(self, body: relax.Expr, bounds: Sequence[Bound]) -> tuple[Plan, dict[str, Kernel]]:
         results = self.resolve(body)
         names = [info.name for info in self.model.outputs]
         names += [f"count{i}" for i in range(1 + max((b.count for b in bounds), default=-1))]
@@ -634,7 +637,7 @@ class _PlanBuilder:
     def reuse_storage(self) -> None:
         """Let results take the place of an argument that nobody reads any more."""
         for now, call in enumerate(self.calls):
-            for read, written in tir.in_place(self.kernels[call.kernel]):
+            for read, written in self.kernels[call.kernel].facts.in_place:
                 result, argument = call.args[written], self.values[call.args[read]]
                 old = self.values[argument.root]
                 readers = [arg for arg in call.args if self.values[arg].root == argument.root]
@@ -661,10 +664,10 @@ class _PlanBuilder:
         function = te.create_prim_func([placeholder, topi.identity(placeholder)])
         name = "copy_" + "_".join([value.dtype, *map(str, value.shape)])
         inputs = [source] if outputs else [source, target]
-        self.add_call(name, function, inputs, outputs)
+        self.add_call(name, Kernel.of(function), inputs, outputs)
         return target
 
-    def place(self) -> tuple[dict[int, int], int, bytes]:
+    def place(self) -> tuple[dict[int, int], int, bytearray]:
         """Offsets of the root values, the arena's size, and the parameter file."""
         roots = [i for i, value in enumerate(self.values) if value.root == i and value.data is None]
         blocks = [
@@ -673,13 +676,27 @@ class _PlanBuilder:
         ]
         offsets, arena_bytes = allocate(blocks)
         places = dict(zip(roots, offsets, strict=True))
-        params = bytearray()
+        end, stored = 0, []
         for index, value in enumerate(self.values):
             if value.root == index and value.data is not None:
-                params.extend(bytes(align(len(params)) - len(params)))
-                places[index] = len(params)
-                params.extend(value.data.tobytes())
-        return places, arena_bytes, bytes(params)
+                places[index] = align(end)
+                end = places[index] + value.nbytes
+                stored.append((places[index], value.data))
+        # Of their size at once: they may be most of this process's memory.
+        params = bytearray(end)
+        filled = np.frombuffer(params, "uint8")
+        for start, data in stored:
+            filled[start : start + data.nbytes] = _bytes_of(data)
+        return places, arena_bytes, params
+
+
+# As many of a constant's bytes say whether it may be equal to another one.
+_SAMPLE = 1024
+
+
+def _bytes_of(data: np.ndarray) -> np.ndarray:
+    """The bytes of an array that lies in order."""
+    return data.reshape(-1).view("uint8")
 
 
 def _row_kernel(dtype: str, most: int, size: int) -> tirx.PrimFunc:

@@ -6,15 +6,16 @@ tensor is packed into the blocked layout or unpacked from it, once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import relax, tirx
 
 from edgepack.base import apart
+from edgepack.compiler.backend.code import kept_code
+from edgepack.compiler.backend.kernel import KeptFacts, Kernel
 from edgepack.compiler.backend.report import LayerReport, Stored
 from edgepack.compiler.backend.storage import joint as joint_of
 from edgepack.compiler.backend.storage import view
@@ -25,6 +26,7 @@ from edgepack.compiler.layers.rows import RowProduct
 from edgepack.compiler.layers.signature import signature_of
 from edgepack.compiler.layers.tensors import shape_of, shape_of_type
 from edgepack.compiler.origin import Origin, merge, origin_of
+from edgepack.compiler.place.known import key_of_site
 from edgepack.compiler.place.placement import (
     JointOf,
     PlacedLayer,
@@ -52,7 +54,7 @@ class Rewritten:
     """
 
     module: tvm.IRModule
-    kernels: dict[str, tirx.PrimFunc]
+    kernels: dict[str, Kernel]
     reports: tuple[LayerReport, ...]
 
 
@@ -81,7 +83,7 @@ def rewrite(
     updated = tvm.IRModule(functions, attrs=module.attrs)
     updated["main"] = new_main
     return Rewritten(
-        module=updated, kernels=emitter.kernels.functions, reports=tuple(emitter.reports)
+        module=updated, kernels=emitter.kernels.by_name, reports=tuple(emitter.reports)
     )
 
 
@@ -94,17 +96,26 @@ class _Kernels:
     """Kernels by name; equal ones are kept once."""
 
     def __init__(self) -> None:
-        self.functions: dict[str, tirx.PrimFunc] = {}
+        self.by_name: dict[str, Kernel] = {}
+        self._known = KeptFacts(kept_code())
 
-    def add(self, name: str, function: tirx.PrimFunc) -> str:
-        candidate, count = name, 1
-        while candidate in self.functions:
-            if tvm_ffi.structural_equal(self.functions[candidate], function):
+    def add(self, made: LayerKernel, key: str) -> str:
+        """The name of a kernel, which `key` says everything of, or "" if none does."""
+        kernel = self._kernel(made.function, key)
+        candidate, count = made.name, 1
+        while candidate in self.by_name:
+            known = self.by_name[candidate]
+            if known is kernel or known.facts.digest == kernel.facts.digest:
                 return candidate
             count += 1
-            candidate = f"{name}_v{count}"
-        self.functions[candidate] = function
+            candidate = f"{made.name}_v{count}"
+        self.by_name[candidate] = kernel
         return candidate
+
+    def _kernel(self, function: tirx.PrimFunc | Callable[[], tirx.PrimFunc], key: str) -> Kernel:
+        if isinstance(function, tirx.PrimFunc):
+            return Kernel.of(function)
+        return self._known.kernel(key, function) if key else Kernel(function)
 
 
 class _Emitter:
@@ -180,6 +191,7 @@ class _Emitter:
             exact=layer.exact,
             signature=signature_of(layer),
             most_results=layer.most_results,
+            key=key_of_site(rule, site),
         )
         if layer.mean is not None:
             self.blocked[layer.mean] = self.builder.emit(relax.TupleGetItem(made, 1))
@@ -270,13 +282,14 @@ class _Emitter:
         exact: str = "",
         signature: str = "",
         most_results: int | None = None,
+        key: str = "",
     ) -> relax.Expr:
         """Emit a kernel's call; its result has `shape`, and is `shown` in the report.
 
-        `value`, `stored`, `signature` and `most_results` are the report's. With a `mean`, the shape
-        of a second result, it returns a tuple.
+        `value`, `stored`, `signature` and `most_results` are the report's, `key` is
+        `key_of_site`'s. With a `mean`, the shape of a second result, it returns a tuple.
         """
-        name = self.kernels.add(kernel.name, kernel.function)
+        name = self.kernels.add(kernel, key)
         types = [relax.TensorType(list(dims), dtype) for dims in (shape, mean) if dims]
         call = relax.call_dps_packed(name, list(read), types if mean else types[0])
         tensors = [*(expr.ty for expr in read), *types]

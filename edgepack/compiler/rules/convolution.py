@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from tvm import tirx
 
 from edgepack.compiler.choices import PANELS, PIXELS, Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
@@ -62,6 +63,8 @@ def dense_weight(operator: Convolution, merged: int) -> np.ndarray:
     """Weights [groups, out, in, rows, columns] with `merged` groups made one."""
     weight, groups = operator.weight, operator.groups
     outs, ins = weight.shape[0] // groups, weight.shape[1]
+    if merged == 1:
+        return weight.reshape(groups, outs, ins, *weight.shape[2:])
     dense = np.zeros(
         (groups // merged, outs * merged, ins * merged, *weight.shape[2:]), weight.dtype
     )
@@ -116,25 +119,16 @@ def make(site: LayerSite) -> LayerKernel:
         halves=halves,
         choice=choice,
     )
-    whole = tir.sequence(
-        loops.epilogue.clear_around_means(),
-        tir.loop_of(
-            "n", output.batch, lambda n: loops.image(n, parallel=loops.partition.worth_sharing)
-        ),
-        loops.epilogue.means(),
-    )
-    notes = {"flat": flat, "pixels": loops.partition.pixels_outer, "mean": site.mean is not None}
-    rows, columns = operator.kernel
-    name = (
-        f"conv{rows}x{columns}_{source.channels}_{output.channels}_{output.height}x{output.width}"
-    )
-    if operator.stride != (1, 1):
-        name += f"_s{operator.stride[0]}"
-    if site.mean:
-        name += "_mean"
-    return LayerKernel(
-        name=name,
-        function=tir.function(
+
+    def function() -> tirx.PrimFunc:
+        whole = tir.sequence(
+            loops.epilogue.clear_around_means(),
+            tir.loop_of(
+                "n", output.batch, lambda n: loops.image(n, parallel=loops.partition.worth_sharing)
+            ),
+            loops.epilogue.means(),
+        )
+        return tir.function(
             [
                 loops.source.buffer,
                 *loops.epilogue.operand_buffers,
@@ -147,7 +141,20 @@ def make(site: LayerSite) -> LayerKernel:
             ],
             loops.imported(whole),
             in_place=loops.in_place,
-        ),
+        )
+
+    notes = {"flat": flat, "pixels": loops.partition.pixels_outer, "mean": site.mean is not None}
+    rows, columns = operator.kernel
+    name = (
+        f"conv{rows}x{columns}_{source.channels}_{output.channels}_{output.height}x{output.width}"
+    )
+    if operator.stride != (1, 1):
+        name += f"_s{operator.stride[0]}"
+    if site.mean:
+        name += "_mean"
+    return LayerKernel(
+        name=name,
+        function=function,
         constants=(halves.packed if halves else packed, packed_bias, *loops.epilogue.packed),
         tile=" ".join([str(chosen), *(word for word, holds in notes.items() if holds)]),
         macs=operator.weight.size * output.height * output.width * output.batch,
@@ -252,6 +259,7 @@ RULE = Rule(
     make=make,
     halo=halo,
     reads_planar=reads_planar,
+    kept=True,
     averages=True,
     ways=ways,
     can_take=_can_take,

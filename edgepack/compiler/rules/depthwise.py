@@ -174,10 +174,27 @@ class _DepthwiseKernel:
             self.epilogue = site.epilogue(pixels=self.pixels, parts=self.parts)
 
     def kernel(self) -> LayerKernel:
-        """Code, constants and what they cost."""
+        """Constants, what they cost, and how the code is made."""
         output, operator = self.output, self.operator
         rows, columns = operator.kernel
-        parts = self.parts
+        name = f"depthwise{rows}x{columns}_{output.channels}_{output.height}x{output.width}"
+        if operator.stride != (1, 1):
+            name += f"_s{operator.stride[0]}"
+        if self.epilogue.average:
+            name += "_mean"
+        return LayerKernel(
+            name=name,
+            function=self.function,
+            constants=(self.packed, self.packed_bias, *self.epilogue.packed),
+            tile=f"{self.pixels}x1{' mean' if self.epilogue.average else ''}",
+            macs=self.macs,
+            cycles=self.cycles,
+            by_pixels=self.by_pixels,
+        )
+
+    def function(self) -> tirx.PrimFunc:
+        """The code."""
+        output, parts = self.output, self.parts
 
         def one(n: tir.Expr, item: tir.Expr) -> tir.Stmt:
             if self.by_pixels:
@@ -203,24 +220,10 @@ class _DepthwiseKernel:
             *self.epilogue.average_buffers,
         ]
         stored_once = self.tiles is None or self.tiles.finishes
-        function = tir.function(
+        return tir.function(
             arguments,
             self.tiles.imported(body) if self.tiles else body,
             in_place=self.epilogue.in_place(self.target) if stored_once else [],
-        )
-        name = f"depthwise{rows}x{columns}_{output.channels}_{output.height}x{output.width}"
-        if operator.stride != (1, 1):
-            name += f"_s{operator.stride[0]}"
-        if self.epilogue.average:
-            name += "_mean"
-        return LayerKernel(
-            name=name,
-            function=function,
-            constants=(self.packed, self.packed_bias, *self.epilogue.packed),
-            tile=f"{self.pixels}x1{' mean' if self.epilogue.average else ''}",
-            macs=self.macs,
-            cycles=self.cycles,
-            by_pixels=self.by_pixels,
         )
 
     def _rows(self, n: tir.Expr, block: tir.Expr, part: tir.Expr) -> tir.Stmt:
@@ -459,4 +462,6 @@ def ways(site: LayerSite) -> list[Ranked]:
     ]
 
 
-RULE = Rule(name="depthwise", takes=takes, make=make, halo=halo, averages=True, ways=ways)
+RULE = Rule(
+    name="depthwise", takes=takes, make=make, halo=halo, kept=True, averages=True, ways=ways
+)

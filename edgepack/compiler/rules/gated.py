@@ -9,6 +9,8 @@ cache.
 
 from __future__ import annotations
 
+from tvm import tirx
+
 from edgepack.compiler.choices import Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.rules import convolution
@@ -92,10 +94,10 @@ def make(site: LayerSite) -> LayerKernel:
         clears=True,
         prepare=scale,
     )
-    body = loops.image(0, parallel=loops.partition.worth_sharing)
-    return LayerKernel(
-        name=f"gated1x1_{source.channels}_{output.channels}_{output.height}x{output.width}",
-        function=tir.function(
+
+    def function() -> tirx.PrimFunc:
+        body = loops.image(0, parallel=loops.partition.worth_sharing)
+        return tir.function(
             [
                 loops.source.buffer,
                 gate.buffer,
@@ -108,7 +110,11 @@ def make(site: LayerSite) -> LayerKernel:
             ],
             loops.imported(body),
             in_place=loops.in_place,
-        ),
+        )
+
+    return LayerKernel(
+        name=f"gated1x1_{source.channels}_{output.channels}_{output.height}x{output.width}",
+        function=function,
         constants=(packed, packed_bias, *loops.epilogue.packed),
         tile=f"{chosen}{' flat' if flat else ''}",
         macs=operator.weight.size * output.height * output.width,
@@ -133,4 +139,4 @@ def ways(site: LayerSite) -> list[Ranked]:
     ]
 
 
-RULE = Rule(name="gated", takes=takes, make=make, ways=ways)
+RULE = Rule(name="gated", takes=takes, make=make, ways=ways, kept=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tvm import tirx
+
 from edgepack.compiler.layers.layer import Layer, Pointwise
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
 from edgepack.compiler.tiles import tir
@@ -43,27 +45,30 @@ def make_pointwise(site: LayerSite) -> LayerKernel:
             parallel=by_rows,
         )
 
-    body = tir.loop_of(
-        "n",
-        output.batch,
-        lambda n: tir.loop_of(
-            "block", output.blocks, lambda block: one_block(n, block), parallel=by_blocks
-        ),
-    )
-    operations = "_".join(operation.name for operation in site.layer.expression[:3])
-    return LayerKernel(
-        name=f"{operations}_{output.channels}_{output.height}x{output.width}",
-        function=tir.function(
+    def function() -> tirx.PrimFunc:
+        body = tir.loop_of(
+            "n",
+            output.batch,
+            lambda n: tir.loop_of(
+                "block", output.blocks, lambda block: one_block(n, block), parallel=by_blocks
+            ),
+        )
+        return tir.function(
             [source.buffer, *epilogue.operand_buffers, *epilogue.constants, target.buffer],
             tir.sequence(clear_halos(target), body),
             in_place=[
                 *([(source.buffer, target.buffer)] if site.inputs[0] == output else []),
                 *epilogue.in_place(target),
             ],
-        ),
+        )
+
+    operations = "_".join(operation.name for operation in site.layer.expression[:3])
+    return LayerKernel(
+        name=f"{operations}_{output.channels}_{output.height}x{output.width}",
+        function=function,
         constants=epilogue.packed,
         cycles=cycles,
     )
 
 
-POINTWISE = Rule(name="pointwise", takes=takes_pointwise, make=make_pointwise)
+POINTWISE = Rule(name="pointwise", takes=takes_pointwise, make=make_pointwise, kept=True)

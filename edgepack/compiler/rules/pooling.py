@@ -154,14 +154,18 @@ def make_window(site: LayerSite) -> LayerKernel:
 
     points = product((*output.shape[:1], output.height, output.width))
     cycles = points * product(operator.kernel) / site.cpu.loads_per_cycle
-    body = _over_blocks(site, cycles, one_block)
+
+    def function() -> tirx.PrimFunc:
+        body = _over_blocks(site, cycles, one_block)
+        return tir.function(
+            [source.buffer, *epilogue.operand_buffers, *epilogue.constants, target.buffer],
+            tir.sequence(clear_halos(target), body),
+        )
+
     name = f"{operator.kind}_pool{operator.kernel[0]}x{operator.kernel[1]}"
     return LayerKernel(
         name=f"{name}_{output.channels}_{output.height}x{output.width}",
-        function=tir.function(
-            [source.buffer, *epilogue.operand_buffers, *epilogue.constants, target.buffer],
-            tir.sequence(clear_halos(target), body),
-        ),
+        function=function,
         constants=epilogue.packed,
         cycles=cycles,
     )
@@ -209,16 +213,20 @@ def make_mean(site: LayerSite) -> LayerKernel:
         return tir.sequence(sums.code, names.done())
 
     cycles = output.shape[0] * pixels / site.cpu.loads_per_cycle
-    return LayerKernel(
-        name=f"mean_{output.channels}_{layout.height}x{layout.width}",
-        function=tir.function(
+
+    def function() -> tirx.PrimFunc:
+        return tir.function(
             [source.buffer, *epilogue.operand_buffers, *epilogue.constants, target.buffer],
             tir.sequence(clear_halos(target), _over_blocks(site, cycles, one_block)),
-        ),
+        )
+
+    return LayerKernel(
+        name=f"mean_{output.channels}_{layout.height}x{layout.width}",
+        function=function,
         constants=epilogue.packed,
         cycles=cycles,
     )
 
 
-WINDOW = Rule(name="pool", takes=takes_window, make=make_window)
-MEAN = Rule(name="mean", takes=takes_mean, make=make_mean, is_mean=True)
+WINDOW = Rule(name="pool", takes=takes_window, make=make_window, kept=True)
+MEAN = Rule(name="mean", takes=takes_mean, make=make_mean, kept=True, is_mean=True)

@@ -58,14 +58,15 @@ class LayerSite:
 class LayerKernel:
     """The code of a layer and the constants it takes.
 
-    The function's arguments are the layer's inputs, its operands, `constants` (already packed),
+    The function is made when it is asked for, by rules that are `kept`, or is there already. Its
+    arguments are the layer's inputs, its operands, `constants` (already packed),
     the output, the mean if the layer has one, and scratch memory. `tile`, `macs` (multiply-adds)
     and `cycles` (the cost model's) are for people to read. `by_pixels` tells of the result what
     `LayerSite.by_pixels` does of the first input.
     """
 
     name: str
-    function: tirx.PrimFunc
+    function: tirx.PrimFunc | Callable[[], tirx.PrimFunc]
     constants: tuple[np.ndarray, ...] = field(repr=False)
     tile: str = ""
     macs: int = 0
@@ -121,6 +122,8 @@ class Rule:
     them than the model has; `forms` are those of a layer then, the plain one, by another rule,
     first. `halves`: it can make layers of half precision, too.
 
+    `kept`: its kernels are made later, and depend on nothing but their sites, of weights and
+    constants per channel on types and shapes only; so what is known of them is kept.
     `is_mean`: its result is the mean of each channel of its input. `averages`: its kernel can make
     that as a second result, so that the next layer is spared.
     `alias` says how its result can be had without a kernel.
@@ -138,6 +141,7 @@ class Rule:
     more_weights: bool = False
     forms: Callable[[Layer, CpuModel], list[Ranked]] | None = None
     halves: bool = True
+    kept: bool = False
     averages: bool = False
     is_mean: bool = False
     alias: Alias | None = None

@@ -74,10 +74,8 @@ class _WinogradKernel:
         self.points = points_of(self.channels.element)[self.plan.results]
         self.workers = cpu.cores if worth_sharing(self.plan.cycles, cpu) else 1
         self.by_chunks = self._shares_chunks()
-        parts = self.workers if self.by_chunks else 1
         self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
         self.epilogue = site.epilogue()
-        self._products(parts)
         # Assembly takes coefficients from vectors: those of the way there and of the way back.
         element = self.channels.element
         self.isa = arm.isa_of(cpu, element)
@@ -112,9 +110,10 @@ class _WinogradKernel:
         by_chunks = self.plan.grid.busy(self.site.output.batch, self.workers)
         return by_chunks >= min(by_stages, BUSY_BY_PIECES)
 
-    def _products(self, parts: int) -> None:
-        """Packed weights, scratch memory and the products' loops for whole and last chunks."""
+    def _products(self) -> tuple[np.ndarray, np.ndarray]:
+        """Packed weights and biases, for which scratch memory and the products' shape are set."""
         channels, plan = self.channels, self.plan
+        parts = self.workers if self.by_chunks else 1
         transformed = toom_cook.transform_weights(self.operator.weight, self.points)
         weight = transformed[..., None, None]
         sizes = (plan.positions, parts, plan.grid.tiles, channels.element)
@@ -122,7 +121,7 @@ class _WinogradKernel:
         sums = scratch_layout(channels.outs, channels.out_block, *sizes)
         self.inputs, self.sums = Image("inputs", inputs), Image("sums", sums)
         shape = Shape.of(weight, inputs, sums)
-        self.packed = pack_weights(weight, shape, plan.product.vectors)
+        packed = pack_weights(weight, shape, plan.product.vectors)
         bias = np.zeros(
             (plan.positions, sums.blocks // plan.positions * sums.block), channels.element.name
         )
@@ -130,10 +129,11 @@ class _WinogradKernel:
             # So that it comes out of the transform in every result.
             ones = toom_cook.ones(self.points)
             bias[:, : channels.outs] = np.outer(np.outer(ones, ones), self.operator.bias)
-        self.packed_bias = bias.ravel()
-        self.weights = tir.buffer("weights", self.packed.shape, channels.element.name)
-        self.bias = tir.buffer("bias", self.packed_bias.shape, channels.element.name)
+        packed_bias = bias.ravel()
+        self.weights = tir.buffer("weights", packed.shape, channels.element.name)
+        self.bias = tir.buffer("bias", packed_bias.shape, channels.element.name)
         self.shape = shape
+        return packed, packed_bias
 
     def _product(self, tiles: int) -> ProductLoops:
         """The products of a chunk of so many tiles."""
@@ -156,8 +156,22 @@ class _WinogradKernel:
         )
 
     def kernel(self) -> LayerKernel:
-        """Code, constants and what they cost."""
+        """Constants, what they cost, and how the code is made."""
         site, plan, output = self.site, self.plan, self.site.output
+        constants = (*self._products(), *self.coefficients, *self.epilogue.packed)
+        return LayerKernel(
+            name=f"winograd{plan.results}_{site.inputs[0].channels}_{output.channels}"
+            f"_{output.height}x{output.width}",
+            function=self.function,
+            constants=constants,
+            tile=str(plan),
+            macs=self.operator.weight.size * output.height * output.width * output.batch,
+            cycles=plan.cycles,
+            by_pixels=self.workers > 1 and self.by_chunks,
+        )
+
+    def function(self) -> tirx.PrimFunc:
+        """The code."""
         body = tir.sequence(clear_halos(self.target), self._chunks())
         arguments = [
             self.source.buffer,
@@ -172,20 +186,10 @@ class _WinogradKernel:
             self.half_inputs,
             self.half_sums,
         ]
-        constants = (self.packed, self.packed_bias, *self.coefficients, *self.epilogue.packed)
-        return LayerKernel(
-            name=f"winograd{plan.results}_{site.inputs[0].channels}_{output.channels}"
-            f"_{output.height}x{output.width}",
-            function=tir.function(
-                arguments,
-                self.functions.imported(body),
-                in_place=[] if self.apart else self.epilogue.in_place(self.target),
-            ),
-            constants=constants,
-            tile=str(plan),
-            macs=self.operator.weight.size * output.height * output.width * output.batch,
-            cycles=plan.cycles,
-            by_pixels=self.workers > 1 and self.by_chunks,
+        return tir.function(
+            arguments,
+            self.functions.imported(body),
+            in_place=[] if self.apart else self.epilogue.in_place(self.target),
         )
 
     # ------------------------------------------------ chunks
@@ -586,6 +590,7 @@ def rule(sizes: Collection[int] = tuple(toom_cook.POINTS), *, always: bool = Fal
         make=make,
         halo=convolution.halo,
         more_weights=True,
+        kept=True,
         forms=partial(_forms, sizes),
         ways=partial(_ways, sizes),
         can_take=lambda layer, _cpu: can_take(layer, sizes),

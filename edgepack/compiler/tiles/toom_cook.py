@@ -151,10 +151,18 @@ def transform_weights(weight: np.ndarray, points: Points) -> np.ndarray:
         rows.append([float(point**power / scale) for power in range(3)])
     g = np.array([*rows, [0.0, 0.0, 1.0]])
     outs, ins = weight.shape[:2]
-    # One product with the Kronecker square of G transforms rows and columns at once.
-    flat = weight.astype("float64").reshape(outs * ins, 9)
-    transformed = np.kron(g, g) @ flat.T
-    return np.asarray(transformed.reshape(len(g) ** 2, outs, ins), "float32")
+    # One product with the Kronecker square of G transforms rows and columns at once, for a few
+    # windows that stay in the cache. numpy's BLAS would share larger products between threads, of
+    # which one waits for the other most of the time.
+    square, flat = np.kron(g, g), weight.reshape(outs * ins, 9)
+    transformed = np.empty((len(square), outs * ins), "float32")
+    for first in range(0, outs * ins, _WINDOWS):
+        some = flat[first : first + _WINDOWS].astype("float64")
+        transformed[:, first : first + _WINDOWS] = square @ some.T
+    return transformed.reshape(len(square), outs, ins)
+
+
+_WINDOWS = 256
 
 
 def ones(points: Points) -> list[float]:

@@ -84,23 +84,34 @@ def pack_weights(weight: np.ndarray, shape: Shape, vectors: int) -> np.ndarray:
     channels.
     """
     groups, outs, ins, rows, columns = weight.shape
-    padded = np.zeros((groups, shape.out_blocks * shape.lanes, ins, rows, columns), weight.dtype)
-    padded[:, :outs] = weight
-    pieces = []
-    for group in padded:
-        start = 0
-        for size, count in tile.parts(shape.out_blocks, vectors):
-            for _ in range(count):
-                panel = group[start : start + size * shape.lanes]
-                start += size * shape.lanes
-                for first in range(0, ins, shape.in_block):
-                    block = panel[:, first : first + shape.in_block]
-                    missing = -block.shape[1] % shape.kr
-                    if missing:
-                        block = np.pad(block, ((0, 0), (0, missing), (0, 0), (0, 0)))
-                    steps = block.reshape(len(block), -1, shape.kr, rows, columns)
-                    pieces.append(steps.transpose(3, 4, 1, 0, 2).ravel())
-    return np.concatenate(pieces).astype(shape.element.name, copy=False)
+    missing = shape.out_blocks * shape.lanes - outs
+    if missing:
+        weight = np.pad(weight, ((0, 0), (0, missing), (0, 0), (0, 0), (0, 0)))
+    packed = np.empty((groups, shape.panel(shape.out_blocks)), shape.element.name)
+    start = at = 0
+    for size, count in tile.parts(shape.out_blocks, vectors):
+        wide, panel = size * shape.lanes, shape.panel(size)
+        those = weight[:, start : start + count * wide]
+        panels = packed[:, at : at + count * panel].reshape(groups, count, panel)
+        start, at = start + count * wide, at + count * panel
+        whole, filled = ins // shape.in_block, 0
+        for blocks, channels in ((whole, shape.in_block), (1, ins % shape.in_block)):
+            if not blocks * channels:
+                continue
+            first = ins - channels if channels < shape.in_block else 0
+            taken = those[:, :, first : first + blocks * channels]
+            steps = -(-channels // shape.kr)
+            taken = taken.reshape(groups, count, wide, blocks, channels, rows, columns)
+            if channels % shape.kr:
+                around = [(0, 0)] * taken.ndim
+                around[4] = (0, -channels % shape.kr)
+                taken = np.pad(taken, around)
+            taken = taken.reshape(groups, count, wide, blocks, steps, shape.kr, rows, columns)
+            ordered = taken.transpose(0, 1, 3, 6, 7, 4, 2, 5)
+            end = filled + ordered[0, 0].size
+            panels[:, :, filled:end].reshape(ordered.shape)[...] = ordered
+            filled = end
+    return packed.reshape(-1)
 
 
 def pack_bias(bias: np.ndarray | None, output: Blocked, cpu: CpuModel) -> np.ndarray:
