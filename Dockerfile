@@ -32,10 +32,12 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
     libc6-dev \
     libclang-rt-dev \
     llvm \
+    llvm-19 \
     make \
     mender-artifact \
     mksh \
     mmdebstrap \
+    nasm \
     openssh-client \
     openssh-server \
     openssl \

@@ -13,12 +13,13 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
 from edgepack.base.process import run
 from edgepack.base.progress import NO_PROGRESS, Progress
-from edgepack.base.tools import find_tool
+from edgepack.base.tools import find_tool, look_for
 from edgepack.boards import Board
 from edgepack.native.sdist import Sdist, fetch_sdist, unpack_sdist
 from edgepack.native.toolchain import Toolchain, need_compiler
@@ -89,6 +90,14 @@ def jobs() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def nasm(toolchain: Toolchain) -> Path | None:
+    """What assembles libjpeg-turbo's vector code for x86-64; None for another CPU, or if it is not
+    here: then the code is left out, which is slower and gives the same pixels. Programs that zig
+    makes have the same name on every machine, for wheels have them; so they do without."""
+    wanted = toolchain.kind == "gnu" and toolchain.triple.startswith("x86_64-")
+    return look_for("nasm") if wanted else None
+
+
 def build_opencv(
     board: Board, toolchain: Toolchain, *, progress: Progress = NO_PROGRESS
 ) -> OpenCvBuild:
@@ -119,12 +128,13 @@ def name_opencv(board: Board, toolchain: Toolchain) -> OpenCvBuild:
 
 
 def _key(flags: Sequence[str], toolchain: Toolchain) -> str:
-    project = _project()
+    project, assembler = _project(), nasm(toolchain)
     parts = {
         "sdist": SDIST.sha256,
         "flags": list(flags),
         "triple": toolchain.triple,
         "toolchain": toolchain.title,
+        "nasm": _version(assembler) if assembler else "",
         "project": {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest()
             for path in (
@@ -136,6 +146,11 @@ def _key(flags: Sequence[str], toolchain: Toolchain) -> str:
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"{toolchain.triple}-{toolchain.kind}-{digest[:16]}"
+
+
+@cache
+def _version(program: Path) -> str:
+    return run([program, "-v"], what="asking nasm for its version").stdout.strip()
 
 
 def _project() -> Path:
@@ -162,6 +177,7 @@ def _compile(source: Path, prefix: Path, flags: Sequence[str], toolchain: Toolch
             f"-DCMAKE_INSTALL_PREFIX={prefix}",
             f"-DEDGEPACK_OPENCV_SOURCE={source}",
             f"-DEDGEPACK_BOARD_FLAGS={';'.join(flags)}",
+            f"-DEDGEPACK_NASM={nasm(toolchain) or ''}",
             *toolchain.cmake_args,
         ],
         env=toolchain.env,

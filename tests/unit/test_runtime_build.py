@@ -45,6 +45,22 @@ def test_opencv_key_names_what_goes_in() -> None:
     assert key != opencv._key(flags, replace(toolchain(), glibc="2.31"))
 
 
+def test_nasm_is_for_x86_64_by_gnu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nasm = tmp_path / "nasm"
+    nasm.write_text("#!/bin/sh\necho NASM version 2.16.01\n")
+    nasm.chmod(0o755)
+    monkeypatch.setattr(opencv, "look_for", lambda _name: nasm)
+    host = replace(toolchain(), kind="gnu", triple="x86_64-linux-gnu")
+    arm, zig = replace(host, triple="arm-linux-gnueabihf"), replace(host, kind="zig")
+    assert [opencv.nasm(item) for item in (host, arm, zig)] == [nasm, None, None]
+    # Programs of one kind of machine have one name, with it or without; see `prebuilt`.
+    with_it = [opencv._key((), item) for item in (host, arm, zig)]
+    monkeypatch.setattr(opencv, "look_for", lambda _name: None)
+    without = [opencv._key((), item) for item in (host, arm, zig)]
+    assert with_it[0] != without[0]
+    assert with_it[1:] == without[1:]
+
+
 def test_one_opencv_serves_all_boards_of_a_triple() -> None:
     keys = {
         opencv._key(get_board(name).runtime_flags["zig"], toolchain())

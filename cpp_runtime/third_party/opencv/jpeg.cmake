@@ -1,4 +1,8 @@
-# libjpeg-turbo, with its NEON code for ARM. (That for x86 is written for nasm and left out.)
+# libjpeg-turbo, with its vector code for ARM, and that for x86-64 if there is nasm to assemble it:
+#
+#   EDGEPACK_NASM  the program, or nothing
+#
+# Pixels are the same with that code and without it.
 set(_jpeg "${EDGEPACK_OPENCV_SOURCE}/3rdparty/libjpeg-turbo")
 
 set(_16
@@ -27,7 +31,12 @@ set(D_ARITH_CODING_SUPPORTED 1)
 set(HAVE_VLD1_S16_X3 1)
 set(HAVE_VLD1_U16_X2 1)
 set(HAVE_VLD1Q_U8_X4 1)
+set(EDGEPACK_NASM "" CACHE FILEPATH "nasm, for the x86-64 code of libjpeg-turbo")
+set(_neon 0)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(arm|aarch64)")
+  set(_neon 1)
+endif()
+if(_neon OR EDGEPACK_NASM)
   set(WITH_SIMD 1)
 endif()
 foreach(_header jconfig.h jconfigint.h jversion.h)
@@ -40,13 +49,13 @@ foreach(_bits 8 12 16)
   add_library(jpeg${_bits} OBJECT ${_sources})
   target_include_directories(jpeg${_bits} PRIVATE ${_jpeg_include})
   target_compile_definitions(jpeg${_bits} PRIVATE
-    BITS_IN_JSAMPLE=${_bits} NO_GETENV NO_PUTENV $<$<BOOL:${WITH_SIMD}>:NEON_INTRINSICS>)
+    BITS_IN_JSAMPLE=${_bits} NO_GETENV NO_PUTENV $<$<BOOL:${_neon}>:NEON_INTRINSICS>)
   target_compile_options(jpeg${_bits} PRIVATE -O3)
 endforeach()
 
-if(WITH_SIMD)
+set(_simd "${_jpeg}/simd")
+if(_neon)
   math(EXPR _width "8 * ${CMAKE_SIZEOF_VOID_P}")
-  set(_simd "${_jpeg}/simd")
   configure_file("${_simd}/arm/neon-compat.h.in" "${_generated}/jpeg/neon-compat.h")
   set(_names
     aarch${_width}/jchuff aarch${_width}/jsimd jccolor jcgray jcphuff jcsample jdcolor jdmerge
@@ -55,4 +64,24 @@ if(WITH_SIMD)
   list(TRANSFORM _sources REPLACE "jsimd-neon" "jsimd")
   target_sources(jpeg8 PRIVATE ${_sources})
   target_include_directories(jpeg8 PRIVATE "${_simd}/arm" "${_simd}")
+elseif(EDGEPACK_NASM)
+  set(_names
+    jccolor-avx2 jccolor-sse2 jcgray-avx2 jcgray-sse2 jchuff-sse2 jcphuff-sse2 jcsample-avx2
+    jcsample-sse2 jdcolor-avx2 jdcolor-sse2 jdmerge-avx2 jdmerge-sse2 jdsample-avx2 jdsample-sse2
+    jfdctflt-sse jfdctfst-sse2 jfdctint-avx2 jfdctint-sse2 jidctflt-sse2 jidctfst-sse2
+    jidctint-avx2 jidctint-sse2 jidctred-sse2 jquantf-sse2 jquanti-avx2 jquanti-sse2 jsimdcpu)
+  # Not as a language of the project: nasm knows no option of the compilers.
+  foreach(_name ${_names})
+    set(_object "${CMAKE_CURRENT_BINARY_DIR}/${_name}.o")
+    add_custom_command(
+      OUTPUT "${_object}"
+      COMMAND "${EDGEPACK_NASM}" -f elf64 -DELF -D__x86_64__ -DPIC
+        "-I${_simd}/nasm/" "-I${_simd}/x86_64/" -o "${_object}" "${_name}.asm"
+      WORKING_DIRECTORY "${_simd}/x86_64"
+      DEPENDS "${_simd}/x86_64/${_name}.asm")
+    set_source_files_properties("${_object}" PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
+    list(APPEND _assembled "${_object}")
+  endforeach()
+  target_sources(jpeg8 PRIVATE "${_simd}/x86_64/jsimd.c")
+  target_include_directories(jpeg8 PRIVATE "${_simd}")
 endif()
