@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edgepack.compiler.place.emit import LAYOUT
-from edgepack.compiler.rules import integer_convolution, integers
+from edgepack.compiler.rules import integer_convolution, integer_transposed, integers
 from edgepack.compiler.rules.table import RULES
 from tests.onnx_models import Builder
 from tests.targets import compile_and_run, every_target_in_parts, save_cases, some, wrong_outputs
@@ -110,6 +110,7 @@ def random_convolutions(net: Builder) -> dict[str, str]:
 
 def poolings(net: Builder) -> dict[str, str]:
     """Borders, ceiling mode, padding counted or not, negative values under a maximum."""
+    pooled = net.op("MaxPool", net.conv("seven", 7, 11, 1), kernel_shape=[2, 2])
     return {
         "max 3x3": net.op("MaxPool", "seven", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
         "max strided": net.op(
@@ -124,6 +125,7 @@ def poolings(net: Builder) -> dict[str, str]:
         "mean": net.op("GlobalAveragePool", "seven"),
         "mean by a window": net.op("AveragePool", "many", kernel_shape=[7, 7]),
         "max of a large window": net.op("MaxPool", "seven", kernel_shape=[9, 9]),
+        "mean of a pooled image": net.op("GlobalAveragePool", pooled),
         "mean of a batch": net.op("ReduceMean", "batch", axes=[2, 3], keepdims=0),
     }
 
@@ -307,7 +309,7 @@ FAMILIES = (
 
 
 # Those have tests of their own.
-INTEGERS = (integer_convolution.RULE, *integers.RULES)
+INTEGERS = (integer_convolution.RULE, integer_transposed.RULE, *integers.RULES)
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from edgepack.compiler.rules import convolution, depthwise, pooling, transposed
 from edgepack.compiler.tiles import arm, tile
 from edgepack.compiler.tiles.cpu import (
     AVX2,
+    AVX512,
     CORTEX_A7,
     CORTEX_A9,
     CORTEX_A15,
@@ -142,11 +143,16 @@ def test_a_target_has_the_model_of_its_cpu(config: dict[str, object], expected: 
         (ZEN4, 24, 8),
         (ZEN4, 3, 4),
         (ZEN4, 1000, 8),
-        (AVX2, 20, 4),
+        # Wider vectors that do as many operations a cycle are worth some zeros: 60 or 64 channels.
+        (AVX512, 58, 16),
+        (AVX512, 24, 8),
+        (AVX2, 58, 8),
+        (AVX2, 12, 4),
+        (replace(AVX512, tight=frozenset({104})), 104, 8),
         (CORTEX_A9, 7, 4),
     ],
 )
-def test_block_pads_channels_least(cpu: CpuModel, channels: int, block: int) -> None:
+def test_blocks_are_wide_where_zeros_cost_less(cpu: CpuModel, channels: int, block: int) -> None:
     assert cpu.block(channels, FLOAT32) == block
 
 

@@ -8,9 +8,12 @@ import pytest
 
 from edgepack.compiler.frontend import importer
 from edgepack.compiler.frontend.load import load_model
+from edgepack.compiler.layers.layer import Convolution
 from edgepack.compiler.place.placement import JointOf, PlacedLayer, Placement, ViewAt, place_layers
+from edgepack.compiler.rules.convolution import merged_groups
 from edgepack.compiler.rules.table import RULES
-from edgepack.compiler.tiles.cpu import CORTEX_A72
+from edgepack.compiler.tiles.cpu import AVX512, CORTEX_A72, CpuModel
+from edgepack.compiler.tiles.element import FLOAT32
 from edgepack.compiler.tiles.layout import Halo
 from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
@@ -19,11 +22,11 @@ from tests.targets import save_cases
 IMAGE = (1, 8, 12, 10)
 
 
-def placed(path: Path, net: Builder, *outputs: str) -> Placement:
-    """The placement of a network of one image for a Cortex-A72."""
+def placed(path: Path, net: Builder, *outputs: str, cpu: CpuModel = CORTEX_A72) -> Placement:
+    """The placement of a network of one image."""
     save_cases(path, net, {"x": IMAGE}, {f"result_{name}": name for name in outputs})
     module = importer.import_model(load_model(ModelSpec(path=path)))
-    return place_layers(module["main"], CORTEX_A72, RULES)
+    return place_layers(module["main"], cpu, RULES)
 
 
 def by_rule(placement: Placement, name: str) -> list[PlacedLayer]:
@@ -46,6 +49,21 @@ def test_a_joint_copies_only_parts_that_have_their_place_elsewhere(path: Path) -
     # `one` can lie in one of its two joints only.
     copied = [copied for joint in (inner_joint, outer_joint) for _, copied in joint.alias.parts]
     assert sum(copied) == 1
+
+
+def test_groups_keep_blocks_that_they_fill(path: Path) -> None:
+    """Thirteen groups of 8 have no whole blocks of 16 but all together, as a dense convolution."""
+    net = Builder()
+    x = net.conv("x", 8, 104, kernel=1)
+    net.op("Relu", net.conv(x, 104, 104, group=13), outputs=["y"])
+    placement = placed(path, net, "y", cpu=AVX512)
+    (_, grouped) = by_rule(placement, "conv")
+    operator = grouped.layer.operator
+    assert isinstance(operator, Convolution)
+    read, made = (placement.layouts[v].block for v in (*grouped.layer.inputs, grouped.layer.output))
+    assert merged_groups(operator, read, made) == 1
+    # Without groups, as many channels have the wider blocks.
+    assert AVX512.block(104, FLOAT32) == 16
 
 
 def test_a_range_of_blocks_is_a_view_with_the_halo_of_the_whole(path: Path) -> None:

@@ -113,6 +113,7 @@ def place_layers(
     """
     # There are products of rows with whole weights only.
     read = read_layers(main, matrices_in_rows=not precision.is_half)
+    cpu = replace(cpu, tight=_grouped(read))
     layers, roots = _without_views(read)
     outputs = [roots.get(value, value) for value in variables(main.body.body)]
     turned = turn(fuse(layers, outputs), outputs, cpu)
@@ -145,6 +146,21 @@ def place_layers(
         roots=roots,
         twins=twins,
         made={var: value for layer in read for var, value in layer.bindings},
+    )
+
+
+def _grouped(layers: Sequence[Layer]) -> frozenset[int]:
+    """The channel counts of convolutions in groups, depthwise ones apart.
+
+    Groups are merged until each has whole blocks, so wide blocks that a group does not fill make
+    one group of all: a dense convolution.
+    """
+    return frozenset(
+        count
+        for layer in layers
+        if isinstance(layer.operator, Convolution) and layer.operator.groups > 1
+        for count in (extent(layer.inputs[0])[1], extent(layer.output)[1])
+        if layer.operator.groups < count
     )
 
 
