@@ -34,6 +34,8 @@ BOARDS = ("rasp5b", "rasp4b-64", "rasp3b-64", "pynq", "local")
 # Counted on ARM.
 COUNTED = ("mobilenetv2", "resnet18")
 KINDS = ("float32", "float16", "int8")
+# Peers that are counted on ARM, and what they compute. ncnn reads no QDQ files.
+PEERS = {"onnxruntime": "int8", "ncnn-half": "float16"}
 # They read QDQ files. OpenVINO as it comes uses AMX where a CPU has it.
 VNNI = ("onnxruntime", "openvino-vnni")
 AMX = ("openvino",)
@@ -109,11 +111,9 @@ def _count(board: Board, models: Sequence[str], engines: Sequence[str], progress
     for model in (get_model(name) for name in models if name in COUNTED):
         for kind in KINDS:
             given = quantized(model) if kind == "int8" else model
-            for engine in (NAME, "onnxruntime"):
+            for engine in (NAME, *peers_of(board)):
                 is_peer = engine != NAME
-                if engine not in engines or (is_peer and kind != "int8"):
-                    continue
-                if is_peer and engine not in ARM_WHEELS[board.debian_arch]:
+                if engine not in engines or (is_peer and kind != PEERS[engine]):
                     continue
                 progress.step(f"{board.name}: {model.name}, {kind}: {engine}")
                 try:
@@ -128,6 +128,17 @@ def _count(board: Board, models: Sequence[str], engines: Sequence[str], progress
                 store("bits", {board.name: {f"{model.name}, {kind}": {engine: figure}}})
 
 
+def peers_of(board: Board) -> list[str]:
+    """Those that run on a board; in half precision where its CPU computes in it."""
+    wheels = ARM_WHEELS[board.debian_arch]
+    halves = "fullfp16" in board.has
+    return [
+        engine
+        for engine, kind in PEERS.items()
+        if engine.removesuffix("-half") in wheels and (halves or kind != "float16")
+    ]
+
+
 def report() -> str:
     """Markdown of all figures so far."""
     tables = load("bits")
@@ -136,8 +147,9 @@ def report() -> str:
     for name in BOARDS[:-1]:
         if name in tables:
             board = get_board(name)
-            engines = ["onnxruntime"] if board.debian_arch == "arm64" else []
-            found = table(ordered(tables[name], kinds), engines, TITLES, scale=1e6, digits=1)
+            found = table(
+                ordered(tables[name], kinds), peers_of(board), TITLES, scale=1e6, digits=1
+            )
             parts.append(
                 f"**{board.triple}, {board.cpu}** (board {name}), M instructions\n\n{found}"
             )

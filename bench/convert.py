@@ -39,7 +39,7 @@ def converted(model: BenchModel, engine: str) -> Path:
     Raises ToolchainError or NotConvertibleError if it cannot be converted.
     """
     match engine:
-        case "ncnn":
+        case "ncnn" | "ncnn-half":
             return _to_ncnn(model) / "model"
         case "litert" | "tflite":
             return _to_tflite(model) / "model.tflite"

@@ -25,6 +25,7 @@ REQUIREMENTS = Path(__file__).with_name("requirements.lock")
 TITLES = {
     "onnxruntime": "onnxruntime 1.31.1",
     "ncnn": "ncnn 1.0.20261020",
+    "ncnn-half": "ncnn 1.0.20261020, half precision",
     "openvino": "OpenVINO 2026.4.1",
     "openvino-vnni": "OpenVINO 2026.4.1, no AMX",
     "litert": "LiteRT 2.3.0",
@@ -154,7 +155,8 @@ class Emulator:
     def peer(self, engine: str, plugin: str, arguments: list[str | Path]) -> list[str | Path]:
         """Starts the worker with `engine` and `arguments`."""
         library = self.root / "usr" / "lib" / self.board.triple
-        wheels = [unpacked(wheel) for wheel in ARM_WHEELS[self.board.debian_arch][engine]]
+        package = engine.removesuffix("-half")
+        wheels = [unpacked(wheel) for wheel in ARM_WHEELS[self.board.debian_arch][package]]
         env = {
             # Debian's alternatives, which are links that only an installation makes.
             "LD_LIBRARY_PATH": os.pathsep.join(

@@ -41,13 +41,22 @@ def onnxruntime(model: str, x: Any, threads: int) -> tuple[Run, Read]:
 
 def ncnn(model: str, x: Any, threads: int) -> tuple[Run, Read]:
     """ncnn in float32: its 16-bit storage and arithmetic would miss the tolerance."""
+    return _ncnn(model, x, threads, half=False)
+
+
+def ncnn_half(model: str, x: Any, threads: int) -> tuple[Run, Read]:
+    """ncnn in half precision, stored and computed, as it comes."""
+    return _ncnn(model, x, threads, half=True)
+
+
+def _ncnn(model: str, x: Any, threads: int, *, half: bool) -> tuple[Run, Read]:
     import ncnn as library  # type: ignore[import-not-found]
 
     net = library.Net()
     net.opt.num_threads = threads
-    net.opt.use_fp16_packed = False
-    net.opt.use_fp16_storage = False
-    net.opt.use_fp16_arithmetic = False
+    net.opt.use_fp16_packed = half
+    net.opt.use_fp16_storage = half
+    net.opt.use_fp16_arithmetic = half
     net.opt.use_bf16_storage = False
     if net.load_param(model + ".param") != 0 or net.load_model(model + ".bin") != 0:
         raise RuntimeError(f"ncnn cannot load {model}")
@@ -130,6 +139,7 @@ def _interpreter(interpreter: Any, x: Any) -> tuple[Run, Read]:
 ENGINES: dict[str, Callable[[str, Any, int], tuple[Run, Read]]] = {
     "onnxruntime": onnxruntime,
     "ncnn": ncnn,
+    "ncnn-half": ncnn_half,
     "openvino": openvino,
     "openvino-vnni": openvino_vnni,
     "litert": litert,
