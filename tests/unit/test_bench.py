@@ -52,13 +52,20 @@ def test_bits_have_rows_for_kinds_and_a_table_of_this_machine(
 ) -> None:
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     monkeypatch.setattr(results, "bench_dir", lambda: tmp_path)
-    counted = {"mobilenetv2, int8": {NAME: Figure(value=4e7), "onnxruntime": Figure(value=6e7)}}
+    counted = {
+        "mobilenetv2, float16": {NAME: Figure(value=45e6), "ncnn-half": Figure(value=5e7)},
+        "mobilenetv2, int8": {NAME: Figure(value=4e7), "onnxruntime": Figure(value=6e7)},
+    }
     peers = {"openvino-vnni": Figure(value=5.0), "openvino": Figure(value=2.0)}
     timed = {"resnet18": {NAME: Figure(value=4.0), **peers}}
     results.store("bits", {"rasp5b": counted, "local": timed})
     text = bits.report()
     assert "**aarch64-linux-gnu, cortex-a76** (board rasp5b), M instructions" in text
-    assert "| mobilenetv2, int8 | 40.0 | **60.0** | 0.67 |" in text
+    assert "| mobilenetv2, float16 | 45.0 | - | **50.0** | 0.90 |" in text
+    assert "| mobilenetv2, int8 | 40.0 | **60.0** | - | 0.67 |" in text
+    # Half precision only where a CPU computes in it.
+    assert bits.peers_of(get_board("rasp4b-64")) == ["onnxruntime"]
+    assert bits.peers_of(get_board("pynq")) == []
     assert "| resnet18 | 4.00 | - | **5.00** | 0.80 |" in text
     assert "| resnet18 | 4.00 | **2.00** | 2.00 |" in text
 
