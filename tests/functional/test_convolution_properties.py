@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,10 @@ def _size(random: np.random.Generator, kernel: int, most: int) -> int:
     return int(random.integers(kernel, max(kernel + 1, most)))
 
 
-def winograd_case(random: np.random.Generator) -> Case:
-    """What the Winograd rule takes: 3x3, stride 1."""
+def winograd_case(random: np.random.Generator, stride: int = 1) -> Case:
+    """What the Winograd rule takes: 3x3, stride 1 or 2."""
     return Case(
+        strides=(stride, stride),
         shape=(
             int(random.integers(1, 3)),
             int(random.integers(1, 40)),
@@ -190,11 +192,13 @@ def only_winograd(results: int) -> list[Rule]:
 
 
 @every_target
-@pytest.mark.parametrize("results", list(toom_cook.POINTS))
-def test_winograd(tmp_path: Path, board: str, cpu: str, results: int) -> None:
-    rules = check(
-        tmp_path, board, cpu, winograd_case, seed=results, count=3, rules=only_winograd(results)
-    )
+@pytest.mark.parametrize(
+    ("results", "stride"),
+    [(results, stride) for stride, forms in toom_cook.FORMS.items() for results in forms],
+)
+def test_winograd(tmp_path: Path, board: str, cpu: str, results: int, stride: int) -> None:
+    draw = partial(winograd_case, stride=stride)
+    rules = check(tmp_path, board, cpu, draw, seed=results, count=3, rules=only_winograd(results))
     assert rules.count("winograd") >= 3
 
 
@@ -283,6 +287,9 @@ def test_many(tmp_path: Path, board: str, cpu: str, seed: int) -> None:
     for draw in (plain_case, depthwise_case):
         (tmp_path / draw.__name__).mkdir()
         check(tmp_path / draw.__name__, board, cpu, draw, seed=100 + seed, count=24)
-    forced = only_winograd(list(toom_cook.POINTS)[seed])
-    rules = check(tmp_path, board, cpu, winograd_case, seed=100 + seed, count=16, rules=forced)
-    assert rules.count("winograd") >= 16
+    for stride, forms in toom_cook.FORMS.items():
+        forced = only_winograd(list(forms)[seed % len(forms)])
+        draw = partial(winograd_case, stride=stride)
+        (folder := tmp_path / f"stride {stride}").mkdir()
+        rules = check(folder, board, cpu, draw, seed=100 + seed, count=16, rules=forced)
+        assert rules.count("winograd") >= 16

@@ -21,9 +21,12 @@ from edgepack.compiler.tiles.cpu import (
 )
 from edgepack.compiler.tiles.element import FLOAT16, FLOAT32
 
-each_points = pytest.mark.parametrize(
-    "points", [*toom_cook.POINTS.values(), toom_cook.HALF_POINTS[4]], ids=str
-)
+FORMS = [
+    form
+    for forms in (*toom_cook.FORMS.values(), *toom_cook.HALF_FORMS.values())
+    for form in forms.values()
+]
+each_form = pytest.mark.parametrize("form", FORMS, ids=str)
 CPUS = (ZEN4, AVX2, CORTEX_A72, CORTEX_A53, CORTEX_A9)
 
 
@@ -35,60 +38,60 @@ def apply(transform: toom_cook.Transform, values: np.ndarray) -> np.ndarray:
     return np.array([numbers[index] for index in transform.outputs])
 
 
-def correlate(image: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def correlate(image: np.ndarray, weight: np.ndarray, stride: int) -> np.ndarray:
     """The definition: each result is the sum over a 3x3 window."""
-    windows = np.lib.stride_tricks.sliding_window_view(image, (3, 3))
+    windows = np.lib.stride_tricks.sliding_window_view(image, (3, 3))[::stride, ::stride]
     return np.einsum("ijrs,rs->ij", windows, weight)
 
 
-@each_points
-def test_a_tile_is_the_correlation(points: toom_cook.Points) -> None:
-    size = len(points) + 1
+def spread(form: toom_cook.Form, weight: np.ndarray) -> np.ndarray:
+    """What each product of a tile is multiplied by."""
+    places = np.minimum(np.arange(form.size), form.factors - 1)
+    return form.weights(weight).reshape(form.factors, form.factors)[np.ix_(places, places)]
+
+
+@each_form
+def test_a_tile_is_the_correlation(form: toom_cook.Form) -> None:
+    size = form.size
     random = np.random.default_rng(size)
     image = random.normal(size=(size, size))
     weight = random.normal(size=(1, 1, 3, 3))
-    forth = toom_cook.input_transform(points, size)
-    back = toom_cook.output_transform(points, size - 2)
+    forth, back = form.forth(form.results), form.back(form.results)
     transformed = apply(forth, apply(forth, image).T).T
-    product = transformed * toom_cook.transform_weights(weight, points).reshape(size, size)
+    product = transformed * spread(form, weight)
     got = apply(back, apply(back, product).T).T
     # The weights were rounded to float32.
-    np.testing.assert_allclose(got, correlate(image, weight[0, 0]), atol=1e-4)
+    np.testing.assert_allclose(got, correlate(image, weight[0, 0], form.stride), atol=1e-4)
 
 
-@each_points
-def test_parts_of_a_transform_are_parts_of_the_whole(points: toom_cook.Points) -> None:
+@each_form
+def test_a_part_of_a_tile_needs_only_its_inputs(form: toom_cook.Form) -> None:
+    """A line: the first results, of the inputs that they read."""
     random = np.random.default_rng(1)
-    size = len(points) + 1
-    values = random.normal(size=(size, 5))
-    for given in range(3, size):
-        padded = np.where(np.arange(size)[:, None] < given, values, 0.0)
-        np.testing.assert_allclose(
-            apply(toom_cook.input_transform(points, given), values),
-            apply(toom_cook.input_transform(points, size), padded),
-        )
-    whole = apply(toom_cook.output_transform(points, size - 2), values)
-    for wanted in range(1, size - 2):
-        part = apply(toom_cook.output_transform(points, wanted), values)
-        np.testing.assert_allclose(part, whole[:wanted])
+    weight = random.normal(size=3)
+    # In the other direction, the product at infinity takes the third weight as it is.
+    products = spread(form, np.outer(weight, [0.0, 0.0, 1.0])[None, None])
+    factors = products[:, form.results if form.stride == 2 else -1]
+    for wanted in range(1, form.results + 1):
+        inputs = random.normal(size=form.reach(wanted))
+        forth, back = form.forth(wanted), form.back(wanted)
+        assert forth.inputs == len(inputs)
+        got = apply(back, apply(forth, inputs) * factors)
+        windows = np.lib.stride_tricks.sliding_window_view(inputs, 3)[:: form.stride]
+        np.testing.assert_allclose(got, windows @ weight, atol=1e-4)
 
 
-@each_points
-def test_ones_are_in_every_result(points: toom_cook.Points) -> None:
-    results = len(points) - 1
-    back = toom_cook.output_transform(points, results)
-    values = np.array(toom_cook.ones(points))
-    np.testing.assert_allclose(apply(back, values), np.ones(results), rtol=1e-12)
+@each_form
+def test_ones_are_in_every_result(form: toom_cook.Form) -> None:
+    values = np.array(form.ones())
+    back = form.back(form.results)
+    np.testing.assert_allclose(apply(back, values), np.ones(form.results), rtol=1e-12)
 
 
 @pytest.mark.parametrize("results", toom_cook.HALF_POINTS)
 def test_halves_hold_the_coefficients(results: int) -> None:
-    points = toom_cook.HALF_POINTS[results]
-    transforms = (
-        toom_cook.input_transform(points, results + 2),
-        toom_cook.output_transform(points, results),
-    )
-    for transform in transforms:
+    form = toom_cook.HALF_FORMS[1][results]
+    for transform in (form.forth(results), form.back(results)):
         coefficients = np.array(transform.coefficients)
         np.testing.assert_array_equal(coefficients.astype("float16"), coefficients)
 
@@ -121,11 +124,27 @@ def test_it_is_taken_where_it_pays(cpu: winograd.CpuModel) -> None:
     assert not winograd.RULE.takes(layer(3, 8, 56), cpu)
     assert not winograd.RULE.takes(layer(64, 64, 1), cpu)
     for other in (
-        layer(64, 64, 56, stride=2),
+        layer(64, 64, 56, stride=3),
         layer(64, 64, 56, kernel=5),
         layer(64, 64, 56, groups=2),
     ):
         assert not winograd.RULE.takes(other, cpu)
+
+
+def test_strided_windows_are_taken_where_weights_are_cheap() -> None:
+    early, late = layer(64, 128, 56, stride=2), layer(256, 512, 14, stride=2)
+    for cpu in (ZEN4, CORTEX_A72):
+        assert winograd.RULE.takes(early, cpu)
+        assert not winograd.RULE.takes(late, cpu)
+    # Little cache of its own, and slow memory.
+    assert not winograd.RULE.takes(early, CORTEX_A53)
+    # Halves have no such tiles.
+    half = replace(early, element=FLOAT16, weights=FLOAT16)
+    assert not winograd.rule(always=True).takes(half, CORTEX_A76)
+    # Of the 25 products four have one weight, and so have twice four pairs: 16 are stored.
+    assert winograd.RULE.forms is not None
+    forms = {form.choice.results: form.more_bytes for form in winograd.RULE.forms(early, ZEN4)}
+    assert forms[2] == 4 * 128 * (16 * 64 + 25 - 9 * 64)
 
 
 def test_halves_take_the_tiles_that_their_accuracy_allows() -> None:
@@ -142,12 +161,13 @@ def test_halves_take_the_tiles_that_their_accuracy_allows() -> None:
     assert forms[4] == 2 * 256 * (36 * 257 - 9 * 256)
 
 
-@pytest.mark.parametrize("size", toom_cook.POINTS)
-def test_it_can_be_forced(size: int) -> None:
-    forced = winograd.rule([size], always=True)
-    assert forced.takes(layer(3, 8, 56), CORTEX_A9)
-    assert not forced.takes(layer(3, 8, 56, stride=2), CORTEX_A9)
-    assert winograd.plan(layer(3, 8, 56), CORTEX_A9, [size]).results == size
+@pytest.mark.parametrize("stride", toom_cook.FORMS)
+@pytest.mark.parametrize("size", winograd.SIZES)
+def test_it_can_be_forced(size: int, stride: int) -> None:
+    forced, some = winograd.rule([size], always=True), layer(3, 8, 56, stride=stride)
+    assert forced.takes(some, CORTEX_A9) is (size in toom_cook.FORMS[stride])
+    if forced.takes(some, CORTEX_A9):
+        assert winograd.plan(some, CORTEX_A9, [size]).form == toom_cook.FORMS[stride][size]
 
 
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)

@@ -14,24 +14,22 @@ _TILES, _OUTS = 24, 32
 
 
 def signal_db(image: np.ndarray, weight: np.ndarray, results: int) -> float:
-    """Signal over error in dB of tiles of `results` x `results`, of `toom_cook.HALF_POINTS`.
+    """Signal over error in dB of tiles of `results` x `results`, of `toom_cook.HALF_FORMS`.
 
     `image` is [channels, rows, columns], `weight` [out, in, 3, 3]. Each step is rounded as the
     kernels do. Infinite if there is no signal; -inf if a number comes near the largest half.
     """
-    points = toom_cook.HALF_POINTS[results]
-    size = results + 2
+    form = toom_cook.HALF_FORMS[1][results]
+    size = form.size
     tiles = _tiles(image, size, results).astype("float32")
     weight = weight[:: -(-len(weight) // _OUTS)].astype("float32")
     windows = np.lib.stride_tricks.sliding_window_view(tiles, (3, 3), axis=(0, 1))
     signal = np.einsum("ijctrs,ocrs->ijot", windows, weight, dtype="float64", optimize=True)
     with np.errstate(over="ignore", invalid="ignore"):
-        forth = toom_cook.input_transform(points, size)
-        transformed = _both_ways(forth, _half(tiles))
-        factors = _half(toom_cook.transform_weights(weight, points))
+        transformed = _both_ways(form.forth(results), _half(tiles))
+        factors = _half(form.weights(weight))
         sums = _sums(factors, transformed.reshape(size**2, *transformed.shape[2:]))
-        back = toom_cook.output_transform(points, results)
-        got = _both_ways(back, sums.reshape(size, size, *sums.shape[1:]))
+        got = _both_ways(form.back(results), sums.reshape(size, size, *sums.shape[1:]))
         largest = max(float(np.abs(values).max()) for values in (transformed, sums))
         if not largest <= MOST or not np.isfinite(got).all():
             return -math.inf

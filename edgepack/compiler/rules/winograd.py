@@ -1,6 +1,7 @@
-"""Winograd convolution: 3x3 windows of stride 1 with fewer multiplications.
+"""Winograd convolution: 3x3 windows of stride 1 or 2 with fewer multiplications.
 
-The image is cut into tiles of m x m results. Each tile's n x n inputs (n = m + 2) are transformed
+The image is cut into tiles of m x m results. Each tile's n x n inputs (n = m + 2, or 2 m + 1 of
+stride 2) are transformed
 (see `toom_cook`), and at each of the n * n positions the channels are multiplied with the
 transformed weights: n * n products of matrices instead of 9 m * m multiplications per tile and
 pair of channels. A chunk of tiles goes through all three stages before the next one starts, so
@@ -32,12 +33,12 @@ from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.rules import convolution
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
 from edgepack.compiler.rules.winograd_plan import (
+    SIZES,
     allowed,
     can_take,
     channels_of,
     plain_cycles,
     plan,
-    points_of,
     scratch_layout,
 )
 from edgepack.compiler.tiles import arm, micro, tir, toom_cook
@@ -71,7 +72,7 @@ class _WinogradKernel:
         self.plan = plan(site.layer, site.cpu, sizes, site.chosen(_NAME))
         cpu = site.cpu
         self.channels = channels_of(site.layer, cpu)
-        self.points = points_of(self.channels.element)[self.plan.results]
+        self.form = self.plan.form
         self.workers = cpu.cores if worth_sharing(self.plan.cycles, cpu) else 1
         self.by_chunks = self._shares_chunks()
         self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
@@ -80,10 +81,9 @@ class _WinogradKernel:
         element = self.channels.element
         self.isa = arm.isa_of(cpu, element)
         self.functions = micro.AssemblyFunctions()
-        size, m = self.plan.size, self.plan.results
         self.transforms = (
-            toom_cook.input_transform(self.points, size),
-            toom_cook.output_transform(self.points, m),
+            self.form.forth(self.plan.results),
+            self.form.back(self.plan.results),
         )
         self.coefficients = [
             np.resize(np.array([*t.coefficients, 0.0], element.name), 3 * self.isa.lanes)
@@ -114,20 +114,20 @@ class _WinogradKernel:
         """Packed weights and biases, for which scratch memory and the products' shape are set."""
         channels, plan = self.channels, self.plan
         parts = self.workers if self.by_chunks else 1
-        transformed = toom_cook.transform_weights(self.operator.weight, self.points)
+        transformed = self.form.weights(self.operator.weight)
         weight = transformed[..., None, None]
         sizes = (plan.positions, parts, plan.grid.tiles, channels.element)
         inputs = scratch_layout(channels.ins, channels.in_block, *sizes)
         sums = scratch_layout(channels.outs, channels.out_block, *sizes)
         self.inputs, self.sums = Image("inputs", inputs), Image("sums", sums)
-        shape = Shape.of(weight, inputs, sums)
+        shape = replace(Shape.of(weight, inputs, sums), groups=plan.positions)
         packed = pack_weights(weight, shape, plan.product.vectors)
         bias = np.zeros(
             (plan.positions, sums.blocks // plan.positions * sums.block), channels.element.name
         )
         if self.operator.bias is not None:
             # So that it comes out of the transform in every result.
-            ones = toom_cook.ones(self.points)
+            ones = self.form.ones()
             bias[:, : channels.outs] = np.outer(np.outer(ones, ones), self.operator.bias)
         packed_bias = bias.ravel()
         self.weights = tir.buffer("weights", packed.shape, channels.element.name)
@@ -135,13 +135,28 @@ class _WinogradKernel:
         self.shape = shape
         return packed, packed_bias
 
-    def _product(self, tiles: int) -> ProductLoops:
-        """The products of a chunk of so many tiles."""
+    def _product(self, part: tir.Expr, turn: tir.Expr, tiles: int) -> tir.Stmt:
+        """One of the products of a chunk of so many tiles.
+
+        Those with equal weights take turns that follow each other.
+        """
+        size, factors = self.plan.size, self.form.factors
+        position, first = turn, 0
+        if factors < size:
+            # In rows, and behind the rows whose weights are their own, in columns.
+            behind = turn - (factors - 1) * size
+            own = behind < 0
+            equal = size - factors + 1
+            row = tirx.Select(own, turn // size, factors - 1 + behind % equal)
+            column = tirx.Select(own, turn % size, behind // equal)
+            position = row * size + column
+            weights = tirx.min(row, factors - 1) * factors + tirx.min(column, factors - 1)
+            first = (weights - position) * self.shape.panel(self.shape.out_blocks)
 
         def view(image: Image) -> Image:
             return image.viewed(replace(image.layout, width=tiles))
 
-        return ProductLoops(
+        loops = ProductLoops(
             cpu=self.site.cpu,
             window=Window(),
             shape=self.shape,
@@ -153,14 +168,17 @@ class _WinogradKernel:
             epilogue=Epilogue(self.site.output),
             functions=self.functions,
             chain=arm.SHORT_CHAIN,
+            first_weight=first,
         )
+        return loops.group(part, position)
 
     def kernel(self) -> LayerKernel:
         """Constants, what they cost, and how the code is made."""
         site, plan, output = self.site, self.plan, self.site.output
         constants = (*self._products(), *self.coefficients, *self.epilogue.packed)
+        name = "winograd" if plan.form.stride == 1 else "strided_winograd"
         return LayerKernel(
-            name=f"winograd{plan.results}_{site.inputs[0].channels}_{output.channels}"
+            name=f"{name}{plan.results}_{site.inputs[0].channels}_{output.channels}"
             f"_{output.height}x{output.width}",
             function=self.function,
             constants=constants,
@@ -263,14 +281,13 @@ class _WinogradKernel:
                 )
             )
 
-        product = self._product(rows * columns)
         return tir.sequence(
             _shared("in_block", self.channels.in_blocks, workers, forth),
             _shared(
                 "position",
                 self.plan.positions,
                 workers,
-                lambda _worker, position: product.group(part, position),
+                lambda _worker, turn: self._product(part, turn, rows * columns),
             ),
             _shared("out_block", self.channels.out_blocks, workers, back),
         )
@@ -309,21 +326,22 @@ class _WinogradKernel:
         columns: int,
     ) -> tir.Stmt:
         """Inputs of one block of channels; what lies behind `rows` x `columns` counts as zero."""
-        m, size, before = self.plan.results, self.plan.size, self.operator.before
+        size, before, form = self.plan.size, self.operator.before, self.form
+        step = form.stride * form.results
         corner = self.source.at(
-            n * self.source.layout.blocks + block, row * m - before[0], column * m - before[1]
+            n * self.source.layout.blocks + block, row * step - before[0], column * step - before[1]
         )
         transformed = self.inputs.at(part * self.inputs.layout.blocks + block, 0, at)
         stride = self.inputs.layout.blocks // self.plan.positions
         return tir.sequence(
             self._pass(
-                toom_cook.input_transform(self.points, columns + 2),
-                rows + 2,
+                form.forth(columns),
+                form.reach(rows),
                 _Strided(self.source.buffer, corner, line=(0, 1, 0, 0), item=(0, 0, 1, 0)),
                 _Strided(self.half_inputs, [worker, 0, 0], line=(0, size, 0), item=(0, 1, 0)),
             ),
             self._pass(
-                toom_cook.input_transform(self.points, rows + 2),
+                form.forth(rows),
                 size,
                 _Strided(self.half_inputs, [worker, 0, 0], line=(0, 1, 0), item=(0, size, 0)),
                 _Strided(
@@ -360,7 +378,7 @@ class _WinogradKernel:
         )
         return tir.sequence(
             self._pass(
-                toom_cook.output_transform(self.points, columns),
+                self.form.back(columns),
                 size,
                 _Strided(
                     self.sums.buffer,
@@ -371,7 +389,7 @@ class _WinogradKernel:
                 _Strided(self.half_sums, [worker, 0, 0], line=(0, m, 0), item=(0, 1, 0)),
             ),
             self._pass(
-                toom_cook.output_transform(self.points, rows),
+                self.form.back(rows),
                 columns,
                 _Strided(self.half_sums, [worker, 0, 0], line=(0, 1, 0), item=(0, m, 0)),
                 self._pixels(self.target, results),
@@ -570,8 +588,8 @@ def _shared(
     return tir.loop_of("worker", workers, work, parallel=True)
 
 
-def rule(sizes: Collection[int] = tuple(toom_cook.POINTS), *, always: bool = False) -> Rule:
-    """The rule, with tiles of `sizes` (of `toom_cook.POINTS`) to choose from.
+def rule(sizes: Collection[int] = SIZES, *, always: bool = False) -> Rule:
+    """The rule, with tiles of `sizes` results in one direction to choose from.
 
     It takes what it makes faster; with `always`, all that it can.
     """
@@ -606,7 +624,7 @@ def _forms(sizes: Collection[int], layer: Layer, cpu: CpuModel) -> list[Ranked]:
     for results in allowed(layer, sizes):
         way = plan(layer, cpu, (results,))
         # The bias is one for each position, too.
-        own = (channels.ins + 1) * outs * way.positions * channels.element.bytes
+        own = (channels.ins * way.factors + way.positions) * outs * channels.element.bytes
         more = own - channels.ins * outs * 9 * layer.weights.bytes
         choice = Way(rule=_NAME, results=results)
         found.append(Ranked(choice=choice, cycles=way.cycles, more_bytes=more))

@@ -16,6 +16,8 @@ from edgepack.compiler.tiles.element import FLOAT16, Element
 from edgepack.compiler.tiles.layout import Blocked
 from edgepack.compiler.tiles.product import choose_tile, stream_cycles
 
+# All numbers of results that a tile may have in one direction.
+SIZES = tuple(sorted({size for forms in toom_cook.FORMS.values() for size in forms}))
 # Chunks of so few tiles may be larger than the cache: smaller ones would be too few pixels for
 # the products' register tiles.
 _FEW_TILES = 16
@@ -50,25 +52,36 @@ class TileGrid:
 
 @dataclass(frozen=True, kw_only=True)
 class WinogradPlan:
-    """How a layer is computed: tiles of `results` x `results`, and the products' tile."""
+    """How a layer is computed: the tiles' form, and the products' tile."""
 
-    results: int
+    form: toom_cook.Form
     grid: TileGrid
     product: tile.RegisterTile
     cycles: float
 
     @property
+    def results(self) -> int:
+        """Of a tile in one direction."""
+        return self.form.results
+
+    @property
     def size(self) -> int:
         """Inputs of a tile in one direction."""
-        return self.results + 2
+        return self.form.size
 
     @property
     def positions(self) -> int:
         """Products per tile and pair of channels."""
         return self.size**2
 
+    @property
+    def factors(self) -> int:
+        """Transformed weights per pair of channels."""
+        return self.form.factors**2
+
     def __str__(self) -> str:
-        return f"F({self.results}x{self.results}) {self.product} of {self.grid.tiles}"
+        strided = "" if self.form.stride == 1 else f" of stride {self.form.stride}"
+        return f"F({self.results}x{self.results}){strided} {self.product} of {self.grid.tiles}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +140,7 @@ def _grids(rows: int, columns: int) -> Iterator[TileGrid]:
 def plan(
     layer: Layer,
     cpu: CpuModel,
-    sizes: Collection[int] = tuple(toom_cook.POINTS),
+    sizes: Collection[int] = SIZES,
     choice: Way | None = None,
 ) -> WinogradPlan:
     """The cheapest way to compute a layer by Winograd's algorithm, with tiles of one of `sizes`.
@@ -141,11 +154,12 @@ def plan(
     channels = channels_of(layer, cpu)
     found = []
     for results in sizes:
+        form = forms_of(layer)[results]
         rows, columns = -(-height // results), -(-width // results)
         for grid in set(_grids(rows, columns)):
-            scratch = _scratch_bytes(channels, (results + 2) ** 2, grid.tiles)
+            scratch = _scratch_bytes(channels, form.size**2, grid.tiles)
             if scratch <= cpu.l2_bytes or grid.tiles <= _FEW_TILES:
-                found.append(_cost(channels, results, grid, batch, cpu, choice))
+                found.append(_cost(channels, form, grid, batch, cpu, choice))
     # Of those that cost the same, nearly, the one that leaves the cores least to wait for.
     enough = 1.01 * min(item.cycles for item in found)
     return min(
@@ -156,13 +170,13 @@ def plan(
 
 def _cost(
     channels: Channels,
-    results: int,
+    form: toom_cook.Form,
     grid: TileGrid,
     batch: int,
     cpu: CpuModel,
     choice: Way | None,
 ) -> WinogradPlan:
-    positions = (results + 2) ** 2
+    positions = form.size**2
     chunks = grid.chunks * batch
     layout = scratch_layout(channels.outs, channels.out_block, 1, 1, grid.tiles, channels.element)
     product = choose_tile(
@@ -173,24 +187,21 @@ def _cost(
         groups=positions,
         choice=choice,
     )
-    weights = (
-        channels.element.bytes * positions * channels.ins * channels.out_blocks * channels.out_block
-    )
-    cycles = batch * grid.rows * grid.columns * _transform_cycles(channels, results, cpu)
+    weights = channels.ins * channels.out_blocks * channels.out_block * form.factors**2
+    weights *= channels.element.bytes
+    cycles = batch * grid.rows * grid.columns * _transform_cycles(channels, form, cpu)
     cycles += chunks * product.cycles
     cycles += stream_cycles(weights, chunks, cpu)
     # What does not fit the cache is written to memory and read back.
     spilled = max(0, _scratch_bytes(channels, positions, grid.tiles) - cpu.l2_bytes)
     cycles += chunks * 2 * spilled / cpu.memory_bandwidth
-    return WinogradPlan(results=results, grid=grid, product=product, cycles=cycles)
+    return WinogradPlan(form=form, grid=grid, product=product, cycles=cycles)
 
 
-def _transform_cycles(channels: Channels, results: int, cpu: CpuModel) -> float:
+def _transform_cycles(channels: Channels, form: toom_cook.Form, cpu: CpuModel) -> float:
     """Both transforms of one tile in all channels."""
-    size = results + 2
-    points = points_of(channels.element)[results]
-    forth = toom_cook.input_transform(points, size)
-    back = toom_cook.output_transform(points, results)
+    size, results = form.size, form.results
+    forth, back = form.forth(results), form.back(results)
 
     def cycles(operations: int, moves: int, passes: int, lanes: int) -> float:
         arithmetic, memory = (
@@ -210,20 +221,24 @@ def _transform_cycles(channels: Channels, results: int, cpu: CpuModel) -> float:
     )
 
 
-def points_of(element: Element) -> Mapping[int, toom_cook.Points]:
-    """The points of tiles, by their size, in arithmetic on such elements."""
-    return toom_cook.HALF_POINTS if element == FLOAT16 else toom_cook.POINTS
+def forms_of(layer: Layer) -> Mapping[int, toom_cook.Form]:
+    """The forms of a layer's tiles, by their results in one direction."""
+    operator = layer.operator
+    assert isinstance(operator, Convolution)
+    forms = toom_cook.HALF_FORMS if layer.element == FLOAT16 else toom_cook.FORMS
+    down, across = operator.stride
+    return forms.get(down, {}) if down == across else {}
 
 
 def allowed(layer: Layer, sizes: Collection[int]) -> list[int]:
     """Those of `sizes` that the layer's elements and its numbers allow."""
-    points, most = points_of(layer.element), layer.most_results
-    return [size for size in sizes if size in points and (most is None or size <= most)]
+    forms, most = forms_of(layer), layer.most_results
+    return [size for size in sizes if size in forms and (most is None or size <= most)]
 
 
-def can_take(layer: Layer, sizes: Collection[int] = tuple(toom_cook.POINTS)) -> bool:
-    """3x3 convolutions, neither strided nor dilated nor grouped, that one of `sizes` is allowed
-    for.
+def can_take(layer: Layer, sizes: Collection[int] = SIZES) -> bool:
+    """3x3 convolutions of stride 1 or 2, neither dilated nor grouped, that one of `sizes` is
+    allowed for.
 
     Those by whole numbers only are ConvInteger's, whose sums are to be exact.
     """
@@ -232,7 +247,7 @@ def can_take(layer: Layer, sizes: Collection[int] = tuple(toom_cook.POINTS)) -> 
         return False
     if operator.weight.any() and np.array_equal(operator.weight, np.rint(operator.weight)):
         return False
-    if (operator.stride, operator.dilation, operator.groups) != ((1, 1), (1, 1), 1):
+    if (operator.dilation, operator.groups) != ((1, 1), 1):
         return False
     return bool(allowed(layer, sizes))
 

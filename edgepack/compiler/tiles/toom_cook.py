@@ -10,13 +10,17 @@ S. Winograd, Arithmetic Complexity of Computations, 1980; for convolutional netw
 S. Gray, arXiv:1509.09308). Row k of B has the coefficients of the product of (x - p) over all
 points p but the k-th, column k of A the powers of the k-th point.
 
-Points come as 0 and pairs a, -a. The rows of a pair differ only in the sign of their odd (or
-even) coefficients, so both come from the same two sums.
+The rows of a pair of points a, -a differ only in the sign of their odd (or even) coefficients, so
+both come from the same two sums.
+
+Where the window moves by two, every second input is multiplied by the middle weight alone, and what
+is left of the others is a correlation with 2 weights, of stride 1: F(m, 2) takes m + 1
+multiplications, m more come to it, instead of 3 m.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -41,6 +45,12 @@ POINTS: dict[int, Points] = {
 HALF_POINTS: dict[int, Points] = {
     2: POINTS[2],
     4: (Fraction(0), *(Fraction(sign * size, 4) for size in (6, 3) for sign in (1, -1))),
+}
+
+# Of F(m, 2), for windows that move by two, by m: the number of points.
+STRIDED_POINTS: dict[int, Points] = {
+    2: tuple(map(Fraction, (0, 1))),
+    3: tuple(map(Fraction, (0, 1, -1))),
 }
 
 Terms = tuple[tuple[float, int], ...]
@@ -97,6 +107,15 @@ def _polynomial(roots: Iterable[Fraction]) -> list[Fraction]:
     return found
 
 
+def _in_pairs(points: Points) -> Iterator[tuple[int, ...]]:
+    """The numbers of neighbours a, -a, and of all other points."""
+    at = 0
+    while at < len(points):
+        is_pair = at + 1 < len(points) and points[at] == -points[at + 1]
+        yield (at, at + 1) if is_pair else (at,)
+        at += 1 + is_pair
+
+
 @cache
 def input_transform(points: Points, inputs: int) -> Transform:
     """B; of its n inputs only the first `inputs` are given, the others are zero."""
@@ -107,72 +126,166 @@ def input_transform(points: Points, inputs: int) -> Transform:
     def given(row: Iterable[Fraction]) -> int:
         return builder.sum((c, at) for at, c in enumerate(row) if at < inputs)
 
-    outputs = [given(rows[0])]
-    for k in range(1, len(points), 2):
-        pair = list(zip(rows[k], rows[k + 1], strict=True))
+    outputs = []
+    for numbers in _in_pairs(points):
+        if len(numbers) == 1:
+            outputs.append(given(rows[numbers[0]]))
+            continue
+        pair = list(zip(*(rows[number] for number in numbers), strict=True))
         odd = [(a - b) / 2 for a, b in pair]
         scale = next(c for c in reversed(odd) if c)
-        left = given((a + b) / 2 for a, b in pair)
         right = given(c / scale for c in odd)
-        outputs.append(builder.sum([(Fraction(1), left), (scale, right)]))
-        outputs.append(builder.sum([(Fraction(1), left), (-scale, right)]))
+        even = [(a + b) / 2 for a, b in pair]
+        # Of two inputs only the odd sum is left.
+        left = [(Fraction(1), given(even))] if any(even[:inputs]) else []
+        outputs.append(builder.sum([*left, (scale, right)]))
+        outputs.append(builder.sum([*left, (-scale, right)]))
     return builder.done([*outputs, given(rows[-1])])
 
 
 @cache
-def output_transform(points: Points, wanted: int) -> Transform:
-    """The first `wanted` rows of A."""
-    size, results = len(points) + 1, len(points) - 1
+def output_transform(points: Points, wanted: int, taps: int = 3) -> Transform:
+    """The first `wanted` rows of A, of a correlation with `taps` weights."""
+    size, results = len(points) + 1, len(points) + 2 - taps
     builder = _TransformBuilder(size)
     one = Fraction(1)
-    pairs = [
-        (points[k], builder.sum([(one, k), (one, k + 1)]), builder.sum([(one, k), (-one, k + 1)]))
-        for k in range(1, len(points), 2)
-    ]
+    # For even and for odd powers: of a pair the sum and the difference.
+    values = []
+    for numbers in _in_pairs(points):
+        first, last = numbers[0], numbers[-1]
+        even = odd = first
+        if first != last:
+            even, odd = (builder.sum([(one, first), (sign, last)]) for sign in (one, -one))
+        values.append((points[first], even, odd))
     outputs = []
     for i in range(wanted):
-        terms = [(point**i, odd if i % 2 else even) for point, even, odd in pairs]
-        if i == 0:
-            terms.append((one, 0))
+        terms = [(point**i, odd if i % 2 else even) for point, even, odd in values]
         if i == results - 1:
             terms.append((one, size - 1))
         outputs.append(builder.sum(terms))
     return builder.done(outputs)
 
 
-def transform_weights(weight: np.ndarray, points: Points) -> np.ndarray:
-    """[out, in, 3, 3] -> [n * n, out, in] float32, G weights G^T computed in float64."""
+def _weight_matrix(points: Points, taps: int) -> np.ndarray:
+    """G, [len(points) + 1, taps] float64."""
     rows = []
     for point in points:
         scale = Fraction(1)
         for other in points:
             if other != point:
                 scale *= point - other
-        rows.append([float(point**power / scale) for power in range(3)])
-    g = np.array([*rows, [0.0, 0.0, 1.0]])
-    outs, ins = weight.shape[:2]
-    # One product with the Kronecker square of G transforms rows and columns at once, for a few
-    # windows that stay in the cache. numpy's BLAS would share larger products between threads, of
-    # which one waits for the other most of the time.
-    square, flat = np.kron(g, g), weight.reshape(outs * ins, 9)
-    transformed = np.empty((len(square), outs * ins), "float32")
-    for first in range(0, outs * ins, _WINDOWS):
-        some = flat[first : first + _WINDOWS].astype("float64")
-        transformed[:, first : first + _WINDOWS] = square @ some.T
-    return transformed.reshape(len(square), outs, ins)
+        rows.append([float(point**power / scale) for power in range(taps)])
+    return np.array([*rows, [*[0.0] * (taps - 1), 1.0]])
 
 
+# Of weights that are transformed at a time.
 _WINDOWS = 256
 
 
-def ones(points: Points) -> list[float]:
-    """What, given to the transform of results, makes a 1 of each: what a polynomial's value at 1
-    takes of those at the points (Lagrange)."""
-    found = []
-    for point in points:
-        share = Fraction(1)
-        for other in points:
-            if other != point:
-                share *= (1 - other) / (point - other)
-        found.append(float(share))
-    return [*found, 0.0]
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """F(m, 3) with `results` m in one direction, of windows that move by `stride`, 1 or 2."""
+
+    results: int
+    points: Points
+    stride: int = 1
+
+    @property
+    def size(self) -> int:
+        """A tile's inputs in one direction, and its products."""
+        return self.reach(self.results)
+
+    @property
+    def factors(self) -> int:
+        """Transformed weights in one direction: one for each product, but where the window moves by
+        two the last is that of all products behind it, too."""
+        return self.results + 2
+
+    def reach(self, results: int) -> int:
+        """How many inputs so many results read."""
+        return self.stride * (results - 1) + 3
+
+    def forth(self, results: int) -> Transform:
+        """The transform of inputs, of which there are those that `results` read."""
+        if self.stride == 1:
+            return input_transform(self.points, self.reach(results))
+        even, inputs = input_transform(self.points, results + 1), self.reach(results)
+
+        def number(value: int) -> int:
+            return 2 * value if value < even.inputs else value - even.inputs + inputs
+
+        # No wanted result reads the products of others: they may be any.
+        middle = (2 * i + 1 if i < results else 1 for i in range(self.results))
+        return Transform(
+            inputs=inputs,
+            steps=_renumbered(even.steps, number),
+            outputs=(*map(number, even.outputs), *middle),
+        )
+
+    def back(self, results: int) -> Transform:
+        """The transform of products to the first `results`."""
+        if self.stride == 1:
+            return output_transform(self.points, results)
+        even = output_transform(self.points, results, taps=2)
+
+        def number(value: int) -> int:
+            return value if value < even.inputs else value - even.inputs + self.size
+
+        steps = _renumbered(even.steps, number)
+        whole = tuple(
+            ((1.0, number(value)), (1.0, even.inputs + i)) for i, value in enumerate(even.outputs)
+        )
+        first = self.size + len(steps)
+        return Transform(
+            inputs=self.size,
+            steps=(*steps, *whole),
+            outputs=tuple(range(first, first + results)),
+        )
+
+    def weights(self, weight: np.ndarray) -> np.ndarray:
+        """[out, in, 3, 3] -> [factors * factors, out, in] float32, G weights G^T computed in
+        float64."""
+        if self.stride == 1:
+            g = _weight_matrix(self.points, 3)
+        else:
+            g = np.zeros((self.factors, 3))
+            g[:-1, ::2] = _weight_matrix(self.points, 2)
+            g[-1, 1] = 1.0
+        outs, ins = weight.shape[:2]
+        # One product with the Kronecker square of G transforms rows and columns at once, for a few
+        # windows that stay in the cache. numpy's BLAS would share larger products between threads,
+        # of which one waits for the other most of the time.
+        square, flat = np.kron(g, g), weight.reshape(outs * ins, 9)
+        transformed = np.empty((len(square), outs * ins), "float32")
+        for first in range(0, outs * ins, _WINDOWS):
+            some = flat[first : first + _WINDOWS].astype("float64")
+            transformed[:, first : first + _WINDOWS] = square @ some.T
+        return transformed.reshape(len(square), outs, ins)
+
+    def ones(self) -> list[float]:
+        """What, given to the transform of results, makes a 1 of each: what a polynomial's value at
+        1 takes of those at the points (Lagrange)."""
+        found = []
+        for point in self.points:
+            share = Fraction(1)
+            for other in self.points:
+                if other != point:
+                    share *= (1 - other) / (point - other)
+            found.append(float(share))
+        return found + [0.0] * (self.size - len(found))
+
+
+def _renumbered(steps: Iterable[Terms], number: Callable[[int], int]) -> tuple[Terms, ...]:
+    return tuple(tuple((c, number(value)) for c, value in terms) for terms in steps)
+
+
+def _forms(points: Mapping[int, Points], stride: int) -> dict[int, Form]:
+    return {
+        results: Form(results=results, points=some, stride=stride)
+        for results, some in points.items()
+    }
+
+
+# By the number of results m, and by the stride.
+FORMS = {1: _forms(POINTS, 1), 2: _forms(STRIDED_POINTS, 2)}
+HALF_FORMS = {1: _forms(HALF_POINTS, 1)}

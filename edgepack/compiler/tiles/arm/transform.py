@@ -198,6 +198,6 @@ class _PassWriter:
         moves[0] += writer.move_strided(
             "st", register, "target", step=code.target.item, index=index, count=count
         )
-        if self.last_use.get(value, -1) <= step:
+        if self.last_use.get(value, -1) <= step and value not in transform.outputs[index + 1 :]:
             self.free.append(register)
             del self.registers[value]
