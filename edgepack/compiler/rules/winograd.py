@@ -62,7 +62,7 @@ class _WinogradKernel:
     """The loops of one layer.
 
     The cores share the chunks, each with a part of the scratch memory; or, if the chunks are too
-    few for that, the work of each stage.
+    few for that, the work of each stage, in pieces of which a fast core takes more than a slow one.
     """
 
     def __init__(self, site: LayerSite, sizes: Collection[int]) -> None:
@@ -98,10 +98,20 @@ class _WinogradKernel:
         # What neither assembly nor a few instructions can do is done in a pass of its own.
         self.apart = self.epilogue.is_long if self.isa is None else self.finish is None
         # A tile between the passes along its rows and along its columns, on both ways.
+        channels = self.channels
         self.half_inputs, self.half_sums = (
-            tir.buffer(f"half{i}", (self.workers, self.plan.positions, lanes), element.name)
-            for i, lanes in enumerate((self.channels.in_block, self.channels.out_block))
+            tir.buffer(f"half{i}", (self._halves(blocks), self.plan.positions, lanes), element.name)
+            for i, (blocks, lanes) in enumerate(
+                [
+                    (channels.in_blocks, channels.in_block),
+                    (channels.out_blocks, channels.out_block),
+                ]
+            )
         )
+
+    def _halves(self, blocks: int) -> int:
+        """How many tiles are between the passes at a time."""
+        return self.workers if self.by_chunks else -(-blocks // _run(blocks, self.workers))
 
     def _shares_chunks(self) -> bool:
         """Whether the cores come out more even with the chunks than with the work of each stage."""
@@ -241,8 +251,8 @@ class _WinogradKernel:
                 )
             return place(grid.chunk_rows, grid.chunk_columns)
 
-        workers = self.workers if self.by_chunks else 1
-        return _shared("chunk", grid.chunks * batch, workers, chunk)
+        workers, count = self.workers if self.by_chunks else 1, grid.chunks * batch
+        return _shared("chunk", count, -(-count // workers), chunk)
 
     def _chunk(
         self,
@@ -281,15 +291,17 @@ class _WinogradKernel:
                 )
             )
 
+        ins, outs = self.channels.in_blocks, self.channels.out_blocks
         return tir.sequence(
-            _shared("in_block", self.channels.in_blocks, workers, forth),
+            _shared("in_block", ins, _run(ins, workers), forth),
+            # These need no memory of their own.
             _shared(
                 "position",
                 self.plan.positions,
-                workers,
-                lambda _worker, turn: self._product(part, turn, rows * columns),
+                1 if workers > 1 else self.plan.positions,
+                lambda _, turn: self._product(part, turn, rows * columns),
             ),
-            _shared("out_block", self.channels.out_blocks, workers, back),
+            _shared("out_block", outs, _run(outs, workers), back),
         )
 
     def _ragged(
@@ -567,25 +579,36 @@ def _either(
     return tirx.IfThenElse(index < last, body(), at_last())
 
 
-def _shared(
-    name: str, count: int, workers: int, body: Callable[[tir.Expr, tir.Expr], tir.Stmt]
-) -> tir.Stmt:
-    """`body(worker, index)` for `count` indices, a run of them for each worker."""
-    if workers == 1:
-        return tir.loop_of(name, count, lambda index: body(0, index))
-    each = -(-count // workers)
+# Pieces of a stage for each core: a slow core of a big.LITTLE board takes fewer of them.
+_PIECES = 4
 
-    def work(worker: tir.Expr) -> tir.Stmt:
+
+def _run(count: int, workers: int) -> int:
+    """How many of `count` indices are a piece: few enough that no core waits for another one."""
+    if workers == 1:
+        return count
+    sizes = range(1, -(-count // (_PIECES * workers)) + 1)
+    return max(sizes, key=lambda size: (busy(count, workers, size), size))
+
+
+def _shared(
+    name: str, count: int, each: int, body: Callable[[tir.Expr, tir.Expr], tir.Stmt]
+) -> tir.Stmt:
+    """`body(piece, index)` for `count` indices, `each` of them a piece; the cores share pieces."""
+    if each >= count:
+        return tir.loop_of(name, count, lambda index: body(0, index))
+
+    def work(piece: tir.Expr) -> tir.Stmt:
         def one(turn: tir.Expr) -> tir.Stmt:
-            index = worker * each + turn
-            inside = body(worker, index)
-            if count % workers == 0:
+            index = piece * each + turn
+            inside = body(piece, index)
+            if count % each == 0:
                 return inside
             return tirx.IfThenElse(index < count, inside, None)
 
         return tir.loop_of(name, each, one)
 
-    return tir.loop_of("worker", workers, work, parallel=True)
+    return tir.loop_of("piece", -(-count // each), work, parallel=True)
 
 
 def rule(sizes: Collection[int] = SIZES, *, always: bool = False) -> Rule:
