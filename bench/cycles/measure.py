@@ -223,14 +223,20 @@ def report() -> str:
 def _board(board: Board, models: Mapping[str, Mapping[str, Stored]]) -> str:
     ordered = {name: models[name] for name in MODELS if name in models}
     title = f"**{board.cpu}, {board.triple}** (board {board.name})"
-    tables = [title, _engines(board, ordered), _sensitivity(board, ordered), _kernels(ordered)]
+    tables = [
+        title,
+        _engines(board, ordered),
+        _sensitivity(board, ordered),
+        _kernels(board, ordered),
+    ]
     return "\n\n".join(table for table in tables if table)
 
 
 def _engines(board: Board, models: Mapping[str, Mapping[str, Stored]]) -> str:
     memory, hertz = MEMORIES[board.name], board.clusters[0].max_mhz * 1e6
+    names = assumptions(board)
     lines = [
-        f"| model | engine | instructions, M | cycles, M: {', '.join(assumptions(board))} "
+        f"| model | engine | instructions, M | cycles, M: {', '.join(names)} "
         "| traffic, MB "
         f"| ms at {hertz / 1e6:.0f} MHz |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
@@ -243,7 +249,7 @@ def _engines(board: Board, models: Mapping[str, Mapping[str, Stored]]) -> str:
             if "failed" in stored:
                 lines.append(f"| {model} | {title} | {stored['failed']} | | | |")
                 continue
-            cycles = " / ".join(f"{value / 1e6:.1f}" for value in stored["cycles"].values())
+            cycles = " / ".join(f"{stored['cycles'][name] / 1e6:.1f}" for name in names)
             best, worst = milliseconds(stored, memory, hertz)
             lines.append(
                 f"| {model} | {title} | {stored['instructions'] / 1e6:.1f} | {cycles} "
@@ -270,7 +276,8 @@ def _sensitivity(board: Board, models: Mapping[str, Mapping[str, Stored]]) -> st
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
-def _kernels(models: Mapping[str, Mapping[str, Stored]]) -> str:
+def _kernels(board: Board, models: Mapping[str, Mapping[str, Stored]]) -> str:
+    first = assumptions(board)[0]
     lines = [
         "| model | kernels | part of the cycles | multiply-adds / cycle | read from memory, MB |",
         "| --- | --- | ---: | ---: | ---: |",
@@ -278,7 +285,7 @@ def _kernels(models: Mapping[str, Mapping[str, Stored]]) -> str:
     for model, engines in models.items():
         stored = engines.get(NAME, {})
         for name, row in stored.get("kernels", {}).items():
-            part = row["cycles"] / next(iter(stored["cycles"].values()))
+            part = row["cycles"] / stored["cycles"][first]
             if part >= 0.02:
                 lines.append(
                     f"| {model} | {name} | {part * 100:.0f} % "

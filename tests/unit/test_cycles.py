@@ -277,3 +277,23 @@ def test_the_page_leads_with_ours_beside_the_best_peer(monkeypatch: pytest.Monke
         "| cortex-a53, 64 bits | mobilenetv2 | 80 / 80 / 80 | 100 / 90 / 90 "
         "| 0.80 / 0.89 / 0.89 | 99 | 110 |"
     ]
+
+
+def test_cycles_are_under_the_names_of_their_assumptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are stored by name in the alphabet's order."""
+    kernels = {"conv1x1": {"cycles": 45 * 10**6, "multiply_adds": 27 * 10**6, "read_bytes": 10**6}}
+    stored: measure.Stored = {
+        "instructions": 10**8,
+        "cycles": {"free": 70 * 10**6, "looser": 80 * 10**6, "strict": 90 * 10**6},
+        "error": 0.01,
+        "l1_misses": 0,
+        "traffic_bytes": 10**7,
+        "others": {},
+        "kernels": kernels,
+    }
+    tables = {"rasp3b-64": {"mobilenetv2": {"edgepack": stored, "ncnn": {**stored, "kernels": {}}}}}
+    monkeypatch.setattr(measure, "load", lambda: tables)
+    report = measure.report()
+    assert "cycles, M: strict, looser, free |" in report
+    assert "| mobilenetv2 | edgepack | 100.0 | 90.0 / 80.0 / 70.0 ± 1.0 % | 10 |" in report
+    assert "| mobilenetv2 | conv1x1 | 50 % | 0.60 | 1.0 |" in report
