@@ -19,7 +19,7 @@ import numpy as np
 from bench import ours
 from bench.convert import converted
 from bench.fetch import bench_dir
-from bench.models import MODELS, BenchModel, get_model
+from bench.models import MODELS, WIDE, BenchModel, get_model
 from bench.ours import NAME, TOLERANCE
 from bench.peers import ARM_WHEELS, TITLES, Emulator, emulator
 from bench.results import Figure, Rows, largest_error, load, ordered, store, table
@@ -173,11 +173,12 @@ def reason(message: str) -> str:
 def report() -> str:
     """Markdown of all figures so far, in millions of instructions."""
     tables = load("arm")
-    return "\n\n".join(
-        f"{_title(get_board(name))}\n\n{_table(get_board(name), tables[name])}"
-        for name in BOARDS
-        if name in tables
-    )
+    parts = []
+    for board in (get_board(name) for name in BOARDS if name in tables):
+        parts += [_title(board), _table(board, ordered(tables[board.name], MODELS))]
+        if others := ordered(tables[board.name], WIDE):
+            parts += ["Networks of every kind:", _table(board, others)]
+    return "\n\n".join(parts)
 
 
 def _title(board: Board) -> str:
@@ -186,4 +187,4 @@ def _title(board: Board) -> str:
 
 def _table(board: Board, rows: Rows) -> str:
     engines = list(ARM_WHEELS[board.debian_arch])
-    return table(ordered(rows, MODELS), engines, TITLES, scale=1e6, digits=1)
+    return table(rows, engines, TITLES, scale=1e6, digits=1)
