@@ -55,6 +55,12 @@ endforeach()
 
 set(_simd "${_jpeg}/simd")
 if(_neon)
+  # A compiler would make a call of memset of its loop again.
+  target_sources(jpeg8 PRIVATE jclear.c)
+  set_source_files_properties(jclear.c PROPERTIES COMPILE_OPTIONS
+    "-fno-builtin;$<$<C_COMPILER_ID:GNU>:-fno-tree-loop-distribute-patterns>")
+  set_source_files_properties("${_jpeg}/src/jdcoefct.c" PROPERTIES
+    COMPILE_DEFINITIONS "$<$<STREQUAL:$<TARGET_PROPERTY:NAME>,jpeg8>:jzero_far=edgepack_clear>")
   math(EXPR _width "8 * ${CMAKE_SIZEOF_VOID_P}")
   configure_file("${_simd}/arm/neon-compat.h.in" "${_generated}/jpeg/neon-compat.h")
   set(_names
