@@ -119,6 +119,13 @@ def random_sums(path: Path, seed: int) -> list[np.ndarray]:
         size = (case.pick(7, 10, 18), case.pick(5, 9, 23))[:rank]
         # onnxruntime has no ConvInteger of int8 images.
         case.sums("ConvInteger", case.integers((1, ins, *size), "uint8"), w, **attributes)
+    for kind, shape, of_weights in (
+        ("MatMulInteger", (3, 45), (45, 40)),
+        ("ConvInteger", (1, 19, 7, 9), (21, 19, 3, 3)),
+    ):
+        # No zero point at all, of weights that int8 has no room for.
+        x, w = case.given(case.integers(shape, "uint8")), case.integers(of_weights, "uint8")
+        case.made[f"{kind} of uint8"] = case.net.op(kind, x, case.net.const(w))
     return case.save(path)
 
 

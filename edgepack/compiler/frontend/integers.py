@@ -288,8 +288,8 @@ def _narrow_weights(
         return None
     if whole.min() >= -128 and whole.max() <= 127:
         return whole.astype("int8"), None
-    assert zero is not None
-    values, zeros = (item.value.numpy().astype("int32") for item in (weights, zero))
+    values = weights.value.numpy().astype("int32")
+    zeros = np.zeros(1, "int32") if zero is None else zero.value.numpy().astype("int32")
     moved = 128 if str(weights.ty.dtype) == "uint8" else 0
     spread = np.broadcast_to(zeros.reshape(-1) - moved, (values.shape[axis],))
     return (values - moved).astype("int8"), spread.astype("int32")
