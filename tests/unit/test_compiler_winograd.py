@@ -44,14 +44,14 @@ def correlate(image: np.ndarray, weight: np.ndarray, stride: int) -> np.ndarray:
     return np.einsum("ijrs,rs->ij", windows, weight)
 
 
-def spread(form: toom_cook.Form, weight: np.ndarray) -> np.ndarray:
+def spread(form: toom_cook.TileForm, weight: np.ndarray) -> np.ndarray:
     """What each product of a tile is multiplied by."""
     places = np.minimum(np.arange(form.size), form.factors - 1)
     return form.weights(weight).reshape(form.factors, form.factors)[np.ix_(places, places)]
 
 
 @each_form
-def test_a_tile_is_the_correlation(form: toom_cook.Form) -> None:
+def test_a_tile_is_the_correlation(form: toom_cook.TileForm) -> None:
     size = form.size
     random = np.random.default_rng(size)
     image = random.normal(size=(size, size))
@@ -65,7 +65,7 @@ def test_a_tile_is_the_correlation(form: toom_cook.Form) -> None:
 
 
 @each_form
-def test_a_part_of_a_tile_needs_only_its_inputs(form: toom_cook.Form) -> None:
+def test_a_part_of_a_tile_needs_only_its_inputs(form: toom_cook.TileForm) -> None:
     """A line: the first results, of the inputs that they read."""
     random = np.random.default_rng(1)
     weight = random.normal(size=3)
@@ -82,7 +82,7 @@ def test_a_part_of_a_tile_needs_only_its_inputs(form: toom_cook.Form) -> None:
 
 
 @each_form
-def test_ones_are_in_every_result(form: toom_cook.Form) -> None:
+def test_ones_are_in_every_result(form: toom_cook.TileForm) -> None:
     values = np.array(form.ones())
     back = form.back(form.results)
     np.testing.assert_allclose(apply(back, values), np.ones(form.results), rtol=1e-12)

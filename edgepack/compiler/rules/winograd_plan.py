@@ -54,7 +54,7 @@ class TileGrid:
 class WinogradPlan:
     """How a layer is computed: the tiles' form, and the products' tile."""
 
-    form: toom_cook.Form
+    form: toom_cook.TileForm
     grid: TileGrid
     product: tile.RegisterTile
     cycles: float
@@ -170,7 +170,7 @@ def plan(
 
 def _cost(
     channels: Channels,
-    form: toom_cook.Form,
+    form: toom_cook.TileForm,
     grid: TileGrid,
     batch: int,
     cpu: CpuModel,
@@ -198,7 +198,7 @@ def _cost(
     return WinogradPlan(form=form, grid=grid, product=product, cycles=cycles)
 
 
-def _transform_cycles(channels: Channels, form: toom_cook.Form, cpu: CpuModel) -> float:
+def _transform_cycles(channels: Channels, form: toom_cook.TileForm, cpu: CpuModel) -> float:
     """Both transforms of one tile in all channels."""
     size, results = form.size, form.results
     forth, back = form.forth(results), form.back(results)
@@ -221,7 +221,7 @@ def _transform_cycles(channels: Channels, form: toom_cook.Form, cpu: CpuModel) -
     )
 
 
-def forms_of(layer: Layer) -> Mapping[int, toom_cook.Form]:
+def forms_of(layer: Layer) -> Mapping[int, toom_cook.TileForm]:
     """The forms of a layer's tiles, by their results in one direction."""
     operator = layer.operator
     assert isinstance(operator, Convolution)

@@ -183,7 +183,7 @@ _WINDOWS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class TileForm:
     """F(m, 3) with `results` m in one direction, of windows that move by `stride`, 1 or 2."""
 
     results: int
@@ -279,9 +279,9 @@ def _renumbered(steps: Iterable[Terms], number: Callable[[int], int]) -> tuple[T
     return tuple(tuple((c, number(value)) for c, value in terms) for terms in steps)
 
 
-def _forms(points: Mapping[int, Points], stride: int) -> dict[int, Form]:
+def _forms(points: Mapping[int, Points], stride: int) -> dict[int, TileForm]:
     return {
-        results: Form(results=results, points=some, stride=stride)
+        results: TileForm(results=results, points=some, stride=stride)
         for results, some in points.items()
     }
 
