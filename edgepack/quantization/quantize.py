@@ -108,7 +108,7 @@ def quantize(
         noise = mixed.noise_of(network, steps, few)
         for one in mixed.order(network, steps, noise):
             if sum(item.cost for item in left) + one.cost > budget:
-                break
+                continue  # a cheaper one may fit
             left.append(one)
             del steps[one.tensor]
             made = quantized(network, steps, weights, biases)

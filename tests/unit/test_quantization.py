@@ -236,6 +236,14 @@ def test_float_goes_where_it_helps_most_for_its_cost() -> None:
     assert found.all_int8 == before.agreement
     assert found.in_float
     assert found.untouched
+    # What is too dear makes way for what fits.
+    all_of_them = quantize(path, proto, calibration, judge, snr_db=300, budget=9.0).in_float
+    first = all_of_them[0]
+    budget = first.cost * 0.99
+    rest = quantize(path, proto, calibration, judge, snr_db=300, budget=budget).in_float
+    assert rest
+    assert first.tensor not in {one.tensor for one in rest}
+    assert sum(one.cost for one in rest) <= budget
     # Nothing is spent beyond the budget.
     none = quantize(path, proto, calibration, judge, snr_db=99, budget=0.0)
     assert not none.in_float
