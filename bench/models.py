@@ -23,6 +23,7 @@ from onnx import helper
 from bench import network, wide
 from bench.fetch import Wheel, bench_dir, unpacked
 from bench.network import Network, Value
+from bench.wide import mobile
 from edgepack.base.errors import UsageError, perhaps
 from edgepack.base.paths import locked, write_atomic
 
@@ -99,9 +100,6 @@ def mobilenet_v2() -> onnx.ModelProto:
 
 def mobilenet_v3_small() -> onnx.ModelProto:
     """MobileNetV3-small 1.0 224 (arXiv:1905.02244, table 2), with torchvision's channels."""
-    net = Network("mobilenetv3-small")
-    x = net.hardswish(net.conv(net.input, "stem", 16, kernel=3, stride=2))
-    # kernel, expanded, out, squeeze and excite (channels), hard swish (else relu), stride
     blocks = (
         (3, 16, 16, 8, False, 2),
         (3, 72, 24, 0, False, 2),
@@ -115,19 +113,7 @@ def mobilenet_v3_small() -> onnx.ModelProto:
         (5, 576, 96, 144, True, 1),
         (5, 576, 96, 144, True, 1),
     )
-    for index, (kernel, expanded, out, squeezed, swish, stride) in enumerate(blocks):
-        act = net.hardswish if swish else net.relu
-        y = x
-        if expanded != x.channels:
-            y = act(net.conv(y, f"{index}.expand", expanded))
-        y = act(net.conv(y, f"{index}.dw", expanded, kernel=kernel, stride=stride, depthwise=True))
-        if squeezed:
-            y = net.squeeze_excite(y, f"{index}.se", squeezed)
-        y = net.conv(y, f"{index}.project", out)
-        x = net.plus(x, y) if stride == 1 and x.channels == out else y
-    x = net.pool(net.hardswish(net.conv(x, "last", 576)))
-    x = net.hardswish(net.dense(x, "fc1", 1024))
-    return net.finish(net.dense(x, "fc2", 1000))
+    return mobile.mobilenet_v3("mobilenetv3-small", blocks, last=576, hidden=1024)
 
 
 def efficientnet_lite0() -> onnx.ModelProto:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx
 
 from bench.network import Network, Value
@@ -39,9 +41,6 @@ def efficientnet_b0() -> onnx.ModelProto:
 
 def mobilenet_v3_large() -> onnx.ModelProto:
     """MobileNetV3-large 1.0 (arXiv:1905.02244, table 1), with torchvision's channels."""
-    net = Network("mobilenetv3-large")
-    x = net.hardswish(net.conv(net.input, "stem", 16, kernel=3, stride=2))
-    # kernel, expanded, out, squeeze and excite (channels), hard swish (else relu), stride
     blocks = (
         (3, 16, 16, 0, False, 1),
         (3, 64, 24, 0, False, 2),
@@ -59,6 +58,21 @@ def mobilenet_v3_large() -> onnx.ModelProto:
         (5, 960, 160, 240, True, 1),
         (5, 960, 160, 240, True, 1),
     )
+    return mobilenet_v3("mobilenetv3-large", blocks, last=960, hidden=1280, gain=_GAIN)
+
+
+def mobilenet_v3(
+    name: str,
+    blocks: Sequence[tuple[int, int, int, int, bool, int]],
+    *,
+    last: int,
+    hidden: int,
+    gain: float = 1.0,
+) -> onnx.ModelProto:
+    """MobileNetV3 of some blocks: kernel, expanded and output channels, those squeezed to in its
+    gate (0: none), hard swish (else relu), stride. `last` and `hidden` are channels of its end."""
+    net = Network(name)
+    x = net.hardswish(net.conv(net.input, "stem", 16, kernel=3, stride=2))
     for index, (kernel, expanded, out, squeezed, swish, stride) in enumerate(blocks):
         act = net.hardswish if swish else net.relu
         y = x
@@ -67,10 +81,10 @@ def mobilenet_v3_large() -> onnx.ModelProto:
         y = act(net.conv(y, f"{index}.dw", expanded, kernel=kernel, stride=stride, depthwise=True))
         if squeezed:
             y = net.squeeze_excite(y, f"{index}.se", squeezed)
-        y = net.conv(y, f"{index}.project", out, gain=_GAIN)
+        y = net.conv(y, f"{index}.project", out, gain=gain)
         x = net.plus(x, y) if stride == 1 and x.channels == out else y
-    x = net.pool(net.hardswish(net.conv(x, "last", 960)))
-    x = net.hardswish(net.dense(x, "fc1", 1280))
+    x = net.pool(net.hardswish(net.conv(x, "last", last)))
+    x = net.hardswish(net.dense(x, "fc1", hidden))
     return net.finish(net.dense(x, "fc2", 1000))
 
 
