@@ -190,7 +190,9 @@ def test_pixels_without_resize_are_equal(runtime: Runtime, photos: list[Path]) -
 
 @pytest.fixture(scope="module")
 def jpegs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A photo as cameras and programs write it: subsampled colours or not, turned, progressive."""
+    """A photo as cameras and programs write it: subsampled colours or not, turned, progressive;
+    with marks to restart at, with codes of all lengths and blocks that are full, with long runs of
+    zeros; and with bytes that a disk lost."""
     folder = tmp_path_factory.mktemp("jpegs")
     photo = Image.open(load_build().fetch() / "chelsea.png")
     exif = Image.Exif()
@@ -202,6 +204,17 @@ def jpegs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     photo.save(folder / "turned.jpg", exif=exif, quality=60)
     photo.save(folder / "progressive.jpg", progressive=True, quality=95)
     photo.convert("CMYK").save(folder / "cmyk.jpg")
+    photo.save(folder / "restarts.jpg", restart_marker_blocks=3, quality=75)
+    photo.save(folder / "coarse.jpg", quality=5, subsampling=0)
+    grain = np.random.RandomState(5).normal(0, 60, (300, 451, 3))
+    noisy = Image.fromarray(np.clip(np.asarray(photo) + grain, 0, 255).astype(np.uint8))
+    noisy.save(folder / "noisy.jpg", quality=100, optimize=True)
+    noisy.save(folder / "noisy-restarts.jpg", quality=98, restart_marker_blocks=5, subsampling=0)
+    for name in ("noisy.jpg", "noisy-restarts.jpg"):
+        data = bytearray((folder / name).read_bytes())
+        for place in range(len(data) // 4, len(data) - 100, len(data) // 7):
+            data[place : place + 3] = b"\x00\xf3\x5a"
+        (folder / f"damaged-{name}").write_bytes(data)
     return sorted(folder.iterdir())
 
 

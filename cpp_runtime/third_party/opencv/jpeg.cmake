@@ -13,7 +13,7 @@ set(_12
   jidctred jquant1 jquant2)
 set(_8
   ${_12} jaricom jcapimin jcarith jchuff jcicc jcinit jclhuff jcmarker jcmaster jcomapi jcparam
-  jcphuff jctrans jdapimin jdarith jdatadst jdatasrc jdhuff jdicc jdinput jdlhuff jdmarker jdmaster
+  jcphuff jctrans jdapimin jdarith jdatadst jdatasrc jdicc jdinput jdlhuff jdmarker jdmaster
   jdphuff jdtrans jerror jfdctflt jmemmgr jmemnobs jpeg_nbits)
 
 set(JPEG_LIB_VERSION 70)
@@ -52,6 +52,9 @@ foreach(_bits 8 12 16)
     BITS_IN_JSAMPLE=${_bits} NO_GETENV NO_PUTENV $<$<BOOL:${_neon}>:NEON_INTRINSICS>)
   target_compile_options(jpeg${_bits} PRIVATE -O3)
 endforeach()
+
+# With jdhuff.c in it.
+target_sources(jpeg8 PRIVATE jskip.c)
 
 set(_simd "${_jpeg}/simd")
 if(_neon)
