@@ -36,6 +36,7 @@ from edgepack.compiler.frontend.folding import FoldByNumpy, fold, fold_by_refere
 from edgepack.compiler.frontend.load import CheckedModel
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, check_operators
 from edgepack.compiler.frontend.quantized import Recognition, with_integers
+from edgepack.compiler.frontend.volumes import with_images
 from edgepack.compiler.origin import Origin, mark, origin_of
 from edgepack.model import LoadedModel, infer_shapes, operator_name, opset_of
 from edgepack.model.errors import DynamicShapeError
@@ -90,7 +91,7 @@ def _imported(model: LoadedModel, ready: Prepared) -> tvm.IRModule:
         raise refused(model.path, importer.node) from error
     apart.at("folding constants by numpy")
     module = relax.transform.DecomposeOpsForInference()(module)
-    module["main"] = FoldByNumpy(module).visit_expr(module["main"])
+    module["main"] = with_images(FoldByNumpy(module).visit_expr(module["main"]))
     # The only operators that LegalizeOps leaves as they are: CumSum and CumProd.
     with tvm.target.Target("llvm"):
         module = relax.backend.DispatchSortScan()(module)
