@@ -151,6 +151,56 @@ def test_chains(tmp_path: Path, board: str, cpu: str) -> None:
 
 
 @every_target
+def test_windows_far_outside(tmp_path: Path, board: str, cpu: str) -> None:
+    """Taps that lie beside the image for many results, or for all: along a sequence, causal and
+    not, with strides; along rows and columns of an image."""
+    net = Builder(seed=6)
+    cases = {}
+    for number, (kernel, dilation, stride, pads) in enumerate(
+        [
+            (3, 32, 1, [64, 0]),
+            (2, 70, 1, [70, 70]),
+            (4, 25, 2, [0, 75]),
+            (3, 90, 3, [180, 1]),
+            (5, 16, 1, [32, 32]),
+        ]
+    ):
+        cases[f"s{number}"] = net.op(
+            "Conv",
+            "x0",
+            net.weight(20, 17, kernel),
+            net.weight(20),
+            kernel_shape=[kernel],
+            dilations=[dilation],
+            strides=[stride],
+            pads=pads,
+        )
+    for number, (kernels, dilations, strides, around) in enumerate(
+        [
+            ([3, 3], [6, 12], [1, 1], [6, 12, 6, 12]),
+            ([3, 1], [9, 1], [2, 1], [18, 0, 9, 0]),
+            ([2, 5], [13, 3], [1, 2], [13, 6, 13, 6]),
+        ]
+    ):
+        cases[f"i{number}"] = net.op(
+            "Conv",
+            "x1",
+            net.weight(9, 8, *kernels),
+            kernel_shape=kernels,
+            dilations=dilations,
+            strides=strides,
+            pads=around,
+        )
+    shapes = {"x0": (1, 17, 80), "x1": (1, 8, 13, 19)}
+    model = save_cases(tmp_path / "model.onnx", net, shapes, cases)
+    random = np.random.default_rng(1)
+    inputs = [random.normal(size=shape).astype("float32") for shape in shapes.values()]
+    _, got = compile_and_run(model, inputs, board, cpu, tmp_path)
+    wrong = wrong_outputs(model, inputs, got)
+    assert not wrong, "\n".join(wrong)
+
+
+@every_target
 def test_in_and_out_of_columns(tmp_path: Path, board: str, cpu: str) -> None:
     """A sequence that is an image of one column for some layers, as exporters of Conv1D make it."""
     net = Builder()

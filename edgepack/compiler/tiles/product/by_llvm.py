@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -20,6 +21,9 @@ UNROLLED = 128
 MOST_UNROLLED = 1024
 # Columns of windows that are unrolled. Longer ones are loops, or code would grow with them.
 MOST_COLUMNS = 16
+# The part of a row's multiply-adds that has to lie in the halo, where they add nothing, for columns
+# to be a loop that leaves them out (a guess).
+WORTH_LEAVING_OUT = 0.02
 
 
 class LlvmTiles:
@@ -78,6 +82,44 @@ class LlvmTiles:
         assert isinstance(column, int), "long windows do not stick out of planar images"
         width = self.source.layout.width
         return [r for r in every if 0 <= self._under(place.column + r, column) < width]
+
+    def _reaches_far(self, place: TileAt) -> bool:
+        """Whether columns of the windows lie in the halo for all pixels of many tiles."""
+        columns = self.shape.kernel[1]
+        if self.source.layout.planar or not 1 < columns <= MOST_COLUMNS:
+            return False
+        width, outside = self.source.layout.width, 0
+        starts = range(0, self.target.layout.width, self.pixels)
+        for start in starts:
+            for column in range(columns):
+                last = self._under(start + place.pixels - 1, column)
+                outside += last < 0 or self._under(start, column) >= width
+        return outside > WORTH_LEAVING_OUT * columns * len(starts)
+
+    def _rows_reach_out(self) -> bool:
+        """Whether rows of the windows lie in the halo, often enough."""
+        window, rows = self.tensors.window, self.shape.kernel[0]
+        count, height = self.target.layout.height, self.source.layout.height
+        under = [
+            start * window.stride[0] + row * window.dilation[0] - window.before[0]
+            for start, row in itertools.product(range(count), range(rows))
+        ]
+        outside = sum(not 0 <= at < height for at in under)
+        return rows > 1 and outside > WORTH_LEAVING_OUT * len(under)
+
+    def _inside(self, axis: int, first: tir.Expr, count: int) -> tuple[tirx.Expr, tirx.Expr]:
+        """The first line of the window along an axis that is in the image for some of `count`
+        results from `first` on, and the one after the last."""
+        window, layout = self.tensors.window, self.source.layout
+        stride, dilation, before = (
+            each[axis] for each in (window.stride, window.dilation, window.before)
+        )
+        size, start = (layout.height, layout.width)[axis], tir.expr(first)
+        out = tirx.max(0, before - (start + (count - 1)) * stride)
+        begin = tirx.floordiv(out + (dilation - 1), dilation)
+        left = tirx.max(0, size + before - start * stride)
+        end = tirx.min(self.shape.kernel[axis], tirx.floordiv(left + (dilation - 1), dilation))
+        return tirx.min(begin, end), end
 
     def _tile(self, place: TileAt) -> tir.Stmt:
         shape, lanes = self.shape, self.shape.lanes
@@ -141,7 +183,10 @@ class LlvmTiles:
         wide = place.vectors * shape.lanes
         # Columns of the window in one turn of a loop.
         together = columns
-        if columns > MOST_COLUMNS:
+        bounded = self._reaches_far(place)
+        if bounded:
+            together = 1
+        elif columns > MOST_COLUMNS:
             most = self.unroll // (channels * place.pixels * place.vectors)
             together = min(max(1, most), MOST_COLUMNS)
         one = together * place.pixels * place.vectors
@@ -186,6 +231,11 @@ class LlvmTiles:
             )
 
         def one_row(row: tir.Expr) -> tir.Stmt:
+            if bounded:
+                begin, end = self._inside(1, place.column, place.pixels)
+                column = tir.var("column")
+                body = some(row, column, 1)
+                return tirx.For(column, begin, end - begin, tirx.ForKind.SERIAL, body)
             full, rest = divmod(columns, together)
             return tir.sequence(
                 tir.loop_of("column", full, lambda i: some(row, i * together, together)),
@@ -193,7 +243,11 @@ class LlvmTiles:
             )
 
         if not self.source.layout.planar:
-            return tir.loop_of("window_row", rows, one_row)
+            if not self._rows_reach_out():
+                return tir.loop_of("window_row", rows, one_row)
+            counter = tir.var("window_row")
+            begin, end = self._inside(0, place.row, 1)
+            return tirx.For(counter, begin, end - begin, tirx.ForKind.SERIAL, one_row(counter))
         # Only what is in the image.
         top = tir.expr(self.tensors.input(place, 0, 0, 0)[0])
         first, behind = tirx.max(0, -top), tirx.min(rows, self.source.layout.height - top)
