@@ -238,11 +238,11 @@ def test_depthwise_windows_beyond_the_image(tmp_path: Path, board: str, cpu: str
 
 @every_target
 def test_wide_depthwise(tmp_path: Path, board: str, cpu: str) -> None:
-    """Rows so long that ARM has no immediate for their bytes, and the widest window there is."""
+    """Rows so long that ARM has no immediate for their bytes, and windows of any size."""
 
-    def case(width: int, kernel: int, **rest: Any) -> Case:
-        pads = (kernel // 2,) * 4
-        around = {"outs": 7, "group": 7, "kernel": (kernel, kernel), "pads": pads, **rest}
+    def case(width: int, size: int, **rest: Any) -> Case:
+        pads = (size // 2,) * 4
+        around = {"outs": 7, "group": 7, "kernel": (size, size), "pads": pads, **rest}
         return Case(shape=(1, 7, 9, width), **around)
 
     cases = [
@@ -251,6 +251,10 @@ def test_wide_depthwise(tmp_path: Path, board: str, cpu: str) -> None:
         case(1003, 9, after="Mean"),
         case(21, 9, after="Clip"),
         case(301, 7, after="Sigmoid", strides=(1, 2)),
+        case(24, 21, after="Clip"),
+        case(150, 1, kernel=(1, 75), pads=(0, 60, 0, 14), after="Mean"),
+        case(35, 1, kernel=(11, 34), pads=(5, 70, 5, 33), dilations=(1, 3), strides=(2, 1)),
+        case(9, 1, kernel=(31, 5), pads=(30, 2, 15, 2), after="Sigmoid"),
     ]
     remaining = iter(cases)
     rules = check(tmp_path, board, cpu, lambda _: next(remaining), seed=11, count=len(cases))

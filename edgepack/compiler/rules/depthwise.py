@@ -32,17 +32,19 @@ _HELD_WEIGHTS = 9
 # LLVM's code for windows up to this size is unrolled, once for each set of rows that lie inside. A
 # larger one has a loop over its rows: of 9x9 points the other takes LLVM ten times as long.
 _UNROLLED_POINTS = 25
-# A still larger one goes to the convolution rule, which has loops for both directions.
-_MOST_POINTS = 81
+# Assembly has a place for each point.
+_ASSEMBLED_POINTS = 81
+# Columns of a window whose code is unrolled. Of a wider one so many are, in a loop.
+_UNROLLED_COLUMNS = 32
 
 
 def takes(layer: Layer, _cpu: CpuModel) -> bool:
-    """Convolutions with as many groups as input and output channels, of usual windows."""
+    """Convolutions with as many groups as input and output channels."""
     operator = layer.operator
     if not isinstance(operator, Convolution) or operator.groups == 1:
         return False
     outs, ins = operator.weight.shape[:2]
-    return bool(ins == 1 and outs == operator.groups and product(operator.kernel) <= _MOST_POINTS)
+    return bool(ins == 1 and outs == operator.groups)
 
 
 def pack_weights(weight: np.ndarray, layout: Blocked) -> np.ndarray:
@@ -151,7 +153,8 @@ class _DepthwiseKernel:
         self.tiles: micro.MicroKernelCalls | None = None
         isa = arm.isa_of(site.cpu, element)
         most = isa.most_depthwise(operator.kernel[1]) if isa else 0
-        in_assembly = isa is not None and most > 0 and operator.dilation[1] == 1
+        points = product(operator.kernel)
+        in_assembly = most > 0 and operator.dilation[1] == 1 and points <= _ASSEMBLED_POINTS
         sums = element.name if in_assembly else element.accumulator
         self.packed_bias = pack_channels(operator.bias, site.output, sums)
         self.packed = pack_weights(operator.weight, site.output)
@@ -346,7 +349,7 @@ class _DepthwiseKernel:
         )
 
     def _input(
-        self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, down: tir.Expr, across: int
+        self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, down: tir.Expr, across: tir.Expr
     ) -> list[tir.Expr]:
         """Indices of the input `down` and `across` from the window's corner, in pixels."""
         operator = self.operator
@@ -386,12 +389,23 @@ class _DepthwiseKernel:
         lanes, dtype = self.output.block, self.output.element.accumulator
         places = [tir.Local(f"sum{r}", lanes, dtype) for r in range(place.pixels)]
 
-        def add(i: tir.Expr) -> tir.Stmt:
+        columns = self.operator.kernel[1]
+        together = columns if columns <= _UNROLLED_COLUMNS else _UNROLLED_COLUMNS // 2
+
+        def some(i: tir.Expr, first: tir.Expr, count: int) -> tir.Stmt:
             names = tir.Names()
-            sums = self._add_row(names, place, start + i, [one.get() for one in places], {})
+            sums = [one.get() for one in places]
+            sums = self._add_row(names, place, start + i, sums, {}, first, count)
             for one, total in zip(places, sums, strict=True):
                 names.add(one.set(total))
             return names.done()
+
+        def add(i: tir.Expr) -> tir.Stmt:
+            full, rest = divmod(columns, together)
+            return tir.sequence(
+                tir.loop_of("across", full, lambda part: some(i, part * together, together)),
+                some(i, full * together, rest) if rest else None,
+            )
 
         names = tir.Names()
         for one in places:
@@ -411,24 +425,31 @@ class _DepthwiseKernel:
         down: tir.Expr,
         sums: Sequence[tir.Expr],
         held: Mapping[tuple[int, int], tirx.Var],
+        first: tir.Expr = 0,
+        count: int = 0,
     ) -> list[tir.Expr]:
-        """`sums` of the tile's pixels with the products of the window row `down`."""
+        """`sums` of the tile's pixels with the products of the window row `down`: of `count`
+        columns from `first` on, or of all."""
         operator, lanes = self.operator, self.output.block
         dtype, block = self.output.element.accumulator, place.channel_block
         totals = list(sums)
         seen: dict[int, tirx.Var] = {}
         for r in range(place.pixels):
-            for j in range(operator.kernel[1]):
+            for j in range(count or operator.kernel[1]):
                 across = r * operator.stride[1] + j * operator.dilation[1]
                 if across not in seen:
                     at = self._input(
-                        place.plane, place.row, place.column, down * operator.dilation[0], across
+                        place.plane,
+                        place.row,
+                        place.column,
+                        down * operator.dilation[0],
+                        across + first * operator.dilation[1],
                     )
                     value = tir.load(self.source.buffer, at, lanes)
                     seen[across] = names.bind("x", tir.cast(value, dtype))
                 weight = held.get((down, j)) if isinstance(down, int) else None
                 if weight is None:
-                    weight = tir.load(self.weights, [block, down, j, 0], lanes)
+                    weight = tir.load(self.weights, [block, down, first + j, 0], lanes)
                     weight = tir.cast(weight, dtype)
                 totals[r] = names.bind("sum", totals[r] + seen[across] * weight)
         return totals
