@@ -18,7 +18,7 @@ from bench.cycles.estimate import Costs, Estimate, alternatives, estimate, paire
 from bench.cycles.memories import MEMORIES, Memory
 from bench.fetch import bench_dir
 from bench.mca import family, function_names
-from bench.models import MODELS, BenchModel, get_model
+from bench.models import MODELS, WIDE, BenchModel, get_model
 from bench.ours import NAME, TOLERANCE
 from bench.peers import ARM_WHEELS, TITLES, Emulator, emulator
 from bench.results import RESULTS, largest_error
@@ -195,7 +195,7 @@ def lead() -> str:
     for name in (name for name in BOARDS if name in tables):
         board = get_board(name)
         bits = 64 if _ARCH[board.debian_arch] == "aarch64" else 32
-        for model in (model for model in MODELS if model in tables[name]):
+        for model in (model for model in (*MODELS, *WIDE) if model in tables[name]):
             engines = tables[name][model]
             found = ratios(engines)
             if not found:
@@ -221,13 +221,15 @@ def report() -> str:
 
 
 def _board(board: Board, models: Mapping[str, Mapping[str, Stored]]) -> str:
-    ordered = {name: models[name] for name in MODELS if name in models}
+    nine, wide = (
+        {name: models[name] for name in names if name in models} for names in (MODELS, WIDE)
+    )
     title = f"**{board.cpu}, {board.triple}** (board {board.name})"
     tables = [
         title,
-        _engines(board, ordered),
-        _sensitivity(board, ordered),
-        _kernels(board, ordered),
+        _engines(board, {**nine, **wide}),
+        _sensitivity(board, {**nine, **wide}),
+        _kernels(board, nine),
     ]
     return "\n\n".join(table for table in tables if table)
 
