@@ -125,6 +125,10 @@ def poolings(net: Builder) -> dict[str, str]:
         "mean": net.op("GlobalAveragePool", "seven"),
         "mean by a window": net.op("AveragePool", "many", kernel_shape=[7, 7]),
         "max of a large window": net.op("MaxPool", "seven", kernel_shape=[9, 9]),
+        "max far around": net.op("MaxPool", "wide", kernel_shape=[13, 13], pads=[6] * 4),
+        "max of large steps": net.op(
+            "MaxPool", "wide", kernel_shape=[5, 9], strides=[2, 3], pads=[1, 8, 4, 0]
+        ),
         "mean of a pooled image": net.op("GlobalAveragePool", pooled),
         "mean of a batch": net.op("ReduceMean", "batch", axes=[2, 3], keepdims=0),
     }

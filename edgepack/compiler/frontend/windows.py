@@ -28,15 +28,19 @@ def space_to_depth(node: Node) -> relax.Expr | None:
     return relax.op.reshape(turned, [batch, channels * size * size, height // size, width // size])
 
 
+# Of a window with more points the largest of a row's are looked for first, then of a column's.
+_WHOLE_POINTS = 25
+
+
 def max_pool(node: Node) -> relax.Expr | None:
-    """MaxPool with the places of its results; None without.
+    """MaxPool with the places of its results, or with large windows; None for others.
 
     The places are numbers in the whole tensor; with storage_order 1 its images are by columns.
     """
     attributes = node.attributes
-    if node.outputs < 2:
-        return None
     (data,) = node.inputs
+    if node.outputs < 2:
+        return _by_axes(node, data)
     shape = shape_of(data)
     taps, inside = _windows(shape[2:], attributes)
     out, images, pixels = taps.shape[:-1], math.prod(shape[:2]), math.prod(shape[2:])
@@ -61,6 +65,24 @@ def max_pool(node: Node) -> relax.Expr | None:
     place = node.emit(relax.op.add(place, images_at))
     made = [*shape[:2], *out]
     return relax.Tuple([node.emit(relax.op.reshape(item, made)) for item in (values, place)])
+
+
+def _by_axes(node: Node, data: relax.Expr) -> relax.Expr | None:
+    """A large window of an image as one along the rows and one along the columns."""
+    attributes = node.attributes
+    kernel = attributes["kernel_shape"]
+    usual = (
+        len(kernel) == 2
+        and attributes.get("auto_pad", b"NOTSET") in (b"NOTSET", b"VALID")
+        and not attributes.get("ceil_mode", 0)
+        and set(attributes.get("dilations") or [1]) == {1}
+    )
+    if not usual or min(kernel) == 1 or math.prod(kernel) <= _WHOLE_POINTS:
+        return None
+    (down, across) = attributes.get("strides") or [1, 1]
+    top, left, bottom, right = attributes.get("pads") or [0] * 4
+    rows = relax.op.nn.max_pool2d(data, [1, kernel[1]], [1, across], [0, left, 0, right])
+    return relax.op.nn.max_pool2d(node.emit(rows), [kernel[0], 1], [down, 1], [top, 0, bottom, 0])
 
 
 def _windows(size: Sequence[int], attributes: dict[str, object]) -> tuple[np.ndarray, np.ndarray]:

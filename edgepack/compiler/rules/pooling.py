@@ -7,6 +7,7 @@ inside, which is a loop.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -23,9 +24,9 @@ from edgepack.compiler.tiles.partition import worth_sharing
 
 # Windows are unrolled; larger ones would be more code than they are worth.
 _MOST_POINTS = 64
-# Border positions are unrolled; a window that leaves more of them than this is rare, and is
-# left to TVM.
-_MOST_BORDER = 8
+# Each row and column of results at the borders has code of its own, for other points of the window;
+# one that would need more than this is rare, and is left to TVM.
+_MOST_KINDS = 81
 
 
 def _borders(axis: int, operator: Pooling, size: int, out: int) -> tuple[int, int]:
@@ -77,12 +78,11 @@ def takes_window(layer: Layer, _cpu: CpuModel) -> bool:
     if not isinstance(operator, Pooling) or product(operator.kernel) > _MOST_POINTS:
         return False
     size, out = extent(layer.inputs[0])[2:], extent(layer.output)[2:]
-    for axis in (0, 1):
-        if sum(_borders(axis, operator, size[axis], out[axis])) > _MOST_BORDER:
-            return False
-        if not all(run.taps for run in _runs(axis, operator, size[axis], out[axis])):
-            return False
-    return True
+    rows, columns = (1 + sum(_borders(axis, operator, size[axis], out[axis])) for axis in (0, 1))
+    if rows * columns > _MOST_KINDS:
+        return False
+    runs = (_runs(axis, operator, size[axis], out[axis]) for axis in (0, 1))
+    return all(run.taps for run in itertools.chain.from_iterable(runs))
 
 
 def make_window(site: LayerSite) -> LayerKernel:
