@@ -1,5 +1,5 @@
 """The compiler's own way to run a plan on this machine, by the name that tests know."""
 
-from edgepack.compiler.backend.run import run_plan
+from edgepack.compiler.backend.run import PlanRunner, run_plan
 
-__all__ = ["run_plan"]
+__all__ = ["PlanRunner", "run_plan"]

@@ -11,6 +11,7 @@ from edgepack.cli.options import (
     add_model,
     parse_constants,
     parse_shapes,
+    parse_states,
     positive,
     project_file,
 )
@@ -43,6 +44,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         "model": args.model,
         "shapes": parse_shapes(args.shape),
         "constants": parse_constants(args.set),
+        "states": parse_states(args.state),
     }
     project = load_project(project_file(args), flags)
     checked = check_project(project, args.image, top=args.top)

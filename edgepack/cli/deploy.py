@@ -133,6 +133,7 @@ def refuse_job(args: argparse.Namespace) -> None:
         "quantized",
         "shape",
         "set",
+        "state",
         "release_version",
         "verify",
         "compile_memory_mb",
@@ -141,7 +142,8 @@ def refuse_job(args: argparse.Namespace) -> None:
     if any(getattr(args, name) not in (None, []) for name in made_with):
         raise UsageError(
             "--bundle goes without --name, --toolchain, --static, --optimize, --precision, "
-            "--quantized, --shape, --set, --release-version, --verify and --compile-...: it is made"
+            "--quantized, --shape, --set, --state, --release-version, --verify and --compile-...: "
+            "it is made"
         )
     if args.sign is not None:
         raise UsageError("--bundle goes without --sign", hint="edgepack sign BUNDLE --key KEY")

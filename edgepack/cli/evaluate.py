@@ -14,6 +14,7 @@ from edgepack.cli.options import (
     open_release,
     parse_constants,
     parse_shapes,
+    parse_states,
     project_file,
 )
 from edgepack.cli.pages import add_html, check_html, evaluate_page, save
@@ -53,6 +54,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         "model": args.model,
         "shapes": parse_shapes(args.shape),
         "constants": parse_constants(args.set),
+        "states": parse_states(args.state),
     }
     project = load_project(project_file(args), flags)
     if args.device is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 from edgepack.base.text import megabytes
 from edgepack.boards import get_board
 from edgepack.cli.console import Console
-from edgepack.cli.options import add_set, board_files, parse_constants, parse_shapes
+from edgepack.cli.options import (
+    add_set,
+    board_files,
+    parse_constants,
+    parse_shapes,
+    parse_states,
+)
 from edgepack.model import ModelSpec, TensorInfo
 
 if TYPE_CHECKING:
@@ -47,7 +53,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from edgepack.flow.inspection import inspect_for
 
     spec = ModelSpec(
-        path=args.model, shapes=parse_shapes(args.shape), constants=parse_constants(args.set)
+        path=args.model,
+        shapes=parse_shapes(args.shape),
+        constants=parse_constants(args.set),
+        states=parse_states(args.state),
     )
     found = inspect_for(spec, get_board(args.board, board_files(args)))
     data = {
@@ -74,6 +83,7 @@ def _text(found: Inspection) -> str:
         *_tensors("inputs", info.inputs),
         *_tensors("outputs", found.estimate.outputs if found.estimate else info.outputs),
         *_words(info.words),
+        *_states(info.states),
         f"parameters  {info.parameters / 1e6:.2f} M ({megabytes(info.parameters_bytes)})",
         f"MACs        {macs}",
         f"operators   {sum(info.operators.values())}",
@@ -114,6 +124,14 @@ def _words(words: Sequence[str]) -> list[str]:
     shown = [f"{number} {word}" for number, word in enumerate(words[:_MOST_WORDS])]
     more = len(words) - _MOST_WORDS
     return ["words       " + ", ".join(shown) + (f" and {more} more" if more > 0 else "")]
+
+
+def _states(states: Mapping[str, str]) -> list[str]:
+    """Inputs that keep an output."""
+    return [
+        f"{'states' if number == 0 else '':<10}  {name} keeps {output}"
+        for number, (name, output) in enumerate(states.items())
+    ]
 
 
 # The JSON has all of them.

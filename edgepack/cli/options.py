@@ -277,7 +277,7 @@ def parse_shapes(values: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
-    """Inputs that become constants."""
+    """Inputs that become constants, or keep an output."""
     parser.add_argument(
         "--set",
         action="append",
@@ -286,6 +286,30 @@ def add_set(parser: argparse.ArgumentParser) -> None:
         help="make an input a constant: a number, true or false, or several with commas "
         "(repeatable)",
     )
+    parser.add_argument(
+        "--state",
+        action="append",
+        default=[],
+        metavar="INPUT=OUTPUT",
+        help="an input that is what an output was in the inference before, and stays in memory; "
+        "one * in both names stands for the same text (repeatable)",
+    )
+
+
+def parse_states(values: Sequence[str]) -> dict[str, str]:
+    """The pairs of `--state INPUT=OUTPUT`; raises UsageError."""
+    states: dict[str, str] = {}
+    for value in values:
+        name, equals, output = value.partition("=")
+        if not equals or not name or not output:
+            raise UsageError(
+                f"--state: cannot read {value!r}",
+                hint="for example --state 'past_key_values.*=present.*'",
+            )
+        if name in states:
+            raise UsageError(f"--state: '{name}' is given twice")
+        states[name] = output
+    return states
 
 
 def parse_constants(values: Sequence[str]) -> dict[str, Constant]:
@@ -336,6 +360,7 @@ def project_of(args: argparse.Namespace) -> Project:
         "records": None if args.records is None else tuple(args.records),
         "shapes": parse_shapes(args.shape),
         "constants": parse_constants(args.set),
+        "states": parse_states(args.state),
         "device": getattr(args, "device", None),
         "root": getattr(args, "root", None),
     }

@@ -15,6 +15,7 @@ from edgepack.cli.options import (
     check_writable,
     parse_constants,
     parse_shapes,
+    parse_states,
     project_file,
 )
 from edgepack.cli.pages import add_html, check_html, quantize_page, save
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         "model": args.model,
         "shapes": parse_shapes(args.shape),
         "constants": parse_constants(args.set),
+        "states": parse_states(args.state),
     }
     project = load_project(project_file(args), flags)
     said = project.quantize or Quantizing()

@@ -71,7 +71,7 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
     labels = read_labels(project.labels) if project.labels else None
     if labels is not None and project.postprocess is None:
         check_labels(project, labels, model.outputs[0])
-    preprocess = project.preprocess.for_inputs(model.inputs) if project.preprocess else None
+    preprocess = project.preprocess.for_inputs(model.given) if project.preprocess else None
     postprocess = bound_postprocess(project, model, labels)
     photos: Sequence[Path | None] = [*images] or [project.golden_image]
     if images and preprocess is None:

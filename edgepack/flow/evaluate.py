@@ -208,7 +208,7 @@ def evaluate(
             f"{project.model}: photos need preprocessing, and a model of one input",
             hint="add a [preprocess] table: `edgepack init` writes one",
         )
-    preprocess = project.preprocess.for_inputs(model.inputs)
+    preprocess = project.preprocess.for_inputs(model.given)
     photos = find_photos(images, labels)
     release = None if device is None else _release(device, root, model.sha256)
     journal = _Journal(

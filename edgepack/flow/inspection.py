@@ -32,7 +32,14 @@ def inspect_for(spec: ModelSpec, board: Board, *, progress: Progress = NO_PROGRE
     model = read_model(spec)
     limits = limits_for(model)
     info = within(
-        spec.path, limits, progress, inspect_model, spec.path, spec.shapes, spec.constants
+        spec.path,
+        limits,
+        progress,
+        inspect_model,
+        spec.path,
+        spec.shapes,
+        spec.constants,
+        spec.states,
     )
     estimate, obstacle = None, None
     try:

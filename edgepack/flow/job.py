@@ -78,13 +78,18 @@ class Job:
 
     @property
     def spec(self) -> ModelSpec:
-        """The model's file, shapes and constants."""
+        """The model's file, shapes, constants and states."""
         return spec_of(self.project)
 
 
 def spec_of(project: Project) -> ModelSpec:
-    """The project's model: its file, shapes and constants."""
-    return ModelSpec(path=project.model, shapes=project.shapes, constants=project.constants)
+    """The project's model: its file, shapes, constants and states."""
+    return ModelSpec(
+        path=project.model,
+        shapes=project.shapes,
+        constants=project.constants,
+        states=project.states,
+    )
 
 
 def make_job(project: Project) -> Job:
@@ -107,7 +112,7 @@ def make_job(project: Project) -> Job:
         board=board,
         toolchain=toolchain,
         model=model,
-        preprocess=preprocess.for_inputs(model.inputs).for_memory(
+        preprocess=preprocess.for_inputs(model.given).for_memory(
             _photo_bytes(board, project.service)
         )
         if preprocess
@@ -442,6 +447,7 @@ def _compile_key(
         "name": job.model.name,
         "shapes": {name: list(shape) for name, shape in sorted(job.project.shapes.items())},
         "constants": dict(sorted(job.project.constants.items())),
+        "states": dict(job.model.states),
         "board": board,
         "optimize": job.project.optimize,
         "choices": {kernel: asdict(choice) for kernel, choice in choices.items()},

@@ -3,6 +3,7 @@
     [project]       model, labels, golden image, board, device ...
     [shapes]        input = [1, 3, 224, 224], for inputs with dynamic dimensions
     [set]           input = 3, true, or a list: an input that becomes a constant
+    [states]        input = "output": an input that keeps an output until the next inference
     [preprocess]    see `edgepack.preprocess`
     [postprocess]   see `edgepack.postprocess`
     [quantize]      images, judge: folders of photos; snr_db, budget: see `flow.quantize`
@@ -45,6 +46,7 @@ _FLAG_NAMES = {
     "model": "command line",
     "shapes": "--shape",
     "constants": "--set",
+    "states": "--state",
     "version": "--release-version",
 }
 _DEFAULTS: Mapping[str, Any] = {
@@ -69,6 +71,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "records": (),
     "shapes": {},
     "constants": {},
+    "states": {},
     "preprocess": None,
     "postprocess": None,
     "health": DEFAULT_HEALTH,
@@ -134,6 +137,7 @@ class Project:
     records: tuple[Path, ...]
     shapes: Mapping[str, tuple[int, ...]]
     constants: Mapping[str, Constant]
+    states: Mapping[str, str]
     preprocess: PreprocessSpec | None
     postprocess: PostprocessSpec | None
     health: Health
@@ -161,9 +165,9 @@ class Project:
 def load_project(path: Path | None, flags: Mapping[str, Any] | None = None) -> Project:
     """The project in the file `path` (or no file), with `flags` over it.
 
-    `flags` has names of `Project`'s fields; None is "not given". Shapes and constants are joined
-    with the file's by input name. Raises `ConfigError` if the file is not there or wrong in any
-    key, or if a file that it names is not there; `UsageError` if there is no model.
+    `flags` has names of `Project`'s fields; None is "not given". Shapes, constants and states
+    are joined with the file's by input name. Raises `ConfigError` if the file is not there or wrong
+    in any key, or if a file that it names is not there; `UsageError` if there is no model.
     """
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     if unknown := given.keys() - _DEFAULTS.keys() - {"name", "model"}:
@@ -171,7 +175,7 @@ def load_project(path: Path | None, flags: Mapping[str, Any] | None = None) -> P
     from_file = _read_file(path) if path is not None else {}
 
     values = {**_DEFAULTS, **from_file, **given}
-    for key in ("shapes", "constants"):
+    for key in ("shapes", "constants", "states"):
         values[key] = {**from_file.get(key, {}), **given.get(key, {})}
     if "model" not in values:
         raise UsageError(
@@ -251,6 +255,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     table = top.take_table("project")
     shapes: dict[str, Any] = top.take("shapes", dict, {})
     constants: dict[str, Any] = top.take("set", dict, {})
+    states: dict[str, Any] = top.take("states", dict, {})
     preprocess: dict[str, Any] | None = top.take("preprocess", dict, None)
     postprocess: dict[str, Any] | None = top.take("postprocess", dict, None)
     compiling = top.take_table("compile", required=False)
@@ -300,11 +305,11 @@ def _read_file(path: Path) -> dict[str, Any]:
                 raise compiling.fail(key, f"{limit} is below 1")
         compiling.finish()
     values["records"] = _take_records(path, tuning)
-    values["health"] = parse_health(health) if health is not None else None
-    values["service"] = service
+    values |= {"service": service, "health": parse_health(health) if health is not None else None}
     values["quantize"] = _read_quantize(path, quantize) if quantize is not None else None
     values["shapes"] = _read_shapes(Table(shapes, file=path, path="shapes"), shapes)
     values["constants"] = _read_constants(Table(constants, file=path, path="set"), constants)
+    values["states"] = _read_states(Table(states, file=path, path="states"), states)
     if preprocess is not None:
         values["preprocess"] = PreprocessSpec.from_table(preprocess, file=path)
     if postprocess is not None:
@@ -377,6 +382,10 @@ def _read_shapes(table: Table, names: Mapping[str, Any]) -> dict[str, tuple[int,
         if any(size < 1 for size in shapes[name]):
             raise table.fail(name, f"{list(shapes[name])} holds a size below 1")
     return shapes
+
+
+def _read_states(table: Table, names: Mapping[str, Any]) -> dict[str, str]:
+    return {name: table.take(name, str) for name in names}
 
 
 def _read_constants(table: Table, names: Mapping[str, Any]) -> dict[str, Constant]:

@@ -54,7 +54,7 @@ def quantize_project(
             f"{project.model}: photos need preprocessing, and a model of one input",
             hint="add a [preprocess] table: `edgepack init` writes one",
         )
-    photos = read_photos(project.preprocess.for_inputs(model.inputs), images, judge)
+    photos = read_photos(project.preprocess.for_inputs(model.given), images, judge)
     result = quantize(
         model.path,
         model.proto,

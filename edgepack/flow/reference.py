@@ -317,6 +317,11 @@ def golden_inputs(
     random = np.random.RandomState(seed)  # its stream is the same in every version of numpy
     inputs = [random_input(info, random) for info in model.inputs]
     if image is not None:
+        # As on the device for a first photo: what is seen in it may hang on the states.
+        inputs = [
+            np.zeros_like(value) if info.name in model.states else value
+            for info, value in zip(model.inputs, inputs, strict=True)
+        ]
         if preprocess is None:
             raise ConfigError(
                 f"a golden image needs preprocessing: {image}", hint="add a [preprocess] table"

@@ -23,6 +23,7 @@ from edgepack.model.errors import (
 )
 from edgepack.model.exported import read_exported
 from edgepack.model.external import load_external_data
+from edgepack.model.states import bind_states
 from edgepack.model.structure import check_structure, subgraphs
 from edgepack.model.words import numbered
 
@@ -59,14 +60,17 @@ def batch_of(inputs: Sequence[TensorInfo]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A model file, the shapes of those inputs that need one, and the inputs that are constants.
+    """A model file, the shapes of those inputs that need one, the inputs that are constants, and
+    those that keep an output.
 
-    `shapes` maps names to dimensions, `constants` names to values: see `set_inputs`.
+    `shapes` maps names to dimensions, `constants` names to values: see `set_inputs`. `states` maps
+    inputs to outputs: see `bind_states`.
     """
 
     path: Path
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     constants: Mapping[str, Constant] = field(default_factory=dict)
+    states: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +80,8 @@ class LoadedModel:
     `proto` is an `onnx.ModelProto` whose graph inputs are the real inputs only.
     `sha256` is the file's own hash; with external data, the hash of the hashes
     of all its files. `size_bytes` is the size of all of them. `words` are what the numbers of
-    outputs stand for that are words in the file: see `edgepack.model.words`.
+    outputs stand for that are words in the file: see `edgepack.model.words`. `states` are the
+    outputs that inputs keep until the next inference, by the inputs' names.
     """
 
     path: Path
@@ -87,6 +92,12 @@ class LoadedModel:
     sha256: str
     size_bytes: int
     words: tuple[str, ...] = ()
+    states: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def given(self) -> tuple[TensorInfo, ...]:
+        """The inputs that are no states."""
+        return tuple(info for info in self.inputs if info.name not in self.states)
 
 
 def read_model(spec: ModelSpec) -> LoadedModel:
@@ -96,7 +107,7 @@ def read_model(spec: ModelSpec) -> LoadedModel:
 
     Raises `UsageError` for a file that is not there, `NotOnnxError`, `TruncatedModelError`,
     `InvalidModelError`, `ShapeOverrideError`, `InputValueError`, and what `load_external_data`
-    raises.
+    raises. `StateError` says what is wrong with `states`.
     """
     proto, files = _read(spec.path)
     _drop_initialized_inputs(proto)
@@ -104,6 +115,7 @@ def read_model(spec: ModelSpec) -> LoadedModel:
     words = numbered(proto)
     _fix_shapes(spec.path, proto, spec.shapes)
     set_inputs(spec.path, proto.graph, spec.constants)
+    states = bind_states(spec.path, proto, spec.states)
     return LoadedModel(
         path=spec.path,
         name=spec.path.stem,
@@ -113,6 +125,7 @@ def read_model(spec: ModelSpec) -> LoadedModel:
         sha256=_sha256(files),
         size_bytes=sum(file.stat().st_size for file in files),
         words=words,
+        states=states,
     )
 
 

@@ -35,3 +35,7 @@ class ShapeOverrideError(ModelError):
 
 class InputValueError(ModelError):
     """A value was given for an input that is not there, or that cannot have it."""
+
+
+class StateError(ModelError):
+    """An input is to keep an output that is not there, or that it cannot be."""

@@ -575,6 +575,43 @@ print(mappings())
     assert said_by(python, script, bundle.path) == ["2", "1", "True 200", "1", "0"]
 
 
+def test_states_in_python(target: Target, python: Path, tmp_path: Path) -> None:
+    b = Builder()
+    b.op("Add", "x", "sum", outputs=["total"])
+    b.save(tmp_path / "model.onnx", {"x": [3], "sum": [3]}, {"total": [3]})
+    flags = {
+        "model": tmp_path / "model.onnx",
+        "board": target.board.name,
+        "states": {"sum": "total"},
+        "verify": False,
+    }
+    made = package_job(make_job(load_project(None, flags)), tmp_path / "dist")
+    script = """
+import sys
+from array import array
+from edgepack_runtime import Model
+
+model = Model(sys.argv[1])
+session, other = model.session(), model.session()
+
+def run(one):
+    one.set_input("x", array("f", [1, 2, 3]))
+    one.run()
+    print(one.output().tolist())
+
+run(session)
+run(session)
+run(other)
+session.set_input("sum", array("f", [10, 10, 10]))
+run(session)
+session.reset()
+run(session)
+"""
+    one = "[1.0, 2.0, 3.0]"
+    due = [one, "[2.0, 4.0, 6.0]", one, "[11.0, 12.0, 13.0]", one]
+    assert said_by(python, script, made.path) == due
+
+
 def test_mistakes_in_python(python: Path, bundle: Bundle) -> None:
     script = """
 import sys

@@ -54,6 +54,9 @@ budget = 0.05
 on = true
 scales = [1, 0.5]
 
+[states]
+"past.*" = "present.*"
+
 [preprocess]
 color = "bgr"
 resize = { mode = "exact", height = 8, width = 8 }
@@ -124,6 +127,7 @@ def test_every_key(folder: Path) -> None:
     assert (project.compile_memory_mb, project.compile_cpu_s) == (4096, 900)
     assert project.records == (folder / "pi.jsonl", folder / "sub" / "other.jsonl")
     assert project.shapes == {"image:0": (1, 3, 8, 8), "mask": (1, 8)}
+    assert project.states == {"past.*": "present.*"}
     assert project.constants == {"sr:0": 16000, "on": True, "scales": (1, 0.5)}
     assert project.preprocess == PreprocessSpec(
         color="bgr", resize=Resize(mode="exact", height=8, width=8)

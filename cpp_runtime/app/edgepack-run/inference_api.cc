@@ -130,7 +130,8 @@ void CheckInfo(const TensorInfo& info, JsonObject* tensor) {
 }
 
 /// The tensors of a request; `binary` is what follows the JSON.
-void ReadInputs(JsonObject* top, std::string_view binary, const std::vector<TensorView>& inputs) {
+void ReadInputs(JsonObject* top, std::string_view binary, const std::vector<TensorView>& inputs,
+                const std::vector<std::size_t>& needed) {
   std::vector<bool> given(inputs.size());
   for (JsonObject& tensor : top->Objects("inputs", inputs.size())) {
     const std::string name = tensor.String("name");
@@ -156,7 +157,7 @@ void ReadInputs(JsonObject* top, std::string_view binary, const std::vector<Tens
     std::memcpy(input.data, binary.data(), input.info->bytes);
     binary.remove_prefix(input.info->bytes);
   }
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
+  for (const std::size_t i : needed) {
     if (!given[i]) top->Fail("inputs", "'" + inputs[i].info->name + "' is missing");
   }
   if (!binary.empty()) {
@@ -240,21 +241,23 @@ std::size_t MostInferenceBytes(const std::vector<TensorInfo>& inputs) {
 }
 
 InferenceRequest ReadInference(const HttpRequest& request, const std::vector<TensorView>& inputs,
-                               const std::vector<TensorInfo>& outputs) {
+                               const std::vector<TensorInfo>& outputs,
+                               const std::vector<ModelState>& states) {
   const std::string_view body = request.body;
   const std::size_t json_bytes = request.json_bytes.value_or(body.size());
   if (json_bytes > body.size()) {
     throw UsageError("Inference-Header-Content-Length: " + std::to_string(json_bytes) +
                      ", the body has " + std::to_string(body.size()) + " bytes");
   }
+  const std::vector<std::size_t> needed = InputsBesides(states, inputs.size());
   InferenceRequest wanted;
   if (request.json_bytes && json_bytes == 0) {
     // Nothing but the bytes of the only input.
-    if (inputs.size() != 1 || body.size() != inputs.front().info->bytes) {
+    if (needed.size() != 1 || body.size() != inputs[needed.front()].info->bytes) {
       throw UsageError("a tensor without JSON has to be all of the model's one input",
                        "Inference-Header-Content-Length says how long the JSON is");
     }
-    std::memcpy(inputs.front().data, body.data(), body.size());
+    std::memcpy(inputs[needed.front()].data, body.data(), body.size());
     for (std::size_t i = 0; i < outputs.size(); ++i) wanted.outputs.push_back({i, true});
     return wanted;
   }
@@ -262,7 +265,7 @@ InferenceRequest ReadInference(const HttpRequest& request, const std::vector<Ten
   JsonObject top = document.Root();
   if (top.Has("id")) wanted.id = top.String("id");
   wanted.outputs = ReadOutputs(&top, outputs);
-  ReadInputs(&top, body.substr(json_bytes), inputs);
+  ReadInputs(&top, body.substr(json_bytes), inputs, needed);
   return wanted;
 }
 

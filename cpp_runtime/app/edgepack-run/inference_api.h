@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include <edgepack/model.h>
 #include <edgepack/tensor.h>
 
 #include "http_parser.h"
@@ -33,11 +34,12 @@ std::string ModelMetadata(const std::string& name, const std::vector<TensorInfo>
 /// How many bytes the body of a request may have: these inputs in JSON, well spaced.
 std::size_t MostInferenceBytes(const std::vector<TensorInfo>& inputs);
 
-/// Reads a request and writes its tensors into `inputs`, all of which it has to give. Throws Error:
-/// no JSON, an unknown, missing or repeated tensor, another datatype or shape, a value that its
-/// datatype does not have, too few or too many values.
+/// Reads a request and writes its tensors into `inputs`, all of which it has to give but for
+/// `states`. Throws Error: no JSON, an unknown, missing or repeated tensor, another datatype or
+/// shape, a value that its datatype does not have, too few or too many values.
 InferenceRequest ReadInference(const HttpRequest& request, const std::vector<TensorView>& inputs,
-                               const std::vector<TensorInfo>& outputs);
+                               const std::vector<TensorInfo>& outputs,
+                               const std::vector<ModelState>& states = {});
 
 /// The answer: JSON, with the binary outputs behind it.
 HttpAnswer WriteInference(const InferenceRequest& request, const std::string& model,

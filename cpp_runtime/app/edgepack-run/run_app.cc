@@ -6,6 +6,7 @@
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <sstream>
 #include <sys/resource.h>
 #include <system_error>
@@ -111,21 +112,36 @@ void SetRawInput(const std::filesystem::path& path, std::size_t index, Session* 
   }
 }
 
+/// Inputs that are no states, by position.
+std::vector<std::size_t> GivenInputs(const Session& session) {
+  return InputsBesides(session.model().states(), session.inputs().size());
+}
+
+/// All inputs, or all that are no states.
 void SetInputs(const std::vector<std::filesystem::path>& paths, Session* session) {
-  if (paths.size() != session->inputs().size()) {
-    std::string names;
-    for (const TensorView& input : session->inputs()) {
-      names += (names.empty() ? "" : ", ") + input.info->name;
+  std::vector<std::size_t> inputs = GivenInputs(*session);
+  if (paths.size() != inputs.size()) {
+    const std::size_t needed = inputs.size();
+    inputs.resize(session->inputs().size());
+    std::iota(inputs.begin(), inputs.end(), std::size_t{0});
+    if (paths.size() != inputs.size()) {
+      std::string names;
+      for (const TensorView& input : session->inputs()) {
+        names += (names.empty() ? "" : ", ") + input.info->name;
+      }
+      const std::size_t states = inputs.size() - needed;
+      throw ModelInputError(
+          "the model has " + std::to_string(inputs.size()) + " inputs (" + names + "), " +
+              std::to_string(paths.size()) + " given",
+          std::string("give one --input for each, in this order") +
+              (states > 0 ? "; all " + std::to_string(states) + " states may be left out" : ""));
     }
-    throw ModelInputError("the model has " + std::to_string(session->inputs().size()) +
-                              " inputs (" + names + "), " + std::to_string(paths.size()) + " given",
-                          "give one --input for each, in this order");
   }
   for (std::size_t i = 0; i < paths.size(); ++i) {
     if (paths[i].extension() == ".npy") {
-      SetInputFrom(paths[i], OpenNpy(paths[i]), i, session);
+      SetInputFrom(paths[i], OpenNpy(paths[i]), inputs[i], session);
     } else {
-      SetRawInput(paths[i], i, session);
+      SetRawInput(paths[i], inputs[i], session);
     }
   }
 }
@@ -212,7 +228,7 @@ Photo Preprocess(const Options& options, const BundleFolder& bundle, Session* se
   TensorView target;
   if (session != nullptr) {
     target = ImageInput(*session, info.name);
-    if (session->inputs().size() != 1) {
+    if (GivenInputs(*session).size() != 1) {
       throw ModelInputError("the model has " + std::to_string(session->inputs().size()) +
                                 " inputs, an image is only one of them",
                             "use --input");
@@ -542,6 +558,7 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
                          "see why the program was killed; most likely the photo takes more memory "
                          "or time than it may");
       }
+      session.Reset();  // photos have nothing to do with each other
       const Photo seen = Preprocess(one, bundle, &session, &report);
       Run(one, &session, &report);
       FindPhotos(one, session, seen, &finder, &report);
@@ -558,7 +575,7 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
 
 /// Where the tensor of a photo goes, if the model takes one at a time.
 TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) {
-  if (session.inputs().size() != 1) {
+  if (GivenInputs(session).size() != 1) {
     throw ModelInputError("the model has " + std::to_string(session.inputs().size()) +
                           " inputs, an image is only one of them");
   }
@@ -584,7 +601,11 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
   Report setup;
   ConfigureThreads(options, &setup);
   Session session{Model(bundle.model())};
-  ServedModel model = {session.model().name(), session.inputs(), session.model().outputs(), {}, {}};
+  ServedModel model;
+  model.name = session.model().name();
+  model.inputs = session.inputs();
+  model.outputs = session.model().outputs();
+  model.states = session.model().states();
   model.run = [&]() -> const std::vector<TensorView>& {
     session.Run();
     return session.outputs();

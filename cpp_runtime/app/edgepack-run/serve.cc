@@ -173,10 +173,15 @@ class ModelServer {
     try {
       double run_ms = 0;
       HttpAnswer answer;
+      for (const ModelState& state : model_.states) {
+        const TensorView& input = model_.inputs[state.input];
+        std::fill_n(static_cast<char*>(input.data), input.info->bytes, '\0');
+      }
       if (IsPhotoType(job.request.content_type)) {
         answer = Json(model_.photo_line(job.request.body, &run_ms));
       } else {
-        const InferenceRequest wanted = ReadInference(job.request, model_.inputs, model_.outputs);
+        const InferenceRequest wanted =
+            ReadInference(job.request, model_.inputs, model_.outputs, model_.states);
         const ServeClock::time_point start = ServeClock::now();
         const std::vector<TensorView>& outputs = model_.run();
         run_ms = SecondsSince(start) * 1000;

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include <edgepack/model.h>
 #include <edgepack/tensor.h>
 
 #include "http_server.h"
@@ -18,6 +19,8 @@ struct ServedModel {
   std::string name;
   std::vector<TensorView> inputs;
   std::vector<TensorInfo> outputs;  ///< as the model has them, before any run
+  /// Inputs that a request need not give: zero then, for no request sees what another one left.
+  std::vector<ModelState> states;
   /// Runs the model on what its inputs hold; its outputs.
   std::function<const std::vector<TensorView>&()> run;
   /// The line of JSON that --image --json would print, for a JPEG's or a PNG's bytes. Sets how many

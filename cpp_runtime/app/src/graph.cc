@@ -121,6 +121,33 @@ GraphCount ReadCount(JsonObject object, const Graph& graph) {
   return count;
 }
 
+/// Pairs of an input and an output at one place, each in one of them only.
+ModelState ReadState(JsonObject object, const Graph& graph) {
+  const auto below = [&](std::string_view key, std::size_t end) {
+    const std::size_t value = ReadSize(key, &object);
+    if (value >= end) object.Fail(key, "there is no number " + std::to_string(value));
+    return value;
+  };
+  ModelState state;
+  state.input = below("input", graph.inputs.size());
+  state.output = below("output", graph.outputs.size());
+  object.Finish();
+  const GraphTensor& input = graph.tensors[graph.inputs[state.input]];
+  const GraphTensor& output = graph.tensors[graph.outputs[state.output]];
+  if (input.info.dtype != output.info.dtype || input.info.shape != output.info.shape ||
+      input.offset != output.offset) {
+    object.Fail("output", "does not lie where the input does");
+  }
+  for (const ModelState& other : graph.states) {
+    if (other.input == state.input) object.Fail("input", "is in two states");
+    if (other.output == state.output) object.Fail("output", "is in two states");
+  }
+  for (const GraphCount& count : graph.counts) {
+    if (count.output == state.output) object.Fail("output", "has a size that depends on the data");
+  }
+  return state;
+}
+
 GraphCall ReadCall(JsonObject object, const Graph& graph) {
   GraphCall call;
   call.layer.kernel = object.String("kernel");
@@ -195,6 +222,11 @@ Graph LoadGraph(const std::filesystem::path& path) {
   if (root.Has("counts")) {
     for (JsonObject& object : root.Objects("counts")) {
       graph.counts.push_back(ReadCount(std::move(object), graph));
+    }
+  }
+  if (root.Has("states")) {
+    for (JsonObject& object : root.Objects("states")) {
+      graph.states.push_back(ReadState(std::move(object), graph));
     }
   }
   for (JsonObject& object : root.Objects("calls")) {

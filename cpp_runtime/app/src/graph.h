@@ -50,6 +50,7 @@ struct Graph {
   std::vector<std::size_t> inputs;
   std::vector<std::size_t> outputs;
   std::vector<GraphCount> counts;
+  std::vector<ModelState> states;
   std::vector<GraphCall> calls;
   /// By their first call, outer ones before those inside of them. One is inside of another or
   /// apart from it; how many, and how many turns together, is limited.

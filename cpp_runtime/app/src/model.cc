@@ -60,5 +60,6 @@ std::size_t Model::params_bytes() const { return state_->graph.params_bytes; }
 const std::vector<Layer>& Model::layers() const { return state_->layers; }
 const std::vector<TensorInfo>& Model::inputs() const { return state_->inputs; }
 const std::vector<TensorInfo>& Model::outputs() const { return state_->outputs; }
+const std::vector<ModelState>& Model::states() const { return state_->graph.states; }
 
 }  // namespace edgepack

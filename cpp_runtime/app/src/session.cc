@@ -197,6 +197,13 @@ void Session::SetInput(std::size_t index, const TensorInfo& info, const void* da
   if (input.info->bytes > 0) std::memcpy(input.data, data, input.info->bytes);
 }
 
+void Session::Reset() {
+  for (const ModelState& state : state_->model.states()) {
+    const TensorView& input = state_->inputs[state.input];
+    if (input.info->bytes > 0) std::memset(input.data, 0, input.info->bytes);
+  }
+}
+
 void Session::Run() {
   const ThreadPool::Use use(state_->pool);
   state_->Do(0, state_->args.size(), 0, [](std::size_t) {});

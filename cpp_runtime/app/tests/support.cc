@@ -30,6 +30,17 @@ std::string CountedGraphText() {
                  R"("args": [2, 4]}, {"kernel": "count", "args": [0, 3]})");
 }
 
+std::string StateGraphText() {
+  std::string text = Replace(GraphText(), R"("inputs": [0], "outputs": [3],)",
+                             R"("inputs": [0, 2], "outputs": [3],
+                                "states": [{"input": 1, "output": 0}],)");
+  text = Replace(text, R"("offset": 128, "bytes": 16})", R"("offset": 64, "bytes": 16})");
+  text = Replace(text, R"("args": [0, 1, 2])", R"("args": [0, 2, 3])");
+  return Replace(text, R"(,
+              {"kernel": "twice", "args": [2, 3]})",
+                 "");
+}
+
 std::string LoopGraphText() {
   std::string text = Replace(GraphText(), R"({"name": "y",)",
                              R"({"name": "goes", "dtype": "bool", "shape": [], "storage": "arena",

@@ -15,6 +15,8 @@ namespace edgepack::testing {
 const std::string& GraphText();
 /// The same with y as (2, 2), of which the first x[0] columns are in use.
 std::string CountedGraphText();
+/// y = x + s, and y is s of the next run.
+std::string StateGraphText();
 /// y = 2 * s of s = x + w, which is doubled while s[0] < 10, at most 5 times, and inside of that,
 /// while s[0] < 0, once more.
 std::string LoopGraphText();

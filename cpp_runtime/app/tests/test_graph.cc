@@ -90,6 +90,28 @@ TEST_CASE("indices out of bounds") {
   CHECK(Contains(LoadError("\"kernel\": \"add\"", "\"kernel\": \"\""), "kernel: is empty"));
 }
 
+TEST_CASE("states") {
+  const TempFolder folder;
+  WriteFile(folder / "graph.json", StateGraphText());
+  const Graph graph = LoadGraph(folder / "graph.json");
+  REQUIRE(graph.states.size() == 1);
+  CHECK(graph.states[0].input == 1);
+  CHECK(graph.states[0].output == 0);
+  const auto error = [](std::string_view from, std::string_view to) {
+    return LoadError(Replace(StateGraphText(), from, to));
+  };
+  const std::string state = R"({"input": 1, "output": 0})";
+  CHECK(Contains(error(state, "{}"), "states[0].input: missing"));
+  CHECK(Contains(error(state, "1"), "states"));
+  CHECK(Contains(error(state, R"({"input": 2, "output": 0})"), "there is no number 2"));
+  CHECK(Contains(error(state, R"({"input": 1, "output": 1})"), "there is no number 1"));
+  CHECK(Contains(error(state, R"({"input": -1, "output": 0})"), "-1 is not"));
+  CHECK(Contains(error(state, R"({"input": 0, "output": 0})"),
+                 "states[0].output: does not lie where the input does"));
+  CHECK(Contains(error(state, state + ", " + state), "states[1].input: is in two states"));
+  CHECK(Contains(error(state, R"({"input": 1, "output": 0, "more": 1})"), "more: unknown key"));
+}
+
 TEST_CASE("blocks of calls") {
   const auto error = [](std::string_view blocks) {
     return LoadError(Replace(GraphText(), "\"outputs\": [3],",

@@ -155,6 +155,10 @@ TEST_CASE("binary tensors") {
   request.body = "wxyz";
   CHECK(ReadInference(request, {x.view()}, {y.info()}).outputs[0].binary);
   CHECK(x.At<char>(0) == 'w');
+  // A state may be left out.
+  request.body = "abcd";
+  CHECK(ReadInference(request, inputs, {y.info()}, {{1, 0}}).outputs[0].binary);
+  CHECK(x.At<char>(0) == 'a');
 }
 
 TEST_CASE("answers") {

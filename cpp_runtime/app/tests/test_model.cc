@@ -68,6 +68,30 @@ TEST_CASE("a model runs, again and again, on any number of threads") {
   ThreadPool::Global().Configure(1, {});
 }
 
+TEST_CASE("a state is kept, written or reset") {
+  const TempFolder folder;
+  WriteModel(folder.path(), StateGraphText());
+  const Model model(folder.path());
+  Session session(model);
+  Session other(model);
+  const TensorInfo info = Info(DType::kFloat32, {1, 4});
+  const float input[] = {1, 2, 3, 4};
+  const auto run = [&](Session* one) {
+    one->SetInput(0, info, input);
+    one->Run();
+    return Output(*one);
+  };
+  CHECK(run(&session) == std::vector<float>{1, 2, 3, 4});
+  CHECK(run(&session) == std::vector<float>{2, 4, 6, 8});
+  CHECK(run(&other) == std::vector<float>{1, 2, 3, 4});
+  const float written[] = {10, 10, 10, 10};
+  session.SetInput(1, info, written);
+  CHECK(run(&session) == std::vector<float>{11, 12, 13, 14});
+  session.Reset();
+  CHECK(run(&session) == std::vector<float>{1, 2, 3, 4});
+  CHECK(InputsBesides(model.states(), 2) == std::vector<std::size_t>{0});
+}
+
 TEST_CASE("sessions share the parameters, not the arena, and run at the same time") {
   const TempFolder folder;
   WriteModel(folder.path());

@@ -387,6 +387,7 @@ edgepack_status edgepack_model_get_info(edgepack_model* model, edgepack_model_in
     found.inputs = static_cast<std::int32_t>(open->model.inputs().size());
     found.outputs = static_cast<std::int32_t>(open->model.outputs().size());
     found.labels = static_cast<std::int32_t>(open->bundle.labels.size());
+    found.states = static_cast<std::int32_t>(open->model.states().size());
     *Given(info, "info") = found;
   });
 }
@@ -511,6 +512,10 @@ edgepack_status edgepack_session_run(edgepack_session* session, edgepack_error* 
       throw CallError(EDGEPACK_KERNEL_FAILED, failed.what());
     }
   });
+}
+
+edgepack_status edgepack_session_reset(edgepack_session* session, edgepack_error* error) {
+  return Guarded(error, [&] { Held(session)->session.Reset(); });
 }
 
 edgepack_status edgepack_session_results(edgepack_session* session, const char** json,

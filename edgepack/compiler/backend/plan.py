@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -26,6 +26,8 @@ from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.bound import Bound
 from edgepack.compiler.tiles import tir
 from edgepack.model import DTYPES, LoadedModel, TensorInfo
+from edgepack.model.errors import StateError
+from edgepack.model.states import check_state
 
 FORMAT = "edgepack-graph"
 VERSION = 1
@@ -83,6 +85,15 @@ class OutputCount:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StatePlace:
+    """Output number `output` lies where input number `input` does: what a run leaves there is
+    found by the next one, unless the input is written before."""
+
+    input: int
+    output: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """All of a model but its kernels' code."""
 
@@ -94,6 +105,7 @@ class Plan:
     arena_bytes: int
     counts: tuple[OutputCount, ...] = ()
     blocks: tuple[PlanBlock, ...] = ()
+    states: tuple[StatePlace, ...] = ()
     params: bytes | bytearray = field(repr=False)
 
     def infos(self, indices: Sequence[int]) -> tuple[TensorInfo, ...]:
@@ -125,6 +137,8 @@ class Plan:
                 {"first": b.first, "end": b.end, "condition": b.condition, "most": b.most}
                 for b in self.blocks
             ]
+        if self.states:
+            head["states"] = [asdict(item) for item in self.states]
         tensors = [
             {
                 "name": t.name,
@@ -504,11 +518,22 @@ class _PlanBuilder:
             and not source.fixed
             and source.nbytes == self.values[index].nbytes == target.nbytes
             and source.first >= target.first
-            and (unread or source.first > target.last)
+            and (unread or source.first > target.last or self.replaces(source.root, root))
         )
         if free:
             self.move(self.root_of(index), root)
         return free
+
+    def replaces(self, source: int, target: int) -> bool:
+        """Whether the call that makes `source` may make it where `target` is."""
+        now = self.values[source].first
+        call = self.calls[now]
+        return any(
+            call.args[written] == source
+            and self.root_of(call.args[read]) == target
+            and self.may_replace(now, read, written)
+            for read, written in self.kernels[call.kernel].facts.in_place
+        )
 
     def put_row(self, row: int, turn: int, whole: int, most: int) -> None:
         """Copy a result of a turn into its row of `whole`."""
@@ -586,19 +611,19 @@ class _PlanBuilder:
         results = self.resolve(body)
         names = [info.name for info in self.model.outputs]
         names += [f"count{i}" for i in range(1 + max((b.count for b in bounds), default=-1))]
-        outputs: list[int] = []
-        for name, index in zip(
-            names, results if isinstance(results, tuple) else (results,), strict=True
-        ):
+        outputs = list(results if isinstance(results, tuple) else (results,))
+        states = self.states()
+        self.place_states(outputs, states, {bound.output for bound in bounds})
+        kept = {state.output for state in states}
+        for number, (name, index) in enumerate(zip(names, outputs, strict=True)):
             root = self.values[self.values[index].root]
-            if root.fixed or root.data is not None:
+            if number not in kept and (root.fixed or root.data is not None):
                 # An input, a constant, or an output that is there already.
-                index = self.copy(index)  # noqa: PLW2901
+                index = outputs[number] = self.copy(index)  # noqa: PLW2901
                 root = self.values[index]
             root.fixed = True
             if self.values[index].name != name:
                 self.values[index].name = name
-            outputs.append(index)
         for index in outputs:
             self.values[self.values[index].root].last = len(self.calls)
         self.reuse_storage()
@@ -629,26 +654,80 @@ class _PlanBuilder:
             ),
             calls=tuple(self.calls),
             blocks=tuple(self.blocks),
+            states=states,
             arena_bytes=arena_bytes,
             params=params,
         )
         return plan, self.kernels
 
+    def states(self) -> tuple[StatePlace, ...]:
+        """The model's states, by numbers."""
+        inputs, outputs = (
+            [info.name for info in infos] for infos in (self.model.inputs, self.model.outputs)
+        )
+        return tuple(
+            StatePlace(input=inputs.index(given), output=outputs.index(made))
+            for given, made in self.model.states.items()
+        )
+
+    def place_states(
+        self, outputs: list[int], states: Sequence[StatePlace], bounded: Collection[int]
+    ) -> None:
+        """Let each state be where the next run finds it, and `outputs` be there.
+
+        Raises `StateError` for a result of another type or shape than its input, or one of the
+        `bounded`.
+        """
+        for state in states:
+            if state.output in bounded:
+                raise StateError(
+                    f"{self.model.path}: the size of output "
+                    f"'{self.model.outputs[state.output].name}', which is a state, depends on the "
+                    "data",
+                    hint="a state has one size: let the model cut or fill it",
+                )
+            given, made = (
+                (value.name, value.dtype, value.shape)
+                for value in (
+                    self.values[self.inputs[state.input]],
+                    self.values[outputs[state.output]],
+                )
+            )
+            made = (self.model.outputs[state.output].name, *made[1:])
+            check_state(self.model.path, given, made)
+        kept = {state.output for state in states}
+        targets = [self.inputs[state.input] for state in states]
+        places = set(targets)
+        for number, index in enumerate(outputs):
+            if number not in kept and self.root_of(index) in places:
+                # What a state was before this run.
+                outputs[number] = self.copy(index)
+        self.put_all([outputs[state.output] for state in states], targets)
+        for state, target in zip(states, targets, strict=True):
+            outputs[state.output] = self.shaped(target, self.values[target].shape)
+            self.values[target].last = len(self.calls)
+
     def reuse_storage(self) -> None:
         """Let results take the place of an argument that nobody reads any more."""
         for now, call in enumerate(self.calls):
             for read, written in self.kernels[call.kernel].facts.in_place:
-                result, argument = call.args[written], self.values[call.args[read]]
-                old = self.values[argument.root]
-                readers = [arg for arg in call.args if self.values[arg].root == argument.root]
-                if (
-                    self.values[result].root == result
-                    and len(readers) == 1
-                    and old.data is None
-                    and old.last == now
-                    and old.nbytes == argument.nbytes == self.values[result].nbytes
-                ):
-                    self.move(result, argument.root)
+                if self.may_replace(now, read, written):
+                    self.move(call.args[written], self.root_of(call.args[read]))
+
+    def may_replace(self, now: int, read: int, written: int) -> bool:
+        """Whether a result of call `now` may lie where an argument is: nobody else reads that, then
+        or later. Both by their numbers among the arguments."""
+        call = self.calls[now]
+        result, argument = call.args[written], self.values[call.args[read]]
+        old = self.values[argument.root]
+        readers = [arg for arg in call.args if self.root_of(arg) == argument.root]
+        return (
+            self.root_of(result) == result
+            and len(readers) == 1
+            and old.data is None
+            and old.last == now
+            and old.nbytes == argument.nbytes == self.values[result].nbytes
+        )
 
     def copy(self, source: int, target: int | None = None) -> int:
         """A copy of a value, in a place of its own or in that of `target`."""

@@ -16,36 +16,59 @@ from edgepack.model.counts import ends_of, in_use
 def run_plan(folder: Path, inputs: Sequence[np.ndarray], runs: int = 1) -> list[np.ndarray]:
     """Execute graph.json with the kernels of model.so in `folder`; outputs of the last of `runs`.
 
-    The arena starts full of NaN patterns, so that bytes read before they were
-    written show up in the results. Checks every tensor's place on the way.
+    See `PlanRunner`.
     """
-    import tvm  # noqa: F401 - fills the hooks by which kernels start threads
-    import tvm_ffi
-
-    graph = json.loads((folder / "graph.json").read_text())
-    stores = {
-        "arena": _aligned(np.full(graph["arena_bytes"], 0xFF, "uint8")),
-        "params": _aligned(np.fromfile(folder / "params.bin", "uint8")),
-    }
-    tensors = []
-    for tensor in graph["tensors"]:
-        dtype = np.dtype(tensor["dtype"])
-        end = tensor["offset"] + tensor["bytes"]
-        assert tensor["offset"] % 64 == 0
-        assert end <= stores[tensor["storage"]].nbytes
-        assert tensor["bytes"] == dtype.itemsize * int(np.prod(tensor["shape"]))
-        raw = stores[tensor["storage"]][tensor["offset"] : end]
-        tensors.append(raw.view(dtype).reshape(tensor["shape"]))
-    library = tvm_ffi.load_module(str(folder / "model.so"))
-    wrapped = [tvm_ffi.from_dlpack(tensor) for tensor in tensors]
+    runner = PlanRunner(folder)
     for _ in range(runs):
+        outputs = runner.run(inputs)
+    return outputs
+
+
+class PlanRunner:
+    """Executes graph.json with the kernels of model.so in `folder`.
+
+    The arena starts full of NaN patterns, so that bytes read before they were
+    written show up in the results; states are zeros. Checks every tensor's place on the way.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        import tvm  # noqa: F401 - fills the hooks by which kernels start threads
+        import tvm_ffi
+
+        self.graph = json.loads((folder / "graph.json").read_text())
+        stores = {
+            "arena": _aligned(np.full(self.graph["arena_bytes"], 0xFF, "uint8")),
+            "params": _aligned(np.fromfile(folder / "params.bin", "uint8")),
+        }
+        self.tensors = []
+        for tensor in self.graph["tensors"]:
+            dtype = np.dtype(tensor["dtype"])
+            end = tensor["offset"] + tensor["bytes"]
+            assert tensor["offset"] % 64 == 0
+            assert end <= stores[tensor["storage"]].nbytes
+            assert tensor["bytes"] == dtype.itemsize * int(np.prod(tensor["shape"]))
+            raw = stores[tensor["storage"]][tensor["offset"] : end]
+            self.tensors.append(raw.view(dtype).reshape(tensor["shape"]))
+        self._library = tvm_ffi.load_module(str(folder / "model.so"))
+        self._wrapped = [tvm_ffi.from_dlpack(tensor) for tensor in self.tensors]
+        self.reset()
+
+    def reset(self) -> None:
+        """Let all states be zeros."""
+        for state in self.graph.get("states", []):
+            self.tensors[self.graph["inputs"][state["input"]]][...] = 0
+
+    def run(self, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+        """The outputs. An input that is None keeps what it has: a state what the last run left."""
+        tensors, graph = self.tensors, self.graph
         for index, value in zip(graph["inputs"], inputs, strict=True):
-            assert value.dtype == tensors[index].dtype
-            tensors[index][...] = value
+            if value is not None:
+                assert value.dtype == tensors[index].dtype
+                tensors[index][...] = value
         for index in order(graph, lambda at: bool(tensors[at].reshape(-1)[0])):
             call = graph["calls"][index]
-            library[call["kernel"]](*(wrapped[arg] for arg in call["args"]))
-    return in_use(graph, [tensors[index].copy() for index in ends_of(graph)])
+            self._library[call["kernel"]](*(self._wrapped[arg] for arg in call["args"]))
+        return in_use(graph, [tensors[index].copy() for index in ends_of(graph)])
 
 
 def order(graph: Mapping[str, Any], is_true: Callable[[int], bool]) -> Iterator[int]:

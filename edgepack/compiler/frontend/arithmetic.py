@@ -278,35 +278,6 @@ def det(node: Node) -> relax.Expr:
 _MOST_ROWS = 4
 
 
-def tensor_scatter(node: Node) -> relax.Expr:
-    """TensorScatter: a cache with an update from a position on, which each batch has its own of."""
-    cache, update, starts = (*node.inputs, None)[:3]
-    axis = node.attributes.get("axis", -2) % cache.ty.ndim
-    shape, given = shape_of(cache), shape_of(update)[axis]
-    circular = node.attributes.get("mode", b"linear") == b"circular"
-    rank = len(shape)
-
-    def along(axis_of: int, size: int) -> list[int]:
-        return [size if i == axis_of else 1 for i in range(rank)]
-
-    places = relax.const(np.arange(shape[axis]).reshape(along(axis, shape[axis])), "int64")
-    if starts is None:
-        starts = relax.const(np.zeros(shape[0]), "int64")
-    first = node.emit(relax.op.reshape(starts, along(0, shape[0])))
-    first = node.emit(relax.op.astype(first, "int64"))
-    step = node.emit(relax.op.subtract(places, first))
-    if circular:
-        step = node.emit(relax.op.floor_mod(step, relax.const(shape[axis], "int64")))
-    zero = relax.const(0, "int64")
-    inside = node.emit(relax.op.less(step, relax.const(given, "int64")))
-    inside = node.emit(relax.op.logical_and(inside, node.emit(relax.op.less_equal(zero, step))))
-    index = node.emit(relax.op.where(inside, step, zero))
-    whole = node.emit(relax.op.broadcast_to(index, shape))
-    # `gather_elements` of another size along the axis than its index has.
-    taken = node.emit(relax.op.gather_elements(update, whole, axis))
-    return relax.op.where(inside, taken, cache)
-
-
 def gather(node: Node) -> relax.Expr | None:
     """Gather and GatherElements, whose indices stay within the axis whatever the data say.
 

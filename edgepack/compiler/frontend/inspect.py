@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,8 @@ class ModelInfo:
     `parameters` counts elements of weights, those in Constant nodes too (int64 tensors, which hold
     shapes and indices, are left out), `parameters_bytes` their size. `macs` are the multiply-adds
     of convolutions and matrix products in one inference, None when a dimension that they depend on
-    has no value. `unsupported` are the nodes that cannot be compiled. `words` are those of
-    `LoadedModel`.
+    has no value. `unsupported` are the nodes that cannot be compiled. `words` and `states` are
+    those of `LoadedModel`.
     """
 
     path: Path
@@ -53,14 +53,16 @@ class ModelInfo:
     parameters_bytes: int
     macs: int | None
     words: tuple[str, ...] = ()
+    states: Mapping[str, str] = field(default_factory=dict)
 
 
 def inspect_model(
     path: Path,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     constants: Mapping[str, Constant] | None = None,
+    states: Mapping[str, str] | None = None,
 ) -> ModelInfo:
-    """Read what a model is made of; `shapes` and `constants` as in `ModelSpec`.
+    """Read what a model is made of; `shapes`, `constants` and `states` as in `ModelSpec`.
 
     Dynamic dimensions and unsupported operators are no errors here. Raises the
     errors of `edgepack.model.read_model`.
@@ -68,7 +70,8 @@ def inspect_model(
     from edgepack.compiler.frontend.expand import expand
     from edgepack.compiler.frontend.operators import unsupported
 
-    model = read_model(ModelSpec(path=path, shapes=shapes or {}, constants=constants or {}))
+    spec = ModelSpec(path=path, shapes=shapes or {}, constants=constants or {}, states=states or {})
+    model = read_model(spec)
     proto = model.proto
     with named_failures(path):
         apart.at("looking at its constants")
@@ -92,6 +95,7 @@ def inspect_model(
         parameters_bytes=sum(bytes_of(tensor) for tensor in weights),
         macs=_macs_of(model, expanded),
         words=model.words,
+        states=model.states,
     )
 
 

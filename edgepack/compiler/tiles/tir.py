@@ -244,18 +244,22 @@ def function(
     kernel reads each element before it writes it, and never after.
     """
     made = tirx.PrimFunc(list(arguments), body)
-    attrs: dict[str, object] = {
-        "tirx.noalias": not in_place,
-        "tirx.is_scheduled": True,
-        "op_pattern": 8,
-    }
-    if in_place:
-        attrs[_IN_PLACE] = [
-            next(i for i, argument in enumerate(arguments) if argument.same_as(buffer))
-            for pair in in_place
-            for buffer in pair
-        ]
-    return made.with_attr(attrs)
+    made = made.with_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8})
+    return may_share(made, in_place)
+
+
+def may_share(
+    function: tirx.PrimFunc, in_place: Sequence[tuple[tirx.Buffer, tirx.Buffer]]
+) -> tirx.PrimFunc:
+    """The function, where pairs of an argument and a result may be the same memory."""
+    if not in_place:
+        return function
+    numbers = [
+        next(i for i, argument in enumerate(function.params) if argument.same_as(buffer))
+        for pair in in_place
+        for buffer in pair
+    ]
+    return function.with_attr({"tirx.noalias": False, _IN_PLACE: numbers})
 
 
 def in_place(function: tirx.PrimFunc) -> list[tuple[int, int]]:

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <filesystem>
 #include <memory>
@@ -18,6 +19,24 @@ struct Layer {
   std::string op;
   std::size_t macs = 0;
 };
+
+/// An input that is a state: what a run leaves in output number `output`, the next one finds in
+/// input number `input`, unless that is written before. Both are one memory.
+struct ModelState {
+  std::size_t input = 0;
+  std::size_t output = 0;
+};
+
+/// Which of `count` inputs are no states, by position.
+inline std::vector<std::size_t> InputsBesides(const std::vector<ModelState>& states,
+                                              std::size_t count) {
+  std::vector<std::size_t> besides;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto is_it = [i](const ModelState& state) { return state.input == i; };
+    if (std::none_of(states.begin(), states.end(), is_it)) besides.push_back(i);
+  }
+  return besides;
+}
 
 /// A compiled model: the kernels of model.so, the order of graph.json in which they are called, and
 /// parameters that are mapped from params.bin and never copied. Sessions run it.
@@ -41,6 +60,8 @@ class Model {
   /// Inputs and outputs by position. The shape of an output that has a bound is the bound.
   [[nodiscard]] const std::vector<TensorInfo>& inputs() const;
   [[nodiscard]] const std::vector<TensorInfo>& outputs() const;
+
+  [[nodiscard]] const std::vector<ModelState>& states() const;
 
  private:
   friend class Session;

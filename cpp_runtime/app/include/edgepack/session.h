@@ -32,14 +32,18 @@ class Session {
   /// Inputs and outputs by position. The data lies in the session's own memory and stays where it
   /// is: write into an input and read an output in place. That memory is short: a run takes it
   /// over once an input was read, and outputs may lie where the inputs were. So write all inputs
-  /// before each run, and read the outputs before that. The shape of an output that has a bound is
-  /// the bound until the first run, and then what the last one found.
+  /// before each run, and read the outputs before that. An input that is one of the model's states
+  /// may be left as the last run left it; before the first run it is zero. The shape of an output
+  /// that has a bound is the bound until the first run, and then what the last one found.
   [[nodiscard]] const std::vector<TensorView>& inputs() const;
   [[nodiscard]] const std::vector<TensorView>& outputs() const;
 
   /// Copies a packed tensor into input `index`. Throws ModelInputError if there is no such input,
   /// or if dtype or shape is not the input's.
   void SetInput(std::size_t index, const TensorInfo& info, const void* data);
+
+  /// Makes all states zero, as they are before the first run.
+  void Reset();
 
   /// Computes the outputs. Throws std::runtime_error with a kernel's message if it fails, and
   /// ModelInputError if a loop takes more turns than the plan says.

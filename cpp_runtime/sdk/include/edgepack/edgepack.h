@@ -89,7 +89,7 @@ typedef struct edgepack_model_info {
   int32_t inputs;
   int32_t outputs;
   int32_t labels; /* how many classes have a name */
-  int32_t reserved;
+  int32_t states; /* how many inputs keep an output: see edgepack_session_reset */
 } edgepack_model_info;
 
 /* A packed tensor in C order. Name and shape live as long as the handle they were asked of, and so
@@ -179,6 +179,11 @@ EDGEPACK_EXPORT edgepack_status edgepack_session_set_pixels(edgepack_session* se
 /* Computes the outputs of the inputs that were written. */
 EDGEPACK_EXPORT edgepack_status edgepack_session_run(edgepack_session* session,
                                                      edgepack_error* error);
+
+/* An input that is a state keeps what the last run left in its output, the same memory: it need not
+ * be written. Before the first run it is zero. This makes all states zero again: a new sequence. */
+EDGEPACK_EXPORT edgepack_status edgepack_session_reset(edgepack_session* session,
+                                                       edgepack_error* error);
 
 /* What the outputs say by the bundle's postprocessing, as JSON: the keys "top", "boxes",
  * "keypoints", "tensors", "areas" and "text" of `edgepack-run --json`. Coordinates are those of the

@@ -201,6 +201,8 @@ class Session {
   }
 
   void Run() { detail::Call(edgepack_session_run, handle_); }
+  /// All states are zero again.
+  void Reset() { detail::Call(edgepack_session_reset, handle_); }
 
   /// JSON.
   [[nodiscard]] std::string Results() const {

@@ -62,7 +62,7 @@ class CModelInfo(ctypes.Structure):
         ("inputs", ctypes.c_int32),
         ("outputs", ctypes.c_int32),
         ("labels", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("states", ctypes.c_int32),
     ]
 
 
@@ -106,6 +106,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "session_set_image": (_HANDLE, _DATA, _BYTES),
     "session_set_pixels": (_HANDLE, _DATA, _INDEX, _INDEX, _BYTES, ctypes.c_int32),
     "session_run": (_HANDLE,),
+    "session_reset": (_HANDLE,),
     "session_results": (_HANDLE, ctypes.POINTER(_TEXT)),
 }
 

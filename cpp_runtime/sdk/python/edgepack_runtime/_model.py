@@ -211,6 +211,11 @@ class Session:
         """Compute the outputs of the inputs that were written."""
         call("session_run", self._open())
 
+    def reset(self) -> None:
+        """Make all states zero, as before the first run: inputs that otherwise keep an output of
+        the run before, unless they are written."""
+        call("session_reset", self._open())
+
     def results(self) -> dict[str, Any]:
         """What the outputs say by the bundle's postprocessing: "top", "boxes", "keypoints",
         "tensors", "areas" or "text", as in `edgepack-run --json`."""

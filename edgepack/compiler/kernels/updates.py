@@ -1,0 +1,147 @@
+"""Tensors of which some elements are written anew: a cache with the row of one more step.
+
+The result may be the tensor's own memory, as it is where nobody reads the old one any more. Then
+nothing is copied, and what is written is all that is done. Positions beyond an axis write nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tvm import tirx
+
+from edgepack.compiler.kernels import kernel
+from edgepack.compiler.tiles import tir
+
+
+def rows(shape: Sequence[int], dtype: str, index: Sequence[int], kind: str) -> tirx.PrimFunc:
+    """ScatterND: rows of a tensor, each at a position along the first axes.
+
+    Arguments: data `shape`, positions [rows, axes] of the integer type `kind`, updates
+    [rows, elements of a row]; the result. `index` is the shape of the positions. Positions count
+    from the end if they are below 0.
+    """
+    count, axes = index
+    outer, size = shape[:axes], math.prod(shape[axes:])
+    data, result = (tir.buffer(name, [*outer, size], dtype) for name in ("data", "result"))
+    positions = tir.buffer("positions", index, kind)
+    updates = tir.buffer("updates", [count, size], dtype)
+
+    def row(number: tir.Expr) -> tir.Stmt:
+        places = [
+            _Place(f"place{axis}", tir.load(positions, [number, axis]), extent)
+            for axis, extent in enumerate(outer)
+        ]
+
+        def element(i: tir.Expr) -> tir.Stmt:
+            at = [*(place.local.get() for place in places), i]
+            return tir.store(result, tir.load(updates, [number, i]), at)
+
+        return _inside(places, tir.loop_of("i", size, element))
+
+    return _updated(data, [positions, updates], result, tir.loop_of("row", count, row))
+
+
+def elements(
+    shape: Sequence[int], dtype: str, index: Sequence[int], kind: str, axis: int
+) -> tirx.PrimFunc:
+    """ScatterElements: each update at a position of its own along `axis`, else where it lies.
+
+    Arguments: data `shape`, positions `index` of the integer type `kind`, updates `index`; the
+    result. Positions count from the end if they are below 0.
+    """
+    data, result = (tir.buffer(name, shape, dtype) for name in ("data", "result"))
+    positions = tir.buffer("positions", index, kind)
+    updates = tir.buffer("updates", index, dtype)
+
+    def nest(at: Sequence[tir.Expr]) -> tir.Stmt:
+        if len(at) < len(index):
+            return tir.loop_of(f"i{len(at)}", index[len(at)], lambda i: nest([*at, i]))
+        place = _Place("place", tir.load(positions, at), shape[axis])
+        there = [*at[:axis], place.local.get(), *at[axis + 1 :]]
+        return _inside([place], tir.store(result, tir.load(updates, at), there))
+
+    return _updated(data, [positions, updates], result, nest([]))
+
+
+def steps(
+    shape: Sequence[int], dtype: str, given: int, kind: str, *, circular: bool
+) -> tirx.PrimFunc:
+    """TensorScatter: `given` steps of a cache [batch, outer, extent, inner], from a position on
+    that each batch has its own of.
+
+    Arguments: cache, positions [batch] of the integer type `kind`, updates [batch, outer, given,
+    inner]; the result. `circular` caches go on at the start behind the last step.
+    """
+    batch, outer, extent, inner = shape
+    data, result = (tir.buffer(name, shape, dtype) for name in ("data", "result"))
+    positions = tir.buffer("positions", [batch], kind)
+    updates = tir.buffer("updates", [batch, outer, given, inner], dtype)
+
+    def step(number: tir.Expr, k: tir.Expr, j: tir.Expr) -> tir.Stmt:
+        at = tir.load(positions, [number]) + tirx.Cast(kind, tir.expr(j))
+        if circular:
+            at = tirx.floormod(at, tirx.IntImm(kind, extent))
+        place = _Place("place", at, extent, from_end=False)
+
+        def element(i: tir.Expr) -> tir.Stmt:
+            value = tir.load(updates, [number, k, j, i])
+            return tir.store(result, value, [number, k, place.local.get(), i])
+
+        return _inside([place], tir.loop_of("i", inner, element))
+
+    body = tir.loop_of(
+        "batch",
+        batch,
+        lambda number: tir.loop_of(
+            "outer", outer, lambda k: tir.loop_of("step", given, lambda j: step(number, k, j))
+        ),
+    )
+    return _updated(data, [positions, updates], result, body)
+
+
+# TVM compares no addresses.
+_SAME = """define internal i32 @edgepack_same(ptr %a, ptr %b) alwaysinline nounwind {
+  %same = icmp eq ptr %a, %b
+  %number = zext i1 %same to i32
+  ret i32 %number
+}
+"""
+
+
+class _Place:
+    """A position along an axis, as read from a tensor: its index there, and whether it is one."""
+
+    def __init__(self, name: str, read: tirx.Expr, extent: int, *, from_end: bool = True) -> None:
+        kind = str(read.ty.dtype)
+        zero, end = tirx.IntImm(kind, 0), tirx.IntImm(kind, extent)
+        self.local = tir.Local(name, 1, "int32")
+        # Compared in its own type: what an int32 has no room for is beyond the axis, too.
+        counted = tirx.Select(read < zero, read + end, read) if from_end else read
+        is_one = tirx.And(tirx.GE(counted, zero), counted < end)
+        self.found = tirx.Select(is_one, tirx.Cast("int32", counted), tir.integer(-1))
+
+
+def _inside(places: Sequence[_Place], body: tir.Stmt) -> tir.Stmt:
+    """`body`, if all positions are such."""
+    for place in reversed(places):
+        body = tir.when(tirx.GE(place.local.get(), tir.integer(0)), body)
+    found = [step for p in places for step in (p.local.declare(), p.local.set(p.found))]
+    return tir.sequence(*found, body)
+
+
+def _updated(
+    data: tirx.Buffer, given: Sequence[tirx.Buffer], result: tirx.Buffer, body: tir.Stmt
+) -> tirx.PrimFunc:
+    """`body` over what `result` is then: a copy of `data`, unless it is that itself."""
+
+    def nest(at: Sequence[tir.Expr]) -> tir.Stmt:
+        if len(at) == len(data.shape):
+            return tir.store(result, tir.load(data, at), at)
+        return tir.loop_of(f"c{len(at)}", int(data.shape[len(at)]), lambda i: nest([*at, i]))
+
+    same = tirx.call_extern("int32", "edgepack_same", data.data, result.data)
+    copied = tir.imported(_SAME, tir.when(tirx.EQ(same, tir.integer(0)), nest([])))
+    made = kernel([data, *given], [result], tir.sequence(copied, body))
+    return tir.may_share(made, [(data, result)])
