@@ -154,6 +154,39 @@ def test_attention_of_any_shape(tmp_path: Path, board: str, cpu: str) -> None:
 
 
 @every_target
+def test_attention_of_few_queries(tmp_path: Path, board: str, cpu: str) -> None:
+    """Of one query and of three; keys and values fill whole vectors, or do not."""
+    net = Builder(seed=9)
+    random = np.random.default_rng(9)
+    cases: dict[str, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for heads, rows, keys, depth, width in (
+        (5, 1, 64, 64, 64),
+        (3, 1, 37, 24, 20),
+        (1, 3, 5, 7, 4),
+        (4, 2, 30, 13, 260),
+    ):
+        name = f"{heads}x{rows}x{keys}x{depth}x{width}"
+        q, k, v, m = (f"{part}_{name}" for part in "qkvm")
+        # Queries lie row by row, heads inside, as a dense layer makes them.
+        shapes |= {q: (1, rows, heads, depth), k: (1, heads, keys, depth)}
+        shapes |= {v: (1, heads, keys, width), m: (1, 1, rows, keys)}
+        asked = net.op("Transpose", q, perm=[0, 2, 1, 3])
+        columns = net.op("Transpose", k, perm=[0, 1, 3, 2])
+        shares = _softmax_of(net, asked, columns, m, by=float(depth**0.5))
+        cases[name] = _merged(net, net.op("MatMul", shares, v), 1, rows, heads * width)
+    model = save_cases(tmp_path / "model.onnx", net, shapes, cases)
+    inputs = [random.normal(size=shape).astype("float32") for shape in shapes.values()]
+    for index, name in enumerate(shapes):
+        if name.startswith("m"):
+            inputs[index] = np.where(inputs[index] > 1, -1e9, inputs[index]).astype("float32")
+    compiled, got = compile_and_run(model, inputs, board, cpu, tmp_path)
+    wrong = wrong_outputs(model, inputs, got)
+    assert not wrong, "\n".join(wrong)
+    assert {layer.rule for layer in compiled.layers} == {"attention"}
+
+
+@every_target
 def test_norms_of_rows(tmp_path: Path, board: str, cpu: str) -> None:
     net = Builder(seed=8)
     cases, shapes = {}, {}

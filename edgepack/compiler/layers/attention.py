@@ -35,7 +35,7 @@ Binding = tuple[Value, relax.Expr]
 # that do not fill theirs.
 _VECTOR = 4
 # Fewer queries are over before the keys are packed.
-_FEWEST_QUERIES = 4
+FEWEST_QUERIES = 4
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -210,13 +210,15 @@ class _Search:
         *heads, rows, keys = shape_of(scores.product)
         *lead, _, width = shape_of(weighted[-1])
         depth = shape_of(first.args[0])[-1]
-        if rows < _FEWEST_QUERIES or min(keys, depth) < _VECTOR or width % _VECTOR:
+        if min(keys, depth) < _VECTOR or width % _VECTOR:
             return None
         full = (*heads, rows, keys)
         result, written = self._written(weighted[-1], (*heads, rows, width))
         queries = self._part(first.args[0], (*heads, rows, depth), (*heads, rows, depth), [-1])
         columns_of_keys = (*heads, depth, keys)
-        turned = self._part(first.args[1], columns_of_keys, columns_of_keys, [-2, -1])
+        # Keys that nobody packs have to lie row by row.
+        sides = [-2] if rows < FEWEST_QUERIES else [-2, -1]
+        turned = self._part(first.args[1], columns_of_keys, columns_of_keys, sides)
         values = self._part(
             second.args[1], (*lead, keys, width), (*heads, keys, width), [-1], exact=True
         )

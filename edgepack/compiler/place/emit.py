@@ -20,7 +20,7 @@ from edgepack.compiler.backend.report import LayerReport, Stored
 from edgepack.compiler.backend.storage import joint as joint_of
 from edgepack.compiler.backend.storage import view
 from edgepack.compiler.choices import NO_CHOICES, UNLIMITED, Choices
-from edgepack.compiler.layers.attention import Attention
+from edgepack.compiler.layers.attention import FEWEST_QUERIES, Attention
 from edgepack.compiler.layers.layer import Layer, Value
 from edgepack.compiler.layers.rows import RowProduct
 from edgepack.compiler.layers.signature import signature_of
@@ -35,7 +35,14 @@ from edgepack.compiler.place.placement import (
     place_layers,
 )
 from edgepack.compiler.precision import FULL, Precision
-from edgepack.compiler.rules import attention, integer_sums, joint, layout_transform, matrices
+from edgepack.compiler.rules import (
+    attention,
+    few_queries,
+    integer_sums,
+    joint,
+    layout_transform,
+    matrices,
+)
 from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, Rule, product
 from edgepack.compiler.rules.table import PLAIN, RULES
 from edgepack.compiler.tiles.cpu import cpu_model
@@ -152,7 +159,8 @@ class _Emitter:
     def _layer(self, placed: PlacedLayer, index: int) -> None:
         layer, rule = placed.layer, placed.rule
         if isinstance(layer.operator, Attention):
-            made = attention.make(layer.operator, self.cpu)
+            few = layer.operator.result.shape[-2] < FEWEST_QUERIES
+            made = (few_queries if few else attention).make(layer.operator, self.cpu)
             self._of_rows(layer, made)
             return
         if isinstance(layer.operator, RowProduct) and self._rows(layer, layer.operator):

@@ -34,22 +34,26 @@ from edgepack.compiler.tiles.partition import BUSY_BY_PIECES, busy, worth_sharin
 from edgepack.compiler.tiles.product import ProductLoops, Shape, Window, choose_tile
 
 # What there are kernels for.
-_ELEMENT = FLOAT32
+ELEMENT = FLOAT32
 # Of e^x, which is some twenty operations that wait for each other, as few as fit 16 registers.
 _EXPONENTIALS = 2
 # Instructions for a score besides the products: e^x and both passes.
-_PER_SCORE = 30
+PER_SCORE = 30
 
 
 def make(attention: Attention, cpu: CpuModel) -> PlainKernel:
     """The kernel of an attention; there is one for each."""
-    made = _Kernel(attention=attention, cpu=cpu)
+    return plain_kernel(attention, AttentionKernel(attention=attention, cpu=cpu).kernel())
+
+
+def plain_kernel(attention: Attention, kernel: LayerKernel) -> PlainKernel:
+    """A kernel as that of an attention."""
     return PlainKernel(
         rule="attention",
-        kernel=made.kernel(),
+        kernel=kernel,
         inputs=tuple((value, (product(shape_of(value)),)) for value in attention.inputs),
         shape=(product(attention.result.shape),),
-        dtype=_ELEMENT.name,
+        dtype=ELEMENT.name,
     )
 
 
@@ -92,7 +96,7 @@ class _Rows(Image):
         return [self.start + column * self.row_step + plane * self.layout.block + lane]
 
 
-def _start(places: Places, head: tir.Expr) -> tir.Expr:
+def start_of(places: Places, head: tir.Expr) -> tir.Expr:
     """The first element of a head, by its number."""
     at: tir.Expr = places.offset
     for size, step in reversed(list(zip(places.shape[:-2], places.strides[:-2], strict=True))):
@@ -103,7 +107,9 @@ def _start(places: Places, head: tir.Expr) -> tir.Expr:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Kernel:
+class AttentionKernel:
+    """What kernels of attention have in common, and the one that packs keys and values."""
+
     attention: Attention
     cpu: CpuModel
 
@@ -132,7 +138,7 @@ class _Kernel:
 
     def _layout(self, rows: int, channels: int, block: int) -> Blocked:
         return Blocked(
-            element=_ELEMENT, batch=1, channels=channels, height=1, width=rows, block=block
+            element=ELEMENT, batch=1, channels=channels, height=1, width=rows, block=block
         )
 
     def _tile(self, rows: int, depth: int, columns: int, lanes: int) -> tile.RegisterTile:
@@ -143,14 +149,14 @@ class _Kernel:
     def score_lanes(self) -> int:
         """Scores of a vector: of the cheapest tiles."""
         return min(
-            self.cpu.lanes(_ELEMENT),
+            self.cpu.lanes(ELEMENT),
             key=lambda lanes: self._tile(self.rows, self.depth, self.keys, lanes).cycles,
         )
 
     @cached_property
     def lanes(self) -> int:
         """Results of a vector: the most of which a row is a multiple."""
-        return max(lanes for lanes in self.cpu.lanes(_ELEMENT) if self.width % lanes == 0)
+        return max(lanes for lanes in self.cpu.lanes(ELEMENT) if self.width % lanes == 0)
 
     @cached_property
     def row_size(self) -> int:
@@ -162,7 +168,7 @@ class _Kernel:
         """Queries that are done at a time: as many rows of scores as half of the first-level cache
         has room for, but whole tiles; the fewest that need no more turns."""
         pixels = self._tile(self.rows, self.depth, self.keys, self.score_lanes).pixels
-        fitting = self.cpu.l1_bytes // 2 // (self.row_size * _ELEMENT.bytes)
+        fitting = self.cpu.l1_bytes // 2 // (self.row_size * ELEMENT.bytes)
         turns = -(-self.rows // max(pixels, fitting // pixels * pixels))
         each = -(-self.rows // turns)
         return min(self.rows, -(-each // pixels) * pixels)
@@ -176,26 +182,40 @@ class _Kernel:
             out_blocks=-(-columns // lanes),
             lanes=lanes,
             kernel=(1, 1),
-            element=_ELEMENT,
+            element=ELEMENT,
         )
 
     # ------------------------------------------------ the kernel
 
+    def given(self) -> Given:
+        """The kernel's inputs and constants."""
+        masks = self.attention.masks
+        buffers = {
+            value: tir.buffer(f"input{i}", (product(shape_of(value)),), ELEMENT.name)
+            for i, value in enumerate(self.attention.inputs)
+        }
+        known = [mask.value for mask in masks if isinstance(mask.value, np.ndarray)]
+        constants = [np.ascontiguousarray(value).ravel() for value in known]
+        made = [
+            tir.buffer(f"mask{i}", values.shape, ELEMENT.name) for i, values in enumerate(constants)
+        ]
+        left = iter(made)
+        return Given(
+            buffers=buffers,
+            constants=tuple(constants),
+            masks=tuple(
+                buffers[mask.value] if isinstance(mask.value, relax.Var) else next(left)
+                for mask in masks
+            ),
+            arguments=(*buffers.values(), *made),
+        )
+
     def kernel(self) -> LayerKernel:
         """The kernel; its scratch are packed keys and values, a block of scores and its sums."""
         attention, cpu = self.attention, self.cpu
-        buffers = {
-            value: tir.buffer(f"input{i}", (product(shape_of(value)),), _ELEMENT.name)
-            for i, value in enumerate(attention.inputs)
-        }
-        known = [mask.value for mask in attention.masks if isinstance(mask.value, np.ndarray)]
-        constants = [np.ascontiguousarray(value).ravel() for value in known]
-        given = [
-            tir.buffer(f"mask{i}", values.shape, _ELEMENT.name)
-            for i, values in enumerate(constants)
-        ]
-        left = iter(given)
-        narrow = cpu.narrowest(_ELEMENT)
+        given = self.given()
+        constants = list(given.constants)
+        narrow = cpu.narrowest(ELEMENT)
         scoring = self._shape(self.depth, narrow, self.keys, self.score_lanes)
         weighing = self._shape(self.keys, narrow, self.width, self.lanes)
         tiles = (
@@ -205,7 +225,7 @@ class _Kernel:
         blocks = -(-self.rows // self.block)
         scores = self.heads * self.rows * self.row_size
         cycles = self.heads * blocks * (tiles[0].cycles + tiles[1].cycles)
-        cycles += _PER_SCORE * scores / cpu.rate(_ELEMENT, self.score_lanes) / self.score_lanes
+        cycles += PER_SCORE * scores / cpu.rate(ELEMENT, self.score_lanes) / self.score_lanes
         parallel = worth_sharing(cycles, cpu)
         # Each core packs for itself, or all of them for all heads.
         by_heads = not parallel or busy(self.heads, cpu.cores) >= BUSY_BY_PIECES
@@ -213,19 +233,16 @@ class _Kernel:
         packed = slots if by_heads else self.heads
         sizes = scoring.panel(scoring.out_blocks), weighing.panel(weighing.out_blocks)
         zeros = max(scoring.out_blocks * self.score_lanes, weighing.out_blocks * self.lanes)
-        constants.append(np.zeros(zeros, _ELEMENT.accumulator))
-        room = _Room(
-            buffers=buffers,
-            masks=tuple(
-                buffers[mask.value] if isinstance(mask.value, relax.Var) else next(left)
-                for mask in attention.masks
-            ),
-            bias=tir.buffer("bias", (zeros,), _ELEMENT.accumulator),
-            out=tir.buffer("out", (product(attention.result.shape),), _ELEMENT.name),
-            keys=tir.buffer("keys", (packed * sizes[0],), _ELEMENT.name),
-            values=tir.buffer("values", (packed * sizes[1],), _ELEMENT.name),
-            scores=tir.buffer("scores", (slots * self.block * self.row_size,), _ELEMENT.name),
-            sums=tir.buffer("sums", (slots * self.block,), _ELEMENT.name),
+        constants.append(np.zeros(zeros, ELEMENT.accumulator))
+        room = Packed(
+            buffers=given.buffers,
+            masks=given.masks,
+            bias=tir.buffer("bias", (zeros,), ELEMENT.accumulator),
+            out=tir.buffer("out", (product(attention.result.shape),), ELEMENT.name),
+            keys=tir.buffer("keys", (packed * sizes[0],), ELEMENT.name),
+            values=tir.buffer("values", (packed * sizes[1],), ELEMENT.name),
+            scores=tir.buffer("scores", (slots * self.block * self.row_size,), ELEMENT.name),
+            sums=tir.buffer("sums", (slots * self.block,), ELEMENT.name),
             shapes=(scoring, weighing),
             tiles=tiles,
             functions=micro.AssemblyFunctions(),
@@ -251,11 +268,11 @@ class _Kernel:
             return tir.sequence(pack(head, slot), turns)
 
         if by_heads:
-            body = _shared("head", self.heads, slots, one_head, parallel=parallel)
+            body = shared("head", self.heads, slots, one_head, parallel=parallel)
         else:
             body = tir.sequence(
                 tir.loop_of("packed", self.heads, lambda head: pack(head, head), parallel=True),
-                _shared(
+                shared(
                     "item",
                     self.heads * blocks,
                     slots,
@@ -263,7 +280,7 @@ class _Kernel:
                     parallel=True,
                 ),
             )
-        arguments = [*buffers.values(), *given, room.bias]
+        arguments = [*given.arguments, room.bias]
         scratch = [room.keys, room.values, room.scores, room.sums]
         return LayerKernel(
             name=f"attention_{self.heads}_{self.rows}x{self.depth}x{self.keys}x{self.width}",
@@ -276,7 +293,7 @@ class _Kernel:
 
     def _block(
         self,
-        room: _Room,
+        room: Packed,
         head: tir.Expr,
         place: tir.Expr,
         first: tir.Expr,
@@ -285,7 +302,7 @@ class _Kernel:
     ) -> tir.Stmt:
         """`count` queries of a head from `first` on, whose keys and values are packed at `place`;
         scores go to `slot`."""
-        attention, narrow = self.attention, self.cpu.narrowest(_ELEMENT)
+        attention, narrow = self.attention, self.cpu.narrowest(ELEMENT)
         queries, result = attention.queries.places, attention.result
         row = slot * self.block
         scores = row * self.row_size
@@ -297,14 +314,14 @@ class _Kernel:
         asked = _Rows(
             room.buffers[attention.queries.value],
             self._layout(count, self.depth, narrow),
-            _start(queries, head) + first * queries.strides[-2],
+            start_of(queries, head) + first * queries.strides[-2],
             queries.strides[-2],
             padded=False,
         )
         answer = _Rows(
             room.out,
             self._layout(count, self.width, self.lanes),
-            _start(result, head) + first * result.strides[-2],
+            start_of(result, head) + first * result.strides[-2],
             result.strides[-2],
             padded=True,
         )
@@ -332,7 +349,7 @@ class _Kernel:
         ]
 
         def softmax(i: tir.Expr) -> tir.Stmt:
-            return self._softmax(room, head, first + i, scores + i * self.row_size, row + i)
+            return self.softmax(room, head, first + i, scores + i * self.row_size, row + i)
 
         def divide(i: tir.Expr) -> tir.Stmt:
             names = tir.Names()
@@ -354,15 +371,15 @@ class _Kernel:
 
     # ------------------------------------------------ softmax
 
-    def _softmax(
-        self, room: _Room, head: tir.Expr, query: tir.Expr, at: tir.Expr, share: tir.Expr
+    def softmax(
+        self, room: Room, head: tir.Expr, query: tir.Expr, at: tir.Expr, share: tir.Expr
     ) -> tir.Stmt:
         """Make a row of scores, from element `at` on, powers of e, and put one over their sum to
         `share`. Places behind the last key have 0 then."""
         names = tir.Names()
-        infinity = tir.number(float("-inf"), _ELEMENT.name)
+        infinity = tir.number(float("-inf"), ELEMENT.name)
         most: tirx.Expr = infinity
-        for start, lanes, count in rows.pieces(self.keys, self.cpu.lanes(_ELEMENT)):
+        for start, lanes, count in rows.pieces(self.keys, self.cpu.lanes(ELEMENT)):
 
             def one(
                 index: tir.Expr, inside: tir.Names, start: int = start, lanes: int = lanes
@@ -389,12 +406,12 @@ class _Kernel:
         total = rows.gathered(
             names, count, lanes, 0.0, lambda a, b: a + b, power, side_by_side=_EXPONENTIALS
         )
-        names.add(tir.store(room.sums, tir.number(1.0, _ELEMENT.name) / total, [share]))
+        names.add(tir.store(room.sums, tir.number(1.0, ELEMENT.name) / total, [share]))
         return names.done()
 
     def _score(
         self,
-        room: _Room,
+        room: Room,
         head: tir.Expr,
         query: tir.Expr,
         at: tir.Expr,
@@ -406,9 +423,9 @@ class _Kernel:
         masks, scale = self.attention.masks, self.attention.scale
         value = names.bind("score", tir.load(room.scores, [at + key], lanes))
         if scale != 1:
-            value = names.bind("scaled", value * tir.number(scale, _ELEMENT.name, lanes))
+            value = names.bind("scaled", value * tir.number(scale, ELEMENT.name, lanes))
         for mask, buffer in zip(reversed(masks), reversed(room.masks), strict=True):
-            place = _start(mask.places, head) + query * mask.places.strides[-2]
+            place = start_of(mask.places, head) + query * mask.places.strides[-2]
             if mask.places.strides[-1]:
                 other = tir.load(buffer, [place + key], lanes)
             else:
@@ -420,11 +437,11 @@ class _Kernel:
 
     # ------------------------------------------------ packing
 
-    def _pack_keys(self, room: _Room, head: tir.Expr, at: tir.Expr) -> tir.Stmt:
+    def _pack_keys(self, room: Packed, head: tir.Expr, at: tir.Expr) -> tir.Stmt:
         """Panels of keys as columns. Behind the last key the last one is taken again."""
         part = self.attention.keys
         keys, step = part.places, part.places.strides[-2]
-        source, start = room.buffers[part.value], _start(keys, head)
+        source, start = room.buffers[part.value], start_of(keys, head)
         lanes, depth = self.score_lanes, self.depth
 
         def key(column: tir.Expr) -> tir.Expr:
@@ -499,10 +516,10 @@ class _Kernel:
 
         return self._panels(room, 0, at, turned)
 
-    def _pack_values(self, room: _Room, head: tir.Expr, at: tir.Expr) -> tir.Stmt:
+    def _pack_values(self, room: Packed, head: tir.Expr, at: tir.Expr) -> tir.Stmt:
         """Panels of values."""
         part = self.attention.values
-        source, start = room.buffers[part.value], _start(part.places, head)
+        source, start = room.buffers[part.value], start_of(part.places, head)
         step, lanes = part.places.strides[-2], self.lanes
 
         def packed(first: tir.Expr, wide: int, to: tir.Expr) -> tir.Stmt:
@@ -520,7 +537,7 @@ class _Kernel:
 
     def _panels(
         self,
-        room: _Room,
+        room: Packed,
         which: int,
         at: tir.Expr,
         pack: Callable[[tir.Expr, int, tir.Expr], tir.Stmt],
@@ -541,23 +558,41 @@ class _Kernel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Room:
-    """The kernel's arguments, and what its two products are like."""
+class Given:
+    """A kernel's `arguments` before its own: the attention's inputs, by their values, then its
+    `constants`. `masks` are among both."""
+
+    buffers: dict[relax.Var, tirx.Buffer]
+    constants: tuple[np.ndarray, ...]
+    masks: tuple[tirx.Buffer, ...]
+    arguments: tuple[tirx.Buffer, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """A kernel's arguments: those of the attention by their values, a place for scores of each
+    core, and for one over the sum of each row of them."""
 
     buffers: dict[relax.Var, tirx.Buffer]
     masks: tuple[tirx.Buffer, ...]
-    bias: tirx.Buffer
     out: tirx.Buffer
-    keys: tirx.Buffer
-    values: tirx.Buffer
     scores: tirx.Buffer
     sums: tirx.Buffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed(Room):
+    """The same with packed keys and values, and what the two products are like."""
+
+    bias: tirx.Buffer
+    keys: tirx.Buffer
+    values: tirx.Buffer
     shapes: tuple[Shape, Shape]
     tiles: tuple[tile.RegisterTile, tile.RegisterTile]
     functions: micro.AssemblyFunctions
 
 
-def _shared(
+def shared(
     name: str,
     items: int,
     cores: int,

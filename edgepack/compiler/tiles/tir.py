@@ -211,6 +211,27 @@ def transposed(names: Names, vectors: Sequence[tirx.Expr]) -> list[tirx.Var]:
     return rows
 
 
+def sums_of_lanes(names: Names, vectors: Sequence[tirx.Expr]) -> tirx.Expr:
+    """n vectors of n lanes, a power of two, as one of their sums.
+
+    Pairs of vectors become one with half of each one's sums: log2 n rounds, as `transposed`.
+    """
+    rows, size, block = list(vectors), len(vectors), 1
+    while block < size:
+        upper = [size + i - block if i & block else i for i in range(size)]
+        lower = [size + i if i & block else i + block for i in range(size)]
+        rows = [
+            names.bind(
+                "half",
+                tirx.Shuffle(list(pair), [integer(lane) for lane in upper])
+                + tirx.Shuffle(list(pair), [integer(lane) for lane in lower]),
+            )
+            for pair in zip(rows[::2], rows[1::2], strict=True)
+        ]
+        block *= 2
+    return rows[0]
+
+
 def folded(
     names: Names,
     vectors: Sequence[tirx.Expr],
