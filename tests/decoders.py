@@ -28,6 +28,16 @@ def _rows(b: Builder, past: str, new: str, shape: list[int]) -> str:
     return b.op("ScatterND", past, index, new)
 
 
+def _between(b: Builder, past: str, new: str, shape: list[int]) -> str:
+    """As torch.onnx writes `past[:, :, position] = new`: the axis of the positions comes first."""
+    del shape
+    turned = b.op("Transpose", past, perm=[2, 0, 1, 3])
+    index = b.op("Unsqueeze", "position", b.const([-1], "int64"))
+    rows = b.op("Transpose", new, perm=[2, 0, 1, 3])
+    updated = b.op("ScatterND", turned, index, rows)
+    return b.op("Transpose", updated, perm=[1, 2, 0, 3])
+
+
 def _steps(b: Builder, past: str, new: str, shape: list[int]) -> str:
     """The operator that ONNX made for it."""
     del shape
@@ -55,6 +65,7 @@ def _longer(b: Builder, past: str, new: str, shape: list[int]) -> str:
 UPDATES: Mapping[str, Callable[[Builder, str, str, list[int]], str]] = {
     "elements": _elements,
     "rows": _rows,
+    "between": _between,
     "steps": _steps,
     "chosen": _chosen,
     "shifted": _shifted,

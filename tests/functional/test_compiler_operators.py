@@ -204,6 +204,46 @@ def copies(draw: Draw) -> Cases:
     return cases
 
 
+def updates(draw: Draw) -> Cases:
+    """Some elements are written anew: in place, or of a tensor that others read as well."""
+    net, cases = draw.net, {}
+
+    def of(source: str) -> str:
+        return net.op("Neg", source) if draw.random.integers(2) else source
+
+    for name in ("elements", "fewer elements"):
+        source, shape = draw.source()
+        axis = int(draw.random.integers(len(shape)))
+        sizes = [int(draw.random.integers(1, size + 1)) for size in shape]
+        # No place twice, some counted from the end.
+        order = draw.random.permutation(shape[axis])[: sizes[axis]]
+        order = order - shape[axis] * draw.random.integers(0, 2, size=order.shape)
+        places = np.moveaxis(
+            np.broadcast_to(order, [*np.delete(sizes, axis), len(order)]), -1, axis
+        )
+        given = [of(source), net.const(places, "int64"), net.weight(*sizes)]
+        cases[f"{name} {source} {axis} {sizes}"] = net.op("ScatterElements", *given, axis=axis)
+    for axes, reduction in ((1, "none"), (2, "none"), (1, "add")):
+        places = np.stack([draw.random.permutation(size)[:2] for size in (2, 3, 11)[:axes]], -1)
+        given = [of("heads"), net.const(places - [2, 3, 11][:axes], "int64")]
+        given += [net.weight(2, *(2, 3, 11, 16)[axes:])]
+        cases[f"rows {axes} {reduction}"] = net.op("ScatterND", *given, reduction=reduction)
+        order = draw.random.permutation(4).tolist()
+        extents = [INPUTS["heads"][axis] for axis in order]
+        places = np.stack([draw.random.permutation(size)[:2] for size in extents[:axes]], -1)
+        turned = net.op("Transpose", of("heads"), perm=order)
+        rows = net.op(
+            *("ScatterND", turned, net.const(places, "int64"), net.weight(2, *extents[axes:])),
+            reduction=reduction,
+        )
+        back = net.op("Transpose", rows, perm=np.argsort(order).tolist())
+        cases[f"parts {order} {axes} {reduction}"] = net.op("Add", back, back)
+        cases[f"parts {order} {axes} {reduction} turned"] = net.op(
+            "Transpose", rows, perm=[3, 0, 1, 2]
+        )
+    return cases
+
+
 def element_wise(draw: Draw) -> Cases:
     """Chains of two functions; operands that broadcast."""
     net, cases = draw.net, {}
@@ -458,6 +498,7 @@ FAMILIES: tuple[Callable[[Draw], Cases], ...] = (
     products,
     poolings,
     copies,
+    updates,
     element_wise,
     sorting,
     recurrent,

@@ -302,6 +302,7 @@ OPERATORS: Mapping[str, Operator] = {
     "Scatter": Operator(convert=scattering.scatter_elements),
     "ScatterElements": Operator(convert=scattering.scatter_elements),
     "ScatterND": Operator(convert=scattering.scatter_nd),
+    "ScatterParts": Operator(domain=DOMAIN, convert=scattering.scatter_parts),
     "SequenceInsert": Operator(convert=conversions.sequence_insert),
     "SkipLayerNormalization": Operator(domain=_MICROSOFT),
     "Slice": Operator(convert=arithmetic.old_slice),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import onnx
 from tvm import relax, tirx
 
 from edgepack.compiler.frontend.arithmetic import dtype_of, shape_of
 from edgepack.compiler.frontend.conversions import Node, is_static
+from edgepack.compiler.frontend.forms import attribute
+from edgepack.compiler.frontend.selection import DOMAIN
 from edgepack.compiler.kernels import updates
 
 
@@ -22,13 +26,96 @@ def scatter_nd(node: Node) -> relax.Expr | None:
     count, size = math.prod(places), math.prod(shape[axes:])
     if not count or not math.prod(shape):
         return None
-    index, kind, dtype = (count, axes), dtype_of(positions), dtype_of(data)
-    made = _call(
-        node,
-        updates.rows(shape, dtype, index, kind),
-        [(data, (*shape[:axes], size)), (positions, index), (given, (count, size))],
-    )
+    flat, index = (*shape[:axes], size), (count, axes)
+    kernel = updates.rows(flat, dtype_of(data), index, dtype_of(positions), range(axes + 1))
+    made = _call(node, kernel, [(data, flat), (positions, index), (given, (count, size))])
     return relax.op.reshape(made, shape)
+
+
+def scatter_parts(node: Node) -> relax.Expr:
+    """Of `with_parts`. Inputs: data, positions [.., axes], updates; their axes in the data's own
+    order are those of `order`."""
+    data, positions, given = node.inputs
+    shape, *places, axes = shape_of(data), *shape_of(positions)
+    order, index = list(node.attributes["order"]), (math.prod(places), axes)
+    kernel = updates.rows(shape, dtype_of(data), index, dtype_of(positions), order)
+    part = (index[0], *(shape[axis] for axis in order[axes:]))
+    return _call(node, kernel, [(data, shape), (positions, index), (given, part)])
+
+
+def with_parts(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in which a ScatterND between two transpositions writes where its data lie.
+
+    PyTorch's exporters write `cache[:, :, position] = rows` so, for ScatterND takes positions along
+    the first axes only. The same model if there is none.
+    """
+    graph = proto.graph
+    makers = {name: node for node in graph.node for name in node.output}
+    readers = defaultdict[str, list[onnx.NodeProto]](list)
+    for node in graph.node:
+        for name in node.input:
+            readers[name].append(node)
+    outputs = {value.name for value in graph.output}
+    orders = {
+        node.output[0]: order
+        for node in graph.node
+        if not outputs.intersection(node.output)
+        and (order := _order_between(node, makers, readers)) is not None
+    }
+    if not orders:
+        return proto
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto)
+    del changed.graph.node[:]
+    for node in graph.node:
+        changed.graph.node.append(_with_parts(node, makers, orders))
+    if all(item.domain != DOMAIN for item in changed.opset_import):
+        changed.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    return changed
+
+
+def _order_between(
+    scatter: onnx.NodeProto,
+    makers: Mapping[str, onnx.NodeProto],
+    readers: Mapping[str, Sequence[onnx.NodeProto]],
+) -> list[int] | None:
+    """How the data of a ScatterND that replaces are transposed before, if they are transposed back
+    and whoever reads them transposes."""
+    if scatter.op_type != "ScatterND" or attribute(scatter, "reduction", b"none") != b"none":
+        return None
+    before = makers.get(scatter.input[0])
+    order = _transposed_by(before) if before is not None else None
+    after = [_transposed_by(node) for node in readers[scatter.output[0]]]
+    if order is None or None in after or np.argsort(order).tolist() not in after:
+        return None
+    return order
+
+
+def _transposed_by(node: onnx.NodeProto) -> list[int] | None:
+    found = attribute(node, "perm") if node.op_type == "Transpose" else None
+    return list(found) if found else None
+
+
+def _with_parts(
+    node: onnx.NodeProto,
+    makers: Mapping[str, onnx.NodeProto],
+    orders: Mapping[str, Sequence[int]],
+) -> onnx.NodeProto:
+    """A node where some ScatterND, those of `orders`, have results in the order of their data."""
+    order = orders.get(node.output[0]) if node.output else None
+    if order is not None:
+        inputs = [makers[node.input[0]].input[0], *node.input[1:]]
+        options = {"name": node.name, "domain": DOMAIN, "order": order}
+        return onnx.helper.make_node("ScatterParts", inputs, node.output, **options)
+    order = orders.get(node.input[0]) if node.op_type == "Transpose" else None
+    if order is None:
+        return node
+    together = [order[axis] for axis in attribute(node, "perm")]
+    if together == sorted(together):
+        return onnx.helper.make_node("Identity", node.input, node.output, name=node.name)
+    return onnx.helper.make_node(
+        "Transpose", node.input, node.output, name=node.name, perm=together
+    )
 
 
 def scatter_elements(node: Node) -> relax.Expr | None:

@@ -6,7 +6,6 @@ nothing is copied, and what is written is all that is done. Positions beyond an 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from tvm import tirx
@@ -15,30 +14,35 @@ from edgepack.compiler.kernels import kernel
 from edgepack.compiler.tiles import tir
 
 
-def rows(shape: Sequence[int], dtype: str, index: Sequence[int], kind: str) -> tirx.PrimFunc:
-    """ScatterND: rows of a tensor, each at a position along the first axes.
+def rows(
+    shape: Sequence[int], dtype: str, index: Sequence[int], kind: str, order: Sequence[int]
+) -> tirx.PrimFunc:
+    """ScatterND: parts of a tensor, each at a position along some axes.
 
-    Arguments: data `shape`, positions [rows, axes] of the integer type `kind`, updates
-    [rows, elements of a row]; the result. `index` is the shape of the positions. Positions count
-    from the end if they are below 0.
+    Arguments: data `shape`, positions `index` [parts, axes] of the integer type `kind`, updates
+    [parts, extents of the other axes]; the result. `order` are the axes of the positions, then the
+    others as the updates have them. Positions count from the end if they are below 0.
     """
     count, axes = index
-    outer, size = shape[:axes], math.prod(shape[axes:])
-    data, result = (tir.buffer(name, [*outer, size], dtype) for name in ("data", "result"))
+    data, result = (tir.buffer(name, shape, dtype) for name in ("data", "result"))
     positions = tir.buffer("positions", index, kind)
-    updates = tir.buffer("updates", [count, size], dtype)
+    inner = [shape[axis] for axis in order[axes:]]
+    updates = tir.buffer("updates", [count, *inner], dtype)
 
     def row(number: tir.Expr) -> tir.Stmt:
         places = [
-            _Place(f"place{axis}", tir.load(positions, [number, axis]), extent)
-            for axis, extent in enumerate(outer)
+            _Place(f"place{axis}", tir.load(positions, [number, i]), shape[axis])
+            for i, axis in enumerate(order[:axes])
         ]
 
-        def element(i: tir.Expr) -> tir.Stmt:
-            at = [*(place.local.get() for place in places), i]
-            return tir.store(result, tir.load(updates, [number, i]), at)
+        def nest(at: Sequence[tir.Expr]) -> tir.Stmt:
+            if len(at) < len(inner):
+                return tir.loop_of(f"i{len(at)}", inner[len(at)], lambda i: nest([*at, i]))
+            there = [*(place.local.get() for place in places), *at]
+            to = [there[list(order).index(axis)] for axis in range(len(shape))]
+            return tir.store(result, tir.load(updates, [number, *at]), to)
 
-        return _inside(places, tir.loop_of("i", size, element))
+        return _inside(places, nest([]))
 
     return _updated(data, [positions, updates], result, tir.loop_of("row", count, row))
 
