@@ -418,7 +418,8 @@ def _of_projects() -> dict[str, Any]:
     tensors = _list(_record(TensorInfo))
     made = {
         **dict.fromkeys(("folder", "board", "toolchain", "toolchain_reason"), _TEXT),
-        **dict.fromkeys(("arena_bytes", "params_bytes", "library_bytes"), _COUNT),
+        **dict.fromkeys(("arena_bytes", "states_bytes"), _COUNT),
+        **dict.fromkeys(("params_bytes", "library_bytes"), _COUNT),
         "model_sha256": _TEXT,
         "in_float": {"type": "object", "additionalProperties": _TEXT},
     }

@@ -61,6 +61,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             "toolchain": job.toolchain.toolchain.title,
             "toolchain_reason": job.toolchain.reason,
             "arena_bytes": compiled.arena_bytes,
+            "states_bytes": compiled.states_bytes,
             "params_bytes": compiled.params_bytes,
             "library_bytes": compiled.library.stat().st_size,
             "model_sha256": compiled.model_sha256,
@@ -135,8 +136,10 @@ def _winograd_limit(layer: str, most: int) -> str:
 
 def memory(compiled: CompiledModel) -> str:
     """What a run needs: the weights and one arena for all tensors."""
+    states = f" ({megabytes(compiled.states_bytes)} of it states)" if compiled.states_bytes else ""
     return (
-        f"weights {megabytes(compiled.params_bytes)}, arena {megabytes(compiled.arena_bytes)}, "
+        f"weights {megabytes(compiled.params_bytes)}, "
+        f"arena {megabytes(compiled.arena_bytes)}{states}, "
         f"kernels {megabytes(compiled.library.stat().st_size)}"
     )
 

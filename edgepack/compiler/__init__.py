@@ -38,11 +38,11 @@ OBJECTS = "kernels.o"
 class CompiledModel:
     """A folder with the three artifacts of a model for one board.
 
-    `arena_bytes` is the memory all tensors of a run share, inputs and outputs
-    included; `params_bytes` is the size of the mapped parameter file. `layers` tells
-    for each kernel call where it came from and what it costs. `floats` are nodes of a quantised
-    model, by name, that are not done on integers, and why. Beside the artifacts lies what the
-    library was linked from (`objects`).
+    `arena_bytes` is the memory all tensors of a run share, inputs and outputs included,
+    `states_bytes` what of it is kept between runs; `params_bytes` is the size of the mapped
+    parameter file. `layers` tells for each kernel call where it came from and what it costs.
+    `floats` are nodes of a quantised model, by name, that are not done on integers, and why.
+    Beside the artifacts lies what the library was linked from (`objects`).
     """
 
     folder: Path
@@ -57,6 +57,7 @@ class CompiledModel:
     tvm_version: str
     layers: tuple[LayerReport, ...] = ()
     floats: Mapping[str, str] = field(default_factory=dict)
+    states_bytes: int = 0
 
     @property
     def objects(self) -> Path:
@@ -202,6 +203,7 @@ def _compile(
         tvm_version=tvm.__version__,
         layers=layers,
         floats=planner.floats,
+        states_bytes=laid_out.states_bytes,
     )
 
 

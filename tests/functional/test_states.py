@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -88,6 +89,7 @@ def test_a_decoder_keeps_its_caches(update: str, tmp_path: Path) -> None:
     # By their names alone, but for caches that grow.
     wanted = {"past_key_values.*": "present.*"} if update == "longer" else {}
     compiled = _compiled(path, wanted, tmp_path / "out")
+    assert compiled.states_bytes == 4 * (1 * 2 * 16 * 8) * 4
     plan = json.loads(compiled.graph.read_text())
     assert len(plan["states"]) == 4
     kernels = [call["kernel"] for call in plan["calls"]]
@@ -207,6 +209,24 @@ def test_states_in_the_app(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
     _near(run([fed[0]["ids"], fed[0]["position"]])[1], due[0])
     _near(run(list(fed[2].values()))[1], due[2])
+    words = [app, "--serve", "127.0.0.1:0"]
+    served = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    try:
+        assert served.stderr is not None
+        url = served.stderr.readline().split(" on ")[1].strip() + "/v2/models/decoder/infer"
+        tensors = [
+            {"name": name, "datatype": "INT64", "shape": value.shape, "data": value.tolist()}
+            for name, value in list(fed[0].items())[:2]
+        ]
+        for _ in range(2):  # the second one sees nothing of the first
+            body = json.dumps({"inputs": tensors}).encode()
+            asked = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                (logits, *_) = json.load(answer)["outputs"]
+            _near([np.array(logits["data"])], [due[0][0].ravel()])
+    finally:
+        served.terminate()
+        assert served.wait() == 0
     refusal, _ = run(list(fed[2].values())[:3])
     assert "the model has 4 inputs (" in refusal
     assert "; all 2 states may be left out" in refusal

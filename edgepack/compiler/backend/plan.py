@@ -108,6 +108,11 @@ class Plan:
     states: tuple[StatePlace, ...] = ()
     params: bytes | bytearray = field(repr=False)
 
+    @property
+    def states_bytes(self) -> int:
+        """Bytes of the arena that a run leaves for the next one."""
+        return sum(self.tensors[self.inputs[state.input]].nbytes for state in self.states)
+
     def infos(self, indices: Sequence[int]) -> tuple[TensorInfo, ...]:
         """Names, dtypes and shapes of some of the tensors."""
 
