@@ -193,8 +193,8 @@ void Session::SetInput(std::size_t index, const TensorInfo& info, const void* da
                           std::string(Name(input.info->dtype)) + " " + ToString(input.info->shape) +
                           ", not " + std::string(Name(info.dtype)) + " " + ToString(info.shape));
   }
-  // Of no elements there may be no address.
-  if (input.info->bytes > 0) std::memcpy(input.data, data, input.info->bytes);
+  // Of no elements there may be no address; a state may be given the output that it is.
+  if (input.info->bytes > 0) std::memmove(input.data, data, input.info->bytes);
 }
 
 void Session::Reset() {

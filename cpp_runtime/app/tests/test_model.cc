@@ -87,6 +87,9 @@ TEST_CASE("a state is kept, written or reset") {
   const float written[] = {10, 10, 10, 10};
   session.SetInput(1, info, written);
   CHECK(run(&session) == std::vector<float>{11, 12, 13, 14});
+  // By hand, as if it were no state.
+  session.SetInput(1, info, session.outputs().at(0).data);
+  CHECK(run(&session) == std::vector<float>{12, 14, 16, 18});
   session.Reset();
   CHECK(run(&session) == std::vector<float>{1, 2, 3, 4});
   CHECK(InputsBesides(model.states(), 2) == std::vector<std::size_t>{0});
