@@ -93,7 +93,7 @@ def test_a_decoder_keeps_its_caches(update: str, tmp_path: Path) -> None:
     plan = json.loads(compiled.graph.read_text())
     assert len(plan["states"]) == 4
     kernels = [call["kernel"] for call in plan["calls"]]
-    if update in ("elements", "rows", "between", "steps"):
+    if update in ("elements", "rows", "between", "steps", "shifted"):
         # Nothing moves a cache: what is copied are positions.
         assert not [name for name in kernels if name.startswith(("copy", "transpose", "layout"))]
     assert sum(name.startswith("attention") for name in kernels) == 2
@@ -127,9 +127,12 @@ def test_a_decoder_on_a_board(update: str, board: str, tmp_path: Path) -> None:
         _near(got, outputs)
 
 
+_WINDOWS = {"frames": [1, 4, 4], "line": [2, 71], "wide": [2, 71], "kept": [2, 71]}
+
+
 def _mixed() -> onnx.ModelProto:
     """States that change places, stay as they are, are read after they change or are an output
-    twice; the last frames of a causal convolution."""
+    twice; the last frames of a causal convolution; windows that move by less than a vector."""
     b = Builder(seed=2)
     b.op("Identity", "b", outputs=["a_next"])
     b.op("Mul", "a", b.const(0.5, "float32"), outputs=["b_next"])
@@ -143,14 +146,24 @@ def _mixed() -> onnx.ModelProto:
     b.op("Conv", frames, b.weight(6, 4, 5), outputs=["y"])
     bounds = (b.const([at], "int64") for at in (-4, 99, 2))
     b.op("Slice", frames, *bounds, outputs=["frames_next"])
+    for name, by in (("line", 1), ("wide", 3), ("kept", 2)):
+        bounds = (b.const([at], "int64") for at in (by, 2**62, -1))
+        new = b.op("Reshape", "x", b.const([2, 2], "int64"))
+        new = b.op("Concat", new, new, axis=1)
+        ends = (b.const([at], "int64") for at in (0, by, 1))
+        new = b.op("Slice", new, *ends)
+        moved = [b.op("Slice", name, *bounds), new]
+        b.op("Concat", *moved, axis=1, outputs=[f"{name}_next"])
+    b.op("ReduceSum", b.op("Mul", "kept", "kept_next"), keepdims=0, outputs=["kept_seen"])
     b.op("Constant", value_floats=[1.0, 2.0, 3.0, 4.0], outputs=["constant_next"])
     b.op("Add", "constant", "x", outputs=["seen"])
     names = ("a", "b", "same", "sum", "h", "constant")
     return b.model(
-        {"x": [4], **{name: [4] for name in names}, "frames": [1, 4, 4]},
+        {"x": [4], **{name: [4] for name in names}, **_WINDOWS},
         {
             **{f"{name}_next": [4] for name in names},
-            "frames_next": [1, 4, 4],
+            **{f"{name}_next": shape for name, shape in _WINDOWS.items()},
+            "kept_seen": [],
             **{name: [4] for name in ("sum_seen", "sum_before", "h_late", "seen")},
             "y": [1, 6, 1],
         },
@@ -161,11 +174,12 @@ def _mixed() -> onnx.ModelProto:
 def test_states_of_every_kind(board: str, tmp_path: Path) -> None:
     path = tmp_path / "mixed.onnx"
     onnx.save(_mixed(), path)
-    names = ("a", "b", "same", "sum", "h", "constant", "frames")
+    names = ("a", "b", "same", "sum", "h", "constant", *_WINDOWS)
     states = {name: f"{name}_next" for name in names}
     random = np.random.default_rng(3)
     steps = [{"x": random.normal(size=4).astype("float32")} for _ in range(6)]
-    begun = {name: random.normal(size=4).astype("float32") for name in names[:-1]}
+    begun = {name: random.normal(size=4).astype("float32") for name in names[:6]}
+    begun |= {name: random.normal(size=size).astype("float32") for name, size in _WINDOWS.items()}
     steps[0] = {**steps[0], **begun}
     fed, due = _by_hand(path, states, steps)
     compiled = _compiled(path, states, tmp_path / "out", board)

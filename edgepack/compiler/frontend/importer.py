@@ -36,7 +36,7 @@ from edgepack.compiler.frontend.folding import FoldByNumpy, fold, fold_by_refere
 from edgepack.compiler.frontend.load import CheckedModel
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, check_operators
 from edgepack.compiler.frontend.quantized import Recognition, with_integers
-from edgepack.compiler.frontend.scattering import with_parts
+from edgepack.compiler.frontend.scattering import with_parts, with_windows
 from edgepack.compiler.frontend.volumes import with_images
 from edgepack.compiler.origin import Origin, mark, origin_of
 from edgepack.model import LoadedModel, infer_shapes, operator_name, opset_of
@@ -142,7 +142,7 @@ def _prepared(path: Path, expanded: onnx.ModelProto, leave: Leave, around: Aroun
     apart.at("looking for operators on integers")
     if not blocks and around == _NO_LOOP:
         proto = with_integers(proto, leave)
-    return Prepared(proto=with_parts(proto), bounds=bounds, blocks=blocks)
+    return Prepared(proto=with_windows(with_parts(proto)), bounds=bounds, blocks=blocks)
 
 
 _BOUNDS = "edgepack.bounds"

@@ -303,6 +303,7 @@ OPERATORS: Mapping[str, Operator] = {
     "ScatterElements": Operator(convert=scattering.scatter_elements),
     "ScatterND": Operator(convert=scattering.scatter_nd),
     "ScatterParts": Operator(domain=DOMAIN, convert=scattering.scatter_parts),
+    "ShiftedWindow": Operator(domain=DOMAIN, convert=scattering.shifted_window),
     "SequenceInsert": Operator(convert=conversions.sequence_insert),
     "SkipLayerNormalization": Operator(domain=_MICROSOFT),
     "Slice": Operator(convert=arithmetic.old_slice),

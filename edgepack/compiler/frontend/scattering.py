@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 from tvm import relax, tirx
 
 from edgepack.compiler.frontend.arithmetic import dtype_of, shape_of
 from edgepack.compiler.frontend.conversions import Node, is_static
-from edgepack.compiler.frontend.forms import attribute
+from edgepack.compiler.frontend.forms import attribute, known_shapes
 from edgepack.compiler.frontend.selection import DOMAIN
 from edgepack.compiler.kernels import updates
 
@@ -69,9 +70,7 @@ def with_parts(proto: onnx.ModelProto) -> onnx.ModelProto:
     del changed.graph.node[:]
     for node in graph.node:
         changed.graph.node.append(_with_parts(node, makers, orders))
-    if all(item.domain != DOMAIN for item in changed.opset_import):
-        changed.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
-    return changed
+    return _with_domain(changed)
 
 
 def _order_between(
@@ -116,6 +115,88 @@ def _with_parts(
     return onnx.helper.make_node(
         "Transpose", node.input, node.output, name=node.name, perm=together
     )
+
+
+def shifted_window(node: Node) -> relax.Expr:
+    """Of `with_windows`. Inputs: a window, the steps that come in along `axis`."""
+    data, given = node.inputs
+    shape, axis = shape_of(data), int(node.attributes["axis"])
+    steps = shape_of(given)[axis]
+    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    window = (outer, shape[axis], inner)
+    kernel = updates.shifted(window, dtype_of(data), steps)
+    flat, part = (outer, shape[axis] * inner), (outer, steps * inner)
+    return relax.op.reshape(_call(node, kernel, [(data, flat), (given, part)]), shape)
+
+
+def with_windows(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in which an input without its first steps, and as many new ones behind it, are one
+    operator: Slice and Concat, of a window that is a state. The same model if there is none."""
+    graph = proto.graph
+    makers = {name: node for node in graph.node for name in node.output}
+    inputs = {value.name for value in graph.input}
+    candidates = [
+        node
+        for node in graph.node
+        if node.op_type == "Concat"
+        and len(node.input) == 2
+        and (before := makers.get(node.input[0])) is not None
+        and before.op_type == "Slice"
+        and len(before.input) > 3
+        and before.input[0] in inputs
+    ]
+    if not candidates:
+        return proto
+    shapes = known_shapes(proto)
+    numbers = {
+        tensor.name: numpy_helper.to_array(tensor).ravel().tolist()
+        for tensor in graph.initializer
+        if math.prod(tensor.dims) == 1
+    }
+    found = {
+        node.output[0]: axis
+        for node in candidates
+        if (axis := _shifted_along(node, makers[node.input[0]], shapes, numbers)) is not None
+    }
+    if not found:
+        return proto
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto)
+    for node in changed.graph.node:
+        if node.output and node.output[0] in found:
+            window = [makers[node.input[0]].input[0], node.input[1]]
+            made = onnx.helper.make_node(
+                *("ShiftedWindow", window, node.output, node.name),
+                domain=DOMAIN,
+                axis=found[node.output[0]],
+            )
+            node.CopyFrom(made)
+    return _with_domain(changed)
+
+
+def _shifted_along(
+    concat: onnx.NodeProto,
+    cut: onnx.NodeProto,
+    shapes: Mapping[str, tuple[int, ...]],
+    numbers: Mapping[str, Sequence[float]],
+) -> int | None:
+    """The axis along which as many steps come in as are left out at the start, if that is so."""
+    shape, new = shapes.get(cut.input[0]), shapes.get(concat.input[1])
+    bounds = [numbers.get(name) for name in cut.input[1:]]
+    if shape is None or new is None or not all(bounds):
+        return None
+    start, end, axis, step = (int(bound[0]) for bound in (*bounds, [1])[:4] if bound)
+    axis %= len(shape)
+    start += shape[axis] if start < 0 else 0
+    together = int(attribute(concat, "axis")) % len(shape) == axis
+    whole = step == 1 and end >= shape[axis] and 0 < start < shape[axis]
+    return axis if together and whole and new[axis] == start else None
+
+
+def _with_domain(proto: onnx.ModelProto) -> onnx.ModelProto:
+    if all(item.domain != DOMAIN for item in proto.opset_import):
+        proto.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    return proto
 
 
 def scatter_elements(node: Node) -> relax.Expr | None:

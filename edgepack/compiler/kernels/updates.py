@@ -114,6 +114,34 @@ _SAME = """define internal i32 @edgepack_same(ptr %a, ptr %b) alwaysinline nounw
 """
 
 
+def shifted(shape: Sequence[int], dtype: str, given: int) -> tirx.PrimFunc:
+    """A window [outer, extent, inner] over the last steps of a sequence, `given` steps later.
+
+    Arguments: the window before, the steps that come in [outer, given, inner]; the window.
+    """
+    outer, extent, inner = shape
+    old, size = (extent - given) * inner, extent * inner
+    data, result = (tir.buffer(name, [outer, size], dtype) for name in ("data", "result"))
+    updates = tir.buffer("updates", [outer, given * inner], dtype)
+
+    def row(number: tir.Expr) -> tir.Stmt:
+        def keep(i: tir.Expr) -> tir.Stmt:
+            value = tir.load(data, [number, tir.expr(i) + given * inner])
+            return tir.store(result, value, [number, i])
+
+        def add(i: tir.Expr) -> tir.Stmt:
+            value = tir.load(updates, [number, i])
+            return tir.store(result, value, [number, tir.expr(i) + old])
+
+        # From the front, so that nothing is written over before it is read.
+        return tir.sequence(
+            tir.loop_of("kept", old, keep), tir.loop_of("added", given * inner, add)
+        )
+
+    made = kernel([data, updates], [result], tir.loop_of("row", outer, row))
+    return tir.may_share(made, [(data, result)])
+
+
 class _Place:
     """A position along an axis, as read from a tensor: its index there, and whether it is one."""
 
