@@ -223,6 +223,16 @@ def updates(draw: Draw) -> Cases:
         )
         given = [of(source), net.const(places, "int64"), net.weight(*sizes)]
         cases[f"{name} {source} {axis} {sizes}"] = net.op("ScatterElements", *given, axis=axis)
+    for reduction in ("add", "mul", "min", "max"):
+        # The same places again and again: one update comes after the other.
+        given = [of("heads"), net.const(draw.random.integers(-3, 3, size=(2, 3, 11, 5)), "int64")]
+        given += [net.weight(2, 3, 11, 5)]
+        cases[f"elements {reduction}"] = net.op(
+            "ScatterElements", *given, axis=1, reduction=reduction
+        )
+        given = [of("heads"), net.const(draw.random.integers(2, size=(3, 1)), "int64")]
+        given += [net.weight(3, 3, 11, 16)]
+        cases[f"rows again {reduction}"] = net.op("ScatterND", *given, reduction=reduction)
     for axes, reduction in ((1, "none"), (2, "none"), (1, "add")):
         places = np.stack([draw.random.permutation(size)[:2] for size in (2, 3, 11)[:axes]], -1)
         given = [of("heads"), net.const(places - [2, 3, 11][:axes], "int64")]

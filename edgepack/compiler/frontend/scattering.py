@@ -19,16 +19,18 @@ from edgepack.compiler.kernels import updates
 
 
 def scatter_nd(node: Node) -> relax.Expr | None:
-    """ScatterND that replaces rows, None for one that adds to them or the like."""
+    """ScatterND, None where the number of its rows is open."""
     data, positions, given = node.inputs
-    if not _replaces(node) or not is_static(positions.ty):
+    reduction = _reduction(node)
+    if reduction is None or not is_static(positions.ty):
         return None
     shape, *places, axes = shape_of(data), *shape_of(positions)
     count, size = math.prod(places), math.prod(shape[axes:])
     if not count or not math.prod(shape):
         return None
     flat, index = (*shape[:axes], size), (count, axes)
-    kernel = updates.rows(flat, dtype_of(data), index, dtype_of(positions), range(axes + 1))
+    order = range(axes + 1)
+    kernel = updates.rows(flat, dtype_of(data), index, dtype_of(positions), order, reduction)
     made = _call(node, kernel, [(data, flat), (positions, index), (given, (count, size))])
     return relax.op.reshape(made, shape)
 
@@ -200,16 +202,18 @@ def _with_domain(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def scatter_elements(node: Node) -> relax.Expr | None:
-    """ScatterElements (Scatter, in old models) that replaces elements, None for any other."""
+    """ScatterElements (Scatter, in old models), None where the number of updates is open."""
     data, positions, given = node.inputs
-    if not _replaces(node) or not is_static(positions.ty):
+    reduction = _reduction(node)
+    if reduction is None or not is_static(positions.ty):
         return None
     shape, index = shape_of(data), shape_of(positions)
     if not math.prod(index) or not shape:
         return None
     axis = node.attributes.get("axis", 0) % len(shape)
-    kernel = updates.elements(shape, dtype_of(data), index, dtype_of(positions), axis)
-    return _call(node, kernel, [(data, shape), (positions, index), (given, index)])
+    kernel = updates.elements(shape, dtype_of(data), index, dtype_of(positions), axis, reduction)
+    inputs = [(data, shape), (positions, index), (given, index)]
+    return _call(node, kernel, inputs, "scatter_elements")
 
 
 def tensor_scatter(node: Node) -> relax.Expr:
@@ -228,13 +232,21 @@ def tensor_scatter(node: Node) -> relax.Expr:
     return relax.op.reshape(made, shape)
 
 
-def _replaces(node: Node) -> bool:
+def _reduction(node: Node) -> str | None:
+    """What becomes of an update and what was there before; None if no kernel does that."""
     tensors = all(isinstance(item.ty, relax.TensorType) for item in node.inputs)
-    return tensors and node.attributes.get("reduction", b"none") == b"none"
+    reduction = node.attributes.get("reduction", b"none").decode()
+    if not tensors or reduction not in updates.REDUCTIONS:
+        return None
+    # There is no sum of truth values.
+    return reduction if reduction == "none" or dtype_of(node.inputs[0]) != "bool" else None
 
 
 def _call(
-    node: Node, kernel: tirx.PrimFunc, inputs: Sequence[tuple[relax.Expr, Sequence[int]]]
+    node: Node,
+    kernel: tirx.PrimFunc,
+    inputs: Sequence[tuple[relax.Expr, Sequence[int]]],
+    name: str = "update",
 ) -> relax.Expr:
     """A call of the kernel; each input in the shape that the kernel knows it by."""
     given = [
@@ -242,4 +254,4 @@ def _call(
         for item, shape in inputs
     ]
     data, shape = inputs[0]
-    return node.call("update", kernel, given, [(shape, dtype_of(data))])[0]
+    return node.call(name, kernel, given, [(shape, dtype_of(data))])[0]

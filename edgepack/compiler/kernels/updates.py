@@ -6,24 +6,41 @@ nothing is copied, and what is written is all that is done. Positions beyond an 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 
 from tvm import tirx
 
 from edgepack.compiler.kernels import kernel
 from edgepack.compiler.tiles import tir
 
+# What an element is afterwards, of what it was and what is given, by ONNX's `reduction`.
+REDUCTIONS: Mapping[str, Callable[[tir.Expr, tir.Expr], tir.Expr]] = {
+    "none": lambda _, given: given,
+    "add": operator.add,
+    "mul": operator.mul,
+    "min": tirx.min,
+    "max": tirx.max,
+}
+
 
 def rows(
-    shape: Sequence[int], dtype: str, index: Sequence[int], kind: str, order: Sequence[int]
+    shape: Sequence[int],
+    dtype: str,
+    index: Sequence[int],
+    kind: str,
+    order: Sequence[int],
+    reduction: str = "none",
 ) -> tirx.PrimFunc:
     """ScatterND: parts of a tensor, each at a position along some axes.
 
     Arguments: data `shape`, positions `index` [parts, axes] of the integer type `kind`, updates
     [parts, extents of the other axes]; the result. `order` are the axes of the positions, then the
-    others as the updates have them. Positions count from the end if they are below 0.
+    others as the updates have them. Positions count from the end if they are below 0; where one is
+    named twice, updates come one after the other.
     """
     count, axes = index
+    combined = REDUCTIONS[reduction]
     data, result = (tir.buffer(name, shape, dtype) for name in ("data", "result"))
     positions = tir.buffer("positions", index, kind)
     inner = [shape[axis] for axis in order[axes:]]
@@ -40,7 +57,8 @@ def rows(
                 return tir.loop_of(f"i{len(at)}", inner[len(at)], lambda i: nest([*at, i]))
             there = [*(place.local.get() for place in places), *at]
             to = [there[list(order).index(axis)] for axis in range(len(shape))]
-            return tir.store(result, tir.load(updates, [number, *at]), to)
+            value = combined(tir.load(result, to), tir.load(updates, [number, *at]))
+            return tir.store(result, value, to)
 
         return _inside(places, nest([]))
 
@@ -48,13 +66,19 @@ def rows(
 
 
 def elements(
-    shape: Sequence[int], dtype: str, index: Sequence[int], kind: str, axis: int
+    shape: Sequence[int],
+    dtype: str,
+    index: Sequence[int],
+    kind: str,
+    axis: int,
+    reduction: str = "none",
 ) -> tirx.PrimFunc:
     """ScatterElements: each update at a position of its own along `axis`, else where it lies.
 
     Arguments: data `shape`, positions `index` of the integer type `kind`, updates `index`; the
     result. Positions count from the end if they are below 0.
     """
+    combined = REDUCTIONS[reduction]
     data, result = (tir.buffer(name, shape, dtype) for name in ("data", "result"))
     positions = tir.buffer("positions", index, kind)
     updates = tir.buffer("updates", index, dtype)
@@ -64,7 +88,8 @@ def elements(
             return tir.loop_of(f"i{len(at)}", index[len(at)], lambda i: nest([*at, i]))
         place = _Place("place", tir.load(positions, at), shape[axis])
         there = [*at[:axis], place.local.get(), *at[axis + 1 :]]
-        return _inside([place], tir.store(result, tir.load(updates, at), there))
+        value = combined(tir.load(result, there), tir.load(updates, at))
+        return _inside([place], tir.store(result, value, there))
 
     return _updated(data, [positions, updates], result, nest([]))
 
