@@ -72,7 +72,7 @@ def carry_out(
     if not plan.todo:
         console.step(f"nothing to do: all {plan.total} devices are done")
     teller = _Teller(console)
-    with _stop_on_signal(console) as stop:
+    with stop_on_signal(console) as stop:
         result = roll_out(plan, rollout.settings, work, teller, journal=journal, stop=stop)
     journal.write({"event": "end", **result.to_dict()})
     report = FleetReport(
@@ -177,15 +177,19 @@ class _Teller:
         return next(iter(self._codes), 0)
 
 
-class _stop_on_signal:  # noqa: N801 - used like a function
+_STOPPING = "stopping: waiting for the devices under way; press again to leave them"
+
+
+class stop_on_signal:  # noqa: N801 - used like a function
     """An event that Ctrl-C sets; the second time it does what it always does, and so does
     SIGTERM the first time: whoever sends that may not wait for a device that hangs."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
         self._event = threading.Event()
         self._numbers = (signal.SIGINT, signal.SIGTERM)
         self._before = [signal.getsignal(number) for number in self._numbers]
+        # Of its own, for a signal may come while this thread is writing, and streams are not reentrant.
+        self._teller = threading.Thread(target=console.note, args=[_STOPPING])
 
     def __enter__(self) -> threading.Event:
         if threading.current_thread() is threading.main_thread():
@@ -195,11 +199,13 @@ class _stop_on_signal:  # noqa: N801 - used like a function
 
     def __exit__(self, *_: object) -> None:
         self._restore()
+        if self._event.is_set():
+            self._teller.join()
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self._event.set()
         signal.signal(signal.SIGINT, self._before[0])
-        self._console.note("stopping: waiting for the devices under way; press again to leave them")
+        self._teller.start()
 
     def _leave(self, _number: int, _frame: FrameType | None) -> None:
         self._restore()
