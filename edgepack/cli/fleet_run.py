@@ -188,7 +188,7 @@ class stop_on_signal:  # noqa: N801 - used like a function
         self._event = threading.Event()
         self._numbers = (signal.SIGINT, signal.SIGTERM)
         self._before = [signal.getsignal(number) for number in self._numbers]
-        # Of its own, for a signal may come while this thread is writing, and streams are not reentrant.
+        # Of its own: a signal may come while this thread writes, and streams are not reentrant.
         self._teller = threading.Thread(target=console.note, args=[_STOPPING])
 
     def __enter__(self) -> threading.Event:
