@@ -165,9 +165,18 @@ def poolings(draw: Draw) -> Cases:
         if index > 2:
             source = net.conv(source, channels, channels, 1)
         cases[f"{op} {source} {options}"] = net.op(op, source, **options)
-    source, _ = draw.source((4,))
-    cases["GlobalMaxPool"] = net.op("GlobalMaxPool", source)
-    cases["GlobalAveragePool"] = net.op("GlobalAveragePool", source)
+    source, shape = draw.source((4,))
+    for op in ("GlobalMaxPool", "GlobalAveragePool"):
+        cases[op] = net.op(op, source)
+    between = net.conv(source, shape[1], shape[1], 1)
+    most = net.op("GlobalMaxPool", between)
+    # Together as in attention per channel, with what follows, and all below or above zero.
+    cases["GlobalMaxPool of a convolution"] = net.op(
+        "Relu", net.op("Add", most, net.op("GlobalAveragePool", between))
+    )
+    for op, sign in (("ReduceMax", "Neg"), ("ReduceMin", "Abs")):
+        extreme = net.op(op, net.op(sign, net.op("Abs", between)), axes=[2, 3])
+        cases[f"{op} of {sign}"] = net.op("Mul", between, extreme)
     return cases
 
 

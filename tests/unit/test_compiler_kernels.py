@@ -14,7 +14,7 @@ from tvm import relax
 from edgepack.compiler.layers.fuse import fuse
 from edgepack.compiler.layers.layer import (
     Convolution,
-    GlobalAverage,
+    GlobalPooling,
     Layer,
     Pointwise,
     Pooling,
@@ -639,7 +639,7 @@ def test_a_gate_goes_into_the_next_convolution() -> None:
     gate = value("gate", 1, 4, 1, 1)
     layers = [
         convolved(x, a),
-        Layer(operator=GlobalAverage(), inputs=(a,), output=gate),
+        Layer(operator=GlobalPooling(kind="average"), inputs=(a,), output=gate),
         pointwise("multiply", a, b, Operand(index=0, pixel=True), operands=(gate,)),
         convolved(b, c),
     ]

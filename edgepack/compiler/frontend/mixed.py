@@ -23,7 +23,7 @@ from edgepack.compiler.frontend.quantized import Recognition, Taken
 from edgepack.compiler.integer import IntegerOperator, Steps
 from edgepack.compiler.layers.layer import (
     Convolution,
-    GlobalAverage,
+    GlobalPooling,
     Layer,
     Operator,
     Pooling,
@@ -278,7 +278,7 @@ class _Prices:
     ) -> float:
         """Cycles of what has no weights."""
         if isinstance(operator, integer.IntegerMean):
-            return self._cycles(GlobalAverage(), shapes, out, self.element)
+            return self._cycles(GlobalPooling(kind="average"), shapes, out, self.element)
         if isinstance(operator, integer.IntegerPooling):
             pooling = Pooling(
                 kind="average" if operator.average else "max",

@@ -14,7 +14,7 @@ from edgepack.compiler.layers.layer import (
     Concatenation,
     Convolution,
     Crop,
-    GlobalAverage,
+    GlobalPooling,
     Layer,
     Pointwise,
     Pooling,
@@ -165,7 +165,7 @@ def _fuse_followers(layers: list[Layer], index: int, outputs: Sequence[Value]) -
     """
     head = layers[index]
     if not isinstance(
-        head.operator, Convolution | Pooling | GlobalAverage | Resampling | Pointwise
+        head.operator, Convolution | Pooling | GlobalPooling | Resampling | Pointwise
     ):
         return
     uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))

@@ -74,8 +74,10 @@ class Pooling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GlobalAverage:
-    """The mean over all pixels of each channel: (N, C, H, W) -> (N, C, 1, 1)."""
+class GlobalPooling:
+    """Of all pixels of each channel the "average", "max" or "min": (N, C, H, W) -> (N, C, 1, 1)."""
+
+    kind: str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -158,7 +160,7 @@ class View:
 Operator = (
     Convolution
     | Pooling
-    | GlobalAverage
+    | GlobalPooling
     | Resampling
     | Pointwise
     | Concatenation

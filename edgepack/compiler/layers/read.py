@@ -24,7 +24,7 @@ from edgepack.compiler.layers.layer import (
     Crop,
     Dequantize,
     Foreign,
-    GlobalAverage,
+    GlobalPooling,
     Layer,
     Pointwise,
     Pooling,
@@ -313,12 +313,12 @@ def _pool(kind: str, var: relax.Var, call: relax.Call) -> Layer | None:
     if kind == "average" and operator.dilation != (1, 1):
         return None
     whole = operator.kernel == extent(call.args[0])[2:] and extent(var)[2:] == (1, 1)
-    if kind == "average" and whole and (*operator.before, *operator.after) == (0, 0, 0, 0):
-        return Layer(operator=GlobalAverage(), inputs=(call.args[0],), output=var)
+    if whole and (*operator.before, *operator.after) == (0, 0, 0, 0):
+        return Layer(operator=GlobalPooling(kind=kind), inputs=(call.args[0],), output=var)
     return Layer(operator=operator, inputs=(call.args[0],), output=var)
 
 
-def _mean(var: relax.Var, call: relax.Call) -> Layer | None:
+def _over_image(kind: str, var: relax.Var, call: relax.Call) -> Layer | None:
     data = call.args[0]
     rank = len(shape_of(data))
     axes = sorted(int(axis) % rank for axis in call.attrs.axis or ()) if rank > 2 else []
@@ -327,13 +327,13 @@ def _mean(var: relax.Var, call: relax.Call) -> Layer | None:
     if extent(var) != (*extent(data)[:2], 1, 1):
         # The result is a matrix (N, C), whose rows are pixels of one image; see `extent`.
         return None
-    return Layer(operator=GlobalAverage(), inputs=(data,), output=var)
+    return Layer(operator=GlobalPooling(kind=kind), inputs=(data,), output=var)
 
 
 def _adaptive(var: relax.Var, call: relax.Call) -> Layer | None:
     if extent(var)[2:] != (1, 1) or call.attrs.layout not in _CHANNELS_FIRST:
         return None
-    return Layer(operator=GlobalAverage(), inputs=(call.args[0],), output=var)
+    return Layer(operator=GlobalPooling(kind="average"), inputs=(call.args[0],), output=var)
 
 
 def resampling(call: relax.Call) -> Resampling | None:
@@ -525,7 +525,9 @@ _READERS: dict[str, Callable[[relax.Var, relax.Call], Layer | None]] = {
     "nn.avg_pool2d": lambda var, call: _pool("average", var, call),
     "nn.adaptive_avg_pool1d": _adaptive,
     "nn.adaptive_avg_pool2d": _adaptive,
-    "mean": _mean,
+    "mean": partial(_over_image, "average"),
+    "max": partial(_over_image, "max"),
+    "min": partial(_over_image, "min"),
     "image.resize2d": _resize,
     "nn.pad": _pad,
     "concat": _concat,

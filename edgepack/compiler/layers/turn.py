@@ -17,7 +17,7 @@ from edgepack.compiler.layers.layer import (
     Concatenation,
     Convolution,
     Foreign,
-    GlobalAverage,
+    GlobalPooling,
     Layer,
     Operator,
     Pointwise,
@@ -37,7 +37,7 @@ from edgepack.compiler.tiles.product import choose_tile
 _WORTH = 0.8
 # Cycles to transpose an element at a region's border (a guess).
 _TRANSPOSED = 2
-_TURNABLE = Convolution | Pooling | GlobalAverage | Resampling | Pointwise | Concatenation | Slice
+_TURNABLE = Convolution | Pooling | GlobalPooling | Resampling | Pointwise | Concatenation | Slice
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Maximum and average pooling, and the mean of whole images.
+"""Maximum and average pooling, and the mean, the largest and the smallest of whole images.
 
 Windows that reach over the border are cut to the image, so pooling needs no halo. The image
 is cut into its border rows and columns, where each position has a window of its own, and the
@@ -8,16 +8,17 @@ inside, which is a loop.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tvm import tirx
 
-from edgepack.compiler.layers.layer import GlobalAverage, Layer, Pooling
+from edgepack.compiler.layers.layer import GlobalPooling, Layer, Pooling
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule, product
 from edgepack.compiler.tiles import tir
-from edgepack.compiler.tiles.average import PlaneSum
+from edgepack.compiler.tiles.average import PlaneFold
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Image, clear_halos
 from edgepack.compiler.tiles.partition import worth_sharing
@@ -186,33 +187,62 @@ def _over_blocks(
 
 def takes_mean(layer: Layer, _cpu: CpuModel) -> bool:
     """The mean of each channel's image."""
-    return isinstance(layer.operator, GlobalAverage)
+    return isinstance(layer.operator, GlobalPooling) and layer.operator.kind == "average"
+
+
+def takes_extremum(layer: Layer, _cpu: CpuModel) -> bool:
+    """The largest or the smallest of each channel's image."""
+    return isinstance(layer.operator, GlobalPooling) and layer.operator.kind != "average"
 
 
 def make_mean(site: LayerSite) -> LayerKernel:
     """The kernel of a mean."""
-    layout, output = site.inputs[0], site.output
-    lanes = output.block
-    source, target = Image("source", layout), Image("target", output)
+    source = Image("source", site.inputs[0])
+    pixels = source.layout.height * source.layout.width
+    scale = tir.number(1 / pixels, site.output.element.accumulator, site.output.block)
+
+    def mean(plane: tir.Expr) -> tuple[tir.Stmt, tirx.Expr]:
+        sums = PlaneFold(source, plane)
+        return sums.code, sums.total * scale
+
+    return _whole_image("mean", site, source, mean)
+
+
+def make_extremum(site: LayerSite) -> LayerKernel:
+    """The kernel of a largest or a smallest."""
+    operator = site.layer.operator
+    assert isinstance(operator, GlobalPooling)
+    source = Image("source", site.inputs[0])
+    combine = {"max": tirx.max, "min": tirx.min}[operator.kind]
+    first = -math.inf if operator.kind == "max" else math.inf
+
+    def extremum(plane: tir.Expr) -> tuple[tir.Stmt, tirx.Expr]:
+        found = PlaneFold(source, plane, combine, first)
+        return found.code, found.total
+
+    return _whole_image(f"{operator.kind}_all", site, source, extremum)
+
+
+def _whole_image(
+    name: str,
+    site: LayerSite,
+    source: Image,
+    of_plane: Callable[[tir.Expr], tuple[tir.Stmt, tirx.Expr]],
+) -> LayerKernel:
+    """The kernel of one result for each plane: what `of_plane` computes by some code."""
+    layout, output = source.layout, site.output
+    target = Image("target", output)
     epilogue = site.epilogue()
-    pixels = layout.height * layout.width
 
     def one_block(n: tir.Expr, block: tir.Expr) -> tir.Stmt:
         plane = n * output.blocks + block
-        sums = PlaneSum(source, plane)
         names = tir.Names()
-        result = epilogue.apply(
-            names,
-            sums.total * tir.number(1 / pixels, output.element.accumulator, lanes),
-            plane,
-            0,
-            0,
-            channel_block=block,
-        )
+        code, value = of_plane(plane)
+        result = epilogue.apply(names, value, plane, 0, 0, channel_block=block)
         names.add(target.store(result, plane, 0, 0))
-        return tir.sequence(sums.code, names.done())
+        return tir.sequence(code, names.done())
 
-    cycles = output.shape[0] * pixels / site.cpu.loads_per_cycle
+    cycles = output.shape[0] * layout.height * layout.width / site.cpu.loads_per_cycle
 
     def function() -> tirx.PrimFunc:
         return tir.function(
@@ -221,7 +251,7 @@ def make_mean(site: LayerSite) -> LayerKernel:
         )
 
     return LayerKernel(
-        name=f"mean_{output.channels}_{layout.height}x{layout.width}",
+        name=f"{name}_{output.channels}_{layout.height}x{layout.width}",
         function=function,
         constants=epilogue.packed,
         cycles=cycles,
@@ -230,3 +260,4 @@ def make_mean(site: LayerSite) -> LayerKernel:
 
 WINDOW = Rule(name="pool", takes=takes_window, make=make_window, kept=True)
 MEAN = Rule(name="mean", takes=takes_mean, make=make_mean, kept=True, is_mean=True)
+EXTREMUM = Rule(name="extremum", takes=takes_extremum, make=make_extremum, kept=True)

@@ -35,6 +35,7 @@ RULES: tuple[Rule, ...] = (
     convolution.RULE,
     pooling.WINDOW,
     pooling.MEAN,
+    pooling.EXTREMUM,
     resize.RESIZE,
     resize.PAD,
     pointwise.POINTWISE,

@@ -7,7 +7,7 @@ and the mean is the same to the last bit however the tiles were shared out betwe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tvm import tirx
@@ -15,8 +15,8 @@ from tvm import tirx
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.layout import NO_HALO, Blocked, Image
 
-# Sums that run in parallel: hides the latency of the addition.
-_SUMS = 4
+# Sums, or the like, that run in parallel: hides the latency of the addition.
+_PARTS = 4
 
 
 class Average:
@@ -60,7 +60,7 @@ class Average:
         if rows * width == 1:
             return None
         slots = self.slots.spaced(step=(1, 1), first=(part * rows, 0), size=(rows, width))
-        sums = PlaneSum(slots, plane)
+        sums = PlaneFold(slots, plane)
         return tir.sequence(sums.code, slots.store(sums.total, plane, 0, 0))
 
     def finish(self, plane: tir.Expr) -> tir.Stmt:
@@ -69,40 +69,48 @@ class Average:
         if self.parts > 1:
             rows = slots.layout.height // self.parts
             slots = slots.spaced(step=(rows, 1), first=(0, 0), size=(self.parts, 1))
-        sums = PlaneSum(slots, plane)
+        sums = PlaneFold(slots, plane)
         layout = self.slots.layout
         mean = sums.total * tir.number(1 / self.count, layout.element.accumulator, layout.block)
         return tir.sequence(sums.code, self.mean.store(mean, plane, 0, 0))
 
 
-class PlaneSum:
-    """The `total` of all pixels of a plane, once `code` has run."""
+class PlaneFold:
+    """The `total` of all pixels of a plane, once `code` has run: their sum, unless another way to
+    `combine` two vectors is given, and what changes none as the `first`."""
 
-    def __init__(self, source: Image, plane: tir.Expr) -> None:
+    def __init__(
+        self,
+        source: Image,
+        plane: tir.Expr,
+        combine: Callable[[tirx.Expr, tirx.Expr], tirx.Expr] = tirx.Add,
+        first: float = 0.0,
+    ) -> None:
         layout = source.layout
         dtype = layout.element.accumulator
-        sums = [tir.Local(f"sum{i}", layout.block, dtype) for i in range(_SUMS)]
+        parts = [tir.Local(f"part{i}", layout.block, dtype) for i in range(_PARTS)]
 
         def add(row: tir.Expr, column: tir.Expr, count: int) -> tir.Stmt:
             added = (
-                sums[i].set(sums[i].get() + source.load(plane, row, column + i))
+                parts[i].set(combine(parts[i].get(), source.load(plane, row, column + i)))
                 for i in range(count)
             )
             # Unrolled, an in-order core's loads come first, and do not fit the registers.
             return tir.not_unrolled(tir.sequence(*added))
 
         def along(row: tir.Expr) -> tir.Stmt:
-            full, rest = divmod(layout.width, _SUMS)
+            full, rest = divmod(layout.width, _PARTS)
             return tir.sequence(
-                tir.loop_of("part", full, lambda part: add(row, part * _SUMS, _SUMS))
+                tir.loop_of("part", full, lambda part: add(row, part * _PARTS, _PARTS))
                 if full
                 else None,
-                add(row, full * _SUMS, rest) if rest else None,
+                add(row, full * _PARTS, rest) if rest else None,
             )
 
         self.code = tir.sequence(
-            *(item.declare() for item in sums),
-            *(item.set(tir.number(0.0, dtype, layout.block)) for item in sums),
+            *(item.declare() for item in parts),
+            *(item.set(tir.number(first, dtype, layout.block)) for item in parts),
             tir.loop_of("row", layout.height, along),
         )
-        self.total = (sums[0].get() + sums[1].get()) + (sums[2].get() + sums[3].get())
+        pairs = [combine(parts[i].get(), parts[i + 1].get()) for i in (0, 2)]
+        self.total = combine(*pairs)
