@@ -213,6 +213,33 @@ def copies(draw: Draw) -> Cases:
     return cases
 
 
+def channels_last(draw: Draw) -> Cases:
+    """Between convolutions, as ConvNeXt has it; with results that are read in both orders."""
+    net, cases = draw.net, {}
+    for rank in (4, 4, 3):
+        source, (_, channels, *_) = draw.source((rank,))
+        last, first = ([0, 2, 3, 1], [0, 3, 1, 2]) if rank == 4 else ([0, 2, 1], [0, 2, 1])
+        window = [1] * (rank - 2)
+
+        def conv(value: str, inside: int, outside: int, window: list[int] = window) -> str:
+            return net.op("Conv", value, net.weight(outside, inside, *window), net.weight(outside))
+
+        width = int(draw.random.integers(3, 40))
+        turned = net.op("Transpose", conv(source, channels, width), perm=last)
+        scale, bias = net.weight(width), net.weight(width)
+        norm = net.op("LayerNormalization", turned, scale, bias, axis=-1)
+        hidden = net.op("Relu", net.op("MatMul", norm, net.weight(width, 24)))
+        back = net.op("Transpose", net.op("MatMul", hidden, net.weight(24, width)), perm=first)
+        cases[f"rank {rank}: there"] = norm
+        cases[f"rank {rank}: and back"] = conv(back, width, 7)
+        cases[f"rank {rank}: both"] = net.op("Add", conv(back, width, width), net.op("Exp", back))
+        flat = net.op("Flatten", back)
+        cases[f"rank {rank}: flat"] = net.op("Softmax", flat)
+    plain = net.op("Transpose", "batch", perm=[0, 3, 1, 2])
+    cases["from the start"] = net.conv(net.conv(plain, 7, 8, 1), 8, 8, 3)
+    return cases
+
+
 def updates(draw: Draw) -> Cases:
     """Some elements are written anew: in place, or of a tensor that others read as well."""
     net, cases = draw.net, {}
@@ -517,6 +544,7 @@ FAMILIES: tuple[Callable[[Draw], Cases], ...] = (
     products,
     poolings,
     copies,
+    channels_last,
     updates,
     element_wise,
     sorting,

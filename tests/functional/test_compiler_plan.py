@@ -176,3 +176,18 @@ def test_a_resize_at_the_end_leaves_the_layout_first(tmp_path: Path) -> None:
     scales = net.const([1.0, 1.0, 4.0, 4.0], "float32")
     compiled = compile_here(net, [net.op("Resize", low, "", scales, mode="linear")], tmp_path)
     assert [layer.rule for layer in compiled.layers] == ["layout", "conv", "layout", "resize"]
+
+
+def test_channels_are_moved_by_what_changes_the_layout(tmp_path: Path) -> None:
+    """A block of ConvNeXt: one kernel there and one back, and no other copies."""
+    net = Builder()
+    start = net.op("Relu", net.conv("image", 32, 32, 3))
+    turned = net.op("Transpose", net.conv(start, 32, 32, 3, group=32), perm=[0, 2, 3, 1])
+    norm = net.op("LayerNormalization", turned, net.weight(32), net.weight(32), axis=-1)
+    hidden = net.op("Relu", net.op("MatMul", norm, net.weight(32, 64)))
+    back = net.op("Transpose", net.op("MatMul", hidden, net.weight(64, 32)), perm=[0, 3, 1, 2])
+    end = net.conv(net.op("Add", start, back), 32, 8, 1)
+    compiled = compile_here(net, [net.op("GlobalMaxPool", end)], tmp_path)
+    rules = [layer.rule for layer in compiled.layers]
+    there, back_again = ["depthwise", "layout", "norm"], ["layout", "pointwise", "conv", "extremum"]
+    assert rules[rules.index("depthwise") :] == [*there, "product", "product", *back_again]

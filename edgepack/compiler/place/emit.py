@@ -142,6 +142,9 @@ class _Emitter:
         self.plain: dict[Value, relax.Expr] = {}
         self.blocked: dict[Value, relax.Expr] = {}
         self.originals = {twin: value for value, twin in placement.twins.items()}
+        # Transpositions to channels first whose results are read in the blocked layout, which is
+        # packed from what they transpose; they are done only if anything else reads them.
+        self.turned: dict[Value, relax.Call] = {}
 
     def emit(self) -> relax.Function:
         """Emit everything in order; only what is needed in another layout is converted."""
@@ -167,7 +170,10 @@ class _Emitter:
             return
         if rule is None:
             for var, value in layer.bindings:
-                self.plain[var] = self._on_plain(var, value)
+                if var in self.placement.layouts and _order(value) in _TO_FIRST:
+                    self.turned[var] = value
+                else:
+                    self.plain[var] = self._on_plain(var, value)
         elif placed.alias is not None:
             self.blocked[layer.output] = self.builder.emit(self._shared(layer, placed.alias))
         else:
@@ -226,6 +232,8 @@ class _Emitter:
 
     def _on_plain(self, var: relax.Var, value: relax.Expr) -> relax.Expr:
         """A value computed from plain tensors: by a kernel if there is a rule, else by TVM."""
+        if _order(value) in _TO_LAST and self._is_only_blocked(value.args[0]):
+            return self._to_channels_last(var, value)
         tried = (make(value, self.placement.made, self.cpu) for make in PLAIN)
         is_call = isinstance(value, relax.Call)
         made = next((item for item in tried if item is not None), None) if is_call else None
@@ -330,17 +338,19 @@ class _Emitter:
         """A value in the blocked layout, packed from the plain one the first time."""
         if value not in self.blocked:
             layout, plain = self.placement.layouts[value], shape_of(value)
-            data = self._plain(value)
             if layout.planar and plain == layout.shape:
-                packed = data
+                packed = self._plain(value)
             elif layout.planar or _same_bytes(layout):
-                packed = self.builder.emit(view(data, layout.shape))
+                packed = self.builder.emit(view(self._plain(value), layout.shape))
             else:
-                kernel = layout_transform.pack(plain, layout, self.cpu)
+                turned = self.turned.get(value)
+                source = value if turned is None else turned.args[0]
                 packed = self._call(
                     LAYOUT,
-                    kernel,
-                    [data],
+                    layout_transform.pack(
+                        shape_of(source), layout, self.cpu, channels_last=turned is not None
+                    ),
+                    [self._plain(source)],
                     shape=layout.shape,
                     dtype=layout.element.name,
                     shown=plain,
@@ -353,6 +363,9 @@ class _Emitter:
         if value in self.plain:
             return self.plain[value]
         root, shape = self.placement.root(value), shape_of(value)
+        if root in self.turned and root not in self.plain:
+            self.plain[root] = self._on_plain(root, self.turned[root])
+            return self._plain(value)
         twin = self.placement.twins.get(root)
         if root not in self.blocked and root not in self.plain:
             # Made as its twin, or as what it is the twin of.
@@ -378,6 +391,36 @@ class _Emitter:
             made = self.builder.emit(view(self.plain[root], shape))
         self.plain[value] = made
         return made
+
+    def _is_only_blocked(self, value: relax.Expr) -> bool:
+        """Whether a value, with its channels first, would have to be unpacked."""
+        if not isinstance(value, relax.Var) or value in self.plain:
+            return False
+        root = self.placement.root(value)
+        if root not in self.blocked or root in self.plain:
+            return False
+        layout = self.placement.layouts[root]
+        pixels = (layout.batch, layout.channels, layout.height * layout.width)
+        batch, channels, *sizes = shape_of(value)
+        is_same_image = (batch, channels, product(sizes)) == pixels
+        return is_same_image and not layout.planar and not _same_bytes(layout)
+
+    def _to_channels_last(self, var: relax.Var, call: relax.Call) -> relax.Expr:
+        """The transposition of an image that is there in the blocked layout only."""
+        root = self.placement.root(call.args[0])
+        layout = self.placement.layouts[root]
+        shape = (layout.batch, layout.height, layout.width, layout.channels)
+        kernel = layout_transform.unpack(layout, shape, self.cpu, channels_last=True)
+        made = self._call(
+            LAYOUT,
+            kernel,
+            [self.blocked[root]],
+            shape=shape,
+            dtype=layout.element.accumulator,
+            shown=shape_of(var),
+            value=self.results.get(var, ""),
+        )
+        return self.builder.emit(view(made, shape_of(var)))
 
     def _substitute(self, expr: relax.Expr) -> relax.Expr:
         """An expression of the old function in terms of the new one, on plain tensors."""
@@ -412,6 +455,19 @@ def _results(main: relax.Function) -> dict[Value, str]:
 
 
 _RESHAPE = tvm.ir.Op.get("relax.reshape")
+_PERMUTE = tvm.ir.Op.get("relax.permute_dims")
+# Orders of axes that put the channels of images and of sequences last, or first again.
+_TO_LAST = ((0, 2, 3, 1), (0, 2, 1))
+_TO_FIRST = ((0, 3, 1, 2), (0, 2, 1))
+
+
+def _order(value: relax.Expr) -> tuple[int, ...] | None:
+    """The axes of a transposition of a computed tensor, None of anything else."""
+    if not isinstance(value, relax.Call) or value.op != _PERMUTE or value.attrs.axes is None:
+        return None
+    if not isinstance(value.args[0], relax.Var):
+        return None
+    return tuple(int(axis) % len(value.attrs.axes) for axis in value.attrs.axes)
 
 
 def _stored(layout: Blocked) -> Stored:

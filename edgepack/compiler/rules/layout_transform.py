@@ -1,8 +1,8 @@
-"""Layout transforms between the network's own layout (NCHW, NCL, rows of channels) and the blocked
-one.
+"""Layout transforms between the network's own layouts and the blocked one.
 
-A block of channels and as many pixels are a square matrix, which is transposed in registers. What
-is left of a row of pixels is done by a square that overlaps the one before.
+NCHW and NCL: a block of channels and as many pixels are a square matrix, which is transposed in
+registers; what is left of a row of pixels is done by a square that overlaps the one before.
+NHWC, NLC and matrices, whose rows are pixels: channels lie side by side in both layouts.
 """
 
 from __future__ import annotations
@@ -35,24 +35,20 @@ class _PixelAt:
 
 @dataclass(frozen=True, kw_only=True)
 class _BothLayouts:
-    """A tensor in both layouts."""
+    """A tensor in both layouts, the plain one with the channels of a pixel side by side or not."""
 
     plain: tirx.Buffer
     image: Image
-
-    @property
-    def is_matrix(self) -> bool:
-        """Whether pixels are the rows of a matrix, so that channels lie side by side in both."""
-        return len(self.plain.shape) == 2
+    channels_last: bool
 
     def in_plain(self, place: _PixelAt, lane: int) -> list[tir.Expr]:
         """Indices of a channel of a block."""
         channel = place.block * self.image.layout.block + lane
-        if self.is_matrix:
+        rank = len(self.plain.shape)
+        if rank == 2:
             return [place.column, channel]
-        if len(self.plain.shape) == 3:
-            return [place.n, channel, place.column]
-        return [place.n, channel, place.row, place.column]
+        pixel = [place.row, place.column][4 - rank :]
+        return [place.n, *pixel, channel] if self.channels_last else [place.n, channel, *pixel]
 
     def in_blocked(self, place: _PixelAt, pixel: int, lane: int) -> list[tir.Expr]:
         """Indices of a channel, `pixel` pixels further on."""
@@ -77,7 +73,7 @@ class _BothLayouts:
         )
 
         def along(place: _PixelAt) -> tir.Stmt:
-            if self.is_matrix or side < _SMALLEST:
+            if self.channels_last or side < _SMALLEST:
                 return tir.loop_of(
                     "column", layout.width, lambda column: one(replace(place, column=column))
                 )
@@ -116,11 +112,16 @@ class _BothLayouts:
         )
 
 
-def pack(shape: tuple[int, ...], layout: Blocked, cpu: CpuModel) -> LayerKernel:
-    """NCHW, NCL or rows of channels -> blocked, halo and unused channels set to zero."""
+def pack(
+    shape: tuple[int, ...], layout: Blocked, cpu: CpuModel, *, channels_last: bool = False
+) -> LayerKernel:
+    """NCHW, NCL or rows of channels -> blocked, halo and unused channels set to zero.
+
+    With `channels_last` from NHWC or NLC.
+    """
     dtype = layout.element.name
     plain = tir.buffer("source", shape, layout.element.accumulator)
-    tensors = _BothLayouts(plain=plain, image=Image("target", layout))
+    tensors = _both(plain, Image("target", layout), channels_last)
     target = tensors.image.buffer
 
     def load(place: _PixelAt, channel: int, lanes: int = 1) -> tirx.Expr:
@@ -140,7 +141,7 @@ def pack(shape: tuple[int, ...], layout: Blocked, cpu: CpuModel) -> LayerKernel:
         return names.done()
 
     def one(place: _PixelAt) -> tir.Stmt:
-        if tensors.is_matrix and place.valid == layout.block:
+        if tensors.channels_last and place.valid == layout.block:
             pixel = load(place, 0, layout.block)
             return tir.store(target, pixel, tensors.in_blocked(place, 0, 0), layout.block)
         lanes = []
@@ -152,16 +153,17 @@ def pack(shape: tuple[int, ...], layout: Blocked, cpu: CpuModel) -> LayerKernel:
         return tir.sequence(*lanes)
 
     body = tir.sequence(clear_halos(tensors.image), tensors.over(cpu, square, one))
-    return LayerKernel(
-        name=f"pack_{_size(shape)}", function=tir.function([plain, target], body), constants=()
-    )
+    name = _name("pack", shape, channels_last)
+    return LayerKernel(name=name, function=tir.function([plain, target], body), constants=())
 
 
-def unpack(layout: Blocked, shape: tuple[int, ...], cpu: CpuModel) -> LayerKernel:
-    """Blocked -> NCHW, NCL or rows of channels."""
+def unpack(
+    layout: Blocked, shape: tuple[int, ...], cpu: CpuModel, *, channels_last: bool = False
+) -> LayerKernel:
+    """Blocked -> NCHW, NCL or rows of channels; with `channels_last` NHWC or NLC."""
     dtype = layout.element.accumulator
     plain = tir.buffer("target", shape, dtype)
-    tensors = _BothLayouts(plain=plain, image=Image("source", layout))
+    tensors = _both(plain, Image("source", layout), channels_last)
     source, target = tensors.image.buffer, tensors.plain
 
     def square(place: _PixelAt, side: int) -> tir.Stmt:
@@ -177,7 +179,7 @@ def unpack(layout: Blocked, shape: tuple[int, ...], cpu: CpuModel) -> LayerKerne
         return names.done()
 
     def one(place: _PixelAt) -> tir.Stmt:
-        if tensors.is_matrix and place.valid == layout.block:
+        if tensors.channels_last and place.valid == layout.block:
             pixel = tir.load(source, tensors.in_blocked(place, 0, 0), layout.block)
             value = tir.cast(pixel, dtype)
             return tir.store(target, value, tensors.in_plain(place, 0), layout.block)
@@ -193,10 +195,14 @@ def unpack(layout: Blocked, shape: tuple[int, ...], cpu: CpuModel) -> LayerKerne
         )
 
     body = tensors.over(cpu, square, one)
-    return LayerKernel(
-        name=f"unpack_{_size(shape)}", function=tir.function([source, target], body), constants=()
-    )
+    name = _name("unpack", shape, channels_last)
+    return LayerKernel(name=name, function=tir.function([source, target], body), constants=())
 
 
-def _size(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
+def _both(plain: tirx.Buffer, image: Image, channels_last: bool) -> _BothLayouts:
+    is_matrix = len(plain.shape) == 2
+    return _BothLayouts(plain=plain, image=image, channels_last=channels_last or is_matrix)
+
+
+def _name(what: str, shape: tuple[int, ...], channels_last: bool) -> str:
+    return f"{what}_{'x'.join(map(str, shape))}" + ("_channels_last" if channels_last else "")
