@@ -136,17 +136,24 @@ sys.exit(main(sys.argv[3:]))
 """
 
 
-def tune(folder: Path, trials: int, *, after: int = 0, how: int = 0) -> int:
-    """`edgepack tune` in a process of its own; its exit code."""
+def start(folder: Path, trials: int, *, after: int = 0, how: int = 0) -> subprocess.Popen[bytes]:
+    """`edgepack tune` in a process of its own."""
     from edgepack.base.paths import cache_dir
 
     words = ["tune", "--trials", str(trials), "--json", "--cache-dir", str(cache_dir())]
     argv = [sys.executable, "-c", SESSION, str(after), str(int(how)), *words]
-    env = {**os.environ, "HOME": str(folder)}
-    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    (folder / "out.json").write_text(done.stdout)
-    (folder / "err.txt").write_text(done.stderr)
-    return done.returncode
+    with (folder / "out.json").open("wb") as out, (folder / "err.txt").open("wb") as err:
+        env = {**os.environ, "HOME": str(folder)}
+        return subprocess.Popen(argv, cwd=folder, env=env, stdout=out, stderr=err)
+
+
+def tune(folder: Path, trials: int, *, after: int = 0, how: int = 0) -> int:
+    """The exit code of such a process."""
+    return start(folder, trials, after=after, how=how).wait()
+
+
+def keys_in(file: RecordFile) -> list[object]:
+    return [record.key for record in file.read() if isinstance(record, Trial)]
 
 
 @pytest.fixture
@@ -165,7 +172,7 @@ def test_a_session_that_is_killed_goes_on(folder: Path) -> None:
     file = RecordFile(folder / "tuning.jsonl")
 
     def keys() -> list[object]:
-        return [record.key for record in file.read() if isinstance(record, Trial)]
+        return keys_in(file)
 
     assert tune(folder, 6, after=2, how=signal.SIGINT) == 130
     assert len(keys()) == 2
@@ -177,6 +184,36 @@ def test_a_session_that_is_killed_goes_on(folder: Path) -> None:
     assert not list(folder.rglob(".tuning*"))
     said = json.loads((folder / "out.json").read_text())
     assert (said["trials"], said["known"]) == (3, 5)
+
+
+@pytest.mark.slow
+def test_twenty_sessions_that_are_cut_off(folder: Path) -> None:
+    """At random moments, by what may end one: what was measured stays, no trial is made twice."""
+    file = RecordFile(folder / "tuning.jsonl")
+    random = np.random.default_rng(17)
+    cut, known = 0, list[object]()
+    while cut < 20:
+        session = start(folder, 2)
+        try:
+            session.wait(random.uniform(0.5, 12.0))
+        except subprocess.TimeoutExpired:
+            cut += 1
+            signals = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+            session.send_signal(signals[random.integers(len(signals))])
+            session.wait()
+        else:
+            assert session.returncode == 0, (folder / "err.txt").read_text()
+        found = keys_in(file)
+        assert found[: len(known)] == known
+        assert len(found) == len(set(found))
+        known = found
+    assert tune(folder, 100) == 0, (folder / "err.txt").read_text()
+    said = json.loads((folder / "out.json").read_text())
+    assert (said["known"], said["left"]) == (len(known), 0)
+    found = keys_in(file)
+    assert len(found) == len(set(found)) == said["known"] + said["trials"]
+    assert len(known) > 2
+    assert not list(folder.rglob(".tuning*"))
 
 
 # A Raspberry Pi's, which is held back at the ends of the first two blocks; the two answers before
