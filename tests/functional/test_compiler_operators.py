@@ -318,6 +318,14 @@ def element_wise(draw: Draw) -> Cases:
         other = net.weight(*(size if axis in kept else 1 for axis, size in enumerate(shape)))
         other = draw.positive(other) if op == "Div" else other
         cases[f"{op} {source} {kept}"] = net.op(op, source, other)
+    # Linear attention: two parts of one product, and heads made channels.
+    product = draw.positive(net.op("MatMul", "heads", net.weight(16, 17)))
+    columns, column = (
+        net.op("Slice", product, *(net.const([n], "int64") for n in (first, last, 3)))
+        for first, last in ((0, 16), (16, 17))
+    )
+    parts = net.op("Div", columns, net.op("Add", column, net.const(0.01, "float32")))
+    cases["over the last column"] = net.op("Transpose", parts, perm=[0, 1, 3, 2])
     # NaN stays NaN, on whichever side.
     root = net.op("Sqrt", "text")
     for op in ("Max", "Min"):

@@ -202,8 +202,10 @@ def _contiguous(
     def is_one(
         region: tvm.ir.TensorRegion, axes: Sequence[tirx.Var], extents: Sequence[int]
     ) -> bool:
-        if any(int(axis.extent) != 1 for axis in region.region):
-            return False  # indices that TVM cannot tell: clamped or mirrored ones
+        # Others are what TVM cannot tell, clamped or mirrored, or two places of one tensor.
+        sizes = [axis.extent for axis in region.region]
+        if not all(isinstance(size, tirx.IntImm) and int(size) == 1 for size in sizes):
+            return False
         indices = [
             (item.min, int(dim))
             for item, dim in zip(region.region, region.source.shape, strict=True)
