@@ -131,6 +131,8 @@ def poolings(net: Builder) -> dict[str, str]:
         ),
         "mean of a pooled image": net.op("GlobalAveragePool", pooled),
         "mean of a batch": net.op("ReduceMean", "batch", axes=[2, 3], keepdims=0),
+        "largest of a convolution": net.op("GlobalMaxPool", net.conv("many", 96, 24, 1)),
+        "smallest of a convolution": net.op("ReduceMin", net.conv("many", 96, 24, 1), axes=[2, 3]),
     }
 
 

@@ -61,7 +61,7 @@ def test_pairs_and_integer_weights_are_seen_around_each_layer(
     pair = ["Quantize", "Dequantize"]
     assert kinds == [
         *(*pair, "Convolution", *pair, "Convolution"),
-        *(*pair, "GlobalAverage", *pair, "View", "Convolution", *pair),
+        *(*pair, "GlobalPooling", *pair, "View", "Convolution", *pair),
     ]
     images = [layer.operator for layer in layers if isinstance(layer.operator, Quantize)]
     assert [operator.zero_point for operator in images] == [128, 0, 120, 120, 128]

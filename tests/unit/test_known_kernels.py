@@ -60,6 +60,7 @@ def network(path: Path, seed: int) -> Path:
     cases = {
         "y": net.op("PRelu", net.conv(value, 24, 24, kernel=1), slope),
         "mean": mean,
+        "largest": net.op("GlobalMaxPool", value),
         "plain": plain,
     }
     cases["z"] = net.op("Tanh", net.op("Concat", value, value, axis=1))
