@@ -378,15 +378,7 @@ class _Emitter:
             if _same_bytes(layout):
                 made = self.builder.emit(view(self.blocked[root], shape))
             else:
-                kernel = layout_transform.unpack(layout, shape, self.cpu)
-                made = self._call(
-                    LAYOUT,
-                    kernel,
-                    [self.blocked[root]],
-                    shape=shape,
-                    dtype=layout.element.accumulator,
-                    shown=shape,
-                )
+                made = self._unpacked(root, shape, shown=shape)
         else:
             made = self.builder.emit(view(self.plain[root], shape))
         self.plain[value] = made
@@ -410,17 +402,30 @@ class _Emitter:
         root = self.placement.root(call.args[0])
         layout = self.placement.layouts[root]
         shape = (layout.batch, layout.height, layout.width, layout.channels)
-        kernel = layout_transform.unpack(layout, shape, self.cpu, channels_last=True)
-        made = self._call(
+        value = self.results.get(var, "")
+        made = self._unpacked(root, shape, shown=shape_of(var), channels_last=True, value=value)
+        return self.builder.emit(view(made, shape_of(var)))
+
+    def _unpacked(
+        self,
+        root: Value,
+        shape: tuple[int, ...],
+        *,
+        shown: tuple[int, ...],
+        channels_last: bool = False,
+        value: str = "",
+    ) -> relax.Expr:
+        """A plain tensor of `shape` from what is there in the blocked layout."""
+        layout = self.placement.layouts[root]
+        return self._call(
             LAYOUT,
-            kernel,
+            layout_transform.unpack(layout, shape, self.cpu, channels_last=channels_last),
             [self.blocked[root]],
             shape=shape,
             dtype=layout.element.accumulator,
-            shown=shape_of(var),
-            value=self.results.get(var, ""),
+            shown=shown,
+            value=value,
         )
-        return self.builder.emit(view(made, shape_of(var)))
 
     def _substitute(self, expr: relax.Expr) -> relax.Expr:
         """An expression of the old function in terms of the new one, on plain tensors."""

@@ -190,7 +190,7 @@ def takes_mean(layer: Layer, _cpu: CpuModel) -> bool:
     return isinstance(layer.operator, GlobalPooling) and layer.operator.kind == "average"
 
 
-def takes_extremum(layer: Layer, _cpu: CpuModel) -> bool:
+def takes_global(layer: Layer, _cpu: CpuModel) -> bool:
     """The largest or the smallest of each channel's image."""
     return isinstance(layer.operator, GlobalPooling) and layer.operator.kind != "average"
 
@@ -208,7 +208,7 @@ def make_mean(site: LayerSite) -> LayerKernel:
     return _whole_image("mean", site, source, mean)
 
 
-def make_extremum(site: LayerSite) -> LayerKernel:
+def make_global(site: LayerSite) -> LayerKernel:
     """The kernel of a largest or a smallest."""
     operator = site.layer.operator
     assert isinstance(operator, GlobalPooling)
@@ -220,7 +220,7 @@ def make_extremum(site: LayerSite) -> LayerKernel:
         found = PlaneFold(source, plane, combine, first)
         return found.code, found.total
 
-    return _whole_image(f"{operator.kind}_all", site, source, extremum)
+    return _whole_image(f"global_{operator.kind}", site, source, extremum)
 
 
 def _whole_image(
@@ -260,4 +260,4 @@ def _whole_image(
 
 WINDOW = Rule(name="pool", takes=takes_window, make=make_window, kept=True)
 MEAN = Rule(name="mean", takes=takes_mean, make=make_mean, kept=True, is_mean=True)
-EXTREMUM = Rule(name="extremum", takes=takes_extremum, make=make_extremum, kept=True)
+GLOBAL = Rule(name="global_pool", takes=takes_global, make=make_global, kept=True)

@@ -35,7 +35,7 @@ RULES: tuple[Rule, ...] = (
     convolution.RULE,
     pooling.WINDOW,
     pooling.MEAN,
-    pooling.EXTREMUM,
+    pooling.GLOBAL,
     resize.RESIZE,
     resize.PAD,
     pointwise.POINTWISE,
