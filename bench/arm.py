@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 PLUGIN_SOURCE = Path(__file__).with_name("insn_count.c")
 # One board per kind of core; boards.toml says which.
-BOARDS = ("rasp3b", "pynq", "rasp4b-64", "rasp3b-64")
+BOARDS = ("rasp3b", "pynq", "rasp4b", "rasp4b-64", "rasp3b-64")
 _TIMEOUT_S = 1800.0
 
 
@@ -43,16 +43,16 @@ class CountError(RemoteError):
     """A program failed under qemu."""
 
 
-def build_plugin(source: Path = PLUGIN_SOURCE) -> Path:
-    """A qemu plugin of one C file, from the cache if it was built before."""
-    key = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
-    out = bench_dir() / f"{source.stem}-{key}.so"
+def build_plugin() -> Path:
+    """The qemu plugin that counts, from the cache if it was built before."""
+    key = hashlib.sha256(PLUGIN_SOURCE.read_bytes()).hexdigest()[:12]
+    out = bench_dir() / f"{PLUGIN_SOURCE.stem}-{key}.so"
     with locked(out):
         if not out.exists():
             with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
                 library = Path(folder) / "plugin.so"
                 flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
-                run(["cc", *flags, source, "-o", library])
+                run(["cc", *flags, PLUGIN_SOURCE, "-o", library])
                 write_atomic(out, library.read_bytes())
     return out
 

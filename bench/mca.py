@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elftools.elf.elffile import ELFFile
-
 from bench import ours
 from bench.models import get_model
 from bench.results import RESULTS, median
@@ -26,6 +24,7 @@ from edgepack.base.paths import write_atomic
 from edgepack.base.process import run
 from edgepack.base.progress import Progress
 from edgepack.boards import Board, get_board
+from edgepack.cycles.trace import function_names
 
 _ITERATIONS = 100
 _FILE = RESULTS / "mca.json"
@@ -120,22 +119,6 @@ def _split(
         elif found := _INSTRUCTION.match(line):
             code.append((int(found["address"], 16), found["text"].replace("\t", " ").strip()))
     yield name, code
-
-
-def function_names(library: Path) -> dict[int, str]:
-    """Functions of an ELF file by address, without the entry points' common prefix.
-
-    Those that raise errors are left out: behind them lie loops of the kernel before, unnamed.
-    """
-    with library.open("rb") as file:
-        table = ELFFile(file).get_section_by_name(".symtab")
-        return {
-            symbol["st_value"]: symbol.name.removeprefix("__tvm_ffi_")
-            for symbol in table.iter_symbols()
-            if symbol["st_info"]["type"] == "STT_FUNC"
-            and symbol["st_value"]
-            and not symbol.name.startswith("__tvm_set_raised")
-        }
 
 
 def simplified(instruction: str) -> list[str]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.fetch import Wheel, bench_dir, unpacked
-from edgepack.base.errors import ToolchainError
 from edgepack.base.paths import atomic_dir, locked
 from edgepack.base.process import run
 from edgepack.base.progress import Progress
 from edgepack.boards import Board
+from edgepack.cycles import trace
 from edgepack.virtual import apt, profile
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -102,7 +102,6 @@ _PYTHON = "usr/bin/python3.11"
 _PACKAGES = ("python3-minimal", "python3-numpy", "libatomic1", "libgomp1", "libstdc++6")
 _EXCLUDE = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 _OF_THE_MACHINE = ("dev", "proc", "sys", "tmp")
-_QEMU = {"armhf": "qemu-arm", "arm64": "qemu-aarch64"}
 
 
 def host_python(progress: Progress) -> Path:
@@ -142,14 +141,17 @@ class Emulator:
     def argv(self, program: Path, *, plugin: str, env: dict[str, str]) -> list[str | Path]:
         """Starts `program` with the environment `env` only: its size changes the count."""
         assert self.board.virtual is not None
-        qemu = shutil.which(_QEMU[self.board.debian_arch])
-        if qemu is None:
-            raise ToolchainError(
-                f"program not found: {_QEMU[self.board.debian_arch]}",
-                hint="apt install qemu-user: the static one takes no plugins",
-            )
+        qemu = trace.emulator(self.board.debian_arch)
         settings = [word for name, value in env.items() for word in ("-E", f"{name}={value}")]
-        words = ["env", "-i", qemu, "-cpu", self.board.virtual.qemu_cpu, "-L", str(self.root)]
+        words: list[str | Path] = [
+            "env",
+            "-i",
+            qemu,
+            "-cpu",
+            self.board.virtual.qemu_cpu,
+            "-L",
+            str(self.root),
+        ]
         return [*words, "-plugin", plugin, *settings, program]
 
     def peer(self, engine: str, plugin: str, arguments: list[str | Path]) -> list[str | Path]:

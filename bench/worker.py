@@ -155,7 +155,7 @@ def main() -> None:
     for line in sys.stdin:
         cpu_ms, wall_ms = [], []
         for _ in range(int(line)):
-            os.getppid()  # a mark for bench/cycles/trace.c
+            os.getppid()  # a mark for edgepack/cycles/trace.c
             cpu, wall = time.process_time(), time.perf_counter()
             result = run()
             wall_ms.append((time.perf_counter() - wall) * 1e3)

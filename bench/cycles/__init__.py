@@ -1,8 +1,4 @@
-"""Cycles of one warm inference, estimated: `./dev bench --cycles`, see docs/performance.md.
+"""Our programs' cycles and the peers', side by side: `./dev bench --cycles`, docs/performance.md.
 
-program under qemu -> trace.c: sampled windows of instructions, and its caches' misses
-                   -> trace: what lies between two marks, block by block
-                   -> instructions: what each reads, writes and needs
-                   -> pipeline, with a core of `cores`: cycles of the windows
-                   -> estimate: cycles, memory traffic, a range of milliseconds, by kernel
+`edgepack.cycles` traces and estimates; `reorder` has cores that do not issue in order, by llvm-mca.
 """

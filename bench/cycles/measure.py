@@ -13,11 +13,9 @@ import numpy as np
 
 from bench import arm, ours
 from bench.convert import converted
-from bench.cycles import reorder, trace
-from bench.cycles.estimate import Costs, Estimate, alternatives, estimate, paired
-from bench.cycles.memories import MEMORIES, Memory
+from bench.cycles import reorder
 from bench.fetch import bench_dir
-from bench.mca import family, function_names
+from bench.mca import family
 from bench.models import MODELS, WIDE, BenchModel, get_model
 from bench.ours import NAME, TOLERANCE
 from bench.peers import ARM_WHEELS, TITLES, Emulator, emulator
@@ -27,13 +25,15 @@ from edgepack.base.paths import locked, write_atomic
 from edgepack.base.progress import Progress
 from edgepack.boards import Board, get_board
 from edgepack.compiler.pipeline.cores import CORES, PAIRING, Core
+from edgepack.cycles import trace
+from edgepack.cycles.estimate import Costs, CycleEstimate, alternatives, estimate, paired
+from edgepack.cycles.memories import MEMORIES, BoardMemory
 from edgepack.flow.reference import run_reference
 
 log = logging.getLogger(__name__)
 
 BOARDS = tuple(MEMORIES)
 _FILE = RESULTS / "cycles.json"
-_ARCH = {"armhf": "armv7", "arm64": "aarch64"}
 # Kernel families worth a line each.
 _LINES = 8
 
@@ -44,7 +44,7 @@ Stored = dict[str, Any]
 def trace_peer(emulated: Emulator, engine: str, model: BenchModel, out: Path) -> trace.Trace:
     """A peer's second inference. Raises CountError or MismatchError."""
     x = model.sample()
-    arch = _ARCH[emulated.board.debian_arch]
+    arch = trace.arch_of(emulated.board.debian_arch)
     with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
         folder = Path(name)
         np.save(folder / "input.npy", x)
@@ -63,7 +63,7 @@ def trace_ours(
     """Our second inference, and the kernels' library. Raises CountError, MismatchError, and what
     packaging raises."""
     packaged = ours.package(model, emulated.board.name, progress)
-    arch = _ARCH[emulated.board.debian_arch]
+    arch = trace.arch_of(emulated.board.debian_arch)
     app, *arguments = packaged.argv(runs=1, threads=1)
     plugin = _plugin(emulated.board, trace.CLOCK[arch], out)
     argv = [*emulated.argv(Path(app), plugin=plugin, env={}), *arguments]
@@ -73,7 +73,7 @@ def trace_ours(
 
 
 def _plugin(board: Board, marks: Sequence[int], out: Path) -> str:
-    plugin = arm.build_plugin(trace.SOURCE)
+    plugin = trace.build_plugin(trace.emulator(board.debian_arch))
     return f"{plugin},{trace.options(out, marks, MEMORIES[board.name])}"
 
 
@@ -94,7 +94,7 @@ def measure(
                 try:
                     if engine == NAME:
                         found, library = trace_ours(emulated, model, out, progress)
-                        name = trace.namer(found, library, function_names(library))
+                        name = trace.namer(found, library, trace.function_names(library))
                     else:
                         found = trace_peer(emulated, engine, model, out)
                         name = trace.namer(found, None, {})
@@ -124,7 +124,7 @@ def _costs(found: trace.Trace, board: Board) -> tuple[dict[str, Costs], dict[str
     return {reorder.NAME: reorder.window_costs(found, llvms)}, others
 
 
-def _stored(made: Estimate, others: Mapping[str, float]) -> Stored:
+def _stored(made: CycleEstimate, others: Mapping[str, float]) -> Stored:
     kernels: dict[str, dict[str, float]] = {}
     for name, part in made.parts.items():
         row = kernels.setdefault(family(name), {"cycles": 0, "read_bytes": 0, "multiply_adds": 0})
@@ -155,9 +155,9 @@ def load() -> dict[str, dict[str, dict[str, Stored]]]:
     return json.loads(_FILE.read_text()) if _FILE.exists() else {}
 
 
-def milliseconds(stored: Stored, memory: Memory, hertz: float) -> tuple[float, float]:
+def milliseconds(stored: Stored, memory: BoardMemory, hertz: float) -> tuple[float, float]:
     """An engine's range, from what is stored."""
-    made = Estimate(
+    made = CycleEstimate(
         instructions=stored["instructions"],
         cycles=stored["cycles"],
         error=stored["error"],
@@ -194,7 +194,7 @@ def lead() -> str:
     tables = load()
     for name in (name for name in BOARDS if name in tables):
         board = get_board(name)
-        bits = 64 if _ARCH[board.debian_arch] == "aarch64" else 32
+        bits = 64 if trace.arch_of(board.debian_arch) == "aarch64" else 32
         for model in (model for model in (*MODELS, *WIDE) if model in tables[name]):
             engines = tables[name][model]
             found = ratios(engines)

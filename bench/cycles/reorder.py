@@ -12,10 +12,10 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.cycles.estimate import Costs, chosen, counted_from
-from bench.cycles.trace import Trace
 from edgepack.base.errors import ToolchainError
 from edgepack.base.process import run
+from edgepack.cycles.estimate import Costs, chosen, counted_from
+from edgepack.cycles.trace import Trace
 
 NAME = "llvm-mca"
 # What llvm-mca does not know becomes a nop; more than this part of the instructions would show.
@@ -57,7 +57,7 @@ DESCRIPTIONS = {
 def window_costs(
     trace: Trace, description: Description, options: Sequence[str] | None = None
 ) -> Costs:
-    """Cycles per instruction of each window, and the block in its middle.
+    """Cycles per instruction of each window.
 
     A window's first part only fills the pipeline: what it takes alone is not counted. Raises
     ToolchainError without llvm-mca, or if it does not know the instructions.
@@ -87,13 +87,13 @@ def window_costs(
         some = every[at : at + _REGIONS]
         for region, cycles in zip(some, _cycles(argv, some), strict=True):
             regions[region] = cycles
-    costs = []
+    samples: list[tuple[float, int, int]] = []
     for window in windows:
         program = programs[tuple(window)]
         first = counted_from(program)
         spent = regions[tuple(program)] - regions[tuple(program[:first])]
-        costs.append((spent / max(1, len(program) - first), window[len(window) // 2]))
-    return costs
+        samples.append((spent, max(1, len(program) - first), window[len(window) // 2]))
+    return Costs(samples=samples, of_blocks=False)
 
 
 def _cycles(argv: Sequence[str], regions: Sequence[Sequence[str]]) -> list[int]:

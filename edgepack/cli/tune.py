@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,11 @@ from edgepack.cli.options import (
 
 if TYPE_CHECKING:
     from edgepack.flow.job import Job
+    from edgepack.tuning.rounds import Timer
     from edgepack.tuning.session import Tuned
+
+# What `--emulated` tunes for.
+_EMULATED = " emulated"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +42,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--emulated",
         action="store_true",
-        help="tune a virtual board nevertheless: its times are the emulator's, so the records are "
-        "for no real CPU",
+        help="tune a virtual board by the emulator's times instead of estimated cycles, to see how "
+        "it works: the records are for no real CPU",
     )
     parser.add_argument(
         "--fit",
@@ -57,11 +62,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from edgepack.compiler import cpu_key
     from edgepack.compiler.choices import maker
     from edgepack.compiler.variants import survey_apart
-    from edgepack.device import open_device
     from edgepack.flow.growth import GROWTH
     from edgepack.flow.job import make_job, model_limits, precision_of
-    from edgepack.flow.records import RecordFile, read_records
-    from edgepack.tuning.rounds import DeviceTimer
+    from edgepack.flow.records import ESTIMATED, RecordFile, read_records
+    from edgepack.tuning.estimated import on_one_core
     from edgepack.tuning.session import Budget, Network, tune
 
     given = args.records
@@ -72,22 +76,15 @@ def run(args: argparse.Namespace, console: Console) -> int:
         return _fit(args, make_job(project), console)
     check_writable(own.parent, "--records")
     job = make_job(project)
-    spec = project.need_device()
-    emulated = spec == "virtual" and not job.board.is_local
-    if emulated and not args.emulated:
-        raise UsageError(
-            "--device virtual: its times are the emulator's, and say nothing of the board",
-            hint="tune on the board itself; to try it out nevertheless, add --emulated",
-        )
+    virtual = project.need_device() == "virtual" and not job.board.is_local
+    estimated = virtual and not args.emulated
     records = RecordFile(own)
     others = read_records(path for path in args.records if path != own)
     records.read()
     try:
         with (
             records.session() as session,
-            closing(
-                open_device(spec, job.board, options=ssh_options(args), progress=console)
-            ) as device,
+            _timer(args, job, session, console, estimated=estimated) as timer,
         ):
             tunables = survey_apart(
                 job.spec,
@@ -98,30 +95,48 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 progress=console,
             )
             network = Network(
-                cpu=cpu_key(job.board) + (" emulated" if emulated else ""),
+                cpu=cpu_key(job.board) + (ESTIMATED if estimated else _EMULATED if virtual else ""),
                 compiler=maker(),
                 model=job.model.sha256,
-                tunables=tunables,
+                tunables=on_one_core(tunables) if estimated else tunables,
             )
-            # Who tunes a model of this name on the device at the same time is in another folder.
-            folder = f"{project.root or 'edgepack'}/.tuning-{project.name}-{session}"
-            with DeviceTimer(job, device, folder, progress=console) as bench:
-                found = tune(
-                    network,
-                    bench,
-                    records,
-                    others=others,
-                    budget=Budget(minutes=args.minutes, trials=args.trials),
-                    progress=console,
-                )
+            found = tune(
+                network,
+                timer,
+                records,
+                others=others,
+                budget=Budget(minutes=args.minutes, trials=args.trials),
+                progress=console,
+            )
     except KeyboardInterrupt:
         console.note(f"the measurements are in {own}: the same command continues from there")
         raise
-    lines = _lines(found, own, job)
+    lines = _lines(found, own, job, estimated=estimated)
     if found.kernels and given is None and project_file(args) is None:
         lines += ["", f"to use it: edgepack compile|package|deploy ... --records {own}"]
     console.data({"records": str(own), **found.to_dict()}, "\n".join(lines))
     return 0
+
+
+@contextmanager
+def _timer(
+    args: argparse.Namespace, job: Job, session: str, console: Console, *, estimated: bool
+) -> Iterator[Timer]:
+    """What times variants: the device, or estimated cycles where it is a virtual board."""
+    from edgepack.device import open_device
+    from edgepack.tuning.estimated import CycleTimer
+    from edgepack.tuning.rounds import DeviceTimer
+
+    if estimated:
+        yield CycleTimer(job, progress=console)
+        return
+    project = job.project
+    spec, options = project.need_device(), ssh_options(args)
+    with closing(open_device(spec, job.board, options=options, progress=console)) as device:
+        # Who tunes a model of this name on the device at the same time is in another folder.
+        folder = f"{project.root or 'edgepack'}/.tuning-{project.name}-{session}"
+        with DeviceTimer(job, device, folder, progress=console) as timer:
+            yield timer
 
 
 def _fit(args: argparse.Namespace, job: Job, console: Console) -> int:
@@ -190,7 +205,7 @@ def _files(args: argparse.Namespace) -> tuple[Path, list[Path]]:
     return own, read or [own]
 
 
-def _lines(found: Tuned, own: Path, job: Job) -> list[str]:
+def _lines(found: Tuned, own: Path, job: Job, *, estimated: bool) -> list[str]:
     whole = found.confirmation
     lines = [
         f"{found.trials} trials, {found.known} known before"
@@ -202,13 +217,18 @@ def _lines(found: Tuned, own: Path, job: Job) -> list[str]:
             f"{found.wrong} of them in variants whose outputs are not the reference's: please "
             "report it with the model"
         )
-    if found.noise is not None:
+    if estimated:
+        lines.append(
+            f"times are estimated cycles of one {job.board.cpu}; from and to are "
+            "what they come to by all assumptions"
+        )
+    elif found.noise is not None:
         lines.append(
             f"equal runs differed by {found.noise:.1%}"
             + (": the device is too noisy to tell small gains" if found.is_noisy else "")
             + (f"; {found.repeated} blocks were repeated" if found.repeated else "")
         )
-    if found.conditions:
+    if found.conditions and not estimated:
         before, *_, after = found.conditions
         lines += [f"before    {before}", f"after     {after}"]
     name = job.project.name
@@ -217,7 +237,8 @@ def _lines(found: Tuned, own: Path, job: Job) -> list[str]:
         return lines
     lines.append(
         f"{name}: {whole.default_ms:.2f} ms untuned, {whole.ms:.2f} ms tuned: {whole.ratio:.3f}, "
-        f"with 95 % confidence {whole.low:.3f} to {whole.high:.3f}"
+        + ("from " if estimated else "with 95 % confidence ")
+        + f"{whole.low:.3f} to {whole.high:.3f}"
         + ("" if whole.kept else "; nothing is kept")
     )
     rows = [

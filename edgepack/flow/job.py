@@ -36,7 +36,7 @@ from edgepack.compiler.precision import FULL, Precision
 from edgepack.flow.growth import GROWTH
 from edgepack.flow.mend import find_mending
 from edgepack.flow.project import Project, read_labels
-from edgepack.flow.records import Chosen, Trial, chosen, read_records, shipped_records
+from edgepack.flow.records import Chosen, Trial, chosen_for, read_records, shipped_records
 from edgepack.flow.reference import ExpectedClassError, golden_inputs, make_golden
 from edgepack.flow.results import check_results
 from edgepack.flow.verify import (
@@ -272,7 +272,7 @@ def tuned(job: Job) -> Chosen:
     if not files:
         return Chosen(choices={})
     records = read_records(files)
-    return chosen(records, cpu=cpu_key(job.board), compiler=maker(), model=job.model.sha256)
+    return chosen_for(records, cpu=cpu_key(job.board), compiler=maker(), model=job.model.sha256)
 
 
 def tuned_for(job: Job, compiled: CompiledModel) -> Chosen:

@@ -32,6 +32,9 @@ from edgepack.compiler.choices import ORDERS, Way
 RECORDS_FILE = "tuning.jsonl"
 """Beside the project file."""
 
+ESTIMATED = " estimated"
+"""After the CPU of a record: no board was measured, its cycles were estimated."""
+
 _SHIPPED = "tuned"
 """The folder of the records that come with edgepack."""
 
@@ -58,10 +61,11 @@ class RecordsError(ConfigError):
 class Trial:
     """One way to make a kernel, timed beside the cost model's way.
 
-    `cpu` is `choices.cpu_key`, `compiler` `choices.maker`, `kernel` a layer's signature. Times are
-    medians of all calls of the kernel in one run, in milliseconds. `ratio` is the median of choice
-    / default over `blocks` blocks, between `low` and `high` with 95 % confidence. `right`:
-    the network's outputs were the reference's.
+    `cpu` is `compiler.cpu_key`, perhaps with `ESTIMATED`, `compiler` `choices.maker`, `kernel` a
+    layer's signature. Times are medians of all calls of the kernel in one run, in milliseconds.
+    `ratio` is the median of choice / default over `blocks` blocks, between `low` and `high` with
+    95 % confidence, or by all assumptions of an estimate. `right`: the network's outputs were the
+    reference's.
     """
 
     cpu: str
@@ -347,6 +351,14 @@ class Chosen:
 
     choices: Mapping[str, Way]
     records: tuple[Record, ...] = ()
+
+
+def chosen_for(records: Sequence[Record], *, cpu: str, compiler: str, model: str) -> Chosen:
+    """What a network is compiled by for a CPU: by what was measured, or by estimates where nothing
+    was. Parameters are those of `chosen`."""
+    measured = any((record.cpu, record.compiler) == (cpu, compiler) for record in records)
+    cpu += "" if measured else ESTIMATED
+    return chosen(records, cpu=cpu, compiler=compiler, model=model)
 
 
 def chosen(records: Sequence[Record], *, cpu: str, compiler: str, model: str) -> Chosen:

@@ -47,7 +47,7 @@ def emulator(board: Board) -> tuple[str, ...] | None:
     program = look_for(f"{name}-static", name) if name is not None else None
     if program is None:
         return None
-    return (str(program), "-cpu", board.virtual.qemu_cpu if board.virtual else "max")
+    return (str(program), *_cpu(board))
 
 
 def run_emulated(
@@ -67,6 +67,38 @@ def run_emulated(
     command = emulator(board)
     if command is None:
         raise ToolchainError(f"no emulator for {board.name}")
+    return _run(command, folder, board, cases, states or {}, tasks=_TASKS, timeout_s=timeout_s)[0]
+
+
+def run_traced(
+    folder: Path, board: Board, inputs: Sequence[Array], qemu: Path, plugin: str
+) -> tuple[list[Array], int]:
+    """The outputs of the second of two runs on `inputs`, by one core, and the address that the
+    kernel library lies at.
+
+    `plugin` is given to `qemu` with its options; its marks are calls of getppid, see plan_runner.c.
+    Raises as `run_emulated` does.
+    """
+    command = (str(qemu), *_cpu(board), "-plugin", plugin)
+    (_, outputs), said = _run(command, folder, board, [inputs] * 2, {}, tasks=1)
+    return outputs, int(said.split()[0], 16)
+
+
+def _cpu(board: Board) -> tuple[str, str]:
+    return ("-cpu", board.virtual.qemu_cpu if board.virtual else "max")
+
+
+def _run(
+    command: Sequence[str],
+    folder: Path,
+    board: Board,
+    cases: Sequence[Sequence[Array]],
+    states: Mapping[int, int],
+    *,
+    tasks: int,
+    timeout_s: float | None = None,
+) -> tuple[list[list[Array]], str]:
+    """The outputs of each case, and what the program printed."""
     graph = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
     tensors = graph["tensors"]
     with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
@@ -75,20 +107,27 @@ def run_emulated(
         for number, inputs in enumerate(cases):
             for index, array in enumerate(inputs):
                 file = work / f"in{number}.{index}"
-                if number and states and index in states:
+                if number and index in states:
                     file.symlink_to(f"out{number - 1}.{states[index]}")
                 else:
                     np.ascontiguousarray(array).tofile(file)
         library, params = ((folder / name).absolute() for name in ("model.so", "params.bin"))
-        counts = (str(_TASKS), str(len(cases)))
-        run(
-            [*command, plan_runner(board), library, params, "plan.txt", *counts],
+        done = run(
+            [
+                *command,
+                plan_runner(board),
+                library,
+                params,
+                "plan.txt",
+                str(tasks),
+                str(len(cases)),
+            ],
             cwd=work,
             timeout_s=timeout_s,
             error=EmulationError,
             what=f"the kernels for {board.cpu} under {Path(command[0]).name}",
         )
-        return [
+        outputs = [
             in_use(
                 graph,
                 [
@@ -100,6 +139,7 @@ def run_emulated(
             )
             for number in range(len(cases))
         ]
+    return outputs, done.stdout
 
 
 def _numbers(graph: dict[str, Any]) -> str:

@@ -6,7 +6,8 @@
  * which asks for no more than memory functions, some of libm and an error function of tvm-ffi. PLAN
  * is graph.json as numbers (edgepack/native/emulate.py writes it). Case n's inputs are read from
  * in<n>.0, in<n>.1 ..., its outputs written to out<n>.0 ... Parallel loops run as TASKS tasks, one
- * after the other.
+ * after the other. Where the library lies is printed, for a plugin of the emulator that traces; right
+ * before and after each case's kernels getppid is called, as a mark for it.
  */
 #define _GNU_SOURCE
 #include <elf.h>
@@ -17,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 /* tvm-ffi's TVMFFIAny, dlpack's DLDataType and DLTensor, TVM's parallel environment. */
 typedef struct {
@@ -341,6 +343,7 @@ static void Do(int at, int end, int inner) {
 int main(int argc, char** argv) {
   if (argc != 6) Die("usage", "plan_runner LIBRARY PARAMS PLAN TASKS CASES");
   const Library library = Load(argv[1]);
+  printf("%p\n", (void*)library.base);
   size_t params_bytes = 0;
   char* params = ReadAll(argv[2], &params_bytes);
   FILE* plan = fopen(argv[3], "r");
@@ -408,7 +411,9 @@ int main(int argc, char** argv) {
     for (int i = 0; i < ends_count[0]; ++i) {
       Move("in", number, i, &tensors[ends[0][i]], sizes[ends[0][i]]);
     }
+    getppid();
     Do(0, calls_count, 0);
+    getppid();
     for (int i = 0; i < ends_count[1]; ++i) {
       Move("out", number, i, &tensors[ends[1][i]], sizes[ends[1][i]]);
     }

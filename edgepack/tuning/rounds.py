@@ -31,6 +31,7 @@ import numpy as np
 
 from edgepack.base.errors import EdgepackError, MismatchError, RemoteError
 from edgepack.base.progress import NO_PROGRESS, Progress, now
+from edgepack.bundle.bundle import Golden
 from edgepack.bundle.manifest import APP
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.choices import Choices
@@ -110,6 +111,42 @@ class Timer(Protocol):
         """Some variants, in so many blocks."""
 
 
+def golden_of(job: Job, *, progress: Progress = NO_PROGRESS) -> tuple[Golden, float]:
+    """Inputs with the reference's outputs, and the tolerance that variants have to keep."""
+    progress.step("running the reference (onnxruntime)")
+    compiled = compile_job(job, progress=progress)
+    golden = make_golden(
+        job.model,
+        preprocess=job.preprocess,
+        image=job.project.golden_image,
+        floats=compiled.floats,
+    )
+    return golden, golden_tolerance(tolerance_of(job, compiled), golden.outputs)
+
+
+def compile_round(
+    job: Job, variants: Sequence[Choices], out: Path, *, progress: Progress = NO_PROGRESS
+) -> Variants:
+    """The untuned network and its variants, in the folder `out`."""
+    return compile_variants(
+        job.spec,
+        job.board,
+        kernel_toolchain(job),
+        out,
+        [{}, *variants],
+        limits=model_limits(job),
+        growth=GROWTH[job.project.optimize],
+        precision=precision_of(job),
+        progress=progress,
+    )
+
+
+def same_kernels(compiled: Variants) -> tuple[frozenset[str], ...]:
+    """Of each variant, the signatures whose kernels are the untuned network's."""
+    untuned, *variants = compiled.layers
+    return tuple(frozenset(_same_kernels(untuned, variant)) for variant in variants)
+
+
 class DeviceTimer:
     """Variants of a job's model on a device, in a folder that is gone when the context ends."""
 
@@ -118,7 +155,6 @@ class DeviceTimer:
     ) -> None:
         self._job, self._device, self._folder = job, device, folder
         self._progress = progress
-        self._precision = precision_of(job)
         self._tolerance = 0.0
         self._runtime: RuntimeBuild | None = None
         self._fastest_mhz = 0.0
@@ -145,15 +181,7 @@ class DeviceTimer:
         """What all rounds need there: the program, and inputs with their outputs."""
         job = self._job
         self._runtime = build_runtime(job.board, job.toolchain.toolchain, progress=self._progress)
-        self._progress.step("running the reference (onnxruntime)")
-        compiled = compile_job(job, progress=self._progress)
-        golden = make_golden(
-            job.model,
-            preprocess=job.preprocess,
-            image=job.project.golden_image,
-            floats=compiled.floats,
-        )
-        self._tolerance = golden_tolerance(tolerance_of(job, compiled), golden.outputs)
+        golden, self._tolerance = golden_of(job, progress=self._progress)
         folder = shlex.quote(self._folder)
         self._device.run(f"rm -rf -- {folder} && mkdir -p -- {folder}/bin {folder}/golden")
         with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
@@ -175,19 +203,9 @@ class DeviceTimer:
 
     def measure(self, variants: Sequence[Choices], *, blocks: int) -> Round:
         """See `Timer`. Raises what compiling and the device raise, and `ThrottledError`."""
-        job = self._job
         with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
-            compiled = compile_variants(
-                job.spec,
-                job.board,
-                kernel_toolchain(job),
-                Path(name) / "variants",
-                [{}, *variants],
-                limits=model_limits(job),
-                growth=GROWTH[job.project.optimize],
-                precision=self._precision,
-                progress=self._progress,
-            )
+            out = Path(name) / "variants"
+            compiled = compile_round(self._job, variants, out, progress=self._progress)
             self._send(compiled, Path(name))
         if not self._runs:
             self._runs = _FEWEST_RUNS
@@ -274,10 +292,7 @@ class DeviceTimer:
         return Round(
             blocks=tuple(found),
             wrong=frozenset(index - 1 for index in wrong),
-            same=tuple(
-                frozenset(_same_kernels(compiled.layers[0], compiled.layers[index]))
-                for index in variants
-            ),
+            same=same_kernels(compiled),
             repeated=repeated,
         )
 

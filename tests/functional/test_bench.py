@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from bench import arm, mca
-from bench.cycles import trace
-from bench.cycles.memories import MEMORIES
 from edgepack.base.process import run
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
+from edgepack.cycles import trace
+from edgepack.cycles.memories import MEMORIES
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
 from tests.onnx_models import Builder
@@ -124,7 +124,7 @@ def test_a_trace_is_of_what_lies_between_two_marks(tmp_path: Path) -> None:
     source, program, out = tmp_path / "traced.c", tmp_path / "traced", tmp_path / "trace"
     source.write_text(TRACED)
     run([compiler, "-O1", "-static", source, "-o", program])
-    plugin = arm.build_plugin(trace.SOURCE)
+    plugin = trace.build_plugin(qemu)
     options = trace.options(out, trace.CLOCK["aarch64"], MEMORIES["rasp3b"], every=1000)
     run([qemu, "-plugin", f"{plugin},{options}", program])
     found = trace.read(out, "aarch64")

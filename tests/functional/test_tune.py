@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 
 from edgepack.base.apart import Limits
 from edgepack.boards import get_board
-from edgepack.bundle.bundle import TUNING
+from edgepack.bundle.bundle import TUNING, VERIFIED
 from edgepack.cli import main
 from edgepack.compiler import cpu_key
 from edgepack.compiler.choices import Way, maker
@@ -23,10 +24,13 @@ from edgepack.compiler.variants import compile_variants, survey_apart
 from edgepack.deploy.duel import ROUNDS
 from edgepack.flow import records
 from edgepack.flow.growth import GROWTH
+from edgepack.flow.job import make_job
+from edgepack.flow.project import load_project
 from edgepack.flow.records import RecordFile, Trial
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
 from edgepack.tuning import rounds
+from edgepack.tuning.estimated import CycleTimer
 from tests.boards import own_cache
 from tests.onnx_models import Builder
 from tests.plan_runner import run_plan
@@ -283,6 +287,46 @@ def test_what_was_tuned_is_compiled_deployed_and_compared(
     assert 0 < found["low"] <= found["ratio"] <= found["high"]
 
 
+def test_a_virtual_board_is_tuned_by_estimated_cycles(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "edgepack.toml").write_text(
+        PROJECT.replace('"local"', '"rasp3b-64"', 1).replace('"local"', '"virtual"')
+    )
+    assert main(["tune", "--trials", "3", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    check_output("tune", said)
+    assert said["cpu"].endswith(" estimated")
+    assert (said["trials"], said["wrong"]) == (3, 0)
+    file = RecordFile(folder / "tuning.jsonl")
+    trials = [record for record in file.read() if isinstance(record, Trial)]
+    assert len(trials) == 3
+    assert {trial.cpu for trial in trials} == {said["cpu"]}
+
+    # One is made to have won; the release is made by it, and its outputs are checked.
+    won = {**json.loads(trials[0].to_json()), "ratio": 0.5, "low": 0.499, "high": 0.501}
+    file.path.write_text(json.dumps(won, sort_keys=True) + "\n")
+    assert main(["package", "-o", "out"]) == 0
+    (bundle,) = (path.parent for path in (folder / "out").rglob(TUNING))
+    assert (bundle / TUNING).read_text() == file.path.read_text()
+    assert json.loads((bundle / VERIFIED).read_text())["emulated"]
+
+
+def test_estimated_cycles_tell_a_bad_tile(folder: Path) -> None:
+    """One pixel by one vector: its loads are as many as its multiply-adds."""
+    flags = {"model": folder / "tiny.onnx", "board": "rasp3b", "verify": False}
+    job = make_job(load_project(None, flags))
+    kernels = survey_apart(job.spec, job.board, limits=LIMITS)
+    changed, kept = sorted(kernels, key=lambda one: one.default.cycles)
+    way = replace(changed.default.choice, pixels=1, vectors=1)
+    found = CycleTimer(job).measure([{changed.signature: way}], blocks=1)
+    assert not found.wrong
+    for block in found.blocks:
+        before, (after,) = block.untuned[0].kernels_ms, block.variants
+        assert after.kernels_ms[changed.signature] > 1.3 * before[changed.signature]
+        assert after.kernels_ms[kept.signature] == pytest.approx(before[kept.signature], rel=0.02)
+
+
 @pytest.mark.slow
 def test_figures_are_fitted_to_records(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a machine on which every kernel is the faster, the slower the cost model says it is."""
@@ -330,11 +374,12 @@ def test_what_cannot_be_fitted(folder: Path, capsys: pytest.CaptureFixture[str])
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = small(tmp_path / "m.onnx")
     file = tmp_path / "r.jsonl"
-    words = ["tune", str(path), "--board", "rasp3b", "--device", "virtual"]
+    words = ["tune", str(path), "--board", "rasp4b", "--device", "virtual"]
     assert main([*words, "--records", str(file)]) == 2
     said = capsys.readouterr().err
-    assert "its times are the emulator's" in said
-    assert "--emulated" in said
+    assert "no cycles can be estimated for rasp4b" in said
+    assert "not of cortex-a72" in said
+    assert not file.exists()
     assert main([*words, "--no-records"]) == 2
     assert "--no-records" in capsys.readouterr().err
     file.write_text('{"kind": "trial"}\n')

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.cycles import estimate, measure, memories, reorder, trace
+from bench.cycles import measure, reorder
 from edgepack.base.errors import ToolchainError
 from edgepack.compiler.pipeline import cores
 from edgepack.compiler.pipeline.cores import CORES, PAIRING, Core
 from edgepack.compiler.pipeline.instructions import ArmInstruction as Arm
 from edgepack.compiler.pipeline.instructions import ArmKind, parse
 from edgepack.compiler.pipeline.play import issue_cycles, steady_cycles, steps
+from edgepack.cycles import estimate, memories, trace
 from tests.support import require_tool
 
 A53, A55, A9, A7 = (CORES[f"cortex-{name}"] for name in ("a53", "a55", "a9", "a7"))
@@ -191,13 +192,14 @@ def test_cycles_of_a_core_that_reorders(
     found = trace.Trace(
         arch="aarch64",
         sums={},
-        blocks={1: trace.Block(pc=0, count=1, lines=0, texts=tuple(texts))},
+        blocks={1: trace.TracedBlock(pc=0, count=1, misses=0, lines=0, texts=tuple(texts))},
         windows=[[1] * (500 // len(texts))],
         mappings=[],
     )
-    ((cost, middle),) = reorder.window_costs(found, reorder.DESCRIPTIONS["cortex-a72"])
+    costs = reorder.window_costs(found, reorder.DESCRIPTIONS["cortex-a72"])
+    ((cycles, instructions, middle),) = costs.samples
     assert middle == 1
-    assert cost * len(texts) == pytest.approx(expected, rel=0.1)
+    assert cycles / instructions * len(texts) == pytest.approx(expected, rel=0.1)
 
 
 def test_instructions_that_llvm_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,13 +208,14 @@ def test_instructions_that_llvm_does_not_know(monkeypatch: pytest.MonkeyPatch) -
 
     def costs(unknown: int) -> estimate.Costs:
         texts = ("add x0, x1, x2",) * (1000 - unknown) + ("no x0, x1",) * unknown
-        block = trace.Block(pc=0, count=1, lines=0, texts=texts)
+        block = trace.TracedBlock(pc=0, count=1, misses=0, lines=0, texts=texts)
         return reorder.window_costs(
             trace.Trace(arch="aarch64", sums={}, blocks={1: block}, windows=[[1]], mappings=[]),
             description,
         )
 
-    assert costs(1)[0][0] == pytest.approx(0.5, rel=0.1)
+    ((cycles, instructions, _),) = costs(1).samples
+    assert cycles / instructions == pytest.approx(0.5, rel=0.1)
     with pytest.raises(ToolchainError, match="'no x0, x1'"):
         costs(500)
 
@@ -224,8 +227,8 @@ S stores 5
 S l1_misses 100
 S l2_misses 40
 S l2_written_back 10
-B 7 11040 100 40 2\tfmla v0.4s, v1.4s, v2.4s\tadd x0, x0, #1
-B 9 11080 2800 0 1\tadd x1, x1, #1
+B 7 11040 100 60 40 2\tfmla v0.4s, v1.4s, v2.4s\tadd x0, x0, #1
+B 9 11080 2800 40 0 1\tadd x1, x1, #1
 W 7 7 7 7 7 7 7 7 7 7
 W 9 9 9 9 9 9 9 9 9 9
 G 1000
@@ -258,6 +261,42 @@ def test_a_trace_becomes_cycles_traffic_and_milliseconds(tmp_path: Path) -> None
     assert worst == pytest.approx((3200 + 100 * 15) * 1e-6 + 3200 / 1.5e9 * 1e3, rel=0.01)
     changed = estimate.estimate(found, estimate.alternatives(found, A53), kernel).cycles
     assert changed["taken_branch=1"] == pytest.approx(3200, rel=0.01)
+
+
+# A long block that ends its windows, and one that is in one window of ten alone.
+COVERED = """\
+S instructions 80000
+B 1 11040 100 0 0 1\tadd x0, x0, #1
+B 2 11080 400 0 0 120{long}
+B 3 11100 300 0 0 100{rare}
+{windows}
+"""
+
+
+def test_windows_show_every_block_that_matters(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    often, rarely = "W 1 1 1 1 1 1 1 2", "W 3 3 3 3 3"
+    path.write_text(
+        COVERED.format(
+            long="\tfmla v0.4s, v1.4s, v2.4s" * 120,
+            rare="\tadd x1, x1, #1" * 100,
+            windows="\n".join([often] * 9 + [rarely]),
+        )
+    )
+    found = trace.read(path, "aarch64")
+    windows = estimate.covering(found)
+    assert [3] * 5 in windows
+    assert len(windows) < 10
+    costs = estimate.window_costs(found, A53, windows)
+    parts = estimate.parts(found, costs, hex)
+    # Block 2 ends each window that it is in: it lasts until its last instruction, at least.
+    assert parts["0x11080"].cycles == pytest.approx(400 * 120 * 4, rel=0.02)
+    assert parts["0x11100"].cycles == pytest.approx(300 * 100, rel=0.01)
+
+
+def test_addresses_are_named_by_the_function_before() -> None:
+    name = trace.names_from(0x4000, {0x100: "conv_compute_", 0x200: "pool"})
+    assert [name(at) for at in (0x4050, 0x4100, 0x41FC, 0x4200)] == ["", "conv", "conv", "pool"]
 
 
 def test_the_page_leads_with_ours_beside_the_best_peer(monkeypatch: pytest.MonkeyPatch) -> None:

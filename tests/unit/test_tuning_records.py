@@ -13,12 +13,14 @@ import pytest
 
 from edgepack.compiler.choices import Way
 from edgepack.flow.records import (
+    ESTIMATED,
     Confirmation,
     Record,
     RecordFile,
     RecordsError,
     Trial,
     chosen,
+    chosen_for,
     proposed,
     read_records,
 )
@@ -115,6 +117,18 @@ def test_what_was_confirmed_is_used_and_nothing_else() -> None:
         assert chosen(records, cpu=CPU, compiler=COMPILER, model=MODEL).records == (surer,)
     found = chosen([other, SLOW, FAST], cpu=CPU, compiler=COMPILER, model=MODEL)
     assert found.records == (FAST, other)
+
+
+def test_estimates_count_where_nothing_was_measured() -> None:
+    def made(*records: Record) -> Mapping[str, Way]:
+        return chosen_for(records, cpu=CPU, compiler=COMPILER, model=MODEL).choices
+
+    estimated = replace(FAST, cpu=CPU + ESTIMATED)
+    assert made(estimated) == {"conv a": TALL}
+    assert made(estimated, FASTEST) == {"conv a": SQUARE}
+    # On the board no way was faster: that is an answer, too.
+    assert made(estimated, SLOW) == {}
+    assert made(estimated, replace(SLOW, compiler="another")) == {"conv a": TALL}
 
 
 def test_what_is_likely_to_win_is_proposed() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgepack.boards import Board
+
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class BoardMemory:
     """Caches and memory of a board's core.
 
     `l2_cycles`: from a first-level miss to the word; `bandwidth`: lowest and highest that one core
@@ -26,7 +28,7 @@ KIB = 1024
 # By board. What one core gets out of memory is a guess everywhere, as is the time to the second
 # level: they make the range of milliseconds, and no ratio of cycles.
 MEMORIES = {
-    "rasp3b": Memory(
+    "rasp3b": BoardMemory(
         l1_bytes=32 * KIB,
         l1_ways=4,
         l2_bytes=512 * KIB,
@@ -35,7 +37,7 @@ MEMORIES = {
         bandwidth=(1.5e9, 3e9),
         source="BCM2837: TRM DDI 0500 (4 and 16 ways), 512 KiB; LPDDR2 at 900 MT/s, 32 bits",
     ),
-    "pynq": Memory(
+    "pynq": BoardMemory(
         l1_bytes=32 * KIB,
         l1_ways=4,
         l2_bytes=512 * KIB,
@@ -44,7 +46,7 @@ MEMORIES = {
         bandwidth=(0.5e9, 1.2e9),
         source="Zynq-7000 TRM UG585, chapter 3 (32 KiB of 4 ways, 512 KiB of 8); DDR3, 16 bits",
     ),
-    "imx93": Memory(
+    "imx93": BoardMemory(
         l1_bytes=32 * KIB,
         l1_ways=4,
         l2_bytes=256 * KIB,
@@ -53,7 +55,7 @@ MEMORIES = {
         bandwidth=(1.5e9, 4e9),
         source="i.MX 93: 64 KiB of its own and 256 KiB shared, played as one; LPDDR4, 16 bits",
     ),
-    "stm32mp1": Memory(
+    "stm32mp1": BoardMemory(
         l1_bytes=32 * KIB,
         l1_ways=4,
         l2_bytes=256 * KIB,
@@ -64,7 +66,7 @@ MEMORIES = {
     ),
 }
 MEMORIES["rasp3b-64"] = MEMORIES["rasp3b"]
-MEMORIES["rasp4b-64"] = Memory(
+MEMORIES["rasp4b-64"] = BoardMemory(
     l1_bytes=32 * KIB,
     l1_ways=2,
     l2_bytes=1024 * KIB,
@@ -73,3 +75,16 @@ MEMORIES["rasp4b-64"] = Memory(
     bandwidth=(2e9, 4.5e9),
     source="BCM2711: TRM 100095 (2 and 16 ways), 1 MiB; LPDDR4 at 3200 MT/s, 32 bits",
 )
+# A board of each core, for those that have no row.
+_BY_CPU = {
+    "cortex-a53": "rasp3b",
+    "cortex-a9": "pynq",
+    "cortex-a55": "imx93",
+    "cortex-a7": "stm32mp1",
+    "cortex-a72": "rasp4b-64",
+}
+
+
+def memory_of(board: Board) -> BoardMemory:
+    """A board's own, else that of one with the same core."""
+    return MEMORIES.get(board.name) or MEMORIES[_BY_CPU[board.cpu]]

@@ -1,6 +1,6 @@
 /* A qemu-user plugin that samples the instructions a program executes, and plays its caches.
  *
- *   cc -O2 -fPIC -shared trace.c -o trace.so
+ *   cc -O2 -fPIC -shared -DPLUGIN_API=1 trace.c -o trace.so
  *   qemu-arm -plugin ./trace.so,out=FILE,mark=113:403,every=100000,length=400,... PROGRAM
  *
  * What is reported lies between the last two system calls whose number is among `mark`: a warm
@@ -9,14 +9,15 @@
  *
  * FILE, a line each, fields after the tag:
  *   S NAME VALUE                       sums: instructions, loads, misses, lines written back
- *   B ID PC COUNT LINES INSNS TEXT     a translated block: how often it ran, the cache lines that
- *                                      it read from memory, its instructions, each after a tab
+ *   B ID PC COUNT MISSES LINES INSNS TEXT   a translated block: how often it ran, how often it missed
+ *                                      the first cache, the lines that it read from memory, its
+ *                                      instructions, each after a tab
  *   W ID...                            a window: the blocks it ran
  *   G BASE                             what the guest's addresses lie above the machine's
  *   M LINE                             a line of the machine's /proc/self/maps
  *
- * The part of qemu-plugin.h that it needs (plugin interface 1, of qemu 7.2) is declared by hand,
- * for Debian ships no such header. */
+ * The part of qemu-plugin.h that it needs is declared by hand, for Debian 12 ships no such header. It
+ * is the same in interface 1, of qemu 7.2, and interface 2, the oldest that qemu 9 and later take. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -59,7 +60,10 @@ extern uint64_t qemu_plugin_insn_vaddr(const struct qemu_plugin_insn *insn);
 extern unsigned qemu_plugin_mem_size_shift(qemu_plugin_meminfo_t info);
 extern bool qemu_plugin_mem_is_store(qemu_plugin_meminfo_t info);
 
-EXPORT int qemu_plugin_version = 1;
+#ifndef PLUGIN_API
+#define PLUGIN_API 1
+#endif
+EXPORT int qemu_plugin_version = PLUGIN_API;
 
 enum { LINE = 64, MAX_MARKS = 8 };
 
@@ -74,7 +78,7 @@ struct block {
   char *text;
   /* In the interval under way, whose number `interval` is, and in the one that ended last. */
   unsigned interval;
-  uint64_t count, lines, last_count, last_lines;
+  uint64_t count, misses, lines, last_count, last_misses, last_lines;
   unsigned last_interval;
 };
 
@@ -151,6 +155,7 @@ static void touch(struct block *block, uint64_t line, bool store) {
   uint64_t evicted, evicted2;
   if (find(&l1, line, store, &evicted)) return;
   ++sums.l1_misses;
+  ++block->misses;
   if (evicted != UINT64_MAX && !find(&l2, evicted, true, &evicted2) && evicted2 != UINT64_MAX) {
     ++sums.l2_written_back;
   }
@@ -176,10 +181,11 @@ static void on_executed(unsigned cpu, void *data) {
     if (block->interval == last_interval) {
       block->last_interval = block->interval;
       block->last_count = block->count;
+      block->last_misses = block->misses;
       block->last_lines = block->lines;
     }
     block->interval = interval;
-    block->count = block->lines = 0;
+    block->count = block->misses = block->lines = 0;
   }
   ++block->count;
   if (!sampling && sums.instructions >= next_window) {
@@ -280,8 +286,9 @@ static void write_blocks(FILE *file) {
     const struct block *b = blocks[i];
     const bool now = b->interval == last_interval, before = b->last_interval == last_interval;
     if (!now && !before) continue;
-    fprintf(file, "B %u %llx %llu %llu %llu%s\n", b->number, (unsigned long long)b->pc,
+    fprintf(file, "B %u %llx %llu %llu %llu %llu%s\n", b->number, (unsigned long long)b->pc,
             (unsigned long long)(now ? b->count : b->last_count),
+            (unsigned long long)(now ? b->misses : b->last_misses),
             (unsigned long long)(now ? b->lines : b->last_lines),
             (unsigned long long)b->instructions, b->text);
   }
