@@ -17,6 +17,8 @@ from types import MappingProxyType
 
 PANELS, PIXELS = "panels", "pixels"
 ORDERS = ("", PANELS, PIXELS)
+WIDE = "wide"
+LOADS = ("", WIDE)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -25,8 +27,9 @@ class Way:
 
     `pixels` x `vectors` is the register tile, and `order` what the outer loop of a product goes
     over: panels of weights, or pixels; `share` is which of the two the cores share. `unroll` is how
-    many multiply-adds the body of its innermost loop has at most. `results` is Winograd's m. What
-    is 0 or "" is left to the cost model, and so is a tile that cannot be held.
+    many multiply-adds the body of its innermost loop has at most. `loads` is how a core that issues
+    in order loads its vectors: `WIDE` is as others do, whole and several at once. `results` is
+    Winograd's m. What is 0 or "" is left to the cost model, and so is a tile that cannot be held.
     """
 
     rule: str
@@ -36,6 +39,7 @@ class Way:
     share: str = ""
     unroll: int = 0
     results: int = 0
+    loads: str = ""
 
     def __str__(self) -> str:
         words = [self.rule]
@@ -49,6 +53,8 @@ class Way:
             words.append(f"{self.share} shared")
         if self.unroll:
             words.append(f"unrolled {self.unroll}")
+        if self.loads:
+            words.append(f"{self.loads} loads")
         return " ".join(words)
 
     @property

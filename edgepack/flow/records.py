@@ -27,7 +27,7 @@ from typing import Any
 from edgepack.base.errors import ConfigError
 from edgepack.base.paths import cache_dir, data_file
 from edgepack.base.tables import Table, parse_json
-from edgepack.compiler.choices import ORDERS, Way
+from edgepack.compiler.choices import LOADS, ORDERS, Way
 
 RECORDS_FILE = "tuning.jsonl"
 """Beside the project file."""
@@ -232,6 +232,7 @@ def _choice(table: Table | None) -> Way:
         share=table.take_choice("share", ORDERS, ""),
         unroll=_count(table, "unroll", 0, _MAX_TILE),
         results=_count(table, "results", 0, _MAX_RESULTS),
+        loads=table.take_choice("loads", LOADS, ""),
     )
     table.finish()
     return choice

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from tvm import tirx
 
-from edgepack.compiler.choices import PANELS, PIXELS, Ranked, Way
+from edgepack.compiler.choices import PANELS, PIXELS, WIDE, Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
@@ -209,7 +209,10 @@ def _other_loops(choice: Way, partition: Partition, site: LayerSite) -> list[Way
     found = []
     if partition.worth_sharing:
         found.append(replace(choice, share=PANELS if partition.by_pixels else PIXELS))
-    if arm.micro_kernel(site.cpu, site.output.element) is None:
+    isa = arm.isa_of(site.cpu, site.output.element)
+    if isa is not None and isa.core:
+        found.append(replace(choice, loads=WIDE))
+    if isa is None:
         found += [replace(choice, unroll=2 * UNROLLED), replace(choice, unroll=UNROLLED // 2)]
     if not partition.prepared:
         other = PANELS if choice.order == PIXELS else PIXELS

@@ -14,10 +14,11 @@ Weights are packed so that the reduction reads them front to back. `Partition` s
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tvm import tirx
 
-from edgepack.compiler.choices import Way
+from edgepack.compiler.choices import WIDE, Way
 from edgepack.compiler.tiles import arm, micro, tile, tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.epilogue import Epilogue
@@ -97,8 +98,7 @@ class ProductLoops:
             bias=bias,
             epilogue=epilogue,
         )
-        unroll = choice.unroll if choice else 0
-        self.code = _code(tensors, tile.pixels, cpu, functions, unroll, dot, chain)
+        self.code = _code(tensors, tile.pixels, cpu, functions, choice, dot, chain)
 
     def imported(self, body: tir.Stmt) -> tir.Stmt:
         """`body`, which has these loops, with the code that they call."""
@@ -321,7 +321,7 @@ def _code(
     pixels: int,
     cpu: CpuModel,
     functions: micro.AssemblyFunctions | None,
-    unroll: int,
+    choice: Way | None,
     dot: DotProduct | None,
     chain: int,
 ) -> TileCode:
@@ -334,7 +334,9 @@ def _code(
         return IntegerTiles(tensors, pixels, dot, tensors.epilogue)
     kernel, isa = arm.micro_kernel(cpu, element), arm.isa_of(cpu, element)
     if kernel is None or isa is None:
-        return LlvmTiles(tensors, pixels, unroll)
+        return LlvmTiles(tensors, pixels, choice.unroll if choice else 0)
+    if choice is not None and choice.loads == WIDE:
+        isa = replace(isa, core="")
     return AssemblyTiles(tensors, kernel, isa, functions, chain)
 
 
