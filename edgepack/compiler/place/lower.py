@@ -16,6 +16,7 @@ from edgepack.compiler import place
 from edgepack.compiler.choices import NO_CHOICES, UNLIMITED, Choices
 from edgepack.compiler.errors import DATA_SHAPE_HINT, ImportModelError
 from edgepack.compiler.layers.quantized import keep_integers
+from edgepack.compiler.layers.quotients import as_products
 from edgepack.compiler.origin import Origin, origin_of
 from edgepack.compiler.precision import FULL, Precision
 from edgepack.compiler.rules.rule import Rule
@@ -76,6 +77,7 @@ def fold(module: tvm.IRModule, target: tvm.target.Target, model: LoadedModel) ->
     Raises what `lower` raises.
     """
     folded = _apply([relax.transform.FoldConstant()], keep_integers(module), target, model)
+    folded = as_products(folded)
     _check_shapes(folded["main"], model)
     return folded
 
