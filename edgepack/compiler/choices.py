@@ -19,6 +19,8 @@ PANELS, PIXELS = "panels", "pixels"
 ORDERS = ("", PANELS, PIXELS)
 WIDE = "wide"
 LOADS = ("", WIDE)
+PANEL = "panel"
+FETCHES = ("", PANEL)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -28,7 +30,8 @@ class Way:
     `pixels` x `vectors` is the register tile, and `order` what the outer loop of a product goes
     over: panels of weights, or pixels; `share` is which of the two the cores share. `unroll` is how
     many multiply-adds the body of its innermost loop has at most. `loads` is how a core that issues
-    in order loads its vectors: `WIDE` is as others do, whole and several at once. `results` is
+    in order loads its vectors: `WIDE` is as others do, whole and several at once. `fetch` `PANEL`:
+    while one panel of weights is used, the next one is brought into the second cache. `results` is
     Winograd's m. What is 0 or "" is left to the cost model, and so is a tile that cannot be held.
     """
 
@@ -40,6 +43,7 @@ class Way:
     unroll: int = 0
     results: int = 0
     loads: str = ""
+    fetch: str = ""
 
     def __str__(self) -> str:
         words = [self.rule]
@@ -55,6 +59,8 @@ class Way:
             words.append(f"unrolled {self.unroll}")
         if self.loads:
             words.append(f"{self.loads} loads")
+        if self.fetch:
+            words.append(f"next {self.fetch} fetched")
         return " ".join(words)
 
     @property

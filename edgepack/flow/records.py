@@ -27,7 +27,7 @@ from typing import Any
 from edgepack.base.errors import ConfigError
 from edgepack.base.paths import cache_dir, data_file
 from edgepack.base.tables import Table, parse_json
-from edgepack.compiler.choices import LOADS, ORDERS, Way
+from edgepack.compiler.choices import FETCHES, LOADS, ORDERS, Way
 
 RECORDS_FILE = "tuning.jsonl"
 """Beside the project file."""
@@ -233,6 +233,7 @@ def _choice(table: Table | None) -> Way:
         unroll=_count(table, "unroll", 0, _MAX_TILE),
         results=_count(table, "results", 0, _MAX_RESULTS),
         loads=table.take_choice("loads", LOADS, ""),
+        fetch=table.take_choice("fetch", FETCHES, ""),
     )
     table.finish()
     return choice

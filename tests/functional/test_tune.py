@@ -19,7 +19,7 @@ from edgepack.boards import get_board
 from edgepack.bundle.bundle import TUNING, VERIFIED
 from edgepack.cli import main
 from edgepack.compiler import cpu_key
-from edgepack.compiler.choices import WIDE, Way, maker
+from edgepack.compiler.choices import PANEL, PANELS, WIDE, Way, maker
 from edgepack.compiler.variants import compile_variants, survey_apart
 from edgepack.deploy.duel import ROUNDS
 from edgepack.flow import records
@@ -321,8 +321,11 @@ def test_estimated_cycles_tell_a_bad_tile(folder: Path) -> None:
     changed, kept = sorted(kernels, key=lambda one: one.default.cycles)
     small = replace(changed.default.choice, pixels=1, vectors=1)
     wide = next(way.choice for way in changed.others if way.choice.loads == WIDE)
-    found = CycleTimer(job).measure([{changed.signature: way} for way in (small, wide)], blocks=1)
+    fetched = replace(changed.default.choice, order=PANELS, fetch=PANEL)
+    ways = [{changed.signature: way} for way in (small, wide, fetched)]
+    found = CycleTimer(job).measure(ways, blocks=1)
     assert not found.wrong
+    assert all(changed.signature not in same for same in found.same)
     strict = found.blocks[0].variants
     before = found.blocks[0].untuned[0].kernels_ms
     assert strict[0].kernels_ms[changed.signature] > 1.3 * before[changed.signature]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from tvm import tirx
 
-from edgepack.compiler.choices import PANELS, PIXELS, WIDE, Ranked, Way
+from edgepack.compiler.choices import PANEL, PANELS, PIXELS, WIDE, Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
@@ -214,6 +214,8 @@ def _other_loops(choice: Way, partition: Partition, site: LayerSite) -> list[Way
         found.append(replace(choice, loads=WIDE))
     if isa is None:
         found += [replace(choice, unroll=2 * UNROLLED), replace(choice, unroll=UNROLLED // 2)]
+    if not (partition.prepared or partition.pixels_outer or partition.panels == 1):
+        found.append(replace(choice, fetch=PANEL))
     if not partition.prepared:
         other = PANELS if choice.order == PIXELS else PIXELS
         found.insert(2, replace(choice, order=other))

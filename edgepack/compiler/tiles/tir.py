@@ -117,6 +117,14 @@ def store(buffer: tirx.Buffer, value: tirx.Expr, items: Sequence[Expr], lanes: i
     return tirx.BufferStore(buffer, value, indices(items, lanes))
 
 
+def prefetch(source: tirx.Buffer, at: Expr) -> Stmt:
+    """Have the line of an element brought into the second cache; there need be no such element."""
+    address = tirx.address_of(load(source, [at]))
+    # To be read, into the second cache, as data: LLVM's language reference, llvm.prefetch.
+    wanted = (integer(0), integer(2), integer(1))
+    return evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *wanted))
+
+
 def buffer(name: str, shape: Sequence[int], dtype: str) -> tirx.Buffer:
     """An argument of a kernel."""
     return tirx.decl_buffer([integer(dim) for dim in shape], dtype, name)

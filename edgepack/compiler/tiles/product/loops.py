@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from tvm import tirx
 
-from edgepack.compiler.choices import WIDE, Way
+from edgepack.compiler.choices import PANEL, WIDE, Way
 from edgepack.compiler.tiles import arm, micro, tile, tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.epilogue import Epilogue
@@ -33,6 +33,11 @@ from edgepack.compiler.tiles.product.shape import Shape, Window
 from edgepack.compiler.tiles.product.stored import StoredHalves
 from edgepack.compiler.tiles.requantise import Requantising
 from edgepack.compiler.tiles.sums_end import SumsEnd
+
+# Bytes of a cache's line, and how many of them a tile asks for at most: fewer tiles are over before
+# so much has come.
+_LINE = 64
+_MOST_LINES = 128
 
 
 class ProductLoops:
@@ -79,6 +84,7 @@ class ProductLoops:
         self.slots = halves.slots if halves else None
         self.halves = halves
         self.first_weight = first_weight
+        self.fetches = choice is not None and choice.fetch == PANEL and self.prepare is None
         self.partition = Partition(
             cpu=cpu,
             shape=shape,
@@ -144,7 +150,7 @@ class ProductLoops:
                     size,
                     size,
                     lambda column, pixels: self._tile(
-                        n, group, index, vectors, row, column, pixels
+                        n, group, index, vectors, row, column, pixels, fetches=not pixels_outer
                     ),
                 )
                 tiles = tir.loop_of("tile", run, lambda i: tir.turn(at % runs * run + i, *turns))
@@ -223,11 +229,25 @@ class ProductLoops:
         def one_row(row: tir.Expr) -> tir.Stmt:
             return self._along_row(
                 lambda column, pixels: self._tile(
-                    n, group, panel, vectors, row, column, pixels, slot
+                    n, group, panel, vectors, row, column, pixels, slot, fetches=slot is None
                 )
             )
 
         return tir.loop_of("row", self.target.layout.height, one_row)
+
+    def _ahead(
+        self, group: tir.Expr, panel: tir.Expr, vectors: int, row: tir.Expr, column: tir.Expr
+    ) -> tir.Stmt | None:
+        """A tile's part of bringing the next panel near: it comes from memory where the weights of
+        a network are more than its caches hold, and a panel's first tile waits for all of it."""
+        shape, tiles = self.shape, self.partition.tiles * self.target.layout.height
+        line = _LINE // shape.element.bytes
+        each = -(-shape.panel(vectors) // (line * tiles))
+        if not self.fetches or vectors < self.tile.vectors or each > _MOST_LINES:
+            return None
+        number = row * self.partition.tiles + tir.expr(column) // self.tile.pixels
+        first = self._weights(group, panel + 1) + number * (each * line)
+        return tir.loop_of("line", each, lambda i: tir.prefetch(self.weights, first + i * line))
 
     def _pixels_first(self, n: tir.Expr, group: tir.Expr, parallel: bool) -> tir.Stmt:
         """Each row of pixels is finished in all channels before the next one is read."""
@@ -283,6 +303,12 @@ class ProductLoops:
         turns = _turns(self.target.layout.width, pixels, pixels, body)
         return tir.split("tile", *turns, parallel=parallel)
 
+    def _weights(self, group: tir.Expr, panel: tir.Expr) -> tir.Expr:
+        """Where a panel's weights begin."""
+        shape = self.shape
+        before = self.first_weight + group * shape.panel(shape.out_blocks)
+        return before + panel * shape.panel(self.tile.vectors)
+
     def _tile(
         self,
         n: tir.Expr,
@@ -293,14 +319,15 @@ class ProductLoops:
         column: tir.Expr,
         pixels: int,
         slot: tir.Expr | None = None,
+        *,
+        fetches: bool = False,
     ) -> tir.Stmt:
         """`pixels` results from `column` on, in `vectors` blocks from panel `panel` on, whose
-        weights are in a place of its own or in `slot`."""
+        weights are in a place of its own or in `slot`. `fetches`: the next panel comes after it."""
         shape = self.shape
         # `panel` counts panels of the full size; only the last one may be smaller.
         block = panel * self.tile.vectors
-        weights = self.first_weight + group * shape.panel(shape.out_blocks)
-        weights += (panel if slot is None else slot) * shape.panel(self.tile.vectors)
+        weights = self._weights(group, panel if slot is None else slot)
         source, target = self.source.layout, self.target.layout
         channel_block = group * (target.blocks // shape.groups) + block
         place = TileAt(
@@ -313,7 +340,8 @@ class ProductLoops:
             pixels=pixels,
             vectors=vectors,
         )
-        return self.code.tile(place)
+        ahead = self._ahead(group, panel, vectors, row, column) if fetches else None
+        return tir.sequence(ahead, self.code.tile(place))
 
 
 def _code(
