@@ -17,7 +17,6 @@ from edgepack.compiler.tiles.element import FLOAT16
 from edgepack.compiler.tiles.layout import Halo, Image, Planar, conv_halo
 from edgepack.compiler.tiles.product import (
     MOST_COLUMNS,
-    UNROLLED,
     Partition,
     ProductLoops,
     Shape,
@@ -28,6 +27,7 @@ from edgepack.compiler.tiles.product import (
     rank_tiles,
     stored_halves,
     stream_cycles,
+    unrolled,
 )
 
 
@@ -213,7 +213,8 @@ def _other_loops(choice: Way, partition: Partition, site: LayerSite) -> list[Way
     if isa is not None and isa.core:
         found.append(replace(choice, loads=WIDE))
     if isa is None:
-        found += [replace(choice, unroll=2 * UNROLLED), replace(choice, unroll=UNROLLED // 2)]
+        usual = unrolled(site.cpu)
+        found += [replace(choice, unroll=2 * usual), replace(choice, unroll=usual // 2)]
     if not (partition.prepared or partition.pixels_outer or partition.panels == 1):
         found.append(replace(choice, fetch=PANEL))
     if not partition.prepared:

@@ -11,7 +11,7 @@ from edgepack.compiler.tiles.product.by_integers import (
     pack_integers,
     vpdpbusd,
 )
-from edgepack.compiler.tiles.product.by_llvm import MOST_COLUMNS, UNROLLED
+from edgepack.compiler.tiles.product.by_llvm import MOST_COLUMNS, unrolled
 from edgepack.compiler.tiles.product.loops import ProductLoops
 from edgepack.compiler.tiles.product.partition import Partition
 from edgepack.compiler.tiles.product.shape import (
@@ -27,7 +27,6 @@ from edgepack.compiler.tiles.product.stored import StoredHalves, stored_halves
 
 __all__ = [
     "MOST_COLUMNS",
-    "UNROLLED",
     "Partition",
     "ProductLoops",
     "Shape",
@@ -43,5 +42,6 @@ __all__ = [
     "rank_tiles",
     "stored_halves",
     "stream_cycles",
+    "unrolled",
     "vpdpbusd",
 ]

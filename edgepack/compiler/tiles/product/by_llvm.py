@@ -10,13 +10,17 @@ from math import prod
 from tvm import tirx
 
 from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.product.code import ProductTensors, TileAt
 
 # Multiply-adds in the unrolled body of the reduction: enough to hide its loop, small enough
 # to stay in the decoded-instruction cache (about 1500 entries on Haswell, 4000 on Zen).
 # Two channels may take twice that: a loop of one, 66 multiply-adds of a window of three columns,
 # takes 1.4 to 1.7 times as long on a Zen 5.
-UNROLLED = 128
+_UNROLLED = 128
+# LLVM moves loads up in a body, and with few registers has to spill some of them: 163 times for a
+# window of 80 columns if it has 128, 32 times with 64, and a keyword net takes 0.96 of the time.
+_FEW_REGISTERS, _UNROLLED_OF_FEW = 16, 64
 # Beyond, code would not fit any first-level cache.
 MOST_UNROLLED = 1024
 # Columns of windows that are unrolled. Longer ones are loops, or code would grow with them.
@@ -26,15 +30,20 @@ MOST_COLUMNS = 16
 WORTH_LEAVING_OUT = 0.02
 
 
+def unrolled(cpu: CpuModel) -> int:
+    """How many multiply-adds the body of a reduction has at most, as a rule."""
+    return _UNROLLED_OF_FEW if cpu.registers <= _FEW_REGISTERS else _UNROLLED
+
+
 class LlvmTiles:
     """Tiles of at most `pixels` pixels; see `TileCode`.
 
-    The body of the reduction has at most `unroll` multiply-adds; 0 for as many as are usual.
+    The body of the reduction has at most `unroll` multiply-adds.
     """
 
-    def __init__(self, tensors: ProductTensors, pixels: int, unroll: int = 0) -> None:
+    def __init__(self, tensors: ProductTensors, pixels: int, unroll: int = _UNROLLED) -> None:
         self.tensors, self.pixels = tensors, pixels
-        self.unroll = min(unroll or UNROLLED, MOST_UNROLLED)
+        self.unroll = min(unroll, MOST_UNROLLED)
         self.shape, self.epilogue = tensors.shape, tensors.epilogue
         self.source, self.target = tensors.source, tensors.target
         self.weights, self.bias = tensors.weights, tensors.bias

@@ -26,7 +26,7 @@ from edgepack.compiler.tiles.layout import Image
 from edgepack.compiler.tiles.partition import worth_sharing
 from edgepack.compiler.tiles.product.by_assembly import AssemblyTiles
 from edgepack.compiler.tiles.product.by_integers import DotProduct, IntegerTiles, SummedTiles
-from edgepack.compiler.tiles.product.by_llvm import LlvmTiles
+from edgepack.compiler.tiles.product.by_llvm import LlvmTiles, unrolled
 from edgepack.compiler.tiles.product.code import ProductTensors, TileAt, TileCode
 from edgepack.compiler.tiles.product.partition import Partition
 from edgepack.compiler.tiles.product.shape import Shape, Window
@@ -362,7 +362,8 @@ def _code(
         return IntegerTiles(tensors, pixels, dot, tensors.epilogue)
     kernel, isa = arm.micro_kernel(cpu, element), arm.isa_of(cpu, element)
     if kernel is None or isa is None:
-        return LlvmTiles(tensors, pixels, choice.unroll if choice else 0)
+        unroll = choice.unroll if choice else 0
+        return LlvmTiles(tensors, pixels, unroll or unrolled(cpu))
     if choice is not None and choice.loads == WIDE:
         isa = replace(isa, core="")
     return AssemblyTiles(tensors, kernel, isa, functions, chain)
