@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,15 @@ def require_tool(*names: str) -> str:
     if os.environ.get("CI"):
         pytest.fail(message)
     pytest.skip(message)
+
+
+def require_plugins(name: str) -> str:
+    """`require_tool` of a qemu that takes plugins: Debian 13's does not."""
+    path = require_tool(name)
+    shown = subprocess.run([path, "--help"], capture_output=True, text=True, check=False).stdout
+    if "-plugin" not in shown:
+        pytest.skip(f"{path} takes no plugins")
+    return path
 
 
 def importable(*folders: Path) -> None:

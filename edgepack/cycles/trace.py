@@ -12,6 +12,7 @@ from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
 
+from edgepack.base.errors import ToolchainError
 from edgepack.base.paths import atomic_dir, cache_dir, locked
 from edgepack.base.process import run
 from edgepack.base.tools import find_tool, missing
@@ -81,8 +82,14 @@ def arch_of(debian_arch: str) -> str:
 
 
 def emulator(debian_arch: str) -> Path:
-    """The qemu that takes plugins: a static one does not. Raises ToolMissingError."""
-    return find_tool(_QEMU[debian_arch])
+    """The qemu that takes plugins. Raises ToolMissingError, and ToolchainError if it takes none."""
+    qemu = find_tool(_QEMU[debian_arch])
+    if "-plugin" not in run([qemu, "--help"], check=False).stdout:
+        raise ToolchainError(
+            f"{qemu} takes no plugins, without which nothing can be traced",
+            hint="a static qemu takes none, and Debian 13's is one; Debian 12's qemu-user does",
+        )
+    return qemu
 
 
 def build_plugin(qemu: Path) -> Path:

@@ -13,7 +13,7 @@ from edgepack.cycles.memories import MEMORIES
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
 from tests.onnx_models import Builder
-from tests.support import require_tool
+from tests.support import require_plugins, require_tool
 from tests.targets import save_cases
 
 # The loop is two instructions: subs, bne.
@@ -37,7 +37,7 @@ float32x4_t sum(const float *x, int n) {
 
 
 def test_instructions_are_counted_exactly(tmp_path: Path) -> None:
-    compiler, qemu = require_tool("arm-linux-gnueabihf-gcc"), require_tool("qemu-arm")
+    compiler, qemu = require_tool("arm-linux-gnueabihf-gcc"), require_plugins("qemu-arm")
     source, program = tmp_path / "counted.c", tmp_path / "counted"
     source.write_text(COUNTED)
     run([compiler, "-O2", "-marm", "-static", source, "-o", program])
@@ -120,11 +120,11 @@ int main(void) {
 
 
 def test_a_trace_is_of_what_lies_between_two_marks(tmp_path: Path) -> None:
-    compiler, qemu = require_tool("aarch64-linux-gnu-gcc"), require_tool("qemu-aarch64")
+    compiler, qemu = require_tool("aarch64-linux-gnu-gcc"), require_plugins("qemu-aarch64")
     source, program, out = tmp_path / "traced.c", tmp_path / "traced", tmp_path / "trace"
     source.write_text(TRACED)
     run([compiler, "-O1", "-static", source, "-o", program])
-    plugin = trace.build_plugin(qemu)
+    plugin = trace.build_plugin(Path(qemu))
     options = trace.options(out, trace.CLOCK["aarch64"], MEMORIES["rasp3b"], every=1000)
     run([qemu, "-plugin", f"{plugin},{options}", program])
     found = trace.read(out, "aarch64")

@@ -35,6 +35,7 @@ from tests.boards import own_cache
 from tests.onnx_models import Builder
 from tests.plan_runner import run_plan
 from tests.schemas import check_output
+from tests.support import require_plugins
 from tests.targets import save_cases, wrong_outputs
 
 LIMITS = Limits(memory_mb=4096, cpu_s=600)
@@ -290,6 +291,7 @@ def test_what_was_tuned_is_compiled_deployed_and_compared(
 def test_a_virtual_board_is_tuned_by_estimated_cycles(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    require_plugins("qemu-aarch64")
     (folder / "edgepack.toml").write_text(
         PROJECT.replace('"local"', '"rasp3b-64"', 1).replace('"local"', '"virtual"')
     )
@@ -315,6 +317,7 @@ def test_a_virtual_board_is_tuned_by_estimated_cycles(
 def test_estimated_cycles_tell_a_bad_tile(folder: Path) -> None:
     """One pixel by one vector: its loads are as many as its multiply-adds. And wide loads, which
     no multiply-add may issue beside if the documents are right."""
+    require_plugins("qemu-arm")
     flags = {"model": folder / "tiny.onnx", "board": "rasp3b", "verify": False}
     job = make_job(load_project(None, flags))
     kernels = survey_apart(job.spec, job.board, limits=LIMITS)

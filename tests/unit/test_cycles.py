@@ -294,6 +294,15 @@ def test_windows_show_every_block_that_matters(tmp_path: Path) -> None:
     assert parts["0x11100"].cycles == pytest.approx(300 * 100, rel=0.01)
 
 
+def test_a_qemu_without_plugins_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    qemu = tmp_path / "qemu-aarch64"
+    qemu.write_text("#!/bin/sh\necho '-cpu MODEL'\n")
+    qemu.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(ToolchainError, match=f"{qemu} takes no plugins"):
+        trace.emulator("arm64")
+
+
 def test_addresses_are_named_by_the_function_before() -> None:
     name = trace.names_from(0x4000, {0x100: "conv_compute_", 0x200: "pool"})
     assert [name(at) for at in (0x4050, 0x4100, 0x41FC, 0x4200)] == ["", "conv", "conv", "pool"]
