@@ -27,8 +27,10 @@ from edgepack.compiler.pipeline.play import State, Step, Timing, steps
 # Of each class, so many are looked at, first written first.
 _LOOK = 12
 _NEVER = -1_000_000
-# Of a run's orders with these `Scheduler.rest` and `urgent`, that of fewest cycles is taken.
+# Of a run's orders with these `Scheduler.rest` and `urgent`, that of fewest cycles is taken, or the
+# first one that takes little more than the vector pipes need.
 _TRIED = ((0, False), (0, True), (1, False))
+_GOOD = 1.01
 
 _LABEL = re.compile(r"\d+:")
 _NUMBER = re.compile(r"#-?\d+")
@@ -87,6 +89,7 @@ class Scheduler:
         self.shared = _NEVER  # the last cycle that parts of the vector pipes were taken in
         self.pipes = max(1, self.core.vector_bits.value // 64)
         self.left: list[int] = []
+        self.alike: list[int] = []  # equal numbers for equal timings
 
     def steady(self, program: Sequence[Step], *, repeats: bool) -> tuple[list[int], int]:
         """The order of a run and its cycles; if it `repeats`, those of a turn that begins where the
@@ -95,6 +98,16 @@ class Scheduler:
             self.order(program)
         start = self.state.cycle
         return self.order(program), self.state.cycle - start
+
+    def needed(self, program: Sequence[Step]) -> float:
+        """Cycles of the vector pipes, at least."""
+        taken = (
+            count * cycles
+            for _, timing in program
+            for unit, count, cycles in timing.uses
+            if unit == "vector"
+        )
+        return sum(taken) / self.pipes
 
     def order(self, program: Sequence[Step]) -> list[int]:
         """The numbers of a straight run's instructions as they should follow each other."""
@@ -105,6 +118,8 @@ class Scheduler:
                 after[other].append(index)
         missing = [len(others) for others in before]
         kinds = [self._class(timing) for _, timing in program]
+        numbers: dict[Timing, int] = {}
+        self.alike = [numbers.setdefault(timing, len(numbers)) for _, timing in program]
         self.left = _left(program, after) if self.urgent else [0] * len(program)
         ready: list[list[int]] = [[], [], []]
         # Nobody writes what one of these reads before it has read it, so this does not change.
@@ -134,20 +149,39 @@ class Scheduler:
     def _next(
         self, program: Sequence[Step], ready: Sequence[list[int]], operands: Mapping[int, int]
     ) -> int:
-        at = {
-            index: self.state.earliest(program[index][1], operands[index])
-            for some in ready
-            for index in some[:_LOOK]
-        }
+        at = self._earliest(program, ready, operands)
         now = min(at.values())
         whole, parts, others = (
-            [index for index in some[:_LOOK] if at[index] == now] for some in ready
+            [index for index in some[:_LOOK] if at.get(index) == now] for some in ready
         )
         due = len(parts) > 1 and now - self.shared >= self.core.adder_at.value + self.rest
         if parts and (self.shared == now or due or not whole):
             self.shared = now
             return max(parts, key=self._urgency)
         return whole[0] if whole else max(others, key=self._urgency)
+
+    def _earliest(
+        self, program: Sequence[Step], ready: Sequence[list[int]], operands: Mapping[int, int]
+    ) -> dict[int, int]:
+        """When those that are looked at can issue; none of some that would not be the first."""
+        free: dict[int, int] = {}  # of instructions with equal timings, were their operands there
+        at: dict[int, int] = {}
+        first: int | None = None
+        for some in ready:
+            for index in some[:_LOOK]:
+                there = operands[index]
+                if first is not None and there > first:
+                    continue
+                _, timing = program[index]
+                number = self.alike[index]
+                if number not in free:
+                    free[number] = self.state.earliest(timing, 0)
+                found = free[number]
+                if there > found:
+                    found = self.state.earliest(timing, there)
+                at[index] = found
+                first = found if first is None else min(first, found)
+        return at
 
     def _urgency(self, index: int) -> tuple[int, int]:
         return self.left[index], -index
@@ -195,6 +229,8 @@ def _order(texts: tuple[str, ...], core: str, arch: str) -> tuple[int, ...]:
             made = tried.steady(program, repeats=_repeats(texts, block))
             if best is None or made[1] < best[1]:
                 best, following = made, tried
+            if best[1] <= _GOOD * scheduler.needed(program):
+                break
         assert best is not None
         scheduler = following
         found += (block[index] for index in best[0])
