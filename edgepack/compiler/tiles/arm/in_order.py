@@ -67,12 +67,22 @@ class InOrder(Writer):
 
     def reach(self, register: str, at: int, nbytes: int, most: int) -> int:
         """The distance of what lies `at` bytes behind a pointer's place from the pointer, which
-        moves if no instruction that moves `nbytes` can address that."""
+        moves if no instruction that moves `nbytes` can address that: to its place if that will do,
+        or else to what is addressed."""
+
+        def reaches(distance: int) -> bool:
+            return 0 <= distance <= most and distance % nbytes == 0
+
         distance = self.behind.get(register, 0) + at
-        if not 0 <= distance <= most or distance % nbytes:
+        if reaches(distance):
+            return distance
+        if reaches(at):
             self.settle(register)
-            distance = at
-        return distance
+            return at
+        self.add(register, at)
+        self.settle(register)
+        self.add(register, -at)
+        return 0
 
     def half(self) -> str:
         """A core register for the next half of a vector."""
@@ -82,6 +92,8 @@ class InOrder(Writer):
 
 class InOrderAarch64(InOrder, Aarch64):
     """In the 64-bit state."""
+
+    pairs_pixels = True
 
     def move_now(self, register: str, value: int) -> None:
         # Two immediates of 12 bits rather than a register that holds it.
@@ -99,7 +111,7 @@ class InOrderAarch64(InOrder, Aarch64):
     def move_strided(
         self, name: str, vector: int, register: str, *, step: int, index: int, count: int
     ) -> int:
-        if name == "ld" and step % 8 == 0 and (count - 1) * step < _MOST_LOADED:
+        if name == "ld" and step % 8 == 0 and (count - 1) * step + 8 <= _MOST_LOADED:
             self._load_one(vector, register, step * index)
             return 0
         if name == "st" and step % QUAD == 0 and (count - 1) * step <= _MOST_STORED:
@@ -116,24 +128,24 @@ class InOrderAarch64(InOrder, Aarch64):
         self.settle(register)
         super().widen(vectors, register)
 
-    def _load_one(self, vector: int, register: str, at: int) -> None:
-        """A vector so many bytes behind a pointer.
+    def load_halves(self, vector: int, register: str, places: Sequence[int]) -> None:
+        """Halves from anywhere.
 
         Where a vector load takes a part of the arithmetic, both halves come through core registers:
         those loads are in no multiply-add's way, and two inserts share a cycle wherever it is.
         """
-        distance = self.reach(register, at, 8, _MOST_LOADED)
-        low, high = (f"[{{{register}}}, #{distance + 8 * half}]" for half in (0, 1))
-        if self.core.vector_load_takes_pipe.value:
-            first, second = self.half(), self.half()
-            self.lines.append(f"ldr {{{first}}}, {low}")
-            self.lines.append(f"ldr {{{second}}}, {high}")
-            self.lines.append(f"fmov d{vector}, {{{first}}}")
-        else:
-            second = self.half()
-            self.lines.append(f"ldr d{vector}, {low}")
-            self.lines.append(f"ldr {{{second}}}, {high}")
-        self.lines.append(f"mov v{vector}.d[1], {{{second}}}")
+        for index, place in enumerate(places):
+            address = f"[{{{register}}}, #{self.reach(register, place, 8, _MOST_LOADED)}]"
+            if index == 0 and not self.core.vector_load_takes_pipe.value:
+                self.lines.append(f"ldr d{vector}, {address}")
+                continue
+            half = self.half()
+            self.lines.append(f"ldr {{{half}}}, {address}")
+            to = f"fmov d{vector}" if index == 0 else f"mov v{vector}.d[1]"
+            self.lines.append(f"{to}, {{{half}}}")
+
+    def _load_one(self, vector: int, register: str, at: int) -> None:
+        self.load_halves(vector, register, [at, at + 8])
 
     def _store_one(self, vector: int, register: str, at: int) -> None:
         distance = self.reach(register, at, QUAD, _MOST_STORED)
@@ -181,35 +193,40 @@ class InOrderArmv7(InOrder, Armv7):
         self.settle(register)
         super().widen(vectors, register)
 
-    def _load_one(self, vector: int, register: str, at: int) -> None:
-        """A vector so many bytes behind a pointer.
+    def load_halves(self, vector: int, register: str, places: Sequence[int]) -> None:
+        """Halves from anywhere.
 
         Where a vector load takes a part of the arithmetic, the upper half comes through core
         registers and shares the lower one's cycle. And where such a load must not follow a
         multiply-add at some distance, both halves of every fourth vector do: a row of loads can
-        begin with it, between any two multiply-adds.
+        begin with it, between any two multiply-adds. Before those begin no half does: two loads
+        that bring no more than one would be in the others' way.
         """
-        distance = self.reach(register, at, 4, _MOST_MOVED_32)
         self.vectors += 1
         through_core = 0
         pairs = min(self.pairs, 2) if self.leaves_registers else self.pairs
         if pairs:
             begins = self.core.adder_at.value and pairs == _PAIRS and self.vectors % 4 == 0
-            through_core = 2 if begins else 1
-        for half in (0, 1):
-            to, place = 2 * vector + half, distance + 8 * half
+            through_core = 0 if self.idle else 2 if begins else 1
+        for half, place in enumerate(places):
+            to = 2 * vector + half
             if half < 2 - through_core:
-                self.lines.append(f"vldr d{to}, [{{{register}}}, #{place}]")
+                at = self.reach(register, place, 4, _MOST_MOVED_32)
+                self.lines.append(f"vldr d{to}, [{{{register}}}, #{at}]")
                 continue
             self.turn = (self.turn + 1) % pairs
+            at = self.reach(register, place, 4, _MOST_MOVED_32)
             low, high = (self._temporary(f"half{2 * self.turn + part}") for part in (0, 1))
-            self.lines.append(f"ldr {{{low}}}, [{{{register}}}, #{place}]")
-            self.lines.append(f"ldr {{{high}}}, [{{{register}}}, #{place + 4}]")
+            self.lines.append(f"ldr {{{low}}}, [{{{register}}}, #{at}]")
+            self.lines.append(f"ldr {{{high}}}, [{{{register}}}, #{at + 4}]")
             self.lines.append(f"vmov d{to}, {{{low}}}, {{{high}}}")
 
+    def _load_one(self, vector: int, register: str, at: int) -> None:
+        self.load_halves(vector, register, [at, at + 8])
 
-# Immediates are 12 bits, in units of what is moved; the second half lies 8 bytes further.
-_MOST_LOADED = 8 * 4094
+
+# Immediates are 12 bits, in units of what is moved.
+_MOST_LOADED = 8 * 4095
 _MOST_STORED = QUAD * 4095
 # The second half of what vldr and vstr reach.
 _MOST_MOVED_32 = 1020 - 8

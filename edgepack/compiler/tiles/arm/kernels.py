@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgepack.compiler.tiles.arm.ahead import input_registers
 from edgepack.compiler.tiles.arm.isa import Isa
 from edgepack.compiler.tiles.arm.reductions import Convolve, ConvolveHalves
 from edgepack.compiler.tiles.cpu import CpuModel
@@ -38,13 +39,15 @@ class MicroKernel:
         return cpu.isa == self.isa and (self.feature is None or self.feature in cpu.features)
 
     def fits(self, pixels: int, vectors: int, registers: int, *, ahead: bool = False) -> bool:
-        """Whether a tile can be held in registers, with one of inputs for each pixel.
+        """Whether a tile can be held in registers, inputs and some weights included.
 
-        With `ahead` weights are loaded long before they are used.
+        With `ahead` they are loaded long before they are used.
         """
         inside = pixels <= self.mr and vectors <= self.nr
         weights = _FEWEST_AHEAD if ahead else _FEWEST_FOR_WEIGHTS
-        return inside and pixels * vectors + pixels + weights <= registers
+        pairs = ahead and self.isa == "aarch64"
+        inputs = input_registers(pixels, pairs_pixels=pairs)
+        return inside and pixels * vectors + inputs + weights <= registers
 
 
 # The first that runs on a CPU is taken.

@@ -7,14 +7,15 @@ from itertools import product
 from math import prod
 from typing import Protocol
 
+from edgepack.compiler.tiles.arm.ahead import LoadsAhead
 from edgepack.compiler.tiles.arm.isa import MOST_AT_ONCE, QUAD, Isa
 from edgepack.compiler.tiles.arm.writer import Writer
 
 # Columns of a window that are unrolled, and how many of a longer one are done in a turn of a loop.
 _MOST_COLUMNS = 16
 _COLUMNS_PER_TURN = 4
-# Multiply-adds of a turn that are enough to hide loads behind.
-_LONG_TURN = 128
+# Points of a window that are unrolled where loads are written between multiply-adds.
+_MOST_POINTS = 9
 
 # Products of halves that are added up in a row, at most. MobileNetV2's logits are 42 dB above their
 # error with it (four photos, qemu's Cortex-A76).
@@ -69,7 +70,7 @@ class Convolve:
     def _blocks(self, writer: Writer, count: int, lanes: range) -> None:
         """Reduce over `count` input blocks of which `lanes` count."""
         rows, columns = self.kernel
-        if rows == columns == 1 and writer.loads_ahead:
+        if writer.loads_ahead:
             self._ahead(writer, count, lanes)
             return
         if rows == columns == 1:
@@ -107,57 +108,33 @@ class Convolve:
         writer.loop("block", count, one_block)
 
     def _ahead(self, writer: Writer, count: int, lanes: range) -> None:
-        """A window of one point, each block's inputs and first weights loaded while the one before
-        is multiplied."""
-        vectors, pixels = len(writer.accumulators), len(writer.accumulators[0])
-        inputs, ring = writer.free[:pixels], writer.free[pixels:]
-        each = len(lanes) * vectors
-        # What is loaded last in a turn has little left to hide behind.
-        per_turn = 2 if each * pixels >= _LONG_TURN // 2 else 4
-        # A turn leaves the ring as it was.
-        sizes = range(1, min(len(ring), each) + 1)
-        ring = ring[: max(size for size in sizes if per_turn * each % size == 0)]
-        moved = used = 0
+        """The same by `LoadsAhead`, in turns as long as instructions have room for."""
+        rows, columns = self.kernel
+        ahead = LoadsAhead(writer, pixel_step=self.pixel_step, lanes=lanes)
+        row = [self.column_step] * (columns - 1)
+        behind_row = self.row_step - (columns - 1) * self.column_step
+        behind_block = self.plane_step - rows * self.row_step
+        if rows * columns <= _MOST_POINTS:
+            window = [*row, behind_row] * (rows - 1) + [*row, behind_row + behind_block]
+            ahead.loop("block", count, window)
+        elif columns <= _MOST_COLUMNS:
 
-        def load_weights(index: int) -> None:
-            writer.load([ring[index % len(ring)]], "weights", advance=True)
+            def one_block() -> None:
+                ahead.loop("row", rows, [*row, behind_row])
+                writer.add("source", behind_block)
 
-        def load_input(r: int) -> None:
-            nonlocal moved
-            step, vector = self.pixel_step, inputs[r]
-            moved += writer.move_strided("ld", vector, "source", step=step, index=r, count=pixels)
-            if r == pixels - 1:
-                writer.add("source", self.plane_step - moved)
-                moved = 0
+            writer.loop("block", count, one_block)
+        else:
 
-        def block(left: int) -> None:
-            """One block, with `left` more of them to come."""
-            nonlocal used
-            for lane in lanes:
-                for v in range(vectors):
-                    vector = ring[used % len(ring)]
-                    for r in range(pixels):
-                        total = writer.accumulators[v][r]
-                        writer.multiply_add_lane(total, vector, inputs[r], lane)
-                        if left and lane == lanes[-1] and v == vectors - 1:
-                            load_input(r)
-                    if used % each + len(ring) < each or left:
-                        load_weights(used)
-                    used += 1
+            def one_row() -> None:
+                ahead.loop("column", columns, [self.column_step])
+                writer.add("source", self.row_step - columns * self.column_step)
 
-        def turn() -> None:
-            for _ in range(per_turn):
-                block(left=1)
+            def rows_of_block() -> None:
+                writer.loop("row", rows, one_row)
+                writer.add("source", behind_block)
 
-        for r in range(pixels):
-            load_input(r)
-        for index in range(len(ring)):
-            load_weights(index)
-        turns = (count - 1) // per_turn
-        writer.loop("block", turns, turn)
-        rest = count - per_turn * turns
-        for index in range(rest):
-            block(left=rest - 1 - index)
+            writer.loop("block", count, rows_of_block)
 
     def _point(self, writer: Writer, lanes: range) -> int:
         """One point of the window in one block; the bytes that the source pointer moved."""
@@ -270,9 +247,11 @@ class Depthwise:
             else:
                 writer.load(weights, "weights", advance=True)
 
-        load(0)
+        with writer.before_products():
+            load(0)
+            load_weights(0)
         for turn, (row, batch) in enumerate(turns):
-            if batch is batches[0]:
+            if row and batch is batches[0]:
                 load_weights(row)
             if turn + 1 < len(turns):
                 load(turn + 1)

@@ -63,7 +63,8 @@ class AssemblyTile:
         """Write it all. Of one vector, only the reduction moves pointers."""
         writer.hold(self.pixels, self.vectors)
         for v, accumulators in enumerate(writer.accumulators):
-            writer.load(accumulators[:1], "bias", advance=v + 1 < self.vectors)
+            with writer.before_products():
+                writer.load(accumulators[:1], "bias", advance=v + 1 < self.vectors)
             for total in accumulators[1:]:
                 writer.move(total, accumulators[0])
         self.reduction.write(writer)

@@ -31,6 +31,8 @@ class Writer(ABC):
     extend = ""
     # Whether a loop's loads are better written a turn ahead, between its multiply-adds.
     loads_ahead = False
+    # Whether `load_halves` costs no more than `load`.
+    pairs_pixels = False
 
     def __init__(self, isa: Isa, pointers: Sequence[str], counts: Sequence[str]) -> None:
         self.isa = isa
@@ -40,6 +42,8 @@ class Writer(ABC):
         self.constants: dict[int, str] = {}
         self.scratch_bytes = 0
         self.keeps_constants = True
+        # Whether nothing is multiplied yet that a load could be in the way of.
+        self.idle = False
         # Whether no more core registers may be taken than needed.
         self.leaves_registers = False
         self.labels = 0
@@ -83,6 +87,11 @@ class Writer(ABC):
     ) -> int:
         """Load ("ld") or store ("st") the `index`-th of `count` vectors that lie `step` bytes
         apart, in this order; the bytes that the pointer moved."""
+
+    def load_halves(self, vector: int, register: str, places: Sequence[int]) -> None:
+        """Load the halves of a vector, or the lower one alone, from so many bytes behind a
+        pointer, which stays. Only where writers have `pairs_pixels`."""
+        raise NotImplementedError
 
     @abstractmethod
     def store(self, vectors: Sequence[int], register: str) -> None:
@@ -133,6 +142,13 @@ class Writer(ABC):
         """Decrement, and jump back unless zero."""
 
     # ------------------------------------------------ pieces
+
+    @contextmanager
+    def before_products(self) -> Iterator[None]:
+        """Write loads that come before all multiply-adds."""
+        self.idle = True
+        yield
+        self.idle = False
 
     def move_all_strided(self, name: str, vectors: Sequence[int], register: str, step: int) -> int:
         """The same for all of some vectors."""
