@@ -4,6 +4,9 @@ for each block of channels, row, tile of R pixels
     R sums in registers; each input vector of a window row is loaded once and used by
     all the pixels whose window it is in
 
+Where a load takes the place of arithmetic, small windows go down strips of pixels instead: then
+each input is loaded once for all rows of the window, too (`arm.DepthwiseBand`).
+
 Window rows above and below the image are left out, by code of their own for the rows of results
 that have such: the image needs no zeros there. On 7x7 pixels a window of five rows has 4.1 of them
 inside, and those zeros would be as many as the pixels.
@@ -13,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 
 import numpy as np
 from tvm import tirx
@@ -36,6 +41,10 @@ _UNROLLED_POINTS = 25
 _ASSEMBLED_POINTS = 81
 # Columns of a window whose code is unrolled. Of a wider one so many are, in a loop.
 _UNROLLED_COLUMNS = 32
+# A band of fewer rows loads much twice.
+_FEWEST_ROWS = 7
+# Narrower strips load more than tiles along a row.
+_NARROWEST_STRIP = 4
 
 
 def takes(layer: Layer, _cpu: CpuModel) -> bool:
@@ -151,6 +160,7 @@ class _DepthwiseKernel:
         # Equal parts of the rows.
         self.parts = (even or even_parts(output, site.cpu.cores)) if self.shared else 1
         self.tiles: micro.MicroKernelCalls | None = None
+        self.in_bands = False
         isa = arm.isa_of(site.cpu, element)
         most = isa.most_depthwise(operator.kernel[1]) if isa else 0
         points = product(operator.kernel)
@@ -171,6 +181,13 @@ class _DepthwiseKernel:
             self.tiles = micro.MicroKernelCalls(
                 isa, self.source, self.target, self.weights, self.bias, self.epilogue
             )
+            strip = 0
+            even = operator.dilation[0] == 1 and operator.stride[0] == operator.stride[1]
+            # Then only windows of the first part lack rows above, only those of the last one below.
+            if even and output.height // self.parts >= operator.kernel[0]:
+                strip = self.tiles.most_band_pixels(operator.kernel, operator.stride[0])
+            if strip >= _NARROWEST_STRIP:
+                self.in_bands, self.pixels = True, _even_parts(site.output.width, strip)
         else:
             tiles = _pixels(site.output.width, operator, site.cpu)
             self.pixels = wanted if wanted in tiles else tiles[0]
@@ -235,6 +252,8 @@ class _DepthwiseKernel:
         first = part * rows if self.parts > 1 else 0
         if self.tiles is None:
             done = self._llvm_rows(plane, block, first, rows)
+        elif self.in_bands:
+            done = self._bands(self.tiles, plane, block, part)
         else:
             done = self._micro_rows(self.tiles, plane, block, first, rows)
         if self.epilogue.average is None:
@@ -280,13 +299,65 @@ class _DepthwiseKernel:
             names.add(tirx.IfThenElse(start < behind, here, None))
             return names.done()
 
-        clears = bool(self.target.layout.halo)
-        return tir.sequence(
-            tir.loop_of("row", rows, lambda i: self.target.clear_beside(plane, first + i))
-            if clears
-            else None,
-            *map(mine, self.runs),
-        )
+        return tir.sequence(self._clear(plane, first, rows), *map(mine, self.runs))
+
+    def _bands(
+        self, tiles: micro.MicroKernelCalls, plane: tir.Expr, block: tir.Expr, part: tir.Expr
+    ) -> tir.Stmt:
+        """A part of the rows in bands, whose inputs stay in the first-level cache from one strip of
+        pixels to the next. A part has at least as many rows as a window."""
+        operator, output = self.operator, self.output
+        stride, rows = operator.stride[0], output.height // self.parts
+        first = part * rows if self.parts > 1 else 0
+        around = self.runs[0].inside.start, operator.kernel[0] - self.runs[-1].inside.stop
+        held = int(self.site.cpu.l1_bytes / 2 / self.source.row_bytes)
+        most = max(_FEWEST_ROWS, (held - operator.kernel[0]) // stride + 1)
+        size = _even_parts(rows, most)
+
+        def band(start: int, number: int, missing: tuple[int, int], index: tir.Expr) -> tir.Stmt:
+            """The `index`-th band of `number` rows behind the part's row `start`."""
+            inside = range(missing[0], operator.kernel[0])
+            row = first + start + index * number
+            place = self._place(plane, block, row, 0, output.width, inside)
+            return tiles.band(
+                replace(place, weights=[block, 0, 0, 0]),
+                kernel=operator.kernel,
+                stride=stride,
+                width=output.width,
+                rows=number,
+                missing=missing,
+            )
+
+        def bands(above: int, below: int) -> tir.Stmt:
+            """All of a part, whose first window lacks rows above, and its last one below."""
+            made = []
+            for at in range(0, rows, size):
+                end = min(at + size, rows)
+                missing = max(0, above - at * stride), max(0, below - (rows - end) * stride)
+                made.append((end - at, missing))
+            loops, first_row = [], 0
+            for (number, missing), alike in groupby(made):
+                count = len(list(alike))
+                one = partial(band, first_row, number, missing)
+                loops.append(tir.loop_of("band", count, one))
+                first_row += count * number
+            return tir.sequence(*loops)
+
+        # By whether a part has the image's first rows, and its last ones.
+        code = bands(around[0], around[1] if self.parts == 1 else 0)
+        if self.parts > 1:
+            following = bands(0, around[1])
+            if self.parts > 2:
+                is_last = tirx.EQ(tir.expr(part), tir.integer(self.parts - 1))
+                following = tirx.IfThenElse(is_last, following, bands(0, 0))
+            code = tirx.IfThenElse(tirx.EQ(tir.expr(part), tir.integer(0)), code, following)
+        return tir.sequence(self._clear(plane, first, rows), code)
+
+    def _clear(self, plane: tir.Expr, first: tir.Expr, rows: int) -> tir.Stmt | None:
+        """The zeros beside some rows of the results."""
+        if not self.target.layout.halo:
+            return None
+        return tir.loop_of("row", rows, lambda i: self.target.clear_beside(plane, first + i))
 
     def _llvm_rows(self, plane: tir.Expr, block: tir.Expr, first: tir.Expr, rows: int) -> tir.Stmt:
         """The same by LLVM."""
@@ -472,7 +543,9 @@ def ways(site: LayerSite) -> list[Ranked]:
     """
     kernel = _DepthwiseKernel(site)
     width = site.output.width
-    if kernel.tiles is not None:
+    if kernel.in_bands:
+        tiles = [kernel.pixels]
+    elif kernel.tiles is not None:
         most = kernel.pixels
         tiles = sorted({_even_parts(width, size) for size in range(1, most + 1)}, reverse=True)
     else:

@@ -131,6 +131,39 @@ class MicroKernelCalls:
         row = replace(place, pixels=width)
         return tir.sequence(call, self.epilogue.pass_over(self.target, row))
 
+    def most_band_pixels(self, kernel: tuple[int, int], stride: int) -> int:
+        """See `arm.DepthwiseBand`; 0: it cannot finish its results."""
+        if self.finish is None or self._average:
+            return 0
+        return arm.DepthwiseBand.most_pixels(self.isa, kernel, stride, self.finish)
+
+    def band(
+        self,
+        place: TileAddress,
+        *,
+        kernel: tuple[int, int],
+        stride: int,
+        width: int,
+        rows: int,
+        missing: tuple[int, int],
+    ) -> tir.Stmt:
+        """`rows` rows of `width` results from a place on, whose windows miss so many rows above and
+        below; the place's source is the first one that is there."""
+        assert self.finish is not None
+        code = arm.DepthwiseBand(
+            isa=self.isa,
+            kernel=kernel,
+            stride=stride,
+            width=width,
+            rows=rows,
+            above=missing[0],
+            below=missing[1],
+            row_step=self.source.row_bytes,
+            target_step=self.target.row_bytes,
+            finish=self.finish,
+        )
+        return self.functions.call(code, self._pointers(place))
+
     @property
     def _operand(self) -> Image | None:
         """What the assembly adds to its sums."""

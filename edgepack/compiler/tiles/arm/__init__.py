@@ -3,12 +3,13 @@
 LLVM reorders the loads of such a loop until the accumulators no longer fit the registers, on 32-bit
 ARM above all (16 registers: up to 46 stack accesses per 32 multiply-adds). So a whole tile is one
 block of inline assembly: load the bias, reduce, epilogue, store. Depthwise tiles are short; they
-come with the loops over the tiles of a row and over rows (`TileRows`).
+come with the loops over the tiles of a row and over rows (`TileRows`, `DepthwiseBand`).
 
 The R x V accumulators of a tile are the highest registers; the reduction has the others.
 
     kernels     which micro-kernels there are, a row each
-    reductions  the inner loops
+    reductions  the inner loops; `ahead` those whose loads are written between multiply-adds
+    bands       rows of depthwise results, each input of which is loaded once
     integers    tiles of 8-bit integers; `integer_windows` depthwise ones, `rounding` their end
     tile        whole tiles, and rows of them
     widening    halves made float32
@@ -16,6 +17,7 @@ The R x V accumulators of a tile are the highest registers; the reduction has th
     writer      registers, labels and constants; `armv7` and `aarch64` write the instructions
 """
 
+from edgepack.compiler.tiles.arm.bands import DepthwiseBand
 from edgepack.compiler.tiles.arm.integer_windows import IntegerDepthwise
 from edgepack.compiler.tiles.arm.integers import IntegerKernel, IntegerTile, integer_kernel
 from edgepack.compiler.tiles.arm.isa import QUAD, Isa
@@ -40,6 +42,7 @@ __all__ = [
     "AssemblyTile",
     "Convolve",
     "Depthwise",
+    "DepthwiseBand",
     "EpilogueStep",
     "IntegerDepthwise",
     "IntegerKernel",
