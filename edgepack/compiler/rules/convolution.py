@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 from tvm import tirx
@@ -29,6 +31,7 @@ from edgepack.compiler.tiles.product import (
     stream_cycles,
     unrolled,
 )
+from edgepack.compiler.tiles.tile import RegisterTile
 
 
 def halo(layer: Layer) -> Halo:
@@ -197,22 +200,29 @@ def ways(site: LayerSite) -> list[Ranked]:
         choice = Way(rule=RULE.name, pixels=item.pixels, vectors=item.vectors, order=order)
         found.append(Ranked(choice=choice, cycles=item.cycles + streamed))
         if item is tiles[0]:
-            others = _other_loops(choice, partition, site)
+            others = _other_loops(choice, partition, site, tiles)
     for place, other in enumerate(others):
         # Between the tiles: one of these after each.
         found.insert(2 * place + 2, Ranked(choice=other, cycles=found[0].cycles))
     return found
 
 
-def _other_loops(choice: Way, partition: Partition, site: LayerSite) -> list[Way]:
+def _other_loops(
+    choice: Way, partition: Partition, site: LayerSite, tiles: Sequence[RegisterTile]
+) -> list[Way]:
     """The same tile with other loops around and in it; the cost model has no figures for them."""
     found = []
     if partition.worth_sharing:
         found.append(replace(choice, share=PANELS if partition.by_pixels else PIXELS))
-    isa = arm.isa_of(site.cpu, site.output.element)
-    if isa is not None and isa.core:
-        found.append(replace(choice, loads=WIDE))
-    if isa is None:
+    kernel = arm.micro_kernel(site.cpu, site.output.element)
+    if kernel is not None and site.cpu.pipeline:
+        # Loaded whole, the inputs of some tiles do not fit.
+        held = (one for one in tiles if kernel.fits(one.pixels, one.vectors, site.cpu.registers))
+        found += [
+            replace(choice, pixels=one.pixels, vectors=one.vectors, loads=WIDE)
+            for one in islice(held, 1)
+        ]
+    if kernel is None:
         usual = unrolled(site.cpu)
         found += [replace(choice, unroll=2 * usual), replace(choice, unroll=usual // 2)]
     if not (partition.prepared or partition.pixels_outer or partition.panels == 1):

@@ -104,7 +104,7 @@ class ProductLoops:
             bias=bias,
             epilogue=epilogue,
         )
-        self.code = _code(tensors, tile.pixels, cpu, functions, choice, dot, chain)
+        self.code = _code(tensors, tile, cpu, functions, choice, dot, chain)
 
     def imported(self, body: tir.Stmt) -> tir.Stmt:
         """`body`, which has these loops, with the code that they call."""
@@ -346,25 +346,26 @@ class ProductLoops:
 
 def _code(
     tensors: ProductTensors,
-    pixels: int,
+    tile: tile.RegisterTile,
     cpu: CpuModel,
     functions: micro.AssemblyFunctions | None,
     choice: Way | None,
     dot: DotProduct | None,
     chain: int,
 ) -> TileCode:
-    """The best code for tiles of at most so many pixels."""
+    """The best code for tiles no larger than one."""
     element = tensors.source.layout.element
     if dot is not None:
         if isinstance(tensors.epilogue, SumsEnd):
-            return SummedTiles(tensors, pixels, dot, tensors.epilogue)
+            return SummedTiles(tensors, tile.pixels, dot, tensors.epilogue)
         assert isinstance(tensors.epilogue, Requantising)
-        return IntegerTiles(tensors, pixels, dot, tensors.epilogue)
+        return IntegerTiles(tensors, tile.pixels, dot, tensors.epilogue)
     kernel, isa = arm.micro_kernel(cpu, element), arm.isa_of(cpu, element)
     if kernel is None or isa is None:
         unroll = choice.unroll if choice else 0
-        return LlvmTiles(tensors, pixels, unroll or unrolled(cpu))
-    if choice is not None and choice.loads == WIDE:
+        return LlvmTiles(tensors, tile.pixels, unroll or unrolled(cpu))
+    wide = choice is not None and choice.loads == WIDE
+    if wide and kernel.fits(tile.pixels, tile.vectors, isa.registers):
         isa = replace(isa, core="")
     return AssemblyTiles(tensors, kernel, isa, functions, chain)
 
