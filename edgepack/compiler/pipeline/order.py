@@ -30,7 +30,7 @@ _NEVER = -1_000_000
 # Of a run's orders with these `Scheduler.rest` and `urgent`, that of fewest cycles is taken, or the
 # first one that takes little more than the vector pipes need.
 _TRIED = ((0, False), (0, True), (1, False))
-_GOOD = 1.01
+_GOOD = 1.02
 
 _LABEL = re.compile(r"\d+:")
 _NUMBER = re.compile(r"#-?\d+")
@@ -91,13 +91,15 @@ class Scheduler:
         self.left: list[int] = []
         self.alike: list[int] = []  # equal numbers for equal timings
 
-    def steady(self, program: Sequence[Step], *, repeats: bool) -> tuple[list[int], int]:
+    def steady(
+        self, program: Sequence[Step], before: Sequence[set[int]], *, repeats: bool
+    ) -> tuple[list[int], int]:
         """The order of a run and its cycles; if it `repeats`, those of a turn that begins where the
         one before has left the pipeline."""
         if repeats:
-            self.order(program)
+            self.order(program, before)
         start = self.state.cycle
-        return self.order(program), self.state.cycle - start
+        return self.order(program, before), self.state.cycle - start
 
     def needed(self, program: Sequence[Step]) -> float:
         """Cycles of the vector pipes, at least."""
@@ -109,9 +111,9 @@ class Scheduler:
         )
         return sum(taken) / self.pipes
 
-    def order(self, program: Sequence[Step]) -> list[int]:
-        """The numbers of a straight run's instructions as they should follow each other."""
-        before = dependencies([instruction for instruction, _ in program])
+    def order(self, program: Sequence[Step], before: Sequence[set[int]]) -> list[int]:
+        """The numbers of a straight run's instructions as they should follow each other, given its
+        `dependencies`."""
         after: list[list[int]] = [[] for _ in program]
         for index, others in enumerate(before):
             for other in others:
@@ -222,11 +224,12 @@ def _order(texts: tuple[str, ...], core: str, arch: str) -> tuple[int, ...]:
             found += block
             continue
         program = steps((parse(texts[index], arch) for index in block), scheduler.core)
+        before = dependencies([instruction for instruction, _ in program])
         best: tuple[list[int], int] | None = None
         for rest, urgent in _TRIED:
             tried = replace(scheduler, rest=rest, urgent=urgent)
             tried.state, tried.shared = copy.deepcopy(scheduler.state), scheduler.shared
-            made = tried.steady(program, repeats=_repeats(texts, block))
+            made = tried.steady(program, before, repeats=_repeats(texts, block))
             if best is None or made[1] < best[1]:
                 best, following = made, tried
             if best[1] <= _GOOD * scheduler.needed(program):
