@@ -67,7 +67,7 @@ def _measure(args: argparse.Namespace, console: Console) -> None:
         boards = [name for name in args.boards or cycles.BOARDS if name in cycles.BOARDS]
         cycles.measure(boards, args.models, args.engines, console)
     elif args.mca:
-        mca.measure(args.boards or arm.BOARDS, args.models, console)
+        mca.measure(args.boards or mca.BOARDS, args.models, console)
     elif args.ops:
         ops.measure(console, rounds=args.rounds)
     elif args.compile:

@@ -26,6 +26,8 @@ from edgepack.base.progress import Progress
 from edgepack.boards import Board, get_board
 from edgepack.cycles.trace import function_names
 
+# One board for each core and instruction set; LLVM has no Cortex-A72 in 32-bit state.
+BOARDS = ("rasp3b", "pynq", "rasp4b-64", "rasp3b-64")
 _ITERATIONS = 100
 _FILE = RESULTS / "mca.json"
 

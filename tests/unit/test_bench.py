@@ -258,7 +258,7 @@ def test_stored_results_are_readable() -> None:
     for name in stored - {"accuracy", "cycles", "mca"}:
         assert results.load(name)
     assert "| edgepack | " in accuracy.report()
-    for board in arm.BOARDS:
+    for board in mca.BOARDS:
         assert f"(board {board})" in mca.report()
 
 
