@@ -43,16 +43,16 @@ class CountError(RemoteError):
     """A program failed under qemu."""
 
 
-def build_plugin() -> Path:
-    """The qemu plugin that counts, from the cache if it was built before."""
-    key = hashlib.sha256(PLUGIN_SOURCE.read_bytes()).hexdigest()[:12]
-    out = bench_dir() / f"{PLUGIN_SOURCE.stem}-{key}.so"
+def build_plugin(source: Path = PLUGIN_SOURCE) -> Path:
+    """A qemu plugin of one C file, from the cache if it was built before."""
+    key = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
+    out = bench_dir() / f"{source.stem}-{key}.so"
     with locked(out):
         if not out.exists():
             with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
                 library = Path(folder) / "plugin.so"
                 flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
-                run(["cc", *flags, PLUGIN_SOURCE, "-o", library])
+                run(["cc", *flags, source, "-o", library])
                 write_atomic(out, library.read_bytes())
     return out
 
