@@ -182,9 +182,9 @@ class _DepthwiseKernel:
                 isa, self.source, self.target, self.weights, self.bias, self.epilogue
             )
             strip = 0
-            even = operator.dilation[0] == 1 and operator.stride[0] == operator.stride[1]
+            square = operator.dilation[0] == 1 and operator.stride[0] == operator.stride[1]
             # Then only windows of the first part lack rows above, only those of the last one below.
-            if even and output.height // self.parts >= operator.kernel[0]:
+            if square and output.height // self.parts >= operator.kernel[0]:
                 strip = self.tiles.most_band_pixels(operator.kernel, operator.stride[0])
             if strip >= _NARROWEST_STRIP:
                 self.in_bands, self.pixels = True, _even_parts(site.output.width, strip)
