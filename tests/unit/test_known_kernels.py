@@ -44,6 +44,7 @@ def network(path: Path, seed: int) -> Path:
     """A layer for every rule whose kernels are kept; all weights are by `seed`."""
     net = Builder(seed)
     value = net.op("Relu", net.conv("x", 3, 24, strides=[2, 2]))
+    large = net.conv(net.op("Relu", net.conv(value, 24, 48, kernel=1)), 48, 48, group=48)
     value = net.op("Relu", net.conv(value, 24, 48))
     value = net.conv(value, 48, 48, group=48)
     mean = net.op("GlobalAveragePool", value)
@@ -61,6 +62,7 @@ def network(path: Path, seed: int) -> Path:
         "y": net.op("PRelu", net.conv(value, 24, 24, kernel=1), slope),
         "mean": mean,
         "largest": net.op("GlobalMaxPool", value),
+        "large": large,
         "plain": plain,
     }
     cases["z"] = net.op("Tanh", net.op("Concat", value, value, axis=1))
@@ -70,7 +72,9 @@ def network(path: Path, seed: int) -> Path:
 def sites(
     path: Path, cpu: CpuModel, precision: Precision = FULL
 ) -> Iterator[tuple[Rule, LayerSite]]:
-    """All layers of a network that rules take, either way that the cores may have shared."""
+    """All layers of a network that rules take, either way that the cores may have shared. To a CPU
+    with so small a cache images are large."""
+    cpu = replace(cpu, l2_bytes=1 << 16)
     module = importer.import_model(load_model(ModelSpec(path=path)))
     placement = place_layers(module["main"], cpu, RULES, precision, NO_CHOICES)
     for placed in placement.layers:
@@ -111,7 +115,9 @@ def test_code_is_the_same_for_other_weights(
         versions.append(found)
     assert versions[0] == versions[1]
     assert all(versions[0])
-    assert rules >= {rule.name for rule in RULES if rule.kept} - {"winograd"}
+    # Weights that are stored as halves are widened one panel at a time, which none streams.
+    absent = {"winograd", "streamed"} if precision.is_half else {"winograd"}
+    assert rules >= {rule.name for rule in RULES if rule.kept} - absent
 
 
 # What stands in for a field that has nothing.

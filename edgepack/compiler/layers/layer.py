@@ -55,6 +55,15 @@ class TransposedConvolution(Convolution):
     """
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Streamed:
+    """A depthwise convolution of what the layer `first`, a convolution, makes, and nobody else
+    reads. The layer reads what `first` does."""
+
+    first: Layer
+    depthwise: Convolution
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pooling:
     """The maximum or average over a window; `kind` is "max" or "average".
@@ -159,6 +168,7 @@ class View:
 
 Operator = (
     Convolution
+    | Streamed
     | Pooling
     | GlobalPooling
     | Resampling

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from edgepack.compiler.layers.layer import Convolution, Layer, TransposedConvolution
+from edgepack.compiler.layers.layer import Convolution, Layer, Streamed, TransposedConvolution
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.tiles.expression import Operand, Operation
 
@@ -16,9 +17,13 @@ def signature_of(layer: Layer) -> str:
     elements, the input as NCHW, the window, its stride, the padding at top and left, the output as
     CHW, and the arithmetic on each result, where [t] reads another tensor and [c] a value per
     channel of one. Dilation, groups, the elements of the weights and the largest tiles that
-    Winograd's algorithm may have are named where they are not the usual ones.
+    Winograd's algorithm may have are named where they are not the usual ones. Of two layers in one
+    kernel it is both lines.
     """
     operator = layer.operator
+    if isinstance(operator, Streamed):
+        reader = replace(layer, operator=operator.depthwise, inputs=(operator.first.output,))
+        return f"{signature_of(operator.first)} then {signature_of(reader)}"
     if not isinstance(operator, Convolution) or isinstance(operator, TransposedConvolution):
         return ""
     made = extent(layer.output)

@@ -32,6 +32,7 @@ from edgepack.compiler.layers.tensors import extent, shape_of, variables
 from edgepack.compiler.layers.turn import turn
 from edgepack.compiler.origin import origin_of
 from edgepack.compiler.place import budget
+from edgepack.compiler.place.streams import with_streams
 from edgepack.compiler.precision import FULL, Precision, misfit
 from edgepack.compiler.rules import conversion, joint
 from edgepack.compiler.rules.rule import Alias, LayerSite, Rule, product
@@ -128,6 +129,8 @@ def place_layers(
     layers = _with_conversions(layers, taken)
     halos = _halos(layers, taken)
     layers = _with_means(layers, taken)
+    whole = {*outputs, *twins.values()}
+    layers = with_streams(layers, taken, whole, rules=rules, cpu=cpu)
     slots = _share_bytes(layers, taken, halos)
     layouts = _layouts(layers, taken, halos, cpu)
 

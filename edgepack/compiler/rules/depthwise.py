@@ -15,6 +15,7 @@ inside, and those zeros would be as many as the pixels.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -132,19 +133,24 @@ def _even_parts(width: int, most: int) -> int:
 
 def make(site: LayerSite) -> LayerKernel:
     """The kernel of a depthwise convolution."""
-    return _DepthwiseKernel(site).kernel()
+    return DepthwiseKernel(site).kernel()
 
 
-class _DepthwiseKernel:
-    """The loops of one depthwise convolution."""
+class DepthwiseKernel:
+    """The loops of one depthwise convolution.
 
-    def __init__(self, site: LayerSite) -> None:
+    With `source` its image is there, a part at a time (see `reading`), and the rows are done in
+    `parts` equal parts.
+    """
+
+    def __init__(self, site: LayerSite, source: Image | None = None, parts: int = 0) -> None:
         operator = site.layer.operator
         assert isinstance(operator, Convolution)
         self.site = site
         self.operator = operator
         self.output = site.output
-        self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
+        self.source = source or Image("source", site.inputs[0])
+        self.target = Image("target", site.output)
         self.runs = _code_for(site.layer)
         element = site.output.element
         output = site.output
@@ -159,6 +165,8 @@ class _DepthwiseKernel:
         self.by_pixels = self.shared and even is not None
         # Equal parts of the rows.
         self.parts = (even or even_parts(output, site.cpu.cores)) if self.shared else 1
+        if parts:
+            self.parts = parts
         self.tiles: micro.MicroKernelCalls | None = None
         self.in_bands = False
         isa = arm.isa_of(site.cpu, element)
@@ -218,8 +226,8 @@ class _DepthwiseKernel:
 
         def one(n: tir.Expr, item: tir.Expr) -> tir.Stmt:
             if self.by_pixels:
-                return self._rows(n, item % output.blocks, item // output.blocks)
-            return self._rows(n, item // parts, item % parts)
+                return self.rows(n, item % output.blocks, item // output.blocks)
+            return self.rows(n, item // parts, item % parts)
 
         def one_image(n: tir.Expr) -> tir.Stmt:
             items = output.blocks * parts
@@ -239,14 +247,25 @@ class _DepthwiseKernel:
             self.target.buffer,
             *self.epilogue.average_buffers,
         ]
-        stored_once = self.tiles is None or self.tiles.finishes
-        return tir.function(
-            arguments,
-            self.tiles.imported(body) if self.tiles else body,
-            in_place=self.epilogue.in_place(self.target) if stored_once else [],
-        )
+        return tir.function(arguments, self.imported(body), in_place=self.in_place)
 
-    def _rows(self, n: tir.Expr, block: tir.Expr, part: tir.Expr) -> tir.Stmt:
+    def reading(self, source: Image) -> DepthwiseKernel:
+        """The same on the memory of the image where it lies now."""
+        kernel = copy(self)
+        kernel.source = source
+        return kernel
+
+    def imported(self, body: tir.Stmt) -> tir.Stmt:
+        """`body`, which has these loops, with the code that they call."""
+        return self.tiles.imported(body) if self.tiles else body
+
+    @property
+    def in_place(self) -> list[tuple[tirx.Buffer, tirx.Buffer]]:
+        """See `tir.function`."""
+        stored_once = self.tiles is None or self.tiles.finishes
+        return self.epilogue.in_place(self.target) if stored_once else []
+
+    def rows(self, n: tir.Expr, block: tir.Expr, part: tir.Expr) -> tir.Stmt:
         """A part of the rows of one block of channels of one image."""
         plane, rows = n * self.output.blocks + block, self.output.height // self.parts
         first = part * rows if self.parts > 1 else 0
@@ -541,7 +560,7 @@ def ways(site: LayerSite) -> list[Ranked]:
 
     The cost model has one figure for all of them.
     """
-    kernel = _DepthwiseKernel(site)
+    kernel = DepthwiseKernel(site)
     width = site.output.width
     if kernel.in_bands:
         tiles = [kernel.pixels]

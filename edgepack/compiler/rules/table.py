@@ -17,6 +17,7 @@ from edgepack.compiler.rules import (
     pointwise,
     pooling,
     resize,
+    streamed,
     transposed,
     winograd,
 )
@@ -29,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     integer_transposed.RULE,
     *integers.RULES,
     transposed.RULE,
+    streamed.RULE,
     depthwise.RULE,
     winograd.RULE,
     gated.RULE,

@@ -110,6 +110,7 @@ class Image:
         self.buffer = tir.buffer(name, layout.shape, layout.element.name)
         self.step = (1, 1)
         self.first: tuple[tir.Expr, tir.Expr] = (0, 0)
+        self.first_plane: tir.Expr = 0
 
     @property
     def pixel_bytes(self) -> int:
@@ -144,13 +145,20 @@ class Image:
         image.step, image.first = step, first
         return image
 
+    def placed(self, *, plane: tir.Expr, row: tir.Expr) -> Image:
+        """The same memory as a part of a larger image, whose plane 0 and row 0 would be at these
+        ones."""
+        image = copy(self)
+        image.first_plane, image.first = plane, (row, 0)
+        return image
+
     def at(
         self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, lane: tir.Expr = 0
     ) -> list[tir.Expr]:
         """Indices of a pixel, counted from the image's corner, not the halo's."""
         halo = self.layout.halo
         return [
-            plane,
+            plane + self.first_plane,
             row * self.step[0] + (self.first[0] + halo.top),
             column * self.step[1] + (self.first[1] + halo.left),
             lane,

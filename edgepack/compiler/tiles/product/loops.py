@@ -235,6 +235,12 @@ class ProductLoops:
 
         return tir.loop_of("row", self.target.layout.height, one_row)
 
+    def row(self, n: tir.Expr, panel: tir.Expr, vectors: int, row: tir.Expr) -> tir.Stmt:
+        """A row of the results of a panel of `vectors` vectors; there is one group."""
+        return self._along_row(
+            lambda column, pixels: self._tile(n, 0, panel, vectors, row, column, pixels)
+        )
+
     def _ahead(
         self, group: tir.Expr, panel: tir.Expr, vectors: int, row: tir.Expr, column: tir.Expr
     ) -> tir.Stmt | None:

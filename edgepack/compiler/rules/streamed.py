@@ -1,0 +1,449 @@
+"""A convolution and the depthwise one that reads it, in one kernel.
+
+In an inverted residual block the image between the two is the largest of all. Made as a whole, it
+leaves the caches and comes back. Here a few of its rows are made at a time, in scratch memory that
+stays in a core's cache:
+
+    each core: for each band of rows of results
+        for each panel of channels
+            the rows that the band's windows reach, by the first convolution
+            the band, by the depthwise one
+
+Rows that the next band's windows reach as well are kept for it, so that none is made twice but
+where another core goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tvm import tirx
+
+from edgepack.compiler.choices import Ranked, Way
+from edgepack.compiler.layers.layer import Convolution, Layer, Streamed
+from edgepack.compiler.layers.tensors import extent
+from edgepack.compiler.rules import convolution, depthwise
+from edgepack.compiler.rules.depthwise import DepthwiseKernel
+from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
+from edgepack.compiler.tiles import micro, tir
+from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.epilogue import Epilogue
+from edgepack.compiler.tiles.layout import Blocked, Halo, Image, Planar
+from edgepack.compiler.tiles.partition import (
+    BUSY_BY_PIECES,
+    busy,
+    worth_sharing,
+)
+from edgepack.compiler.tiles.product import (
+    ProductLoops,
+    Shape,
+    pack_bias,
+    pack_weights,
+    rank_tiles,
+    stream_cycles,
+)
+from edgepack.compiler.tiles.tile import RegisterTile
+
+# The part of the second-level cache that scratch memory may take: what the first convolution reads
+# and what the other one writes go through it, too.
+_SCRATCH_PART = 2
+# The least share of the cores' time that has to be busy where they share the panels.
+_BUSY_BY_PANELS = 0.75
+
+
+def stream(first: Layer, layer: Layer) -> Layer:
+    """The depthwise convolution `layer` together with `first`, which makes what it reads."""
+    assert isinstance(layer.operator, Convolution)
+    return replace(
+        layer,
+        operator=Streamed(first=first, depthwise=layer.operator),
+        inputs=first.inputs,
+        bindings=(*first.bindings, *layer.bindings),
+    )
+
+
+def _parts(layer: Layer) -> tuple[Layer, Layer]:
+    """The two that `stream` put together."""
+    operator = layer.operator
+    assert isinstance(operator, Streamed)
+    inputs = (operator.first.output,)
+    return operator.first, replace(layer, operator=operator.depthwise, inputs=inputs)
+
+
+def is_worth_it(first: Layer, layer: Layer, cpu: CpuModel) -> bool:
+    """Whether a kernel of both is faster than one of each: where the image between them is large,
+    and the cores can share its making."""
+    between = _between(first, layer, cpu)
+    one = between.nbytes // between.batch
+    if between.halo.top or between.halo.bottom or one <= cpu.l2_bytes:
+        return False
+    return _chosen(first, layer, cpu, None) is not None
+
+
+def _between(first: Layer, layer: Layer, cpu: CpuModel) -> Blocked:
+    """The image between the two, as if it were made as a whole."""
+    batch, channels, height, width = extent(first.output)
+    return Blocked(
+        element=first.element,
+        batch=batch,
+        channels=channels,
+        height=height,
+        width=width,
+        block=cpu.block(channels, first.element),
+        halo=depthwise.halo(layer),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Partition:
+    """Bands of `rows` rows of results, `bands` of them, with panels as wide as `tile` says.
+
+    The cores share the bands or, unless `by_bands`, the panels; `shares` is how many equal parts
+    that makes. `held` rows of the image between are in scratch memory at a time, of which the last
+    `kept` are the next band's first ones.
+    """
+
+    tile: RegisterTile
+    rows: int
+    bands: int
+    shares: int
+    by_bands: bool
+    held: int
+    kept: int
+
+    @property
+    def bands_of_share(self) -> int:
+        return self.bands // self.shares if self.by_bands else self.bands
+
+
+def _tiles(first: Layer, layer: Layer, cpu: CpuModel) -> list[RegisterTile]:
+    """Tiles for the first convolution, the cheapest first."""
+    between, shape = _between(first, layer, cpu), _shape(first, cpu)
+    return rank_tiles(between, blocks=shape.out_blocks, reduction=shape.reduction, cpu=cpu)
+
+
+def _chosen(first: Layer, layer: Layer, cpu: CpuModel, choice: Way | None) -> _Partition | None:
+    """The partition with the tile of `choice`, if it has one that can be held, or the cheapest."""
+    tiles = _tiles(first, layer, cpu)
+    wanted = choice.tile if choice else None
+    named = (tile for tile in tiles if (tile.pixels, tile.vectors) == wanted)
+    found = (_partition(first, layer, cpu, tile) for tile in (*named, tiles[0]))
+    return next((item for item in found if item is not None), None)
+
+
+def _partition(first: Layer, layer: Layer, cpu: CpuModel, tile: RegisterTile) -> _Partition | None:
+    """The tallest bands that the cache has room for; None if the cores would not be busy, or bands
+    were too low to be worth it."""
+    operator, between, shape = layer.operator, _between(first, layer, cpu), _shape(first, cpu)
+    assert isinstance(operator, Convolution)
+    height, stride = extent(layer.output)[2], operator.stride[0]
+    window = (operator.kernel[0] - 1) * operator.dilation[0] + 1
+    cycles = tile.cycles + stream_cycles(shape.weight_bytes, 1, cpu)
+    cores = cpu.cores if worth_sharing(cycles, cpu) else 1
+    row_bytes = between.nbytes // between.shape[0] // between.shape[1] * tile.vectors
+    panels = -(-shape.out_blocks // tile.vectors)
+    for rows in range(height, 0, -1):
+        held = (rows - 1) * stride + window
+        bands, kept = height // rows, max(0, window - stride)
+        if height % rows or held * row_bytes > cpu.l2_bytes / _SCRATCH_PART:
+            continue
+        if bands > 1 and kept > rows * stride:
+            return None  # most of each band would be copied, not made
+        by_bands = bands >= cores and busy(bands, cores) >= BUSY_BY_PIECES and bands % cores == 0
+        if by_bands or busy(panels, cores) >= _BUSY_BY_PANELS:
+            return _Partition(
+                tile=tile,
+                rows=rows,
+                bands=bands,
+                shares=cores,
+                by_bands=by_bands,
+                held=held,
+                kept=kept,
+            )
+    return None
+
+
+def _shape(first: Layer, cpu: CpuModel) -> Shape:
+    """The extents of the first convolution's product."""
+    operator = first.operator
+    assert isinstance(operator, Convolution)
+    outs, ins = operator.weight.shape[:2]
+    blocks = [cpu.block(channels, first.element) for channels in (ins, outs)]
+    return Shape(
+        groups=1,
+        in_blocks=-(-ins // blocks[0]),
+        in_block=blocks[0],
+        last_lanes=(ins - 1) % blocks[0] + 1,
+        out_blocks=-(-outs // blocks[1]),
+        lanes=blocks[1],
+        kernel=operator.kernel,
+        element=first.element,
+    )
+
+
+def halo(layer: Layer) -> Halo:
+    """What the first convolution's window reads around the image."""
+    assert isinstance(layer.operator, Streamed)
+    return convolution.halo(layer.operator.first)
+
+
+def reads_planar(layer: Layer, cpu: CpuModel) -> bool:
+    """See `convolution.reads_planar`."""
+    assert isinstance(layer.operator, Streamed)
+    return convolution.reads_planar(layer.operator.first, cpu)
+
+
+def make(site: LayerSite) -> LayerKernel:
+    """The kernel of both."""
+    return _StreamedKernel(site).kernel()
+
+
+class _StreamedKernel:
+    """The loops of both."""
+
+    def __init__(self, site: LayerSite) -> None:
+        operator, cpu = site.layer.operator, site.cpu
+        assert isinstance(operator, Streamed)
+        first, layer = _parts(site.layer)
+        assert isinstance(first.operator, Convolution)
+        partition = _chosen(first, layer, cpu, site.chosen(RULE.name))
+        assert partition is not None
+        self.site, self.operator, self.partition = site, operator, partition
+        self.convolution, self.between = first.operator, _between(first, layer, cpu)
+        between, tile = self.between, partition.tile
+        weight = convolution.dense_weight(first.operator, 1)
+        self.shape = Shape.of(weight, site.inputs[0], between)
+        self.packed = pack_weights(weight, self.shape, tile.vectors)
+        self.packed_bias = pack_bias(first.operator.bias, between, cpu)
+        self.weights = tir.buffer("weights", self.packed.shape, str(self.packed.dtype))
+        self.bias = tir.buffer("bias", self.packed_bias.shape, str(self.packed_bias.dtype))
+        self.epilogue = Epilogue(between, first.expression, constants=first.constants)
+        image = Planar if site.inputs[0].planar else Image
+        self.source = image("source", site.inputs[0])
+        self.scratch = Image(
+            "scratch",
+            replace(
+                between,
+                batch=partition.shares,
+                channels=tile.vectors * between.block,
+                height=partition.held,
+            ),
+        )
+        # What the next band of a share needs of each panel.
+        self.keeps = partition.kept > 0 and partition.bands_of_share > 1
+        owners = partition.shares if partition.by_bands else 1
+        shape = (owners * between.blocks, partition.kept, between.width, between.block)
+        self.tails = tir.buffer("tails", shape, between.element.name)
+        self.functions = micro.AssemblyFunctions()
+        self.depthwise = DepthwiseKernel(
+            replace(site, layer=layer, inputs=(between,)), self.scratch, partition.bands
+        )
+
+    def kernel(self) -> LayerKernel:
+        """Constants, what they cost, and how the code is made."""
+        output, between, partition = self.site.output, self.between, self.partition
+        rows, columns = self.operator.depthwise.kernel
+        name = f"conv_depthwise{rows}x{columns}_{self.source.layout.channels}"
+        name += f"_{output.channels}_{output.height}x{output.width}"
+        stride = self.operator.depthwise.stride[0]
+        if stride > 1:
+            name += f"_s{stride}"
+        depthwise = self.depthwise.kernel()
+        if self.depthwise.epilogue.average:
+            name += "_mean"
+        macs = self.convolution.weight.size * between.height * between.width * between.batch
+        return LayerKernel(
+            name=name,
+            function=self.function,
+            constants=(self.packed, self.packed_bias, *self.epilogue.packed, *depthwise.constants),
+            tile=f"{partition.tile} {partition.rows} rows, {depthwise.tile}",
+            macs=macs + depthwise.macs,
+            cycles=partition.tile.cycles + depthwise.cycles,
+            by_pixels=partition.shares > 1 and partition.by_bands,
+        )
+
+    def function(self) -> tirx.PrimFunc:
+        """The code."""
+        depthwise, partition = self.depthwise, self.partition
+
+        def one_image(n: tir.Expr) -> tir.Stmt:
+            return tir.loop_of(
+                "share",
+                partition.shares,
+                lambda share: self._share(n, share),
+                parallel=partition.shares > 1,
+            )
+
+        body = tir.sequence(
+            depthwise.epilogue.clear_around_means(),
+            tir.loop_of("n", self.site.output.batch, one_image),
+            depthwise.epilogue.means() if depthwise.parts > 1 else None,
+        )
+        arguments = [
+            self.source.buffer,
+            *depthwise.epilogue.operand_buffers,
+            self.weights,
+            self.bias,
+            *self.epilogue.constants,
+            depthwise.weights,
+            depthwise.bias,
+            *depthwise.epilogue.constants,
+            depthwise.target.buffer,
+            *depthwise.epilogue.average_buffers,
+            self.scratch.buffer,
+            *([self.tails] if self.keeps else []),
+        ]
+        body = depthwise.imported(self.functions.imported(body))
+        return tir.function(arguments, body, in_place=depthwise.in_place)
+
+    def _share(self, n: tir.Expr, share: tir.Expr) -> tir.Stmt:
+        """What one core does of an image."""
+        partition, vectors = self.partition, self.partition.tile.vectors
+        full, rest = divmod(self.shape.out_blocks, vectors)
+        panels = full + bool(rest)
+
+        def some(index: tir.Expr, number: tir.Expr, band: tir.Expr) -> tir.Stmt:
+            last = (lambda: self._panel(n, share, full, rest, number, band)) if rest else None
+            return tir.turn(
+                index,
+                full,
+                lambda at: self._panel(n, share, at, vectors, number, band),
+                last,
+            )
+
+        if partition.by_bands:
+            each = partition.bands_of_share
+            work = tir.loop_of(
+                "band",
+                each,
+                lambda number: tir.loop_of(
+                    "panel", panels, lambda index: some(index, number, share * each + number)
+                ),
+            )
+        else:
+            each = -(-panels // partition.shares)
+
+            def mine(band: tir.Expr, number: tir.Expr) -> tir.Stmt:
+                index = share * each + number
+                done = some(index, band, band)
+                if panels % partition.shares == 0:
+                    return done
+                return tir.when(tir.expr(index) < panels, done)
+
+            work = tir.loop_of(
+                "band",
+                partition.bands,
+                lambda band: tir.loop_of("panel", each, lambda number: mine(band, number)),
+            )
+        if not self.between.halo:
+            return work
+
+        def clear(v: tir.Expr) -> tir.Stmt:
+            return tir.sequence(self.scratch.clear_halo(share * vectors + v))
+
+        return tir.sequence(tir.loop_of("cleared", vectors, clear), work)
+
+    def _panel(
+        self,
+        n: tir.Expr,
+        share: tir.Expr,
+        panel: tir.Expr,
+        vectors: int,
+        number: tir.Expr,
+        band: tir.Expr,
+    ) -> tir.Stmt:
+        """A band of a panel of `vectors` vectors, the `number`-th one of the share."""
+        partition, operator = self.partition, self.operator.depthwise
+        blocks, wide = self.between.blocks, partition.tile.vectors
+        top = band * (partition.rows * operator.stride[0]) - operator.before[0]
+        # As a part of the image that would be there as a whole.
+        place = self.scratch.viewed(self.between).placed(
+            plane=share * wide - n * blocks - panel * wide, row=tir.expr(0 - top)
+        )
+        loops = ProductLoops(
+            cpu=self.site.cpu,
+            window=convolution.window_of(self.convolution),
+            shape=self.shape,
+            tile=partition.tile,
+            source=self.source,
+            target=place,
+            weights=self.weights,
+            bias=self.bias,
+            epilogue=self.epilogue,
+            functions=self.functions,
+        )
+        begin = tirx.max(0, tir.expr(top))
+        if self.keeps:
+            is_first = tirx.EQ(tir.expr(number), tir.integer(0))
+            begin = tirx.Select(is_first, begin, tir.expr(top + partition.kept))
+        end = tirx.min(self.between.height, tir.expr(top + partition.held))
+        names = tir.Names()
+        if self.keeps:
+            restore = self._copy_tails(share, panel, vectors, save=False)
+            names.add(tir.when(tir.expr(number) > 0, restore))
+        begin, end = names.bind("begin", begin), names.bind("end", end)
+        names.add(
+            tir.loop_of("made", end - begin, lambda i: loops.row(n, panel, vectors, begin + i))
+        )
+        reader = self.depthwise.reading(place)
+        names.add(tir.loop_of("block", vectors, lambda v: reader.rows(n, panel * wide + v, band)))
+        if self.keeps:
+            names.add(self._copy_tails(share, panel, vectors, save=True))
+        return names.done()
+
+    def _copy_tails(
+        self, share: tir.Expr, panel: tir.Expr, vectors: int, *, save: bool
+    ) -> tir.Stmt:
+        """Keep the last rows of a panel, or put them back as the first ones."""
+        partition, between = self.partition, self.between
+        lanes, wide = between.block, partition.tile.vectors
+        owner = share if partition.by_bands else 0
+        row_of = partition.rows * self.operator.depthwise.stride[0] if save else 0
+
+        def pixel(v: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
+            here = self.scratch.at(share * wide + v, row + row_of, column)
+            there = [owner * between.blocks + panel * wide + v, row, column, 0]
+            ends: Sequence[tuple[tirx.Buffer, Sequence[tir.Expr]]]
+            ends = (self.scratch.buffer, here), (self.tails, there)
+            (source, at), (target, to) = ends if save else ends[::-1]
+            return tir.store(target, tir.load(source, at, lanes), to, lanes)
+
+        return tir.loop_of(
+            "block",
+            vectors,
+            lambda v: tir.loop_of(
+                "row",
+                partition.kept,
+                lambda row: tir.loop_of(
+                    "column", between.width, lambda column: pixel(v, row, column)
+                ),
+            ),
+        )
+
+
+def takes(layer: Layer, _cpu: CpuModel) -> bool:
+    """What `stream` made."""
+    return isinstance(layer.operator, Streamed)
+
+
+def ways(site: LayerSite) -> list[Ranked]:
+    """All tiles of the first convolution."""
+    first, layer = _parts(site.layer)
+    found = []
+    for tile in _tiles(first, layer, site.cpu):
+        if _partition(first, layer, site.cpu, tile) is not None:
+            choice = Way(rule=RULE.name, pixels=tile.pixels, vectors=tile.vectors)
+            found.append(Ranked(choice=choice, cycles=tile.cycles))
+    return found
+
+
+RULE = Rule(
+    name="streamed",
+    takes=takes,
+    make=make,
+    halo=halo,
+    reads_planar=reads_planar,
+    kept=True,
+    ways=ways,
+)
