@@ -14,6 +14,8 @@ import pytest
 
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model
+from edgepack.compiler.backend.arena import Block
+from edgepack.compiler.backend.plan import _PlanBuilder
 from edgepack.flow.job import compile_job, make_job
 from edgepack.flow.project import load_project
 from edgepack.flow.reference import run_reference
@@ -127,6 +129,41 @@ def test_channels_side_by_side_are_written_there(tmp_path: Path) -> None:
     }
     # The parts of each joint touch, and nothing else of so many bytes is written.
     assert sum(any(other[0] == place[1] for other in places) for place in places) == 2
+
+
+def _u_net(folder: Path) -> CompiledModel:
+    """Between a skip and the joint it is a part of, one layer is wider than the joint."""
+    net = Builder()
+    skip = net.op("Relu", net.conv("image", 32, 32, 1))
+    low = net.op("MaxPool", skip, kernel_shape=[2, 2], strides=[2, 2])
+    wide = net.op("Relu", net.conv(low, 32, 256, 1))
+    deep = net.op("Relu", net.conv(wide, 256, 32, 1))
+    up = net.op("ConvTranspose", deep, net.weight(32, 32, 2, 2), strides=[2, 2])
+    joined = net.op("Concat", skip, up, axis=1)
+    return compile_here(net, [net.conv(joined, 64, 8, 1)], folder, image=(1, 32, 32, 32))
+
+
+def test_a_skip_takes_no_more_than_its_own_bytes(tmp_path: Path) -> None:
+    compiled = _u_net(tmp_path)
+    # The skip, the wide layer and what that is made of; not all of the joint instead of the skip.
+    skip = 4 * 32 * 32 * 32
+    assert compiled.arena_bytes < 1.05 * (skip + 2 * skip + skip // 4)
+
+
+def test_bytes_that_are_taken_too_late_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That these comparisons fail if what is joined had its bytes from the joint's end on only."""
+
+    def late(block: Block) -> Block:
+        return replace(block, parts=tuple(replace(p, first=block.last) for p in block.parts))
+
+    made = _PlanBuilder.arena_blocks
+    monkeypatch.setattr(
+        _PlanBuilder, "arena_blocks", lambda self, roots: [late(b) for b in made(self, roots)]
+    )
+    with pytest.raises(AssertionError):
+        _u_net(tmp_path)
 
 
 def test_weights_are_stored_as_often_as_they_may_be(tmp_path: Path) -> None:

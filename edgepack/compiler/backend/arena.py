@@ -2,22 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 # A cache line of every CPU here, and the widest vector register (AVX-512).
 ALIGNMENT = 64
 # Of each order. The benchmark's networks take eight in all at most.
 _TRIES = 16
 
+# Offsets that a block cannot have, as seen from another's, both ends excluded.
+_Interval = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByteRange:
+    """Bytes `start` to `stop` (excluded) of a block, which are in use from call `first` on."""
+
+    start: int
+    stop: int
+    first: int
+
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """`size` bytes that hold a value from call `first` to call `last`, both included."""
+    """`size` bytes that hold a value from call `first` to call `last`, both included.
+
+    Those of a part hold nothing before the part's own first call. Where parts overlap the earliest
+    counts.
+    """
 
     size: int
     first: int
     last: int
+    parts: tuple[ByteRange, ...] = ()
+
+    @cached_property
+    def spans(self) -> tuple[ByteRange, ...]:
+        """All bytes, up to the alignment, in order."""
+        if not self.parts:
+            return (ByteRange(start=0, stop=align(self.size), first=self.first),)
+        edges = {0, align(self.size)}
+        for part in self.parts:
+            edges |= {part.start // ALIGNMENT * ALIGNMENT, align(part.stop)}
+        cuts = sorted(edges)
+        made: list[ByteRange] = []
+        for start, stop in pairwise(cuts):
+            first = min(
+                (part.first for part in self.parts if part.start < stop and start < part.stop),
+                default=self.first,
+            )
+            if made and made[-1].first == first:
+                start = made.pop().start  # noqa: PLW2901
+            made.append(ByteRange(start=start, stop=stop, first=first))
+        return tuple(made)
 
 
 def align(size: int) -> int:
@@ -33,17 +72,21 @@ def allocate(blocks: Sequence[Block]) -> tuple[list[int], int]:
     three are tried, and each again with what ended highest placed first; the
     smallest arena wins.
     """
+    work = [
+        sum((span.stop - span.start) * (1 + block.last - span.first) for span in block.spans)
+        for block in blocks
+    ]
     orders: tuple[Callable[[int], tuple[int, ...]], ...] = (
         lambda i: (-blocks[i].size, blocks[i].first, i),
-        lambda i: (-blocks[i].size * (1 + blocks[i].last - blocks[i].first), i),
+        lambda i: (-work[i], i),
         lambda i: (blocks[i].first, -blocks[i].size, i),
     )
-    least = lower_bound(blocks)
+    least, neighbours = lower_bound(blocks), _neighbours(blocks)
     best: tuple[list[int], int] = ([], 0)
     for key in orders:
         order = sorted(range(len(blocks)), key=key)
         for _ in range(_TRIES):
-            offsets, total = _place(blocks, order)
+            offsets, total = _place(blocks, neighbours, order)
             if not best[0] or total < best[1]:
                 best = offsets, total
             if best[1] == least:
@@ -59,28 +102,73 @@ def allocate(blocks: Sequence[Block]) -> tuple[list[int], int]:
 
 def lower_bound(blocks: Sequence[Block]) -> int:
     """The most bytes that live at one time: no arena can be smaller."""
-    points = {block.first for block in blocks}
-    return max(
-        (sum(align(b.size) for b in blocks if b.first <= at <= b.last) for at in points), default=0
-    )
+    changes: list[tuple[int, int]] = []
+    for block in blocks:
+        for span in block.spans:
+            if span.first <= block.last:
+                size = span.stop - span.start
+                changes += [(span.first, size), (block.last + 1, -size)]
+    most = live = 0
+    for _, change in sorted(changes):  # what ends before a call goes before what it begins
+        live += change
+        most = max(most, live)
+    return most
 
 
-def _place(blocks: Sequence[Block], order: Sequence[int]) -> tuple[list[int], int]:
+def _neighbours(blocks: Sequence[Block]) -> list[list[tuple[int, list[_Interval]]]]:
+    """For each block those that live when it does, with the offsets that they leave it no room
+    for, as seen from theirs."""
+    found: list[list[tuple[int, list[_Interval]]]] = [[] for _ in blocks]
+    live: list[int] = []
+    for mine in sorted(range(len(blocks)), key=lambda i: min(s.first for s in blocks[i].spans)):
+        block = blocks[mine]
+        start = min(span.first for span in block.spans)
+        live = [other for other in live if blocks[other].last >= start]
+        for other in live:
+            taken = _merged(
+                (theirs.start - own.stop, theirs.stop - own.start)
+                for own in block.spans
+                if own.first <= blocks[other].last
+                for theirs in blocks[other].spans
+                if theirs.first <= block.last
+            )
+            if taken:
+                found[mine].append((other, taken))
+                found[other].append((mine, [(-high, -low) for low, high in taken]))
+        live.append(mine)
+    return found
+
+
+def _merged(intervals: Iterable[_Interval]) -> list[_Interval]:
+    """The same open intervals with none that overlap, in order."""
+    made: list[_Interval] = []
+    for low, high in sorted(intervals):
+        if made and low < made[-1][1]:
+            made[-1] = made[-1][0], max(made[-1][1], high)
+        elif low < high:
+            made.append((low, high))
+    return made
+
+
+def _place(
+    blocks: Sequence[Block],
+    neighbours: Sequence[Sequence[tuple[int, Sequence[_Interval]]]],
+    order: Sequence[int],
+) -> tuple[list[int], int]:
     offsets: dict[int, int] = {}
     for index in order:
-        block = blocks[index]
-        size = align(block.size)
         taken = sorted(
-            (offset, offset + align(blocks[other].size))
-            for other, offset in offsets.items()
-            if blocks[other].first <= block.last and block.first <= blocks[other].last
+            (offsets[other] + low, offsets[other] + high)
+            for other, intervals in neighbours[index]
+            if other in offsets
+            for low, high in intervals
         )
         best: int | None = None
         best_gap = 0
         end = 0
         for start, stop in taken:
             gap = start - end
-            if gap >= size and (best is None or gap < best_gap):
+            if gap >= 0 and (best is None or gap < best_gap):
                 best, best_gap = end, gap
             end = max(end, stop)
         offsets[index] = end if best is None else best

@@ -20,7 +20,7 @@ from tvm import relax, te, tirx, topi
 
 from edgepack.base.errors import ModelError
 from edgepack.compiler.backend import storage
-from edgepack.compiler.backend.arena import ALIGNMENT, Block, align, allocate
+from edgepack.compiler.backend.arena import ALIGNMENT, Block, ByteRange, align, allocate
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.bound import Bound
@@ -237,7 +237,8 @@ class _Value:
 
     It shows the bytes of the value `root` (maybe itself) from byte `start` on. Of a root, `first`
     and `last` are the calls between which its bytes hold something; an input's do from -1 on, and
-    an output's up to the end. `fixed` are inputs and outputs.
+    an output's up to the end. Of what a call writes, `first` is that call wherever its bytes are.
+    `fixed` are inputs and outputs. `joined` are joints, which no call writes as one.
     """
 
     name: str
@@ -247,6 +248,7 @@ class _Value:
     start: int = 0
     data: np.ndarray | None = None
     fixed: bool = False
+    joined: bool = False
     first: int = -1
     last: int = -1
 
@@ -334,6 +336,7 @@ class _PlanBuilder:
     def joint(self, like: relax.TensorType, parts: Sequence[int]) -> int:
         index = self.new_value(like)
         made = self.values[index]
+        made.joined = True
         made.first = min(self.values[part].first for part in parts)
         start = 0
         for part in parts:
@@ -754,11 +757,7 @@ class _PlanBuilder:
     def place(self) -> tuple[dict[int, int], int, bytearray]:
         """Offsets of the root values, the arena's size, and the parameter file."""
         roots = [i for i, value in enumerate(self.values) if value.root == i and value.data is None]
-        blocks = [
-            Block(size=value.nbytes, first=value.first, last=value.last)
-            for value in (self.values[i] for i in roots)
-        ]
-        offsets, arena_bytes = allocate(blocks)
+        offsets, arena_bytes = allocate(self.arena_blocks(roots))
         places = dict(zip(roots, offsets, strict=True))
         end, stored = 0, []
         for index, value in enumerate(self.values):
@@ -772,6 +771,26 @@ class _PlanBuilder:
         for start, data in stored:
             filled[start : start + data.nbytes] = _bytes_of(data)
         return places, arena_bytes, params
+
+    def arena_blocks(self, roots: Sequence[int]) -> list[Block]:
+        """What the arena is made of. The bytes of a joint's parts are in use from the calls on that
+        write them; what lies there later (a result in place) changes nothing of that."""
+        parts: dict[int, list[ByteRange]] = {root: [] for root in roots if self.values[root].joined}
+        for value in self.values:
+            if value.root in parts and value.first >= 0 and not value.joined:
+                span = ByteRange(
+                    start=value.start, stop=value.start + value.nbytes, first=value.first
+                )
+                parts[value.root].append(span)
+        return [
+            Block(
+                size=value.nbytes,
+                first=value.first,
+                last=value.last,
+                parts=tuple(parts.get(root, ())),
+            )
+            for root, value in ((root, self.values[root]) for root in roots)
+        ]
 
 
 # As many of a constant's bytes say whether it may be equal to another one.
