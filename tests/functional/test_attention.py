@@ -209,3 +209,30 @@ def test_norms_of_rows(tmp_path: Path, board: str, cpu: str) -> None:
     wrong = wrong_outputs(model, inputs, got, tolerance=1e-3)
     assert not wrong, "\n".join(wrong)
     assert {layer.rule for layer in compiled.layers} == {"norm"}
+
+
+@every_target
+def test_softmax_of_rows(tmp_path: Path, board: str, cpu: str) -> None:
+    net = Builder(seed=9)
+    cases, shapes = {}, {}
+    for count, size in ((1, 128), (3, 131), (70, 161), (5, 193), (1, 1003)):
+        data = f"x{size}"
+        shapes[data] = (2, count, size)
+        cases[data + "_softmax"] = net.op("Softmax", data, axis=-1)
+        # Where its argument was, which nobody else reads.
+        cases[data + "_log"] = net.op("LogSoftmax", net.op("Neg", data), axis=-1)
+    shapes["x"] = (3, 150, 1, 1)
+    cases["axis of ones behind"] = net.op("Softmax", "x", axis=1)
+    shapes["y"] = (70, 9)
+    cases["short rows"] = net.op("Softmax", "y", axis=1)
+    model = save_cases(tmp_path / "model.onnx", net, shapes, cases)
+    random = np.random.default_rng(9)
+    inputs = [random.normal(0, 30, size=shape).astype("float32") for shape in shapes.values()]
+    inputs[0][0] = -np.inf
+    inputs[0][0, 0, 3] = 1
+    compiled, got = compile_and_run(model, inputs, board, cpu, tmp_path)
+    wrong = wrong_outputs(model, inputs, got)
+    assert not wrong, "\n".join(wrong)
+    rules = [layer.rule for layer in compiled.layers]
+    assert set(rules) == {"softmax", "generic"}
+    assert rules.count("softmax") == len(cases) - 1

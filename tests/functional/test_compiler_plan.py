@@ -89,6 +89,18 @@ def test_a_sum_takes_the_place_of_what_it_adds_to(tmp_path: Path) -> None:
     assert operand["offset"] == result["offset"]
 
 
+def test_probabilities_are_where_what_they_are_made_of_was(tmp_path: Path) -> None:
+    """A recogniser's last layer: an output that takes the place of its only argument."""
+    net = Builder()
+    scores = net.op("MatMul", "image", net.weight(32, 300))
+    compiled = compile_here(net, [net.op("Softmax", scores, axis=-1)], tmp_path, image=(1, 9, 32))
+    (product, softmax) = calls_of(compiled)
+    assert softmax[0] == "Softmax"
+    operand, result = arena_tensors(softmax[1])
+    assert operand["offset"] == result["offset"] == arena_tensors(product[1])[-1]["offset"]
+    assert compiled.arena_bytes <= result["bytes"] + 4 * 9 * 32 + 2 * 64
+
+
 def test_a_value_that_is_read_later_keeps_its_place(tmp_path: Path) -> None:
     net = Builder()
     first = net.op("Relu", net.conv("image", 32, 32, 1))

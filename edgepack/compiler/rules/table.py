@@ -17,6 +17,7 @@ from edgepack.compiler.rules import (
     pointwise,
     pooling,
     resize,
+    softmax,
     streamed,
     transposed,
     winograd,
@@ -46,4 +47,11 @@ RULES: tuple[Rule, ...] = (
 )
 
 # The same for operators on plain tensors, tried where none of the above took a layer.
-PLAIN = (extremum.make, matrices.make, integer_sums.make, norm.make, resize.make_plain)
+PLAIN = (
+    extremum.make,
+    matrices.make,
+    integer_sums.make,
+    norm.make,
+    softmax.make,
+    resize.make_plain,
+)
