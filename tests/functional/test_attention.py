@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
+from edgepack.boards import get_board
 from edgepack.compiler.place.emit import LAYOUT
 from tests.onnx_models import Builder
 from tests.targets import compile_and_run, every_target, save_cases, wrong_outputs
@@ -151,6 +153,29 @@ def test_attention_of_any_shape(tmp_path: Path, board: str, cpu: str) -> None:
     wrong = wrong_outputs(model, values, got)
     assert not wrong, "\n".join(wrong)
     assert {layer.rule for layer in compiled.layers} == {"attention"}
+
+
+@every_target
+def test_heads_that_cores_do_not_share_evenly(tmp_path: Path, board: str, cpu: str) -> None:
+    """A core begins or ends in the middle of a head, and packs that for itself."""
+    net, depth = Builder(seed=10), 32
+    cases, shapes = {}, {}
+    for heads, count in ((3, 150), (5, 161)):
+        q, k, v = (f"{part}_{heads}" for part in "qkv")
+        shapes |= dict.fromkeys((q, k, v), (1, heads, count, depth))
+        shares = _softmax_of(net, q, net.op("Transpose", k, perm=[0, 1, 3, 2]), by=depth**0.5)
+        cases[f"{heads} heads"] = net.op("MatMul", shares, v)
+    model = save_cases(tmp_path / "model.onnx", net, shapes, cases)
+    random = np.random.default_rng(10)
+    inputs = [random.normal(size=shape).astype("float32") for shape in shapes.values()]
+    compiled, got = compile_and_run(model, inputs, board, cpu, tmp_path)
+    wrong = wrong_outputs(model, inputs, got)
+    assert not wrong, "\n".join(wrong)
+    graph = json.loads(compiled.graph.read_text())
+    for call, (heads, count) in zip(graph["calls"], ((3, 150), (5, 161)), strict=True):
+        *_, keys, _values, _scores, _sums = (graph["tensors"][index] for index in call["args"])
+        most = min(heads, get_board(board).cores) * (count + 16) * depth * 4
+        assert keys["shape"][0] * 4 == keys["bytes"] <= most
 
 
 @every_target

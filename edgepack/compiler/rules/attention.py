@@ -227,10 +227,11 @@ class AttentionKernel:
         cycles = self.heads * blocks * (tiles[0].cycles + tiles[1].cycles)
         cycles += PER_SCORE * scores / cpu.rate(ELEMENT, self.score_lanes) / self.score_lanes
         parallel = worth_sharing(cycles, cpu)
-        # Each core packs for itself, or all of them for all heads.
+        # Cores share heads, or blocks of queries; then each packs the heads it has blocks of, or,
+        # if there are more cores than heads, all of them pack first.
         by_heads = not parallel or busy(self.heads, cpu.cores) >= BUSY_BY_PIECES
         slots = cpu.cores if parallel else 1
-        packed = slots if by_heads else self.heads
+        packed = slots if by_heads else min(slots, self.heads)
         sizes = scoring.panel(scoring.out_blocks), weighing.panel(weighing.out_blocks)
         zeros = max(scoring.out_blocks * self.score_lanes, weighing.out_blocks * self.lanes)
         constants.append(np.zeros(zeros, ELEMENT.accumulator))
@@ -267,8 +268,21 @@ class AttentionKernel:
             turns = tir.loop_of("block", blocks, lambda i: block(head, slot, i, slot))
             return tir.sequence(pack(head, slot), turns)
 
+        def one_item(item: tir.Expr, slot: tir.Expr) -> tir.Stmt:
+            # The first of a core may be in the middle of a head, whose other blocks another has.
+            begins = tirx.Or(
+                tirx.EQ(tir.expr(item % blocks), tir.integer(0)),
+                tirx.EQ(tir.expr(item), tir.expr(slot * -(-self.heads * blocks // slots))),
+            )
+            return tir.sequence(
+                tir.when(begins, pack(item // blocks, slot)),
+                block(item // blocks, slot, item % blocks, slot),
+            )
+
         if by_heads:
             body = shared("head", self.heads, slots, one_head, parallel=parallel)
+        elif slots <= self.heads:
+            body = shared("item", self.heads * blocks, slots, one_item, parallel=True)
         else:
             body = tir.sequence(
                 tir.loop_of("packed", self.heads, lambda head: pack(head, head), parallel=True),
