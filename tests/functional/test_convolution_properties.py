@@ -203,6 +203,17 @@ def test_winograd(tmp_path: Path, board: str, cpu: str, results: int, stride: in
 
 
 @every_target
+@pytest.mark.parametrize("results", [2, 4])
+def test_winograd_of_many_channels(tmp_path: Path, board: str, cpu: str, results: int) -> None:
+    """More blocks of them than a tile has positions; sums lie where inputs were."""
+    case = Case(shape=(1, 280, 7, 9), outs=280, bias=True)
+    rules = check(
+        tmp_path, board, cpu, lambda _: case, seed=1, count=1, rules=only_winograd(results)
+    )
+    assert rules.count("winograd") == 1
+
+
+@every_target
 def test_plain(tmp_path: Path, board: str, cpu: str) -> None:
     rules = check(tmp_path, board, cpu, plain_case, seed=7, count=6, rules=PLAIN)
     assert rules.count("conv") >= 6

@@ -9,7 +9,9 @@ import pytest
 from tvm import relax
 
 from edgepack.compiler.layers.layer import Convolution, Layer
+from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import winograd
+from edgepack.compiler.rules.rule import LayerSite
 from edgepack.compiler.tiles import toom_cook
 from edgepack.compiler.tiles.cpu import (
     AVX2,
@@ -20,6 +22,7 @@ from edgepack.compiler.tiles.cpu import (
     ZEN4,
 )
 from edgepack.compiler.tiles.element import FLOAT16, FLOAT32
+from edgepack.compiler.tiles.layout import Blocked
 
 FORMS = [
     form
@@ -177,3 +180,42 @@ def test_scratch_memory_stays_in_the_cache(cpu: winograd.CpuModel) -> None:
     scratch = 4 * chosen.positions * 2 * (64 + cpu.widest(FLOAT32)) * (chosen.grid.tiles + 1)
     assert scratch <= 2 * cpu.l2_bytes or chosen.grid.tiles <= 16
     assert chosen.grid.chunks * chosen.grid.tiles >= chosen.grid.rows * chosen.grid.columns
+
+
+def scratch_of(some: Layer, cpu: winograd.CpuModel) -> list[tuple[int, ...]]:
+    """Shapes of a kernel's scratch tensors but for the tiles between the passes."""
+    ins, outs = (extent(value) for value in (some.inputs[0], some.output))
+    images = [
+        Blocked(
+            element=FLOAT32,
+            batch=1,
+            channels=channels,
+            height=height,
+            width=width,
+            block=cpu.block(channels, FLOAT32),
+        )
+        for _, channels, height, width in (ins, outs)
+    ]
+    images[0] = replace(images[0], halo=winograd.RULE.halo(some))
+    site = LayerSite(layer=some, inputs=(images[0],), operands=(), output=images[1], cpu=cpu)
+    made = winograd.RULE.make(site)
+    function = made.function() if callable(made.function) else made.function
+    arguments = [tuple(int(size) for size in buffer.shape) for buffer in function.params]
+    return arguments[1 + len(made.constants) + 1 : -2]
+
+
+@pytest.mark.parametrize(
+    "cpu", [CORTEX_A72, CORTEX_A9, replace(AVX2, cores=2)], ids=lambda c: c.name
+)
+def test_sums_lie_where_inputs_were(cpu: winograd.CpuModel) -> None:
+    """Where a core does the positions of a chunk one after the other."""
+    some = layer(64, 64, 56)
+    chosen, lanes = winograd.plan(some, cpu), cpu.block(64, FLOAT32)
+    planes = cpu.cores * (chosen.positions + 1) * (64 // lanes | 1)
+    assert scratch_of(some, cpu) == [(planes, 1, chosen.grid.tiles | 1, lanes)]
+
+
+def test_sums_have_a_place_of_their_own() -> None:
+    """Where cores share each stage, or positions with equal weights follow each other."""
+    assert len(scratch_of(layer(512, 512, 7), replace(ZEN4, cores=2))) == 2
+    assert len(scratch_of(layer(64, 128, 56, stride=2), CORTEX_A72)) == 2
