@@ -178,6 +178,21 @@ def test_bytes_that_are_taken_too_late_are_noticed(
         _u_net(tmp_path)
 
 
+@pytest.mark.parametrize(("size", "copies"), [(3, 0), (1, 1)])
+def test_a_joint_that_has_a_halo_takes_its_parts_as_well(
+    size: int, copies: int, tmp_path: Path
+) -> None:
+    """GhostNet: half of an image is made of the other half by windows. One that is read without a
+    halo keeps none, for that is worth more than the copy."""
+    net = Builder()
+    half = net.op("Relu", net.conv("image", 32, 32, 1))
+    other = net.op("Relu", net.conv(half, 32, 32, 5, group=32))
+    joined = net.op("Concat", half, other, axis=1)
+    down = net.op("Relu", net.conv(joined, 64, 64, size, group=64 if size > 1 else 1))
+    compiled = compile_here(net, [net.conv(down, 64, 8, 1)], tmp_path)
+    assert [layer.rule for layer in compiled.layers].count("concat") == copies
+
+
 def test_weights_are_stored_as_often_as_they_may_be(tmp_path: Path) -> None:
     sizes = {}
     for growth in (math.inf, 1.5, 1.0):

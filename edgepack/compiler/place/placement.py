@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TypeVar
 
 from tvm import relax
@@ -337,8 +338,9 @@ def _share_bytes(
     """Values that are written straight into a joint, and that joint. All that share bytes get one
     halo.
 
-    A part that needs a halo which its joint does not is copied: the joint's readers are worth
-    more than the copy.
+    A part that needs a halo which its joint does not is copied: readers of images without one are
+    worth more than the copy. A joint that has one anyway takes its parts' as well, if that is less
+    memory than copies.
     """
 
     def alias(value: Value) -> Alias | None:
@@ -357,15 +359,34 @@ def _share_bytes(
         halos[source] = halos.get(source, NO_HALO).union(halos.get(layer.output, NO_HALO))
     for layer in reversed(joints):
         halo = halos.get(layer.output, NO_HALO)
-        for value in layer.inputs:
-            computed = value in taken and alias(value) is not Alias.VIEW
-            fits = halos.get(value, NO_HALO).union(halo) == halo
-            if computed and fits and value not in slots:
+        able = [
+            value
+            for value in dict.fromkeys(layer.inputs)
+            if value in taken and alias(value) is not Alias.VIEW and value not in slots
+        ]
+        if halo and layer.output not in slots:
+            halo = halos[layer.output] = _wider(layer.output, halo, able, halos)
+        for value in able:
+            if halos.get(value, NO_HALO).union(halo) == halo:
                 slots[value] = layer.output
                 halos[value] = halo
     for layer in views:
         halos[layer.output] = halos.get(layer.inputs[0], NO_HALO)
     return slots
+
+
+def _wider(joint: Value, halo: Halo, parts: Sequence[Value], halos: Mapping[Value, Halo]) -> Halo:
+    """The halo of a joint that suits its parts, too, if that is worth its bytes."""
+
+    def pixels(value: Value, around: Halo) -> int:
+        _, channels, height, width = extent(value)
+        rows, columns = around.top + height + around.bottom, around.left + width + around.right
+        return channels * rows * columns
+
+    wide = reduce(Halo.union, (halos.get(value, NO_HALO) for value in parts), halo)
+    copied = [value for value in parts if halos.get(value, NO_HALO).union(halo) != halo]
+    copies = sum(pixels(value, halos[value]) for value in copied)
+    return wide if pixels(joint, wide) <= pixels(joint, halo) + copies else halo
 
 
 def _layouts(
