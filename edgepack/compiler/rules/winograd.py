@@ -48,7 +48,7 @@ from edgepack.compiler.tiles import arm, micro, tir, toom_cook
 from edgepack.compiler.tiles.arm.transform import Strides, TransformPass
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.epilogue import Epilogue
-from edgepack.compiler.tiles.layout import Blocked, Image, clear_halos
+from edgepack.compiler.tiles.layout import Image, clear_halos
 from edgepack.compiler.tiles.partition import BUSY_BY_PIECES, busy, worth_sharing
 from edgepack.compiler.tiles.product import (
     ProductLoops,
@@ -166,7 +166,7 @@ class _WinogradKernel:
         """Planes from one position of a scratch tensor to the next."""
         return image.layout.blocks // (self.plan.positions + self.overlaid)
 
-    def _scratch(self, part: tir.Expr, tiles: int) -> tuple[_Planes, _Planes]:
+    def _scratch(self, part: tir.Expr, tiles: int) -> tuple[Image, Image]:
         """Inputs and sums of a part, of so many tiles."""
         positions = self.plan.positions
         images = []
@@ -179,7 +179,7 @@ class _WinogradKernel:
                 width=tiles,
             )
             first = part * image.layout.blocks + behind * stride
-            images.append(_Planes(image, layout, first))
+            images.append(image.viewed(layout).placed(plane=first))
         return images[0], images[1]
 
     def _product(self, part: tir.Expr, turn: tir.Expr, tiles: int) -> tir.Stmt:
@@ -523,20 +523,6 @@ class _WinogradKernel:
             (operand.buffer, operand.start),
         ]
         return self.functions.call(code, pointers)
-
-
-class _Planes(Image):
-    """Planes of a tensor from number `start` on, as an image."""
-
-    def __init__(self, image: Image, layout: Blocked, start: tir.Expr) -> None:
-        self.layout, self.buffer = layout, image.buffer
-        self.step, self.first = image.step, image.first
-        self.start = start
-
-    def at(
-        self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, lane: tir.Expr = 0
-    ) -> list[tir.Expr]:
-        return super().at(self.start + plane, row, column, lane)
 
 
 @dataclass(frozen=True, kw_only=True)

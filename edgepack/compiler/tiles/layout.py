@@ -145,7 +145,7 @@ class Image:
         image.step, image.first = step, first
         return image
 
-    def placed(self, *, plane: tir.Expr, row: tir.Expr) -> Image:
+    def placed(self, *, plane: tir.Expr, row: tir.Expr = 0) -> Image:
         """The same memory as a part of a larger image, whose plane 0 and row 0 would be at these
         ones."""
         image = copy(self)
