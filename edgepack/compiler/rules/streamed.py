@@ -48,6 +48,9 @@ from edgepack.compiler.tiles.tile import RegisterTile
 # The part of the second-level cache that scratch memory may take: what the first convolution reads
 # and what the other one writes go through it, too.
 _SCRATCH_PART = 2
+# The part of the second-level cache that an image has to be larger than not to be kept there: what
+# is read and written beside it takes the rest.
+_LARGE_PART = 2
 # The least share of the cores' time that has to be busy where they share the panels.
 _BUSY_BY_PANELS = 0.75
 
@@ -76,7 +79,7 @@ def is_worth_it(first: Layer, layer: Layer, cpu: CpuModel) -> bool:
     and the cores can share its making."""
     between = _between(first, layer, cpu)
     one = between.nbytes // between.batch
-    if between.halo.top or between.halo.bottom or one <= cpu.l2_bytes:
+    if between.halo.top or between.halo.bottom or one <= cpu.l2_bytes / _LARGE_PART:
         return False
     return _chosen(first, layer, cpu, None) is not None
 
