@@ -98,6 +98,14 @@ def test_gelu(lanes: int) -> None:
     inner = (2 / np.pi) ** 0.5 * (wide + 0.044715 * wide**3)
     by_tanh = wide * (1 + np.tanh(inner)) / 2
     assert (np.abs(run(functions.gelu_tanh, x, lanes) - by_tanh) <= 4e-7 * np.abs(wide)).all()
+    ends = run(
+        functions.gelu, np.array([np.nan, np.inf, 1e30, -1e30, 0, 5.15, -5.15, 1] * 2), lanes
+    )
+    assert np.isnan(ends[0])
+    assert ends[1] == np.inf
+    assert ends[4] == 0
+    np.testing.assert_allclose(ends[[2, 5]], [1e30, 5.15], rtol=4e-7)
+    np.testing.assert_allclose(ends[[3, 6]] / [1e30, 5.15], 0, atol=4e-7)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,9 @@ from edgepack.compiler.tiles.layout import Blocked, Image, clear_halos, pack_cha
 # Results in one turn of a pass over them: as many as hide the latency of the arithmetic on each, of
 # few operations, and as fit any registers.
 _SIDE_BY_SIDE = 4
+# Of long arithmetic, each step for all of them before the next one: of Gelu, which waits for itself
+# most of the time, as many as 16 registers hold.
+_IN_STEP = 3
 
 
 class Epilogue:
@@ -140,7 +143,7 @@ class Epilogue:
         dtype = self.output.element.accumulator
         total = tir.Local("total", self.output.block, dtype)
 
-        def one(v: int, r: tir.Expr) -> tir.Stmt:
+        def one(v: int, r: tir.Expr) -> tir.Names:
             at = (tile.plane + v, tile.row, tile.column + r)
             names = tir.Names()
             block = tile.channel_block + v
@@ -148,7 +151,7 @@ class Epilogue:
             names.add(target.store(result, *at))
             if self.average:
                 names.add(total.set(total.get() + result))
-            return names.done()
+            return names
 
         def vector(v: int) -> tir.Stmt:
             pixels = self._in_turns(tile.pixels, partial(one, v))
@@ -162,21 +165,21 @@ class Epilogue:
             total.declare() if self.average else None, *map(vector, range(tile.vectors))
         )
 
-    def _in_turns(self, pixels: int, one: Callable[[tir.Expr], tir.Stmt]) -> tir.Stmt:
+    def _in_turns(self, pixels: int, one: Callable[[tir.Expr], tir.Names]) -> tir.Stmt:
         """Something for each of a row of pixels, some of them side by side."""
-        if self.is_long:
-            return tir.loop_of("pixel", pixels, one)
-        full, rest = divmod(pixels, _SIDE_BY_SIDE)
+        together = _IN_STEP if self.is_long else _SIDE_BY_SIDE
+        full, rest = divmod(pixels, together)
 
         def some(first: tir.Expr, count: int) -> tir.Stmt:
-            return tir.sequence(*(one(first + i) for i in range(count)))
+            made = [one(first + i) for i in range(count)]
+            return tir.in_step(made) if self.is_long else tir.sequence(*(x.done() for x in made))
 
         def turn(index: tir.Expr) -> tir.Stmt:
-            return tir.not_unrolled(some(index * _SIDE_BY_SIDE, _SIDE_BY_SIDE))
+            return tir.not_unrolled(some(index * together, together))
 
         return tir.sequence(
             tir.loop_of("pixels", full, turn) if full else None,
-            some(full * _SIDE_BY_SIDE, rest) if rest else None,
+            some(full * together, rest) if rest else None,
         )
 
 

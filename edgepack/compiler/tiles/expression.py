@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tvm import tirx
@@ -108,6 +110,7 @@ def evaluate(
     `channel(i)` and `operand(i, pixel)` load what the expression refers to; every step is
     bound to a name in `names`.
     """
+    expression = with_gelus(expression)
     scope = Scope(lanes, partial(names.bind, "f"))
     values = [names.bind("v", start)]
     depths = [0]  # of functions within functions, of each value
@@ -137,3 +140,100 @@ def evaluate(
         values.append(names.bind("v", result))
         depths.append(depth)
     return values[-1]
+
+
+# Constants that exporters round are as good as the exact ones if they are so near.
+_NEAR = 1e-6
+# Products of more are no part of Gelu, or not worth looking for.
+_MOST_FACTORS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Product:
+    """A number times some factors: steps, or one more than erf of a product."""
+
+    number: float = 1.0
+    factors: tuple[int | _Product, ...] = ()
+
+    def times(self, other: _Product) -> _Product:
+        return _Product(number=self.number * other.number, factors=(*self.factors, *other.factors))
+
+    def scaled(self, number: float) -> _Product:
+        return replace(self, number=self.number * number)
+
+    def near(self, other: _Product) -> bool:
+        numbers = math.isclose(self.number, other.number, rel_tol=_NEAR)
+        return numbers and Counter(self.factors) == Counter(other.factors)
+
+
+def with_gelus(expression: Expression) -> Expression:
+    """The expression, in which x / 2 (1 + erf(x / sqrt 2)) is one step, whatever its order."""
+    products = [_Product(factors=(0,))]
+    erfs: dict[int, _Product] = {}  # of what, by the step
+    made: list[Operation] = []
+    for index, operation in enumerate(expression, 1):
+        product = _product_of(operation, products, erfs) or _Product(factors=(index,))
+        start = _start_of_gelu(product, products)
+        if start is None:
+            made.append(operation)
+            products.append(product)
+        else:
+            made.append(Operation(name="gelu", arguments=(Step(index=start),)))
+            products.append(_Product(factors=(index,)))
+        match operation:
+            case Operation(name="erf", arguments=(Step(index=i),)):
+                erfs[index] = products[i]
+    return _needed(made)
+
+
+def _product_of(
+    operation: Operation, products: Sequence[_Product], erfs: Mapping[int, _Product]
+) -> _Product | None:
+    """What a step is the product of, if it is one, or one more than erf."""
+    arguments = operation.arguments
+    if isinstance(arguments[0], Scalar) and operation.name in ("add", "multiply"):
+        arguments = arguments[::-1]
+    match operation.name, arguments:
+        case "multiply", (Step(index=i), Step(index=j)):
+            whole = products[i].times(products[j])
+            return whole if len(whole.factors) <= _MOST_FACTORS else None
+        case "multiply", (Step(index=i), Scalar(value=by)):
+            return products[i].scaled(by)
+        case "divide", (Step(index=i), Scalar(value=by)) if by:
+            return products[i].scaled(1 / by)
+        case "add", (Step(index=i), Scalar(value=1.0)) if i in erfs:
+            return _Product(factors=(erfs[i],))
+    return None
+
+
+def _start_of_gelu(product: _Product, products: Sequence[_Product]) -> int | None:
+    """The step of whose value a product is Gelu."""
+    for factor in product.factors:
+        if isinstance(factor, _Product):
+            start = factor.scaled(2**0.5)
+            whole = start.scaled(0.5).times(_Product(factors=(factor,)))
+            if product.near(whole):
+                return next((i for i, other in enumerate(products) if other.near(start)), None)
+    return None
+
+
+def _needed(expression: Sequence[Operation]) -> Expression:
+    """The steps that the last one is made of."""
+    needed = {len(expression)}
+    for index in range(len(expression), 0, -1):
+        if index in needed:
+            needed |= {
+                item.index for item in expression[index - 1].arguments if isinstance(item, Step)
+            }
+    order = [0, *(index for index in sorted(needed) if index)]
+    numbers = {old: new for new, old in enumerate(order)}
+    return tuple(
+        replace(
+            expression[old - 1],
+            arguments=tuple(
+                Step(index=numbers[item.index]) if isinstance(item, Step) else item
+                for item in expression[old - 1].arguments
+            ),
+        )
+        for old in order[1:]
+    )

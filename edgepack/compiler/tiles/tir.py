@@ -174,6 +174,15 @@ class Names:
         return sequence(*self.statements)
 
 
+def in_step(parts: Sequence[Names]) -> Stmt:
+    """The same statements for several values, each of them for all before the next one.
+
+    CPUs that find out themselves what may start look ahead less far than functions are long.
+    """
+    lists = [part.statements for part in parts]
+    return sequence(*(item for items in zip(*lists, strict=True) for item in items))
+
+
 def pieces(vector: tirx.Expr, size: int) -> list[tirx.Expr]:
     """A vector cut into pieces of `size` lanes."""
     lanes = int(vector.ty.dtype.lanes)
