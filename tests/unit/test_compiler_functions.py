@@ -108,6 +108,17 @@ def test_gelu(lanes: int) -> None:
     np.testing.assert_allclose(ends[[3, 6]] / [1e30, 5.15], 0, atol=4e-7)
 
 
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_powers_of_two(lanes: int) -> None:
+    x = arguments(-126, 0)
+    exact = np.exp2(x.astype("float64"))
+    assert (np.abs(run(functions.power_of_two, x, lanes) - exact) <= 2.5e-7 * exact).all()
+    ends = run(functions.power_of_two, np.array([-np.inf, -1e30, -127, np.nan, 0, -1, -3, -126]), 4)
+    assert ends[:3].tolist() == [0, 0, 0]
+    assert np.isnan(ends[3])
+    np.testing.assert_allclose(ends[4:], [1, 0.5, 0.125, 2.0**-126], rtol=2.5e-7)
+
+
 @pytest.mark.parametrize(
     ("exponent", "relative"),
     [(2, 2e-7), (5, 5e-7), (-3, 4e-7), (0.5, 2e-7), (1.5, 1e-5), (-2.25, 1e-5), (0, 0)],

@@ -14,6 +14,7 @@ number of keys takes the widest ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,10 +36,10 @@ from edgepack.compiler.tiles.product import ProductLoops, Shape, Window, choose_
 
 # What there are kernels for.
 ELEMENT = FLOAT32
-# Of e^x, which is some twenty operations that wait for each other, as few as fit 16 registers.
+# Of powers, which are a dozen operations that wait for each other, as few as fit 16 registers.
 _EXPONENTIALS = 2
-# Instructions for a score besides the products: e^x and both passes.
-PER_SCORE = 30
+# Instructions for a score besides the products: its power and both passes.
+PER_SCORE = 20
 
 
 def make(attention: Attention, cpu: CpuModel) -> PlainKernel:
@@ -392,6 +393,8 @@ class AttentionKernel:
         `share`. Places behind the last key have 0 then."""
         names = tir.Names()
         infinity = tir.number(float("-inf"), ELEMENT.name)
+        # Powers of 2, of scores that are scaled on the way.
+        factor = 1 / math.log(2) * (self.attention.scale if self._scales_last else 1)
         most: tirx.Expr = infinity
         for start, lanes, count in rows.pieces(self.keys, self.cpu.lanes(ELEMENT)):
 
@@ -412,7 +415,7 @@ class AttentionKernel:
                 "less", tir.load(room.scores, place, lanes) - tir.spread(most, lanes)
             )
             scope = functions.Scope(lanes, lambda value: inside.bind("e", value))
-            value = inside.bind("power", functions.exp(less, scope))
+            value = inside.bind("power", functions.power_of_two(less * scope.c(factor), scope))
             inside.add(tir.store(room.scores, value, place, lanes))
             return value
 
@@ -422,6 +425,11 @@ class AttentionKernel:
         )
         names.add(tir.store(room.sums, tir.number(1.0, ELEMENT.name) / total, [share]))
         return names.done()
+
+    @property
+    def _scales_last(self) -> bool:
+        """Whether the largest score is the largest of the scaled ones."""
+        return not self.attention.masks and self.attention.scale > 0
 
     def _score(
         self,
@@ -434,7 +442,8 @@ class AttentionKernel:
         names: tir.Names,
     ) -> tirx.Expr:
         """Scores from a key on, scaled and masked, which are stored if they have changed."""
-        masks, scale = self.attention.masks, self.attention.scale
+        masks = self.attention.masks
+        scale = 1.0 if self._scales_last else self.attention.scale
         value = names.bind("score", tir.load(room.scores, [at + key], lanes))
         if scale != 1:
             value = names.bind("scaled", value * tir.number(scale, ELEMENT.name, lanes))

@@ -42,6 +42,26 @@ def exp(x: tirx.Expr, scope: Scope) -> tirx.Expr:
     return twice * scope.from_bits(bits << scope.i(23))
 
 
+def power_of_two(x: tirx.Expr, scope: Scope) -> tirx.Expr:
+    """2^x for x <= 0, within 2.5e-7 of it: 0 below -126.5.
+
+    2^n by the exponent's bits, times 2^r, |r| <= 1/2, by a polynomial that Lawson's iteration
+    found, for the least relative error (8e-8).
+    """
+    clamped = scope.bind(tirx.max(scope.c(-127.0), x))
+    n, bits = scope.rounded(clamped, bias=127)
+    r = scope.bind(clamped - n)
+    coefficients = (
+        1.3276472055e-3,
+        9.6755414643e-3,
+        5.5507132744e-2,
+        2.4022119721e-1,
+        6.9314696706e-1,
+        1.0,
+    )
+    return scope.polynomial(r, coefficients) * scope.from_bits(bits << scope.i(23))
+
+
 def log(x: tirx.Expr, scope: Scope) -> tirx.Expr:
     """ln x within 2e-7 of it (absolute 1e-7 near 1). -infinity at 0, NaN below.
 
