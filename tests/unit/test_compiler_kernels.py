@@ -188,6 +188,25 @@ def test_tile_of_a_wide_layer_is_limited_by_arithmetic_not_by_loads() -> None:
     assert chosen.cycles < 1.1 * ideal
 
 
+@pytest.mark.parametrize(
+    ("blocks", "columns", "best"),
+    # One vector leaves LLVM less room, and so do columns that have inputs in common.
+    [(24, 1, (6, 2)), (24, 3, (5, 2)), (1, 1, (13, 1))],
+)
+def test_tiles_of_sixteen_registers(blocks: int, columns: int, best: tuple[int, int]) -> None:
+    chosen, *_ = tile.ranked(
+        width=6 * 13 * 5,
+        rows=1,
+        blocks=blocks,
+        lanes=8,
+        reduction=96,
+        element=FLOAT32,
+        cpu=AVX2,
+        columns=columns,
+    )
+    assert (chosen.pixels, chosen.vectors) == best
+
+
 def test_parts_cover_the_whole() -> None:
     assert list(tile.parts(10, 4)) == [(4, 2), (2, 1)]
     assert list(tile.parts(8, 4)) == [(4, 2)]

@@ -172,7 +172,10 @@ def _cycles(layer: Layer, cpu: CpuModel, *, turned: bool) -> float:
         block=block,
     )
     reduction = operator.weight[0].size
-    return choose_tile(output, blocks=output.blocks, reduction=reduction, cpu=cpu).cycles
+    columns = operator.weight.shape[-2 if turned else -1]
+    return choose_tile(
+        output, blocks=output.blocks, reduction=reduction, cpu=cpu, columns=columns
+    ).cycles
 
 
 def _turned(operator: Operator) -> Operator:

@@ -99,6 +99,7 @@ def make(site: LayerSite) -> LayerKernel:
         reduction=shape.reduction,
         cpu=site.cpu,
         groups=shape.groups,
+        columns=shape.kernel[1],
         choice=choice,
     )
     packed = pack_weights(weight, shape, chosen.vectors)
@@ -182,6 +183,7 @@ def ways(site: LayerSite) -> list[Ranked]:
         reduction=shape.reduction,
         cpu=site.cpu,
         groups=shape.groups,
+        columns=shape.kernel[1],
     )
     # As `plain_cycles` of Winograd's plan, so that the two can be compared.
     streamed = stream_cycles(shape.weight_bytes * shape.groups, 1, site.cpu)

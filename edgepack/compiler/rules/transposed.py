@@ -179,7 +179,12 @@ def _ordinary(
     weight = convolution.dense_weight(phase.convolution, merged)
     shape = Shape.of(weight, layout, output)
     tile = choose_tile(
-        output, blocks=shape.out_blocks, reduction=shape.reduction, cpu=cpu, groups=shape.groups
+        output,
+        blocks=shape.out_blocks,
+        reduction=shape.reduction,
+        cpu=cpu,
+        groups=shape.groups,
+        columns=shape.kernel[1],
     )
     packed = pack_weights(weight, shape, tile.vectors)
     loops = ProductLoops(

@@ -265,7 +265,9 @@ def plain_cycles(layer: Layer, cpu: CpuModel) -> float:
         block=channels.out_block,
     )
     reduction = 9 * channels.ins
-    chosen = choose_tile(output, blocks=channels.out_blocks, reduction=reduction, cpu=cpu)
+    chosen = choose_tile(
+        output, blocks=channels.out_blocks, reduction=reduction, cpu=cpu, columns=3
+    )
     weights = channels.element.bytes * reduction * channels.out_blocks * channels.out_block
     return chosen.cycles + stream_cycles(weights, 1, cpu)
 

@@ -18,6 +18,10 @@ from edgepack.compiler.tiles.element import Element
 # Registers LLVM wants for itself: addresses of constants, broadcasts in flight. Measured on
 # 16 and on 32 registers: with fewer kept back the hot loop starts to spill.
 _KEPT_BACK = {32: 6, 16: 2}
+# Of 16 that a loop over one column of windows needs less if it has several vectors: each input is
+# loaded for the multiply-adds that follow. Inputs of neighbouring columns are the same ones, which
+# LLVM keeps, and with one vector it moves sums between registers (6x2, 14x1 on AVX2).
+_ONE_COLUMN = 1
 # More pixels than this bring no fewer loads worth having, and unrolled code grows.
 _MOST_PIXELS = 16
 _MOST_VECTORS = 8
@@ -55,6 +59,7 @@ def ranked(
     element: Element,
     cpu: CpuModel,
     kr: int = 1,
+    columns: int = 1,
     fits: Callable[[int, int], bool] | None = None,
     most_vectors: int = _MOST_VECTORS,
 ) -> list[RegisterTile]:
@@ -62,10 +67,10 @@ def ranked(
 
     Each block is `lanes` results. `reduction` is the number of multiply-adds per result, of which a
     step does `kr`, and one instruction lanes * kr on a vector of so many elements;
-    `fits(pixels, vectors)` says whether a tile can be held, by default whether LLVM can. It has up
-    to `most_vectors`.
+    `fits(pixels, vectors)` says whether a tile can be held, by default whether LLVM can, of windows
+    of so many `columns`. It has up to `most_vectors`.
     """
-    fits = fits or (lambda pixels, vectors: _llvm_holds(pixels, vectors, cpu))
+    fits = fits or (lambda pixels, vectors: _llvm_holds(pixels, vectors, columns, cpu))
     candidates = (
         RegisterTile(
             pixels=pixels,
@@ -81,10 +86,13 @@ def ranked(
     return sorted(candidates, key=lambda tile: tile.cycles)
 
 
-def _llvm_holds(pixels: int, vectors: int, cpu: CpuModel) -> bool:
+def _llvm_holds(pixels: int, vectors: int, columns: int, cpu: CpuModel) -> bool:
     sums = pixels * vectors
     broadcast = 0 if vectors == 1 and cpu.memory_operand else 1
-    return sums + vectors + broadcast <= cpu.registers - _KEPT_BACK[cpu.registers]
+    kept_back = _KEPT_BACK[cpu.registers]
+    if cpu.registers == 16 and columns == 1 and vectors > 1:
+        kept_back -= _ONE_COLUMN
+    return sums + vectors + broadcast <= cpu.registers - kept_back
 
 
 def _cycles(

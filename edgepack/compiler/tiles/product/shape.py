@@ -127,11 +127,12 @@ def rank_tiles(
     reduction: int,
     cpu: CpuModel,
     groups: int = 1,
+    columns: int = 1,
     most_vectors: int = 1 << 30,
 ) -> list[tile.RegisterTile]:
     """All tiles for one group's `blocks` blocks of output channels, the cheapest first.
 
-    `reduction` is that of `Shape`.
+    `reduction` is that of `Shape`, and `columns` are those of its window.
     """
     kernel = arm.micro_kernel(cpu, output.element)
     return tile.ranked(
@@ -143,6 +144,7 @@ def rank_tiles(
         element=output.element,
         kr=kernel.kr if kernel else 1,
         cpu=cpu,
+        columns=columns,
         fits=partial(kernel.fits, registers=cpu.registers, ahead=bool(cpu.pipeline))
         if kernel
         else None,
@@ -157,6 +159,7 @@ def choose_tile(
     reduction: int,
     cpu: CpuModel,
     groups: int = 1,
+    columns: int = 1,
     most_vectors: int = 1 << 30,
     choice: Way | None = None,
 ) -> tile.RegisterTile:
@@ -167,6 +170,7 @@ def choose_tile(
         reduction=reduction,
         cpu=cpu,
         groups=groups,
+        columns=columns,
         most_vectors=most_vectors,
     )
     wanted = choice.tile if choice else None
