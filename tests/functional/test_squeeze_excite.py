@@ -146,7 +146,7 @@ def test_blocks_equal_onnxruntime(
     ("board", "cpu"),
     [
         pytest.param("local", "native", id="x86", marks=pytest.mark.slow),
-        pytest.param("rasp3b", "max", id="armv7-a53"),
+        pytest.param("rasp3b", "max", id="armv7-a53", marks=pytest.mark.slow),
         pytest.param("rk3399", "cortex-a72", id="aarch64-a72"),
     ],
 )

@@ -18,6 +18,7 @@ from edgepack.compiler import compile_model
 from edgepack.compiler.place import emit
 from edgepack.compiler.precision import Precision
 from edgepack.compiler.tiles.cpu import CpuModel, cpu_model
+from edgepack.compiler.tiles.element import FLOAT32
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
 from tests.onnx_models import Builder
@@ -38,11 +39,16 @@ INPUTS: dict[str, tuple[int, ...]] = {
     "tall": (1, 9, 60, 7),
 }
 
+# Of half the cases, on the instruction set with the widest vectors.
+_FEWEST = 6
+
 
 @pytest.fixture(autouse=True)
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     def small(target: tvm.target.Target) -> CpuModel:
-        return replace(cpu_model(target), l2_bytes=20 << 10, cores=2)
+        model = cpu_model(target)
+        # Some rows of a panel, which is as wide as vectors are.
+        return replace(model, l2_bytes=5120 * model.widest(FLOAT32), cores=2)
 
     monkeypatch.setattr(emit, "cpu_model", small)
 
@@ -100,7 +106,7 @@ def random_pairs(net: Builder) -> dict[str, str]:
     """Whatever comes: the seed is fixed, and the name of a case tells what it was."""
     random = np.random.default_rng(23)
     cases = {}
-    for _ in range(12):
+    for _ in range(8):
         source = str(random.choice(list(INPUTS)))
         outs, kernel = int(random.integers(32, 70)), int(random.integers(2, 6))
         options = {
@@ -129,9 +135,8 @@ def test_pairs_equal_onnxruntime(
     compiled, got = compile_and_run(model, inputs, board, cpu, tmp_path)
     assert not wrong_outputs(model, inputs, got)
     streamed = [layer for layer in compiled.layers if layer.rule == "streamed"]
-    # Most are: not what fits even this cache, nor what would be copied more than made.
-    alone = [layer for layer in compiled.layers if layer.rule == "depthwise"]
-    assert len(streamed) > 2 * len(alone)
+    # Not what fits even this cache, nor what would be copied more than made.
+    assert len(streamed) >= _FEWEST
     assert any(" 1 rows" not in layer.tile for layer in streamed)
 
 

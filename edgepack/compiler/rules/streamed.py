@@ -30,11 +30,7 @@ from edgepack.compiler.tiles import micro, tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import Blocked, Halo, Image, Planar
-from edgepack.compiler.tiles.partition import (
-    BUSY_BY_PIECES,
-    busy,
-    worth_sharing,
-)
+from edgepack.compiler.tiles.partition import busy, worth_sharing
 from edgepack.compiler.tiles.product import (
     ProductLoops,
     Shape,
@@ -123,7 +119,13 @@ class _Partition:
 def _tiles(first: Layer, layer: Layer, cpu: CpuModel) -> list[RegisterTile]:
     """Tiles for the first convolution, the cheapest first."""
     between, shape = _between(first, layer, cpu), _shape(first, cpu)
-    return rank_tiles(between, blocks=shape.out_blocks, reduction=shape.reduction, cpu=cpu)
+    return rank_tiles(
+        between,
+        blocks=shape.out_blocks,
+        reduction=shape.reduction,
+        cpu=cpu,
+        columns=shape.kernel[1],
+    )
 
 
 def _chosen(first: Layer, layer: Layer, cpu: CpuModel, choice: Way | None) -> _Partition | None:
@@ -153,7 +155,7 @@ def _partition(first: Layer, layer: Layer, cpu: CpuModel, tile: RegisterTile) ->
             continue
         if bands > 1 and kept > rows * stride:
             return None  # most of each band would be copied, not made
-        by_bands = bands >= cores and busy(bands, cores) >= BUSY_BY_PIECES and bands % cores == 0
+        by_bands = bands % cores == 0
         if by_bands or busy(panels, cores) >= _BUSY_BY_PANELS:
             return _Partition(
                 tile=tile,
