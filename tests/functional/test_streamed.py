@@ -1,4 +1,5 @@
-"""Depthwise convolutions in one kernel with the convolution before them, against onnxruntime.
+"""Depthwise convolutions and poolings in one kernel with the convolution before them, against
+onnxruntime.
 
 To compilers that take the cache for this small, images of a few kilobytes are large ones.
 """
@@ -69,6 +70,10 @@ def pairs(net: Builder) -> dict[str, str]:
         made = net.op("Relu", net.conv(source, channels, outs, first, strides=[step] * 2))
         return net.conv(made, outs, outs, kernel, group=outs, **more)
 
+    def pooled(source: str, outs: int, kind: str, first: int = 1, **more: object) -> str:
+        made = net.op("Relu", net.conv(source, INPUTS[source][1], outs, first))
+        return net.op(kind, made, kernel_shape=[3, 3], **more)
+
     def with_mean(value: str, channels: int) -> str:
         gate = net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", value), channels, 40, 1))
         return net.conv(net.op("Mul", value, gate), 40, 8, 1)
@@ -77,6 +82,7 @@ def pairs(net: Builder) -> dict[str, str]:
     hardswish = net.conv(hardswish, 40, 40, 5, group=40)
     limits = [net.const(0.0, "float32"), net.const(6.0, "float32")]
     residual = pair("wide", 40)
+    inner = net.conv("wide", 20, 40, 3, pads=[0] * 4)
     return {
         "plain": pair("wide", 44),
         "stride 2": net.op("Clip", pair("wide", 40, strides=[2, 2]), *limits),
@@ -98,6 +104,13 @@ def pairs(net: Builder) -> dict[str, str]:
         "mean, stride 2": with_mean(net.op("HardSwish", pair("tall", 40, 5, strides=[2, 2])), 40),
         "mean of a batch": with_mean(pair("batch", 40), 40),
         "hardswish between": hardswish,
+        "max pool": net.op("Relu", pooled("wide", 44, "MaxPool", strides=[2, 2], pads=[1] * 4)),
+        "max pool of a batch": pooled("batch", 40, "MaxPool", strides=[2, 2]),
+        "average": pooled("tall", 40, "AveragePool", strides=[2, 1], pads=[1, 1, 0, 0]),
+        "first layer, max pool": pooled(
+            "image", 40, "MaxPool", first=3, strides=[2, 2], pads=[1] * 4
+        ),
+        "pool in place": net.op("Concat", pooled("wide", 40, "MaxPool"), inner, axis=1),
         "sum": net.op("Add", residual, net.conv("wide", 20, 40, 1)),
     }
 

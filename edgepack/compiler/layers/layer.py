@@ -55,15 +55,6 @@ class TransposedConvolution(Convolution):
     """
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Streamed:
-    """A depthwise convolution of what the layer `first`, a convolution, makes, and nobody else
-    reads. The layer reads what `first` does."""
-
-    first: Layer
-    depthwise: Convolution
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pooling:
     """The maximum or average over a window; `kind` is "max" or "average".
@@ -80,6 +71,15 @@ class Pooling:
     after: tuple[int, int]
     dilation: tuple[int, int]
     count_padding: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Streamed:
+    """`reader`, a depthwise convolution or a pooling of what the layer `first`, a convolution,
+    makes, and nobody else reads. The layer reads what `first` does."""
+
+    first: Layer
+    reader: Convolution | Pooling
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from edgepack.compiler.layers.layer import Convolution, Layer, Streamed, TransposedConvolution
+from edgepack.compiler.layers.layer import (
+    Convolution,
+    Layer,
+    Pooling,
+    Streamed,
+    TransposedConvolution,
+)
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.tiles.expression import Operand, Operation
 
@@ -22,8 +28,8 @@ def signature_of(layer: Layer) -> str:
     """
     operator = layer.operator
     if isinstance(operator, Streamed):
-        reader = replace(layer, operator=operator.depthwise, inputs=(operator.first.output,))
-        return f"{signature_of(operator.first)} then {signature_of(reader)}"
+        reader = replace(layer, operator=operator.reader, inputs=(operator.first.output,))
+        return f"{signature_of(operator.first)} then {signature_of(reader) or _pooling(reader)}"
     if not isinstance(operator, Convolution) or isinstance(operator, TransposedConvolution):
         return ""
     made = extent(layer.output)
@@ -47,6 +53,17 @@ def signature_of(layer: Layer) -> str:
     if layer.expression:
         words.append(",".join(map(_operation, layer.expression)))
     return " ".join(words)
+
+
+def _pooling(layer: Layer) -> str:
+    operator = layer.operator
+    assert isinstance(operator, Pooling)
+    words = [operator.kind, _by_x(operator.kernel), f"stride={_by_x(operator.stride)}"]
+    words += [f"pad={_by_x((*operator.before, *operator.after))}"]
+    words += [f"dilation={_by_x(operator.dilation)}", f"to {_by_x(extent(layer.output)[1:])}"]
+    if operator.count_padding:
+        words.append("padding counted")
+    return " ".join([*words, ",".join(map(_operation, layer.expression))]).rstrip()
 
 
 def _operation(operation: Operation) -> str:

@@ -1,4 +1,4 @@
-"""Which depthwise convolutions are made together with the convolution before them."""
+"""Which depthwise convolutions and poolings are made with the convolution before them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, MutableMapping, Sequence
 
 from edgepack.compiler.layers.layer import Convolution, Layer, Value
-from edgepack.compiler.rules import convolution, depthwise, streamed
+from edgepack.compiler.rules import convolution, depthwise, pooling, streamed
 from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.tiles.cpu import CpuModel
 
@@ -28,7 +28,7 @@ def with_streams(
     makers = {layer.output: layer for layer in layers}
     pairs = dict[Value, Layer]()
     for layer in layers:
-        if taken.get(layer.output) is not depthwise.RULE:
+        if taken.get(layer.output) not in (depthwise.RULE, pooling.WINDOW):
             continue
         first = makers.get(layer.inputs[0])
         alone = first is not None and uses[first.output] == 1

@@ -241,9 +241,7 @@ class DepthwiseKernel:
         arguments = [
             self.source.buffer,
             *self.epilogue.operand_buffers,
-            self.weights,
-            self.bias,
-            *self.epilogue.constants,
+            *self.constant_buffers,
             self.target.buffer,
             *self.epilogue.average_buffers,
         ]
@@ -258,6 +256,15 @@ class DepthwiseKernel:
     def imported(self, body: tir.Stmt) -> tir.Stmt:
         """`body`, which has these loops, with the code that they call."""
         return self.tiles.imported(body) if self.tiles else body
+
+    @property
+    def constant_buffers(self) -> list[tirx.Buffer]:
+        """Arguments for the kernel's constants."""
+        return [self.weights, self.bias, *self.epilogue.constants]
+
+    def clear(self) -> tir.Stmt | None:
+        """Nothing: the zeros around the results are written with each row."""
+        return None
 
     @property
     def in_place(self) -> list[tuple[tirx.Buffer, tirx.Buffer]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -88,21 +89,124 @@ def takes_window(layer: Layer, _cpu: CpuModel) -> bool:
 
 def make_window(site: LayerSite) -> LayerKernel:
     """The kernel of a pooling."""
-    operator = site.layer.operator
-    assert isinstance(operator, Pooling)
-    layout, output = site.inputs[0], site.output
-    lanes = output.block
-    source, target = Image("source", layout), Image("target", output)
-    epilogue = site.epilogue()
-    combine: Callable[..., tirx.Expr] = tirx.max if operator.kind == "max" else tirx.Add
+    return PoolingKernel(site).kernel()
 
-    def point(
+
+class PoolingKernel:
+    """The loops of one pooling by windows.
+
+    With `source` its image is there, a part at a time (see `reading`), and the rows are done in
+    `parts` equal parts.
+    """
+
+    def __init__(self, site: LayerSite, source: Image | None = None, parts: int = 1) -> None:
+        operator = site.layer.operator
+        assert isinstance(operator, Pooling)
+        self.site, self.operator, self.output = site, operator, site.output
+        self.source = source or Image("source", site.inputs[0])
+        self.target = Image("target", site.output)
+        self.epilogue = site.epilogue()
+        self.parts = parts
+        layout, output = site.inputs[0], site.output
+        self.down = list(_runs(0, operator, layout.height, output.height))
+        self.across = list(_runs(1, operator, layout.width, output.width))
+        points = product((*output.shape[:1], output.height, output.width))
+        self.cycles = points * product(operator.kernel) / site.cpu.loads_per_cycle
+
+    def kernel(self) -> LayerKernel:
+        """Constants, what they cost, and how the code is made."""
+        operator, output = self.operator, self.output
+        name = f"{operator.kind}_pool{operator.kernel[0]}x{operator.kernel[1]}"
+        return LayerKernel(
+            name=f"{name}_{output.channels}_{output.height}x{output.width}",
+            function=self.function,
+            constants=self.epilogue.packed,
+            cycles=self.cycles,
+        )
+
+    @property
+    def constant_buffers(self) -> list[tirx.Buffer]:
+        """Arguments for the kernel's constants."""
+        return self.epilogue.constants
+
+    @property
+    def in_place(self) -> list[tuple[tirx.Buffer, tirx.Buffer]]:
+        """See `tir.function`: none is looked for."""
+        return []
+
+    def imported(self, body: tir.Stmt) -> tir.Stmt:
+        """`body`: nothing is called."""
+        return body
+
+    def reading(self, source: Image) -> PoolingKernel:
+        """The same on the memory of the image where it lies now."""
+        kernel = copy(self)
+        kernel.source = source
+        return kernel
+
+    def function(self) -> tirx.PrimFunc:
+        """The code."""
+        body = _over_blocks(self.site, self.cycles, lambda n, block: self.rows(n, block, 0))
+        return tir.function(
+            [
+                self.source.buffer,
+                *self.epilogue.operand_buffers,
+                *self.epilogue.constants,
+                self.target.buffer,
+            ],
+            tir.sequence(self.clear(), body),
+        )
+
+    def clear(self) -> tir.Stmt | None:
+        """Write the zeros around the results."""
+        return clear_halos(self.target)
+
+    def rows(self, n: tir.Expr, block: tir.Expr, part: tir.Expr) -> tir.Stmt:
+        """A part of the rows of one block of channels of one image."""
+        rows = self.output.height // self.parts
+        first = part * rows if self.parts > 1 else 0
+
+        def some(down: _EqualWindows, start: tir.Expr, count: tir.Expr) -> tir.Stmt:
+            return tir.loop_of("row", count, lambda i: self._row(n, block, start + i, down))
+
+        def mine(down: _EqualWindows) -> tir.Stmt:
+            if self.parts == 1:
+                return some(down, down.first, down.count)
+            names = tir.Names()
+            start = names.bind("start", tirx.max(first, down.first))
+            behind = names.bind("behind", tirx.min(first + rows, down.first + down.count))
+            names.add(tir.when(start < behind, some(down, start, behind - start)))
+            return names.done()
+
+        return tir.sequence(*map(mine, self.down))
+
+    def _row(self, n: tir.Expr, block: tir.Expr, row: tir.Expr, down: _EqualWindows) -> tir.Stmt:
+        def run(across: _EqualWindows) -> tir.Stmt:
+            return tir.loop_of(
+                "column",
+                across.count,
+                lambda column: self._point(
+                    n,
+                    block,
+                    (row, column + across.first),
+                    (down.taps, across.taps),
+                    down.divisor * across.divisor,
+                ),
+            )
+
+        return tir.sequence(*map(run, self.across))
+
+    def _point(
+        self,
         n: tir.Expr,
         block: tir.Expr,
         at: tuple[tir.Expr, tir.Expr],
         taps: tuple[tuple[int, ...], tuple[int, ...]],
         divisor: int,
     ) -> tir.Stmt:
+        """One result, of the points `taps` of its window."""
+        operator, output = self.operator, self.output
+        combine: Callable[..., tirx.Expr] = tirx.max if operator.kind == "max" else tirx.Add
         names = tir.Names()
         plane = n * output.blocks + block
         result = None
@@ -114,62 +218,14 @@ def make_window(site: LayerSite) -> LayerKernel:
                     - operator.before[axis]
                     for axis, tap in ((0, i), (1, j))
                 ]
-                value = names.bind("x", source.load(plane, where[0], where[1]))
+                value = names.bind("x", self.source.load(plane, where[0], where[1]))
                 result = value if result is None else names.bind("r", combine(result, value))
         assert result is not None
         if operator.kind == "average" and divisor != 1:
-            result = result * tir.number(1 / divisor, output.element.accumulator, lanes)
-        result = epilogue.apply(names, result, plane, *at, channel_block=block)
-        names.add(target.store(result, plane, *at))
+            result = result * tir.number(1 / divisor, output.element.accumulator, output.block)
+        result = self.epilogue.apply(names, result, plane, *at, channel_block=block)
+        names.add(self.target.store(result, plane, *at))
         return names.done()
-
-    rows = list(_runs(0, operator, layout.height, output.height))
-    columns = list(_runs(1, operator, layout.width, output.width))
-
-    def run(
-        n: tir.Expr, block: tir.Expr, row: tir.Expr, down: _EqualWindows, across: _EqualWindows
-    ) -> tir.Stmt:
-        return tir.loop_of(
-            "column",
-            across.count,
-            lambda column: point(
-                n,
-                block,
-                (row, column + across.first),
-                (down.taps, across.taps),
-                down.divisor * across.divisor,
-            ),
-        )
-
-    def band(n: tir.Expr, block: tir.Expr, down: _EqualWindows) -> tir.Stmt:
-        return tir.loop_of(
-            "row",
-            down.count,
-            lambda row: tir.sequence(
-                *(run(n, block, row + down.first, down, across) for across in columns)
-            ),
-        )
-
-    def one_block(n: tir.Expr, block: tir.Expr) -> tir.Stmt:
-        return tir.sequence(*(band(n, block, down) for down in rows))
-
-    points = product((*output.shape[:1], output.height, output.width))
-    cycles = points * product(operator.kernel) / site.cpu.loads_per_cycle
-
-    def function() -> tirx.PrimFunc:
-        body = _over_blocks(site, cycles, one_block)
-        return tir.function(
-            [source.buffer, *epilogue.operand_buffers, *epilogue.constants, target.buffer],
-            tir.sequence(clear_halos(target), body),
-        )
-
-    name = f"{operator.kind}_pool{operator.kernel[0]}x{operator.kernel[1]}"
-    return LayerKernel(
-        name=f"{name}_{output.channels}_{output.height}x{output.width}",
-        function=function,
-        constants=epilogue.packed,
-        cycles=cycles,
-    )
 
 
 def _over_blocks(

@@ -1,13 +1,13 @@
-"""A convolution and the depthwise one that reads it, in one kernel.
+"""A convolution and the depthwise one, or the pooling, that reads it, in one kernel.
 
-In an inverted residual block the image between the two is the largest of all. Made as a whole, it
-leaves the caches and comes back. Here a few of its rows are made at a time, in scratch memory that
-stays in a core's cache:
+In an inverted residual block the image between the two is the largest of all, and so is the one
+before the first pooling of many networks. Made as a whole, it leaves the caches and comes back.
+Here a few of its rows are made at a time, in scratch memory that stays in a core's cache:
 
     each core: for each band of rows of results
         for each panel of channels
             the rows that the band's windows reach, by the first convolution
-            the band, by the depthwise one
+            the band, by what reads it
 
 Rows that the next band's windows reach as well are kept for it, so that none is made twice but
 where another core goes on.
@@ -21,10 +21,11 @@ from dataclasses import dataclass, replace
 from tvm import tirx
 
 from edgepack.compiler.choices import Ranked, Way
-from edgepack.compiler.layers.layer import Convolution, Layer, Streamed
+from edgepack.compiler.layers.layer import Convolution, Layer, Pooling, Streamed
 from edgepack.compiler.layers.tensors import extent
-from edgepack.compiler.rules import convolution, depthwise
+from edgepack.compiler.rules import convolution, depthwise, pooling
 from edgepack.compiler.rules.depthwise import DepthwiseKernel
+from edgepack.compiler.rules.pooling import PoolingKernel
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
 from edgepack.compiler.tiles import micro, tir
 from edgepack.compiler.tiles.cpu import CpuModel
@@ -52,11 +53,12 @@ _BUSY_BY_PANELS = 0.75
 
 
 def stream(first: Layer, layer: Layer) -> Layer:
-    """The depthwise convolution `layer` together with `first`, which makes what it reads."""
-    assert isinstance(layer.operator, Convolution)
+    """The depthwise convolution or pooling `layer` together with `first`, which makes what it
+    reads."""
+    assert isinstance(layer.operator, Convolution | Pooling)
     return replace(
         layer,
-        operator=Streamed(first=first, depthwise=layer.operator),
+        operator=Streamed(first=first, reader=layer.operator),
         inputs=first.inputs,
         bindings=(*first.bindings, *layer.bindings),
     )
@@ -67,7 +69,7 @@ def _parts(layer: Layer) -> tuple[Layer, Layer]:
     operator = layer.operator
     assert isinstance(operator, Streamed)
     inputs = (operator.first.output,)
-    return operator.first, replace(layer, operator=operator.depthwise, inputs=inputs)
+    return operator.first, replace(layer, operator=operator.reader, inputs=inputs)
 
 
 def is_worth_it(first: Layer, layer: Layer, cpu: CpuModel) -> bool:
@@ -90,8 +92,12 @@ def _between(first: Layer, layer: Layer, cpu: CpuModel) -> Blocked:
         height=height,
         width=width,
         block=cpu.block(channels, first.element),
-        halo=depthwise.halo(layer),
+        halo=_reading_rule(layer).halo(layer),
     )
+
+
+def _reading_rule(layer: Layer) -> Rule:
+    return pooling.WINDOW if isinstance(layer.operator, Pooling) else depthwise.RULE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +147,7 @@ def _partition(first: Layer, layer: Layer, cpu: CpuModel, tile: RegisterTile) ->
     """The tallest bands that the cache has room for; None if the cores would not be busy, or bands
     were too low to be worth it."""
     operator, between, shape = layer.operator, _between(first, layer, cpu), _shape(first, cpu)
-    assert isinstance(operator, Convolution)
+    assert isinstance(operator, Convolution | Pooling)
     height, stride = extent(layer.output)[2], operator.stride[0]
     window = (operator.kernel[0] - 1) * operator.dilation[0] + 1
     cycles = tile.cycles + stream_cycles(shape.weight_bytes, 1, cpu)
@@ -241,36 +247,28 @@ class _StreamedKernel:
         shape = (owners * between.blocks, partition.kept, between.width, between.block)
         self.tails = tir.buffer("tails", shape, between.element.name)
         self.functions = micro.AssemblyFunctions()
-        self.depthwise = DepthwiseKernel(
-            replace(site, layer=layer, inputs=(between,)), self.scratch, partition.bands
-        )
+        reading = replace(site, layer=layer, inputs=(between,))
+        kind = PoolingKernel if isinstance(operator.reader, Pooling) else DepthwiseKernel
+        self.reader = kind(reading, self.scratch, partition.bands)
 
     def kernel(self) -> LayerKernel:
         """Constants, what they cost, and how the code is made."""
-        output, between, partition = self.site.output, self.between, self.partition
-        rows, columns = self.operator.depthwise.kernel
-        name = f"conv_depthwise{rows}x{columns}_{self.source.layout.channels}"
-        name += f"_{output.channels}_{output.height}x{output.width}"
-        stride = self.operator.depthwise.stride[0]
-        if stride > 1:
-            name += f"_s{stride}"
-        depthwise = self.depthwise.kernel()
-        if self.depthwise.epilogue.average:
-            name += "_mean"
+        between, partition = self.between, self.partition
+        reader = self.reader.kernel()
         macs = self.convolution.weight.size * between.height * between.width * between.batch
         return LayerKernel(
-            name=name,
+            name=f"conv_{reader.name}",
             function=self.function,
-            constants=(self.packed, self.packed_bias, *self.epilogue.packed, *depthwise.constants),
-            tile=f"{partition.tile} {partition.rows} rows, {depthwise.tile}",
-            macs=macs + depthwise.macs,
-            cycles=partition.tile.cycles + depthwise.cycles,
+            constants=(self.packed, self.packed_bias, *self.epilogue.packed, *reader.constants),
+            tile=f"{partition.tile} {partition.rows} rows, {reader.tile}".rstrip(", "),
+            macs=macs + reader.macs,
+            cycles=partition.tile.cycles + reader.cycles,
             by_pixels=partition.shares > 1 and partition.by_bands,
         )
 
     def function(self) -> tirx.PrimFunc:
         """The code."""
-        depthwise, partition = self.depthwise, self.partition
+        reader, partition = self.reader, self.partition
 
         def one_image(n: tir.Expr) -> tir.Stmt:
             return tir.loop_of(
@@ -281,26 +279,25 @@ class _StreamedKernel:
             )
 
         body = tir.sequence(
-            depthwise.epilogue.clear_around_means(),
+            reader.clear(),
+            reader.epilogue.clear_around_means(),
             tir.loop_of("n", self.site.output.batch, one_image),
-            depthwise.epilogue.means() if depthwise.parts > 1 else None,
+            reader.epilogue.means() if reader.parts > 1 else None,
         )
         arguments = [
             self.source.buffer,
-            *depthwise.epilogue.operand_buffers,
+            *reader.epilogue.operand_buffers,
             self.weights,
             self.bias,
             *self.epilogue.constants,
-            depthwise.weights,
-            depthwise.bias,
-            *depthwise.epilogue.constants,
-            depthwise.target.buffer,
-            *depthwise.epilogue.average_buffers,
+            *reader.constant_buffers,
+            reader.target.buffer,
+            *reader.epilogue.average_buffers,
             self.scratch.buffer,
             *([self.tails] if self.keeps else []),
         ]
-        body = depthwise.imported(self.functions.imported(body))
-        return tir.function(arguments, body, in_place=depthwise.in_place)
+        body = reader.imported(self.functions.imported(body))
+        return tir.function(arguments, body, in_place=reader.in_place)
 
     def _share(self, n: tir.Expr, share: tir.Expr) -> tir.Stmt:
         """What one core does of an image."""
@@ -359,7 +356,7 @@ class _StreamedKernel:
         band: tir.Expr,
     ) -> tir.Stmt:
         """A band of a panel of `vectors` vectors, the `number`-th one of the share."""
-        partition, operator = self.partition, self.operator.depthwise
+        partition, operator = self.partition, self.operator.reader
         blocks, wide = self.between.blocks, partition.tile.vectors
         top = band * (partition.rows * operator.stride[0]) - operator.before[0]
         # As a part of the image that would be there as a whole.
@@ -391,7 +388,7 @@ class _StreamedKernel:
         names.add(
             tir.loop_of("made", end - begin, lambda i: loops.row(n, panel, vectors, begin + i))
         )
-        reader = self.depthwise.reading(place)
+        reader = self.reader.reading(place)
         names.add(tir.loop_of("block", vectors, lambda v: reader.rows(n, panel * wide + v, band)))
         if self.keeps:
             names.add(self._copy_tails(share, panel, vectors, save=True))
@@ -404,7 +401,7 @@ class _StreamedKernel:
         partition, between = self.partition, self.between
         lanes, wide = between.block, partition.tile.vectors
         owner = share if partition.by_bands else 0
-        row_of = partition.rows * self.operator.depthwise.stride[0] if save else 0
+        row_of = partition.rows * self.operator.reader.stride[0] if save else 0
 
         def pixel(v: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
             here = self.scratch.at(share * wide + v, row + row_of, column)

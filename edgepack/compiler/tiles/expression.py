@@ -149,37 +149,37 @@ _MOST_FACTORS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Product:
+class _Factored:
     """A number times some factors: steps, or one more than erf of a product."""
 
     number: float = 1.0
-    factors: tuple[int | _Product, ...] = ()
+    factors: tuple[int | _Factored, ...] = ()
 
-    def times(self, other: _Product) -> _Product:
-        return _Product(number=self.number * other.number, factors=(*self.factors, *other.factors))
+    def times(self, other: _Factored) -> _Factored:
+        return _Factored(number=self.number * other.number, factors=(*self.factors, *other.factors))
 
-    def scaled(self, number: float) -> _Product:
+    def scaled(self, number: float) -> _Factored:
         return replace(self, number=self.number * number)
 
-    def near(self, other: _Product) -> bool:
+    def near(self, other: _Factored) -> bool:
         numbers = math.isclose(self.number, other.number, rel_tol=_NEAR)
         return numbers and Counter(self.factors) == Counter(other.factors)
 
 
 def with_gelus(expression: Expression) -> Expression:
     """The expression, in which x / 2 (1 + erf(x / sqrt 2)) is one step, whatever its order."""
-    products = [_Product(factors=(0,))]
-    erfs: dict[int, _Product] = {}  # of what, by the step
+    products = [_Factored(factors=(0,))]
+    erfs: dict[int, _Factored] = {}  # of what, by the step
     made: list[Operation] = []
     for index, operation in enumerate(expression, 1):
-        product = _product_of(operation, products, erfs) or _Product(factors=(index,))
+        product = _product_of(operation, products, erfs) or _Factored(factors=(index,))
         start = _start_of_gelu(product, products)
         if start is None:
             made.append(operation)
             products.append(product)
         else:
             made.append(Operation(name="gelu", arguments=(Step(index=start),)))
-            products.append(_Product(factors=(index,)))
+            products.append(_Factored(factors=(index,)))
         match operation:
             case Operation(name="erf", arguments=(Step(index=i),)):
                 erfs[index] = products[i]
@@ -187,8 +187,8 @@ def with_gelus(expression: Expression) -> Expression:
 
 
 def _product_of(
-    operation: Operation, products: Sequence[_Product], erfs: Mapping[int, _Product]
-) -> _Product | None:
+    operation: Operation, products: Sequence[_Factored], erfs: Mapping[int, _Factored]
+) -> _Factored | None:
     """What a step is the product of, if it is one, or one more than erf."""
     arguments = operation.arguments
     if isinstance(arguments[0], Scalar) and operation.name in ("add", "multiply"):
@@ -202,16 +202,16 @@ def _product_of(
         case "divide", (Step(index=i), Scalar(value=by)) if by:
             return products[i].scaled(1 / by)
         case "add", (Step(index=i), Scalar(value=1.0)) if i in erfs:
-            return _Product(factors=(erfs[i],))
+            return _Factored(factors=(erfs[i],))
     return None
 
 
-def _start_of_gelu(product: _Product, products: Sequence[_Product]) -> int | None:
+def _start_of_gelu(product: _Factored, products: Sequence[_Factored]) -> int | None:
     """The step of whose value a product is Gelu."""
     for factor in product.factors:
-        if isinstance(factor, _Product):
+        if isinstance(factor, _Factored):
             start = factor.scaled(2**0.5)
-            whole = start.scaled(0.5).times(_Product(factors=(factor,)))
+            whole = start.scaled(0.5).times(_Factored(factors=(factor,)))
             if product.near(whole):
                 return next((i for i, other in enumerate(products) if other.near(start)), None)
     return None
