@@ -296,7 +296,8 @@ def assert_profile(
     assert {layer["layer"] for layer in layers if layer["layer"]} <= names
     # MobileNetV2 (arXiv:1801.04381, table 2): 17 blocks of 3 convolutions but the first with 2,
     # two more at the ends, and a matrix product.
-    assert sum(layer["operator"].startswith(("Conv", "Gemm", "MatMul")) for layer in layers) == 53
+    nodes = [node for layer in layers for node in layer["operator"].split("+")]
+    assert sum(node in ("Conv", "Gemm", "MatMul") for node in nodes) == 53
     # 300.8 M are the model's multiply-adds (edgepack inspect counts them in the ONNX file).
     assert sum(layer["macs"] for layer in layers) == pytest.approx(300.8e6, rel=0.001)
     assert sum(layer["share"] for layer in layers) == pytest.approx(1)
@@ -334,7 +335,7 @@ def assert_api(project: Project, root: str) -> None:
             assert len(outputs.top) == 2
         assert "espresso" in outputs._repr_html_()
         assert len(deployed.bench(runs=2, warmup=0).times_ms) == 2
-        assert len(deployed.profile(runs=1, warmup=0).layers) > 53
+        assert len(deployed.profile(runs=1, warmup=0).layers) > 30
     with edgepack.connect("virtual", board="rk3399", root=root) as again:
         current = again.status().current
         assert current

@@ -138,7 +138,7 @@ def test_blocks_equal_onnxruntime(
     assert averaged
     gated = any(value.name == "mean of a gated image" for value in onnx.load(model).graph.output)
     assert sum(layer.rule == "mean" for layer in averaged) == gated
-    assert {layer.rule for layer in averaged} <= {"depthwise", "conv", "mean"}
+    assert {layer.rule for layer in averaged} <= {"depthwise", "conv", "streamed", "mean"}
     assert all("mean" in layer.tile for layer in averaged if layer.rule != "mean")
 
 

@@ -104,13 +104,14 @@ class Image:
 
     # Whether its last block of channels overlaps the one before, for lack of padding to fill it.
     overlaps = False
+    # Of a part of a larger image: where that one's plane 0 would be.
+    first_plane: tir.Expr = 0
 
     def __init__(self, name: str, layout: Blocked, view: Blocked | None = None) -> None:
         self.layout = view or layout
         self.buffer = tir.buffer(name, layout.shape, layout.element.name)
         self.step = (1, 1)
         self.first: tuple[tir.Expr, tir.Expr] = (0, 0)
-        self.first_plane: tir.Expr = 0
 
     @property
     def pixel_bytes(self) -> int:
