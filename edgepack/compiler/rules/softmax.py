@@ -20,7 +20,7 @@ from edgepack.compiler.tiles.element import FLOAT32
 from edgepack.compiler.tiles.partition import worth_sharing
 
 # Vectors of the shortest row: TVM's schedule has several shorter ones side by side, which wins on
-# rows of up to 6 vectors (AVX-512).
+# rows of up to 6 vectors (x86-64).
 _FEWEST = 8
 # Loads, stores and operations per element of all passes, e^x among them.
 _PER_ELEMENT = 36
