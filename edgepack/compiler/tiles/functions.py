@@ -197,6 +197,7 @@ def gelu(x: tirx.Expr, scope: Scope) -> tirx.Expr:
             0.058094778491844835,
             0.39894180425524467,
         ),
+        bound=True,
     )
     under = scope.polynomial(
         square,
@@ -207,6 +208,7 @@ def gelu(x: tirx.Expr, scope: Scope) -> tirx.Expr:
             0.31228079615932675,
             1.0,
         ),
+        bound=True,
     )
     return x * (scope.c(0.5) + scope.bind(clamped * over / under))
 
@@ -300,11 +302,15 @@ class Scope:
         bits = self.bind(self.to_bits(value + shift))
         return self.bind(self.from_bits(bits) - shift), bits
 
-    def polynomial(self, x: tirx.Expr, coefficients: Sequence[float]) -> tirx.Expr:
-        """Horner's rule, the highest power's coefficient first."""
+    def polynomial(
+        self, x: tirx.Expr, coefficients: Sequence[float], *, bound: bool = False
+    ) -> tirx.Expr:
+        """Horner's rule, the highest power's coefficient first; with a name for each step if it is
+        to be `bound`, which takes TVM longer."""
         result = self.c(coefficients[0])
         for coefficient in coefficients[1:]:
-            result = self.bind(result * x + self.c(coefficient))
+            result = result * x + self.c(coefficient)
+            result = self.bind(result) if bound else result
         return result
 
 
