@@ -4,8 +4,9 @@
 
 The command line, the inventory, the bundles, the waves and the journal are the real ones;
 connecting and deploying are fakes that hold as much memory as a connection would. Devices
-whose name matches the pattern BROKEN fail. What was seen goes to the file FACTS. While a file
-`hold` is beside it, no more than the first devices come to an end.
+whose name matches the pattern BROKEN fail. What was seen goes to the file FACTS. A file `begun`
+beside it is made when a device is under way; while a file `hold` is there, no more than the
+first devices come to an end.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ class FakeConnector:
 class FakeDeploy:
     """Instead of deploy_bundle; `events` are ("+" or "-", device), in order."""
 
-    def __init__(self, broken: str, pause_s: float, hold: Path) -> None:
-        self._broken, self._pause_s, self._hold = broken, pause_s, hold
+    def __init__(self, broken: str, pause_s: float, folder: Path) -> None:
+        self._broken, self._pause_s = broken, pause_s
+        self._hold, self._under_way = folder / "hold", folder / "begun"
         self._begun = itertools.count(1)
         self.events: list[tuple[str, str]] = []
 
@@ -70,6 +72,8 @@ class FakeDeploy:
         with FakeDevice.lock:
             self.events.append(("+", device.name))
             begun = next(self._begun)
+        if begun == 1:
+            self._under_way.touch()
         if self._pause_s:
             time.sleep(self._pause_s)
         while begun > _NOT_HELD and self._hold.exists():
@@ -91,7 +95,7 @@ def _status(key: str) -> int:
 def run(argv: list[str]) -> int:
     """Run the command and write down what was seen."""
     facts, broken, pause_ms, *words = argv
-    deploy = FakeDeploy(broken, float(pause_ms) / 1000, Path(facts).with_name("hold"))
+    deploy = FakeDeploy(broken, float(pause_ms) / 1000, Path(facts).parent)
     fleet_actions.Connector = FakeConnector  # type: ignore[assignment,misc]
     work.deploy_bundle = deploy  # type: ignore[assignment]
     code = main(words)

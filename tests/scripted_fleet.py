@@ -77,6 +77,9 @@ class Log:
     def devices_end(self, outcomes: Sequence[Outcome]) -> None:
         self.events += outcomes
 
+    def stopping(self) -> None:
+        self.events.append("stopping")
+
     def soaking(self, seconds: float) -> None:
         self.events.append(seconds)
 

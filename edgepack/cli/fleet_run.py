@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ from edgepack.fleet import (
     Outcome,
     RolloutPlan,
     Settings,
+    Stop,
     Wave,
     Work,
     make_plan,
@@ -72,7 +74,7 @@ def carry_out(
     if not plan.todo:
         console.step(f"nothing to do: all {plan.total} devices are done")
     teller = _Teller(console)
-    with stop_on_signal(console) as stop:
+    with stop_on_signal() as stop:
         result = roll_out(plan, rollout.settings, work, teller, journal=journal, stop=stop)
     journal.write({"event": "end", **result.to_dict()})
     report = FleetReport(
@@ -170,6 +172,9 @@ class _Teller:
     def soaking(self, seconds: float) -> None:
         self._console.step(f"waiting for {seconds:g} s before the next wave")
 
+    def stopping(self) -> None:
+        self._console.note("stopping: waiting for the devices under way; press again to leave them")
+
     def exit_code(self) -> int:
         """0, the one code of all failures, or that of a failed command if they differ."""
         if len(self._codes) > 1:
@@ -177,41 +182,31 @@ class _Teller:
         return next(iter(self._codes), 0)
 
 
-_STOPPING = "stopping: waiting for the devices under way; press again to leave them"
+@contextmanager
+def stop_on_signal() -> Iterator[Stop]:
+    """A `Stop` that Ctrl-C asks for. The second time it is at once, as it is after SIGTERM the
+    first time: whoever sends that may not wait for a device that hangs. The third time a signal
+    does what it did before."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
-class stop_on_signal:  # noqa: N801 - used like a function
-    """An event that Ctrl-C sets; the second time it does what it always does, and so does
-    SIGTERM the first time: whoever sends that may not wait for a device that hangs."""
+    def heard(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and not stop.asked:
+            stop.asked = True
+        else:
+            stop.asked = stop.at_once = True
+            restore()
 
-    def __init__(self, console: Console) -> None:
-        self._event = threading.Event()
-        self._numbers = (signal.SIGINT, signal.SIGTERM)
-        self._before = [signal.getsignal(number) for number in self._numbers]
-        # Of its own: a signal may come while this thread writes, and streams are not reentrant.
-        self._teller = threading.Thread(target=console.note, args=[_STOPPING])
-
-    def __enter__(self) -> threading.Event:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self._stop)
-            signal.signal(signal.SIGTERM, self._leave)
-        return self._event
-
-    def __exit__(self, *_: object) -> None:
-        self._restore()
-        if self._event.is_set():
-            self._teller.join()
-
-    def _stop(self, _number: int, _frame: FrameType | None) -> None:
-        self._event.set()
-        signal.signal(signal.SIGINT, self._before[0])
-        self._teller.start()
-
-    def _leave(self, _number: int, _frame: FrameType | None) -> None:
-        self._restore()
-        raise KeyboardInterrupt
-
-    def _restore(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number, before in zip(self._numbers, self._before, strict=True):
-                signal.signal(number, before)
+    for number in before:
+        signal.signal(number, heard)
+    try:
+        yield stop
+    finally:
+        restore()

@@ -19,7 +19,7 @@ from edgepack.base.errors import ConfigError
 from edgepack.fleet.inventory import FleetDevice, select
 from edgepack.fleet.journal import Journal
 from edgepack.fleet.plan import RolloutPlan, Settings, Share, Wave, make_plan, with_boards
-from edgepack.fleet.rollout import Done, Outcome, RolloutResult, Watcher, Work, roll_out
+from edgepack.fleet.rollout import Done, Outcome, RolloutResult, Stop, Watcher, Work, roll_out
 
 __all__ = [
     "Done",
@@ -31,6 +31,7 @@ __all__ = [
     "RolloutResult",
     "Settings",
     "Share",
+    "Stop",
     "Watcher",
     "Wave",
     "Work",

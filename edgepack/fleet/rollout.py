@@ -24,7 +24,8 @@ FAILED = "failed"
 UNREACHABLE = "unreachable"
 LOST = "lost"
 _INTERRUPTED = "interrupted"
-# Python sees a signal that comes just before a wait only after it: so none is longer.
+# Nobody wakes who waits when `Stop` changes, and Python sees a signal that comes just before a
+# wait only after it: so none is longer.
 _LONGEST_WAIT_S = 0.5
 
 
@@ -94,6 +95,24 @@ class Watcher(Protocol):
 
     def soaking(self, seconds: float) -> None: ...
 
+    def stopping(self) -> None: ...
+
+
+@dataclass(kw_only=True, slots=True)
+class Stop:
+    """What a signal handler asks of a rollout that is under way.
+
+    Attributes and no `threading.Event`: a handler interrupts the very thread that waits, which
+    may hold the event's lock. For the same reason it raises nothing: an exception in the middle
+    of the code of Python's own locks leaves them in disorder.
+    """
+
+    asked: bool = False
+    """Begin no further device."""
+
+    at_once: bool = False
+    """Do not wait for those under way either."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutResult:
@@ -120,16 +139,17 @@ def roll_out(
     watcher: Watcher,
     *,
     journal: Journal | None = None,
-    stop: threading.Event | None = None,
+    stop: Stop | None = None,
 ) -> RolloutResult:
     """Do `work` on every device of `plan`, wave by wave.
 
     A wave begins when the one before has ended and is good enough (`Settings`). As soon as it
-    cannot be, or when `stop` is set, no further device is begun; those under way are always
+    cannot be, or when `stop` is asked for, no further device is begun; those under way are
     waited for. What came of a device is in the `journal` before the next one is begun. An
     exception that is no EdgepackError is a bug: it is raised when those under way have ended.
+    Raises KeyboardInterrupt, with devices under way, if `stop` is to be at once.
     """
-    run = _Run(plan, settings, work, watcher, journal, stop or threading.Event())
+    run = _Run(plan, settings, work, watcher, journal, stop or Stop())
     started = time.monotonic()
     reason = run.waves()
     if reason == _INTERRUPTED and sum(run.outcomes.values()) >= plan.todo:
@@ -154,7 +174,7 @@ class _Run:
         work: Work,
         watcher: Watcher,
         journal: Journal | None,
-        stop: threading.Event,
+        stop: Stop,
     ) -> None:
         self._plan, self._settings, self._work = plan, settings, work
         self._watcher, self._journal, self._stop = watcher, journal, stop
@@ -164,6 +184,7 @@ class _Run:
         self._failed = 0
         self._failed_in_wave: set[str] = set()
         self._bug: BaseException | None = None
+        self._told = False
 
     def waves(self) -> str:
         """Go through all waves; the reason for stopping before the end, or ""."""
@@ -190,9 +211,18 @@ class _Run:
         """Wait for the soak time; whether `stop` was set meanwhile."""
         end = time.monotonic() + self._settings.soak_s
         while (left := end - time.monotonic()) > 0:
-            if self._stop.wait(min(left, _LONGEST_WAIT_S)):
+            if self._is_stopped():
                 return True
-        return self._stop.is_set()
+            time.sleep(min(left, _LONGEST_WAIT_S))
+        return self._is_stopped()
+
+    def _is_stopped(self) -> bool:
+        if self._stop.at_once:
+            raise KeyboardInterrupt
+        if self._stop.asked and not self._told:
+            self._told = True
+            self._watcher.stopping()
+        return self._stop.asked
 
     def _each(self, wave: Wave, devices: Iterable[FleetDevice], job: _Job) -> None:
         """Do `job` on `devices` until they end, or too many have failed."""
@@ -201,7 +231,7 @@ class _Run:
                 self._collect()
             if self._too_many(wave):
                 break
-            # A daemon: who leaves in spite of all (a second Ctrl-C) does not wait for it.
+            # A daemon: who leaves at once does not wait for it.
             thread = threading.Thread(
                 target=self._run, args=(job, device, wave.name), name=device.name, daemon=True
             )
@@ -289,7 +319,7 @@ class _Run:
             try:
                 return self._results.get(timeout=_LONGEST_WAIT_S)
             except queue.Empty:
-                pass
+                self._is_stopped()
 
     def _count(self, outcome: Outcome) -> None:
         self.outcomes[outcome.outcome] += 1
@@ -306,7 +336,7 @@ class _Run:
         """Why nothing more may be begun, or ""."""
         if self._bug is not None:
             return "a bug in edgepack"
-        if self._stop.is_set():
+        if self._is_stopped():
             return _INTERRUPTED
         limits, failed = self._settings, len(self._failed_in_wave)
         if wave.is_canary and failed:

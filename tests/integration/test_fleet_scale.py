@@ -203,11 +203,14 @@ def test_who_does_not_wait_leaves_those_under_way(
         hour, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as operator:
         assert operator.stderr is not None
-        told = ("==> wave 1: ", "stopping: waiting for the devices under way")
-        for number, said in zip(numbers, told, strict=False):
-            while not operator.stderr.readline().startswith(said):
-                assert operator.poll() is None
+        while not (tmp_path / "begun").exists():
+            assert operator.poll() is None
+            time.sleep(0.01)
+        for number in numbers[:-1]:
             operator.send_signal(number)
+            while not operator.stderr.readline().startswith("stopping: waiting for the devices"):
+                assert operator.poll() is None
+        operator.send_signal(numbers[-1])
         _, errors = operator.communicate(timeout=600)
     assert operator.returncode == 130
     assert "Traceback" not in errors

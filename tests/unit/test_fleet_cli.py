@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,9 +14,8 @@ from edgepack.base.apart import describe, error_of, prefixed
 from edgepack.base.errors import BundleError, ModelError, UsageError
 from edgepack.boards import load_boards
 from edgepack.cli import main
-from edgepack.cli.console import Console
 from edgepack.cli.fleet_run import stop_on_signal
-from edgepack.fleet import Journal
+from edgepack.fleet import Journal, Stop
 from edgepack.fleet.build import build_bundles, open_bundles
 from edgepack.flow.project import load_project
 from edgepack.gate.gate import GateError, Problem
@@ -262,28 +259,20 @@ def test_open_files_are_asked_for_or_refused() -> None:
     ]
 
 
-def test_an_interrupt_in_the_middle_of_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[bytes] = []
+def test_what_signals_ask_for() -> None:
+    def ask(*numbers: signal.Signals) -> Stop:
+        with stop_on_signal() as stop:
+            for number in numbers:
+                signal.raise_signal(number)
+        return stop
 
-    class Interrupted(io.RawIOBase):
-        """Ctrl-C comes while the first line is being written."""
-
-        def writable(self) -> bool:
-            return True
-
-        def write(self, data: Any) -> int:
-            written.append(bytes(data))
-            if len(written) == 1:
-                signal.raise_signal(signal.SIGINT)
-            return len(written[-1])
-
-    stream = io.TextIOWrapper(io.BufferedWriter(Interrupted()), line_buffering=True)
-    monkeypatch.setattr(sys, "stderr", stream)
-    console = Console()
-    with stop_on_signal(console) as stop:
-        console.step("wave 1: 9 devices")
-    assert stop.is_set()
-    assert b"".join(written).decode().splitlines() == [
-        "==> wave 1: 9 devices",
-        "stopping: waiting for the devices under way; press again to leave them",
-    ]
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert ask() == Stop()
+    assert ask(signal.SIGINT) == Stop(asked=True)
+    assert ask(signal.SIGINT, signal.SIGINT) == Stop(asked=True, at_once=True)
+    assert ask(signal.SIGINT, signal.SIGTERM) == Stop(asked=True, at_once=True)
+    assert ask(signal.SIGTERM) == Stop(asked=True, at_once=True)
+    # Who is asked a third time does what Python does.
+    with pytest.raises(KeyboardInterrupt):
+        ask(signal.SIGINT, signal.SIGINT, signal.SIGINT)
+    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]

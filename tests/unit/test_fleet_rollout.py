@@ -19,6 +19,7 @@ from edgepack.fleet import (
     RolloutResult,
     Settings,
     Share,
+    Stop,
     make_plan,
     roll_out,
 )
@@ -166,20 +167,21 @@ def test_a_bug_is_raised_after_those_under_way_have_ended() -> None:
 
 
 def test_stop_waits_for_those_under_way() -> None:
-    stop = threading.Event()
+    stop = Stop()
     work, log = FakeWork(pause_s=0.01), Log()
-    work.before_end = lambda device: stop.set() if device.name == "d00004" else None
+    work.before_end = lambda device: setattr(stop, "asked", stop.asked or device.name == "d00004")
     settings = Settings(canary=Share(value=0), parallel=3)
     result = roll_out(make_plan(devices(100), settings), settings, work, log, stop=stop)
     assert (result.status, result.reason) == ("interrupted", "interrupted")
+    assert log.events.count("stopping") == 1
     assert work.running == 0
     assert {outcome.device for outcome in log.outcomes} == set(work.begun)
     assert len(work.begun) < 10
 
 
 def test_a_stop_that_comes_too_late_changes_nothing() -> None:
-    stop, work = threading.Event(), FakeWork()
-    work.before_end = lambda device: stop.set() if device.name == "d00002" else None
+    stop, work = Stop(), FakeWork()
+    work.before_end = lambda device: setattr(stop, "asked", stop.asked or device.name == "d00002")
     result = roll_out(make_plan(devices(2), Settings()), Settings(), work, Log(), stop=stop)
     assert (result.status, result.outcomes) == ("complete", {"deployed": 2})
 
@@ -194,19 +196,23 @@ def test_soaking_between_waves_ends_when_stopped() -> None:
 
     class Impatient(Log):
         def soaking(self, seconds: float) -> None:
-            stop.set()
+            stop.asked = True
 
-    stop, work = threading.Event(), FakeWork()
+    stop, work = Stop(), FakeWork()
     settings = Settings(canary=Share(value=1), soak_s=3600.0)
     result = roll_out(make_plan(devices(5), settings), settings, work, Impatient(), stop=stop)
     assert (result.status, work.begun) == ("interrupted", ["d00001"])
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("soaking", [False, True])
-def test_a_signal_just_before_a_wait_is_seen(soaking: bool) -> None:
-    # A signal that wakes nobody, as one does that comes between Python's last look for signals
-    # and the system call that waits: that moment cannot be hit on command.
-    signalled = threading.Timer(0.1, _thread.interrupt_main)
+def test_what_wakes_nobody_is_seen(soaking: bool, at_once: bool) -> None:
+    # A signal that raises an exception may come between Python's last look for signals and the
+    # system call that waits: that moment cannot be hit on command.
+    stop = Stop()
+    signalled = threading.Timer(
+        0.1, lambda: setattr(stop, "at_once", True) if at_once else _thread.interrupt_main()
+    )
     too_late = threading.Event()
     released = threading.Timer(20, too_late.set)
 
@@ -218,7 +224,7 @@ def test_a_signal_just_before_a_wait_is_seen(soaking: bool) -> None:
     for timer in (signalled, released):
         timer.start()
     with pytest.raises(KeyboardInterrupt):
-        roll_out(make_plan(devices(2), settings), settings, work, Log())
+        roll_out(make_plan(devices(2), settings), settings, work, Log(), stop=stop)
     assert not too_late.is_set()
     assert work.begun == ["d00001"]
     released.cancel()
