@@ -584,6 +584,25 @@ def test_the_later_of_two_convolutions_takes_the_sum() -> None:
     assert [operand.same_as(a) for operand in second.operands] == [True]
 
 
+def test_a_bias_behind_another_branch_is_its_own_convolutions() -> None:
+    x, a, b, c, d, e, f = (value(name, 1, 4, 5, 5) for name in "xabcdef")
+    layers = [
+        convolved(x, a),
+        convolved(x, b),
+        pointwise("add", b, c, Scalar(value=2.0)),
+        pointwise("add", a, d, Scalar(value=3.0)),
+        pointwise("add", c, e, Operand(index=0), operands=(d,)),
+        pointwise("maximum", e, f, Scalar(value=0.0)),
+    ]
+    first, second = fuse(layers, [f])
+    assert isinstance(first.operator, Convolution)
+    assert isinstance(second.operator, Convolution)
+    biases = [layer.operator.bias for layer in (first, second)]
+    assert [None if bias is None else bias.tolist() for bias in biases] == [[3] * 4, [2] * 4]
+    assert first.expression == ()
+    assert [operation.name for operation in second.expression] == ["add", "maximum"]
+
+
 def test_a_value_read_elsewhere_is_not_fused_away() -> None:
     x, a, b, c = (value(name, 1, 4, 5, 5) for name in "xabc")
     layers = [

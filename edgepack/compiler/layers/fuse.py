@@ -48,7 +48,7 @@ def fuse(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
     `outputs` are the function's results. The layers stay in an order in which each value is made
     before it is read.
     """
-    fused = _nested(_without_zeros(layers, outputs))
+    fused = _followed(_nested(_without_zeros(layers, outputs)), outputs)
     # From the last layer to the first: of the two producers of a sum the later one takes it as its
     # epilogue. The other one's result is there by then, and no tensor has to be kept for longer.
     for index in reversed(range(len(fused))):
@@ -109,6 +109,35 @@ def _nested(layers: Sequence[Layer]) -> list[Layer]:
                 made = (known[inputs[:count]], *inputs[count:])
             known.setdefault(inputs, layer.output)
         left.append(replace(layer, inputs=made))
+    return left
+
+
+def _followed(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
+    """Each convolution with the element-wise layers that alone read it, and nothing else, right
+    behind it.
+
+    So a bias is the convolution's own, though the model adds it after another branch's.
+    """
+    uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
+    uses.update(outputs)
+    followers: dict[Value, Layer] = {}
+    heads = set()
+    for layer in layers:
+        follows = isinstance(layer.operator, Pointwise) and layer.inputs[0] in heads
+        if follows and not layer.operands:
+            followers[layer.inputs[0]] = layer
+        elif not isinstance(layer.operator, Convolution):
+            continue
+        if uses[layer.output] == 1:
+            heads.add(layer.output)
+    moved = {layer.output for layer in followers.values()}
+    left: list[Layer] = []
+    for layer in layers:
+        if layer.output in moved:
+            continue
+        left.append(layer)
+        while (follower := followers.get(left[-1].output)) is not None:
+            left.append(follower)
     return left
 
 
