@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 
 from edgepack.compiler.place.emit import LAYOUT
-from edgepack.compiler.rules import integer_convolution, integer_transposed, integers, streamed
+from edgepack.compiler.rules import (
+    integer_convolution,
+    integer_transposed,
+    integers,
+    preactivated,
+    streamed,
+)
 from edgepack.compiler.rules.table import RULES
 from tests.onnx_models import Builder
 from tests.targets import compile_and_run, every_target_in_parts, save_cases, some, wrong_outputs
@@ -314,8 +320,9 @@ FAMILIES = (
 )
 
 
-# Those have tests of their own.
+# Those have tests of their own; of large images only: test_streamed.py.
 INTEGERS = (integer_convolution.RULE, integer_transposed.RULE, *integers.RULES)
+LARGE = (streamed.RULE, preactivated.RULE)
 
 
 @pytest.fixture(scope="module")
@@ -337,8 +344,7 @@ def test_outputs_equal_onnxruntime(
     assert [layer.kernel for layer in compiled.layers] == [call["kernel"] for call in calls]
     if board == "local":
         assert {layer.rule for layer in compiled.layers} == {
-            # What is streamed is large: test_streamed.py.
-            *(rule.name for rule in RULES if rule not in (*INTEGERS, streamed.RULE)),
+            *(rule.name for rule in RULES if rule not in (*INTEGERS, *LARGE)),
             LAYOUT,
             "generic",
         }

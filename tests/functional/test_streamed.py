@@ -1,5 +1,5 @@
-"""Depthwise convolutions and poolings in one kernel with the convolution before them, against
-onnxruntime.
+"""Depthwise convolutions and poolings in one kernel with the convolution before them, and 1x1
+convolutions with the arithmetic before them, against onnxruntime.
 
 To compilers that take the cache for this small, images of a few kilobytes are large ones.
 """
@@ -115,6 +115,35 @@ def pairs(net: Builder) -> dict[str, str]:
     }
 
 
+def normalised(net: Builder, value: str, channels: int) -> str:
+    scaled = net.op("Mul", value, net.weight(1, channels, 1, 1))
+    return net.op("Add", scaled, net.weight(1, channels, 1, 1))
+
+
+def preactivated(net: Builder) -> dict[str, str]:
+    """Normalised and activated images, and the 1x1 convolutions that read them."""
+
+    def pair(value: str, channels: int, outs: int, kind: str = "Relu") -> str:
+        made = net.op(kind, normalised(net, value, channels))
+        return net.conv(made, channels, outs, 1)
+
+    # Several read each, so that no convolution takes the arithmetic in.
+    wide, tall, batch = (
+        net.conv(name, INPUTS[name][1], outs)
+        for name, outs in (("wide", 53), ("tall", 40), ("batch", 40))
+    )
+    joined = net.op("Concat", net.conv("wide", 20, 40), net.conv("wide", 20, 13), axis=1)
+    return {
+        "normalised": pair(wide, 53, 44),
+        "before a window": net.conv(net.op("Relu", pair(joined, 53, 24)), 24, 9),
+        "normalised batch": net.op("Relu", pair(batch, 40, 33)),
+        "hardswish": pair(tall, 40, 20, "HardSwish"),
+        "sigmoid": pair(tall, 40, 24, "Sigmoid"),
+        "block": net.op("Add", pair(wide, 53, 53), wide),
+        "whole": net.op("Add", batch, batch),
+    }
+
+
 def random_pairs(net: Builder) -> dict[str, str]:
     """Whatever comes: the seed is fixed, and the name of a case tells what it was."""
     random = np.random.default_rng(23)
@@ -137,6 +166,7 @@ def random_pairs(net: Builder) -> dict[str, str]:
 def save_pairs(path: Path, part: slice) -> Path:
     net = Builder(seed=9)
     cases = {**some(pairs(net), part), **some(random_pairs(net), part)}
+    cases |= some(preactivated(net), part)
     return save_cases(path, net, INPUTS, cases)
 
 
@@ -151,6 +181,7 @@ def test_pairs_equal_onnxruntime(
     # Not what fits even this cache, nor what would be copied more than made.
     assert len(streamed) >= _FEWEST
     assert any(" 1 rows" not in layer.tile for layer in streamed)
+    assert any(layer.rule == "preactivated" for layer in compiled.layers)
 
 
 @pytest.mark.slow
@@ -200,7 +231,11 @@ def test_only_one_reader(tmp_path: Path, inputs: list[np.ndarray]) -> None:
     net = Builder(seed=1)
     shared = net.op("Relu", net.conv("wide", 20, 44, 1))
     seen = net.op("Relu", net.conv("tall", 9, 40, 1))
+    joined = net.op("Concat", net.conv("wide", 20, 40), net.conv("wide", 20, 13), axis=1)
+    active = net.op("Relu", normalised(net, joined, 53))
     cases = {
+        "1x1": net.conv(active, 53, 40, 1),
+        "3x3": net.conv(active, 53, 40, 3),
         "depthwise": net.conv(shared, 44, 44, group=44),
         "other": net.conv(shared, 44, 8, 1),
         "seen": seen,
@@ -209,4 +244,4 @@ def test_only_one_reader(tmp_path: Path, inputs: list[np.ndarray]) -> None:
     model = save_cases(tmp_path / "shared.onnx", net, INPUTS, cases)
     compiled, got = compile_and_run(model, inputs, "local", "native", tmp_path)
     assert not wrong_outputs(model, inputs, got)
-    assert "streamed" not in {layer.rule for layer in compiled.layers}
+    assert not {"streamed", "preactivated"} & {layer.rule for layer in compiled.layers}

@@ -75,8 +75,9 @@ class Pooling:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Streamed:
-    """`reader`, a depthwise convolution or a pooling of what the layer `first`, a convolution,
-    makes, and nobody else reads. The layer reads what `first` does."""
+    """`reader` of what the layer `first` makes, and nobody else reads: a depthwise convolution or a
+    pooling of what a convolution makes, or a 1x1 convolution of what element-wise arithmetic does.
+    The layer reads what `first` does."""
 
     first: Layer
     reader: Convolution | Pooling

@@ -29,7 +29,8 @@ def signature_of(layer: Layer) -> str:
     operator = layer.operator
     if isinstance(operator, Streamed):
         reader = replace(layer, operator=operator.reader, inputs=(operator.first.output,))
-        return f"{signature_of(operator.first)} then {signature_of(reader) or _pooling(reader)}"
+        first = signature_of(operator.first) or _pointwise(operator.first)
+        return f"{first} then {signature_of(reader) or _pooling(reader)}"
     if not isinstance(operator, Convolution) or isinstance(operator, TransposedConvolution):
         return ""
     made = extent(layer.output)
@@ -53,6 +54,10 @@ def signature_of(layer: Layer) -> str:
     if layer.expression:
         words.append(",".join(map(_operation, layer.expression)))
     return " ".join(words)
+
+
+def _pointwise(layer: Layer) -> str:
+    return ",".join(map(_operation, layer.expression))
 
 
 def _pooling(layer: Layer) -> str:

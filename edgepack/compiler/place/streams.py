@@ -1,12 +1,20 @@
-"""Which depthwise convolutions and poolings are made with the convolution before them."""
+"""Which layers are made with the one before them, in one kernel."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, MutableMapping, Sequence
+from dataclasses import replace
 
-from edgepack.compiler.layers.layer import Convolution, Layer, Value
-from edgepack.compiler.rules import convolution, depthwise, pooling, streamed
+from edgepack.compiler.layers.layer import Convolution, Layer, Pooling, Streamed, Value
+from edgepack.compiler.rules import (
+    convolution,
+    depthwise,
+    pointwise,
+    pooling,
+    preactivated,
+    streamed,
+)
 from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.tiles.cpu import CpuModel
 
@@ -21,36 +29,64 @@ def with_streams(
 ) -> list[Layer]:
     """The layers, pairs of which are one, and their rule in `taken`. Of `outputs` each is made as a
     whole."""
-    if streamed.RULE not in rules:
-        return list(layers)
     uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
     uses.update(outputs)
     makers = {layer.output: layer for layer in layers}
     pairs = dict[Value, Layer]()
     for layer in layers:
-        if taken.get(layer.output) not in (depthwise.RULE, pooling.WINDOW):
+        first = makers.get(layer.inputs[0]) if layer.inputs else None
+        if first is None or uses[first.output] > 1:
             continue
-        first = makers.get(layer.inputs[0])
-        alone = first is not None and uses[first.output] == 1
-        if first is None or not alone or taken.get(first.output) is not convolution.RULE:
-            continue
-        if _agree(first, layer) and streamed.is_worth_it(first, layer, cpu):
+        rule = _rule(first, layer, taken, cpu)
+        if rule in rules and first.output not in pairs:
+            assert rule is not None
             pairs[layer.output] = first
-    for output, first in pairs.items():
-        taken[output] = streamed.RULE
+            taken[layer.output] = rule
+    for first in pairs.values():
         del taken[first.output]
     gone = {first.output for first in pairs.values()}
     return [
-        streamed.stream(pairs[layer.output], layer) if layer.output in pairs else layer
+        _together(pairs[layer.output], layer) if layer.output in pairs else layer
         for layer in layers
         if layer.output not in gone
     ]
 
 
-def _agree(first: Layer, layer: Layer) -> bool:
-    """Whether one kernel can do what both do."""
-    operator = first.operator
+def _rule(
+    first: Layer, layer: Layer, taken: MutableMapping[Value, Rule], cpu: CpuModel
+) -> Rule | None:
+    """The rule that makes both, if that is worth it."""
+    ruled = taken.get(first.output), taken.get(layer.output)
+    if first.operands or first.mean is not None or not _agree(first, layer):
+        return None
+    if ruled[0] is convolution.RULE and ruled[1] in (depthwise.RULE, pooling.WINDOW):
+        worth_it = _is_plain(first) and streamed.is_worth_it(first, layer, cpu)
+        return streamed.RULE if worth_it else None
+    if ruled == (pointwise.POINTWISE, convolution.RULE):
+        worth_it = _is_plain(layer) and preactivated.is_worth_it(first, layer, cpu)
+        return preactivated.RULE if worth_it and layer.mean is None else None
+    return None
+
+
+def _is_plain(layer: Layer) -> bool:
+    """Whether a convolution is of one group, and has no gate."""
+    operator = layer.operator
     assert isinstance(operator, Convolution)
+    return operator.groups == 1 and not operator.gated
+
+
+def _agree(first: Layer, layer: Layer) -> bool:
+    """Whether both are of the same elements."""
     elements = {first.source, first.element, first.weights, layer.source, layer.element}
-    plain = not first.operands and first.mean is None and not operator.gated
-    return plain and operator.groups == 1 and len({*elements, layer.weights}) == 1
+    return len({*elements, layer.weights}) == 1
+
+
+def _together(first: Layer, layer: Layer) -> Layer:
+    """One layer that does what both do."""
+    assert isinstance(layer.operator, Convolution | Pooling)
+    return replace(
+        layer,
+        operator=Streamed(first=first, reader=layer.operator),
+        inputs=first.inputs,
+        bindings=(*first.bindings, *layer.bindings),
+    )

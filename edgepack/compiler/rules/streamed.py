@@ -52,20 +52,8 @@ _LARGE_PART = 2
 _BUSY_BY_PANELS = 0.75
 
 
-def stream(first: Layer, layer: Layer) -> Layer:
-    """The depthwise convolution or pooling `layer` together with `first`, which makes what it
-    reads."""
-    assert isinstance(layer.operator, Convolution | Pooling)
-    return replace(
-        layer,
-        operator=Streamed(first=first, reader=layer.operator),
-        inputs=first.inputs,
-        bindings=(*first.bindings, *layer.bindings),
-    )
-
-
 def _parts(layer: Layer) -> tuple[Layer, Layer]:
-    """The two that `stream` put together."""
+    """The two that are one layer."""
     operator = layer.operator
     assert isinstance(operator, Streamed)
     inputs = (operator.first.output,)
@@ -425,8 +413,9 @@ class _StreamedKernel:
 
 
 def takes(layer: Layer, _cpu: CpuModel) -> bool:
-    """What `stream` made."""
-    return isinstance(layer.operator, Streamed)
+    """Such a pair; see `place.streams`."""
+    operator = layer.operator
+    return isinstance(operator, Streamed) and isinstance(operator.first.operator, Convolution)
 
 
 def ways(site: LayerSite) -> list[Ranked]:

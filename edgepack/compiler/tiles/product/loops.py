@@ -241,6 +241,21 @@ class ProductLoops:
             lambda column, pixels: self._tile(n, 0, panel, vectors, row, column, pixels)
         )
 
+    def band(self, n: tir.Expr, top: tir.Expr, rows: int) -> tir.Stmt:
+        """`rows` rows of the results from `top` on, in all channels; there is one group."""
+
+        def panel(index: tir.Expr, vectors: int) -> tir.Stmt:
+            return tir.loop_of(
+                "row",
+                rows,
+                lambda i: tir.sequence(
+                    self._clear(n, 0, index, vectors, top + i),
+                    self.row(n, index, vectors, top + i),
+                ),
+            )
+
+        return self._over_panels(panel)
+
     def _ahead(
         self, group: tir.Expr, panel: tir.Expr, vectors: int, row: tir.Expr, column: tir.Expr
     ) -> tir.Stmt | None:
