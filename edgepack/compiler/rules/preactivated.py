@@ -18,9 +18,8 @@ from tvm import tirx
 
 from edgepack.compiler.choices import Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer, Pointwise, Streamed
-from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import convolution
-from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
+from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule, image_of
 from edgepack.compiler.tiles import micro, tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.epilogue import Epilogue
@@ -51,32 +50,19 @@ def is_worth_it(first: Layer, layer: Layer, cpu: CpuModel) -> bool:
     assert isinstance(operator, Convolution)
     if (operator.kernel, operator.stride, operator.before) != ((1, 1), (1, 1), (0, 0)):
         return False
-    between = _image(first, cpu)
+    between = image_of(first, cpu)
     weights = operator.weight.size * first.element.bytes
     most = cpu.l2_bytes / _PART
     is_large = between.nbytes // between.batch > most >= weights
     return is_large and _bands(between, _cycles(first, layer, cpu), cpu) is not None
 
 
-def _image(layer: Layer, cpu: CpuModel) -> Blocked:
-    """The result of a layer as if it were made as a whole."""
-    batch, channels, height, width = extent(layer.output)
-    return Blocked(
-        element=layer.element,
-        batch=batch,
-        channels=channels,
-        height=height,
-        width=width,
-        block=cpu.block(channels, layer.element),
-    )
-
-
 def _cycles(first: Layer, layer: Layer, cpu: CpuModel) -> float:
     """Of the convolution of an image, by its cheapest tile."""
     assert isinstance(layer.operator, Convolution)
     weight = convolution.dense_weight(layer.operator, 1)
-    target = _image(layer, cpu)
-    shape = Shape.of(weight, _image(first, cpu), target)
+    target = image_of(layer, cpu)
+    shape = Shape.of(weight, image_of(first, cpu), target)
     tile = choose_tile(target, blocks=shape.out_blocks, reduction=shape.reduction, cpu=cpu)
     return tile.cycles / target.batch + stream_cycles(shape.weight_bytes, 1, cpu)
 
@@ -109,7 +95,7 @@ def make(site: LayerSite) -> LayerKernel:
     assert isinstance(operator.reader, Convolution)
     first = operator.first
     given, output = site.inputs[0], site.output
-    between = _image(first, cpu)
+    between = image_of(first, cpu)
     reader = replace(layer, operator=operator.reader)
     shares = _bands(between, _cycles(first, reader, cpu), cpu)
     assert shares is not None
@@ -231,7 +217,7 @@ def ways(site: LayerSite) -> list[Ranked]:
     assert isinstance(operator, Streamed)
     assert isinstance(operator.reader, Convolution)
     weight = convolution.dense_weight(operator.reader, 1)
-    shape = Shape.of(weight, _image(operator.first, site.cpu), site.output)
+    shape = Shape.of(weight, image_of(operator.first, site.cpu), site.output)
     tiles = rank_tiles(
         site.output, blocks=shape.out_blocks, reduction=shape.reduction, cpu=site.cpu
     )

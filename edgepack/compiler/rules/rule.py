@@ -11,6 +11,7 @@ from tvm import relax, tirx
 
 from edgepack.compiler.choices import Ranked, Way
 from edgepack.compiler.layers.layer import Layer, Value
+from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import ELEMENTS, Element
 from edgepack.compiler.tiles.epilogue import Epilogue
@@ -151,6 +152,20 @@ class Rule:
     def can(self, layer: Layer, cpu: CpuModel) -> bool:
         """Whether it can make a layer, be it faster or not."""
         return (self.can_take or self.takes)(layer, cpu)
+
+
+def image_of(layer: Layer, cpu: CpuModel, halo: Halo = NO_HALO) -> Blocked:
+    """The result of a layer as if it were made as a whole, by a kernel of its own."""
+    batch, channels, height, width = extent(layer.output)
+    return Blocked(
+        element=layer.element,
+        batch=batch,
+        channels=channels,
+        height=height,
+        width=width,
+        block=cpu.block(channels, layer.element),
+        halo=halo,
+    )
 
 
 def element_of(value: relax.Expr) -> Element:

@@ -26,7 +26,7 @@ from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import convolution, depthwise, pooling
 from edgepack.compiler.rules.depthwise import DepthwiseKernel
 from edgepack.compiler.rules.pooling import PoolingKernel
-from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
+from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule, image_of
 from edgepack.compiler.tiles import micro, tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.epilogue import Epilogue
@@ -72,16 +72,7 @@ def is_worth_it(first: Layer, layer: Layer, cpu: CpuModel) -> bool:
 
 def _between(first: Layer, layer: Layer, cpu: CpuModel) -> Blocked:
     """The image between the two, as if it were made as a whole."""
-    batch, channels, height, width = extent(first.output)
-    return Blocked(
-        element=first.element,
-        batch=batch,
-        channels=channels,
-        height=height,
-        width=width,
-        block=cpu.block(channels, first.element),
-        halo=_reading_rule(layer).halo(layer),
-    )
+    return image_of(first, cpu, _reading_rule(layer).halo(layer))
 
 
 def _reading_rule(layer: Layer) -> Rule:
