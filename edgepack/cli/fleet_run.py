@@ -185,8 +185,8 @@ class _Teller:
 @contextmanager
 def stop_on_signal() -> Iterator[Stop]:
     """A `Stop` that Ctrl-C asks for. The second time it is at once, as it is after SIGTERM the
-    first time: whoever sends that may not wait for a device that hangs. The third time a signal
-    does what it did before."""
+    first time: whoever sends that may not wait for a device that hangs. From then on signals do
+    what they did before."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
