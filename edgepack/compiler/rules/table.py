@@ -5,6 +5,7 @@ from __future__ import annotations
 from edgepack.compiler.rules import (
     convolution,
     depthwise,
+    dilated,
     extremum,
     gated,
     integer_convolution,
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     depthwise.RULE,
     winograd.RULE,
     gated.RULE,
+    dilated.RULE,
     convolution.RULE,
     pooling.WINDOW,
     pooling.MEAN,

@@ -15,6 +15,7 @@ from edgepack.compiler.tiles.product.by_llvm import MOST_COLUMNS, unrolled
 from edgepack.compiler.tiles.product.loops import ProductLoops
 from edgepack.compiler.tiles.product.partition import Partition
 from edgepack.compiler.tiles.product.shape import (
+    PanelPart,
     Shape,
     Window,
     choose_tile,
@@ -27,6 +28,7 @@ from edgepack.compiler.tiles.product.stored import StoredHalves, stored_halves
 
 __all__ = [
     "MOST_COLUMNS",
+    "PanelPart",
     "Partition",
     "ProductLoops",
     "Shape",

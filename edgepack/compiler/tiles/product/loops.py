@@ -29,7 +29,7 @@ from edgepack.compiler.tiles.product.by_integers import DotProduct, IntegerTiles
 from edgepack.compiler.tiles.product.by_llvm import LlvmTiles, unrolled
 from edgepack.compiler.tiles.product.code import ProductTensors, TileAt, TileCode
 from edgepack.compiler.tiles.product.partition import Partition
-from edgepack.compiler.tiles.product.shape import Shape, Window
+from edgepack.compiler.tiles.product.shape import PanelPart, Shape, Window
 from edgepack.compiler.tiles.product.stored import StoredHalves
 from edgepack.compiler.tiles.requantise import Requantising
 from edgepack.compiler.tiles.sums_end import SumsEnd
@@ -46,9 +46,10 @@ class ProductLoops:
     `tensors` are described there. With `clears`, the zeros around the results are written, too.
     `prepare` is what has to be done before a panel of weights is used, given its number and its
     vectors. `halves` are the weights as they are stored, if not as `weights`. The weights start at
-    `first_weight`. A `choice` says what of the loops is not as the cost model has it. Functions
-    that tiles call are kept in `functions`, if given, for several products of one kernel. Those of
-    integers are added up by `dot`, sums of halves in parts of at most `chain` products.
+    `first_weight`; each panel of them has those of a `part` of a larger product, if there is one. A
+    `choice` says what of the loops is not as the cost model has it. Functions that tiles call are
+    kept in `functions`, if given, for several products of one kernel. Those of integers are added
+    up by `dot`, sums of halves in parts of at most `chain` products.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class ProductLoops:
         prepare: Callable[[tir.Expr, int], tir.Stmt] | None = None,
         halves: StoredHalves | None = None,
         first_weight: tir.Expr = 0,
+        part: PanelPart | None = None,
         choice: Way | None = None,
         dot: DotProduct | None = None,
         chain: int = arm.CHAIN,
@@ -84,6 +86,7 @@ class ProductLoops:
         self.slots = halves.slots if halves else None
         self.halves = halves
         self.first_weight = first_weight
+        self.part = part or PanelPart(of=shape, first=0)
         self.fetches = choice is not None and choice.fetch == PANEL and self.prepare is None
         self.partition = Partition(
             cpu=cpu,
@@ -154,7 +157,7 @@ class ProductLoops:
                     ),
                 )
                 tiles = tir.loop_of("tile", run, lambda i: tir.turn(at % runs * run + i, *turns))
-                clear = self._clear(n, group, index, vectors, row)
+                clear = self.clear(n, group, index, vectors, row)
                 if clear is not None and runs > 1:
                     clear = tirx.IfThenElse(tirx.EQ(at % runs, tir.integer(0)), clear, None)
                 return tir.sequence(clear, tiles)
@@ -176,7 +179,7 @@ class ProductLoops:
         if self.prepare is not None:
             weights = self.shape.panel(self.shape.out_blocks) / self.shape.lanes
             parallel = worth_sharing(weights / self.cpu.loads_per_cycle, self.cpu)
-            prepared = self._over_panels(self.prepare, parallel=parallel)
+            prepared = self.over_panels(self.prepare, parallel=parallel)
         items = self.partition.panels * pieces
         return tir.sequence(prepared, tir.loop_of("item", items, one, parallel=True))
 
@@ -186,9 +189,9 @@ class ProductLoops:
         def panel(index: tir.Expr, vectors: int) -> tir.Stmt:
             pixels = self._rows(n, group, index, vectors)
             prepared = self.prepare(index, vectors) if self.prepare else None
-            return tir.sequence(prepared, self._clear(n, group, index, vectors), pixels)
+            return tir.sequence(prepared, self.clear(n, group, index, vectors), pixels)
 
-        return self._over_panels(panel, parallel=parallel)
+        return self.over_panels(panel, parallel=parallel)
 
     def _own_panels(self, n: tir.Expr, group: tir.Expr, cores: int) -> tir.Stmt:
         """Each core prepares the panels that it uses, one after the other, in the same place."""
@@ -199,7 +202,7 @@ class ProductLoops:
         def panel(core: tir.Expr, index: tir.Expr, vectors: int) -> tir.Stmt:
             prepared = self.halves.widen(index, vectors, core) if self.halves else None
             pixels = self._rows(n, group, index, vectors, slot=core)
-            return tir.sequence(prepared, self._clear(n, group, index, vectors), pixels)
+            return tir.sequence(prepared, self.clear(n, group, index, vectors), pixels)
 
         def one(core: tir.Expr, turn: tir.Expr) -> tir.Stmt:
             index = core * each + turn
@@ -249,12 +252,32 @@ class ProductLoops:
                 "row",
                 rows,
                 lambda i: tir.sequence(
-                    self._clear(n, 0, index, vectors, top + i),
+                    self.clear(n, 0, index, vectors, top + i),
                     self.row(n, index, vectors, top + i),
                 ),
             )
 
-        return self._over_panels(panel)
+        return self.over_panels(panel)
+
+    def stretch(
+        self, n: tir.Expr, panel: tir.Expr, vectors: int, first: int, behind: int
+    ) -> tir.Stmt:
+        """Columns `first` to `behind` (excluded) of a panel's only row; there is one group."""
+        pixels = self.tile.pixels
+        turns = _turns(
+            behind - first,
+            pixels,
+            pixels,
+            lambda column, count: self._tile(n, 0, panel, vectors, 0, first + column, count),
+        )
+        return tir.split("tile", *turns)
+
+    def over_panels(
+        self, body: Callable[[tir.Expr, int], tir.Stmt], *, parallel: bool = False
+    ) -> tir.Stmt:
+        """`body` for each panel, given its number and its vectors."""
+        turns = _turns(self.shape.out_blocks, self.tile.vectors, 1, body)
+        return tir.split("panel", *turns, parallel=parallel)
 
     def _ahead(
         self, group: tir.Expr, panel: tir.Expr, vectors: int, row: tir.Expr, column: tir.Expr
@@ -267,7 +290,7 @@ class ProductLoops:
         if not self.fetches or vectors < self.tile.vectors or each > _MOST_LINES:
             return None
         number = row * self.partition.tiles + tir.expr(column) // self.tile.pixels
-        first = self._weights(group, panel + 1) + number * (each * line)
+        first = self._weights(group, panel + 1, vectors) + number * (each * line)
         return tir.loop_of("line", each, lambda i: tir.prefetch(self.weights, first + i * line))
 
     def _pixels_first(self, n: tir.Expr, group: tir.Expr, parallel: bool) -> tir.Stmt:
@@ -276,16 +299,16 @@ class ProductLoops:
 
         def one_row(row: tir.Expr) -> tir.Stmt:
             tiles = self._along_row(
-                lambda column, pixels: self._over_panels(
+                lambda column, pixels: self.over_panels(
                     lambda index, vectors: self._tile(n, group, index, vectors, row, column, pixels)
                 ),
                 parallel=parallel and rows == 1,
             )
-            return tir.sequence(self._clear(n, group, 0, self.shape.out_blocks, row), tiles)
+            return tir.sequence(self.clear(n, group, 0, self.shape.out_blocks, row), tiles)
 
         return tir.loop_of("row", rows, one_row, parallel=parallel)
 
-    def _clear(
+    def clear(
         self,
         n: tir.Expr,
         group: tir.Expr,
@@ -311,12 +334,6 @@ class ProductLoops:
         blocks = self.target.layout.blocks
         return n * blocks + group * (blocks // self.shape.groups)
 
-    def _over_panels(
-        self, body: Callable[[tir.Expr, int], tir.Stmt], *, parallel: bool = False
-    ) -> tir.Stmt:
-        turns = _turns(self.shape.out_blocks, self.tile.vectors, 1, body)
-        return tir.split("panel", *turns, parallel=parallel)
-
     def _along_row(
         self, body: Callable[[tir.Expr, int], tir.Stmt], *, parallel: bool = False
     ) -> tir.Stmt:
@@ -324,11 +341,12 @@ class ProductLoops:
         turns = _turns(self.target.layout.width, pixels, pixels, body)
         return tir.split("tile", *turns, parallel=parallel)
 
-    def _weights(self, group: tir.Expr, panel: tir.Expr) -> tir.Expr:
-        """Where a panel's weights begin."""
-        shape = self.shape
-        before = self.first_weight + group * shape.panel(shape.out_blocks)
-        return before + panel * shape.panel(self.tile.vectors)
+    def _weights(self, group: tir.Expr, panel: tir.Expr, vectors: int) -> tir.Expr:
+        """Where a panel's weights begin, of `vectors` vectors."""
+        whole = self.part.of
+        before = self.first_weight + group * whole.panel(whole.out_blocks)
+        skipped = self.part.first * vectors * whole.lanes
+        return before + panel * whole.panel(self.tile.vectors) + skipped
 
     def _tile(
         self,
@@ -348,7 +366,7 @@ class ProductLoops:
         shape = self.shape
         # `panel` counts panels of the full size; only the last one may be smaller.
         block = panel * self.tile.vectors
-        weights = self._weights(group, panel if slot is None else slot)
+        weights = self._weights(group, panel if slot is None else slot, vectors)
         source, target = self.source.layout, self.target.layout
         channel_block = group * (target.blocks // shape.groups) + block
         place = TileAt(

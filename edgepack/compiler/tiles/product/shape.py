@@ -76,6 +76,15 @@ class Shape:
         return self.element.bytes * self.panel(self.out_blocks)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PanelPart:
+    """Which weights of each panel a product takes, of those packed for a larger one: all that this
+    one, of the shape `of`, multiplies from step `first` of its reduction on."""
+
+    of: Shape
+    first: int
+
+
 def pack_weights(weight: np.ndarray, shape: Shape, vectors: int) -> np.ndarray:
     """[groups, out, in, rows, columns] -> the order in which the reduction reads them.
 
