@@ -133,7 +133,7 @@ def place_layers(
     whole = {*outputs, *twins.values()}
     layers = with_streams(layers, taken, whole, rules=rules, cpu=cpu)
     slots = _share_bytes(layers, taken, halos)
-    layouts = _layouts(layers, taken, halos, cpu)
+    layouts = _layouts(layers, taken, halos, cpu, frozenset(main.params))
 
     def placed(layer: Layer) -> PlacedLayer:
         rule = taken.get(layer.output)
@@ -394,8 +394,9 @@ def _layouts(
     taken: Mapping[Value, Rule],
     halos: Mapping[Value, Halo],
     cpu: CpuModel,
+    given: frozenset[relax.Var],
 ) -> dict[Value, Blocked]:
-    """The layouts of all that the kernels of rules read and write."""
+    """The layouts of all that the kernels of rules read and write; the network is `given` some."""
     ruled = [layer for layer in layers if layer.output in taken]
     # All that read a value agree on its elements, but for the conversions between them.
     elements: dict[Value, Element] = {}
@@ -409,9 +410,10 @@ def _layouts(
         elements.update(dict.fromkeys(layer.results, layer.element))
 
     def stays_planar(value: Value) -> bool:
-        """Whether all that read an image of the network's own layout can do so."""
+        """Whether all that read an image of the network's own layout can do so. What is computed is
+        packed as a whole by CPUs that have to pack, for it may have its channels last."""
         return (
-            value not in taken
+            (value in given or (cpu.memory_operand and value not in taken))
             and len(shape_of(value)) != 2
             and all(
                 value not in layer.operands and taken[layer.output].reads_planar(layer, cpu)

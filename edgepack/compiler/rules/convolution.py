@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -12,10 +12,11 @@ from tvm import tirx
 from edgepack.compiler.choices import PANEL, PANELS, PIXELS, WIDE, Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
+from edgepack.compiler.rules.layout_transform import PackedRows
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
-from edgepack.compiler.tiles import arm, tir
+from edgepack.compiler.tiles import arm, micro, tir
 from edgepack.compiler.tiles.cpu import CpuModel
-from edgepack.compiler.tiles.element import FLOAT16
+from edgepack.compiler.tiles.element import FLOAT16, FLOAT32
 from edgepack.compiler.tiles.layout import Halo, Image, Planar, conv_halo
 from edgepack.compiler.tiles.product import (
     MOST_COLUMNS,
@@ -32,6 +33,9 @@ from edgepack.compiler.tiles.product import (
     unrolled,
 )
 from edgepack.compiler.tiles.tile import RegisterTile
+
+# Rows of results of an image that is packed by bands: of a sequence there is one.
+_FEWEST_ROWS = 8
 
 
 def halo(layer: Layer) -> Halo:
@@ -90,7 +94,8 @@ def make(site: LayerSite) -> LayerKernel:
     merged = merged_groups(operator, source.block, output.block)
     weight = dense_weight(operator, merged)
     shape = Shape.of(weight, source, output)
-    flat = is_flat(operator, site)
+    packs = source.planar and not site.cpu.memory_operand
+    flat = is_flat(operator, site) and not packs
     view_out = output.flat if flat else output
     choice = site.chosen(RULE.name)
     chosen = choose_tile(
@@ -108,28 +113,47 @@ def make(site: LayerSite) -> LayerKernel:
     if site.layer.weights == FLOAT16:
         halves = stored_halves(packed, shape, chosen.vectors, site.cpu)
     weights = tir.buffer("weights", packed.shape, str(packed.dtype))
+    weights_read = halves.wide if halves else weights
     image = Planar if source.planar else Image
-    loops = ProductLoops(
-        cpu=site.cpu,
-        window=window_of(operator),
-        shape=shape,
-        tile=chosen,
-        source=image("source", source, source.flat if flat else source),
-        target=Image("target", output, view_out),
-        weights=halves.wide if halves else weights,
-        bias=tir.buffer("bias", packed_bias.shape, str(packed_bias.dtype)),
-        epilogue=site.epilogue(flat=flat, pixels=chosen.pixels),
-        clears=True,
-        halves=halves,
-        choice=choice,
-    )
+    given = image("source", source, source.flat if flat else source)
+    target = Image("target", output, view_out)
+    bias = tir.buffer("bias", packed_bias.shape, str(packed_bias.dtype))
+    epilogue = site.epilogue(flat=flat, pixels=chosen.pixels)
+
+    def loops_on(image: Image) -> ProductLoops:
+        return ProductLoops(
+            cpu=site.cpu,
+            window=window_of(operator),
+            shape=shape,
+            tile=chosen,
+            source=image,
+            target=target,
+            weights=weights_read,
+            bias=bias,
+            epilogue=epilogue,
+            clears=True,
+            halves=halves,
+            functions=functions,
+            choice=choice,
+        )
+
+    functions = micro.AssemblyFunctions()
+    loops = loops_on(given)
+    bands = None
+    if packs:
+        assert isinstance(given, Planar)
+        cores = site.cpu.cores if loops.partition.worth_sharing else 1
+        bands = _PackedBands.of(site, given, cores=cores)
+
+    def one_image(n: tir.Expr) -> tir.Stmt:
+        if bands is None:
+            return loops.image(n, parallel=loops.partition.worth_sharing)
+        return bands.image(n, loops_on)
 
     def function() -> tirx.PrimFunc:
         whole = tir.sequence(
             loops.epilogue.clear_around_means(),
-            tir.loop_of(
-                "n", output.batch, lambda n: loops.image(n, parallel=loops.partition.worth_sharing)
-            ),
+            tir.loop_of("n", output.batch, one_image),
             loops.epilogue.means(),
         )
         return tir.function(
@@ -142,12 +166,15 @@ def make(site: LayerSite) -> LayerKernel:
                 loops.target.buffer,
                 *loops.epilogue.average_buffers,
                 *([halves.wide] if halves else []),
+                *([bands.packed.scratch.buffer] if bands else []),
             ],
             loops.imported(whole),
             in_place=loops.in_place,
         )
 
     notes = {"flat": flat, "pixels": loops.partition.pixels_outer, "mean": site.mean is not None}
+    if bands is not None:
+        notes |= {"pixels": False, f"{bands.rows} rows": True}
     rows, columns = operator.kernel
     name = (
         f"conv{rows}x{columns}_{source.channels}_{output.channels}_{output.height}x{output.width}"
@@ -163,8 +190,66 @@ def make(site: LayerSite) -> LayerKernel:
         tile=" ".join([str(chosen), *(word for word, holds in notes.items() if holds)]),
         macs=operator.weight.size * output.height * output.width * output.batch,
         cycles=chosen.cycles + (halves.cycles if halves else 0),
-        by_pixels=loops.partition.by_pixels,
+        by_pixels=bands.packed.shares > 1 if bands else loops.partition.by_pixels,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PackedBands:
+    """An image that the network is given, in bands of `rows` rows of results: what a band's windows
+    reach is packed before it is made, and the image never as a whole."""
+
+    packed: PackedRows
+    rows: int
+    height: int
+    stride: int
+    before: int
+
+    @classmethod
+    def of(cls, site: LayerSite, source: Planar, *, cores: int) -> _PackedBands:
+        """The tallest bands whose inputs fill no more than the first-level cache."""
+        operator, height = site.layer.operator, site.output.height
+        assert isinstance(operator, Convolution)
+        window = (operator.kernel[0] - 1) * operator.dilation[0] + 1
+        layout, around = source.layout, halo(site.layer)
+        row_bytes = layout.element.bytes * layout.block
+        row_bytes *= around.left + layout.width + around.right
+        most = (site.cpu.l1_bytes // row_bytes - window) // operator.stride[0] + 1
+        rows = min(max(1, most), -(-height // cores))
+        reached = (rows - 1) * operator.stride[0] + window
+        return cls(
+            packed=PackedRows(source=source, halo=around, rows=reached, shares=cores),
+            rows=rows,
+            height=height,
+            stride=operator.stride[0],
+            before=operator.before[0],
+        )
+
+    def image(self, n: tir.Expr, loops_on: Callable[[Image], ProductLoops]) -> tir.Stmt:
+        """All bands of an image, by the loops on what is packed."""
+        cores = self.packed.shares
+        full, rest = divmod(self.height, self.rows)
+        bands = full + bool(rest)
+        each = -(-bands // cores)
+
+        def band(core: tir.Expr, number: tir.Expr, rows: int) -> tir.Stmt:
+            first = number * self.rows
+            top = tir.expr(first * self.stride - self.before)
+            made = loops_on(self.packed.image(n, core, top)).band(n, first, rows)
+            return tir.sequence(self.packed.pack(n, core, top, self.packed.rows), made)
+
+        def one(core: tir.Expr, turn: tir.Expr) -> tir.Stmt:
+            number = core * each + turn
+            last = (lambda: band(core, full, rest)) if rest else None
+            made = tir.turn(number, full, lambda at: band(core, at, self.rows), last)
+            return made if bands % cores == 0 else tir.when(tir.expr(number) < bands, made)
+
+        return tir.loop_of(
+            "core",
+            cores,
+            lambda core: tir.loop_of("band", each, lambda turn: one(core, turn)),
+            parallel=cores > 1,
+        )
 
 
 def ways(site: LayerSite) -> list[Ranked]:
@@ -257,9 +342,8 @@ def _can_take(layer: Layer, _cpu: CpuModel) -> bool:
 
 
 def reads_planar(layer: Layer, cpu: CpuModel) -> bool:
-    """Images of few channels, where a multiply-add reads its value from memory itself.
-
-    Then it does not matter where the pixel's other channels are.
+    """Images of few channels. Where a multiply-add reads its value from memory itself it does not
+    matter where the pixel's other channels are; elsewhere a few rows are packed at a time.
     """
     operator = layer.operator
     assert isinstance(operator, Convolution)
@@ -268,7 +352,10 @@ def reads_planar(layer: Layer, cpu: CpuModel) -> bool:
     around = halo(layer)
     # What sticks out of the image is unrolled.
     inside = operator.kernel[1] <= MOST_COLUMNS or around.left == around.right == 0
-    return cpu.memory_operand and is_first and operator.dilation == (1, 1) and inside
+    if not cpu.memory_operand:
+        same = layer.source == layer.element == layer.weights == FLOAT32
+        return is_first and same and extent(layer.output)[2] >= _FEWEST_ROWS
+    return is_first and operator.dilation == (1, 1) and inside
 
 
 RULE = Rule(

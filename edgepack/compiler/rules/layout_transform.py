@@ -7,15 +7,16 @@ NHWC, NLC and matrices, whose rows are pixels: channels lie side by side in both
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
 
 from tvm import tirx
 
 from edgepack.compiler.rules.rule import LayerKernel
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
-from edgepack.compiler.tiles.layout import Blocked, Image, clear_halos
+from edgepack.compiler.tiles.layout import Blocked, Halo, Image, Planar, clear_halos
 from edgepack.compiler.tiles.partition import shared_loops
 
 # Lanes of the smallest vector; rows of fewer pixels are copied one by one.
@@ -31,6 +32,13 @@ class _PixelAt:
     valid: int
     row: tir.Expr = 0
     column: tir.Expr = 0
+
+
+class _Work(Protocol):
+    """What is done to a square of pixels and channels, and to a single pixel."""
+
+    def square(self, place: _PixelAt, side: int) -> tir.Stmt: ...
+    def one(self, place: _PixelAt) -> tir.Stmt: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,45 +63,44 @@ class _BothLayouts:
         plane = place.n * self.image.layout.blocks + place.block
         return self.image.at(plane, place.row, place.column + pixel, lane)
 
-    def over(
-        self,
-        cpu: CpuModel,
-        square: Callable[[_PixelAt, int], tir.Stmt],
-        one: Callable[[_PixelAt], tir.Stmt],
+    def along(
+        self, place: _PixelAt, layout: Blocked, work: _Work, *, parallel: bool = False
     ) -> tir.Stmt:
-        """Everything, by squares of a number of pixels or by single pixels."""
+        """A row of pixels, by squares of a number of them or by single ones."""
+        side = 1 << (min(layout.block, layout.width).bit_length() - 1)
+        if self.channels_last or side < _SMALLEST:
+            return tir.loop_of(
+                "column", layout.width, lambda column: work.one(replace(place, column=column))
+            )
+        full, rest = divmod(layout.width, side)
+        return tir.sequence(
+            tir.loop_of(
+                "square",
+                full,
+                lambda i: work.square(replace(place, column=i * side), side),
+                parallel=parallel,
+            ),
+            work.square(replace(place, column=layout.width - side), side) if rest else None,
+        )
+
+    def over(self, cpu: CpuModel, work: _Work) -> tir.Stmt:
+        """Everything."""
         layout = self.image.layout
         if not layout.halo:
             layout = layout.flat
-        widest = min(layout.block, layout.width)
-        side = 1 << (widest.bit_length() - 1)
         # A load and a store of each vector.
         by_blocks, by_rows = shared_loops(
             2 * layout.nbytes / layout.element.bytes / layout.block, layout, cpu
         )
-
-        def along(place: _PixelAt) -> tir.Stmt:
-            if self.channels_last or side < _SMALLEST:
-                return tir.loop_of(
-                    "column", layout.width, lambda column: one(replace(place, column=column))
-                )
-            full, rest = divmod(layout.width, side)
-            return tir.sequence(
-                tir.loop_of(
-                    "square",
-                    full,
-                    lambda i: square(replace(place, column=i * side), side),
-                    parallel=by_rows and layout.height == 1,
-                ),
-                square(replace(place, column=layout.width - side), side) if rest else None,
-            )
 
         def plane(n: tir.Expr, block: tir.Expr, valid: int) -> tir.Stmt:
             place = _PixelAt(n=n, block=block, valid=valid)
             return tir.loop_of(
                 "row",
                 layout.height,
-                lambda row: along(replace(place, row=row)),
+                lambda row: self.along(
+                    replace(place, row=row), layout, work, parallel=by_rows and layout.height == 1
+                ),
                 parallel=by_rows,
             )
 
@@ -112,6 +119,96 @@ class _BothLayouts:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Packing:
+    """Plain -> blocked; channels that there are not are zeros."""
+
+    tensors: _BothLayouts
+
+    def _load(self, place: _PixelAt, channel: int, lanes: int = 1) -> tirx.Expr:
+        if channel >= place.valid:
+            return tir.number(0.0, self._dtype, lanes)
+        value = tir.load(self.tensors.plain, self.tensors.in_plain(place, channel), lanes)
+        return tir.cast(value, self._dtype)
+
+    @property
+    def _dtype(self) -> str:
+        return self.tensors.image.layout.element.name
+
+    def square(self, place: _PixelAt, side: int) -> tir.Stmt:
+        """`side` pixels, by as many channels at a time."""
+        tensors, names = self.tensors, tir.Names()
+        for first in range(0, tensors.image.layout.block, side):
+            channels = [self._load(place, first + i, side) for i in range(side)]
+            for i, pixel in enumerate(tir.transposed(names, channels)):
+                at = tensors.in_blocked(place, i, first)
+                names.add(tir.store(tensors.image.buffer, pixel, at, side))
+        return names.done()
+
+    def one(self, place: _PixelAt) -> tir.Stmt:
+        """A pixel."""
+        target, block = self.tensors.image.buffer, self.tensors.image.layout.block
+        whole = self.tensors.channels_last and place.valid == block
+        lanes = block if whole else 1
+        return tir.sequence(
+            *(
+                tir.store(
+                    target,
+                    self._load(place, lane, lanes),
+                    self.tensors.in_blocked(place, 0, lane),
+                    lanes,
+                )
+                for lane in range(0, block, lanes)
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Unpacking:
+    """Blocked -> plain."""
+
+    tensors: _BothLayouts
+
+    @property
+    def _dtype(self) -> str:
+        return self.tensors.image.layout.element.accumulator
+
+    def square(self, place: _PixelAt, side: int) -> tir.Stmt:
+        """`side` pixels, by as many channels at a time."""
+        tensors, names = self.tensors, tir.Names()
+        for first in range(0, place.valid, side):
+            pixels = [
+                tir.load(tensors.image.buffer, tensors.in_blocked(place, i, first), side)
+                for i in range(side)
+            ]
+            channels = tir.transposed(names, pixels)
+            for i, channel in enumerate(channels[: place.valid - first]):
+                value = tir.cast(channel, self._dtype)
+                at = tensors.in_plain(place, first + i)
+                names.add(tir.store(tensors.plain, value, at, side))
+        return names.done()
+
+    def one(self, place: _PixelAt) -> tir.Stmt:
+        """A pixel."""
+        tensors, source = self.tensors, self.tensors.image
+        whole = tensors.channels_last and place.valid == source.layout.block
+        lanes = place.valid if whole else 1
+        return tir.sequence(
+            *(
+                tir.store(
+                    tensors.plain,
+                    tir.cast(
+                        tir.load(source.buffer, tensors.in_blocked(place, 0, lane), lanes),
+                        self._dtype,
+                    ),
+                    tensors.in_plain(place, lane),
+                    lanes,
+                )
+                for lane in range(0, place.valid, lanes)
+            )
+        )
+
+
 def pack(
     shape: tuple[int, ...], layout: Blocked, cpu: CpuModel, *, channels_last: bool = False
 ) -> LayerKernel:
@@ -119,84 +216,81 @@ def pack(
 
     With `channels_last` from NHWC or NLC.
     """
-    dtype = layout.element.name
     plain = tir.buffer("source", shape, layout.element.accumulator)
     tensors = _both(plain, Image("target", layout), channels_last)
-    target = tensors.image.buffer
-
-    def load(place: _PixelAt, channel: int, lanes: int = 1) -> tirx.Expr:
-        return tir.cast(tir.load(plain, tensors.in_plain(place, channel), lanes), dtype)
-
-    def square(place: _PixelAt, side: int) -> tir.Stmt:
-        names = tir.Names()
-        for first in range(0, layout.block, side):
-            channels = [
-                load(place, first + i, side)
-                if first + i < place.valid
-                else tir.number(0.0, dtype, side)
-                for i in range(side)
-            ]
-            for i, pixel in enumerate(tir.transposed(names, channels)):
-                names.add(tir.store(target, pixel, tensors.in_blocked(place, i, first), side))
-        return names.done()
-
-    def one(place: _PixelAt) -> tir.Stmt:
-        if tensors.channels_last and place.valid == layout.block:
-            pixel = load(place, 0, layout.block)
-            return tir.store(target, pixel, tensors.in_blocked(place, 0, 0), layout.block)
-        lanes = []
-        for lane in range(layout.block):
-            value = tir.number(0.0, dtype)
-            if lane < place.valid:
-                value = load(place, lane)
-            lanes.append(tir.store(target, value, tensors.in_blocked(place, 0, lane)))
-        return tir.sequence(*lanes)
-
-    body = tir.sequence(clear_halos(tensors.image), tensors.over(cpu, square, one))
+    body = tir.sequence(clear_halos(tensors.image), tensors.over(cpu, _Packing(tensors=tensors)))
     name = _name("pack", shape, channels_last)
-    return LayerKernel(name=name, function=tir.function([plain, target], body), constants=())
+    function = tir.function([plain, tensors.image.buffer], body)
+    return LayerKernel(name=name, function=function, constants=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedRows:
+    """Rows of an NCHW image of few channels, packed with the zeros around them into scratch memory:
+    at most `rows` of them at a time, for each of some `shares` of the work.
+
+    `halo` is what the reader's window wants around the image.
+    """
+
+    source: Planar
+    halo: Halo
+    rows: int
+    shares: int
+
+    @property
+    def _image(self) -> Blocked:
+        """The image as if it were packed as a whole; rows above and below are made when asked."""
+        sides = Halo(left=self.halo.left, right=self.halo.right)
+        return replace(self.source.layout, planar=False, halo=sides)
+
+    @cached_property
+    def scratch(self) -> Image:
+        return Image("rows", replace(self._image, batch=self.shares, height=self.rows))
+
+    def image(self, n: tir.Expr, share: tir.Expr, top: tir.Expr) -> Image:
+        """The whole image `n`, of which only rows from `top` on are there."""
+        view = self.scratch.viewed(self._image)
+        return view.placed(plane=share - tir.expr(n), row=0 - tir.expr(top))
+
+    def pack(self, n: tir.Expr, share: tir.Expr, top: tir.Expr, rows: int) -> tir.Stmt:
+        """Make `rows` rows of image `n` from `top` on, those beside the image zeros."""
+        layout = self._image
+        image = self.image(n, share, top)
+        tensors = _BothLayouts(plain=self.source.buffer, image=image, channels_last=False)
+        packing = _Packing(tensors=tensors)
+        zero = tir.number(0.0, layout.element.accumulator, layout.block)
+
+        def zeros(row: tir.Expr, first: int, count: int) -> tir.Stmt | None:
+            if not count:
+                return None
+            return tir.loop_of("column", count, lambda i: image.store(zero, n, row, first + i))
+
+        def one_row(number: tir.Expr) -> tir.Stmt:
+            row = tir.expr(top + number)
+            place = _PixelAt(n=n, block=0, valid=layout.channels, row=row)
+            sides = layout.halo.left, layout.halo.right
+            made = tir.sequence(
+                zeros(row, -sides[0], sides[0]),
+                zeros(row, layout.width, sides[1]),
+                tensors.along(place, layout, packing),
+            )
+            inside = tirx.And(row >= 0, row < layout.height)
+            outside = zeros(row, -sides[0], sides[0] + layout.width + sides[1])
+            return tirx.IfThenElse(inside, made, outside)
+
+        return tir.loop_of("packed", rows, one_row)
 
 
 def unpack(
     layout: Blocked, shape: tuple[int, ...], cpu: CpuModel, *, channels_last: bool = False
 ) -> LayerKernel:
     """Blocked -> NCHW, NCL or rows of channels; with `channels_last` NHWC or NLC."""
-    dtype = layout.element.accumulator
-    plain = tir.buffer("target", shape, dtype)
+    plain = tir.buffer("target", shape, layout.element.accumulator)
     tensors = _both(plain, Image("source", layout), channels_last)
-    source, target = tensors.image.buffer, tensors.plain
-
-    def square(place: _PixelAt, side: int) -> tir.Stmt:
-        names = tir.Names()
-        for first in range(0, place.valid, side):
-            pixels = [
-                tir.load(source, tensors.in_blocked(place, i, first), side) for i in range(side)
-            ]
-            channels = tir.transposed(names, pixels)
-            for i, channel in enumerate(channels[: place.valid - first]):
-                value = tir.cast(channel, dtype)
-                names.add(tir.store(target, value, tensors.in_plain(place, first + i), side))
-        return names.done()
-
-    def one(place: _PixelAt) -> tir.Stmt:
-        if tensors.channels_last and place.valid == layout.block:
-            pixel = tir.load(source, tensors.in_blocked(place, 0, 0), layout.block)
-            value = tir.cast(pixel, dtype)
-            return tir.store(target, value, tensors.in_plain(place, 0), layout.block)
-        return tir.sequence(
-            *(
-                tir.store(
-                    target,
-                    tir.cast(tir.load(source, tensors.in_blocked(place, 0, lane)), dtype),
-                    tensors.in_plain(place, lane),
-                )
-                for lane in range(place.valid)
-            )
-        )
-
-    body = tensors.over(cpu, square, one)
+    body = tensors.over(cpu, _Unpacking(tensors=tensors))
     name = _name("unpack", shape, channels_last)
-    return LayerKernel(name=name, function=tir.function([source, target], body), constants=())
+    function = tir.function([tensors.image.buffer, plain], body)
+    return LayerKernel(name=name, function=function, constants=())
 
 
 def _both(plain: tirx.Buffer, image: Image, channels_last: bool) -> _BothLayouts:

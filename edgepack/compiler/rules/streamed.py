@@ -179,9 +179,9 @@ def halo(layer: Layer) -> Halo:
 
 
 def reads_planar(layer: Layer, cpu: CpuModel) -> bool:
-    """See `convolution.reads_planar`."""
+    """Where nothing has to be packed; see `convolution.reads_planar`."""
     assert isinstance(layer.operator, Streamed)
-    return convolution.reads_planar(layer.operator.first, cpu)
+    return cpu.memory_operand and convolution.reads_planar(layer.operator.first, cpu)
 
 
 def make(site: LayerSite) -> LayerKernel:
