@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from edgepack.boards import get_board
+from edgepack.compiler import plan_model
+from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.place.emit import LAYOUT
+from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 from tests.targets import compile_and_run, every_target, save_cases, wrong_outputs
 
@@ -119,6 +122,68 @@ def test_attention_as_exporters_write_it(tmp_path: Path, board: str, cpu: str) -
     # All queries, keys and values that come from one tensor are one product.
     assert rules["product"] == 1 + 2
     assert not rules[LAYOUT]
+
+
+@every_target
+def test_results_in_the_place_of_queries_and_of_what_is_added(
+    tmp_path: Path, board: str, cpu: str
+) -> None:
+    """Blocks of a transformer, several and of each form, where it can be done and where not: a
+    product of 37 columns stores some of them twice, and others read queries or results as well."""
+    net, random = Builder(seed=12), np.random.default_rng(12)
+    cases = {}
+    shapes = {"x": (2, 19, 32), "wide": (1, 70, 64), "odd": (1, 9, 37)}
+    for form, rows in ((_packed, "x"), (_split, "wide"), (_apart, "x")):
+        batch, count, width = shapes[rows]
+        value = net.op("Relu", rows)
+        attended = form(net, value, batch, count, 4, width // 4)
+        value = net.op("Add", _dense(net, attended, width, width), value)
+        inner = net.op("Relu", _dense(net, value, width, 2 * width))
+        cases[form.__name__] = net.op("Add", _dense(net, inner, 2 * width, width), value)
+    alone = _apart(net, "x", 2, 19, 4, 8)
+    cases["projected twice"] = net.op("Add", _dense(net, alone, 32, 20), _dense(net, alone, 32, 20))
+    read = _packed(net, "x", 2, 19, 4, 8)
+    cases["added to itself"] = net.op("Add", _dense(net, read, 32, 32), read)
+    asked = _dense(net, "wide", 64, 64)
+    heads = net.op("Reshape", asked, net.const([1, 70, 4, 16], "int64"))
+    heads = net.op("Transpose", heads, perm=[0, 2, 1, 3])
+    shares = _softmax_of(net, heads, net.op("Transpose", heads, perm=[0, 1, 3, 2]))
+    merged = _merged(net, net.op("MatMul", shares, heads), 1, 70, 64)
+    cases["queries are keys"] = _dense(net, merged, 64, 24)
+    cases["queries are read"] = net.op("Add", merged, asked)
+    value = _dense(net, "odd", 37, 37)
+    for _ in range(3):
+        value = net.op("Add", _dense(net, net.op("Relu", value), 37, 37), value)
+    cases["odd columns"] = value
+    model = save_cases(tmp_path / "model.onnx", net, shapes, cases)
+    inputs = [random.normal(size=shape).astype("float32") for shape in shapes.values()]
+    _, got = compile_and_run(model, inputs, board, cpu, tmp_path)
+    wrong = wrong_outputs(model, inputs, got)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_transformer_has_no_place_for_results_beside_what_they_come_from(tmp_path: Path) -> None:
+    """Those of an attention are put where its queries are, and sums where what is added is: on ARM
+    the assembly stores sums, and what is added comes to them afterwards."""
+    net, count, width = Builder(), 64, 64
+    value = net.op("Relu", _dense(net, "x", width, width))
+    for _ in range(2):
+        attended = _apart(net, value, 1, count, 2, width // 2)
+        value = net.op("Add", _dense(net, attended, width, width), value)
+        inner = net.op("Relu", _dense(net, value, width, 3 * width))
+        value = net.op("Add", _dense(net, inner, 3 * width, width), value)
+    path = save_cases(tmp_path / "model.onnx", net, {"x": (1, count, width)}, {"y": value})
+    for board, in_place in (("local", (2, 4)), ("rasp3b", (2, 0))):
+        plan = plan_model(load_model(ModelSpec(path=path)), get_board(board))[0]
+        attentions = sums = 0
+        for call in plan.calls:
+            tensors = [plan.tensors[index] for index in call.args]
+            places = [tensor.offset for tensor in tensors if tensor.storage == "arena"]
+            if call.kernel.startswith("attention"):
+                attentions += places[0] == places[1]
+            elif len(places) == 3:
+                sums += places[1] == places[2]
+        assert (attentions, sums) == in_place
 
 
 @every_target

@@ -32,6 +32,14 @@ class Places:
     strides: tuple[int, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowsAt:
+    """Where the rows of a matrix lie: from one element on, each so many further than the last."""
+
+    first: int
+    step: int
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Source:
     """A way to have a value: as `views`, the latest one first, of the variable `value`, times

@@ -7,7 +7,7 @@ tensor is packed into the blocked layout or unpacked from it, once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
@@ -24,7 +24,8 @@ from edgepack.compiler.layers.attention import FEWEST_QUERIES, Attention
 from edgepack.compiler.layers.layer import Layer, Value
 from edgepack.compiler.layers.rows import RowProduct
 from edgepack.compiler.layers.signature import signature_of
-from edgepack.compiler.layers.tensors import shape_of, shape_of_type
+from edgepack.compiler.layers.strided import RowsAt
+from edgepack.compiler.layers.tensors import shape_of, shape_of_type, variables
 from edgepack.compiler.origin import Origin, merge, origin_of
 from edgepack.compiler.place.known import key_of_site
 from edgepack.compiler.place.placement import (
@@ -136,6 +137,9 @@ class _Emitter:
         self.kernels = _Kernels()
         self.reports: list[LayerReport] = []
         self.results = _results(main)
+        self.outputs = {self.placement.root(value) for value in variables(main.body.body)}
+        # Values whose rows lie in a larger tensor, which `plain` has for them.
+        self.in_steps: dict[Value, RowsAt] = {}
         # Values whose pixels the cores shared when they were made; see `LayerSite`.
         self.by_pixels: set[Value] = set()
         # Where each value is, in the new function: plain as the model has it, or blocked.
@@ -162,15 +166,16 @@ class _Emitter:
     def _layer(self, placed: PlacedLayer, index: int) -> None:
         layer, rule = placed.layer, placed.rule
         if isinstance(layer.operator, Attention):
-            few = layer.operator.result.shape[-2] < FEWEST_QUERIES
-            made = (few_queries if few else attention).make(layer.operator, self.cpu)
-            self._of_rows(layer, made)
+            self._attention(layer, layer.operator)
             return
         if isinstance(layer.operator, RowProduct) and self._rows(layer, layer.operator):
             return
         if rule is None:
             for var, value in layer.bindings:
-                if var in self.placement.layouts and _order(value) in _TO_FIRST:
+                if _is_reshape(layer) and layer.inputs[0] in self.in_steps:
+                    self.plain[var] = self.plain[layer.inputs[0]]
+                    self.in_steps[var] = self.in_steps[layer.inputs[0]]
+                elif var in self.placement.layouts and _order(value) in _TO_FIRST:
                     self.turned[var] = value
                 else:
                     self.plain[var] = self._on_plain(var, value)
@@ -241,8 +246,70 @@ class _Emitter:
             return self.builder.emit(self._substitute(value))
         return self._plain_kernel(var, made, origin_of(value))
 
+    def _attention(self, layer: Layer, operator: Attention) -> None:
+        """An attention, whose results take the place of its queries if all that read them can."""
+        if operator.result.shape[-2] < FEWEST_QUERIES:
+            self._of_rows(layer, few_queries.make(operator, self.cpu))
+            return
+        found = None
+        if self._is_read_once(operator.queries.value):
+            found = attention.rows_in_queries(operator)
+        if found is not None and not self._can_be_read(layer.output, found):
+            found = None
+        self._of_rows(layer, attention.make(operator, self.cpu, in_queries=found is not None))
+        if found is not None:
+            self.in_steps[layer.output] = found
+
+    def _can_be_read(self, value: Value, rows: RowsAt) -> bool:
+        """Whether all that read a value, or its rows in another shape, are products that can read
+        them where they would lie."""
+        if value in self.outputs:
+            return False
+        for other in (placed.layer for placed in self.placement.layers):
+            if value not in (*other.inputs, *other.operands):
+                continue
+            operator = other.operator
+            if isinstance(operator, RowProduct):
+                if value in map(self.placement.root, operator.operands):
+                    return False
+                if self._product_of_steps(operator, value, rows) is None:
+                    return False
+            elif not (_is_reshape(other) and self._can_be_read(other.output, rows)):
+                return False
+        return True
+
+    def _is_read_once(self, value: Value | np.ndarray) -> bool:
+        """Whether one layer reads a value that another one made, and nothing else does."""
+        if not isinstance(value, relax.Var):
+            return False
+        root = self.placement.root(value)
+        layers = [placed.layer for placed in self.placement.layers]
+        readers = [layer for layer in layers if root in (*layer.inputs, *layer.operands)]
+        return len(readers) == 1 and root not in {*self.main.params, *self.outputs}
+
+    def _product_of_steps(
+        self, operator: RowProduct, left: Value, rows: RowsAt
+    ) -> PlainKernel | None:
+        """A product of `left`, which has its rows there; None if there is no kernel."""
+        product = operator.product
+        if product.op != tvm.ir.Op.get("relax.matmul"):
+            return None
+        if [self.placement.root(var) for var in variables(product)] != [left]:
+            return None
+        made = matrices.make(product, self.placement.made, self.cpu, operator, rows)
+        if made is None:
+            return None
+        (_, shape), *others = made.inputs
+        return replace(made, inputs=((left, shape), *others))
+
     def _rows(self, layer: Layer, operator: RowProduct) -> bool:
         """A product with what follows it; False if there is no kernel for all of it."""
+        given = [self.placement.root(var) for var in variables(operator.product)]
+        if given[0] in self.in_steps:
+            made = self._product_of_steps(operator, given[0], self.in_steps[given[0]])
+            assert made is not None
+            self._of_rows(layer, made)
+            return True
         tried = (
             make(operator.product, self.placement.made, self.cpu, operator)
             for make in (matrices.make, integer_sums.make)
@@ -272,7 +339,8 @@ class _Emitter:
             value=self.results.get(var, ""),
         )
         if made.layout is None:
-            return self.builder.emit(view(result, shape_of(var)))
+            whole = product(made.shape) == product(shape_of(var))
+            return self.builder.emit(view(result, shape_of(var))) if whole else result
         return self._call(
             LAYOUT,
             layout_transform.unpack(made.layout, shape_of(var), self.cpu),
@@ -464,6 +532,12 @@ _PERMUTE = tvm.ir.Op.get("relax.permute_dims")
 # Orders of axes that put the channels of images and of sequences last, or first again.
 _TO_LAST = ((0, 2, 3, 1), (0, 2, 1))
 _TO_FIRST = ((0, 3, 1, 2), (0, 2, 1))
+
+
+def _is_reshape(layer: Layer) -> bool:
+    """Whether it is one, of a plain tensor, and nothing else."""
+    values = [value for _, value in layer.bindings]
+    return len(values) == 1 and getattr(values[0], "op", None) == tvm.ir.Op.get("relax.reshape")
 
 
 def _order(value: relax.Expr) -> tuple[int, ...] | None:

@@ -23,7 +23,7 @@ import numpy as np
 from tvm import relax, tirx
 
 from edgepack.compiler.layers.attention import Attention
-from edgepack.compiler.layers.strided import Places
+from edgepack.compiler.layers.strided import Places, RowsAt
 from edgepack.compiler.layers.tensors import shape_of
 from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, product
 from edgepack.compiler.tiles import functions, micro, rows, tile, tir
@@ -42,20 +42,47 @@ _EXPONENTIALS = 2
 PER_SCORE = 20
 
 
-def make(attention: Attention, cpu: CpuModel) -> PlainKernel:
-    """The kernel of an attention; there is one for each."""
-    return plain_kernel(attention, AttentionKernel(attention=attention, cpu=cpu).kernel())
+def make(attention: Attention, cpu: CpuModel, *, in_queries: bool = False) -> PlainKernel:
+    """The kernel of an attention; there is one for each. With `in_queries` its result is the tensor
+    that has the queries, with the results in their places; see `rows_in_queries`."""
+    made = AttentionKernel(attention=attention, cpu=cpu, in_queries=in_queries)
+    return plain_kernel(attention, made.kernel(), made.out_size)
 
 
-def plain_kernel(attention: Attention, kernel: LayerKernel) -> PlainKernel:
-    """A kernel as that of an attention."""
+def plain_kernel(attention: Attention, kernel: LayerKernel, size: int) -> PlainKernel:
+    """A kernel as that of an attention, whose result has `size` elements."""
     return PlainKernel(
         rule="attention",
         kernel=kernel,
         inputs=tuple((value, (product(shape_of(value)),)) for value in attention.inputs),
-        shape=(product(attention.result.shape),),
+        shape=(size,),
         dtype=ELEMENT.name,
     )
+
+
+def rows_in_queries(attention: Attention) -> RowsAt | None:
+    """Where the rows of the result lie if each result is put where the query is that it is of; None
+    where they would not lie in equal steps, or have gaps.
+
+    A row has the results of all heads. Then a block of queries is not read any more when its
+    results are written, and no other block has elements there.
+    """
+    queries, result = attention.queries.places, attention.result
+    *_, rows, columns = result.shape
+    if rows < 2 or queries.shape != result.shape:
+        return None
+    # The heads of an image side by side; images lie behind each other.
+    width, step = result.strides[-2], queries.strides[-2]
+    whole = width % columns == 0 and product(result.shape[:-2]) * columns % width == 0
+    if not whole or queries.offset + width > step:
+        return None
+    for size, of_query, of_result in zip(
+        result.shape, queries.strides, result.strides, strict=True
+    ):
+        apart = of_result if of_result < width else of_result // width * step
+        if size > 1 and of_query != apart:
+            return None
+    return RowsAt(first=queries.offset, step=step)
 
 
 class _Rows(Image):
@@ -113,8 +140,22 @@ class AttentionKernel:
 
     attention: Attention
     cpu: CpuModel
+    in_queries: bool = False
 
     # ------------------------------------------------ extents
+
+    @property
+    def result(self) -> Places:
+        """Where results lie."""
+        return self.attention.queries.places if self.in_queries else self.attention.result
+
+    @property
+    def out_size(self) -> int:
+        """Elements of the tensor that has the results."""
+        if self.in_queries:
+            assert isinstance(self.attention.queries.value, relax.Var)
+            return product(shape_of(self.attention.queries.value))
+        return product(self.attention.result.shape)
 
     @property
     def heads(self) -> int:
@@ -240,7 +281,7 @@ class AttentionKernel:
             buffers=given.buffers,
             masks=given.masks,
             bias=tir.buffer("bias", (zeros,), ELEMENT.accumulator),
-            out=tir.buffer("out", (product(attention.result.shape),), ELEMENT.name),
+            out=tir.buffer("out", (self.out_size,), ELEMENT.name),
             keys=tir.buffer("keys", (packed * sizes[0],), ELEMENT.name),
             values=tir.buffer("values", (packed * sizes[1],), ELEMENT.name),
             scores=tir.buffer("scores", (slots * self.block * self.row_size,), ELEMENT.name),
@@ -297,9 +338,12 @@ class AttentionKernel:
             )
         arguments = [*given.arguments, room.bias]
         scratch = [room.keys, room.values, room.scores, room.sums]
+        in_place = [(given.buffers[attention.queries.value], room.out)] if self.in_queries else []
         return LayerKernel(
             name=f"attention_{self.heads}_{self.rows}x{self.depth}x{self.keys}x{self.width}",
-            function=tir.function([*arguments, room.out, *scratch], room.functions.imported(body)),
+            function=tir.function(
+                [*arguments, room.out, *scratch], room.functions.imported(body), in_place=in_place
+            ),
             constants=tuple(constants),
             tile=f"{tiles[0]} {tiles[1]}",
             macs=self.heads * self.rows * self.keys * (self.depth + self.width),
@@ -318,7 +362,7 @@ class AttentionKernel:
         """`count` queries of a head from `first` on, whose keys and values are packed at `place`;
         scores go to `slot`."""
         attention, narrow = self.attention, self.cpu.narrowest(ELEMENT)
-        queries, result = attention.queries.places, attention.result
+        queries, result = attention.queries.places, self.result
         row = slot * self.block
         scores = row * self.row_size
 

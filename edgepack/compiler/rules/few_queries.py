@@ -41,7 +41,8 @@ _SUMS = 8
 
 def make(attention: Attention, cpu: CpuModel) -> PlainKernel:
     """The kernel of an attention of few queries; there is one for each."""
-    return plain_kernel(attention, FewQueries(attention=attention, cpu=cpu).kernel())
+    made = FewQueries(attention=attention, cpu=cpu)
+    return plain_kernel(attention, made.kernel(), made.out_size)
 
 
 @dataclass(frozen=True, kw_only=True)

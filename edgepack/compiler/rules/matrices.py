@@ -21,6 +21,7 @@ import tvm
 from tvm import relax, tirx
 
 from edgepack.compiler.layers.rows import RowProduct
+from edgepack.compiler.layers.strided import RowsAt
 from edgepack.compiler.layers.tensors import constant_of, shape_of
 from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, product
 from edgepack.compiler.tiles import arm, micro, tile, tir
@@ -44,11 +45,13 @@ def make(
     made: Mapping[relax.Var, relax.Expr],
     cpu: CpuModel,
     rows: RowProduct | None = None,
+    left_at: RowsAt | None = None,
 ) -> PlainKernel | None:
     """The kernel of a `relax.matmul`; None for anything else, small ones and other types.
 
     A right matrix that was transposed before is read as it was. With `rows`, which has the call,
-    the arithmetic on its results is part of it.
+    the arithmetic on its results is part of it. With `left_at` the rows of the left matrix, of
+    which there is one then, lie in a larger tensor.
     """
     if call.op != tvm.ir.Op.get("relax.matmul") or str(call.ty.dtype) != _ELEMENT.name:
         return None
@@ -67,10 +70,18 @@ def make(
         return None
     value = constant_of(right)
     is_odd = value is not None and (turned or sizes.right_batch > 1)
-    matrices = _Product(sizes=sizes, turned=turned, constant=value, cpu=cpu, rows=rows)
+    matrices = _Product(
+        sizes=sizes,
+        left_at=left_at or RowsAt(first=0, step=sizes.depth),
+        turned=turned,
+        constant=value,
+        cpu=cpu,
+        rows=rows,
+    )
+    is_odd = is_odd or (left_at is not None and sizes.batch > 1)
     if is_odd or not matrices.finishes:
         return None
-    inputs = [(left, (sizes.left_batch, sizes.rows, sizes.depth))]
+    inputs = [(left, matrices.left_shape)]
     if value is None:
         inputs.append((right, sizes.right_shape(turned)))
     if rows is not None:
@@ -150,6 +161,7 @@ class _RowEpilogue(Epilogue):
 @dataclass(frozen=True, kw_only=True)
 class _Product:
     sizes: _Sizes
+    left_at: RowsAt
     turned: bool
     constant: np.ndarray | None
     cpu: CpuModel
@@ -159,6 +171,11 @@ class _Product:
     def shape(self) -> tuple[int, int, int]:
         """That of the result."""
         return self.sizes.batch, self.sizes.rows, self.sizes.columns
+
+    @property
+    def left_shape(self) -> tuple[int, int, int]:
+        """That of the memory in which the left matrices lie."""
+        return self.sizes.left_batch, self.sizes.rows, self.left_at.step
 
     @property
     def expression(self) -> Expression:
@@ -225,7 +242,7 @@ class _Product:
         last = (target.blocks - 1) // chosen.vectors * chosen.vectors
         shift = target.blocks * lanes - sizes.columns
 
-        left = tir.buffer("left", (sizes.left_batch, sizes.rows, sizes.depth), _ELEMENT.name)
+        left = tir.buffer("left", self.left_shape, _ELEMENT.name)
         right = tir.buffer("right", sizes.right_shape(self.turned), _ELEMENT.name)
         out = tir.buffer("out", self.shape, _ELEMENT.name)
         kept = 1 if self.constant is not None or not by_batch else sizes.batch
@@ -249,7 +266,7 @@ class _Product:
             starts = (block * lanes - shift * (block >= last) for block in range(target.blocks))
             return np.concatenate([values[start : start + lanes] for start in starts])
 
-        def one(index: tir.Expr) -> tir.Stmt:
+        def loops_of(index: tir.Expr) -> ProductLoops:
             made = Matrix(out, index, target, last=last, shift=shift)
             first = index * size if kept > 1 else 0
 
@@ -259,12 +276,17 @@ class _Product:
                 matrix = index if sizes.right_batch > 1 else 0
                 return self._pack(right, matrix, column, weights, at, vectors * lanes, lanes)
 
-            loops = ProductLoops(
+            return ProductLoops(
                 cpu=cpu,
                 window=Window(),
                 shape=shape,
                 tile=chosen,
-                source=Matrix(left, index if sizes.left_batch > 1 else 0, source),
+                source=Matrix(
+                    left,
+                    index if sizes.left_batch > 1 else 0,
+                    source,
+                    start=self.left_at.first,
+                ),
                 target=made,
                 weights=weights,
                 bias=bias,
@@ -278,7 +300,9 @@ class _Product:
                 prepare=pack if self.constant is None else None,
                 first_weight=first,
             )
-            return loops.group(0, 0, parallel=parallel and not by_batch)
+
+        def one(index: tir.Expr) -> tir.Stmt:
+            return loops_of(index).group(0, 0, parallel=parallel and not by_batch)
 
         body = functions.imported(tir.loop_of("matrix", sizes.batch, one, parallel=by_batch))
         arguments = [left, right, *others, bias, *per_column, out, weights]
@@ -287,10 +311,13 @@ class _Product:
             arguments = [left, *others, weights, bias, *per_column, out]
             value = self.constant.reshape(sizes.depth, sizes.columns)
             constants.insert(0, self._packed(value, chosen, lanes))
+        # A result that two panels store would find what the first one left, not the operand.
+        finishes = shift == 0 and loops_of(0).code.finishes
+        in_place = [(item, out) for item in others] if finishes else []
         turned = "t" if self.turned else ""
         return LayerKernel(
             name=f"product{turned}_{sizes.batch}_{sizes.rows}x{sizes.depth}x{sizes.columns}",
-            function=tir.function(arguments, body),
+            function=tir.function(arguments, body, in_place=in_place),
             constants=tuple(constants),
             tile=str(chosen),
             macs=sizes.batch * sizes.rows * sizes.depth * sizes.columns,

@@ -11,7 +11,8 @@ from edgepack.compiler.tiles.layout import Blocked, Image
 class Matrix(Image):
     """One matrix of a batch as an image: a row of pixels, blocks of channels side by side.
 
-    Planes from `last` on, which are the last panel's, start `shift` columns earlier.
+    Planes from `last` on, which are the last panel's, start `shift` columns earlier. The matrix
+    itself starts at column `start` of the buffer, whose rows may be longer.
     """
 
     overlaps = True
@@ -24,10 +25,11 @@ class Matrix(Image):
         *,
         last: int = 0,
         shift: int = 0,
+        start: int = 0,
     ) -> None:
         self.layout, self.buffer = layout, buffer
         self.step, self.first = (1, 1), (0, 0)
-        self.index, self.last, self.shift = index, last, shift
+        self.index, self.last, self.shift, self.start = index, last, shift, start
 
     @property
     def pixel_bytes(self) -> int:
@@ -53,4 +55,4 @@ class Matrix(Image):
     def at(
         self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, lane: tir.Expr = 0
     ) -> list[tir.Expr]:
-        return [self.index, column, self.column(plane) + lane]
+        return [self.index, column, self.start + self.column(plane) + lane]
