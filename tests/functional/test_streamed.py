@@ -1,5 +1,5 @@
-"""Depthwise convolutions and poolings in one kernel with the convolution before them, and 1x1
-convolutions with the arithmetic before them, against onnxruntime.
+"""Depthwise convolutions, those in groups and poolings in one kernel with the convolution before
+them, and 1x1 convolutions with the arithmetic before them, against onnxruntime.
 
 To compilers that take the cache for this small, images of a few kilobytes are large ones.
 """
@@ -115,6 +115,31 @@ def pairs(net: Builder) -> dict[str, str]:
     }
 
 
+def in_groups(net: Builder) -> dict[str, str]:
+    """Groups of whole blocks of channels and not, with other windows, strides, pads and ends."""
+
+    def pair(
+        source: str, inner: int, outs: int, group: int, kernel: int = 3, **more: object
+    ) -> str:
+        made = net.op("Relu", net.conv(source, INPUTS[source][1], inner, 1))
+        return net.conv(made, inner, outs, kernel, group=group, **more)
+
+    mean = net.op("Relu", pair("wide", 48, 48, 6, strides=[2, 2]))
+    gate = net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", mean), 48, 48, 1))
+    return {
+        "groups of 8": net.op("Relu", pair("wide", 48, 48, 6)),
+        "groups of a batch": pair("batch", 64, 64, 4, strides=[2, 2]),
+        "groups of 5": pair("tall", 40, 24, 8),
+        "groups, stride 2": net.op("HardSwish", pair("tall", 48, 96, 3, 5, strides=[2, 2])),
+        "groups, no pads": pair("wide", 64, 32, 2, pads=[0] * 4),
+        "groups, pads above": pair("wide", 48, 48, 6, pads=[2, 1, 0, 1]),
+        "groups, pads below": pair("tall", 48, 48, 6, pads=[0, 2, 2, 0]),
+        "dilated groups": pair("tall", 48, 48, 3, dilations=[2, 1], pads=[2, 1, 2, 1]),
+        "groups, mean": net.op("Mul", mean, gate),
+        "groups, sum": net.op("Add", pair("wide", 48, 40, 2), net.conv("wide", 20, 40, 1)),
+    }
+
+
 def normalised(net: Builder, value: str, channels: int) -> str:
     scaled = net.op("Mul", value, net.weight(1, channels, 1, 1))
     return net.op("Add", scaled, net.weight(1, channels, 1, 1))
@@ -166,7 +191,7 @@ def random_pairs(net: Builder) -> dict[str, str]:
 def save_pairs(path: Path, part: slice) -> Path:
     net = Builder(seed=9)
     cases = {**some(pairs(net), part), **some(random_pairs(net), part)}
-    cases |= some(preactivated(net), part)
+    cases |= some(preactivated(net), part) | some(in_groups(net), part)
     return save_cases(path, net, INPUTS, cases)
 
 
@@ -181,6 +206,7 @@ def test_pairs_equal_onnxruntime(
     # Not what fits even this cache, nor what would be copied more than made.
     assert len(streamed) >= _FEWEST
     assert any(" 1 rows" not in layer.tile for layer in streamed)
+    assert any("grouped" in layer.kernel for layer in streamed)
     assert any(layer.rule == "preactivated" for layer in compiled.layers)
 
 

@@ -59,13 +59,22 @@ def _rule(
     ruled = taken.get(first.output), taken.get(layer.output)
     if first.operands or first.mean is not None or not _agree(first, layer):
         return None
-    if ruled[0] is convolution.RULE and ruled[1] in (depthwise.RULE, pooling.WINDOW):
+    by_rows = ruled[1] in (depthwise.RULE, pooling.WINDOW) or _is_in_groups(layer, ruled[1])
+    if ruled[0] is convolution.RULE and by_rows:
         worth_it = _is_plain(first) and streamed.is_worth_it(first, layer, cpu)
         return streamed.RULE if worth_it else None
     if ruled == (pointwise.POINTWISE, convolution.RULE):
         worth_it = _is_plain(layer) and preactivated.is_worth_it(first, layer, cpu)
         return preactivated.RULE if worth_it and layer.mean is None else None
     return None
+
+
+def _is_in_groups(layer: Layer, rule: Rule | None) -> bool:
+    """Whether it is a convolution of several groups, with a window."""
+    operator = layer.operator
+    if rule is not convolution.RULE or not isinstance(operator, Convolution):
+        return False
+    return operator.groups > 1 and operator.kernel[0] > 1 and not operator.gated
 
 
 def _is_plain(layer: Layer) -> bool:

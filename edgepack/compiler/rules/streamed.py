@@ -1,4 +1,5 @@
-"""A convolution and the depthwise one, or the pooling, that reads it, in one kernel.
+"""A convolution and the depthwise one, the one in groups, or the pooling, that reads it, in one
+kernel.
 
 In an inverted residual block the image between the two is the largest of all, and so is the one
 before the first pooling of many networks. Made as a whole, it leaves the caches and comes back.
@@ -21,10 +22,11 @@ from dataclasses import dataclass, replace
 from tvm import tirx
 
 from edgepack.compiler.choices import Ranked, Way
-from edgepack.compiler.layers.layer import Convolution, Layer, Pooling, Streamed
+from edgepack.compiler.layers.layer import Convolution, Layer, Operator, Pooling, Streamed
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import convolution, depthwise, pooling
 from edgepack.compiler.rules.depthwise import DepthwiseKernel
+from edgepack.compiler.rules.grouped import GroupedKernel, blocks_of_group
 from edgepack.compiler.rules.pooling import PoolingKernel
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule, image_of
 from edgepack.compiler.tiles import micro, tir
@@ -71,12 +73,26 @@ def is_worth_it(first: Layer, layer: Layer, cpu: CpuModel) -> bool:
 
 
 def _between(first: Layer, layer: Layer, cpu: CpuModel) -> Blocked:
-    """The image between the two, as if it were made as a whole."""
-    return image_of(first, cpu, _reading_rule(layer).halo(layer))
+    """The image between the two, as if it were made as a whole. Rows of zeros that groups read are
+    written where they are read."""
+    operator = layer.operator
+    if isinstance(operator, Pooling):
+        around = pooling.WINDOW.halo(layer)
+    elif _is_depthwise(operator):
+        around = depthwise.RULE.halo(layer)
+    else:
+        around = replace(convolution.halo(layer), top=0, bottom=0)
+    return image_of(first, cpu, around)
 
 
-def _reading_rule(layer: Layer) -> Rule:
-    return pooling.WINDOW if isinstance(layer.operator, Pooling) else depthwise.RULE
+def _is_depthwise(operator: Operator) -> bool:
+    assert isinstance(operator, Convolution)
+    return operator.weight.shape[:2] == (operator.groups, 1)
+
+
+def _in_groups(layer: Layer) -> bool:
+    """Whether a group of the reader reads several channels."""
+    return isinstance(layer.operator, Convolution) and not _is_depthwise(layer.operator)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +120,24 @@ class _Partition:
 def _tiles(first: Layer, layer: Layer, cpu: CpuModel) -> list[RegisterTile]:
     """Tiles for the first convolution, the cheapest first."""
     between, shape = _between(first, layer, cpu), _shape(first, cpu)
-    return rank_tiles(
+    tiles = rank_tiles(
         between,
         blocks=shape.out_blocks,
         reduction=shape.reduction,
         cpu=cpu,
         columns=shape.kernel[1],
     )
+    # A panel has all that its groups read.
+    each = _blocks_of_group(layer, cpu)
+    return [tile for tile in tiles if tile.vectors % each == 0]
+
+
+def _blocks_of_group(layer: Layer, cpu: CpuModel) -> int:
+    """Blocks of the image between that are read at a time."""
+    if not _in_groups(layer):
+        return 1
+    assert isinstance(layer.operator, Convolution)
+    return blocks_of_group(layer.operator, layer.element, cpu)
 
 
 def _chosen(first: Layer, layer: Layer, cpu: CpuModel, choice: Way | None) -> _Partition | None:
@@ -118,7 +145,7 @@ def _chosen(first: Layer, layer: Layer, cpu: CpuModel, choice: Way | None) -> _P
     tiles = _tiles(first, layer, cpu)
     wanted = choice.tile if choice else None
     named = (tile for tile in tiles if (tile.pixels, tile.vectors) == wanted)
-    found = (_partition(first, layer, cpu, tile) for tile in (*named, tiles[0]))
+    found = (_partition(first, layer, cpu, tile) for tile in (*named, *tiles[:1]))
     return next((item for item in found if item is not None), None)
 
 
@@ -227,8 +254,14 @@ class _StreamedKernel:
         self.tails = tir.buffer("tails", shape, between.element.name)
         self.functions = micro.AssemblyFunctions()
         reading = replace(site, layer=layer, inputs=(between,))
-        kind = PoolingKernel if isinstance(operator.reader, Pooling) else DepthwiseKernel
-        self.reader = kind(reading, self.scratch, partition.bands)
+        self.reader: PoolingKernel | DepthwiseKernel | GroupedKernel
+        if isinstance(operator.reader, Pooling):
+            self.reader = PoolingKernel(reading, self.scratch, partition.bands)
+        else:
+            kind = DepthwiseKernel if _is_depthwise(operator.reader) else GroupedKernel
+            self.reader = kind(reading, self.scratch, partition.bands)
+        self.reads_zeros = _in_groups(layer)
+        self.blocks_at_once = _blocks_of_group(layer, cpu)
 
     def kernel(self) -> LayerKernel:
         """Constants, what they cost, and how the code is made."""
@@ -363,15 +396,49 @@ class _StreamedKernel:
         if self.keeps:
             restore = self._copy_tails(share, panel, vectors, save=False)
             names.add(tir.when(tir.expr(number) > 0, restore))
+        if self.reads_zeros:
+            names.add(self._clear_rows(n, panel, vectors, place, tir.expr(top)))
         begin, end = names.bind("begin", begin), names.bind("end", end)
         names.add(
             tir.loop_of("made", end - begin, lambda i: loops.row(n, panel, vectors, begin + i))
         )
-        reader = self.reader.reading(place)
-        names.add(tir.loop_of("block", vectors, lambda v: reader.rows(n, panel * wide + v, band)))
+        reader, each = self.reader.reading(place), self.blocks_at_once
+        names.add(
+            tir.loop_of(
+                "block",
+                vectors // each,
+                lambda i: reader.rows(n, panel * wide + i * each, band),
+            )
+        )
         if self.keeps:
             names.add(self._copy_tails(share, panel, vectors, save=True))
         return names.done()
+
+    def _clear_rows(
+        self, n: tir.Expr, panel: tir.Expr, vectors: int, place: Image, top: tirx.Expr
+    ) -> tir.Stmt:
+        """Write zeros above and below the image, where a band has such rows."""
+        between, wide = self.between, self.partition.tile.vectors
+        zero = tir.number(0.0, between.element.accumulator, between.block)
+        width = between.halo.left + between.width + between.halo.right
+
+        def rows(first: tir.Expr, count: tirx.Expr) -> tir.Stmt:
+            def pixel(v: tir.Expr, row: tir.Expr, column: tir.Expr) -> tir.Stmt:
+                plane = n * between.blocks + panel * wide + v
+                return place.store(zero, plane, first + row, column - between.halo.left)
+
+            return tir.loop_of(
+                "zeros",
+                count,
+                lambda row: tir.loop_of(
+                    "block",
+                    vectors,
+                    lambda v: tir.loop_of("column", width, lambda column: pixel(v, row, column)),
+                ),
+            )
+
+        below = tirx.max(0, top + self.partition.held - between.height)
+        return tir.sequence(rows(top, tirx.max(0, 0 - top)), rows(between.height, below))
 
     def _copy_tails(
         self, share: tir.Expr, panel: tir.Expr, vectors: int, *, save: bool

@@ -238,22 +238,24 @@ class ProductLoops:
 
         return tir.loop_of("row", self.target.layout.height, one_row)
 
-    def row(self, n: tir.Expr, panel: tir.Expr, vectors: int, row: tir.Expr) -> tir.Stmt:
-        """A row of the results of a panel of `vectors` vectors; there is one group."""
+    def row(
+        self, n: tir.Expr, panel: tir.Expr, vectors: int, row: tir.Expr, group: tir.Expr = 0
+    ) -> tir.Stmt:
+        """A row of the results of a panel of `vectors` vectors."""
         return self._along_row(
-            lambda column, pixels: self._tile(n, 0, panel, vectors, row, column, pixels)
+            lambda column, pixels: self._tile(n, group, panel, vectors, row, column, pixels)
         )
 
-    def band(self, n: tir.Expr, top: tir.Expr, rows: int) -> tir.Stmt:
-        """`rows` rows of the results from `top` on, in all channels; there is one group."""
+    def band(self, n: tir.Expr, top: tir.Expr, rows: int, group: tir.Expr = 0) -> tir.Stmt:
+        """`rows` rows of the results from `top` on, in all channels of a group."""
 
         def panel(index: tir.Expr, vectors: int) -> tir.Stmt:
             return tir.loop_of(
                 "row",
                 rows,
                 lambda i: tir.sequence(
-                    self.clear(n, 0, index, vectors, top + i),
-                    self.row(n, index, vectors, top + i),
+                    self.clear(n, group, index, vectors, top + i),
+                    self.row(n, index, vectors, top + i, group),
                 ),
             )
 
