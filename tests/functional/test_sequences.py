@@ -220,7 +220,7 @@ def test_windows_that_are_cut_at_the_ends(tmp_path: Path, board: str, cpu: str) 
     cases = {}
     shapes = {"batch": (2, 32, 61), "odd": (1, 48, 80), "even": (1, 64, 80)}
     for name, shape in shapes.items():
-        for number, (kernel, dilation, *pads) in enumerate(_FAR):
+        for number, (kernel, dilation, *pads) in enumerate(_FAR if name == "batch" else _FAR[::3]):
             weights = [net.weight(20, shape[1], kernel), net.weight(20)]
             cases[f"cut_{name}{number}"] = net.op(
                 "Conv", name, *weights, kernel_shape=[kernel], dilations=[dilation], pads=pads
@@ -228,7 +228,7 @@ def test_windows_that_are_cut_at_the_ends(tmp_path: Path, board: str, cpu: str) 
         narrow = net.weight(8, shape[1], 3)
         cases[f"{name}_zeros"] = net.op("Conv", name, narrow, kernel_shape=[3], pads=[1, 1])
     value = net.op("Conv", "even", net.weight(64, 64, 1), kernel_shape=[1])
-    for dilation in (1, 2, 16, 39):
+    for dilation in (1, 2, 39):
         inner = value
         for _ in range(2):
             weights = [net.weight(64, 64, 3), net.weight(64)]
@@ -247,7 +247,7 @@ def test_windows_that_are_cut_at_the_ends(tmp_path: Path, board: str, cpu: str) 
     assert not wrong, "\n".join(wrong)
     rules = [layer.rule for layer in compiled.layers]
     # At the stack's first level Winograd may be faster, and 48 channels may be no whole blocks.
-    assert rules.count("dilated") >= 2 * len(_FAR) + 6
+    assert rules.count("dilated") >= len(_FAR) + len(_FAR[::3]) + 4
 
 
 def test_results_of_a_causal_stack_take_the_place_of_what_is_added(tmp_path: Path) -> None:
