@@ -42,8 +42,8 @@ _MOST_STRETCHES = 8
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
     """Columns `first` to `behind` (excluded) of the result, and the points of the window that lie
-    in the sequence for all of them: `points` from `point` on. For the others of these columns
-    none of them does."""
+    in the sequence for all of them: `points` from `point` on. The others lie beside it for all of
+    them."""
 
     first: int
     behind: int
