@@ -50,7 +50,10 @@ def network(path: Path) -> Path:
         start = net.op("Relu", net.conv(start, 32, 32, 3))
     start = net.op("Relu", net.conv(start, 32, 32, 3, group=32))
     gate = net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", start), 32, 32, 1))
-    end = net.conv(net.op("Mul", start, gate), 32, 24, 1)
+    end = net.conv(net.op("Mul", start, gate), 32, 32, 1)
+    end = net.op("Reshape", end, net.const([1, 32, 400], "int64"))
+    far = {"kernel_shape": [3], "dilations": [9], "pads": [18, 0]}
+    end = net.op("Conv", end, net.weight(24, 32, 3), **far)
     return save_cases(path, net, {"image": IMAGE}, {"scores": net.op("GlobalAveragePool", end)})
 
 
@@ -68,7 +71,7 @@ def test_all_ways_to_make_a_kernel_are_right(tmp_path: Path) -> None:
     spec = ModelSpec(path=path)
     tunables = survey_apart(spec, board, limits=LIMITS)
     rules = {way.choice.rule for one in tunables for way in (one.default, *one.others)}
-    assert rules == {"conv", "depthwise", "gated", "winograd"}
+    assert rules == {"conv", "depthwise", "dilated", "gated", "winograd"}
     assert sorted(len(one.layers) for one in tunables)[-1] == 2
     for one in tunables:
         assert one.default not in one.others

@@ -14,8 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
 from tvm import tirx
 
+from edgepack.compiler.choices import Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.convolution import halo
@@ -33,6 +35,7 @@ from edgepack.compiler.tiles.product import (
     choose_tile,
     pack_bias,
     pack_weights,
+    rank_tiles,
 )
 
 # Of the code of one kernel: each has tiles of its own.
@@ -123,6 +126,8 @@ def takes(layer: Layer, cpu: CpuModel) -> bool:
     channels, rows = extent(layer.inputs[0])[1:3]
     if not rows == operator.kernel[0] == operator.stride[1] == extent(layer.output)[2] == 1:
         return False
+    if operator.kernel[1] > _MOST_STRETCHES:
+        return False
     around = halo(layer)
     far = operator.dilation[1] > 1 or around.left != around.right
     # The rest of a last block of channels may hold anything, and would be multiplied.
@@ -133,17 +138,32 @@ def takes(layer: Layer, cpu: CpuModel) -> bool:
     return len(found) <= _MOST_STRETCHES and all(stretch.points for stretch in found)
 
 
+def _product(site: LayerSite, across: int) -> tuple[np.ndarray, Shape]:
+    """The weights as those of a window of the sequence's blocks of channels, `across` of them side
+    by side, on the points as planes; and the extents of the product with all points."""
+    operator, sequence = site.layer.operator, site.inputs[0]
+    assert isinstance(operator, Convolution)
+    outs, _, _, columns = operator.weight.shape
+    weight = operator.weight.reshape(outs, sequence.blocks, sequence.block, columns)
+    weight = weight.transpose(0, 3, 2, 1)
+    weight = weight.reshape(1, outs, columns * sequence.block, sequence.blocks // across, across)
+    points = replace(sequence, channels=columns * sequence.block)
+    return weight, Shape.of(weight, points, site.output)
+
+
+def _blocks_across(site: LayerSite) -> int:
+    """Two at a time, where they are even: half the counting."""
+    return 2 - site.inputs[0].blocks % 2
+
+
 def make(site: LayerSite) -> LayerKernel:
     """The kernel of such a convolution."""
     layer, output, sequence = site.layer, site.output, site.inputs[0]
     operator = layer.operator
     assert isinstance(operator, Convolution)
     outs, ins, _, columns = operator.weight.shape
-    # Two at a time, where they are even: half the counting.
-    across = 2 - sequence.blocks % 2
-    weight = operator.weight.reshape(outs, sequence.blocks, sequence.block, columns)
-    weight = weight.transpose(0, 3, 2, 1)
-    weight = weight.reshape(1, outs, columns * sequence.block, sequence.blocks // across, across)
+    across = _blocks_across(site)
+    weight, whole = _product(site, across)
     source, target = Image("source", sequence), Image("target", output)
 
     def seen(stretch: Stretch) -> _Points:
@@ -158,12 +178,13 @@ def make(site: LayerSite) -> LayerKernel:
         )
 
     found = _stretches_of(layer)
-    whole = Shape.of(
-        weight,
-        replace(sequence, channels=columns * sequence.block),
+    chosen = choose_tile(
         output,
+        blocks=whole.out_blocks,
+        reduction=whole.reduction,
+        cpu=site.cpu,
+        choice=site.chosen(RULE.name),
     )
-    chosen = choose_tile(output, blocks=whole.out_blocks, reduction=whole.reduction, cpu=site.cpu)
     packed, packed_bias = (
         pack_weights(weight, whole, chosen.vectors),
         pack_bias(operator.bias, output, site.cpu),
@@ -229,4 +250,19 @@ def make(site: LayerSite) -> LayerKernel:
     )
 
 
-RULE = Rule(name="dilated", takes=takes, make=make, halves=False, kept=True)
+def ways(site: LayerSite) -> list[Ranked]:
+    """All tiles."""
+    _, whole = _product(site, _blocks_across(site))
+    tiles = rank_tiles(
+        site.output, blocks=whole.out_blocks, reduction=whole.reduction, cpu=site.cpu
+    )
+    return [
+        Ranked(
+            choice=Way(rule=RULE.name, pixels=tile.pixels, vectors=tile.vectors),
+            cycles=tile.cycles,
+        )
+        for tile in tiles
+    ]
+
+
+RULE = Rule(name="dilated", takes=takes, make=make, halves=False, kept=True, ways=ways)
