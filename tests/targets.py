@@ -13,6 +13,7 @@ import pytest
 
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model
+from edgepack.compiler.choices import UNLIMITED
 from edgepack.compiler.precision import FULL, Precision
 from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.rules.table import RULES
@@ -87,6 +88,7 @@ def compile_and_run(
     work: Path,
     rules: Sequence[Rule] = RULES,
     precision: Precision = FULL,
+    growth: float = UNLIMITED,
 ) -> tuple[CompiledModel, list[np.ndarray]]:
     """The model compiled for a target, and its outputs; skips where the target cannot run."""
     board = get_board(board_name)
@@ -101,6 +103,7 @@ def compile_and_run(
             work / "out",
             rules=rules,
             precision=precision,
+            growth=growth,
         )
         (work / "run").mkdir()
         command = [qemu, "-cpu", cpu, "-L", f"/usr/{board.triple}"]
@@ -119,6 +122,7 @@ def compile_and_run(
         work / "out",
         rules=rules,
         precision=precision,
+        growth=growth,
     )
     # Twice: a second run must not see what the first one left.
     return compiled, run_plan(compiled.folder, inputs, runs=2)

@@ -82,12 +82,14 @@ UNLIMITED = math.inf
 class Ranked:
     """A choice with the cost model's cycles for it.
 
-    `more_bytes` are those that it stores beyond the plain form's, where that decides.
+    `more_bytes` are those that it stores beyond the plain form's, and `scratch_bytes` those that it
+    works in, where that decides.
     """
 
     choice: Way
     cycles: float
     more_bytes: int = 0
+    scratch_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

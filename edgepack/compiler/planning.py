@@ -50,6 +50,7 @@ class Planner:
     ) -> None:
         self._model, self._board = model, board
         self._rules = rules or table.RULES
+        self._lean = growth < UNLIMITED
         self._growth = min(growth, memory.most_growth(model.expanded, board))
         apart.at("looking at its size")
         memory.check_before(model.path, model.expanded, board)
@@ -106,6 +107,7 @@ class Planner:
             growth=self._growth,
             precision=precision,
             choices=choices,
+            lean=self._lean,
         )
         return Lowered(
             module=schedule.schedule(module, self.target),
@@ -141,7 +143,12 @@ class Planner:
         tried = tried_rules(self._rules, growth=self._growth)
         cpu = replace(self.cpu, **figures)  # type: ignore[arg-type]
         placement = place_layers(
-            self._folded["main"], cpu, tried, self._precision, growth=self._growth
+            self._folded["main"],
+            cpu,
+            tried,
+            self._precision,
+            growth=self._growth,
+            lean=self._lean,
         )
         return survey(placement, tried, self._growth)
 

@@ -158,7 +158,9 @@ def others(thing: object, name: str = "") -> Iterator[tuple[str, object]]:
         yield f"{name} shape", relax.Var("v", relax.TensorType([*shape[:-1], 99], "float32"))
         yield f"{name} type", relax.Var("v", relax.TensorType(shape, "float16"))
     elif isinstance(thing, Mapping):
-        yield f"{name} less", dict(list(thing.items())[1:])
+        yield f"{name} more", {**thing, "more": 1}
+        if thing:
+            yield f"{name} less", dict(list(thing.items())[1:])
         for key, value in thing.items():
             yield from ((what, {**thing, key: other}) for what, other in others(value, name))
     elif isinstance(thing, tuple):

@@ -194,6 +194,8 @@ class Layer:
     `reads` may have another one), and its weights stored as `weights`; `exact` says why not as
     halves, if that was wanted. Winograd's algorithm makes at most `most_results` results of a tile
     in each direction, for more would cost too much accuracy; 0 is none, None says nothing.
+    Where a kernel has scratch memory as a matter of choice it takes at most `room` bytes; None says
+    nothing.
     `bindings` are the Relax bindings that the layer was read from, which stay in the function if no
     rule takes it.
     """
@@ -210,6 +212,7 @@ class Layer:
     weights: Element = FLOAT32
     exact: str = ""
     most_results: int | None = None
+    room: int | None = None
     bindings: tuple[tuple[relax.Var, relax.Expr], ...] = field(default=(), repr=False)
 
     @property

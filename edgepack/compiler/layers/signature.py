@@ -22,9 +22,9 @@ def signature_of(layer: Layer) -> str:
     For example `conv float32 1x32x56x56 3x3 stride=1x1 pad=1x1 to 64x56x56 maximum,minimum`: the
     elements, the input as NCHW, the window, its stride, the padding at top and left, the output as
     CHW, and the arithmetic on each result, where [t] reads another tensor and [c] a value per
-    channel of one. Dilation, groups, the elements of the weights and the largest tiles that
-    Winograd's algorithm may have are named where they are not the usual ones. Of two layers in one
-    kernel it is both lines.
+    channel of one. Dilation, groups, the elements of the weights, the largest tiles that Winograd's
+    algorithm may have, and the bytes of scratch memory that there is room for are named where they
+    are not the usual ones. Of two layers in one kernel it is both lines.
     """
     operator = layer.operator
     if isinstance(operator, Streamed):
@@ -51,6 +51,8 @@ def signature_of(layer: Layer) -> str:
         words.append(f"weights={layer.weights}")
     if layer.most_results is not None:
         words.append(f"winograd={layer.most_results}")
+    if layer.room is not None:
+        words.append(f"scratch={layer.room}")
     if layer.expression:
         words.append(",".join(map(_operation, layer.expression)))
     return " ".join(words)

@@ -74,6 +74,7 @@ def rewrite(
     growth: float = UNLIMITED,
     precision: Precision = FULL,
     choices: Choices = NO_CHOICES,
+    lean: bool = False,
 ) -> Rewritten:
     """Put fast kernels into `main`, a function of one dataflow block.
 
@@ -81,11 +82,12 @@ def rewrite(
     names included. Rules that store more weights to be faster store at most `growth` times the
     model's; at 1 they are left out.
     `choices` are for layers whose kernels are to be made otherwise than the cost model says.
+    `lean`: no scratch memory is taken that the board needs more memory for; see `Headroom`.
     """
     main = module["main"]
     tried = tried_rules(rules, growth=growth)
     cpu = cpu_model(target)
-    emitter = _Emitter(main, place_layers(main, cpu, tried, precision, choices, growth))
+    emitter = _Emitter(main, place_layers(main, cpu, tried, precision, choices, growth, lean))
     new_main = emitter.emit()
     functions = dict(module.functions.items())
     updated = tvm.IRModule(functions, attrs=module.attrs)

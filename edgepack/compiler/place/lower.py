@@ -36,13 +36,14 @@ def lower(
     growth: float = UNLIMITED,
     precision: Precision = FULL,
     choices: Choices = NO_CHOICES,
+    lean: bool = False,
 ) -> tuple[tvm.IRModule, place.Rewritten]:
     """Turn every operator into a kernel.
 
     In the resulting module `main` is a dataflow block of three things only: `call_dps_packed`
     of a kernel of the library (those come with the second result), `call_tir` of a PrimFunc of
     the module, where operators that can share their loops are fused, and `reshape`, which moves
-    no data. `rules`, `growth`, `precision` and `choices` are those of `place.rewrite`. Raises
+    no data. `rules` and what follows are those of `place.rewrite`. Raises
     `ImportModelError` for a form of an operator that TVM converts but has no code for (a maximum of
     booleans, an integer power), and `DynamicShapeError` where a shape inside depends on the data.
     """
@@ -54,6 +55,7 @@ def lower(
         growth=growth,
         precision=precision,
         choices=choices,
+        lean=lean,
     )
     passes = [
         transform.LegalizeOps(

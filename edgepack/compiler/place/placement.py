@@ -33,6 +33,7 @@ from edgepack.compiler.layers.tensors import extent, shape_of, variables
 from edgepack.compiler.layers.turn import turn
 from edgepack.compiler.origin import origin_of
 from edgepack.compiler.place import budget
+from edgepack.compiler.place.headroom import Headroom, lanes_of_joints, with_less
 from edgepack.compiler.place.streams import with_streams
 from edgepack.compiler.precision import FULL, Precision, misfit
 from edgepack.compiler.rules import conversion, joint
@@ -106,16 +107,18 @@ def place_layers(
     precision: Precision = FULL,
     choices: Choices = NO_CHOICES,
     growth: float = UNLIMITED,
+    lean: bool = False,
 ) -> Placement:
     """Place the layers of a function of one dataflow block. The first rule that takes a layer
     makes it, unless `choices` name another one that can.
 
     Of weights at most `growth` times what the function has are stored, but for what `choices` say
-    and what pads them.
+    and what pads them. `lean`: kernels make do with little scratch memory where it would make the
+    arena larger; see `Headroom`.
     """
     # There are products of rows with whole weights only.
     read = read_layers(main, matrices_in_rows=not precision.is_half)
-    cpu = replace(cpu, tight=_grouped(read))
+    cpu = replace(cpu, tight=_grouped(read), most_lanes=lanes_of_joints(read, cpu))
     layers, roots = _without_views(read)
     outputs = [roots.get(value, value) for value in variables(main.body.body)]
     turned = turn(fuse(layers, outputs), outputs, cpu)
@@ -123,15 +126,20 @@ def place_layers(
     layers = [_with_precision(layer, precision, cpu) for layer in turned.layers]
     roots = {value: turned.same.get(root, root) for value, root in roots.items()}
     roots |= turned.same
+    whole = {*outputs, *twins.values()}
+    room = Headroom(layers, whole, cpu) if lean else None
+    fixed = choices
     spare = budget.spare_bytes(main, layers, cpu, growth)
     if spare < math.inf:
         choices = {**budget.forms_within(layers, cpu, rules, spare, choices), **choices}
+    if room is not None:
+        layers, less = with_less(layers, room, cpu, rules, choices, fixed)
+        choices = {**choices, **less, **fixed}
     taken = _take(layers, cpu, rules, choices)
     layers = _with_conversions(layers, taken)
     halos = _halos(layers, taken)
     layers = _with_means(layers, taken)
-    whole = {*outputs, *twins.values()}
-    layers = with_streams(layers, taken, whole, rules=rules, cpu=cpu)
+    layers = with_streams(layers, taken, whole, rules=rules, cpu=cpu, room=room)
     slots = _share_bytes(layers, taken, halos)
     layouts = _layouts(layers, taken, halos, cpu, frozenset(main.params))
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, MutableMapping, Sequence
 from dataclasses import replace
 
 from edgepack.compiler.layers.layer import Convolution, Layer, Pooling, Streamed, Value
+from edgepack.compiler.place.headroom import Headroom
 from edgepack.compiler.rules import (
     convolution,
     depthwise,
@@ -26,43 +27,53 @@ def with_streams(
     *,
     rules: Sequence[Rule],
     cpu: CpuModel,
+    room: Headroom | None = None,
 ) -> list[Layer]:
     """The layers, pairs of which are one, and their rule in `taken`. Of `outputs` each is made as a
-    whole."""
+    whole. There is `room` for scratch memory, None: as much as there may be."""
     uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
     uses.update(outputs)
     makers = {layer.output: layer for layer in layers}
     pairs = dict[Value, Layer]()
+    gone = set[Value]()
     for layer in layers:
         first = makers.get(layer.inputs[0]) if layer.inputs else None
         if first is None or uses[first.output] > 1:
             continue
-        rule = _rule(first, layer, taken, cpu)
+        rule = _rule(first, layer, taken, cpu, room)
         if rule in rules and first.output not in pairs:
             assert rule is not None
-            pairs[layer.output] = first
+            pair = _together(first, layer)
+            if room is not None and rule is streamed.RULE:
+                pair = streamed.within(pair, room.of_both(first, layer), cpu)
+            pairs[layer.output] = pair
             taken[layer.output] = rule
-    for first in pairs.values():
-        del taken[first.output]
-    gone = {first.output for first in pairs.values()}
-    return [
-        _together(pairs[layer.output], layer) if layer.output in pairs else layer
-        for layer in layers
-        if layer.output not in gone
-    ]
+            gone.add(first.output)
+    for output in gone:
+        del taken[output]
+    return [pairs.get(layer.output, layer) for layer in layers if layer.output not in gone]
 
 
 def _rule(
-    first: Layer, layer: Layer, taken: MutableMapping[Value, Rule], cpu: CpuModel
+    first: Layer,
+    layer: Layer,
+    taken: MutableMapping[Value, Rule],
+    cpu: CpuModel,
+    room: Headroom | None,
 ) -> Rule | None:
-    """The rule that makes both, if that is worth it."""
+    """The rule that makes both, if that is faster, or memory is short for one after the other."""
     ruled = taken.get(first.output), taken.get(layer.output)
     if first.operands or first.mean is not None or not _agree(first, layer):
         return None
     by_rows = ruled[1] in (depthwise.RULE, pooling.WINDOW) or _is_in_groups(layer, ruled[1])
-    if ruled[0] is convolution.RULE and by_rows:
-        worth_it = _is_plain(first) and streamed.is_worth_it(first, layer, cpu)
-        return streamed.RULE if worth_it else None
+    if ruled[0] is convolution.RULE and by_rows and _is_plain(first):
+        pair = _together(first, layer)
+        if streamed.is_faster(pair, cpu):
+            return streamed.RULE if streamed.can_take(pair, cpu) else None
+        if room is not None and room.is_short(first, layer):
+            limited = replace(pair, room=room.of_both(first, layer))
+            return streamed.RULE if streamed.can_take(limited, cpu) else None
+        return None
     if ruled == (pointwise.POINTWISE, convolution.RULE):
         worth_it = _is_plain(layer) and preactivated.is_worth_it(first, layer, cpu)
         return preactivated.RULE if worth_it and layer.mean is None else None

@@ -50,6 +50,8 @@ _SCRATCH_PART = 2
 # The part of the second-level cache that an image has to be larger than not to be kept there: what
 # is read and written beside it takes the rest.
 _LARGE_PART = 2
+# How much longer the first convolution may take with less scratch memory.
+_MOST_SLOWER = 1.1
 # The least share of the cores' time that has to be busy where they share the panels.
 _BUSY_BY_PANELS = 0.75
 
@@ -62,14 +64,29 @@ def _parts(layer: Layer) -> tuple[Layer, Layer]:
     return operator.first, replace(layer, operator=operator.reader, inputs=inputs)
 
 
-def is_worth_it(first: Layer, layer: Layer, cpu: CpuModel) -> bool:
-    """Whether a kernel of both is faster than one of each: where the image between them is large,
-    and the cores can share its making."""
-    between = _between(first, layer, cpu)
-    one = between.nbytes // between.batch
-    if between.halo.top or between.halo.bottom or one <= cpu.l2_bytes / _LARGE_PART:
-        return False
-    return _chosen(first, layer, cpu, None) is not None
+def can_take(pair: Layer, cpu: CpuModel) -> bool:
+    """Whether there can be a kernel of both: the cores can share its making, and there is room for
+    its scratch memory."""
+    first, layer = _parts(pair)
+    around = _between(first, layer, cpu).halo
+    return not (around.top or around.bottom) and _chosen(first, layer, cpu, None) is not None
+
+
+def within(pair: Layer, room: int, cpu: CpuModel) -> Layer:
+    """Such a pair, told of its room where it would take more, and takes less without being much
+    slower."""
+    first, layer = _parts(pair)
+    limited = replace(pair, room=room)
+    free, less = (_chosen(first, item, cpu, None) for item in (layer, _parts(limited)[1]))
+    if free is None or less is None or free.scratch_bytes(_between(first, layer, cpu)) <= room:
+        return pair
+    return limited if less.tile.cycles <= _MOST_SLOWER * free.tile.cycles else pair
+
+
+def is_faster(pair: Layer, cpu: CpuModel) -> bool:
+    """Whether such a kernel is faster than one of each: where the image between them is large."""
+    between = _between(*_parts(pair), cpu)
+    return between.nbytes // between.batch > cpu.l2_bytes / _LARGE_PART
 
 
 def _between(first: Layer, layer: Layer, cpu: CpuModel) -> Blocked:
@@ -116,6 +133,18 @@ class _Partition:
     def bands_of_share(self) -> int:
         return self.bands // self.shares if self.by_bands else self.bands
 
+    @property
+    def keeps(self) -> bool:
+        """Whether there is a next band of the same share."""
+        return self.kept > 0 and self.bands_of_share > 1
+
+    def scratch_bytes(self, between: Blocked) -> int:
+        """Of all shares, with what is kept of each panel."""
+        row = between.nbytes // between.shape[0] // between.shape[1]
+        owners = self.shares if self.by_bands else 1
+        tails = owners * between.blocks * self.kept if self.keeps else 0
+        return row * (self.shares * self.tile.vectors * self.held + tails)
+
 
 def _tiles(first: Layer, layer: Layer, cpu: CpuModel) -> list[RegisterTile]:
     """Tiles for the first convolution, the cheapest first."""
@@ -141,11 +170,13 @@ def _blocks_of_group(layer: Layer, cpu: CpuModel) -> int:
 
 
 def _chosen(first: Layer, layer: Layer, cpu: CpuModel, choice: Way | None) -> _Partition | None:
-    """The partition with the tile of `choice`, if it has one that can be held, or the cheapest."""
+    """The partition with the tile of `choice`, if it has one that can be held, or the cheapest;
+    where there is little room, the cheapest one that there is room for."""
     tiles = _tiles(first, layer, cpu)
     wanted = choice.tile if choice else None
     named = (tile for tile in tiles if (tile.pixels, tile.vectors) == wanted)
-    found = (_partition(first, layer, cpu, tile) for tile in (*named, *tiles[:1]))
+    others = tiles[:1] if layer.room is None else tiles
+    found = (_partition(first, layer, cpu, tile) for tile in (*named, *others))
     return next((item for item in found if item is not None), None)
 
 
@@ -169,7 +200,7 @@ def _partition(first: Layer, layer: Layer, cpu: CpuModel, tile: RegisterTile) ->
             return None  # most of each band would be copied, not made
         by_bands = bands % cores == 0
         if by_bands or busy(panels, cores) >= _BUSY_BY_PANELS:
-            return _Partition(
+            found = _Partition(
                 tile=tile,
                 rows=rows,
                 bands=bands,
@@ -178,6 +209,8 @@ def _partition(first: Layer, layer: Layer, cpu: CpuModel, tile: RegisterTile) ->
                 held=held,
                 kept=kept,
             )
+            if layer.room is None or found.scratch_bytes(between) <= layer.room:
+                return found
     return None
 
 
@@ -248,7 +281,7 @@ class _StreamedKernel:
             ),
         )
         # What the next band of a share needs of each panel.
-        self.keeps = partition.kept > 0 and partition.bands_of_share > 1
+        self.keeps = partition.keeps
         owners = partition.shares if partition.by_bands else 1
         shape = (owners * between.blocks, partition.kept, between.width, between.block)
         self.tails = tir.buffer("tails", shape, between.element.name)

@@ -37,19 +37,23 @@ from edgepack.compiler.rules import convolution
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
 from edgepack.compiler.rules.winograd_plan import (
     SIZES,
+    all_bytes,
     allowed,
+    can_overlay,
     can_take,
     channels_of,
+    has_room,
     plain_cycles,
     plan,
     scratch_layout,
+    shares_chunks,
 )
 from edgepack.compiler.tiles import arm, micro, tir, toom_cook
 from edgepack.compiler.tiles.arm.transform import Strides, TransformPass
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import Image, clear_halos
-from edgepack.compiler.tiles.partition import BUSY_BY_PIECES, busy, worth_sharing
+from edgepack.compiler.tiles.partition import busy, worth_sharing
 from edgepack.compiler.tiles.product import (
     ProductLoops,
     Shape,
@@ -77,7 +81,9 @@ class _WinogradKernel:
         self.channels = channels_of(site.layer, cpu)
         self.form = self.plan.form
         self.workers = cpu.cores if worth_sharing(self.plan.cycles, cpu) else 1
-        self.by_chunks = self._shares_chunks()
+        self.by_chunks = shares_chunks(
+            self.channels, self.form, self.plan.grid, site.output.batch, self.workers
+        )
         self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
         self.epilogue = site.epilogue()
         # Assembly takes coefficients from vectors: those of the way there and of the way back.
@@ -116,13 +122,6 @@ class _WinogradKernel:
         """How many tiles are between the passes at a time."""
         return self.workers if self.by_chunks else -(-blocks // _run(blocks, self.workers))
 
-    def _shares_chunks(self) -> bool:
-        """Whether the cores come out more even with the chunks than with the work of each stage."""
-        stages = (self.channels.in_blocks, self.plan.positions, self.channels.out_blocks)
-        by_stages = min(busy(items, self.workers) for items in stages)
-        by_chunks = self.plan.grid.busy(self.site.output.batch, self.workers)
-        return by_chunks >= min(by_stages, BUSY_BY_PIECES)
-
     def _products(self) -> tuple[np.ndarray, np.ndarray]:
         """Packed weights and biases, for which scratch memory and the products' shape are set."""
         channels, plan = self.channels, self.plan
@@ -157,10 +156,8 @@ class _WinogradKernel:
     def _overlays(self) -> bool:
         """Whether positions are done one after the other, and their sums take as much room as their
         inputs. Where they do not, one memory for both was measured to be up to 3 % slower."""
-        channels, form = self.channels, self.form
-        in_turn = (self.by_chunks or self.workers == 1) and form.factors == form.size
-        alike = (channels.in_blocks, channels.in_block) == (channels.out_blocks, channels.out_block)
-        return in_turn and alike
+        in_turn = self.by_chunks or self.workers == 1
+        return in_turn and can_overlay(self.channels, self.form)
 
     def _stride(self, image: Image) -> int:
         """Planes from one position of a scratch tensor to the next."""
@@ -652,8 +649,11 @@ def rule(sizes: Collection[int] = SIZES, *, always: bool = False) -> Rule:
     It takes what it makes faster; with `always`, all that it can.
     """
 
+    def can(layer: Layer, cpu: CpuModel) -> bool:
+        return can_take(layer, sizes) and has_room(layer, cpu, sizes)
+
     def takes(layer: Layer, cpu: CpuModel) -> bool:
-        if not can_take(layer, sizes):
+        if not can(layer, cpu):
             return False
         return always or plan(layer, cpu, sizes).cycles < plain_cycles(layer, cpu)
 
@@ -669,7 +669,7 @@ def rule(sizes: Collection[int] = SIZES, *, always: bool = False) -> Rule:
         kept=True,
         forms=partial(_forms, sizes),
         ways=partial(_ways, sizes),
-        can_take=lambda layer, _cpu: can_take(layer, sizes),
+        can_take=can,
     )
 
 
@@ -680,12 +680,17 @@ def _forms(sizes: Collection[int], layer: Layer, cpu: CpuModel) -> list[Ranked]:
     plain = Way(rule=convolution.RULE.name)
     found = [Ranked(choice=plain, cycles=plain_cycles(layer, cpu))]
     for results in allowed(layer, sizes):
+        if not has_room(layer, cpu, (results,)):
+            continue
         way = plan(layer, cpu, (results,))
         # The bias is one for each position, too.
         own = (channels.ins * way.factors + way.positions) * outs * channels.element.bytes
         more = own - channels.ins * outs * 9 * layer.weights.bytes
         choice = Way(rule=_NAME, results=results)
-        found.append(Ranked(choice=choice, cycles=way.cycles, more_bytes=more))
+        scratch = all_bytes(layer, way.form, way.grid, cpu)
+        found.append(
+            Ranked(choice=choice, cycles=way.cycles, more_bytes=more, scratch_bytes=scratch)
+        )
     return found
 
 
@@ -693,6 +698,8 @@ def _ways(sizes: Collection[int], site: LayerSite) -> list[Ranked]:
     """Each size of tiles with each tile of the products."""
     found = []
     for results in allowed(site.layer, sizes):
+        if not has_room(site.layer, site.cpu, (results,)):
+            continue
         best = plan(site.layer, site.cpu, (results,))
         channels, grid = channels_of(site.layer, site.cpu), best.grid
         layout = scratch_layout(

@@ -14,6 +14,7 @@ from edgepack.compiler.tiles import tile, toom_cook
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT16, Element
 from edgepack.compiler.tiles.layout import Blocked
+from edgepack.compiler.tiles.partition import BUSY_BY_PIECES, busy
 from edgepack.compiler.tiles.product import choose_tile, stream_cycles
 
 # All numbers of results that a tile may have in one direction.
@@ -137,6 +138,48 @@ def _grids(rows: int, columns: int) -> Iterator[TileGrid]:
         yield TileGrid(rows=rows, columns=columns, chunk_rows=1, chunk_columns=-(-columns // parts))
 
 
+def has_room(layer: Layer, cpu: CpuModel, sizes: Collection[int] = SIZES) -> bool:
+    """Whether the layer may have the scratch memory that tiles of one of `sizes` need."""
+    return any(any(_held(layer, cpu, results)) for results in allowed(layer, sizes))
+
+
+def _held(layer: Layer, cpu: CpuModel, results: int) -> Iterator[TileGrid]:
+    """Ways to cut an image whose scratch memory a core's cache holds, and the layer's room."""
+    _, _, height, width = extent(layer.output)
+    channels, form = channels_of(layer, cpu), forms_of(layer)[results]
+    for grid in set(_grids(-(-height // results), -(-width // results))):
+        in_cache = _scratch_bytes(channels, form.size**2, grid.tiles) <= cpu.l2_bytes
+        in_room = layer.room is None or all_bytes(layer, form, grid, cpu) <= layer.room
+        if in_room and (in_cache or grid.tiles <= _FEW_TILES):
+            yield grid
+
+
+def all_bytes(layer: Layer, form: toom_cook.TileForm, grid: TileGrid, cpu: CpuModel) -> int:
+    """The scratch memory of all cores, for one way to compute a layer."""
+    channels, workers = channels_of(layer, cpu), cpu.cores
+    one = _scratch_bytes(channels, form.size**2, grid.tiles)
+    by_chunks = shares_chunks(channels, form, grid, extent(layer.output)[0], workers)
+    if by_chunks or workers == 1:
+        return workers * (one // 2 if can_overlay(channels, form) else one)
+    return one
+
+
+def shares_chunks(
+    channels: Channels, form: toom_cook.TileForm, grid: TileGrid, batch: int, workers: int
+) -> bool:
+    """Whether the cores come out more even with the chunks than with the work of each stage."""
+    stages = (channels.in_blocks, form.size**2, channels.out_blocks)
+    by_stages = min(busy(items, workers) for items in stages)
+    return grid.busy(batch, workers) >= min(by_stages, BUSY_BY_PIECES)
+
+
+def can_overlay(channels: Channels, form: toom_cook.TileForm) -> bool:
+    """Whether sums can lie where the inputs of the position before were: they take as much room,
+    and have the same positions."""
+    alike = (channels.in_blocks, channels.in_block) == (channels.out_blocks, channels.out_block)
+    return alike and form.factors == form.size
+
+
 def plan(
     layer: Layer,
     cpu: CpuModel,
@@ -145,21 +188,18 @@ def plan(
 ) -> WinogradPlan:
     """The cheapest way to compute a layer by Winograd's algorithm, with tiles of one of `sizes`.
 
-    A `choice` says which of them, and which tile the products have.
+    A `choice` says which of them, and which tile the products have. The layer has room for one.
     """
     sizes = allowed(layer, sizes)
-    if choice is not None and choice.results in sizes:
+    if choice is not None and choice.results in sizes and has_room(layer, cpu, [choice.results]):
         sizes = [choice.results]
-    batch, _, height, width = extent(layer.output)
+    batch = extent(layer.output)[0]
     channels = channels_of(layer, cpu)
-    found = []
-    for results in sizes:
-        form = forms_of(layer)[results]
-        rows, columns = -(-height // results), -(-width // results)
-        for grid in set(_grids(rows, columns)):
-            scratch = _scratch_bytes(channels, form.size**2, grid.tiles)
-            if scratch <= cpu.l2_bytes or grid.tiles <= _FEW_TILES:
-                found.append(_cost(channels, form, grid, batch, cpu, choice))
+    found = [
+        _cost(channels, forms_of(layer)[results], grid, batch, cpu, choice)
+        for results in sizes
+        for grid in _held(layer, cpu, results)
+    ]
     # Of those that cost the same, nearly, the one that leaves the cores least to wait for.
     enough = 1.01 * min(item.cycles for item in found)
     return min(

@@ -10,8 +10,9 @@ description, or a measurement. What is none of these is called a guess.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, INT8, Element
@@ -59,7 +60,8 @@ class CpuModel:
     `cpi` are the cycles of an instruction in loops on 8-bit integers.
     `features` are those of `FEATURES` that the target has. `converts_halves`: there are
     instructions that make float32 of half precision.
-    `is_default`: the CPU has no row of its own, this is the nearest one. `tight`: see `block`.
+    `is_default`: the CPU has no row of its own, this is the nearest one. `tight` and
+    `most_lanes`: see `block`.
     """
 
     name: str
@@ -83,6 +85,7 @@ class CpuModel:
     cores: int = 1
     is_default: bool = False
     tight: frozenset[int] = frozenset()
+    most_lanes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def vector_bytes(self) -> list[int]:
@@ -118,7 +121,8 @@ class CpuModel:
         That weight of what has to be stored and read is a guess: without it CenterFace, whose large
         images have 24 channels, takes longer, and nothing takes less. Depends on the channel count
         and the type only, so two tensors of equal shape always agree and no layer needs a layout
-        transform. Of `tight` channel counts the width that pads least wins.
+        transform. Of `tight` channel counts the width that pads least wins; those in `most_lanes`
+        have no wider blocks than they say there.
         """
         if element == INT8:
             return INT8_BLOCK
@@ -129,7 +133,9 @@ class CpuModel:
             cycles = 0.0 if channels in self.tight else blocks / self.rates[FLOAT32][size]
             return cycles * (blocks * lanes) ** 2, blocks * lanes, -lanes
 
-        return element.lanes(min(self.vector_bytes, key=costs))
+        most = self.most_lanes.get(channels, math.inf)
+        able = [size for size in self.vector_bytes if element.lanes(size) <= most]
+        return element.lanes(min(able or self.vector_bytes, key=costs))
 
 
 # Zen 4: 512-bit operations are two 256-bit halves, so one FMA of 16 lanes or two of 8 per

@@ -1,0 +1,289 @@
+"""How much scratch memory kernels may have.
+
+A network has to keep what a layer reads and writes, and what later layers read. At its peak that is
+the two largest neighbours, mostly. Where less is kept, scratch memory takes none of the board's;
+beyond that it makes the arena larger for one layer's sake. So layers make do with less there,
+as long as the network is hardly slower for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from edgepack.compiler.choices import Choices, Ranked, Way
+from edgepack.compiler.layers.layer import (
+    Concatenation,
+    Convolution,
+    Foreign,
+    Layer,
+    Pointwise,
+    Slice,
+    Value,
+    View,
+)
+from edgepack.compiler.layers.signature import signature_of
+from edgepack.compiler.layers.tensors import extent, shape_of
+from edgepack.compiler.rules import joint
+from edgepack.compiler.rules.rule import Rule, image_of
+from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.element import FLOAT32
+
+# What scratch memory may add to the two largest neighbours; the first that is not too slow.
+_SHARES = (1 / 16, 1 / 4, 1 / 2)
+# The part of the network's time that may be lost: what its multiply-adds take at the CPU's rate.
+_MOST_LOST = 0.03
+# So little scratch memory for each core is nobody's concern.
+_FREE_BYTES = 64 << 10
+# Rooms differ by steps, so that equal layers stay alike.
+_STEP = 32 << 10
+
+
+class Headroom:
+    """The bytes that are in use at each of `layers`, in their order, and those that are left.
+
+    `outputs` are the network's. Layouts are not known yet: zeros around images are not counted, and
+    what is computed in place of something else, or as a part of it, is guessed.
+    """
+
+    def __init__(self, layers: Sequence[Layer], outputs: Collection[Value], cpu: CpuModel) -> None:
+        self._cpu = cpu
+        self._at = {layer.output: at for at, layer in enumerate(layers)}
+        self._places, self._spans = _laid_out(layers, outputs, cpu)
+        self._live = [0] * len(layers)
+        for span in self._spans.values():
+            for at in range(max(0, span.first), min(len(layers), span.last + 1)):
+                self._live[at] += span.nbytes
+        self._neighbours = _neighbours(layers)
+        # Without scratch memory, too, something is the most.
+        self._peak = max(self._live, default=0)
+
+    def of(self, layer: Layer, share: float = _SHARES[0]) -> int:
+        """Bytes of scratch memory that are left at a layer, if all of it may add `share` to the two
+        largest neighbours."""
+        return self._left(self._live[self._at[layer.output]], share)
+
+    def of_both(self, first: Layer, layer: Layer) -> int:
+        """The same for one kernel of a layer and the one before it, whose result is nowhere as a
+        whole then."""
+        at = self._at[layer.output]
+        live = self._live[at] - self._spans[self._places[first.output]].nbytes
+        read = {self._places[value] for value in first.inputs if value in self._places}
+        live += sum(span.nbytes for span in map(self._spans.__getitem__, read) if span.last < at)
+        return self._left(live, _SHARES[0])
+
+    def is_short(self, *layers: Layer) -> bool:
+        """Whether more is in use at one of them than the two largest neighbours, scratch memory
+        apart."""
+        most = (1 + _SHARES[0]) * self._neighbours
+        return any(self._live[self._at[layer.output]] > most for layer in layers)
+
+    def _left(self, live: int, share: float) -> int:
+        most = max(int((1 + share) * self._neighbours), self._peak)
+        return max(_FREE_BYTES * self._cpu.cores, (most - live) // _STEP * _STEP)
+
+
+@dataclass(kw_only=True)
+class _Span:
+    """Bytes that are in use from one layer to another, by their numbers."""
+
+    nbytes: int
+    first: int
+    last: int
+
+
+def _laid_out(
+    layers: Sequence[Layer], outputs: Collection[Value], cpu: CpuModel
+) -> tuple[dict[Value, Value], dict[Value, _Span]]:
+    """The value in whose place each value lies, and from when to when those places are in use."""
+    places, spans = dict[Value, Value](), dict[Value, _Span]()
+    uses = {
+        value: at for at, layer in enumerate(layers) for value in (*layer.inputs, *layer.operands)
+    }
+    uses |= dict.fromkeys(outputs, len(layers))
+    for at, layer in enumerate(layers):
+        for value in (*layer.inputs, *layer.operands):
+            if value not in places:  # the network's input
+                places[value] = value
+                spans[value] = _Span(nbytes=_nbytes(value), first=-1, last=uses[value])
+        joins = isinstance(layer.operator, Concatenation)
+        place = _place_of(layer, at, uses, places)
+        if place is None:
+            place = layer.output
+            nbytes = 0 if joins else _stored(layer, cpu)
+            spans[place] = _Span(nbytes=nbytes, first=at, last=at)
+        places[layer.output] = place
+        # A joint is its parts, which are in use as long as it is.
+        for value in (place, *(places[part] for part in layer.inputs if joins)):
+            spans[value].last = max(spans[value].last, uses.get(layer.output, at))
+    return places, spans
+
+
+def _place_of(
+    layer: Layer, at: int, uses: Mapping[Value, int], places: Mapping[Value, Value]
+) -> Value | None:
+    """The value whose bytes a layer's result takes; None if it gets some of its own."""
+    operator = layer.operator
+    if isinstance(operator, Slice | View):
+        return places[layer.inputs[0]]
+    over = layer.inputs[:1] if isinstance(operator, Pointwise) else layer.operands
+    free = (value for value in over if uses[value] == at)
+    alike = (value for value in free if shape_of(value) == shape_of(layer.output))
+    return next((places[value] for value in alike), None)
+
+
+def _neighbours(layers: Iterable[Layer]) -> int:
+    """The most bytes that one of the layers reads and writes, as the model has them. What computes
+    by element needs one of both only."""
+    both = (
+        max(map(_nbytes, layer.inputs), default=0) + _nbytes(layer.output)
+        for layer in layers
+        if not isinstance(layer.operator, Pointwise | View | Slice)
+    )
+    return max(both, default=0)
+
+
+def _nbytes(value: Value) -> int:
+    return FLOAT32.bytes * math.prod(shape_of(value))
+
+
+def _stored(layer: Layer, cpu: CpuModel) -> int:
+    """The bytes of a layer's result in blocks, if it is an image of a rule."""
+    if isinstance(layer.operator, Foreign) or not shape_of(layer.output):
+        return _nbytes(layer.output)
+    return image_of(layer, cpu).nbytes
+
+
+# ------------------------------------------------ layers with less
+
+
+def with_less(
+    layers: Sequence[Layer],
+    room: Headroom,
+    cpu: CpuModel,
+    rules: Collection[Rule],
+    choices: Choices,
+    fixed: Collection[str],
+) -> tuple[list[Layer], Choices]:
+    """The layers, those told of their room whose form would take more, and the forms of those.
+
+    `choices` are the forms taken so far, those of `fixed` signatures for good. Nothing is changed
+    where it would make the network slower by more than a few hundredths.
+    """
+    most = _MOST_LOST * _fewest_cycles(layers, cpu)
+    alike = _alike(layers, room, cpu)
+    for share in _SHARES:
+        found = {
+            signature: less
+            for signature, group in alike.items()
+            if signature not in fixed
+            if (less := _less(signature, group, share, room, cpu, rules, choices)) is not None
+        }
+        if sum(less.lost for less in found.values()) <= most:
+            break
+    else:
+        return list(layers), {}
+    forms = dict[str, Way]()
+
+    def limited(layer: Layer) -> Layer:
+        less = found.get(signature_of(layer)) if isinstance(layer.operator, Convolution) else None
+        if less is None:
+            return layer
+        told = replace(layer, room=less.room)
+        forms[signature_of(told)] = less.form.choice
+        return told
+
+    return list(map(limited, layers)), forms
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Less:
+    """A form of equal layers that takes no more than `room`, and what that costs all of them."""
+
+    room: int
+    form: Ranked
+    lost: float
+
+
+def _alike(layers: Sequence[Layer], room: Headroom, cpu: CpuModel) -> dict[str, list[Layer]]:
+    """Convolutions that may have too little room, equal ones together: they have one kernel."""
+    found: dict[str, list[Layer]] = {}
+    for layer in layers:
+        if isinstance(layer.operator, Convolution) and (signature := signature_of(layer)):
+            found.setdefault(signature, []).append(layer)
+    most = cpu.cores * cpu.l2_bytes  # what a form takes at most, nearly
+    return {
+        signature: group
+        for signature, group in found.items()
+        if any(room.of(layer) < most for layer in group)
+    }
+
+
+def _less(
+    signature: str,
+    group: Sequence[Layer],
+    share: float,
+    room: Headroom,
+    cpu: CpuModel,
+    rules: Collection[Rule],
+    choices: Choices,
+) -> _Less | None:
+    """What equal layers make do with; None if they have room enough."""
+    layer, left = group[0], min(room.of(layer, share) for layer in group)
+    forms = list(_forms(layer, cpu, rules))
+    choice = choices.get(signature)
+    if choice is not None:
+        named = (choice.rule, choice.results)
+        forms = [form for form in forms if (form.choice.rule, form.choice.results) == named]
+    if not forms:
+        return None
+    taken = min(forms, key=lambda form: form.cycles)
+    if taken.scratch_bytes <= left:
+        return None
+    able = _forms(replace(layer, room=left), cpu, rules)
+    others = (form for form in able if form.more_bytes <= max(0, taken.more_bytes))
+    form = min(others, key=lambda form: form.cycles)
+    return _Less(room=left, form=form, lost=len(group) * (form.cycles - taken.cycles))
+
+
+def _forms(layer: Layer, cpu: CpuModel, rules: Collection[Rule]) -> Iterator[Ranked]:
+    """The forms of a layer by the first rule that has some and would take it, room or none."""
+    free = replace(layer, room=None)
+    rule = next((rule for rule in rules if rule.takes(free, cpu)), None)
+    if rule is not None and rule.forms is not None:
+        yield from rule.forms(layer, cpu)
+
+
+def _fewest_cycles(layers: Iterable[Layer], cpu: CpuModel) -> float:
+    """What the convolutions' multiply-adds take at the rate of the widest vectors."""
+    width = max(cpu.vector_bytes)
+    rate = cpu.rates[FLOAT32][width] * width / FLOAT32.bytes
+    macs = 0
+    for layer in layers:
+        if isinstance(layer.operator, Convolution):
+            batch, _, height, columns = extent(layer.output)
+            macs += layer.operator.weight.size * batch * height * columns
+    return macs / rate
+
+
+# ------------------------------------------------ joints
+
+
+def lanes_of_joints(layers: Sequence[Layer], cpu: CpuModel) -> dict[int, int]:
+    """Channel counts, and the channels that their blocks may have at most: of tensors that are put
+    side by side, do not fill whole blocks, and are too large to be copied.
+
+    What has no block of its own is turned into the model's layout, put together, and turned back.
+    """
+    most, found = (1 + _SHARES[0]) * _neighbours(layers), dict[int, int]()
+    for layer in layers:
+        if not isinstance(layer.operator, Concatenation) or joint.takes_concat(layer, cpu):
+            continue
+        counts = [extent(value)[1] for value in layer.inputs]
+        able = (size // FLOAT32.bytes for size in cpu.vector_bytes)
+        lanes = max((n for n in able if all(c % n == 0 for c in counts[:-1])), default=0)
+        if lanes and 2 * _nbytes(layer.output) + max(map(_nbytes, layer.inputs)) > most:
+            for count in (*counts, sum(counts)):
+                found[count] = min(lanes, found.get(count, lanes))
+    return found

@@ -1,0 +1,42 @@
+"""Networks whose fastest kernels take more scratch memory than their images leave room for."""
+
+from __future__ import annotations
+
+from tests.onnx_models import Builder
+
+Shape = tuple[int, int, int, int]
+# Weights may grow as they like, scratch memory not.
+LEAN = 1000.0
+
+
+def stem(net: Builder) -> str:
+    """Winograd's tiles of stride 2, which read the largest image."""
+    first = net.op("Relu", net.conv("x", 3, 32, strides=[2, 2]))
+    value = net.op("Relu", net.conv(first, 32, 32, strides=[2, 2]))
+    value = net.op("Relu", net.conv(value, 32, 64, kernel=1))
+    for _ in range(8):
+        value = net.op("Relu", net.conv(value, 64, 64, kernel=1))
+    return net.conv(value, 64, 32, kernel=1)
+
+
+def rows(net: Builder) -> str:
+    """All rows of an image, for a window nearly as tall, in several panels of channels."""
+    value = net.conv("x", 64, 128, kernel=1)
+    for _ in range(2):
+        wide = net.op("Relu", net.conv(value, 128, 128, kernel=1))
+        value = net.op("Relu", net.conv(wide, 128, 128, kernel=5, group=128))
+    return net.conv(value, 128, 32, kernel=1)
+
+
+def joint(net: Builder) -> str:
+    """Channels side by side, of which neither part fills blocks of sixteen."""
+    first = net.op("Relu", net.conv("x", 16, 24, kernel=1))
+    second = net.op("Relu", net.conv(first, 24, 24, group=24))
+    joined = net.op("Concat", first, second, axis=1)
+    return net.conv(net.conv(joined, 48, 48, group=48, strides=[2, 2]), 48, 12, kernel=1)
+
+
+def residual(net: Builder) -> str:
+    """Nothing but convolutions that are twice as slow without Winograd's tiles."""
+    inner = net.op("Relu", net.conv("x", 64, 64))
+    return net.op("Add", net.conv(inner, 64, 64), "x")

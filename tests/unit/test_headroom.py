@@ -1,0 +1,122 @@
+"""Scratch memory that the largest images leave room for, and no more where that costs little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgepack.boards import get_board
+from edgepack.compiler import plan_model
+from edgepack.compiler.backend.llvm import tvm_target
+from edgepack.compiler.backend.plan import Plan
+from edgepack.compiler.backend.report import LayerReport
+from edgepack.compiler.choices import UNLIMITED
+from edgepack.compiler.frontend import importer
+from edgepack.compiler.frontend.load import load_model
+from edgepack.compiler.layers.fuse import fuse
+from edgepack.compiler.layers.read import read_layers
+from edgepack.compiler.layers.tensors import variables
+from edgepack.compiler.place import lower
+from edgepack.compiler.place.headroom import Headroom
+from edgepack.compiler.tiles.cpu import CORTEX_A72
+from edgepack.model import ModelSpec
+from tests.headroom import LEAN, Shape, joint, residual, rows, stem
+from tests.onnx_models import Builder
+from tests.targets import save_cases
+
+
+def planned(
+    folder: Path, make: Callable[[Builder], str], shape: Shape, board: str, cpu: str, growth: float
+) -> tuple[Plan, tuple[LayerReport, ...]]:
+    net = Builder()
+    path = save_cases(folder / "model.onnx", net, {"x": shape}, {"y": make(net)})
+    found = get_board(board)
+    found = replace(found, cpu=cpu) if cpu else found
+    plan, _, reports, _ = plan_model(load_model(ModelSpec(path=path)), found, growth=growth)
+    return plan, reports
+
+
+IMAGE, LINES = (1, 3, 224, 224), (1, 64, 6, 320)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "board", "cpu", "neighbours"),
+    [
+        # The image and the first result; 1x1 and depthwise layers as they are; both halves of a
+        # joint and it.
+        pytest.param(stem, IMAGE, "rasp4b-64", "", 3 * 224**2 + 32 * 112**2, id="stem-a72"),
+        pytest.param(stem, IMAGE, "local", "znver4", 3 * 224**2 + 32 * 112**2, id="stem-avx512"),
+        pytest.param(rows, LINES, "rasp4b-64", "", 2 * 128 * 6 * 320, id="rows-a72"),
+        pytest.param(rows, LINES, "rasp3b", "", 2 * 128 * 6 * 320, id="rows-a53"),
+        pytest.param(joint, (1, 16, 96, 96), "local", "znver4", 72 * 96**2, id="joint-avx512"),
+    ],
+)
+def test_scratch_memory_is_what_the_images_leave(
+    make: Callable[[Builder], str],
+    shape: Shape,
+    board: str,
+    cpu: str,
+    neighbours: int,
+    tmp_path: Path,
+) -> None:
+    plan, reports = planned(tmp_path, make, shape, board, cpu, LEAN)
+    # Zeros around images and in their last blocks come on top.
+    assert plan.arena_bytes <= 4 * neighbours * (1 + 1 / 16) * 1.06
+    fast, others = planned(tmp_path, make, shape, board, cpu, UNLIMITED)
+    if make is not joint:
+        assert plan.arena_bytes < 0.92 * fast.arena_bytes
+        assert sum(r.cycles for r in reports) <= 1.05 * sum(r.cycles for r in others)
+
+
+@pytest.mark.parametrize("board", ["local", "rasp4b-64", "rasp3b", "pynq"])
+def test_no_network_becomes_much_slower_for_it(board: str, tmp_path: Path) -> None:
+    cpu = "haswell" if board == "local" else ""
+    shape = (1, 64, 56, 56)
+    _, reports = planned(tmp_path, residual, shape, board, cpu, LEAN)
+    _, fast = planned(tmp_path, residual, shape, board, cpu, UNLIMITED)
+    assert any("winograd" in report.kernel for report in fast)
+    assert sum(r.cycles for r in reports) <= 1.03 * sum(r.cycles for r in fast)
+
+
+def test_joints_of_whole_blocks_keep_them(tmp_path: Path) -> None:
+    def whole(net: Builder) -> str:
+        parts = [net.op("Relu", net.conv("x", 16, 32, kernel=1)) for _ in range(2)]
+        return net.conv(net.op("Concat", *parts, axis=1), 64, 16, kernel=1)
+
+    plan, _ = planned(tmp_path, whole, (1, 16, 96, 96), "local", "znver4", LEAN)
+    assert 16 in {tensor.shape[-1] for tensor in plan.tensors if len(tensor.shape) == 4}
+
+
+# ------------------------------------------------ what is in use
+
+
+def test_bytes_that_are_in_use(tmp_path: Path) -> None:
+    """A branch that is added to, and one that is a part of a joint."""
+    net = Builder()
+    first = net.op("Relu", net.conv("x", 16, 64, kernel=1))
+    inner = net.op("Relu", net.conv(first, 64, 128, kernel=1))
+    total = net.op("Add", net.conv(inner, 128, 64, kernel=1), first)
+    part = net.conv(total, 64, 32, kernel=1)
+    joined = net.op("Concat", total, part, axis=1)
+    out = net.conv(joined, 96, 16, kernel=1)
+    path = save_cases(tmp_path / "model.onnx", net, {"x": (1, 16, 64, 64)}, {"y": out})
+    model = load_model(ModelSpec(path=path))
+    main = lower.fold(importer.import_model(model), tvm_target(get_board("rasp4b-64")), model)[
+        "main"
+    ]
+    outputs = variables(main.body.body)
+    layers = fuse(read_layers(main), outputs)
+    room = Headroom(layers, outputs, replace(CORTEX_A72, cores=1))
+    plane = 4 * 64 * 64
+    # 64 + 128 channels are the largest neighbours; the sum is where the first result was.
+    most = 192 * plane * 17 // 16
+    live = [16 + 64, 64 + 128, 64 + 128, 64 + 32, 64 + 32, 64 + 32 + 16]
+    step = 32 << 10
+    expected = [(most - channels * plane) // step * step for channels in live]
+    assert [room.of(layer) for layer in layers] == [max(64 << 10, left) for left in expected]
+    # In one kernel with the one before, what is between them is nowhere.
+    assert room.of_both(layers[1], layers[2]) == (most - 64 * plane) // step * step
+    assert not room.is_short(*layers)
