@@ -40,3 +40,21 @@ def residual(net: Builder) -> str:
     """Nothing but convolutions that are twice as slow without Winograd's tiles."""
     inner = net.op("Relu", net.conv("x", 64, 64))
     return net.op("Add", net.conv(inner, 64, 64), "x")
+
+
+def branches(net: Builder) -> str:
+    """Blocks whose input is kept while an inner image and a result are there, with arithmetic of
+    every kind after the convolutions, whose windows of one row Winograd's tiles are not for."""
+
+    def conv(data: str, channels: int, dilation: int) -> str:
+        around = {"dilations": [1, dilation], "pads": [0, 3 * dilation] * 2}
+        return net.op("Conv", data, net.weight(64, channels, 1, 7), net.weight(64), **around)
+
+    value, channels = "x", 48
+    for dilation in (1, 2):
+        inner = net.op("PRelu", conv(value, channels, dilation), net.weight(64, 1, 1))
+        made = net.op("Relu", conv(inner, 64, dilation))
+        short = net.conv(value, channels, 64, kernel=1)
+        value, channels = net.op("Relu", net.op("Add", made, short)), 64
+        value = net.op("MaxPool", value, kernel_shape=[2, 1], strides=[2, 1])
+    return value

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.headroom import LEAN, joint, residual, rows, stem
+from tests.headroom import LEAN, branches, joint, residual, rows, stem
 from tests.onnx_models import Builder
 from tests.targets import compile_and_run, every_target, save_cases, wrong_outputs
 
@@ -19,6 +19,7 @@ def test_kernels_with_little_room(board: str, cpu: str, tmp_path: Path) -> None:
         (rows, (1, 64, 6, 320)),
         (joint, (1, 16, 48, 48)),
         (residual, (1, 64, 24, 24)),
+        (branches, (1, 48, 48, 48)),
     ):
         net, folder = Builder(), tmp_path / make.__name__
         folder.mkdir()

@@ -17,13 +17,15 @@ from edgepack.compiler.choices import UNLIMITED
 from edgepack.compiler.frontend import importer
 from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.layers.fuse import fuse
+from edgepack.compiler.layers.layer import Convolution, Layer, Value
 from edgepack.compiler.layers.read import read_layers
 from edgepack.compiler.layers.tensors import variables
 from edgepack.compiler.place import lower
 from edgepack.compiler.place.headroom import Headroom
+from edgepack.compiler.place.order import as_late_as_possible
 from edgepack.compiler.tiles.cpu import CORTEX_A72
 from edgepack.model import ModelSpec
-from tests.headroom import LEAN, Shape, joint, residual, rows, stem
+from tests.headroom import LEAN, Shape, branches, joint, residual, rows, stem
 from tests.onnx_models import Builder
 from tests.targets import save_cases
 
@@ -71,6 +73,34 @@ def test_scratch_memory_is_what_the_images_leave(
         assert sum(r.cycles for r in reports) <= 1.05 * sum(r.cycles for r in others)
 
 
+@pytest.mark.parametrize(("board", "cpu"), [("local", "znver4"), ("rk3399", ""), ("pynq", "")])
+def test_an_inner_image_is_made_in_parts(board: str, cpu: str, tmp_path: Path) -> None:
+    """Where the block's input is kept: onnxruntime puts the short branch first, whose result would
+    be there as well."""
+    plan, reports = planned(tmp_path, branches, (1, 48, 96, 96), board, cpu, LEAN)
+    whole, fast = planned(tmp_path, branches, (1, 48, 96, 96), board, cpu, UNLIMITED)
+    assert plan.arena_bytes < 0.9 * whole.arena_bytes
+    # The input, half of the inner image, the result; zeros beside the rows come on top.
+    assert plan.arena_bytes <= 4 * (48 + 32 + 64) * 96**2 * 1.1
+    # All multiplications are done once.
+    macs = 7 * 48 * 64 + 7 * 64 * 64 + 48 * 64
+    first = [r for r in reports if r.layer in ("Conv_0", "Conv_2", "Conv_4")]
+    assert sum(r.macs for r in first) == macs * 96 * 96
+    assert len(first) > 3
+    assert sum(r.macs for r in reports) == sum(r.macs for r in fast)
+
+
+def test_an_inner_image_that_is_read_twice_is_made_as_a_whole(tmp_path: Path) -> None:
+    def twice(net: Builder) -> str:
+        inner = net.op("Relu", net.conv("x", 48, 64))
+        made = net.op("Relu", net.conv(inner, 64, 64))
+        short = net.conv("x", 48, 64, kernel=1)
+        return net.op("Add", net.op("Add", short, made), net.op("Sigmoid", inner))
+
+    _, reports = planned(tmp_path, twice, (1, 48, 48, 48), "local", "haswell", LEAN)
+    assert len([r for r in reports if r.layer.startswith("Conv")]) == 3
+
+
 @pytest.mark.parametrize("board", ["local", "rasp4b-64", "rasp3b", "pynq"])
 def test_no_network_becomes_much_slower_for_it(board: str, tmp_path: Path) -> None:
     cpu = "haswell" if board == "local" else ""
@@ -93,6 +123,16 @@ def test_joints_of_whole_blocks_keep_them(tmp_path: Path) -> None:
 # ------------------------------------------------ what is in use
 
 
+def layers_of(
+    folder: Path, net: Builder, shape: Shape, out: str
+) -> tuple[list[Layer], list[Value]]:
+    """The layers that a network is read as, and its outputs."""
+    path = save_cases(folder / "model.onnx", net, {"x": shape}, {"y": out})
+    model, target = load_model(ModelSpec(path=path)), tvm_target(get_board("rasp4b-64"))
+    main = lower.fold(importer.import_model(model), target, model)["main"]
+    return read_layers(main), variables(main.body.body)
+
+
 def test_bytes_that_are_in_use(tmp_path: Path) -> None:
     """A branch that is added to, and one that is a part of a joint."""
     net = Builder()
@@ -102,13 +142,8 @@ def test_bytes_that_are_in_use(tmp_path: Path) -> None:
     part = net.conv(total, 64, 32, kernel=1)
     joined = net.op("Concat", total, part, axis=1)
     out = net.conv(joined, 96, 16, kernel=1)
-    path = save_cases(tmp_path / "model.onnx", net, {"x": (1, 16, 64, 64)}, {"y": out})
-    model = load_model(ModelSpec(path=path))
-    main = lower.fold(importer.import_model(model), tvm_target(get_board("rasp4b-64")), model)[
-        "main"
-    ]
-    outputs = variables(main.body.body)
-    layers = fuse(read_layers(main), outputs)
+    read, outputs = layers_of(tmp_path, net, (1, 16, 64, 64), out)
+    layers = fuse(read, outputs)
     room = Headroom(layers, outputs, replace(CORTEX_A72, cores=1))
     plane = 4 * 64 * 64
     # 64 + 128 channels are the largest neighbours; the sum is where the first result was.
@@ -120,3 +155,18 @@ def test_bytes_that_are_in_use(tmp_path: Path) -> None:
     # In one kernel with the one before, what is between them is nowhere.
     assert room.of_both(layers[1], layers[2]) == (most - 64 * plane) // step * step
     assert not room.is_short(*layers)
+
+
+def test_layers_as_late_as_possible(tmp_path: Path) -> None:
+    """The short branch comes right before the sum, each other layer before what reads it."""
+    net = Builder()
+    read, _ = layers_of(tmp_path, net, (1, 48, 48, 48), branches(net))
+    late = as_late_as_possible(read)
+    assert sorted(map(id, late)) == sorted(map(id, read))
+    made = {layer.output for layer in read}
+    seen = {value for layer in read for value in layer.inputs} - made
+    for layer in late:
+        assert {*layer.inputs, *layer.operands} <= seen
+        seen.add(layer.output)
+    kernels = [layer.operator.kernel for layer in late if isinstance(layer.operator, Convolution)]
+    assert kernels == [(1, 7), (1, 7), (1, 1)] * 2

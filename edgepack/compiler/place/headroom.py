@@ -73,11 +73,13 @@ class Headroom:
         live += sum(span.nbytes for span in map(self._spans.__getitem__, read) if span.last < at)
         return self._left(live, _SHARES[0])
 
-    def is_short(self, *layers: Layer) -> bool:
-        """Whether more is in use at one of them than the two largest neighbours, scratch memory
-        apart."""
-        most = (1 + _SHARES[0]) * self._neighbours
-        return any(self._live[self._at[layer.output]] > most for layer in layers)
+    def most(self, *layers: Layer) -> int:
+        """The most that is in use at one of them, scratch memory apart."""
+        return max(self._live[self._at[layer.output]] for layer in layers)
+
+    def is_short(self, *layers: Layer, share: float = _SHARES[0]) -> bool:
+        """Whether that is more than the two largest neighbours and a `share` of them."""
+        return self.most(*layers) > (1 + share) * self._neighbours
 
     def _left(self, live: int, share: float) -> int:
         most = max(int((1 + share) * self._neighbours), self._peak)
@@ -171,7 +173,7 @@ def with_less(
     `choices` are the forms taken so far, those of `fixed` signatures for good. Nothing is changed
     where it would make the network slower by more than a few hundredths.
     """
-    most = _MOST_LOST * _fewest_cycles(layers, cpu)
+    most = _MOST_LOST * fewest_cycles(layers, cpu)
     alike = _alike(layers, room, cpu)
     for share in _SHARES:
         found = {
@@ -255,7 +257,14 @@ def _forms(layer: Layer, cpu: CpuModel, rules: Collection[Rule]) -> Iterator[Ran
         yield from rule.forms(layer, cpu)
 
 
-def _fewest_cycles(layers: Iterable[Layer], cpu: CpuModel) -> float:
+def scratch_of(layer: Layer, cpu: CpuModel, rules: Collection[Rule]) -> int:
+    """Bytes of scratch memory that a layer's fastest form takes."""
+    forms = _forms(layer, cpu, rules)
+    fastest = min(forms, key=lambda form: form.cycles, default=None)
+    return fastest.scratch_bytes if fastest is not None else 0
+
+
+def fewest_cycles(layers: Iterable[Layer], cpu: CpuModel) -> float:
     """What the convolutions' multiply-adds take at the rate of the widest vectors."""
     width = max(cpu.vector_bytes)
     rate = cpu.rates[FLOAT32][width] * width / FLOAT32.bytes

@@ -30,10 +30,12 @@ from edgepack.compiler.layers.layer import (
 from edgepack.compiler.layers.read import read_layers
 from edgepack.compiler.layers.signature import signature_of
 from edgepack.compiler.layers.tensors import extent, shape_of, variables
-from edgepack.compiler.layers.turn import turn
+from edgepack.compiler.layers.turn import Turned, turn
 from edgepack.compiler.origin import origin_of
 from edgepack.compiler.place import budget
 from edgepack.compiler.place.headroom import Headroom, lanes_of_joints, with_less
+from edgepack.compiler.place.order import as_late_as_possible
+from edgepack.compiler.place.parts import with_parts
 from edgepack.compiler.place.streams import with_streams
 from edgepack.compiler.precision import FULL, Precision, misfit
 from edgepack.compiler.rules import conversion, joint
@@ -100,6 +102,15 @@ class Placement:
         return _site(layer, self.layouts, self.cpu, by_pixels=by_pixels, choice=choice)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Arranged:
+    """Layers in one order, and what is in use then."""
+
+    turned: Turned
+    layers: list[Layer]
+    room: Headroom
+
+
 def place_layers(
     main: relax.Function,
     cpu: CpuModel,
@@ -121,25 +132,37 @@ def place_layers(
     cpu = replace(cpu, tight=_grouped(read), most_lanes=lanes_of_joints(read, cpu))
     layers, roots = _without_views(read)
     outputs = [roots.get(value, value) for value in variables(main.body.body)]
-    turned = turn(fuse(layers, outputs), outputs, cpu)
-    twins = turned.twins
-    layers = [_with_precision(layer, precision, cpu) for layer in turned.layers]
-    roots = {value: turned.same.get(root, root) for value, root in roots.items()}
-    roots |= turned.same
+
+    def arranged(some: Sequence[Layer]) -> _Arranged:
+        turned = turn(fuse(some, outputs), outputs, cpu)
+        made = [_with_precision(layer, precision, cpu) for layer in turned.layers]
+        whole = {*outputs, *turned.twins.values()}
+        if lean:
+            made = with_parts(made, whole, cpu, rules)
+        return _Arranged(turned=turned, layers=made, room=Headroom(made, whole, cpu))
+
+    chosen = arranged(layers)
+    if lean and chosen.room.is_short(*chosen.layers):
+        late = arranged(as_late_as_possible(layers))
+        chosen = min(chosen, late, key=lambda item: item.room.most(*item.layers))
+    layers, twins = chosen.layers, chosen.turned.twins
+    roots = {value: chosen.turned.same.get(root, root) for value, root in roots.items()}
+    roots |= chosen.turned.same
     whole = {*outputs, *twins.values()}
-    room = Headroom(layers, whole, cpu) if lean else None
     fixed = choices
     spare = budget.spare_bytes(main, layers, cpu, growth)
     if spare < math.inf:
         choices = {**budget.forms_within(layers, cpu, rules, spare, choices), **choices}
-    if room is not None:
-        layers, less = with_less(layers, room, cpu, rules, choices, fixed)
+    if lean:
+        layers, less = with_less(layers, chosen.room, cpu, rules, choices, fixed)
         choices = {**choices, **less, **fixed}
     taken = _take(layers, cpu, rules, choices)
     layers = _with_conversions(layers, taken)
     halos = _halos(layers, taken)
     layers = _with_means(layers, taken)
-    layers = with_streams(layers, taken, whole, rules=rules, cpu=cpu, room=room)
+    layers = with_streams(
+        layers, taken, whole, rules=rules, cpu=cpu, room=chosen.room if lean else None
+    )
     slots = _share_bytes(layers, taken, halos)
     layouts = _layouts(layers, taken, halos, cpu, frozenset(main.params))
 

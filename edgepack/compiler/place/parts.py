@@ -1,0 +1,188 @@
+"""Convolutions whose inner image is made in parts.
+
+A block's first convolution makes an image that its second one reads; where the block's input is
+kept for a sum, three images are in use at once. The sums of the second convolution can be begun
+with some channels of the inner image and finished with the others:
+
+    inner = first(x)[: half];  sums = second(inner)
+    inner = first(x)[half :];  result = second(inner) + sums, in the place of `sums`
+
+So only a part of the inner image is there at a time. Sums are read and written once more for that,
+and are added in another order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from tvm import relax
+
+from edgepack.compiler.layers.layer import (
+    Convolution,
+    Layer,
+    TransposedConvolution,
+    Value,
+)
+from edgepack.compiler.layers.tensors import extent, shape_of
+from edgepack.compiler.place.headroom import Headroom, fewest_cycles, scratch_of
+from edgepack.compiler.rules.rule import Rule
+from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.element import FLOAT32
+from edgepack.compiler.tiles.expression import Expression, Operand, Operation, Step
+
+# Memory is short from so much more than the two largest neighbours on.
+_SHORT = 0.1
+# It has to become less by so much.
+_LESS = 0.95
+# The part of the network's time that may be lost.
+_MOST_LOST = 0.03
+_PARTS = (2, 4)
+
+
+def with_parts(
+    layers: Sequence[Layer], outputs: Collection[Value], cpu: CpuModel, rules: Collection[Rule]
+) -> list[Layer]:
+    """The layers, pairs of which are in parts where memory is short and it costs little time."""
+    layers = list(layers)
+    room = Headroom(layers, outputs, cpu)
+    spare = _MOST_LOST * fewest_cycles(layers, cpu)
+    for first, layer in list(_pairs(layers, outputs)):
+        if not room.is_short(first, layer, share=_SHORT):
+            continue
+        most = _most(room, [first, layer], cpu, rules)
+        for count in _PARTS:
+            parts = _in_parts(first, layer, count, cpu)
+            lost = (count - 1) * _moved(first, layer) / cpu.memory_bandwidth
+            if lost > spare or not _can_be_made(parts, cpu, rules):
+                break
+            tried = _replaced(layers, first, layer, parts)
+            less = Headroom(tried, outputs, cpu)
+            if _most(less, parts, cpu, rules) <= _LESS * most:
+                layers, room, spare = tried, less, spare - lost
+                break
+    return layers
+
+
+def _most(room: Headroom, layers: Sequence[Layer], cpu: CpuModel, rules: Collection[Rule]) -> int:
+    """The most bytes that are in use at one of some layers, with their scratch memory."""
+    return max(room.most(layer) + scratch_of(layer, cpu, rules) for layer in layers)
+
+
+def _pairs(layers: Sequence[Layer], outputs: Collection[Value]) -> Iterator[tuple[Layer, Layer]]:
+    """Plain convolutions, each with the one before it that nobody else reads."""
+    uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
+    uses.update(outputs)
+    makers = {layer.output: layer for layer in layers if _is_plain(layer)}
+    for layer in layers:
+        first = makers.get(layer.inputs[0]) if _is_plain(layer) else None
+        if first is not None and uses[first.output] == 1 and not first.operands:
+            yield first, layer
+
+
+def _is_plain(layer: Layer) -> bool:
+    operator = layer.operator
+    if not isinstance(operator, Convolution) or isinstance(operator, TransposedConvolution):
+        return False
+    is_float = {layer.element, layer.source, layer.weights} == {FLOAT32}
+    is_dense = operator.groups == 1 and not operator.gated
+    return is_float and is_dense and operator.quantized is None and layer.mean is None
+
+
+def _in_parts(first: Layer, layer: Layer, count: int, cpu: CpuModel) -> list[Layer]:
+    """Both layers for each part; [] if parts would not have whole blocks of channels."""
+    channels = extent(first.output)[1]
+    size, rest = divmod(channels, count)
+    if rest or size % cpu.block(size, FLOAT32):
+        return []
+    found: list[Layer] = []
+    sums: Value | None = None
+    for start in range(0, channels, size):
+        is_last = start + size == channels
+        inner = _channels_of(first, slice(start, start + size))
+        found += [inner, _summed(layer, inner.output, sums, start, is_last=is_last)]
+        sums = found[-1].output
+    return found
+
+
+def _channels_of(first: Layer, channels: slice) -> Layer:
+    """The layer that makes only some of the channels."""
+    operator, shape = first.operator, list(shape_of(first.output))
+    assert isinstance(operator, Convolution)
+    shape[1] = channels.stop - channels.start
+    return replace(
+        first,
+        operator=replace(
+            operator,
+            weight=operator.weight[channels],
+            bias=None if operator.bias is None else operator.bias[channels],
+        ),
+        output=_variable(first.output, channels.start, shape),
+        constants=tuple(values.reshape(-1)[channels] for values in first.constants),
+    )
+
+
+def _summed(layer: Layer, inner: Value, sums: Value | None, start: int, *, is_last: bool) -> Layer:
+    """The layer on channels from `start` on, its results added to `sums`; its bias and arithmetic
+    are the last one's."""
+    operator = layer.operator
+    assert isinstance(operator, Convolution)
+    weight = operator.weight[:, start : start + extent(inner)[1]]
+    operands = layer.operands if is_last else ()
+    expression = layer.expression if is_last else ()
+    if sums is not None:
+        operands = (*operands, sums)
+        expression = _after_sum(expression, len(operands) - 1)
+    return replace(
+        layer,
+        operator=replace(operator, weight=weight, bias=operator.bias if is_last else None),
+        inputs=(inner,),
+        operands=operands,
+        output=layer.output if is_last else _variable(layer.output, start, shape_of(layer.output)),
+        expression=expression,
+        constants=layer.constants if is_last else (),
+    )
+
+
+def _after_sum(expression: Expression, operand: int) -> Expression:
+    """The arithmetic on the sum of the result and an operand."""
+    total = Operation(name="add", arguments=(Step(index=0), Operand(index=operand)))
+
+    def later(operation: Operation) -> Operation:
+        moved = (
+            Step(index=item.index + 1) if isinstance(item, Step) else item
+            for item in operation.arguments
+        )
+        return replace(operation, arguments=tuple(moved))
+
+    return (total, *map(later, expression))
+
+
+def _variable(value: Value, start: int, shape: Sequence[int]) -> Value:
+    return relax.Var(f"{value.name}_{start}", relax.TensorType(list(shape), str(value.ty.dtype)))
+
+
+def _moved(first: Layer, layer: Layer) -> int:
+    """Bytes that each further part reads and writes."""
+    read, made = (math.prod(shape_of(value)) for value in (first.inputs[0], layer.output))
+    return FLOAT32.bytes * (read + 2 * made)
+
+
+def _can_be_made(parts: Sequence[Layer], cpu: CpuModel, rules: Collection[Rule]) -> bool:
+    """Whether there are some, and rules for all of them: TVM knows the whole layers only."""
+    return bool(parts) and all(any(rule.takes(part, cpu) for rule in rules) for part in parts)
+
+
+def _replaced(
+    layers: Sequence[Layer], first: Layer, layer: Layer, parts: Sequence[Layer]
+) -> list[Layer]:
+    """The layers with `parts` in place of two of them, where the second one is."""
+    found: list[Layer] = []
+    for item in layers:
+        if item is layer:
+            found += parts
+        elif item is not first:
+            found.append(item)
+    return found
