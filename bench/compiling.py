@@ -2,7 +2,7 @@
 
 In a process of its own per model, so that nothing is warm. CPU time of it and of the linker: an
 idle machine takes no longer than that. Then a version of the model with another weight is compiled,
-for which the cache has the kernels' machine code.
+for which the cache has the kernels' machine code. For other CPUs the memory is planned only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -23,7 +24,8 @@ from bench.results import Figure, Rows, load, ordered, store
 from edgepack.base.paths import set_cache_dir
 from edgepack.base.progress import Progress
 from edgepack.boards import get_board
-from edgepack.compiler import compile_model
+from edgepack.compiler import compile_model, plan_model
+from edgepack.compiler.frontend.load import load_model
 from edgepack.flow.growth import DEFAULT_OPTIMIZE, GROWTH
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
@@ -36,6 +38,13 @@ _COLUMNS = {
     "arena_ratio": "over two neighbours",
     "params_mb": "parameters, MB",
     "params_ratio": "over the model's",
+}
+# Boards, and other CPUs for them: those whose cores and caches leave room for other scratch memory.
+_PLANNED = {
+    "AVX-512": ("local", "znver4"),
+    "Cortex-A72": ("rasp4b-64", ""),
+    "Cortex-A53": ("rasp3b", ""),
+    "Cortex-A9": ("pynq", ""),
 }
 # Done in place, or in the kernel of what comes before.
 _BY_ELEMENT = {"Add", "BatchNormalization", "Clip", "Div", "Erf", "HardSigmoid", "HardSwish"}
@@ -61,6 +70,21 @@ def measure(models: Sequence[str], progress: Progress) -> None:
         }
         rows = {name: Figure(value=value) for name, value in figures.items()}
         store("compile", {BOARD: {model.name: rows}})
+    plan_arenas(models, progress)
+
+
+def plan_arenas(models: Sequence[str], progress: Progress) -> None:
+    """Stores the arenas of other CPUs, over the two largest neighbours; nothing is compiled."""
+    for model in map(get_model, models):
+        progress.step(f"planning {model.name}")
+        checked, both = load_model(ModelSpec(path=model.path)), neighbours(onnx.load(model.path))
+        rows = {}
+        for name, (board, cpu) in _PLANNED.items():
+            found = get_board(board)
+            found = replace(found, cpu=cpu) if cpu else found
+            plan, *_ = plan_model(checked, found, growth=GROWTH[DEFAULT_OPTIMIZE])
+            rows[name] = Figure(value=plan.arena_bytes / both)
+        store("compile", {"planned": {model.name: rows}})
 
 
 def _compiled(model: Path, folder: Path) -> tuple[float, Sequence[int]]:
@@ -112,17 +136,28 @@ def _change(model: Path, out: Path) -> None:
 
 def report() -> str:
     """Markdown of all figures so far."""
-    stored = load("compile").get(BOARD, {})
-    return "\n\n".join(_table(rows) for names in (MODELS, WIDE) if (rows := ordered(stored, names)))
+    stored = load("compile")
+    parts = [
+        _table(rows, _COLUMNS)
+        for names in (MODELS, WIDE)
+        if (rows := ordered(stored.get(BOARD, {}), names))
+    ]
+    if rows := ordered(stored.get("planned", {}), (*MODELS, *WIDE)):
+        parts += [_OF_OTHERS, _table(rows, {name: name for name in _PLANNED})]
+    return "\n\n".join(parts)
 
 
-def _table(rows: Rows) -> str:
+_OF_OTHERS = """The arena over two neighbours as it is planned for other CPUs: two cores with
+AVX-512 (`znver4`), a Raspberry Pi 4 and 3 (four cores, each with scratch memory), and a PYNQ."""
+
+
+def _table(rows: Rows, columns: Mapping[str, str]) -> str:
     lines = [
-        f"| model | {' | '.join(_COLUMNS.values())} |",
-        f"| --- |{' ---: |' * len(_COLUMNS)}",
+        f"| model | {' | '.join(columns.values())} |",
+        f"| --- |{' ---: |' * len(columns)}",
     ]
     for model, figures in rows.items():
-        values = (figures[name].value if name in figures else None for name in _COLUMNS)
+        values = (figures[name].value if name in figures else None for name in columns)
         words = ("-" if value is None else f"{value:.2f}" for value in values)
         lines.append(f"| {model} | {' | '.join(words)} |")
     return "\n".join(lines)
