@@ -58,3 +58,11 @@ def branches(net: Builder) -> str:
         value, channels = net.op("Relu", net.op("Add", made, short)), 64
         value = net.op("MaxPool", value, kernel_shape=[2, 1], strides=[2, 1])
     return value
+
+
+def chain(net: Builder) -> str:
+    """Three convolutions in a row beside a branch, of which two can be in parts at a time."""
+    value = "x"
+    for channels in (48, 64, 64):
+        value = net.op("Relu", net.conv(value, channels, 64, kernel=5))
+    return net.op("Add", net.conv("x", 48, 64, kernel=1), value)

@@ -25,7 +25,7 @@ from edgepack.compiler.place.headroom import Headroom
 from edgepack.compiler.place.order import as_late_as_possible
 from edgepack.compiler.tiles.cpu import CORTEX_A72
 from edgepack.model import ModelSpec
-from tests.headroom import LEAN, Shape, branches, joint, residual, rows, stem
+from tests.headroom import LEAN, Shape, branches, chain, joint, residual, rows, stem
 from tests.onnx_models import Builder
 from tests.targets import save_cases
 
@@ -99,6 +99,12 @@ def test_an_inner_image_that_is_read_twice_is_made_as_a_whole(tmp_path: Path) ->
 
     _, reports = planned(tmp_path, twice, (1, 48, 48, 48), "local", "haswell", LEAN)
     assert len([r for r in reports if r.layer.startswith("Conv")]) == 3
+
+
+def test_images_are_made_as_a_whole_where_parts_of_some_are_no_use(tmp_path: Path) -> None:
+    """Of three convolutions in a row only two can be in parts, and the third needs as much."""
+    _, reports = planned(tmp_path, chain, (1, 48, 48, 48), "local", "haswell", LEAN)
+    assert len([r for r in reports if r.layer.startswith("Conv")]) == 4
 
 
 @pytest.mark.parametrize("board", ["local", "rasp4b-64", "rasp3b", "pynq"])

@@ -12,6 +12,8 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from edgepack.compiler.choices import Choices, Ranked, Way
 from edgepack.compiler.layers.layer import (
     Concatenation,
@@ -147,7 +149,8 @@ def _neighbours(layers: Iterable[Layer]) -> int:
 
 
 def _nbytes(value: Value) -> int:
-    return FLOAT32.bytes * math.prod(shape_of(value))
+    shape = shape_of(value)
+    return np.dtype(str(value.ty.dtype)).itemsize * math.prod(shape) if shape else 0
 
 
 def _stored(layer: Layer, cpu: CpuModel) -> int:

@@ -46,24 +46,30 @@ def with_parts(
     layers: Sequence[Layer], outputs: Collection[Value], cpu: CpuModel, rules: Collection[Rule]
 ) -> list[Layer]:
     """The layers, pairs of which are in parts where memory is short and it costs little time."""
-    layers = list(layers)
     room = Headroom(layers, outputs, cpu)
     spare = _MOST_LOST * fewest_cycles(layers, cpu)
-    for first, layer in list(_pairs(layers, outputs)):
-        if not room.is_short(first, layer, share=_SHORT):
-            continue
-        most = _most(room, [first, layer], cpu, rules)
+    found, left = list(layers), room
+    done = set[Value]()
+    pairs = sorted(_pairs(layers, outputs), key=lambda pair: room.most(*pair), reverse=True)
+    for first, layer in pairs:
+        # The first that has to stay as it is says how much memory there is.
+        if done & {first.output, layer.output} or not left.is_short(first, layer, share=_SHORT):
+            break
         for count in _PARTS:
             parts = _in_parts(first, layer, count, cpu)
             lost = (count - 1) * _moved(first, layer) / cpu.memory_bandwidth
             if lost > spare or not _can_be_made(parts, cpu, rules):
-                break
-            tried = _replaced(layers, first, layer, parts)
+                continue
+            tried = _replaced(found, first, layer, parts)
             less = Headroom(tried, outputs, cpu)
+            most = _most(left, [first, layer], cpu, rules)
             if _most(less, parts, cpu, rules) <= _LESS * most:
-                layers, room, spare = tried, less, spare - lost
+                found, left, spare = tried, less, spare - lost
+                done |= {first.output, layer.output}
                 break
-    return layers
+        else:
+            break
+    return found if left.most(*found) < room.most(*layers) else list(layers)
 
 
 def _most(room: Headroom, layers: Sequence[Layer], cpu: CpuModel, rules: Collection[Rule]) -> int:
