@@ -117,6 +117,14 @@ def test_no_network_becomes_much_slower_for_it(board: str, tmp_path: Path) -> No
     assert sum(r.cycles for r in reports) <= 1.03 * sum(r.cycles for r in fast)
 
 
+def test_a_network_without_layers(tmp_path: Path) -> None:
+    def flat(net: Builder) -> str:
+        return net.op("Flatten", "x")
+
+    plan, _ = planned(tmp_path, flat, (1, 2, 3, 4), "rasp3b", "", LEAN)
+    assert plan.tensors[plan.outputs[0]].shape == (1, 24)
+
+
 def test_joints_of_whole_blocks_keep_them(tmp_path: Path) -> None:
     def whole(net: Builder) -> str:
         parts = [net.op("Relu", net.conv("x", 16, 32, kernel=1)) for _ in range(2)]

@@ -77,7 +77,7 @@ class Headroom:
 
     def most(self, *layers: Layer) -> int:
         """The most that is in use at one of them, scratch memory apart."""
-        return max(self._live[self._at[layer.output]] for layer in layers)
+        return max((self._live[self._at[layer.output]] for layer in layers), default=0)
 
     def is_short(self, *layers: Layer, share: float = _SHARES[0]) -> bool:
         """Whether that is more than the two largest neighbours and a `share` of them."""
