@@ -74,11 +74,13 @@ def can_take(pair: Layer, cpu: CpuModel) -> bool:
 
 def within(pair: Layer, room: int, cpu: CpuModel) -> Layer:
     """Such a pair, told of its room where it would take more, and takes less without being much
-    slower."""
+    slower, or is possible with less only: then there are more tiles to choose from."""
     first, layer = _parts(pair)
     limited = replace(pair, room=room)
     free, less = (_chosen(first, item, cpu, None) for item in (layer, _parts(limited)[1]))
-    if free is None or less is None or free.scratch_bytes(_between(first, layer, cpu)) <= room:
+    if free is None or less is None:
+        return limited if free is None else pair
+    if free.scratch_bytes(_between(first, layer, cpu)) <= room:
         return pair
     return limited if less.tile.cycles <= _MOST_SLOWER * free.tile.cycles else pair
 
