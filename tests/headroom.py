@@ -66,3 +66,15 @@ def chain(net: Builder) -> str:
     for channels in (48, 64, 64):
         value = net.op("Relu", net.conv(value, channels, 64, kernel=5))
     return net.op("Add", net.conv("x", 48, 64, kernel=1), value)
+
+
+def beside(net: Builder) -> str:
+    """A sequence whose convolution and the depthwise one behind it are done while two others are
+    kept, with fewer panels than cores unless panels are narrow."""
+    kept = net.op("Relu", net.conv("x", 16, 16, kernel=1))
+    value = net.op("Relu", net.conv(kept, 16, 16, kernel=1))
+    around, weights = {"pads": [0, 2, 0, 2]}, (net.weight(16, 16, 1, 5), net.weight(16))
+    value = net.op("Sigmoid", net.op("Conv", value, *weights, **around))
+    around, weights = {"pads": [0, 1, 0, 1], "group": 16}, (net.weight(16, 1, 1, 3), net.weight(16))
+    value = net.op("Conv", value, *weights, **around)
+    return net.op("Add", net.op("Add", value, kept), "x")

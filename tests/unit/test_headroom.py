@@ -25,7 +25,7 @@ from edgepack.compiler.place.headroom import Headroom
 from edgepack.compiler.place.order import as_late_as_possible
 from edgepack.compiler.tiles.cpu import CORTEX_A72
 from edgepack.model import ModelSpec
-from tests.headroom import LEAN, Shape, branches, chain, joint, residual, rows, stem
+from tests.headroom import LEAN, Shape, beside, branches, chain, joint, residual, rows, stem
 from tests.onnx_models import Builder
 from tests.targets import save_cases
 
@@ -115,6 +115,13 @@ def test_no_network_becomes_much_slower_for_it(board: str, tmp_path: Path) -> No
     _, fast = planned(tmp_path, residual, shape, board, cpu, UNLIMITED)
     assert any("winograd" in report.kernel for report in fast)
     assert sum(r.cycles for r in reports) <= 1.03 * sum(r.cycles for r in fast)
+
+
+@pytest.mark.parametrize("board", ["local", "rasp4b-64", "rasp3b"])
+def test_a_pair_that_only_narrow_panels_can_make(board: str, tmp_path: Path) -> None:
+    cpu = "haswell" if board == "local" else ""
+    _, reports = planned(tmp_path, beside, (1, 16, 1, 400), board, cpu, LEAN)
+    assert any(report.kernel.startswith("conv_depthwise") for report in reports)
 
 
 def test_a_network_without_layers(tmp_path: Path) -> None:
