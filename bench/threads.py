@@ -25,12 +25,11 @@ from edgepack.boards import Board, Cluster, get_board
 from edgepack.compiler import plan_model
 from edgepack.compiler.backend.share import PARTS
 from edgepack.compiler.frontend.load import CheckedModel, load_model
+from edgepack.compiler.tiles.partition import LAUNCH_CYCLES
 from edgepack.model import ModelSpec
 
-# What a launch costs the thread that makes it (`compiler/tiles/partition.py`), and what one piece
-# costs whoever takes it: a compare-and-swap on a line that another core may have written, and a
-# call. The latter is a guess.
-LAUNCH_CYCLES = 2_000
+# What one piece costs whoever takes it: a compare-and-swap on a line that another core may have
+# written, and a call. A guess.
 PIECE_CYCLES = 200
 
 

@@ -19,6 +19,13 @@ def stem(net: Builder) -> str:
     return net.conv(value, 64, 32, kernel=1)
 
 
+def large_window(net: Builder) -> str:
+    """A first layer as ResNet has it, whose result is the largest image, and the pooling of it."""
+    first = net.op("Relu", net.conv("x", 3, 64, kernel=7, strides=[2, 2]))
+    around = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
+    return net.conv(net.op("MaxPool", first, **around), 64, 16, kernel=1)
+
+
 def rows(net: Builder) -> str:
     """All rows of an image, for a window nearly as tall, in several panels of channels."""
     value = net.conv("x", 64, 128, kernel=1)

@@ -48,18 +48,19 @@ def _size(random: np.random.Generator, kernel: int, most: int) -> int:
     return int(random.integers(kernel, max(kernel + 1, most)))
 
 
-def winograd_case(random: np.random.Generator, stride: int = 1) -> Case:
-    """What the Winograd rule takes: 3x3, stride 1 or 2."""
+def winograd_case(random: np.random.Generator, taps: int = 3, stride: int = 1) -> Case:
+    """What the Winograd rule takes: square windows of stride 1 or 2."""
     return Case(
+        kernel=(taps, taps),
         strides=(stride, stride),
         shape=(
             int(random.integers(1, 3)),
             int(random.integers(1, 40)),
-            _size(random, 3, 22),
-            _size(random, 3, 22),
+            _size(random, taps, 22),
+            _size(random, taps, 22),
         ),
         outs=int(random.integers(1, 40)),
-        pads=_pads(random, (3, 3)),
+        pads=_pads(random, (taps, taps)),
         bias=bool(random.integers(2)),
         after=str(random.choice(AFTER)),
     )
@@ -186,20 +187,49 @@ def check(
 PLAIN = [rule for rule in RULES if rule is not winograd.RULE]
 
 
-def only_winograd(results: int) -> list[Rule]:
-    """Rules of which Winograd's takes all it can, with tiles of `results` x `results`."""
-    return [winograd.rule([results], always=True), *PLAIN]
+def only_winograd(*results: int) -> list[Rule]:
+    """Rules of which Winograd's takes all it can, with tiles of `results` in one direction."""
+    return [winograd.rule(results, always=True), *PLAIN]
 
 
 @every_target
 @pytest.mark.parametrize(
     ("results", "stride"),
-    [(results, stride) for stride, forms in toom_cook.FORMS.items() for results in forms],
+    [(results, stride) for stride in (1, 2) for results in toom_cook.FORMS[3, stride]],
 )
 def test_winograd(tmp_path: Path, board: str, cpu: str, results: int, stride: int) -> None:
     draw = partial(winograd_case, stride=stride)
     rules = check(tmp_path, board, cpu, draw, seed=results, count=3, rules=only_winograd(results))
     assert rules.count("winograd") >= 3
+
+
+@every_target
+@pytest.mark.parametrize("results", [(2, 3), (4, 5, 6)])
+def test_winograd_of_other_windows(
+    tmp_path: Path, board: str, cpu: str, results: tuple[int, ...]
+) -> None:
+    """One of each window that there are such tiles for."""
+    windows = [
+        window
+        for window, forms in toom_cook.FORMS.items()
+        if window[0] != 3 and any(size in forms for size in results)
+    ]
+    remaining = iter(windows)
+
+    def draw(random: np.random.Generator) -> Case:
+        taps, stride = next(remaining)
+        return winograd_case(random, taps, stride)
+
+    rules = check(
+        tmp_path,
+        board,
+        cpu,
+        draw,
+        seed=results[0],
+        count=len(windows),
+        rules=only_winograd(*results),
+    )
+    assert rules.count("winograd") >= len(windows) >= 5
 
 
 @every_target
@@ -303,9 +333,9 @@ def test_many(tmp_path: Path, board: str, cpu: str, seed: int) -> None:
     for draw in (plain_case, depthwise_case):
         (tmp_path / draw.__name__).mkdir()
         check(tmp_path / draw.__name__, board, cpu, draw, seed=100 + seed, count=24)
-    for stride, forms in toom_cook.FORMS.items():
+    for (taps, stride), forms in toom_cook.FORMS.items():
         forced = only_winograd(list(forms)[seed % len(forms)])
-        draw = partial(winograd_case, stride=stride)
-        (folder := tmp_path / f"stride {stride}").mkdir()
+        draw = partial(winograd_case, taps=taps, stride=stride)
+        (folder := tmp_path / f"{taps} by {stride}").mkdir()
         rules = check(folder, board, cpu, draw, seed=100 + seed, count=16, rules=forced)
         assert rules.count("winograd") >= 16

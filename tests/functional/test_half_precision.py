@@ -101,7 +101,7 @@ def test_convolutions_of_random_shapes(
         pytest.param("imx93", "cortex-a76", COMPUTED, id="a55", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("results", toom_cook.HALF_POINTS)
+@pytest.mark.parametrize("results", toom_cook.HALF_FORMS)
 def test_winograd(tmp_path: Path, board: str, cpu: str, tolerance: float, results: int) -> None:
     random = np.random.default_rng(results)
     cases = [winograd_case(random) for _ in range(3)]

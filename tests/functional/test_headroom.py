@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.headroom import LEAN, branches, joint, residual, rows, stem
+from tests.headroom import LEAN, branches, joint, large_window, residual, rows, stem
 from tests.onnx_models import Builder
 from tests.targets import compile_and_run, every_target, save_cases, wrong_outputs
 
@@ -16,6 +16,7 @@ def test_kernels_with_little_room(board: str, cpu: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     for make, shape in (
         (stem, (1, 3, 224, 224)),
+        (large_window, (1, 3, 150, 134)),
         (rows, (1, 64, 6, 320)),
         (joint, (1, 16, 48, 48)),
         (residual, (1, 64, 24, 24)),

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from bench import threads
-from bench.threads import LAUNCH_CYCLES, PIECE_CYCLES, Launch, Work, launch_cycles, pieces
+from bench.threads import PIECE_CYCLES, Launch, Work, launch_cycles, pieces
 from edgepack.boards import get_board
 from edgepack.compiler.frontend.load import load_model
+from edgepack.compiler.tiles.partition import LAUNCH_CYCLES
 from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 from tests.targets import save_cases

@@ -28,7 +28,7 @@ def weights(outs: int, ins: int) -> np.ndarray:
 def test_usual_numbers_keep_their_accuracy(channels: int) -> None:
     found = {
         size: rounding.signal_db(image(channels), weights(24, channels), size)
-        for size in toom_cook.HALF_POINTS
+        for size in toom_cook.HALF_FORMS
     }
     assert LEAST_WINOGRAD_DB < found[4] < found[2] < 80
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -25,9 +26,7 @@ from edgepack.compiler.tiles.element import FLOAT16, FLOAT32
 from edgepack.compiler.tiles.layout import Blocked
 
 FORMS = [
-    form
-    for forms in (*toom_cook.FORMS.values(), *toom_cook.HALF_FORMS.values())
-    for form in forms.values()
+    form for forms in (*toom_cook.FORMS.values(), toom_cook.HALF_FORMS) for form in forms.values()
 ]
 each_form = pytest.mark.parametrize("form", FORMS, ids=str)
 CPUS = (ZEN4, AVX2, CORTEX_A72, CORTEX_A53, CORTEX_A9)
@@ -42,46 +41,37 @@ def apply(transform: toom_cook.Transform, values: np.ndarray) -> np.ndarray:
 
 
 def correlate(image: np.ndarray, weight: np.ndarray, stride: int) -> np.ndarray:
-    """The definition: each result is the sum over a 3x3 window."""
-    windows = np.lib.stride_tricks.sliding_window_view(image, (3, 3))[::stride, ::stride]
+    """The definition: each result is the sum over a window."""
+    windows = np.lib.stride_tricks.sliding_window_view(image, weight.shape)[::stride, ::stride]
     return np.einsum("ijrs,rs->ij", windows, weight)
 
 
 def spread(form: toom_cook.TileForm, weight: np.ndarray) -> np.ndarray:
-    """What each product of a tile is multiplied by."""
+    """What each product of a tile is multiplied by, for each part: [row, column, part]."""
     places = np.minimum(np.arange(form.size), form.factors - 1)
-    return form.weights(weight).reshape(form.factors, form.factors)[np.ix_(places, places)]
-
-
-@each_form
-def test_a_tile_is_the_correlation(form: toom_cook.TileForm) -> None:
-    size = form.size
-    random = np.random.default_rng(size)
-    image = random.normal(size=(size, size))
-    weight = random.normal(size=(1, 1, 3, 3))
-    forth, back = form.forth(form.results), form.back(form.results)
-    transformed = apply(forth, apply(forth, image).T).T
-    product = transformed * spread(form, weight)
-    got = apply(back, apply(back, product).T).T
-    # The weights were rounded to float32.
-    np.testing.assert_allclose(got, correlate(image, weight[0, 0], form.stride), atol=1e-4)
+    weights = form.weights(weight).reshape(form.factors, form.factors, form.parts**2)
+    return weights[np.ix_(places, places)]
 
 
 @each_form
 def test_a_part_of_a_tile_needs_only_its_inputs(form: toom_cook.TileForm) -> None:
-    """A line: the first results, of the inputs that they read."""
+    """The first results, of the inputs that they read and of no others."""
     random = np.random.default_rng(1)
-    weight = random.normal(size=3)
-    # In the other direction, the product at infinity takes the third weight as it is.
-    products = spread(form, np.outer(weight, [0.0, 0.0, 1.0])[None, None])
-    factors = products[:, form.results if form.stride == 2 else -1]
-    for wanted in range(1, form.results + 1):
-        inputs = random.normal(size=form.reach(wanted))
-        forth, back = form.forth(wanted), form.back(wanted)
-        assert forth.inputs == len(inputs)
-        got = apply(back, apply(forth, inputs) * factors)
-        windows = np.lib.stride_tricks.sliding_window_view(inputs, 3)[:: form.stride]
-        np.testing.assert_allclose(got, windows @ weight, atol=1e-4)
+    weight = random.normal(size=(1, 1, form.taps, form.taps))
+    factors, parts = spread(form, weight), range(form.parts)
+    for rows, columns in product(range(1, form.results + 1), repeat=2):
+        image = random.normal(
+            size=[form.stride * (wanted - 1) + form.taps for wanted in (rows, columns)]
+        )
+        sums = np.zeros((form.size, form.size))
+        for number, (down, across) in enumerate(product(parts, repeat=2)):
+            read = image[down :: form.step, across :: form.step]
+            assert read.shape == (form.reach(rows, down), form.reach(columns, across))
+            half = apply(form.forth(columns, across), read.T)
+            sums += apply(form.forth(rows, down), half.T) * factors[..., number]
+        got = apply(form.back(columns), apply(form.back(rows), sums).T).T
+        # The weights were rounded to float32.
+        np.testing.assert_allclose(got, correlate(image, weight[0, 0], form.stride), atol=1e-4)
 
 
 @each_form
@@ -91,9 +81,9 @@ def test_ones_are_in_every_result(form: toom_cook.TileForm) -> None:
     np.testing.assert_allclose(apply(back, values), np.ones(form.results), rtol=1e-12)
 
 
-@pytest.mark.parametrize("results", toom_cook.HALF_POINTS)
+@pytest.mark.parametrize("results", toom_cook.HALF_FORMS)
 def test_halves_hold_the_coefficients(results: int) -> None:
-    form = toom_cook.HALF_FORMS[1][results]
+    form = toom_cook.HALF_FORMS[results]
     for transform in (form.forth(results), form.back(results)):
         coefficients = np.array(transform.coefficients)
         np.testing.assert_array_equal(coefficients.astype("float16"), coefficients)
@@ -128,7 +118,7 @@ def test_it_is_taken_where_it_pays(cpu: winograd.CpuModel) -> None:
     assert not winograd.RULE.takes(layer(64, 64, 1), cpu)
     for other in (
         layer(64, 64, 56, stride=3),
-        layer(64, 64, 56, kernel=5),
+        layer(64, 64, 56, kernel=9),
         layer(64, 64, 56, groups=2),
     ):
         assert not winograd.RULE.takes(other, cpu)
@@ -150,6 +140,19 @@ def test_strided_windows_are_taken_where_weights_are_cheap() -> None:
     assert forms[2] == 4 * 128 * (16 * 64 + 25 - 9 * 64)
 
 
+@pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
+def test_large_windows_of_few_channels_are_taken(cpu: winograd.CpuModel) -> None:
+    first = layer(3, 64, 224, kernel=7, stride=2)
+    assert winograd.RULE.takes(first, cpu)
+    # A window of 49 in parts of 16: 64 products of each for 25 results, at most.
+    assert winograd.plan(first, cpu).form.taps == 7
+    assert winograd.RULE.takes(layer(64, 64, 56, kernel=5), cpu)
+    # The weights of 64 positions, four parts and one more for each bias, instead of 49.
+    assert winograd.RULE.forms is not None
+    forms = {form.choice.results: form.more_bytes for form in winograd.RULE.forms(first, ZEN4)}
+    assert forms[5] == 4 * 64 * (64 * 4 * 3 + 64 - 49 * 3)
+
+
 def test_halves_take_the_tiles_that_their_accuracy_allows() -> None:
     cpu = replace(CORTEX_A76, features=frozenset({"fp16"}))
     half = replace(layer(256, 256, 14), element=FLOAT16, weights=FLOAT16)
@@ -164,13 +167,14 @@ def test_halves_take_the_tiles_that_their_accuracy_allows() -> None:
     assert forms[4] == 2 * 256 * (36 * 257 - 9 * 256)
 
 
-@pytest.mark.parametrize("stride", toom_cook.FORMS)
+@pytest.mark.parametrize(("kernel", "stride"), toom_cook.FORMS)
 @pytest.mark.parametrize("size", winograd.SIZES)
-def test_it_can_be_forced(size: int, stride: int) -> None:
-    forced, some = winograd.rule([size], always=True), layer(3, 8, 56, stride=stride)
-    assert forced.takes(some, CORTEX_A9) is (size in toom_cook.FORMS[stride])
+def test_it_can_be_forced(size: int, kernel: int, stride: int) -> None:
+    forced, forms = winograd.rule([size], always=True), toom_cook.FORMS[kernel, stride]
+    some = layer(3, 8, 56, kernel=kernel, stride=stride)
+    assert forced.takes(some, CORTEX_A9) is (size in forms)
     if forced.takes(some, CORTEX_A9):
-        assert winograd.plan(some, CORTEX_A9, [size]).form == toom_cook.FORMS[stride][size]
+        assert winograd.plan(some, CORTEX_A9, [size]).form == forms[size]
 
 
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)

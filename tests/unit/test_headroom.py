@@ -25,7 +25,18 @@ from edgepack.compiler.place.headroom import Headroom
 from edgepack.compiler.place.order import as_late_as_possible
 from edgepack.compiler.tiles.cpu import CORTEX_A72
 from edgepack.model import ModelSpec
-from tests.headroom import LEAN, Shape, beside, branches, chain, joint, residual, rows, stem
+from tests.headroom import (
+    LEAN,
+    Shape,
+    beside,
+    branches,
+    chain,
+    joint,
+    large_window,
+    residual,
+    rows,
+    stem,
+)
 from tests.onnx_models import Builder
 from tests.targets import save_cases
 
@@ -71,6 +82,21 @@ def test_scratch_memory_is_what_the_images_leave(
     if make is not joint:
         assert plan.arena_bytes < 0.92 * fast.arena_bytes
         assert sum(r.cycles for r in reports) <= 1.05 * sum(r.cycles for r in others)
+
+
+@pytest.mark.parametrize("board", ["rasp4b-64", "rasp4b", "rasp3b", "pynq"])
+def test_a_large_window_has_tiles_that_there_is_room_for(board: str, tmp_path: Path) -> None:
+    plan, reports = planned(tmp_path, large_window, IMAGE, board, "", LEAN)
+    assert "winograd" in {r.rule for r in reports if r.layer == "Conv_0"}
+    # The first result, and that of the pooling.
+    neighbours = 64 * (112**2 + 56**2)
+    assert plan.arena_bytes <= 4 * neighbours * (1 + 1 / 16) * 1.06
+
+
+def test_a_large_window_is_streamed_where_tiles_are_hardly_faster(tmp_path: Path) -> None:
+    for growth in (LEAN, UNLIMITED):
+        _, reports = planned(tmp_path, large_window, IMAGE, "local", "haswell", growth)
+        assert [r.rule for r in reports if "Conv_0" in r.layer] == ["streamed"]
 
 
 @pytest.mark.parametrize(("board", "cpu"), [("local", "znver4"), ("rk3399", ""), ("pynq", "")])

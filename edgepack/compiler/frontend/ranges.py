@@ -105,7 +105,7 @@ def _lower(
     limits: dict[str, int], images: np.ndarray, readers: Sequence[tuple[str, np.ndarray]]
 ) -> None:
     """Lower the limits of the convolutions that read some images, as far as those need it."""
-    largest = max(toom_cook.HALF_POINTS)
+    largest = max(toom_cook.HALF_FORMS)
     for name, weight in readers:
         most = _most_results(images, weight, limits.get(name, largest))
         if most < largest:
@@ -115,7 +115,7 @@ def _lower(
 def _most_results(images: np.ndarray, weight: np.ndarray, most: int) -> int:
     """Of the tiles with up to `most` results in one direction the largest that keep enough of a
     convolution's accuracy; 0 if none do."""
-    sizes = sorted((size for size in toom_cook.HALF_POINTS if size <= most), reverse=True)
+    sizes = sorted((size for size in toom_cook.HALF_FORMS if size <= most), reverse=True)
     enough = (
         size for size in sizes if rounding.signal_db(images[0], weight, size) >= LEAST_WINOGRAD_DB
     )

@@ -36,8 +36,10 @@ from edgepack.compiler.tiles.element import FLOAT32
 _SHARES = (1 / 16, 1 / 4, 1 / 2)
 # The part of the network's time that may be lost: what its multiply-adds take at the CPU's rate.
 _MOST_LOST = 0.03
-# So little scratch memory for each core is nobody's concern.
+# So little scratch memory for each core may come on top; but not for a layer that is slower without
+# it by less than this.
 _FREE_BYTES = 64 << 10
+_FASTER = 1.05
 # Rooms differ by steps, so that equal layers stay alike.
 _STEP = 32 << 10
 
@@ -63,7 +65,11 @@ class Headroom:
 
     def of(self, layer: Layer, share: float = _SHARES[0]) -> int:
         """Bytes of scratch memory that are left at a layer, if all of it may add `share` to the two
-        largest neighbours."""
+        largest neighbours, or so few that they may come on top."""
+        return max(_FREE_BYTES * self._cpu.cores, self.left(layer, share))
+
+    def left(self, layer: Layer, share: float) -> int:
+        """The same, with nothing on top."""
         return self._left(self._live[self._at[layer.output]], share)
 
     def of_both(self, first: Layer, layer: Layer) -> int:
@@ -73,7 +79,7 @@ class Headroom:
         live = self._live[at] - self._spans[self._places[first.output]].nbytes
         read = {self._places[value] for value in first.inputs if value in self._places}
         live += sum(span.nbytes for span in map(self._spans.__getitem__, read) if span.last < at)
-        return self._left(live, _SHARES[0])
+        return max(_FREE_BYTES * self._cpu.cores, self._left(live, _SHARES[0]))
 
     def most(self, *layers: Layer) -> int:
         """The most that is in use at one of them, scratch memory apart."""
@@ -85,7 +91,7 @@ class Headroom:
 
     def _left(self, live: int, share: float) -> int:
         most = max(int((1 + share) * self._neighbours), self._peak)
-        return max(_FREE_BYTES * self._cpu.cores, (most - live) // _STEP * _STEP)
+        return max(0, (most - live) // _STEP * _STEP)
 
 
 @dataclass(kw_only=True)
@@ -110,7 +116,7 @@ def _laid_out(
         for value in (*layer.inputs, *layer.operands):
             if value not in places:  # the network's input
                 places[value] = value
-                spans[value] = _Span(nbytes=_nbytes(value), first=-1, last=uses[value])
+                spans[value] = _Span(nbytes=_read(layer, value, cpu), first=-1, last=uses[value])
         joins = isinstance(layer.operator, Concatenation)
         place = _place_of(layer, at, uses, places)
         if place is None:
@@ -151,6 +157,15 @@ def _neighbours(layers: Iterable[Layer]) -> int:
 def _nbytes(value: Value) -> int:
     shape = shape_of(value)
     return np.dtype(str(value.ty.dtype)).itemsize * math.prod(shape) if shape else 0
+
+
+def _read(layer: Layer, value: Value, cpu: CpuModel) -> int:
+    """The bytes of a network's input, in blocks if a convolution reads it as an image."""
+    if not isinstance(layer.operator, Convolution):
+        return _nbytes(value)
+    _, channels, *_ = extent(value)
+    lanes = cpu.block(channels, layer.element)
+    return _nbytes(value) // channels * (-(-channels // lanes) * lanes)
 
 
 def _stored(layer: Layer, cpu: CpuModel) -> int:
@@ -246,10 +261,15 @@ def _less(
     taken = min(forms, key=lambda form: form.cycles)
     if taken.scratch_bytes <= left:
         return None
-    able = _forms(replace(layer, room=left), cpu, rules)
-    others = (form for form in able if form.more_bytes <= max(0, taken.more_bytes))
-    form = min(others, key=lambda form: form.cycles)
-    return _Less(room=left, form=form, lost=len(group) * (form.cycles - taken.cycles))
+
+    def within(bytes_: int) -> _Less:
+        able = _forms(replace(layer, room=bytes_), cpu, rules)
+        others = (form for form in able if form.more_bytes <= max(0, taken.more_bytes))
+        form = min(others, key=lambda form: form.cycles)
+        return _Less(room=bytes_, form=form, lost=len(group) * (form.cycles - taken.cycles))
+
+    less, least = within(left), within(min(room.left(layer, share) for layer in group))
+    return least if least.form.cycles < _FASTER * less.form.cycles else less
 
 
 def _forms(layer: Layer, cpu: CpuModel, rules: Collection[Rule]) -> Iterator[Ranked]:

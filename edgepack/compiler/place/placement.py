@@ -36,9 +36,9 @@ from edgepack.compiler.place import budget
 from edgepack.compiler.place.headroom import Headroom, lanes_of_joints, with_less
 from edgepack.compiler.place.order import as_late_as_possible
 from edgepack.compiler.place.parts import with_parts
-from edgepack.compiler.place.streams import with_streams
+from edgepack.compiler.place.streams import in_rows_where_faster, with_streams
 from edgepack.compiler.precision import FULL, Precision, misfit
-from edgepack.compiler.rules import conversion, joint
+from edgepack.compiler.rules import conversion, joint, streamed
 from edgepack.compiler.rules.rule import Alias, LayerSite, Rule, product
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, Element
@@ -149,6 +149,8 @@ def place_layers(
     roots = {value: chosen.turned.same.get(root, root) for value, root in roots.items()}
     roots |= chosen.turned.same
     whole = {*outputs, *twins.values()}
+    if streamed.RULE in rules:
+        layers = in_rows_where_faster(layers, whole, cpu)
     fixed = choices
     spare = budget.spare_bytes(main, layers, cpu, growth)
     if spare < math.inf:

@@ -15,9 +15,50 @@ from edgepack.compiler.rules import (
     pooling,
     preactivated,
     streamed,
+    winograd_plan,
 )
 from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.tiles.cpu import CpuModel
+
+
+def in_rows_where_faster(
+    layers: Sequence[Layer], outputs: Collection[Value], cpu: CpuModel
+) -> list[Layer]:
+    """The layers, of which those that had better be made some rows at a time, with the layer that
+    reads them, are not to be made by Winograd's algorithm."""
+    readers = _only_readers(layers, outputs)
+
+    def is_marked(first: Layer) -> bool:
+        layer = readers.get(first.output)
+        if layer is None or not winograd_plan.can_take(first) or not _agree(first, layer):
+            return False
+        if first.operands or not _reads_rows(layer):
+            return False
+        pair = _together(first, layer)
+        return (
+            streamed.is_faster(pair, cpu)
+            and streamed.can_take(pair, cpu)
+            and not winograd_plan.is_worth_a_whole(first, cpu)
+        )
+
+    return [replace(layer, most_results=0) if is_marked(layer) else layer for layer in layers]
+
+
+def _only_readers(layers: Sequence[Layer], outputs: Collection[Value]) -> dict[Value, Layer]:
+    """The layer that reads a value, where nothing else does."""
+    uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
+    uses.update(outputs)
+    return {
+        layer.inputs[0]: layer for layer in layers if layer.inputs and uses[layer.inputs[0]] == 1
+    }
+
+
+def _reads_rows(layer: Layer) -> bool:
+    """Whether a layer can be made from some rows of another at a time, by one of the rules here."""
+    operator = layer.operator
+    if isinstance(operator, Convolution):
+        return operator.groups > 1 and operator.kernel[0] > 1 and not operator.gated
+    return isinstance(operator, Pooling)
 
 
 def with_streams(

@@ -1,23 +1,23 @@
-"""Winograd convolution: 3x3 windows of stride 1 or 2 with fewer multiplications.
+"""Winograd convolution: windows of stride 1 or 2 with fewer multiplications.
 
-The image is cut into tiles of m x m results. Each tile's n x n inputs (n = m + 2, or 2 m + 1 of
-stride 2) are transformed
-(see `toom_cook`), and at each of the n * n positions the channels are multiplied with the
-transformed weights: n * n products of matrices instead of 9 m * m multiplications per tile and
-pair of channels. A chunk of tiles goes through all three stages before the next one starts, so
-that what is between the stages stays in the cache:
+The image is cut into tiles of m x m results. Each tile's inputs are transformed to n x n numbers
+(n = m + r - 1 of a window of r x r; of stride 2 in parts, or n = 2 m + 1: see `toom_cook`), and at
+each of the n * n positions the channels are multiplied with the transformed weights: n * n products
+of matrices instead of r * r * m * m multiplications per tile and pair of channels. A chunk of tiles
+goes through all three stages before the next one starts, so that what is between the stages stays
+in the cache:
 
     for each chunk of tiles
-        scratch `inputs` [position][input block][tile]   <- transform of the image
-        scratch `sums`   [position][output block][tile]  <- products, by `ProductLoops`
+        scratch `inputs` [position][input block][part][tile]  <- transform of the image
+        scratch `sums`   [position][output block][tile]       <- products, by `ProductLoops`
         the image of results                             <- transform of the sums, expression
 
 Where one core does all positions of a chunk, and there are as many blocks of sums as of inputs, the
 sums of each position lie where the inputs of the one before were.
 
-Arithmetic is not all: transforms take time, weights grow from 9 to n * n per pair of channels,
+Arithmetic is not all: transforms take time, weights grow from r * r to n * n per pair of channels,
 and ragged edges waste parts of large tiles. So each layer takes the m, or the plain convolution,
-that the cost model says is cheapest. In float32 accuracy never decides: even F(6x6) keeps some
+that the cost model says is cheapest. In float32 accuracy never decides: even n = 8 keeps some
 1e-5 of the largest result. In half precision F(4x4) is the largest, with points of its own, and
 `frontend.ranges` tells which layers it would cost too much.
 """
@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 from tvm import tirx
@@ -68,7 +69,7 @@ _NAME = "winograd"
 class _WinogradKernel:
     """The loops of one layer.
 
-    The cores share the chunks, each with a part of the scratch memory; or, if the chunks are too
+    The cores share the chunks, each with a share of the scratch memory; or, if the chunks are too
     few for that, the work of each stage, in pieces of which a fast core takes more than a slow one.
     """
 
@@ -81,8 +82,8 @@ class _WinogradKernel:
         self.channels = channels_of(site.layer, cpu)
         self.form = self.plan.form
         self.workers = cpu.cores if worth_sharing(self.plan.cycles, cpu) else 1
-        self.by_chunks = shares_chunks(
-            self.channels, self.form, self.plan.grid, site.output.batch, self.workers
+        self.by_chunks = self.workers == 1 or shares_chunks(
+            site.layer, self.form, self.plan.grid, cpu
         )
         self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
         self.epilogue = site.epilogue()
@@ -109,27 +110,28 @@ class _WinogradKernel:
         # A tile between the passes along its rows and along its columns, on both ways.
         channels = self.channels
         self.half_inputs, self.half_sums = (
-            tir.buffer(f"half{i}", (self._halves(blocks), self.plan.positions, lanes), element.name)
-            for i, (blocks, lanes) in enumerate(
+            tir.buffer(f"half{i}", (self._halves(items), self.plan.positions, lanes), element.name)
+            for i, (items, lanes) in enumerate(
                 [
-                    (channels.in_blocks, channels.in_block),
+                    (channels.in_blocks * self.form.parts**2, channels.in_block),
                     (channels.out_blocks, channels.out_block),
                 ]
             )
         )
 
-    def _halves(self, blocks: int) -> int:
-        """How many tiles are between the passes at a time."""
-        return self.workers if self.by_chunks else -(-blocks // _run(blocks, self.workers))
+    def _halves(self, items: int) -> int:
+        """How many tiles are between the passes at a time, of so many items that are shared."""
+        return self.workers if self.by_chunks else -(-items // _run(items, self.workers))
 
     def _products(self) -> tuple[np.ndarray, np.ndarray]:
         """Packed weights and biases, for which scratch memory and the products' shape are set."""
         channels, plan = self.channels, self.plan
-        parts = self.workers if self.by_chunks else 1
-        transformed = self.form.weights(self.operator.weight)
-        weight = transformed[..., None, None]
-        sizes = (plan.positions, parts, plan.grid.tiles, channels.element)
-        inputs = scratch_layout(channels.ins, channels.in_block, *sizes)
+        shares = self.workers if self.by_chunks else 1
+        # The parts of an image are the rows of a window, so to speak.
+        weight = self.form.weights(self.operator.weight)[..., None]
+        sizes = (plan.positions, shares, plan.grid.tiles, channels.element)
+        parts = self.form.parts**2
+        inputs = scratch_layout(channels.ins, channels.in_block, *sizes, parts)
         sums = scratch_layout(channels.outs, channels.out_block, *sizes)
         self.overlaid = self._overlays()
         if self.overlaid:
@@ -163,8 +165,8 @@ class _WinogradKernel:
         """Planes from one position of a scratch tensor to the next."""
         return image.layout.blocks // (self.plan.positions + self.overlaid)
 
-    def _scratch(self, part: tir.Expr, tiles: int) -> tuple[Image, Image]:
-        """Inputs and sums of a part, of so many tiles."""
+    def _scratch(self, share: tir.Expr, tiles: int) -> tuple[Image, Image]:
+        """Inputs and sums of a share, of so many tiles."""
         positions = self.plan.positions
         images = []
         for image, behind in ((self.inputs, int(self.overlaid)), (self.sums, 0)):
@@ -175,11 +177,11 @@ class _WinogradKernel:
                 channels=positions * stride * image.layout.block,
                 width=tiles,
             )
-            first = part * image.layout.blocks + behind * stride
+            first = share * image.layout.blocks + behind * stride
             images.append(image.viewed(layout).placed(plane=first))
         return images[0], images[1]
 
-    def _product(self, part: tir.Expr, turn: tir.Expr, tiles: int) -> tir.Stmt:
+    def _product(self, share: tir.Expr, turn: tir.Expr, tiles: int) -> tir.Stmt:
         """One of the products of a chunk of so many tiles.
 
         Those with equal weights take turns that follow each other.
@@ -197,7 +199,7 @@ class _WinogradKernel:
             weights = tirx.min(row, factors - 1) * factors + tirx.min(column, factors - 1)
             first = (weights - position) * self.shape.panel(self.shape.out_blocks)
 
-        inputs, sums = self._scratch(part, tiles)
+        inputs, sums = self._scratch(share, tiles)
         loops = ProductLoops(
             cpu=self.site.cpu,
             window=Window(),
@@ -219,8 +221,9 @@ class _WinogradKernel:
         site, plan, output = self.site, self.plan, self.site.output
         constants = (*self._products(), *self.coefficients, *self.epilogue.packed)
         name = "winograd" if plan.form.stride == 1 else "strided_winograd"
+        window = "" if plan.form.taps == 3 else f"_{plan.form.taps}x{plan.form.taps}"
         return LayerKernel(
-            name=f"{name}{plan.results}_{site.inputs[0].channels}_{output.channels}"
+            name=f"{name}{plan.results}{window}_{site.inputs[0].channels}_{output.channels}"
             f"_{output.height}x{output.width}",
             function=self.function,
             constants=constants,
@@ -259,12 +262,12 @@ class _WinogradKernel:
         down, last_rows = divmod(grid.rows, grid.chunk_rows)
         across, last_columns = divmod(grid.columns, grid.chunk_columns)
 
-        def chunk(part: tir.Expr, at: tir.Expr) -> tir.Stmt:
+        def chunk(share: tir.Expr, at: tir.Expr) -> tir.Stmt:
             wide = across + bool(last_columns)
             high = down + bool(last_rows)
             n, row, column = _digits(at, (batch, high, wide))
             place = partial(
-                self._chunk, part, n, row * grid.chunk_rows, column * grid.chunk_columns
+                self._chunk, share, n, row * grid.chunk_rows, column * grid.chunk_columns
             )
             # Only one of the two directions is cut into chunks.
             if last_rows:
@@ -288,7 +291,7 @@ class _WinogradKernel:
 
     def _chunk(
         self,
-        part: tir.Expr,
+        share: tir.Expr,
         n: tir.Expr,
         row: tir.Expr,
         column: tir.Expr,
@@ -297,6 +300,7 @@ class _WinogradKernel:
     ) -> tir.Stmt:
         """Three stages for the tiles from (row, column) on, counted in tiles."""
         workers = 1 if self.by_chunks else self.workers
+        ins, outs = self.channels.in_blocks, self.channels.out_blocks
 
         def over_tiles(body: Callable[[tir.Expr, tir.Expr, tir.Expr], tir.Stmt]) -> tir.Stmt:
             return tir.loop_of(
@@ -309,29 +313,34 @@ class _WinogradKernel:
                 ),
             )
 
-        def forth(worker: tir.Expr, block: tir.Expr) -> tir.Stmt:
-            return over_tiles(
-                lambda r, c, at: self._ragged(
-                    r, c, partial(self._forth, part, part + worker, n, block, r, c, at)
-                )
-            )
+        def forth(worker: tir.Expr, item: tir.Expr) -> tir.Stmt:
+            block, number = _digits(item, (ins, self.form.parts**2))
+
+            def part(down: int, across: int) -> tir.Stmt:
+                one = partial(self._forth, share, share + worker, n, block, down, across)
+                return over_tiles(lambda r, c, at: self._ragged(r, c, partial(one, r, c, at)))
+
+            *others, made = [part(*at) for at in product(range(self.form.parts), repeat=2)]
+            for at, other in reversed(list(enumerate(others))):
+                made = tirx.IfThenElse(tirx.EQ(tir.expr(number), tir.integer(at)), other, made)
+            return made
 
         def back(worker: tir.Expr, block: tir.Expr) -> tir.Stmt:
             return over_tiles(
                 lambda r, c, at: self._ragged(
-                    r, c, partial(self._back, part, part + worker, n, block, r, c, at)
+                    r, c, partial(self._back, share, share + worker, n, block, r, c, at)
                 )
             )
 
-        ins, outs = self.channels.in_blocks, self.channels.out_blocks
+        parts = ins * self.form.parts**2
         return tir.sequence(
-            _shared("in_block", ins, _run(ins, workers), forth),
+            _shared("in_part", parts, _run(parts, workers), forth),
             # These need no memory of their own.
             _shared(
                 "position",
                 self.plan.positions,
                 1 if workers > 1 else self.plan.positions,
-                lambda _, turn: self._product(part, turn, rows * columns),
+                lambda _, turn: self._product(share, turn, rows * columns),
             ),
             _shared("out_block", outs, _run(outs, workers), back),
         )
@@ -359,38 +368,43 @@ class _WinogradKernel:
 
     def _forth(
         self,
-        part: tir.Expr,
+        share: tir.Expr,
         worker: tir.Expr,
         n: tir.Expr,
         block: tir.Expr,
+        down: int,
+        across: int,
         row: tir.Expr,
         column: tir.Expr,
         at: tir.Expr,
         rows: int,
         columns: int,
     ) -> tir.Stmt:
-        """Inputs of one block of channels; what lies behind `rows` x `columns` counts as zero."""
+        """Inputs of one block of channels, of the part that starts `down` and `across` from the
+        first; what lies behind `rows` x `columns` results counts as zero."""
         size, before, form = self.plan.size, self.operator.before, self.form
-        step = form.stride * form.results
+        tile, step = form.stride * form.results, form.step
         corner = self.source.at(
-            n * self.source.layout.blocks + block, row * step - before[0], column * step - before[1]
+            n * self.source.layout.blocks + block,
+            row * tile - before[0] + down,
+            column * tile - before[1] + across,
         )
-        inputs, _ = self._scratch(part, self.plan.grid.tiles)
+        inputs, _ = self._scratch(share, self.plan.grid.tiles)
         stride = inputs.layout.blocks // self.plan.positions
         return tir.sequence(
             self._pass(
-                form.forth(columns),
-                form.reach(rows),
-                _Strided(self.source.buffer, corner, line=(0, 1, 0, 0), item=(0, 0, 1, 0)),
+                form.forth(columns, across),
+                form.reach(rows, down),
+                _Strided(self.source.buffer, corner, line=(0, step, 0, 0), item=(0, 0, step, 0)),
                 _Strided(self.half_inputs, [worker, 0, 0], line=(0, size, 0), item=(0, 1, 0)),
             ),
             self._pass(
-                form.forth(rows),
+                form.forth(rows, down),
                 size,
                 _Strided(self.half_inputs, [worker, 0, 0], line=(0, 1, 0), item=(0, size, 0)),
                 _Strided(
                     self.inputs.buffer,
-                    inputs.at(block, 0, at),
+                    inputs.at(block, down * form.parts + across, at),
                     line=(stride, 0, 0, 0),
                     item=(size * stride, 0, 0, 0),
                 ),
@@ -399,7 +413,7 @@ class _WinogradKernel:
 
     def _back(
         self,
-        part: tir.Expr,
+        share: tir.Expr,
         worker: tir.Expr,
         n: tir.Expr,
         block: tir.Expr,
@@ -411,7 +425,7 @@ class _WinogradKernel:
     ) -> tir.Stmt:
         """`rows` x `columns` results of one block of channels."""
         m, size = self.plan.results, self.plan.size
-        _, sums = self._scratch(part, self.plan.grid.tiles)
+        _, sums = self._scratch(share, self.plan.grid.tiles)
         stride = sums.layout.blocks // self.plan.positions
         results = _TileResults(
             plane=n * self.target.layout.blocks + block,
@@ -675,7 +689,8 @@ def rule(sizes: Collection[int] = SIZES, *, always: bool = False) -> Rule:
 
 def _forms(sizes: Collection[int], layer: Layer, cpu: CpuModel) -> list[Ranked]:
     """The plain convolution, and each size of tiles."""
-    channels = channels_of(layer, cpu)
+    operator, channels = layer.operator, channels_of(layer, cpu)
+    assert isinstance(operator, Convolution)
     outs = channels.out_blocks * channels.out_block
     plain = Way(rule=convolution.RULE.name)
     found = [Ranked(choice=plain, cycles=plain_cycles(layer, cpu))]
@@ -684,8 +699,9 @@ def _forms(sizes: Collection[int], layer: Layer, cpu: CpuModel) -> list[Ranked]:
             continue
         way = plan(layer, cpu, (results,))
         # The bias is one for each position, too.
-        own = (channels.ins * way.factors + way.positions) * outs * channels.element.bytes
-        more = own - channels.ins * outs * 9 * layer.weights.bytes
+        own = channels.ins * way.form.parts**2 * way.factors + way.positions
+        own *= outs * channels.element.bytes
+        more = own - channels.ins * outs * operator.weight[0, 0].size * layer.weights.bytes
         choice = Way(rule=_NAME, results=results)
         scratch = all_bytes(layer, way.form, way.grid, cpu)
         found.append(
@@ -708,7 +724,7 @@ def _ways(sizes: Collection[int], site: LayerSite) -> list[Ranked]:
         tiles = rank_tiles(
             replace(layout, width=grid.tiles),
             blocks=channels.out_blocks,
-            reduction=channels.ins,
+            reduction=channels.ins * best.form.parts**2,
             cpu=site.cpu,
             groups=best.positions,
         )

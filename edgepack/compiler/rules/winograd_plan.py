@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
 from edgepack.compiler.choices import Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
+from edgepack.compiler.rules.rule import image_of
 from edgepack.compiler.tiles import tile, toom_cook
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT16, Element
 from edgepack.compiler.tiles.layout import Blocked
-from edgepack.compiler.tiles.partition import BUSY_BY_PIECES, busy
+from edgepack.compiler.tiles.partition import BUSY_BY_PIECES, LAUNCH_CYCLES, busy
 from edgepack.compiler.tiles.product import choose_tile, stream_cycles
 
 # All numbers of results that a tile may have in one direction.
-SIZES = tuple(sorted({size for forms in toom_cook.FORMS.values() for size in forms}))
+SIZES = tuple(sorted(set(chain.from_iterable(toom_cook.FORMS.values()))))
 # Chunks of so few tiles may be larger than the cache: smaller ones would be too few pixels for
 # the products' register tiles.
 _FEW_TILES = 16
+# Tiles of a part of a row that is worth a chunk; half of them where memory is short.
+_FEWEST = 8
+# Stages of a chunk, each a launch where the cores share it.
+_STAGES = 3
+# What is made as a whole takes the board's memory, so it has to be faster than in parts.
+_FASTER = 0.9
 # Cycles around one row or column of a transform: loop, addresses.
 _PASS_START = 6
 
@@ -53,12 +61,14 @@ class TileGrid:
 
 @dataclass(frozen=True, kw_only=True)
 class WinogradPlan:
-    """How a layer is computed: the tiles' form, and the products' tile."""
+    """How a layer is computed: the tiles' form, and the products' tile. On top of its `cycles` are
+    those in which cores wait for each other between stages."""
 
     form: toom_cook.TileForm
     grid: TileGrid
     product: tile.RegisterTile
     cycles: float
+    waits: float
 
     @property
     def results(self) -> int:
@@ -67,7 +77,7 @@ class WinogradPlan:
 
     @property
     def size(self) -> int:
-        """Inputs of a tile in one direction."""
+        """Products of a tile in one direction."""
         return self.form.size
 
     @property
@@ -109,11 +119,11 @@ def _odd(value: int) -> int:
     return value | 1
 
 
-def _scratch_bytes(channels: Channels, positions: int, tiles: int) -> int:
+def _scratch_bytes(channels: Channels, form: toom_cook.TileForm, tiles: int) -> int:
     """Both scratch tensors of one chunk."""
-    lanes = _odd(channels.in_blocks) * channels.in_block
+    lanes = _odd(channels.in_blocks) * channels.in_block * form.parts**2
     lanes += _odd(channels.out_blocks) * channels.out_block
-    return channels.element.bytes * positions * lanes * _odd(tiles)
+    return channels.element.bytes * form.size**2 * lanes * _odd(tiles)
 
 
 def channels_of(layer: Layer, cpu: CpuModel) -> Channels:
@@ -128,13 +138,14 @@ def channels_of(layer: Layer, cpu: CpuModel) -> Channels:
     )
 
 
-def _grids(rows: int, columns: int) -> Iterator[TileGrid]:
-    """Ways to cut tiles into chunks: some whole rows, or a part of one; all as even as can be."""
+def _grids(rows: int, columns: int, fewest: int) -> Iterator[TileGrid]:
+    """Ways to cut tiles into chunks: some whole rows, or a part of one of `fewest` tiles or more;
+    all as even as can be."""
     for parts in range(1, rows + 1):
         yield TileGrid(
             rows=rows, columns=columns, chunk_rows=-(-rows // parts), chunk_columns=columns
         )
-    for parts in range(2, columns // 8 + 1):
+    for parts in range(2, columns // fewest + 1):
         yield TileGrid(rows=rows, columns=columns, chunk_rows=1, chunk_columns=-(-columns // parts))
 
 
@@ -147,8 +158,9 @@ def _held(layer: Layer, cpu: CpuModel, results: int) -> Iterator[TileGrid]:
     """Ways to cut an image whose scratch memory a core's cache holds, and the layer's room."""
     _, _, height, width = extent(layer.output)
     channels, form = channels_of(layer, cpu), forms_of(layer)[results]
-    for grid in set(_grids(-(-height // results), -(-width // results))):
-        in_cache = _scratch_bytes(channels, form.size**2, grid.tiles) <= cpu.l2_bytes
+    fewest = _FEWEST if layer.room is None else _FEWEST // 2
+    for grid in set(_grids(-(-height // results), -(-width // results), fewest)):
+        in_cache = _scratch_bytes(channels, form, grid.tiles) <= cpu.l2_bytes
         in_room = layer.room is None or all_bytes(layer, form, grid, cpu) <= layer.room
         if in_room and (in_cache or grid.tiles <= _FEW_TILES):
             yield grid
@@ -156,28 +168,34 @@ def _held(layer: Layer, cpu: CpuModel, results: int) -> Iterator[TileGrid]:
 
 def all_bytes(layer: Layer, form: toom_cook.TileForm, grid: TileGrid, cpu: CpuModel) -> int:
     """The scratch memory of all cores, for one way to compute a layer."""
+    channels, shared = channels_of(layer, cpu), shares_chunks(layer, form, grid, cpu)
+    if shared or cpu.cores == 1:
+        return cpu.cores * _bytes_of_core(channels, form, grid)
+    return _scratch_bytes(channels, form, grid.tiles)
+
+
+def _bytes_of_core(channels: Channels, form: toom_cook.TileForm, grid: TileGrid) -> int:
+    """The scratch memory of a core that does a chunk alone."""
+    both = _scratch_bytes(channels, form, grid.tiles)
+    return both // 2 if can_overlay(channels, form) else both
+
+
+def shares_chunks(layer: Layer, form: toom_cook.TileForm, grid: TileGrid, cpu: CpuModel) -> bool:
+    """Whether the cores share the chunks, each with scratch memory of its own, for which there is
+    room: where they come out more even than with the work of each stage."""
     channels, workers = channels_of(layer, cpu), cpu.cores
-    one = _scratch_bytes(channels, form.size**2, grid.tiles)
-    by_chunks = shares_chunks(channels, form, grid, extent(layer.output)[0], workers)
-    if by_chunks or workers == 1:
-        return workers * (one // 2 if can_overlay(channels, form) else one)
-    return one
-
-
-def shares_chunks(
-    channels: Channels, form: toom_cook.TileForm, grid: TileGrid, batch: int, workers: int
-) -> bool:
-    """Whether the cores come out more even with the chunks than with the work of each stage."""
-    stages = (channels.in_blocks, form.size**2, channels.out_blocks)
+    if layer.room is not None and workers * _bytes_of_core(channels, form, grid) > layer.room:
+        return False
+    stages = (channels.in_blocks * form.parts**2, form.size**2, channels.out_blocks)
     by_stages = min(busy(items, workers) for items in stages)
-    return grid.busy(batch, workers) >= min(by_stages, BUSY_BY_PIECES)
+    return grid.busy(extent(layer.output)[0], workers) >= min(by_stages, BUSY_BY_PIECES)
 
 
 def can_overlay(channels: Channels, form: toom_cook.TileForm) -> bool:
     """Whether sums can lie where the inputs of the position before were: they take as much room,
     and have the same positions."""
     alike = (channels.in_blocks, channels.in_block) == (channels.out_blocks, channels.out_block)
-    return alike and form.factors == form.size
+    return alike and form.factors == form.size and form.parts == 1
 
 
 def plan(
@@ -194,54 +212,56 @@ def plan(
     if choice is not None and choice.results in sizes and has_room(layer, cpu, [choice.results]):
         sizes = [choice.results]
     batch = extent(layer.output)[0]
-    channels = channels_of(layer, cpu)
     found = [
-        _cost(channels, forms_of(layer)[results], grid, batch, cpu, choice)
+        _cost(layer, forms_of(layer)[results], grid, cpu, choice)
         for results in sizes
         for grid in _held(layer, cpu, results)
     ]
     # Of those that cost the same, nearly, the one that leaves the cores least to wait for.
-    enough = 1.01 * min(item.cycles for item in found)
+    enough = 1.01 * min(item.cycles + item.waits for item in found)
     return min(
-        (item for item in found if item.cycles <= enough),
-        key=lambda item: (-item.grid.busy(batch, cpu.cores), item.cycles),
+        (item for item in found if item.cycles + item.waits <= enough),
+        key=lambda item: (-item.grid.busy(batch, cpu.cores), item.cycles + item.waits),
     )
 
 
 def _cost(
-    channels: Channels,
+    layer: Layer,
     form: toom_cook.TileForm,
     grid: TileGrid,
-    batch: int,
     cpu: CpuModel,
     choice: Way | None,
 ) -> WinogradPlan:
-    positions = form.size**2
+    batch, channels = extent(layer.output)[0], channels_of(layer, cpu)
     chunks = grid.chunks * batch
     layout = scratch_layout(channels.outs, channels.out_block, 1, 1, grid.tiles, channels.element)
     product = choose_tile(
         replace(layout, width=grid.tiles),
         blocks=channels.out_blocks,
-        reduction=channels.ins,
+        reduction=channels.ins * form.parts**2,
         cpu=cpu,
-        groups=positions,
+        groups=form.size**2,
         choice=choice,
     )
-    weights = channels.ins * channels.out_blocks * channels.out_block * form.factors**2
+    weights = channels.ins * channels.out_blocks * channels.out_block
+    weights *= (form.parts * form.factors) ** 2
     weights *= channels.element.bytes
     cycles = batch * grid.rows * grid.columns * _transform_cycles(channels, form, cpu)
     cycles += chunks * product.cycles
     cycles += stream_cycles(weights, chunks, cpu)
     # What does not fit the cache is written to memory and read back.
-    spilled = max(0, _scratch_bytes(channels, positions, grid.tiles) - cpu.l2_bytes)
+    spilled = max(0, _scratch_bytes(channels, form, grid.tiles) - cpu.l2_bytes)
     cycles += chunks * 2 * spilled / cpu.memory_bandwidth
-    return WinogradPlan(form=form, grid=grid, product=product, cycles=cycles)
+    by_stages = cpu.cores > 1 and not shares_chunks(layer, form, grid, cpu)
+    waits = chunks * _STAGES * cpu.cores * LAUNCH_CYCLES if by_stages else 0
+    return WinogradPlan(form=form, grid=grid, product=product, cycles=cycles, waits=waits)
 
 
 def _transform_cycles(channels: Channels, form: toom_cook.TileForm, cpu: CpuModel) -> float:
     """Both transforms of one tile in all channels."""
-    size, results = form.size, form.results
-    forth, back = form.forth(results), form.back(results)
+    size, results, back = form.size, form.results, form.back(form.results)
+    # The way there of one part, with all of its inputs.
+    forth, reach = form.forth(results), form.reach(results)
 
     def cycles(operations: int, moves: int, passes: int, lanes: int) -> float:
         arithmetic, memory = (
@@ -251,8 +271,11 @@ def _transform_cycles(channels: Channels, form: toom_cook.TileForm, cpu: CpuMode
         both = arithmetic + memory if cpu.in_order else max(arithmetic, memory)
         return both + passes * _PASS_START
 
-    return channels.in_blocks * cycles(
-        2 * size * forth.operations, 4 * size * size, 2 * size, channels.in_block
+    return channels.in_blocks * form.parts**2 * cycles(
+        (reach + size) * forth.operations,
+        (reach + size) * (reach + size),
+        reach + size,
+        channels.in_block,
     ) + channels.out_blocks * cycles(
         (size + results) * back.operations,
         size * size + 2 * size * results + results * results,
@@ -265,9 +288,12 @@ def forms_of(layer: Layer) -> Mapping[int, toom_cook.TileForm]:
     """The forms of a layer's tiles, by their results in one direction."""
     operator = layer.operator
     assert isinstance(operator, Convolution)
-    forms = toom_cook.HALF_FORMS if layer.element == FLOAT16 else toom_cook.FORMS
-    down, across = operator.stride
-    return forms.get(down, {}) if down == across else {}
+    (rows, columns), (down, across) = operator.kernel, operator.stride
+    if (rows, down) != (columns, across):
+        return {}
+    if layer.element == FLOAT16:
+        return toom_cook.HALF_FORMS if (rows, down) == (3, 1) else {}
+    return toom_cook.FORMS.get((rows, down), {})
 
 
 def allowed(layer: Layer, sizes: Collection[int]) -> list[int]:
@@ -277,19 +303,27 @@ def allowed(layer: Layer, sizes: Collection[int]) -> list[int]:
 
 
 def can_take(layer: Layer, sizes: Collection[int] = SIZES) -> bool:
-    """3x3 convolutions of stride 1 or 2, neither dilated nor grouped, that one of `sizes` is
-    allowed for.
+    """Convolutions with a window of `toom_cook.FORMS`, neither dilated nor grouped, that one of
+    `sizes` is allowed for.
 
     Those by whole numbers only are ConvInteger's, whose sums are to be exact.
     """
     operator = layer.operator
-    if not isinstance(operator, Convolution) or operator.kernel != (3, 3):
+    if not isinstance(operator, Convolution) or not forms_of(layer):
         return False
     if operator.weight.any() and np.array_equal(operator.weight, np.rint(operator.weight)):
         return False
     if (operator.dilation, operator.groups) != ((1, 1), 1):
         return False
     return bool(allowed(layer, sizes))
+
+
+def is_worth_a_whole(layer: Layer, cpu: CpuModel) -> bool:
+    """Whether it is faster to make a result as a whole by Winograd's algorithm, to write it to
+    memory and to read it back, than to make a part at a time by the convolution rule."""
+    written = image_of(layer, cpu).nbytes
+    moved = 0.0 if written < cpu.l2_bytes / 2 else 2 * written / cpu.memory_bandwidth
+    return plan(layer, cpu).cycles + moved < _FASTER * plain_cycles(layer, cpu)
 
 
 def plain_cycles(layer: Layer, cpu: CpuModel) -> float:
@@ -304,24 +338,33 @@ def plain_cycles(layer: Layer, cpu: CpuModel) -> float:
         width=width,
         block=channels.out_block,
     )
-    reduction = 9 * channels.ins
+    operator = layer.operator
+    assert isinstance(operator, Convolution)
+    rows, columns = operator.kernel
+    reduction = rows * columns * channels.ins
     chosen = choose_tile(
-        output, blocks=channels.out_blocks, reduction=reduction, cpu=cpu, columns=3
+        output, blocks=channels.out_blocks, reduction=reduction, cpu=cpu, columns=columns
     )
     weights = channels.element.bytes * reduction * channels.out_blocks * channels.out_block
     return chosen.cycles + stream_cycles(weights, 1, cpu)
 
 
 def scratch_layout(
-    channels: int, block: int, positions: int, parts: int, tiles: int, element: Element
+    channels: int,
+    block: int,
+    positions: int,
+    shares: int,
+    tiles: int,
+    element: Element,
+    parts: int = 1,
 ) -> Blocked:
-    """A scratch tensor: for each part [position][block of channels][tile][channel]."""
+    """A scratch tensor: for each share [position][block of channels][part][tile][channel]."""
     planes = positions * _odd(-(-channels // block))
     return Blocked(
         element=element,
-        batch=parts,
+        batch=shares,
         channels=planes * block,
-        height=1,
+        height=parts,
         width=_odd(tiles),
         block=block,
     )

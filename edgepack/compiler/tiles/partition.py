@@ -10,10 +10,11 @@ from __future__ import annotations
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Blocked
 
-# Cycles of work that are worth a launch. It costs up to a microsecond while the other threads are
-# still awake: 2,000 cycles of a 2 GHz core, of the 2,500 that two cores would save. It never costs
-# a wait for a thread that has to be woken, for the launching one goes on with its tasks
-# (thread_pool.h).
+# What a launch costs each core: up to a microsecond while the other threads are still awake, of
+# 2 GHz. It never costs a wait for a thread that has to be woken, for the launching one goes on with
+# its tasks (thread_pool.h).
+LAUNCH_CYCLES = 2_000
+# Cycles of work that are worth a launch: two cores save half of them.
 _WORTH_A_LAUNCH = 5_000
 
 # The loop over blocks, whose other way is a launch per block for the loop over rows.

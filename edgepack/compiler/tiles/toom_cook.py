@@ -1,7 +1,7 @@
 """The transforms of Winograd convolution, as few additions and multiplications.
 
-F(m, 3) computes m neighbouring results of a 1-D correlation with 3 weights by n = m + 2
-multiplications instead of 3 m:
+F(m, r) computes m neighbouring results of a 1-D correlation with r weights by n = m + r - 1
+multiplications instead of r m:
 
     results = A ((G weights) * (B inputs))
 
@@ -13,8 +13,12 @@ points p but the k-th, column k of A the powers of the k-th point.
 The rows of a pair of points a, -a differ only in the sign of their odd (or even) coefficients, so
 both come from the same two sums.
 
-Where the window moves by two, every second input is multiplied by the middle weight alone, and what
-is left of the others is a correlation with 2 weights, of stride 1: F(m, 2) takes m + 1
+Of a window that moves by two, every second weight meets the even inputs, and the others meet the
+odd ones: two correlations of stride 1, whose products are added before they are transformed back.
+So 7 weights are F(m, 4) twice, the second time with a weight of zero.
+
+Of 3 weights that would be too many zeros: every second input is multiplied by the middle weight
+alone, and what is left of the others is a correlation with 2 weights: F(m, 2) takes m + 1
 multiplications, m more come to it, instead of 3 m.
 """
 
@@ -24,31 +28,33 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from itertools import product
 
 import numpy as np
 
 Points = tuple[Fraction, ...]
 
-# By the number of results m. Small integers and their inverses, as rounding errors grow with the
+# By the number of products n. Small integers and their inverses, as rounding errors grow with the
 # powers of the points; every float32 below is exact. Largest error of one tile over the largest
-# result, 64 random channels of float32, measured: 3.4e-7 for m = 2, 2.7e-6 for m = 4 (4.3e-6
-# with 1/2 in place of 2), 7.3e-6 for m = 6 (6.7e-4 with 3 in place of 1/2; the choice of
-# A. Lavin in NNPACK's issue 8).
+# result, 64 random channels of float32, measured for r = 3: 3.4e-7 for n = 4, 2.7e-6 for n = 6
+# (4.3e-6 with 1/2 in place of 2), 7.3e-6 for n = 8 (6.7e-4 with 3 in place of 1/2; the choice of
+# A. Lavin in NNPACK's issue 8); for r = 4, 5 and 7 at most 1.3e-5. Of n = 7 no points pair up well:
+# the transforms take more operations than those of n = 8.
 POINTS: dict[int, Points] = {
-    2: tuple(map(Fraction, (0, 1, -1))),
-    4: tuple(map(Fraction, (0, 1, -1, 2, -2))),
-    6: (*map(Fraction, (0, 1, -1, 2, -2)), Fraction(1, 2), Fraction(-1, 2)),
+    4: tuple(map(Fraction, (0, 1, -1))),
+    6: tuple(map(Fraction, (0, 1, -1, 2, -2))),
+    8: (*map(Fraction, (0, 1, -1, 2, -2)), Fraction(1, 2), Fraction(-1, 2)),
 }
 # In half precision: every coefficient is exact in 11 bits. Signal over error of a layer of
-# ResNet-18 with 128, 256 or 512 input channels, random weights: 54 to 56 dB for m = 2,
-# as without the transforms; 48 to 53 for m = 4, 46 to 47 with the points above; 40 to 42 for m = 6.
+# ResNet-18 with 128, 256 or 512 input channels, random weights: 54 to 56 dB for n = 4, as without
+# the transforms; 48 to 53 for n = 6, 46 to 47 with the points above; 40 to 42 for n = 8.
 HALF_POINTS: dict[int, Points] = {
-    2: POINTS[2],
-    4: (Fraction(0), *(Fraction(sign * size, 4) for size in (6, 3) for sign in (1, -1))),
+    4: POINTS[4],
+    6: (Fraction(0), *(Fraction(sign * size, 4) for size in (6, 3) for sign in (1, -1))),
 }
 
-# Of F(m, 2), for windows that move by two, by m: the number of points.
-STRIDED_POINTS: dict[int, Points] = {
+# Of F(m, 2), for windows of 3 weights that move by two, by m.
+SPLIT_POINTS: dict[int, Points] = {
     2: tuple(map(Fraction, (0, 1))),
     3: tuple(map(Fraction, (0, 1, -1))),
 }
@@ -184,31 +190,122 @@ _WINDOWS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class TileForm:
-    """F(m, 3) with `results` m in one direction, of windows that move by `stride`, 1 or 2."""
+    """Tiles of m x m results, m being `results`, of windows of `taps` x `taps` weights.
+
+    Where the window moves by a `stride` of two, its even and odd rows and columns are `parts` x
+    `parts` images, each with weights of its own; the inputs of a part are `step` apart.
+    """
 
     results: int
     points: Points
+    taps: int
     stride: int = 1
 
     @property
+    def parts(self) -> int:
+        """In one direction."""
+        return self.stride
+
+    @property
+    def step(self) -> int:
+        """From one input of a part to the next."""
+        return self.stride
+
+    @property
     def size(self) -> int:
-        """A tile's inputs in one direction, and its products."""
+        """A tile's products in one direction."""
+        return len(self.points) + 1
+
+    @property
+    def factors(self) -> int:
+        """Transformed weights of a part in one direction, each for one product or for several."""
+        return self.size
+
+    @property
+    def _weights_of_part(self) -> int:
+        """Those of the part with most of them; another one has zeros in their place."""
+        return -(-self.taps // self.stride)
+
+    def reach(self, results: int, part: int = 0) -> int:
+        """How many inputs of a part so many results read."""
+        return results - 1 + len(range(part, self.taps, self.stride))
+
+    def forth(self, results: int, part: int = 0) -> Transform:
+        """The transform of a part's inputs, of which there are those that `results` read."""
+        return input_transform(self.points, self.reach(results, part))
+
+    def back(self, results: int) -> Transform:
+        """The transform of products to the first `results`."""
+        return output_transform(self.points, results, self._weights_of_part)
+
+    def _matrix(self, part: int) -> np.ndarray:
+        """What makes the transformed weights of a part of all, [factors, taps] float64."""
+        own = len(range(part, self.taps, self.stride))
+        g = np.zeros((self.factors, self.taps))
+        g[:, part :: self.stride] = _weight_matrix(self.points, self._weights_of_part)[:, :own]
+        return g
+
+    def weights(self, weight: np.ndarray) -> np.ndarray:
+        """[out, in, taps, taps] -> [factors * factors, out, in, parts * parts] float32, for each
+        part G weights G^T computed in float64."""
+        outs, ins = weight.shape[:2]
+        # One product with the Kronecker square of G transforms rows and columns at once, for a few
+        # windows that stay in the cache. numpy's BLAS would share larger products between threads,
+        # of which one waits for the other most of the time.
+        flat = weight.reshape(outs * ins, self.taps**2)
+        transformed = np.empty((self.factors**2, outs * ins, self.parts**2), "float32")
+        matrices = [self._matrix(part) for part in range(self.parts)]
+        for number, (down, across) in enumerate(product(matrices, repeat=2)):
+            square = np.kron(down, across)
+            for first in range(0, outs * ins, _WINDOWS):
+                some = flat[first : first + _WINDOWS].astype("float64")
+                transformed[:, first : first + _WINDOWS, number] = square @ some.T
+        return transformed.reshape(self.factors**2, outs, ins, self.parts**2)
+
+    def ones(self) -> list[float]:
+        """What, given to the transform of results, makes a 1 of each: what a polynomial's value at
+        1 takes of those at the points (Lagrange)."""
+        found = []
+        for point in self.points:
+            share = Fraction(1)
+            for other in self.points:
+                if other != point:
+                    share *= (1 - other) / (point - other)
+            found.append(float(share))
+        return found + [0.0] * (self.size - len(found))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitForm(TileForm):
+    """Of windows of 3 weights that move by two: the even inputs by F(m, 2), the odd ones by the
+    middle weight. Both are one part, whose last transformed weight is that of all products behind
+    it, too."""
+
+    taps: int = 3
+    stride: int = 2
+
+    @property
+    def parts(self) -> int:
+        return 1
+
+    @property
+    def step(self) -> int:
+        return 1
+
+    @property
+    def size(self) -> int:
         return self.reach(self.results)
 
     @property
     def factors(self) -> int:
-        """Transformed weights in one direction: one for each product, but where the window moves by
-        two the last is that of all products behind it, too."""
         return self.results + 2
 
-    def reach(self, results: int) -> int:
-        """How many inputs so many results read."""
-        return self.stride * (results - 1) + 3
+    def reach(self, results: int, part: int = 0) -> int:
+        del part
+        return 2 * (results - 1) + 3
 
-    def forth(self, results: int) -> Transform:
-        """The transform of inputs, of which there are those that `results` read."""
-        if self.stride == 1:
-            return input_transform(self.points, self.reach(results))
+    def forth(self, results: int, part: int = 0) -> Transform:
+        del part
         even, inputs = input_transform(self.points, results + 1), self.reach(results)
 
         def number(value: int) -> int:
@@ -223,9 +320,6 @@ class TileForm:
         )
 
     def back(self, results: int) -> Transform:
-        """The transform of products to the first `results`."""
-        if self.stride == 1:
-            return output_transform(self.points, results)
         even = output_transform(self.points, results, taps=2)
 
         def number(value: int) -> int:
@@ -242,50 +336,38 @@ class TileForm:
             outputs=tuple(range(first, first + results)),
         )
 
-    def weights(self, weight: np.ndarray) -> np.ndarray:
-        """[out, in, 3, 3] -> [factors * factors, out, in] float32, G weights G^T computed in
-        float64."""
-        if self.stride == 1:
-            g = _weight_matrix(self.points, 3)
-        else:
-            g = np.zeros((self.factors, 3))
-            g[:-1, ::2] = _weight_matrix(self.points, 2)
-            g[-1, 1] = 1.0
-        outs, ins = weight.shape[:2]
-        # One product with the Kronecker square of G transforms rows and columns at once, for a few
-        # windows that stay in the cache. numpy's BLAS would share larger products between threads,
-        # of which one waits for the other most of the time.
-        square, flat = np.kron(g, g), weight.reshape(outs * ins, 9)
-        transformed = np.empty((len(square), outs * ins), "float32")
-        for first in range(0, outs * ins, _WINDOWS):
-            some = flat[first : first + _WINDOWS].astype("float64")
-            transformed[:, first : first + _WINDOWS] = square @ some.T
-        return transformed.reshape(len(square), outs, ins)
-
-    def ones(self) -> list[float]:
-        """What, given to the transform of results, makes a 1 of each: what a polynomial's value at
-        1 takes of those at the points (Lagrange)."""
-        found = []
-        for point in self.points:
-            share = Fraction(1)
-            for other in self.points:
-                if other != point:
-                    share *= (1 - other) / (point - other)
-            found.append(float(share))
-        return found + [0.0] * (self.size - len(found))
+    def _matrix(self, part: int) -> np.ndarray:
+        del part
+        g = np.zeros((self.factors, 3))
+        g[:-1, ::2] = _weight_matrix(self.points, 2)
+        g[-1, 1] = 1.0
+        return g
 
 
 def _renumbered(steps: Iterable[Terms], number: Callable[[int], int]) -> tuple[Terms, ...]:
     return tuple(tuple((c, number(value)) for c, value in terms) for terms in steps)
 
 
-def _forms(points: Mapping[int, Points], stride: int) -> dict[int, TileForm]:
-    return {
-        results: TileForm(results=results, points=some, stride=stride)
-        for results, some in points.items()
-    }
+def _forms(points: Mapping[int, Points], taps: int, stride: int = 1) -> dict[int, TileForm]:
+    """By their results, of which one alone would save nothing."""
+    forms = (
+        TileForm(results=size + 1 - -(-taps // stride), points=some, taps=taps, stride=stride)
+        for size, some in points.items()
+    )
+    return {form.results: form for form in forms if form.results > 1}
 
 
-# By the number of results m, and by the stride.
-FORMS = {1: _forms(POINTS, 1), 2: _forms(STRIDED_POINTS, 2)}
-HALF_FORMS = {1: _forms(HALF_POINTS, 1)}
+# By the window's weights in one direction and its stride; then by the number of results m.
+FORMS: dict[tuple[int, int], Mapping[int, TileForm]] = {
+    (3, 1): _forms(POINTS, 3),
+    (3, 2): {m: SplitForm(results=m, points=points) for m, points in SPLIT_POINTS.items()},
+    # Tiles of 7 would save few multiplications more, and store 16 times the weights.
+    (4, 2): _forms({size: POINTS[size] for size in (4, 6)}, 4, 2),
+    (5, 1): _forms(POINTS, 5),
+    (5, 2): _forms(POINTS, 5, 2),
+    (6, 2): _forms(POINTS, 6, 2),
+    (7, 1): _forms(POINTS, 7),
+    (7, 2): _forms(POINTS, 7, 2),
+}
+# In half precision, of 3 weights and stride 1.
+HALF_FORMS = _forms(HALF_POINTS, 3)
