@@ -86,7 +86,7 @@ def compile_model(
     model is done on integers.
     `choices` say for some layers how their kernels are made, where that was found by tuning.
     Of weights at most `growth` times the model's are stored where that is faster: Winograd's
-    transformed ones take up to seven times the bytes. They go where they save most time.
+    transformed ones take up to nine times the bytes. They go where they save most time.
     Equal model, shapes, board, toolchain, `rules`, `growth`, `precision` and `choices` give equal
     bytes, wherever they lie. Machine code of kernels that were compiled before is taken from the
     cache.
