@@ -8,6 +8,7 @@ for which the cache has the kernels' machine code. For other CPUs the memory is 
 from __future__ import annotations
 
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from edgepack.base.progress import Progress
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model, plan_model
 from edgepack.compiler.frontend.load import load_model
+from edgepack.compiler.limited import ENVIRONMENT
 from edgepack.flow.growth import DEFAULT_OPTIMIZE, GROWTH
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
@@ -91,7 +93,8 @@ def _compiled(model: Path, folder: Path) -> tuple[float, Sequence[int]]:
     """CPU seconds, and what `main` prints; machine code is kept in `folder`."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "bench.compiling", str(model), str(folder)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    environment = {**os.environ, **ENVIRONMENT}  # of `edgepack compile`
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return cpu_s, [int(word) for word in done.stdout.split()[-2:]]

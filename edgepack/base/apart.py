@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import pickle
@@ -18,8 +19,8 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, ParamSpec, TypeVar
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _INTERRUPTED = 130
+# New objects before the next search for circles of them, for a process that soon ends: Python's 700
+# cost a compile 5 % of its time, and the memory it takes at most is the same.
+_OBJECTS = 100_000
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # What an allocation that failed leaves behind: C++, LLVM, numpy, onnxruntime, Python.
 _NO_MEMORY = ("bad_alloc", "out of memory", "unable to allocate", "failed to allocate")
@@ -99,10 +103,12 @@ def is_no_memory(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Apart:
-    """How calls are made in a process of their own: within which limits, and who hears of steps."""
+    """How calls are made in a process of their own: within which limits, who hears of steps, and
+    variables of the `environment` beside those of this process."""
 
     limits: Limits | None = None
     progress: Progress = NO_PROGRESS
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def call(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """`function(*args, **kwargs)` there; all of it, and the result, must be picklable.
@@ -115,7 +121,11 @@ class Apart:
         order = pickle.dumps((cache_dir(), self.limits, function, args, kwargs))
         child = subprocess.Popen(
             [sys.executable, "-P", "-c", f"import {__name__} as a; a.sys.exit(a.main())"],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                **self.environment,
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -259,6 +269,7 @@ def progress() -> Progress:
 def main() -> int:
     """Do what stdin asks for."""
     global _tell, _progress  # noqa: PLW0603 - one process, one caller
+    gc.set_threshold(_OBJECTS)
     # What a library prints is no message.
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -22,6 +22,13 @@ _T = TypeVar("_T")
 _MEMORY_MB, _MEMORY_PER_MB = 2048, 16
 _CPU_S, _CPU_S_PER_NODE = 60, 2
 
+ENVIRONMENT = {
+    # No kernel is for a GPU; TVM reads all that it has for them otherwise.
+    "TVM_DEVICE_BACKEND_AUTOLOAD": "0",
+    # Threads of numpy's BLAS wait in a loop for products that are small here.
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
 
 def limits_for(
     model: LoadedModel, *, memory_mb: int | None = None, cpu_s: int | None = None
@@ -52,7 +59,8 @@ def within(
     with what it worked on.
     """
     try:
-        return Apart(limits=limits, progress=progress).call(function, *args, **kwargs)
+        process = Apart(limits=limits, progress=progress, environment=ENVIRONMENT)
+        return process.call(function, *args, **kwargs)
     except LimitError as error:
         where = error.at or "reading it"
         if error.what == "cpu":

@@ -56,6 +56,14 @@ def test_the_result_and_the_steps_come_back() -> None:
     assert pid != os.getpid()
 
 
+def test_its_variables_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEPACK_HERE", "here")
+    there = Apart(environment={"EDGEPACK_THERE": "there"})
+    assert there.call(os.getenv, "EDGEPACK_THERE") == "there"
+    assert there.call(os.getenv, "EDGEPACK_HERE") == "here"
+    assert "EDGEPACK_THERE" not in os.environ
+
+
 def test_its_errors_are_of_their_own_class_and_a_bug_has_its_traceback() -> None:
     with pytest.raises(ModelError, match=r"^model.onnx: no") as caught:
         Apart().call(refuse)
