@@ -19,11 +19,11 @@ def stem(net: Builder) -> str:
     return net.conv(value, 64, 32, kernel=1)
 
 
-def large_window(net: Builder) -> str:
+def large_window(net: Builder, channels: int = 64) -> str:
     """A first layer as ResNet has it, whose result is the largest image, and the pooling of it."""
-    first = net.op("Relu", net.conv("x", 3, 64, kernel=7, strides=[2, 2]))
+    first = net.op("Relu", net.conv("x", 3, channels, kernel=7, strides=[2, 2]))
     around = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
-    return net.conv(net.op("MaxPool", first, **around), 64, 16, kernel=1)
+    return net.conv(net.op("MaxPool", first, **around), channels, 16, kernel=1)
 
 
 def rows(net: Builder) -> str:
@@ -51,11 +51,11 @@ def residual(net: Builder) -> str:
 
 def branches(net: Builder) -> str:
     """Blocks whose input is kept while an inner image and a result are there, with arithmetic of
-    every kind after the convolutions, whose windows of one row Winograd's tiles are not for."""
+    every kind after the convolutions, whose windows are too long for Winograd's tiles."""
 
     def conv(data: str, channels: int, dilation: int) -> str:
-        around = {"dilations": [1, dilation], "pads": [0, 3 * dilation] * 2}
-        return net.op("Conv", data, net.weight(64, channels, 1, 7), net.weight(64), **around)
+        around = {"dilations": [1, dilation], "pads": [0, 4 * dilation] * 2}
+        return net.op("Conv", data, net.weight(64, channels, 1, 9), net.weight(64), **around)
 
     value, channels = "x", 48
     for dilation in (1, 2):
@@ -80,7 +80,7 @@ def beside(net: Builder) -> str:
     kept, with fewer panels than cores unless panels are narrow."""
     kept = net.op("Relu", net.conv("x", 16, 16, kernel=1))
     value = net.op("Relu", net.conv(kept, 16, 16, kernel=1))
-    around, weights = {"pads": [0, 2, 0, 2]}, (net.weight(16, 16, 1, 5), net.weight(16))
+    around, weights = {"pads": [0, 4, 0, 4]}, (net.weight(16, 16, 1, 9), net.weight(16))
     value = net.op("Sigmoid", net.op("Conv", value, *weights, **around))
     around, weights = {"pads": [0, 1, 0, 1], "group": 16}, (net.weight(16, 1, 1, 3), net.weight(16))
     value = net.op("Conv", value, *weights, **around)

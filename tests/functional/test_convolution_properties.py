@@ -48,19 +48,26 @@ def _size(random: np.random.Generator, kernel: int, most: int) -> int:
     return int(random.integers(kernel, max(kernel + 1, most)))
 
 
-def winograd_case(random: np.random.Generator, taps: int = 3, stride: int = 1) -> Case:
-    """What the Winograd rule takes: square windows of stride 1 or 2."""
+_LINES = ("down", "across")
+
+
+def winograd_case(
+    random: np.random.Generator, taps: int = 3, stride: int = 1, lines: str = "both"
+) -> Case:
+    """What the Winograd rule takes: windows of stride 1 or 2, square or in one direction."""
+    rows, columns = ((taps, stride) if lines in ("both", which) else (1, 1) for which in _LINES)
+    kernel = (rows[0], columns[0])
     return Case(
-        kernel=(taps, taps),
-        strides=(stride, stride),
+        kernel=kernel,
+        strides=(rows[1], columns[1]),
         shape=(
             int(random.integers(1, 3)),
             int(random.integers(1, 40)),
-            _size(random, taps, 22),
-            _size(random, taps, 22),
+            _size(random, kernel[0], 22),
+            _size(random, kernel[1], 22),
         ),
         outs=int(random.integers(1, 40)),
-        pads=_pads(random, (taps, taps)),
+        pads=_pads(random, kernel),
         bias=bool(random.integers(2)),
         after=str(random.choice(AFTER)),
     )
@@ -208,17 +215,17 @@ def test_winograd(tmp_path: Path, board: str, cpu: str, results: int, stride: in
 def test_winograd_of_other_windows(
     tmp_path: Path, board: str, cpu: str, results: tuple[int, ...]
 ) -> None:
-    """One of each window that there are such tiles for."""
+    """Two of each window that there are such tiles for: square, and a row or a column."""
     windows = [
-        window
-        for window, forms in toom_cook.FORMS.items()
-        if window[0] != 3 and any(size in forms for size in results)
+        (*window, lines)
+        for at, (window, forms) in enumerate(toom_cook.FORMS.items())
+        for lines in ("both", _LINES[at % 2])
+        if any(size in forms for size in results)
     ]
     remaining = iter(windows)
 
     def draw(random: np.random.Generator) -> Case:
-        taps, stride = next(remaining)
-        return winograd_case(random, taps, stride)
+        return winograd_case(random, *next(remaining))
 
     rules = check(
         tmp_path,
@@ -229,7 +236,7 @@ def test_winograd_of_other_windows(
         count=len(windows),
         rules=only_winograd(*results),
     )
-    assert rules.count("winograd") >= len(windows) >= 5
+    assert rules.count("winograd") >= len(windows) >= 12
 
 
 @every_target
@@ -335,7 +342,8 @@ def test_many(tmp_path: Path, board: str, cpu: str, seed: int) -> None:
         check(tmp_path / draw.__name__, board, cpu, draw, seed=100 + seed, count=24)
     for (taps, stride), forms in toom_cook.FORMS.items():
         forced = only_winograd(list(forms)[seed % len(forms)])
-        draw = partial(winograd_case, taps=taps, stride=stride)
-        (folder := tmp_path / f"{taps} by {stride}").mkdir()
-        rules = check(folder, board, cpu, draw, seed=100 + seed, count=16, rules=forced)
-        assert rules.count("winograd") >= 16
+        for lines in ("both", *_LINES):
+            draw = partial(winograd_case, taps=taps, stride=stride, lines=lines)
+            (folder := tmp_path / f"{taps} by {stride} {lines}").mkdir()
+            rules = check(folder, board, cpu, draw, seed=100 + seed, count=8, rules=forced)
+            assert rules.count("winograd") >= 8

@@ -40,42 +40,51 @@ def apply(transform: toom_cook.Transform, values: np.ndarray) -> np.ndarray:
     return np.array([numbers[index] for index in transform.outputs])
 
 
-def correlate(image: np.ndarray, weight: np.ndarray, stride: int) -> np.ndarray:
+def correlate(image: np.ndarray, weight: np.ndarray, stride: tuple[int, int]) -> np.ndarray:
     """The definition: each result is the sum over a window."""
-    windows = np.lib.stride_tricks.sliding_window_view(image, weight.shape)[::stride, ::stride]
+    windows = np.lib.stride_tricks.sliding_window_view(image, weight.shape)
+    windows = windows[:: stride[0], :: stride[1]]
     return np.einsum("ijrs,rs->ij", windows, weight)
 
 
-def spread(form: toom_cook.TileForm, weight: np.ndarray) -> np.ndarray:
+def spread(tile: toom_cook.TileForm, weight: np.ndarray) -> np.ndarray:
     """What each product of a tile is multiplied by, for each part: [row, column, part]."""
-    places = np.minimum(np.arange(form.size), form.factors - 1)
-    weights = form.weights(weight).reshape(form.factors, form.factors, form.parts**2)
-    return weights[np.ix_(places, places)]
+    rows, columns = (
+        np.minimum(np.arange(line.size), line.factors - 1) for line in (tile.down, tile.across)
+    )
+    weights = tile.weights(weight).reshape(tile.down.factors, tile.across.factors, tile.parts)
+    return weights[np.ix_(rows, columns)]
 
 
 @each_form
-def test_a_part_of_a_tile_needs_only_its_inputs(form: toom_cook.TileForm) -> None:
+@pytest.mark.parametrize("kind", ["square", "row", "column"])
+def test_a_part_of_a_tile_needs_only_its_inputs(form: toom_cook.LineForm, kind: str) -> None:
     """The first results, of the inputs that they read and of no others."""
     random = np.random.default_rng(1)
-    weight = random.normal(size=(1, 1, form.taps, form.taps))
-    factors, parts = spread(form, weight), range(form.parts)
-    for rows, columns in product(range(1, form.results + 1), repeat=2):
+    down, across = (form if kind != other else toom_cook.ONE for other in ("row", "column"))
+    weight = random.normal(size=(1, 1, down.taps, across.taps))
+    factors = spread(toom_cook.TileForm(down=down, across=across), weight)
+    for rows, columns in product(range(1, down.results + 1), range(1, across.results + 1)):
         image = random.normal(
-            size=[form.stride * (wanted - 1) + form.taps for wanted in (rows, columns)]
+            size=(
+                down.stride * (rows - 1) + down.taps,
+                across.stride * (columns - 1) + across.taps,
+            )
         )
-        sums = np.zeros((form.size, form.size))
-        for number, (down, across) in enumerate(product(parts, repeat=2)):
-            read = image[down :: form.step, across :: form.step]
-            assert read.shape == (form.reach(rows, down), form.reach(columns, across))
-            half = apply(form.forth(columns, across), read.T)
-            sums += apply(form.forth(rows, down), half.T) * factors[..., number]
-        got = apply(form.back(columns), apply(form.back(rows), sums).T).T
+        sums = np.zeros((down.size, across.size))
+        for number, (i, j) in enumerate(product(range(down.parts), range(across.parts))):
+            read = image[i :: down.step, j :: across.step]
+            assert read.shape == (down.reach(rows, i), across.reach(columns, j))
+            half = apply(across.forth(columns, j), read.T)
+            sums += apply(down.forth(rows, i), half.T) * factors[..., number]
+        got = apply(across.back(columns), apply(down.back(rows), sums).T).T
+        wanted = correlate(image, weight[0, 0], (down.stride, across.stride))
         # The weights were rounded to float32.
-        np.testing.assert_allclose(got, correlate(image, weight[0, 0], form.stride), atol=1e-4)
+        np.testing.assert_allclose(got, wanted, atol=1e-4)
 
 
 @each_form
-def test_ones_are_in_every_result(form: toom_cook.TileForm) -> None:
+def test_ones_are_in_every_result(form: toom_cook.LineForm) -> None:
     values = np.array(form.ones())
     back = form.back(form.results)
     np.testing.assert_allclose(apply(back, values), np.ones(form.results), rtol=1e-12)
@@ -145,12 +154,31 @@ def test_large_windows_of_few_channels_are_taken(cpu: winograd.CpuModel) -> None
     first = layer(3, 64, 224, kernel=7, stride=2)
     assert winograd.RULE.takes(first, cpu)
     # A window of 49 in parts of 16: 64 products of each for 25 results, at most.
-    assert winograd.plan(first, cpu).form.taps == 7
+    assert winograd.plan(first, cpu).form.down.taps == 7
     assert winograd.RULE.takes(layer(64, 64, 56, kernel=5), cpu)
     # The weights of 64 positions, four parts and one more for each bias, instead of 49.
     assert winograd.RULE.forms is not None
     forms = {form.choice.results: form.more_bytes for form in winograd.RULE.forms(first, ZEN4)}
     assert forms[5] == 4 * 64 * (64 * 4 * 3 + 64 - 49 * 3)
+
+
+def test_sequences_are_taken_in_their_one_direction() -> None:
+    """Of windows of 5 in a row: 8 products for 4 results, and weights 8/5 times as many."""
+    some = layer(256, 512, 64, kernel=5)
+    operator = some.operator
+    assert isinstance(operator, Convolution)
+    line = replace(operator, weight=operator.weight[:, :, :1], before=(0, 2))
+    source, output = (
+        relax.Var(name, relax.TensorType(shape, "float32"))
+        for name, shape in (("x", [1, 256, 1, 508]), ("y", [1, 512, 1, 508]))
+    )
+    sequence = replace(some, operator=line, inputs=(source,), output=output)
+    for cpu in CPUS:
+        assert winograd.RULE.takes(sequence, cpu)
+        assert winograd.plan(sequence, cpu, [4]).positions == 8
+    assert winograd.RULE.forms is not None
+    forms = {form.choice.results: form.more_bytes for form in winograd.RULE.forms(sequence, AVX2)}
+    assert forms[4] == 4 * 512 * (8 * 256 + 8 - 5 * 256)
 
 
 def test_halves_take_the_tiles_that_their_accuracy_allows() -> None:
@@ -174,7 +202,8 @@ def test_it_can_be_forced(size: int, kernel: int, stride: int) -> None:
     some = layer(3, 8, 56, kernel=kernel, stride=stride)
     assert forced.takes(some, CORTEX_A9) is (size in forms)
     if forced.takes(some, CORTEX_A9):
-        assert winograd.plan(some, CORTEX_A9, [size]).form == forms[size]
+        tile = toom_cook.TileForm(down=forms[size], across=forms[size])
+        assert winograd.plan(some, CORTEX_A9, [size]).form == tile
 
 
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
@@ -221,5 +250,5 @@ def test_sums_lie_where_inputs_were(cpu: winograd.CpuModel) -> None:
 
 def test_sums_have_a_place_of_their_own() -> None:
     """Where cores share each stage, or positions with equal weights follow each other."""
-    assert len(scratch_of(layer(512, 512, 7), replace(ZEN4, cores=2))) == 2
+    assert len(scratch_of(layer(512, 512, 7), replace(AVX2, cores=2))) == 2
     assert len(scratch_of(layer(64, 128, 56, stride=2), CORTEX_A72)) == 2

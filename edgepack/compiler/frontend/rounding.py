@@ -20,6 +20,7 @@ def signal_db(image: np.ndarray, weight: np.ndarray, results: int) -> float:
     kernels do. Infinite if there is no signal; -inf if a number comes near the largest half.
     """
     form = toom_cook.HALF_FORMS[results]
+    tile = toom_cook.TileForm(down=form, across=form)
     size = form.size
     tiles = _tiles(image, size, results).astype("float32")
     weight = weight[:: -(-len(weight) // _OUTS)].astype("float32")
@@ -27,7 +28,7 @@ def signal_db(image: np.ndarray, weight: np.ndarray, results: int) -> float:
     signal = np.einsum("ijctrs,ocrs->ijot", windows, weight, dtype="float64", optimize=True)
     with np.errstate(over="ignore", invalid="ignore"):
         transformed = _both_ways(form.forth(results), _half(tiles))
-        factors = _half(form.weights(weight)[..., 0])
+        factors = _half(tile.weights(weight)[..., 0])
         sums = _sums(factors, transformed.reshape(size**2, *transformed.shape[2:]))
         got = _both_ways(form.back(results), sums.reshape(size, size, *sums.shape[1:]))
         largest = max(float(np.abs(values).max()) for values in (transformed, sums))

@@ -36,9 +36,10 @@ RULES: tuple[Rule, ...] = (
     streamed.RULE,
     preactivated.RULE,
     depthwise.RULE,
+    # Sums in a stack of them take the place of what is added, which tiles have no way to.
+    dilated.RULE,
     winograd.RULE,
     gated.RULE,
-    dilated.RULE,
     convolution.RULE,
     pooling.WINDOW,
     pooling.MEAN,

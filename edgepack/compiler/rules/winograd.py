@@ -1,11 +1,11 @@
 """Winograd convolution: windows of stride 1 or 2 with fewer multiplications.
 
-The image is cut into tiles of m x m results. Each tile's inputs are transformed to n x n numbers
-(n = m + r - 1 of a window of r x r; of stride 2 in parts, or n = 2 m + 1: see `toom_cook`), and at
-each of the n * n positions the channels are multiplied with the transformed weights: n * n products
-of matrices instead of r * r * m * m multiplications per tile and pair of channels. A chunk of tiles
-goes through all three stages before the next one starts, so that what is between the stages stays
-in the cache:
+The image is cut into tiles of m x m results, a sequence into tiles of m. Each tile's inputs are
+transformed to n x n numbers (n = m + r - 1 of a window of r x r; of stride 2 in parts, or
+n = 2 m + 1: see `toom_cook`), and at each of the n * n positions the channels are multiplied with
+the transformed weights: n * n products of matrices instead of r * r * m * m multiplications per
+tile and pair of channels. A chunk of tiles goes through all three stages before the next one
+starts, so that what is between the stages stays in the cache:
 
     for each chunk of tiles
         scratch `inputs` [position][input block][part][tile]  <- transform of the image
@@ -91,10 +91,8 @@ class _WinogradKernel:
         element = self.channels.element
         self.isa = arm.isa_of(cpu, element)
         self.functions = micro.AssemblyFunctions()
-        self.transforms = (
-            self.form.forth(self.plan.results),
-            self.form.back(self.plan.results),
-        )
+        line = max(self.form.both, key=lambda line: line.size)
+        self.transforms = (line.forth(line.results), line.back(line.results))
         self.coefficients = [
             np.resize(np.array([*t.coefficients, 0.0], element.name), 3 * self.isa.lanes)
             for t in self.transforms
@@ -113,7 +111,7 @@ class _WinogradKernel:
             tir.buffer(f"half{i}", (self._halves(items), self.plan.positions, lanes), element.name)
             for i, (items, lanes) in enumerate(
                 [
-                    (channels.in_blocks * self.form.parts**2, channels.in_block),
+                    (channels.in_blocks * self.form.parts, channels.in_block),
                     (channels.out_blocks, channels.out_block),
                 ]
             )
@@ -130,7 +128,7 @@ class _WinogradKernel:
         # The parts of an image are the rows of a window, so to speak.
         weight = self.form.weights(self.operator.weight)[..., None]
         sizes = (plan.positions, shares, plan.grid.tiles, channels.element)
-        parts = self.form.parts**2
+        parts = self.form.parts
         inputs = scratch_layout(channels.ins, channels.in_block, *sizes, parts)
         sums = scratch_layout(channels.outs, channels.out_block, *sizes)
         self.overlaid = self._overlays()
@@ -147,8 +145,7 @@ class _WinogradKernel:
         bias = np.zeros((plan.positions, size), channels.element.name)
         if self.operator.bias is not None:
             # So that it comes out of the transform in every result.
-            ones = self.form.ones()
-            bias[:, : channels.outs] = np.outer(np.outer(ones, ones), self.operator.bias)
+            bias[:, : channels.outs] = np.outer(self.form.ones(), self.operator.bias)
         packed_bias = bias.ravel()
         self.weights = tir.buffer("weights", packed.shape, channels.element.name)
         self.bias = tir.buffer("bias", packed_bias.shape, channels.element.name)
@@ -186,17 +183,18 @@ class _WinogradKernel:
 
         Those with equal weights take turns that follow each other.
         """
-        size, factors = self.plan.size, self.form.factors
+        down, across = self.form.both
         position, first = turn, 0
-        if factors < size:
+        if self.form.factors < self.form.products:
             # In rows, and behind the rows whose weights are their own, in columns.
-            behind = turn - (factors - 1) * size
+            behind = turn - (down.factors - 1) * across.size
             own = behind < 0
-            equal = size - factors + 1
-            row = tirx.Select(own, turn // size, factors - 1 + behind % equal)
-            column = tirx.Select(own, turn % size, behind // equal)
-            position = row * size + column
-            weights = tirx.min(row, factors - 1) * factors + tirx.min(column, factors - 1)
+            equal = down.size - down.factors + 1
+            row = tirx.Select(own, turn // across.size, down.factors - 1 + behind % equal)
+            column = tirx.Select(own, turn % across.size, behind // equal)
+            position = row * across.size + column
+            weights = tirx.min(row, down.factors - 1) * across.factors
+            weights += tirx.min(column, across.factors - 1)
             first = (weights - position) * self.shape.panel(self.shape.out_blocks)
 
         inputs, sums = self._scratch(share, tiles)
@@ -221,7 +219,8 @@ class _WinogradKernel:
         site, plan, output = self.site, self.plan, self.site.output
         constants = (*self._products(), *self.coefficients, *self.epilogue.packed)
         name = "winograd" if plan.form.stride == 1 else "strided_winograd"
-        window = "" if plan.form.taps == 3 else f"_{plan.form.taps}x{plan.form.taps}"
+        taps = tuple(line.taps for line in plan.form.both)
+        window = "" if taps == (3, 3) else f"_{taps[0]}x{taps[1]}"
         return LayerKernel(
             name=f"{name}{plan.results}{window}_{site.inputs[0].channels}_{output.channels}"
             f"_{output.height}x{output.width}",
@@ -314,13 +313,14 @@ class _WinogradKernel:
             )
 
         def forth(worker: tir.Expr, item: tir.Expr) -> tir.Stmt:
-            block, number = _digits(item, (ins, self.form.parts**2))
+            block, number = _digits(item, (ins, self.form.parts))
 
             def part(down: int, across: int) -> tir.Stmt:
                 one = partial(self._forth, share, share + worker, n, block, down, across)
                 return over_tiles(lambda r, c, at: self._ragged(r, c, partial(one, r, c, at)))
 
-            *others, made = [part(*at) for at in product(range(self.form.parts), repeat=2)]
+            lines = (range(line.parts) for line in self.form.both)
+            *others, made = [part(*at) for at in product(*lines)]
             for at, other in reversed(list(enumerate(others))):
                 made = tirx.IfThenElse(tirx.EQ(tir.expr(number), tir.integer(at)), other, made)
             return made
@@ -332,7 +332,7 @@ class _WinogradKernel:
                 )
             )
 
-        parts = ins * self.form.parts**2
+        parts = ins * self.form.parts
         return tir.sequence(
             _shared("in_part", parts, _run(parts, workers), forth),
             # These need no memory of their own.
@@ -349,20 +349,21 @@ class _WinogradKernel:
         self, row: tir.Expr, column: tir.Expr, body: Callable[[int, int], tir.Stmt]
     ) -> tir.Stmt:
         """`body` for a tile, by how many of its rows and columns of results are wanted."""
-        m, grid, output = self.plan.results, self.plan.grid, self.site.output
-        last_rows = output.height - (grid.rows - 1) * m
-        last_columns = output.width - (grid.columns - 1) * m
+        high, wide = (line.results for line in self.form.both)
+        grid, output = self.plan.grid, self.site.output
+        last_rows = output.height - (grid.rows - 1) * high
+        last_columns = output.width - (grid.columns - 1) * wide
 
         def columns(rows: int) -> tir.Stmt:
-            if last_columns == m:
-                return body(rows, m)
+            if last_columns == wide:
+                return body(rows, wide)
             return _either(
-                column, grid.columns - 1, lambda: body(rows, m), lambda: body(rows, last_columns)
+                column, grid.columns - 1, lambda: body(rows, wide), lambda: body(rows, last_columns)
             )
 
-        if last_rows == m:
-            return columns(m)
-        return _either(row, grid.rows - 1, lambda: columns(m), lambda: columns(last_rows))
+        if last_rows == high:
+            return columns(high)
+        return _either(row, grid.rows - 1, lambda: columns(high), lambda: columns(last_rows))
 
     # ------------------------------------------------ transforms of one tile
 
@@ -382,33 +383,29 @@ class _WinogradKernel:
     ) -> tir.Stmt:
         """Inputs of one block of channels, of the part that starts `down` and `across` from the
         first; what lies behind `rows` x `columns` results counts as zero."""
-        size, before, form = self.plan.size, self.operator.before, self.form
-        tile, step = form.stride * form.results, form.step
+        lines, before = self.form.both, self.operator.before
         corner = self.source.at(
             n * self.source.layout.blocks + block,
-            row * tile - before[0] + down,
-            column * tile - before[1] + across,
+            row * lines[0].stride * lines[0].results - before[0] + down,
+            column * lines[1].stride * lines[1].results - before[1] + across,
         )
+        (rows_apart, columns_apart), size = (line.step for line in lines), lines[1].size
         inputs, _ = self._scratch(share, self.plan.grid.tiles)
         stride = inputs.layout.blocks // self.plan.positions
-        return tir.sequence(
-            self._pass(
-                form.forth(columns, across),
-                form.reach(rows, down),
-                _Strided(self.source.buffer, corner, line=(0, step, 0, 0), item=(0, 0, step, 0)),
-                _Strided(self.half_inputs, [worker, 0, 0], line=(0, size, 0), item=(0, 1, 0)),
-            ),
-            self._pass(
-                form.forth(rows, down),
-                size,
-                _Strided(self.half_inputs, [worker, 0, 0], line=(0, 1, 0), item=(0, size, 0)),
-                _Strided(
-                    self.inputs.buffer,
-                    inputs.at(block, down * form.parts + across, at),
-                    line=(stride, 0, 0, 0),
-                    item=(size * stride, 0, 0, 0),
-                ),
-            ),
+        source = _Strided(
+            self.source.buffer, corner, line=(0, rows_apart, 0, 0), item=(0, 0, columns_apart, 0)
+        )
+        half = _Strided(self.half_inputs, [worker, 0, 0], line=(0, size, 0), item=(0, 1, 0))
+        target = _Strided(
+            self.inputs.buffer,
+            inputs.at(block, down * lines[1].parts + across, at),
+            line=(size * stride, 0, 0, 0),
+            item=(stride, 0, 0, 0),
+        )
+        return self._passes(
+            (lines[1].forth(columns, across), lines[0].reach(rows, down)),
+            (lines[0].forth(rows, down), size),
+            (source, half, target),
         )
 
     def _back(
@@ -424,48 +421,66 @@ class _WinogradKernel:
         columns: int,
     ) -> tir.Stmt:
         """`rows` x `columns` results of one block of channels."""
-        m, size = self.plan.results, self.plan.size
+        down, across = self.form.both
         _, sums = self._scratch(share, self.plan.grid.tiles)
         stride = sums.layout.blocks // self.plan.positions
         results = _TileResults(
             plane=n * self.target.layout.blocks + block,
             channel_block=block,
-            row=row * m,
-            column=column * m,
+            row=row * down.results,
+            column=column * across.results,
             pixels=columns,
         )
+        source = _Strided(
+            self.sums.buffer,
+            sums.at(block, 0, at),
+            line=(across.size * stride, 0, 0, 0),
+            item=(stride, 0, 0, 0),
+        )
+        half = _Strided(self.half_sums, [worker, 0, 0], line=(0, across.results, 0), item=(0, 1, 0))
         return tir.sequence(
-            self._pass(
-                self.form.back(columns),
-                size,
-                _Strided(
-                    self.sums.buffer,
-                    sums.at(block, 0, at),
-                    line=(size * stride, 0, 0, 0),
-                    item=(stride, 0, 0, 0),
-                ),
-                _Strided(self.half_sums, [worker, 0, 0], line=(0, m, 0), item=(0, 1, 0)),
-            ),
-            self._pass(
-                self.form.back(rows),
-                columns,
-                _Strided(self.half_sums, [worker, 0, 0], line=(0, 1, 0), item=(0, m, 0)),
-                self._pixels(self.target, results),
+            self._passes(
+                (across.back(columns), down.size),
+                (down.back(rows), columns),
+                (source, half, self._pixels(self.target, results)),
                 None if self.apart else results,
             ),
             tir.loop_of(
                 "result_row",
                 rows,
-                lambda i: self.epilogue.pass_over(self.target, replace(results, row=row * m + i)),
+                lambda i: self.epilogue.pass_over(
+                    self.target, replace(results, row=results.row + i)
+                ),
             )
             if self.apart
             else None,
         )
 
     def _pixels(self, image: Image, results: _TileResults) -> _Strided:
-        """Columns of pixels."""
+        """Rows of pixels."""
         corner = image.at(results.plane, results.row, results.column)
-        return _Strided(image.buffer, corner, line=(0, 0, 1, 0), item=(0, 1, 0, 0))
+        return _Strided(image.buffer, corner, line=(0, 1, 0, 0), item=(0, 0, 1, 0))
+
+    def _passes(
+        self,
+        rows: tuple[toom_cook.Transform, int],
+        columns: tuple[toom_cook.Transform, int],
+        images: tuple[_Strided, _Strided, _Strided],
+        results: _TileResults | None = None,
+    ) -> tir.Stmt:
+        """The transform along so many rows, then that along columns, of the first of the `images`,
+        by way of the second, to the third, each given row by row; only one of the two where a
+        window has one weight in the other direction."""
+        source, half, target = images
+        if self.form.down.size == 1:
+            return self._pass(*rows, source, target, results)
+        second = replace(results, turned=True) if results else None
+        if self.form.across.size == 1:
+            return self._pass(*columns, source.turned, target.turned, second)
+        return tir.sequence(
+            self._pass(*rows, source, half),
+            self._pass(*columns, half.turned, target.turned, second),
+        )
 
     def _pass(
         self,
@@ -493,8 +508,7 @@ class _WinogradKernel:
                         names,
                         value,
                         results.plane,
-                        results.row + i,
-                        results.column + line,
+                        *results.at(line, i),
                         channel_block=results.channel_block,
                     )
                 names.add(target.store(line, i, value))
@@ -516,7 +530,10 @@ class _WinogradKernel:
             target.buffer.same_as(self.target.buffer) or source.buffer.same_as(self.sums.buffer)
         )
         added = results is not None and any(item.name == "add" for item in finish)
-        operand = self._pixels(self.epilogue.operands[0], results) if added and results else target
+        operand = target
+        if added and results:
+            operand = self._pixels(self.epilogue.operands[0], results)
+            operand = operand.turned if results.turned else operand
         code = TransformPass(
             isa=isa,
             transform=transform,
@@ -538,7 +555,8 @@ class _WinogradKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class _TileResults:
-    """Results of one tile, for the expression; `pixels` of its first row."""
+    """Results of one tile, for the expression; `pixels` of its first row. They are made row by row,
+    or `turned`: column by column."""
 
     plane: tir.Expr
     channel_block: tir.Expr
@@ -546,6 +564,12 @@ class _TileResults:
     column: tir.Expr
     pixels: int
     vectors: int = 1
+    turned: bool = False
+
+    def at(self, line: tir.Expr, item: int) -> tuple[tir.Expr, tir.Expr]:
+        """Row and column of one of a line."""
+        down, across = (item, line) if self.turned else (line, item)
+        return self.row + down, self.column + across
 
 
 @dataclass(frozen=True)
@@ -557,6 +581,11 @@ class _Strided:
     start: Sequence[tir.Expr]
     line: tuple[int, ...]
     item: tuple[int, ...]
+
+    @property
+    def turned(self) -> _Strided:
+        """The same vectors, columns for rows."""
+        return replace(self, line=self.item, item=self.line)
 
     def _at(self, line: tir.Expr, item: int) -> list[tir.Expr]:
         return [
@@ -699,7 +728,7 @@ def _forms(sizes: Collection[int], layer: Layer, cpu: CpuModel) -> list[Ranked]:
             continue
         way = plan(layer, cpu, (results,))
         # The bias is one for each position, too.
-        own = channels.ins * way.form.parts**2 * way.factors + way.positions
+        own = channels.ins * way.form.parts * way.form.factors + way.positions
         own *= outs * channels.element.bytes
         more = own - channels.ins * outs * operator.weight[0, 0].size * layer.weights.bytes
         choice = Way(rule=_NAME, results=results)
@@ -724,7 +753,7 @@ def _ways(sizes: Collection[int], site: LayerSite) -> list[Ranked]:
         tiles = rank_tiles(
             replace(layout, width=grid.tiles),
             blocks=channels.out_blocks,
-            reduction=channels.ins * best.form.parts**2,
+            reduction=channels.ins * best.form.parts,
             cpu=site.cpu,
             groups=best.positions,
         )

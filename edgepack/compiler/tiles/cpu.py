@@ -54,7 +54,8 @@ class CpuModel:
     `memory_bandwidth` is what one core reads from memory while the others do, too, in bytes per
     cycle. `l2_bandwidth` is what a panel of weights streams in at that is too large for the
     first-level cache, and `l3_bandwidth` that of one too large for half of the second-level cache,
-    in a loop that reads it again and again.
+    in a loop that reads it again and again. `l3_bytes` are those of the third-level cache, 0: there
+    is none, or nobody measured what it is good for.
     `memory_operand`: an instruction may read one operand from memory (x86).
     `isa` is "x86", "aarch64", "armv7", or "" where only portable code is made.
     `cpi` are the cycles of an instruction in loops on 8-bit integers.
@@ -77,6 +78,7 @@ class CpuModel:
     memory_bandwidth: float
     l2_bandwidth: float
     l3_bandwidth: float
+    l3_bytes: int = 0
     cpi: float = 0.5
     pipeline: str = ""
     load_slots: float = 0
@@ -160,12 +162,13 @@ ZEN4 = CpuModel(
     memory_bandwidth=5,
     l2_bandwidth=24,
     l3_bandwidth=16,
+    l3_bytes=32 * 1024 * KIB,
 )
 # Skylake-SP and later Xeons: two 512-bit FMA units, latency 4, two 512-bit loads per cycle.
 # Intel 64 Optimization Reference Manual, 248966, section 2.6. The rest is Zen 4's.
 AVX512 = replace(ZEN4, name="avx512", rates={FLOAT32: {64: 2, 32: 2, 16: 2}})
-# Haswell: two 256-bit FMA units of latency 5, two 256-bit loads per cycle, 256 KiB L2.
-# Intel 64 Optimization Reference Manual, 248966, section 2.9. Memory: a guess.
+# Haswell: two 256-bit FMA units of latency 5, two 256-bit loads per cycle, 256 KiB L2; 8 MiB L3 of
+# four cores. Intel 64 Optimization Reference Manual, 248966, section 2.9. Memory: a guess.
 AVX2 = replace(
     ZEN4,
     name="avx2",
@@ -173,6 +176,7 @@ AVX2 = replace(
     registers=16,
     fma_latency=5,
     l2_bytes=256 * KIB,
+    l3_bytes=8 * 1024 * KIB,
     memory_bandwidth=4,
 )
 # Nehalem class, no FMA: a multiply (port 0) and an add (port 1), latency 4 + 3, one load.

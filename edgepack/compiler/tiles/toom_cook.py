@@ -189,11 +189,11 @@ _WINDOWS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class TileForm:
-    """Tiles of m x m results, m being `results`, of windows of `taps` x `taps` weights.
+class LineForm:
+    """`results` neighbouring results of a window of `taps` weights, in one direction.
 
-    Where the window moves by a `stride` of two, its even and odd rows and columns are `parts` x
-    `parts` images, each with weights of its own; the inputs of a part are `step` apart.
+    Where the window moves by a `stride` of two, the even and the odd inputs are two `parts`, each
+    with weights of its own; the inputs of a part are `step` apart.
     """
 
     results: int
@@ -203,7 +203,6 @@ class TileForm:
 
     @property
     def parts(self) -> int:
-        """In one direction."""
         return self.stride
 
     @property
@@ -213,12 +212,12 @@ class TileForm:
 
     @property
     def size(self) -> int:
-        """A tile's products in one direction."""
+        """Products."""
         return len(self.points) + 1
 
     @property
     def factors(self) -> int:
-        """Transformed weights of a part in one direction, each for one product or for several."""
+        """Transformed weights of a part, each for one product or for several."""
         return self.size
 
     @property
@@ -238,33 +237,18 @@ class TileForm:
         """The transform of products to the first `results`."""
         return output_transform(self.points, results, self._weights_of_part)
 
-    def _matrix(self, part: int) -> np.ndarray:
-        """What makes the transformed weights of a part of all, [factors, taps] float64."""
+    def matrix(self, part: int) -> np.ndarray:
+        """G, which makes the transformed weights of a part of all, [factors, taps] float64."""
         own = len(range(part, self.taps, self.stride))
         g = np.zeros((self.factors, self.taps))
         g[:, part :: self.stride] = _weight_matrix(self.points, self._weights_of_part)[:, :own]
         return g
 
-    def weights(self, weight: np.ndarray) -> np.ndarray:
-        """[out, in, taps, taps] -> [factors * factors, out, in, parts * parts] float32, for each
-        part G weights G^T computed in float64."""
-        outs, ins = weight.shape[:2]
-        # One product with the Kronecker square of G transforms rows and columns at once, for a few
-        # windows that stay in the cache. numpy's BLAS would share larger products between threads,
-        # of which one waits for the other most of the time.
-        flat = weight.reshape(outs * ins, self.taps**2)
-        transformed = np.empty((self.factors**2, outs * ins, self.parts**2), "float32")
-        matrices = [self._matrix(part) for part in range(self.parts)]
-        for number, (down, across) in enumerate(product(matrices, repeat=2)):
-            square = np.kron(down, across)
-            for first in range(0, outs * ins, _WINDOWS):
-                some = flat[first : first + _WINDOWS].astype("float64")
-                transformed[:, first : first + _WINDOWS, number] = square @ some.T
-        return transformed.reshape(self.factors**2, outs, ins, self.parts**2)
-
     def ones(self) -> list[float]:
         """What, given to the transform of results, makes a 1 of each: what a polynomial's value at
         1 takes of those at the points (Lagrange)."""
+        if not self.points:
+            return [1.0]
         found = []
         for point in self.points:
             share = Fraction(1)
@@ -276,7 +260,7 @@ class TileForm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitForm(TileForm):
+class SplitForm(LineForm):
     """Of windows of 3 weights that move by two: the even inputs by F(m, 2), the odd ones by the
     middle weight. Both are one part, whose last transformed weight is that of all products behind
     it, too."""
@@ -336,7 +320,7 @@ class SplitForm(TileForm):
             outputs=tuple(range(first, first + results)),
         )
 
-    def _matrix(self, part: int) -> np.ndarray:
+    def matrix(self, part: int) -> np.ndarray:
         del part
         g = np.zeros((self.factors, 3))
         g[:-1, ::2] = _weight_matrix(self.points, 2)
@@ -344,21 +328,83 @@ class SplitForm(TileForm):
         return g
 
 
+# Of a direction in which a window has one weight: nothing is transformed.
+ONE = LineForm(results=1, points=(), taps=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileForm:
+    """Tiles of some rows and columns of results: the forms `down` the rows and `across` them."""
+
+    down: LineForm
+    across: LineForm
+
+    @property
+    def both(self) -> tuple[LineForm, LineForm]:
+        return self.down, self.across
+
+    @property
+    def results(self) -> int:
+        """In the direction with more of them."""
+        return max(form.results for form in self.both)
+
+    @property
+    def products(self) -> int:
+        """Products per tile and pair of channels, of a part."""
+        return self.down.size * self.across.size
+
+    @property
+    def factors(self) -> int:
+        """Transformed weights per pair of channels, of a part."""
+        return self.down.factors * self.across.factors
+
+    @property
+    def parts(self) -> int:
+        """Images that the windows see, each with weights of its own."""
+        return self.down.parts * self.across.parts
+
+    @property
+    def stride(self) -> int:
+        """In the direction with the larger one."""
+        return max(form.stride for form in self.both)
+
+    def weights(self, weight: np.ndarray) -> np.ndarray:
+        """[out, in, rows, columns] -> [factors, out, in, parts] float32: for each part G weights
+        G^T, computed in float64."""
+        outs, ins = weight.shape[:2]
+        # One product with the Kronecker product of both G transforms rows and columns at once, for
+        # a few windows that stay in the cache. numpy's BLAS would share larger products between
+        # threads, of which one waits for the other most of the time.
+        flat = weight.reshape(outs * ins, self.down.taps * self.across.taps)
+        transformed = np.empty((self.factors, outs * ins, self.parts), "float32")
+        lines = [[form.matrix(part) for part in range(form.parts)] for form in self.both]
+        for number, (down, across) in enumerate(product(*lines)):
+            both = np.kron(down, across)
+            for first in range(0, outs * ins, _WINDOWS):
+                some = flat[first : first + _WINDOWS].astype("float64")
+                transformed[:, first : first + _WINDOWS, number] = both @ some.T
+        return transformed.reshape(self.factors, outs, ins, self.parts)
+
+    def ones(self) -> np.ndarray:
+        """What, given to both transforms of results, makes a 1 of each, [products]."""
+        return np.outer(self.down.ones(), self.across.ones()).ravel()
+
+
 def _renumbered(steps: Iterable[Terms], number: Callable[[int], int]) -> tuple[Terms, ...]:
     return tuple(tuple((c, number(value)) for c, value in terms) for terms in steps)
 
 
-def _forms(points: Mapping[int, Points], taps: int, stride: int = 1) -> dict[int, TileForm]:
+def _forms(points: Mapping[int, Points], taps: int, stride: int = 1) -> dict[int, LineForm]:
     """By their results, of which one alone would save nothing."""
     forms = (
-        TileForm(results=size + 1 - -(-taps // stride), points=some, taps=taps, stride=stride)
+        LineForm(results=size + 1 - -(-taps // stride), points=some, taps=taps, stride=stride)
         for size, some in points.items()
     )
     return {form.results: form for form in forms if form.results > 1}
 
 
 # By the window's weights in one direction and its stride; then by the number of results m.
-FORMS: dict[tuple[int, int], Mapping[int, TileForm]] = {
+FORMS: dict[tuple[int, int], Mapping[int, LineForm]] = {
     (3, 1): _forms(POINTS, 3),
     (3, 2): {m: SplitForm(results=m, points=points) for m, points in SPLIT_POINTS.items()},
     # Tiles of 7 would save few multiplications more, and store 16 times the weights.
