@@ -283,7 +283,8 @@ def test_in_and_out_of_columns(tmp_path: Path, board: str, cpu: str) -> None:
     compiled, got = compile_and_run(model, inputs, board, cpu, tmp_path)
     assert not wrong_outputs(model, inputs, got)
     rules = [layer.rule for layer in compiled.layers]
-    assert {rule: rules.count(rule) for rule in ("conv", "pool")} == {"conv": 3, "pool": 1}
+    assert rules.count("conv") + rules.count("winograd") == 3
+    assert rules.count("pool") == 1
     # The input, and three outputs: none of them for the layers between.
     assert rules.count(LAYOUT) <= 4
 
