@@ -89,6 +89,9 @@ def transposed_convolutions(net: Builder) -> dict[str, str]:
         "transposed and more": net.op(
             "Relu", net.op("Add", summed, net.op("Tanh", one(inner, 12, 2, strides=[2, 2])))
         ),
+        "transposed and summed": net.op(
+            "Add", one("wide", 12, 3, strides=[2, 2]), one("wide", 12, 3, strides=[2, 2])
+        ),
     }
 
 

@@ -199,7 +199,7 @@ class _Product:
         if arm.micro_kernel(self.cpu, _ELEMENT) is None:
             in_a_pass = Epilogue(self._layout(1, 1), self.expression).is_long
         else:
-            in_a_pass = micro.assembly_epilogue(self.expression, sums=False) is None
+            in_a_pass = micro.assembly_epilogue(self.expression) is None
         return [lanes for lanes in fitting if not in_a_pass or columns % lanes == 0]
 
     @property

@@ -119,6 +119,11 @@ class Image:
         return self.layout.element.bytes * self.layout.block
 
     @property
+    def column_bytes(self) -> int:
+        """From one column to the next, which may be pixels apart."""
+        return self.pixel_bytes * self.step[1]
+
+    @property
     def row_bytes(self) -> int:
         """From one row to the next, halo included."""
         return self.pixel_bytes * int(self.buffer.shape[2])

@@ -85,8 +85,9 @@ class MicroKernelCalls:
         self.source, self.target = source, target
         self.weights, self.bias = weights, bias
         self.epilogue = epilogue
-        side_by_side = target.step[1] == 1 and target.pixel_bytes == arm.QUAD
-        self.finish = assembly_epilogue(epilogue.expression, sums=side_by_side)
+        # A sum is with the first operand, whose pixels have to be as far apart as the results.
+        alike = all(image.column_bytes == target.column_bytes for image in epilogue.operands[:1])
+        self.finish = assembly_epilogue(epilogue.expression, sums=alike)
         self.functions = functions or AssemblyFunctions()
 
     @property
@@ -185,7 +186,7 @@ class MicroKernelCalls:
             finish=self.finish or (),
             out_step=self.target.plane_bytes,
             operand_step=operand.plane_bytes if operand else 0,
-            pixel_step=self.target.pixel_bytes * self.target.step[1],
+            pixel_step=self.target.column_bytes,
             total_step=average.slots.plane_bytes if average else None,
         )
 
@@ -214,7 +215,7 @@ def assembly_epilogue(
 ) -> tuple[arm.EpilogueStep, ...] | None:
     """An expression as a chain that the assembly can do; None if it is anything else.
 
-    It can do `sums` with an operand only if results lie side by side.
+    It can do `sums` with an operand only if its pixels are as far apart as the results.
     """
     chain = []
     for index, operation in enumerate(steps):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -26,8 +26,8 @@ class AssemblyTile:
     """All that a tile's code depends on: `pixels` x `vectors` accumulators.
 
     `out_step` and `operand_step` are the bytes from one vector's plane to the next's, in the
-    target and in the tensor that `finish` adds; `pixel_step` those from a pixel of the target to
-    the next. With a `total_step` the sum of each vector's pixels is stored as well, so many bytes
+    target and in the tensor that `finish` adds; `pixel_step` those from a pixel of either to the
+    next. With a `total_step` the sum of each vector's pixels is stored as well, so many bytes
     apart.
     """
 
@@ -105,12 +105,29 @@ class AssemblyTile:
             writer.store(accumulators[:1], "total")
 
     def _add_operand(self, writer: Writer) -> None:
+        """Add the operand, whose pixels are as far from each other as the target's."""
         for v, accumulators in enumerate(writer.accumulators):
             if v:
                 writer.add("operand", self.operand_step)
-            for index, other in writer.stream(writer.free, len(accumulators), "operand"):
+            for index, other in self._operands(writer, len(accumulators)):
                 writer.binary("add", accumulators[index], accumulators[index], other)
-            writer.add("operand", -QUAD * len(accumulators))
+
+    def _operands(self, writer: Writer, count: int) -> Iterator[tuple[int, int]]:
+        """Load the operand's vector for each of `count` pixels, and yield (index, register)."""
+        ring = writer.free
+        if self.pixel_step == QUAD:
+            yield from writer.stream(ring, count, "operand")
+            writer.add("operand", -QUAD * count)
+            return
+        moved = 0
+        for first in range(0, count, len(ring)):
+            loaded = list(zip(range(first, count), ring, strict=False))
+            for index, other in loaded:
+                moved += writer.move_strided(
+                    "ld", other, "operand", step=self.pixel_step, index=index, count=count
+                )
+            yield from loaded
+        writer.add("operand", -moved)
 
     def _bound(self, writer: Writer, bounds: Sequence[EpilogueStep]) -> None:
         """Maxima and minima: one after the other, unless what is done can be stored meanwhile."""
