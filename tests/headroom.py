@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from tests.onnx_models import Builder
 
-Shape = tuple[int, int, int, int]
+Shape = tuple[int, ...]
 # Weights may grow as they like, scratch memory not.
 LEAN = 1000.0
+# What `heads` reads.
+HEADS = (1, 128, 256)
 
 
 def stem(net: Builder) -> str:
@@ -85,3 +87,56 @@ def beside(net: Builder) -> str:
     around, weights = {"pads": [0, 1, 0, 1], "group": 16}, (net.weight(16, 1, 1, 3), net.weight(16))
     value = net.op("Conv", value, *weights, **around)
     return net.op("Add", net.op("Add", value, kept), "x")
+
+
+def pooled(net: Builder) -> str:
+    """A sequence, as an image of one column, whose convolution makes the largest image for nothing
+    but the largest value of each channel."""
+    around, weights = {"pads": [2, 0, 2, 0]}, (net.weight(256, 128, 5, 1), net.weight(256))
+    value = net.op("Relu", net.op("Conv", net.op("Relu", "x"), *weights, **around))
+    return net.conv(net.op("GlobalMaxPool", value), 256, 16, kernel=1)
+
+
+def halves(net: Builder) -> str:
+    """As YOLO has it: both halves of an image and what is made of one of them, side by side."""
+    value = net.op("Relu", net.conv("x", 16, 32, kernel=1))
+    net.op("Split", value, outputs=["first", "second"], axis=1)
+    inner = net.op("Relu", net.conv("second", 16, 16))
+    inner = net.op("Add", net.op("Relu", net.conv(inner, 16, 16)), "second")
+    joined = net.op("Concat", "first", "second", inner, axis=1)
+    return net.op("Relu", net.conv(joined, 48, 32, kernel=1))
+
+
+def dense(net: Builder) -> str:
+    """As DenseNet has it: each layer reads all that was made before, scaled and bounded."""
+    parts = [net.op("Relu", net.conv("x", 16, 64, kernel=1))]
+    for index in range(4):
+        channels = 64 + 32 * index
+        joined = net.op("Concat", *parts, axis=1) if index else parts[0]
+        scale, shift = (net.weight(1, channels, 1, 1) for _ in range(2))
+        value = net.op("Relu", net.op("Add", net.op("Mul", joined, scale), shift))
+        value = net.op("Relu", net.conv(value, channels, 128, kernel=1))
+        parts.append(net.conv(value, 128, 32, kernel=1))
+    return net.conv(net.op("Concat", *parts, axis=1), 192, 64, kernel=1)
+
+
+def heads(net: Builder) -> str:
+    """Blocks of a transformer, whose four heads have each its keys and values packed."""
+    count, width = HEADS[1:]
+    shape = net.const([1, count, 4, width // 4], "int64")
+
+    def linear(rows: str, ins: int, outs: int) -> str:
+        return net.op("MatMul", rows, net.weight(ins, outs))
+
+    value = net.op("Relu", "x")
+    for _ in range(2):
+        q, k, v = (net.op("Reshape", linear(value, width, width), shape) for _ in range(3))
+        k = net.op("Transpose", k, perm=[0, 2, 3, 1])
+        q, v = (net.op("Transpose", part, perm=[0, 2, 1, 3]) for part in (q, v))
+        shares = net.op("Softmax", net.op("MatMul", q, k), axis=-1)
+        merged = net.op("Transpose", net.op("MatMul", shares, v), perm=[0, 2, 1, 3])
+        merged = net.op("Reshape", merged, net.const([1, count, width], "int64"))
+        value = net.op("Add", linear(merged, width, width), value)
+        inner = net.op("Relu", linear(value, width, 4 * width))
+        value = net.op("Add", linear(inner, 4 * width, width), value)
+    return value

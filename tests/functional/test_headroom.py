@@ -6,22 +6,41 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.headroom import LEAN, branches, joint, large_window, residual, rows, stem
+from tests.headroom import (
+    HEADS,
+    LEAN,
+    branches,
+    dense,
+    halves,
+    heads,
+    joint,
+    large_window,
+    pooled,
+    residual,
+    rows,
+    stem,
+)
 from tests.onnx_models import Builder
-from tests.targets import compile_and_run, every_target, save_cases, wrong_outputs
+from tests.targets import compile_and_run, every_target_in_parts, save_cases, wrong_outputs
+
+_NETWORKS = (
+    (stem, (1, 3, 224, 224)),
+    (large_window, (1, 3, 150, 134)),
+    (rows, (1, 64, 6, 320)),
+    (joint, (1, 16, 48, 48)),
+    (heads, HEADS),
+    (residual, (1, 64, 24, 24)),
+    (pooled, (1, 128, 200, 1)),
+    (branches, (1, 48, 48, 48)),
+    (dense, (1, 16, 56, 56)),
+    (halves, (1, 16, 40, 40)),
+)
 
 
-@every_target
-def test_kernels_with_little_room(board: str, cpu: str, tmp_path: Path) -> None:
+@every_target_in_parts
+def test_kernels_with_little_room(board: str, cpu: str, part: slice, tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
-    for make, shape in (
-        (stem, (1, 3, 224, 224)),
-        (large_window, (1, 3, 150, 134)),
-        (rows, (1, 64, 6, 320)),
-        (joint, (1, 16, 48, 48)),
-        (residual, (1, 64, 24, 24)),
-        (branches, (1, 48, 48, 48)),
-    ):
+    for make, shape in _NETWORKS[part]:
         net, folder = Builder(), tmp_path / make.__name__
         folder.mkdir()
         path = save_cases(folder / "model.onnx", net, {"x": shape}, {"y": make(net)})

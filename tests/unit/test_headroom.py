@@ -27,13 +27,18 @@ from edgepack.compiler.place.order import as_late_as_possible
 from edgepack.compiler.tiles.cpu import CORTEX_A72
 from edgepack.model import ModelSpec
 from tests.headroom import (
+    HEADS,
     LEAN,
     Shape,
     beside,
     branches,
     chain,
+    dense,
+    halves,
+    heads,
     joint,
     large_window,
+    pooled,
     residual,
     rows,
     stem,
@@ -66,6 +71,12 @@ IMAGE, LINES = (1, 3, 224, 224), (1, 64, 6, 320)
         pytest.param(rows, LINES, "rasp4b-64", "", 2 * 128 * 6 * 320, id="rows-a72"),
         pytest.param(rows, LINES, "rasp3b", "", 2 * 128 * 6 * 320, id="rows-a53"),
         pytest.param(joint, (1, 16, 96, 96), "local", "znver4", 72 * 96**2, id="joint-avx512"),
+        # All three parts and what is made of them; the last joint and the one before.
+        pytest.param(halves, (1, 16, 80, 80), "rasp4b-64", "", 80 * 80**2, id="halves-a72"),
+        pytest.param(dense, (1, 16, 56, 56), "rasp4b-64", "", 352 * 56**2, id="dense-a72"),
+        # What is made between two products, and the result.
+        pytest.param(heads, HEADS, "rasp4b-64", "", 5 * 128 * 256, id="heads-a72"),
+        pytest.param(heads, HEADS, "rasp3b", "", 5 * 128 * 256, id="heads-a53"),
     ],
 )
 def test_scratch_memory_is_what_the_images_leave(
@@ -116,6 +127,20 @@ def test_an_inner_image_is_made_in_parts(board: str, cpu: str, tmp_path: Path) -
     assert sum(r.macs for r in first) == macs * 96 * 96
     assert len(first) > 3
     assert sum(r.macs for r in reports) == sum(r.macs for r in fast)
+
+
+@pytest.mark.parametrize("board", ["rasp4b-64", "rasp3b", "pynq"])
+def test_an_image_that_is_only_pooled_is_made_in_parts(board: str, tmp_path: Path) -> None:
+    shape = (1, 128, 508, 1)
+    plan, reports = planned(tmp_path, pooled, shape, board, "", LEAN)
+    whole, fast = planned(tmp_path, pooled, shape, board, "", UNLIMITED)
+    assert plan.arena_bytes < 0.9 * whole.arena_bytes
+    # As the model has it; half of the result is there at a time.
+    assert plan.arena_bytes <= 4 * (128 + 256) * 508 * (1 + 1 / 16) * 1.06
+    convolutions = [report for report in reports if report.layer == "Conv_1"]
+    assert len(convolutions) > 1
+    assert sum(r.macs for r in reports) == sum(r.macs for r in fast)
+    assert sum(r.cycles for r in reports) <= 1.03 * sum(r.cycles for r in fast)
 
 
 def test_an_inner_image_that_is_read_twice_is_made_as_a_whole(tmp_path: Path) -> None:
@@ -199,10 +224,15 @@ def test_bytes_that_are_in_use(tmp_path: Path) -> None:
     most = 192 * plane * 17 // 16
     live = [16 + 64, 64 + 128, 64 + 128, 64 + 32, 64 + 32, 64 + 32 + 16]
     step = 32 << 10
-    expected = [(most - channels * plane) // step * step for channels in live]
+    # The joint is there from its first part on; 32 channels of it are empty until they are made.
+    beside = [32, 0, 0, 0, 0, 0]
+    expected = [
+        (most - (channels + more) * plane) // step * step
+        for channels, more in zip(live, beside, strict=True)
+    ]
     assert [room.of(layer) for layer in layers] == [max(64 << 10, left) for left in expected]
     # In one kernel with the one before, what is between them is nowhere.
-    assert room.of_both(layers[1], layers[2]) == (most - 64 * plane) // step * step
+    assert room.of_both(layers[1], layers[2]) == (most - (64 + 32) * plane) // step * step
     assert not room.is_short(*layers)
 
 

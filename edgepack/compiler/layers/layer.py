@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
+import tvm
 from tvm import relax
 
 from edgepack.compiler.integer import IntegerOperator
@@ -219,6 +220,13 @@ class Layer:
     def source(self) -> Element:
         """The elements of what it reads."""
         return self.reads or self.element
+
+    @property
+    def is_reshape(self) -> bool:
+        """Whether it is one, of a plain tensor, and nothing else."""
+        values = [value for _, value in self.bindings]
+        is_one = len(values) == 1 and isinstance(self.operator, Foreign)
+        return is_one and getattr(values[0], "op", None) == tvm.ir.Op.get("relax.reshape")
 
     @property
     def results(self) -> tuple[Value, ...]:

@@ -49,6 +49,10 @@ class Turned:
     twins: Mapping[Value, Value]
     same: Mapping[Value, Value]
 
+    def now(self, value: Value) -> Value:
+        """What has the elements of a value."""
+        return self.same.get(value, self.twins.get(value, value))
+
 
 def turn(layers: Sequence[Layer], outputs: Sequence[Value], cpu: CpuModel) -> Turned:
     """Turn the regions where that is worth it; `outputs` are the function's results."""

@@ -174,7 +174,7 @@ class _Emitter:
             return
         if rule is None:
             for var, value in layer.bindings:
-                if _is_reshape(layer) and layer.inputs[0] in self.in_steps:
+                if layer.is_reshape and layer.inputs[0] in self.in_steps:
                     self.plain[var] = self.plain[layer.inputs[0]]
                     self.in_steps[var] = self.in_steps[layer.inputs[0]]
                 elif var in self.placement.layouts and _order(value) in _TO_FIRST:
@@ -258,7 +258,8 @@ class _Emitter:
             found = attention.rows_in_queries(operator)
         if found is not None and not self._can_be_read(layer.output, found):
             found = None
-        self._of_rows(layer, attention.make(operator, self.cpu, in_queries=found is not None))
+        made = attention.make(operator, self.cpu, in_queries=found is not None, room=layer.room)
+        self._of_rows(layer, made)
         if found is not None:
             self.in_steps[layer.output] = found
 
@@ -276,7 +277,7 @@ class _Emitter:
                     return False
                 if self._product_of_steps(operator, value, rows) is None:
                     return False
-            elif not (_is_reshape(other) and self._can_be_read(other.output, rows)):
+            elif not (other.is_reshape and self._can_be_read(other.output, rows)):
                 return False
         return True
 
@@ -534,12 +535,6 @@ _PERMUTE = tvm.ir.Op.get("relax.permute_dims")
 # Orders of axes that put the channels of images and of sequences last, or first again.
 _TO_LAST = ((0, 2, 3, 1), (0, 2, 1))
 _TO_FIRST = ((0, 3, 1, 2), (0, 2, 1))
-
-
-def _is_reshape(layer: Layer) -> bool:
-    """Whether it is one, of a plain tensor, and nothing else."""
-    values = [value for _, value in layer.bindings]
-    return len(values) == 1 and getattr(values[0], "op", None) == tvm.ir.Op.get("relax.reshape")
 
 
 def _order(value: relax.Expr) -> tuple[int, ...] | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgepack.compiler.choices import Choices, Ranked, Way
+from edgepack.compiler.layers.attention import Attention
 from edgepack.compiler.layers.layer import (
     Concatenation,
     Convolution,
@@ -22,12 +23,15 @@ from edgepack.compiler.layers.layer import (
     Layer,
     Pointwise,
     Slice,
+    Streamed,
     Value,
     View,
 )
+from edgepack.compiler.layers.rows import RowProduct
 from edgepack.compiler.layers.signature import signature_of
 from edgepack.compiler.layers.tensors import extent, shape_of
 from edgepack.compiler.rules import joint
+from edgepack.compiler.rules.attention import rows_in_queries
 from edgepack.compiler.rules.rule import Rule, image_of
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT32
@@ -42,26 +46,43 @@ _FREE_BYTES = 64 << 10
 _FASTER = 1.05
 # Rooms differ by steps, so that equal layers stay alike.
 _STEP = 32 << 10
+_SMALL_STEP = 4 << 10
 
 
 class Headroom:
     """The bytes that are in use at each of `layers`, in their order, and those that are left.
 
-    `outputs` are the network's. Layouts are not known yet: zeros around images are not counted, and
+    `outputs` are the network's; `neighbours` says what its two largest take, which are those of
+    `layers` otherwise. Layouts are not known yet: zeros around images are not counted, and
     what is computed in place of something else, or as a part of it, is guessed.
     """
 
-    def __init__(self, layers: Sequence[Layer], outputs: Collection[Value], cpu: CpuModel) -> None:
-        self._cpu = cpu
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        outputs: Collection[Value],
+        cpu: CpuModel,
+        neighbours: int | None = None,
+    ) -> None:
+        self._outputs, self._cpu = outputs, cpu
         self._at = {layer.output: at for at, layer in enumerate(layers)}
-        self._places, self._spans = _laid_out(layers, outputs, cpu)
+        self._places, self._spans, joints = _laid_out(layers, outputs, cpu)
         self._live = [0] * len(layers)
         for span in self._spans.values():
             for at in range(max(0, span.first), min(len(layers), span.last + 1)):
                 self._live[at] += span.nbytes
-        self._neighbours = _neighbours(layers)
+        self._empty = [0] * len(layers)
+        for part, first in _empty(joints, self._spans).items():
+            for at in range(max(0, first), self._spans[part].first):
+                self._empty[at] += self._spans[part].nbytes
+        self._neighbours = _neighbours(layers) if neighbours is None else neighbours
         # Without scratch memory, too, something is the most.
         self._peak = max(self._live, default=0)
+
+    def with_others(self, layers: Sequence[Layer]) -> Headroom:
+        """The same for other layers that do what these do: the two largest neighbours are still
+        those of the model."""
+        return Headroom(layers, self._outputs, self._cpu, self._neighbours)
 
     def of(self, layer: Layer, share: float = _SHARES[0]) -> int:
         """Bytes of scratch memory that are left at a layer, if all of it may add `share` to the two
@@ -70,7 +91,14 @@ class Headroom:
 
     def left(self, layer: Layer, share: float) -> int:
         """The same, with nothing on top."""
-        return self._left(self._live[self._at[layer.output]], share)
+        at = self._at[layer.output]
+        return self._left(self._live[at], share, self._empty[at])
+
+    def told(self, layer: Layer) -> Layer:
+        """The layer; an attention with its room: it is hardly slower with little."""
+        if not isinstance(layer.operator, Attention):
+            return layer
+        return replace(layer, room=self.left(layer, _SHARES[0]))
 
     def of_both(self, first: Layer, layer: Layer) -> int:
         """The same for one kernel of a layer and the one before it, whose result is nowhere as a
@@ -79,7 +107,8 @@ class Headroom:
         live = self._live[at] - self._spans[self._places[first.output]].nbytes
         read = {self._places[value] for value in first.inputs if value in self._places}
         live += sum(span.nbytes for span in map(self._spans.__getitem__, read) if span.last < at)
-        return max(_FREE_BYTES * self._cpu.cores, self._left(live, _SHARES[0]))
+        left = self._left(live, _SHARES[0], self._empty[at])
+        return max(_FREE_BYTES * self._cpu.cores, left)
 
     def most(self, *layers: Layer) -> int:
         """The most that is in use at one of them, scratch memory apart."""
@@ -89,9 +118,12 @@ class Headroom:
         """Whether that is more than the two largest neighbours and a `share` of them."""
         return self.most(*layers) > (1 + share) * self._neighbours
 
-    def _left(self, live: int, share: float) -> int:
+    def _left(self, live: int, share: float, empty: int) -> int:
+        """What fits where joints are still `empty`, or beside them."""
         most = max(int((1 + share) * self._neighbours), self._peak)
-        return max(0, (most - live) // _STEP * _STEP)
+        left = max(0, min(empty, most - live), most - live - empty)
+        step = _STEP if left >= _STEP else _SMALL_STEP
+        return left // step * step
 
 
 @dataclass(kw_only=True)
@@ -105,42 +137,85 @@ class _Span:
 
 def _laid_out(
     layers: Sequence[Layer], outputs: Collection[Value], cpu: CpuModel
-) -> tuple[dict[Value, Value], dict[Value, _Span]]:
-    """The value in whose place each value lies, and from when to when those places are in use."""
-    places, spans = dict[Value, Value](), dict[Value, _Span]()
+) -> tuple[dict[Value, Value], dict[Value, _Span], list[set[Value]]]:
+    """The value in whose place each value lies, from when to when those places are in use, and
+    those that are the parts of each joint. Of a joint's own are the parts that have to be copied.
+    """
+    places, spans, joints = dict[Value, Value](), dict[Value, _Span](), dict[Value, set[Value]]()
     uses = {
         value: at for at, layer in enumerate(layers) for value in (*layer.inputs, *layer.operands)
     }
     uses |= dict.fromkeys(outputs, len(layers))
+    makers = {layer.output: layer for layer in layers}
     for at, layer in enumerate(layers):
         for value in (*layer.inputs, *layer.operands):
             if value not in places:  # the network's input
                 places[value] = value
                 spans[value] = _Span(nbytes=_read(layer, value, cpu), first=-1, last=uses[value])
-        joins = isinstance(layer.operator, Concatenation)
-        place = _place_of(layer, at, uses, places)
-        if place is None:
+        place = _place_of(layer, at, uses, places, makers)
+        if isinstance(layer.operator, Concatenation):
             place = layer.output
-            nbytes = 0 if joins else _stored(layer, cpu)
-            spans[place] = _Span(nbytes=nbytes, first=at, last=at)
+            is_one = extent(layer.output)[0] == 1
+            there = {
+                value for value in layer.inputs if is_one and _can_be_a_part(makers.get(value))
+            }
+            copied = sum(_nbytes(value) for value in layer.inputs if value not in there)
+            spans[place] = _Span(nbytes=copied, first=at, last=at)
+            inside = {places[value] for value in there}
+            joints[place] = {place}.union(*(joints.get(part, {part}) for part in inside))
+        elif place is None:
+            place = layer.output
+            spans[place] = _Span(nbytes=_stored(layer, cpu), first=at, last=at)
         places[layer.output] = place
         # A joint is its parts, which are in use as long as it is.
-        for value in (place, *(places[part] for part in layer.inputs if joins)):
+        for value in joints.get(place, {place}):
             spans[value].last = max(spans[value].last, uses.get(layer.output, at))
-    return places, spans
+    return places, spans, list(joints.values())
+
+
+def _can_be_a_part(maker: Layer | None) -> bool:
+    """Whether a value may be computed where a joint has it: what is a part of something else, or
+    is given, is not."""
+    return maker is not None and not isinstance(maker.operator, Slice | View)
+
+
+def _empty(joints: Iterable[Collection[Value]], spans: Mapping[Value, _Span]) -> dict[Value, int]:
+    """The first layer at which each part of a joint takes bytes that nothing is written to yet: a
+    joint is there as a whole from its first part on."""
+    found = dict[Value, int]()
+    for parts in joints:
+        first = min(spans[part].first for part in parts)
+        for part in parts:
+            found[part] = min(first, found.get(part, first))
+    return found
 
 
 def _place_of(
-    layer: Layer, at: int, uses: Mapping[Value, int], places: Mapping[Value, Value]
+    layer: Layer,
+    at: int,
+    uses: Mapping[Value, int],
+    places: Mapping[Value, Value],
+    makers: Mapping[Value, Layer],
 ) -> Value | None:
     """The value whose bytes a layer's result takes; None if it gets some of its own."""
     operator = layer.operator
     if isinstance(operator, Slice | View):
         return places[layer.inputs[0]]
-    over = layer.inputs[:1] if isinstance(operator, Pointwise) else layer.operands
+    if layer.is_reshape:
+        # What an image is reshaped to has to be unpacked, mostly.
+        maker = makers.get(layer.inputs[0])
+        is_plain = maker is None or isinstance(maker.operator, Foreign)
+        return places[layer.inputs[0]] if is_plain else None
+    over, nbytes = layer.operands, _nbytes(layer.output)
+    if isinstance(operator, Pointwise):
+        over = layer.inputs[:1]
+    elif isinstance(operator, RowProduct):
+        over = layer.inputs[-len(operator.operands) :] if operator.operands else ()
+    elif isinstance(operator, Attention) and rows_in_queries(operator) is not None:
+        over = layer.inputs[:1]  # of the queries
+        nbytes = _nbytes(over[0])
     free = (value for value in over if uses[value] == at)
-    alike = (value for value in free if shape_of(value) == shape_of(layer.output))
-    return next((places[value] for value in alike), None)
+    return next((places[value] for value in free if _nbytes(value) == nbytes), None)
 
 
 def _neighbours(layers: Iterable[Layer]) -> int:
@@ -161,7 +236,10 @@ def _nbytes(value: Value) -> int:
 
 def _read(layer: Layer, value: Value, cpu: CpuModel) -> int:
     """The bytes of a network's input, in blocks if a convolution reads it as an image."""
-    if not isinstance(layer.operator, Convolution):
+    operator = layer.operator
+    if isinstance(operator, Streamed):
+        operator = operator.first.operator
+    if not isinstance(operator, Convolution):
         return _nbytes(value)
     _, channels, *_ = extent(value)
     lanes = cpu.block(channels, layer.element)
@@ -285,6 +363,20 @@ def scratch_of(layer: Layer, cpu: CpuModel, rules: Collection[Rule]) -> int:
     forms = _forms(layer, cpu, rules)
     fastest = min(forms, key=lambda form: form.cycles, default=None)
     return fastest.scratch_bytes if fastest is not None else 0
+
+
+def fastest(
+    layers: Iterable[Layer], room: Headroom, cpu: CpuModel, rules: Collection[Rule]
+) -> float:
+    """Cycles of the convolutions among some layers, each by its fastest form for which there is
+    `room`."""
+    told = (
+        replace(layer, room=room.of(layer))
+        for layer in layers
+        if isinstance(layer.operator, Convolution)
+    )
+    forms = (_forms(layer, cpu, rules) for layer in told)
+    return sum(min((form.cycles for form in some), default=0) for some in forms)
 
 
 def fewest_cycles(layers: Iterable[Layer], cpu: CpuModel) -> float:

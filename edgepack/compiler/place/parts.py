@@ -1,4 +1,8 @@
-"""Convolutions whose inner image is made in parts.
+"""Convolutions whose result, which is only there to be read once, is made in parts.
+
+What is pooled over the whole image is gone then, so some channels can be made at a time:
+
+    result = join(pool(convolution(x)[: half]), pool(convolution(x)[half :]))
 
 A block's first convolution makes an image that its second one reads; where the block's input is
 kept for a sum, three images are in use at once. The sums of the second convolution can be begun
@@ -15,19 +19,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tvm import relax
 
 from edgepack.compiler.layers.layer import (
+    Concatenation,
     Convolution,
+    GlobalPooling,
     Layer,
+    Pointwise,
     TransposedConvolution,
     Value,
 )
 from edgepack.compiler.layers.tensors import extent, shape_of
-from edgepack.compiler.place.headroom import Headroom, fewest_cycles, scratch_of
+from edgepack.compiler.place.headroom import Headroom, fastest, fewest_cycles, scratch_of
 from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT32
@@ -43,14 +50,54 @@ _PARTS = (2, 4)
 
 
 def with_parts(
-    layers: Sequence[Layer], outputs: Collection[Value], cpu: CpuModel, rules: Collection[Rule]
+    layers: Sequence[Layer],
+    outputs: Collection[Value],
+    cpu: CpuModel,
+    rules: Collection[Rule],
+    room: Headroom,
+) -> list[Layer]:
+    """The layers, pairs of which are in parts. `room` is that of the layers as they are."""
+    pooled = _pooled_in_parts(layers, outputs, cpu, rules, room)
+    return _summed_in_parts(pooled, outputs, cpu, rules, room.with_others(pooled))
+
+
+def _pooled_in_parts(
+    layers: Sequence[Layer],
+    outputs: Collection[Value],
+    cpu: CpuModel,
+    rules: Collection[Rule],
+    room: Headroom,
+) -> list[Layer]:
+    """The layers, pairs of which are in parts that are faster with the memory that there is: parts
+    leave room for the scratch memory of fast kernels."""
+    found = list(layers)
+    for first, layer in _pairs(layers, outputs, GlobalPooling):
+        least = fastest([first], room, cpu, rules)
+        for count in _PARTS:
+            parts = _pooled(first, layer, count, cpu)
+            if not _can_be_made(parts, cpu, rules):
+                continue
+            less = room.with_others(_replaced(layers, first, layer, parts))
+            if fastest(parts, less, cpu, rules) < least:
+                found = _replaced(found, first, layer, parts)
+                break
+    return found
+
+
+def _summed_in_parts(
+    layers: Sequence[Layer],
+    outputs: Collection[Value],
+    cpu: CpuModel,
+    rules: Collection[Rule],
+    room: Headroom,
 ) -> list[Layer]:
     """The layers, pairs of which are in parts where memory is short and it costs little time."""
-    room = Headroom(layers, outputs, cpu)
     spare = _MOST_LOST * fewest_cycles(layers, cpu)
     found, left = list(layers), room
     done = set[Value]()
-    pairs = sorted(_pairs(layers, outputs), key=lambda pair: room.most(*pair), reverse=True)
+    pairs = sorted(
+        _pairs(layers, outputs, Convolution), key=lambda pair: room.most(*pair), reverse=True
+    )
     for first, layer in pairs:
         # The first that has to stay as it is says how much memory there is.
         if done & {first.output, layer.output} or not left.is_short(first, layer, share=_SHORT):
@@ -61,7 +108,7 @@ def with_parts(
             if lost > spare or not _can_be_made(parts, cpu, rules):
                 continue
             tried = _replaced(found, first, layer, parts)
-            less = Headroom(tried, outputs, cpu)
+            less = room.with_others(tried)
             most = _most(left, [first, layer], cpu, rules)
             if _most(less, parts, cpu, rules) <= _LESS * most:
                 found, left, spare = tried, less, spare - lost
@@ -77,38 +124,76 @@ def _most(room: Headroom, layers: Sequence[Layer], cpu: CpuModel, rules: Collect
     return max(room.most(layer) + scratch_of(layer, cpu, rules) for layer in layers)
 
 
-def _pairs(layers: Sequence[Layer], outputs: Collection[Value]) -> Iterator[tuple[Layer, Layer]]:
-    """Plain convolutions, each with the one before it that nobody else reads."""
+def _pairs(
+    layers: Sequence[Layer], outputs: Collection[Value], reader: type[Convolution | GlobalPooling]
+) -> Iterator[tuple[Layer, Layer]]:
+    """Plain layers of the kind `reader`, each with the plain convolution before it that nobody else
+    reads; but not convolutions that may be one kernel with the arithmetic before them."""
     uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
     uses.update(outputs)
-    makers = {layer.output: layer for layer in layers if _is_plain(layer)}
+    makers = {layer.output: layer for layer in layers}
+    able = {
+        layer.output: layer
+        for layer in layers
+        if _is_plain(layer, Convolution) and not _is_activated(layer, makers, uses)
+    }
     for layer in layers:
-        first = makers.get(layer.inputs[0]) if _is_plain(layer) else None
+        first = able.get(layer.inputs[0]) if _is_plain(layer, reader) else None
         if first is not None and uses[first.output] == 1 and not first.operands:
             yield first, layer
 
 
-def _is_plain(layer: Layer) -> bool:
-    operator = layer.operator
-    if not isinstance(operator, Convolution) or isinstance(operator, TransposedConvolution):
+def _is_activated(layer: Layer, makers: Mapping[Value, Layer], uses: Mapping[Value, int]) -> bool:
+    """Whether `preactivated` may make a convolution, and the arithmetic before it."""
+    before, operator = makers.get(layer.inputs[0]), layer.operator
+    if before is None or not isinstance(operator, Convolution) or operator.kernel != (1, 1):
         return False
+    return isinstance(before.operator, Pointwise) and uses[before.output] == 1
+
+
+def _is_plain(layer: Layer, kind: type[Convolution | GlobalPooling]) -> bool:
+    operator = layer.operator
     is_float = {layer.element, layer.source, layer.weights} == {FLOAT32}
+    if not isinstance(operator, kind) or not is_float or layer.mean is not None:
+        return False
+    if isinstance(operator, GlobalPooling):
+        return not (layer.expression or layer.operands)
     is_dense = operator.groups == 1 and not operator.gated
-    return is_float and is_dense and operator.quantized is None and layer.mean is None
+    is_kept = operator.quantized is None and not isinstance(operator, TransposedConvolution)
+    return is_dense and is_kept
+
+
+def _pooled(first: Layer, layer: Layer, count: int, cpu: CpuModel) -> list[Layer]:
+    """Some channels of a convolution and what is pooled of them, for each part, and a joint of all
+    that; [] if parts would not have whole blocks of channels."""
+    found: list[Layer] = []
+    for channels in _even(extent(first.output)[1], count, cpu):
+        made = _channels_of(first, channels)
+        shape = list(shape_of(layer.output))
+        shape[1] = channels.stop - channels.start
+        output = _variable(layer.output, channels.start, shape)
+        found += [made, replace(layer, inputs=(made.output,), output=output)]
+    parts = tuple(item.output for item in found[1::2])
+    return [*found, replace(layer, operator=Concatenation(), inputs=parts)] if parts else []
+
+
+def _even(channels: int, count: int, cpu: CpuModel) -> list[slice]:
+    """Equal parts of some channels; none if they would not be whole blocks."""
+    size, rest = divmod(channels, count)
+    if rest or size % cpu.block(size, FLOAT32):
+        return []
+    return [slice(start, start + size) for start in range(0, channels, size)]
 
 
 def _in_parts(first: Layer, layer: Layer, count: int, cpu: CpuModel) -> list[Layer]:
     """Both layers for each part; [] if parts would not have whole blocks of channels."""
-    channels = extent(first.output)[1]
-    size, rest = divmod(channels, count)
-    if rest or size % cpu.block(size, FLOAT32):
-        return []
+    all_channels = extent(first.output)[1]
     found: list[Layer] = []
     sums: Value | None = None
-    for start in range(0, channels, size):
-        is_last = start + size == channels
-        inner = _channels_of(first, slice(start, start + size))
-        found += [inner, _summed(layer, inner.output, sums, start, is_last=is_last)]
+    for channels in _even(all_channels, count, cpu):
+        is_last = channels.stop == all_channels
+        inner = _channels_of(first, channels)
+        found += [inner, _summed(layer, inner.output, sums, channels.start, is_last=is_last)]
         sums = found[-1].output
     return found
 

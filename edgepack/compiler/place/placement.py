@@ -136,10 +136,12 @@ def place_layers(
     def arranged(some: Sequence[Layer]) -> _Arranged:
         turned = turn(fuse(some, outputs), outputs, cpu)
         made = [_with_precision(layer, precision, cpu) for layer in turned.layers]
-        whole = {*outputs, *turned.twins.values()}
+        whole = {*outputs, *map(turned.now, outputs)}
+        room = Headroom(made, whole, cpu)
         if lean:
-            made = with_parts(made, whole, cpu, rules)
-        return _Arranged(turned=turned, layers=made, room=Headroom(made, whole, cpu))
+            made = with_parts(made, whole, cpu, rules, room)
+            room = room.with_others(made)
+        return _Arranged(turned=turned, layers=made, room=room)
 
     chosen = arranged(layers)
     if lean and chosen.room.is_short(*chosen.layers):
@@ -148,7 +150,7 @@ def place_layers(
     layers, twins = chosen.layers, chosen.turned.twins
     roots = {value: chosen.turned.same.get(root, root) for value, root in roots.items()}
     roots |= chosen.turned.same
-    whole = {*outputs, *twins.values()}
+    whole = {*outputs, *map(chosen.turned.now, outputs)}
     if streamed.RULE in rules:
         layers = in_rows_where_faster(layers, whole, cpu)
     fixed = choices
@@ -156,6 +158,7 @@ def place_layers(
     if spare < math.inf:
         choices = {**budget.forms_within(layers, cpu, rules, spare, choices), **choices}
     if lean:
+        layers = [chosen.room.told(layer) for layer in layers]
         layers, less = with_less(layers, chosen.room, cpu, rules, choices, fixed)
         choices = {**choices, **less, **fixed}
     taken = _take(layers, cpu, rules, choices)

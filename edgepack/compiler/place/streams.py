@@ -85,14 +85,22 @@ def with_streams(
         if rule in rules and first.output not in pairs:
             assert rule is not None
             pair = _together(first, layer)
-            if room is not None and rule is streamed.RULE:
-                pair = streamed.within(pair, room.of_both(first, layer), cpu)
             pairs[layer.output] = pair
             taken[layer.output] = rule
             gone.add(first.output)
     for output in gone:
         del taken[output]
-    return [pairs.get(layer.output, layer) for layer in layers if layer.output not in gone]
+    made = [pairs.get(layer.output, layer) for layer in layers if layer.output not in gone]
+    if room is None:
+        return made
+    left = room.with_others(made)
+
+    def within(pair: Layer) -> Layer:
+        if taken[pair.output] is streamed.RULE:
+            return streamed.within(pair, left.of(pair), cpu)
+        return preactivated.within(pair, left.of(pair), cpu)
+
+    return [within(layer) if layer.output in pairs else layer for layer in made]
 
 
 def _rule(

@@ -42,10 +42,13 @@ _EXPONENTIALS = 2
 PER_SCORE = 20
 
 
-def make(attention: Attention, cpu: CpuModel, *, in_queries: bool = False) -> PlainKernel:
+def make(
+    attention: Attention, cpu: CpuModel, *, in_queries: bool = False, room: int | None = None
+) -> PlainKernel:
     """The kernel of an attention; there is one for each. With `in_queries` its result is the tensor
-    that has the queries, with the results in their places; see `rows_in_queries`."""
-    made = AttentionKernel(attention=attention, cpu=cpu, in_queries=in_queries)
+    that has the queries, with the results in their places; see `rows_in_queries`. With a `room` it
+    has so many bytes of scratch memory, if it can make do with them."""
+    made = AttentionKernel(attention=attention, cpu=cpu, in_queries=in_queries, room=room)
     return plain_kernel(attention, made.kernel(), made.out_size)
 
 
@@ -135,12 +138,25 @@ def start_of(places: Places, head: tir.Expr) -> tir.Expr:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Shares:
+    """`slots` cores work on `block` queries each, of heads of which so many are `packed` at a time,
+    in as many `turns`; or each on a head of its own, `by_heads`."""
+
+    slots: int
+    block: int
+    packed: int
+    by_heads: bool
+    turns: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionKernel:
     """What kernels of attention have in common, and the one that packs keys and values."""
 
     attention: Attention
     cpu: CpuModel
     in_queries: bool = False
+    room: int | None = None
 
     # ------------------------------------------------ extents
 
@@ -205,15 +221,79 @@ class AttentionKernel:
         """Elements of a row of scores, the room behind them included."""
         return -(-self.keys // self.score_lanes) * self.score_lanes
 
-    @cached_property
-    def block(self) -> int:
+    def _block_rows(self, share: int = 1) -> int:
         """Queries that are done at a time: as many rows of scores as half of the first-level cache
-        has room for, but whole tiles; the fewest that need no more turns."""
+        has room for, but whole tiles; the fewest that need no more turns, which `share` cores can
+        share."""
         pixels = self._tile(self.rows, self.depth, self.keys, self.score_lanes).pixels
         fitting = self.cpu.l1_bytes // 2 // (self.row_size * ELEMENT.bytes)
         turns = -(-self.rows // max(pixels, fitting // pixels * pixels))
-        each = -(-self.rows // turns)
-        return min(self.rows, -(-each // pixels) * pixels)
+        each = -(-self.rows // (-(-turns // share) * share))
+        return min(self.rows, -(-each // pixels) * pixels if share == 1 else each)
+
+    @cached_property
+    def _shares(self) -> _Shares:
+        """How the cores share the work."""
+        slots = self.cpu.cores if worth_sharing(self._cycles, self.cpu) else 1
+        block = self._block_rows()
+        # Cores share heads, or blocks of queries; then each packs the heads it has blocks of, or,
+        # if there are more cores than heads, all of them pack first.
+        by_heads = slots == 1 or busy(self.heads, slots) >= BUSY_BY_PIECES
+        packed = slots if by_heads else min(slots, self.heads)
+        free = _Shares(slots=slots, block=block, packed=packed, by_heads=by_heads, turns=1)
+        if self.room is None or slots == 1 or self._scratch_bytes(free) <= self.room:
+            return free
+        # As many heads at a time as there is room for, blocks of which the cores share.
+        for heads in (n for n in range(packed - 1, 0, -1) if self.heads % n == 0):
+            less = _Shares(
+                slots=slots,
+                block=self._block_rows(slots // math.gcd(slots, heads)),
+                packed=heads,
+                by_heads=False,
+                turns=self.heads // heads,
+            )
+            if self._scratch_bytes(less) <= self.room:
+                return less
+        return less if packed > 1 else free
+
+    def _scratch_bytes(self, shares: _Shares) -> int:
+        scores = shares.slots * shares.block * (self.row_size + 1)
+        return ELEMENT.bytes * (shares.packed * sum(self._panels_of_head) + scores)
+
+    @property
+    def block(self) -> int:
+        """Queries that are done at a time."""
+        return self._shares.block
+
+    @cached_property
+    def _products(self) -> tuple[Shape, Shape]:
+        """Of queries and keys, and of scores and values."""
+        narrow = self.cpu.narrowest(ELEMENT)
+        return (
+            self._shape(self.depth, narrow, self.keys, self.score_lanes),
+            self._shape(self.keys, narrow, self.width, self.lanes),
+        )
+
+    @property
+    def _panels_of_head(self) -> tuple[int, int]:
+        """Elements of a head's packed keys and values."""
+        scoring, weighing = self._products
+        return scoring.panel(scoring.out_blocks), weighing.panel(weighing.out_blocks)
+
+    def _tiles(self, block: int) -> tuple[tile.RegisterTile, tile.RegisterTile]:
+        return (
+            self._tile(block, self.depth, self.keys, self.score_lanes),
+            self._tile(block, self.keys, self.width, self.lanes),
+        )
+
+    @cached_property
+    def _cycles(self) -> float:
+        block = self._block_rows()
+        cycles = sum(item.cycles for item in self._tiles(block)) * self.heads
+        cycles *= -(-self.rows // block)
+        scores = self.heads * self.rows * self.row_size
+        power = PER_SCORE * scores / self.cpu.rate(ELEMENT, self.score_lanes)
+        return cycles + power / self.score_lanes
 
     def _shape(self, depth: int, in_block: int, columns: int, lanes: int) -> Shape:
         return Shape(
@@ -254,27 +334,13 @@ class AttentionKernel:
 
     def kernel(self) -> LayerKernel:
         """The kernel; its scratch are packed keys and values, a block of scores and its sums."""
-        attention, cpu = self.attention, self.cpu
+        attention, shares = self.attention, self._shares
         given = self.given()
         constants = list(given.constants)
-        narrow = cpu.narrowest(ELEMENT)
-        scoring = self._shape(self.depth, narrow, self.keys, self.score_lanes)
-        weighing = self._shape(self.keys, narrow, self.width, self.lanes)
-        tiles = (
-            self._tile(self.block, self.depth, self.keys, self.score_lanes),
-            self._tile(self.block, self.keys, self.width, self.lanes),
-        )
+        scoring, weighing = self._products
+        tiles, sizes = self._tiles(self.block), self._panels_of_head
         blocks = -(-self.rows // self.block)
-        scores = self.heads * self.rows * self.row_size
-        cycles = self.heads * blocks * (tiles[0].cycles + tiles[1].cycles)
-        cycles += PER_SCORE * scores / cpu.rate(ELEMENT, self.score_lanes) / self.score_lanes
-        parallel = worth_sharing(cycles, cpu)
-        # Cores share heads, or blocks of queries; then each packs the heads it has blocks of, or,
-        # if there are more cores than heads, all of them pack first.
-        by_heads = not parallel or busy(self.heads, cpu.cores) >= BUSY_BY_PIECES
-        slots = cpu.cores if parallel else 1
-        packed = slots if by_heads else min(slots, self.heads)
-        sizes = scoring.panel(scoring.out_blocks), weighing.panel(weighing.out_blocks)
+        slots, packed = shares.slots, shares.packed
         zeros = max(scoring.out_blocks * self.score_lanes, weighing.out_blocks * self.lanes)
         constants.append(np.zeros(zeros, ELEMENT.accumulator))
         room = Packed(
@@ -321,21 +387,27 @@ class AttentionKernel:
                 block(item // blocks, slot, item % blocks, slot),
             )
 
-        if by_heads:
-            body = shared("head", self.heads, slots, one_head, parallel=parallel)
-        elif slots <= self.heads:
-            body = shared("item", self.heads * blocks, slots, one_item, parallel=True)
-        else:
-            body = tir.sequence(
-                tir.loop_of("packed", self.heads, lambda head: pack(head, head), parallel=True),
-                shared(
-                    "item",
-                    self.heads * blocks,
-                    slots,
-                    lambda item, slot: block(item // blocks, item // blocks, item % blocks, slot),
+        def some_heads(turn: tir.Expr) -> tir.Stmt:
+            def item(index: tir.Expr, slot: tir.Expr) -> tir.Stmt:
+                place = index // blocks
+                return block(turn * packed + place, place, index % blocks, slot)
+
+            return tir.sequence(
+                tir.loop_of(
+                    "packed",
+                    packed,
+                    lambda place: pack(turn * packed + place, place),
                     parallel=True,
                 ),
+                shared("item", packed * blocks, slots, item, parallel=True),
             )
+
+        if shares.by_heads:
+            body = shared("head", self.heads, slots, one_head, parallel=slots > 1)
+        elif shares.turns == 1 and slots <= self.heads:
+            body = shared("item", self.heads * blocks, slots, one_item, parallel=True)
+        else:
+            body = tir.loop_of("turn", shares.turns, some_heads)
         arguments = [*given.arguments, room.bias]
         scratch = [room.keys, room.values, room.scores, room.sums]
         in_place = [(given.buffers[attention.queries.value], room.out)] if self.in_queries else []
@@ -347,7 +419,7 @@ class AttentionKernel:
             constants=tuple(constants),
             tile=f"{tiles[0]} {tiles[1]}",
             macs=self.heads * self.rows * self.keys * (self.depth + self.width),
-            cycles=cycles,
+            cycles=self._cycles,
         )
 
     def _block(

@@ -76,16 +76,33 @@ class _Bands:
     cores: int
 
 
-def _bands(between: Blocked, cycles: float, cpu: CpuModel) -> _Bands | None:
-    """The tallest bands that the cache has room for; None if the cores would not be busy."""
+def _bands(
+    between: Blocked, cycles: float, cpu: CpuModel, room: int | None = None
+) -> _Bands | None:
+    """The tallest bands that the cache has room for; None if the cores would not be busy. Lower
+    ones where all of them would take more than `room`, if only by little."""
     height, cores = between.height, cpu.cores if worth_sharing(cycles, cpu) else 1
     row_bytes = between.nbytes // between.batch // height
+    lowest = None
     for rows in range(height, 0, -1):
         bands = height // rows
         fits = height % rows == 0 and rows * row_bytes <= cpu.l2_bytes / _PART
         if fits and busy(bands, cores) >= _BUSY_BY_BANDS:
-            return _Bands(rows=rows, bands=bands, cores=cores)
-    return None
+            lowest = _Bands(rows=rows, bands=bands, cores=cores)
+            if room is None or cores * rows * row_bytes <= room:
+                break
+    return lowest
+
+
+def within(pair: Layer, room: int, cpu: CpuModel) -> Layer:
+    """Such a pair, told of its room where its bands would take more."""
+    operator = pair.operator
+    assert isinstance(operator, Streamed)
+    between = image_of(operator.first, cpu)
+    cycles = _cycles(operator.first, replace(pair, operator=operator.reader), cpu)
+    limited = replace(pair, room=room)
+    free, less = (_bands(between, cycles, cpu, layer.room) for layer in (pair, limited))
+    return pair if free == less else limited
 
 
 def make(site: LayerSite) -> LayerKernel:
@@ -97,7 +114,7 @@ def make(site: LayerSite) -> LayerKernel:
     given, output = site.inputs[0], site.output
     between = image_of(first, cpu)
     reader = replace(layer, operator=operator.reader)
-    shares = _bands(between, _cycles(first, reader, cpu), cpu)
+    shares = _bands(between, _cycles(first, reader, cpu), cpu, layer.room)
     assert shares is not None
     weight = convolution.dense_weight(operator.reader, 1)
     shape = Shape.of(weight, between, output)
