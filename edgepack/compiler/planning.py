@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import edgepack.compiler.load_tvm  # noqa: F401
+
+# isort: split
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property

@@ -7,7 +7,10 @@ compiler's sources, so that a name without a test fails too.
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,10 @@ from onnx import external_data_helper
 from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from edgepack.base.process import run
+from edgepack.compiler import load_tvm
 from edgepack.compiler.layers.read import _READERS
+from edgepack.compiler.limited import ENVIRONMENT
 from edgepack.compiler.tiles import tir
 from tests.onnx_models import Builder
 
@@ -137,6 +143,34 @@ def test_get_all_tensors() -> None:
     b.op("Add", b.op("Constant", value=value), b.weight(3), outputs=["y"])
     found = external_data_helper._get_all_tensors(b.model({}, {"y": [3]}))
     assert {tensor.name for tensor in found} == {"inside", "c0"}
+
+
+# What modules of TVM have of its libraries.
+_NAMES = """
+import json, sys, tvm.relax
+made = {name: vars(module) for name, module in sys.modules.items() if name.startswith("tvm.")}
+print(json.dumps({name: [*made[name]] for name in made if name.endswith("_ffi_api")}))
+"""
+
+
+def test_list_global_func_names() -> None:
+    """`load_tvm` lists them once: modules have the same ones as if each did, and those of the
+    library that it loads first."""
+    fast, slow = (
+        json.loads(run([sys.executable, "-c", start + _NAMES], env=os.environ | ENVIRONMENT).stdout)
+        for start in ("import edgepack.compiler.load_tvm", "")
+    )
+    assert fast.keys() == slow.keys()
+    assert len(fast) > 30
+    more = {name: set(fast[name]) - set(slow[name]) for name in fast}
+    assert {name for name in more if more[name]} == {"tvm.runtime.disco._ffi_api"}
+    assert all(set(fast[name]) >= set(slow[name]) for name in fast)
+
+
+def test_libraries() -> None:
+    """Those that `load_tvm` loads first are where it looks for them."""
+    for name, _ in load_tvm._LIBRARIES:
+        assert (Path(tvm.__file__).parent / "lib" / name).is_file()
 
 
 def test_get_s_block_realize() -> None:
