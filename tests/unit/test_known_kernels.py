@@ -10,17 +10,20 @@ import numpy as np
 import pytest
 from tvm import relax, tirx
 
+from edgepack.boards import get_board
+from edgepack.compiler import plan_model
 from edgepack.compiler.backend.kernel import Facts, KeptFacts, Kernel
 from edgepack.compiler.choices import NO_CHOICES, Way
 from edgepack.compiler.frontend import importer
 from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.layers.layer import Convolution, Layer
-from edgepack.compiler.place import known
+from edgepack.compiler.place import emit, known
+from edgepack.compiler.place.emit import _Kernels
 from edgepack.compiler.place.known import key_of_site
 from edgepack.compiler.place.placement import place_layers
 from edgepack.compiler.precision import FULL, Precision
 from edgepack.compiler.rules import convolution, winograd
-from edgepack.compiler.rules.rule import LayerSite, Rule
+from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
 from edgepack.compiler.rules.table import RULES
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import (
@@ -124,6 +127,76 @@ def test_code_is_the_same_for_other_weights(
         # Weights that are stored as halves are widened one panel at a time, which none streams.
         absent |= {"streamed", "preactivated", "dilated"}
     assert rules >= {rule.name for rule in RULES if rule.kept} - absent
+
+
+def rows(path: Path, seed: int, shape: tuple[int, int, int], heads: int, *, masked: bool) -> Path:
+    """A block of a transformer, whose kernels are of plain tensors; `shape` is [1, tokens, width],
+    and all weights are by `seed`."""
+    net, (_, count, width) = Builder(seed), shape
+
+    def linear(value: str, ins: int, outs: int) -> str:
+        return net.op("Add", net.op("MatMul", value, net.weight(ins, outs)), net.weight(outs))
+
+    def normal(value: str) -> str:
+        return net.op("LayerNormalization", value, net.weight(width), net.weight(width), axis=-1)
+
+    parts = net.const([1, count, heads, width // heads], "int64")
+    value = normal("x")
+    q, k, v = (net.op("Reshape", linear(value, width, width), parts) for _ in range(3))
+    k = net.op("Transpose", k, perm=[0, 2, 3, 1])
+    q, v = (net.op("Transpose", part, perm=[0, 2, 1, 3]) for part in (q, v))
+    scores = net.op("MatMul", q, k)
+    if masked:
+        scores = net.op("Add", scores, net.weight(1, 1, count, count))
+    merged = net.op("MatMul", net.op("Softmax", scores, axis=-1), v)
+    merged = net.op("Transpose", merged, perm=[0, 2, 1, 3])
+    merged = net.op("Reshape", merged, net.const([1, count, width], "int64"))
+    value = net.op("Add", linear(merged, width, width), "x")
+    inner = net.op("Relu", linear(normal(value), width, 2 * width))
+    value = net.op("Add", linear(inner, 2 * width, width), value)
+    last = net.op("Tanh", linear(value, width, 24))
+    return save_cases(path, net, {"x": shape}, {"y": last})
+
+
+def test_plain_kernels_of_one_key_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For other weights, and of networks and boards that are alike in all but one thing."""
+    digests: dict[str, str] = {}
+    names: dict[str, set[str]] = {}
+
+    class Seen(_Kernels):
+        def add(self, made: LayerKernel, key: str) -> str:
+            if key and not isinstance(made.function, tirx.PrimFunc):
+                digest = Facts.of(made.function()).digest
+                assert digests.setdefault(key, digest) == digest
+                names.setdefault(made.name.split("_")[0], set()).add(key)
+            return super().add(made, key)
+
+    monkeypatch.setattr(emit, "_Kernels", Seen)
+    networks = [
+        ((1, 24, 48), 4, False),
+        ((1, 24, 48), 2, False),
+        ((1, 24, 48), 4, True),
+        ((1, 25, 48), 4, False),
+        ((1, 40, 48), 4, False),
+    ]
+    boards = ("local", "rasp3b")
+
+    def planned(seed: int, shape: tuple[int, int, int], heads: int, *, masked: bool) -> None:
+        path = rows(tmp_path / "model.onnx", seed, shape, heads, masked=masked)
+        for board in boards:
+            plan_model(load_model(ModelSpec(path=path)), get_board(board))
+
+    for shape, heads, masked in networks:
+        planned(0, shape, heads, masked=masked)
+    known = len(digests)
+    shape, heads, masked = networks[0]
+    planned(1, shape, heads, masked=masked)
+    assert len(digests) == known
+    assert names.keys() >= {"product", "attention", "layer"}
+    # One for each board, size and form at least.
+    assert len(names["attention"]) >= len(boards) * len(networks)
 
 
 # What stands in for a field that has nothing.

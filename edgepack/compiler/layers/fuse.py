@@ -51,8 +51,10 @@ def fuse(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
     fused = _followed(_nested(_without_zeros(layers, outputs)), outputs)
     # From the last layer to the first: of the two producers of a sum the later one takes it as its
     # epilogue. The other one's result is there by then, and no tensor has to be kept for longer.
+    uses = Counter(value for layer in fused for value in _read_by(layer))
+    uses.update(outputs)
     for index in reversed(range(len(fused))):
-        _fuse_followers(fused, index, outputs)
+        _fuse_followers(fused, index, uses)
     return [_merged(_fold(layer)) for layer in _gated(fused, outputs)]
 
 
@@ -187,18 +189,20 @@ def _can_be_gated(layer: Layer) -> bool:
     return plain == ((1, 1), (1, 1), (0, 0), 1, 1) and outs <= _GATED_WEIGHTS * height * width
 
 
-def _fuse_followers(layers: list[Layer], index: int, outputs: Sequence[Value]) -> None:
+def _read_by(layer: Layer) -> tuple[Value, ...]:
+    return (*layer.inputs, *layer.operands)
+
+
+def _fuse_followers(layers: list[Layer], index: int, uses: Counter[Value]) -> None:
     """Replace a layer and the element-wise layers that can be fused into it by one layer.
 
-    It takes the place of the last of them.
+    It takes the place of the last of them. `uses` says how often each value is read.
     """
     head = layers[index]
     if not isinstance(
         head.operator, Convolution | Pooling | GlobalPooling | Resampling | Pointwise
     ):
         return
-    uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
-    uses.update(outputs)
     group = _Group(head)
     best, taken = None, [index]
     for position in range(index + 1, len(layers)):
@@ -213,6 +217,9 @@ def _fuse_followers(layers: list[Layer], index: int, outputs: Sequence[Value]) -
     if best is None:
         return
     merged, positions = best
+    for position in positions:
+        uses.subtract(_read_by(layers[position]))
+    uses.update(_read_by(merged))
     layers[positions[-1]] = merged
     for position in reversed(positions[:-1]):
         del layers[position]
@@ -236,7 +243,7 @@ class _Group:
         self.inside: Counter[Value] = Counter()
 
     def touches(self, layer: Layer) -> bool:
-        return any(value in self.steps for value in (*layer.inputs, *layer.operands))
+        return any(value in self.steps for value in _read_by(layer))
 
     def absorb(self, layer: Layer) -> bool:
         if isinstance(layer.operator, Crop):

@@ -27,7 +27,7 @@ from edgepack.compiler.layers.signature import signature_of
 from edgepack.compiler.layers.strided import RowsAt
 from edgepack.compiler.layers.tensors import shape_of, shape_of_type, variables
 from edgepack.compiler.origin import Origin, merge, origin_of
-from edgepack.compiler.place.known import key_of_site
+from edgepack.compiler.place.known import key_of, key_of_site
 from edgepack.compiler.place.placement import (
     JointOf,
     PlacedLayer,
@@ -340,6 +340,7 @@ class _Emitter:
             shown=shape_of(var),
             origin=origin,
             value=self.results.get(var, ""),
+            key=key_of(made.rule, made.made_from) if made.made_from is not None else "",
         )
         if made.layout is None:
             whole = product(made.shape) == product(shape_of(var))
@@ -373,8 +374,8 @@ class _Emitter:
     ) -> relax.Expr:
         """Emit a kernel's call; its result has `shape`, and is `shown` in the report.
 
-        `value`, `stored`, `signature` and `most_results` are the report's, `key` is
-        `key_of_site`'s. With a `mean`, the shape of a second result, it returns a tuple.
+        `value`, `stored`, `signature` and `most_results` are the report's, `key` says all that
+        the kernel is made from. With a `mean`, the shape of a second result, it returns a tuple.
         """
         name = self.kernels.add(kernel, key)
         types = [relax.TensorType(list(dims), dtype) for dims in (shape, mean) if dims]

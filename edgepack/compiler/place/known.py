@@ -38,8 +38,13 @@ def key_of_site(rule: Rule, site: LayerSite) -> str:
     integers = getattr(operator, "quantized", None) is not None
     if integers or not rule.kept or not any(rule is known for known in RULES):
         return ""
+    return key_of(rule.name, site)
+
+
+def key_of(rule: str, made_from: object) -> str:
+    """The key of a kernel that a rule makes from no more than that."""
     digest = hashlib.sha256()
-    for part in (_makers(), rule.name, _Wording().of(site)):
+    for part in (_makers(), rule, _Wording().of(made_from)):
         data = part.encode()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()[:40]

@@ -49,18 +49,7 @@ def make(
     that has the queries, with the results in their places; see `rows_in_queries`. With a `room` it
     has so many bytes of scratch memory, if it can make do with them."""
     made = AttentionKernel(attention=attention, cpu=cpu, in_queries=in_queries, room=room)
-    return plain_kernel(attention, made.kernel(), made.out_size)
-
-
-def plain_kernel(attention: Attention, kernel: LayerKernel, size: int) -> PlainKernel:
-    """A kernel as that of an attention, whose result has `size` elements."""
-    return PlainKernel(
-        rule="attention",
-        kernel=kernel,
-        inputs=tuple((value, (product(shape_of(value)),)) for value in attention.inputs),
-        shape=(size,),
-        dtype=ELEMENT.name,
-    )
+    return made.plain()
 
 
 def rows_in_queries(attention: Attention) -> RowsAt | None:
@@ -309,6 +298,18 @@ class AttentionKernel:
 
     # ------------------------------------------------ the kernel
 
+    def plain(self) -> PlainKernel:
+        """The kernel on plain tensors."""
+        inputs = self.attention.inputs
+        return PlainKernel(
+            rule="attention",
+            kernel=self.kernel(),
+            inputs=tuple((value, (product(shape_of(value)),)) for value in inputs),
+            shape=(self.out_size,),
+            dtype=ELEMENT.name,
+            made_from=self,
+        )
+
     def given(self) -> Given:
         """The kernel's inputs and constants."""
         masks = self.attention.masks
@@ -402,20 +403,25 @@ class AttentionKernel:
                 shared("item", packed * blocks, slots, item, parallel=True),
             )
 
-        if shares.by_heads:
-            body = shared("head", self.heads, slots, one_head, parallel=slots > 1)
-        elif shares.turns == 1 and slots <= self.heads:
-            body = shared("item", self.heads * blocks, slots, one_item, parallel=True)
-        else:
-            body = tir.loop_of("turn", shares.turns, some_heads)
-        arguments = [*given.arguments, room.bias]
-        scratch = [room.keys, room.values, room.scores, room.sums]
-        in_place = [(given.buffers[attention.queries.value], room.out)] if self.in_queries else []
+        def function() -> tirx.PrimFunc:
+            if shares.by_heads:
+                body = shared("head", self.heads, slots, one_head, parallel=slots > 1)
+            elif shares.turns == 1 and slots <= self.heads:
+                body = shared("item", self.heads * blocks, slots, one_item, parallel=True)
+            else:
+                body = tir.loop_of("turn", shares.turns, some_heads)
+            arguments = [*given.arguments, room.bias, room.out]
+            scratch = [room.keys, room.values, room.scores, room.sums]
+            queries = given.buffers[attention.queries.value]
+            return tir.function(
+                [*arguments, *scratch],
+                room.functions.imported(body),
+                in_place=[(queries, room.out)] if self.in_queries else [],
+            )
+
         return LayerKernel(
             name=f"attention_{self.heads}_{self.rows}x{self.depth}x{self.keys}x{self.width}",
-            function=tir.function(
-                [*arguments, room.out, *scratch], room.functions.imported(body), in_place=in_place
-            ),
+            function=function,
             constants=tuple(constants),
             tile=f"{tiles[0]} {tiles[1]}",
             macs=self.heads * self.rows * self.keys * (self.depth + self.width),

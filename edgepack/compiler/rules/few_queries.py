@@ -23,7 +23,6 @@ from edgepack.compiler.rules.attention import (
     PER_SCORE,
     AttentionKernel,
     Room,
-    plain_kernel,
     shared,
     start_of,
 )
@@ -41,8 +40,7 @@ _SUMS = 8
 
 def make(attention: Attention, cpu: CpuModel) -> PlainKernel:
     """The kernel of an attention of few queries; there is one for each."""
-    made = FewQueries(attention=attention, cpu=cpu)
-    return plain_kernel(attention, made.kernel(), made.out_size)
+    return FewQueries(attention=attention, cpu=cpu).plain()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +84,13 @@ class FewQueries(AttentionKernel):
         def one_head(head: tir.Expr, slot: tir.Expr) -> tir.Stmt:
             return tir.loop_of("row", self.rows, lambda row: self._query(room, head, row, slot))
 
-        body = shared("head", self.heads, slots, one_head, parallel=parallel)
+        def function() -> tirx.PrimFunc:
+            body = shared("head", self.heads, slots, one_head, parallel=parallel)
+            return tir.function([*given.arguments, room.out, room.scores, room.sums], body)
+
         return LayerKernel(
             name=f"attention_{self.heads}_{self.rows}x{self.depth}x{self.keys}x{self.width}",
-            function=tir.function([*given.arguments, room.out, room.scores, room.sums], body),
+            function=function,
             constants=given.constants,
             tile=f"{self.together}x1 1x{self.width // self.lanes}",
             macs=scores * (self.depth + self.width),

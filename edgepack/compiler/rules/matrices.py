@@ -92,6 +92,7 @@ def make(
         inputs=tuple(inputs),
         shape=matrices.shape,
         dtype=_ELEMENT.name,
+        made_from=matrices.made_from,
     )
 
 
@@ -176,6 +177,13 @@ class _Product:
     def left_shape(self) -> tuple[int, int, int]:
         """That of the memory in which the left matrices lie."""
         return self.sizes.left_batch, self.sizes.rows, self.left_at.step
+
+    @property
+    def made_from(self) -> tuple[object, ...]:
+        """All that the kernel's function depends on."""
+        constant, rows = self.constant is not None, self.rows
+        counts = (len(rows.operands), len(rows.constants)) if rows else (0, 0)
+        return self.sizes, self.left_at, self.turned, constant, self.cpu, self.expression, counts
 
     @property
     def expression(self) -> Expression:
@@ -304,20 +312,26 @@ class _Product:
         def one(index: tir.Expr) -> tir.Stmt:
             return loops_of(index).group(0, 0, parallel=parallel and not by_batch)
 
-        body = functions.imported(tir.loop_of("matrix", sizes.batch, one, parallel=by_batch))
-        arguments = [left, right, *others, bias, *per_column, out, weights]
-        constants = [by_column(self.rows.bias if self.rows else None), *map(by_column, given)]
         if self.constant is not None:
             arguments = [left, *others, weights, bias, *per_column, out]
+        else:
+            arguments = [left, right, *others, bias, *per_column, out, weights]
+
+        def function() -> tirx.PrimFunc:
+            body = tir.loop_of("matrix", sizes.batch, one, parallel=by_batch)
+            # A result that two panels store would find what the first one left, not the operand.
+            finishes = shift == 0 and loops_of(0).code.finishes
+            in_place = [(item, out) for item in others] if finishes else []
+            return tir.function(arguments, functions.imported(body), in_place=in_place)
+
+        constants = [by_column(self.rows.bias if self.rows else None), *map(by_column, given)]
+        if self.constant is not None:
             value = self.constant.reshape(sizes.depth, sizes.columns)
             constants.insert(0, self._packed(value, chosen, lanes))
-        # A result that two panels store would find what the first one left, not the operand.
-        finishes = shift == 0 and loops_of(0).code.finishes
-        in_place = [(item, out) for item in others] if finishes else []
         turned = "t" if self.turned else ""
         return LayerKernel(
             name=f"product{turned}_{sizes.batch}_{sizes.rows}x{sizes.depth}x{sizes.columns}",
-            function=tir.function(arguments, body, in_place=in_place),
+            function=function,
             constants=tuple(constants),
             tile=str(chosen),
             macs=sizes.batch * sizes.rows * sizes.depth * sizes.columns,

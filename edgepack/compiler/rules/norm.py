@@ -62,6 +62,7 @@ def make(
         inputs=((data, (norm.rows, size)),),
         shape=(norm.rows, size),
         dtype=FLOAT32.name,
+        made_from=(norm.rows, size, norm.epsilon, centred, cpu),
     )
 
 
@@ -90,11 +91,14 @@ class Norm:
         def row(index: tir.Expr) -> tir.Stmt:
             return self._row(source, target, given, index)
 
-        body = tir.loop_of("row", self.rows, row, parallel=worth_sharing(cycles, self.cpu))
+        def function() -> tirx.PrimFunc:
+            body = tir.loop_of("row", self.rows, row, parallel=worth_sharing(cycles, self.cpu))
+            return tir.function([source, *given, target], body, in_place=[(source, target)])
+
         kind = "rms" if self.shift is None else "layer"
         return LayerKernel(
             name=f"{kind}_norm_{self.rows}x{self.size}",
-            function=tir.function([source, *given, target], body, in_place=[(source, target)]),
+            function=function,
             constants=tuple(np.ascontiguousarray(values, FLOAT32.name) for values in constants),
             cycles=cycles,
         )

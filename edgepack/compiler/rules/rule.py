@@ -81,7 +81,9 @@ class PlainKernel:
 
     Its arguments are `inputs`, the kernel's constants, and an output of `shape` and `dtype`. Each
     input comes with the shape that the kernel reads it as: the same bytes, reshaped. With a
-    `layout` the result is left in that one.
+    `layout` the result is left in that one. `made_from` says all that the kernel's function depends
+    on, in numbers, words, dataclasses and tuples of those; of None no more is known than the
+    function.
     """
 
     rule: str
@@ -90,6 +92,7 @@ class PlainKernel:
     shape: tuple[int, ...]
     dtype: str
     layout: Blocked | None = None
+    made_from: object = None
 
 
 class Alias(Enum):

@@ -203,6 +203,24 @@ def plan(
     sizes = allowed(layer, sizes)
     if choice is not None and choice.results in sizes and has_room(layer, cpu, [choice.results]):
         sizes = [choice.results]
+    key = ("winograd", *_asked(layer), tuple(sizes), choice)
+    if key not in cpu.memo:
+        cpu.memo[key] = _cheapest(layer, cpu, sizes, choice)
+    made: WinogradPlan = cpu.memo[key]
+    return made
+
+
+def _asked(layer: Layer) -> tuple[object, ...]:
+    """All that a plan depends on of a layer."""
+    operator = layer.operator
+    assert isinstance(operator, Convolution)
+    extents = extent(layer.inputs[0]), extent(layer.output)
+    return *extents, operator.kernel, operator.stride, layer.element, layer.room
+
+
+def _cheapest(
+    layer: Layer, cpu: CpuModel, sizes: Collection[int], choice: Way | None
+) -> WinogradPlan:
     batch = extent(layer.output)[0]
     found = [
         _cost(layer, forms_of(layer)[results], grid, cpu, choice)

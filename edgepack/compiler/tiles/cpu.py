@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, INT8, Element
 
@@ -88,6 +89,12 @@ class CpuModel:
     is_default: bool = False
     tight: frozenset[int] = frozenset()
     most_lanes: Mapping[int, int] = field(default_factory=dict)
+
+    @cached_property
+    def memo(self) -> dict[tuple[object, ...], Any]:
+        """What was found out for this CPU, by whom and of what: a network asks for the same tiles
+        a hundred times."""
+        return {}
 
     @property
     def vector_bytes(self) -> list[int]:

@@ -143,8 +143,11 @@ def rank_tiles(
 
     `reduction` is that of `Shape`, and `columns` are those of its window.
     """
+    key = ("tiles", output, blocks, reduction, groups, columns, most_vectors)
+    if (known := cpu.memo.get(key)) is not None:
+        return list(known)
     kernel = arm.micro_kernel(cpu, output.element)
-    return tile.ranked(
+    found = tile.ranked(
         width=output.width,
         rows=output.height * output.batch * groups,
         blocks=blocks,
@@ -159,6 +162,8 @@ def rank_tiles(
         else None,
         most_vectors=most_vectors,
     )
+    cpu.memo[key] = found
+    return list(found)
 
 
 def choose_tile(
