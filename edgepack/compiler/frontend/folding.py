@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import onnx
 import onnx.reference
 import tvm
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 from onnx import numpy_helper
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
@@ -87,6 +89,8 @@ def fold_by_onnxruntime(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     import onnxruntime
 
+    weights = _large_weights(proto)
+    given = _as_inputs(proto, weights)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.log_severity_level = 4
@@ -96,14 +100,98 @@ def fold_by_onnxruntime(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto:
         options.optimized_model_filepath = str(folded)
         try:
             onnxruntime.InferenceSession(
-                proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                given.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # its exception classes share no base but Exception
             raise ImportModelError(
                 f"{path}: not a valid model: {_said(error)}",
                 hint=_way_out(proto),
             ) from error
-        return onnx.load(folded)
+        return _with_weights(onnx.load(folded), proto, weights)
+
+
+# Weights of so many bytes, which are most of a model, need not go through onnxruntime, which reads,
+# copies and writes them.
+_LARGE = 1 << 18
+# What multiplies by its second input, and what onnxruntime may put into such weights or their bias.
+_SCALES = {"BatchNormalization", "Div", "Mul"}
+_INTO_WEIGHTS = {
+    "Conv": {*_SCALES, "Add", "Sub"},
+    "ConvTranspose": {*_SCALES, "Add", "Sub"},
+    "Gemm": _SCALES,
+    "MatMul": _SCALES,
+}
+
+
+def _large_weights(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    """Large weights of which nothing is computed before the first inference."""
+    graph = proto.graph
+    large = {tensor.name: tensor for tensor in graph.initializer if tensor.ByteSize() >= _LARGE}
+    constants = {tensor.name for tensor in graph.initializer}
+    constants |= {name for node in graph.node if node.op_type == "Constant" for name in node.output}
+    uses = Counter(name for node in walk_nodes(graph) for name in node.input)
+    readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+    for node in graph.node:
+        for name in node.input:
+            readers[name].append(node)
+
+    def is_scaled(node: onnx.NodeProto) -> bool:
+        after = (reader for name in node.output for reader in readers[name])
+        return any(
+            reader.op_type in _INTO_WEIGHTS[node.op_type] and not constants.isdisjoint(reader.input)
+            for reader in after
+        )
+
+    outputs = {value.name for value in graph.output}
+    return {
+        name: large[name]
+        for node in graph.node
+        if node.op_type in _INTO_WEIGHTS and not is_scaled(node)
+        for name in node.input[1:2]
+        if name in large and uses[name] == 1 and name not in outputs
+    }
+
+
+def _as_inputs(proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
+    """The model with some of its weights as inputs."""
+    made, graph = onnx.ModelProto(), proto.graph
+    for field, value in proto.ListFields():
+        if field.name != "graph":
+            _set(made, field.name, value)
+    for field, value in graph.ListFields():
+        if field.name != "initializer":
+            _set(made.graph, field.name, value)
+    made.graph.initializer.extend(item for item in graph.initializer if item.name not in weights)
+    there = {value.name for value in graph.input}
+    made.graph.input.extend(
+        onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
+        for name, tensor in weights.items()
+        if name not in there
+    )
+    return made
+
+
+def _set(message: Message, name: str, value: object) -> None:
+    """Set a field of a message to what another one has."""
+    if isinstance(value, Message):
+        getattr(message, name).CopyFrom(value)
+    elif isinstance(value, str | bytes | int | float):
+        setattr(message, name, value)
+    else:
+        getattr(message, name).extend(value)
+
+
+def _with_weights(
+    folded: onnx.ModelProto, proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]
+) -> onnx.ModelProto:
+    """The model with its weights again, and the inputs of `proto`."""
+    graph, inputs = folded.graph, {value.name for value in proto.graph.input}
+    left = [value for value in graph.input if value.name in inputs]
+    del graph.input[:]
+    graph.input.extend(left)
+    used = {name for node in walk_nodes(graph) for name in node.input}
+    graph.initializer.extend(tensor for name, tensor in weights.items() if name in used)
+    return folded
 
 
 def _way_out(proto: onnx.ModelProto) -> str:
