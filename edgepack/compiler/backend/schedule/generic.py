@@ -125,6 +125,8 @@ def _inline(sch: s_tir.Schedule, root: SBlockRV) -> None:
         if nest is None or nest.reduction or _is_deep(sch.get(block)):
             continue
         consumers = [_Nest.of(sch, consumer) for consumer in sch.get_consumers(block)]
+        if not consumers:  # the result
+            continue
         into_loops = any(nest is None or nest.reduction for nest in consumers)
         # A plain copy costs nothing wherever it is read. Anything else in a
         # reduction would be done again for every element that is summed.
