@@ -30,7 +30,7 @@ _NETWORKS = (
     (joint, (1, 16, 48, 48)),
     (heads, HEADS),
     (residual, (1, 64, 24, 24)),
-    (pooled, (1, 128, 200, 1)),
+    (pooled, (1, 128, 508, 1)),
     (branches, (1, 48, 48, 48)),
     (dense, (1, 16, 56, 56)),
     (halves, (1, 16, 40, 40)),

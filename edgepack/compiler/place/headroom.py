@@ -84,10 +84,15 @@ class Headroom:
         those of the model."""
         return Headroom(layers, self._outputs, self._cpu, self._neighbours)
 
+    @property
+    def free(self) -> int:
+        """So few bytes that they may come on top."""
+        return _FREE_BYTES * self._cpu.cores
+
     def of(self, layer: Layer, share: float = _SHARES[0]) -> int:
         """Bytes of scratch memory that are left at a layer, if all of it may add `share` to the two
         largest neighbours, or so few that they may come on top."""
-        return max(_FREE_BYTES * self._cpu.cores, self.left(layer, share))
+        return max(self.free, self.left(layer, share))
 
     def left(self, layer: Layer, share: float) -> int:
         """The same, with nothing on top."""
@@ -108,7 +113,7 @@ class Headroom:
         read = {self._places[value] for value in first.inputs if value in self._places}
         live += sum(span.nbytes for span in map(self._spans.__getitem__, read) if span.last < at)
         left = self._left(live, _SHARES[0], self._empty[at])
-        return max(_FREE_BYTES * self._cpu.cores, left)
+        return max(self.free, left)
 
     def most(self, *layers: Layer) -> int:
         """The most that is in use at one of them, scratch memory apart."""
@@ -366,12 +371,12 @@ def scratch_of(layer: Layer, cpu: CpuModel, rules: Collection[Rule]) -> int:
 
 
 def fastest(
-    layers: Iterable[Layer], room: Headroom, cpu: CpuModel, rules: Collection[Rule]
+    layers: Iterable[Layer], room: Headroom | None, cpu: CpuModel, rules: Collection[Rule]
 ) -> float:
     """Cycles of the convolutions among some layers, each by its fastest form for which there is
-    `room`."""
+    `room`; None: by any."""
     told = (
-        replace(layer, room=room.of(layer))
+        replace(layer, room=room.of(layer) if room is not None else None)
         for layer in layers
         if isinstance(layer.operator, Convolution)
     )

@@ -35,7 +35,7 @@ from edgepack.compiler.layers.layer import (
 )
 from edgepack.compiler.layers.tensors import extent, shape_of
 from edgepack.compiler.place.headroom import Headroom, fastest, fewest_cycles, scratch_of
-from edgepack.compiler.rules.rule import Rule
+from edgepack.compiler.rules.rule import Rule, image_of
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT32
 from edgepack.compiler.tiles.expression import Expression, Operand, Operation, Step
@@ -47,6 +47,8 @@ _LESS = 0.95
 # The part of the network's time that may be lost.
 _MOST_LOST = 0.03
 _PARTS = (2, 4)
+# So much slower is a convolution that has too little room for scratch memory.
+_SLOWER = 1.03
 
 
 def with_parts(
@@ -68,11 +70,15 @@ def _pooled_in_parts(
     rules: Collection[Rule],
     room: Headroom,
 ) -> list[Layer]:
-    """The layers, pairs of which are in parts that are faster with the memory that there is: parts
-    leave room for the scratch memory of fast kernels."""
+    """The layers, pairs of which are in parts where there is too little room for the scratch memory
+    of fast kernels, and parts leave enough for them to be faster."""
     found = list(layers)
     for first, layer in _pairs(layers, outputs, GlobalPooling):
+        if image_of(first, cpu).nbytes <= room.free:
+            continue
         least = fastest([first], room, cpu, rules)
+        if least <= _SLOWER * fastest([first], None, cpu, rules):
+            continue
         for count in _PARTS:
             parts = _pooled(first, layer, count, cpu)
             if not _can_be_made(parts, cpu, rules):
