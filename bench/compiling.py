@@ -1,8 +1,9 @@
 """What compiling a model takes, and the memory its tensors share at run time.
 
-In a process of its own per model, so that nothing is warm. CPU time of it and of the linker: an
-idle machine takes no longer than that. Then a version of the model with another weight is compiled,
-for which the cache has the kernels' machine code. For other CPUs the memory is planned only.
+In the process that `edgepack compile` does it in, one per model, so that nothing is warm. CPU time
+of it and of the linker: an idle machine takes no longer than that. Then a version of the model with
+another weight is compiled, for which the cache has the kernels' machine code. For other CPUs the
+memory is planned only.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from __future__ import annotations
 import math
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,12 +21,12 @@ from onnx import numpy_helper
 
 from bench.models import MODELS, WIDE, get_model
 from bench.results import Figure, Rows, load, ordered, store
-from edgepack.base.paths import set_cache_dir
+from edgepack.base.apart import Limits
+from edgepack.base.paths import cache_dir, set_cache_dir
 from edgepack.base.progress import Progress
 from edgepack.boards import get_board
-from edgepack.compiler import compile_model, plan_model
+from edgepack.compiler import CompiledModel, compile_apart, plan_model
 from edgepack.compiler.frontend.load import load_model
-from edgepack.compiler.limited import ENVIRONMENT
 from edgepack.flow.growth import DEFAULT_OPTIMIZE, GROWTH
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
@@ -48,6 +47,7 @@ _PLANNED = {
     "Cortex-A53": ("rasp3b", ""),
     "Cortex-A9": ("pynq", ""),
 }
+_LIMITS = Limits(memory_mb=16384, cpu_s=3600)  # of no model here
 # Done in place, or in the kernel of what comes before.
 _BY_ELEMENT = {"Add", "BatchNormalization", "Clip", "Div", "Erf", "HardSigmoid", "HardSwish"}
 _BY_ELEMENT |= {"Identity", "Mul", "Relu", "Sigmoid", "Sub"}
@@ -55,20 +55,22 @@ _BY_ELEMENT |= {"Identity", "Mul", "Relu", "Sigmoid", "Sub"}
 
 def measure(models: Sequence[str], progress: Progress) -> None:
     """Compiles and stores figures."""
+    # Python keeps what it made of the sources, as where the package is installed.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for model in map(get_model, models):
         progress.step(f"compiling {model.name}")
         with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
-            cpu_s, (arena, params) = _compiled(model.path, Path(folder))
+            cpu_s, compiled = _compiled(model.path, Path(folder))
             other = Path(folder) / "other.onnx"
             _change(model.path, other)
             again_cpu_s, _ = _compiled(other, Path(folder))
         figures = {
             "cpu_s": cpu_s,
             "again_cpu_s": again_cpu_s,
-            "arena_mb": arena / 1e6,
-            "arena_ratio": arena / neighbours(onnx.load(model.path)),
-            "params_mb": params / 1e6,
-            "params_ratio": params / _weights(onnx.load(model.path)),
+            "arena_mb": compiled.arena_bytes / 1e6,
+            "arena_ratio": compiled.arena_bytes / neighbours(onnx.load(model.path)),
+            "params_mb": compiled.params_bytes / 1e6,
+            "params_ratio": compiled.params_bytes / _weights(onnx.load(model.path)),
         }
         rows = {name: Figure(value=value) for name, value in figures.items()}
         store("compile", {BOARD: {model.name: rows}})
@@ -89,15 +91,24 @@ def plan_arenas(models: Sequence[str], progress: Progress) -> None:
         store("compile", {"planned": {model.name: rows}})
 
 
-def _compiled(model: Path, folder: Path) -> tuple[float, Sequence[int]]:
-    """CPU seconds, and what `main` prints; machine code is kept in `folder`."""
+def _compiled(model: Path, folder: Path) -> tuple[float, CompiledModel]:
+    """CPU seconds of what `edgepack compile` does to a model; machine code is kept in `folder`."""
+    board, cache = get_board(BOARD), cache_dir()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "bench.compiling", str(model), str(folder)]
-    environment = {**os.environ, **ENVIRONMENT}  # of `edgepack compile`
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    set_cache_dir(folder)
+    try:
+        compiled = compile_apart(
+            ModelSpec(path=model),
+            board,
+            select(board).toolchain,
+            folder / "out",
+            limits=_LIMITS,
+            growth=GROWTH[DEFAULT_OPTIMIZE],
+        )
+    finally:
+        set_cache_dir(cache)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return cpu_s, [int(word) for word in done.stdout.split()[-2:]]
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, compiled
 
 
 def neighbours(model: onnx.ModelProto) -> int:
@@ -164,25 +175,3 @@ def _table(rows: Rows, columns: Mapping[str, str]) -> str:
         words = ("-" if value is None else f"{value:.2f}" for value in values)
         lines.append(f"| {model} | {' | '.join(words)} |")
     return "\n".join(lines)
-
-
-def main() -> None:
-    """Compiles a model, and prints the arena's and weights' bytes.
-
-    Its arguments are the model and the folder of the cache.
-    """
-    board = get_board(BOARD)
-    set_cache_dir(Path(sys.argv[2]))
-    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
-        compiled = compile_model(
-            ModelSpec(path=Path(sys.argv[1])),
-            board,
-            select(board).toolchain,
-            Path(folder) / "out",
-            growth=GROWTH[DEFAULT_OPTIMIZE],
-        )
-    print(compiled.arena_bytes, compiled.params_bytes)
-
-
-if __name__ == "__main__":
-    main()
