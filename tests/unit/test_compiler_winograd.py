@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -13,6 +14,7 @@ from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import winograd
 from edgepack.compiler.rules.rule import LayerSite
+from edgepack.compiler.rules.winograd_plan import TileChunk
 from edgepack.compiler.tiles import toom_cook
 from edgepack.compiler.tiles.cpu import (
     AVX2,
@@ -64,30 +66,68 @@ def test_a_part_of_a_tile_needs_only_its_inputs(form: toom_cook.LineForm, kind: 
     down, across = (form if kind != other else toom_cook.ONE for other in ("row", "column"))
     weight = random.normal(size=(1, 1, down.taps, across.taps))
     factors = spread(toom_cook.TileForm(down=down, across=across), weight)
-    for rows, columns in product(range(1, down.results + 1), range(1, across.results + 1)):
+    for (rows, high), (columns, wide) in product(lines(down), lines(across)):
         image = random.normal(
             size=(
                 down.stride * (rows - 1) + down.taps,
                 across.stride * (columns - 1) + across.taps,
             )
         )
-        sums = np.zeros((down.size, across.size))
+        sums = np.zeros((high, wide))
         for number, (i, j) in enumerate(product(range(down.parts), range(across.parts))):
             read = image[i :: down.step, j :: across.step]
             assert read.shape == (down.reach(rows, i), across.reach(columns, j))
-            half = apply(across.forth(columns, j), read.T)
-            sums += apply(down.forth(rows, i), half.T) * factors[..., number]
-        got = apply(across.back(columns), apply(down.back(rows), sums).T).T
+            half = apply(across.forth(columns, j, wide), read.T)
+            sums += apply(down.forth(rows, i, high), half.T) * factors[:high, :wide, number]
+        got = apply(across.back(columns, wide), apply(down.back(rows, high), sums).T).T
         wanted = correlate(image, weight[0, 0], (down.stride, across.stride))
         # The weights were rounded to float32.
         np.testing.assert_allclose(got, wanted, atol=1e-4)
 
 
+def lines(form: toom_cook.LineForm) -> Iterator[tuple[int, int]]:
+    """Each number of results, with all products and with as few as will do."""
+    for results in range(1, form.results + 1):
+        yield results, form.size
+        if form.shortens and form.products(results) < form.size:
+            yield results, form.products(results)
+
+
 @each_form
 def test_ones_are_in_every_result(form: toom_cook.LineForm) -> None:
-    values = np.array(form.ones())
-    back = form.back(form.results)
-    np.testing.assert_allclose(apply(back, values), np.ones(form.results), rtol=1e-12)
+    for results, products in lines(form):
+        values = np.array(form.ones()[:products])
+        back = form.back(results, products)
+        np.testing.assert_allclose(apply(back, values), np.ones(results), rtol=1e-12)
+
+
+@pytest.mark.parametrize("taps", [3, 5])
+def test_a_short_tile_multiplies_no_more_than_it_has_to(taps: int) -> None:
+    """F(m, r) takes m + r - 1 multiplications for each m."""
+    for form in toom_cook.FORMS[taps, 1].values():
+        assert form.shortens
+        for results, products in list(lines(form))[1::2]:
+            assert products == results + taps - 1
+
+
+@pytest.mark.parametrize("short_row", [False, True])
+@pytest.mark.parametrize("short_column", [False, True])
+@pytest.mark.parametrize("size", [(1, 1), (1, 4), (3, 1), (3, 4)], ids=str)
+def test_each_product_has_its_tiles_in_one_run(
+    size: tuple[int, int], short_column: bool, short_row: bool
+) -> None:
+    rows, columns = size
+    chunk = TileChunk(rows=rows, columns=columns, short_row=short_row, short_column=short_column)
+    places = {}
+    for row, column in product(range(rows), range(columns)):
+        in_row, in_column = short_row and row == rows - 1, short_column and column == columns - 1
+        at = chunk.place(row, column, in_row=in_row, in_column=in_column)
+        places[at] = in_row, in_column
+    assert sorted(places) == list(range(rows * columns))
+    for in_row, in_column in product([False, True], repeat=2):
+        start, count = chunk.run(in_row=in_row, in_column=in_column)
+        wanted = {at for at, (r, c) in places.items() if r <= in_row and c <= in_column}
+        assert set(range(start, start + count)) == wanted
 
 
 @pytest.mark.parametrize("results", toom_cook.HALF_FORMS)
@@ -122,8 +162,8 @@ def layer(
 def test_it_is_taken_where_it_pays(cpu: winograd.CpuModel) -> None:
     assert winograd.RULE.takes(layer(64, 64, 56), cpu)
     assert winograd.RULE.takes(layer(256, 256, 14), cpu)
-    # The transforms cost more than three channels or one tile save.
-    assert not winograd.RULE.takes(layer(3, 8, 56), cpu)
+    # The transforms cost more than one channel or one tile saves.
+    assert not winograd.RULE.takes(layer(1, 8, 56), cpu)
     assert not winograd.RULE.takes(layer(64, 64, 1), cpu)
     for other in (
         layer(64, 64, 56, stride=3),

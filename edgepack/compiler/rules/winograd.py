@@ -12,6 +12,9 @@ starts, so that what is between the stages stays in the cache:
         scratch `sums`   [position][output block][tile]       <- products, by `ProductLoops`
         the image of results                             <- transform of the sums, expression
 
+Where tiles do not end with the image, the last ones are short: they do with the first of the
+products, and the others have the whole tiles only (`TileChunk`).
+
 Where one core does all positions of a chunk, and there are as many blocks of sums as of inputs, the
 sums of each position lie where the inputs of the one before were.
 
@@ -24,7 +27,7 @@ that the cost model says is cheapest. In float32 accuracy never decides: even n 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -38,6 +41,7 @@ from edgepack.compiler.rules import convolution
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
 from edgepack.compiler.rules.winograd_plan import (
     SIZES,
+    TileChunk,
     all_bytes,
     allowed,
     can_overlay,
@@ -46,12 +50,14 @@ from edgepack.compiler.rules.winograd_plan import (
     has_room,
     plain_cycles,
     plan,
+    rank_products,
     scratch_layout,
     shares_chunks,
 )
 from edgepack.compiler.tiles import arm, micro, tir, toom_cook
 from edgepack.compiler.tiles.arm.transform import Strides, TransformPass
 from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.tiles.element import Element
 from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import Image, clear_halos
 from edgepack.compiler.tiles.partition import busy, worth_sharing
@@ -60,7 +66,6 @@ from edgepack.compiler.tiles.product import (
     Shape,
     Window,
     pack_weights,
-    rank_tiles,
 )
 
 _NAME = "winograd"
@@ -91,17 +96,11 @@ class _WinogradKernel:
         element = self.channels.element
         self.isa = arm.isa_of(cpu, element)
         self.functions = micro.AssemblyFunctions()
-        line = max(self.form.both, key=lambda line: line.size)
-        self.transforms = (line.forth(line.results), line.back(line.results))
-        self.coefficients = [
-            np.resize(np.array([*t.coefficients, 0.0], element.name), 3 * self.isa.lanes)
-            for t in self.transforms
-            if self.isa
-        ]
-        self.coefficient_buffers = [
-            tir.buffer(f"coefficients{i}", values.shape, element.name)
-            for i, values in enumerate(self.coefficients)
-        ]
+        used = self._transforms() if self.isa else ()
+        self.coefficients = _Coefficients(used, self.isa.lanes if self.isa else 1)
+        self.coefficient_buffer = tir.buffer(
+            "coefficients", (self.coefficients.size,), element.name
+        )
         self.finish = micro.assembly_epilogue(self.epilogue.expression)
         # What neither assembly nor a few instructions can do is done in a pass of its own.
         self.apart = self.epilogue.is_long if self.isa is None else self.finish is None
@@ -116,6 +115,15 @@ class _WinogradKernel:
                 ]
             )
         )
+
+    def _transforms(self) -> Iterator[toom_cook.Transform]:
+        """All that are used."""
+        grid = self.plan.grid
+        for line, last, most in zip(self.form.both, grid.last, grid.shared(self.form), strict=True):
+            for results, products in ((line.results, line.size), (last, most)):
+                yield line.back(results, products)
+                for part in range(line.parts):
+                    yield line.forth(results, part, products)
 
     def _halves(self, items: int) -> int:
         """How many tiles are between the passes at a time, of so many items that are shared."""
@@ -162,8 +170,8 @@ class _WinogradKernel:
         """Planes from one position of a scratch tensor to the next."""
         return image.layout.blocks // (self.plan.positions + self.overlaid)
 
-    def _scratch(self, share: tir.Expr, tiles: int) -> tuple[Image, Image]:
-        """Inputs and sums of a share, of so many tiles."""
+    def _scratch(self, share: tir.Expr, tiles: int, start: int = 0) -> tuple[Image, Image]:
+        """Inputs and sums of a share, of so many tiles from one on."""
         positions = self.plan.positions
         images = []
         for image, behind in ((self.inputs, int(self.overlaid)), (self.sums, 0)):
@@ -175,49 +183,69 @@ class _WinogradKernel:
                 width=tiles,
             )
             first = share * image.layout.blocks + behind * stride
-            images.append(image.viewed(layout).placed(plane=first))
+            images.append(image.viewed(layout).placed(plane=first, column=start))
         return images[0], images[1]
 
-    def _product(self, share: tir.Expr, turn: tir.Expr, tiles: int) -> tir.Stmt:
-        """One of the products of a chunk of so many tiles.
+    def _product(self, share: tir.Expr, turn: tir.Expr, chunk: TileChunk) -> tir.Stmt:
+        """One of the products of a chunk, of all of its tiles that are in it.
 
         Those with equal weights take turns that follow each other.
         """
         down, across = self.form.both
+        row, column = turn // across.size, turn % across.size
         position, first = turn, 0
         if self.form.factors < self.form.products:
             # In rows, and behind the rows whose weights are their own, in columns.
             behind = turn - (down.factors - 1) * across.size
             own = behind < 0
             equal = down.size - down.factors + 1
-            row = tirx.Select(own, turn // across.size, down.factors - 1 + behind % equal)
-            column = tirx.Select(own, turn % across.size, behind // equal)
+            row = tirx.Select(own, row, down.factors - 1 + behind % equal)
+            column = tirx.Select(own, column, behind // equal)
             position = row * across.size + column
             weights = tirx.min(row, down.factors - 1) * across.factors
             weights += tirx.min(column, across.factors - 1)
             first = (weights - position) * self.shape.panel(self.shape.out_blocks)
 
-        inputs, sums = self._scratch(share, tiles)
-        loops = ProductLoops(
-            cpu=self.site.cpu,
-            window=Window(),
-            shape=self.shape,
-            tile=self.plan.product,
-            source=inputs,
-            target=sums,
-            weights=self.weights,
-            bias=self.bias,
-            epilogue=Epilogue(self.site.output),
-            functions=self.functions,
-            chain=arm.SHORT_CHAIN,
-            first_weight=first,
-        )
-        return loops.group(0, position)
+        def of(*, in_row: bool, in_column: bool) -> tir.Stmt | None:
+            start, tiles = chunk.run(in_row=in_row, in_column=in_column)
+            if not tiles:
+                return None
+            inputs, sums = self._scratch(share, tiles, start)
+            loops = ProductLoops(
+                cpu=self.site.cpu,
+                window=Window(),
+                shape=self.shape,
+                tile=self.plan.product,
+                source=inputs,
+                target=sums,
+                weights=self.weights,
+                bias=self.bias,
+                epilogue=Epilogue(self.site.output),
+                functions=self.functions,
+                chain=arm.SHORT_CHAIN,
+                first_weight=first,
+            )
+            return loops.group(0, position)
+
+        high, wide = self.plan.grid.shared(self.form)
+
+        def of_row(*, in_row: bool) -> tir.Stmt | None:
+            in_all = partial(of, in_row=in_row)
+            if not chunk.short_column:
+                return in_all(in_column=True)
+            return _if(column < wide, in_all(in_column=True), in_all(in_column=False))
+
+        made = of_row(in_row=True)
+        if chunk.short_row:
+            made = _if(row < high, made, of_row(in_row=False))
+        assert made is not None
+        return made
 
     def kernel(self) -> LayerKernel:
         """Constants, what they cost, and how the code is made."""
         site, plan, output = self.site, self.plan, self.site.output
-        constants = (*self._products(), *self.coefficients, *self.epilogue.packed)
+        coefficients = [self.coefficients.packed(self.channels.element)] if self.isa else []
+        constants = (*self._products(), *coefficients, *self.epilogue.packed)
         name = "winograd" if plan.form.stride == 1 else "strided_winograd"
         taps = tuple(line.taps for line in plan.form.both)
         window = "" if taps == (3, 3) else f"_{taps[0]}x{taps[1]}"
@@ -240,7 +268,7 @@ class _WinogradKernel:
             *self.epilogue.operand_buffers,
             self.weights,
             self.bias,
-            *self.coefficient_buffers,
+            *([self.coefficient_buffer] if self.isa else []),
             *self.epilogue.constants,
             self.target.buffer,
             self.inputs.buffer,
@@ -258,57 +286,49 @@ class _WinogradKernel:
 
     def _chunks(self) -> tir.Stmt:
         grid, batch = self.plan.grid, self.site.output.batch
-        down, last_rows = divmod(grid.rows, grid.chunk_rows)
-        across, last_columns = divmod(grid.columns, grid.chunk_columns)
+        down, across = grid.down, grid.across
+        high, wide = (sum(count for count, *_ in pieces) for pieces in (down, across))
 
         def chunk(share: tir.Expr, at: tir.Expr) -> tir.Stmt:
-            wide = across + bool(last_columns)
-            high = down + bool(last_rows)
             n, row, column = _digits(at, (batch, high, wide))
-            place = partial(
-                self._chunk, share, n, row * grid.chunk_rows, column * grid.chunk_columns
-            )
-            # Only one of the two directions is cut into chunks.
-            if last_rows:
-                return _either(
-                    row,
-                    down,
-                    lambda: place(grid.chunk_rows, grid.chunk_columns),
-                    lambda: place(last_rows, grid.chunk_columns),
+
+            def of(tall: tuple[int, int, bool], broad: tuple[int, int, bool]) -> tir.Stmt:
+                (_, rows, short_row), (_, columns, short_column) = tall, broad
+                chunk = TileChunk(
+                    rows=rows, columns=columns, short_row=short_row, short_column=short_column
                 )
-            if last_columns:
-                return _either(
-                    column,
-                    across,
-                    lambda: place(grid.chunk_rows, grid.chunk_columns),
-                    lambda: place(grid.chunk_rows, last_columns),
-                )
-            return place(grid.chunk_rows, grid.chunk_columns)
+                place = row * grid.chunk_rows, column * grid.chunk_columns
+                return self._chunk(share, n, place, chunk)
+
+            def of_row(tall: tuple[int, int, bool]) -> tir.Stmt:
+                if len(across) == 1:
+                    return of(tall, across[0])
+                whole, last = (partial(of, tall, broad) for broad in across)
+                return _either(column, wide - 1, whole, last)
+
+            if len(down) == 1:
+                return of_row(down[0])
+            whole, last = (partial(of_row, tall) for tall in down)
+            return _either(row, high - 1, whole, last)
 
         workers, count = self.workers if self.by_chunks else 1, grid.chunks * batch
         return _shared("chunk", count, -(-count // workers), chunk)
 
     def _chunk(
-        self,
-        share: tir.Expr,
-        n: tir.Expr,
-        row: tir.Expr,
-        column: tir.Expr,
-        rows: int,
-        columns: int,
+        self, share: tir.Expr, n: tir.Expr, place: tuple[tir.Expr, tir.Expr], chunk: TileChunk
     ) -> tir.Stmt:
-        """Three stages for the tiles from (row, column) on, counted in tiles."""
+        """Three stages for the tiles from a place on, counted in rows and columns of tiles."""
         workers = 1 if self.by_chunks else self.workers
         ins, outs = self.channels.in_blocks, self.channels.out_blocks
 
-        def over_tiles(body: Callable[[tir.Expr, tir.Expr, tir.Expr], tir.Stmt]) -> tir.Stmt:
+        def over_tiles(body: _OfTile) -> tir.Stmt:
             return tir.loop_of(
                 "tile_row",
-                rows,
+                chunk.rows,
                 lambda r: tir.loop_of(
                     "tile_column",
-                    columns,
-                    lambda c: body(row + r, column + c, r * columns + c),
+                    chunk.columns,
+                    lambda c: self._ragged(chunk, place, r, c, body),
                 ),
             )
 
@@ -316,8 +336,9 @@ class _WinogradKernel:
             block, number = _digits(item, (ins, self.form.parts))
 
             def part(down: int, across: int) -> tir.Stmt:
-                one = partial(self._forth, share, share + worker, n, block, down, across)
-                return over_tiles(lambda r, c, at: self._ragged(r, c, partial(one, r, c, at)))
+                return over_tiles(
+                    partial(self._forth, share, share + worker, n, block, down, across)
+                )
 
             lines = (range(line.parts) for line in self.form.both)
             *others, made = [part(*at) for at in product(*lines)]
@@ -326,11 +347,7 @@ class _WinogradKernel:
             return made
 
         def back(worker: tir.Expr, block: tir.Expr) -> tir.Stmt:
-            return over_tiles(
-                lambda r, c, at: self._ragged(
-                    r, c, partial(self._back, share, share + worker, n, block, r, c, at)
-                )
-            )
+            return over_tiles(partial(self._back, share, share + worker, n, block))
 
         parts = ins * self.form.parts
         return tir.sequence(
@@ -340,30 +357,57 @@ class _WinogradKernel:
                 "position",
                 self.plan.positions,
                 1 if workers > 1 else self.plan.positions,
-                lambda _, turn: self._product(share, turn, rows * columns),
+                lambda _, turn: self._product(share, turn, chunk),
             ),
             _shared("out_block", outs, _run(outs, workers), back),
         )
 
     def _ragged(
-        self, row: tir.Expr, column: tir.Expr, body: Callable[[int, int], tir.Stmt]
+        self,
+        chunk: TileChunk,
+        place: tuple[tir.Expr, tir.Expr],
+        r: tir.Expr,
+        c: tir.Expr,
+        body: _OfTile,
     ) -> tir.Stmt:
-        """`body` for a tile, by how many of its rows and columns of results are wanted."""
-        high, wide = (line.results for line in self.form.both)
-        grid, output = self.plan.grid, self.site.output
-        last_rows = output.height - (grid.rows - 1) * high
-        last_columns = output.width - (grid.columns - 1) * wide
+        """`body` for a tile of a chunk, by which results are wanted, and which products used."""
+        grid, form = self.plan.grid, self.form
+        (high, wide), (rows, columns) = grid.last, (place[0] + r, place[1] + c)
 
-        def columns(rows: int) -> tir.Stmt:
-            if last_columns == wide:
-                return body(rows, wide)
+        def of(*, last_row: bool, last_column: bool) -> tir.Stmt:
+            in_row, in_column = last_row and chunk.short_row, last_column and chunk.short_column
+            most = grid.shared(form)
+            tile = _Tile(
+                row=rows,
+                column=columns,
+                at=chunk.place(r, c, in_row=in_row, in_column=in_column),
+                results=(
+                    high if last_row else form.down.results,
+                    wide if last_column else form.across.results,
+                ),
+                products=(
+                    most[0] if in_row else form.down.size,
+                    most[1] if in_column else form.across.size,
+                ),
+            )
+            return body(tile)
+
+        def of_row(*, last_row: bool) -> tir.Stmt:
+            one = partial(of, last_row=last_row)
+            if wide == form.across.results or (grid.short[1] and not chunk.short_column):
+                return one(last_column=False)
             return _either(
-                column, grid.columns - 1, lambda: body(rows, wide), lambda: body(rows, last_columns)
+                columns,
+                grid.columns - 1,
+                partial(one, last_column=False),
+                partial(one, last_column=True),
             )
 
-        if last_rows == high:
-            return columns(high)
-        return _either(row, grid.rows - 1, lambda: columns(high), lambda: columns(last_rows))
+        if high == form.down.results or (grid.short[0] and not chunk.short_row):
+            return of_row(last_row=False)
+        return _either(
+            rows, grid.rows - 1, partial(of_row, last_row=False), partial(of_row, last_row=True)
+        )
 
     # ------------------------------------------------ transforms of one tile
 
@@ -375,19 +419,15 @@ class _WinogradKernel:
         block: tir.Expr,
         down: int,
         across: int,
-        row: tir.Expr,
-        column: tir.Expr,
-        at: tir.Expr,
-        rows: int,
-        columns: int,
+        tile: _Tile,
     ) -> tir.Stmt:
         """Inputs of one block of channels, of the part that starts `down` and `across` from the
-        first; what lies behind `rows` x `columns` results counts as zero."""
+        first; what lies behind those of the tile's results counts as zero."""
         lines, before = self.form.both, self.operator.before
         corner = self.source.at(
             n * self.source.layout.blocks + block,
-            row * lines[0].stride * lines[0].results - before[0] + down,
-            column * lines[1].stride * lines[1].results - before[1] + across,
+            tile.row * lines[0].stride * lines[0].results - before[0] + down,
+            tile.column * lines[1].stride * lines[1].results - before[1] + across,
         )
         (rows_apart, columns_apart), size = (line.step for line in lines), lines[1].size
         inputs, _ = self._scratch(share, self.plan.grid.tiles)
@@ -398,13 +438,14 @@ class _WinogradKernel:
         half = _Strided(self.half_inputs, [worker, 0, 0], line=(0, size, 0), item=(0, 1, 0))
         target = _Strided(
             self.inputs.buffer,
-            inputs.at(block, down * lines[1].parts + across, at),
+            inputs.at(block, down * lines[1].parts + across, tile.at),
             line=(size * stride, 0, 0, 0),
             item=(stride, 0, 0, 0),
         )
+        (rows, columns), (high, wide) = tile.results, tile.products
         return self._passes(
-            (lines[1].forth(columns, across), lines[0].reach(rows, down)),
-            (lines[0].forth(rows, down), size),
+            (lines[1].forth(columns, across, wide), lines[0].reach(rows, down)),
+            (lines[0].forth(rows, down, high), wide),
             (source, half, target),
         )
 
@@ -414,34 +455,30 @@ class _WinogradKernel:
         worker: tir.Expr,
         n: tir.Expr,
         block: tir.Expr,
-        row: tir.Expr,
-        column: tir.Expr,
-        at: tir.Expr,
-        rows: int,
-        columns: int,
+        tile: _Tile,
     ) -> tir.Stmt:
-        """`rows` x `columns` results of one block of channels."""
-        down, across = self.form.both
+        """The tile's results in one block of channels."""
+        (down, across), (rows, columns), (high, wide) = self.form.both, tile.results, tile.products
         _, sums = self._scratch(share, self.plan.grid.tiles)
         stride = sums.layout.blocks // self.plan.positions
         results = _TileResults(
             plane=n * self.target.layout.blocks + block,
             channel_block=block,
-            row=row * down.results,
-            column=column * across.results,
+            row=tile.row * down.results,
+            column=tile.column * across.results,
             pixels=columns,
         )
         source = _Strided(
             self.sums.buffer,
-            sums.at(block, 0, at),
+            sums.at(block, 0, tile.at),
             line=(across.size * stride, 0, 0, 0),
             item=(stride, 0, 0, 0),
         )
         half = _Strided(self.half_sums, [worker, 0, 0], line=(0, across.results, 0), item=(0, 1, 0))
         return tir.sequence(
             self._passes(
-                (across.back(columns), down.size),
-                (down.back(rows), columns),
+                (across.back(columns, wide), high),
+                (down.back(rows, high), columns),
                 (source, half, self._pixels(self.target, results)),
                 None if self.apart else results,
             ),
@@ -526,9 +563,6 @@ class _WinogradKernel:
         results: _TileResults | None,
     ) -> tir.Stmt:
         finish = (self.finish if results else None) or ()
-        which = int(
-            target.buffer.same_as(self.target.buffer) or source.buffer.same_as(self.sums.buffer)
-        )
         added = results is not None and any(item.name == "add" for item in finish)
         operand = target
         if added and results:
@@ -537,7 +571,7 @@ class _WinogradKernel:
         code = TransformPass(
             isa=isa,
             transform=transform,
-            coefficients=self.transforms[which].coefficients,
+            coefficients=transform.coefficients,
             lines=lines,
             source=source.steps,
             target=target.steps,
@@ -547,10 +581,48 @@ class _WinogradKernel:
         pointers: list[micro.Pointer] = [
             (target.buffer, target.start),
             (source.buffer, source.start),
-            (self.coefficient_buffers[which], [0]),
+            (self.coefficient_buffer, [self.coefficients.first[transform.coefficients]]),
             (operand.buffer, operand.start),
         ]
         return self.functions.call(code, pointers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tile:
+    """A tile by its row and column among all, `at` a place in scratch memory; its results that are
+    wanted and products that it is in, down and across."""
+
+    row: tir.Expr
+    column: tir.Expr
+    at: tir.Expr
+    results: tuple[int, int]
+    products: tuple[int, int]
+
+
+_OfTile = Callable[[_Tile], tir.Stmt]
+
+
+class _Coefficients:
+    """Those of some transforms as one array, each transform's in whole vectors of so many lanes.
+
+    `first` is where they begin, by the coefficients.
+    """
+
+    def __init__(self, transforms: Iterable[toom_cook.Transform], lanes: int) -> None:
+        self.lanes, self.size = lanes, lanes
+        self.first: dict[tuple[float, ...], int] = {(): 0}
+        for transform in transforms:
+            some = transform.coefficients
+            if some not in self.first:
+                self.first[some] = self.size
+                self.size += -(-len(some) // lanes) * lanes
+
+    def packed(self, element: Element) -> np.ndarray:
+        """The array."""
+        values = np.zeros(self.size, element.name)
+        for some, first in self.first.items():
+            values[first : first + len(some)] = some
+        return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -643,6 +715,13 @@ def _digits(value: tir.Expr, sizes: tuple[int, ...]) -> list[tir.Expr]:
         found.insert(0, value % size if size > 1 else 0)
         value = value // size if size > 1 else value
     return [value, *found]
+
+
+def _if(condition: tir.Expr, then: tir.Stmt | None, other: tir.Stmt | None) -> tir.Stmt | None:
+    """Either of them, of which one may be nothing."""
+    if then is None:
+        condition, then, other = tirx.Not(condition), other, None
+    return then and tirx.IfThenElse(condition, then, other)
 
 
 def _either(
@@ -747,16 +826,7 @@ def _ways(sizes: Collection[int], site: LayerSite) -> list[Ranked]:
             continue
         best = plan(site.layer, site.cpu, (results,))
         channels, grid = channels_of(site.layer, site.cpu), best.grid
-        layout = scratch_layout(
-            channels.outs, channels.out_block, 1, 1, grid.tiles, channels.element
-        )
-        tiles = rank_tiles(
-            replace(layout, width=grid.tiles),
-            blocks=channels.out_blocks,
-            reduction=channels.ins * best.form.parts,
-            cpu=site.cpu,
-            groups=best.positions,
-        )
+        tiles = rank_products(channels, best.form, grid, site.cpu)
         # The chunks of the best one: what another tile costs beside it.
         beside = best.cycles - grid.chunks * site.output.batch * best.product.cycles
         for item in tiles:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
 
 import numpy as np
 
@@ -12,12 +13,12 @@ from edgepack.compiler.choices import Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.rule import image_of
-from edgepack.compiler.tiles import tile, toom_cook
+from edgepack.compiler.tiles import tile, tir, toom_cook
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT16, Element
 from edgepack.compiler.tiles.layout import Blocked
 from edgepack.compiler.tiles.partition import BUSY_BY_PIECES, LAUNCH_CYCLES, busy
-from edgepack.compiler.tiles.product import choose_tile, stream_cycles
+from edgepack.compiler.tiles.product import choose_tile, chosen_of, rank_tiles, stream_cycles
 
 # All numbers of results that a tile may have in one direction.
 SIZES = tuple(sorted(set(chain.from_iterable(toom_cook.FORMS.values()))))
@@ -35,13 +36,58 @@ _PASS_START = 6
 
 
 @dataclass(frozen=True, kw_only=True)
+class TileChunk:
+    """Tiles that go through the stages together: `rows` x `columns`. The last row or column may be
+    a short one, whose tiles are in not all of the products.
+
+    So that each product has its tiles in one run, they lie in scratch memory in this order: the
+    short row, but for its last tile; the others row by row; the short column.
+    """
+
+    rows: int
+    columns: int
+    short_row: bool = False
+    short_column: bool = False
+
+    @property
+    def tiles(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def _whole(self) -> tuple[int, int]:
+        """Rows and columns that are not short."""
+        return self.rows - self.short_row, self.columns - self.short_column
+
+    def place(self, row: tir.Expr, column: tir.Expr, *, in_row: bool, in_column: bool) -> tir.Expr:
+        """Where a tile lies, that is in the short row, or in the short column."""
+        rows, columns = self._whole
+        first = columns if self.short_row else 0
+        if in_column:
+            return first + rows * columns + (rows if in_row else row)
+        return column if in_row else first + row * columns + column
+
+    def run(self, *, in_row: bool, in_column: bool) -> tuple[int, int]:
+        """The first tile of a product, and how many there are: whether tiles of the short row and
+        of the short column are among them."""
+        rows, columns = self._whole
+        first = columns if self.short_row and not in_row else 0
+        return first, (self.rows if in_row else rows) * (self.columns if in_column else columns)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TileGrid:
-    """Tiles of an image, and how they are cut into chunks."""
+    """Tiles of an image, and how they are cut into chunks.
+
+    The last row of tiles and the last column have `last` results, and make do with fewer products
+    where they are `short`.
+    """
 
     rows: int
     columns: int
     chunk_rows: int
     chunk_columns: int
+    last: tuple[int, int]
+    short: tuple[bool, bool] = (False, False)
 
     @property
     def tiles(self) -> int:
@@ -57,6 +103,50 @@ class TileGrid:
         """The share of time that the cores are busy if they share the chunks of all images."""
         rounds = -(-batch * self.chunks // cores)
         return batch * self.rows * self.columns / (rounds * cores * self.tiles)
+
+    @property
+    def down(self) -> list[tuple[int, int, bool]]:
+        """Chunks from top to bottom: how many have so many rows, and whether the last is short."""
+        return _pieces(self.rows, self.chunk_rows, short=self.short[0])
+
+    @property
+    def across(self) -> list[tuple[int, int, bool]]:
+        """The same from left to right."""
+        return _pieces(self.columns, self.chunk_columns, short=self.short[1])
+
+    def products(self, form: toom_cook.TileForm) -> Counter[int]:
+        """How many products of an image have so many tiles."""
+        found: Counter[int] = Counter()
+        for (high, rows, short_row), (wide, columns, short_column) in product(
+            self.down, self.across
+        ):
+            chunk = TileChunk(
+                rows=rows, columns=columns, short_row=short_row, short_column=short_column
+            )
+            kinds = [
+                [(True, most), (False, line.size - most)]
+                for line, most in zip(form.both, self.shared(form), strict=True)
+            ]
+            for (in_row, lines), (in_column, items) in product(*kinds):
+                _, tiles = chunk.run(in_row=in_row, in_column=in_column)
+                found[tiles] += high * wide * lines * items
+        return +Counter({tiles: count for tiles, count in found.items() if tiles})
+
+    def shared(self, form: toom_cook.TileForm) -> tuple[int, int]:
+        """In each direction, how many of the products short tiles are in, too."""
+        down, across = (
+            line.products(results) if short else line.size
+            for line, results, short in zip(form.both, self.last, self.short, strict=True)
+        )
+        return down, across
+
+
+def _pieces(total: int, size: int, *, short: bool) -> list[tuple[int, int, bool]]:
+    whole, rest = divmod(total, size)
+    if rest:
+        return [(whole, size, False), (1, rest, short)]
+    pieces = [(whole - short, size, False), (1, size, True)] if short else [(whole, size, False)]
+    return [piece for piece in pieces if piece[0]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +173,8 @@ class WinogradPlan:
     def __str__(self) -> str:
         strided = "" if self.form.stride == 1 else f" of stride {self.form.stride}"
         tile = "x".join(str(line.results) for line in self.form.both)
-        return f"F({tile}){strided} {self.product} of {self.grid.tiles}"
+        short = ", short at the edge" if any(self.grid.short) else ""
+        return f"F({tile}){strided} {self.product} of {self.grid.tiles}{short}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,15 +220,34 @@ def channels_of(layer: Layer, cpu: CpuModel) -> Channels:
     )
 
 
-def _grids(rows: int, columns: int, fewest: int) -> Iterator[TileGrid]:
-    """Ways to cut tiles into chunks: some whole rows, or a part of one of `fewest` tiles or more;
-    all as even as can be."""
+def _grids(layer: Layer, form: toom_cook.TileForm) -> Iterator[TileGrid]:
+    """Ways to cut tiles into chunks: some whole rows, or a part of one, of at least `_FEWEST`
+    tiles; all as even as can be."""
+    _, _, height, width = extent(layer.output)
+    fewest = _FEWEST if layer.room is None else _FEWEST // 2
+    rows, columns = -(-height // form.down.results), -(-width // form.across.results)
+    last = height - (rows - 1) * form.down.results, width - (columns - 1) * form.across.results
     for parts in range(1, rows + 1):
         yield TileGrid(
-            rows=rows, columns=columns, chunk_rows=-(-rows // parts), chunk_columns=columns
+            rows=rows,
+            columns=columns,
+            chunk_rows=-(-rows // parts),
+            chunk_columns=columns,
+            last=last,
         )
     for parts in range(2, columns // fewest + 1):
-        yield TileGrid(rows=rows, columns=columns, chunk_rows=1, chunk_columns=-(-columns // parts))
+        yield TileGrid(
+            rows=rows, columns=columns, chunk_rows=1, chunk_columns=-(-columns // parts), last=last
+        )
+
+
+def _shortened(grid: TileGrid, form: toom_cook.TileForm) -> TileGrid:
+    """With all tiles short that can be."""
+    down, across = (
+        line.shortens and line.products(last) < line.size
+        for last, line in zip(grid.last, form.both, strict=True)
+    )
+    return replace(grid, short=(down, across))
 
 
 def has_room(layer: Layer, cpu: CpuModel, sizes: Collection[int] = SIZES) -> bool:
@@ -147,11 +257,8 @@ def has_room(layer: Layer, cpu: CpuModel, sizes: Collection[int] = SIZES) -> boo
 
 def _held(layer: Layer, cpu: CpuModel, results: int) -> Iterator[TileGrid]:
     """Ways to cut an image whose scratch memory a core's cache holds, and the layer's room."""
-    _, _, height, width = extent(layer.output)
     channels, form = channels_of(layer, cpu), forms_of(layer)[results]
-    fewest = _FEWEST if layer.room is None else _FEWEST // 2
-    rows, columns = -(-height // form.down.results), -(-width // form.across.results)
-    for grid in set(_grids(rows, columns, fewest)):
+    for grid in set(_grids(layer, form)):
         in_cache = _scratch_bytes(channels, form, grid.tiles) <= cpu.l2_bytes
         in_room = layer.room is None or all_bytes(layer, form, grid, cpu) <= layer.room
         if in_room and (in_cache or grid.tiles <= _FEW_TILES):
@@ -225,7 +332,8 @@ def _cheapest(
     found = [
         _cost(layer, forms_of(layer)[results], grid, cpu, choice)
         for results in sizes
-        for grid in _held(layer, cpu, results)
+        for whole in _held(layer, cpu, results)
+        for grid in {whole, _shortened(whole, forms_of(layer)[results])}
     ]
     # Of those that cost the same, nearly, the one that leaves the cores least to wait for.
     enough = 1.01 * min(item.cycles + item.waits for item in found)
@@ -244,19 +352,11 @@ def _cost(
 ) -> WinogradPlan:
     batch, channels = extent(layer.output)[0], channels_of(layer, cpu)
     chunks = grid.chunks * batch
-    layout = scratch_layout(channels.outs, channels.out_block, 1, 1, grid.tiles, channels.element)
-    product = choose_tile(
-        replace(layout, width=grid.tiles),
-        blocks=channels.out_blocks,
-        reduction=channels.ins * form.parts,
-        cpu=cpu,
-        groups=form.products,
-        choice=choice,
-    )
+    product = chosen_of(rank_products(channels, form, grid, cpu), choice)
     weights = channels.ins * channels.out_blocks * channels.out_block
     weights *= form.parts * form.factors
     weights *= channels.element.bytes
-    cycles = batch * grid.rows * grid.columns * _transform_cycles(channels, form, cpu)
+    cycles = batch * _transform_cycles(channels, form, grid, cpu)
     cycles += chunks * product.cycles
     if 0 < weights <= cpu.l3_bytes / 2:
         # For each chunk but the first they come from there, while others are multiplied: measured
@@ -274,8 +374,55 @@ def _cost(
     return WinogradPlan(form=form, grid=grid, product=product, cycles=cycles, waits=waits)
 
 
-def _transform_cycles(channels: Channels, form: toom_cook.TileForm, cpu: CpuModel) -> float:
-    """Both transforms of one tile in all channels."""
+def rank_products(
+    channels: Channels, form: toom_cook.TileForm, grid: TileGrid, cpu: CpuModel
+) -> list[tile.RegisterTile]:
+    """Tiles for the products, the cheapest first; cycles are those of a chunk, on the average."""
+    (width, rows), *others = sorted(grid.products(form).items(), reverse=True)
+    layout = scratch_layout(channels.outs, channels.out_block, 1, 1, width, channels.element)
+    tiles = rank_tiles(
+        replace(layout, width=width),
+        blocks=channels.out_blocks,
+        reduction=channels.ins * form.parts,
+        cpu=cpu,
+        groups=rows,
+        others=others,
+    )
+    return [replace(item, cycles=item.cycles / grid.chunks) for item in tiles]
+
+
+def _transform_cycles(
+    channels: Channels,
+    form: toom_cook.TileForm,
+    grid: TileGrid,
+    cpu: CpuModel,
+) -> float:
+    """Both transforms of all tiles of an image in all channels."""
+    key = ("transforms", channels, form, grid.rows, grid.columns, grid.last, grid.short)
+    if key not in cpu.memo:
+        kinds = [
+            [(count - 1, line.results, line.size), (1, results, most)]
+            for count, line, results, most in zip(
+                (grid.rows, grid.columns), form.both, grid.last, grid.shared(form), strict=True
+            )
+        ]
+        cpu.memo[key] = sum(
+            high * wide * _tile_cycles(channels, form, (rows, columns), (lines, items), cpu)
+            for (high, rows, lines), (wide, columns, items) in product(*kinds)
+            if high * wide
+        )
+    made: float = cpu.memo[key]
+    return made
+
+
+def _tile_cycles(
+    channels: Channels,
+    form: toom_cook.TileForm,
+    results: tuple[int, int],
+    products: tuple[int, int],
+    cpu: CpuModel,
+) -> float:
+    """Both transforms of a tile with so many rows and columns of results, and of products."""
 
     def cycles(passes: Iterable[tuple[int, toom_cook.Transform]], lanes: int) -> float:
         """Of passes along so many lines."""
@@ -291,12 +438,12 @@ def _transform_cycles(channels: Channels, form: toom_cook.TileForm, cpu: CpuMode
         both = arithmetic + memory if cpu.in_order else max(arithmetic, memory)
         return both + starts * _PASS_START
 
-    down, across = form.both
+    (down, across), (rows, columns), (lines, items) = form.both, results, products
     # The way there of one part, with all of its inputs.
-    forth = [(down.reach(down.results), across.forth(across.results))] if across.size > 1 else []
-    forth += [(across.size, down.forth(down.results))] if down.size > 1 else []
-    back = [(down.size, across.back(across.results))] if across.size > 1 else []
-    back += [(across.results, down.back(down.results))] if down.size > 1 else []
+    forth = [(down.reach(rows), across.forth(columns, 0, items))] if across.size > 1 else []
+    forth += [(items, down.forth(rows, 0, lines))] if down.size > 1 else []
+    back = [(lines, across.back(columns, items))] if across.size > 1 else []
+    back += [(columns, down.back(rows, lines))] if down.size > 1 else []
     there = channels.in_blocks * form.parts * cycles(forth, channels.in_block)
     return there + channels.out_blocks * cycles(back, channels.out_block)
 

@@ -151,11 +151,11 @@ class Image:
         image.step, image.first = step, first
         return image
 
-    def placed(self, *, plane: tir.Expr, row: tir.Expr = 0) -> Image:
-        """The same memory as a part of a larger image, whose plane 0 and row 0 would be at these
-        ones."""
+    def placed(self, *, plane: tir.Expr, row: tir.Expr = 0, column: tir.Expr = 0) -> Image:
+        """The same memory as a part of a larger image, whose plane 0, row 0 and column 0 would be
+        at these ones."""
         image = copy(self)
-        image.first_plane, image.first = plane, (row, 0)
+        image.first_plane, image.first = plane, (row, column)
         return image
 
     def at(

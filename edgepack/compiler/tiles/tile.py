@@ -9,7 +9,7 @@ model charges like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from edgepack.compiler.tiles.cpu import CpuModel
@@ -62,9 +62,11 @@ def ranked(
     columns: int = 1,
     fits: Callable[[int, int], bool] | None = None,
     most_vectors: int = _MOST_VECTORS,
+    others: Sequence[tuple[int, int]] = (),
 ) -> list[RegisterTile]:
     """All tiles for `rows` rows of `width` pixels and `blocks` blocks of channels, cheapest first.
 
+    And for so many rows of `others`, which are as wide or narrower, as (width, rows).
     Each block is `lanes` results. `reduction` is the number of multiply-adds per result, of which a
     step does `kr`, and one instruction lanes * kr on a vector of so many elements;
     `fits(pixels, vectors)` says whether a tile can be held, by default whether LLVM can, of windows
@@ -75,8 +77,9 @@ def ranked(
         RegisterTile(
             pixels=pixels,
             vectors=vectors,
-            cycles=_cycles(
-                width, rows, blocks, lanes, reduction, pixels, vectors, element, kr, cpu
+            cycles=sum(
+                _cycles(wide, high, blocks, lanes, reduction, pixels, vectors, element, kr, cpu)
+                for wide, high in ((width, rows), *others)
             ),
         )
         for vectors in range(1, min(_MOST_VECTORS, most_vectors, blocks) + 1)

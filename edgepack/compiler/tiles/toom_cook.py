@@ -10,6 +10,10 @@ S. Winograd, Arithmetic Complexity of Computations, 1980; for convolutional netw
 S. Gray, arXiv:1509.09308). Row k of B has the coefficients of the product of (x - p) over all
 points p but the k-th, column k of A the powers of the k-th point.
 
+A tile of fewer results, at the end of a row, needs fewer products: it is evaluated at the first of
+the same points, infinity before them all, and takes the same transformed weights, whose other
+factors the transform of its inputs makes up for.
+
 The rows of a pair of points a, -a differ only in the sign of their odd (or even) coefficients, so
 both come from the same two sums.
 
@@ -29,6 +33,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from itertools import product
+from math import prod
 
 import numpy as np
 
@@ -104,6 +109,10 @@ class _TransformBuilder:
         return Transform(inputs=self.inputs, steps=tuple(self.steps), outputs=tuple(outputs))
 
 
+def _product(factors: Iterable[Fraction]) -> Fraction:
+    return prod(factors, start=Fraction(1))
+
+
 def _polynomial(roots: Iterable[Fraction]) -> list[Fraction]:
     """Coefficients, the constant one first, of the product of (x - root)."""
     found = [Fraction(1)]
@@ -123,16 +132,22 @@ def _in_pairs(points: Points) -> Iterator[tuple[int, ...]]:
 
 
 @cache
-def input_transform(points: Points, inputs: int) -> Transform:
-    """B; of its n inputs only the first `inputs` are given, the others are zero."""
+def input_transform(points: Points, inputs: int, others: Points = ()) -> Transform:
+    """B; of its n inputs only the first `inputs` are given, the others are zero.
+
+    The weights may have been transformed for `others` among the points, too.
+    """
     rows = [_polynomial(q for q in points if q != point) for point in points]
-    rows.append(_polynomial(points))
+    rows = [
+        [c * _product(point - other for other in others) for c in row]
+        for point, row in zip(points, rows, strict=True)
+    ]
     builder = _TransformBuilder(inputs)
 
     def given(row: Iterable[Fraction]) -> int:
         return builder.sum((c, at) for at, c in enumerate(row) if at < inputs)
 
-    outputs = []
+    outputs = [given(_polynomial(points))]
     for numbers in _in_pairs(points):
         if len(numbers) == 1:
             outputs.append(given(rows[numbers[0]]))
@@ -146,7 +161,7 @@ def input_transform(points: Points, inputs: int) -> Transform:
         left = [(Fraction(1), given(even))] if any(even[:inputs]) else []
         outputs.append(builder.sum([*left, (scale, right)]))
         outputs.append(builder.sum([*left, (-scale, right)]))
-    return builder.done([*outputs, given(rows[-1])])
+    return builder.done(outputs)
 
 
 @cache
@@ -158,32 +173,31 @@ def output_transform(points: Points, wanted: int, taps: int = 3) -> Transform:
     # For even and for odd powers: of a pair the sum and the difference.
     values = []
     for numbers in _in_pairs(points):
-        first, last = numbers[0], numbers[-1]
+        first, last = 1 + numbers[0], 1 + numbers[-1]
         even = odd = first
         if first != last:
             even, odd = (builder.sum([(one, first), (sign, last)]) for sign in (one, -one))
-        values.append((points[first], even, odd))
+        values.append((points[numbers[0]], even, odd))
     outputs = []
     for i in range(wanted):
         terms = [(point**i, odd if i % 2 else even) for point, even, odd in values]
         if i == results - 1:
-            terms.append((one, size - 1))
+            terms.append((one, 0))
         outputs.append(builder.sum(terms))
     return builder.done(outputs)
 
 
 def _weight_matrix(points: Points, taps: int) -> np.ndarray:
-    """G, [len(points) + 1, taps] float64."""
-    rows = []
+    """G, [1 + len(points), taps] float64."""
+    rows = [[*[0.0] * (taps - 1), 1.0]]
     for point in points:
-        scale = Fraction(1)
-        for other in points:
-            if other != point:
-                scale *= point - other
+        scale = _product(point - other for other in points if other != point)
         rows.append([float(point**power / scale) for power in range(taps)])
-    return np.array([*rows, [*[0.0] * (taps - 1), 1.0]])
+    return np.array(rows)
 
 
+# Products at infinity and at the first two points.
+_SHORTEST = 3
 # Of weights that are transformed at a time.
 _WINDOWS = 256
 
@@ -229,13 +243,32 @@ class LineForm:
         """How many inputs of a part so many results read."""
         return results - 1 + len(range(part, self.taps, self.stride))
 
-    def forth(self, results: int, part: int = 0) -> Transform:
-        """The transform of a part's inputs, of which there are those that `results` read."""
-        return input_transform(self.points, self.reach(results, part))
+    @property
+    def shortens(self) -> bool:
+        """Whether a tile of fewer results may do with the first of the products.
 
-    def back(self, results: int) -> Transform:
-        """The transform of products to the first `results`."""
-        return output_transform(self.points, results, self._weights_of_part)
+        A bias is the product at 1 then, which is among the first `_SHORTEST`.
+        """
+        return Fraction(1) in self.points[: _SHORTEST - 1]
+
+    def products(self, results: int) -> int:
+        """The fewest that make so many results, where the form `shortens`."""
+        return max(results + self._weights_of_part - 1, _SHORTEST)
+
+    def forth(self, results: int, part: int = 0, products: int | None = None) -> Transform:
+        """The transform of a part's inputs, of which there are those that `results` read, for the
+        first `products`, None for all."""
+        used, others = self._split(products)
+        return input_transform(used, self.reach(results, part), others)
+
+    def back(self, results: int, products: int | None = None) -> Transform:
+        """The transform of the first `products`, None for all, to the first `results`."""
+        return output_transform(self._split(products)[0], results, self._weights_of_part)
+
+    def _split(self, products: int | None) -> tuple[Points, Points]:
+        """The points of so many products, and the others."""
+        count = len(self.points) if products is None else products - 1
+        return self.points[:count], self.points[count:]
 
     def matrix(self, part: int) -> np.ndarray:
         """G, which makes the transformed weights of a part of all, [factors, taps] float64."""
@@ -251,12 +284,9 @@ class LineForm:
             return [1.0]
         found = []
         for point in self.points:
-            share = Fraction(1)
-            for other in self.points:
-                if other != point:
-                    share *= (1 - other) / (point - other)
-            found.append(float(share))
-        return found + [0.0] * (self.size - len(found))
+            others = [other for other in self.points if other != point]
+            found.append(float(_product((1 - other) / (point - other) for other in others)))
+        return [0.0, *found, *[0.0] * (self.size - 1 - len(found))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,8 +318,12 @@ class SplitForm(LineForm):
         del part
         return 2 * (results - 1) + 3
 
-    def forth(self, results: int, part: int = 0) -> Transform:
-        del part
+    @property
+    def shortens(self) -> bool:
+        return False
+
+    def forth(self, results: int, part: int = 0, products: int | None = None) -> Transform:
+        del part, products
         even, inputs = input_transform(self.points, results + 1), self.reach(results)
 
         def number(value: int) -> int:
@@ -303,7 +337,8 @@ class SplitForm(LineForm):
             outputs=(*map(number, even.outputs), *middle),
         )
 
-    def back(self, results: int) -> Transform:
+    def back(self, results: int, products: int | None = None) -> Transform:
+        del products
         even = output_transform(self.points, results, taps=2)
 
         def number(value: int) -> int:

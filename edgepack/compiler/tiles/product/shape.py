@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -138,12 +139,14 @@ def rank_tiles(
     groups: int = 1,
     columns: int = 1,
     most_vectors: int = 1 << 30,
+    others: Sequence[tuple[int, int]] = (),
 ) -> list[tile.RegisterTile]:
     """All tiles for one group's `blocks` blocks of output channels, the cheapest first.
 
-    `reduction` is that of `Shape`, and `columns` are those of its window.
+    `reduction` is that of `Shape`, and `columns` are those of its window; `others` are those of
+    `tile.ranked`.
     """
-    key = ("tiles", output, blocks, reduction, groups, columns, most_vectors)
+    key = ("tiles", output, blocks, reduction, groups, columns, most_vectors, tuple(others))
     if (known := cpu.memo.get(key)) is not None:
         return list(known)
     kernel = arm.micro_kernel(cpu, output.element)
@@ -161,6 +164,7 @@ def rank_tiles(
         if kernel
         else None,
         most_vectors=most_vectors,
+        others=others,
     )
     cpu.memo[key] = found
     return list(found)
@@ -187,6 +191,11 @@ def choose_tile(
         columns=columns,
         most_vectors=most_vectors,
     )
+    return chosen_of(tiles, choice)
+
+
+def chosen_of(tiles: Sequence[tile.RegisterTile], choice: Way | None) -> tile.RegisterTile:
+    """The tile of `choice`, if it has one that is among them, else the first."""
     wanted = choice.tile if choice else None
     return next((item for item in tiles if (item.pixels, item.vectors) == wanted), tiles[0])
 
