@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -64,7 +65,19 @@ def test_small_weights_of_large_images_come_first(cpu: winograd.CpuModel) -> Non
     assert results[0] >= 4
     assert results[-1] == 0
     assert sum(map(stored, layers, results)) <= 1.5 * plain
-    assert not forms_within(layers, cpu, RULES, 8 * plain, {})
+    assert not forms_within(layers, cpu, RULES, 8 * plain, {}, frugal=False)
+
+
+@pytest.mark.parametrize(("cycles", "results"), [(97.0, 4), (99.0, 0)])
+def test_bytes_are_to_be_worth_it(cycles: float, results: int) -> None:
+    """Twice the weights' bytes for 3 % of the time, or for 1 %."""
+    item = layer(16, 16, 8)
+    forms = [form(100.0, 0), form(cycles, stored(item, 0), 4)]
+    rule = replace(winograd.RULE, takes=lambda *_: True, forms=lambda *_: forms)
+    chosen = forms_within([item], ZEN4, [rule], 1e9, {})
+    # What is the fastest way is not said.
+    assert [way.results for way in chosen.values()] == ([] if results else [0])
+    assert not forms_within([item], ZEN4, [rule], 1e9, {}, frugal=False)
 
 
 def test_a_way_that_was_found_by_tuning_is_kept_and_paid_for() -> None:

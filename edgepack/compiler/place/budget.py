@@ -2,13 +2,15 @@
 
 A rule that is fast because it stores more weights (Winograd's) has several forms of a layer, each
 with its bytes and the cost model's cycles, and those count what it reads from memory.
-Of all layers those forms are taken that save most cycles within the bytes there are.
+Of all layers those forms are taken that save most cycles within the bytes there are, and are worth
+their bytes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import tvm
@@ -24,6 +26,9 @@ from edgepack.compiler.tiles.cpu import CpuModel
 
 # Parts that the bytes are counted in.
 _PARTS = 2048
+# Twice the bytes have to take at least this part of the time away: they fill flash, and what else a
+# board does reads memory, too.
+_WORTH = 0.02
 
 
 def spare_bytes(
@@ -64,12 +69,16 @@ def forms_within(
     rules: Collection[Rule],
     spare: float,
     fixed: Choices,
+    *,
+    frugal: bool = True,
 ) -> Choices:
-    """The forms of layers, by signature; none if the fastest take no more than `spare`.
+    """The forms of layers, by signature; none if all are to have the fastest.
 
-    Nothing is said of layers with a choice in `fixed`, whose bytes count.
+    Nothing is said of layers with a choice in `fixed`, whose bytes count. `frugal`: bytes are to be
+    worth it, also where there is room for them.
     """
     forms: dict[str, list[Ranked]] = {}
+    weights = 0
     for layer in layers:
         signature = signature_of(layer)
         rule = next((rule for rule in rules if signature and rule.takes(layer, cpu)), None)
@@ -78,15 +87,33 @@ def forms_within(
         found = rule.forms(layer, cpu)
         if signature in fixed:
             spare -= _bytes_of(found, fixed[signature])
-        elif signature in forms:  # one kernel for both
+            continue
+        weights += _plain_bytes(layer)
+        if signature in forms:  # one kernel for both
             forms[signature] = [_sum(*pair) for pair in zip(forms[signature], found, strict=True)]
         else:
             forms[signature] = found
-    fastest = [min(found, key=lambda form: form.cycles) for found in forms.values()]
-    if sum(form.more_bytes for form in fastest) <= spare:
+    fastest = [min(found, key=_cycles) for found in forms.values()]
+    of_byte = _WORTH * sum(map(_cycles, fastest)) / max(1, weights) if frugal else 0.0
+    priced = [
+        [replace(form, cycles=form.cycles + of_byte * form.more_bytes) for form in found]
+        for found in forms.values()
+    ]
+    best = [min(found, key=_cycles) for found in priced]
+    if sum(form.more_bytes for form in best) > spare:
+        best = cheapest(priced, spare)
+    if [form.choice for form in best] == [form.choice for form in fastest]:
         return {}
-    chosen = cheapest(list(forms.values()), spare)
-    return {signature: form.choice for signature, form in zip(forms, chosen, strict=True)}
+    return {signature: form.choice for signature, form in zip(forms, best, strict=True)}
+
+
+def _cycles(form: Ranked) -> float:
+    return form.cycles
+
+
+def _plain_bytes(layer: Layer) -> int:
+    operator = layer.operator
+    return operator.weight.size * layer.weights.bytes if isinstance(operator, Convolution) else 0
 
 
 def _bytes_of(forms: Sequence[Ranked], choice: Way) -> int:

@@ -124,8 +124,8 @@ def place_layers(
     makes it, unless `choices` name another one that can.
 
     Of weights at most `growth` times what the function has are stored, but for what `choices` say
-    and what pads them. `lean`: kernels make do with little scratch memory where it would make the
-    arena larger; see `Headroom`.
+    and what pads them. `lean`: more weights are to be worth their bytes, and kernels make do with
+    little scratch memory where it would make the arena larger; see `Headroom`.
     """
     # There are products of rows with whole weights only.
     read = read_layers(main, matrices_in_rows=not precision.is_half)
@@ -156,7 +156,8 @@ def place_layers(
     fixed = choices
     spare = budget.spare_bytes(main, layers, cpu, growth)
     if spare < math.inf:
-        choices = {**budget.forms_within(layers, cpu, rules, spare, choices), **choices}
+        forms = budget.forms_within(layers, cpu, rules, spare, choices, frugal=lean)
+        choices = {**forms, **choices}
     if lean:
         layers = [chosen.room.told(layer) for layer in layers]
         layers, less = with_less(layers, chosen.room, cpu, rules, choices, fixed)
