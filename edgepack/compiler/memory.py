@@ -28,7 +28,7 @@ def check_before(path: Path, expanded: Any, board: Board) -> None:
     has.
     """
     graph = infer_shapes(expanded).graph
-    weights = sum(map(bytes_of, expanded.graph.initializer))
+    weights = weight_bytes(expanded)
     ends = sum(map(_bytes, map(tensor_info, (*graph.input, *graph.output))))
     # Weights may stand among the inputs of what onnx inferred.
     names = {value.name for value in expanded.graph.input}
@@ -56,8 +56,12 @@ _WEIGHTS_PART = 4
 
 def most_growth(expanded: Any, board: Board) -> float:
     """How many times a model's weights a board can hold, the rest beside them; 1 or more."""
-    weights = sum(map(bytes_of, expanded.graph.initializer))
-    return max(1.0, board.memory_mb * _MB / _WEIGHTS_PART / max(1, weights))
+    return max(1.0, board.memory_mb * _MB / _WEIGHTS_PART / max(1, weight_bytes(expanded)))
+
+
+def weight_bytes(expanded: Any) -> int:
+    """Bytes of a model's weights."""
+    return sum(map(bytes_of, expanded.graph.initializer))
 
 
 def check_fits(path: Path, arena: int, params: int, board: Board) -> None:

@@ -24,6 +24,7 @@ from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.frontend.load import CheckedModel
 from edgepack.compiler.frontend.quantized import Recognition
 from edgepack.compiler.place import lower
+from edgepack.compiler.place.budget import constant_bytes
 from edgepack.compiler.place.emit import tried_rules
 from edgepack.compiler.place.placement import place_layers
 from edgepack.compiler.place.survey import survey
@@ -32,6 +33,10 @@ from edgepack.compiler.rules import table
 from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.tiles.cpu import CpuModel, cpu_model
 from edgepack.compiler.tiles.element import FLOAT16
+
+# What is folded is no more than this many times the weights, unless those are stored as integers,
+# or are in nodes.
+_FOLDED = 1.1
 
 
 class Planner:
@@ -84,6 +89,11 @@ class Planner:
 
         self._imported = importer.import_model(model, leave)
         self._precision = replace(precision, floats=self.floats)
+        # `growth` is of the model's weights, not of what is folded into constants beside them.
+        stored = constant_bytes(self._imported["main"])
+        folded = stored / max(1, memory.weight_bytes(model.expanded))
+        if 1 < folded < _FOLDED:
+            self._growth = max(1.0, self._growth / folded)
 
     def plan(
         self, choices: Choices = NO_CHOICES

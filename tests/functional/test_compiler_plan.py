@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import onnx
 import pytest
 
 from edgepack.boards import get_board
-from edgepack.compiler import CompiledModel, compile_model
+from edgepack.compiler import CompiledModel, compile_model, plan_model
 from edgepack.compiler.backend.arena import Block
 from edgepack.compiler.backend.plan import _PlanBuilder
+from edgepack.compiler.frontend.load import load_model
 from edgepack.flow.job import compile_job, make_job
 from edgepack.flow.project import load_project
 from edgepack.flow.reference import run_reference
@@ -256,3 +258,21 @@ def test_channels_are_moved_by_what_changes_the_layout(tmp_path: Path) -> None:
     there, products = ["depthwise", "layout", "norm"], ["product", "product"]
     back_again = ["layout", "pointwise", "conv", "global_pool"]
     assert rules[rules.index("depthwise") :] == [*there, *products, *back_again]
+
+
+def test_folded_constants_leave_less_for_weights(tmp_path: Path) -> None:
+    """A grid that the model's file has as a row of it."""
+    net = Builder()
+    channels = range(16, 80, 8)
+    value = "image"
+    for ins, outs in pairwise(channels):
+        value = net.op("Relu", net.conv(value, ins, outs, 3))
+    grid = net.op("Expand", net.weight(24), net.const([1, 8, 24, 24], "int64"))
+    grids = net.op("Relu", net.op("Concat", grid, net.conv(value, channels[-1], 8, 1), axis=1))
+    path = tmp_path / "model.onnx"
+    proto = net.model({"image": (1, 16, 24, 24)}, {grids: None}, opset=17)
+    onnx.save(onnx.shape_inference.infer_shapes(proto), path)
+    weights = sum(4 * math.prod(tensor.dims) for tensor in proto.graph.initializer)
+    model = load_model(ModelSpec(path=path))
+    plan, *_ = plan_model(model, get_board("local"), growth=1.5)
+    assert 1.3 * weights < len(plan.params) <= 1.5 * weights

@@ -37,7 +37,7 @@ def spare_bytes(
     """What is left of `growth` times the constants' bytes if all are stored in plain form."""
     if growth == math.inf:
         return math.inf
-    given = _constant_bytes(main)
+    given = constant_bytes(main)
     padding = 0
     for layer in layers:
         operator = layer.operator
@@ -51,7 +51,8 @@ def spare_bytes(
     return max(0.0, (growth - 1) * given - padding)
 
 
-def _constant_bytes(main: relax.Function) -> int:
+def constant_bytes(main: relax.Function) -> int:
+    """Of all constants of a function."""
     found = 0
 
     def add(constant: tvm.ir.GenericConst) -> None:
