@@ -158,6 +158,15 @@ def layer(
     return Layer(operator=operator, inputs=(source,), output=output)
 
 
+@pytest.mark.parametrize(("results", "products"), [(4, 3 * 6 + 4), (6, 2 * 8 + 4)])
+def test_tiles_at_the_edge_are_in_few_products(results: int, products: int) -> None:
+    """14 results are tiles of 4, 4, 4 and 2, or of 6, 6 and 2, with two more products each."""
+    found = winograd.plan(layer(256, 256, 14), CORTEX_A72, [results])
+    tiles = found.grid.products(found.form)
+    assert sum(count * number for count, number in tiles.items()) == products**2
+    assert sum(tiles.values()) == (results + 2) ** 2
+
+
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_it_is_taken_where_it_pays(cpu: winograd.CpuModel) -> None:
     assert winograd.RULE.takes(layer(64, 64, 56), cpu)
