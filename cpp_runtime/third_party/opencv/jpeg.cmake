@@ -15,6 +15,8 @@ set(_8
   ${_12} jaricom jcapimin jcarith jchuff jcicc jcinit jclhuff jcmarker jcmaster jcomapi jcparam
   jcphuff jctrans jdapimin jdarith jdatadst jdatasrc jdicc jdinput jdlhuff jdmarker jdmaster
   jdphuff jdtrans jerror jfdctflt jmemmgr jmemnobs jpeg_nbits)
+# jscaled.c has it, and jdhuff.c, in it.
+list(REMOVE_ITEM _8 jdcoefct)
 
 set(JPEG_LIB_VERSION 70)
 set(VERSION "3.1.2")
@@ -53,8 +55,7 @@ foreach(_bits 8 12 16)
   target_compile_options(jpeg${_bits} PRIVATE -O3)
 endforeach()
 
-# With jdhuff.c in it.
-target_sources(jpeg8 PRIVATE jskip.c)
+target_sources(jpeg8 PRIVATE jscaled.c)
 
 set(_simd "${_jpeg}/simd")
 if(_neon)
@@ -62,8 +63,7 @@ if(_neon)
   target_sources(jpeg8 PRIVATE jclear.c)
   set_source_files_properties(jclear.c PROPERTIES COMPILE_OPTIONS
     "-fno-builtin;$<$<C_COMPILER_ID:GNU>:-fno-tree-loop-distribute-patterns>")
-  set_source_files_properties("${_jpeg}/src/jdcoefct.c" PROPERTIES
-    COMPILE_DEFINITIONS "$<$<STREQUAL:$<TARGET_PROPERTY:NAME>,jpeg8>:jzero_far=edgepack_clear>")
+  set_source_files_properties(jscaled.c PROPERTIES COMPILE_DEFINITIONS jzero_far=edgepack_clear)
   math(EXPR _width "8 * ${CMAKE_SIZEOF_VOID_P}")
   configure_file("${_simd}/arm/neon-compat.h.in" "${_generated}/jpeg/neon-compat.h")
   set(_names
