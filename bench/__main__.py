@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import accuracy, arm, bits, compiling, host, mca, ops
+from bench import accuracy, arm, bits, camera, compiling, host, mca, ops
 from bench.charts import write_charts
 from bench.cycles import measure as cycles
 from bench.models import ALL, MODELS, WIDE
@@ -38,6 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--bits", action="store_true", help="half precision and 8-bit integers: counts and CPU time"
     )
+    what.add_argument("--photos", action="store_true", help="photos of 12 megapixels to tensors")
     what.add_argument("--avx2", action="store_true", help="this machine, every engine held to AVX2")
     what.add_argument("--report", action="store_true", help="only print what was measured")
     which = parser.add_mutually_exclusive_group()
@@ -78,6 +79,9 @@ def _measure(args: argparse.Namespace, console: Console) -> None:
         bits.measure(
             args.boards or bits.BOARDS, args.models, args.engines, console, rounds=args.rounds
         )
+    elif args.photos:
+        boards = [name for name in args.boards or camera.BOARDS if name in camera.BOARDS]
+        camera.measure(boards, console, rounds=args.rounds)
     elif not args.report:
         host.measure(args.models, args.engines, console, rounds=args.rounds, held=args.avx2)
 
@@ -105,13 +109,14 @@ def main(argv: Sequence[str]) -> int:
         "ops": ops.report,
         "compile": compiling.report,
         "bits": bits.report,
+        "photos": camera.report,
     }
     if args.accuracy:
         # Its tables are in the guide on precision, with what they mean.
         print(accuracy.report())
         return 0
     sections = {name: report() for name, report in reports.items()}
-    kinds = ("arm", "cycles", "mca", "ops", "compile", "bits")
+    kinds = ("arm", "cycles", "mca", "ops", "compile", "bits", "photos")
     chosen = [name for name in kinds if getattr(args, name)] or ["host", "wide"]
     print("\n\n".join(sections[name] for name in (sections if args.report else chosen)))
     if args.docs:

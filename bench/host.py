@@ -194,19 +194,19 @@ def _start(
 
 def _start_ours(model: BenchModel, threads: int, progress: Progress, *, held: bool) -> _Entry:
     packaged = ours.package(model, avx2.BOARD if held else "local", progress)
-    report, _ = _timed(packaged.argv(runs=1, threads=threads))
+    report, _ = run_timed(packaged.argv(runs=1, threads=threads))
     error = ours.check(report, model.name)
 
     def run(count: int) -> Times:
         """A process per round; CPU time is the difference of N and 2N runs, over N."""
-        _, short = _timed(packaged.argv(runs=count, threads=threads))
-        report, long = _timed(packaged.argv(runs=2 * count, threads=threads))
+        _, short = run_timed(packaged.argv(runs=count, threads=threads))
+        report, long = run_timed(packaged.argv(runs=2 * count, threads=threads))
         return Times(cpu_ms=((long - short) / count,), wall_ms=tuple(report["bench"]["times_ms"]))
 
     return _Entry(run=run, error=error, batch=_batch(run(1)))
 
 
-def _timed(argv: Sequence[str | Path]) -> tuple[dict[str, Any], float]:
+def run_timed(argv: Sequence[str | Path]) -> tuple[dict[str, Any], float]:
     """The JSON a program prints, and the CPU milliseconds it took."""
     words = [str(word) for word in argv]
     log.debug("run %s", shlex.join(words))

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,7 +100,7 @@ ARM_WHEELS: dict[str, dict[str, tuple[Wheel, ...]]] = {
 # Python and numpy come from Debian: the index has no numpy for 32-bit ARM.
 _SUITE = "bookworm"
 _PYTHON = "usr/bin/python3.11"
-_PACKAGES = ("python3-minimal", "python3-numpy", "libatomic1", "libgomp1", "libstdc++6")
+DEBIAN_PACKAGES = ("python3-minimal", "python3-numpy", "libatomic1", "libgomp1", "libstdc++6")
 _EXCLUDE = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 _OF_THE_MACHINE = ("dev", "proc", "sys", "tmp")
 
@@ -158,13 +159,13 @@ class Emulator:
         """Starts the worker with `engine` and `arguments`."""
         library = self.root / "usr" / "lib" / self.board.triple
         package = engine.removesuffix("-half")
-        wheels = [unpacked(wheel) for wheel in ARM_WHEELS[self.board.debian_arch][package]]
+        wheels = ARM_WHEELS[self.board.debian_arch].get(package, ())  # else Debian's
         env = {
             # Debian's alternatives, which are links that only an installation makes.
             "LD_LIBRARY_PATH": os.pathsep.join(
                 str(path) for path in (library, library / "blas", library / "lapack")
             ),
-            "PYTHONPATH": os.pathsep.join(map(str, wheels)),
+            "PYTHONPATH": os.pathsep.join(str(unpacked(wheel)) for wheel in wheels),
             "PYTHONHASHSEED": "0",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
@@ -172,17 +173,22 @@ class Emulator:
         return [*self.argv(python, plugin=plugin, env=env), WORKER, engine, *arguments]
 
 
-def emulator(board: Board, progress: Progress) -> Emulator:
-    """The emulator of an ARM `board`; its root file system is made if it is not in the cache."""
+def emulator(
+    board: Board, progress: Progress, *, packages: Sequence[str] = DEBIAN_PACKAGES
+) -> Emulator:
+    """The emulator of an ARM `board`, with Debian's `packages`.
+
+    Its root file system is made if it is not in the cache.
+    """
     assert board.virtual is not None
-    recipe = json.dumps([_SUITE, _PACKAGES, _EXCLUDE])
+    recipe = json.dumps([_SUITE, packages, _EXCLUDE])
     key = hashlib.sha256(recipe.encode()).hexdigest()[:12]
     base = bench_dir() / "roots" / f"{board.debian_arch}-{key}"
     with locked(base):
         if not base.is_dir():
             progress.step(f"fetching Python for {board.debian_arch}")
             with atomic_dir(base) as work:
-                apt.unpack(_PACKAGES, work, suite=_SUITE, arch=board.debian_arch, exclude=_EXCLUDE)
+                apt.unpack(packages, work, suite=_SUITE, arch=board.debian_arch, exclude=_EXCLUDE)
     files = {"proc/cpuinfo": profile.cpuinfo(board, board.virtual)}
     files |= {f"sys/{name}": text for name, text in profile.sys_files(board).items()}
     key = hashlib.sha256(json.dumps([recipe, files]).encode()).hexdigest()[:12]

@@ -117,13 +117,19 @@ def photos() -> list[Photo]:
     return sorted(found, key=lambda photo: photo.sha256)
 
 
+def unpack(package: Package, folder: Path) -> Path:
+    """The files of a package, fetched into `folder`. Raises RootfsError if it cannot be had."""
+    deb, files = folder / "package.deb", folder / "files"
+    apt.download(package.path, deb, suite="bookworm", sha256=package.sha256)
+    run(["dpkg-deb", "-x", deb, files], what=f"unpacking {package.name}")
+    return files
+
+
 def _collect(folder: Path) -> None:
     thumbnails: list[npt.NDArray[np.float64]] = []
     for package in PACKAGES:
         with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
-            deb, files = Path(name) / "package.deb", Path(name) / "files"
-            apt.download(package.path, deb, suite="bookworm", sha256=package.sha256)
-            run(["dpkg-deb", "-x", deb, files], what=f"unpacking {package.name}")
+            files = unpack(package, Path(name))
             (folder / package.name).mkdir()
             for image in _images(files, package):
                 small = cv2.resize(image, (16, 16), interpolation=cv2.INTER_AREA).astype("float64")

@@ -2,16 +2,21 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image, ImageOps
 
-from bench import arm, mca
+from bench import arm, camera, mca
+from bench.peers import Emulator
 from edgepack.base.process import run
+from edgepack.base.progress import NO_PROGRESS
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
 from edgepack.cycles import trace
 from edgepack.cycles.memories import MEMORIES
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
+from tests.example import load_build
 from tests.onnx_models import Builder
 from tests.support import require_plugins, require_tool
 from tests.targets import save_cases
@@ -50,6 +55,23 @@ def test_instructions_are_counted_exactly(tmp_path: Path) -> None:
 
     # "2" and "4" are equally long, so that start and parsing cost the same.
     assert arm.difference(count, 2) == 2000
+
+
+def test_a_camera_s_photo_takes_few_instructions(tmp_path: Path) -> None:
+    """A JPEG of 12 megapixels with grain, to a tensor at 1/8 of its size, on ARMv7."""
+    require_plugins("qemu-arm")
+    board = get_board("rasp3b")
+    chelsea = Image.open(load_build().fetch() / "chelsea.png").convert("RGB")
+    large = np.asarray(ImageOps.fit(chelsea, camera.SIZE, Image.Resampling.BICUBIC), np.int16)
+    grain = np.random.RandomState(3).normal(0, 5, large.shape[:2])[..., None]
+    photo = tmp_path / "photo.jpg"
+    noisy = Image.fromarray(np.clip(large + grain, 0, 255).astype(np.uint8))
+    noisy.save(photo, quality=85, subsampling="4:2:0")
+    assert photo.stat().st_size > 2_000_000
+    root = Path(f"/usr/{board.triple}")  # Debian's, of the cross compiler
+    count, tensor = camera.count_ours(Emulator(board=board, root=root), photo, NO_PROGRESS)
+    assert tensor.shape == (1, 3, 224, 224)
+    assert count <= 90_000_000
 
 
 def test_the_hot_loop_of_a_library(tmp_path: Path) -> None:

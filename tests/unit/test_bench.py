@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from bench import accuracy, arm, avx2, bits, charts, compiling, host, mca, ops, results
+from bench import accuracy, arm, avx2, bits, camera, charts, compiling, host, mca, ops, results
 from bench.models import BenchModel
 from bench.network import Network, tokens_of
 from bench.ours import NAME
@@ -68,6 +68,41 @@ def test_bits_have_rows_for_kinds_and_a_table_of_this_machine(
     assert bits.peers_of(get_board("pynq")) == []
     assert "| resnet18 | 4.00 | - | **5.00** | 0.80 |" in text
     assert "| resnet18 | 4.00 | **2.00** | 2.00 |" in text
+
+
+def test_photos_have_rows_by_size_and_are_judged_by_the_peer_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "bench_dir", lambda: tmp_path)
+    large = {
+        NAME: Figure(value=9e7),
+        camera.WHOLE: Figure(value=6e8),
+        camera.PEER: Figure(value=2e8),
+    }
+    small = {
+        NAME: Figure(value=5e7),
+        camera.WHOLE: Figure(value=4e7),
+        camera.PEER: Figure(value=1e8),
+    }
+    results.store("camera", {"rasp3b": {"a-85, 10.5 MB": large, "b-92, 1.1 MB": small}})
+    results.store("camera", {"local": {"a-85, 10.5 MB": {**small, NAME: Figure(value=2e8)}}})
+    assert camera.report().splitlines() == [
+        "**arm-linux-gnueabihf**, M instructions",
+        "",
+        "| photo | edgepack, whole photo | edgepack | Pillow, draft mode | ratio |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| b-92, 1.1 MB | 40.0 | 50.0 | 100.0 | 0.50 |",
+        "| a-85, 10.5 MB | 600.0 | 90.0 | 200.0 | 0.45 |",
+        "| geometric mean of 2 |  |  |  | 0.47 |",
+        "",
+        "**this machine, median CPU time, ms**",
+        "",
+        "| photo | edgepack | Pillow, draft mode | ratio |",
+        "| --- | ---: | ---: | ---: |",
+        "| a-85, 10.5 MB | 200000000.0 | 100000000.0 | 2.00 |",
+        "| geometric mean of 1 |  |  | 2.00 |",
+    ]
 
 
 def test_results_are_kept_until_measured_again(
@@ -254,7 +289,8 @@ def test_worker_process_answers_and_says_why_it_ended(tmp_path: Path) -> None:
 def test_stored_results_are_readable() -> None:
     """bench/results is written by the benchmark and read for docs/performance.md."""
     stored = {path.stem for path in results.RESULTS.glob("*.json")}
-    assert stored == {"accuracy", "arm", "bits", "compile", "cycles", "host", "mca", "ops"}
+    expected = {"accuracy", "arm", "bits", "camera", "compile", "cycles", "host", "mca", "ops"}
+    assert stored == expected
     for name in stored - {"accuracy", "cycles", "mca"}:
         assert results.load(name)
     assert "| edgepack | " in accuracy.report()
