@@ -21,6 +21,8 @@ WIDE = "wide"
 LOADS = ("", WIDE)
 PANEL = "panel"
 FETCHES = ("", PANEL)
+FRESH = "fresh"
+WEIGHTS = ("", FRESH)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -32,7 +34,8 @@ class Way:
     many multiply-adds the body of its innermost loop has at most. `loads` is how a core that issues
     in order loads its vectors: `WIDE` is as others do, whole and several at once. `fetch` `PANEL`:
     while one panel of weights is used, the next one is brought into the second cache. `results` is
-    Winograd's m. What is 0 or "" is left to the cost model, and so is a tile that cannot be held.
+    Winograd's m; `weights` `FRESH`: they are transformed for it in each run, and stored as they
+    are. What is 0 or "" is left to the cost model, and so is a tile that cannot be held.
     """
 
     rule: str
@@ -44,6 +47,7 @@ class Way:
     results: int = 0
     loads: str = ""
     fetch: str = ""
+    weights: str = ""
 
     def __str__(self) -> str:
         words = [self.rule]
@@ -61,7 +65,14 @@ class Way:
             words.append(f"{self.loads} loads")
         if self.fetch:
             words.append(f"next {self.fetch} fetched")
+        if self.weights:
+            words.append(f"{self.weights} weights")
         return " ".join(words)
+
+    @property
+    def form(self) -> tuple[str, int, str]:
+        """What decides about the bytes that are stored."""
+        return self.rule, self.results, self.weights
 
     @property
     def tile(self) -> tuple[int, int] | None:

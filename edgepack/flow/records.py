@@ -27,7 +27,7 @@ from typing import Any
 from edgepack.base.errors import ConfigError
 from edgepack.base.paths import cache_dir, data_file
 from edgepack.base.tables import Table, parse_json
-from edgepack.compiler.choices import FETCHES, LOADS, ORDERS, Way
+from edgepack.compiler.choices import FETCHES, LOADS, ORDERS, WEIGHTS, Way
 
 RECORDS_FILE = "tuning.jsonl"
 """Beside the project file."""
@@ -234,6 +234,7 @@ def _choice(table: Table | None) -> Way:
         results=_count(table, "results", 0, _MAX_RESULTS),
         loads=table.take_choice("loads", LOADS, ""),
         fetch=table.take_choice("fetch", FETCHES, ""),
+        weights=table.take_choice("weights", WEIGHTS, ""),
     )
     table.finish()
     return choice

@@ -194,9 +194,9 @@ def check(
 PLAIN = [rule for rule in RULES if rule is not winograd.RULE]
 
 
-def only_winograd(*results: int) -> list[Rule]:
+def only_winograd(*results: int, fresh: bool = False) -> list[Rule]:
     """Rules of which Winograd's takes all it can, with tiles of `results` in one direction."""
-    return [winograd.rule(results, always=True), *PLAIN]
+    return [winograd.rule(results, always=True, fresh=fresh), *PLAIN]
 
 
 @every_target
@@ -237,6 +237,35 @@ def test_winograd_of_other_windows(
         rules=only_winograd(*results),
     )
     assert rules.count("winograd") >= len(windows) >= 12
+
+
+@every_target
+@pytest.mark.parametrize("results", [(2, 3), (4, 6)])
+def test_winograd_of_fresh_weights(
+    tmp_path: Path, board: str, cpu: str, results: tuple[int, ...]
+) -> None:
+    """Weights that are transformed in each run, of each window that this is for."""
+    windows = [
+        (*window, lines)
+        for window, forms in toom_cook.FORMS.items()
+        for lines in ("both", "down", "across")
+        if any(size in forms and forms[size].parts == 1 for size in results)
+    ]
+    remaining = iter(windows)
+
+    def draw(random: np.random.Generator) -> Case:
+        return winograd_case(random, *next(remaining))
+
+    rules = check(
+        tmp_path,
+        board,
+        cpu,
+        draw,
+        seed=results[0],
+        count=len(windows),
+        rules=only_winograd(*results, fresh=True),
+    )
+    assert rules.count("winograd") >= len(windows) >= 6
 
 
 @every_target

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgepack.compiler.choices import Ranked, Way
+from edgepack.compiler.choices import FRESH, Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.place.budget import cheapest, forms_within
 from edgepack.compiler.rules import winograd
@@ -78,6 +78,21 @@ def test_bytes_are_to_be_worth_it(cycles: float, results: int) -> None:
     # What is the fastest way is not said.
     assert [way.results for way in chosen.values()] == ([] if results else [0])
     assert not forms_within([item], ZEN4, [rule], 1e9, {}, frugal=False)
+
+
+@pytest.mark.parametrize("cpu", [ZEN4, CORTEX_A72, CORTEX_A53], ids=lambda cpu: cpu.name)
+def test_weights_are_transformed_in_each_run_where_there_is_memory(
+    cpu: winograd.CpuModel,
+) -> None:
+    """Of large images, without more bytes than the plain form has, but for a bias per product."""
+    layers, spare = network(), 20_000
+    assert not any(way.results for way in forms_within(layers, cpu, RULES, spare, {}).values())
+    first, *_ = forms_within(layers, cpu, RULES, spare, {}, room=lambda _: 8 << 20).values()
+    assert (first.rule, first.weights) == ("winograd", FRESH)
+    # F(2x2) of 64 channels takes 256 kB.
+    for room in (0, 256 << 10):
+        fewer = forms_within(layers[:1], cpu, RULES, spare, {}, room=lambda _, room=room: room)
+        assert not any(way.weights for way in fewer.values())
 
 
 def test_a_way_that_was_found_by_tuning_is_kept_and_paid_for() -> None:

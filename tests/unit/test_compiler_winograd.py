@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from edgepack.compiler.choices import FRESH, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import winograd
@@ -91,6 +92,16 @@ def lines(form: toom_cook.LineForm) -> Iterator[tuple[int, int]]:
         yield results, form.size
         if form.shortens and form.products(results) < form.size:
             yield results, form.products(results)
+
+
+@each_form
+def test_weights_are_transformed_as_they_would_be_stored(form: toom_cook.LineForm) -> None:
+    if form.parts > 1:
+        return
+    weights = np.random.default_rng(4).normal(size=(form.taps, 5))
+    transform = form.weighing()
+    assert len(transform.outputs) == form.factors
+    np.testing.assert_allclose(apply(transform, weights), form.matrix(0) @ weights, atol=1e-12)
 
 
 @each_form
@@ -194,8 +205,11 @@ def test_strided_windows_are_taken_where_weights_are_cheap() -> None:
     assert not winograd.rule(always=True).takes(half, CORTEX_A76)
     # Of the 25 products four have one weight, and so have twice four pairs: 16 are stored.
     assert winograd.RULE.forms is not None
-    forms = {form.choice.results: form.more_bytes for form in winograd.RULE.forms(early, ZEN4)}
-    assert forms[2] == 4 * 128 * (16 * 64 + 25 - 9 * 64)
+    forms = {form.choice: form.more_bytes for form in winograd.RULE.forms(early, ZEN4)}
+    two = Way(rule="winograd", results=2)
+    assert forms[two] == 4 * 128 * (16 * 64 + 25 - 9 * 64)
+    # Transformed in each run they are the window's, and a bias for each product.
+    assert forms[replace(two, weights=FRESH)] == 4 * 128 * 25
 
 
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
@@ -226,8 +240,9 @@ def test_sequences_are_taken_in_their_one_direction() -> None:
         assert winograd.RULE.takes(sequence, cpu)
         assert winograd.plan(sequence, cpu, [4]).positions == 8
     assert winograd.RULE.forms is not None
-    forms = {form.choice.results: form.more_bytes for form in winograd.RULE.forms(sequence, AVX2)}
-    assert forms[4] == 4 * 512 * (8 * 256 + 8 - 5 * 256)
+    forms = {form.choice: form.more_bytes for form in winograd.RULE.forms(sequence, AVX2)}
+    four = Way(rule="winograd", results=4)
+    assert forms[four] == 4 * 512 * (8 * 256 + 8 - 5 * 256)
 
 
 def test_halves_take_the_tiles_that_their_accuracy_allows() -> None:

@@ -18,7 +18,7 @@ from tvm import relax
 
 from edgepack.base.cut import Parting
 from edgepack.compiler import integer
-from edgepack.compiler.choices import UNLIMITED, Ranked, Way
+from edgepack.compiler.choices import FRESH, UNLIMITED, Ranked, Way
 from edgepack.compiler.frontend.quantized import Recognition, Taken
 from edgepack.compiler.integer import IntegerOperator, Steps
 from edgepack.compiler.layers.layer import (
@@ -270,7 +270,9 @@ class _Prices:
         found = [Ranked(choice=_PLAIN, cycles=cycles_of(layer, self.cpu, plain) or math.inf)]
         for rule in able:
             if rule.forms is not None and rule.takes(layer, self.cpu):
-                found += rule.forms(layer, self.cpu)[1:]
+                # Whether there is memory for fresh weights is not known yet.
+                forms = rule.forms(layer, self.cpu)[1:]
+                found += [form for form in forms if form.choice.weights != FRESH]
         return found
 
     def _alike(

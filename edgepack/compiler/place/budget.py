@@ -8,8 +8,10 @@ their bytes.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +19,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from edgepack.compiler.choices import Choices, Ranked, Way
+from edgepack.compiler.choices import FRESH, Choices, Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.signature import signature_of
 from edgepack.compiler.layers.tensors import extent
@@ -72,14 +74,21 @@ def forms_within(
     fixed: Choices,
     *,
     frugal: bool = True,
+    room: Callable[[Layer], int] | None = None,
 ) -> Choices:
     """The forms of layers, by signature; none if all are to have the fastest.
 
     Nothing is said of layers with a choice in `fixed`, whose bytes count. `frugal`: bytes are to be
-    worth it, also where there is room for them.
+    worth it, also where there is room for them. `room` tells the bytes of scratch memory that there
+    are for kernels which transform weights in each run; without it none does.
     """
     forms: dict[str, list[Ranked]] = {}
     weights = 0
+    least: dict[str, int] = {}
+    for layer in layers if room else ():
+        if room and isinstance(layer.operator, Convolution):
+            signature = signature_of(layer)
+            least[signature] = min(room(layer), least.get(signature, sys.maxsize))
     for layer in layers:
         signature = signature_of(layer)
         rule = next((rule for rule in rules if signature and rule.takes(layer, cpu)), None)
@@ -89,12 +98,17 @@ def forms_within(
         if signature in fixed:
             spare -= _bytes_of(found, fixed[signature])
             continue
+        found = list(filter(_is_stored, found))
+        if signature in least:
+            told = rule.forms(replace(layer, room=least[signature]), cpu)
+            found += itertools.filterfalse(_is_stored, told)
         weights += _plain_bytes(layer)
         if signature in forms:  # one kernel for both
             forms[signature] = [_sum(*pair) for pair in zip(forms[signature], found, strict=True)]
         else:
             forms[signature] = found
-    fastest = [min(found, key=_cycles) for found in forms.values()]
+    # What rules do of themselves.
+    fastest = [min(filter(_is_stored, found), key=_cycles) for found in forms.values()]
     of_byte = _WORTH * sum(map(_cycles, fastest)) / max(1, weights) if frugal else 0.0
     priced = [
         [replace(form, cycles=form.cycles + of_byte * form.more_bytes) for form in found]
@@ -108,6 +122,10 @@ def forms_within(
     return {signature: form.choice for signature, form in zip(forms, best, strict=True)}
 
 
+def _is_stored(form: Ranked) -> bool:
+    return form.choice.weights != FRESH
+
+
 def _cycles(form: Ranked) -> float:
     return form.cycles
 
@@ -118,8 +136,7 @@ def _plain_bytes(layer: Layer) -> int:
 
 
 def _bytes_of(forms: Sequence[Ranked], choice: Way) -> int:
-    same = (choice.rule, choice.results)
-    found = (form for form in forms if (form.choice.rule, form.choice.results) == same)
+    found = (form for form in forms if form.choice.form == choice.form)
     return max((form.more_bytes for form in found), default=0)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgepack.compiler.choices import Choices, Ranked, Way
+from edgepack.compiler.choices import FRESH, Choices, Ranked, Way
 from edgepack.compiler.layers.attention import Attention
 from edgepack.compiler.layers.layer import (
     Concatenation,
@@ -99,6 +99,13 @@ class Headroom:
         at = self._at[layer.output]
         return self._left(self._live[at], share, self._empty[at])
 
+    def for_weights(self, layer: Layer) -> int:
+        """The same for a kernel that transforms its weights in each run: that much must not be
+        added to what is in use elsewhere either, of which too much is counted sometimes."""
+        at = self._at[layer.output]
+        most = int((1 + _SHARES[0]) * self._neighbours)
+        return self._within(most, self._live[at], self._empty[at])
+
     def told(self, layer: Layer) -> Layer:
         """The layer; an attention with its room: it is hardly slower with little."""
         if not isinstance(layer.operator, Attention):
@@ -124,8 +131,11 @@ class Headroom:
         return self.most(*layers) > (1 + share) * self._neighbours
 
     def _left(self, live: int, share: float, empty: int) -> int:
-        """What fits where joints are still `empty`, or beside them."""
         most = max(int((1 + share) * self._neighbours), self._peak)
+        return self._within(most, live, empty)
+
+    def _within(self, most: int, live: int, empty: int) -> int:
+        """What fits where joints are still `empty`, or beside them."""
         left = max(0, min(empty, most - live), most - live - empty)
         step = _STEP if left >= _STEP else _SMALL_STEP
         return left // step * step
@@ -275,7 +285,10 @@ def with_less(
     where it would make the network slower by more than a few hundredths.
     """
     most = _MOST_LOST * fewest_cycles(layers, cpu)
-    alike = _alike(layers, room, cpu)
+    # Fresh weights are there for what room there is.
+    fresh = {signature for signature, choice in choices.items() if choice.weights == FRESH}
+    alike = _alike(layers, room, cpu, fresh)
+    found: dict[str, _Less] = {}
     for share in _SHARES:
         found = {
             signature: less
@@ -283,10 +296,10 @@ def with_less(
             if signature not in fixed
             if (less := _less(signature, group, share, room, cpu, rules, choices)) is not None
         }
-        if sum(less.lost for less in found.values()) <= most:
+        if sum(less.lost for signature, less in found.items() if signature not in fresh) <= most:
             break
     else:
-        return list(layers), {}
+        found = {signature: less for signature, less in found.items() if signature in fresh}
     forms = dict[str, Way]()
 
     def limited(layer: Layer) -> Layer:
@@ -309,8 +322,11 @@ class _Less:
     lost: float
 
 
-def _alike(layers: Sequence[Layer], room: Headroom, cpu: CpuModel) -> dict[str, list[Layer]]:
-    """Convolutions that may have too little room, equal ones together: they have one kernel."""
+def _alike(
+    layers: Sequence[Layer], room: Headroom, cpu: CpuModel, also: Collection[str]
+) -> dict[str, list[Layer]]:
+    """Convolutions that may have too little room, equal ones together: they have one kernel. Those
+    of `also` have too little, maybe, with any."""
     found: dict[str, list[Layer]] = {}
     for layer in layers:
         if isinstance(layer.operator, Convolution) and (signature := signature_of(layer)):
@@ -319,7 +335,7 @@ def _alike(layers: Sequence[Layer], room: Headroom, cpu: CpuModel) -> dict[str, 
     return {
         signature: group
         for signature, group in found.items()
-        if any(room.of(layer) < most for layer in group)
+        if signature in also or any(room.of(layer) < most for layer in group)
     }
 
 
@@ -333,12 +349,15 @@ def _less(
     choices: Choices,
 ) -> _Less | None:
     """What equal layers make do with; None if they have room enough."""
-    layer, left = group[0], min(room.of(layer, share) for layer in group)
-    forms = list(_forms(layer, cpu, rules))
-    choice = choices.get(signature)
+    layer, choice = group[0], choices.get(signature)
+    if choice is not None and choice.weights == FRESH:
+        left = least = min(map(room.for_weights, group))
+    else:
+        left = min(room.of(layer, share) for layer in group)
+        least = min(room.left(layer, share) for layer in group)
+    forms = list(_forms(layer, cpu, rules) if choice else _own_forms(layer, cpu, rules))
     if choice is not None:
-        named = (choice.rule, choice.results)
-        forms = [form for form in forms if (form.choice.rule, form.choice.results) == named]
+        forms = [form for form in forms if form.choice.form == choice.form]
     if not forms:
         return None
     taken = min(forms, key=lambda form: form.cycles)
@@ -351,8 +370,8 @@ def _less(
         form = min(others, key=lambda form: form.cycles)
         return _Less(room=bytes_, form=form, lost=len(group) * (form.cycles - taken.cycles))
 
-    less, least = within(left), within(min(room.left(layer, share) for layer in group))
-    return least if least.form.cycles < _FASTER * less.form.cycles else less
+    less, smaller = within(left), within(least)
+    return smaller if smaller.form.cycles < _FASTER * less.form.cycles else less
 
 
 def _forms(layer: Layer, cpu: CpuModel, rules: Collection[Rule]) -> Iterator[Ranked]:
@@ -363,9 +382,14 @@ def _forms(layer: Layer, cpu: CpuModel, rules: Collection[Rule]) -> Iterator[Ran
         yield from rule.forms(layer, cpu)
 
 
+def _own_forms(layer: Layer, cpu: CpuModel, rules: Collection[Rule]) -> Iterator[Ranked]:
+    """Those that a rule takes of itself."""
+    return (form for form in _forms(layer, cpu, rules) if form.choice.weights != FRESH)
+
+
 def scratch_of(layer: Layer, cpu: CpuModel, rules: Collection[Rule]) -> int:
     """Bytes of scratch memory that a layer's fastest form takes."""
-    forms = _forms(layer, cpu, rules)
+    forms = _own_forms(layer, cpu, rules)
     fastest = min(forms, key=lambda form: form.cycles, default=None)
     return fastest.scratch_bytes if fastest is not None else 0
 
@@ -380,7 +404,7 @@ def fastest(
         for layer in layers
         if isinstance(layer.operator, Convolution)
     )
-    forms = (_forms(layer, cpu, rules) for layer in told)
+    forms = (_own_forms(layer, cpu, rules) for layer in told)
     return sum(min((form.cycles for form in some), default=0) for some in forms)
 
 

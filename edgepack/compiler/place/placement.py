@@ -156,7 +156,8 @@ def place_layers(
     fixed = choices
     spare = budget.spare_bytes(main, layers, cpu, growth)
     if spare < math.inf:
-        forms = budget.forms_within(layers, cpu, rules, spare, choices, frugal=lean)
+        scratch = chosen.room.for_weights if lean else None
+        forms = budget.forms_within(layers, cpu, rules, spare, choices, frugal=lean, room=scratch)
         choices = {**forms, **choices}
     if lean:
         layers = [chosen.room.told(layer) for layer in layers]

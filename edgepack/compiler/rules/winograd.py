@@ -18,6 +18,10 @@ products, and the others have the whole tiles only (`TileChunk`).
 Where one core does all positions of a chunk, and there are as many blocks of sums as of inputs, the
 sums of each position lie where the inputs of the one before were.
 
+Weights are stored transformed, or as they are and transformed in each run, all of them before the
+first chunk (`fresh`): where an image has many tiles that is a small part of the work, and a model
+that is n * n / (r * r) times as large is not wanted.
+
 Arithmetic is not all: transforms take time, weights grow from r * r to n * n per pair of channels,
 and ragged edges waste parts of large tiles. So each layer takes the m, or the plain convolution,
 that the cost model says is cheapest. In float32 accuracy never decides: even n = 8 keeps some
@@ -35,7 +39,7 @@ from itertools import product
 import numpy as np
 from tvm import tirx
 
-from edgepack.compiler.choices import Ranked, Way
+from edgepack.compiler.choices import FRESH, Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.rules import convolution
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
@@ -44,10 +48,12 @@ from edgepack.compiler.rules.winograd_plan import (
     TileChunk,
     all_bytes,
     allowed,
+    can_be_fresh,
     can_overlay,
     can_take,
     channels_of,
     has_room,
+    odd_lines,
     plain_cycles,
     plan,
     rank_products,
@@ -119,6 +125,8 @@ class _WinogradKernel:
     def _transforms(self) -> Iterator[toom_cook.Transform]:
         """All that are used."""
         grid = self.plan.grid
+        if self.plan.fresh:
+            yield from (line.weighing() for line in self.form.both)
         for line, last, most in zip(self.form.both, grid.last, grid.shared(self.form), strict=True):
             for results, products in ((line.results, line.size), (last, most)):
                 yield line.back(results, products)
@@ -134,7 +142,7 @@ class _WinogradKernel:
         channels, plan = self.channels, self.plan
         shares = self.workers if self.by_chunks else 1
         # The parts of an image are the rows of a window, so to speak.
-        weight = self.form.weights(self.operator.weight)[..., None]
+        weight = self._stored_weights()[..., None]
         sizes = (plan.positions, shares, plan.grid.tiles, channels.element)
         parts = self.form.parts
         inputs = scratch_layout(channels.ins, channels.in_block, *sizes, parts)
@@ -149,16 +157,33 @@ class _WinogradKernel:
         self.sums = self.inputs if self.overlaid else Image("sums", sums)
         shape = replace(Shape.of(weight, inputs, sums), groups=plan.positions)
         packed = pack_weights(weight, shape, plan.product.vectors)
+        self.weights_apart = shape.panel(shape.out_blocks)
+        if plan.fresh:
+            self.weights_apart = odd_lines(self.weights_apart, channels.element)
+            packed = packed.reshape(len(weight), -1)
+            missing = self.weights_apart - packed.shape[1]
+            packed = np.pad(packed, ((0, 0), (0, missing))).ravel()
+        self.stored = tir.buffer("stored", packed.shape, channels.element.name)
+        self.weights = self.stored
+        if plan.fresh:
+            size = self.form.factors * self.weights_apart
+            self.weights = tir.buffer("weights", (size,), channels.element.name)
         size = self._stride(self.sums) * sums.block
         bias = np.zeros((plan.positions, size), channels.element.name)
         if self.operator.bias is not None:
             # So that it comes out of the transform in every result.
             bias[:, : channels.outs] = np.outer(self.form.ones(), self.operator.bias)
         packed_bias = bias.ravel()
-        self.weights = tir.buffer("weights", packed.shape, channels.element.name)
         self.bias = tir.buffer("bias", packed_bias.shape, channels.element.name)
         self.shape = shape
         return packed, packed_bias
+
+    def _stored_weights(self) -> np.ndarray:
+        """[products or weights of the window, out, in, parts]."""
+        weight = self.operator.weight
+        if not self.plan.fresh:
+            return self.form.weights(weight)
+        return weight.transpose(2, 3, 0, 1).reshape(-1, *weight.shape[:2], 1)
 
     def _overlays(self) -> bool:
         """Whether positions are done one after the other, and their sums take as much room as their
@@ -193,18 +218,22 @@ class _WinogradKernel:
         """
         down, across = self.form.both
         row, column = turn // across.size, turn % across.size
-        position, first = turn, 0
+        position, weights = turn, turn
         if self.form.factors < self.form.products:
             # In rows, and behind the rows whose weights are their own, in columns.
-            behind = turn - (down.factors - 1) * across.size
-            own = behind < 0
+            rest = turn - (down.factors - 1) * across.size
+            own = rest < 0
             equal = down.size - down.factors + 1
-            row = tirx.Select(own, row, down.factors - 1 + behind % equal)
-            column = tirx.Select(own, column, behind // equal)
+            row = tirx.Select(own, row, down.factors - 1 + rest % equal)
+            column = tirx.Select(own, column, rest // equal)
             position = row * across.size + column
             weights = tirx.min(row, down.factors - 1) * across.factors
             weights += tirx.min(column, across.factors - 1)
-            first = (weights - position) * self.shape.panel(self.shape.out_blocks)
+        # From where the position's would be, one panel of all channels after the other.
+        first: tir.Expr = 0
+        if self.plan.fresh or weights is not position:
+            panels = self.shape.panel(self.shape.out_blocks)
+            first = weights * self.weights_apart - position * panels
 
         def of(*, in_row: bool, in_column: bool) -> tir.Stmt | None:
             start, tiles = chunk.run(in_row=in_row, in_column=in_column)
@@ -262,11 +291,12 @@ class _WinogradKernel:
 
     def function(self) -> tirx.PrimFunc:
         """The code."""
-        body = tir.sequence(clear_halos(self.target), self._chunks())
+        weights = self._fresh_weights() if self.plan.fresh else None
+        body = tir.sequence(clear_halos(self.target), weights, self._chunks())
         arguments = [
             self.source.buffer,
             *self.epilogue.operand_buffers,
-            self.weights,
+            self.stored,
             self.bias,
             *([self.coefficient_buffer] if self.isa else []),
             *self.epilogue.constants,
@@ -275,12 +305,48 @@ class _WinogradKernel:
             *([] if self.overlaid else [self.sums.buffer]),
             self.half_inputs,
             self.half_sums,
+            *([self.weights, self.half_weights] if self.plan.fresh else []),
         ]
         return tir.function(
             arguments,
             self.functions.imported(body),
             in_place=[] if self.apart else self.epilogue.in_place(self.target),
         )
+
+    # ------------------------------------------------ weights
+
+    @property
+    def _vectors(self) -> int:
+        """Vectors of one weight of the window each, in the order in which products read them."""
+        return self.shape.panel(self.shape.out_blocks) // self.channels.out_block
+
+    def _fresh_weights(self) -> tir.Stmt:
+        """All of them, transformed; the cores share them."""
+        down, across = self.form.both
+        lanes, each = self.channels.out_block, -(-self._vectors // (_PIECES * self.workers))
+        each, apart = self._vectors if self.workers == 1 else each, self.weights_apart
+        pieces = -(-self._vectors // each)
+        self.half_weights = tir.buffer(
+            "half_weights", (pieces, down.taps * across.factors, lanes), self.channels.element.name
+        )
+
+        def one(piece: tir.Expr, vector: tir.Expr) -> tir.Stmt:
+            stored, made = (
+                _Strided(
+                    buffer, [vector * lanes], line=(count * apart,), item=(apart,), lanes=lanes
+                )
+                for buffer, count in ((self.stored, across.taps), (self.weights, across.factors))
+            )
+            half = _Strided(
+                self.half_weights, [piece, 0, 0], line=(0, across.factors, 0), item=(0, 1, 0)
+            )
+            return self._passes(
+                (across.weighing(), down.taps),
+                (down.weighing(), across.factors),
+                (stored, half, made),
+            )
+
+        return _shared("weight", self._vectors, each, one)
 
     # ------------------------------------------------ chunks
 
@@ -653,6 +719,7 @@ class _Strided:
     start: Sequence[tir.Expr]
     line: tuple[int, ...]
     item: tuple[int, ...]
+    lanes: int = 0  # of a buffer that is not one of vectors
 
     @property
     def turned(self) -> _Strided:
@@ -667,11 +734,15 @@ class _Strided:
 
     def load(self, line: tir.Expr, item: int) -> tirx.Expr:
         """A vector of one line."""
-        return tir.load(self.buffer, self._at(line, item), int(self.buffer.shape[-1]))
+        return tir.load(self.buffer, self._at(line, item), self._lanes)
 
     def store(self, line: tir.Expr, item: int, value: tirx.Expr) -> tir.Stmt:
         """Write a vector of one line."""
-        return tir.store(self.buffer, value, self._at(line, item), int(self.buffer.shape[-1]))
+        return tir.store(self.buffer, value, self._at(line, item), self._lanes)
+
+    @property
+    def _lanes(self) -> int:
+        return self.lanes or int(self.buffer.shape[-1])
 
     @property
     def steps(self) -> Strides:
@@ -765,10 +836,11 @@ def _shared(
     return tir.loop_of("piece", -(-count // each), work, parallel=True)
 
 
-def rule(sizes: Collection[int] = SIZES, *, always: bool = False) -> Rule:
+def rule(sizes: Collection[int] = SIZES, *, always: bool = False, fresh: bool = False) -> Rule:
     """The rule, with tiles of `sizes` results in one direction to choose from.
 
-    It takes what it makes faster; with `always`, all that it can.
+    It takes what it makes faster; with `always`, all that it can. `fresh`: weights are transformed
+    in each run, where no choice says otherwise.
     """
 
     def can(layer: Layer, cpu: CpuModel) -> bool:
@@ -780,6 +852,8 @@ def rule(sizes: Collection[int] = SIZES, *, always: bool = False) -> Rule:
         return always or plan(layer, cpu, sizes).cycles < plain_cycles(layer, cpu)
 
     def make(site: LayerSite) -> LayerKernel:
+        if fresh and site.chosen(_NAME) is None and can_be_fresh(site.layer):
+            site = replace(site, choice=Way(rule=_NAME, weights=FRESH))
         return _WinogradKernel(site, sizes).kernel()
 
     return Rule(
@@ -796,22 +870,25 @@ def rule(sizes: Collection[int] = SIZES, *, always: bool = False) -> Rule:
 
 
 def _forms(sizes: Collection[int], layer: Layer, cpu: CpuModel) -> list[Ranked]:
-    """The plain convolution, and each size of tiles."""
+    """The plain convolution, and each size of tiles, with stored weights and fresh ones."""
     operator, channels = layer.operator, channels_of(layer, cpu)
     assert isinstance(operator, Convolution)
     outs = channels.out_blocks * channels.out_block
     plain = Way(rule=convolution.RULE.name)
     found = [Ranked(choice=plain, cycles=plain_cycles(layer, cpu))]
-    for results in allowed(layer, sizes):
-        if not has_room(layer, cpu, (results,)):
+    for results, fresh in product(allowed(layer, sizes), (False, True)):
+        if fresh and not can_be_fresh(layer):
             continue
-        way = plan(layer, cpu, (results,))
+        if not has_room(layer, cpu, (results,), fresh=fresh):
+            continue
+        choice = Way(rule=_NAME, results=results, weights=FRESH if fresh else "")
+        way = plan(layer, cpu, (results,), choice if fresh else None)
         # The bias is one for each position, too.
-        own = channels.ins * way.form.parts * way.form.factors + way.positions
+        taps = operator.weight[0, 0].size
+        own = channels.ins * (taps if fresh else way.form.parts * way.form.factors) + way.positions
         own *= outs * channels.element.bytes
-        more = own - channels.ins * outs * operator.weight[0, 0].size * layer.weights.bytes
-        choice = Way(rule=_NAME, results=results)
-        scratch = all_bytes(layer, way.form, way.grid, cpu)
+        more = own - channels.ins * outs * taps * layer.weights.bytes
+        scratch = all_bytes(layer, way.form, way.grid, cpu, fresh=fresh)
         found.append(
             Ranked(choice=choice, cycles=way.cycles, more_bytes=more, scratch_bytes=scratch)
         )
@@ -821,17 +898,20 @@ def _forms(sizes: Collection[int], layer: Layer, cpu: CpuModel) -> list[Ranked]:
 def _ways(sizes: Collection[int], site: LayerSite) -> list[Ranked]:
     """Each size of tiles with each tile of the products."""
     found = []
+    chosen = site.chosen(_NAME)
+    weights = chosen.weights if chosen is not None and can_be_fresh(site.layer) else ""
     for results in allowed(site.layer, sizes):
-        if not has_room(site.layer, site.cpu, (results,)):
+        if not has_room(site.layer, site.cpu, (results,), fresh=bool(weights)):
             continue
-        best = plan(site.layer, site.cpu, (results,))
+        form = Way(rule=_NAME, results=results, weights=weights)
+        best = plan(site.layer, site.cpu, (results,), form if weights else None)
         channels, grid = channels_of(site.layer, site.cpu), best.grid
         tiles = rank_products(channels, best.form, grid, site.cpu)
         # The chunks of the best one: what another tile costs beside it.
         beside = best.cycles - grid.chunks * site.output.batch * best.product.cycles
         for item in tiles:
             cycles = beside + grid.chunks * site.output.batch * item.cycles
-            choice = Way(rule=_NAME, pixels=item.pixels, vectors=item.vectors, results=results)
+            choice = replace(form, pixels=item.pixels, vectors=item.vectors)
             found.append(Ranked(choice=choice, cycles=cycles))
     own = plan(site.layer, site.cpu, sizes)
     tile = (own.results, own.product.pixels, own.product.vectors)

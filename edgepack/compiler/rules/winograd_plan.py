@@ -9,13 +9,13 @@ from itertools import chain, product
 
 import numpy as np
 
-from edgepack.compiler.choices import Way
+from edgepack.compiler.choices import FRESH, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.rule import image_of
 from edgepack.compiler.tiles import tile, tir, toom_cook
 from edgepack.compiler.tiles.cpu import CpuModel
-from edgepack.compiler.tiles.element import FLOAT16, Element
+from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, Element
 from edgepack.compiler.tiles.layout import Blocked
 from edgepack.compiler.tiles.partition import BUSY_BY_PIECES, LAUNCH_CYCLES, busy
 from edgepack.compiler.tiles.product import choose_tile, chosen_of, rank_tiles, stream_cycles
@@ -31,6 +31,7 @@ _FEWEST = 8
 _STAGES = 3
 # What is made as a whole takes the board's memory, so it has to be faster than in parts.
 _FASTER = 0.9
+_LINE_BYTES = 64
 # Cycles around one row or column of a transform: loop, addresses.
 _PASS_START = 6
 
@@ -152,13 +153,15 @@ def _pieces(total: int, size: int, *, short: bool) -> list[tuple[int, int, bool]
 @dataclass(frozen=True, kw_only=True)
 class WinogradPlan:
     """How a layer is computed: the tiles' form, and the products' tile. On top of its `cycles` are
-    those in which cores wait for each other between stages."""
+    those in which cores wait for each other between stages. `fresh`: weights are transformed in
+    each run, into scratch memory."""
 
     form: toom_cook.TileForm
     grid: TileGrid
     product: tile.RegisterTile
     cycles: float
     waits: float
+    fresh: bool = False
 
     @property
     def results(self) -> int:
@@ -174,7 +177,8 @@ class WinogradPlan:
         strided = "" if self.form.stride == 1 else f" of stride {self.form.stride}"
         tile = "x".join(str(line.results) for line in self.form.both)
         short = ", short at the edge" if any(self.grid.short) else ""
-        return f"F({tile}){strided} {self.product} of {self.grid.tiles}{short}"
+        fresh = ", fresh weights" if self.fresh else ""
+        return f"F({tile}){strided} {self.product} of {self.grid.tiles}{short}{fresh}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,27 +254,56 @@ def _shortened(grid: TileGrid, form: toom_cook.TileForm) -> TileGrid:
     return replace(grid, short=(down, across))
 
 
-def has_room(layer: Layer, cpu: CpuModel, sizes: Collection[int] = SIZES) -> bool:
-    """Whether the layer may have the scratch memory that tiles of one of `sizes` need."""
-    return any(any(_held(layer, cpu, results)) for results in allowed(layer, sizes))
+def has_room(
+    layer: Layer, cpu: CpuModel, sizes: Collection[int] = SIZES, *, fresh: bool = False
+) -> bool:
+    """Whether the layer may have the scratch memory that tiles of one of `sizes` need, with weights
+    among it if they are `fresh`."""
+    return any(any(_held(layer, cpu, results, fresh=fresh)) for results in allowed(layer, sizes))
 
 
-def _held(layer: Layer, cpu: CpuModel, results: int) -> Iterator[TileGrid]:
+def _held(layer: Layer, cpu: CpuModel, results: int, *, fresh: bool) -> Iterator[TileGrid]:
     """Ways to cut an image whose scratch memory a core's cache holds, and the layer's room."""
     channels, form = channels_of(layer, cpu), forms_of(layer)[results]
     for grid in set(_grids(layer, form)):
         in_cache = _scratch_bytes(channels, form, grid.tiles) <= cpu.l2_bytes
-        in_room = layer.room is None or all_bytes(layer, form, grid, cpu) <= layer.room
+        scratch = all_bytes(layer, form, grid, cpu, fresh=fresh)
+        in_room = layer.room is None or scratch <= layer.room
         if in_room and (in_cache or grid.tiles <= _FEW_TILES):
             yield grid
 
 
-def all_bytes(layer: Layer, form: toom_cook.TileForm, grid: TileGrid, cpu: CpuModel) -> int:
+def all_bytes(
+    layer: Layer, form: toom_cook.TileForm, grid: TileGrid, cpu: CpuModel, *, fresh: bool
+) -> int:
     """The scratch memory of all cores, for one way to compute a layer."""
     channels, shared = channels_of(layer, cpu), shares_chunks(layer, form, grid, cpu)
+    weights = _weight_bytes(channels, form) if fresh else 0
     if shared or cpu.cores == 1:
-        return cpu.cores * _bytes_of_core(channels, form, grid)
-    return _scratch_bytes(channels, form, grid.tiles)
+        return weights + cpu.cores * _bytes_of_core(channels, form, grid)
+    return weights + _scratch_bytes(channels, form, grid.tiles)
+
+
+def _weight_bytes(channels: Channels, form: toom_cook.TileForm) -> int:
+    """Transformed weights."""
+    pairs = channels.ins * channels.out_blocks * channels.out_block
+    return pairs * form.parts * form.factors * channels.element.bytes
+
+
+def odd_lines(items: int, element: Element) -> int:
+    """No fewer items, that are an odd number of a cache's lines: as many arrays that are read or
+    written together, so far apart, fall into different sets."""
+    line = _LINE_BYTES // element.bytes
+    return (-(-items // line) | 1) * line
+
+
+def can_be_fresh(layer: Layer) -> bool:
+    """Whether weights may be transformed in each run: in half precision they would lose bits, and
+    of several parts each would need zeros that are not stored."""
+    operator = layer.operator
+    assert isinstance(operator, Convolution)
+    whole = layer.element == FLOAT32 == layer.weights
+    return whole and all(form.parts == 1 for form in forms_of(layer).values())
 
 
 def _bytes_of_core(channels: Channels, form: toom_cook.TileForm, grid: TileGrid) -> int:
@@ -308,11 +341,14 @@ def plan(
     A `choice` says which of them, and which tile the products have. The layer has room for one.
     """
     sizes = allowed(layer, sizes)
-    if choice is not None and choice.results in sizes and has_room(layer, cpu, [choice.results]):
-        sizes = [choice.results]
-    key = ("winograd", *_asked(layer), tuple(sizes), choice)
+    fresh = choice is not None and choice.weights == FRESH and can_be_fresh(layer)
+    if choice is not None and choice.results in sizes:
+        fresh = fresh and has_room(layer, cpu, [choice.results], fresh=True)
+        if fresh or has_room(layer, cpu, [choice.results]):
+            sizes = [choice.results]
+    key = ("winograd", *_asked(layer), tuple(sizes), choice, fresh)
     if key not in cpu.memo:
-        cpu.memo[key] = _cheapest(layer, cpu, sizes, choice)
+        cpu.memo[key] = _cheapest(layer, cpu, sizes, choice, fresh=fresh)
     made: WinogradPlan = cpu.memo[key]
     return made
 
@@ -326,13 +362,13 @@ def _asked(layer: Layer) -> tuple[object, ...]:
 
 
 def _cheapest(
-    layer: Layer, cpu: CpuModel, sizes: Collection[int], choice: Way | None
+    layer: Layer, cpu: CpuModel, sizes: Collection[int], choice: Way | None, *, fresh: bool
 ) -> WinogradPlan:
     batch = extent(layer.output)[0]
     found = [
-        _cost(layer, forms_of(layer)[results], grid, cpu, choice)
+        _cost(layer, forms_of(layer)[results], grid, cpu, choice, fresh=fresh)
         for results in sizes
-        for whole in _held(layer, cpu, results)
+        for whole in _held(layer, cpu, results, fresh=fresh)
         for grid in {whole, _shortened(whole, forms_of(layer)[results])}
     ]
     # Of those that cost the same, nearly, the one that leaves the cores least to wait for.
@@ -349,29 +385,37 @@ def _cost(
     grid: TileGrid,
     cpu: CpuModel,
     choice: Way | None,
+    *,
+    fresh: bool,
 ) -> WinogradPlan:
     batch, channels = extent(layer.output)[0], channels_of(layer, cpu)
     chunks = grid.chunks * batch
     product = chosen_of(rank_products(channels, form, grid, cpu), choice)
-    weights = channels.ins * channels.out_blocks * channels.out_block
-    weights *= form.parts * form.factors
-    weights *= channels.element.bytes
+    weights = _weight_bytes(channels, form)
     cycles = batch * _transform_cycles(channels, form, grid, cpu)
     cycles += chunks * product.cycles
     if 0 < weights <= cpu.l3_bytes / 2:
         # For each chunk but the first they come from there, while others are multiplied: measured
         # for 3 MB and 51 chunks, which are no slower than 17.
-        cycles += stream_cycles(weights, 1, cpu)
+        cycles += weights / cpu.l3_bandwidth if fresh else stream_cycles(weights, 1, cpu)
         again = (chunks - 1) * weights if weights > cpu.l2_bytes / 2 else 0
         cycles += max(0.0, again / cpu.l3_bandwidth - chunks * product.cycles)
-    else:
+    elif not fresh or weights > cpu.l2_bytes / 2:
         cycles += stream_cycles(weights, chunks, cpu)
+    if fresh:
+        cycles += _weight_cycles(channels, form, cpu)
+        plain = weights // form.factors * form.down.taps * form.across.taps
+        cycles += stream_cycles(plain, 1, cpu)
+        if weights > max(cpu.l2_bytes, cpu.l3_bytes) / 2:
+            cycles += weights / cpu.memory_bandwidth
     # What does not fit the cache is written to memory and read back.
     spilled = max(0, _scratch_bytes(channels, form, grid.tiles) - cpu.l2_bytes)
     cycles += chunks * 2 * spilled / cpu.memory_bandwidth
     by_stages = cpu.cores > 1 and not shares_chunks(layer, form, grid, cpu)
     waits = chunks * _STAGES * cpu.cores * LAUNCH_CYCLES if by_stages else 0
-    return WinogradPlan(form=form, grid=grid, product=product, cycles=cycles, waits=waits)
+    return WinogradPlan(
+        form=form, grid=grid, product=product, cycles=cycles, waits=waits, fresh=fresh
+    )
 
 
 def rank_products(
@@ -415,6 +459,29 @@ def _transform_cycles(
     return made
 
 
+def _pass_cycles(
+    passes: Iterable[tuple[int, toom_cook.Transform]], lanes: int, element: Element, cpu: CpuModel
+) -> float:
+    """Of passes along so many lines, of one vector of so many lanes."""
+    operations = moves = starts = 0
+    for lines, transform in passes:
+        operations += lines * transform.operations
+        moves += lines * (transform.inputs + len(transform.outputs))
+        starts += lines
+    arithmetic, memory = operations / cpu.rate(element, lanes), moves / cpu.loads_per_cycle
+    both = arithmetic + memory if cpu.in_order else max(arithmetic, memory)
+    return both + starts * _PASS_START
+
+
+def _weight_cycles(channels: Channels, form: toom_cook.TileForm, cpu: CpuModel) -> float:
+    """The transform of all weights."""
+    down, across = form.both
+    passes = [(down.taps, across.weighing())] if across.size > 1 else []
+    passes += [(across.factors, down.weighing())] if down.size > 1 else []
+    vectors = channels.ins * channels.out_blocks
+    return vectors * _pass_cycles(passes, channels.out_block, channels.element, cpu)
+
+
 def _tile_cycles(
     channels: Channels,
     form: toom_cook.TileForm,
@@ -425,18 +492,7 @@ def _tile_cycles(
     """Both transforms of a tile with so many rows and columns of results, and of products."""
 
     def cycles(passes: Iterable[tuple[int, toom_cook.Transform]], lanes: int) -> float:
-        """Of passes along so many lines."""
-        operations = moves = starts = 0
-        for lines, transform in passes:
-            operations += lines * transform.operations
-            moves += lines * (transform.inputs + len(transform.outputs))
-            starts += lines
-        arithmetic, memory = (
-            operations / cpu.rate(channels.element, lanes),
-            moves / cpu.loads_per_cycle,
-        )
-        both = arithmetic + memory if cpu.in_order else max(arithmetic, memory)
-        return both + starts * _PASS_START
+        return _pass_cycles(passes, lanes, channels.element, cpu)
 
     (down, across), (rows, columns), (lines, items) = form.both, results, products
     # The way there of one part, with all of its inputs.

@@ -187,6 +187,32 @@ def output_transform(points: Points, wanted: int, taps: int = 3) -> Transform:
     return builder.done(outputs)
 
 
+@cache
+def weight_transform(points: Points, taps: int) -> Transform:
+    """G of so many weights."""
+    builder = _TransformBuilder(taps)
+    one = Fraction(1)
+    outputs = [taps - 1]
+
+    def terms(point: Fraction, powers: range) -> list[tuple[Fraction, int]]:
+        scale = _product(point - other for other in points if other != point)
+        return [(point**power / scale, power) for power in powers]
+
+    for numbers in _in_pairs(points):
+        point, other = points[numbers[0]], points[numbers[-1]]
+        if len(numbers) == 1 or taps == 1:
+            outputs += [builder.sum(terms(points[number], range(taps))) for number in numbers]
+            continue
+        even = builder.sum(terms(point, range(0, taps, 2)))
+        odd = builder.sum(terms(point, range(1, taps, 2)))
+        # Those of the other one have the same sizes.
+        ours, theirs = terms(point, range(2)), terms(other, range(2))
+        signs = [theirs[at][0] / ours[at][0] for at in range(2)]
+        outputs.append(builder.sum([(one, even), (one, odd)]))
+        outputs.append(builder.sum(zip(signs, (even, odd), strict=True)))
+    return builder.done(outputs)
+
+
 def _weight_matrix(points: Points, taps: int) -> np.ndarray:
     """G, [1 + len(points), taps] float64."""
     rows = [[*[0.0] * (taps - 1), 1.0]]
@@ -277,6 +303,10 @@ class LineForm:
         g[:, part :: self.stride] = _weight_matrix(self.points, self._weights_of_part)[:, :own]
         return g
 
+    def weighing(self) -> Transform:
+        """G as a transform, of a window that moves by one."""
+        return weight_transform(self.points, self.taps)
+
     def ones(self) -> list[float]:
         """What, given to the transform of results, makes a 1 of each: what a polynomial's value at
         1 takes of those at the points (Lagrange)."""
@@ -354,6 +384,15 @@ class SplitForm(LineForm):
             steps=(*steps, *whole),
             outputs=tuple(range(first, first + results)),
         )
+
+    def weighing(self) -> Transform:
+        even = weight_transform(self.points, 2)
+
+        def number(value: int) -> int:
+            return 2 * value if value < even.inputs else value - even.inputs + self.taps
+
+        outputs = (*map(number, even.outputs), 1)
+        return Transform(inputs=self.taps, steps=_renumbered(even.steps, number), outputs=outputs)
 
     def matrix(self, part: int) -> np.ndarray:
         del part
