@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
@@ -84,29 +83,26 @@ def forms_within(
     """
     forms: dict[str, list[Ranked]] = {}
     weights = 0
-    least: dict[str, int] = {}
-    for layer in layers if room else ():
-        if room and isinstance(layer.operator, Convolution):
-            signature = signature_of(layer)
-            least[signature] = min(room(layer), least.get(signature, sys.maxsize))
+    alike: dict[str, list[Layer]] = {}
     for layer in layers:
-        signature = signature_of(layer)
-        rule = next((rule for rule in rules if signature and rule.takes(layer, cpu)), None)
+        if signature := signature_of(layer):
+            alike.setdefault(signature, []).append(layer)
+    for signature, group in alike.items():
+        layer = group[0]
+        rule = next((rule for rule in rules if rule.takes(layer, cpu)), None)
         if rule is None or rule.forms is None:
             continue
         found = rule.forms(layer, cpu)
         if signature in fixed:
-            spare -= _bytes_of(found, fixed[signature])
+            spare -= len(group) * _bytes_of(found, fixed[signature])
             continue
         found = list(filter(_is_stored, found))
-        if signature in least:
-            told = rule.forms(replace(layer, room=least[signature]), cpu)
+        if room is not None and isinstance(layer.operator, Convolution):
+            told = rule.forms(replace(layer, room=min(map(room, group))), cpu)
             found += itertools.filterfalse(_is_stored, told)
-        weights += _plain_bytes(layer)
-        if signature in forms:  # one kernel for both
-            forms[signature] = [_sum(*pair) for pair in zip(forms[signature], found, strict=True)]
-        else:
-            forms[signature] = found
+        weights += sum(map(_plain_bytes, group))
+        # One kernel for all of them.
+        forms[signature] = [_times(len(group), form) for form in found]
     # What rules do of themselves.
     fastest = [min(filter(_is_stored, found), key=_cycles) for found in forms.values()]
     of_byte = _WORTH * sum(map(_cycles, fastest)) / max(1, weights) if frugal else 0.0
@@ -140,12 +136,8 @@ def _bytes_of(forms: Sequence[Ranked], choice: Way) -> int:
     return max((form.more_bytes for form in found), default=0)
 
 
-def _sum(one: Ranked, other: Ranked) -> Ranked:
-    return Ranked(
-        choice=one.choice,
-        cycles=one.cycles + other.cycles,
-        more_bytes=one.more_bytes + other.more_bytes,
-    )
+def _times(count: int, form: Ranked) -> Ranked:
+    return replace(form, cycles=count * form.cycles, more_bytes=count * form.more_bytes)
 
 
 def cheapest(items: Sequence[Sequence[Ranked]], spare: float) -> list[Ranked]:
