@@ -27,6 +27,9 @@ from edgepack.compiler.tiles.cpu import CpuModel
 
 # Parts that the bytes are counted in.
 _PARTS = 2048
+# What is not the plain form has to take this part of all layers' time away: it takes longer to
+# compile, and more of the arena.
+_WORTH_A_KERNEL = 0.005
 # Twice the bytes have to take at least this part of the time away: they fill flash, and what else a
 # board does reads memory, too.
 _WORTH = 0.02
@@ -105,11 +108,14 @@ def forms_within(
         forms[signature] = [_times(len(group), form) for form in found]
     # What rules do of themselves.
     fastest = [min(filter(_is_stored, found), key=_cycles) for found in forms.values()]
-    of_byte = _WORTH * sum(map(_cycles, fastest)) / max(1, weights) if frugal else 0.0
-    priced = [
-        [replace(form, cycles=form.cycles + of_byte * form.more_bytes) for form in found]
-        for found in forms.values()
-    ]
+    total = sum(map(_cycles, fastest))
+    of_byte = _WORTH * total / max(1, weights) if frugal else 0.0
+
+    def price(form: Ranked) -> Ranked:
+        of_kernel = _WORTH_A_KERNEL * total if form.choice.results and frugal else 0.0
+        return replace(form, cycles=form.cycles + of_byte * form.more_bytes + of_kernel)
+
+    priced = [list(map(price, found)) for found in forms.values()]
     best = [min(found, key=_cycles) for found in priced]
     if sum(form.more_bytes for form in best) > spare:
         best = cheapest(priced, spare)

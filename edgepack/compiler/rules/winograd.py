@@ -305,7 +305,7 @@ class _WinogradKernel:
             *([] if self.overlaid else [self.sums.buffer]),
             self.half_inputs,
             self.half_sums,
-            *([self.weights, self.half_weights] if self.plan.fresh else []),
+            *([self.weights] if self.plan.fresh else []),
         ]
         return tir.function(
             arguments,
@@ -321,14 +321,10 @@ class _WinogradKernel:
         return self.shape.panel(self.shape.out_blocks) // self.channels.out_block
 
     def _fresh_weights(self) -> tir.Stmt:
-        """All of them, transformed; the cores share them."""
+        """All of them, transformed; the cores share them, a piece for each tile between passes."""
         down, across = self.form.both
-        lanes, each = self.channels.out_block, -(-self._vectors // (_PIECES * self.workers))
-        each, apart = self._vectors if self.workers == 1 else each, self.weights_apart
-        pieces = -(-self._vectors // each)
-        self.half_weights = tir.buffer(
-            "half_weights", (pieces, down.taps * across.factors, lanes), self.channels.element.name
-        )
+        lanes, apart = self.channels.out_block, self.weights_apart
+        each = -(-self._vectors // int(self.half_sums.shape[0]))
 
         def one(piece: tir.Expr, vector: tir.Expr) -> tir.Stmt:
             stored, made = (
@@ -338,7 +334,7 @@ class _WinogradKernel:
                 for buffer, count in ((self.stored, across.taps), (self.weights, across.factors))
             )
             half = _Strided(
-                self.half_weights, [piece, 0, 0], line=(0, across.factors, 0), item=(0, 1, 0)
+                self.half_sums, [piece, 0, 0], line=(0, across.factors, 0), item=(0, 1, 0)
             )
             return self._passes(
                 (across.weighing(), down.taps),
