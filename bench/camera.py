@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
 
 from bench.arm import build_plugin, difference, run_with_plugin
 from bench.fetch import bench_dir
 from bench.host import run_timed, worker
 from bench.ours import NAME
-from bench.peers import DEBIAN_PACKAGES, WORKER, Emulator, emulator
+from bench.peers import DEBIAN_PACKAGES, WORKER, Emulator, emulator, host_python
 from bench.photos import PACKAGES, unpack
 from bench.results import Figure, Rows, geometric_mean, load, median, ratio, store
 from edgepack.base.errors import MismatchError
@@ -36,6 +35,7 @@ from edgepack.native.app import build_runtime
 from edgepack.native.toolchain import select
 from edgepack.preprocess.spec import PreprocessSpec, Resize
 
+REQUIREMENTS = Path(__file__).with_name("requirements-pillow.lock")
 BOARDS = ("rasp3b", "rasp3b-64")
 PEER = "pillow"
 WHOLE = "whole"
@@ -107,9 +107,17 @@ def shots() -> list[Path]:
 def _make(wanted: list[Shot], files: Path, folder: Path) -> None:
     for shot in wanted:
         (source,) = files.rglob(shot.file)
-        with Image.open(source) as image:
-            large = ImageOps.fit(image.convert("RGB"), SIZE, Image.Resampling.LANCZOS)
-        large.save(folder / shot.file_name, quality=shot.quality, subsampling="4:2:0")
+        image = cv2.imread(str(source))
+        assert image is not None
+        height, width = image.shape[:2]
+        scale = max(SIZE[0] / width, SIZE[1] / height)
+        sides = (round(width * scale), round(height * scale))
+        large = cv2.resize(image, sides, interpolation=cv2.INTER_LANCZOS4)
+        top, left = (sides[1] - SIZE[1]) // 2, (sides[0] - SIZE[0]) // 2
+        settings = [cv2.IMWRITE_JPEG_QUALITY, shot.quality]
+        settings += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420]
+        cropped = large[top : top + SIZE[1], left : left + SIZE[0]]
+        cv2.imwrite(str(folder / shot.file_name), cropped, settings)
 
 
 def measure(boards: Sequence[str], progress: Progress, *, rounds: int) -> None:
@@ -187,13 +195,13 @@ def _count(emulated: Emulator, photo: Path, progress: Progress) -> dict[str, Fig
 
 def _time(photo: Path, progress: Progress, rounds: int) -> dict[str, Figure]:
     """CPU milliseconds, in turns."""
-    app = _app("local", progress)
+    app, python = _app("local", progress), host_python(progress, REQUIREMENTS)
     ours: list[float] = []
     theirs: list[float] = []
     with _bundle(SPEC) as folder:
         np.save(folder / "none.npy", np.zeros(0))
         arguments: list[str | Path] = [photo, folder / "none.npy", folder, "1"]
-        with worker([sys.executable, WORKER, PEER, *arguments]) as run:
+        with worker([python, WORKER, PEER, *arguments]) as run:
             run(1)
             for _ in range(max(rounds, _ROUNDS)):
                 ours.append(run_timed([app, *_words(folder, photo)])[1])

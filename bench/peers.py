@@ -105,9 +105,9 @@ _EXCLUDE = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 _OF_THE_MACHINE = ("dev", "proc", "sys", "tmp")
 
 
-def host_python(progress: Progress) -> Path:
+def host_python(progress: Progress, requirements: Path = REQUIREMENTS) -> Path:
     """Python of an environment with the host's peers, made if it is not in the cache."""
-    key = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    key = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:12]
     folder = bench_dir() / f"venv-{key}"
     python = folder / "bin" / "python"
     with locked(folder):
@@ -119,7 +119,7 @@ def host_python(progress: Progress) -> Path:
             run(
                 [
                     *(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
-                    *("--no-deps", "--requirement", REQUIREMENTS),
+                    *("--no-deps", "--requirement", requirements),
                 ],
                 what="pip install of the peers",
             )

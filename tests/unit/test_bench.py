@@ -2,6 +2,7 @@
 
 import re
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,6 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+import bench
 from bench import accuracy, arm, avx2, bits, camera, charts, compiling, host, mca, ops, results
 from bench.models import BenchModel
 from bench.network import Network, tokens_of
@@ -16,6 +18,7 @@ from bench.ours import NAME
 from bench.results import Figure
 from bench.wide import WIDE
 from edgepack.base.errors import MismatchError
+from edgepack.base.process import run
 from edgepack.boards import get_board
 
 TITLES = {"a": "A 1.0", "b": "B 2.0"}
@@ -103,6 +106,23 @@ def test_photos_have_rows_by_size_and_are_judged_by_the_peer_alone(
         "| a-85, 10.5 MB | 200000000.0 | 100000000.0 | 2.00 |",
         "| geometric mean of 1 |  |  | 2.00 |",
     ]
+
+
+def test_it_starts_without_what_only_tests_need() -> None:
+    """`./dev bench` installs requirements.lock, not that of the tests."""
+    root = Path(bench.__file__).parent.parent
+    needed, all_of_them = (
+        {line.split("==")[0] for line in (root / name).read_text().splitlines() if "==" in line}
+        for name in ("requirements.lock", "requirements-dev.lock")
+    )
+    modules = [
+        module
+        for module, packages in packages_distributions().items()
+        if {name.lower().replace("_", "-") for name in packages} <= all_of_them - needed
+    ]
+    assert "PIL" in modules
+    hidden = f"import sys; sys.modules.update(dict.fromkeys({modules!r})); import bench.__main__"
+    run([sys.executable, "-c", hidden], cwd=root)
 
 
 def test_results_are_kept_until_measured_again(
