@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.place.emit import LAYOUT
 from edgepack.compiler.rules import winograd
 from edgepack.compiler.rules.rule import Rule
@@ -176,6 +177,21 @@ def check(
     rules: Sequence[Rule] = RULES,
 ) -> tuple[str, ...]:
     """Compile, run and compare; the rules that made the kernels."""
+    reports = checked(folder, board, cpu, draw, seed=seed, count=count, rules=rules)
+    return tuple(report.rule for report in reports)
+
+
+def checked(
+    folder: Path,
+    board: str,
+    cpu: str,
+    draw: Draw,
+    *,
+    seed: int,
+    count: int,
+    rules: Sequence[Rule],
+) -> tuple[LayerReport, ...]:
+    """The same; reports of the kernels."""
     random = np.random.default_rng(seed)
     cases = [draw(random) for _ in range(count)]
     net = Builder(seed=seed)
@@ -187,7 +203,7 @@ def check(
     compiled, got = compile_and_run(model, inputs, board, cpu, folder, rules)
     wrong = wrong_outputs(model, inputs, got)
     assert not wrong, "\n".join(wrong)
-    return tuple(layer.rule for layer in compiled.layers)
+    return compiled.layers
 
 
 # What Winograd would take goes to the convolution rule.
@@ -210,6 +226,22 @@ def test_winograd(tmp_path: Path, board: str, cpu: str, results: int, stride: in
     assert rules.count("winograd") >= 3
 
 
+def of_each_window(
+    folder: Path,
+    board: str,
+    cpu: str,
+    windows: Sequence[tuple[int, int, str]],
+    rules: Sequence[Rule],
+) -> tuple[LayerReport, ...]:
+    """Reports of a case of each: its weights in a direction, its stride, and the directions."""
+    remaining = iter(windows)
+
+    def draw(random: np.random.Generator) -> Case:
+        return winograd_case(random, *next(remaining))
+
+    return checked(folder, board, cpu, draw, seed=2, count=len(windows), rules=rules)
+
+
 @every_target
 @pytest.mark.parametrize("results", [(2, 3), (4, 5, 6)])
 def test_winograd_of_other_windows(
@@ -222,20 +254,8 @@ def test_winograd_of_other_windows(
         for lines in ("both", _LINES[at % 2])
         if any(size in forms for size in results)
     ]
-    remaining = iter(windows)
-
-    def draw(random: np.random.Generator) -> Case:
-        return winograd_case(random, *next(remaining))
-
-    rules = check(
-        tmp_path,
-        board,
-        cpu,
-        draw,
-        seed=results[0],
-        count=len(windows),
-        rules=only_winograd(*results),
-    )
+    reports = of_each_window(tmp_path, board, cpu, windows, only_winograd(*results))
+    rules = [report.rule for report in reports]
     assert rules.count("winograd") >= len(windows) >= 12
 
 
@@ -251,21 +271,10 @@ def test_winograd_of_fresh_weights(
         for lines in ("both", "down", "across")
         if any(size in forms and forms[size].parts == 1 for size in results)
     ]
-    remaining = iter(windows)
-
-    def draw(random: np.random.Generator) -> Case:
-        return winograd_case(random, *next(remaining))
-
-    rules = check(
-        tmp_path,
-        board,
-        cpu,
-        draw,
-        seed=results[0],
-        count=len(windows),
-        rules=only_winograd(*results, fresh=True),
-    )
-    assert rules.count("winograd") >= len(windows) >= 6
+    rules = only_winograd(*results, fresh=True)
+    reports = of_each_window(tmp_path, board, cpu, windows, rules)
+    fresh = [report for report in reports if "fresh weights" in report.tile]
+    assert len(fresh) >= len(windows) >= 6
 
 
 @every_target
