@@ -29,6 +29,7 @@ from edgepack.device.errors import (
     UnreachableError,
 )
 from edgepack.device.options import COMMAND_TIMEOUT_S
+from edgepack.device.safe_names import is_safe
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +65,10 @@ def serial_of(spec: str) -> str | None:
     if not spec.startswith(PREFIX):
         return None
     serial = spec.removeprefix(PREFIX)
-    if serial.startswith("-") or not re.fullmatch(r"[!-~]*", serial):
+    if serial and not (serial.isascii() and is_safe(serial)):
         raise UsageError(
-            f"--device {PREFIX}: not a serial number: {serial!r}", hint="`adb devices` lists them"
+            f"--device {PREFIX}: not a serial number: {text.one_line(repr(serial))}",
+            hint="`adb devices` lists them",
         )
     return serial
 

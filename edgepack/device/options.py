@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgepack.base.errors import UsageError
+from edgepack.base.text import one_line
+from edgepack.device.safe_names import check_host, check_user
 
 _ADDRESS = re.compile(
     r"(?:(?P<user>[^@\s]+)@)?"
     r"(?:\[(?P<ipv6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^@:\s\[\]-][^@:\s\[\]]*))"
     r"(?::(?P<port>[0-9]{1,5}))?"
 )
-
+# A user and a host of `safe_names.MAX_LENGTH`, with @, brackets and a port.
+_LONGEST = 600
 
 COMMAND_TIMEOUT_S = 300.0
 """For what takes seconds on a fast board: a slow card that is full may take minutes."""
@@ -21,11 +24,19 @@ COMMAND_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """`host` is a name, an IP address or an alias; None leaves the rest to the configuration."""
+    """`host` is a name, an IP address or an alias; None leaves the rest to the configuration.
+
+    Raises UsageError for a host or a user that is not a safe name.
+    """
 
     host: str
     user: str | None = None
     port: int | None = None
+
+    def __post_init__(self) -> None:
+        check_host(self.host, "address", error=UsageError)
+        if self.user is not None:
+            check_user(self.user, "address", error=UsageError)
 
     @staticmethod
     def parse(spec: str) -> Address:
@@ -33,11 +44,11 @@ class Address:
 
         Raises UsageError for anything else.
         """
-        match = _ADDRESS.fullmatch(spec)
+        match = _ADDRESS.fullmatch(spec) if len(spec) <= _LONGEST else None
         port = int(match["port"]) if match and match["port"] else None
         if not match or (port is not None and not 0 < port < 65536):
             raise UsageError(
-                f"--device: not a device: {spec!r}",
+                f"--device: not a device: {one_line(repr(spec))}",
                 hint="user@host, user@host:port, user@[ipv6]:port, "
                 "an alias of ~/.ssh/config, adb:SERIAL, local or virtual",
             )

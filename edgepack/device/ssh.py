@@ -35,6 +35,7 @@ from edgepack.device.facts import parse_df
 from edgepack.device.known_hosts import HostKeyVerdict, KnownHosts
 from edgepack.device.lines import LineReader, Tail, deadline_of, left
 from edgepack.device.options import Address, SshOptions
+from edgepack.device.safe_names import check_host, check_user
 
 log = logging.getLogger(__name__)
 # paramiko logs tracebacks of what is raised to us anyhow.
@@ -414,9 +415,18 @@ class Route:
                 raise ConfigError(f"no such SSH configuration: {options.config_file}")
         self._ssh_config = ssh_config.load(files if options.use_config else [])
 
+    def _lookup(self, address: Address) -> paramiko.SSHConfigDict:
+        """What the configuration says of `address`; ConfigError for names that are none."""
+        found = self._ssh_config.lookup(address.host)
+        where = f"the OpenSSH configuration of {address.host}"
+        check_host(found["hostname"], f"{where}: HostName")
+        if "user" in found:
+            check_user(found["user"], f"{where}: User")
+        return found
+
     def destination(self, address: Address, jump: tuple[str, ...]) -> tuple[str, int, str]:
         """Where a connection to `address` ends: the host's own name, its port, and the way."""
-        lookup = self._ssh_config.lookup(address.host)
+        lookup = self._lookup(address)
         port = address.port or int(lookup.get("port", paramiko.config.SSH_PORT))
         way = ",".join(jump) or lookup.get("proxyjump", "none")
         if way.lower() == "none":
@@ -428,7 +438,7 @@ class Route:
         options = self._options
         if address.host in via:
             raise ConnectError(f"ProxyJump goes round in circles at {address.host}")
-        lookup = self._ssh_config.lookup(address.host)
+        lookup = self._lookup(address)
         identities = [str(options.identity)] if options.identity else []
         identities += [path for path in lookup.get("identityfile", []) if Path(path).is_file()]
         if options.identity and not options.identity.is_file():

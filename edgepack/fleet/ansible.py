@@ -23,8 +23,10 @@ import yaml
 
 from edgepack.base.errors import ConfigError, UsageError, perhaps
 from edgepack.base.tables import read_text
+from edgepack.base.text import one_line
 from edgepack.device.options import Address
 from edgepack.device.patience import parse_rate
+from edgepack.device.safe_names import check_host
 from edgepack.fleet.inventory import ALL, UNGROUPED, Inventory, home_path
 from edgepack.fleet.names import RangeError, expand
 
@@ -54,19 +56,33 @@ def read_inventory(path: Path) -> Inventory:
     text = read_text(path)
     inventory = Inventory(file=path, join_labels=False)
     inventory.group(ALL)
-    if path.suffix == ".json" or text.lstrip().startswith("{"):
+    is_json = path.suffix == ".json" or text.lstrip().startswith("{")
+    if is_json:
         _read_json(inventory, text)
+    elif path.suffix in (".yml", ".yaml") or text.lstrip().startswith("---"):
+        _read_yaml(inventory, text)
     else:
-        if path.suffix in (".yml", ".yaml") or text.lstrip().startswith("---"):
-            _read_yaml(inventory, text)
-        else:
-            _read_ini(inventory, text)
+        _read_ini(inventory, text)
+    _check_names(inventory)
+    if not is_json:
         _read_vars_folders(inventory)
     # Groups of one depth and priority count in the order of their names.
     inventory.groups = dict(sorted(inventory.groups.items()))
     if not inventory.hosts:
         raise ConfigError(f"{path}: no hosts in it", hint="is it an inventory?")
     return inventory
+
+
+def _check_names(inventory: Inventory) -> None:
+    """Hosts are safe names, and like groups no paths: files of that name are looked for."""
+    for host in inventory.hosts:
+        check_host(host, f"{inventory.file}: hosts")
+    for name in (*inventory.hosts, *inventory.groups):
+        if "/" in name or name.startswith(".") or not name.isprintable():
+            raise ConfigError(
+                f"{inventory.file}: not a name of a host or a group: {one_line(repr(name))}",
+                hint="no '/', no '.' in front",
+            )
 
 
 class _Vars:

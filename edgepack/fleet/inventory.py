@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepack.base.errors import ConfigError, UsageError, perhaps
+from edgepack.base.text import one_line
 from edgepack.device import adb
 from edgepack.device.options import Address
 
@@ -257,8 +258,10 @@ def _check_addresses(file: Path, devices: Iterable[FleetDevice]) -> None:
         try:
             key = _place(device)
         except UsageError:
+            is_ssh = device.user is not None and not device.address.startswith(adb.PREFIX)
+            shown = one_line(repr(f"{device.user}@" * is_ssh + device.address))
             raise ConfigError(
-                f"{file}: {device.name}: not an address: {device.where!r}",
+                f"{file}: {device.name}: not an address: {shown}",
                 hint="a host name, an IP address, an alias of ~/.ssh/config or adb:SERIAL",
             ) from None
         if key in seen:

@@ -332,7 +332,7 @@ def test_host_key_checks_are_not_switched_off(
         ("hosts", "x[1:\n", r"hosts:1: 'x\[1:': a bracket"),
         ("hosts", "x ansible_port=99999\n", "hosts:1: ansible_port: 99999 is not between"),
         ("hosts", "x ansible_host=-oX\n", "hosts:1: ansible_host: '-oX' cannot be used"),
-        ("hosts", "-oX=y\n", "hosts: -oX=y: not an address: '-oX=y'"),
+        ("hosts", "-oX=y\n", "hosts: not a safe name of a host: '-oX=y'"),
         ("hosts", "x ansible_user='a b'\n", "hosts: x: not an address: 'a b@x'"),
         ("hosts", "x ansible_host={{ip}}\n", "hosts:1: ansible_host: a template"),
         ("hosts", "x ansible_connection=winrm\n", "hosts:1: ansible_connection: 'winrm'"),
