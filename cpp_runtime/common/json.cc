@@ -143,9 +143,7 @@ std::int64_t JsonObject::Int(std::string_view key, std::int64_t min, std::int64_
 }
 
 std::uint64_t JsonObject::Size(std::string_view key) {
-  const std::int64_t value = Int(key);
-  if (value < 0) Fail(key, "negative");
-  return static_cast<std::uint64_t>(value);
+  return static_cast<std::uint64_t>(Int(key, 0));
 }
 
 double JsonObject::Number(std::string_view key) {

@@ -98,21 +98,26 @@ void CheckFrames(const Options& options) {
 
 void CheckCombination(const Options& options) {
   if (options.version || options.help) return;
-  const int sources = static_cast<int>(options.image.has_value()) +
-                      static_cast<int>(!options.inputs.empty()) + static_cast<int>(options.golden) +
-                      static_cast<int>(options.watch.has_value()) +
-                      static_cast<int>(!options.postprocess.empty()) +
-                      static_cast<int>(options.images.has_value()) +
-                      static_cast<int>(options.frames || options.camera) +
-                      static_cast<int>(options.serve.has_value());
+  const int sources =
+      static_cast<int>(options.image.has_value()) + static_cast<int>(!options.inputs.empty()) +
+      static_cast<int>(options.golden) + static_cast<int>(options.load_only) +
+      static_cast<int>(options.watch.has_value()) + static_cast<int>(!options.postprocess.empty()) +
+      static_cast<int>(options.images.has_value()) +
+      static_cast<int>(options.frames || options.camera) +
+      static_cast<int>(options.serve.has_value());
   if (sources != 1) {
     throw UsageError(
         sources == 0
             ? "no input"
-            : "--image, --input, --golden, --watch, --images, --frames, --camera, --serve and "
-              "--postprocess exclude each other",
+            : "--image, --input, --golden, --watch, --images, --frames, --camera, --serve, "
+              "--postprocess and --load-only exclude each other",
         "give one of --image FILE, --images WHERE, --frames FORMAT, --camera DEVICE, "
         "--input FILE.npy, --golden, --watch FOLDER or --serve ADDRESS");
+  }
+  if (options.load_only && (!options.outputs.empty() || !options.expected.empty() ||
+                            !options.dumps.empty() || options.bench)) {
+    throw UsageError("--load-only does not run the model",
+                     "leave out --output, --expected, --dump and --bench");
   }
   if (options.golden && !options.expected.empty()) {
     throw UsageError("--expected cannot be used with --golden, which has its own");
@@ -171,6 +176,7 @@ Options ParseOptions(const std::vector<std::string>& words) {
   table.hint = "edgepack-run --help lists them";
   table.switches = {
       {"--golden", [&] { options.golden = true; }},
+      {"--load-only", [&] { options.load_only = true; }},
       {"--json", [&] { options.json = true; }},
       {"--preprocess-only", [&] { options.preprocess_only = true; }},
       {"--newest", [&] { options.newest = true; }},
@@ -258,13 +264,15 @@ const char* HelpText() {
   return R"(Runs a compiled model of an edgepack bundle.
 
 usage: edgepack-run (--image FILE | --images WHERE | --frames FORMAT | --camera DEVICE |
-                     --watch FOLDER | --serve ADDRESS | --input FILE ... | --golden) [options]
+                     --watch FOLDER | --serve ADDRESS | --input FILE ... | --golden |
+                     --load-only) [options]
 
   --bundle DIR         the bundle; default: the folder above the program's own bin/
   --image FILE         a JPEG or PNG photo, preprocessed by the bundle's preprocess.json; repeat for
                        a model that takes several at a time: of fewer the last fills its batch
   --input FILE         a tensor, .npy or raw bytes; repeat for a model with several inputs
   --golden             the bundle's golden input, compared with its golden output
+  --load-only          load all that the bundle holds, as for a run, and run nothing
   --watch FOLDER       each photo that comes into it, until SIGTERM: a line of JSON for each
   --results FILE       with --watch: append the lines to this file instead of printing them, and
                        catch up after a restart; above 16 MB it becomes FILE.1. FILE.begun

@@ -54,6 +54,7 @@ struct Options {
   std::optional<std::filesystem::path> draw;
   std::optional<std::filesystem::path> mask;
   bool golden = false;
+  bool load_only = false;
   std::vector<std::filesystem::path> outputs;
   std::vector<std::filesystem::path> expected;
   std::vector<Dump> dumps;

@@ -469,6 +469,16 @@ void CheckCounts(const Options& options, const Session& session) {
   }
 }
 
+/// What --image and --golden read besides the model.
+void LoadRest(const Options& options, const BundleFolder& bundle, Session* session) {
+  if (std::filesystem::exists(bundle.preprocess())) {
+    const Preprocessor preprocessor(LoadPreprocessSpec(bundle.preprocess()));
+    (void)ImageInput(*session, preprocessor.spec().input);
+  }
+  (void)PostprocessorOf(options, bundle);
+  if (std::filesystem::exists(bundle.golden("input", 0))) SetGoldenInputs(bundle, session);
+}
+
 void ConfigureThreads(const Options& options, Report* report) {
   const std::vector<Cpu> allowed = AllowedCpus();
   const Placement placement = Place(allowed, options.threads, options.affinity);
@@ -504,6 +514,11 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
   report.model = session.model().name();
   report.arena_bytes = session.model().arena_bytes();
   report.params_bytes = session.model().params_bytes();
+  if (options.load_only) {
+    LoadRest(options, bundle, &session);
+    report.rss_peak_bytes = PeakRssBytes();
+    return report;
+  }
 
   std::optional<Photo> photo;
   if (options.image) {
@@ -606,6 +621,7 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
   model.inputs = session.inputs();
   model.outputs = session.model().outputs();
   model.states = session.model().states();
+  model.reset = [&] { session.Reset(); };
   model.run = [&]() -> const std::vector<TensorView>& {
     session.Run();
     return session.outputs();

@@ -173,10 +173,7 @@ class ModelServer {
     try {
       double run_ms = 0;
       HttpAnswer answer;
-      for (const ModelState& state : model_.states) {
-        const TensorView& input = model_.inputs[state.input];
-        std::fill_n(static_cast<char*>(input.data), input.info->bytes, '\0');
-      }
+      if (!model_.states.empty()) model_.reset();
       if (IsPhotoType(job.request.content_type)) {
         answer = Json(model_.photo_line(job.request.body, &run_ms));
       } else {

@@ -19,8 +19,10 @@ struct ServedModel {
   std::string name;
   std::vector<TensorView> inputs;
   std::vector<TensorInfo> outputs;  ///< as the model has them, before any run
-  /// Inputs that a request need not give: zero then, for no request sees what another one left.
+  /// Inputs that a request need not give: no request sees what another one left.
   std::vector<ModelState> states;
+  /// Makes the states what they are at first. None is needed where there are none.
+  std::function<void()> reset;
   /// Runs the model on what its inputs hold; its outputs.
   std::function<const std::vector<TensorView>&()> run;
   /// The line of JSON that --image --json would print, for a JPEG's or a PNG's bytes. Sets how many

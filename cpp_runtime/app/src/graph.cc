@@ -21,10 +21,23 @@ constexpr std::int64_t kMostTurns = 1 << 20;
 constexpr std::uint64_t kMostTogether = std::uint64_t{1} << 32;
 constexpr std::size_t kMostDepth = 8;
 
-/// A size or count that fits this machine's memory.
+/// Bytes of memory, or a place in it: as wide in the plan of every board, and refused where this
+/// machine has no such addresses.
 std::size_t ReadSize(std::string_view key, JsonObject* object) {
-  constexpr auto kLimit = std::numeric_limits<std::size_t>::max() / 2;
-  return static_cast<std::size_t>(object->Int(key, 0, static_cast<std::int64_t>(kLimit)));
+  constexpr std::uint64_t kLimit = std::numeric_limits<std::size_t>::max() / 2;
+  const std::uint64_t bytes = object->Size(key);
+  if (bytes > kLimit) {
+    object->Fail(key, std::to_string(bytes) + " bytes are more than a program of " +
+                          std::to_string(8 * sizeof(std::size_t)) + " bits can address");
+  }
+  return static_cast<std::size_t>(bytes);
+}
+
+/// A number that is below `end`.
+std::size_t ReadBelow(std::string_view key, std::size_t end, JsonObject* object) {
+  const std::uint64_t number = object->Size(key);
+  if (number >= end) object->Fail(key, "there is no number " + std::to_string(number));
+  return static_cast<std::size_t>(number);
 }
 
 std::string At(std::string_view key, std::size_t index) {
@@ -103,15 +116,11 @@ std::vector<std::size_t> ReadEnds(std::string_view key, const Graph& graph, Json
 }
 
 GraphCount ReadCount(JsonObject object, const Graph& graph) {
-  const auto below = [&](std::string_view key, std::size_t end) {
-    const std::size_t value = ReadSize(key, &object);
-    if (value >= end) object.Fail(key, "there is no number " + std::to_string(value));
-    return value;
-  };
   GraphCount count;
-  count.output = below("output", graph.outputs.size());
-  count.axis = below("axis", graph.tensors[graph.outputs[count.output]].info.shape.size());
-  count.tensor = below("tensor", graph.tensors.size());
+  count.output = ReadBelow("output", graph.outputs.size(), &object);
+  count.axis =
+      ReadBelow("axis", graph.tensors[graph.outputs[count.output]].info.shape.size(), &object);
+  count.tensor = ReadBelow("tensor", graph.tensors.size(), &object);
   object.Finish();
   const GraphTensor& tensor = graph.tensors[count.tensor];
   if (tensor.info.dtype != DType::kInt64 || tensor.info.size() != 1 ||
@@ -123,20 +132,23 @@ GraphCount ReadCount(JsonObject object, const Graph& graph) {
 
 /// Pairs of an input and an output at one place, each in one of them only.
 ModelState ReadState(JsonObject object, const Graph& graph) {
-  const auto below = [&](std::string_view key, std::size_t end) {
-    const std::size_t value = ReadSize(key, &object);
-    if (value >= end) object.Fail(key, "there is no number " + std::to_string(value));
-    return value;
-  };
   ModelState state;
-  state.input = below("input", graph.inputs.size());
-  state.output = below("output", graph.outputs.size());
+  state.input = ReadBelow("input", graph.inputs.size(), &object);
+  state.output = ReadBelow("output", graph.outputs.size(), &object);
+  if (object.Has("start")) state.start = ReadBelow("start", graph.tensors.size(), &object);
   object.Finish();
   const GraphTensor& input = graph.tensors[graph.inputs[state.input]];
   const GraphTensor& output = graph.tensors[graph.outputs[state.output]];
   if (input.info.dtype != output.info.dtype || input.info.shape != output.info.shape ||
       input.offset != output.offset) {
     object.Fail("output", "does not lie where the input does");
+  }
+  if (state.start) {
+    const GraphTensor& start = graph.tensors[*state.start];
+    if (start.storage != Storage::kParams || start.info.dtype != input.info.dtype ||
+        start.info.shape != input.info.shape) {
+      object.Fail("start", "is no parameter of the input's type and shape");
+    }
   }
   for (const ModelState& other : graph.states) {
     if (other.input == state.input) object.Fail("input", "is in two states");
@@ -157,7 +169,7 @@ GraphCall ReadCall(JsonObject object, const Graph& graph) {
     JsonObject layer = object.Object("layer");
     call.layer.name = layer.String("name");
     call.layer.op = layer.String("operator");
-    call.layer.macs = ReadSize("macs", &layer);
+    call.layer.macs = layer.Size("macs");
     layer.Finish();
   }
   call.args = ReadIndices("args", graph.tensors.size(), &object);
@@ -171,20 +183,23 @@ GraphCall ReadCall(JsonObject object, const Graph& graph) {
 /// `around` are the blocks that the last one is in, which may have ended before this one.
 GraphBlock ReadBlock(JsonObject object, const Graph& graph, std::vector<GraphBlock>* around) {
   GraphBlock block;
-  block.first = ReadSize("first", &object);
-  block.end = ReadSize("end", &object);
-  block.condition = ReadSize("condition", &object);
+  const std::uint64_t first = object.Size("first");
+  const std::uint64_t end = object.Size("end");
+  const std::uint64_t condition = object.Size("condition");
   block.most = static_cast<std::size_t>(object.Int("most", 1, kMostTurns));
   object.Finish();
-  if (block.first >= block.end || block.end > graph.calls.size()) {
-    object.Fail("end", "calls " + std::to_string(block.first) + " to " + std::to_string(block.end) +
+  if (first >= end || end > graph.calls.size()) {
+    object.Fail("end", "calls " + std::to_string(first) + " to " + std::to_string(end) +
                            " are none of " + std::to_string(graph.calls.size()));
   }
-  if (block.condition >= graph.tensors.size()) {
-    object.Fail("condition", "there is no tensor " + std::to_string(block.condition));
+  if (condition >= graph.tensors.size()) {
+    object.Fail("condition", "there is no tensor " + std::to_string(condition));
   }
-  const GraphTensor& condition = graph.tensors[block.condition];
-  if (condition.info.dtype != DType::kBool || condition.info.size() != 1) {
+  block.first = static_cast<std::size_t>(first);
+  block.end = static_cast<std::size_t>(end);
+  block.condition = static_cast<std::size_t>(condition);
+  const TensorInfo& goes = graph.tensors[block.condition].info;
+  if (goes.dtype != DType::kBool || goes.size() != 1) {
     object.Fail("condition", "is not one truth value");
   }
   if (!graph.blocks.empty() && block.first < graph.blocks.back().first) {

@@ -8,7 +8,7 @@
 
 namespace edgepack {
 
-inline void WriteCount(const char* key, std::size_t value, JsonWriter* json) {
+inline void WriteCount(const char* key, std::uint64_t value, JsonWriter* json) {
   json->Key(key).Int(static_cast<std::int64_t>(value));
 }
 

@@ -71,6 +71,21 @@ struct Session::State {
     for (std::size_t i = 0; i < found.size(); ++i) {
       outputs.push_back({&found[i], tensors[graph.outputs[i]].data});
     }
+    // The arena is zero: memory of states that begin so is not touched before it is used.
+    for (const ModelState& state : model.states()) {
+      if (state.start) Begin(state);
+    }
+  }
+
+  /// Makes a state what it is before the first run.
+  void Begin(const ModelState& state) const {
+    const TensorView& input = inputs[state.input];
+    if (input.info->bytes == 0) return;
+    if (state.start) {
+      std::memcpy(input.data, tensors[*state.start].data, input.info->bytes);
+    } else {
+      std::memset(input.data, 0, input.info->bytes);
+    }
   }
 
   [[nodiscard]] const Model::State& shared() const { return *model.state_; }
@@ -198,10 +213,7 @@ void Session::SetInput(std::size_t index, const TensorInfo& info, const void* da
 }
 
 void Session::Reset() {
-  for (const ModelState& state : state_->model.states()) {
-    const TensorView& input = state_->inputs[state.input];
-    if (input.info->bytes > 0) std::memset(input.data, 0, input.info->bytes);
-  }
+  for (const ModelState& state : state_->model.states()) state_->Begin(state);
 }
 
 void Session::Run() {

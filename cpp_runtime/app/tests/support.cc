@@ -41,6 +41,11 @@ std::string StateGraphText() {
                  "");
 }
 
+std::string StartGraphText() {
+  const std::string text = Replace(StateGraphText(), R"("shape": [4])", R"("shape": [1, 4])");
+  return Replace(text, R"({"input": 1, "output": 0})", R"({"input": 1, "output": 0, "start": 1})");
+}
+
 std::string LoopGraphText() {
   std::string text = Replace(GraphText(), R"({"name": "y",)",
                              R"({"name": "goes", "dtype": "bool", "shape": [], "storage": "arena",

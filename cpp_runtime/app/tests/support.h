@@ -17,6 +17,8 @@ const std::string& GraphText();
 std::string CountedGraphText();
 /// y = x + s, and y is s of the next run.
 std::string StateGraphText();
+/// The same, with s as w before the first run.
+std::string StartGraphText();
 /// y = 2 * s of s = x + w, which is doubled while s[0] < 10, at most 5 times, and inside of that,
 /// while s[0] < 0, once more.
 std::string LoopGraphText();

@@ -61,6 +61,54 @@ TEST_CASE("text that is no graph") {
   CHECK(Contains(LoadError("\"inputs\": [0]", "\"inputs\": 0"), "inputs: not a list"));
 }
 
+TEST_CASE("numbers of every width") {
+  const TempFolder folder;
+  const auto macs = [&](const std::string& number) {
+    WriteFile(folder / "graph.json", Replace(GraphText(), "6000", number));
+    return LoadGraph(folder / "graph.json").calls[0].layer.macs;
+  };
+  // One below, at and above what 31, 32 and 63 bits hold; all but the last on every board.
+  CHECK(macs("2147483647") == 0x7FFFFFFFU);
+  CHECK(macs("2147483648") == 0x80000000U);
+  CHECK(macs("4294967295") == 0xFFFFFFFFU);
+  CHECK(macs("4294967296") == std::uint64_t{1} << 32U);
+  CHECK(macs("10683187200") == 10683187200U);
+  CHECK(macs("9223372036854775807") == std::uint64_t{INT64_MAX});
+  CHECK(Contains(LoadError("6000", "9223372036854775808"), "macs: not an integer of 64 bits"));
+
+  // Memory is another matter: what cannot be addressed is refused, and never cut to fewer bits.
+  constexpr bool kIsWide = sizeof(std::size_t) > 4;
+  const std::string more = "4294967552";  // 2^32 + 256
+  const auto is_refused = [&](std::string_view key, std::string_view from) {
+    const std::string name(key);
+    const std::string said =
+        LoadError("\"" + name + "\": " + std::string(from), "\"" + name + "\": " + more);
+    return Contains(said, name + ": " + more + " bytes are more than a program of 32 bits");
+  };
+  CHECK(is_refused("arena_bytes", "256") == !kIsWide);
+  CHECK(is_refused("params_bytes", "16") == !kIsWide);
+  CHECK(is_refused("offset", "128") == !kIsWide);
+  CHECK(is_refused("bytes", "16") == !kIsWide);
+  CHECK(LoadError("\"arena_bytes\": 256", "\"arena_bytes\": 2147483647").empty());
+  CHECK(LoadError("\"arena_bytes\": 256", "\"arena_bytes\": 2147483648").empty() == kIsWide);
+  // Indices: 2^32 is not 0, nor 2^32 + 1 one.
+  CHECK(Contains(LoadError("\"outputs\": [3]", "\"outputs\": [4294967299]"),
+                 "there is no tensor 4294967299"));
+  CHECK(Contains(LoadError("[0, 1, 2]", "[0, 1, 4294967298]"), "there is no tensor 4294967298"));
+  CHECK(Contains(LoadError("[1, 4]", "[1, 4294967300]"), "does not fit shape"));
+  const auto count = [](std::string_view from, std::string_view to) {
+    return LoadError(Replace(CountedGraphText(), from, to));
+  };
+  CHECK(Contains(count("\"axis\": 1", "\"axis\": 4294967297"), "no number 4294967297"));
+  CHECK(Contains(count("\"tensor\": 3", "\"tensor\": 4294967299"), "no number 4294967299"));
+  const auto loop = [](std::string_view from, std::string_view to) {
+    return LoadError(Replace(LoopGraphText(), from, to));
+  };
+  CHECK(Contains(loop("\"end\": 7", "\"end\": 4294967303"), "calls 3 to 4294967303 are none"));
+  CHECK(Contains(loop("\"condition\": 3", "\"condition\": 4294967299"), "tensor 4294967299"));
+  CHECK(Contains(loop("\"most\": 5", "\"most\": 4294967301"), "most: 4294967301 is not"));
+}
+
 TEST_CASE("tensors out of bounds") {
   CHECK(Contains(LoadError("\"offset\": 128", "\"offset\": 256"),
                  "tensors[3].offset: 256 + 16 bytes is outside the arena of 256"));
@@ -106,6 +154,13 @@ TEST_CASE("states") {
   CHECK(Contains(error(state, R"({"input": 2, "output": 0})"), "there is no number 2"));
   CHECK(Contains(error(state, R"({"input": 1, "output": 1})"), "there is no number 1"));
   CHECK(Contains(error(state, R"({"input": -1, "output": 0})"), "-1 is not"));
+  const auto start = [&](std::string_view tensor) {
+    return error(state, R"({"input": 1, "output": 0, "start": )" + std::string(tensor) + "}");
+  };
+  CHECK(Contains(start("0"), "states[0].start: is no parameter of the input's type and shape"));
+  CHECK(Contains(start("1"), "is no parameter of the input's type and shape"));  // (4), not (1, 4)
+  CHECK(Contains(start("4"), "states[0].start: there is no number 4"));
+  CHECK(LoadError(StartGraphText()).empty());
   CHECK(Contains(error(state, R"({"input": 0, "output": 0})"),
                  "states[0].output: does not lie where the input does"));
   CHECK(Contains(error(state, state + ", " + state), "states[1].input: is in two states"));

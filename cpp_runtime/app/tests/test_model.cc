@@ -95,6 +95,24 @@ TEST_CASE("a state is kept, written or reset") {
   CHECK(InputsBesides(model.states(), 2) == std::vector<std::size_t>{0});
 }
 
+TEST_CASE("a state begins as the model says") {
+  const TempFolder folder;
+  WriteModel(folder.path(), StartGraphText());
+  Session session{Model(folder.path())};
+  const float zeros[] = {0, 0, 0, 0};
+  const float input[] = {1, 2, 3, 4};
+  const TensorInfo info = Info(DType::kFloat32, {1, 4});
+  const auto run = [&](const float* given) {
+    session.SetInput(0, info, given);
+    session.Run();
+    return Output(session);
+  };
+  CHECK(run(zeros) == std::vector<float>{10, 20, 30, 40});
+  CHECK(run(input) == std::vector<float>{11, 22, 33, 44});
+  session.Reset();
+  CHECK(run(input) == std::vector<float>{11, 22, 33, 44});
+}
+
 TEST_CASE("sessions share the parameters, not the arena, and run at the same time") {
   const TempFolder folder;
   WriteModel(folder.path());

@@ -64,6 +64,9 @@ TEST_CASE("mistakes") {
     CHECK(Contains(ParseError({"--golden", "--dump", value}), "--dump: '"));
   }
   CHECK(Contains(ParseError({"--golden", "--bench", "1", "--dump", "1:2:f"}), "single run"));
+  CHECK(ParseOptions({"--load-only", "--bundle", "b"}).load_only);
+  CHECK(Contains(ParseError({"--load-only", "--golden"}), "exclude each other"));
+  CHECK(Contains(ParseError({"--load-only", "--bench", "1"}), "does not run the model"));
   CHECK(ParseError({"--golden", "--size", "1x1"}) == "--size needs --frames or --postprocess");
   CHECK(Contains(ParseError({"--golden", "--draw", "a.png"}), "--draw and --mask need --image"));
   CHECK(Contains(ParseError({"--golden", "--fps", "5"}), "--fps needs --camera"));

@@ -64,6 +64,24 @@ TEST_CASE("the golden test") {
   CHECK(top[1].String("label") == "cat");
 }
 
+TEST_CASE("all is loaded, and nothing run") {
+  const TempFolder folder;
+  WriteBundle(folder.path());
+  WriteFloats(folder / "golden" / "output.npy", {1, 4}, {0, 0, 0, 0});
+  const Result result = Run(folder, {"--load-only", "--json"});
+  CHECK(result.code == 0);
+  JsonDocument document = result.json();
+  JsonObject root = document.Root();
+  CHECK(root.String("model") == "tiny");
+  CHECK(!root.Has("run_ms"));
+  WriteFile(folder / "golden" / "input.npy", "no tensor");
+  CHECK(Run(folder, {"--load-only"}).code == 5);
+  std::filesystem::remove(folder / "golden" / "input.npy");
+  CHECK(Run(folder, {"--load-only"}).code == 0);
+  WriteFile(folder / "postprocess.json", "{}");
+  CHECK(Run(folder, {"--load-only"}).code == 5);
+}
+
 TEST_CASE("a profile has every call") {
   const TempFolder folder;
   WriteBundle(folder.path());

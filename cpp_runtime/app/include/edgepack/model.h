@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,14 +19,16 @@ struct Layer {
   std::string kernel;
   std::string name;
   std::string op;
-  std::size_t macs = 0;
+  std::uint64_t macs = 0;  ///< a 32-bit board has layers of more than 2^32, too
 };
 
 /// An input that is a state: what a run leaves in output number `output`, the next one finds in
-/// input number `input`, unless that is written before. Both are one memory.
+/// input number `input`, unless that is written before. Both are one memory. `start` is the tensor
+/// of the plan that holds what it is before the first run; zero without one.
 struct ModelState {
   std::size_t input = 0;
   std::size_t output = 0;
+  std::optional<std::size_t> start = std::nullopt;
 };
 
 /// Which of `count` inputs are no states, by position.

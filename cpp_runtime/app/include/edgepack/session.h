@@ -33,7 +33,8 @@ class Session {
   /// is: write into an input and read an output in place. That memory is short: a run takes it
   /// over once an input was read, and outputs may lie where the inputs were. So write all inputs
   /// before each run, and read the outputs before that. An input that is one of the model's states
-  /// may be left as the last run left it; before the first run it is zero. The shape of an output
+  /// may be left as the last run left it; before the first run it is what the model begins with,
+  /// zero unless the model says else. The shape of an output
   /// that has a bound is the bound until the first run, and then what the last one found.
   [[nodiscard]] const std::vector<TensorView>& inputs() const;
   [[nodiscard]] const std::vector<TensorView>& outputs() const;
@@ -42,7 +43,7 @@ class Session {
   /// or if dtype or shape is not the input's.
   void SetInput(std::size_t index, const TensorInfo& info, const void* data);
 
-  /// Makes all states zero, as they are before the first run.
+  /// Makes all states what they are before the first run.
   void Reset();
 
   /// Computes the outputs. Throws std::runtime_error with a kernel's message if it fails, and

@@ -181,7 +181,8 @@ EDGEPACK_EXPORT edgepack_status edgepack_session_run(edgepack_session* session,
                                                      edgepack_error* error);
 
 /* An input that is a state keeps what the last run left in its output, the same memory: it need not
- * be written. Before the first run it is zero. This makes all states zero again: a new sequence. */
+ * be written. Before the first run it is what the model begins with, zero unless the
+ * model says else. This makes all states so again: a new sequence. */
 EDGEPACK_EXPORT edgepack_status edgepack_session_reset(edgepack_session* session,
                                                        edgepack_error* error);
 

@@ -201,7 +201,7 @@ class Session {
   }
 
   void Run() { detail::Call(edgepack_session_run, handle_); }
-  /// All states are zero again.
+  /// All states are what they were at first.
   void Reset() { detail::Call(edgepack_session_reset, handle_); }
 
   /// JSON.
