@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from edgepack.cli.options import (
 from edgepack.model import ModelSpec, TensorInfo
 
 if TYPE_CHECKING:
+    from edgepack.compiler.frontend.inspect import ModelInfo
     from edgepack.flow.inspection import Inspection
 
 # A dimension's formula that is longer is shown by what it depends on.
@@ -83,7 +84,7 @@ def _text(found: Inspection) -> str:
         *_tensors("inputs", info.inputs),
         *_tensors("outputs", found.estimate.outputs if found.estimate else info.outputs),
         *_words(info.words),
-        *_states(info.states),
+        *_states(info),
         f"parameters  {info.parameters / 1e6:.2f} M ({megabytes(info.parameters_bytes)})",
         f"MACs        {macs}",
         f"operators   {sum(info.operators.values())}",
@@ -126,11 +127,16 @@ def _words(words: Sequence[str]) -> list[str]:
     return ["words       " + ", ".join(shown) + (f" and {more} more" if more > 0 else "")]
 
 
-def _states(states: Mapping[str, str]) -> list[str]:
-    """Inputs that keep an output."""
-    return [
+def _states(info: ModelInfo) -> list[str]:
+    """Inputs that keep an output, and those that may be meant to."""
+    lines = [
         f"{'states' if number == 0 else '':<10}  {name} keeps {output}"
-        for number, (name, output) in enumerate(states.items())
+        + (f", begins with {info.begins[name]}" if name in info.begins else "")
+        for number, (name, output) in enumerate(info.states.items())
+    ]
+    return lines + [
+        f"{'perhaps' if number == 0 else '':<10}  a state: --state {name}={output}"
+        for number, (name, output) in enumerate(info.perhaps_states.items())
     ]
 
 

@@ -24,6 +24,7 @@ from edgepack.flow.exporters import Known, said_of
 from edgepack.flow.project import class_of_label, default_name, read_labels
 from edgepack.flow.reference import golden_inputs, model_outputs
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, read_model
+from edgepack.model.states import begin_text, propose_states
 from edgepack.preprocess.presets import PRESETS, sized
 from edgepack.preprocess.spec import DTYPES, PreprocessSpec
 
@@ -105,12 +106,15 @@ def draft_project(
     lines += [found] if found else []
     lines += [_scores(loaded)]
     questions: list[str] = []
-    picture = _picture(loaded.inputs)
+    states, fed = _states(loaded)
+    if states:
+        questions.append("are these inputs states? (see [states])")
+    picture = _picture(fed)
     if image is not None:
         if picture is None:
             raise UsageError(
                 f"--image: {model} has no input for a photo",
-                hint="its inputs are " + ", ".join(info.name for info in loaded.inputs),
+                hint="its inputs are " + ", ".join(info.name for info in fed),
             )
         lines.append(Line("golden_image", _relative(image, out)))
     if expected is not None:
@@ -130,14 +134,19 @@ def draft_project(
     questions += [f"what shape has '{line.key}'? (see [shapes])" for line in unknown]
     if not unknown and picture is not None:
         # What would be found at the first deploy is found before the file is written.
-        whole = read_model(ModelSpec(path=model, shapes={s.key: s.value for s in shapes}))
+        spec_of_all = ModelSpec(
+            path=model,
+            shapes={line.key: line.value for line in shapes},
+            states={line.key: line.value for line in states},
+        )
+        whole = read_model(spec_of_all)
         values = {line.key: line.value for line in table}
-        spec = PreprocessSpec.from_table(values, file=out).for_inputs(whole.inputs)
+        spec = PreprocessSpec.from_table(values, file=out).for_inputs(whole.given)
         table += _decode(whole, spec, image)
     return Draft(
         path=out,
-        text=_text(lines, shapes, unknown, table),
-        lines=(*lines, *shapes, *table),
+        text=_text(lines, shapes, unknown, (*_known_states(loaded), *states), table),
+        lines=(*lines, *shapes, *states, *table),
         open=tuple(questions),
         labels=made,
     )
@@ -162,6 +171,23 @@ def _write(path: Path, text: str) -> None:
 
 
 # --- what the model itself says ---------------------------------------------------------------
+
+
+def _states(model: LoadedModel) -> tuple[tuple[Line, ...], tuple[TensorInfo, ...]]:
+    """The lines of [states], which names and shapes suggest, and the inputs that are none."""
+    pairs = propose_states(model.inputs, model.outputs, model.states)
+    why = f"{_GUESS}: they pair by name and shape"
+    lines = tuple(Line(name, output, why) for name, output in pairs.items())
+    return lines, tuple(info for info in model.given if info.name not in pairs)
+
+
+def _known_states(model: LoadedModel) -> tuple[str, ...]:
+    """Comments about the states that need no line."""
+    return tuple(
+        f"# {one_line(name)} keeps {one_line(output)} by itself"
+        + (f", and begins with {begin_text(model.starts[name])}" if name in model.starts else "")
+        for name, output in model.states.items()
+    )
 
 
 def _layout(info: TensorInfo) -> tuple[str, int] | None:
@@ -376,6 +402,7 @@ def _text(
     lines: Sequence[Line],
     shapes: Sequence[Line],
     unknown: Sequence[Line],
+    states: Sequence[Line | str],
     table: Sequence[Line],
 ) -> str:
     text = ["# What `edgepack deploy` needs to know; flags of the command line override it."]
@@ -387,6 +414,9 @@ def _text(
             text.append(
                 f"# {_key(line.key)} = {json.dumps(wanted).replace(chr(34), '')}  # fill in"
             )
+    if states:
+        text += ["", "[states]"]
+        text += [line if isinstance(line, str) else _written(line) for line in states]
     if table:
         text += ["", "[preprocess]", *map(_written, table)]
     return "\n".join(text) + "\n"

@@ -23,7 +23,7 @@ from edgepack.model.errors import (
 )
 from edgepack.model.exported import read_exported
 from edgepack.model.external import load_external_data
-from edgepack.model.states import bind_states
+from edgepack.model.states import bind_states, starts_of
 from edgepack.model.structure import check_structure, subgraphs
 from edgepack.model.words import numbered
 
@@ -81,7 +81,8 @@ class LoadedModel:
     `sha256` is the file's own hash; with external data, the hash of the hashes
     of all its files. `size_bytes` is the size of all of them. `words` are what the numbers of
     outputs stand for that are words in the file: see `edgepack.model.words`. `states` are the
-    outputs that inputs keep until the next inference, by the inputs' names.
+    outputs that inputs keep until the next inference, by the inputs' names; `starts` what those of
+    them that do not begin with zeros begin with.
     """
 
     path: Path
@@ -93,6 +94,7 @@ class LoadedModel:
     size_bytes: int
     words: tuple[str, ...] = ()
     states: Mapping[str, str] = field(default_factory=dict)
+    starts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def given(self) -> tuple[TensorInfo, ...]:
@@ -126,6 +128,7 @@ def read_model(spec: ModelSpec) -> LoadedModel:
         size_bytes=sum(file.stat().st_size for file in files),
         words=words,
         states=states,
+        starts=starts_of(spec.path, proto, states),
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +15,28 @@ from edgepack.model.errors import StateError
 # How exporters of transformers call the caches of a decoder: the start of an input's name, and of
 # the output's (optimum, onnxruntime's GenAI and its tools for T5 and Whisper).
 _PAST = {"past_key_values": "present", "past": "present"}
+# ONNX's metadata in which a converter says which inputs are states, of a format that has states.
+_METADATA = "edgepack.states"
 
 
 def bind_states(path: Path, proto: Any, wanted: Mapping[str, str]) -> dict[str, str]:
     """The outputs that states become, by the inputs that they are.
 
     `wanted` has names, or patterns with one `*` each, which stands for the same text in both. To
-    these come pairs that are called as exporters do it, if they are of one type and shape. An
-    output of `wanted` that is longer than its input along one axis is cut: the state is the last
-    part of it. Raises `StateError`.
+    these come those that the model's own format says, and pairs that are called as exporters do it,
+    if they are of one type and shape. An output of `wanted` that is longer than its input along one
+    axis is cut: the state is the last part of it. Raises `StateError`.
     """
     from edgepack.model import infer_shapes, tensor_info
 
     inputs = {value.name: value for value in proto.graph.input}
     outputs = {value.name: value for value in proto.graph.output}
     pairs = dict(_named(path, list(inputs), list(outputs), wanted))
+    said = declared(proto)
     found = [
         (name, other)
         for name in inputs
-        if (other := _present(name)) in outputs
+        if (other := said[name][0] if name in said else _present(name)) in outputs
         and name not in pairs
         and other not in pairs.values()
     ]
@@ -161,3 +166,211 @@ def _keep_last(graph: Any, output: Any, axis: int, shape: Sequence[int | str | N
 def _text(tensor: Tensor) -> str:
     _, dtype, shape = tensor
     return f"{dtype} ({', '.join('?' if size is None else str(size) for size in shape)})"
+
+
+# ---------------------------------------------------------------- what they begin with
+
+
+def declare(proto: Any, states: Mapping[str, tuple[str, Any]]) -> None:
+    """Write into a converted model which inputs are states: the output that each keeps, and the
+    array that it begins with, or None."""
+    said: dict[str, tuple[str, list[Any]]] = {}
+    for name, (output, start) in states.items():
+        values = [] if start is None else start.reshape(-1).tolist()
+        # One for all where they are equal.
+        said[name] = (output, values[:1] if len(set(values)) == 1 else values)
+    if said:
+        proto.metadata_props.add(key=_METADATA, value=json.dumps(said))
+
+
+def declared(proto: Any) -> dict[str, tuple[str, list[int | float]]]:
+    """What `declare` wrote. What others wrote under its name says nothing."""
+    text = next((item.value for item in proto.metadata_props if item.key == _METADATA), "{}")
+    try:
+        said = json.loads(text)
+        found = {name: (output, list(start)) for name, (output, start) in said.items()}
+    except (AttributeError, RecursionError, TypeError, ValueError):
+        return {}
+    are_right = all(
+        isinstance(output, str) and all(isinstance(value, int | float) for value in start)
+        for output, start in found.values()
+    )
+    return found if are_right else {}
+
+
+def starts_of(path: Path, proto: Any, states: Mapping[str, str]) -> dict[str, Any]:
+    """What states begin with, as arrays by the inputs' names, where that is not zero.
+
+    It is what the model's format says, else of integers that stand for real numbers the one that
+    stands for zero. Raises `StateError` if the format says what cannot be.
+    """
+    if not states:
+        return {}
+    import numpy as np
+
+    from edgepack.model import tensor_info
+
+    said, starts = declared(proto), {}
+    for value in proto.graph.input:
+        info = tensor_info(value)
+        if info.name not in states or not _is_fixed(info.shape):
+            continue
+        shape = tuple(int(str(size)) for size in info.shape)
+        _, first = said.get(info.name, ("", []))
+        if not first and info.dtype in _INTEGERS:
+            first = [_zero_point(proto, info.name, states[info.name])]
+        try:
+            array = np.array(first or [0], info.dtype)
+            values = np.broadcast_to(array, shape) if array.size == 1 else array.reshape(shape)
+        except (OverflowError, ValueError) as error:
+            raise StateError(
+                f"{path}: state '{info.name}' cannot begin with what the file says: {error}"
+            ) from None
+        if values.any():
+            starts[info.name] = np.ascontiguousarray(values).reshape(shape)
+    return starts
+
+
+def begin_text(start: Any) -> str:
+    """What a state begins with, for a person."""
+    first = start.reshape(-1)[0]
+    return f"{first}" if (start == first).all() else "values of the file"
+
+
+_INTEGERS = ("int8", "uint8", "int16", "uint16", "int32")
+
+
+# Where operators on integers have the zero point of an input, by the input's place; those of a
+# QLinearConcat come in threes.
+_ZERO_POINTS: Mapping[str, Mapping[int, int]] = {
+    "DequantizeLinear": {0: 2},
+    "QLinearConv": {0: 2},
+    "QLinearMatMul": {0: 2, 3: 5},
+    "QLinearAdd": {0: 2, 3: 5},
+    "QLinearMul": {0: 2, 3: 5},
+    "QLinearSigmoid": {0: 2},
+    "QLinearLeakyRelu": {0: 2},
+    "QLinearSoftmax": {0: 2},
+    "QLinearAveragePool": {0: 2},
+    "QLinearGlobalAveragePool": {0: 2},
+    "QGemm": {0: 2, 3: 5},
+    "ConvInteger": {0: 2, 1: 3},
+    "MatMulInteger": {0: 2, 1: 3},
+    "QLinearConcat": {2 + 3 * i: 4 + 3 * i for i in range(64)},
+}
+# Operators that only move integers about.
+_MOVES = re.compile(
+    "Concat|Flatten|Gather|Identity|Pad|Reshape|Slice|Split|Squeeze|Transpose|Unsqueeze|Where"
+)
+
+
+def _zero_point(proto: Any, name: str, output: str) -> int:
+    """The integer that stands for zero in a state: of who reads it, else of who makes it."""
+    from onnx import numpy_helper
+
+    graph = proto.graph
+    values = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            values[node.output[0]] = node.attribute[0].t
+
+    def read(names: Sequence[str], place: int) -> int | None:
+        known = values.get(names[place]) if place < len(names) else None
+        if known is None:
+            return None
+        found = numpy_helper.to_array(known).reshape(-1)
+        return int(found[0]) if found.size == 1 and found.dtype.kind in "iu" else None
+
+    for node, place in _readers(graph.node, name):
+        for given, zero in _ZERO_POINTS.get(node.op_type, {}).items():
+            if given == place and (found := read(node.input, zero)) is not None:
+                return found
+    made = {output: node for node in graph.node for output in node.output}
+    node = made.get(output)
+    while node is not None and _MOVES.fullmatch(node.op_type) and node.input:
+        node = made.get(node.input[0])
+    if node is not None and node.op_type == "QuantizeLinear":
+        return read(node.input, 2) or 0
+    return 0
+
+
+def _readers(nodes: Iterable[Any], name: str) -> Iterator[tuple[Any, int]]:
+    """The nodes that read a tensor, moved about or not, with the place among their inputs."""
+    by_input: dict[str, list[tuple[Any, int]]] = {}
+    for node in nodes:
+        for place, given in enumerate(node.input):
+            by_input.setdefault(given, []).append((node, place))
+    left, seen = deque([name]), {name}
+    while left:
+        for node, place in by_input.get(left.popleft(), ()):
+            yield node, place
+            if _MOVES.fullmatch(node.op_type):
+                left.extend(made for made in node.output if made not in seen)
+                seen.update(node.output)
+
+
+# ---------------------------------------------------------------- what may be states
+
+
+# Words that tell an input from what becomes of it.
+_ENDS = re.compile(
+    "in|input|i|out|output|o|prev|previous|past|present|next|new|old|cur|current|init|initial|last"
+    "|updated|n"
+)
+# Words for what a network works on, which it may give back in the same shape.
+_DATA = re.compile(
+    "images?|img|photo|picture|pixels?|rgb|bgr|frames?|x|y|data|audio|wave?|signal|src|mask|logits"
+    "|features|spec|spectrum|tensor|feed|serving|default|args"
+)
+
+
+def propose_states(
+    inputs: Sequence[Any], outputs: Sequence[Any], known: Mapping[str, str]
+) -> dict[str, str]:
+    """Inputs that an output could be kept for, beside the `known` states, as names and shapes tell.
+
+    `inputs` and `outputs` are `TensorInfo`s. Names pair that are equal but for words such as `in`
+    and `out`: `in_cache0` and `out_cache0`, `h0` and `hn`. A network needs one input that is no
+    state.
+    """
+    by_name: dict[tuple[str, ...], list[Any]] = {}
+    for info in outputs:
+        if info.name not in known.values():
+            for key in _keys(info.name):
+                by_name.setdefault(key, []).append(info)
+    found: dict[str, str] = {}
+    for info in inputs:
+        if info.name in known:
+            continue
+        pairs = [other for key in _keys(info.name) for other in by_name.get(key, ())]
+        pairs = [other for other in pairs if _may_be_one(info, other)]
+        names = {other.name for other in pairs} - set(found.values())
+        if len(names) == 1:
+            found[info.name] = names.pop()
+    return found if len(found) + len(known) < len(inputs) else {}
+
+
+def _may_be_one(given: Any, made: Any) -> bool:
+    return (
+        given.dtype == made.dtype
+        and len(given.shape) == len(made.shape) > 0
+        and all(
+            one == other or not isinstance(one, int) or not isinstance(other, int)
+            for one, other in zip(given.shape, made.shape, strict=True)
+        )
+    )
+
+
+def _keys(name: str) -> list[tuple[str, ...]]:
+    """What is left of a name without the words that tell inputs from outputs; none if that may be
+    anything. A `0` or `n` behind it, as in `h0` and `hn`, may be such a word."""
+    # "stateN", "in_cache0" and "lstm.h0" as words.
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Za-z])(?=\d)|(?<=\d)(?=[A-Za-z])", "_", name)
+    words = [word for word in re.split(r"[^A-Za-z0-9]+", spaced.lower()) if word]
+    words = [word.removesuffix("n") if word in ("hn", "cn") else word for word in words]
+    left = [word for word in words if not _ENDS.fullmatch(word)]
+    keys = [tuple(left)]
+    if left and left[-1] == "0":
+        keys.append(tuple(left[:-1]))
+    named = [key for key in keys if any(not word.isdigit() for word in key)]
+    return [key for key in named if not any(map(_DATA.fullmatch, key))]

@@ -3,7 +3,8 @@
 TFLite keeps images as NHWC, ONNX's convolutions want NCHW: each tensor is kept in the form in which
 it was made, and turned where somebody needs the other. Quantized tensors become QuantizeLinear with
 DequantizeLinear behind it, between which operators work on floats. Variables, which keep a
-model's state from one run to the next, become an input and an output each.
+model's state from one run to the next, become an input and an output each, declared as a state that
+begins with what the model assigns to it once, else with zero: the zero point, if it is quantized.
 
 The schema: https://github.com/tensorflow/tensorflow/blob/master/tensorflow/compiler/mlir/lite/schema/schema.fbs
 """
@@ -21,6 +22,8 @@ import numpy.typing as npt
 
 from edgepack.base.errors import ModelError
 from edgepack.model.errors import NotOnnxError
+from edgepack.model.session import cpu_session
+from edgepack.model.states import declare
 
 Array = npt.NDArray[Any]
 
@@ -170,11 +173,14 @@ class _Operator:
 class _Graph:
     """One conversion: the file's tensors, and the ONNX nodes made so far."""
 
-    def __init__(self, path: Path, tflite: ModuleType, data: bytes) -> None:
+    def __init__(self, path: Path, tflite: ModuleType, data: bytes, subgraph: int = 0) -> None:
         self.path = path
         self.tflite = tflite
+        self.data = data
         self.model = tflite.Model.GetRootAs(data, 0)
-        self.graph = self.model.Subgraphs(0)
+        if not 0 <= subgraph < self.model.SubgraphsLength():
+            raise ValueError(f"it has no subgraph {subgraph}")
+        self.graph = self.model.Subgraphs(subgraph)
         self.nodes: list[Any] = []
         self.weights: list[Any] = []
         self.inputs: list[Any] = []
@@ -187,7 +193,10 @@ class _Graph:
         self.raw_nchw: dict[int, str] = {}
         self.folded: dict[int, Array] = {}
         self.variables: dict[int, str] = {}  # a handle's tensor -> the variable's name
+        self.shared: dict[str, tuple[bytes, bytes]] = {}  # that -> what the file calls it
         self.states: dict[str, int] = {}  # a variable's name -> the tensor that holds it now
+        self.read: dict[str, int] = {}  # a variable's name -> the tensor that first reads it
+        self.starts: dict[tuple[bytes, bytes], Array] = {}  # what is assigned once, by the file's
         self.made = 0
         self.names: set[str] = set()
         self.called: dict[int, str] = {}
@@ -461,6 +470,7 @@ class _Graph:
             ir_version=8,
             producer_name="tflite",
         )
+        declare(model, {name: (f"{name}.next", self.start(name)) for name in self.read})
         return onnx.shape_inference.infer_shapes(model, data_prop=True)
 
     @staticmethod
@@ -476,6 +486,33 @@ class _Graph:
         info = helper.make_tensor_value_info(name, _onnx_type(dtype), self.shape(number))
         self.inputs.append(info)
         self.put_raw(number, name)
+
+    def start(self, name: str) -> Array | None:
+        """What a variable is before the first run; None: zeros."""
+        number = self.read[name]
+        start = self.starts.get(self.shared[name])
+        if start is None:
+            steps = self.scales(number)[1] if self.has_steps(number) else np.zeros((), np.int64)
+            return steps if steps.any() else None
+        if start.dtype != self.dtype(number) or start.shape != self.shape(number):
+            raise _RefusedError(
+                f"variable '{name}' is {self.dtype(number)} {self.shape(number)}, but begins as "
+                f"{start.dtype} {start.shape}"
+            )
+        return start
+
+    def assigned(self) -> dict[tuple[bytes, bytes], Array]:
+        """What this subgraph, which takes nothing, assigns to variables."""
+        import onnxruntime
+
+        model = self.convert()
+        if self.inputs or not self.states:
+            raise _RefusedError("what it calls is more than assigning constants")
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        session = cpu_session(model.SerializeToString(), options)
+        values = session.run([f"{name}.next" for name in self.states], {})
+        return {self.shared[name]: made for name, made in zip(self.states, values, strict=True)}
 
     def output(self, name: str, number: int) -> None:
         """An output of the model, in the tensor's own type."""
@@ -955,8 +992,14 @@ def _quantize(graph: _Graph, op: _Operator) -> None:
     _each(graph, op, lambda value: value)
 
 
-def _nothing(graph: _Graph, op: _Operator) -> None:
-    """CALL_ONCE makes the variables, whose first values are the caller's to give."""
+def _call_once(graph: _Graph, op: _Operator) -> None:
+    """What it assigns to variables is what they begin with."""
+    called = op.options("CallOnceOptions").InitSubgraphIndex()
+    if called == 0:
+        raise _RefusedError("it calls the model itself")
+    other = _Graph(graph.path, graph.tflite, graph.data, called)
+    if other.graph.OperatorsLength() and any(op.name != "VAR_HANDLE" for op in other.operators()):
+        graph.starts |= other.assigned()
 
 
 def _var_handle(graph: _Graph, op: _Operator) -> None:
@@ -969,6 +1012,7 @@ def _var_handle(graph: _Graph, op: _Operator) -> None:
             text += "_state"
         graph.names.add(text)
     graph.variables[number] = text
+    graph.shared[text] = (name or text.encode(), options.Container() or b"")
 
 
 def _read_variable(graph: _Graph, op: _Operator) -> None:
@@ -976,7 +1020,7 @@ def _read_variable(graph: _Graph, op: _Operator) -> None:
     if name in graph.states:
         graph.put_raw(out, graph.get_raw(graph.states[name]))
         return
-    graph.states[name] = out
+    graph.states[name] = graph.read[name] = out
     graph.input(out, name)
 
 
@@ -991,7 +1035,7 @@ _OTHERS: dict[str, Callable[[_Graph, _Operator], None]] = {
     "AVERAGE_POOL_2D": _pool,
     "BATCH_MATMUL": _batch_matmul,
     "BROADCAST_TO": _broadcast_to,
-    "CALL_ONCE": _nothing,
+    "CALL_ONCE": _call_once,
     "CAST": _cast,
     "CONCATENATION": _concatenation,
     "CONV_2D": _conv,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from edgepack.base.errors import UsageError
 from edgepack.cli.options import parse_states
-from edgepack.model import ModelSpec, read_model
+from edgepack.model import ModelSpec, TensorInfo, read_model
 from edgepack.model.errors import StateError
+from edgepack.model.states import declare, propose_states
 from tests.onnx_models import Builder
 
 _INPUTS: dict[str, list[int | str | None]] = {
@@ -103,3 +106,107 @@ def test_the_words_of_the_command_line() -> None:
     for words in (["h"], ["=y"], ["h="], ["h=a", "h=b"]):
         with pytest.raises(UsageError):
             parse_states(words)
+
+
+# ---------------------------------------------------------------- what they begin with
+
+
+def _quantized(reader: str, zero: int, moved: bool) -> tuple[Builder, dict[str, list[int]]]:
+    """A cache of int8 that is joined with a frame and read by `reader`."""
+    b = Builder()
+    scale, point = b.const(0.5, "float32"), b.const(zero, "int8")
+    frames = b.op("Concat", "cache", "x", axis=2) if moved else "cache"
+    if reader == "DequantizeLinear":
+        b.op("DequantizeLinear", frames, scale, point, outputs=["y"])
+    elif reader == "QLinearConv":
+        weight = b.const([[[1]]], "int8")
+        none = b.const(0, "int8")
+        made = b.op("QLinearConv", frames, scale, point, weight, scale, none, scale, point)
+        b.op("DequantizeLinear", made, scale, point, outputs=["y"])
+    if moved:
+        bounds = [b.const([at], "int64") for at in (1, 99, 2)]
+        b.op("Slice", frames, *bounds, outputs=["cache_next"])
+    else:
+        b.op("Concat", "x", "x", "x", axis=2, outputs=["cache_next"])
+    return b, {"x": [1, 1, 1], "cache": [1, 1, 3]}
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("reader", ["DequantizeLinear", "QLinearConv"])
+@pytest.mark.parametrize("zero", [-128, 0, 7])
+def test_a_quantized_state_begins_at_its_zero_point(
+    reader: str, zero: int, moved: bool, tmp_path: Path
+) -> None:
+    b, inputs = _quantized(reader, zero, moved)
+    size = 4 if moved else 3
+    proto = b.model(inputs, {"y": [1, 1, size], "cache_next": [1, 1, 3]})
+    for value in (*proto.graph.input, proto.graph.output[1]):
+        value.type.tensor_type.elem_type = onnx.TensorProto.INT8
+    onnx.save(proto, tmp_path / "model.onnx")
+    spec = ModelSpec(path=tmp_path / "model.onnx", states={"cache": "cache_next"})
+    starts = read_model(spec).starts
+    if zero == 0:
+        assert starts == {}
+        return
+    assert starts["cache"].dtype == np.int8
+    np.testing.assert_array_equal(starts["cache"], np.full((1, 1, 3), zero))
+
+
+def test_what_somebody_wrote_under_our_name_says_nothing(path: Path, tmp_path: Path) -> None:
+    for text in ("[1", "[]", '{"x": 1}', '{"x": ["y", "z"]}', '{"x": ["y", [null]]}', "[" * 9999):
+        proto = onnx.load(path)
+        proto.metadata_props.add(key="edgepack.states", value=text)
+        onnx.save(proto, tmp_path / "other.onnx")
+        model = read_model(ModelSpec(path=tmp_path / "other.onnx"))
+        assert model.states == {"past_key_values.0.key": "present.0.key", "past_1": "present_1"}
+        assert model.starts == {}
+
+
+def test_a_beginning_that_cannot_be_is_refused(path: Path, tmp_path: Path) -> None:
+    proto = onnx.load(path)
+    declare(proto, {"x": ("y", np.arange(5.0))})
+    onnx.save(proto, tmp_path / "other.onnx")
+    with pytest.raises(StateError, match="state 'x' cannot begin with what the file says"):
+        read_model(ModelSpec(path=tmp_path / "other.onnx"))
+
+
+# ---------------------------------------------------------------- what may be states
+
+
+@pytest.mark.parametrize(
+    ("given", "made", "due"),
+    [
+        # A keyword network of wenet, a voice activity detector, a recurrent network of PyTorch,
+        # video matting, whisper's decoder, a noise suppressor, zipformer.
+        ("x in_cache0 in_cache1", "y out_cache0 out_cache1", "in_cache0 in_cache1"),
+        ("input state", "output stateN", "state"),
+        ("input h0 c0", "output hn cn", "h0 c0"),
+        ("input h_0 c_0", "output h_n c_n", "h_0 c_0"),
+        ("input h c", "output hn cn", "h c"),
+        ("src r1i r2i", "pha r1o r2o", "r1i r2i"),
+        ("tokens in_n_layer_self_k_cache", "y out_n_layer_self_k_cache", "in_n_layer_self_k_cache"),
+        ("mix conv_cache tra_cache", "enh conv_cache_out tra_cache_out", "conv_cache tra_cache"),
+        ("x cached_key_0", "y new_cached_key_0", "cached_key_0"),
+        ("x prevHidden", "y nextHidden", "prevHidden"),
+        # What is no state: images and signals that come back, and all inputs at once.
+        ("input", "output", ""),
+        ("image_in", "image_out", ""),
+        ("noise_in audio_in", "audio_out", ""),
+        ("a_in", "a_out", ""),
+        ("x a_in", "b_out", ""),
+        # Two that fit.
+        ("x h", "h_out h_next", ""),
+    ],
+)
+def test_states_are_proposed_by_name_and_shape(given: str, made: str, due: str) -> None:
+    def infos(names: str) -> list[TensorInfo]:
+        return [TensorInfo(name=name, dtype="float32", shape=(1, 4)) for name in names.split()]
+
+    found = propose_states(infos(given), infos(made), {})
+    outputs = [name for name in made.split() if name not in ("y", "output", "pha", "enh")]
+    assert list(found) == due.split()
+    assert list(found.values()) == outputs[: len(found)]
+    other = [TensorInfo(name=i.name, dtype=i.dtype, shape=(1, 5)) for i in infos(made)]
+    assert propose_states(infos(given), other, {}) == {}
+    known = dict(list(found.items())[:1])
+    assert propose_states(infos(given), infos(made), known) == dict(list(found.items())[1:])

@@ -87,10 +87,12 @@ class OutputCount:
 @dataclass(frozen=True, kw_only=True)
 class StatePlace:
     """Output number `output` lies where input number `input` does: what a run leaves there is
-    found by the next one, unless the input is written before."""
+    found by the next one, unless the input is written before. Tensor `start` of the plan is what it
+    is before the first run; without one that is zero."""
 
     input: int
     output: int
+    start: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +145,10 @@ class Plan:
                 for b in self.blocks
             ]
         if self.states:
-            head["states"] = [asdict(item) for item in self.states]
+            head["states"] = [
+                {key: value for key, value in asdict(item).items() if value is not None}
+                for item in self.states
+            ]
         tensors = [
             {
                 "name": t.name,
@@ -599,11 +604,14 @@ class _PlanBuilder:
         raise PlanError(f"{self.model.path}: not a straight line of calls: {type(expr).__name__}")
 
     def constant(self, expr: relax.Expr) -> int:
-        new = self.new_value(expr.ty)
-        data = np.from_dlpack(expr.value)  # no copy: weights may be most of this process's memory
+        # No copy: weights may be most of this process's memory.
+        return self.stored(self.new_value(expr.ty), np.from_dlpack(expr.value))
+
+    def stored(self, new: int, data: np.ndarray) -> int:
+        """The last value, as a parameter; an equal one that is there already instead."""
         values = _bytes_of(data)
         some = values[:: max(1, values.size // _SAMPLE)].tobytes()
-        alike = self.constants.setdefault((str(expr.ty.dtype), data.shape, some), [])
+        alike = self.constants.setdefault((self.values[new].dtype, data.shape, some), [])
         for index in alike:
             known = self.values[index].data
             if known is not None and np.array_equal(_bytes_of(known), values):
@@ -674,9 +682,18 @@ class _PlanBuilder:
             [info.name for info in infos] for infos in (self.model.inputs, self.model.outputs)
         )
         return tuple(
-            StatePlace(input=inputs.index(given), output=outputs.index(made))
+            StatePlace(
+                input=inputs.index(given), output=outputs.index(made), start=self.start(given)
+            )
             for given, made in self.model.states.items()
         )
+
+    def start(self, given: str) -> int | None:
+        """The parameter that a state begins with; None if that is zero."""
+        data = self.model.starts.get(given)
+        if data is None:
+            return None
+        return self.stored(self.new_tensor(data.dtype.name, data.shape, f"{given}/start"), data)
 
     def place_states(
         self, outputs: list[int], states: Sequence[StatePlace], bounded: Collection[int]

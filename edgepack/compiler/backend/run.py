@@ -28,7 +28,7 @@ class PlanRunner:
     """Executes graph.json with the kernels of model.so in `folder`.
 
     The arena starts full of NaN patterns, so that bytes read before they were
-    written show up in the results; states are zeros. Checks every tensor's place on the way.
+    written show up in the results; states are as they begin. Checks every tensor's place.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,9 +54,10 @@ class PlanRunner:
         self.reset()
 
     def reset(self) -> None:
-        """Let all states be zeros."""
+        """Let all states be what they begin with, zeros unless the plan says else."""
         for state in self.graph.get("states", []):
-            self.tensors[self.graph["inputs"][state["input"]]][...] = 0
+            first = self.tensors[state["start"]] if "start" in state else 0
+            self.tensors[self.graph["inputs"][state["input"]]][...] = first
 
     def run(self, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray]:
         """The outputs. An input that is None keeps what it has: a state what the last run left."""

@@ -25,6 +25,7 @@ from edgepack.model import (
     walk_nodes,
 )
 from edgepack.model.constants import Constant
+from edgepack.model.states import begin_text, propose_states
 from edgepack.model.structure import subgraphs
 
 
@@ -37,7 +38,8 @@ class ModelInfo:
     shapes and indices, are left out), `parameters_bytes` their size. `macs` are the multiply-adds
     of convolutions and matrix products in one inference, None when a dimension that they depend on
     has no value. `unsupported` are the nodes that cannot be compiled. `words` and `states` are
-    those of `LoadedModel`.
+    those of `LoadedModel`; `begins` tells what states begin with that do not with zero, and
+    `perhaps_states` are inputs that by name and shape may be states, with their outputs.
     """
 
     path: Path
@@ -54,6 +56,8 @@ class ModelInfo:
     macs: int | None
     words: tuple[str, ...] = ()
     states: Mapping[str, str] = field(default_factory=dict)
+    begins: Mapping[str, str] = field(default_factory=dict)
+    perhaps_states: Mapping[str, str] = field(default_factory=dict)
 
 
 def inspect_model(
@@ -96,6 +100,8 @@ def inspect_model(
         macs=_macs_of(model, expanded),
         words=model.words,
         states=model.states,
+        begins={name: begin_text(start) for name, start in model.starts.items()},
+        perhaps_states=propose_states(model.inputs, model.outputs, model.states),
     )
 
 
