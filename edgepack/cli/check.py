@@ -50,7 +50,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     checked = check_project(project, args.image, top=args.top)
     lines = []
     for seen in checked.seen:
-        lines.append(f"{seen.image or 'random inputs'}:")
+        tensors = ", ".join(map(str, project.golden_input))
+        lines.append(f"{seen.image or tensors or 'random inputs'}:")
         results = seen.results
         top = seen.top if results is None else results.top or ()
         lines += [score_line(one.score, one.index, one.label) for one in top]

@@ -156,6 +156,15 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="CPU seconds that compiling may take (default: 60, and 2 for each node)",
     )
+    parser.add_argument(
+        "--golden-input",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="a .npy file of an input for the smoke test; repeat for each, in the model's order "
+        "(default: the project's photo or tensors, else random)",
+    )
     add_records(parser)
     parser.add_argument("--name", help="name of the bundle (default: that of the model file)")
 
@@ -357,6 +366,7 @@ def project_of(args: argparse.Namespace) -> Project:
         "quantized": args.quantized,
         "compile_memory_mb": args.compile_memory_mb,
         "compile_cpu_s": args.compile_cpu_s,
+        "golden_input": tuple(getattr(args, "golden_input", ())) or None,
         "records": None if args.records is None else tuple(args.records),
         "shapes": parse_shapes(args.shape),
         "constants": parse_constants(args.set),

@@ -21,7 +21,7 @@ from edgepack.preprocess.spec import PreprocessSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What the model sees in one photo; `image` None: random inputs.
+    """What the model sees in one photo; `image` None: in `golden_input`, or random inputs.
 
     `top` are the classes of the first output, best first; empty if the project says what becomes of
     the outputs: then it is in `results`.
@@ -81,7 +81,8 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
         )
     seen = []
     for photo in photos:
-        golden = make_golden(model, preprocess=preprocess, image=photo)
+        files = () if images else project.golden_input
+        golden = make_golden(model, preprocess=preprocess, image=photo, files=files)
         if postprocess is not None:
             names = [info.name for info in model.outputs]
             results, _ = golden_results(golden, names, postprocess, preprocess, labels or ())

@@ -34,8 +34,8 @@ from edgepack.compiler.frontend.integer_reference import integer_model, tensors
 from edgepack.deploy.answers import SenselessError
 from edgepack.deploy.remote_app import Dump, RunRequest, ask_app, release_folder
 from edgepack.device import Device
-from edgepack.flow.job import Job, compile_job
-from edgepack.flow.reference import Array, Comparison, compare, make_golden, run_reference
+from edgepack.flow.job import Job, compile_job, job_inputs
+from edgepack.flow.reference import Array, Comparison, compare, run_reference
 from edgepack.model import LoadedModel, infer_shapes
 
 # What is written on the device at a time, at least one tensor: its temporary files may be memory.
@@ -276,8 +276,7 @@ def _facts(now: Manifest, was: Manifest) -> Iterator[tuple[str, str, str]]:
 
 
 def _golden(job: Job) -> tuple[Array, ...]:
-    made = make_golden(job.model, preprocess=job.preprocess, image=job.project.golden_image)
-    return made.inputs
+    return tuple(job_inputs(job))
 
 
 def _file(device: Device, root: str, release: str, name: str) -> bytes:

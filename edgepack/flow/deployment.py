@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 _FILES = ("model", "labels", "golden_image")
+_FILE_LISTS = ("boards", "golden_input")
 _TENSORS = (".npy", ".raw")
 
 
@@ -266,7 +267,7 @@ def deploy(
         "preprocess": _spec(preprocess),
     }
     flags |= {key: Path(flags[key]) for key in _FILES if flags.get(key) is not None}
-    flags |= {"boards": tuple(map(Path, settings["boards"]))} if "boards" in settings else {}
+    flags |= {key: tuple(map(Path, settings[key])) for key in _FILE_LISTS if key in settings}
     known = load_project(Path(project) if project is not None else None, flags)
     spec = known.need_device()
 

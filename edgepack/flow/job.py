@@ -35,9 +35,10 @@ from edgepack.compiler.limited import limits_for
 from edgepack.compiler.precision import FULL, Precision
 from edgepack.flow.growth import GROWTH
 from edgepack.flow.mend import find_mending
+from edgepack.flow.own_program import check_loads
 from edgepack.flow.project import Project, read_labels
 from edgepack.flow.records import Chosen, Trial, chosen_for, read_records, shipped_records
-from edgepack.flow.reference import ExpectedClassError, golden_inputs, make_golden
+from edgepack.flow.reference import Array, ExpectedClassError, golden_inputs, make_golden
 from edgepack.flow.results import check_results
 from edgepack.flow.verify import (
     HALF_TOLERANCE,
@@ -156,9 +157,18 @@ def precision_of(job: Job) -> Precision:
     name, quantized = job.project.precision, job.project.quantized
     if name == FULL.name:
         return Precision(quantized=quantized)
-    golden = golden_inputs(job.model, preprocess=job.preprocess, image=job.project.golden_image)
-    samples = tuple(make_cases(job.model.inputs, golden).values())
+    samples = tuple(make_cases(job.model.inputs, job_inputs(job)).values())
     return Precision(name=name, samples=samples, quantized=quantized)
+
+
+def job_inputs(job: Job) -> list[Array]:
+    """The golden inputs: a photo, the project's own tensors, or random ones."""
+    return golden_inputs(
+        job.model,
+        preprocess=job.preprocess,
+        image=job.project.golden_image,
+        files=job.project.golden_input,
+    )
 
 
 def tolerance_of(job: Job, compiled: CompiledModel) -> float:
@@ -293,6 +303,7 @@ def _golden(job: Job, compiled: CompiledModel) -> Golden:
             job.model,
             preprocess=job.preprocess,
             image=image,
+            files=job.project.golden_input,
             expected_class=expected,
             labels=job.labels,
             class_output=output,
@@ -305,6 +316,15 @@ def _golden(job: Job, compiled: CompiledModel) -> Golden:
         if mending is None:
             raise
         raise ExpectedClassError(error.message, hint=str(mending)) from None
+
+
+def _golden_words(project: Project) -> str:
+    """What the golden input is, for a message."""
+    if project.golden_image is not None:
+        return f"the photo {project.golden_image}"
+    if project.golden_input:
+        return f"the tensors {', '.join(map(str, project.golden_input))}"
+    return "random inputs"
 
 
 def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bundle:
@@ -332,6 +352,7 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
                 golden.inputs,
                 tolerance=tolerance,
                 precision=precision_of(job),
+                given=_golden_words(job.project),
                 build_local=lambda: compile_job(
                     _local(job), floats=compiled.floats or None, progress=progress
                 ),
@@ -374,6 +395,9 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
         )
     progress.step(f"checking every ELF file against {job.board.name}")
     gate.check_bundle(bundle, job.board)
+    progress.step(f"loading the bundle with the program for {job.board.name}")
+    if (wanted := check_loads(bundle, job.board)) is not None:
+        progress.step(f"not loaded here: there is no emulator, or no C library ({wanted})")
     if job.postprocess is not None and job.project.verify:
         progress.step("comparing the app's results with the reference's")
         labels = job.labels or ()

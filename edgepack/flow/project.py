@@ -42,6 +42,7 @@ PROJECT_FILE = "edgepack.toml"
 TOOLCHAINS = ("zig", "gnu")
 
 _PATHS = ("model", "labels", "golden_image")
+_OF_A_PHOTO = ("golden_image", "expected_class")
 _FLAG_NAMES = {
     "model": "command line",
     "shapes": "--shape",
@@ -56,6 +57,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "tolerance": DEFAULT_TOLERANCE,
     "verify": True,
     "golden_image": None,
+    "golden_input": (),
     "expected_class": None,
     "board": None,
     "boards": (),
@@ -101,13 +103,13 @@ class Project:
     or are ranked as they are ("raw"). `tolerance` bounds max |error| / max |reference|.
     `verify` has the compiled model compared with the reference before it is bundled.
     `golden_image` is the photo of the smoke test, `expected_class` what must be seen in
-    it. `boards` are files of own board profiles. `root` is the folder on the device. `static` has
-    the programs need no C library there; None: as the board's profile says. `optimize`
-    is one of `OPTIMIZE`: how many weights may be stored, beyond the model's, to be faster.
-    `precision` is one of `compiler.precision.PRECISIONS`, `quantized` one of `QUANTIZED` there.
-    `compile_memory_mb` and
-    `compile_cpu_s` limit what compiling may take, None for what `limits_for` gives the model.
-    `records` are files of `flow.records`, by which kernels are made.
+    it; `golden_input` are .npy files of its inputs instead. `boards` are files of own board
+    profiles. `root` is the folder on the device. `static` has the programs need no C library there;
+    None: as the board's profile says. `optimize` is one of `OPTIMIZE`: how many weights may be
+    stored, beyond the model's, to be faster. `precision` is one of `compiler.precision.PRECISIONS`,
+    `quantized` one of `QUANTIZED` there. `compile_memory_mb` and `compile_cpu_s` limit what
+    compiling may take, None for what `limits_for` gives the model. `records` are files of
+    `flow.records`, by which kernels are made.
     `health`
     bounds the test there, `service` says how it runs when nobody is logged in. `quantize` is for
     making a float model one on integers.
@@ -122,6 +124,7 @@ class Project:
     tolerance: float
     verify: bool
     golden_image: Path | None
+    golden_input: tuple[Path, ...]
     expected_class: int | None
     board: str | None
     boards: tuple[Path, ...]
@@ -173,6 +176,9 @@ def load_project(path: Path | None, flags: Mapping[str, Any] | None = None) -> P
     if unknown := given.keys() - _DEFAULTS.keys() - {"name", "model"}:
         raise ValueError(f"no such fields of a project: {sorted(unknown)}")
     from_file = _read_file(path) if path is not None else {}
+    if "golden_input" in given:
+        # Instead of the file's photo, and what must be seen in that.
+        from_file = {k: v for k, v in from_file.items() if k not in _OF_A_PHOTO}
 
     values = {**_DEFAULTS, **from_file, **given}
     for key in ("shapes", "constants", "states"):
@@ -204,17 +210,27 @@ def load_project(path: Path | None, flags: Mapping[str, Any] | None = None) -> P
         values["expected_class"] = class_of_label(
             expected, read_labels(labels), origin=f"{origin}: expected_class", file=labels
         )
+    _check_golden(values, origins, path or PROJECT_FILE)
+    return Project(**values, origins=origins)
+
+
+def _check_golden(values: Mapping[str, Any], origins: Mapping[str, str], file: Path | str) -> None:
+    """Raise `ConfigError` for fields of the golden input that do not go together."""
     if values["golden_image"] is not None and values["preprocess"] is None:
         raise ConfigError(
             f"{origins['golden_image']}: golden_image needs preprocessing",
-            hint=f"add a [preprocess] table to {path or PROJECT_FILE}",
+            hint=f"add a [preprocess] table to {file}",
+        )
+    if values["golden_image"] is not None and values["golden_input"]:
+        raise ConfigError(
+            f"{origins['golden_input']}: golden_input and golden_image exclude each other",
+            hint="a photo fills one input; tensors are all inputs of the model",
         )
     if values["expected_class"] is not None and values["golden_image"] is None:
         raise ConfigError(
             f"{origins['expected_class']}: expected_class needs a golden_image",
             hint="name the photo that shows it",
         )
-    return Project(**values, origins=origins)
 
 
 def default_name(model: Path) -> str:
@@ -240,7 +256,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
 
 def _check_files(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     files = [(key, values[key]) for key in _PATHS]
-    files += [(key, path) for key in ("boards", "records") for path in values[key]]
+    files += [(key, path) for key in ("boards", "golden_input", "records") for path in values[key]]
     for key, file in files:
         if file is not None and not file.is_file():
             raise ConfigError(
@@ -274,7 +290,10 @@ def _read_file(path: Path) -> dict[str, Any]:
     for key in _PATHS:
         name = table.take(key, str, None)
         values[key] = path.parent / name if name is not None else None
-    values["boards"] = tuple(path.parent / name for name in table.take_list("boards", str, ()))
+    values |= {
+        key: tuple(path.parent / name for name in table.take_list(key, str, ()))
+        for key in ("boards", "golden_input")
+    }
     for key, choices in (
         ("scores", SCORES),
         ("toolchain", TOOLCHAINS),

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from edgepack.base.errors import ConfigError, MismatchError, ModelError
 from edgepack.bundle.bundle import ExpectedClass, Golden
+from edgepack.flow.golden import read_tensors
 from edgepack.model import LoadedModel, TensorInfo, batch_of
 from edgepack.model.session import cpu_session, may_saturate, without_saturation
 from edgepack.preprocess.spec import PreprocessMismatchError, PreprocessSpec
@@ -278,6 +279,7 @@ def make_golden(
     *,
     preprocess: PreprocessSpec | None = None,
     image: Path | None = None,
+    files: Sequence[Path] = (),
     expected_class: int | None = None,
     labels: Sequence[str] | None = None,
     class_output: int | None = 0,
@@ -287,12 +289,12 @@ def make_golden(
     """Inputs for the smoke test on the device, and the reference's outputs for them.
 
     With a photo, `preprocess` (that `for_inputs` has bound to the model) makes its input;
-    all others are random, from `seed`. The expected class is `expected_class`, else with
-    `labels` the reference's own first, of the output `class_output` (None: of none). Raises what
-    decoding the photo raises, and `ExpectedClassError` if the reference sees another class than
-    `expected_class`.
+    all others are random, from `seed`. With `files` the inputs are theirs: see `read_tensors`. The
+    expected class is `expected_class`, else with `labels` the reference's own first, of the output
+    `class_output` (None: of none). Raises what decoding the photo and reading files raise, and
+    `ExpectedClassError` if the reference sees another class than `expected_class`.
     """
-    inputs = golden_inputs(model, preprocess=preprocess, image=image, seed=seed)
+    inputs = golden_inputs(model, preprocess=preprocess, image=image, files=files, seed=seed)
     (outputs,) = model_outputs(model.path, model.proto, [inputs], floats)
     expected = None
     if image is not None and class_output is not None:
@@ -311,17 +313,24 @@ def golden_inputs(
     *,
     preprocess: PreprocessSpec | None = None,
     image: Path | None = None,
+    files: Sequence[Path] = (),
     seed: int = 0,
 ) -> list[Array]:
     """The inputs of `make_golden`, which raises the same."""
     random = np.random.RandomState(seed)  # its stream is the same in every version of numpy
     inputs = [random_input(info, random) for info in model.inputs]
-    if image is not None:
+    if image is not None or files:
         # As on the device for a first photo: what is seen in it may hang on the states.
+        given = read_tensors(model, files) if files else {}
         inputs = [
-            np.zeros_like(value) if info.name in model.states else value
+            given[info.name]
+            if info.name in given
+            else _start(model, info.name, value)
+            if info.name in model.states
+            else value
             for info, value in zip(model.inputs, inputs, strict=True)
         ]
+    if image is not None:
         if preprocess is None:
             raise ConfigError(
                 f"a golden image needs preprocessing: {image}", hint="add a [preprocess] table"
@@ -337,6 +346,12 @@ def golden_inputs(
             )
         inputs[at] = tensor
     return inputs
+
+
+def _start(model: LoadedModel, name: str, like: Array) -> Array:
+    """What a state begins with."""
+    start: Array = model.starts.get(name, np.zeros_like(like))
+    return start
 
 
 def random_input(info: TensorInfo, random: np.random.RandomState) -> Array:

@@ -14,11 +14,10 @@ from edgepack.base.process import run
 from edgepack.base.tables import parse_json
 from edgepack.base.tools import ToolMissingError
 from edgepack.boards import Board, get_board
-from edgepack.bundle import manifest
 from edgepack.bundle.bundle import Bundle, Golden
+from edgepack.flow.own_program import own_program
 from edgepack.flow.reference import of_first
 from edgepack.native.app import build_runtime
-from edgepack.native.emulate import emulator
 from edgepack.native.toolchain import select
 from edgepack.postprocess.base import PostprocessSpec
 from edgepack.postprocess.results import Results, check_equal
@@ -95,13 +94,8 @@ def check_results(
 
 def _app(bundle: Bundle, board: Board) -> tuple[str | Path, ...] | None:
     """The start of a command line that runs edgepack-run here; None if nothing does."""
-    app = bundle.file(manifest.APP)
-    if board.is_local:
-        return (app,)
-    emulated = emulator(board)
-    sysroot = Path("/usr") / board.triple
-    if emulated is not None and (board.is_static or (sysroot / "lib").is_dir()):
-        return (*emulated, "-L", sysroot, app)
+    if (own := own_program(bundle, board)) is not None:
+        return own
     local = get_board("local")
     with contextlib.suppress(ToolMissingError):
         return (build_runtime(local, select(local).toolchain).app,)

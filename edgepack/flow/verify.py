@@ -27,6 +27,7 @@ from edgepack.compiler import CompiledModel, compile_apart
 from edgepack.compiler.backend.run import run_plan
 from edgepack.compiler.limited import limits_for
 from edgepack.compiler.precision import FULL, Precision
+from edgepack.flow.golden import check_golden
 from edgepack.flow.ranking import in_order_of, is_drawn
 from edgepack.flow.reference import (
     Array,
@@ -74,6 +75,7 @@ _EMULATED_MACS = 1_500_000_000
 _ORDERED_MACS = 20_000_000_000
 _SOURCES = (
     "verify.py",
+    "golden.py",
     "ranking.py",
     "reference.py",
     "../native/emulate.py",
@@ -125,11 +127,13 @@ def share(board: Board, built: CompiledModel, cases: Sequence[str]) -> Emulated:
 class _Found:
     """What came of a comparison: the first input and what is wrong with its outputs, if anything;
     the inputs that told something; the tolerance that was needed; and the reference's outputs for
-    the golden input if their rows come in another order, which is as good."""
+    the golden input if their rows come in another order, which is as good. `wanted` are the
+    reference's outputs."""
 
     problem: tuple[str, str] | None
     told: tuple[str, ...]
     tolerance: float
+    wanted: Mapping[str, Sequence[Array]]
     golden: list[Array] | None = None
 
 
@@ -142,16 +146,18 @@ def verify(
     tolerance: float,
     build_local: Callable[[], CompiledModel],
     precision: Precision = FULL,
+    given: str = "random inputs",
     progress: Progress = NO_PROGRESS,
 ) -> tuple[Verified, list[Array] | None]:
     """Compare `built`, for `board`, with the reference; what it was run on.
 
     Of outputs whose rows are sorted by a score, nearly equal ones may come in another order: then
     the second result is what the golden outputs are on the device, else None. `build_local` gives a
-    build for this machine, if one is needed. What was compared before, with the same files, is not
-    again. The tolerance of the result is more than `tolerance` where the reference itself is not as
-    exact, see `difference`; an input on which it is anyone's guess is left out. Raises
-    `VerifyError` with the input, the output, and the first layer whose result differs.
+    build for this machine, if one is needed; `given` is what the golden input is, in words. What
+    was compared before, with the same files, is not again. The tolerance of the result is more than
+    `tolerance` where the reference itself is not as exact, see `difference`; an input on which it
+    is anyone's guess is left out. Raises `SenselessGoldenError`, and `VerifyError` with the input,
+    the output, and the first layer whose result differs.
     """
     cases = make_cases(model.inputs, golden)
     if has_endless_loop(model.proto):
@@ -171,23 +177,24 @@ def verify(
         if done.exists():
             return _recalled(done)
         will_make(done)
-        here = there = _Found(problem=None, told=(), tolerance=tolerance)
+        here = there = _Found(problem=None, told=(), tolerance=tolerance, wanted={})
         if where.cases:
             progress.step(f"comparing it with the reference: {', '.join(where.cases)}, emulated")
             some = {name: cases[name] for name in where.cases}
-            there = _check(model, some, tolerance, board, built, precision)
+            there = _check(model, some, tolerance, board, built, precision, given)
         if where.local:
             local = get_board("local")
             progress.step("comparing a build for this machine with the reference")
             own = built if board.is_local else build_local()
-            here = _check(model, cases, tolerance, local, own, precision)
+            here = _check(model, cases, tolerance, local, own, precision, given)
             macs = sum(layer.macs for layer in built.layers)
             if here.golden is not None and not where.cases and not board.is_local:
                 if emulator(board) is None or macs > _ORDERED_MACS:
                     there = replace(there, golden=here.golden)
                 else:
                     progress.step("looking in which order the golden outputs come, emulated")
-                    there = _check(model, {_GOLDEN: golden}, tolerance, board, built, precision)
+                    only = {_GOLDEN: golden}
+                    there = _check(model, only, tolerance, board, built, precision, given)
         verified = Verified(
             emulated=there.told,
             local=here.told,
@@ -222,9 +229,14 @@ def _check(
     board: Board,
     built: CompiledModel,
     precision: Precision,
+    given: str,
 ) -> _Found:
     """What was found where nothing is wrong."""
     found = _compared(model.proto, board, built, cases, tolerance)
+    others = [outputs for case, outputs in found.wanted.items() if case != _GOLDEN]
+    kept = model.states.values()
+    if _GOLDEN in found.wanted:
+        check_golden(model, found.wanted[_GOLDEN], others, given=given, kept=kept)
     precision = replace(precision, floats=built.floats)
     if found.problem is not None:
         case, problem = found.problem
@@ -288,10 +300,11 @@ def _compared(
     except (CrashError, EmulationError) as error:
         how = error.how if isinstance(error, CrashError) else error.message
         first = (next(iter(cases)), f"it crashes ({how})")
-        return _Found(problem=first, told=(), tolerance=tolerance)
+        return _Found(problem=first, told=(), tolerance=tolerance, wanted={})
     wanted = model_outputs(built.folder, proto, list(cases.values()), built.floats)
     # An output may be next to nothing in one case: that is no measure of its error.
     largest = [max(SMALLEST, *map(_largest, values)) for values in zip(*wanted, strict=True)]
+    by_case = dict(zip(cases, wanted, strict=True))
     took, told = tolerance, []
     golden: list[Array] | None = None
     for case, got, reference in zip(cases, outputs, wanted, strict=True):
@@ -307,11 +320,12 @@ def _compared(
             if problem is not None and is_drawn(got, reference, limits):
                 continue
         if problem is not None:
-            return _Found(problem=(case, problem), told=(), tolerance=tolerance)
+            problem_of = (case, problem)
+            return _Found(problem=problem_of, told=(), tolerance=tolerance, wanted=by_case)
         told.append(case)
         if case == _GOLDEN and due is not reference:
             golden = list(due)
-    return _Found(problem=None, told=tuple(told), tolerance=took, golden=golden)
+    return _Found(problem=None, told=tuple(told), tolerance=took, wanted=by_case, golden=golden)
 
 
 def _apart(

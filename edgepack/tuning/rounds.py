@@ -119,6 +119,7 @@ def golden_of(job: Job, *, progress: Progress = NO_PROGRESS) -> tuple[Golden, fl
         job.model,
         preprocess=job.preprocess,
         image=job.project.golden_image,
+        files=job.project.golden_input,
         floats=compiled.floats,
     )
     return golden, golden_tolerance(tolerance_of(job, compiled), golden.outputs)

@@ -134,7 +134,30 @@ def test_every_key(folder: Path) -> None:
     )
     assert project.postprocess == Classes(top=3)
     fields = set(vars(project)) - {"origins"}
-    assert project.origins == dict.fromkeys(fields, str(folder / "edgepack.toml"))
+    # A photo or tensors: not both.
+    given = dict.fromkeys(fields - {"golden_input"}, str(folder / "edgepack.toml"))
+    assert project.origins == {**given, "golden_input": "default"}
+
+
+def test_golden_tensors_instead_of_a_photo(folder: Path) -> None:
+    (folder / "sound.npy").write_bytes(b"")
+    start = '[project]\nmodel = "net.onnx"\n'
+    tensors = start + 'golden_input = ["sound.npy", "sub/labels.txt"]'
+    project = load_project(write(folder, tensors))
+    assert project.golden_input == (folder / "sound.npy", folder / "sub/labels.txt")
+    with pytest.raises(ConfigError, match=r"golden_input: no such file: .*none\.npy"):
+        load_project(write(folder, start + 'golden_input = ["none.npy"]'))
+    with pytest.raises(ConfigError, match=r"golden_input: .*list"):
+        load_project(write(folder, start + 'golden_input = "sound.npy"'))
+    photo = '\ngolden_image = "cat.png"\n[preprocess]\n'
+    with pytest.raises(ConfigError, match="golden_input and golden_image exclude each other"):
+        load_project(write(folder, tensors + photo))
+    # The command line's go before the file's photo, and what must be seen in it.
+    photo = 'golden_image = "cat.png"\nexpected_class = 1\n[preprocess]\n'
+    path = write(folder, start + photo)
+    given = load_project(path, {"golden_input": (folder / "sound.npy",)})
+    assert given.golden_input == (folder / "sound.npy",)
+    assert (given.golden_image, given.expected_class) == (None, None)
 
 
 def test_records_of_tuning_lie_beside_the_project_file(folder: Path) -> None:
