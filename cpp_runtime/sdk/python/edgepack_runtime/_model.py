@@ -212,7 +212,7 @@ class Session:
         call("session_run", self._open())
 
     def reset(self) -> None:
-        """Make all states what they are before the first run: inputs that otherwise keep an output of
+        """Make all states what they were before the first run: inputs that keep an output of
         the run before, unless they are written."""
         call("session_reset", self._open())
 
