@@ -70,6 +70,12 @@ class ConnectError(EdgepackError):
     exit_code = 6
 
 
+class RefusedError(ConnectError):
+    """The device, or what leads to it, answers and does not let us in."""
+
+    exit_code = 11
+
+
 class RemoteError(EdgepackError):
     """A command on the device failed."""
 
@@ -99,6 +105,7 @@ EXIT_CODES = {
     RemoteError.exit_code: "command on the device",
     MismatchError.exit_code: "outputs differ from the reference",
     TimeLimitError.exit_code: "time limit",
+    RefusedError.exit_code: "the device answers and refuses the login",
     130: "interrupted",
 }
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from edgepack.base.errors import UsageError
+from edgepack.base.errors import RefusedError, UsageError
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
 from edgepack.device import adb
@@ -18,6 +18,7 @@ from edgepack.device.errors import (
     DiskFullError,
     NotExecutableError,
     NotStartedError,
+    ProxyError,
     RemoteCommandError,
     RemoteTimeout,
     TooMuchOutputError,
@@ -38,6 +39,8 @@ __all__ = [
     "LocalDevice",
     "NotExecutableError",
     "NotStartedError",
+    "ProxyError",
+    "RefusedError",
     "RemoteCommandError",
     "RemoteResult",
     "RemoteTimeout",

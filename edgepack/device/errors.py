@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgepack.base import text
-from edgepack.base.errors import ConnectError, RemoteError, TimeLimitError
+from edgepack.base.errors import ConnectError, RefusedError, RemoteError, TimeLimitError
 from edgepack.base.process import last_lines
 from edgepack.device.base import RemoteResult
 
@@ -28,8 +28,16 @@ class ChangedHostKeyError(ConnectError):
     """known_hosts has another key for the device, or this one is revoked."""
 
 
-class AuthError(ConnectError):
-    """The device knows none of our keys."""
+class AuthError(RefusedError):
+    """The device does not take our login."""
+
+
+class ProxyError(RefusedError):
+    """The command that leads to the device fails; to try again is in vain if that `is_lasting`."""
+
+    def __init__(self, message: str, *, hint: str | None = None, is_lasting: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.is_lasting = is_lasting
 
 
 class ConnectionLostError(ConnectError):

@@ -62,7 +62,8 @@ class KnownHosts:
 
     def key_types(self, host: str) -> tuple[str, ...]:
         """Types of the keys `host` is known by, to be asked for first."""
-        return tuple(dict.fromkeys(entry.key_type for entry in self._of(host) if not entry.marker))
+        entries = self._of(host) or self._of(_without_port(host))
+        return tuple(dict.fromkeys(entry.key_type for entry in entries if not entry.marker))
 
     def check(self, host: str, key_type: str, key: bytes) -> tuple[HostKeyVerdict, str]:
         """Verdict on `key` of `host` (`name`, or `[name]:port`), and the line it rests on.
@@ -75,7 +76,9 @@ class KnownHosts:
             if entry.marker == "@revoked" and entry.key == key:
                 return HostKeyVerdict.REVOKED, entry.origin
         known = [entry for entry in entries if not entry.marker]
-        for entry in known:
+        # What a host has at port 22 it may have at another one; it need not.
+        elsewhere = [] if known else self._of(_without_port(host))
+        for entry in (*known, *(entry for entry in elsewhere if not entry.marker)):
             if (entry.key_type, entry.key) == (key_type, key):
                 return HostKeyVerdict.KNOWN, entry.origin
         return (HostKeyVerdict.CHANGED, known[0].origin) if known else (HostKeyVerdict.UNKNOWN, "")
@@ -87,6 +90,11 @@ class KnownHosts:
 def host_name(host: str, port: int) -> str:
     """How known_hosts spells a host: the port only if it is not 22."""
     return host.lower() if port == _DEFAULT_PORT else f"[{host.lower()}]:{port}"
+
+
+def _without_port(host: str) -> str:
+    """The name in `[name]:port`."""
+    return host[1:].rpartition("]:")[0] if host.startswith("[") else host
 
 
 def fingerprint(key: bytes) -> str:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from edgepack.base.errors import UsageError
 from edgepack.base.text import one_line
 from edgepack.device.safe_names import check_host, check_user
 
 _ADDRESS = re.compile(
-    r"(?:(?P<user>[^@\s]+)@)?"
+    r"(?:(?P<user>\S+)@)?"
     r"(?:\[(?P<ipv6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^@:\s\[\]-][^@:\s\[\]]*))"
     r"(?::(?P<port>[0-9]{1,5}))?"
 )
+_SCHEME = "ssh://"
 # A user and a host of `safe_names.MAX_LENGTH`, with @, brackets and a port.
 _LONGEST = 600
 
@@ -40,16 +42,17 @@ class Address:
 
     @staticmethod
     def parse(spec: str) -> Address:
-        """The address in `[user@]host[:port]`; IPv6 addresses go in [brackets].
+        """The address in `[user@]host[:port]` or `ssh://[user@]host[:port]`; IPv6 addresses go in
+        [brackets], and the last @ counts, as for `ssh`.
 
         Raises UsageError for anything else.
         """
-        match = _ADDRESS.fullmatch(spec) if len(spec) <= _LONGEST else None
+        match = _ADDRESS.fullmatch(_without_scheme(spec)) if len(spec) <= _LONGEST else None
         port = int(match["port"]) if match and match["port"] else None
         if not match or (port is not None and not 0 < port < 65536):
             raise UsageError(
                 f"--device: not a device: {one_line(repr(spec))}",
-                hint="user@host, user@host:port, user@[ipv6]:port, "
+                hint="user@host, user@host:port, user@[ipv6]:port, ssh://user@host:port, "
                 "an alias of ~/.ssh/config, adb:SERIAL, local or virtual",
             )
         return Address(host=match["ipv6"] or match["host"], user=match["user"], port=port)
@@ -58,6 +61,15 @@ class Address:
         host = f"[{self.host}]" if ":" in self.host else self.host
         user = f"{self.user}@" if self.user else ""
         return f"{user}{host}:{self.port}" if self.port else f"{user}{host}"
+
+
+def _without_scheme(spec: str) -> str:
+    """`user@host:port` of `ssh://user@host:port`, in which letters may be written as %41."""
+    if not spec.startswith(_SCHEME):
+        return spec
+    rest = spec.removeprefix(_SCHEME).removesuffix("/")
+    user, at, host = rest.rpartition("@")
+    return f"{unquote(user)}{at}{host}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from edgepack.base.errors import ConnectError
 from edgepack.base.progress import Progress
-from edgepack.device.errors import ConnectionLostError, UnreachableError
+from edgepack.device.errors import ConnectionLostError, ProxyError, UnreachableError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _SLICE = 32_000
@@ -32,13 +32,18 @@ class Patience:
     def after(self, error: ConnectError, *, moved: bool) -> None:
         """Wait for the next try, longer each time; raise `error` when there is none."""
         self._in_vain = 0 if moved else self._in_vain + 1
-        if self._in_vain > self._retries or not isinstance(
-            error, ConnectionLostError | UnreachableError
-        ):
+        if self._in_vain > self._retries or not _may_pass(error):
             raise error
         pause = min(_FIRST_PAUSE_S * 2 ** max(0, self._in_vain - 1), _LONGEST_PAUSE_S)
         self._progress.step(f"{error.message}; trying again in {pause:.0f} s")
         time.sleep(pause)
+
+
+def _may_pass(error: ConnectError) -> bool:
+    """Whether another try may go well."""
+    if isinstance(error, ProxyError):
+        return not error.is_lasting
+    return isinstance(error, ConnectionLostError | UnreachableError)
 
 
 class Pace:

@@ -1,4 +1,4 @@
-"""A device over SSH: fabric for the configuration and the way there, paramiko for the rest."""
+"""A device over SSH, by paramiko; the way there is `edgepack.device.ssh_route`'s."""
 
 from __future__ import annotations
 
@@ -7,63 +7,35 @@ import functools
 import logging
 import secrets
 import shlex
-import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import fabric
 import paramiko
 
-from edgepack.base.errors import ConfigError, ConnectError, RemoteError
-from edgepack.device import known_hosts, shell_files, ssh_config
+from edgepack.base.errors import RemoteError
+from edgepack.device import shell_files
 from edgepack.device.base import RemoteResult, Stream
 from edgepack.device.errors import (
-    AuthError,
-    ChangedHostKeyError,
     ConnectionLostError,
     RemoteTimeout,
-    UnknownHostKeyError,
-    UnreachableError,
     command_error,
     disk_full,
     not_started,
     timed_out,
 )
 from edgepack.device.facts import parse_df
-from edgepack.device.known_hosts import HostKeyVerdict, KnownHosts
 from edgepack.device.lines import LineReader, Tail, deadline_of, left
 from edgepack.device.options import Address, SshOptions
-from edgepack.device.safe_names import check_host, check_user
+from edgepack.device.ssh_route import BROKEN, SILENCE_S, Route
 
 log = logging.getLogger(__name__)
-# paramiko logs tracebacks of what is raised to us anyhow.
-logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 # An SFTP write of this size and its header fill one SSH packet. Above 32,675 bytes
 # paramiko splits it in two, which costs up to 100 times the speed (paramiko #2438).
 _CHUNK = 32_000
-# A dead link is noticed after idle + count * interval seconds, or if data stay without an
-# answer for that many milliseconds; the kernel alone would wait for a quarter of an hour.
-_SILENCE_S = 120
-_TCP_OPTIONS = {
-    "TCP_KEEPIDLE": 15,
-    "TCP_KEEPINTVL": 5,
-    "TCP_KEEPCNT": 6,
-    "TCP_USER_TIMEOUT": _SILENCE_S * 1000,
-}
-# What waits in the kernel when a link is cut was sent in vain: megabytes, if it may.
-_UNSENT_BYTES = 128 << 10
-_TCP_NOTSENT_LOWAT = 25  # Linux; Python has it from 3.12 on
-# Key exchange and login take long on a slow board, where TCP does not.
-_PATIENCE = 3
 _NO_EXIT_STATUS = -1
 _SESSION_TRIES = 4
-_BROKEN = (paramiko.SSHException, OSError, EOFError)
-"""What paramiko raises when the other side is gone."""
-
-_RSA_TYPES = ("rsa-sha2-512", "rsa-sha2-256")
 
 
 class SshDevice:
@@ -83,7 +55,7 @@ class SshDevice:
         self._sftp: paramiko.SFTPClient | None = None
         self._connection = Route(self._options).connection(self._address)
         try:
-            _open(self._connection)
+            self._connection.open()
         except BaseException:
             self.close()
             raise
@@ -115,15 +87,15 @@ class SshDevice:
         mark = f"edgepack-{secrets.token_hex(8)}"
         line = shell_line(f"set --; echo; echo {mark}\n{command}")
         # paramiko would wait for the answer to it for ever.
-        patience_s = _SILENCE_S if limit is None else min(limit, _SILENCE_S)
+        patience_s = SILENCE_S if limit is None else min(limit, SILENCE_S)
         deadline = deadline_of(patience_s)
         for more in reversed(range(_SESSION_TRIES)):
             try:
-                channel: paramiko.Channel = self._connection.create_session()
+                channel: paramiko.Channel = self._connection.open_session()
                 with _watch(channel, patience_s):
                     channel.exec_command(line)
                 break
-            except _BROKEN as error:
+            except BROKEN as error:
                 # dropbear closes a session that has just been opened if the program of another one
                 # ends at that moment: nothing was started in it.
                 if not (more and self._connection.is_connected and left(deadline)):
@@ -163,7 +135,7 @@ class SshDevice:
                     file.write(chunk)
                     if sent:
                         sent(len(chunk))
-        except _BROKEN as error:
+        except BROKEN as error:
             raise self._file_error(error, remote, needed=size) from None
 
     def get(self, remote: str, local: Path) -> None:
@@ -183,7 +155,7 @@ class SshDevice:
                 while size > 0 and (piece := file.read(min(size, _CHUNK))):
                     target.write(piece)
                     size -= len(piece)
-        except _BROKEN as error:
+        except BROKEN as error:
             raise self._file_error(error, remote) from None
 
     def rename(self, old: str, new: str) -> None:
@@ -196,7 +168,7 @@ class SshDevice:
                 shell_files.check(self.name, done, new)
             else:
                 files.posix_rename(old, new)
-        except _BROKEN as error:
+        except BROKEN as error:
             raise self._file_error(error, new) from None
 
     def mkdir(self, path: str) -> None:
@@ -210,14 +182,7 @@ class SshDevice:
 
     def close(self) -> None:
         """See `Device.close`."""
-        connection = self._connection
-        while connection:
-            with contextlib.suppress(*_BROKEN):  # it may want to say good-bye
-                connection.close()
-            # A connection that broke off is not "connected", but its thread may linger.
-            connection.client.close()
-            gateway = connection.gateway
-            connection = gateway if isinstance(gateway, fabric.Connection) else None
+        self._connection.close()
 
     def _files(self) -> paramiko.SFTPClient | None:
         """What talks SFTP; None if the server there does not."""
@@ -225,9 +190,9 @@ class SshDevice:
             if not self._connection.is_connected:
                 raise self._lost("the connection is closed")
             try:
-                with _watch(self._connection.client, _SILENCE_S):
-                    self._sftp = self._connection.sftp()
-            except (*_BROKEN, paramiko.SFTPError) as error:
+                with _watch(self._connection.transport, SILENCE_S):
+                    self._sftp = self._connection.open_sftp()
+            except (*BROKEN, paramiko.SFTPError) as error:
                 if not self._connection.is_connected:
                     raise self._lost(error) from None
                 log.debug("%s: its SSH server has no SFTP: %s", self.name, error)
@@ -235,7 +200,7 @@ class SshDevice:
                 return None
             channel = self._sftp.get_channel()
             assert channel is not None
-            channel.settimeout(_SILENCE_S)
+            channel.settimeout(SILENCE_S)
         return self._sftp
 
     def _file_error(
@@ -294,9 +259,9 @@ class _SshStream:
         """See `Stream.write`."""
         try:
             for start in range(0, len(data), _CHUNK):
-                self._channel.settimeout(_SILENCE_S)
+                self._channel.settimeout(SILENCE_S)
                 self._channel.sendall(data[start : start + _CHUNK])
-        except _BROKEN as error:
+        except BROKEN as error:
             if self._channel.closed and self._channel.exit_status != _NO_EXIT_STATUS:
                 raise BrokenPipeError from None
             raise self._lost(error) from None
@@ -318,7 +283,7 @@ class _SshStream:
     def finish(self) -> RemoteResult:
         """See `Stream.finish`."""
         deadline = deadline_of(self._timeout_s)
-        with contextlib.suppress(*_BROKEN):
+        with contextlib.suppress(*BROKEN):
             self._channel.shutdown_write()
         try:
             output = self._lines.read_all(left(deadline))
@@ -343,7 +308,7 @@ class _SshStream:
 
     def close(self) -> None:
         """See `Stream.close`."""
-        with contextlib.suppress(*_BROKEN):
+        with contextlib.suppress(*BROKEN):
             self._channel.close()
 
     def _late(self) -> RemoteTimeout:
@@ -364,7 +329,7 @@ class _SshStream:
             data: bytes = self._channel.recv(1 << 16)
         except TimeoutError:
             raise
-        except _BROKEN as error:
+        except BROKEN as error:
             raise self._lost(error) from None
         if not data and not self._transport.is_active():
             raise self._lost("it was cut")
@@ -382,7 +347,7 @@ def shell_line(command: str) -> str:
 
 
 @contextlib.contextmanager
-def _watch(it: paramiko.Channel | paramiko.SSHClient, timeout_s: float) -> Iterator[None]:
+def _watch(it: paramiko.Channel | paramiko.Transport, timeout_s: float) -> Iterator[None]:
     """Close `it` if what is done with it takes longer: for waits of paramiko without an end."""
 
     def close() -> None:
@@ -397,224 +362,3 @@ def _watch(it: paramiko.Channel | paramiko.SSHClient, timeout_s: float) -> Itera
         yield
     finally:
         timer.cancel()
-
-
-class Route:
-    """Makes the connection to a device and those to the hosts in between.
-
-    fabric would accept any host key, on the way too: `client.connect` is given a
-    transport and a policy that ask `KnownHosts` instead.
-    """
-
-    def __init__(self, options: SshOptions) -> None:
-        self._options = options
-        files = [Path.home() / ".ssh/config", Path("/etc/ssh/ssh_config")]
-        if options.config_file:
-            files = [options.config_file]
-            if not options.config_file.is_file():
-                raise ConfigError(f"no such SSH configuration: {options.config_file}")
-        self._ssh_config = ssh_config.load(files if options.use_config else [])
-
-    def _lookup(self, address: Address) -> paramiko.SSHConfigDict:
-        """What the configuration says of `address`; ConfigError for names that are none."""
-        found = self._ssh_config.lookup(address.host)
-        where = f"the OpenSSH configuration of {address.host}"
-        check_host(found["hostname"], f"{where}: HostName")
-        if "user" in found:
-            check_user(found["user"], f"{where}: User")
-        return found
-
-    def destination(self, address: Address, jump: tuple[str, ...]) -> tuple[str, int, str]:
-        """Where a connection to `address` ends: the host's own name, its port, and the way."""
-        lookup = self._lookup(address)
-        port = address.port or int(lookup.get("port", paramiko.config.SSH_PORT))
-        way = ",".join(jump) or lookup.get("proxyjump", "none")
-        if way.lower() == "none":
-            way = lookup.get("proxycommand", "none")
-        return lookup["hostname"].lower().removesuffix("."), port, way
-
-    def connection(self, address: Address, via: tuple[str, ...] = ()) -> fabric.Connection:
-        """A connection that is not open yet; `via` are the hosts that led here."""
-        options = self._options
-        if address.host in via:
-            raise ConnectError(f"ProxyJump goes round in circles at {address.host}")
-        lookup = self._lookup(address)
-        identities = [str(options.identity)] if options.identity else []
-        identities += [path for path in lookup.get("identityfile", []) if Path(path).is_file()]
-        if options.identity and not options.identity.is_file():
-            raise AuthError(f"no such key file: {options.identity}")
-        only = options.identities_only or lookup.get("identitiesonly", "no").lower() == "yes"
-        connection = fabric.Connection(
-            address.host,
-            user=address.user,
-            port=address.port,
-            # Lazy: no ~/.fabric.py and the like.
-            config=fabric.Config(lazy=True, ssh_config=self._ssh_config),
-            gateway=self._gateway(address, lookup, via),
-            connect_timeout=options.connect_timeout_s,
-        )
-        host_keys = _HostKeys(connection, options, alias=lookup.get("hostkeyalias"))
-        connection.client.set_missing_host_key_policy(host_keys)
-        connection.connect_kwargs = {
-            "key_filename": list(dict.fromkeys(identities)),
-            "allow_agent": not only,
-            "look_for_keys": not (only and identities),
-            "transport_factory": host_keys.transport,
-            **dict.fromkeys(
-                ("banner_timeout", "auth_timeout", "channel_timeout"),
-                options.connect_timeout_s * _PATIENCE,
-            ),
-        }
-        return connection
-
-    def _gateway(
-        self, address: Address, lookup: paramiko.SSHConfigDict, via: tuple[str, ...]
-    ) -> fabric.Connection | str | bool:
-        jump = lookup.get("proxyjump", "none")
-        if self._options.jump and not via:
-            jump = ",".join(self._options.jump)
-        if jump.lower() != "none":
-            # a,b: first to a, from there to b, from there to the device.
-            first, *rest = jump.split(",")
-            gateway = self.connection(Address.parse(first.strip()), (*via, address.host))
-            for hop in rest:
-                following = self.connection(Address.parse(hop.strip()), (*via, address.host))
-                following.gateway = gateway
-                gateway = following
-            return gateway
-        command: str = lookup.get("proxycommand", "none")
-        # False, unlike None, keeps fabric from looking for itself.
-        return command if command.lower() != "none" else False
-
-
-class _HostKeys(paramiko.MissingHostKeyPolicy):
-    """Is asked about every host key, since paramiko itself is given no known_hosts."""
-
-    def __init__(
-        self, connection: fabric.Connection, options: SshOptions, *, alias: str | None
-    ) -> None:
-        self._where = f"{connection.host}:{connection.port}"
-        self._host = alias or known_hosts.host_name(connection.host, connection.port)
-        self._accept_new = options.accept_new_host_key
-        if options.known_hosts:
-            files = [options.known_hosts]
-        else:
-            names = connection.ssh_config.get("userknownhostsfile", "~/.ssh/known_hosts").split()
-            files = [Path(name).expanduser() for name in names]
-        self._file = files[0]
-        self._known = (
-            KnownHosts.of_lines(options.host_keys)
-            if options.host_keys
-            else KnownHosts.load([*files, Path("/etc/ssh/ssh_known_hosts")])
-        )
-
-    def transport(self, sock: socket.socket, **kwargs: object) -> paramiko.Transport:
-        """A transport that asks for the key types we know the host by first."""
-        if isinstance(sock, socket.socket):  # else a channel of the host before
-            # Else each of a command's three short messages waits for a delayed ACK.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in _TCP_OPTIONS.items():
-                if hasattr(socket, name):  # Linux names; macOS lacks some
-                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-            if sys.platform == "linux":
-                sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-        transport = paramiko.Transport(sock, **kwargs)  # type: ignore[arg-type]
-        types: list[str] = []
-        for name in self._known.key_types(self._host):
-            types += _RSA_TYPES if name == "ssh-rsa" else (name,)
-        security = transport.get_security_options()
-        offered = tuple(security.key_types)
-        first = [name for name in types if name in offered]
-        security.key_types = (*first, *(name for name in offered if name not in first))
-        # One pass over the data instead of two, for cipher and MAC.
-        gcm = [name for name in security.ciphers if "gcm" in name]
-        security.ciphers = (*gcm, *(name for name in security.ciphers if name not in gcm))
-        return transport
-
-    def missing_host_key(
-        self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
-    ) -> None:
-        """Return if the key is good, raise if not."""
-        blob = key.asbytes()
-        kind, print_ = key.get_name(), known_hosts.fingerprint(blob)
-        verdict, origin = self._known.check(self._host, kind, blob)
-        match verdict:
-            case HostKeyVerdict.KNOWN:
-                return
-            case HostKeyVerdict.UNKNOWN if self._accept_new:
-                log.info("adding the %s key %s of %s to %s", kind, print_, self._where, self._file)
-                try:
-                    known_hosts.append(self._file, self._host, kind, blob)
-                except OSError as error:
-                    raise UnknownHostKeyError(
-                        f"host key of {self._where} cannot be added to {self._file}: "
-                        f"{error.strerror}",
-                        hint="use another file with --known-hosts FILE",
-                    ) from None
-            case HostKeyVerdict.UNKNOWN:
-                raise UnknownHostKeyError(
-                    f"host key of {self._where} is not known: {kind} {print_}",
-                    hint="compare it with what `ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub` says "
-                    "on the device, then use --accept-new-host-key once",
-                )
-            case HostKeyVerdict.REVOKED:
-                raise ChangedHostKeyError(
-                    f"host key of {self._where} is revoked by {origin}: {kind} {print_}",
-                    hint="the device must get a new host key",
-                )
-            case HostKeyVerdict.CHANGED:
-                raise ChangedHostKeyError(
-                    f"host key of {self._where} is not the one in {origin}: {kind} {print_}",
-                    hint="somebody may be listening in, or the device was set up anew; if it "
-                    f"was, remove the old key: ssh-keygen -R {shlex.quote(self._host)}",
-                )
-
-
-def _open(connection: fabric.Connection) -> None:
-    """Open `connection`, the hosts on the way to it first, and say which of them fails how."""
-    if isinstance(connection.gateway, fabric.Connection):
-        _open(connection.gateway)
-    where = f"{connection.host}:{connection.port}"
-    log.debug("connect to %s as %s", where, connection.user)
-    try:
-        connection.open()
-    except paramiko.PasswordRequiredException:
-        raise AuthError(
-            f"{where}: a key is protected by a passphrase",
-            hint="unlock it first: eval $(ssh-agent); ssh-add",
-        ) from None
-    except paramiko.AuthenticationException as error:
-        raise _refused(connection, error) from None
-    except paramiko.ChannelException as error:
-        raise UnreachableError(
-            f"{where} cannot be reached from {connection.gateway.host}: {error.text}"
-        ) from None
-    except _BROKEN as error:
-        transport = connection.client.get_transport()
-        if transport is not None and transport.is_active() and transport.initial_kex_done:
-            # A key file that cannot be read, or no key at all.
-            raise _refused(connection, error) from None
-        raise UnreachableError(
-            f"{where} cannot be reached: {_reason(error)}",
-            hint="is the device on, its address right, and `ssh` to it possible?",
-        ) from None
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, paramiko.SSHException) and "protocol banner" in str(error):
-        return "what answers is not an SSH server"
-    if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
-        error = next(iter(error.errors.values()))
-    # paramiko goes on after a time-out of the key exchange, and stumbles over this.
-    if isinstance(error, TimeoutError) or str(error) == "No existing session":
-        return "no answer in time"
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
-
-
-def _refused(connection: fabric.Connection, reason: object) -> AuthError:
-    return AuthError(
-        f"{connection.host}:{connection.port} refuses {connection.user}: {str(reason).rstrip('.')}",
-        hint=f"put your key there: ssh-copy-id -p {connection.port} "
-        f"{connection.user}@{connection.host}; or name another one with --identity",
-    )

@@ -15,13 +15,16 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from edgepack.base.errors import ConnectError, EdgepackError
+from edgepack.base.errors import ConnectError, EdgepackError, RefusedError
+from edgepack.device.errors import ChangedHostKeyError, UnknownHostKeyError
 from edgepack.fleet.inventory import FleetDevice
 from edgepack.fleet.journal import Journal
 from edgepack.fleet.plan import CANARY, RolloutPlan, Settings, Wave
 
 FAILED = "failed"
 UNREACHABLE = "unreachable"
+REFUSED = "refused"
+UNTRUSTED = "untrusted"
 LOST = "lost"
 _INTERRUPTED = "interrupted"
 # Nobody wakes who waits when `Stop` changes, and Python sees a signal that comes just before a
@@ -42,9 +45,10 @@ class Done:
 class Outcome:
     """A device's line in the journal and in the report.
 
-    `outcome` is that of `Done`, "failed", "unreachable", or "lost": it was well, and is not any
-    more after the soak time. `release` is what was wanted if it failed. `at` is when it ended
-    (UTC), `seconds` how long it took.
+    `outcome` is that of `Done`, "failed", "unreachable", "refused" (it answers, and does not let us
+    in), "untrusted" (its host key is not the one it is known by, or it is another device), or
+    "lost": it was well, and is not any more after the soak time. `release` is what was wanted if it
+    failed. `at` is when it ended (UTC), `seconds` how long it took.
     """
 
     device: str
@@ -162,6 +166,15 @@ def roll_out(
     )
 
 
+def _kind_of(error: EdgepackError) -> str:
+    """The outcome of a device that `error` came from."""
+    if isinstance(error, RefusedError):
+        return REFUSED
+    if isinstance(error, ChangedHostKeyError | UnknownHostKeyError):
+        return UNTRUSTED
+    return UNREACHABLE if isinstance(error, ConnectError) else FAILED
+
+
 # What is done in a thread: on a device, of the wave of this name; None is not worth a line.
 _Job = Callable[[FleetDevice, str], Outcome | None]
 
@@ -258,8 +271,7 @@ class _Run:
         try:
             done = self._work(device)
         except EdgepackError as error:
-            kind = UNREACHABLE if isinstance(error, ConnectError) else FAILED
-            return self._outcome(device, wave, kind, started, error=error)
+            return self._outcome(device, wave, _kind_of(error), started, error=error)
         return self._outcome(device, wave, done.outcome, started, done=done)
 
     def _check(self, device: FleetDevice, wave: str) -> Outcome | None:

@@ -48,7 +48,7 @@ class Connector:
 def check_aliases(file: Path, devices: Iterable[FleetDevice], options: SshOptions) -> None:
     """Raise ConfigError for two devices of the fleet `file` that are one: the user's OpenSSH
     configuration gives both names the same HostName, port and way."""
-    from edgepack.device.ssh import Route
+    from edgepack.device.ssh_route import Route
 
     route = Route(options)
     seen: dict[tuple[str, int, str], str] = {}

@@ -30,7 +30,7 @@ class Check:
     install: str
 
 
-PYTHON_PACKAGES = ("apache-tvm", "onnx", "onnxruntime", "opencv-python-headless", "fabric")
+PYTHON_PACKAGES = ("apache-tvm", "onnx", "onnxruntime", "opencv-python-headless", "paramiko")
 
 
 def check_board(board: Board) -> list[Check]:

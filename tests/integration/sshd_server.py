@@ -65,9 +65,15 @@ class Sshd:
 
 
 def start(
-    folder: Path, *, extra: str = "", host_key_kind: str = "ed25519", sftp: str = "internal-sftp"
+    folder: Path,
+    *,
+    extra: str = "",
+    before: str = "",
+    host_key_kind: str = "ed25519",
+    sftp: str = "internal-sftp",
 ) -> Sshd:
-    """Start a server whose files are in `folder`; `extra` are more sshd_config lines."""
+    """Start a server whose files are in `folder`; `extra` are more sshd_config lines, and those
+    `before` count more than ours."""
     folder.mkdir()
     if os.getuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
@@ -83,7 +89,7 @@ def start(
     for _ in range(10):
         with closed_port() as port:
             pass
-        (folder / "config").write_text(f"Port {port}\n{config}")
+        (folder / "config").write_text(f"{before}Port {port}\n{config}")
         if (process := _listening(folder)) is not None:
             break
     else:

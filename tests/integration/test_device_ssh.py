@@ -17,7 +17,7 @@ from typing import Any
 import paramiko
 import pytest
 
-from edgepack.base.errors import ConfigError, ConnectError, RemoteError
+from edgepack.base.errors import ConfigError, ConnectError, RemoteError, UsageError
 from edgepack.bundle.manifest import Health
 from edgepack.deploy.deploy import DeployOptions, deploy_bundle
 from edgepack.device import (
@@ -26,6 +26,7 @@ from edgepack.device import (
     ChangedHostKeyError,
     ConnectionLostError,
     NotStartedError,
+    ProxyError,
     RemoteCommandError,
     RemoteTimeout,
     SshOptions,
@@ -215,11 +216,11 @@ def test_refused_key(sshd: Sshd, options: SshOptions, tmp_path: Path) -> None:
         with pytest.raises(AuthError, match=f"refuses {sshd.user}") as refused:
             SshDevice(address(sshd), options=replace(options, identity=wrong))
         assert "ssh-copy-id" in str(refused.value.hint)
-        assert refused.value.exit_code == 6
+        assert refused.value.exit_code == 11
 
 
 def test_keys_that_cannot_be_used(sshd: Sshd, options: SshOptions, tmp_path: Path) -> None:
-    with pytest.raises(AuthError, match="no such key file"):
+    with pytest.raises(UsageError, match="no such key file"):
         SshDevice(address(sshd), options=replace(options, identity=tmp_path / "missing"))
     locked = sshd_server.make_key(tmp_path / "locked", passphrase="secret")
     with pytest.raises(AuthError, match="passphrase") as protected:
@@ -338,10 +339,12 @@ def test_proxy_command(sshd: Sshd, tmp_path: Path) -> None:
     assert device.run("echo hello").stdout == "hello\n"
     device.close()
     config.write_text(config.read_text().replace(str(forward), "/nonexistent.py"))
-    with pytest.raises(UnreachableError, match=f"127.0.0.1:{sshd.port} cannot be reached"):
+    with pytest.raises(ProxyError, match=r"ended .exit code 2. without an answer") as said:
         SshDevice(
             Address(host="board"), options=SshOptions(config_file=config, connect_timeout_s=1)
         )
+    assert "can't open file '/nonexistent.py'" in said.value.message
+    assert said.value.exit_code == 11
 
 
 def test_configurations_that_do_not_work(tmp_path: Path) -> None:
@@ -352,7 +355,7 @@ def test_configurations_that_do_not_work(tmp_path: Path) -> None:
     with pytest.raises(ConnectError, match="round in circles"):
         SshDevice(Address(host="a"), options=SshOptions(config_file=config))
     config.write_text("Host a\n  ProxyJump a\n")
-    with pytest.raises(ConnectError, match="round in circles"):
+    with pytest.raises(ConfigError, match="jumphost loop via a"):  # ssh's own words
         SshDevice(Address(host="a"), options=SshOptions(config_file=config))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.base.errors import ConfigError, RemoteError, UsageError
+from edgepack.base.errors import RemoteError, UsageError
 from edgepack.boards import get_board
 from edgepack.device import (
     Address,
@@ -15,7 +15,6 @@ from edgepack.device import (
     RemoteCommandError,
     RemoteTimeout,
     open_device,
-    ssh_config,
 )
 from edgepack.device.base import RemoteResult
 from edgepack.device.errors import DiskFullError, command_error
@@ -37,6 +36,19 @@ def test_addresses(spec: str, address: Address) -> None:
 
 
 @pytest.mark.parametrize(
+    ("spec", "address"),
+    [
+        ("ssh://pi@board:2222", Address(host="board", user="pi", port=2222)),
+        ("ssh://board/", Address(host="board")),
+        ("ssh://a%40b@[fe80::1]:22", Address(host="fe80::1", user="a@b", port=22)),
+        ("a@b@board", Address(host="board", user="a@b")),
+    ],
+)
+def test_addresses_as_ssh_takes_them(spec: str, address: Address) -> None:
+    assert Address.parse(spec) == address
+
+
+@pytest.mark.parametrize(
     "spec",
     ["", "@board", "pi@", "board:", "board:99999", "board:0", "a b", "-oProxyCommand=x", "fe80::1"],
 )
@@ -49,20 +61,6 @@ def test_local_is_for_the_local_board_only() -> None:
     with pytest.raises(UsageError, match="rasp3b is not this machine"):
         open_device("local", get_board("rasp3b"))
     assert isinstance(open_device("local", get_board("local")), LocalDevice)
-
-
-def test_include_lines_of_the_configuration(tmp_path: Path) -> None:
-    (tmp_path / "conf.d").mkdir()
-    (tmp_path / "conf.d" / "boards").write_text("Host pi\n  HostName 10.0.0.7\n  User pi\n")
-    (tmp_path / "config").write_text("Include conf.d/*\nHost *\n  Port 2222\n")
-    found = ssh_config.load([tmp_path / "config", tmp_path / "missing"]).lookup("pi")
-    assert (found["hostname"], found["user"], found["port"]) == ("10.0.0.7", "pi", "2222")
-
-
-def test_includes_that_never_end(tmp_path: Path) -> None:
-    (tmp_path / "config").write_text("Include config\n")
-    with pytest.raises(ConfigError, match="too deeply"):
-        ssh_config.load([tmp_path / "config"])
 
 
 def test_local_commands(tmp_path: Path) -> None:

@@ -10,8 +10,15 @@ from typing import Any
 
 import pytest
 
-from edgepack.base.errors import ConfigError, RemoteError
-from edgepack.device import UnreachableError
+from edgepack.base.errors import ConfigError, EdgepackError, RemoteError
+from edgepack.device import (
+    AuthError,
+    ChangedHostKeyError,
+    ConnectionLostError,
+    ProxyError,
+    UnknownHostKeyError,
+    UnreachableError,
+)
 from edgepack.fleet import (
     FleetDevice,
     Journal,
@@ -155,6 +162,24 @@ def test_devices_that_are_off(counted: bool, status: str) -> None:
     # A canary that is off proves nothing.
     work = FakeWork(broken={"d00001"}, error=UnreachableError("off"))
     assert roll_out(make_plan(devices(9), settings), settings, work, Log()).status == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (AuthError("refuses pi"), "refused"),
+        (ProxyError("its ProxyCommand nc is not there"), "refused"),
+        (ChangedHostKeyError("another key"), "untrusted"),
+        (UnknownHostKeyError("no key"), "untrusted"),
+        (ConnectionLostError("cut"), "unreachable"),
+    ],
+)
+def test_only_devices_that_are_off_are_excused(error: EdgepackError, outcome: str) -> None:
+    settings = Settings(count_unreachable=False, parallel=1)
+    work = FakeWork(broken={f"d{n:05}" for n in range(2, 9)}, error=error)
+    result = roll_out(make_plan(devices(10), settings), settings, work, Log())
+    assert (result.status == "complete") == (outcome == "unreachable")
+    assert result.outcomes[outcome] == (7 if outcome == "unreachable" else 1)
 
 
 def test_a_bug_is_raised_after_those_under_way_have_ended() -> None:

@@ -69,7 +69,9 @@ def test_300_names_run_nothing(tmp_path: Path) -> None:
         options = SshOptions(config_file=config, jump=jump)
         with pytest.raises(EdgepackError) as caught:
             SshDevice(Address(host=host, user=user), options=options)
-        assert caught.value.exit_code == 2, (number, name, caught.value)
+        # Of a jump ssh takes the first word, which may be a name.
+        is_word = number % 5 == 4 and is_safe(line.split()[0])
+        assert caught.value.exit_code == (6 if is_word else 2), (number, name, caught.value)
         assert len(caught.value.message) < 1000
     assert not mark.exists() and not asked.exists()
     # The same way, with names that are names, is gone.
