@@ -234,7 +234,7 @@ class _Reading:
             no_jump = self.options.get("proxyjump") == ["none"]
             if not before or (before == {"proxyjump"} and no_jump and keyword == "proxycommand"):
                 self.options[keyword] = values
-        else:
+        elif (keyword, values) != ("connecttimeout", ["none"]):  # which is what is not set
             self.options.setdefault(keyword, values)
 
     def _matches_host(self, patterns: list[str], at: _At) -> bool:

@@ -25,6 +25,7 @@ from edgepack.device import (
     SshOptions,
     UnreachableError,
     ssh,
+    ssh_route,
 )
 from edgepack.device.ssh import SshDevice
 from tests.fake_app import FAKE_APP, fake_bundle
@@ -112,8 +113,8 @@ def test_a_link_that_falls_silent(
     sshd: Sshd, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is given up after a while (here 2 s), and a new one takes over from the old."""
-    monkeypatch.setattr(ssh, "_SILENCE_S", 2)
-    monkeypatch.setitem(ssh._TCP_OPTIONS, "TCP_USER_TIMEOUT", 2000)
+    monkeypatch.setattr(ssh, "SILENCE_S", 2)
+    monkeypatch.setitem(ssh_route._TCP_OPTIONS, "TCP_USER_TIMEOUT", 2000)
     bundle = bundle_of(tmp_path / "bundle", 8_000_000)
     with CuttingProxy(sshd.port, stall_after=4_000_000, stall_s=600) as proxy:
         report = deploy_bundle(bundle, connect(proxy), f"{tmp_path}/root")
