@@ -52,7 +52,10 @@ class Served:
     ) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
-            connection.request("GET" if body is None else "POST", path, body, headers or {})
+            headers = {} if headers is None else headers
+            if body is not None:
+                headers = {"Content-Type": "application/json", **headers}
+            connection.request("GET" if body is None else "POST", path, body, headers)
             answer = connection.getresponse()
             return answer.status, dict(answer.getheaders()), answer.read()
         finally:
@@ -224,7 +227,9 @@ def test_bodies_that_never_end(app: Path) -> None:
     """Of all that come together no more than 64 MB are kept, and others are answered meanwhile."""
     part = bytes(1 << 20)
     with serving(app) as served, ExitStack() as stack:
-        head = f"POST {served.model}/infer HTTP/1.1\r\nContent-Type: image/png\r\n"
+        head = (
+            f"POST {served.model}/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n"
+        )
         request = f"{head}Content-Length: {16 << 20}\r\n\r\n".encode()
         for _ in range(12):
             address = ("127.0.0.1", served.port)
@@ -242,7 +247,9 @@ def test_a_stop_loses_no_request(app: Path, photo: Path) -> None:
     """Of fifty clients half have asked before, over the same connection; then comes the signal."""
     body = photo.read_bytes()
     with serving(app, "--queue", "100") as served, ExitStack() as stack:
-        head = f"POST {served.model}/infer HTTP/1.1\r\nContent-Type: image/png\r\n"
+        head = (
+            f"POST {served.model}/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n"
+        )
         request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
         def receive(client: socket.socket) -> tuple[int, str | None, str]:
@@ -295,7 +302,10 @@ def test_a_stop_waits_for_a_handshake(app: Path, photo: Path) -> None:
             client.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, b"\0" * 4)
             client.setblocking(True)  # the server's kernel asks again after a second
             wait_until(lambda served=served: ESTABLISHED in tcp_states(served.port))
-            head = f"POST {served.model}/infer HTTP/1.1\r\nContent-Type: image/png\r\n"
+            head = (
+                f"POST {served.model}/infer HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                "Content-Type: image/png\r\n"
+            )
             client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             served.process.send_signal(signal.SIGCONT)
             answer = http.client.HTTPResponse(client)
@@ -360,7 +370,10 @@ def test_a_port_of_a_service(photo: Path, tmp_path: Path) -> None:
         def ask() -> tuple[int, Any]:
             to, own = ("127.0.0.1", 8080), ("127.0.0.1", 0)
             with transport.open_channel("direct-tcpip", to, own, timeout=60) as channel:
-                head = "POST /v2/models/means/infer HTTP/1.1\r\nContent-Type: image/png\r\n"
+                head = (
+                    "POST /v2/models/means/infer HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                    "Content-Type: image/png\r\n"
+                )
                 channel.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
                 answer = http.client.HTTPResponse(channel)
                 answer.begin()

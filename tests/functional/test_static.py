@@ -159,7 +159,8 @@ def infer(path: Path, model: str, tensor: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
         client.settimeout(60)
-        head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nContent-Length: {len(tensor)}\r\n"
+        head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\n"
+        head += f"Content-Length: {len(tensor)}\r\n"
         client.sendall(f"{head}Inference-Header-Content-Length: 0\r\n\r\n".encode() + tensor)
         answer = http.client.HTTPResponse(client)
         answer.begin()

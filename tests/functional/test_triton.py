@@ -102,7 +102,12 @@ def test_tensors(
     """In each form the bits of a single run; without a wish the client asks for all, as binary."""
     wanted = [] if got is None else [triton.InferRequestedOutput("means", binary_data=got)]
     answer = client.infer(
-        name, [asked(triton, binary=sent)], outputs=wanted, request_id="7", timeout=10**6
+        name,
+        [asked(triton, binary=sent)],
+        outputs=wanted,
+        request_id="7",
+        timeout=10**6,
+        headers={} if sent else {"Content-Type": "application/json"},
     )
     assert answer.get_response()["id"] == "7"
     assert ("data" in answer.get_output("means")) == (got is False)

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <iterator>
 #include <linux/filter.h>
+#include <map>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -15,6 +16,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <system_error>
+#include <tuple>
 #include <unistd.h>
 
 #include "common/error.h"
@@ -25,7 +27,11 @@ namespace edgepack {
 namespace {
 
 constexpr std::size_t kReceiveBytes = std::size_t{64} << 10U;
-constexpr int kBacklog = 128;
+constexpr int kBacklog = 1024;
+/// So many are let in before those that are here go on.
+constexpr int kAcceptedAtOnce = 64;
+/// A client that has just connected gets this long to say something before it counts as slow.
+constexpr std::chrono::milliseconds kGrace(500);
 /// A client that was refused may still be sending: an answer that is followed by a reset is lost.
 constexpr std::chrono::milliseconds kLinger(2000);
 /// When the server stops: for a client that has just connected, or is about to have, to say what it
@@ -33,12 +39,20 @@ constexpr std::chrono::milliseconds kLinger(2000);
 constexpr std::chrono::milliseconds kLastRequest(500);
 constexpr std::chrono::milliseconds kNoDescriptors(200);
 
+/// No page from elsewhere shows an answer as its own, or takes it for something else.
+constexpr const char* kForBrowsers =
+    "Cross-Origin-Resource-Policy: same-origin\r\n"
+    "X-Content-Type-Options: nosniff\r\n"
+    "X-Frame-Options: DENY\r\n";
+
 const char* ReasonOf(int status) {
   switch (status) {
     case 200:
       return "OK";
     case 400:
       return "Bad Request";
+    case 401:
+      return "Unauthorized";
     case 403:
       return "Forbidden";
     case 404:
@@ -51,10 +65,14 @@ const char* ReasonOf(int status) {
       return "Content Too Large";
     case 415:
       return "Unsupported Media Type";
+    case 417:
+      return "Expectation Failed";
     case 429:
       return "Too Many Requests";
     case 431:
       return "Request Header Fields Too Large";
+    case 501:
+      return "Not Implemented";
     case 503:
       return "Service Unavailable";
     case 505:
@@ -66,18 +84,20 @@ const char* ReasonOf(int status) {
 
 const char* RefusalOf(int status) {
   switch (status) {
-    case 403:
-      return "the Host header names neither localhost nor an address";
     case 408:
       return "the request took too long";
     case 413:
       return "the body is larger than this request's may be";
     case 415:
       return "Content-Encoding is not supported";
+    case 417:
+      return "Expect: nothing but 100-continue is supported";
     case 429:
       return "too many requests at a time";
     case 431:
-      return "the headers are too large";
+      return "the headers, the trailers or the extensions of chunks are too large";
+    case 501:
+      return "neither CONNECT nor a Transfer-Encoding beside chunked is supported";
     case 505:
       return "only HTTP/1.0 and HTTP/1.1 are supported";
     default:
@@ -85,14 +105,26 @@ const char* RefusalOf(int status) {
   }
 }
 
-/// A page that a browser loaded from elsewhere can have its own name point to this machine (DNS
-/// rebinding). The name it was loaded from is in the Host header: no address, then.
-bool IsOwnHost(std::string host) {
-  const std::size_t bracket = host.find(']');
-  if (!host.empty() && host.front() == '[' && bracket != std::string::npos) return true;
-  host = host.substr(0, host.find(':'));
-  in_addr address = {};
-  return host.empty() || host == "localhost" || inet_pton(AF_INET, host.c_str(), &address) == 1;
+/// Who is at the other end: an address, of IPv6 the network, or the account behind a Unix socket.
+std::string PeerOf(int fd) {
+  sockaddr_storage storage = {};
+  socklen_t size = sizeof(storage);
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&storage), &size) != 0) return {};
+  const auto bytes = [](const void* data, std::size_t count) {
+    return std::string(static_cast<const char*>(data), count);
+  };
+  if (storage.ss_family == AF_INET) {
+    return bytes(&reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr, sizeof(in_addr));
+  }
+  if (storage.ss_family == AF_INET6) {
+    const in6_addr& address = reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr;
+    if (IN6_IS_ADDR_V4MAPPED(&address)) return bytes(&address.s6_addr[12], sizeof(in_addr));
+    return bytes(&address, sizeof(address) / 2);
+  }
+  ucred who = {};
+  size = sizeof(who);
+  getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size);
+  return "account " + std::to_string(who.uid);
 }
 
 [[noreturn]] void FailToListen(const std::string& option, const std::string& where) {
@@ -149,15 +181,37 @@ struct HttpServer::Connection {
   };
 
   Connection(std::uint64_t number, Fd socket, const HttpHandler& handler)
-      : id(number), fd(std::move(socket)), parser(handler.most_body) {}
+      : id(number), fd(std::move(socket)), peer(PeerOf(fd.get())), parser(handler.most_body) {}
 
   [[nodiscard]] bool idle() const {
     return state == State::kReading && in.empty() && !parser.begun();
   }
 
+  /// Whether it has sent what is to be looked at without waiting for more.
+  [[nodiscard]] bool ready() const { return state == State::kReading && !in.empty(); }
+
+  /// From now on its bytes count as those of something else.
+  void Begin() {
+    moved = 0;
+    since = Clock::now();
+  }
+
+  /// The lower, the sooner it gives way.
+  [[nodiscard]] double speed(Clock::time_point now) const {
+    if (state == State::kLingering) return -1;  // it has had its answer
+    const auto most = std::chrono::duration<double>(
+        std::max<Clock::duration>(now - since, std::chrono::seconds(1)));
+    return static_cast<double>(moved) / most.count();
+  }
+
   std::uint64_t id;
   Fd fd;
+  std::string peer;
   HttpParser parser;
+  Clock::time_point came = Clock::now();
+  Clock::time_point since = came;
+  std::uint64_t moved = 0;  // bytes since then
+  bool asked = false;       // a whole request, at some time
   State state = State::kReading;
   Clock::time_point deadline;
   std::string in;   // what the parser has not taken yet
@@ -172,8 +226,9 @@ struct HttpServer::Connection {
 };
 
 HttpServer::HttpServer(const std::string& option, const HttpAddress& address, HttpHandler handler,
-                       HttpLimits limits)
+                       HttpLimits limits, HttpAccess access)
     : handler_(std::move(handler)),
+      guard_(std::move(access)),
       limits_(limits),
       wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       buffer_(kReceiveBytes) {
@@ -202,7 +257,6 @@ void HttpServer::Listen(const std::string& option, const HttpAddress& address) {
     to->sin6_family = AF_INET6;
     to->sin6_port = htons(static_cast<std::uint16_t>(address.port));
     inet_pton(AF_INET6, address.host.c_str(), &to->sin6_addr);
-    check_host_ = IN6_IS_ADDR_LOOPBACK(&to->sin6_addr);
     size = sizeof(*to);
     name_ = "http://[" + address.host + "]:";
   } else {
@@ -210,7 +264,6 @@ void HttpServer::Listen(const std::string& option, const HttpAddress& address) {
     to->sin_family = AF_INET;
     to->sin_port = htons(static_cast<std::uint16_t>(address.port));
     inet_pton(AF_INET, address.host.c_str(), &to->sin_addr);
-    check_host_ = address.host.substr(0, 4) == "127.";
     size = sizeof(*to);
     name_ = "http://" + address.host + ":";
   }
@@ -256,20 +309,23 @@ void HttpServer::Poll(bool on_signal, std::optional<std::chrono::milliseconds> m
   using State = Connection::State;
   std::vector<pollfd> wanted;
   wanted.reserve(connections_.size() + 2);
+  bool waits = true;
   for (const auto& c : connections_) {
     unsigned events = c->sent < c->out.size() ? POLLOUT : 0;
     const bool reads = c->state == State::kReading || c->state == State::kLingering ||
                        c->state == State::kStreaming;
-    if (reads) events |= POLLIN;
+    if (reads && !c->ready()) events |= POLLIN;
+    waits = waits && !c->ready();
     wanted.push_back({c->fd.get(), static_cast<decltype(pollfd::events)>(events), 0});
   }
   const std::size_t count = connections_.size();
   wanted.push_back({wake_.get(), POLLIN, 0});
-  const bool accepts = listener_ && !full_ && Clock::now() >= pause_;
+  const bool accepts = listener_ && Clock::now() >= pause_ && HasRoom();
   if (accepts) wanted.push_back({listener_.get(), POLLIN, 0});
 
   std::optional<std::chrono::milliseconds> wait = UntilDeadline();
   if (most) wait = std::min(wait.value_or(*most), *most);
+  if (!waits) wait = std::chrono::milliseconds(0);
   timespec limit = {};
   if (wait) {
     limit.tv_sec = static_cast<time_t>(wait->count() / 1000);
@@ -278,10 +334,14 @@ void HttpServer::Poll(bool on_signal, std::optional<std::chrono::milliseconds> m
   const sigset_t mask = StopMask();
   const int ready =
       ppoll(wanted.data(), wanted.size(), wait ? &limit : nullptr, on_signal ? &mask : nullptr);
-  if (ready <= 0) return;
+  if (ready < 0) return;
   for (std::size_t i = 0; i < count; ++i) {
+    Connection* const connection = connections_[i].get();
+    if (connection->state == State::kClosed) continue;  // for another one, meanwhile
     if (wanted[i].revents != 0) {
-      Serve(connections_[i].get(), static_cast<unsigned>(wanted[i].revents));
+      Serve(connection, static_cast<unsigned>(wanted[i].revents));
+    } else if (connection->ready()) {
+      Advance(connection);
     }
   }
   std::uint64_t woken = 0;
@@ -304,12 +364,9 @@ std::optional<std::chrono::milliseconds> HttpServer::UntilDeadline() const {
 
 /// Lets in who has connected. Whether nobody else waits.
 bool HttpServer::Accept() {
-  for (bool first = true;; first = false) {
-    if (connections_.size() >= limits_.connections) {
-      // Nobody gives way to a client that may not be there.
-      full_ = draining_ || (first && !DropIdle());  // until one has gone
-      if (full_ || !first) return false;
-    }
+  for (int i = 0; i < kAcceptedAtOnce; ++i) {
+    Forget();
+    if (!HasRoom()) break;
     Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd) {
       if (errno == ECONNABORTED || errno == EINTR) continue;
@@ -320,24 +377,115 @@ bool HttpServer::Accept() {
     }
     const int on = 1;
     setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // no error on a Unix socket
-    auto connection = std::make_unique<Connection>(next_id_++, std::move(fd), handler_);
+    connections_.push_back(std::make_unique<Connection>(next_id_++, std::move(fd), handler_));
+    Connection* const connection = connections_.back().get();
     connection->deadline = Clock::now() + (draining_ ? kLastRequest : limits_.idle);
-    connections_.push_back(std::move(connection));
+    MakeRoomFor(connection);
     open_ = static_cast<int>(connections_.size());
+    // What it asks has mostly come with it: it is answered before the next one could push it out.
+    Serve(connection, POLLIN);
   }
+  return false;
 }
 
-/// Closes the connection that has been idle longest, if there is one.
-bool HttpServer::DropIdle() {
-  auto oldest = connections_.end();
-  for (auto it = connections_.begin(); it != connections_.end(); ++it) {
-    if ((*it)->idle() && (oldest == connections_.end() || (*it)->deadline < (*oldest)->deadline)) {
-      oldest = it;
-    }
+/// Whether somebody can be let in: nobody gives way who waits for an answer.
+bool HttpServer::HasRoom() const {
+  if (connections_.size() < limits_.connections) return true;
+  return !draining_ && std::any_of(connections_.begin(), connections_.end(), [](const auto& c) {
+    return c->state != Connection::State::kWaiting;
+  });
+}
+
+std::size_t HttpServer::CountOf(const std::string& peer) const {
+  return static_cast<std::size_t>(std::count_if(
+      connections_.begin(), connections_.end(),
+      [&](const auto& c) { return c->peer == peer && c->state != Connection::State::kClosed; }));
+}
+
+/// Of those that count, whoever moved the fewest bytes for its time; who has only just connected
+/// comes last.
+HttpServer::Connection* HttpServer::PickSlowest(
+    const std::function<bool(const Connection&)>& counts) const {
+  const Clock::time_point now = Clock::now();
+  const auto rank = [&](const Connection& c) {
+    const bool new_here = !c.asked && now - c.came < kGrace;
+    return std::make_tuple(new_here, c.speed(now), c.since);
+  };
+  Connection* slowest = nullptr;
+  for (const auto& c : connections_) {
+    if (c->state == Connection::State::kClosed || !counts(*c)) continue;
+    if (slowest == nullptr || rank(*c) < rank(*slowest)) slowest = c.get();
   }
-  if (oldest == connections_.end()) return false;
-  connections_.erase(oldest);
+  return slowest;
+}
+
+/// Closes a connection if there are too many with the newest one.
+void HttpServer::MakeRoomFor(const Connection* newest) {
+  const auto evictable = [&](const Connection& c) {
+    return &c != newest && c.state != Connection::State::kWaiting;
+  };
+  Connection* slowest = nullptr;
+  if (CountOf(newest->peer) > limits_.connections_of_peer) {
+    slowest =
+        PickSlowest([&](const Connection& c) { return evictable(c) && c.peer == newest->peer; });
+  } else if (connections_.size() > limits_.connections) {
+    std::map<std::string_view, std::size_t> counts;
+    for (const auto& c : connections_) ++counts[c->peer];
+    std::size_t most = 0;
+    for (const auto& c : connections_) {
+      if (evictable(*c)) most = std::max(most, counts[c->peer]);
+    }
+    slowest =
+        PickSlowest([&](const Connection& c) { return evictable(c) && counts[c.peer] == most; });
+  }
+  if (slowest == nullptr) return;
+  Close(slowest);
+  Forget();
+}
+
+/// Whether there may be one stream more: where there are as many as may be, the slowest ends of
+/// whoever has most. Nobody gives up its only one.
+bool HttpServer::MakeRoomForStream(const Connection* newest) {
+  std::map<std::string_view, std::size_t> counts;
+  std::size_t all = 0;
+  const auto streams = [&](const Connection& c) {
+    return &c != newest && c.stream && c.state != Connection::State::kClosed;
+  };
+  for (const auto& c : connections_) {
+    if (!streams(*c)) continue;
+    ++counts[c->peer];
+    ++all;
+  }
+  if (all < limits_.streams) return true;
+  std::size_t most = 0;
+  for (const auto& [peer, count] : counts) most = std::max(most, count);
+  const std::size_t own = counts[newest->peer];
+  if (own == 0 && most < 2) return false;
+  Close(PickSlowest([&](const Connection& c) {
+    return streams(c) &&
+           (own != 0 && own + 1 >= most ? c.peer == newest->peer : counts[c.peer] == most);
+  }));
   return true;
+}
+
+/// Refuses bodies that are not whole, while all together are too large: of the peer that has most
+/// of them, those that come most slowly.
+void HttpServer::MakeRoomForBodies() {
+  const auto half = [](const Connection& c) {
+    return c.state == Connection::State::kReading && c.parser.body_bytes() != 0;
+  };
+  while (HeldBytes() > limits_.body_bytes) {
+    std::map<std::string_view, std::size_t> bytes;
+    for (const auto& c : connections_) {
+      if (half(*c)) bytes[c->peer] += c->parser.body_bytes();
+    }
+    std::size_t most = 0;
+    for (const auto& [peer, count] : bytes) most = std::max(most, count);
+    Connection* const slowest =
+        PickSlowest([&](const Connection& c) { return half(c) && bytes[c.peer] == most; });
+    if (slowest == nullptr) return;
+    Refuse(slowest, 429);
+  }
 }
 
 void HttpServer::Serve(Connection* connection, unsigned events) {
@@ -359,18 +507,21 @@ bool HttpServer::Read(Connection* connection) {
     Close(connection);
     return false;
   }
+  connection->moved += static_cast<std::uint64_t>(size);
   if (connection->state == Connection::State::kReading) {
     connection->in.append(buffer_.data(), static_cast<std::size_t>(size));
   }
   return true;
 }
 
-/// Goes on with a connection as far as it can without waiting.
+/// Goes on with a connection as far as it can without waiting, but for one request at most: others
+/// come first, however many it has sent at once.
 void HttpServer::Advance(Connection* connection) {
   using State = Connection::State;
-  for (;;) {
+  for (bool parsed = false;;) {
     if (connection->state == State::kReading) {
-      if (connection->in.empty() || !Parse(connection)) return;
+      if (parsed || connection->in.empty() || !Parse(connection)) return;
+      parsed = true;
     } else if (connection->state == State::kWriting) {
       if (!Flush(connection) || connection->sent < connection->out.size()) return;
       connection->out.clear();
@@ -399,6 +550,7 @@ void HttpServer::HandOver(Connection* connection) {
   } else if (connection->keep_alive && !draining_) {
     connection->state = State::kReading;
     connection->deadline = now + limits_.idle;
+    connection->Begin();
   } else if (connection->linger) {
     shutdown(connection->fd.get(), SHUT_WR);
     connection->state = State::kLingering;
@@ -419,14 +571,16 @@ bool HttpServer::Parse(Connection* connection) {
     return true;
   }
   const Clock::time_point now = Clock::now();
-  if (!begun) connection->deadline = now + limits_.head;
+  if (!begun) {
+    connection->deadline = now + limits_.head;
+    connection->since = now;
+  }
+  if (!head && parser.head_complete() && Denied(connection)) return true;
   if (!head && parser.head_complete()) connection->deadline = now + limits_.body;
   if (draining_) connection->deadline = std::min(connection->deadline, now + limits_.drain);
   if (!parser.complete()) {
-    if (HeldBytes() > limits_.body_bytes) {
-      Refuse(connection, 429);
-      return true;
-    }
+    MakeRoomForBodies();
+    if (connection->state != Connection::State::kReading) return true;
     if (!head && parser.head_complete() && parser.expects_continue()) {
       connection->out += "HTTP/1.1 100 Continue\r\n\r\n";
       Flush(connection);
@@ -438,14 +592,34 @@ bool HttpServer::Parse(Connection* connection) {
   connection->head_only = request.method == "HEAD";
   connection->held = request.body.size();
   connection->state = Connection::State::kWaiting;
-  if (check_host_ && !IsOwnHost(request.host)) {
-    Give(connection, HttpError(403, RefusalOf(403)));
-    return true;
-  }
+  connection->asked = true;
   if (auto answer = handler_.handle(connection->id, std::move(request))) {
-    Give(connection, *answer);
+    GiveOrStream(connection, *answer);
   }
   return true;
+}
+
+/// Whether whoever asks is to get no answer; it has been told so.
+bool HttpServer::Denied(Connection* connection) const {
+  const HttpRequest& head = connection->parser.head();
+  const std::optional<HttpGuard::Denial> denial = guard_.Judge(head);
+  if (!denial) return false;
+  connection->head_only = head.method == "HEAD";
+  HttpAnswer answer = HttpError(denial->status, denial->message);
+  if (denial->status == 401) {
+    answer.headers =
+        "WWW-Authenticate: Bearer realm=\"edgepack-run\"\r\n"
+        "WWW-Authenticate: Basic realm=\"edgepack-run\", charset=\"UTF-8\"\r\n";
+  }
+  Refuse(connection, answer);
+  return true;
+}
+
+void HttpServer::GiveOrStream(Connection* connection, const HttpAnswer& answer) {
+  if (answer.stream && !connection->head_only && !MakeRoomForStream(connection)) {
+    return Give(connection, HttpError(503, "as many look at it as may"));
+  }
+  Give(connection, answer);
 }
 
 /// Sends what there is. False if the client is gone.
@@ -461,6 +635,7 @@ bool HttpServer::Flush(Connection* connection) {
       return false;
     }
     connection->sent += static_cast<std::size_t>(size);
+    connection->moved += static_cast<std::uint64_t>(size);
   }
   return true;
 }
@@ -472,11 +647,13 @@ void HttpServer::Give(Connection* connection, const HttpAnswer& answer) const {
   if (!answer.content_type.empty()) out += "Content-Type: " + answer.content_type + "\r\n";
   if (!answer.stream) out += "Content-Length: " + std::to_string(answer.body.size()) + "\r\n";
   if (answer.status == 429 || answer.status == 503) out += "Retry-After: 1\r\n";
+  out += kForBrowsers;
   out += answer.headers;
   out += connection->keep_alive ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n";
   if (!connection->head_only) out += answer.body;
   connection->stream = answer.stream && !connection->head_only;
   connection->held = 0;
+  connection->Begin();
   connection->state = Connection::State::kWriting;
   connection->deadline = Clock::now() + limits_.write;
   handler_.answered(answer.status);
@@ -484,10 +661,15 @@ void HttpServer::Give(Connection* connection, const HttpAnswer& answer) const {
 
 /// Answers a request that is none, and closes the connection.
 void HttpServer::Refuse(Connection* connection, int status) const {
+  Refuse(connection, HttpError(status, RefusalOf(status)));
+}
+
+void HttpServer::Refuse(Connection* connection, const HttpAnswer& answer) const {
   connection->keep_alive = false;
   connection->linger = true;
   connection->in = {};
-  Give(connection, HttpError(status, RefusalOf(status)));
+  connection->parser.Take();  // what came of it takes no memory any more
+  Give(connection, answer);
 }
 
 void HttpServer::TakeAnswers() {
@@ -504,7 +686,7 @@ void HttpServer::TakeAnswers() {
     if (found == connections_.end()) continue;
     Connection* const connection = found->get();
     if (connection->state != Connection::State::kWaiting) continue;
-    Give(connection, answer);
+    GiveOrStream(connection, answer);
     Advance(connection);
   }
 }
@@ -549,7 +731,6 @@ void HttpServer::Forget() {
   connections_.erase(std::remove_if(connections_.begin(), connections_.end(), closed),
                      connections_.end());
   open_ = static_cast<int>(connections_.size());
-  if (connections_.size() < limits_.connections) full_ = false;
 }
 
 /// Stops: whoever has connected may finish what it has begun, or say what it wants at once.

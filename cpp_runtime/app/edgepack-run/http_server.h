@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "common/fd.h"
+#include "http_access.h"
 #include "http_address.h"
 #include "http_parser.h"
 
@@ -40,7 +41,12 @@ struct HttpHandler {
 /// What clients may take. A slow or silent one costs a connection for a limited time, and no
 /// thread.
 struct HttpLimits {
+  /// When there are more, one gives way that does not wait for its answer: of the peer that has
+  /// most, whoever moved the fewest bytes since it began what it does.
   std::size_t connections = 128;
+  std::size_t connections_of_peer = 96;
+  /// Of streams, which end when their clients go: whoever has most of them gives one up.
+  std::size_t streams = 16;
   /// Of bodies that have come and are not answered, all together.
   std::size_t body_bytes = std::size_t{64} << 20U;
   std::chrono::milliseconds head{10000};   ///< from a request's first byte to the end of its head
@@ -55,7 +61,7 @@ class HttpServer {
  public:
   /// Listens from now on. Throws UsageError about `option` if it cannot.
   HttpServer(const std::string& option, const HttpAddress& address, HttpHandler handler,
-             HttpLimits limits = {});
+             HttpLimits limits = {}, HttpAccess access = {});
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
@@ -88,7 +94,13 @@ class HttpServer {
 
   void Listen(const std::string& option, const HttpAddress& address);
   bool Accept();
-  bool DropIdle();
+  [[nodiscard]] bool HasRoom() const;
+  [[nodiscard]] std::size_t CountOf(const std::string& peer) const;
+  Connection* PickSlowest(const std::function<bool(const Connection&)>& counts) const;
+  void MakeRoomFor(const Connection* newest);
+  bool MakeRoomForStream(const Connection* newest);
+  void MakeRoomForBodies();
+  void GiveOrStream(Connection* connection, const HttpAnswer& answer);
   void Poll(bool on_signal, std::optional<std::chrono::milliseconds> most);
   [[nodiscard]] std::optional<std::chrono::milliseconds> UntilDeadline() const;
   void Serve(Connection* connection, unsigned events);
@@ -96,10 +108,12 @@ class HttpServer {
   void Close(Connection* connection);
   void Advance(Connection* connection);
   bool Parse(Connection* connection);
+  bool Denied(Connection* connection) const;
   bool Flush(Connection* connection);
   void HandOver(Connection* connection);
   void Give(Connection* connection, const HttpAnswer& answer) const;
   void Refuse(Connection* connection, int status) const;
+  void Refuse(Connection* connection, const HttpAnswer& answer) const;
   void TakeAnswers();
   void FeedStreams();
   void Expire();
@@ -109,17 +123,16 @@ class HttpServer {
   void Wake() const;
 
   HttpHandler handler_;
+  HttpGuard guard_;
   HttpLimits limits_;
   std::string name_;
   std::filesystem::path socket_path_;
-  bool check_host_ = false;
   Fd listener_;
   Fd wake_;
   std::vector<std::unique_ptr<Connection>> connections_;
   std::vector<char> buffer_;
   std::uint64_t next_id_ = 1;
   bool draining_ = false;
-  bool full_ = false;
   Clock::time_point pause_;        // of accepting, when there were no descriptors left
   Clock::time_point last_accept_;  // when draining
 

@@ -452,7 +452,7 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
   LineSink sink(options.out.value_or(SinkOptions()), out);
   FrameMetrics metrics;
   std::optional<Preview> preview;
-  if (options.preview) preview.emplace(*options.preview, &metrics, err);
+  if (options.preview) preview.emplace(*options.preview, AccessOf(options), &metrics, err);
 
   Worker writing([&] {
     const Closing<Line> closing(&lines);

@@ -133,6 +133,9 @@ void CheckCombination(const Options& options) {
   if ((options.out || options.preview) && !options.images && !options.frames && !options.camera) {
     throw UsageError("--out and --preview need --images, --frames or --camera");
   }
+  if ((options.token_file || !options.hosts.empty()) && !options.serve && !options.preview) {
+    throw UsageError("--host and --token-file need --serve or --preview");
+  }
   if (options.queue && !options.serve) throw UsageError("--queue needs --serve");
   CheckFrames(options);
   if ((options.watch || options.images || options.frames || options.camera || options.serve) &&
@@ -218,6 +221,8 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--serve", [&](Value text) { options.serve = HttpAddress::Parse("--serve", text); }},
       {"--queue", [&](Value text) { options.queue = WholeNumber("--queue", text, 1, kMaxQueue); }},
       {"--preview", [&](Value text) { options.preview = HttpAddress::Parse("--preview", text); }},
+      {"--host", [&](Value text) { options.hosts.push_back(ToHostName("--host", text)); }},
+      {"--token-file", [&](Value text) { options.token_file = text; }},
       {"--out",
        [&](Value text) {
          sink.Parse(text);
@@ -258,6 +263,13 @@ Options ParseOptions(const std::vector<std::string>& words) {
   if (options.out) options.out = sink;
   CheckCombination(options);
   return options;
+}
+
+HttpAccess AccessOf(const Options& options) {
+  HttpAccess access;
+  access.hosts = options.hosts;
+  if (options.token_file) access.token = ReadToken("--token-file", *options.token_file);
+  return access;
 }
 
 const char* HelpText() {
@@ -302,6 +314,10 @@ usage: edgepack-run (--image FILE | --images WHERE | --frames FORMAT | --camera 
                        protocol (KServe's, Triton's): PORT of this machine alone, HOST:PORT, or
                        unix:PATH. A photo may be posted, too; /metrics is for Prometheus
   --queue N            requests that may wait for the model (8); others get status 429
+  --host NAME          with --serve or --preview: a name by which it is asked, besides localhost,
+                       this machine's own and addresses; repeat for more
+  --token-file FILE    with --serve or --preview: each request has to show the token in this file,
+                       as "Authorization: Bearer TOKEN" or as a password
   --output FILE        write an output as .npy; repeat for several
   --expected FILE      compare an output with this .npy; repeat for several
   --dump CALL:TENSOR:FILE

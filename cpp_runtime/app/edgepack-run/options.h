@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "http_access.h"
 #include "http_address.h"
 #include "sink.h"
 
@@ -47,6 +48,8 @@ struct Options {
   std::optional<HttpAddress> serve;
   std::optional<int> queue;
   std::optional<HttpAddress> preview;
+  std::vector<std::string> hosts;  ///< names that --serve or --preview is asked by
+  std::optional<std::filesystem::path> token_file;
   std::optional<SinkOptions> out;
   std::vector<std::filesystem::path> inputs;
   std::vector<std::filesystem::path> postprocess;
@@ -75,6 +78,9 @@ struct Options {
 
 /// Parses the words after the program's name. Throws UsageError.
 Options ParseOptions(const std::vector<std::string>& words);
+
+/// Who may ask --serve or --preview. Reads --token-file; throws UsageError.
+HttpAccess AccessOf(const Options& options);
 
 /// What --help prints.
 const char* HelpText();

@@ -65,16 +65,19 @@ constexpr const char* kPage = R"html(<!doctype html>
 constexpr const char* kPageHeaders =
     "Content-Security-Policy: default-src 'self'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; frame-ancestors 'none'\r\n"
-    "X-Content-Type-Options: nosniff\r\n";
+    "Cross-Origin-Opener-Policy: same-origin\r\n"
+    "Referrer-Policy: no-referrer\r\n";
 
 }  // namespace
 
-Preview::Preview(const HttpAddress& address, const FrameMetrics* metrics, std::ostream& err)
+Preview::Preview(const HttpAddress& address, HttpAccess access, const FrameMetrics* metrics,
+                 std::ostream& err)
     : metrics_(metrics),
       server_("--preview", address,
               {[](const HttpRequest&) { return kMostPreviewBody; },
                [this](std::uint64_t, const HttpRequest& request) { return Handle(request); },
-               [](int) {}}),
+               [](int) {}},
+              {}, std::move(access)),
       serving_([this] { server_.Run(false); }),
       drawing_([this] { Draw(); }) {
   err << "preview on " << server_.name() << std::endl;

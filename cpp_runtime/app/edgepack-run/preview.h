@@ -22,7 +22,8 @@ namespace edgepack {
 class Preview {
  public:
   /// Listens, and says on `err` where. Throws UsageError.
-  Preview(const HttpAddress& address, const FrameMetrics* metrics, std::ostream& err);
+  Preview(const HttpAddress& address, HttpAccess access, const FrameMetrics* metrics,
+          std::ostream& err);
   ~Preview();
   Preview(const Preview&) = delete;
   Preview& operator=(const Preview&) = delete;

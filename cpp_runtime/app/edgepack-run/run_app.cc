@@ -643,7 +643,8 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
                 preprocessor->GeometryOf(picture.size.height, picture.size.width), &report);
     return JsonLine(report);
   };
-  Serve(model, *options.serve, static_cast<std::size_t>(options.queue.value_or(kQueue)), err);
+  Serve(model, *options.serve, AccessOf(options),
+        static_cast<std::size_t>(options.queue.value_or(kQueue)), err);
 }
 
 /// --images, --frames and --camera.

@@ -22,6 +22,8 @@ namespace {
 /// Of a photo as it is posted.
 constexpr std::size_t kMostPhotoBytes = std::size_t{16} << 20U;
 constexpr std::size_t kMostOtherBytes = 4096;
+/// That wait for the model and have a connection each, besides those that any server has.
+constexpr std::size_t kMostWaiting = 512;
 
 using ServeClock = std::chrono::steady_clock;
 
@@ -33,9 +35,20 @@ bool IsPhotoType(const std::string& content_type) {
   return content_type == "image/jpeg" || content_type == "image/png";
 }
 
-bool IsTensorType(const std::string& content_type) {
-  return content_type.empty() || content_type == "application/json" ||
-         content_type == "application/octet-stream";
+/// Web pages can send neither type, nor that header, to another server unless it says so. Who sends
+/// no type may be one.
+bool HasTensors(const HttpRequest& request) {
+  return request.content_type == "application/json" ||
+         request.content_type == "application/octet-stream" ||
+         (request.content_type.empty() && request.json_bytes);
+}
+
+/// As many connections as may wait for the model come on top of the others.
+HttpLimits LimitsOf(std::size_t queue) {
+  HttpLimits limits;
+  limits.connections += std::min(queue, kMostWaiting);
+  limits.connections_of_peer = limits.connections / 4 * 3;
+  return limits;
 }
 
 /// What a mistake in a request is answered with, and what is wrong with the model or the bundle.
@@ -53,7 +66,8 @@ HttpAnswer Json(std::string text) { return {200, "application/json", std::move(t
 
 class ModelServer {
  public:
-  ModelServer(const ServedModel& model, const HttpAddress& address, std::size_t queue)
+  ModelServer(const ServedModel& model, const HttpAddress& address, HttpAccess access,
+              std::size_t queue)
       : model_(model),
         queue_most_(queue),
         queue_(queue),
@@ -63,7 +77,8 @@ class ModelServer {
                  [this](std::uint64_t id, HttpRequest request) {
                    return Handle(id, std::move(request));
                  },
-                 [this](int status) { metrics_.CountAnswer(status); }}) {
+                 [this](int status) { metrics_.CountAnswer(status); }},
+                LimitsOf(queue), std::move(access)) {
     std::vector<TensorInfo> inputs;
     for (const TensorView& input : model.inputs) inputs.push_back(*input.info);
     most_tensor_bytes_ = MostInferenceBytes(inputs);
@@ -137,9 +152,11 @@ class ModelServer {
       answer.headers = "Allow: POST\r\n";
       return answer;
     }
-    if (!IsPhotoType(request.content_type) && !IsTensorType(request.content_type)) {
-      return HttpError(415, "Content-Type " + request.content_type +
-                                " is none of application/json, application/octet-stream, "
+    if (!IsPhotoType(request.content_type) && !HasTensors(request)) {
+      const std::string& type = request.content_type;
+      return HttpError(415, (type.empty() ? "no Content-Type: it has to be one of "
+                                          : "Content-Type " + type + " is none of ") +
+                                "application/json, application/octet-stream, "
                                 "image/jpeg, image/png");
     }
     if (queue_.TryPut({id, std::move(request), ServeClock::now()})) return std::nullopt;
@@ -207,9 +224,9 @@ class ModelServer {
 
 }  // namespace
 
-void Serve(const ServedModel& model, const HttpAddress& address, std::size_t queue,
-           std::ostream& err) {
-  ModelServer server(model, address, queue);
+void Serve(const ServedModel& model, const HttpAddress& address, HttpAccess access,
+           std::size_t queue, std::ostream& err) {
+  ModelServer server(model, address, std::move(access), queue);
   err << "serving " << model.name << " on " << server.name() << std::endl;
   server.Run();
 }

@@ -34,7 +34,7 @@ struct ServedModel {
 /// be held (HoldStopSignals): requests that came before are answered. `queue` of them may wait,
 /// others are sent away with status 429. Says on `err` where it listens. The model runs on this
 /// thread. Throws UsageError if it cannot listen.
-void Serve(const ServedModel& model, const HttpAddress& address, std::size_t queue,
-           std::ostream& err);
+void Serve(const ServedModel& model, const HttpAddress& address, HttpAccess access,
+           std::size_t queue, std::ostream& err);
 
 }  // namespace edgepack

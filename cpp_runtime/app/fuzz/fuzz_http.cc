@@ -1,10 +1,12 @@
 // Input: how many bytes come at a time, and what a client of --serve sends.
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/fuzz/fuzz.h"
+#include "http_access.h"
 #include "http_parser.h"
 #include "inference_api.h"
 
@@ -39,6 +41,19 @@ class Inputs {
   std::vector<std::vector<char>> memory_;
   std::vector<TensorView> views_;
 };
+
+/// Of a token that no input has; by what name whoever gets an answer has asked.
+void Judge(const HttpRequest& request) {
+  static const HttpGuard guard({});
+  static const HttpGuard closed({{}, std::string(64, '~')});
+  EDGEPACK_REQUIRE(closed.Judge(request));
+  if (guard.Judge(request)) return;
+  const std::optional<HttpAuthority> host = ParseAuthority(request.host);
+  EDGEPACK_REQUIRE(host && host->host.find("evil") == std::string::npos);
+  EDGEPACK_REQUIRE(!request.origin ||
+                   LowerCase(*request.origin).find(host->host) != std::string::npos);
+  EDGEPACK_REQUIRE(!request.fetch_site || *request.fetch_site != "cross-site");
+}
 
 void Infer(const HttpRequest& request) {
   const Inputs inputs;
@@ -76,6 +91,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const HttpRequest request = parser.Take();
     EDGEPACK_REQUIRE(!parser.begun() && request.body.size() <= kMostBody);
     EDGEPACK_REQUIRE(request.path.find('\0') == std::string::npos);
+    Judge(request);
     Infer(request);
   }
   return 0;

@@ -1,11 +1,13 @@
 #include <atomic>
 #include <condition_variable>
 #include <csignal>
+#include <memory>
 #include <mutex>
 #include <sstream>
 #include <sys/socket.h>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 #include <doctest/doctest.h>
 #include <opencv2/imgcodecs.hpp>
@@ -127,6 +129,9 @@ TEST_CASE("a model over HTTP") {
     CHECK(Status(client.Get(kInfer)) == "HTTP/1.1 405");
     CHECK(Status(client.Post("/v2", "{}")) == "HTTP/1.1 405");
     CHECK(Status(client.Post(kInfer, "x", "text/plain")) == "HTTP/1.1 415");
+    client.Send(std::string("POST ") + kInfer +
+                " HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}");
+    CHECK(Status(client.Receive()) == "HTTP/1.1 415");
     CHECK(Status(client.Post(kInfer, "{}")) == "HTTP/1.1 400");
     CHECK(Contains(client.Post(kInfer, "x", "image/png"), "no preprocessing"));
     const std::string answer = client.Post(
@@ -151,13 +156,15 @@ TEST_CASE("a queue that is full, and a stop while it is") {
   const TempFolder folder;
   HeldModel held;
   std::ostringstream err;
-  Served server([&] { Serve(held.model(), At(folder / "socket"), 1, err); });
+  Served server([&] { Serve(held.model(), At(folder / "socket"), {}, 1, err); });
   HttpClient first(folder / "socket");
   HttpClient second(folder / "socket");
   HttpClient third(folder / "socket");
   const auto post = [](const std::string& body) {
     return std::string("POST ") + kInfer +
-           " HTTP/1.1\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+           " HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+           "Content-Length: " +
+           std::to_string(body.size()) + "\r\n\r\n" + body;
   };
   first.Send(post(Tensor(1)));
   held.WaitForRun();
@@ -205,12 +212,12 @@ TEST_CASE("who has connected before a stop is answered, and nobody else is let i
         HttpAddress::Parse("--serve", name.substr(0, 5) == "unix:" ? name : name.substr(7));
     Served thread([&] { server.Run(true, std::chrono::milliseconds(10)); });
     HttpClient first(address);
-    first.Send("GET /held HTTP/1.1\r\n\r\n");
+    first.Send("GET /held HTTP/1.1\r\nHost: localhost\r\n\r\n");
     while (held == 0) std::this_thread::yield();
     HttpClient second(address);
-    second.Send("GET /second HTTP/1.1\r\n\r\n");
+    second.Send("GET /second HTTP/1.1\r\nHost: localhost\r\n\r\n");
     HttpClient third(address);
-    third.Send("GET /third HTTP/1.1\r\n\r\n");
+    third.Send("GET /third HTTP/1.1\r\nHost: localhost\r\n\r\n");
     thread.Signal();
     // In the round after the one that the signal ends, or that has ended when it comes.
     for (const std::uint64_t round = server.rounds(); server.rounds() < round + 3;) {
@@ -237,7 +244,7 @@ TEST_CASE("clients that are slow") {
     HttpClient slow(folder / "socket");
     slow.Send("GET / HT");
     HttpClient body(folder / "socket");
-    body.Send("POST /x HTTP/1.1\r\nContent-Length: 50\r\n\r\nhalf");
+    body.Send("POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\nhalf");
     CHECK(Status(slow.Receive()) == "HTTP/1.1 408");
     CHECK(slow.Closed());
     CHECK(Status(body.Receive()) == "HTTP/1.1 408");
@@ -266,24 +273,161 @@ TEST_CASE("more clients than there may be") {
   thread.join();
 }
 
+TEST_CASE("whoever moves least gives way") {
+  const TempFolder folder;
+  HttpLimits limits;
+  limits.connections = 4;
+  HttpServer server("--serve", At(folder / "socket"), Handler(), limits);
+  std::thread thread([&] { server.Run(false); });
+  {
+    // One that has sent half of a body, and three that drip.
+    HttpClient busy(folder / "socket");
+    busy.Send("POST /busy HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n" +
+              std::string(99, 'x'));
+    std::vector<std::unique_ptr<HttpClient>> slow;
+    for (int i = 0; i < 3; ++i) {
+      slow.push_back(std::make_unique<HttpClient>(folder / "socket"));
+      slow.back()->Send("G");
+    }
+    while (server.connections() != 4) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    for (int i = 0; i < 3; ++i) {
+      HttpClient honest(folder / "socket");
+      CHECK(BodyOf(honest.Get("/honest")) == "GET /honest");
+    }
+    busy.Send("x");
+    CHECK(BodyOf(busy.Receive()) == "POST /busy");
+    CHECK(slow[0]->Closed());
+  }
+  server.Stop();
+  thread.join();
+}
+
+TEST_CASE("many requests at once wait for those of others") {
+  const TempFolder folder;
+  std::atomic<int> handled{0};
+  HttpHandler handler = Handler();
+  handler.handle = [&](std::uint64_t, const HttpRequest& request) {
+    return HttpAnswer{200, "text/plain", request.path + " " + std::to_string(++handled)};
+  };
+  HttpServer server("--serve", At(folder / "socket"), handler);
+  HttpClient many(folder / "socket");
+  HttpClient other(folder / "socket");
+  std::string requests;
+  for (int i = 0; i < 100; ++i) requests += "GET /many HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  many.Send(requests);
+  other.Send("GET /other HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  std::thread thread([&] { server.Run(false); });
+  const std::string answer = BodyOf(other.Receive());
+  CHECK(std::stoi(answer.substr(answer.find(' '))) <= 3);
+  for (int i = 0; i < 100; ++i) CHECK(Contains(many.Receive(), "/many"));
+  server.Stop();
+  thread.join();
+}
+
+TEST_CASE("bodies that are not whole give way to those that come") {
+  const TempFolder folder;
+  HttpHandler handler = Handler();
+  handler.most_body = [](const HttpRequest&) { return std::size_t{1000}; };
+  HttpLimits limits;
+  limits.body_bytes = 1500;
+  HttpServer server("--serve", At(folder / "socket"), handler, limits);
+  std::thread thread([&] { server.Run(false); });
+  {
+    const std::string head = "POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n";
+    HttpClient slow(folder / "socket");
+    slow.Send(head + std::string(900, 'x'));
+    while (server.connections() != 1) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+    HttpClient honest(folder / "socket");
+    honest.Send(head + std::string(900, 'x'));
+    CHECK(Status(slow.Receive()) == "HTTP/1.1 429");
+    honest.Send(std::string(100, 'x'));
+    CHECK(BodyOf(honest.Receive()) == "POST /x");
+  }
+  server.Stop();
+  thread.join();
+}
+
+TEST_CASE("no more streams than there may be") {
+  const TempFolder folder;
+  HttpHandler handler = Handler();
+  handler.handle = [](std::uint64_t, const HttpRequest& request) {
+    HttpAnswer answer{200, "text/plain", {}};
+    answer.stream = request.path == "/stream";
+    return answer;
+  };
+  HttpLimits limits;
+  limits.streams = 2;
+  HttpServer server("--serve", At(folder / "socket"), handler, limits);
+  std::thread thread([&] { server.Run(false); });
+  {
+    std::vector<std::unique_ptr<HttpClient>> viewers;
+    for (int i = 0; i < 4; ++i) {
+      viewers.push_back(std::make_unique<HttpClient>(folder / "socket"));
+      CHECK(Status(viewers.back()->Get("/stream")) == "HTTP/1.1 200");
+    }
+    CHECK(viewers[0]->Closed());
+    CHECK(viewers[1]->Closed());
+    HttpClient head(folder / "socket");
+    head.Send("HEAD /stream HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    CHECK(Status(head.Receive()) == "HTTP/1.1 200");
+    while (server.streams() != 2) std::this_thread::yield();
+  }
+  server.Stop();
+  thread.join();
+}
+
+TEST_CASE("who may not ask is told so before its body") {
+  const TempFolder folder;
+  HttpAccess access;
+  access.token = "0123456789abcdef";
+  HttpServer server("--serve", At(folder / "socket"), Handler(), {}, access);
+  std::thread thread([&] { server.Run(false); });
+  const auto ask = [&](const std::string& headers) {
+    HttpClient client(folder / "socket");
+    client.Send("POST /x HTTP/1.1\r\nContent-Length: 50\r\n" + headers + "\r\n");
+    const std::string answer = client.Receive();
+    CHECK(client.Closed());
+    CHECK(Contains(answer, "\r\nCross-Origin-Resource-Policy: same-origin\r\n"));
+    CHECK(Contains(answer, "\r\nX-Content-Type-Options: nosniff\r\n"));
+    return answer;
+  };
+  const std::string own = "Host: localhost\r\n";
+  CHECK(Status(ask("Host: evil.example\r\n")) == "HTTP/1.1 403");
+  CHECK(Status(ask(own + "Origin: http://evil.example\r\n")) == "HTTP/1.1 403");
+  CHECK(Status(ask(own + "Sec-Fetch-Site: cross-site\r\n")) == "HTTP/1.1 403");
+  CHECK(Contains(ask(own), "\r\nWWW-Authenticate: Bearer realm="));
+  CHECK(Status(ask(own + "Authorization: Bearer 0123456789abcdeF\r\n")) == "HTTP/1.1 401");
+  HttpClient client(folder / "socket");
+  client.Send("GET /x HTTP/1.1\r\n" + own + "Authorization: Bearer 0123456789abcdef\r\n\r\n");
+  CHECK(BodyOf(client.Receive()) == "GET /x");
+  server.Stop();
+  thread.join();
+}
+
 TEST_CASE("ways to ask") {
   const TempFolder folder;
   HttpServer server("--serve", At(folder / "socket"), Handler());
   std::thread thread([&] { server.Run(false); });
   {
     HttpClient client(folder / "socket");
-    client.Send("GET /1 HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\n");
+    client.Send(
+        "GET /1 HTTP/1.1\r\nHost: localhost\r\n\r\nGET /2 HTTP/1.1\r\nHost: localhost\r\n\r\n");
     CHECK(BodyOf(client.Receive()) == "GET /1");
     CHECK(BodyOf(client.Receive()) == "GET /2");
-    client.Send("POST /4 HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n");
+    client.Send(
+        "POST /4 HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n");
     CHECK(client.Receive() == "HTTP/1.1 100 Continue\r\n\r\n");
     client.Send("hi");
     CHECK(BodyOf(client.Receive()) == "POST /4");
-    client.Send("POST /5 HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 101\r\n\r\n");
+    client.Send(
+        "POST /5 HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: "
+        "101\r\n\r\n");
     CHECK(Status(client.Receive()) == "HTTP/1.1 413");
     CHECK(client.Closed());
     HttpClient head(folder / "socket");
-    head.Send("HEAD /3 HTTP/1.1\r\nConnection: close\r\n\r\n");
+    head.Send("HEAD /3 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     const std::string only = head.Receive();
     CHECK(Contains(only, "Content-Length: 7\r\n"));
     CHECK(BodyOf(only).empty());
