@@ -48,6 +48,9 @@ class FakeDevice:
         with FakeDevice.lock:
             FakeDevice.open -= 1
 
+    def abort(self) -> None:
+        pass
+
 
 class FakeConnector:
     """Instead of edgepack.fleet.work.Connector."""

@@ -31,6 +31,7 @@ class FakeWork:
     error: Exception = field(default_factory=lambda: RemoteError("it broke", hint="mend it"))
     pause_s: float = 0.0
     release: str = "0123456789ab"
+    budget: float = 3600.0
     action: str = "deploy"
     begun: list[str] = field(default_factory=list)
     running: int = 0
@@ -42,6 +43,9 @@ class FakeWork:
 
     def wanted(self, device: FleetDevice) -> str | None:
         return self.release
+
+    def budget_s(self, _device: FleetDevice) -> float:
+        return self.budget
 
     def __call__(self, device: FleetDevice) -> Done:
         with self._lock:

@@ -75,7 +75,7 @@ class ScriptedStream:
     def write(self, data: bytes) -> None:
         self.got += data
 
-    def read_line(self, timeout_s: float | None = None) -> bytes:
+    def read_line(self, timeout_s: float | None = None, *, begun: bool = False) -> bytes:
         return self.lines.pop(0) if self.lines else b""
 
     def finish(self) -> RemoteResult:
@@ -109,6 +109,9 @@ class ScriptedDevice:
         return ScriptedStream([said], self.returncode)
 
     def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
         pass
 
 

@@ -10,6 +10,7 @@ link. A deploy that was cut off at any moment goes on where it stopped.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import secrets
@@ -48,7 +49,8 @@ from edgepack.deploy.transfer import (
 from edgepack.device.base import Device, Stream
 from edgepack.device.errors import ConnectionLostError, command_error
 from edgepack.device.facts import DeviceFacts, facts_script, parse_facts
-from edgepack.device.lines import deadline_of, left
+from edgepack.device.limit import UPLOAD_S, Limit, limited, slowest_rate
+from edgepack.device.options import COMMAND_TIMEOUT_S
 from edgepack.device.patience import Pace, Patience
 from edgepack.gate import gate
 
@@ -56,6 +58,7 @@ log = logging.getLogger(__name__)
 
 _MODEL_FOLDER = "model/"
 _END = "@@edgepack:end"
+_FACTS_S = 60.0
 _MAX_FACTS = 1 << 20
 """Letters: /proc/cpuinfo of 256 cores has a quarter of them."""
 
@@ -192,6 +195,50 @@ def deploy_bundle(
     return _Deploy(bundle, device, root, options, progress).run()
 
 
+@dataclass(frozen=True, kw_only=True)
+class PhaseLimits:
+    """How long each phase of a deploy may take as a whole, however often the device says something.
+
+    The upload has `UPLOAD_S`, and what its bytes may take.
+    """
+
+    facts_s: float
+    tool_s: float
+    state_s: float
+    finish_s: float
+
+    @staticmethod
+    def of(bundle: Bundle, options: DeployOptions) -> PhaseLimits:
+        """Those of a bundle: its test has `health.timeout_s`, and an older one that is finished or
+        gone back to as well.
+        """
+        answer_s, health_s = options.answer_s, bundle.manifest.health.timeout_s
+        waiting_s = options.wait_s + health_s
+        tool = bundle.manifest.files.get(DEVICE_TOOL)
+        tool_bytes = tool.size if tool else 0
+        return PhaseLimits(
+            # What takes no time on any board; a patient operator has more for it as well.
+            facts_s=max(min(answer_s, _FACTS_S), answer_s * _FACTS_S / COMMAND_TIMEOUT_S),
+            tool_s=UPLOAD_S + answer_s + tool_bytes / slowest_rate(options.limit_bytes_s),
+            state_s=waiting_s + answer_s,
+            finish_s=waiting_s + health_s + 2 * answer_s,
+        )
+
+
+def conversation_s(bundle: Bundle, options: DeployOptions, *, upload: bool = False) -> float:
+    """How long a deploy may take in all, over all its links; with `upload`, the longest that its
+    bytes may take is in it.
+    """
+    limits = PhaseLimits.of(bundle, options)
+    phases_s = 2 * limits.facts_s + limits.tool_s + limits.state_s + limits.finish_s + UPLOAD_S
+    upload_s = 2 * _size_of(bundle) / slowest_rate(options.limit_bytes_s)
+    return phases_s + (upload_s if upload else 0.0)
+
+
+def _size_of(bundle: Bundle) -> int:
+    return sum(entry.size for entry in bundle.manifest.files.values())
+
+
 class _Deploy:
     """One deploy or preview, over as many links as it takes."""
 
@@ -204,6 +251,8 @@ class _Deploy:
         self._options = options
         self._progress = progress
         self._signers = read_text(options.signers).encode() if options.signers else b""
+        self._whole: Limit
+        self._credit_bytes = 2 * _size_of(bundle)
         self._session = secrets.token_hex(8)
         self._links = 1
         self._seconds: dict[str, float] = {}
@@ -215,6 +264,11 @@ class _Deploy:
 
     def run(self) -> Report:
         """See `deploy_bundle`."""
+        seconds = conversation_s(self._bundle, self._options)
+        with limited(self._device, seconds, "the deploy") as self._whole:
+            return self._run()
+
+    def _run(self) -> Report:
         patience = Patience(self._options.retries, self._progress)
         lost = corrupt = False
         while True:
@@ -235,10 +289,12 @@ class _Deploy:
 
     def _attempt(self) -> Report:
         with contextlib.ExitStack() as stack:
-            with self._phase("facts", f"asking {self._device.name} what it is"):
+            limits = PhaseLimits.of(self._bundle, self._options)
+            name = self._device.name
+            with self._phase("facts", f"asking {name} what it is", limits.facts_s):
                 facts, stream = self._enter(stack)
             if facts.protocol < PROTOCOL:
-                with self._phase("tool", f"bringing {DEVICE_TOOL} there"):
+                with self._phase("tool", f"bringing {DEVICE_TOOL} there", limits.tool_s):
                     bring_tool(
                         self._device,
                         self._layout,
@@ -248,19 +304,23 @@ class _Deploy:
                     )
                     stream = self._open(stack, self._layout.command("receive"))
             exchange = self._exchange(stream)
-            with self._phase("state", f"looking at {self._layout.root} there"):
+            with self._phase("state", f"looking at {self._layout.root} there", limits.state_s):
                 state = self._ask(exchange)
             self._first = self._first or state
             self._left = _left(state)
             if state.needs:
                 self._send(exchange, state)
-            with self._phase("finish", "the device installs, activates and tests"):
+            text = "the device installs, activates and tests"
+            with self._phase("finish", text, limits.finish_s):
                 done = exchange.finish()
         return self._report(done, facts)
 
     def plan(self) -> DeployPlan:
         """See `preview`."""
+        limits = PhaseLimits.of(self._bundle, self._options)
         with contextlib.ExitStack() as stack:
+            seconds = limits.facts_s + limits.state_s
+            stack.enter_context(limited(self._device, seconds, "looking at it"))
             facts, stream = self._enter(stack)
             if facts.protocol < PROTOCOL:
                 everything = tuple(
@@ -306,9 +366,8 @@ class _Deploy:
         return facts, stream
 
     def _facts(self, stream: Stream) -> str:
-        deadline = deadline_of(self._options.answer_s)
         text = ""
-        while (line := stream.read_line(left(deadline)).decode(errors="replace")).rstrip() != _END:
+        while (line := stream.read_line().decode(errors="replace")).rstrip() != _END:
             if not line:
                 done = stream.finish()
                 if done.returncode == 0:
@@ -348,7 +407,7 @@ class _Deploy:
     def _send(self, exchange: Exchange, state: RemoteState) -> None:
         self._exchanges.append(exchange)
         with (
-            self._phase("send", f"send: {self._missing(state)}"),
+            self._phase("send", f"send: {self._missing(state)}", UPLOAD_S) as limit,
             self._progress.bar(f"upload to {self._device.name}", _left(state)) as bar,
         ):
             exchange.send(
@@ -356,7 +415,16 @@ class _Deploy:
                 self._files,
                 limit_bytes_s=self._options.limit_bytes_s,
                 sent=bar.update,
+                moved=functools.partial(self._moved, limit),
             )
+
+    def _moved(self, limit: Limit, size_bytes: int) -> None:
+        """Bytes that go over give more time, but twice as many as there are give no more."""
+        rate = slowest_rate(self._options.limit_bytes_s)
+        limit.moved(size_bytes, rate)
+        size_bytes = min(size_bytes, self._credit_bytes)
+        self._credit_bytes -= size_bytes
+        self._whole.moved(size_bytes, rate)
 
     def _missing(self, state: RemoteState) -> str:
         names = [
@@ -435,12 +503,13 @@ class _Deploy:
         )
 
     @contextlib.contextmanager
-    def _phase(self, name: str, text: str) -> Iterator[None]:
+    def _phase(self, name: str, text: str, seconds: float) -> Iterator[Limit]:
         log.info("%s", text)
         self._progress.step(text)
         start = time.monotonic()
         try:
-            yield
+            with limited(self._device, seconds, f"{name!r} ({text})") as limit:
+                yield limit
         finally:
             passed = time.monotonic() - start
             self._seconds[name] = round(self._seconds.get(name, 0.0) + passed, 3)

@@ -23,6 +23,7 @@ from edgepack.deploy.service_files import (
 )
 from edgepack.device import Device
 from edgepack.device.errors import command_error
+from edgepack.device.lines import deadline_of, left
 from edgepack.native.device_tool import TOOL, DeviceTool, build_device_tool
 
 NOT_RUNNING = RemoteError.exit_code
@@ -33,6 +34,8 @@ _ACCOUNT = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*[$]?")
 
 # For the first word of a log; the lines after it may be hours away.
 _ANSWER_S = 60.0
+_LOG_S = 300.0
+"""For all lines of one that is not followed."""
 
 # Root's own, whoever owns the releases: each version in a folder of its own.
 _TOOLS = "/usr/local/lib/edgepack"
@@ -247,7 +250,9 @@ def log_of(
             )
 
         def lines() -> Iterator[str]:
-            while line := stream.read_line():
+            # What comes by itself may take as long as it likes, but not in the middle of a line.
+            deadline = None if follow else deadline_of(_LOG_S)
+            while line := stream.read_line(_ANSWER_S if follow else left(deadline), begun=follow):
                 yield line.decode(errors="replace").rstrip("\n")
             done = stream.finish()
             if done.returncode != 0:

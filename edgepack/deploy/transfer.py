@@ -188,8 +188,12 @@ class Exchange:
         *,
         limit_bytes_s: float | None = None,
         sent: Callable[[int], None] | None = None,
+        moved: Callable[[int], None] | None = None,
     ) -> None:
-        """Send the blobs from `files` (by SHA-256); `sent` is told how many bytes are done."""
+        """Send the blobs from `files` (by SHA-256).
+
+        `sent` is told how many of their bytes are done, `moved` how many went over for that.
+        """
         pace = Pace(limit_bytes_s)
         for need in needs:
             path = files[need.sha256]
@@ -201,6 +205,8 @@ class Exchange:
                         # Before it is: a piece that is cut counts whole.
                         self.sent[need.sha256] = self.sent.get(need.sha256, 0) + len(piece)
                         self._write(piece)
+                        if moved:
+                            moved(len(piece))
                     self.copied_bytes += done if frame[0] == COPY else 0
                     if sent:
                         sent(done)

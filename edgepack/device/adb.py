@@ -12,6 +12,7 @@ import re
 import secrets
 import shlex
 import subprocess
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from edgepack.device.errors import (
     ConnectionLostError,
     UnreachableError,
 )
+from edgepack.device.limit import UPLOAD_S, limited
 from edgepack.device.options import COMMAND_TIMEOUT_S
 from edgepack.device.safe_names import is_safe
 
@@ -99,6 +101,8 @@ class AdbDevice:
         self._serial = serial
         self._timeout_s, self._connect_timeout_s = timeout_s, connect_timeout_s
         self._program = str(find_tool("adb"))
+        self._streams: weakref.WeakSet[_AdbStream] = weakref.WeakSet()
+        self._aborted = False
         self._connect()
 
     def _connect(self) -> None:
@@ -189,11 +193,15 @@ class AdbDevice:
         return self._start(command, self._timeout_s, interactive=True)
 
     def _start(self, command: str, timeout_s: float | None, *, interactive: bool) -> _AdbStream:
+        if self._aborted:
+            raise ConnectionLostError(f"connection to {self.name} lost: it was let go of")
         mark = f"edgepack-{secrets.token_hex(8)}"
         script = shell_script(command, mark)
         words = [self._program, "-s", self._serial, "shell", "-T", script]
         process = child.start(words, interactive=interactive)
-        return _AdbStream(self.name, command, process, mark=mark, timeout_s=timeout_s)
+        stream = _AdbStream(self.name, command, process, mark=mark, timeout_s=timeout_s)
+        self._streams.add(stream)
+        return stream
 
     def put(
         self,
@@ -204,11 +212,14 @@ class AdbDevice:
         sent: Callable[[int], None] | None = None,
     ) -> None:
         """See `Device.put`. adb's own `push` cannot go on where an upload stopped."""
-        shell_files.put(self.name, self._open, local, remote, offset=offset, sent=sent)
+        with limited(self, UPLOAD_S, f"the upload of {remote}") as limit:
+            told = limit.told_of(sent)
+            shell_files.put(self.name, self._open, local, remote, offset=offset, sent=told)
 
     def get(self, remote: str, local: Path) -> None:
         """See `Device.get`."""
-        shell_files.get(self.name, self._open, remote, local)
+        with limited(self, UPLOAD_S, f"the download of {remote}") as limit:
+            shell_files.get(self.name, self._open, remote, local, moved=limit.moved)
 
     def rename(self, old: str, new: str) -> None:
         """See `Device.rename`."""
@@ -221,12 +232,19 @@ class AdbDevice:
 
     def reconnect(self) -> None:
         """See `Device.reconnect`. A phone that was plugged in again takes a moment to be there."""
+        self._aborted = False
         network = _NETWORK.fullmatch(self._serial)
         self._ask(*(("disconnect", self._serial) if network else ("wait-for-device",)))
         self._connect()
 
     def close(self) -> None:
         """See `Device.close`. adb's server stays: it is everybody's."""
+
+    def abort(self) -> None:
+        """See `Device.abort`."""
+        self._aborted = True
+        for stream in list(self._streams):
+            stream.abort()
 
 
 class _AdbStream(ChildStream):

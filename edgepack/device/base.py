@@ -32,10 +32,11 @@ class Stream(Protocol):
     def write(self, data: bytes) -> None:
         """Send all of `data`. Raises BrokenPipeError if the command reads no more."""
 
-    def read_line(self, timeout_s: float | None = None) -> bytes:
+    def read_line(self, timeout_s: float | None = None, *, begun: bool = False) -> bytes:
         """The next line of the output with its end; empty when there is no more.
 
-        Raises ConnectionLostError if it is not whole after `timeout_s` seconds.
+        Raises ConnectionLostError if it is not whole after `timeout_s` seconds, which count from
+        its first byte if `begun`.
         """
 
     def finish(self) -> RemoteResult:
@@ -118,3 +119,6 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Let go of the connection."""
+
+    def abort(self) -> None:
+        """Let go of it at once, from any thread: whoever waits for it hears that it was lost."""

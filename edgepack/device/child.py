@@ -71,10 +71,10 @@ class ChildStream:
                 raise ConnectionLostError(f"{self.name}: took nothing for {self._silence_s} s")
             rest = rest[os.write(self._stdin.fileno(), rest) :]
 
-    def read_line(self, timeout_s: float | None = None) -> bytes:
+    def read_line(self, timeout_s: float | None = None, *, begun: bool = False) -> bytes:
         """See `Stream.read_line`."""
         try:
-            return self._lines.read_line(timeout_s)
+            return self._lines.read_line(timeout_s, begun=begun)
         except TimeoutError:
             raise ConnectionLostError(f"{self.name}: no answer for {timeout_s} s") from None
 
@@ -132,6 +132,11 @@ class ChildStream:
         for pipe in (self._stdin, self._stdout):
             if pipe is not None:
                 pipe.close()
+
+    def abort(self) -> None:
+        """End what is still running; from any thread."""
+        if self._process.poll() is None:
+            self.kill()
 
     def kill(self) -> None:
         """End the process and what it started: they hold the pipes, and the processor."""

@@ -68,6 +68,10 @@ class RemoteTimeout(TimeLimitError):  # noqa: N818 - named like TimeoutError's k
     """A command on the device took longer than its limit."""
 
 
+class TooSlowError(TimeLimitError):
+    """All that a device was asked, or one phase of it, takes longer than it may as a whole."""
+
+
 def command_error(device: str, result: RemoteResult) -> RemoteError:
     """The error for a failed command, with the last ten lines of its output."""
     lines = _lines(result)

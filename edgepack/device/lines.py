@@ -64,8 +64,10 @@ class LineReader:
         self._before = bytearray()
         """What came instead of the mark."""
 
-    def read_line(self, timeout_s: float | None) -> bytes:
+    def read_line(self, timeout_s: float | None, *, begun: bool = False) -> bytes:
         """See `Stream.read_line`; `timeout_s` is for the whole line."""
+        if begun and self.begun and self._at == len(self._rest):
+            self._rest, self._at = self._receive(None), 0
         deadline = deadline_of(timeout_s)
         self._skip_to_mark(deadline)
         return self._line(deadline) if self.begun else b""

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from edgepack.base.errors import RemoteError
 from edgepack.device import child
 from edgepack.device.base import RemoteResult, Stream
 from edgepack.device.child import ChildStream
-from edgepack.device.errors import disk_full
+from edgepack.device.errors import ConnectionLostError, disk_full
 from edgepack.device.options import COMMAND_TIMEOUT_S
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ class LocalDevice:
         self.name = "local"
         self._home = home or Path.home()
         self._timeout_s = timeout_s
+        self._streams: weakref.WeakSet[ChildStream] = weakref.WeakSet()
+        self._aborted = False
 
     def run(
         self, command: str, *, timeout_s: float | None = None, check: bool = True
@@ -48,9 +51,13 @@ class LocalDevice:
         return self._start(command, self._timeout_s, interactive=True)
 
     def _start(self, command: str, timeout_s: float | None, *, interactive: bool) -> ChildStream:
+        if self._aborted:
+            raise ConnectionLostError(f"{self.name}: it was let go of")
         words = ["env", "LC_ALL=C", f"HOME={self._home}", "sh", "-c", command]
         process = child.start(words, interactive=interactive, cwd=self._home)
-        return ChildStream(self.name, command, process, timeout_s=timeout_s)
+        stream = ChildStream(self.name, command, process, timeout_s=timeout_s)
+        self._streams.add(stream)
+        return stream
 
     def put(
         self,
@@ -96,9 +103,16 @@ class LocalDevice:
 
     def reconnect(self) -> None:
         """See `Device.reconnect`."""
+        self._aborted = False
 
     def close(self) -> None:
         """See `Device.close`."""
+
+    def abort(self) -> None:
+        """See `Device.abort`."""
+        self._aborted = True
+        for stream in list(self._streams):
+            stream.abort()
 
     def _error(self, error: OSError, path: str) -> RemoteError:
         if error.errno == errno.ENOSPC:

@@ -62,8 +62,15 @@ def put(
         check(device, stream.finish(), remote)
 
 
-def get(device: str, start: Callable[[str], ByteStream], remote: str, local: Path) -> None:
-    """See `Device.get`; `start` as in `put`."""
+def get(
+    device: str,
+    start: Callable[[str], ByteStream],
+    remote: str,
+    local: Path,
+    *,
+    moved: Callable[[int], None],
+) -> None:
+    """See `Device.get`; `start` as in `put`. `moved` is told the size of what has come."""
     stream = start(f"cat -- {shlex.quote(remote)}")
     size = 0
     with contextlib.closing(stream), local.open("wb") as target:
@@ -71,6 +78,7 @@ def get(device: str, start: Callable[[str], ByteStream], remote: str, local: Pat
             size += len(piece)
             check_size(device, remote, size)
             target.write(piece)
+            moved(len(piece))
         check(device, stream.finish(), remote)
 
 

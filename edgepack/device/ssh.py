@@ -25,6 +25,7 @@ from edgepack.device.errors import (
     timed_out,
 )
 from edgepack.device.facts import parse_df
+from edgepack.device.limit import SLOWEST_BYTES_S, UPLOAD_S, Limit, limited
 from edgepack.device.lines import LineReader, Tail, deadline_of, left
 from edgepack.device.options import Address, SshOptions
 from edgepack.device.ssh_route import BROKEN, SILENCE_S, Route
@@ -113,6 +114,10 @@ class SshDevice:
     ) -> None:
         """See `Device.put`. Many writes are under way at any time."""
         log.debug("%s: put %s to %s from byte %d", self.name, local, remote, offset)
+        with limited(self, UPLOAD_S, f"the upload of {remote}") as limit:
+            self._put(local, remote, offset, limit.told_of(sent))
+
+    def _put(self, local: Path, remote: str, offset: int, sent: Callable[[int], None]) -> None:
         size = local.stat().st_size
         try:
             files = self._files()
@@ -133,19 +138,22 @@ class SshDevice:
                     if source.tell() >= size:
                         file.set_pipelined(False)
                     file.write(chunk)
-                    if sent:
-                        sent(len(chunk))
+                    sent(len(chunk))
         except BROKEN as error:
             raise self._file_error(error, remote, needed=size) from None
 
     def get(self, remote: str, local: Path) -> None:
         """See `Device.get`."""
         log.debug("%s: get %s to %s", self.name, remote, local)
+        with limited(self, UPLOAD_S, f"the download of {remote}") as limit:
+            self._get(remote, local, limit.moved)
+
+    def _get(self, remote: str, local: Path, moved: Callable[[int], None]) -> None:
         try:
             files = self._files()
             if files is None:
                 start = functools.partial(self._start, timeout_s=None)
-                shell_files.get(self.name, start, remote, local)
+                shell_files.get(self.name, start, remote, local, moved=moved)
                 return
             # Not SFTPClient.get, which takes whatever size the other side says.
             with files.open(remote, "rb") as file, local.open("wb") as target:
@@ -154,6 +162,7 @@ class SshDevice:
                 file.prefetch(size, 64)
                 while size > 0 and (piece := file.read(min(size, _CHUNK))):
                     target.write(piece)
+                    moved(len(piece))
                     size -= len(piece)
         except BROKEN as error:
             raise self._file_error(error, remote) from None
@@ -182,6 +191,10 @@ class SshDevice:
 
     def close(self) -> None:
         """See `Device.close`."""
+        self._connection.close()
+
+    def abort(self) -> None:
+        """See `Device.abort`: no word of good-bye could make it wait."""
         self._connection.close()
 
     def _files(self) -> paramiko.SFTPClient | None:
@@ -257,6 +270,9 @@ class _SshStream:
 
     def write(self, data: bytes) -> None:
         """See `Stream.write`."""
+        # A window that opens byte by byte is never silent. To close the channel alone would wait
+        # for the same socket.
+        limit = Limit(self._transport.close, UPLOAD_S + len(data) / SLOWEST_BYTES_S)
         try:
             for start in range(0, len(data), _CHUNK):
                 self._channel.settimeout(SILENCE_S)
@@ -265,11 +281,13 @@ class _SshStream:
             if self._channel.closed and self._channel.exit_status != _NO_EXIT_STATUS:
                 raise BrokenPipeError from None
             raise self._lost(error) from None
+        finally:
+            limit.end()
 
-    def read_line(self, timeout_s: float | None = None) -> bytes:
+    def read_line(self, timeout_s: float | None = None, *, begun: bool = False) -> bytes:
         """See `Stream.read_line`."""
         try:
-            return self._lines.read_line(timeout_s)
+            return self._lines.read_line(timeout_s, begun=begun)
         except TimeoutError as error:
             raise self._lost(error) from None
 

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from edgepack.base.errors import ConnectError, EdgepackError, RefusedError
+from edgepack.base.errors import ConnectError, EdgepackError, RefusedError, TimeLimitError
 from edgepack.device.errors import ChangedHostKeyError, UnknownHostKeyError
 from edgepack.fleet.inventory import FleetDevice
 from edgepack.fleet.journal import Journal
@@ -30,6 +30,8 @@ _INTERRUPTED = "interrupted"
 # Nobody wakes who waits when `Stop` changes, and Python sees a signal that comes just before a
 # wait only after it: so none is longer.
 _LONGEST_WAIT_S = 0.5
+# Who is over its own limits by so much has hung where none of them looks.
+_GRACE_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +90,9 @@ class Work(Protocol):
 
     def check(self, device: FleetDevice) -> None:
         """After the soak time: raise EdgepackError unless it is as `__call__` left it."""
+
+    def budget_s(self, device: FleetDevice) -> float:
+        """How long either of them may take, by all limits of its own; then it is given up."""
 
 
 class Watcher(Protocol):
@@ -149,9 +154,10 @@ def roll_out(
 
     A wave begins when the one before has ended and is good enough (`Settings`). As soon as it
     cannot be, or when `stop` is asked for, no further device is begun; those under way are
-    waited for. What came of a device is in the `journal` before the next one is begun. An
-    exception that is no EdgepackError is a bug: it is raised when those under way have ended.
-    Raises KeyboardInterrupt, with devices under way, if `stop` is to be at once.
+    waited for, as long as `Work.budget_s` says and a moment. What came of a device is in the
+    `journal` before the next one is begun. An exception that is no EdgepackError is a bug: it is
+    raised when those under way have ended. Raises KeyboardInterrupt, with devices under way, if
+    `stop` is to be at once.
     """
     run = _Run(plan, settings, work, watcher, journal, stop or Stop())
     started = time.monotonic()
@@ -175,6 +181,18 @@ def _kind_of(error: EdgepackError) -> str:
     return UNREACHABLE if isinstance(error, ConnectError) else FAILED
 
 
+_Result = tuple[threading.Thread, "Outcome | BaseException | None"]
+
+
+class _Begun(NamedTuple):
+    """A device that is being worked on; times are of the monotonic clock."""
+
+    device: FleetDevice
+    wave: str
+    since: float
+    deadline: float
+
+
 # What is done in a thread: on a device, of the wave of this name; None is not worth a line.
 _Job = Callable[[FleetDevice, str], Outcome | None]
 
@@ -191,8 +209,8 @@ class _Run:
     ) -> None:
         self._plan, self._settings, self._work = plan, settings, work
         self._watcher, self._journal, self._stop = watcher, journal, stop
-        self._results: queue.SimpleQueue[Outcome | BaseException | None] = queue.SimpleQueue()
-        self._running = 0
+        self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
+        self._under_way: dict[threading.Thread, _Begun] = {}
         self.outcomes: Counter[str] = Counter()
         self._failed = 0
         self._failed_in_wave: set[str] = set()
@@ -240,7 +258,7 @@ class _Run:
     def _each(self, wave: Wave, devices: Iterable[FleetDevice], job: _Job) -> None:
         """Do `job` on `devices` until they end, or too many have failed."""
         for device in devices:
-            while self._running >= self._settings.parallel:
+            while len(self._under_way) >= self._settings.parallel:
                 self._collect()
             if self._too_many(wave):
                 break
@@ -248,23 +266,26 @@ class _Run:
             thread = threading.Thread(
                 target=self._run, args=(job, device, wave.name), name=device.name, daemon=True
             )
-            self._running += 1
+            now = time.monotonic()
+            deadline = now + self._work.budget_s(device) + _GRACE_S
+            self._under_way[thread] = _Begun(device, wave.name, now, deadline)
             thread.start()
         self._finish()
 
     def _finish(self) -> None:
         """Wait for what is under way."""
-        while self._running:
+        while self._under_way:
             self._collect()
         if self._bug is not None:
             raise self._bug
 
     def _run(self, job: _Job, device: FleetDevice, wave: str) -> None:
         """In a thread: what comes of `job`, or the bug that it has, goes to the queue."""
+        thread = threading.current_thread()
         try:
-            self._results.put(job(device, wave))
+            self._results.put((thread, job(device, wave)))
         except BaseException as bug:
-            self._results.put(bug)
+            self._results.put((thread, bug))
 
     def _attempt(self, device: FleetDevice, wave: str) -> Outcome:
         started = time.monotonic()
@@ -311,12 +332,13 @@ class _Run:
 
     def _collect(self) -> None:
         """Take what has come, at least one; the watcher gets all of it at once."""
-        arrived = [self._next()]
+        arrived = self._next()
         while not self._results.empty():
             arrived.append(self._results.get())
-        self._running -= len(arrived)
         outcomes = []
-        for result in arrived:
+        for thread, result in arrived:
+            if self._under_way.pop(thread, None) is None:
+                continue  # it was given up
             if isinstance(result, Outcome):
                 outcomes.append(result)
                 self._count(result)
@@ -326,12 +348,28 @@ class _Run:
             self._journal.write(*(outcome.to_dict() for outcome in outcomes))
         self._watcher.devices_end(outcomes)
 
-    def _next(self) -> Outcome | BaseException | None:
+    def _next(self) -> list[_Result]:
         while True:
             try:
-                return self._results.get(timeout=_LONGEST_WAIT_S)
+                return [self._results.get(timeout=_LONGEST_WAIT_S)]
             except queue.Empty:
                 self._is_stopped()
+            if given_up := self._given_up():
+                return given_up
+
+    def _given_up(self) -> list[_Result]:
+        """Failures of those that have hung: their threads are not waited for any more."""
+        now = time.monotonic()
+        late = [(thread, one) for thread, one in self._under_way.items() if now > one.deadline]
+        return [(thread, self._hung(begun)) for thread, begun in late]
+
+    def _hung(self, begun: _Begun) -> Outcome:
+        seconds = begun.deadline - begun.since
+        error = TimeLimitError(
+            f"{begun.device.name}: no end after {seconds:.0f} s, and it is given up",
+            hint="look what happens there, then run the command again",
+        )
+        return self._outcome(begun.device, begun.wave, FAILED, begun.since, error=error)
 
     def _count(self, outcome: Outcome) -> None:
         self.outcomes[outcome.outcome] += 1

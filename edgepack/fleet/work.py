@@ -12,13 +12,21 @@ from edgepack.base.errors import ConfigError, RemoteError
 from edgepack.boards import Board
 from edgepack.bundle.bundle import Bundle
 from edgepack.deploy import answers, remote_service, remote_tool
-from edgepack.deploy.deploy import deploy_bundle
+from edgepack.deploy.deploy import conversation_s, deploy_bundle
 from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
 from edgepack.device import Address, Device, SshOptions, adb, open_device, open_virtual
+from edgepack.device.limit import limited
 from edgepack.fleet.inventory import VIRTUAL, FleetDevice
 from edgepack.fleet.rollout import Done
 
 Connect = Callable[[FleetDevice], Device]
+
+CONNECTING_S = 300.0
+"""Over hosts on the way, each with some keys to try."""
+
+COMMAND_S = 900.0
+SERVICE_S = 1800.0
+"""A dozen commands, and root's own copy of the device tool."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +74,17 @@ def check_aliases(file: Path, devices: Iterable[FleetDevice], options: SshOption
 
 @dataclass(frozen=True, kw_only=True)
 class _OnDevice:
-    """What all kinds of work share: `root` is the folder on devices that name none."""
+    """What all kinds of work share: `root` is the folder on devices that name none, `command_s`
+    what a command of the device tool may take."""
 
     connect: Connect
     root: str
+    command_s: float = COMMAND_S
+
+    @property
+    def commands_s(self) -> float:
+        """What all of them may take, of which there are two at most."""
+        return 2 * self.command_s
 
     @contextlib.contextmanager
     def _open(self, device: FleetDevice) -> Iterator[tuple[Device, str]]:
@@ -81,11 +96,15 @@ class _OnDevice:
             remote.close()
 
     def _status(self, device: FleetDevice) -> answers.Status:
-        with self._open(device) as (remote, root):
+        with self._open(device) as (remote, root), limited(remote, self.commands_s, "its status"):
             return remote_tool.status(remote, root)
 
     def check(self, device: FleetDevice) -> None:
         """See `Work.check`: nothing to look after."""
+
+    def budget_s(self, device: FleetDevice) -> float:
+        """See `Work.budget_s`."""
+        return CONNECTING_S + self.commands_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,17 +120,28 @@ class Deploy(_OnDevice):
         """See `Work.wanted`."""
         return self.bundles[str(device.board)].manifest.release
 
+    def _options(self, device: FleetDevice) -> DeployOptions:
+        limit_bytes_s = device.limit_bytes_s or self.options.limit_bytes_s
+        return replace(self.options, limit_bytes_s=limit_bytes_s)
+
+    def budget_s(self, device: FleetDevice) -> float:
+        """See `Work.budget_s`."""
+        bundle = self.bundles[str(device.board)]
+        service_s = SERVICE_S if self.service else 0.0
+        deploy_s = conversation_s(bundle, self._options(device), upload=True)
+        return CONNECTING_S + deploy_s + service_s
+
     def __call__(self, device: FleetDevice) -> Done:
         """See `Work`."""
         bundle = self.bundles[str(device.board)]
-        limit_bytes_s = device.limit_bytes_s or self.options.limit_bytes_s
-        options = replace(self.options, limit_bytes_s=limit_bytes_s)
+        options = self._options(device)
         with self._open(device) as (remote, root):
             report = deploy_bundle(bundle, remote, root, options=options)
             details: dict[str, Any] = {"sent_bytes": report.sent_bytes, "before": report.before}
             if self.service:
                 wanted = bundle.manifest.service
-                started = remote_service.install(remote, root, wanted=wanted)
+                with limited(remote, SERVICE_S, "installing the service"):
+                    started = remote_service.install(remote, root, wanted=wanted)
                 details["service"] = started["kind"]
         return Done(outcome=report.outcome, release=report.release, details=details)
 
@@ -147,7 +177,7 @@ class Rollback(_OnDevice):
 
     def __call__(self, device: FleetDevice) -> Done:
         """See `Work`."""
-        with self._open(device) as (remote, root):
+        with self._open(device) as (remote, root), limited(remote, self.commands_s, "the rollback"):
             current = remote_tool.status(remote, root).current
             before = current.release if current else None
             if before != self.leave.get(device.name, before):
@@ -199,6 +229,6 @@ class SetTrust(_OnDevice):
 
     def __call__(self, device: FleetDevice) -> Done:
         """See `Work`."""
-        with self._open(device) as (remote, root):
+        with self._open(device) as (remote, root), limited(remote, self.commands_s, "the signers"):
             answer = remote_tool.set_signers(remote, root, self.signers)
         return Done(outcome="set", release=None, details={"signers": ", ".join(answer.signers)})

@@ -145,7 +145,7 @@ class _Recording:
         self.written += data
         self._stream.write(data)
 
-    def read_line(self, timeout_s: float | None = None) -> bytes:
+    def read_line(self, timeout_s: float | None = None, *, begun: bool = False) -> bytes:
         return self._stream.read_line(timeout_s)
 
     def finish(self) -> RemoteResult:

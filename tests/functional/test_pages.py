@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,13 @@ import numpy as np
 import pytest
 
 from edgepack.base import page
+from edgepack.base.errors import RemoteError
 from edgepack.base.process import run
+from edgepack.fleet import Journal, Settings, Share, make_plan, roll_out
+from edgepack.fleet.report import FleetReport
 from tests.boards import unpacked
 from tests.means import means_app
+from tests.scripted_fleet import FakeWork, Log, devices
 
 pytestmark = pytest.mark.slow
 
@@ -128,6 +133,58 @@ def test_a_page_is_dark_where_the_system_is(
     image = cv2.imread(str(shot))
     assert image is not None
     assert (np.median(image) > 128) == bright
+
+
+# What would run where text is taken for HTML: in each it tells so on the page itself.
+FELL = "document.documentElement.dataset.fell = 1"
+HOSTILE = (
+    f"<script>{FELL}</script>",
+    f'"><img src=x onerror="{FELL}">',
+    f"'><svg onload='{FELL}'>",
+    f"</title></style></td></svg><script>{FELL}</script>",
+    f"<iframe srcdoc='<script>parent.{FELL}</script>'></iframe>",
+    f"--><script>{FELL}</script><!--",
+    f"javascript:{FELL}",
+)
+
+
+def test_hostile_names_are_text(browse: Callable[..., str], tmp_path: Path) -> None:
+    """Models, files, devices and what they say: all of it comes from others."""
+    name = " ".join(HOSTILE)
+    made = page.page(
+        name,
+        page.facts({name: name}),
+        page.section(name, page.shares([(one, 1.0, one) for one in HOSTILE])),
+        page.section(name, page.histogram([1.0, 2.0], unit=name, title=name)),
+        page.table([HOSTILE], HOSTILE),
+        page.picture(PHOTO, alt=name),
+        page.marked_picture(PHOTO, 60, 40, [((5, 5, 50, 30), name)], [], alt=name),
+        page.embedded(page.shares([(name, 1.0, name)])),
+    )
+    work = FakeWork(broken={"d00001", "d00004"}, error=RemoteError(name, hint=name))
+    found = [replace(device, address=name) for device in devices(6)]
+    everything = Share(value=100, percent=True)
+    settings = Settings(canary=Share(value=0), max_failures=everything, waves=(everything,))
+    plan = make_plan(found, settings)
+    with Journal(tmp_path / "m.jsonl") as journal:
+        result = roll_out(plan, settings, work, Log(), journal=journal)
+        report = FleetReport(
+            fleet=name, model=name, action="deploy", plan=plan, journal=journal, wanted=work.wanted,
+            result=result,
+        )  # fmt: skip
+        report.write_html(tmp_path / "report.html")
+    (tmp_path / "page.html").write_text(made)
+
+    def fell(file: Path) -> bool:
+        said = browse(file, "--dump-dom", "--virtual-time-budget=3000")
+        return re.search(r"<html[^>]*data-fell", said) is not None
+
+    for one in HOSTILE[:-1]:  # each of them works where it is not text
+        (tmp_path / "raw.html").write_text(f"<html><body>{one}</body></html>")
+        assert fell(tmp_path / "raw.html") or "srcdoc" in one or "-->" in one or "</title>" in one
+    assert not fell(tmp_path / "page.html")
+    assert not fell(tmp_path / "report.html")
+    assert "d00004" in (tmp_path / "report.html").read_text()
 
 
 # ------------------------------------------------ edgepack-run --preview

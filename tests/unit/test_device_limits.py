@@ -141,7 +141,7 @@ class _Hanging:
 
     def __init__(self, device: LocalDevice, rest: threading.Event) -> None:
         self._device, self._rest = device, rest
-        self.close = device.close
+        self.close, self.abort = device.close, device.abort
 
     def run(self, command: str, *, check: bool = True) -> RemoteResult:
         assert self._rest.wait(60)

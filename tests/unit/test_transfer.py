@@ -120,7 +120,7 @@ class FakeStream:
             raise BrokenPipeError
         self.got += data
 
-    def read_line(self, timeout_s: float | None = None) -> bytes:
+    def read_line(self, timeout_s: float | None = None, *, begun: bool = False) -> bytes:
         return self.lines.pop(0) if self.lines else b""
 
     def finish(self) -> RemoteResult:
