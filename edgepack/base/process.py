@@ -88,8 +88,8 @@ def run(
         raise error(
             f"program not found: {words[0]}", hint="`edgepack doctor` lists what to install"
         ) from None
-    except PermissionError:
-        raise error(f"program cannot be executed: {words[0]}") from None
+    except OSError as reason:
+        raise error(f"program cannot be executed: {words[0]}: {reason.strerror}") from None
     with child, watched(child):
         try:
             if "--build" in words and timeout_s is None:  # CMake's word for it

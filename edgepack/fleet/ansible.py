@@ -1,4 +1,4 @@
-"""Ansible's inventories: INI, YAML, and what `ansible-inventory --list` prints.
+"""Ansible's inventories: INI, YAML, what `ansible-inventory --list` prints, and programs that do.
 
 Read are the connection variables (`ansible_host`, `ansible_port`, `ansible_user`,
 `ansible_ssh_private_key_file`, ProxyJump and the like in `ansible_ssh_common_args`) and our own:
@@ -13,6 +13,7 @@ import ast
 import functools
 import json
 import logging
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -22,8 +23,9 @@ from typing import Any
 import yaml
 
 from edgepack.base.errors import ConfigError, UsageError, perhaps
+from edgepack.base.process import run
 from edgepack.base.tables import read_text
-from edgepack.base.text import one_line
+from edgepack.base.text import one_line, text_lines
 from edgepack.device.options import Address
 from edgepack.device.patience import parse_rate
 from edgepack.device.safe_names import check_host
@@ -33,6 +35,8 @@ from edgepack.fleet.names import RangeError, expand
 log = logging.getLogger(__name__)
 
 _VAULT = "$ANSIBLE_VAULT"
+# A script asks a cloud, perhaps.
+_SCRIPT_S = 120.0
 _VARS_SUFFIXES = ("", ".yml", ".yaml", ".json")
 _LIST_HINT = "write the values out, or use --limit to leave the host aside"
 # Of two names for one thing, as Ansible has them, the later one counts.
@@ -53,11 +57,16 @@ _PROXY_SSH = re.compile(r"ssh (?:-q )?-W \[?%h\]?:%p (?:-q )?([^\s-]\S*)(?: -q)?
 
 def read_inventory(path: Path) -> Inventory:
     """The devices of an inventory file; raises ConfigError naming file, line and value."""
-    text = read_text(path)
+    script = _is_script(path)
+    text = _run_script(path) if script else read_text(path)
+    if text.startswith(_VAULT):
+        raise ConfigError(
+            f"{path}: encrypted by Ansible Vault", hint=f"ansible-vault view {path.name} shows it"
+        )
     inventory = Inventory(file=path, join_labels=False)
     inventory.group(ALL)
-    is_json = path.suffix == ".json" or text.lstrip().startswith("{")
-    if is_json:
+    is_json = not script and (path.suffix == ".json" or text.lstrip().startswith("{"))
+    if script or is_json:
         _read_json(inventory, text)
     elif path.suffix in (".yml", ".yaml") or text.lstrip().startswith("---"):
         _read_yaml(inventory, text)
@@ -97,6 +106,11 @@ class _Vars:
     def take(self, name: str) -> tuple[Any, str] | None:
         """The value of `name`, which no template may be in: only Ansible can fill them in."""
         found = self._values.get(name)
+        if found and isinstance(found[0], Encrypted):
+            raise ConfigError(
+                f"{found[1]}: {name}: encrypted by Ansible Vault",
+                hint="keep addresses, users and names of keys elsewhere",
+            )
         if found and isinstance(found[0], str) and "{{" in found[0]:
             raise ConfigError(f"{found[1]}: {name}: a template: {found[0]!r}", hint=_LIST_HINT)
         return found
@@ -241,7 +255,7 @@ def _hosts(pattern: str, where: str) -> Iterator[str]:
 def _read_ini(inventory: Inventory, text: str) -> None:
     group, kind = UNGROUPED, "hosts"
     variables: dict[str, _Vars] = {}
-    for number, raw in enumerate(text.splitlines(), 1):
+    for number, raw in enumerate(text_lines(text), 1):
         line, where = raw.strip(), f"{inventory.file}:{number}"
         if not line or line[0] in "#;":
             continue
@@ -318,11 +332,27 @@ def _literal(text: str) -> Any:
 # YAML
 
 
+class Encrypted:
+    """A value that Ansible Vault keeps: what it stands for is not for us."""
+
+
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads tags such as !vault as None: what they stand for is not for us."""
+    """Reads Ansible's tags; any other as None, whatever it is the tag of."""
+
+
+def _read_plainly(loader: Any, node: Any) -> Any:
+    """A node as if it had no tag: !unsafe says that there is no template in it."""
+    if isinstance(node, yaml.ScalarNode):
+        return loader.construct_scalar(node)
+    if isinstance(node, yaml.SequenceNode):
+        return loader.construct_sequence(node, deep=True)
+    return loader.construct_mapping(node, deep=True)
 
 
 _Loader.add_multi_constructor("!", lambda _loader, _suffix, _node: None)
+for _tag in ("!vault", "!vault-encrypted"):
+    _Loader.add_constructor(_tag, lambda _loader, _node: Encrypted())
+_Loader.add_constructor("!unsafe", _read_plainly)
 
 
 def _read_yaml(inventory: Inventory, text: str) -> None:
@@ -446,8 +476,18 @@ def _read_json(inventory: Inventory, text: str) -> None:
 def _json_vars(content: Any, where: str) -> _Vars:
     own = _Vars()
     for name, value in _table(content, where).items():
-        own.set(name, value, where)
+        own.set(name, _json_value(value), where)
     return own
+
+
+def _json_value(value: Any) -> Any:
+    """A value that Ansible wrote: JSON has no tags, so it writes tables for !vault and !unsafe."""
+    if isinstance(value, dict) and len(value) == 1:
+        if "__ansible_vault" in value:
+            return Encrypted()
+        if "__ansible_unsafe" in value:
+            return value["__ansible_unsafe"]
+    return value
 
 
 def _table(value: Any, where: str) -> dict[str, Any]:
@@ -460,6 +500,68 @@ def _strings(value: Any, where: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ConfigError(f"{where}: {value!r} is not a list of names")
     return value
+
+
+# Programs
+
+
+def _is_script(path: Path) -> bool:
+    """Whether Ansible would run the file: a program, and not a list that is executable by chance,
+    as all files of a stick or a shared folder can be.
+
+    Raises ConfigError for a script that cannot be run.
+    """
+    try:
+        with path.open("rb") as file:
+            first = file.read(4)
+    except OSError:
+        return False  # `read_text` says why
+    if not first.startswith(b"#!") and first != b"\x7fELF":
+        return False
+    if not os.access(path, os.X_OK):
+        raise ConfigError(f"{path}: a program that is not executable", hint=f"chmod +x {path.name}")
+    return True
+
+
+def _run_script(path: Path) -> str:
+    """What an inventory script prints, with the variables of all hosts. Raises ConfigError."""
+    text = _ask_script(path, "--list")
+    try:
+        top = json.loads(text)
+    except (ValueError, RecursionError):
+        return text  # `_read_json` says what is wrong
+    if not isinstance(top, dict) or "_meta" in top:
+        return text
+    # Without it each host is asked for: "Developing dynamic inventory" in Ansible's documentation.
+    hosts = {
+        host
+        for group in top.values()
+        for host in (
+            group if isinstance(group, list) else _table(group, str(path)).get("hosts", [])
+        )
+        if isinstance(host, str)
+    }
+    top["_meta"] = {"hostvars": {host: _host_variables(path, host) for host in sorted(hosts)}}
+    return json.dumps(top)
+
+
+def _host_variables(path: Path, host: str) -> Any:
+    text = _ask_script(path, "--host", host)
+    try:
+        return json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} --host {host}: not valid JSON: {error}") from None
+
+
+def _ask_script(path: Path, *words: str) -> str:
+    done = run(
+        [path.absolute(), *words],
+        cwd=path.absolute().parent,
+        timeout_s=_SCRIPT_S,
+        error=ConfigError,
+        what=f"the inventory {path.name}",
+    )
+    return done.stdout
 
 
 # group_vars/ and host_vars/

@@ -473,3 +473,89 @@ def test_phones(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             load_fleet(write(tmp_path, text.replace(old, new)))
+
+
+def script(folder: Path, text: str, mode: int = 0o755) -> Path:
+    path = write(folder, text, "hosts.py")
+    path.chmod(mode)
+    return path
+
+
+def test_a_program_is_run_as_ansible_runs_it(tmp_path: Path) -> None:
+    """As "Developing dynamic inventory" in Ansible's documentation has it, with _meta."""
+    listed = {
+        "kiosks": {"hosts": ["a", "b"], "vars": {"ansible_user": "pi"}},
+        "_meta": {"hostvars": {"a": {"ansible_host": "10.0.0.1"}}},
+    }
+    (tmp_path / "data.json").write_text(json.dumps(listed))
+    # In its own folder, whatever that of the caller is.
+    path = script(tmp_path, '#!/bin/sh\n[ "$*" = --list ] && cat data.json\n')
+    (tmp_path / "host_vars").mkdir()
+    (tmp_path / "host_vars/b.yml").write_text("ansible_host: 10.0.0.2\n")
+    fleet = load_fleet(path)
+    assert [(one.name, one.address, one.user) for one in fleet.devices] == [
+        ("a", "10.0.0.1", "pi"),
+        ("b", "10.0.0.2", "pi"),
+    ]
+
+
+def test_without_meta_each_host_is_asked_for(tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        '#!/bin/sh\ncase $1 in\n--list) echo \'{"all": ["a", "b"]}\' ;;\n'
+        '--host) echo "{\\"ansible_host\\": \\"$2.example.org\\"}" ;;\nesac\n',
+    )
+    assert [one.address for one in load_fleet(path).devices] == [
+        "a.example.org",
+        "b.example.org",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "problem"),
+    [
+        ("#!/bin/sh\necho oh no >&2; exit 3\n", 0o755, "(?s)failed with exit code 3.*oh no"),
+        ("#!/bin/sh\necho no JSON\n", 0o755, "not valid JSON"),
+        ("#!/bin/sh\necho '[]'\n", 0o755, "not a JSON object"),
+        ("#!/bin/sh\necho '{\"all\": 3}'\n", 0o755, "is not an object"),
+        ("#!/bin/sh\necho {}\n", 0o644, "a program that is not executable"),
+        ("#!/none/python\n", 0o755, "program not found"),
+        ("\x7fELF", 0o755, "cannot be executed: .*Exec format error"),
+    ],
+)
+def test_programs_that_fail(tmp_path: Path, text: str, mode: int, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load_fleet(script(tmp_path, text, mode))
+
+
+def test_a_list_that_is_executable_by_chance_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path, "kiosk ansible_host=10.0.0.1\n", "hosts")
+    path.chmod(0o777)
+    assert [one.name for one in load_fleet(path).devices] == ["kiosk"]
+
+
+VAULT = "!vault |\n          $ANSIBLE_VAULT;1.1;AES256\n          3030\n"
+
+
+def test_what_the_vault_keeps_is_named_where_it_is_needed(tmp_path: Path) -> None:
+    text = f"all:\n  hosts:\n    a:\n      ansible_user: pi\n      secret: {VAULT}"
+    assert [one.user for one in load_fleet(write(tmp_path, text, "h.yml")).devices] == ["pi"]
+    text = f"all:\n  hosts:\n    a:\n      ansible_host: {VAULT}"
+    with pytest.raises(ConfigError, match=r"h.yml:4: ansible_host: encrypted by Ansible Vault"):
+        load_fleet(write(tmp_path, text, "h.yml"))
+    text = json.dumps(
+        {"_meta": {"hostvars": {"a": {"ansible_user": {"__ansible_vault": "$ANSIBLE_VAULT"}}}}}
+    )
+    with pytest.raises(ConfigError, match="ansible_user: encrypted by Ansible Vault"):
+        load_fleet(write(tmp_path, text, "h.json"))
+    with pytest.raises(ConfigError, match=r"hosts: encrypted by Ansible Vault"):
+        load_fleet(write(tmp_path, "$ANSIBLE_VAULT;1.1;AES256\n3030\n", "hosts"))
+
+
+def test_unsafe_is_the_text_as_it_is(tmp_path: Path) -> None:
+    text = (
+        'all:\n  hosts:\n    a:\n      ansible_user: !unsafe "pi"\n      x: !unsafe [a, !vault b]\n'
+    )
+    assert [one.user for one in load_fleet(write(tmp_path, text, "h.yml")).devices] == ["pi"]
+    text = json.dumps({"_meta": {"hostvars": {"a": {"ansible_user": {"__ansible_unsafe": "pi"}}}}})
+    assert [one.user for one in load_fleet(write(tmp_path, text, "h.json")).devices] == ["pi"]
