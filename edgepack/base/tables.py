@@ -6,6 +6,7 @@ message names the file, the key's full path and the value.
 
 from __future__ import annotations
 
+import codecs
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,15 +30,27 @@ _NAMES: dict[Any, str] = {
 
 
 def read_text(path: Path, *, error: type[EdgepackError] = ConfigError) -> str:
-    """The text of `path`; raises `error` if it is missing, unreadable or not UTF-8."""
+    """The text of `path`, without the mark that some editors begin UTF-8 with.
+
+    The one way to read text that others wrote. Raises `error` if it is missing, unreadable or
+    not UTF-8.
+    """
     try:
-        return path.read_bytes().decode("utf-8")
+        data = path.read_bytes()
+        return data.decode("utf-8-sig")
     except FileNotFoundError:
         raise error(f"file not found: {path}") from None
-    except (IsADirectoryError, PermissionError) as reason:
+    except OSError as reason:
         raise error(f"cannot read {path}: {reason.strerror}") from None
     except UnicodeDecodeError as reason:
-        raise error(f"{path}: not UTF-8 at byte {reason.start}") from None
+        wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        raise error(
+            f"{path}: not UTF-8 {'but UTF-16' if wide else f'at byte {reason.start}'}",
+            hint=f"save it as UTF-8, for example: iconv -f {'UTF-16' if wide else 'LATIN1'} "
+            f"-t UTF-8 {path.name}",
+        ) from None
+    except ValueError as reason:  # a name with a null byte
+        raise error(f"cannot read {path}: {reason}") from None
 
 
 def read_toml(path: Path, *, error: type[EdgepackError] = ConfigError) -> dict[str, Any]:

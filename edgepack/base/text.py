@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 MAX_SHOWN = 4000
 """Characters of one message."""
@@ -10,6 +12,7 @@ MAX_SHOWN = 4000
 MAX_NAME = 300
 """Characters of what stands within a line: a name, a time, a release."""
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _PLAIN = re.compile(r"[\x20-\x7e\n]*")
 
 
@@ -33,6 +36,30 @@ def message(text: str, *, limit: int = MAX_SHOWN) -> str:
     """What a device said, at most `limit` characters; its further lines are indented."""
     shown = shorten(printable(text.strip()), limit)
     return "\n  ".join(line.strip() for line in shown.splitlines() if line.strip())
+
+
+def text_lines(text: str) -> list[str]:
+    r"""The lines of `text`, which end with "\n", "\r\n" or "\r", as editors count them.
+
+    `str.splitlines` ends one at a form feed or U+2028 as well: of a list of classes all that
+    follow would be others.
+    """
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return lines if lines[-1] else lines[:-1]
+
+
+def unicode_only(value: Any) -> Any:
+    """`value`, of JSON's types, with U+FFFD for each byte of a file's name that is no UTF-8.
+
+    Python keeps such a byte as half a surrogate pair, which is in no text that others can read.
+    """
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, Mapping):
+        return {unicode_only(key): unicode_only(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [unicode_only(item) for item in value]
+    return value
 
 
 def megabytes(size_bytes: int) -> str:

@@ -8,7 +8,6 @@ device checks them itself (cpp_runtime/device/src/sshsig.cc); only Ed25519 keys 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import logging
 import re
@@ -23,6 +22,7 @@ from edgepack.base.errors import BundleError, ToolchainError, UsageError
 from edgepack.base.paths import write_atomic
 from edgepack.base.process import last_lines
 from edgepack.base.progress import ended
+from edgepack.base.tables import read_text
 from edgepack.base.tools import find_tool
 from edgepack.bundle.bundle import Bundle, open_bundle, write_tarball
 from edgepack.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME
@@ -110,9 +110,9 @@ def make_key(path: Path, *, hardware: bool = False, comment: str, passphrase: bo
 def read_public_key(path: Path) -> Key:
     """The key in a .pub file. Raises UsageError if it is none that can sign bundles."""
     try:
-        words = path.read_text(encoding="utf-8").split()
+        words = read_text(path, error=UsageError).split()
         blob = base64.b64decode(words[1], validate=True)
-    except (OSError, UnicodeDecodeError, IndexError, binascii.Error):
+    except (UsageError, IndexError, ValueError):
         raise UsageError(f"not a public key: {path}") from None
     if words[0] not in KEY_TYPES:
         raise UsageError(f"{path}: a key of type {words[0]}", hint=_HINT_TYPE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import shutil
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from edgepack.base.progress import Bar
-from edgepack.base.text import one_line, printable
+from edgepack.base.text import one_line, printable, unicode_only
 from edgepack.cli.ticker import Ticker
 
 _NARROWEST = 40
@@ -38,6 +39,8 @@ class Console:
     ) -> None:
         self.as_json = as_json
         self.quiet = quiet
+        for stream in (sys.stdout, sys.stderr):
+            _spell_out(stream)
         self._err: TextIO = sys.stderr
         self._tty = self._err.isatty()
         self._color = self._tty and not no_color
@@ -94,12 +97,13 @@ class Console:
             shown = printable(hint)
             print(f"\n{self._paint('33', 'hint:')} {shown}", file=self._err, flush=True)
         if self.as_json:
-            print(json.dumps({"error": {"code": code, "message": message, "hint": hint}}))
+            about = {"code": code, "message": message, "hint": hint}
+            print(_json_text({"error": about}))
 
     def data(self, value: Mapping[str, Any] | Sequence[Any], text: str) -> None:
         """The result: `value` as JSON with --json, else `text`."""
         self.rest()
-        print(json.dumps(value, indent=2) if self.as_json else printable(text), flush=True)
+        print(_json_text(value, indent=2) if self.as_json else printable(text), flush=True)
 
     def lines(self, lines: Iterable[str], key: str | None = None) -> None:
         """A result too long to be held: JSON with --json, as the caller sees to.
@@ -109,9 +113,20 @@ class Console:
         """
         self.rest()
         for line in lines:
-            text = json.dumps({key: line}) if self.as_json and key else printable(line)
+            text = _json_text({key: line}) if self.as_json and key else printable(line)
             print(text, flush=key is not None)
         sys.stdout.flush()
+
+
+def _json_text(value: Any, *, indent: int | None = None) -> str:
+    """`value` as JSON of ASCII alone: it passes through any terminal, and any pipe."""
+    return json.dumps(unicode_only(value), indent=indent)
+
+
+def _spell_out(stream: TextIO) -> None:
+    """Have `stream` spell out what its encoding lacks: a label is no reason to fail."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
 
 
 class _Handler(logging.StreamHandler[TextIO]):

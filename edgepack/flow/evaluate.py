@@ -18,7 +18,8 @@ from typing import Any
 from edgepack.base.errors import ConfigError, UsageError
 from edgepack.base.paths import cache_dir, locked
 from edgepack.base.progress import NO_PROGRESS, Progress
-from edgepack.base.text import counted
+from edgepack.base.tables import read_text
+from edgepack.base.text import counted, text_lines
 from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.frontend.load import load_model
 from edgepack.deploy import remote_tool
@@ -27,9 +28,9 @@ from edgepack.device.base import Device
 from edgepack.flow.job import check_labels, spec_of
 from edgepack.flow.project import Project, class_of_label, read_labels
 from edgepack.flow.reference import Reference, top_k
+from edgepack.preprocess.photos import SUFFIXES, folders_in, photos_in, read_photo
 
 TOP = 5
-_PHOTOS = (".jpg", ".jpeg", ".png")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +130,8 @@ def find_photos(images: Path, labels: Sequence[str]) -> list[Photo]:
     if images.is_dir():
         found = [
             Photo(path=path, name=f"{folder.name}/{path.name}", expected=_class(folder, labels))
-            for folder in sorted(images.iterdir())
-            if folder.is_dir()
-            for path in sorted(folder.iterdir())
-            if path.suffix.lower() in _PHOTOS
+            for folder in folders_in(images)
+            for path in photos_in(folder)
         ]
     elif images.is_file():
         found = _listed(images, labels)
@@ -141,15 +140,15 @@ def find_photos(images: Path, labels: Sequence[str]) -> list[Photo]:
     if not found:
         raise UsageError(
             f"--images: no photos in {images}",
-            hint=f"a folder for each class, with {', '.join(_PHOTOS)} in it; or a CSV file",
+            hint=f"a folder for each class, with {', '.join(SUFFIXES)} in it; or a CSV file",
         )
     return found
 
 
 def _listed(file: Path, labels: Sequence[str]) -> list[Photo]:
     try:
-        rows = list(csv.reader(file.read_text(encoding="utf-8").splitlines()))
-    except (UnicodeDecodeError, csv.Error) as error:
+        rows = list(csv.reader(text_lines(read_text(file, error=UsageError))))
+    except csv.Error as error:
         raise UsageError(f"{file}: not a CSV file: {error}") from None
     found = []
     for number, row in enumerate(rows, start=1):
@@ -218,7 +217,7 @@ def evaluate(
     judged = []
     with locked(journal.path), progress.bar(counted(len(photos), "photo"), len(photos)) as bar:
         for photo in photos:
-            digest = hashlib.sha256(photo.path.read_bytes()).hexdigest()
+            digest = hashlib.sha256(read_photo(photo.path)).hexdigest()
             found = journal.known.get(digest)
             if found is None:
                 reference = reference or Reference(widened(model.proto))

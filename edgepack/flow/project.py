@@ -26,6 +26,7 @@ from typing import Any
 
 from edgepack.base.errors import ConfigError, UsageError, perhaps
 from edgepack.base.tables import Table, read_text, read_toml
+from edgepack.base.text import text_lines
 from edgepack.bundle.manifest import DEFAULT_HEALTH, Health, ManifestError, check_name, parse_health
 from edgepack.bundle.service import Service, take_service
 from edgepack.bundle.verified import DEFAULT_TOLERANCE
@@ -243,7 +244,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
 
     Raises `ConfigError` if the file is not there, is not UTF-8, or has an empty line.
     """
-    labels = tuple(line.strip() for line in read_text(path).splitlines())
+    labels = tuple(line.strip() for line in text_lines(read_text(path)))
     for number, label in enumerate(labels, start=1):
         if not label:
             raise ConfigError(

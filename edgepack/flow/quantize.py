@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +13,11 @@ from edgepack.flow.job import spec_of
 from edgepack.flow.project import Project
 from edgepack.flow.reference import Array
 from edgepack.model import check_model, read_model
+from edgepack.preprocess.photos import SUFFIXES, photos_below, read_photo
 from edgepack.preprocess.spec import PreprocessSpec
 from edgepack.quantization.errors import CalibrationError
 from edgepack.quantization.quantize import Result, quantize
 
-PHOTOS = (".bmp", ".jpg", ".jpeg", ".png", ".webp")
 # One photo in so many is not calibrated on, where none are given to judge by.
 _JUDGED = 4
 
@@ -92,15 +91,12 @@ def read_photos(preprocess: PreprocessSpec, images: Path, judge: Path | None) ->
 def _by_content(folder: Path, what: str) -> dict[str, Path]:
     if not folder.is_dir():
         raise UsageError(f"{what}: no such folder: {folder}")
-    found = {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in _photos(folder)}
+    found = {
+        hashlib.sha256(read_photo(path)).hexdigest(): path
+        for path in photos_below(folder, option=what)
+    }
     if not found:
         raise CalibrationError(
-            f"{what}: no photos in {folder}", hint=f"files that end in {', '.join(PHOTOS)}"
+            f"{what}: no photos in {folder}", hint=f"files that end in {', '.join(SUFFIXES)}"
         )
     return found
-
-
-def _photos(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in PHOTOS and path.is_file():
-            yield path

@@ -16,6 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgepack.base.errors import ImageError
+from edgepack.preprocess.photos import ImageNotFoundError, read_photo
+
+__all__ = ["ImageNotFoundError", "decode_image", "load_image"]
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -35,10 +38,6 @@ _READ_MODES = {
     4: cv2.IMREAD_REDUCED_COLOR_4,
     8: cv2.IMREAD_REDUCED_COLOR_8,
 }
-
-
-class ImageNotFoundError(ImageError):
-    """There is no such file, or it cannot be read."""
 
 
 class NotAnImageError(ImageError):
@@ -112,13 +111,7 @@ def decode_image(
     Raises `ImageNotFoundError`, `NotAnImageError`, `AnimatedImageError`, `TooManyPixelsError`,
     `SixteenBitImageError`, `AlphaImageError` or `GrayImageError`.
     """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise ImageNotFoundError(f"image not found: {path}") from None
-    except OSError as error:
-        raise ImageNotFoundError(f"cannot read image {path}: {error.strerror}") from None
-
+    data = read_photo(path)
     header = _read_header(data)
     if header is None:
         raise NotAnImageError(

@@ -51,7 +51,9 @@ def test_all_that_a_console_prints(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert all(character.isprintable() or character == "\n" for character in out + err)
     assert err.count("\\x1b[2J") == 6
-    assert json.loads(out.splitlines()[-2].partition(":")[2]) == NASTY
+    # Half a surrogate pair is in no text: JSON that has one is refused by others.
+    shown = NASTY.replace("\ud800", "\ufffd")
+    assert json.loads(out.splitlines()[-2].partition(":")[2]) == shown
 
 
 def test_tables_fold_their_widest_columns() -> None:
@@ -111,4 +113,4 @@ def test_status_of_a_device_that_writes_to_terminals(
     status.run(None, Console(as_json=True))  # type: ignore[arg-type]
     out = capsys.readouterr().out
     assert out.isascii()
-    assert json.loads(out)["current"]["name"] == named["name"]
+    assert json.loads(out)["current"]["name"] == named["name"].replace("\ud800", "\ufffd")
