@@ -38,10 +38,12 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
     mksh \
     mmdebstrap \
     nasm \
+    ocl-icd-libopencl1 \
     openssh-client \
     openssh-server \
     openssl \
     pkg-config \
+    pocl-opencl-icd \
     python3-venv \
     qemu-system-arm \
     qemu-user \

@@ -14,6 +14,7 @@ from edgepack import cpus
 from edgepack.base.errors import ConfigError, perhaps
 from edgepack.base.paths import data_file
 from edgepack.base.tables import Table, read_toml
+from edgepack.gpus import Gpu, read_gpu
 
 TOOLCHAINS = ("zig", "gnu")
 SUITES = ("bullseye", "bookworm", "trixie", "none")
@@ -65,7 +66,8 @@ class Board:
     `cpu` "native" (board `local`) stands for the CPU edgepack runs on. `hwcaps`
     are names of /proc/cpuinfo's Features line; `has` are the instruction families
     (names of `edgepack.cpus.FAMILIES`) that all cores have. `origin` is the file
-    the profile was last changed in.
+    the profile was last changed in. `gpu` is None where kernels for the board's GPU, if it has one,
+    cannot be made.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Board:
     toolchain: str
     virtual: VirtualProfile | None
     origin: str
+    gpu: Gpu | None = None
 
     @property
     def triple(self) -> str:
@@ -151,6 +154,7 @@ class Board:
             "has": list(self.has),
             "toolchain": self.toolchain,
             "virtual": vars(self.virtual) if self.virtual else None,
+            "gpu": vars(self.gpu) if self.gpu else None,
             "origin": self.origin,
         }
 
@@ -270,6 +274,7 @@ def _read_board(
         toolchain=table.take_choice("toolchain", TOOLCHAINS, "zig"),
         virtual=_read_virtual(table),
         origin=str(file),
+        gpu=_read_gpu(table),
     )
     table.finish()
     return board
@@ -313,6 +318,11 @@ def _read_virtual(table: Table) -> VirtualProfile | None:
     )
     item.finish()
     return profile
+
+
+def _read_gpu(table: Table) -> Gpu | None:
+    item = table.take_table("gpu", required=False)
+    return read_gpu(item) if item is not None else None
 
 
 def _read_has(

@@ -181,6 +181,8 @@ class Compiled(Protocol):
     @property
     def params(self) -> Path: ...
     @property
+    def device_code(self) -> Path | None: ...
+    @property
     def inputs(self) -> Sequence[TensorInfo]: ...
     @property
     def outputs(self) -> Sequence[TensorInfo]: ...
@@ -262,6 +264,7 @@ def make_bundle(
         **({} if board.is_static else {manifest.LIBRARY: compiled.library}),
         manifest.GRAPH: compiled.graph,
         manifest.PARAMS: compiled.params,
+        **_device_code(compiled),
         **_golden_files(golden, compiled),
     }
     if preprocess is not None:
@@ -322,6 +325,12 @@ def make_bundle(
         _verify(work, manifest.parse_manifest(data), shown_as=folder)
     log.info("bundle %s: %d bytes", folder, document.total_bytes)
     return Bundle(path=folder, manifest=document, manifest_sha256=_sha256(data))
+
+
+def _device_code(compiled: Compiled) -> dict[str, Path]:
+    """The file with the kernels of a GPU, if one runs the model."""
+    file = compiled.device_code
+    return {} if file is None else {f"model/{file.name}": file}
 
 
 def open_bundle(path: Path) -> Bundle:

@@ -31,6 +31,8 @@ APP = "bin/edgepack-run"
 LIBRARY = "model/model.so"
 GRAPH = "model/graph.json"
 PARAMS = "model/params.bin"
+# Machine code of a GPU is an ELF file, too, but none that the CPU runs.
+CUBIN, OPENCL_TEXT = "model/kernels.cubin", "model/kernels.cl"
 DEVICE_TOOL = "bin/edgepack-device"
 INSTALL = "install"
 REQUIRED_FILES = {

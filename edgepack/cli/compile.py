@@ -44,7 +44,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     check_html(args)
     compiled = compile_job(job, progress=console)
     with atomic_dir(out) as work:
-        for file in (compiled.library, compiled.graph, compiled.params):
+        files = (compiled.library, compiled.graph, compiled.params, compiled.device_code)
+        for file in filter(None, files):
             shutil.copyfile(file, work / file.name)
     title = f"{job.project.name} for {job.board.name}"
     save(args, console, compile_page(compiled, title, job.board))
@@ -146,4 +147,4 @@ def memory(compiled: CompiledModel) -> str:
 
 def _is_ours(folder: Path) -> bool:
     names = {path.name for path in folder.iterdir()}
-    return names <= {"model.so", "graph.json", "params.bin"}
+    return names <= {"model.so", "graph.json", "params.bin", "kernels.cl", "kernels.cubin"}

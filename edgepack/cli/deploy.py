@@ -131,6 +131,7 @@ def refuse_job(args: argparse.Namespace) -> None:
         "optimize",
         "precision",
         "quantized",
+        "compute",
         "shape",
         "set",
         "state",
@@ -142,8 +143,8 @@ def refuse_job(args: argparse.Namespace) -> None:
     if any(getattr(args, name) not in (None, []) for name in made_with):
         raise UsageError(
             "--bundle goes without --name, --toolchain, --static, --optimize, --precision, "
-            "--quantized, --shape, --set, --state, --release-version, --verify and --compile-...: "
-            "it is made"
+            "--quantized, --compute, --shape, --set, --state, --release-version, --verify and "
+            "--compile-...: it is made"
         )
     if args.sign is not None:
         raise UsageError("--bundle goes without --sign", hint="edgepack sign BUNDLE --key KEY")

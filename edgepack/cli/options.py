@@ -112,7 +112,7 @@ def project_file(args: argparse.Namespace) -> Path | None:
 
 def add_job(parser: argparse.ArgumentParser) -> None:
     """The model and the board: what is compiled, and for what."""
-    from edgepack.compiler.precision import PRECISIONS, QUANTIZED
+    from edgepack.compiler.precision import COMPUTE, PRECISIONS, QUANTIZED
     from edgepack.flow.growth import OPTIMIZE
 
     add_model(parser)
@@ -143,6 +143,12 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         choices=QUANTIZED,
         help="which layers of a quantised model use integers: those that are faster so (default), "
         "all that can, or none",
+    )
+    parser.add_argument(
+        "--compute",
+        choices=COMPUTE,
+        help="the processor that runs the model: the CPU (default), or the GPU of the board's "
+        "profile",
     )
     parser.add_argument(
         "--compile-memory-mb",
@@ -364,6 +370,7 @@ def project_of(args: argparse.Namespace) -> Project:
         "optimize": args.optimize,
         "precision": args.precision,
         "quantized": args.quantized,
+        "compute": args.compute,
         "compile_memory_mb": args.compile_memory_mb,
         "compile_cpu_s": args.compile_cpu_s,
         "golden_input": tuple(getattr(args, "golden_input", ())) or None,

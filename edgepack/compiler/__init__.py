@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from edgepack.compiler.backend.report import Estimate, LayerReport
     from edgepack.compiler.frontend.load import CheckedModel
     from edgepack.compiler.rules.rule import Rule
+    from edgepack.gpus import Gpu
     from edgepack.model import ModelSpec, TensorInfo
     from edgepack.native.toolchain import Toolchain
 
@@ -42,7 +43,8 @@ class CompiledModel:
     `states_bytes` what of it is kept between runs; `params_bytes` is the size of the mapped
     parameter file. `layers` tells for each kernel call where it came from and what it costs.
     `floats` are nodes of a quantised model, by name, that are not done on integers, and why.
-    Beside the artifacts lies what the library was linked from (`objects`).
+    `device_code` are the kernels of a GPU, where one runs the model. Beside the artifacts lies what
+    the library was linked from (`objects`).
     """
 
     folder: Path
@@ -58,6 +60,7 @@ class CompiledModel:
     layers: tuple[LayerReport, ...] = ()
     floats: Mapping[str, str] = field(default_factory=dict)
     states_bytes: int = 0
+    device_code: Path | None = None
 
     @property
     def objects(self) -> Path:
@@ -75,6 +78,7 @@ def compile_model(
     growth: float = UNLIMITED,
     precision: Precision = FULL,
     choices: Choices = NO_CHOICES,
+    gpu: Gpu | None = None,
     progress: Progress = NO_PROGRESS,
 ) -> CompiledModel:
     """Compile a model into `out`/{model.so, graph.json, params.bin}; `out` is replaced.
@@ -85,6 +89,8 @@ def compile_model(
     `precision` says what is stored in half precision, and computed so, and what of a quantised
     model is done on integers.
     `choices` say for some layers how their kernels are made, where that was found by tuning.
+    With a `gpu` that runs all layers that it can, in float32; `rules`, `growth` and `choices` say
+    nothing then.
     Of weights at most `growth` times the model's are stored where that is faster: Winograd's
     transformed ones take up to nine times the bytes. They go where they save most time.
     Equal model, shapes, board, toolchain, `rules`, `growth`, `precision` and `choices` give equal
@@ -96,6 +102,8 @@ def compile_model(
     from edgepack.compiler.errors import named_failures
 
     with named_failures(model.path):
+        if gpu is not None:
+            return _compile_for_gpu(model, board, toolchain, out, precision, gpu, progress)
         return _compile(model, board, toolchain, out, rules, growth, precision, choices, progress)
 
 
@@ -109,6 +117,7 @@ def compile_apart(
     growth: float = UNLIMITED,
     precision: Precision = FULL,
     choices: Choices = NO_CHOICES,
+    gpu: Gpu | None = None,
     progress: Progress = NO_PROGRESS,
 ) -> CompiledModel:
     """`compile_model` in a process of its own.
@@ -129,6 +138,7 @@ def compile_apart(
         growth=growth,
         precision=precision,
         choices=dict(choices),
+        gpu=gpu,
     )
 
 
@@ -141,6 +151,7 @@ def _compile_there(
     growth: float,
     precision: Precision,
     choices: Choices,
+    gpu: Gpu | None,
 ) -> CompiledModel:
     from edgepack.base import apart
 
@@ -152,6 +163,7 @@ def _compile_there(
         growth=growth,
         precision=precision,
         choices=choices,
+        gpu=gpu,
         progress=apart.progress(),
     )
 
@@ -204,6 +216,61 @@ def _compile(
         layers=layers,
         floats=planner.floats,
         states_bytes=laid_out.states_bytes,
+    )
+
+
+def _compile_for_gpu(
+    model: CheckedModel | ModelSpec,
+    board: Board,
+    toolchain: Toolchain,
+    out: Path,
+    precision: Precision,
+    gpu: Gpu,
+    progress: Progress,
+) -> CompiledModel:
+    from edgepack.base import apart
+    from edgepack.compiler.frontend.load import load_model
+    from edgepack.compiler.gpu import planning
+    from edgepack.model import ModelSpec
+
+    if isinstance(model, ModelSpec):
+        model = load_model(model)
+    progress.step(f"importing {model.path.name}")
+    planned = planning.plan_model(model, board, gpu, precision)
+    import tvm
+
+    from edgepack.compiler.backend import build, code
+
+    progress.step(f"compiling {len(planned.on_gpu)} kernels for {gpu.device}")
+    with atomic_dir(out) as work:
+        apart.at(f"compiling {len(planned.on_gpu)} kernels of the GPU")
+        name, content = planning.device_code(planned, gpu)
+        (work / name).write_bytes(content)
+        build.build_library(
+            planned.on_cpu,
+            planned.target,
+            toolchain,
+            work / OBJECTS,
+            work / "model.so",
+            code.kept_code(),
+        )
+        text = planned.plan.to_json(planned.reports, planning.describe(planned, gpu))
+        (work / "graph.json").write_text(text, encoding="utf-8")
+        (work / "params.bin").write_bytes(planned.plan.params)
+    return CompiledModel(
+        folder=out,
+        graph=out / "graph.json",
+        params=out / "params.bin",
+        library=out / "model.so",
+        inputs=planned.plan.infos(planned.plan.inputs),
+        outputs=planned.plan.infos(planned.plan.outputs),
+        arena_bytes=planned.plan.arena_bytes,
+        params_bytes=len(planned.plan.params),
+        model_sha256=model.sha256,
+        tvm_version=tvm.__version__,
+        layers=planned.reports,
+        states_bytes=planned.plan.states_bytes,
+        device_code=out / name,
     )
 
 

@@ -37,6 +37,14 @@ _OTHER_LOADERS = ("/lib/ld[-.]*", "/lib64/ld[-.]*", "/usr/lib/ld[-.]*")
 """Of a C library that is none of these, or does not say what it is."""
 _NO_LOADER = "no-loader"
 
+GPU_DRIVERS = ("libcuda.so.1", "libOpenCL.so.1")
+_LIBRARY_FOLDERS = (
+    *("/lib", "/usr/lib", "/usr/local/lib", "/usr/lib64"),
+    *("/usr/lib/*-linux-gnu*", "/usr/lib/*-linux-gnu/tegra", "/usr/lib/*-linux-gnu/nvidia"),
+)
+# What the drivers of Jetsons, of NVIDIA's cards and of Mali open.
+_GPU_NODES = ("/dev/nvhost-gpu", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/nvidia0", "/dev/mali0")
+
 # A 64-bit kernel lists the AArch64 names only. Every ARMv8-A core that can run 32-bit
 # programs has these there (Linux, Documentation/arch/arm64/elf_hwcaps and arm/vfp).
 _ARMV8_AS_ARMV7 = frozenset(
@@ -117,7 +125,9 @@ class DeviceFacts:
     `sha256sum` is the command that prints SHA-256 sums, or empty. `tool` is the version of
     the edgepack-device in the root folder, or empty, and `protocol` that of its `receive`.
     `noexec`: the root folder's file system is mounted so that no program on it can run.
-    `selinux` is "enforcing", "permissive", or empty where there is none.
+    `selinux` is "enforcing", "permissive", or empty where there is none. `gpu_drivers` are the
+    libraries of `GPU_DRIVERS` that are there, `gpu_closed` the GPU's device nodes that we may not
+    open.
     """
 
     system: str
@@ -142,6 +152,8 @@ class DeviceFacts:
     protocol: int = 0
     noexec: bool = False
     selinux: str = ""
+    gpu_drivers: tuple[str, ...] = ()
+    gpu_closed: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -214,6 +226,8 @@ def parse_facts(device: str, root: str, output: str) -> DeviceFacts:
         protocol=found["tool"].protocol,
         noexec=found["noexec"],
         selinux=found["selinux"],
+        gpu_drivers=tuple(name for name in GPU_DRIVERS if name in found["gpu"]),
+        gpu_closed=tuple(item for item in found["gpu"] if item.startswith("/dev/")),
     )
 
 
@@ -289,6 +303,18 @@ def facts(root: str) -> tuple[Fact, ...]:
             command="command -v sha256sum || { busybox sha256sum /dev/null "
             "&& echo busybox sha256sum; }",
             parse=parse_sha256sum,
+        ),
+        Fact(
+            name="gpu",
+            # Where the dynamic linker looks, and where NVIDIA and vendors of phones put drivers.
+            command=(
+                f"for n in {' '.join(GPU_DRIVERS)}; do for d in {' '.join(_LIBRARY_FOLDERS)}; do "
+                '[ -e "$d/$n" ] && echo "$n"; done; '
+                f'{{ ldconfig -p || /sbin/ldconfig -p; }} | grep -o "$n"; done; '
+                f"for n in {' '.join(_GPU_NODES)}; do "
+                '[ -e "$n" ] && { [ -r "$n" ] && [ -w "$n" ] || echo "$n"; }; done; :'
+            ),
+            parse=parse_gpu,
         ),
         Fact(
             name="tool",
@@ -422,6 +448,12 @@ def parse_sha256sum(text: str) -> str:
     if not lines:
         return ""
     return "busybox sha256sum" if lines[-1] == "busybox sha256sum" else "sha256sum"
+
+
+def parse_gpu(answer: str) -> frozenset[str]:
+    """Names of libraries, and device nodes, one on each line; others are left out."""
+    known = {*GPU_DRIVERS, *_GPU_NODES}
+    return frozenset(line for line in answer.split() if line in known)
 
 
 def parse_tool(text: str) -> Tool:

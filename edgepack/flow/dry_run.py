@@ -109,7 +109,8 @@ def parts_of(job: Job) -> tuple[Part, ...]:
 
     def files() -> list[Path]:
         compiled = compile_job(job)
-        return [compiled.library, compiled.graph, compiled.params]
+        files = (compiled.library, compiled.graph, compiled.params, compiled.device_code)
+        return [file for file in files if file is not None]
 
     return (
         _part("model", files, job.model.size_bytes),

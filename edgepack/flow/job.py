@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepack.base.apart import Limits
-from edgepack.base.errors import ConfigError, perhaps
+from edgepack.base.errors import ConfigError, UsageError, perhaps
 from edgepack.base.paths import cache_dir, locked, will_make
 from edgepack.base.process import Beside
 from edgepack.base.progress import NO_PROGRESS, Progress, ended
@@ -32,7 +32,7 @@ from edgepack.compiler import CompiledModel, compile_apart, cpu_key
 from edgepack.compiler.backend.report import LayerReport, Stored
 from edgepack.compiler.choices import NO_CHOICES, Choices, maker
 from edgepack.compiler.limited import limits_for
-from edgepack.compiler.precision import FULL, Precision
+from edgepack.compiler.precision import COMPUTE, FULL, Precision
 from edgepack.flow.growth import GROWTH
 from edgepack.flow.mend import find_mending
 from edgepack.flow.own_program import check_loads
@@ -49,6 +49,7 @@ from edgepack.flow.verify import (
     verify,
 )
 from edgepack.gate import gate
+from edgepack.gpus import Gpu, find_local
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, check_model, read_model, walk_nodes
 from edgepack.native.app import build_runtime, need_programs
 from edgepack.native.device_tool import build_device_tool
@@ -200,6 +201,35 @@ def _is_mixed(job: Job, compiled: CompiledModel) -> bool:
     return found is not None and integer_reference.rounds_between(found)
 
 
+def gpu_of(job: Job) -> Gpu | None:
+    """The GPU that runs the model; None if the CPU does.
+
+    Raises `NoGpuError` for a board that has none in its profile, and UsageError for programs that
+    cannot open its driver.
+    """
+    if job.project.compute == COMPUTE[0]:
+        return None
+    board = job.board
+    gpu = find_local() if board.is_local else board.gpu
+    if gpu is None:
+        where = "this machine has" if board.is_local else f"the profile of {board.name} has"
+        raise NoGpuError(
+            f"{job.project.origins.get('compute', 'compute')}: {where} no GPU with a driver for "
+            "CUDA or OpenCL",
+            hint="--compute cpu, or a board of `edgepack boards` with a GPU",
+        )
+    if board.is_static:
+        raise UsageError(
+            "a program that needs no C library cannot open the driver of a GPU",
+            hint="--no-static, or --compute cpu",
+        )
+    return gpu
+
+
+class NoGpuError(ConfigError):
+    """The board has no GPU that kernels can be made for."""
+
+
 def _photo_bytes(board: Board, service: Service | None) -> int:
     """What decoding a photo may take: the model and the system need memory, too."""
     half = (board.memory_mb << 20) // 2
@@ -266,6 +296,7 @@ def compile_job(
             growth=GROWTH[job.project.optimize],
             precision=precision,
             choices=choices,
+            gpu=gpu_of(job),
             progress=progress,
         )
         meta = {key: value for key, value in asdict(compiled).items() if key not in _PATHS}
@@ -344,7 +375,11 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
         golden = _golden(job, compiled)
         verified = Verified()
         tolerance = tolerance_of(job, compiled)
-        if job.project.verify:
+        if job.project.verify and gpu_of(job) is not None:
+            progress.step(
+                "not compared with the reference: no emulator has a GPU; the device is tested"
+            )
+        elif job.project.verify:
             verified, ordered = verify(
                 job.model,
                 job.board,
@@ -395,16 +430,22 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
         )
     progress.step(f"checking every ELF file against {job.board.name}")
     gate.check_bundle(bundle, job.board)
-    progress.step(f"loading the bundle with the program for {job.board.name}")
-    if (wanted := check_loads(bundle, job.board)) is not None:
-        progress.step(f"not loaded here: there is no emulator, or no C library ({wanted})")
-    if job.postprocess is not None and job.project.verify:
+    if gpu_of(job) is None:
+        _try_program(job, bundle, progress)
+    if job.postprocess is not None and job.project.verify and gpu_of(job) is None:
         progress.step("comparing the app's results with the reference's")
         labels = job.labels or ()
         if not check_results(bundle, job.board, golden, job.postprocess, job.preprocess, labels):
             hint = install("zig")
             progress.step(f"not compared: the app for this machine is not built ({hint} can)")
     return bundle
+
+
+def _try_program(job: Job, bundle: Bundle, progress: Progress) -> None:
+    """Have the board's own program load the bundle, where that can be done here."""
+    progress.step(f"loading the bundle with the program for {job.board.name}")
+    if (wanted := check_loads(bundle, job.board)) is not None:
+        progress.step(f"not loaded here: there is no emulator, or no C library ({wanted})")
 
 
 def computed_in(compiled: CompiledModel, precision: str) -> str:
@@ -435,7 +476,7 @@ def _local(job: Job) -> Job:
     return replace(job, board=board, toolchain=select(board))
 
 
-_PATHS = {"folder", "graph", "params", "library"}
+_PATHS = {"folder", "graph", "params", "library", "device_code"}
 
 
 # What the compiler is made of: its own modules, those it imports and their data, and the packages
@@ -447,6 +488,7 @@ _SOURCES = (
     "compiler",
     "cpus.json",
     "cpus.py",
+    "gpus.py",
     "model",
     "native/linker.py",
     "native/prebuilt.py",
@@ -473,6 +515,7 @@ def _compile_key(
         "constants": dict(sorted(job.project.constants.items())),
         "states": dict(job.model.states),
         "board": board,
+        "gpu": asdict(gpu) if (gpu := gpu_of(job)) is not None else None,
         "optimize": job.project.optimize,
         "choices": {kernel: asdict(choice) for kernel, choice in choices.items()},
         "precision": precision.name,
@@ -550,5 +593,6 @@ def _read_compiled(folder: Path) -> CompiledModel:
         graph=folder / "graph.json",
         params=folder / "params.bin",
         library=folder / "model.so",
+        device_code=next(iter(sorted(folder.glob("kernels.c*"))), None),
         **meta,
     )

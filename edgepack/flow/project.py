@@ -30,7 +30,7 @@ from edgepack.base.text import text_lines
 from edgepack.bundle.manifest import DEFAULT_HEALTH, Health, ManifestError, check_name, parse_health
 from edgepack.bundle.service import Service, take_service
 from edgepack.bundle.verified import DEFAULT_TOLERANCE
-from edgepack.compiler.precision import PRECISIONS, QUANTIZED
+from edgepack.compiler.precision import COMPUTE, PRECISIONS, QUANTIZED
 from edgepack.flow.growth import DEFAULT_OPTIMIZE, OPTIMIZE
 from edgepack.flow.records import RECORDS_FILE
 from edgepack.flow.reference import SCORES
@@ -69,6 +69,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "optimize": DEFAULT_OPTIMIZE,
     "precision": "float32",
     "quantized": QUANTIZED[0],
+    "compute": COMPUTE[0],
     "compile_memory_mb": None,
     "compile_cpu_s": None,
     "records": (),
@@ -108,9 +109,9 @@ class Project:
     profiles. `root` is the folder on the device. `static` has the programs need no C library there;
     None: as the board's profile says. `optimize` is one of `OPTIMIZE`: how many weights may be
     stored, beyond the model's, to be faster. `precision` is one of `compiler.precision.PRECISIONS`,
-    `quantized` one of `QUANTIZED` there. `compile_memory_mb` and `compile_cpu_s` limit what
-    compiling may take, None for what `limits_for` gives the model. `records` are files of
-    `flow.records`, by which kernels are made.
+    `quantized` one of `QUANTIZED` there, `compute` one of `COMPUTE`: the processor that runs the
+    model. `compile_memory_mb` and `compile_cpu_s` limit what compiling may take, None for what
+    `limits_for` gives the model. `records` are files of `flow.records`, by which kernels are made.
     `health`
     bounds the test there, `service` says how it runs when nobody is logged in. `quantize` is for
     making a float model one on integers.
@@ -136,6 +137,7 @@ class Project:
     optimize: str
     precision: str
     quantized: str
+    compute: str
     compile_memory_mb: int | None
     compile_cpu_s: int | None
     records: tuple[Path, ...]
@@ -301,6 +303,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         ("optimize", OPTIMIZE),
         ("precision", PRECISIONS),
         ("quantized", QUANTIZED),
+        ("compute", COMPUTE),
     ):
         values[key] = table.take(key, str, None)
         if values[key] not in (None, *choices):

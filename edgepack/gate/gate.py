@@ -16,7 +16,7 @@ from edgepack import cpus
 from edgepack.base.errors import BundleError
 from edgepack.boards import Board, version_tuple
 from edgepack.bundle.bundle import Bundle
-from edgepack.bundle.manifest import APP, LIBRARY, MANIFEST_NAME
+from edgepack.bundle.manifest import APP, CUBIN, LIBRARY, MANIFEST_NAME, OPENCL_TEXT
 from edgepack.device.facts import DeviceFacts
 from edgepack.gate.elf import MAGIC, Elf, NotElfError, VersionNeed, find_instructions, read_elf
 
@@ -99,10 +99,33 @@ def check_device(bundle: Bundle, facts: DeviceFacts, *, send_bytes: int | None =
         *_library_problems(facts, elves),
         *_feature_problems(bundle, facts),
         *_space_problems(bundle, facts, send_bytes),
+        *_gpu_problems(bundle, facts),
     ]
     if problems:
         title = f"{facts.hostname} ({facts.model})" if facts.model else facts.hostname
         raise GateError(bundle, title, problems)
+
+
+_DRIVERS = {CUBIN: "libcuda.so.1", OPENCL_TEXT: "libOpenCL.so.1"}
+
+
+def _gpu_problems(bundle: Bundle, facts: DeviceFacts) -> Iterator[Problem]:
+    """Whether the driver of the GPU is there, and may be used by who we are."""
+    for name, driver in _DRIVERS.items():
+        if name not in bundle.manifest.files:
+            continue
+        if driver not in facts.gpu_drivers:
+            yield Problem(
+                file=name,
+                text=f"runs on a GPU by {driver}, which is not there",
+                hint="install the GPU's driver, or deploy with --compute cpu",
+            )
+        elif facts.gpu_closed:
+            yield Problem(
+                file=name,
+                text=f"runs on a GPU, whose {facts.gpu_closed[0]} {facts.user} may not open",
+                hint=f"add {facts.user} to its group, often video or render, or --compute cpu",
+            )
 
 
 def needed_hwcaps(board: Board, files: Sequence[Path]) -> tuple[str, ...]:
@@ -121,6 +144,8 @@ def _elf_files(bundle: Bundle) -> list[str]:
     """The app and the kernels, which must be ELF files, and all others that are."""
     names = []
     for name in sorted(bundle.manifest.files):
+        if name == CUBIN:
+            continue
         with bundle.file(name).open("rb") as file:
             if name in (APP, LIBRARY) or file.read(len(MAGIC)) == MAGIC:
                 names.append(name)

@@ -218,6 +218,84 @@ GraphBlock ReadBlock(JsonObject object, const Graph& graph, std::vector<GraphBlo
   return block;
 }
 
+/// As many in one direction as every GPU takes at least (CUDA's y and z of a grid).
+constexpr std::int64_t kMostGroups = 65535;
+constexpr std::int64_t kMostThreads = 1024;
+
+std::array<std::uint32_t, 3> ReadExtents(std::string_view key, std::int64_t most_first,
+                                         std::int64_t most, JsonObject* object) {
+  const std::vector<std::int64_t> given = object->Ints(key);
+  if (given.size() != 3) object->Fail(key, "is not three numbers");
+  std::array<std::uint32_t, 3> extents = {};
+  for (std::size_t i = 0; i < 3; ++i) {
+    if (given[i] < 1 || given[i] > (i == 0 ? most_first : most)) {
+      object->Fail(At(key, i), std::to_string(given[i]) + " is out of bounds");
+    }
+    extents[i] = static_cast<std::uint32_t>(given[i]);
+  }
+  return extents;
+}
+
+GpuLaunch ReadLaunch(JsonObject object, const Graph& graph) {
+  GpuLaunch launch;
+  launch.call = ReadSize("call", &object);
+  launch.function = object.String("function");
+  launch.grid = ReadExtents("grid", std::numeric_limits<std::int32_t>::max(), kMostGroups, &object);
+  launch.block = ReadExtents("block", kMostThreads, kMostThreads, &object);
+  launch.args = ReadIndices("args", graph.tensors.size(), &object);
+  object.Finish();
+  const std::vector<GpuLaunch>& before = graph.gpu.launches;
+  if (launch.call >= graph.calls.size() || (!before.empty() && launch.call < before.back().call)) {
+    object.Fail("call", std::to_string(launch.call) + " is none, or out of order");
+  }
+  for (const GraphBlock& block : graph.blocks) {
+    if (launch.call >= block.first && launch.call < block.end) {
+      object.Fail("call", "is in a loop or a branch");
+    }
+  }
+  if (launch.function.empty()) object.Fail("function", "is empty");
+  if (std::uint64_t{launch.block[0]} * launch.block[1] * launch.block[2] > kMostThreads) {
+    object.Fail("block", "is more than " + std::to_string(kMostThreads) + " threads");
+  }
+  return launch;
+}
+
+GpuCopy ReadCopy(JsonObject object, const Graph& graph) {
+  GpuCopy copy;
+  copy.before = ReadSize("before", &object);
+  const std::string to = object.String("to");
+  copy.offset = ReadSize("offset", &object);
+  copy.bytes = ReadSize("bytes", &object);
+  object.Finish();
+  if (to != "gpu" && to != "cpu") object.Fail("to", "'" + to + "' is neither gpu nor cpu");
+  copy.to_gpu = to == "gpu";
+  const std::vector<GpuCopy>& earlier = graph.gpu.copies;
+  if (copy.before > graph.calls.size() ||
+      (!earlier.empty() && copy.before < earlier.back().before)) {
+    object.Fail("before", std::to_string(copy.before) + " is no call, or out of order");
+  }
+  if (copy.offset > graph.arena_bytes || copy.bytes > graph.arena_bytes - copy.offset) {
+    object.Fail("offset", "is outside the arena of " + std::to_string(graph.arena_bytes));
+  }
+  return copy;
+}
+
+void ReadGpu(JsonObject object, Graph* graph) {
+  graph->gpu.api = object.String("api");
+  if (graph->gpu.api != "cuda" && graph->gpu.api != "opencl") {
+    object.Fail("api", "unknown interface '" + graph->gpu.api + "'");
+  }
+  graph->gpu.arch = object.String("arch");
+  graph->gpu.driver = object.String("driver");
+  for (JsonObject& launch : object.Objects("launches")) {
+    graph->gpu.launches.push_back(ReadLaunch(std::move(launch), *graph));
+  }
+  for (JsonObject& copy : object.Objects("copies")) {
+    graph->gpu.copies.push_back(ReadCopy(std::move(copy), *graph));
+  }
+  object.Finish();
+}
+
 }  // namespace
 
 Graph LoadGraph(const std::filesystem::path& path) {
@@ -253,6 +331,7 @@ Graph LoadGraph(const std::filesystem::path& path) {
       graph.blocks.push_back(ReadBlock(std::move(object), graph, &around));
     }
   }
+  if (root.Has("gpu")) ReadGpu(root.Object("gpu"), &graph);
   root.Finish();
   return graph;
 }

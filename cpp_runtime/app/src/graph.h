@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -41,6 +43,34 @@ struct GraphCount {
   std::size_t tensor = 0;
 };
 
+/// A function of the GPU's kernels that is started for call `call`: `grid` groups of `block`
+/// threads; `args` are tensors, in the function's own order.
+struct GpuLaunch {
+  std::size_t call = 0;
+  std::string function;
+  std::array<std::uint32_t, 3> grid = {};
+  std::array<std::uint32_t, 3> block = {};
+  std::vector<std::size_t> args;
+};
+
+/// Bytes of the arena that are copied to the other processor's arena before call `before`; the
+/// number of calls stands for the end.
+struct GpuCopy {
+  std::size_t before = 0;
+  bool to_gpu = false;
+  std::size_t offset = 0;
+  std::size_t bytes = 0;
+};
+
+/// What of a plan a GPU does. It has an arena and parameters of its own, with the same offsets.
+struct GpuPlan {
+  std::string api;                  ///< "cuda" or "opencl"; empty: there is no GPU in the plan
+  std::string arch;                 ///< of CUDA: what the kernels were compiled for, "sm_87"
+  std::string driver;               ///< of CUDA: the oldest that was expected, "12.2"
+  std::vector<GpuLaunch> launches;  ///< by their calls
+  std::vector<GpuCopy> copies;      ///< by what they come before
+};
+
 /// The plan made ahead of time, graph.json.
 struct Graph {
   std::string model;
@@ -55,6 +85,7 @@ struct Graph {
   /// By their first call, outer ones before those inside of them. One is inside of another or
   /// apart from it; how many, and how many turns together, is limited.
   std::vector<GraphBlock> blocks;
+  GpuPlan gpu;
 };
 
 /// Reads and checks graph.json: after this every index and every offset is in bounds.

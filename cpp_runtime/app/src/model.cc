@@ -46,10 +46,14 @@ Model::State::State(const std::filesystem::path& folder)
   }
   kernels.reserve(graph.calls.size());
   layers.reserve(graph.calls.size());
-  for (GraphCall& call : graph.calls) {
-    kernels.push_back(library.Find(call.layer.kernel));
-    layers.push_back(std::move(call.layer));
+  std::vector<bool> on_gpu(graph.calls.size());
+  for (const GpuLaunch& launch : graph.gpu.launches) on_gpu[launch.call] = true;
+  for (std::size_t i = 0; i < graph.calls.size(); ++i) {
+    const Layer& layer = graph.calls[i].layer;
+    kernels.push_back(on_gpu[i] ? nullptr : library.Find(layer.kernel));
+    layers.push_back(layer);
   }
+  if (!graph.gpu.api.empty()) gpu = OpenGpu({&graph, folder, params.data()});
 }
 
 Model::Model(const std::filesystem::path& folder) : state_(std::make_shared<const State>(folder)) {}

@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <vector>
 
 #include <edgepack/model.h>
 #include <tvm/ffi/c_api.h>
 
+#include "gpu.h"
 #include "graph.h"
 #include "memory_map.h"
 #include "platform/tvm_ffi/kernel_library.h"
@@ -27,6 +29,8 @@ struct Model::State {
   /// One per call.
   std::vector<TVMFFISafeCallType> kernels;
   std::vector<Layer> layers;
+  /// Null if the plan has nothing for one.
+  std::shared_ptr<const Gpu> gpu;
 };
 
 }  // namespace edgepack

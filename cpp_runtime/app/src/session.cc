@@ -64,6 +64,10 @@ struct Session::State {
         args[i].push_back(arg);
       }
     }
+    if (shared().gpu != nullptr) {
+      gpu = shared().gpu->NewSession(arena.data());
+      FindStretches();
+    }
     for (std::size_t i = 0; i < graph.inputs.size(); ++i) {
       inputs.push_back({&model.inputs()[i], tensors[graph.inputs[i]].data});
     }
@@ -106,6 +110,71 @@ struct Session::State {
     return view;
   }
 
+  /// What the GPU does at each call: copies before it, and from it on launches up to the next copy,
+  /// or up to what the CPU does.
+  struct Stretch {
+    std::size_t first_copy = 0;
+    std::size_t end_copy = 0;
+    std::size_t first = 0;  ///< launches of this call alone
+    std::size_t end = 0;
+    std::size_t end_call = 0;  ///< of all calls that can be started together with it
+    std::size_t end_launch = 0;
+  };
+
+  void FindStretches() {
+    const GpuPlan& plan = shared().graph.gpu;
+    stretches.resize(args.size() + 1);
+    std::size_t copy = 0;
+    std::size_t launch = 0;
+    for (std::size_t i = 0; i < stretches.size(); ++i) {
+      Stretch& here = stretches[i];
+      here.first_copy = copy;
+      while (copy < plan.copies.size() && plan.copies[copy].before == i) ++copy;
+      here.end_copy = copy;
+      here.first = launch;
+      while (launch < plan.launches.size() && plan.launches[launch].call == i) ++launch;
+      here.end = launch;
+    }
+    for (std::size_t i = args.size(); i-- > 0;) {
+      Stretch& here = stretches[i];
+      const Stretch& next = stretches[i + 1];
+      const bool goes_on = next.first_copy == next.end_copy && next.first < next.end;
+      here.end_call = goes_on ? next.end_call : i + 1;
+      here.end_launch = goes_on ? next.end_launch : here.end;
+    }
+  }
+
+  void Copy(const Stretch& here) const {
+    const std::vector<GpuCopy>& copies = shared().graph.gpu.copies;
+    bool waits = false;
+    for (std::size_t i = here.first_copy; i < here.end_copy; ++i) {
+      if (copies[i].to_gpu) {
+        gpu->ToGpu(copies[i].offset, copies[i].bytes);
+      } else {
+        gpu->ToCpu(copies[i].offset, copies[i].bytes);
+        waits = true;
+      }
+    }
+    if (waits) gpu->Wait();
+  }
+
+  /// The calls from `at` on that the GPU does; returns the first one behind them, or `at` itself if
+  /// that is the CPU's.
+  std::size_t OnGpu(std::size_t at) const {
+    const Stretch& here = stretches[at];
+    Copy(here);
+    if (here.first == here.end) return at;
+    gpu->Launch(here.first, whole ? here.end_launch : here.end);
+    if (whole) return here.end_call;
+    // What the call made is looked at, or its time: so it is to be there, and with the CPU.
+    for (const std::size_t index : shared().graph.calls[at].args) {
+      const GraphTensor& tensor = shared().graph.tensors[index];
+      if (tensor.storage == Storage::kArena) gpu->ToCpu(tensor.offset, tensor.info.bytes);
+    }
+    gpu->Wait();
+    return at + 1;
+  }
+
   void CallKernel(std::size_t index) const {
     const std::vector<TVMFFIAny>& given = args[index];
     Call(shared().layers[index].kernel, shared().kernels[index], given.data(),
@@ -113,10 +182,19 @@ struct Session::State {
   }
 
   /// Does calls `at` to `end`, and `after` behind each; `inner` is the first block from there on.
+  /// Blocks are the CPU's, `in_block` says that this is one.
   template <typename After>
-  void Do(std::size_t at, std::size_t end, std::size_t inner, const After& after) const {
+  void Do(std::size_t at, std::size_t end, std::size_t inner, bool in_block,
+          const After& after) const {
     const std::vector<GraphBlock>& blocks = shared().graph.blocks;
     while (at < end) {
+      if (gpu != nullptr && !in_block) {
+        const std::size_t next = OnGpu(at);
+        if (next > at) {
+          while (at < next) after(at++);
+          continue;
+        }
+      }
       if (inner == blocks.size() || blocks[inner].first > at) {
         CallKernel(at);
         after(at++);
@@ -141,8 +219,21 @@ struct Session::State {
                                   " turns, the most that it may take",
                               "limit its turns where the model is made");
       }
-      Do(block.first, block.end, index + 1, after);
+      Do(block.first, block.end, index + 1, true, after);
     }
+  }
+
+  /// One run. `together`: nobody looks at single calls, so many may be started at once.
+  template <typename After>
+  void All(bool together, const After& after) {
+    whole = together;
+    if (gpu != nullptr) gpu->Enter();
+    Do(0, args.size(), 0, false, after);
+    if (gpu != nullptr) {
+      Copy(stretches.back());
+      gpu->Wait();
+    }
+    CutOutputs();
   }
 
   /// Gives outputs the shapes that their counts say, and moves what is in use together.
@@ -178,6 +269,12 @@ struct Session::State {
   Model model;
   ThreadPool* pool;
   MemoryMap arena;
+  /// Null if the plan has nothing for one.
+  std::unique_ptr<GpuSession> gpu;
+  /// One for each call, and one for the end; none without a GPU.
+  std::vector<Stretch> stretches;
+  /// Whether nobody looks at single calls.
+  bool whole = true;
   std::vector<DLTensor> tensors;
   std::vector<TensorView> inputs;
   std::vector<TensorView> outputs;
@@ -218,14 +315,12 @@ void Session::Reset() {
 
 void Session::Run() {
   const ThreadPool::Use use(state_->pool);
-  state_->Do(0, state_->args.size(), 0, [](std::size_t) {});
-  state_->CutOutputs();
+  state_->All(true, [](std::size_t) {});
 }
 
 void Session::Run(const std::function<void(std::size_t)>& after) {
   const ThreadPool::Use use(state_->pool);
-  state_->Do(0, state_->args.size(), 0, after);
-  state_->CutOutputs();
+  state_->All(false, after);
 }
 
 void Session::Run(std::vector<double>* times_ms) {

@@ -138,6 +138,50 @@ TEST_CASE("indices out of bounds") {
   CHECK(Contains(LoadError("\"kernel\": \"add\"", "\"kernel\": \"\""), "kernel: is empty"));
 }
 
+TEST_CASE("what a GPU does") {
+  const std::string launch =
+      R"({"call": 0, "function": "k_add", "grid": [2, 1, 1], "block": [64, 1, 1], "args": [0, 2]})";
+  const std::string copy = R"({"before": 0, "to": "gpu", "offset": 0, "bytes": 24})";
+  const auto graph_with = [](const std::string& api, const std::string& launches,
+                             const std::string& copies) {
+    return Replace(GraphText(), "\"inputs\"",
+                   R"("gpu": {"api": ")" + api +
+                       R"(", "arch": "sm_87", "driver": "12.2", "launches": [)" + launches +
+                       R"(], "copies": [)" + copies + "]}, \"inputs\"");
+  };
+  const TempFolder folder;
+  WriteFile(folder / "graph.json", graph_with("cuda", launch, copy));
+  const GpuPlan gpu = LoadGraph(folder / "graph.json").gpu;
+  CHECK(gpu.api == "cuda");
+  REQUIRE(gpu.launches.size() == 1);
+  CHECK(gpu.launches[0].function == "k_add");
+  CHECK(gpu.launches[0].grid == std::array<std::uint32_t, 3>{2, 1, 1});
+  CHECK(gpu.launches[0].args == std::vector<std::size_t>{0, 2});
+  REQUIRE(gpu.copies.size() == 1);
+  CHECK(gpu.copies[0].to_gpu);
+
+  const auto error = [&](const std::string& launches, const std::string& copies) {
+    return LoadError(graph_with("cuda", launches, copies));
+  };
+  CHECK(Contains(LoadError(graph_with("metal", "", "")), "gpu.api: unknown interface 'metal'"));
+  CHECK(Contains(error(Replace(launch, "\"call\": 0", "\"call\": 2"), ""), "launches[0].call: 2"));
+  CHECK(Contains(error(Replace(launch, "\"call\": 0", "\"call\": 1") + ", " + launch, ""),
+                 "launches[1].call: 0"));
+  CHECK(Contains(error(Replace(launch, "k_add", ""), ""), "launches[0].function: is empty"));
+  CHECK(Contains(error(Replace(launch, "[2, 1, 1]", "[2, 1]"), ""), "grid: is not three numbers"));
+  CHECK(Contains(error(Replace(launch, "[2, 1, 1]", "[0, 1, 1]"), ""), "grid[0]: 0 is out of"));
+  CHECK(Contains(error(Replace(launch, "[2, 1, 1]", "[1, 65536, 1]"), ""), "grid[1]: 65536"));
+  CHECK(Contains(error(Replace(launch, "[64, 1, 1]", "[64, 32, 1]"), ""),
+                 "block: is more than 1024 threads"));
+  CHECK(Contains(error(Replace(launch, "[0, 2]", "[0, 4]"), ""), "args[1]: there is no tensor 4"));
+  CHECK(Contains(error("", Replace(copy, "gpu", "tpu")), "copies[0].to: 'tpu' is neither"));
+  CHECK(Contains(error("", Replace(copy, "\"before\": 0", "\"before\": 3")),
+                 "copies[0].before: 3 is no call"));
+  CHECK(Contains(error("", Replace(copy, "24", "9223372036854775807")), "copies[0]."));
+  CHECK(Contains(error("", Replace(copy, "\"offset\": 0", "\"offset\": 250")),
+                 "copies[0].offset: is outside the arena of 256"));
+}
+
 TEST_CASE("states") {
   const TempFolder folder;
   WriteFile(folder / "graph.json", StateGraphText());

@@ -51,10 +51,22 @@ class PlacedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A kernel call; `args` index the plan's tensors: inputs, outputs, then scratch memory."""
+    """A kernel call; `args` index the plan's tensors: `inputs` of them, outputs, then scratch
+    memory. If there are inputs only, the last one is written as well."""
 
     kernel: str
     args: tuple[int, ...]
+    inputs: int = 0
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        """The tensors that it reads."""
+        return self.args[: self.inputs]
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The tensors that it writes, maybe in part."""
+        return self.args[self.inputs :] or self.args[-1:]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +138,9 @@ class Plan:
             for index, t in ((index, self.tensors[index]) for index in indices)
         )
 
-    def to_json(self, layers: Sequence[LayerReport]) -> str:
-        """The text of graph.json; one line per tensor and call. `layers` has one per call."""
+    def to_json(self, layers: Sequence[LayerReport], gpu: Mapping[str, Any] | None = None) -> str:
+        """The text of graph.json; one line per tensor and call. `layers` has one per call, `gpu`
+        says what of it a GPU does."""
         head = {
             "format": FORMAT,
             "version": VERSION,
@@ -169,6 +182,8 @@ class Plan:
             }
             for call, layer in zip(self.calls, layers, strict=True)
         ]
+        if gpu:
+            head["gpu"] = gpu
         text = json.dumps(head, indent=1)[:-2]
         for key, items in (("tensors", tensors), ("calls", calls)):
             text += f',\n "{key}": [\n' + ",\n".join(f"  {json.dumps(i)}" for i in items) + "\n ]"
@@ -178,12 +193,14 @@ class Plan:
 @dataclass(frozen=True, kw_only=True)
 class Lowered:
     """A lowered module: `library` has the kernels that it calls as packed functions, with a report
-    of each such call in order, `blocks` the loops and branches that it calls."""
+    of each such call in order, `blocks` the loops and branches that it calls. `devices` are the
+    functions of the module that a GPU runs, by their names."""
 
     module: tvm.IRModule
     library: Mapping[str, Kernel]
     reports: Sequence[LayerReport]
     blocks: Mapping[str, LoweredBlock] = field(default_factory=dict)
+    devices: Mapping[str, Kernel] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,8 +327,10 @@ class _PlanBuilder:
         elif parts is not None:
             self.known[var] = self.joint(value.ty, [self.one(part) for part in parts])
         elif name == "relax.call_tir":
-            function = self.lowered.module[value.args[0]]
-            self.known[var] = self.bind_call(value, value.args[0].name_hint, Kernel.of(function))
+            symbol = value.args[0].name_hint
+            kernel = self.lowered.devices.get(symbol)
+            kernel = kernel or Kernel.of(self.lowered.module[symbol])
+            self.known[var] = self.bind_call(value, symbol, kernel)
         elif (
             name == "relax.call_dps_packed" and value.args[0].global_symbol in self.lowered.library
         ):
@@ -404,7 +423,8 @@ class _PlanBuilder:
         for index in (*inputs, *outputs, *scratch):
             root = self.values[self.values[index].root]
             root.last = max(root.last, now)
-        self.calls.append(Call(kernel=name, args=(*inputs, *outputs, *scratch)))
+        args = (*inputs, *outputs, *scratch)
+        self.calls.append(Call(kernel=name, args=args, inputs=len(inputs)))
 
     def named(self, wanted: str, kernel: Kernel) -> str:
         """What a kernel is called: bodies of loops may have others of the same name."""

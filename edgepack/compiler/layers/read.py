@@ -116,6 +116,12 @@ def read_layers(function: relax.Function, *, matrices_in_rows: bool = True) -> l
     return layers
 
 
+def read_each(function: relax.Function) -> list[Layer]:
+    """A layer for each binding of a function, as `read_layers` gives them, but for attentions and
+    products of rows: their operators are layers of their own."""
+    return [_read(var, value) for var, value in _bindings(function)]
+
+
 def _with_integers(layer: Layer, weight: Quantized) -> Layer:
     """A layer that knows of which integers its weight is made."""
     if type(layer.operator) is not Convolution:

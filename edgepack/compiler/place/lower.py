@@ -47,7 +47,6 @@ def lower(
     `ImportModelError` for a form of an operator that TVM converts but has no code for (a maximum of
     booleans, an integer power), and `DynamicShapeError` where a shape inside depends on the data.
     """
-    transform = relax.transform
     fast = place.rewrite(
         fold(module, target, model),
         target,
@@ -57,6 +56,15 @@ def lower(
         choices=choices,
         lean=lean,
     )
+    return lower_rest(fast.module, target, model), fast
+
+
+def lower_rest(module: tvm.IRModule, target: tvm.target.Target, model: LoadedModel) -> tvm.IRModule:
+    """The module with Relax operators as PrimFuncs, those that can share their loops as one.
+
+    Raises what `lower` raises.
+    """
+    transform = relax.transform
     passes = [
         transform.LegalizeOps(
             {"relax.nn.pad": _pad, "relax.max": _extremum, "relax.min": _extremum}
@@ -70,7 +78,7 @@ def lower(
         transform.FuseTIR(),
         transform.DeadCodeElimination(),
     ]
-    return _apply(passes, fast.module, target, model), fast
+    return _apply(passes, module, target, model)
 
 
 def fold(module: tvm.IRModule, target: tvm.target.Target, model: LoadedModel) -> tvm.IRModule:

@@ -28,4 +28,10 @@ struct BundleError : Error {
       : Error(kExitBundle, kKind, std::move(what), std::move(next)) {}
 };
 
+/// A GPU that is not there, or does not do what the plan needs. `slug` says which.
+struct GpuError : Error {
+  GpuError(std::string slug, std::string what, std::string next = {})
+      : Error(kExitDevice, std::move(slug), std::move(what), std::move(next)) {}
+};
+
 }  // namespace edgepack

@@ -1,0 +1,315 @@
+#include "platform/cuda/cuda.h"
+
+#include <array>
+#include <map>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <edgepack/errors.h>
+
+#include "gpu.h"
+#include "memory_map.h"
+
+namespace edgepack::cuda {
+
+Functions::Functions()
+    : library("libcuda.so.1", "install the GPU's driver, or deploy with --compute cpu") {
+  library.Find("cuInit", &Init);
+  library.Find("cuDriverGetVersion", &DriverGetVersion);
+  library.Find("cuDeviceGet", &DeviceGet);
+  library.Find("cuDeviceGetName", &DeviceGetName);
+  library.Find("cuDeviceGetAttribute", &DeviceGetAttribute);
+  library.Find("cuDevicePrimaryCtxRetain", &PrimaryCtxRetain);
+  library.Find("cuDevicePrimaryCtxRelease_v2", &PrimaryCtxRelease);
+  library.Find("cuCtxSetCurrent", &CtxSetCurrent);
+  library.Find("cuMemGetInfo_v2", &MemGetInfo);
+  library.Find("cuModuleLoadData", &ModuleLoadData);
+  library.Find("cuModuleUnload", &ModuleUnload);
+  library.Find("cuModuleGetFunction", &ModuleGetFunction);
+  library.Find("cuMemAlloc_v2", &MemAlloc);
+  library.Find("cuMemFree_v2", &MemFree);
+  library.Find("cuMemHostRegister_v2", &MemHostRegister);
+  library.Find("cuMemHostUnregister", &MemHostUnregister);
+  library.Find("cuMemcpyHtoD_v2", &MemcpyHtoD);
+  library.Find("cuMemcpyHtoDAsync_v2", &MemcpyHtoDAsync);
+  library.Find("cuMemcpyDtoHAsync_v2", &MemcpyDtoHAsync);
+  library.Find("cuStreamCreate", &StreamCreate);
+  library.Find("cuStreamDestroy_v2", &StreamDestroy);
+  library.Find("cuStreamSynchronize", &StreamSynchronize);
+  library.Find("cuStreamBeginCapture_v2", &StreamBeginCapture);
+  library.Find("cuStreamEndCapture", &StreamEndCapture);
+  library.Find("cuGraphInstantiate_v2", &GraphInstantiate);
+  library.Find("cuGraphLaunch", &GraphLaunch);
+  library.Find("cuGraphExecDestroy", &GraphExecDestroy);
+  library.Find("cuGraphDestroy", &GraphDestroy);
+  library.Find("cuLaunchKernel", &LaunchKernel);
+  library.Find("cuGetErrorName", &GetErrorName);
+}
+
+namespace {
+
+constexpr char kOtherProcessor[] = "deploy with --compute cpu";
+
+std::string Described(const Functions& functions, CUresult code) {
+  const char* name = nullptr;
+  const bool known = functions.GetErrorName(code, &name) == kSuccess && name != nullptr;
+  return known ? name : "CUDA error " + std::to_string(code);
+}
+
+void Check(const Functions& functions, const std::string& what, CUresult code) {
+  if (code == kSuccess) return;
+  if (code == kOutOfMemory) {
+    throw GpuError("gpu-memory", what + ": the GPU has no memory for it",
+                   "use a smaller model or input, or --compute cpu");
+  }
+  throw GpuError("gpu-failed", what + " failed: " + Described(functions, code), kOtherProcessor);
+}
+
+std::string Version(int number) {
+  return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
+}
+
+class CudaModel;
+
+class CudaSession final : public GpuSession {
+ public:
+  CudaSession(std::shared_ptr<const CudaModel> model, char* arena);
+  ~CudaSession() override;
+  CudaSession(const CudaSession&) = delete;
+  CudaSession& operator=(const CudaSession&) = delete;
+  CudaSession(CudaSession&&) = delete;
+  CudaSession& operator=(CudaSession&&) = delete;
+
+  void Enter() override;
+  void ToGpu(std::size_t offset, std::size_t bytes) override;
+  void ToCpu(std::size_t offset, std::size_t bytes) override;
+  void Launch(std::size_t first, std::size_t end) override;
+  void Wait() override;
+
+ private:
+  void Start(std::size_t index);
+  [[nodiscard]] CUgraphExec Captured(std::size_t first, std::size_t end);
+
+  std::shared_ptr<const CudaModel> model_;
+  char* host_;
+  bool registered_ = false;
+  CUdeviceptr arena_ = 0;
+  CUstream stream_ = nullptr;
+  /// Of each launch: where each of its tensors is.
+  std::vector<std::vector<CUdeviceptr>> addresses_;
+  /// Launches that were captured once, by the first and the end.
+  std::map<std::pair<std::size_t, std::size_t>, CUgraphExec> graphs_;
+};
+
+class CudaModel final : public Gpu, public std::enable_shared_from_this<CudaModel> {
+ public:
+  explicit CudaModel(const GpuModel& model) : graph(model.graph) {
+    const CUresult code = functions.Init(0);
+    if (code == kNoDevice) {
+      throw GpuError("gpu-none", "the driver knows no GPU on this machine", kOtherProcessor);
+    }
+    Check(functions, "cuInit", code);
+    Check(functions, "cuDeviceGet", functions.DeviceGet(&device_, 0));
+    Check(functions, "cuDevicePrimaryCtxRetain", functions.PrimaryCtxRetain(&context, device_));
+    try {
+      Check(functions, "cuCtxSetCurrent", functions.CtxSetCurrent(context));
+      LoadKernels(model.folder / "kernels.cubin");
+      params = Allocate(graph->params_bytes, "the weights");
+      if (graph->params_bytes > 0) {
+        Check(functions, "copying the weights",
+              functions.MemcpyHtoD(params, model.params, graph->params_bytes));
+      }
+    } catch (...) {
+      Close();
+      throw;
+    }
+  }
+
+  ~CudaModel() override { Close(); }
+  CudaModel(const CudaModel&) = delete;
+  CudaModel& operator=(const CudaModel&) = delete;
+  CudaModel(CudaModel&&) = delete;
+  CudaModel& operator=(CudaModel&&) = delete;
+
+  [[nodiscard]] std::string name() const override {
+    std::array<char, 256> text = {};
+    Check(functions, "cuDeviceGetName",
+          functions.DeviceGetName(text.data(), static_cast<int>(text.size() - 1), device_));
+    return text.data();
+  }
+
+  [[nodiscard]] std::unique_ptr<GpuSession> NewSession(char* arena) const override {
+    return std::make_unique<CudaSession>(shared_from_this(), arena);
+  }
+
+  /// Needs the context; of no bytes there is no memory.
+  [[nodiscard]] CUdeviceptr Allocate(std::size_t bytes, const std::string& what) const {
+    if (bytes == 0) return 0;
+    CUdeviceptr memory = 0;
+    const CUresult code = functions.MemAlloc(&memory, bytes);
+    if (code == kOutOfMemory) {
+      std::size_t free = 0;
+      std::size_t all = 0;
+      if (functions.MemGetInfo(&free, &all) != kSuccess) free = all = 0;
+      throw GpuError("gpu-memory",
+                     what + " take " + std::to_string(bytes) + " bytes, of the GPU's " +
+                         std::to_string(all) + " are free " + std::to_string(free),
+                     "end other programs on the GPU, use a smaller model, or --compute cpu");
+    }
+    Check(functions, "memory for " + what, code);
+    return memory;
+  }
+
+  const Functions functions;
+  const Graph* graph;
+  CUcontext context = nullptr;
+  CUdeviceptr params = 0;
+  /// One for each launch.
+  std::vector<CUfunction> kernels;
+
+ private:
+  void LoadKernels(const std::filesystem::path& path) {
+    MemoryMap file;
+    try {
+      file = MemoryMap::File(path);
+    } catch (const std::system_error& error) {
+      throw BundleError("cannot read " + path.string() + ": " + error.code().message());
+    }
+    const CUresult code = functions.ModuleLoadData(&module_, file.data());
+    if (code == kNoBinaryForGpu || code == kUnsupportedPtxVersion) {
+      int version = 0;
+      if (functions.DriverGetVersion(&version) != kSuccess) version = 0;
+      int major = 0;
+      int minor = 0;
+      if (functions.DeviceGetAttribute(&major, kComputeCapabilityMajor, device_) != kSuccess ||
+          functions.DeviceGetAttribute(&minor, kComputeCapabilityMinor, device_) != kSuccess) {
+        major = minor = 0;
+      }
+      throw GpuError("gpu-other",
+                     "the kernels are for " + graph->gpu.arch + " with a driver of CUDA " +
+                         graph->gpu.driver + " or newer; this is " + name() + ", sm_" +
+                         std::to_string(major) + std::to_string(minor) + " with a driver of CUDA " +
+                         Version(version),
+                     "deploy again for this board's own profile");
+    }
+    Check(functions, "loading the kernels", code);
+    for (const GpuLaunch& launch : graph->gpu.launches) {
+      CUfunction function = nullptr;
+      if (functions.ModuleGetFunction(&function, module_, launch.function.c_str()) != kSuccess) {
+        throw BundleError("kernels.cubin has no kernel '" + launch.function + "'");
+      }
+      kernels.push_back(function);
+    }
+  }
+
+  void Close() {
+    if (context == nullptr || functions.CtxSetCurrent(context) != kSuccess) return;
+    if (params != 0) functions.MemFree(params);
+    if (module_ != nullptr) functions.ModuleUnload(module_);
+    functions.PrimaryCtxRelease(device_);
+  }
+
+  CUdevice device_ = 0;
+  CUmodule module_ = nullptr;
+};
+
+CudaSession::CudaSession(std::shared_ptr<const CudaModel> model, char* arena)
+    : model_(std::move(model)), host_(arena) {
+  const Functions& functions = model_->functions;
+  const Graph& graph = *model_->graph;
+  Enter();
+  arena_ = model_->Allocate(graph.arena_bytes, "the tensors");
+  Check(functions, "cuStreamCreate", functions.StreamCreate(&stream_, kStreamNonBlocking));
+  // Copies of pinned memory are faster. Where it cannot be pinned, they are slower.
+  registered_ =
+      graph.arena_bytes > 0 && functions.MemHostRegister(host_, graph.arena_bytes, 0) == kSuccess;
+  for (const GpuLaunch& launch : graph.gpu.launches) {
+    std::vector<CUdeviceptr>& addresses = addresses_.emplace_back();
+    for (const std::size_t index : launch.args) {
+      const GraphTensor& tensor = graph.tensors[index];
+      addresses.push_back((tensor.storage == Storage::kArena ? arena_ : model_->params) +
+                          tensor.offset);
+    }
+  }
+}
+
+CudaSession::~CudaSession() {
+  const Functions& functions = model_->functions;
+  if (functions.CtxSetCurrent(model_->context) != kSuccess) return;
+  for (const auto& [launches, graph] : graphs_) functions.GraphExecDestroy(graph);
+  if (stream_ != nullptr) functions.StreamDestroy(stream_);
+  if (registered_) functions.MemHostUnregister(host_);
+  if (arena_ != 0) functions.MemFree(arena_);
+}
+
+void CudaSession::Enter() {
+  Check(model_->functions, "cuCtxSetCurrent", model_->functions.CtxSetCurrent(model_->context));
+}
+
+void CudaSession::ToGpu(std::size_t offset, std::size_t bytes) {
+  Check(model_->functions, "copying to the GPU",
+        model_->functions.MemcpyHtoDAsync(arena_ + offset, host_ + offset, bytes, stream_));
+}
+
+void CudaSession::ToCpu(std::size_t offset, std::size_t bytes) {
+  Check(model_->functions, "copying from the GPU",
+        model_->functions.MemcpyDtoHAsync(host_ + offset, arena_ + offset, bytes, stream_));
+}
+
+void CudaSession::Start(std::size_t index) {
+  const GpuLaunch& launch = model_->graph->gpu.launches[index];
+  std::vector<void*> arguments;
+  arguments.reserve(addresses_[index].size());
+  for (CUdeviceptr& address : addresses_[index]) arguments.push_back(&address);
+  const Layer& layer = model_->graph->calls[launch.call].layer;
+  Check(model_->functions, "kernel " + layer.kernel + " of layer '" + layer.name + "'",
+        model_->functions.LaunchKernel(model_->kernels[index], launch.grid[0], launch.grid[1],
+                                       launch.grid[2], launch.block[0], launch.block[1],
+                                       launch.block[2], 0, stream_, arguments.data(), nullptr));
+}
+
+CUgraphExec CudaSession::Captured(std::size_t first, std::size_t end) {
+  const auto known = graphs_.find({first, end});
+  if (known != graphs_.end()) return known->second;
+  const Functions& functions = model_->functions;
+  Check(functions, "cuStreamBeginCapture",
+        functions.StreamBeginCapture(stream_, kCaptureThreadLocal));
+  CUgraph graph = nullptr;
+  try {
+    for (std::size_t i = first; i < end; ++i) Start(i);
+  } catch (...) {
+    functions.StreamEndCapture(stream_, &graph);
+    if (graph != nullptr) functions.GraphDestroy(graph);
+    throw;
+  }
+  Check(functions, "cuStreamEndCapture", functions.StreamEndCapture(stream_, &graph));
+  CUgraphExec made = nullptr;
+  const CUresult code = functions.GraphInstantiate(&made, graph, nullptr, nullptr, 0);
+  functions.GraphDestroy(graph);
+  Check(functions, "cuGraphInstantiate", code);
+  return graphs_.emplace(std::make_pair(first, end), made).first->second;
+}
+
+void CudaSession::Launch(std::size_t first, std::size_t end) {
+  if (end - first == 1) {
+    Start(first);
+    return;
+  }
+  Check(model_->functions, "cuGraphLaunch",
+        model_->functions.GraphLaunch(Captured(first, end), stream_));
+}
+
+void CudaSession::Wait() {
+  Check(model_->functions, "waiting for the GPU", model_->functions.StreamSynchronize(stream_));
+}
+
+}  // namespace
+
+std::shared_ptr<const Gpu> Open(const GpuModel& model) {
+  return std::make_shared<CudaModel>(model);
+}
+
+}  // namespace edgepack::cuda

@@ -1,0 +1,328 @@
+#include "platform/opencl/opencl.h"
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <edgepack/errors.h>
+
+#include "gpu.h"
+
+namespace edgepack::opencl {
+
+Functions::Functions()
+    : library("libOpenCL.so.1", "install the GPU's OpenCL driver, or deploy with --compute cpu") {
+  library.Find("clGetPlatformIDs", &GetPlatformIDs);
+  library.Find("clGetDeviceIDs", &GetDeviceIDs);
+  library.Find("clGetDeviceInfo", &GetDeviceInfo);
+  library.Find("clCreateContext", &CreateContext);
+  library.Find("clCreateCommandQueue", &CreateCommandQueue);
+  library.Find("clCreateBuffer", &CreateBuffer);
+  library.Find("clCreateProgramWithSource", &CreateProgramWithSource);
+  library.Find("clBuildProgram", &BuildProgram);
+  library.Find("clGetProgramBuildInfo", &GetProgramBuildInfo);
+  library.Find("clCreateKernel", &CreateKernel);
+  library.Find("clSetKernelArg", &SetKernelArg);
+  library.Find("clEnqueueNDRangeKernel", &EnqueueNDRangeKernel);
+  library.Find("clEnqueueReadBuffer", &EnqueueReadBuffer);
+  library.Find("clEnqueueWriteBuffer", &EnqueueWriteBuffer);
+  library.Find("clFinish", &Finish);
+  library.Find("clReleaseMemObject", &ReleaseMemObject);
+  library.Find("clReleaseKernel", &ReleaseKernel);
+  library.Find("clReleaseProgram", &ReleaseProgram);
+  library.Find("clReleaseCommandQueue", &ReleaseCommandQueue);
+  library.Find("clReleaseContext", &ReleaseContext);
+}
+
+namespace {
+
+constexpr char kOtherProcessor[] = "deploy with --compute cpu";
+
+[[noreturn]] void Fail(const std::string& what, cl_int code) {
+  const std::string number = " (OpenCL error " + std::to_string(code) + ")";
+  if (code == kMemObjectAllocationFailure || code == kOutOfResources || code == kOutOfHostMemory) {
+    throw GpuError("gpu-memory", what + ": the GPU has no memory for it" + number,
+                   "use a smaller model or input, or --compute cpu");
+  }
+  throw GpuError("gpu-failed", what + " failed" + number, kOtherProcessor);
+}
+
+void Check(const std::string& what, cl_int code) {
+  if (code != kSuccess) Fail(what, code);
+}
+
+/// An object that one of the functions releases.
+template <typename Object>
+class Owned {
+ public:
+  Owned() = default;
+  Owned(Object object, cl_int (*release)(Object)) : object_(object), release_(release) {}
+  ~Owned() {
+    if (object_ != nullptr) release_(object_);
+  }
+  Owned(Owned&& other) noexcept
+      : object_(std::exchange(other.object_, nullptr)), release_(other.release_) {}
+  Owned& operator=(Owned&& other) noexcept {
+    std::swap(object_, other.object_);
+    std::swap(release_, other.release_);
+    return *this;
+  }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+
+  [[nodiscard]] Object get() const { return object_; }
+
+ private:
+  Object object_ = nullptr;
+  cl_int (*release_)(Object) = nullptr;
+};
+
+template <typename Value>
+Value DeviceNumber(const Functions& functions, cl_device_id device, cl_uint name) {
+  Value value = 0;
+  Check("clGetDeviceInfo", functions.GetDeviceInfo(device, name, sizeof(value), &value, nullptr));
+  return value;
+}
+
+std::string DeviceText(const Functions& functions, cl_device_id device, cl_uint name) {
+  std::size_t size = 0;
+  Check("clGetDeviceInfo", functions.GetDeviceInfo(device, name, 0, nullptr, &size));
+  std::string text(std::min<std::size_t>(size, 4096), '\0');
+  Check("clGetDeviceInfo",
+        functions.GetDeviceInfo(device, name, text.size(), text.data(), nullptr));
+  text.resize(std::min(text.find('\0'), text.size()));
+  return text;
+}
+
+/// The first GPU, or else the first device of another kind.
+cl_device_id FindDevice(const Functions& functions) {
+  cl_uint count = 0;
+  std::vector<cl_platform_id> platforms;
+  if (functions.GetPlatformIDs(0, nullptr, &count) == kSuccess) {
+    platforms.resize(std::min<cl_uint>(count, 64));
+    Check("clGetPlatformIDs", functions.GetPlatformIDs(static_cast<cl_uint>(platforms.size()),
+                                                       platforms.data(), nullptr));
+  }
+  cl_device_id found = nullptr;
+  for (cl_platform_id platform : platforms) {
+    if (functions.GetDeviceIDs(platform, kDeviceTypeAll, 0, nullptr, &count) != kSuccess) continue;
+    std::vector<cl_device_id> devices(std::min<cl_uint>(count, 64));
+    if (functions.GetDeviceIDs(platform, kDeviceTypeAll, static_cast<cl_uint>(devices.size()),
+                               devices.data(), nullptr) != kSuccess) {
+      continue;
+    }
+    for (cl_device_id device : devices) {
+      if (found == nullptr) found = device;
+      if ((DeviceNumber<cl_bitfield>(functions, device, kDeviceType) & kDeviceTypeGpu) != 0) {
+        return device;
+      }
+    }
+  }
+  if (found == nullptr) {
+    throw GpuError("gpu-none", "OpenCL knows no device on this machine", kOtherProcessor);
+  }
+  return found;
+}
+
+class OpenClModel;
+
+class OpenClSession final : public GpuSession {
+ public:
+  OpenClSession(std::shared_ptr<const OpenClModel> model, char* arena);
+
+  void Enter() override {}
+  void ToGpu(std::size_t offset, std::size_t bytes) override;
+  void ToCpu(std::size_t offset, std::size_t bytes) override;
+  void Launch(std::size_t first, std::size_t end) override;
+  void Wait() override;
+
+ private:
+  std::shared_ptr<const OpenClModel> model_;
+  char* host_;
+  Owned<cl_mem> arena_;
+  Owned<cl_command_queue> queue_;
+  std::vector<Owned<cl_kernel>> kernels_;  // one for each launch, with its arguments
+};
+
+class OpenClModel final : public Gpu, public std::enable_shared_from_this<OpenClModel> {
+ public:
+  explicit OpenClModel(const GpuModel& model) : graph(model.graph), device_(FindDevice(functions)) {
+    CheckDevice();
+    cl_int code = kSuccess;
+    context_ = {functions.CreateContext(nullptr, 1, &device_, nullptr, nullptr, &code),
+                functions.ReleaseContext};
+    Check("clCreateContext", code);
+    params_ = NewBuffer(graph->params_bytes, kMemReadOnly);
+    const Owned<cl_command_queue> queue = NewQueue();
+    if (graph->params_bytes > 0) {
+      Check("copying the weights",
+            functions.EnqueueWriteBuffer(queue.get(), params_.get(), 1, 0, graph->params_bytes,
+                                         model.params, 0, nullptr, nullptr));
+    }
+    Build(model.folder / "kernels.cl");
+  }
+
+  [[nodiscard]] std::string name() const override {
+    return DeviceText(functions, device_, kDeviceName);
+  }
+
+  [[nodiscard]] std::unique_ptr<GpuSession> NewSession(char* arena) const override {
+    return std::make_unique<OpenClSession>(shared_from_this(), arena);
+  }
+
+  [[nodiscard]] Owned<cl_mem> NewBuffer(std::size_t bytes, cl_bitfield flags) const {
+    cl_int code = kSuccess;
+    // Of no bytes there is no buffer.
+    Owned<cl_mem> buffer = {functions.CreateBuffer(context_.get(), flags,
+                                                   std::max<std::size_t>(bytes, 1), nullptr, &code),
+                            functions.ReleaseMemObject};
+    Check("a buffer of " + std::to_string(bytes) + " bytes", code);
+    return buffer;
+  }
+
+  [[nodiscard]] Owned<cl_command_queue> NewQueue() const {
+    cl_int code = kSuccess;
+    Owned<cl_command_queue> queue = {
+        functions.CreateCommandQueue(context_.get(), device_, 0, &code),
+        functions.ReleaseCommandQueue};
+    Check("clCreateCommandQueue", code);
+    return queue;
+  }
+
+  [[nodiscard]] Owned<cl_kernel> NewKernel(const std::string& function) const {
+    cl_int code = kSuccess;
+    Owned<cl_kernel> kernel = {functions.CreateKernel(program_.get(), function.c_str(), &code),
+                               functions.ReleaseKernel};
+    if (code != kSuccess) throw BundleError("kernels.cl has no kernel '" + function + "'");
+    return kernel;
+  }
+
+  [[nodiscard]] cl_mem params() const { return params_.get(); }
+
+  const Functions functions;
+  const Graph* graph;
+
+ private:
+  void CheckDevice() const {
+    const auto threads = DeviceNumber<std::size_t>(functions, device_, kDeviceMaxWorkGroupSize);
+    const auto memory = DeviceNumber<cl_ulong>(functions, device_, kDeviceGlobalMemSize);
+    const auto buffer = DeviceNumber<cl_ulong>(functions, device_, kDeviceMaxMemAllocSize);
+    for (const GpuLaunch& launch : graph->gpu.launches) {
+      const std::size_t needed = std::size_t{launch.block[0]} * launch.block[1] * launch.block[2];
+      if (needed > threads) {
+        throw GpuError("gpu-too-small",
+                       "the kernels have groups of " + std::to_string(needed) +
+                           " threads, and the GPU allows " + std::to_string(threads),
+                       kOtherProcessor);
+      }
+    }
+    const std::size_t most = std::max(graph->arena_bytes, graph->params_bytes);
+    if (graph->arena_bytes + graph->params_bytes > memory || most > buffer) {
+      throw GpuError("gpu-memory",
+                     "the model takes " + std::to_string(graph->arena_bytes + graph->params_bytes) +
+                         " bytes of the GPU's " + std::to_string(memory) + ", up to " +
+                         std::to_string(buffer) + " in one buffer",
+                     "use a smaller model or input, or --compute cpu");
+    }
+  }
+
+  void Build(const std::filesystem::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    if (!file.good() && text.empty()) throw BundleError("cannot read " + path.string());
+    const char* start = text.data();
+    const std::size_t size = text.size();
+    cl_int code = kSuccess;
+    program_ = {functions.CreateProgramWithSource(context_.get(), 1, &start, &size, &code),
+                functions.ReleaseProgram};
+    Check("clCreateProgramWithSource", code);
+    code = functions.BuildProgram(program_.get(), 1, &device_, "-cl-std=CL1.2", nullptr, nullptr);
+    if (code == kSuccess) return;
+    std::string log(4096, '\0');
+    std::size_t used = 0;
+    if (functions.GetProgramBuildInfo(program_.get(), device_, kProgramBuildLog, log.size(),
+                                      log.data(), &used) != kSuccess) {
+      used = 0;
+    }
+    log.resize(std::min(log.find('\0'), log.size()));
+    throw GpuError("gpu-build",
+                   "the driver " + DeviceText(functions, device_, kDriverVersion) + " of " +
+                       name() + " cannot compile the kernels: " + log,
+                   kOtherProcessor);
+  }
+
+  cl_device_id device_;
+  Owned<cl_context> context_;
+  Owned<cl_mem> params_;
+  Owned<cl_program> program_;
+};
+
+OpenClSession::OpenClSession(std::shared_ptr<const OpenClModel> model, char* arena)
+    : model_(std::move(model)),
+      host_(arena),
+      arena_(model_->NewBuffer(model_->graph->arena_bytes, kMemReadWrite)),
+      queue_(model_->NewQueue()) {
+  const Functions& functions = model_->functions;
+  for (const GpuLaunch& launch : model_->graph->gpu.launches) {
+    Owned<cl_kernel> kernel = model_->NewKernel(launch.function);
+    cl_uint number = 0;
+    for (const std::size_t index : launch.args) {
+      const GraphTensor& tensor = model_->graph->tensors[index];
+      cl_mem memory = tensor.storage == Storage::kArena ? arena_.get() : model_->params();
+      const cl_ulong offset = tensor.offset;
+      Check("an argument of " + launch.function,
+            functions.SetKernelArg(kernel.get(), number, sizeof(memory), &memory));
+      Check("an argument of " + launch.function,
+            functions.SetKernelArg(kernel.get(), number + 1, sizeof(offset), &offset));
+      number += 2;
+    }
+    kernels_.push_back(std::move(kernel));
+  }
+}
+
+void OpenClSession::ToGpu(std::size_t offset, std::size_t bytes) {
+  if (bytes == 0) return;
+  Check("copying to the GPU",
+        model_->functions.EnqueueWriteBuffer(queue_.get(), arena_.get(), 0, offset, bytes,
+                                             host_ + offset, 0, nullptr, nullptr));
+}
+
+void OpenClSession::ToCpu(std::size_t offset, std::size_t bytes) {
+  if (bytes == 0) return;
+  Check("copying from the GPU",
+        model_->functions.EnqueueReadBuffer(queue_.get(), arena_.get(), 0, offset, bytes,
+                                            host_ + offset, 0, nullptr, nullptr));
+}
+
+void OpenClSession::Launch(std::size_t first, std::size_t end) {
+  for (std::size_t i = first; i < end; ++i) {
+    const GpuLaunch& launch = model_->graph->gpu.launches[i];
+    std::array<std::size_t, 3> all = {};
+    std::array<std::size_t, 3> group = {};
+    for (std::size_t axis = 0; axis < 3; ++axis) {
+      group[axis] = launch.block[axis];
+      all[axis] = std::size_t{launch.grid[axis]} * launch.block[axis];
+    }
+    const cl_int code = model_->functions.EnqueueNDRangeKernel(
+        queue_.get(), kernels_[i].get(), 3, nullptr, all.data(), group.data(), 0, nullptr, nullptr);
+    if (code != kSuccess) {
+      Fail("kernel " + model_->graph->calls[launch.call].layer.kernel + " of layer '" +
+               model_->graph->calls[launch.call].layer.name + "'",
+           code);
+    }
+  }
+}
+
+void OpenClSession::Wait() { Check("waiting for the GPU", model_->functions.Finish(queue_.get())); }
+
+}  // namespace
+
+std::shared_ptr<const Gpu> Open(const GpuModel& model) {
+  return std::make_shared<OpenClModel>(model);
+}
+
+}  // namespace edgepack::opencl

@@ -1,0 +1,551 @@
+"""Convolutions and products with constant weights: tiles of a product, in shared memory.
+
+The product is weights [M, K] times an image's windows [K, N], which are never written out: each
+group of threads gathers what its tile needs (implicit GEMM, as in cuDNN: arXiv:1410.0759). Where
+there are too few tiles for all processors, K is shared out as well, and a second launch adds up
+the parts in a fixed order, so that equal inputs give equal bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgepack.compiler.gpu.epilogue import statements
+from edgepack.compiler.gpu.image import PlainImage
+from edgepack.compiler.gpu.kernel import DeviceKernel, Launch, groups
+from edgepack.compiler.layers.layer import Convolution
+from edgepack.compiler.tiles.expression import Expression
+from edgepack.gpus import Gpu
+
+# Of K at a time: one load of four weights for each thread of a small tile.
+_DEPTH = 16
+# More pixels than these are worth a tile.
+_FEW = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupTile:
+    """What a group of threads makes: `outs` channels of `columns` pixels, each thread `own_outs` of
+    `own_columns`."""
+
+    outs: int
+    columns: int
+    own_outs: int
+    own_columns: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a group."""
+        return (self.outs // self.own_outs) * (self.columns // self.own_columns)
+
+    @property
+    def efficiency(self) -> float:
+        """Multiply-adds per instruction of the inner loop: four values are one load."""
+        products = self.own_outs * self.own_columns
+        loads = self.own_outs / 4 + self.own_columns / 4
+        return products / (products + 2 * loads)
+
+
+TILES = (
+    GroupTile(outs=128, columns=128, own_outs=8, own_columns=8),
+    GroupTile(outs=128, columns=64, own_outs=8, own_columns=4),
+    GroupTile(outs=64, columns=128, own_outs=8, own_columns=4),
+    GroupTile(outs=64, columns=64, own_outs=4, own_columns=4),
+    GroupTile(outs=32, columns=128, own_outs=4, own_columns=4),
+    GroupTile(outs=128, columns=32, own_outs=8, own_columns=4),
+    GroupTile(outs=64, columns=32, own_outs=4, own_columns=4),
+    GroupTile(outs=32, columns=64, own_outs=4, own_columns=4),
+    GroupTile(outs=32, columns=32, own_outs=4, own_columns=4),
+    GroupTile(outs=16, columns=128, own_outs=4, own_columns=4),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductSite:
+    """A layer of weights, its tensors and its GPU; operands are full images or a value a channel.
+
+    `gate` is multiplied into the image: (N, C, 1, 1).
+    """
+
+    operator: Convolution
+    image: PlainImage
+    output: PlainImage
+    expression: Expression
+    constants: tuple[np.ndarray, ...]
+    operands: tuple[PlainImage, ...]
+    gpu: Gpu
+
+
+def make(site: ProductSite) -> tuple[DeviceKernel, tuple[np.ndarray, ...], str]:
+    """The kernel, its constants (weights and bias first), and its tile in words.
+
+    Its arguments are the image, the gate if there is one, the operands, the constants, the output
+    and scratch memory.
+    """
+    if site.output.batch * site.output.pixels <= _FEW and _is_plain(site):
+        return _FewPixels(site).kernel()
+    return _TiledProduct(site, *choose(site)).kernel()
+
+
+def _is_plain(site: ProductSite) -> bool:
+    """Whether each result is a product of all that the image has."""
+    operator = site.operator
+    return operator.groups == 1 and (
+        operator.kernel == (1, 1) and operator.stride == (1, 1) and operator.before == (0, 0)
+    )
+
+
+def choose(site: ProductSite) -> tuple[GroupTile, int]:
+    """The tile and the number of parts of K that should take least time.
+
+    A processor starts all its lanes only with eight warps of threads at work, and a group's time
+    is that of its multiply-adds, the waits for memory at each depth, and its end.
+    """
+    operator, output, gpu = site.operator, site.output, site.gpu
+    outs = operator.weight.shape[0] // operator.groups
+    columns = output.batch * output.pixels
+    depth = _depths(operator) * _DEPTH
+    best: tuple[float, GroupTile, int] | None = None
+    for tile in TILES:
+        if tile.threads > gpu.threads or _shared_bytes(tile) > gpu.shared_kb << 10:
+            continue
+        tiles = groups(outs, tile.outs) * groups(columns, tile.columns) * operator.groups
+        for parts in (1, 2, 4, 8, 16, 32):
+            if parts > 1 and depth // parts < 4 * _DEPTH:
+                break
+            at_once = max(1, min(4, 2048 // max(tile.threads, 1) // 2))
+            waves = math.ceil(tiles * parts / (gpu.processors * at_once))
+            together = min(at_once, math.ceil(tiles * parts / gpu.processors))
+            busy = min(1.0, together * tile.threads / 256)
+            share = math.ceil(depth / parts)
+            work = share * tile.outs * tile.columns / (gpu.lanes * tile.efficiency * busy)
+            waits = share / _DEPTH * 120 / together
+            time = waves * (together * work + waits + 1500)
+            if parts > 1:
+                results = outs * operator.groups * columns
+                time += 2500 + parts * results / (gpu.processors * gpu.lanes / 2)
+            if best is None or time < best[0]:
+                best = time, tile, parts
+    assert best is not None
+    return best[1], best[2]
+
+
+def _shared_bytes(tile: GroupTile) -> int:
+    return 2 * _DEPTH * (tile.outs + tile.columns) * 4
+
+
+def _depths(operator: Convolution) -> int:
+    """Tiles of K: of each tap its channels, or of all taps together where those are few."""
+    ins, rows, columns = map(int, operator.weight.shape[1:])
+    if _is_flat(operator):
+        return groups(ins * rows * columns, _DEPTH)
+    return rows * columns * groups(ins, _DEPTH)
+
+
+def _is_flat(operator: Convolution) -> bool:
+    """Whether a tile of K has several taps."""
+    ins = int(operator.weight.shape[1])
+    taps = operator.kernel[0] * operator.kernel[1]
+    return taps > 1 and ins % _DEPTH != 0 and ins < 4 * _DEPTH
+
+
+def _epilogue(
+    site: ProductSite, batch: str, channel: str, pixel: str
+) -> tuple[Callable[[int], str], Callable[[int, bool], str]]:
+    """Texts that read a constant or an operand of one result."""
+
+    def constant(index: int) -> str:
+        return f"c{index}[{channel}]"
+
+    def operand(index: int, each_channel: bool) -> str:
+        image = site.operands[index]
+        place = image.index(batch, channel, "0" if each_channel else pixel)
+        return f"o{index}[{place}]"
+
+    return constant, operand
+
+
+class _TiledProduct:
+    def __init__(self, site: ProductSite, tile: GroupTile, parts: int) -> None:
+        self.site, self.tile, self.parts = site, tile, parts
+        self.operator = site.operator
+        self.outs = self.operator.weight.shape[0] // self.operator.groups
+        self.ins = int(self.operator.weight.shape[1])
+        self.columns = site.output.batch * site.output.pixels
+        self.flat = _is_flat(self.operator)
+        self.depths = _depths(self.operator)
+
+    # ------------------------------------------------ constants
+
+    @property
+    def padded(self) -> int:
+        """Output channels of a group, up to whole tiles."""
+        return groups(self.outs, self.tile.outs) * self.tile.outs
+
+    def packed(self) -> np.ndarray:
+        """Weights [groups, depth, output channels], zeros where there are none."""
+        weight, operator = self.operator.weight, self.operator
+        rows, columns = operator.kernel
+        grouped = weight.reshape(operator.groups, self.outs, self.ins, rows * columns)
+        if self.flat:
+            ordered = grouped.reshape(operator.groups, self.outs, -1)
+        else:
+            depth = groups(self.ins, _DEPTH) * _DEPTH
+            whole = np.zeros((operator.groups, self.outs, rows * columns, depth), "float32")
+            whole[..., : self.ins] = grouped.swapaxes(2, 3)
+            ordered = whole.reshape(operator.groups, self.outs, -1)
+        made = np.zeros((operator.groups, self.depths * _DEPTH, self.padded), "float32")
+        made[:, : ordered.shape[2], : self.outs] = ordered.swapaxes(1, 2)
+        return made
+
+    def bias(self) -> np.ndarray:
+        """One value for each output channel."""
+        bias, count = self.operator.bias, self.outs * self.operator.groups
+        return np.zeros(count, "float32") if bias is None else bias.astype("float32")
+
+    # ------------------------------------------------ the kernel
+
+    def kernel(self) -> tuple[DeviceKernel, tuple[np.ndarray, ...], str]:
+        site, tile = self.site, self.tile
+        constants = (self.packed(), self.bias(), *site.constants)
+        inputs = ["x", *(["gate"] if self.operator.gated else [])]
+        operands = [f"o{index}" for index in range(len(site.operands))]
+        own = [f"c{index}" for index in range(len(site.constants))]
+        names = [*inputs, *operands, "w", "bias", *own, "y"]
+        shapes: list[tuple[int, ...]] = [
+            (site.image.size,),
+            *([(site.image.batch * site.image.channels,)] if self.operator.gated else []),
+            *((image.size,) for image in site.operands),
+            *(tuple(values.shape) for values in constants),
+            (site.output.size,),
+        ]
+        if self.parts > 1:
+            names.append("part")
+            shapes.append((self.parts * site.output.size,))
+        read = [*inputs, "w", *([] if self.parts > 1 else ["bias", *operands, *own])]
+        grid = (
+            groups(self.columns, tile.columns),
+            groups(self.outs, tile.outs),
+            self.operator.groups * self.parts,
+        )
+        launches = [
+            Launch(
+                function="@product",
+                grid=grid,
+                block=(tile.threads, 1, 1),
+                args=tuple(map(names.index, [*read, "part" if self.parts > 1 else "y"])),
+            )
+        ]
+        text = self._product(read)
+        if self.parts > 1:
+            added = ["part", "bias", *operands, *own]
+            text += self._sum(added)
+            launches.append(
+                Launch(
+                    function="@sum",
+                    grid=(groups(site.output.size, 256), 1, 1),
+                    block=(256, 1, 1),
+                    args=tuple(map(names.index, [*added, "y"])),
+                )
+            )
+        made = DeviceKernel.from_text(text, launches, [("float32", shape) for shape in shapes])
+        shown = f"{tile.outs}x{tile.columns}" + (f", {self.parts} parts" if self.parts > 1 else "")
+        return made, constants, shown
+
+    def _product(self, read: list[str]) -> str:
+        tile = self.tile
+        own_outs, own_columns = tile.own_outs, tile.own_columns
+        across = tile.columns // own_columns
+        weights4 = _DEPTH * tile.outs // 4
+        loads = _DEPTH * tile.columns // tile.threads
+        arguments = ", ".join(f"const GLOBAL float* RESTRICT {name}" for name in read)
+        per_part = groups(self.depths, self.parts)
+        group = f"GROUP_Z / {self.parts}" if self.parts > 1 else "GROUP_Z"
+        part = f"GROUP_Z % {self.parts}" if self.parts > 1 else "0"
+        return f"""
+KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
+  SHARED float4 ws[2][{_DEPTH}][{tile.outs // 4}];
+  SHARED float4 xs[2][{_DEPTH}][{tile.columns // 4}];
+  const int t = THREAD, g = {group}, part = {part};
+  const int m0 = GROUP_Y * {tile.outs}, n0 = GROUP_X * {tile.columns};
+  const int row = t / {tile.columns}, column = t % {tile.columns};
+  const int n = n0 + column;
+  const int inside = n < {self.columns};
+{self._place()}
+  const int first = part * {per_part};
+  const int last = first + {per_part} < {self.depths} ? first + {per_part} : {self.depths};
+  float sum[{own_outs}][{own_columns}];
+  float4 w4[{groups(weights4, tile.threads)}];
+  float x1[{loads}];
+#pragma unroll
+  for (int i = 0; i < {own_outs}; ++i)
+#pragma unroll
+    for (int j = 0; j < {own_columns}; ++j) sum[i][j] = 0.0f;
+  const int tm = t / {across}, tn = t % {across};
+  for (int k = first; k <= last; ++k) {{
+    if (k > first) {{
+      const int b = (k - first - 1) & 1;
+{self._store(weights4, loads)}
+      BARRIER();
+    }}
+    if (k < last) {{
+{self._load(weights4, loads)}
+    }}
+    if (k > first) {{
+      const int b = (k - first - 1) & 1;
+#pragma unroll
+      for (int d = 0; d < {_DEPTH}; ++d) {{
+        float a[{own_outs}], c[{own_columns}];
+{_read("a", "ws", "tm", own_outs, tile.outs)}
+{_read("c", "xs", "tn", own_columns, tile.columns)}
+#pragma unroll
+        for (int i = 0; i < {own_outs}; ++i)
+#pragma unroll
+          for (int j = 0; j < {own_columns}; ++j) sum[i][j] = MULTIPLY_ADD(a[i], c[j], sum[i][j]);
+      }}
+    }}
+  }}
+{self._finish()}
+}}
+"""
+
+    def _place(self) -> str:
+        """Where the windows of a thread's pixel begin."""
+        site, operator = self.site, self.operator
+        output = site.output
+        lines = []
+        if output.batch > 1:
+            lines += [f"const int image = n / {output.pixels}, pixel = n % {output.pixels};"]
+        else:
+            lines += ["const int pixel = n;"]
+        start = "0" if output.batch == 1 else f"image * {site.image.channels}"
+        lines.append(f"const int channel0 = {start} + g * {self.ins};")
+        if not self._copies:
+            lines += [
+                f"const int top = pixel / {output.width} * {operator.stride[0]}"
+                f" - {operator.before[0]};",
+                f"const int left = pixel % {output.width} * {operator.stride[1]}"
+                f" - {operator.before[1]};",
+            ]
+        return "\n".join("  " + line for line in lines)
+
+    @property
+    def _copies(self) -> bool:
+        """Whether a window is the pixel itself."""
+        operator = self.operator
+        return operator.kernel == operator.stride == (1, 1) and operator.before == (0, 0)
+
+    def _load(self, weights4: int, loads: int) -> str:
+        tile, image = self.tile, self.site.image
+        step = tile.threads // tile.columns
+        lines = [
+            f"const GLOBAL float4* from = (const GLOBAL float4*)(w + ((long)g * "
+            f"{self.depths * _DEPTH} + k * {_DEPTH}) * {self.padded} + m0);"
+        ]
+        for index in range(groups(weights4, tile.threads)):
+            at = f"(t + {index * tile.threads})"
+            guard = f"if ({at} < {weights4}) " if (index + 1) * tile.threads > weights4 else ""
+            lines.append(
+                f"{guard}w4[{index}] = from[{at} / {tile.outs // 4} * {self.padded // 4}"
+                f" + {at} % {tile.outs // 4}];"
+            )
+        rows, columns = self.operator.kernel
+        dilation = self.operator.dilation
+        if not self.flat:
+            depths = groups(self.ins, _DEPTH)
+            lines.append(f"const int c0 = k % {depths} * {_DEPTH} + row;")
+            if self._copies:
+                lines.append("const int here = pixel, seen = inside;")
+            else:
+                lines += [
+                    f"const int tap = k / {depths};",
+                    f"const int v = top + tap / {columns} * {dilation[0]};",
+                    f"const int h = left + tap % {columns} * {dilation[1]};",
+                    f"const int seen = inside & (v >= 0) & (v < {image.height})"
+                    f" & (h >= 0) & (h < {image.width});",
+                    f"const int here = v * {image.width} + h;",
+                ]
+        for index in range(loads):
+            if self.flat:
+                taps = rows * columns
+                lines += [
+                    f"{{ const int d = k * {_DEPTH} + row + {index * step};",
+                    f"  const int c = d / {taps}, tap = d % {taps};",
+                    f"  const int v = top + tap / {columns} * {dilation[0]};",
+                    f"  const int h = left + tap % {columns} * {dilation[1]};",
+                    f"  const int seen = inside & (c < {self.ins}) & (v >= 0)"
+                    f" & (v < {image.height}) & (h >= 0) & (h < {image.width});",
+                    f"  x1[{index}] = seen ? x[(channel0 + c) * {image.pixels}"
+                    f" + v * {image.width} + h] : 0.0f; }}",
+                ]
+                continue
+            channel = f"(channel0 + c0 + {index * step})"
+            place = image.index("0", channel, "here")
+            if not image.rows:
+                place = f"{channel} * {image.pixels} + here"
+            whole = self.ins % _DEPTH == 0
+            seen = "seen" if whole else f"(seen & (c0 + {index * step} < {self.ins}))"
+            value = f"x[{place}]"
+            if self.operator.gated:
+                value += f" * gate[{channel}]"
+            lines.append(f"x1[{index}] = {seen} ? {value} : 0.0f;")
+        return "\n".join("      " + line for line in lines)
+
+    def _store(self, weights4: int, loads: int) -> str:
+        tile = self.tile
+        step = tile.threads // tile.columns
+        lines = []
+        for index in range(groups(weights4, tile.threads)):
+            at = f"(t + {index * tile.threads})"
+            guard = f"if ({at} < {weights4}) " if (index + 1) * tile.threads > weights4 else ""
+            lines.append(
+                f"{guard}ws[b][{at} / {tile.outs // 4}][{at} % {tile.outs // 4}] = w4[{index}];"
+            )
+        lines += [
+            f"((SHARED_POINTER float*)xs[b][row + {index * step}])[column] = x1[{index}];"
+            for index in range(loads)
+        ]
+        return "\n".join("      " + line for line in lines)
+
+    def _finish(self) -> str:
+        site, tile, output = self.site, self.tile, self.site.output
+        channels = self.outs * self.operator.groups
+        lines = [
+            "#pragma unroll",
+            f"  for (int i = 0; i < {tile.own_outs}; ++i) {{",
+            f"    const int m = m0 + {_member('tm', 'i', tile.own_outs, tile.outs)};",
+            f"    if (m >= {self.outs}) continue;",
+            f"    const int channel = g * {self.outs} + m;",
+            "#pragma unroll",
+            f"    for (int j = 0; j < {tile.own_columns}; ++j) {{",
+            f"      const int at = n0 + {_member('tn', 'j', tile.own_columns, tile.columns)};",
+            f"      if (at >= {self.columns}) continue;",
+        ]
+        if self.parts > 1:
+            lines.append(
+                f"      y[((long)part * {channels} + channel) * {self.columns} + at] = sum[i][j];"
+            )
+        else:
+            constant, operand = _epilogue(site, "image_", "channel", "pixel_")
+            text, result = statements(site.expression, "e0", channel=constant, operand=operand)
+            lines += [
+                _split_column(output, "at"),
+                f"      const float e0 = sum[i][j] + bias[channel]; {text}",
+                f"      y[{output.index('image_', 'channel', 'pixel_')}] = {result};",
+            ]
+        return "\n".join([*lines, "    }", "  }"])
+
+    def _sum(self, read: list[str]) -> str:
+        """Adds up the parts, and does the epilogue."""
+        site, output = self.site, self.site.output
+        arguments = ", ".join(f"const GLOBAL float* RESTRICT {name}" for name in read)
+        constant, operand = _epilogue(site, "image_", "channel", "pixel_")
+        text, result = statements(site.expression, "e0", channel=constant, operand=operand)
+        return f"""
+KERNEL(256) @sum({arguments}, GLOBAL float* RESTRICT y) {{
+  const int i = GROUP_X * 256 + THREAD;
+  if (i >= {output.size}) return;
+  const int channel = i / {self.columns}, at = i % {self.columns};
+  float sum = 0.0f;
+  for (int p = 0; p < {self.parts}; ++p) sum += part[(long)p * {output.size} + i];
+{_split_column(output, "at")}
+  const float e0 = sum + bias[channel]; {text}
+  y[{output.index("image_", "channel", "pixel_")}] = {result};
+}}
+"""
+
+
+def _split_column(output: PlainImage, at: str) -> str:
+    """Declares the image and the pixel that a column is."""
+    if output.batch == 1:
+        return f"      const int pixel_ = {at};"
+    return f"      const int image_ = {at} / {output.pixels}, pixel_ = {at} % {output.pixels};"
+
+
+def _member(thread: str, index: str, own: int, count: int) -> str:
+    """Which of a tile's rows or columns is a thread's own number `index`: four in a row, and four
+    more in the tile's other half."""
+    if own == 8:
+        return f"({index} / 4 * {count // 2} + {thread} * 4 + {index} % 4)"
+    return f"({thread} * {own} + {index})"
+
+
+def _read(name: str, shared: str, thread: str, own: int, count: int) -> str:
+    """Reads a thread's own values of one depth, four at a time."""
+    lines = []
+    for index in range(own // 4):
+        at = f"{index * count // 8} + {thread}" if own == 8 else thread
+        lines.append(
+            f"        {{ const float4 q = {shared}[b][d][{at}]; "
+            + " ".join(f"{name}[{index * 4 + i}] = q.{axis};" for i, axis in enumerate("xyzw"))
+            + " }"
+        )
+    return "\n".join(lines)
+
+
+class _FewPixels:
+    """Each result is the sum of 32 threads: what takes time is reading the weights, once."""
+
+    def __init__(self, site: ProductSite) -> None:
+        self.site = site
+
+    def kernel(self) -> tuple[DeviceKernel, tuple[np.ndarray, ...], str]:
+        site, output, image = self.site, self.site.output, self.site.image
+        operator = site.operator
+        outs, ins = operator.weight.shape[:2]
+        bias = np.zeros(outs, "float32") if operator.bias is None else operator.bias
+        weight = np.ascontiguousarray(operator.weight.reshape(outs, ins))
+        constants = (weight, bias.astype("float32"), *site.constants)
+        names = ["x", *(["gate"] if operator.gated else [])]
+        names += [f"o{index}" for index in range(len(site.operands))]
+        names += ["w", "bias", *(f"c{index}" for index in range(len(site.constants)))]
+        shapes: list[tuple[int, ...]] = [
+            (image.size,),
+            *([(image.batch * image.channels,)] if operator.gated else []),
+            *((item.size,) for item in site.operands),
+            *(tuple(values.shape) for values in constants),
+            (output.size,),
+        ]
+        count = output.batch * output.pixels
+        constant, operand = _epilogue(site, "image_", "channel", "pixel_")
+        text, result = statements(site.expression, "e0", channel=constant, operand=operand)
+        batch = f"n / {output.pixels}" if output.batch > 1 else "0"
+        value = f"x[{image.index(batch, 'c', f'n % {output.pixels}')}]"
+        if operator.gated:
+            value += f" * gate[({batch}) * {ins} + c]"
+        arguments = ", ".join(f"const GLOBAL float* RESTRICT {name}" for name in names)
+        body = f"""
+KERNEL(128) @few({arguments}, GLOBAL float* RESTRICT y) {{
+  SHARED float sums[128];
+  const int t = THREAD, lane = t % 32, channel = GROUP_X * 4 + t / 32;
+  for (int n = 0; n < {count}; ++n) {{
+    float sum = 0.0f;
+    if (channel < {outs})
+      for (int c = lane; c < {ins}; c += 32)
+        sum = MULTIPLY_ADD(w[channel * {ins} + c], {value}, sum);
+    sums[t] = sum;
+    for (int reach = 16; reach > 0; reach /= 2) {{
+      BARRIER();
+      if (lane < reach) sums[t] += sums[t + reach];
+    }}
+    if (lane == 0 && channel < {outs}) {{
+{_split_column(output, "n")}
+      const float e0 = sums[t] + bias[channel]; {text}
+      y[{output.index("image_", "channel", "pixel_")}] = {result};
+    }}
+    BARRIER();
+  }}
+}}
+"""
+        launch = Launch(
+            function="@few",
+            grid=(groups(outs, 4), 1, 1),
+            block=(128, 1, 1),
+            args=tuple(range(len(names) + 1)),
+        )
+        arguments_of = [("float32", shape) for shape in shapes]
+        return DeviceKernel.from_text(body, [launch], arguments_of), constants, "few pixels"

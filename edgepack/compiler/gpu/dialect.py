@@ -1,0 +1,134 @@
+"""One text for CUDA C and OpenCL C: the words that differ, as macros."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+CUDA, OPENCL = "cuda", "opencl"
+
+_CUDA = """\
+// CUDA C, for NVRTC: no header is read.
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef unsigned int uint;
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef long long int64_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+#define INT64 int64_t
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define GLOBAL
+#define RESTRICT __restrict__
+#define SHARED __shared__
+#define SHARED_POINTER
+#define FUNCTION static __device__ __forceinline__
+#define BARRIER() __syncthreads()
+#define THREAD ((int)threadIdx.x)
+#define GROUP_X ((int)blockIdx.x)
+#define GROUP_Y ((int)blockIdx.y)
+#define GROUP_Z ((int)blockIdx.z)
+#define MULTIPLY_ADD(a, b, c) fmaf(a, b, c)
+#define EXP(x) expf(x)
+#define LOG(x) logf(x)
+#define SIN(x) sinf(x)
+#define COS(x) cosf(x)
+#define ERF(x) erff(x)
+#define TANH(x) tanhf(x)
+#define SQRT(x) sqrtf(x)
+#define ABS(x) fabsf(x)
+#define INFINITE __int_as_float(0x7f800000)
+#define OVERLOADED
+"""
+
+_OPENCL = """\
+// OpenCL C 1.2
+#define INT64 long
+#define KERNEL(threads) __kernel __attribute__((reqd_work_group_size(threads, 1, 1))) void
+#define GLOBAL __global
+#define RESTRICT restrict
+#define SHARED __local
+#define SHARED_POINTER __local
+#define FUNCTION static inline
+#define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)
+#define THREAD ((int)get_local_id(0))
+#define GROUP_X ((int)get_group_id(0))
+#define GROUP_Y ((int)get_group_id(1))
+#define GROUP_Z ((int)get_group_id(2))
+#define MULTIPLY_ADD(a, b, c) fma(a, b, c)
+#define EXP(x) exp((float)(x))
+#define LOG(x) log((float)(x))
+#define SIN(x) sin((float)(x))
+#define COS(x) cos((float)(x))
+#define ERF(x) erf((float)(x))
+#define TANH(x) tanh((float)(x))
+#define SQRT(x) sqrt((float)(x))
+#define ABS(x) fabs((float)(x))
+#define INFINITE INFINITY
+#define OVERLOADED __attribute__((overloadable))
+"""
+
+# NaN is the result wherever an operand is one, as in ONNX.
+_COMMON = """\
+FUNCTION float maximum(float a, float b) { return a > b || a != a ? a : b; }
+FUNCTION float minimum(float a, float b) { return a < b || a != a ? a : b; }
+FUNCTION int min_int(int a, int b) { return a < b ? a : b; }
+// What TVM's text calls, of all its types.
+#define EXTREMA(type)                                                        \\
+  FUNCTION OVERLOADED type larger(type a, type b) { return a > b || a != a ? a : b; } \\
+  FUNCTION OVERLOADED type smaller(type a, type b) { return a < b || a != a ? a : b; }
+EXTREMA(float)
+EXTREMA(int)
+EXTREMA(uint)
+EXTREMA(INT64)
+FUNCTION float sigmoid(float x) { return 1.0f / (1.0f + EXP(-x)); }
+FUNCTION float gelu(float x) { return 0.5f * x * (1.0f + ERF(x * 0.70710678f)); }
+FUNCTION float gelu_tanh(float x) {
+  return 0.5f * x * (1.0f + TANH(0.79788456f * (x + 0.044715f * x * x * x)));
+}
+"""
+
+
+def whole_text(api: str, parts: Iterable[str]) -> str:
+    """The text of all kernels, each part once, in the words of `api`."""
+    head = _CUDA if api == CUDA else _OPENCL
+    texts = dict.fromkeys(parts)
+    if api == OPENCL:
+        texts = dict.fromkeys(map(with_offsets, texts))
+    return "\n".join([head, _COMMON, *texts])
+
+
+_FUNCTION = re.compile(
+    r"(?P<head>(?:KERNEL\(\d+\)|__kernel void)\s+\w+)\((?P<arguments>[^()]*)\)\s*(?P<end>[;{])"
+)
+_ARGUMENT = re.compile(
+    r"\s*(?P<const>const )?(?:GLOBAL|__global) (?P<type>\w+)\* "
+    r"(?:RESTRICT |restrict )?(?P<name>\w+)\s*"
+)
+
+
+def with_offsets(text: str) -> str:
+    """The text of OpenCL functions whose tensors are a buffer and a place in it.
+
+    A buffer has no address that one could add to, and a part of one begins where the device likes.
+    """
+
+    def changed(found: re.Match[str]) -> str:
+        if found["end"] == ";":
+            return ""  # a declaration of what is defined below
+        arguments = [_ARGUMENT.fullmatch(item) for item in found["arguments"].split(",")]
+        known = [item for item in arguments if item is not None]
+        assert len(known) == len(arguments), found["arguments"]
+        taken = ", ".join(f"__global uchar* {a['name']}_in, ulong {a['name']}_at" for a in known)
+        made = " ".join(
+            f"{a['const'] or ''}__global {a['type']}* {a['name']} = "
+            f"({a['const'] or ''}__global {a['type']}*)({a['name']}_in + {a['name']}_at);"
+            for a in known
+        )
+        return f"{found['head']}({taken}) {{\n  {made}\n"
+
+    return _FUNCTION.sub(changed, text)

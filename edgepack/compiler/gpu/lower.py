@@ -1,0 +1,297 @@
+"""Relax operators -> kernels for a GPU, called in a straight line.
+
+The layers are those of the CPU's compiler, with what it fuses into them; tensors stay as the model
+has them. What no rule here takes, TVM lowers and fuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+from edgepack.compiler.backend.kernel import Kernel
+from edgepack.compiler.backend.report import LayerReport
+from edgepack.compiler.backend.storage import view
+from edgepack.compiler.gpu import convolution, epilogue, generic, matrices, windows
+from edgepack.compiler.gpu.image import PlainImage
+from edgepack.compiler.gpu.kernel import DeviceKernel
+from edgepack.compiler.layers.fuse import fuse
+from edgepack.compiler.layers.layer import (
+    Convolution,
+    GlobalPooling,
+    Layer,
+    Pooling,
+    TransposedConvolution,
+    Value,
+    View,
+)
+from edgepack.compiler.layers.read import read_each
+from edgepack.compiler.layers.tensors import constant_of, extent, shape_of, variables
+from edgepack.compiler.origin import merge, origin_of
+from edgepack.compiler.tiles.expression import Operand
+from edgepack.gpus import Gpu
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuledLayers:
+    """A module that calls `kernels` by name (as `call_dps_packed`), with a report of each call."""
+
+    module: tvm.IRModule
+    kernels: dict[str, Kernel]
+    reports: tuple[LayerReport, ...]
+
+
+def rewrite(module: tvm.IRModule, gpu: Gpu) -> RuledLayers:
+    """Put kernels of the rules here into `main`, a function of one dataflow block."""
+    emitter = _GpuEmitter(module["main"], gpu)
+    made = tvm.IRModule(dict(module.functions.items()), attrs=module.attrs)
+    made["main"] = emitter.emit()
+    return RuledLayers(module=made, kernels=emitter.kernels, reports=tuple(emitter.reports))
+
+
+def lower_rest(module: tvm.IRModule, target: tvm.target.Target) -> dict[str, DeviceKernel]:
+    """Kernels of the functions that TVM lowered, by their names, but for those left to the CPU."""
+    made = {
+        var.name_hint: generic.make_kernel(var.name_hint, function, target)
+        for var, function in module.functions.items()
+        if isinstance(function, tirx.PrimFunc)
+    }
+    return {name: kernel for name, kernel in made.items() if kernel is not None}
+
+
+class _GpuEmitter:
+    def __init__(self, main: relax.Function, gpu: Gpu) -> None:
+        self.main, self.gpu = main, gpu
+        self.builder = relax.BlockBuilder()
+        self.kernels: dict[str, Kernel] = {}
+        self.reports: list[LayerReport] = []
+        self.values: dict[Value, relax.Expr] = {}
+        self.roots: dict[Value, Value] = {}
+
+    def emit(self) -> relax.Function:
+        parameters = [relax.Var(p.name, p.ty) for p in self.main.params]
+        self.values.update(zip(self.main.params, parameters, strict=True))
+        layers = self._layers()
+        with self.builder.function("main", parameters, attrs=dict(self.main.attrs or {})):
+            with self.builder.dataflow():
+                for layer in layers:
+                    made = self._kernel(layer)
+                    if made is None:
+                        for var, value in layer.bindings:
+                            self.values[var] = self.builder.emit(self._substitute(value))
+                result = self.builder.emit_output(self._substitute(self.main.body.body))
+            self.builder.emit_func_output(result)
+        return self.builder.get()["main"]
+
+    def _layers(self) -> list[Layer]:
+        left = []
+        for layer in read_each(self.main):
+            if isinstance(layer.operator, View):
+                root = layer.inputs[0]
+                self.roots[layer.output] = self.roots.get(root, root)
+            else:
+                left.append(layer)
+        outputs = [self._root(value) for value in variables(self.main.body.body)]
+        return fuse([self._on_roots(layer) for layer in left], outputs)
+
+    def _on_roots(self, layer: Layer) -> Layer:
+        return replace(
+            layer,
+            inputs=tuple(map(self._root, layer.inputs)),
+            operands=tuple(map(self._root, layer.operands)),
+        )
+
+    def _root(self, value: Value) -> Value:
+        return self.roots.get(value, value)
+
+    def _value(self, value: Value) -> relax.Expr:
+        if value not in self.values:
+            root = self.values[self.roots[value]]
+            self.values[value] = self.builder.emit(view(root, shape_of(value)))
+        return self.values[value]
+
+    def _substitute(self, expr: relax.Expr) -> relax.Expr:
+        if isinstance(expr, relax.Var):
+            return self._value(expr)
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self._substitute(item) for item in expr.fields])
+        if isinstance(expr, relax.TupleGetItem):
+            return relax.TupleGetItem(self._substitute(expr.tuple_value), expr.index)
+        if isinstance(expr, relax.Call):
+            arguments = [self._substitute(argument) for argument in expr.args]
+            return relax.Call(expr.op, arguments, expr.attrs, expr.ty_args, expr.span)
+        return expr
+
+    def _kernel(self, layer: Layer) -> relax.Expr | None:
+        product = self._product(layer)
+        made = product or make_layer(layer, self.gpu)
+        if made is None:
+            return None
+        read = made.read or (*layer.inputs, *layer.operands)
+        given = [self._value(value) if isinstance(value, relax.Var) else value for value in read]
+        given += [relax.const(np.ascontiguousarray(values)) for values in made.constants]
+        name = f"gpu_{made.kernel.facts.digest[:12]}"
+        self.kernels[name] = made.kernel
+        shape = shape_of(layer.output)
+        self.reports.append(_report(name, layer, made, len(given)))
+        call = relax.call_dps_packed(name, given, relax.TensorType(list(shape), "float32"))
+        self.values[layer.output] = self.builder.emit(call)
+        return self.values[layer.output]
+
+    def _product(self, layer: Layer) -> LayerCode | None:
+        """The code of a matrix product that is no layer: of one with a constant as of a
+        convolution of its rows, or of two computed tensors."""
+        if len(layer.bindings) != 1 or layer.operands or layer.expression:
+            return None
+        call = layer.bindings[0][1]
+        if not isinstance(call, relax.Call) or call.op != _MATMUL:
+            return None
+        if str(call.ty.dtype) != "float32" or isinstance(layer.operator, Convolution):
+            return None
+        left, right = call.args
+        weight, shape = constant_of(right), shape_of(left)
+        if weight is not None and weight.ndim == 2 and isinstance(left, relax.Var):
+            return _of_rows(left, shape, weight, self.gpu)
+        found = matrices.MatrixProduct.of(shape, shape_of(right))
+        code = matrices.make(found, self.gpu) if found is not None else None
+        if found is None or code is None:
+            return None
+        macs = found.count * found.rows * found.depth * found.columns
+        return LayerCode(
+            kernel=code[0], tile=code[1], rule="gpu matrices", macs=macs, read=(left, right)
+        )
+
+
+_MATMUL = tvm.ir.Op.get("relax.matmul")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCode:
+    """A layer's kernel, the constants behind its inputs, and what made it; `read` are its inputs,
+    if they are not the layer's."""
+
+    kernel: DeviceKernel
+    constants: tuple[np.ndarray, ...] = ()
+    tile: str
+    rule: str
+    macs: int = 0
+    read: tuple[relax.Expr, ...] = ()
+
+
+def _of_rows(left: relax.Var, shape: tuple[int, ...], weight: np.ndarray, gpu: Gpu) -> LayerCode:
+    """A product of rows with a constant: a 1x1 convolution of the pixels that they are."""
+    depth, columns = weight.shape
+    rows = int(np.prod(shape[:-1]))
+    operator = Convolution(
+        weight=np.ascontiguousarray(weight.T)[:, :, None, None],
+        bias=None,
+        stride=(1, 1),
+        before=(0, 0),
+        dilation=(1, 1),
+        groups=1,
+    )
+    image = PlainImage(batch=1, channels=depth, height=1, width=rows, rows=True)
+    site = convolution.ProductSite(
+        operator=operator,
+        image=image,
+        output=replace(image, channels=columns),
+        expression=(),
+        constants=(),
+        operands=(),
+        gpu=gpu,
+    )
+    kernel, constants, tile = convolution.make(site)
+    return LayerCode(
+        kernel=kernel,
+        constants=constants,
+        tile=tile,
+        rule="gpu product",
+        macs=rows * depth * columns,
+        read=(left,),
+    )
+
+
+def _report(name: str, layer: Layer, made: LayerCode, result: int) -> LayerReport:
+    origin = merge(origin_of(value) for _, value in layer.bindings)
+    return LayerReport(
+        kernel=name,
+        layer=origin.name if origin else "",
+        operator=origin.operator if origin else made.rule,
+        rule=made.rule,
+        shape=shape_of(layer.output),
+        dtype="float32",
+        exact="",
+        tile=made.tile,
+        macs=made.macs,
+        cycles=0.0,
+        nbytes=sum(4 * int(np.prod(size)) for _, size in made.kernel.facts.arguments),
+        result=result,
+    )
+
+
+def make_layer(layer: Layer, gpu: Gpu) -> LayerCode | None:
+    """The code of a layer; None if no rule takes it."""
+    operator = layer.operator
+    if isinstance(operator, TransposedConvolution) or not epilogue.knows(layer.expression):
+        return None
+    if not isinstance(operator, Convolution | Pooling | GlobalPooling):
+        return None
+    image, output = image_of(layer.inputs[0]), image_of(layer.output)
+    operands = tuple(map(image_of, layer.operands))
+    is_product = isinstance(operator, Convolution) and not _is_depthwise(operator)
+    alike = image.rows == output.rows or output.pixels * output.batch == 1
+    if not (alike and _reads_alike(layer, operands, output)):
+        return None
+    if not is_product and (image.rows or output.rows):
+        return None
+    tensors: dict[str, Any] = {
+        "operator": operator,
+        "image": image,
+        "output": output,
+        "expression": layer.expression,
+        "constants": layer.constants,
+        "operands": operands,
+    }
+    if is_product:
+        kernel, constants, tile = convolution.make(convolution.ProductSite(gpu=gpu, **tensors))
+    else:
+        kernel, constants, tile = windows.make(windows.WindowSite(**tensors))
+    macs = 0
+    if isinstance(operator, Convolution):
+        macs = operator.weight.size * output.batch * output.pixels
+    rule = "gpu product" if is_product else "gpu window"
+    return LayerCode(kernel=kernel, constants=constants, tile=tile, rule=rule, macs=macs)
+
+
+def _reads_alike(layer: Layer, operands: Sequence[PlainImage], output: PlainImage) -> bool:
+    """Whether operands lie as the epilogue reads them."""
+    for operation in layer.expression:
+        for argument in operation.arguments:
+            if isinstance(argument, Operand):
+                image = operands[argument.index]
+                if argument.pixel and (image.pixels != 1 or image.rows):
+                    return False
+                if not argument.pixel and image != output:
+                    return False
+    return True
+
+
+def _is_depthwise(operator: Convolution) -> bool:
+    return operator.weight.shape[1] == 1 and operator.groups > 1 and not operator.gated
+
+
+def image_of(value: Value) -> PlainImage:
+    """A tensor as kernels here see it."""
+    batch, channels, height, width = extent(value)
+    return PlainImage(
+        batch=batch,
+        channels=channels,
+        height=height,
+        width=width,
+        rows=len(shape_of(value)) == 2,
+    )

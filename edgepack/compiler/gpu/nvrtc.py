@@ -1,0 +1,98 @@
+"""CUDA C -> machine code of one GPU, by NVRTC, NVIDIA's compiler as a library.
+
+It needs neither a GPU nor the toolkit: the library comes with the packages
+`nvidia-cuda-nvrtc-cu12` and `-cu11`. What it makes runs on drivers of its own major version on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import re
+from pathlib import Path
+
+from edgepack.base.errors import ToolchainError
+
+_SUCCESS = 0
+# Products and sums may be one rounding, as on the CPU; nothing else is less exact than IEEE 754.
+_OPTIONS = (
+    *("--fmad=true", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"),
+    *("--std=c++17", "-w"),  # numbers in hexadecimal
+)
+
+
+class NvrtcError(ToolchainError):
+    """NVRTC is not there, or refuses what it was given."""
+
+
+def find_nvrtc(driver: str) -> Path:
+    """The library for drivers from version `driver` on, e.g. "12.2"; raises NvrtcError."""
+    major = driver.split(".", maxsplit=1)[0]
+    package = f"nvidia-cuda-nvrtc-cu{major}"
+    spec = importlib.util.find_spec("nvidia.cuda_nvrtc") if _has("nvidia") else None
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for path in sorted(Path(folder).glob(f"lib/libnvrtc.so.{major}*")):
+            return path
+    raise NvrtcError(
+        f"kernels for a driver of CUDA {driver} are compiled by NVRTC {major}, which is not here",
+        hint=f"pip install {package}",
+    )
+
+
+def _has(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+class Nvrtc:
+    """The compiler of one library."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NvrtcError(f"{path} cannot be loaded: {error}") from error
+
+    @property
+    def version(self) -> str:
+        """Its version, e.g. "12.2"."""
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._check("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+        return f"{major.value}.{minor.value}"
+
+    def compile(self, text: str, arch: str) -> bytes:
+        """The machine code ("cubin") of a text for an architecture such as "sm_87".
+
+        Raises NvrtcError with what the compiler says.
+        """
+        if not re.fullmatch(r"sm_\d{2,3}a?", arch):
+            raise NvrtcError(f"{arch!r} is not the architecture of a GPU", hint="for example sm_87")
+        program = ctypes.c_void_p()
+        source = text.encode()
+        self._check(
+            "nvrtcCreateProgram", ctypes.byref(program), source, b"kernels.cu", 0, None, None
+        )
+        try:
+            given = [option.encode() for option in (f"--gpu-architecture={arch}", *_OPTIONS)]
+            options = (ctypes.c_char_p * len(given))(*given)
+            if self._library.nvrtcCompileProgram(program, len(given), options) != _SUCCESS:
+                raise NvrtcError(f"NVRTC refuses the kernels for {arch}: {self._log(program)}")
+            size = ctypes.c_size_t()
+            self._check("nvrtcGetCUBINSize", program, ctypes.byref(size))
+            made = ctypes.create_string_buffer(size.value)
+            self._check("nvrtcGetCUBIN", program, made)
+            return made.raw
+        finally:
+            self._library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _log(self, program: ctypes.c_void_p) -> str:
+        size = ctypes.c_size_t()
+        self._check("nvrtcGetProgramLogSize", program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        self._check("nvrtcGetProgramLog", program, log)
+        return log.value.decode(errors="replace")[:4000]
+
+    def _check(self, name: str, *arguments: object) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code != _SUCCESS:
+            raise NvrtcError(f"{self._path.name}: {name} failed with {code}")

@@ -1,0 +1,182 @@
+"""A model as a plan for a GPU, with what only the CPU can do on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+
+from edgepack.base import apart
+from edgepack.base.errors import ModelError
+from edgepack.boards import Board
+from edgepack.compiler import memory
+from edgepack.compiler.backend import llvm, plan, schedule
+from edgepack.compiler.backend.kernel import Kernel
+from edgepack.compiler.backend.plan import Lowered, LoweredBlock
+from edgepack.compiler.backend.report import LayerReport
+from edgepack.compiler.frontend import importer
+from edgepack.compiler.frontend.load import CheckedModel
+from edgepack.compiler.frontend.quantized import Recognition
+from edgepack.compiler.gpu import lower as gpu_lower
+from edgepack.compiler.gpu.dialect import CUDA, whole_text
+from edgepack.compiler.gpu.kernel import DeviceKernel
+from edgepack.compiler.gpu.nvrtc import Nvrtc, find_nvrtc
+from edgepack.compiler.gpu.transfers import find_copies
+from edgepack.compiler.place import lower
+from edgepack.compiler.precision import Precision
+from edgepack.gpus import Gpu
+
+
+class GpuModelError(ModelError):
+    """The model is of a kind that no kernels of a GPU are made for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuPlan:
+    """The plan, its kernels by name, a report of each call, and TVM's target of the CPU."""
+
+    plan: plan.Plan
+    kernels: Mapping[str, Kernel]
+    reports: tuple[LayerReport, ...]
+    target: tvm.target.Target
+
+    @property
+    def on_gpu(self) -> dict[str, DeviceKernel]:
+        """Those of the GPU."""
+        return {n: k for n, k in self.kernels.items() if isinstance(k, DeviceKernel)}
+
+    @property
+    def on_cpu(self) -> dict[str, Kernel]:
+        """Those of the CPU."""
+        return {n: k for n, k in self.kernels.items() if not isinstance(k, DeviceKernel)}
+
+
+def plan_model(model: CheckedModel, board: Board, gpu: Gpu, precision: Precision) -> GpuPlan:
+    """The plan of a model for a board's GPU.
+
+    Raises the errors of `compile_model`, and `GpuModelError` for half precision and for layers on
+    integers.
+    """
+    if precision.is_half:
+        raise GpuModelError(
+            f"{model.path}: kernels of a GPU compute in float32, not in {precision.name}",
+            hint="leave the precision out, or use --compute cpu",
+        )
+
+    def refuse(found: Recognition) -> dict[str, str]:
+        for taken in found.taken.values():
+            raise GpuModelError(
+                f"{model.path}: '{taken.node_name}' is on 8-bit integers, which no kernels of a "
+                "GPU are made for",
+                hint="take the model before it was quantised, or use --compute cpu",
+            )
+        return {}
+
+    memory.check_before(model.path, model.expanded, board)
+    target = llvm.tvm_target(board)
+    imported = importer.import_model(model, refuse)
+    bounds = importer.bounds_of(imported)
+    lowered = _lowered(imported, model, target, gpu)
+    apart.at("laying out its memory")
+    laid_out, kernels, reports = plan.extract_plan(lowered, model, bounds)
+    memory.check_fits(model.path, laid_out.arena_bytes, len(laid_out.params), board)
+    return GpuPlan(plan=laid_out, kernels=kernels, reports=reports, target=target)
+
+
+def device_code(planned: GpuPlan, gpu: Gpu) -> tuple[str, bytes]:
+    """The name and the content of the file with the GPU's kernels.
+
+    Of CUDA it is machine code for the GPU's own architecture, of OpenCL text. Raises `NvrtcError`.
+    """
+    text = whole_text(gpu.api, [kernel.text for kernel in planned.on_gpu.values()])
+    if gpu.api == CUDA:
+        return "kernels.cubin", Nvrtc(find_nvrtc(gpu.driver)).compile(text, gpu.arch)
+    return "kernels.cl", text.encode()
+
+
+def describe(planned: GpuPlan, gpu: Gpu) -> dict[str, Any]:
+    """What graph.json says of the GPU's part."""
+    on_gpu = planned.on_gpu
+    launches = [
+        {
+            "call": index,
+            "function": launch.function,
+            "grid": launch.grid,
+            "block": launch.block,
+            "args": [call.args[number] for number in launch.args],
+        }
+        for index, call in enumerate(planned.plan.calls)
+        if call.kernel in on_gpu
+        for launch in on_gpu[call.kernel].launches
+    ]
+    copies = [
+        {"before": copy.before, "to": copy.to, "offset": copy.offset, "bytes": copy.nbytes}
+        for copy in find_copies(planned.plan, on_gpu.__contains__)
+    ]
+    return {
+        "api": gpu.api,
+        "arch": gpu.arch,
+        "driver": gpu.driver,
+        "launches": launches,
+        "copies": copies,
+    }
+
+
+def _tvm_target(gpu: Gpu) -> tvm.target.Target:
+    config: dict[str, Any] = {
+        "kind": gpu.api,
+        "max_num_threads": gpu.threads,
+        "max_threads_per_block": gpu.threads,
+        "max_shared_memory_per_block": gpu.shared_kb << 10,
+        # No shuffles between threads: the same text is for every GPU of the kind.
+        "thread_warp_size": 1,
+    }
+    if gpu.api == CUDA:
+        config["arch"] = gpu.arch
+    return tvm.target.Target(config, host="llvm")
+
+
+def _lowered(
+    imported: tvm.IRModule, model: CheckedModel, target: tvm.target.Target, gpu: Gpu
+) -> Lowered:
+    ruled = gpu_lower.rewrite(lower.fold(imported, target, model), gpu)
+    module = lower.lower_rest(ruled.module, target, model)
+    devices = gpu_lower.lower_rest(module, _tvm_target(gpu))
+    functions = {var.name_hint: function for var, function in module.functions.items()}
+    on_cpu = {name: f for name, f in functions.items() if name not in devices}
+    scheduled = schedule.schedule(tvm.IRModule(on_cpu), target)
+    return Lowered(
+        module=tvm.IRModule({v.name_hint: f for v, f in scheduled.functions.items()}),
+        library=ruled.kernels,
+        reports=ruled.reports,
+        devices=devices,
+        blocks=_blocks(imported, model, target),
+    )
+
+
+def _blocks(
+    imported: tvm.IRModule, model: CheckedModel, target: tvm.target.Target
+) -> dict[str, LoweredBlock]:
+    """Loops and branches, which the CPU does as a whole."""
+    return {
+        key: LoweredBlock(
+            name=block.name,
+            operator=block.operator,
+            states=block.states,
+            most=block.most,
+            bodies=tuple(_body(body, model, target) for body in block.bodies),
+        )
+        for key, block in importer.blocks_of(imported).items()
+    }
+
+
+def _body(imported: tvm.IRModule, model: CheckedModel, target: tvm.target.Target) -> Lowered:
+    module, fast = lower.lower(imported, target, model)
+    return Lowered(
+        module=schedule.schedule(module, target),
+        library=fast.kernels,
+        reports=fast.reports,
+        blocks=_blocks(imported, model, target),
+    )

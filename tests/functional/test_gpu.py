@@ -1,0 +1,209 @@
+"""Models on a GPU: by OpenCL, on the CPU through pocl, the same kernels, driver interface and plan.
+
+pocl is a real driver of OpenCL; what it runs is slow, not different.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from edgepack.base.paths import cache_dir
+from edgepack.boards import get_board
+from edgepack.cli import main
+from edgepack.compiler import compile_model
+from edgepack.compiler.gpu.nvrtc import Nvrtc, NvrtcError, find_nvrtc
+from edgepack.gpus import Gpu, find_local
+from edgepack.model import ModelSpec
+from edgepack.native.app import build_runtime
+from edgepack.native.toolchain import select
+from tests.onnx_models import Builder
+
+Array = np.ndarray
+CUDA = Gpu(
+    api="cuda",
+    device="none that is here",
+    arch="sm_87",
+    driver="12.2",
+    processors=8,
+    lanes=128,
+    threads=1024,
+    shared_kb=48,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernel_cache() -> None:
+    """pocl keeps what it compiled: the second run of these tests compiles nothing."""
+    os.environ["POCL_CACHE_DIR"] = str(cache_dir() / "pocl")
+
+
+@pytest.fixture(scope="module")
+def opencl(require_tool: object) -> Gpu:
+    """The OpenCL device of this machine."""
+    gpu = find_local()
+    if gpu is None or gpu.api != "opencl":
+        if os.environ.get("CI"):
+            pytest.fail("there is no OpenCL device: install pocl-opencl-icd")
+        pytest.skip("there is no OpenCL device: install pocl-opencl-icd")
+    return gpu
+
+
+def _network() -> onnx.ModelProto:
+    """What rules take, what TVM lowers for a GPU, and what only the CPU does, between the two."""
+    b = Builder(seed=3)
+    x = b.op("Relu", b.conv("x", 3, 24, strides=[2, 2]))
+    y = b.op("Clip", b.conv(x, 24, 24, group=24), b.const(0, "float32"), b.const(6, "float32"))
+    y = b.op("Add", b.conv(y, 24, 24, kernel=1), x)
+    y = b.op("Relu", b.conv(y, 24, 20, dilations=[2, 2], pads=[2, 2, 2, 2]))
+    y = b.op("Sigmoid", b.conv(y, 20, 20, group=4))
+    top, _ = (
+        b.op("TopK", b.op("Flatten", y), b.const([5], "int64"), outputs=["top", "at"]),
+        None,
+    )
+    pooled = b.op("MaxPool", y, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    pooled = b.op("AveragePool", pooled, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    mean = b.op("Flatten", b.op("GlobalAveragePool", pooled))
+    scores = b.op("Gemm", mean, b.weight(20, 10), b.weight(10))
+    scores = b.op("Add", scores, b.op("ReduceMax", top, b.const([1], "int64"), keepdims=1))
+    b.op("Softmax", scores, outputs=["y"])
+    return b.model({"x": [1, 3, 33, 29]}, {"y": [1, 10], "at": [1, 5]}, dtypes={"at": 7}, opset=18)
+
+
+def _reference(path: Path, inputs: dict[str, Array]) -> list[Array]:
+    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, inputs)
+
+
+def _bundle(path: Path, gpu: Gpu, out: Path) -> Path:
+    """A folder that the app takes for a bundle."""
+    board = get_board("local")
+    compiled = compile_model(
+        ModelSpec(path=path), board, select(board).toolchain, out / "model", gpu=gpu
+    )
+    assert compiled.device_code is not None
+    (out / "manifest.json").write_text("{}")
+    return out
+
+
+def _run(bundle: Path, inputs: Sequence[Array], count: int) -> list[Array]:
+    board = get_board("local")
+    words: list[str | Path] = [
+        build_runtime(board, select(board).toolchain).app,
+        "--bundle",
+        bundle,
+    ]
+    for index, array in enumerate(inputs):
+        np.save(bundle / f"in{index}.npy", array)
+        words += ["--input", bundle / f"in{index}.npy"]
+    for index in range(count):
+        words += ["--output", bundle / f"out{index}.npy"]
+    subprocess.run(list(map(str, words)), check=True, capture_output=True)
+    return [np.load(bundle / f"out{index}.npy") for index in range(count)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gpu") / "model.onnx"
+    onnx.save(_network(), path)
+    return path
+
+
+def test_a_network_is_computed_by_both_processors(model: Path, opencl: Gpu, tmp_path: Path) -> None:
+    bundle = _bundle(model, opencl, tmp_path)
+    plan = json.loads((bundle / "model/graph.json").read_text())
+    on_gpu = {launch["call"] for launch in plan["gpu"]["launches"]}
+    assert 0 < len(on_gpu) < len(plan["calls"])
+    assert {copy["to"] for copy in plan["gpu"]["copies"]} == {"cpu", "gpu"}
+    x = np.random.default_rng(0).normal(size=(1, 3, 33, 29)).astype("float32")
+    due = _reference(model, {"x": x})
+    got = _run(bundle, [x], 2)
+    np.testing.assert_allclose(got[0], due[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(got[1], due[1])
+    # Sums are in one order: equal inputs, equal bits.
+    assert [array.tobytes() for array in _run(bundle, [x], 2)] == [a.tobytes() for a in got]
+
+
+def test_nan_and_infinity_go_through(model: Path, opencl: Gpu, tmp_path: Path) -> None:
+    """A broken sensor's values are not made plausible."""
+    b = Builder()
+    y = b.op("Clip", b.conv("x", 4, 4), b.const(0, "float32"), b.const(6, "float32"))
+    b.op("MaxPool", y, kernel_shape=[2, 2], outputs=["y"])
+    path = tmp_path / "small.onnx"
+    onnx.save(b.model({"x": [1, 4, 8, 8]}, {"y": [1, 4, 7, 7]}), path)
+    x = np.random.default_rng(0).normal(size=(1, 4, 8, 8)).astype("float32")
+    x[0, 1, 3, 3] = np.nan
+    (due,) = _reference(path, {"x": x})
+    (got,) = _run(_bundle(path, opencl, tmp_path / "bundle"), [x], 1)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(due))
+    np.testing.assert_allclose(got, due, rtol=1e-5, atol=1e-6)
+
+
+def test_deploy_to_the_gpu_of_this_machine(
+    model: Path, opencl: Gpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["deploy", str(model), "--board", "local", "--device", "local"]
+    words += ["--compute", "gpu", "--root", str(tmp_path / "root"), "--json"]
+    assert main(words) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["model"]["name"] == "model" or report["name"] == "model"
+    (code,) = (tmp_path / "root").glob("**/kernels.cl")
+    assert "KERNEL(" in code.read_text()
+
+
+def test_what_no_gpu_computes_is_refused_by_name(
+    model: Path, opencl: Gpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compile", str(model), "-o", str(tmp_path / "out"), "--compute", "gpu"]
+    assert main([*words, "--board", "rasp3b"]) == 2
+    assert "the profile of rasp3b has no GPU" in capsys.readouterr().err
+    assert main([*words, "--board", "local", "--precision", "float16"]) == 3
+    assert "float32, not in float16" in capsys.readouterr().err
+    assert main([*words, "--board", "rk3399", "--static"]) == 2
+    assert "cannot open the driver of a GPU" in capsys.readouterr().err
+
+
+def test_a_damaged_text_of_kernels_is_refused(model: Path, opencl: Gpu, tmp_path: Path) -> None:
+    bundle = _bundle(model, opencl, tmp_path)
+    board = get_board("local")
+    app = build_runtime(board, select(board).toolchain).app
+    (bundle / "model/kernels.cl").write_text("no kernels")
+    np.save(tmp_path / "in.npy", np.zeros((1, 3, 33, 29), "float32"))
+    words = [app, "--bundle", bundle, "--input", tmp_path / "in.npy"]
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
+    assert done.returncode == 7
+    assert "cannot compile the kernels" in done.stderr
+    assert "--compute cpu" in done.stderr
+
+
+@pytest.mark.parametrize("arch", ["sm_72", "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90"])
+def test_nvrtc_compiles_the_same_kernels(arch: str, model: Path, tmp_path: Path) -> None:
+    """For every architecture of the profiles, and newer ones, without a GPU."""
+    from edgepack.compiler.frontend.load import load_model
+    from edgepack.compiler.gpu import planning
+    from edgepack.compiler.gpu.dialect import whole_text
+    from edgepack.compiler.precision import FULL
+
+    loaded = load_model(ModelSpec(path=model))
+    planned = planning.plan_model(loaded, get_board("local"), CUDA, FULL)
+    kernels = planned.on_gpu.values()
+    code = Nvrtc(find_nvrtc("12.2")).compile(whole_text("cuda", [k.text for k in kernels]), arch)
+    assert code.startswith(b"\x7fELF")
+    for kernel in kernels:
+        for launch in kernel.launches:
+            assert launch.function.encode() in code
+
+
+def test_nvrtc_of_another_version_is_named() -> None:
+    with pytest.raises(NvrtcError, match=r"NVRTC 99") as failed:
+        find_nvrtc("99.1")
+    assert "nvidia-cuda-nvrtc-cu99" in str(failed.value)
+    with pytest.raises(NvrtcError, match="not the architecture"):
+        Nvrtc(find_nvrtc("12.2")).compile("", "fermi")

@@ -1,0 +1,232 @@
+"""GPUs without one: copies between memories, text in two dialects, profiles, the gate."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgepack.base.errors import ConfigError
+from edgepack.boards import load_boards
+from edgepack.compiler.backend.plan import Call, PlacedTensor, Plan, PlanBlock, StatePlace
+from edgepack.compiler.gpu.dialect import whole_text, with_offsets
+from edgepack.compiler.gpu.epilogue import number, statements
+from edgepack.compiler.gpu.kernel import DeviceKernel, Launch
+from edgepack.compiler.gpu.matrices import MatrixProduct
+from edgepack.compiler.gpu.transfers import Copy, find_copies
+from edgepack.compiler.tiles.expression import Operation, Scalar, Step
+from edgepack.device.facts import parse_gpu
+
+
+def _plan(calls: list[Call], count: int, **more: Any) -> Plan:
+    """Tensors of 64 bytes, one after the other; the first is the input, the last the output."""
+    tensors = tuple(
+        PlacedTensor(
+            name=f"t{index}",
+            dtype="float32",
+            shape=(16,),
+            storage="arena",
+            offset=64 * index,
+            nbytes=64,
+        )
+        for index in range(count)
+    )
+    return Plan(
+        model="m",
+        tensors=tensors,
+        inputs=(0,),
+        outputs=(count - 1,),
+        calls=tuple(calls),
+        arena_bytes=64 * count,
+        params=b"",
+        **more,
+    )
+
+
+def _call(kernel: str, reads: list[int], writes: list[int]) -> Call:
+    return Call(kernel=kernel, args=(*reads, *writes), inputs=len(reads))
+
+
+def _copies(plan: Plan) -> list[tuple[int, str, int, int]]:
+    found = find_copies(plan, lambda name: name.startswith("gpu"))
+    assert all(isinstance(copy, Copy) for copy in found)
+    return [(copy.before, copy.to, copy.offset, copy.nbytes) for copy in found]
+
+
+def test_copies_follow_what_is_read() -> None:
+    plan = _plan(
+        [
+            _call("gpu_a", [0], [1]),
+            _call("gpu_b", [1, 0], [2]),
+            _call("cpu_c", [2], [3]),
+            _call("gpu_d", [2, 3], [4]),
+        ],
+        5,
+    )
+    # Tensor 2 is in both memories after it was copied once; so is the input.
+    assert _copies(plan) == [
+        (0, "gpu", 0, 64),
+        (2, "cpu", 128, 64),
+        (3, "gpu", 192, 64),
+        (4, "cpu", 256, 64),
+    ]
+
+
+def test_bytes_that_are_used_again_are_the_last_writers() -> None:
+    calls = [_call("gpu_a", [0], [1]), _call("cpu_b", [1], [0]), _call("gpu_c", [0], [1])]
+    assert _copies(_plan(calls, 2)) == [
+        (0, "gpu", 0, 64),
+        (1, "cpu", 64, 64),
+        (2, "gpu", 0, 64),
+        (3, "cpu", 64, 64),
+    ]
+
+
+def test_a_block_is_the_cpus_as_a_whole() -> None:
+    """What its second turn reads is with the CPU, too, although the first one finds it there."""
+    calls = [
+        _call("gpu_a", [0], [1]),
+        _call("gpu_b", [0], [2]),
+        _call("cpu_c", [1], [3]),
+        _call("cpu_d", [3], [1]),
+        _call("gpu_e", [1], [4]),
+    ]
+    block = PlanBlock(first=2, end=4, condition=2, most=3, name="loop", operator="Loop")
+    assert _copies(_plan(calls, 5, blocks=(block,))) == [
+        (0, "gpu", 0, 64),
+        (2, "cpu", 64, 64),
+        (2, "cpu", 128, 64),
+        (4, "gpu", 64, 64),
+        (5, "cpu", 256, 64),
+    ]
+
+
+def test_a_state_returns_to_the_cpu() -> None:
+    """The next run finds it there, or a new value that somebody wrote."""
+    plan = _plan([_call("gpu_a", [0], [1]), _call("gpu_b", [1], [0])], 2)
+    plan = Plan(**{**vars(plan), "outputs": (0,), "states": (StatePlace(input=0, output=0),)})
+    assert _copies(plan) == [(0, "gpu", 0, 64), (2, "cpu", 0, 64)]
+
+
+def test_opencl_takes_a_buffer_and_a_place() -> None:
+    text = (
+        "KERNEL(64) f(const GLOBAL float* RESTRICT x, GLOBAL int* RESTRICT y) {\n"
+        "  y[0] = x[0];\n}\n"
+        "__kernel void g(__global float* restrict z);\n"
+        "__kernel void g(__global float* restrict z) {\n  z[0] = 1.0f;\n}"
+    )
+    made = with_offsets(text)
+    assert made.count("__kernel void g(") == 1
+    assert "f(__global uchar* x_in, ulong x_at, __global uchar* y_in, ulong y_at) {" in made
+    assert "const __global float* x = (const __global float*)(x_in + x_at);" in made
+    assert "__global int* y = (__global int*)(y_in + y_at);" in made
+    assert "restrict z" not in made
+    # Other text, with its parentheses, stays.
+    assert "y[0] = x[0];" in made
+
+
+def test_equal_functions_are_written_once() -> None:
+    launch = Launch(function="@f", grid=(1, 1, 1), block=(1, 1, 1), args=(0,))
+    text = "KERNEL(1) @f(GLOBAL float* RESTRICT y) { y[0] = 1.0f; }"
+    shapes = [("float32", (1,))]
+    one, same = (DeviceKernel.from_text(text, [launch], shapes) for _ in range(2))
+    other = DeviceKernel.from_text(text.replace("1.0f", "2.0f"), [launch], shapes)
+    assert one.launches == same.launches != other.launches
+    for api in ("cuda", "opencl"):
+        made = whole_text(api, [one.text, same.text, other.text])
+        assert len(re.findall(r"KERNEL\(1\) k", made)) == 2
+        assert "@" not in made
+
+
+@pytest.mark.parametrize(
+    "value", [0.0, -0.0, 1.0, -2.5, 1e-45, 3.4028235e38, 0.1, 16777217.0, 1 / 3]
+)
+def test_a_number_is_read_back_as_it_was(value: float) -> None:
+    text = number(value).strip("()")
+    assert text.endswith("f")
+    read = np.float32(text.removesuffix("f"))
+    assert read.tobytes() == np.float32(value).tobytes()
+
+
+def test_numbers_that_are_none() -> None:
+    assert number(float("inf")) == "INFINITE"
+    assert number(float("-inf")) == "(-INFINITE)"
+    assert number(float("nan")) == "(INFINITE - INFINITE)"
+
+
+def test_an_epilogue_names_each_step() -> None:
+    steps = (
+        Operation(name="multiply", arguments=(Step(index=0), Scalar(value=-2.0))),
+        Operation(name="maximum", arguments=(Step(index=1), Scalar(value=0.0))),
+    )
+    text, result = statements(steps, "e0", channel=str, operand=lambda i, _: str(i))
+    assert text == "const float e1 = e0 * (-2.0f); const float e2 = maximum(e1, 0.0f);"
+    assert result == "e2"
+    assert statements((), "e0", channel=str, operand=lambda i, _: str(i)) == ("", "e0")
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "count", "shared"),
+    [
+        ((4, 5), (5, 6), 1, (True, True)),
+        ((2, 3, 4, 5), (2, 3, 5, 6), 6, (False, False)),
+        ((2, 3, 4, 5), (5, 6), 6, (False, True)),
+        ((1, 1, 4, 5), (2, 3, 5, 6), 6, (True, False)),
+    ],
+)
+def test_products_of_a_batch(
+    left: tuple[int, ...], right: tuple[int, ...], count: int, shared: tuple[bool, bool]
+) -> None:
+    product = MatrixProduct.of(left, right)
+    assert product is not None
+    assert (product.count, product.left_shared, product.right_shared) == (count, *shared)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [((5,), (5, 6)), ((2, 1, 4, 5), (1, 3, 5, 6)), ((2, 4, 5), (3, 2, 5, 6))]
+)
+def test_other_products_are_not_ours(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    assert MatrixProduct.of(left, right) is None
+
+
+_TABLE = (
+    'api = "cuda", device = "x", arch = "sm_87", driver = "12.2", '
+    "processors = 8, lanes = 128, threads = 1024, shared_kb = 48"
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('api = "cuda"', 'api = "metal"', r"gpu\.api.*metal"),
+        ('"sm_87"', '"ampere"', r"gpu\.arch: 'ampere' is none"),
+        ('driver = "12.2", ', "", r"gpu\.driver: '' is none"),
+        ("threads = 1024", "threads = 2048", r"gpu\.threads: 2048 is above 1024"),
+        ("lanes = 128", "lanes = 0", r"gpu\.lanes: 0 is below 1"),
+        ("lanes = 128", 'lanes = "many"', r"gpu\.lanes"),
+        ('api = "cuda"', 'api = "opencl"', r"gpu\.arch: OpenCL's drivers compile"),
+        ("shared_kb = 48", "shared_kb = 48, cores = 1", r"gpu\.cores"),
+    ],
+)
+def test_a_profile_with_a_mistake(old: str, new: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "boards.toml"
+    file.write_text(f'[boards.mine]\nbase = "rk3399"\ngpu = {{ {_TABLE.replace(old, new)} }}\n')
+    with pytest.raises(ConfigError, match=message):
+        load_boards([file])
+
+
+def test_a_profile_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "boards.toml"
+    file.write_text(f'[boards.mine]\nbase = "rk3399"\ngpu = {{ {_TABLE} }}\n')
+    gpu = load_boards([file])["mine"].gpu
+    assert gpu is not None
+    assert (gpu.api, gpu.arch, gpu.driver) == ("cuda", "sm_87", "12.2")
+
+
+def test_what_a_device_says_of_its_gpu() -> None:
+    answer = "libOpenCL.so.1\nlibOpenCL.so.1\n/dev/mali0\nrubbish ; rm -rf\n"
+    assert parse_gpu(answer) == {"libOpenCL.so.1", "/dev/mali0"}
+    assert parse_gpu("") == frozenset()
