@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 
 from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console
-from edgepack.cli.options import add_device, add_release, open_release, positive
+from edgepack.cli.options import MEASURING_S, add_device, add_release, open_release, positive
 from edgepack.cli.pages import add_html, bench_page, check_html, save
 from edgepack.cli.report import answer_lines, bench_lines, profile_lines
 from edgepack.deploy.answers import SenselessError
@@ -21,7 +21,7 @@ from edgepack.deploy.remote_app import RunRequest, ask_app
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_release(parser)
-    add_device(parser, timeout_s=None)
+    add_device(parser, timeout_s=MEASURING_S)
     parser.add_argument("-n", "--runs", type=positive, default=20, metavar="N", help="default: 20")
     parser.add_argument("--warmup", type=int, default=3, metavar="N", help="default: 3")
     parser.add_argument("--threads", type=int, metavar="N", help="default: the fastest cluster")

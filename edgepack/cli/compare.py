@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgepack.base.errors import MismatchError, UsageError
 from edgepack.cli.console import Console, table
-from edgepack.cli.options import add_device, add_job, open_release, project_of
+from edgepack.cli.options import MEASURING_S, add_device, add_job, open_release, project_of
 from edgepack.cli.pages import add_html, check_html, compare_page, save
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _SHOWN = 12
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_job(parser)
-    add_device(parser, timeout_s=None)
+    add_device(parser, timeout_s=MEASURING_S)
     parser.add_argument(
         "--input",
         action="append",

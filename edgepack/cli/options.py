@@ -32,6 +32,10 @@ ASKING_S = 60.0
 LOCKING_S = 120.0
 """For what is quick once nobody else is at work there, which it waits a minute for."""
 TESTING_S = 900.0
+
+MEASURING_S = 3600.0
+"""For many runs on a slow board: whoever measures for longer says so."""
+
 """For what ends with the health gate: that has ten minutes, unless the bundle says otherwise."""
 
 

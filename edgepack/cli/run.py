@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console
-from edgepack.cli.options import add_device, add_release, check_writable, open_release
+from edgepack.cli.options import MEASURING_S, add_device, add_release, check_writable, open_release
 from edgepack.cli.pages import add_html, check_html, run_page, save
 from edgepack.cli.report import answer_lines
 from edgepack.deploy.remote_app import RunRequest, ask_app
@@ -16,7 +16,7 @@ from edgepack.deploy.remote_app import RunRequest, ask_app
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_release(parser)
-    add_device(parser, timeout_s=None)
+    add_device(parser, timeout_s=MEASURING_S)
     parser.add_argument("--image", type=Path, metavar="FILE", help="a photo")
     parser.add_argument(
         "--input",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console, table
 from edgepack.cli.options import (
+    MEASURING_S,
     add_device,
     add_job,
     check_writable,
@@ -32,7 +33,7 @@ _EMULATED = " emulated"
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_job(parser)
-    add_device(parser, timeout_s=None)
+    add_device(parser, timeout_s=MEASURING_S)
     parser.add_argument(
         "--minutes", type=positive, default=10, metavar="N", help="when to stop (default: 10)"
     )
@@ -124,6 +125,7 @@ def _timer(
 ) -> Iterator[Timer]:
     """What times variants: the device, or estimated cycles where it is a virtual board."""
     from edgepack.device import open_device
+    from edgepack.device.limit import limited
     from edgepack.tuning.estimated import CycleTimer
     from edgepack.tuning.rounds import DeviceTimer
 
@@ -135,7 +137,12 @@ def _timer(
     with closing(open_device(spec, job.board, options=options, progress=console)) as device:
         # Who tunes a model of this name on the device at the same time is in another folder.
         folder = f"{project.root or 'edgepack'}/.tuning-{project.name}-{session}"
-        with DeviceTimer(job, device, folder, progress=console) as timer:
+        # Compiling counts as well, and what is confirmed when the minutes are over.
+        seconds = 2 * 60 * args.minutes + MEASURING_S
+        with (
+            limited(device, seconds, "tuning"),
+            DeviceTimer(job, device, folder, progress=console) as timer,
+        ):
             yield timer
 
 

@@ -12,8 +12,11 @@ from edgepack.deploy.answers import SenselessError
 from edgepack.deploy.conditions import Conditions, read_conditions
 from edgepack.deploy.remote_app import RunRequest, ask_app
 from edgepack.device.base import Device
+from edgepack.device.limit import limited
 
 ROUNDS = 10
+DUEL_S = 4 * 3600.0
+"""All rounds together: hundreds of runs of a model that takes seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,18 @@ def duel(
 
     Raises what `ask_app` raises.
     """
+    with limited(device, DUEL_S, "the comparison"):
+        return _duel(device, root, releases, options, runs, progress)
+
+
+def _duel(
+    device: Device,
+    root: str,
+    releases: tuple[str, str],
+    options: Sequence[str],
+    runs: int,
+    progress: Progress,
+) -> Duel:
     before = read_conditions(device)
     times: dict[str, list[float]] = {release: [] for release in releases}
     words = ("--bench", str(runs), *options)

@@ -6,6 +6,7 @@ photo by photo, so that what is interrupted goes on where it was.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import json
@@ -25,12 +26,15 @@ from edgepack.compiler.frontend.load import load_model
 from edgepack.deploy import remote_tool
 from edgepack.deploy.remote_app import RunRequest, ask_app
 from edgepack.device.base import Device
+from edgepack.device.limit import SLOWEST_BYTES_S, UPLOAD_S, limited
 from edgepack.flow.job import check_labels, spec_of
 from edgepack.flow.project import Project, class_of_label, read_labels
 from edgepack.flow.reference import Reference, top_k
 from edgepack.preprocess.photos import SUFFIXES, folders_in, photos_in, read_photo
 
 TOP = 5
+_PHOTO_S = 120.0
+"""For one run of the model, and the commands around it, on the slowest board."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +149,12 @@ def find_photos(images: Path, labels: Sequence[str]) -> list[Photo]:
     return found
 
 
+def _budget_s(photos: Sequence[Photo]) -> float:
+    """How long a device may take for all of them."""
+    size_bytes = sum(photo.path.stat().st_size for photo in photos if photo.path.is_file())
+    return UPLOAD_S + size_bytes / SLOWEST_BYTES_S + len(photos) * _PHOTO_S
+
+
 def _listed(file: Path, labels: Sequence[str]) -> list[Photo]:
     try:
         rows = list(csv.reader(text_lines(read_text(file, error=UsageError))))
@@ -215,7 +225,9 @@ def evaluate(
     )
     reference: Reference | None = None
     judged = []
-    with locked(journal.path), progress.bar(counted(len(photos), "photo"), len(photos)) as bar:
+    count = counted(len(photos), "photo")
+    limit = limited(device, _budget_s(photos), count) if device else contextlib.nullcontext()
+    with limit, locked(journal.path), progress.bar(count, len(photos)) as bar:
         for photo in photos:
             digest = hashlib.sha256(read_photo(photo.path)).hexdigest()
             found = journal.known.get(digest)

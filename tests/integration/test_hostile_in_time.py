@@ -20,12 +20,13 @@ from edgepack.deploy import deploy as module
 from edgepack.deploy import remote_service
 from edgepack.deploy.deploy import DeployOptions, conversation_s, deploy_bundle, preview
 from edgepack.deploy.remote_service import Site, log_of
-from edgepack.device import LocalDevice, limit
+from edgepack.device import Address, LocalDevice, SshOptions, limit, ssh
 from edgepack.device.errors import ConnectionLostError, TooSlowError
 from edgepack.device.limit import Limit, limited
 from edgepack.fleet import FleetDevice, Settings, Share, make_plan, roll_out, rollout
 from edgepack.fleet.work import Deploy
 from tests.bundles import small_bundle
+from tests.integration import sshd_server
 from tests.scripted_fleet import FakeWork, Log, devices
 
 ROOT = "edgepack/tiny"
@@ -207,3 +208,62 @@ def test_a_log_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ConnectionLostError):
         hostile("while :; do printf x; sleep 0.1; done", follow=True)
     hostile("sleep 1; echo 'it was quiet'", follow=True)
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_a_login_over_ssh(bundle: Bundle, tmp_path: Path, name: str) -> None:
+    """Of a real server: whoever waits for it, on the link as well, is let go of."""
+    script = tmp_path / "shell"
+    script.write_text(f"#!/bin/sh\n{SHELLS[name]}\n")
+    script.chmod(0o755)
+    server = sshd_server.start(tmp_path / "sshd", extra=f"ForceCommand {script}")
+    try:
+        device = over_ssh(server)
+        with pytest.raises(TooSlowError, match="what it is"):
+            deploy_bundle(bundle, device, ROOT, options=OPTIONS)
+        device.close()
+    finally:
+        server.stop()
+
+
+def test_files_over_ssh_that_go_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of SFTP that says nothing; then, as for adb, a shell that takes a byte at a time."""
+    (tmp_path / "file").write_bytes(np.random.default_rng(1).bytes(1 << 23))
+    for name, script in {
+        "nothing": "sleep 1000",
+        "bytes": "while :; do dd bs=1 count=1 2>/dev/null; sleep 0.1; done >/dev/null",
+    }.items():
+        server_program = tmp_path / name
+        server_program.write_text(f"#!/bin/sh\n{script}\n")
+        server_program.chmod(0o755)
+        server = sshd_server.start(tmp_path / f"sshd-{name}", sftp=str(server_program))
+        try:
+            device = over_ssh(server)
+            monkeypatch.setattr(ssh, "UPLOAD_S", 1.5)
+            with pytest.raises(TooSlowError, match="the upload of x"):
+                device.put(tmp_path / "file", "x")
+            device.reconnect()
+            assert device.run("echo well").stdout == "well\n"
+            with pytest.raises(TooSlowError, match="the download of x"):
+                device.get("x", tmp_path / "got")
+            device.reconnect()
+            stream = device.open(script)
+            with pytest.raises(ConnectionLostError):
+                monkeypatch.setattr(ssh, "SLOWEST_BYTES_S", 1e9)
+                for _ in range(3):
+                    stream.write((tmp_path / "file").read_bytes())
+            device.close()
+        finally:
+            server.stop()
+
+
+def over_ssh(server: sshd_server.Sshd) -> ssh.SshDevice:
+    options = SshOptions(
+        use_config=False,
+        identity=server.key,
+        identities_only=True,
+        host_keys=(server.known_hosts_line,),
+    )
+    return ssh.SshDevice(
+        Address(host="127.0.0.1", port=server.port, user=server.user), options=options
+    )
