@@ -79,7 +79,7 @@ def _transformed(transform: toom_cook.Transform, values: np.ndarray) -> np.ndarr
 
 def _sums(weights: np.ndarray, tiles: np.ndarray) -> np.ndarray:
     """[position, out, in] and [position, in, tile] -> [position, out, tile], in parts as
-    `arm.ConvolveHalves` adds them up."""
+    `arm.ConvolveInParts` adds them up."""
     ins = weights.shape[2]
     total = np.zeros((*weights.shape[:2], tiles.shape[2]), "float32")
     parts = max(1, -(-ins // arm.SHORT_CHAIN))

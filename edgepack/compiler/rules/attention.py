@@ -476,6 +476,7 @@ class AttentionKernel:
                 target=target,
                 weights=weights,
                 bias=room.bias,
+                bias_first=True,  # there is none
                 epilogue=Epilogue(target.layout),
                 functions=room.functions,
                 first_weight=place * shape.panel(shape.out_blocks),

@@ -130,6 +130,7 @@ def make(site: LayerSite) -> LayerKernel:
             target=target,
             weights=weights_read,
             bias=bias,
+            bias_first=operator.bias is None,
             epilogue=epilogue,
             clears=True,
             halves=halves,

@@ -476,7 +476,7 @@ class DepthwiseKernel:
     ) -> tir.Stmt:
         """The window rows `inside`. Weights are from `held`, or loaded where they are used."""
         names = tir.Names()
-        sums = [self._biases(place)] * place.pixels
+        sums: Sequence[tir.Expr | None] = [None] * place.pixels
         for i in inside:
             sums = self._add_row(names, place, i, sums, held)
         return self._finish(names, place, sums)
@@ -492,9 +492,9 @@ class DepthwiseKernel:
         def some(i: tir.Expr, first: tir.Expr, count: int) -> tir.Stmt:
             names = tir.Names()
             sums = [one.get() for one in places]
-            sums = self._add_row(names, place, start + i, sums, {}, first, count)
-            for one, total in zip(places, sums, strict=True):
-                names.add(one.set(total))
+            added = self._add_row(names, place, start + i, sums, {}, first, count)
+            for one, total in zip(places, added, strict=True):
+                names.add(one.set(tir.expr(total)))
             return names.done()
 
         def add(i: tir.Expr) -> tir.Stmt:
@@ -507,7 +507,7 @@ class DepthwiseKernel:
         names = tir.Names()
         for one in places:
             names.add(one.declare())
-            names.add(one.set(self._biases(place)))
+            names.add(one.set(tir.number(0, dtype, lanes)))
         names.add(tir.loop_of("down", tir.expr(stop - start), add))
         return self._finish(names, place, [one.get() for one in places])
 
@@ -520,16 +520,16 @@ class DepthwiseKernel:
         names: tir.Names,
         place: micro.TileAddress,
         down: tir.Expr,
-        sums: Sequence[tir.Expr],
+        sums: Sequence[tir.Expr | None],
         held: Mapping[tuple[int, int], tirx.Var],
         first: tir.Expr = 0,
         count: int = 0,
     ) -> list[tir.Expr]:
-        """`sums` of the tile's pixels with the products of the window row `down`: of `count`
-        columns from `first` on, or of all."""
+        """`sums` of the tile's pixels, None if there is nothing yet, with the products of the
+        window row `down`: of `count` columns from `first` on, or of all."""
         operator, lanes = self.operator, self.output.block
         dtype, block = self.output.element.accumulator, place.channel_block
-        totals = list(sums)
+        totals: list[tir.Expr | None] = list(sums)
         seen: dict[int, tirx.Var] = {}
         for r in range(place.pixels):
             for j in range(count or operator.kernel[1]):
@@ -548,17 +548,25 @@ class DepthwiseKernel:
                 if weight is None:
                     weight = tir.load(self.weights, [block, down, first + j, 0], lanes)
                     weight = tir.cast(weight, dtype)
-                totals[r] = names.bind("sum", totals[r] + seen[across] * weight)
-        return totals
+                product, before = seen[across] * weight, totals[r]
+                totals[r] = names.bind("sum", product if before is None else before + product)
+        return [total for total in totals if total is not None]
 
-    def _finish(self, names: tir.Names, place: micro.TileAddress, sums: list[tir.Expr]) -> tir.Stmt:
-        """What follows the sums of a tile's pixels, which are then stored."""
-        for r, total in enumerate(sums):
+    def _finish(
+        self, names: tir.Names, place: micro.TileAddress, sums: Sequence[tir.Expr | None]
+    ) -> tir.Stmt:
+        """What follows the sums of a tile's pixels, which are then stored. The bias comes last: the
+        large number that it may be would round each product away."""
+        bias, results = self._biases(place), []
+        for r, products in enumerate(sums):
             pixel = (place.plane, place.row, place.column + r)
-            sums[r] = self.epilogue.apply(names, total, *pixel, channel_block=place.channel_block)
-            names.add(self.target.store(sums[r], *pixel))
+            total = bias if products is None else products + bias
+            results.append(
+                self.epilogue.apply(names, total, *pixel, channel_block=place.channel_block)
+            )
+            names.add(self.target.store(results[r], *pixel))
         if self.epilogue.average:
-            names.add(self.epilogue.average.leave(sums, place.plane, place.row, place.column))
+            names.add(self.epilogue.average.leave(results, place.plane, place.row, place.column))
         return names.done()
 
 

@@ -298,6 +298,7 @@ class _Product:
                 target=made,
                 weights=weights,
                 bias=bias,
+                bias_first=self.rows is None or self.rows.bias is None,
                 epilogue=_RowEpilogue(
                     target,
                     self.expression,

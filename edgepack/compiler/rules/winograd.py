@@ -249,6 +249,7 @@ class _WinogradKernel:
                 target=sums,
                 weights=self.weights,
                 bias=self.bias,
+                bias_first=True,  # at most points there is none
                 epilogue=Epilogue(self.site.output),
                 functions=self.functions,
                 chain=arm.SHORT_CHAIN,

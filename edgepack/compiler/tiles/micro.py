@@ -80,8 +80,11 @@ class MicroKernelCalls:
         bias: tirx.Buffer,
         epilogue: Epilogue,
         functions: AssemblyFunctions | None = None,
+        *,
+        bias_first: bool = False,
     ) -> None:
         self.isa = isa
+        self.bias_first = bias_first
         self.source, self.target = source, target
         self.weights, self.bias = weights, bias
         self.epilogue = epilogue
@@ -188,6 +191,7 @@ class MicroKernelCalls:
             operand_step=operand.plane_bytes if operand else 0,
             pixel_step=self.target.column_bytes,
             total_step=average.slots.plane_bytes if average else None,
+            bias_first=self.bias_first,
         )
 
     def _pointers(self, place: TileAddress) -> list[Pointer]:

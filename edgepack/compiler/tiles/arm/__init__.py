@@ -24,6 +24,7 @@ from edgepack.compiler.tiles.arm.isa import QUAD, Isa
 from edgepack.compiler.tiles.arm.kernels import KERNELS, MicroKernel, isa_of, micro_kernel
 from edgepack.compiler.tiles.arm.reductions import (
     CHAIN,
+    LONG_CHAIN,
     SHORT_CHAIN,
     Convolve,
     Depthwise,
@@ -37,6 +38,7 @@ __all__ = [
     "ANY_WIDTH",
     "CHAIN",
     "KERNELS",
+    "LONG_CHAIN",
     "QUAD",
     "SHORT_CHAIN",
     "AssemblyTile",

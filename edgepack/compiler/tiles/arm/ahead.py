@@ -81,9 +81,10 @@ class LoadsAhead:
                 self.block(step)
 
         self._start()
-        self.writer.loop(name, turns, turn)
+        # What is in no turn comes first: sums begin there, where they need not be zero before.
         for step in (*steps,) * rest:
             self.block(step)
+        self.writer.loop(name, turns, turn)
         for step in steps[:-1]:
             self.block(step)
         self.block(None)
@@ -142,7 +143,7 @@ class LoadsAhead:
         vector = self.ring[(self.used + v) % len(self.ring)]
         at = self.together * (r % self.each) + lane % self.together
         total = self.writer.accumulators[v][r]
-        self.writer.multiply_add_lane(total, vector, self.inputs[r // self.each], at)
+        self.writer.add_product_lane(total, vector, self.inputs[r // self.each], at)
 
     def _load_weights(self, index: int) -> None:
         self.writer.load([self.ring[index % len(self.ring)]], "weights", advance=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgepack.compiler.tiles.arm.ahead import input_registers
 from edgepack.compiler.tiles.arm.isa import Isa
-from edgepack.compiler.tiles.arm.reductions import Convolve, ConvolveHalves
+from edgepack.compiler.tiles.arm.reductions import Convolve, ConvolveInParts
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, Element
 
@@ -52,11 +52,13 @@ class MicroKernel:
 
 # The first that runs on a CPU is taken.
 KERNELS = (
-    MicroKernel(element=FLOAT32, isa="aarch64", mr=16, nr=8, kr=1, feature=None, code=Convolve),
+    MicroKernel(
+        element=FLOAT32, isa="aarch64", mr=16, nr=8, kr=1, feature=None, code=ConvolveInParts
+    ),
     # Multiply-adds take lanes of v0 to v15 only (halves) or of q0 to q7 (ARMv7), and the inputs are
     # the lowest registers.
     MicroKernel(
-        element=FLOAT16, isa="aarch64", mr=16, nr=8, kr=1, feature="fp16", code=ConvolveHalves
+        element=FLOAT16, isa="aarch64", mr=16, nr=8, kr=1, feature="fp16", code=ConvolveInParts
     ),
     MicroKernel(element=FLOAT32, isa="armv7", mr=8, nr=8, kr=1, feature=None, code=Convolve),
 )

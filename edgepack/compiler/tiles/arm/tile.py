@@ -1,4 +1,4 @@
-"""Whole tiles: started with the bias, reduced, finished, stored; and rows of them."""
+"""Whole tiles: reduced, the bias added, finished, stored; and rows of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class AssemblyTile:
     `out_step` and `operand_step` are the bytes from one vector's plane to the next's, in the
     target and in the tensor that `finish` adds; `pixel_step` those from a pixel of either to the
     next. With a `total_step` the sum of each vector's pixels is stored as well, so many bytes
-    apart.
+    apart. The bias is added to sums that are done, for the large number that it may be would round
+    each product away that follows; they start with it if `bias_first`, where it is mostly zero.
     """
 
     isa: Isa
@@ -40,6 +41,7 @@ class AssemblyTile:
     operand_step: int
     pixel_step: int = QUAD
     total_step: int | None = None
+    bias_first: bool = False
 
     @property
     def pointers(self) -> tuple[str, ...]:
@@ -62,12 +64,7 @@ class AssemblyTile:
     def write(self, writer: Writer) -> None:
         """Write it all. Of one vector, only the reduction moves pointers."""
         writer.hold(self.pixels, self.vectors)
-        for v, accumulators in enumerate(writer.accumulators):
-            with writer.before_products():
-                writer.load(accumulators[:1], "bias", advance=v + 1 < self.vectors)
-            for total in accumulators[1:]:
-                writer.move(total, accumulators[0])
-        self.reduction.write(writer)
+        self._sum_up(writer)
         for is_sum, some in groupby(self.finish, key=lambda item: item.name == "add"):
             if is_sum:
                 for _ in some:
@@ -84,6 +81,26 @@ class AssemblyTile:
                 moved = writer.move_all_strided("st", accumulators, "target", self.pixel_step)
         if self.total_step is not None:
             self._add_up(writer, self.total_step)
+
+    def _sum_up(self, writer: Writer) -> None:
+        """All products, and the bias."""
+        if self.bias_first:
+            for v, accumulators in enumerate(writer.accumulators):
+                with writer.before_products():
+                    writer.load(accumulators[:1], "bias", advance=v + 1 < self.vectors)
+                for total in accumulators[1:]:
+                    writer.move(total, accumulators[0])
+            self.reduction.write(writer)
+            return
+        writer.unbegun = {total for some in writer.accumulators for total in some}
+        self.reduction.write(writer)
+        writer.begin_sums()
+        registers = writer.free[: self.vectors]
+        for v, accumulators in enumerate(writer.accumulators):
+            bias = registers[v % len(registers)]
+            writer.load([bias], "bias", advance=v + 1 < self.vectors)
+            for total in accumulators:
+                writer.binary("add", total, total, bias)
 
     def _add_up(self, writer: Writer, step: int) -> None:
         """Add up the pixels of each vector, which are stored already.

@@ -12,7 +12,13 @@ from edgepack.compiler.tiles.arm.isa import MOST_AT_ONCE, QUAD, Isa
 from edgepack.compiler.tiles.element import FLOAT32, Element
 
 # How both instruction sets call the operations of `Writer.binary`, after v or f.
-BINARY = {"maximum": "max", "minimum": "min", "add": "add", "subtract": "sub"}
+BINARY = {
+    "maximum": "max",
+    "minimum": "min",
+    "add": "add",
+    "subtract": "sub",
+    "multiply": "mul",
+}
 
 # The core register that points to memory on the stack.
 _SCRATCH = "scratch"
@@ -49,6 +55,8 @@ class Writer(ABC):
         self.labels = 0
         self.free = list(range(isa.registers))
         self.accumulators: list[list[int]] = []
+        # Sums that have not begun: the first product is written into them, not added.
+        self.unbegun: set[int] = set()
 
     def hold(self, pixels: int, vectors: int, *, by_pixels: bool = False) -> None:
         """Keep the highest registers for accumulators: those of a vector lie side by side, as its
@@ -105,6 +113,27 @@ class Writer(ABC):
     def multiply_add(self, total: int, left: int, right: int) -> None:
         """total += left * right"""
 
+    def add_product_lane(self, total: int, vector: int, lanes: int, lane: int) -> None:
+        """total += vector * lanes[lane], or = if the sum has not begun"""
+        begins = total in self.unbegun
+        self.unbegun.discard(total)
+        write = self.multiply_lane if begins else self.multiply_add_lane
+        write(total, vector, lanes, lane)
+
+    def add_product(self, total: int, left: int, right: int) -> None:
+        """total += left * right, or = if the sum has not begun"""
+        if total in self.unbegun:
+            self.unbegun.discard(total)
+            self.binary("multiply", total, left, right)
+        else:
+            self.multiply_add(total, left, right)
+
+    def begin_sums(self) -> None:
+        """Let sums that have not begun be zero, as a loop that adds to them wants it."""
+        for total in sorted(self.unbegun):
+            self.zero(total)
+        self.unbegun.clear()
+
     @abstractmethod
     def multiply_subtract_lane(self, total: int, vector: int, lanes: int, lane: int) -> None:
         """total -= vector * lanes[lane]"""
@@ -119,7 +148,8 @@ class Writer(ABC):
 
     @abstractmethod
     def binary(self, name: str, to: int, left: int, right: int) -> None:
-        """to = maximum, minimum, sum ("add") or difference ("subtract") of left and right"""
+        """to = maximum, minimum, sum ("add"), difference ("subtract") or product ("multiply") of
+        left and right"""
 
     @abstractmethod
     def move(self, to: int, vector: int) -> None:
@@ -199,6 +229,7 @@ class Writer(ABC):
 
     def repeat(self, counter: str, body: Callable[[], None]) -> None:
         """As many turns as a core register says, which is zero then."""
+        self.begin_sums()
         self.labels += 1
         label = self.labels
         self.lines.append(f"{label}:")

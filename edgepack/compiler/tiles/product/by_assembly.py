@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgepack.compiler.tiles import arm, micro, tir
+from edgepack.compiler.tiles.element import FLOAT16
 from edgepack.compiler.tiles.product.code import ProductTensors, TileAt
 
 
@@ -27,6 +28,7 @@ class AssemblyTiles:
             tensors.bias,
             tensors.epilogue,
             functions,
+            bias_first=tensors.bias_first,
         )
 
     @property
@@ -53,7 +55,7 @@ class AssemblyTiles:
             row_step=source.row_bytes * window.dilation[0],
             plane_step=source.plane_bytes,
             back=back % lanes,
-            chain=self.chain,
+            chain=self.chain if self.kernel.element == FLOAT16 else arm.LONG_CHAIN,
         )
         return self.tiles.call(
             reduction,

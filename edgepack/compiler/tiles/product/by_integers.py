@@ -355,13 +355,13 @@ class IntegerTiles(_TilesOfSums):
 
         return tir.loop_of("pixel", place.pixels, pixel)
 
-    def _finish(self, names: tir.Names, place: TileAt, accumulators: list[list[tir.Local]]) -> None:
+    def _finish(self, names: tir.Names, place: TileAt, sums: list[list[tirx.Expr]]) -> None:
         """Results of sums, stored: of each block neighbouring pixels."""
         for v in range(place.vectors):
             self.end.store(
                 names,
                 self.target,
-                [accumulators[r][v].get() for r in range(place.pixels)],
+                [sums[r][v] for r in range(place.pixels)],
                 place.plane + v,
                 place.row,
                 place.column,
@@ -385,19 +385,19 @@ class SummedTiles(_TilesOfSums):
         sums, made = self._on_the_stack(place, self.dot.kernel)
         return tir.sequence(sums.declare(), made, self._from_stored(place, sums))
 
-    def _finish(self, names: tir.Names, place: TileAt, accumulators: list[list[tir.Local]]) -> None:
+    def _finish(self, names: tir.Names, place: TileAt, sums: list[list[tirx.Expr]]) -> None:
         """Results of sums, stored; long arithmetic is a loop over what is stored before."""
         places = [(r, v) for r in range(place.pixels) for v in range(place.vectors)]
         if not self.end.is_long:
             for r, v in places:
                 at = place.plane + v, place.row, place.column + r
-                self.end.finish(names, self.target, accumulators[r][v].get(), *at)
+                self.end.finish(names, self.target, sums[r][v], *at)
             return
-        sums = self._stored(place)
-        names.add(sums.declare())
+        stored = self._stored(place)
+        names.add(stored.declare())
         for r, v in places:
-            names.add(sums.set(accumulators[r][v].get(), r * place.vectors + v))
-        names.add(self._from_stored(place, sums))
+            names.add(stored.set(sums[r][v], r * place.vectors + v))
+        names.add(self._from_stored(place, stored))
 
     def _from_stored(self, place: TileAt, sums: tir.Local) -> tir.Stmt:
         def one(r: tir.Expr, v: int) -> tir.Stmt:

@@ -25,6 +25,9 @@ _FEW_REGISTERS, _UNROLLED_OF_FEW = 16, 64
 MOST_UNROLLED = 1024
 # Columns of windows that are unrolled. Longer ones are loops, or code would grow with them.
 MOST_COLUMNS = 16
+# Products that one accumulator adds up; a longer sum is made of parts, whose rounding errors do not
+# grow with the sum. onnxruntime's product takes 128, and one addition for so many is nothing.
+CHAIN = 256
 # The part of a row's multiply-adds that has to lie in the halo, where they add nothing, for columns
 # to be a loop that leaves them out (a guess).
 WORTH_LEAVING_OUT = 0.02
@@ -140,15 +143,34 @@ class LlvmTiles:
             for r in range(place.pixels)
         ]
         every = [(r, v) for r in range(place.pixels) for v in range(place.vectors)]
-        start = [
-            accumulators[r][v].set(tir.load(self.bias, [(place.channel_block + v) * lanes], lanes))
-            for r, v in every
+        bias = [
+            tir.load(self.bias, [(place.channel_block + v) * lanes], lanes)
+            for v in range(place.vectors)
         ]
-        names = tir.Names()
-        self._finish(names, place, accumulators)
         whole = shape.in_blocks - (shape.last_lanes < shape.in_block)
-        reduction = []
-        if whole:
+        # Integers are exact in any order.
+        is_exact = shape.element.accumulator.startswith("int")
+        parts = 1 if is_exact else -(-whole * prod(shape.kernel) * shape.in_block // CHAIN)
+        totals = tir.Local("total", lanes, shape.element.accumulator, count=len(every))
+        first = parts <= 1 and (is_exact or self.tensors.bias_first)
+        begin = bias
+        if not first:
+            begin = [tir.number(0, shape.element.accumulator, lanes)] * place.vectors
+        start = [accumulators[r][v].set(begin[v]) for r, v in every]
+
+        def whole_sum(r: int, v: int) -> tirx.Expr:
+            rest = bias[v] if parts <= 1 else totals.get(r * place.vectors + v)
+            return accumulators[r][v].get() if first else accumulators[r][v].get() + rest
+
+        names = tir.Names()
+        sums = [[whole_sum(r, v) for v in range(place.vectors)] for r in range(place.pixels)]
+        self._finish(names, place, sums)
+        reduction: list[tir.Stmt | None] = []
+        if parts > 1:
+            start = [totals.declare(), *start]
+            start += [totals.set(bias[v], index) for index, (_, v) in enumerate(every)]
+            reduction.append(self._in_parts(place, accumulators, totals, whole, parts))
+        elif whole:
             reduction.append(
                 tir.loop_of(
                     "in_block",
@@ -161,12 +183,38 @@ class LlvmTiles:
         declared = [accumulators[r][v].declare() for r, v in every]
         return tir.sequence(*declared, *start, *reduction, names.done())
 
-    def _finish(self, names: tir.Names, place: TileAt, accumulators: list[list[tir.Local]]) -> None:
-        """Results of sums, stored."""
+    def _in_parts(
+        self,
+        place: TileAt,
+        accumulators: list[list[tir.Local]],
+        totals: tir.Local,
+        whole: int,
+        parts: int,
+    ) -> tir.Stmt:
+        """Reduce over `whole` blocks in `parts`, the sums of all but the last added to `totals`."""
+        blocks = -(-whole // parts)
+        sums = [accumulators[r][v] for r in range(place.pixels) for v in range(place.vectors)]
+        zero = tir.number(0, self.shape.element.accumulator, self.shape.lanes)
+
+        def part(number: tir.Expr) -> tir.Stmt:
+            keep = [totals.set(totals.get(i) + one.get(), i) for i, one in enumerate(sums)]
+            keep += [one.set(zero) for one in sums]
+            first, counter = number * blocks, tir.var("in_block")
+            turns = tirx.min(tir.integer(blocks), tir.expr(whole - first))
+            body = self._reduce(place, accumulators, first + counter, self.shape.in_block)
+            is_last = tirx.GE(tir.expr(first + blocks), tir.integer(whole))
+            return tir.sequence(
+                tirx.For(counter, tir.integer(0), turns, tirx.ForKind.SERIAL, body),
+                tirx.IfThenElse(tirx.Not(is_last), tir.sequence(*keep), None),
+            )
+
+        return tir.loop_of("part", -(-whole // blocks), part)
+
+    def _finish(self, names: tir.Names, place: TileAt, sums: list[list[tirx.Expr]]) -> None:
+        """Results of sums, one for each pixel and vector, stored."""
         results: list[list[tirx.Expr]] = [[] for _ in range(place.vectors)]
         for r, v in ((r, v) for r in range(place.pixels) for v in range(place.vectors)):
-            at = (place.plane + v, place.row, place.column + r)
-            result = accumulators[r][v].get()
+            at, result = (place.plane + v, place.row, place.column + r), sums[r][v]
             if not self.epilogue.is_long:
                 block = place.channel_block + v
                 result = self.epilogue.apply(names, result, *at, channel_block=block)

@@ -35,7 +35,9 @@ class ProductTensors:
     """What a product reads and writes, and what is done to its sums.
 
     A group's planes follow the one before's in `source` and `target`; there may be more of them
-    than `shape` says.
+    than `shape` says. The bias is added to sums that are done, for the large number that it may be
+    would round each product away that follows; they start with it if `bias_first`, where it is
+    mostly zero.
     """
 
     shape: Shape
@@ -45,6 +47,7 @@ class ProductTensors:
     weights: tirx.Buffer
     bias: tirx.Buffer
     epilogue: Epilogue
+    bias_first: bool = False
 
     def input(
         self, at: TileAt, pixel: int, row: tir.Expr, column: tir.Expr
@@ -58,7 +61,7 @@ class ProductTensors:
 
 
 class TileCode(Protocol):
-    """Writes the code of tiles: start with the bias, reduce, finish, store."""
+    """Writes the code of tiles: reduce, add the bias, finish, store."""
 
     @property
     def finishes(self) -> bool:

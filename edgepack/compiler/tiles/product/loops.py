@@ -2,7 +2,7 @@
 
     for each panel of V output blocks           one of the two orders,
         for each row, tile of R pixels          by what has to be read more often
-            R x V accumulators, started with the bias
+            R x V accumulators, to which the bias is added in the end
             for each input block, window row, window column, channel of the block
                 accumulators[r][v] += input[r] * weights[v]
             expression, store
@@ -49,7 +49,8 @@ class ProductLoops:
     `first_weight`; each panel of them has those of a `part` of a larger product, if there is one. A
     `choice` says what of the loops is not as the cost model has it. Functions that tiles call are
     kept in `functions`, if given, for several products of one kernel. Those of integers are added
-    up by `dot`, sums of halves in parts of at most `chain` products.
+    up by `dot`, sums of halves in parts of at most `chain` products. For `bias_first` see
+    `ProductTensors`.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class ProductLoops:
         choice: Way | None = None,
         dot: DotProduct | None = None,
         chain: int = arm.CHAIN,
+        bias_first: bool = False,
     ) -> None:
         self.cpu = cpu
         self.shape = shape
@@ -106,6 +108,7 @@ class ProductLoops:
             weights=weights,
             bias=bias,
             epilogue=epilogue,
+            bias_first=bias_first,
         )
         self.code = _code(tensors, tile, cpu, functions, choice, dot, chain)
 
