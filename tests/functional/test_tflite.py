@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import builtins
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from edgepack.model.tflite import (
 )
 from edgepack.native.toolchain import select
 from tests import tflite_models
+from tests.plan_runner import PlanRunner
 from tests.tflite_models import OneOperator
 
 RANDOM = np.random.RandomState(5)
@@ -245,12 +247,15 @@ def test_real_float_models(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["okay_nabu", "hey_jarvis"])
 def test_a_real_int8_model_carries_its_state(name: str) -> None:
-    """A variable is an input and an output; the first values are what the file has: real zeros."""
+    """A variable is an input and an output, and a state by itself, which begins with real zeros."""
     path = tflite_models.micro(name)
     model = read_model(ModelSpec(path=path))
     audio, *states = model.inputs
-    assert [info.name for info in model.outputs[1:]] == [f"{info.name}.next" for info in states]
-    values: dict[str, Any] = {info.name: np.full(info.shape, -128, info.dtype) for info in states}
+    assert model.given == (audio,)
+    assert dict(model.states) == {info.name: f"{info.name}.next" for info in states}
+    values: dict[str, Any] = dict(model.starts)
+    for info in states:
+        np.testing.assert_array_equal(values[info.name], np.full(info.shape, -128))
     litert = tflite_models.interpreter(path)
     (given,), (asked,) = litert.get_input_details(), litert.get_output_details()
     random, seen = np.random.RandomState(2), set()
@@ -270,6 +275,51 @@ def test_a_real_int8_model_carries_its_state(name: str) -> None:
             assert error.mean() < 0.5
             seen.add(int(np.abs(kept + 128).max()))
     assert len(seen) > 10
+
+
+# What okay_nabu takes for its word, found by trying: loudness in ten bands at twelve times.
+_HEARD = (
+    "e|&#`e}FW&lz@aJn1Fu-e|Ugkf5@nSfYg69fD8zfIDda|*not9e}BMme}4pAfPjFgXtY!)yfkRof6##V"
+    "fUw*k;D8)|%z%u*fW+M3#2A0r5PyGwe^}Ii1b{%?fV?z_42;<1q(C@O#0-CQM5up&uz#Eg"
+)
+
+
+def _heard() -> list[np.ndarray]:
+    """114 strides: the word in 57 of them, and silence."""
+    word = np.frombuffer(base64.b85decode(_HEARD), np.int8).reshape(12, 10)
+    times, bands = np.linspace(0, 11, 57 * 3), np.linspace(0, 9, 40)
+    at_times = np.array([np.interp(times, np.arange(12), band) for band in word.T])
+    sound = np.array([np.interp(bands, np.arange(10), bar) for bar in at_times.T])
+    strides = np.full((114, 1, 3, 40), -128, np.int8)
+    strides[:57] = np.clip(np.round(sound), -128, 127).reshape(57, 1, 3, 40)
+    return list(strides)
+
+
+def test_a_wake_word_hears_as_often_as_litert_does(tmp_path: Path) -> None:
+    """Its states left out, which begin at the zero point: from integer 0 it hears 47 times.
+    And so again after a reset."""
+    path, board = tflite_models.micro("okay_nabu"), get_board("local")
+    spec = ModelSpec(path=path)
+    built = compile_model(spec, board, select(board, "gnu").toolchain, tmp_path / "out")
+    runner, model, litert = (
+        PlanRunner(built.folder),
+        read_model(spec),
+        tflite_models.interpreter(path),
+    )
+    (given,), (asked,) = litert.get_input_details(), litert.get_output_details()
+    kept: list[None] = [None] * len(model.states)
+    due, found, again = 0, 0, 0
+    for stride in _heard():
+        litert.set_tensor(given["index"], stride)
+        litert.invoke()
+        due += int(litert.get_tensor(asked["index"]).item() > 127)
+        found += int(runner.run([stride, *kept])[0].item() > 127)
+    runner.reset()
+    for stride in _heard():
+        again += int(runner.run([stride, *kept])[0].item() > 127)
+    assert due == 18
+    assert abs(found - due) <= 1
+    assert again == found
 
 
 def test_it_is_compiled_like_any_model(tmp_path: Path) -> None:
