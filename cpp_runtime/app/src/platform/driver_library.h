@@ -16,8 +16,9 @@ class DriverLibrary {
     handle_.reset(dlopen(name_.c_str(), RTLD_NOW | RTLD_LOCAL));
     if (handle_ == nullptr) {
       const char* why = dlerror();
-      throw GpuError("gpu-no-driver",
-                     "the GPU's driver cannot be opened: " + std::string(why ? why : name_), hint);
+      throw GpuError(
+          "gpu-no-driver",
+          "the GPU's driver cannot be opened: " + std::string(why != nullptr ? why : name_), hint);
     }
   }
 

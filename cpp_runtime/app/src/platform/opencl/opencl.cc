@@ -275,7 +275,7 @@ OpenClSession::OpenClSession(std::shared_ptr<const OpenClModel> model, char* are
       cl_mem memory = tensor.storage == Storage::kArena ? arena_.get() : model_->params();
       const cl_ulong offset = tensor.offset;
       Check("an argument of " + launch.function,
-            functions.SetKernelArg(kernel.get(), number, sizeof(memory), &memory));
+            functions.SetKernelArg(kernel.get(), number, sizeof(cl_mem), &memory));
       Check("an argument of " + launch.function,
             functions.SetKernelArg(kernel.get(), number + 1, sizeof(offset), &offset));
       number += 2;
