@@ -28,6 +28,7 @@ class FakeCompiled:
     params_bytes: int = 256
     model_sha256: str = "ab" * 32
     tvm_version: str = "0.27.0"
+    device_code: Path | None = None
 
 
 ZIG = Toolchain(
