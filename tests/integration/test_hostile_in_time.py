@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import shlex
 import threading
+import time
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -267,3 +269,23 @@ def over_ssh(server: sshd_server.Sshd) -> ssh.SshDevice:
     return ssh.SshDevice(
         Address(host="127.0.0.1", port=server.port, user=server.user), options=options
     )
+
+
+def test_a_clock_that_jumps_in_a_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By NTP, by a time zone or by hand: years ahead and back between any two looks at it. What is
+    waited for, and for how long, is of another clock."""
+    years = [0]
+
+    class Jumping(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Jumping:
+            years[0] += 1
+            return cls(2026 + (-1) ** years[0] * (years[0] % 50), 1, 1, tzinfo=tz)
+
+    monkeypatch.setattr(rollout, "datetime", Jumping)
+    monkeypatch.setattr(time, "time", lambda: float(Jumping.now().year))
+    settings, log = Settings(soak_s=0.2), Log()
+    result = roll_out(make_plan(devices(12), settings), settings, FakeWork(), log)
+    assert (result.status, result.outcomes) == ("complete", {"deployed": 12})
+    assert years[0] >= 12
+    assert all(0 <= outcome.seconds < 60 for outcome in log.outcomes)
