@@ -15,6 +15,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgepack.base.kept import SUFFIX
+from edgepack.base.paths import open_lock
+
 DAY_S = 24 * 3600
 # Whoever asks for an entry may read it long after it let go of the lock, as a rollout does with
 # its bundles.
@@ -80,7 +83,7 @@ def remove(entry: CachedItem) -> bool:
     lock = _lock_of(entry.path)
     with contextlib.ExitStack() as stack:
         if lock.exists():
-            file = stack.enter_context(lock.open("a"))
+            file = stack.enter_context(open_lock(lock.with_suffix("")))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -89,6 +92,7 @@ def remove(entry: CachedItem) -> bool:
             _remove_folder(entry.path)
         else:
             entry.path.unlink(missing_ok=True)
+        entry.path.with_name(f"{entry.path.name}{SUFFIX}").unlink(missing_ok=True)
         lock.unlink(missing_ok=True)
     return True
 
@@ -121,10 +125,9 @@ def _paths(cache: Path) -> Iterator[tuple[str, Path]]:
 
 def _children(folder: Path) -> list[Path]:
     names = {path.name for path in folder.iterdir()}
-    # The lock of something that is gone, or never was made, is an entry of its own.
-    return sorted(
-        folder / name for name in names if not (name.endswith(".lock") and name[:-5] in names)
-    )
+    # Its lock or its hashes, without what they are for, are an entry of their own.
+    beside = {f"{name}{suffix}" for name in names for suffix in (".lock", SUFFIX)}
+    return sorted(folder / name for name in names - beside)
 
 
 def _lock_of(path: Path) -> Path:

@@ -9,6 +9,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from edgepack.base.text import shorten
+
+MAX_MESSAGE = 20_000
+"""Characters: a compiler's last words fit in."""
+
 
 class EdgepackError(Exception):
     """A user's mistake or a failure outside this program.
@@ -20,6 +25,8 @@ class EdgepackError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
+        # What a file says may be in it, and a file may say much.
+        message = shorten(message, MAX_MESSAGE)
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, overload
 
 from edgepack.base.errors import ConfigError, EdgepackError, perhaps
+from edgepack.base.paths import OutsideError, inside
+from edgepack.base.text import MAX_SHOWN, one_line, shorten
 
 T = TypeVar("T")
 _REQUIRED: Any = object()
+_MOST_PARTS = 64
+_DOTTED = re.compile(
+    r"(?<![A-Za-z0-9_-])"
+    rf"""(?:(?:[A-Za-z0-9_-]++|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{_MOST_PARTS}}}"""
+)
 
 _NAMES: dict[Any, str] = {
     int | str: "a whole number or a string",
@@ -55,18 +63,22 @@ def read_text(path: Path, *, error: type[EdgepackError] = ConfigError) -> str:
 
 def read_toml(path: Path, *, error: type[EdgepackError] = ConfigError) -> dict[str, Any]:
     """The table in a TOML file; raises `error` with the line if it is not TOML."""
+    text = read_text(path, error=error)
+    if _DOTTED.search(text):
+        # tomllib's time grows with the square of its parts.
+        raise error(f"{path}: a key of more than {_MOST_PARTS} parts")
     try:
-        return tomllib.loads(read_text(path, error=error))
-    except tomllib.TOMLDecodeError as reason:
-        raise error(f"{path}: not valid TOML: {reason}") from None
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as reason:  # also a number of too many digits
+        raise error(f"{path}: not valid TOML: {one_line(reason)}") from None
 
 
 def read_json(path: Path, *, error: type[EdgepackError] = ConfigError) -> dict[str, Any]:
     """The object in a JSON file; raises `error` if it is not one."""
     try:
         value = json.loads(read_text(path, error=error))
-    except (json.JSONDecodeError, RecursionError) as reason:
-        raise error(f"{path}: not valid JSON: {reason}") from None
+    except (ValueError, RecursionError) as reason:
+        raise error(f"{path}: not valid JSON: {one_line(reason)}") from None
     if not isinstance(value, dict):
         raise error(f"{path}: not a JSON object")
     return value
@@ -138,7 +150,19 @@ class Table:
 
     def fail(self, key: str, problem: str, *, hint: str | None = None) -> EdgepackError:
         """The error to raise for `key`."""
-        return self._error(f"{self.file}: {self.name(key)}: {problem}", hint=hint)
+        where = one_line(self.name(key))
+        return self._error(f"{self.file}: {where}: {shorten(problem, MAX_SHOWN)}", hint=hint)
+
+    def file_inside(self, key: str, name: str) -> Path:
+        """The file that `key` calls `name`, relative to this file's folder, and within it."""
+        try:
+            return inside(Path(self.file).parent, name)
+        except OutsideError as reason:
+            raise self.fail(
+                key,
+                f"{name!r} {reason}",
+                hint="put it into the folder; or --allow-outside, if you trust whoever wrote this",
+            ) from None
 
     def has(self, key: str) -> bool:
         """Whether `key` is there and not yet taken."""

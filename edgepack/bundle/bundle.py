@@ -29,12 +29,13 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from edgepack.base.errors import BundleError
-from edgepack.base.paths import atomic_dir, cache_dir, locked
+from edgepack.base.kept import keep
+from edgepack.base.paths import atomic_dir, cache_dir
 from edgepack.base.tables import Table, read_json
 from edgepack.base.version import VERSION
 from edgepack.boards import Board
@@ -248,13 +249,16 @@ def make_bundle(
     precision: str = "float32",
     quantized: Quantization | None = None,
     tuning: Sequence[str] = (),
+    product: str | None = None,
+    valid_until: str | None = None,
 ) -> Bundle:
     """Write the bundle folder `<name>-<board>-<release>` into `out`.
 
     `model_file` is the name of the ONNX file, `scores` "softmax" or "raw"; `hwcaps` is what
     the device's /proc/cpuinfo must list, by default what the board's profile says; `verified`
     is recorded in `VERIFIED`, `tuning` are the lines of `TUNING`, `precision` and `quantized`
-    are in the manifest. The folder appears whole or not at all; one of that name is replaced.
+    are in the manifest, as are `product` and `valid_until`. The folder appears whole or not at
+    all; one of that name is replaced.
     Raises `BundleError` for a bad name, label or golden image.
     """
     content: dict[str, bytes | Path] = {
@@ -289,6 +293,8 @@ def make_bundle(
             version=version,
             health=health,
             service=service,
+            product=None if product is None else manifest.check_name(product, "product"),
+            valid_until=valid_until,
             compatible=Compatible(
                 triple=board.triple,
                 cpu=board.cpu,
@@ -346,16 +352,13 @@ def open_bundle(path: Path) -> Bundle:
         raise NotABundleError(f"no such bundle: {path}")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    unpacked = cache_dir() / "bundles" / digest
-    with locked(unpacked):
-        try:
-            return _open_folder(next(unpacked.iterdir()))
-        except (FileNotFoundError, StopIteration, BundleError):
-            log.info("unpacking %s", path)
-        with atomic_dir(unpacked) as work:
-            top = tarball.unpack_tar_gz(path, work)
-            bundle = _open_folder(top, shown_as=path)
-        return replace(bundle, path=unpacked / top.name)
+
+    def unpack(work: Path) -> None:
+        log.info("unpacking %s", path)
+        _open_folder(tarball.unpack_tar_gz(path, work), shown_as=path)
+
+    unpacked = keep(cache_dir() / "bundles" / digest, unpack)
+    return _open_folder(next(unpacked.iterdir()))
 
 
 def write_tarball(bundle: Bundle, out: Path, *, mtime: int = 0) -> str:

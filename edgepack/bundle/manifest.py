@@ -7,11 +7,13 @@ understood. There are no timestamps: equal content gives equal bytes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -55,7 +57,9 @@ DTYPES = (
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@-]*")
 # A million seconds, milliseconds or megabytes: whatever is more is a slip of the unit.
 _LARGEST_BOUND = 10**6
-_SINCE_2 = ("version", "health", "service")
+_OPTIONAL = ("product", "valid_until")
+_SINCE_2 = ("version", "health", "service", *_OPTIONAL)
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 _RELEASE = re.compile(r"[0-9a-f]{12}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _STATIC = "static"
@@ -171,7 +175,9 @@ class Manifest:
     `release` is the first 12 hex digits of the SHA-256 over everything else here,
     the file table included. `version` is the maker's own number; a device that has signers
     pinned takes no lower one than it has had. `tolerance` bounds max |error| /
-    max |reference| of the golden outputs. `scores` says whether the app applies softmax
+    max |reference| of the golden outputs. A device of a `product` takes no bundle of another, or of
+    none. After `valid_until` ("2027-01-31T12:00:00Z") no device installs it. Both are left out in
+    the file if they are None. `scores` says whether the app applies softmax
     before it ranks. Schema 1 has neither `version`, `health` nor `service`.
     """
 
@@ -184,6 +190,8 @@ class Manifest:
     model: SourceModel
     health: Health = DEFAULT_HEALTH
     service: Service | None = None
+    product: str | None = None
+    valid_until: str | None = None
     tolerance: float
     scores: str
     versions: Versions
@@ -233,6 +241,9 @@ def _document(manifest: Manifest) -> dict[str, Any]:
     if manifest.is_static:
         del document["compatible"]["glibc"]
         document["compatible"]["linked"] = _STATIC
+    for key in _OPTIONAL:
+        if document.get(key, "") is None:
+            del document[key]
     if document["model"]["precision"] == _PRECISIONS[0]:
         del document["model"]["precision"]
     if document["model"]["quantized"] is None:
@@ -289,6 +300,8 @@ def parse_manifest(data: bytes) -> Manifest:
             "version": _size(top, "version"),
             "health": parse_health(_table(top, "health").need(asdict(DEFAULT_HEALTH))),
             "service": take_service(top.need(["service"]), whole=True),
+            "product": _product(top),
+            "valid_until": _valid_until(top),
         }
     manifest = Manifest(
         schema=schema,
@@ -311,6 +324,27 @@ def parse_manifest(data: bytes) -> Manifest:
             hint="the manifest was changed after it was written; make the bundle again",
         )
     return manifest
+
+
+def _product(top: Table) -> str | None:
+    name = top.take("product", str) if top.has("product") else None
+    return None if name is None else check_name(name, f"{MANIFEST_NAME}: product")
+
+
+def _valid_until(top: Table) -> str | None:
+    text = top.take("valid_until", str) if top.has("valid_until") else None
+    if text is not None and parse_time(text) is None:
+        raise top.fail("valid_until", f"{text!r} is no time such as 2027-01-31T12:00:00Z")
+    return text
+
+
+def parse_time(text: str) -> datetime | None:
+    """The time in "2027-01-31T12:00:00Z", of 1970 or later; None for any other text."""
+    with contextlib.suppress(ValueError):
+        time = datetime.strptime(text, TIME_FORMAT).replace(tzinfo=UTC)
+        if time.strftime(TIME_FORMAT) == text and time.year >= 1970:
+            return time
+    return None
 
 
 def _compatible(table: Table, schema: int) -> Compatible:

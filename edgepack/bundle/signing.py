@@ -34,6 +34,8 @@ NAMESPACE = "edgepack-bundle"
 """What a signature is made for: one over the same bytes for another purpose is none."""
 
 KEY_TYPES = ("ssh-ed25519", "sk-ssh-ed25519@openssh.com")
+MOST_SIGNATURES = 8
+_BEGIN = b"-----BEGIN SSH SIGNATURE-----"
 _TOUCHED = 0x01  # FIDO2's flag "user present"
 
 
@@ -55,6 +57,10 @@ class UnknownSignerError(SignatureError):
 
 class ExpiredKeyError(SignatureError):
     """The key that signed a bundle is listed, but not for now or not for bundles."""
+
+
+class TooFewSignersError(SignatureError):
+    """Fewer signed a bundle than the list asks for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,24 +125,29 @@ def read_public_key(path: Path) -> Key:
     return _key(blob)
 
 
-def sign(path: Path, key: Path) -> Verdict:
+def sign(path: Path, key: Path, *, add: bool = False, check: bool = False) -> Verdict:
     """Sign the bundle at `path`, a folder or a .tar.gz, in place; a signature there is replaced.
 
     `key` is a private key's file, or the .pub file of one that an agent holds. Ed25519 gives
-    the same signature for the same key and manifest, and so equal bundles stay equal.
+    the same signature for the same key and manifest, and so equal bundles stay equal. With `add`
+    signatures of other keys stay; with `check` the version must be new, see `check_version`.
     Raises what `open_bundle` raises, UsageError for a key of another type, and SigningError.
     """
-    if path.is_dir():
-        return sign_folder(open_bundle(path), key)
     with tempfile.TemporaryDirectory() as name:
         # Not the cache's copy, which is that of the tarball as it was.
         folder = unpack_tar_gz(path, Path(name)) if path.is_file() else path
-        verdict = sign_folder(open_bundle(folder), key)
-        write_tarball(verdict.bundle, path, mtime=member_time(path))
+        bundle = open_bundle(folder)
+        if check:
+            check_version(bundle, key)
+        verdict = sign_folder(bundle, key, add=add)
+        if check:
+            note_version(bundle, key)
+        if path.is_file():
+            write_tarball(verdict.bundle, path, mtime=member_time(path))
     return verdict
 
 
-def sign_folder(bundle: Bundle, key: Path) -> Verdict:
+def sign_folder(bundle: Bundle, key: Path, *, add: bool = False) -> Verdict:
     """As `sign`, for a bundle that was opened or made already."""
     if not key.is_file():
         raise UsageError(f"no such key: {key}", hint="edgepack keygen makes one")
@@ -148,8 +159,67 @@ def sign_folder(bundle: Bundle, key: Path) -> Verdict:
     signature = _Signature.parse(armoured, bundle.path)
     if signature.key is None:
         raise UsageError(f"{key}: a key of type {signature.kind}", hint=_HINT_TYPE)
-    write_atomic(bundle.path / SIGNATURE_NAME, armoured)
+    others = [
+        block
+        for block in (split_signatures(bundle.signature) if add else ())
+        if _Signature.parse(block, bundle.path).key != signature.key
+    ]
+    if len(others) == MOST_SIGNATURES:
+        raise UsageError(f"{bundle.path}: it has {MOST_SIGNATURES} signatures, which is the most")
+    write_atomic(bundle.path / SIGNATURE_NAME, b"".join([*others, armoured]))
     return Verdict(bundle=bundle, key=signature.key, principal=None)
+
+
+def split_signatures(text: bytes) -> list[bytes]:
+    """The signatures in a file of one or more, one after the other."""
+    parts = text.split(_BEGIN)
+    return [_BEGIN + part for part in parts[1:]] if not parts[0].strip() else [text]
+
+
+def check_version(bundle: Bundle, key: Path) -> None:
+    """Raise UsageError for a bundle that must not be signed: of no version, or of one that this key
+    signed for another release of that name and board before, as is noted beside the key.
+
+    Devices that have signers pinned tell old from new by the number alone.
+    """
+    manifest, notes = bundle.manifest, _notes(key)
+    hint = "package it again: --release-version N, or --release-version auto"
+    if not manifest.version:
+        raise UsageError(f"{bundle.path}: a signed bundle needs a version", hint=hint)
+    for name, board, version, release in notes:
+        same = (name, board, version) == (manifest.name, manifest.board, str(manifest.version))
+        if same and release != manifest.release:
+            raise UsageError(
+                f"{bundle.path}: this key signed release {release} of {name} for {board} with the "
+                f"same version {version}, see {_notes_file(key)}",
+                hint=hint,
+            )
+
+
+def note_version(bundle: Bundle, key: Path) -> None:
+    """Write down beside `key` which version it signed, for `check_version`."""
+    manifest = bundle.manifest
+    note = (manifest.name, manifest.board, str(manifest.version), manifest.release)
+    notes = _notes(key)
+    if note in notes:
+        return
+    text = "".join(f"{' '.join(words)}\n" for words in [*notes, note])
+    try:
+        write_atomic(_notes_file(key), text.encode())
+    except OSError as error:
+        log.warning("%s cannot be written (%s): see that versions rise", _notes_file(key), error)
+
+
+def _notes_file(key: Path) -> Path:
+    return key.with_name(f"{key.name.removesuffix('.pub')}.signed")
+
+
+def _notes(key: Path) -> list[tuple[str, ...]]:
+    """Name, board, version and release of what was signed."""
+    file = _notes_file(key)
+    if not file.is_file():
+        return []
+    return [tuple(line.split()) for line in read_text(file).splitlines() if line.count(" ") == 3]
 
 
 def verify(path: Path, signers: Path | None = None) -> Verdict:
@@ -162,11 +232,48 @@ def verify(path: Path, signers: Path | None = None) -> Verdict:
     if signers is not None and not signers.is_file():
         raise UsageError(f"no such file of allowed signers: {signers}")
     bundle = open_bundle(path)
-    armoured = bundle.signature
-    if not armoured:
+    if not bundle.signature:
         if signers is not None:
             raise UnsignedError(f"{path}: not signed", hint="edgepack sign")
         return Verdict(bundle=bundle, key=None, principal=None)
+    found: dict[str, tuple[Key, str | None]] = {}
+    refusal: SignatureError | None = None
+    for block in split_signatures(bundle.signature):
+        try:
+            key, principal = _verify_one(path, bundle, block, signers)
+        except (UnknownSignerError, ExpiredKeyError) as error:
+            refusal = refusal or error
+        else:
+            if all(key != other for other, _ in found.values()):
+                found.setdefault(principal or key.fingerprint, (key, principal))
+    needed = 1 if signers is None else _min_signers(signers)
+    if refusal is not None and not found:
+        raise refusal
+    if len(found) < needed:
+        raise TooFewSignersError(
+            f"{path}: {len(found)} of {needed} signers that {signers} asks for",
+            hint="have others sign it as well: edgepack sign BUNDLE --key FILE --add",
+        )
+    key, principal = next(iter(found.values()))
+    return Verdict(bundle=bundle, key=key, principal=principal)
+
+
+def _min_signers(signers: Path) -> int:
+    """As the device reads it in a list (cpp_runtime/device/src/allowed_signers.cc)."""
+    for line in read_text(signers).splitlines():
+        if line.startswith("# edgepack:"):
+            name, _, value = line.removeprefix("# edgepack:").partition("=")
+            if name.strip() == "min-signers":
+                if not re.fullmatch(r"[1-8]", value.strip()):
+                    raise UsageError(f"{signers}: min-signers: {value.strip()!r} is not 1 to 8")
+                return int(value)
+    return 1
+
+
+def _verify_one(
+    path: Path, bundle: Bundle, armoured: bytes, signers: Path | None
+) -> tuple[Key, str | None]:
+    """Whose signature it is. Raises what `verify` raises."""
     signature = _Signature.parse(armoured, path)
     if signature.key is None:
         raise SignatureError(f"{path}: signed by a key of type {signature.kind}", hint=_HINT_TYPE)
@@ -190,7 +297,7 @@ def verify(path: Path, signers: Path | None = None) -> Verdict:
                     f"{path}: {signature.key.fingerprint} of {principal} may not sign bundles: "
                     f"see its namespaces in {signers}"
                 )
-    return Verdict(bundle=bundle, key=signature.key, principal=principal)
+    return signature.key, principal
 
 
 _HINT_TYPE = f"devices take {' and '.join(KEY_TYPES)}: edgepack keygen"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from edgepack.base.errors import EXIT_CODES, EdgepackError, UsageError, perhaps
-from edgepack.base.paths import set_cache_dir
+from edgepack.base.paths import outside_allowed, set_cache_dir
 from edgepack.base.progress import heard_by
 from edgepack.base.version import VERSION
 from edgepack.cli.console import Console
@@ -158,7 +158,7 @@ def main(argv: Sequence[str]) -> int:
         if args.cache_dir is not None:
             check_writable(args.cache_dir, "--cache-dir")
             set_cache_dir(args.cache_dir)
-        with heard_by(console):
+        with heard_by(console), outside_allowed(args.allow_outside):
             return _run(parser, args, console)
     except EdgepackError as error:
         console.error(error.message, error.hint, error.exit_code)

@@ -109,6 +109,7 @@ def deploy_options(args: argparse.Namespace) -> DeployOptions:
         answer_s=args.device_timeout,
         limit_bytes_s=args.limit_rate,
         allow_downgrade=args.allow_downgrade,
+        new_version=getattr(args, "sign", None) is not None,
         signers=args.signers,
     )
 
@@ -136,6 +137,7 @@ def refuse_job(args: argparse.Namespace) -> None:
         "set",
         "state",
         "release_version",
+        "valid_until",
         "verify",
         "compile_memory_mb",
         "compile_cpu_s",
@@ -143,7 +145,8 @@ def refuse_job(args: argparse.Namespace) -> None:
     if any(getattr(args, name) not in (None, []) for name in made_with):
         raise UsageError(
             "--bundle goes without --name, --toolchain, --static, --optimize, --precision, "
-            "--quantized, --compute, --shape, --set, --state, --release-version, --verify and "
+            "--quantized, --compute, --shape, --set, --state, --release-version, --valid-until, "
+            "--verify and "
             "--compile-...: it is made"
         )
     if args.sign is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,12 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         help=f"add or override boards (always read: {USER_BOARDS})",
     )
     group.add_argument(
+        "--allow-outside",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="let a project file or an inventory name files outside of its own folder",
+    )
+    group.add_argument(
         "--cache-dir",
         type=Path,
         metavar="DIR",
@@ -82,7 +89,14 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     )
 
 
-COMMON_DEFAULTS = {"json": False, "verbose": 0, "quiet": False, "boards": [], "cache_dir": None}
+COMMON_DEFAULTS = {
+    "json": False,
+    "verbose": 0,
+    "quiet": False,
+    "boards": [],
+    "allow_outside": False,
+    "cache_dir": None,
+}
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -209,9 +223,17 @@ def add_release_version(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--release-version",
-        type=count,
-        metavar="N",
-        help="number of the release: a device with pinned signers accepts none lower than before",
+        "--version",
+        type=release_version,
+        metavar="N|auto",
+        help="number of the release: a device with pinned signers accepts none lower than before; "
+        "auto is the time, in seconds since 1970",
+    )
+    parser.add_argument(
+        "--valid-until",
+        type=valid_until,
+        metavar="DATE|DAYSd",
+        help="no device installs the release after this: 2027-01-31 (UTC), or 90d from now",
     )
 
 
@@ -258,6 +280,21 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
+
+
+def release_version(text: str) -> int:
+    """The type of a release's number; "auto" is now, which is higher than any before."""
+    return int(time.time()) if text == "auto" else count(text)
+
+
+def valid_until(text: str) -> str:
+    """The type of the end of a release's time."""
+    from edgepack.flow.project import end_of_validity
+
+    try:
+        return end_of_validity(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
 def count(text: str) -> int:
@@ -365,6 +402,7 @@ def project_of(args: argparse.Namespace) -> Project:
     flags = {
         "name": args.name,
         "version": getattr(args, "release_version", None),
+        "valid_until": getattr(args, "valid_until", None),
         "model": args.model,
         "board": args.board,
         "boards": None,

@@ -44,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Write the bundle's folder and the file in the chosen format."""
-    from edgepack.bundle.signing import sign_folder
+    from edgepack.bundle.signing import check_version, note_version, sign_folder
     from edgepack.flow.job import make_job, package_job
 
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "0")
@@ -61,7 +61,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     job = make_job(project)
     bundle = package_job(job, args.out, progress=console)
     if args.sign is not None:
+        check_version(bundle, args.sign)
         sign_folder(bundle, args.sign)
+        note_version(bundle, args.sign)
     package = formats.write_package(args.format, bundle, job.board, args.out, options)
     model = bundle.manifest.model
     console.data(

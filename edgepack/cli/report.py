@@ -130,6 +130,8 @@ def deploy_lines(report: Report, name: str) -> list[str]:
         lines.append(f"signer    {report.signer}")
     if report.pinned:
         lines.append(f"trust     from now on only what {report.pinned} signed")
+    if report.same_version:
+        lines.append(f"version   release {report.same_version}, which was there, has the same one")
     if report.previous:
         lines.append(f"before    release {report.previous}")
     return [*lines, *smoke_lines(report.smoke, fresh=report.smoke_fresh)]
@@ -195,6 +197,8 @@ def status_lines(status: Status, where: str) -> list[str]:
         f"stored    {counted(status.releases, 'release')}, "
         f"{megabytes(status.store_bytes)} in {counted(status.blobs, 'file')}"
     )
+    if status.newest:
+        lines.append(f"newest    {status.newest}")
     if status.signers:
         lines.append(f"trusts    {', '.join(status.signers)}")
     if status.pending:

@@ -17,6 +17,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="private key (a file, or a stub of a hardware key), or the .pub of one in ssh-agent",
     )
+    parser.add_argument(
+        "--add",
+        action="store_true",
+        help="keep the signatures of other keys, for devices that ask for several",
+    )
     parser.set_defaults(run=run)
 
 
@@ -24,7 +29,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Sign the bundle."""
     from edgepack.bundle import signing
 
-    verdict = signing.sign(args.bundle, args.key)
+    verdict = signing.sign(args.bundle, args.key, add=args.add, check=True)
     assert verdict.key is not None
     manifest = verdict.bundle.manifest
     console.data(

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 from edgepack.base import page
 from edgepack.base.errors import RemoteError
 from edgepack.base.tables import Table
-from edgepack.base.text import MAX_NAME, message, one_line
+from edgepack.base.text import MAX_NAME, counted, message, one_line
+from edgepack.bundle.manifest import parse_time
 from edgepack.bundle.verified import Verified
 
 MAX_DEPTH = 32
@@ -238,8 +239,32 @@ class Holder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Newest:
+    """The release of the highest version that was ever current.
+
+    `at` is when it came, `now` what the device's clock says, `valid_until` what the release says.
+    """
+
+    version: int
+    at: str
+    now: str
+    valid_until: str | None
+
+    def __str__(self) -> str:
+        """For a person: "version 7, here for 12 days; valid until 2027-01-31T12:00:00Z"."""
+        came, now = parse_time(self.at), parse_time(self.now)
+        age = f"here for {counted((now - came).days, 'day')}" if came and now else "of no known age"
+        if not self.valid_until:
+            return f"version {self.version}, {age}"
+        until = parse_time(self.valid_until)
+        word = "was valid" if until and now and now > until else "valid"
+        return f"version {self.version}, {age}; {word} until {self.valid_until}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
-    """`edgepack-device status`: `pending` is the release that is being tested."""
+    """`edgepack-device status`: `pending` is the release that is being tested; `newest` is None if
+    nothing was ever current, or the device tool is too old to tell."""
 
     tool: str
     current: Release | None
@@ -249,11 +274,13 @@ class Status:
     store_bytes: int
     pending: str | None
     signers: tuple[str, ...]
+    newest: Newest | None = None
     lock: Holder | None
     document: Mapping[str, Any] = field(repr=False)
 
     @staticmethod
     def read(answer: Answer) -> Status:
+        now = answer.text_or_none("now") or ""
         blobs, store_bytes = answer.need("store", lambda it: (it.size("blobs"), it.size("bytes")))
         return Status(
             tool=answer.text("tool"),
@@ -264,6 +291,15 @@ class Status:
             store_bytes=store_bytes,
             pending=answer.part("pending", lambda it: it.text("release")),
             signers=answer.texts("signers"),
+            newest=answer.part(
+                "newest",
+                lambda it: Newest(
+                    version=it.take("version", int),
+                    at=it.text("at"),
+                    now=now,
+                    valid_until=it.text_or_none("valid_until"),
+                ),
+            ),
             lock=answer.part("lock", Holder.read),
             document=answer.document,
         )

@@ -77,6 +77,10 @@ _STEPS = {
 }
 
 
+class SameVersionError(BundleError):
+    """A release that is about to be signed has the version of another one that was there."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """What a deploy did.
@@ -86,6 +90,7 @@ class Report:
     rollback would go to. `sent_bytes` went over for the files of the bundle, `copied_bytes`
     of them were found in others there. `links` is how often it had to connect. `signer` is
     who signed, as the device sees it, and `pinned` a signer that it trusts from now on.
+    `same_version` is a release that was there with the same version, where signers are pinned.
     `smoke_fresh` tells a smoke test of now from the record of an earlier one. `seconds` has
     the wall time of each phase.
     """
@@ -106,6 +111,7 @@ class Report:
     links: int
     signer: str | None
     pinned: str | None
+    same_version: str | None = None
     smoke: Smoke
     smoke_fresh: bool
     facts: DeviceFacts
@@ -186,7 +192,8 @@ def deploy_bundle(
     Raises:
         GateError: the bundle does not fit the device; nothing was written.
         NotExecutableError: nothing can run in that folder; nothing was written.
-        RefusedBundleError: the device does not take it (signature, version, board).
+        RefusedBundleError: the device does not take it (signature, version, name, board).
+        SameVersionError: see `DeployOptions.new_version`; nothing was sent.
         LockedError: another deploy is under way.
         DiskFullError: the device has no room.
         SmokeTestError, OutputsDifferError: `current` is what it was before.
@@ -382,6 +389,13 @@ class _Deploy:
         state = exchange.ask(self._request(plan=plan))
         if any(need.sha256 not in self._files for need in state.needs):
             raise RemoteError(f"{self._device.name}: asks for files that the bundle does not have")
+        manifest = self._bundle.manifest
+        if self._options.new_version and state.same_version and not state.unchanged:
+            raise SameVersionError(
+                f"{self._device.name}: release {state.same_version} was current there with the "
+                f"same version, {manifest.version or 'none'}",
+                hint="give each signed release a higher one: --release-version N, or auto",
+            )
         return state
 
     def _request(self, *, plan: bool) -> InstallRequest:
@@ -496,6 +510,7 @@ class _Deploy:
             links=self._links,
             signer=done.signer,
             pinned=done.pinned,
+            same_version=self._first.same_version,
             smoke=done.smoke,
             smoke_fresh=done.smoke_fresh,
             facts=facts,

@@ -19,7 +19,8 @@ class DeployOptions:
     without progress. `answer_s` bounds the silence while the device works (hashing on a slow
     card), beyond the time-outs of lock and health gate. `limit_bytes_s` bounds the upload.
     `signers` is a file of allowed signers (ssh-keygen(1)) to pin at the first install;
-    `allow_downgrade` takes a lower version than the device has had.
+    `allow_downgrade` takes a lower version than the device has had. With `new_version` a bundle of
+    the same version as another that was current there is refused, if signers are pinned.
     """
 
     keep: int = KEEP_RELEASES
@@ -28,6 +29,7 @@ class DeployOptions:
     answer_s: float = COMMAND_TIMEOUT_S
     limit_bytes_s: float | None = None
     allow_downgrade: bool = False
+    new_version: bool = False
     signers: Path | None = None
 
 

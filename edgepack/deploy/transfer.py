@@ -121,7 +121,8 @@ class RemoteState:
     """What the device says before anything is sent.
 
     `current` and `previous` are release ids. `unchanged`: the release is current, whole
-    and tested. `remove` are releases that would go.
+    and tested. `same_version` is another one with the same version, if signers are pinned. `remove`
+    are releases that would go.
     """
 
     current: str | None
@@ -129,6 +130,7 @@ class RemoteState:
     needs: tuple[Need, ...]
     unchanged: bool
     remove: tuple[str, ...]
+    same_version: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +145,7 @@ class Installed:
     received_bytes: int
     smoke: Smoke | None
     smoke_fresh: bool
+    same_version: str | None = None
 
     @staticmethod
     def read(answer: Answer) -> Installed:
@@ -156,6 +159,7 @@ class Installed:
             received_bytes=answer.size("received_bytes"),
             smoke=answer.part("health", read_health),
             smoke_fresh=answer.take("health_fresh", bool),
+            same_version=answer.text_or_none("same_version"),
         )
 
 
@@ -332,6 +336,7 @@ def _read_state(answer: Answer) -> RemoteState:
         previous=answer.text_or_none("previous"),
         needs=answer.parts("needs", _read_need),
         unchanged=answer.take("unchanged", bool),
+        same_version=answer.text_or_none("same_version"),
         remove=answer.texts("remove"),
     )
 

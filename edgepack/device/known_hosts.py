@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import fnmatch
 import hashlib
 import hmac
@@ -104,9 +105,17 @@ def fingerprint(key: bytes) -> str:
 
 
 def append(path: Path, host: str, key_type: str, key: bytes) -> None:
-    """Add a line for `host` at the end of `path`, which is made if needed."""
+    """Add a line for `host` at the end of `path`, which is made if needed.
+
+    Raises OSError, also for a file that holds something else: whoever wrote an inventory may have
+    named it.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     old = path.read_bytes() if path.exists() else b""
+    said = [line for line in old.decode(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in said if not line.lstrip().startswith("#")]
+    if len(_parse(lines, "")) < len(lines):
+        raise OSError(errno.EINVAL, "it holds something else than host keys", str(path))
     newline = b"\n" if old and not old.endswith(b"\n") else b""
     with path.open("ab") as file:
         file.write(newline + f"{host} {key_type} {base64.b64encode(key).decode()}\n".encode())

@@ -23,12 +23,14 @@ from typing import Any
 import yaml
 
 from edgepack.base.errors import ConfigError, UsageError, perhaps
+from edgepack.base.paths import OutsideError, inside
 from edgepack.base.process import run
 from edgepack.base.tables import read_text
 from edgepack.base.text import one_line, text_lines
 from edgepack.device.options import Address
 from edgepack.device.patience import parse_rate
 from edgepack.device.safe_names import check_host
+from edgepack.fleet.bounds import check_aliases, check_events, check_size
 from edgepack.fleet.inventory import ALL, UNGROUPED, Inventory, home_path
 from edgepack.fleet.names import RangeError, expand
 
@@ -38,6 +40,7 @@ _VAULT = "$ANSIBLE_VAULT"
 # A script asks a cloud, perhaps.
 _SCRIPT_S = 120.0
 _VARS_SUFFIXES = ("", ".yml", ".yaml", ".json")
+_PORT_DIGITS = 5
 _LIST_HINT = "write the values out, or use --limit to leave the host aside"
 # Of two names for one thing, as Ansible has them, the later one counts.
 _NAMES = {
@@ -65,6 +68,7 @@ def read_inventory(path: Path) -> Inventory:
         )
     inventory = Inventory(file=path, join_labels=False)
     inventory.group(ALL)
+    check_size(path, text)
     is_json = not script and (path.suffix == ".json" or text.lstrip().startswith("{"))
     if script or is_json:
         _read_json(inventory, text)
@@ -143,7 +147,7 @@ class _Vars:
         found = self._values.get("ansible_group_priority")
         try:
             return int(found[0]) if found else 1
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             assert found is not None
             raise ConfigError(
                 f"{found[1]}: ansible_group_priority: {found[0]!r} is not a whole number"
@@ -153,7 +157,7 @@ class _Vars:
 def _plain(key: str, name: str, value: Any, where: str) -> Any:
     if key == "port":
         text = str(value)
-        if not text.isdecimal() or not 0 < int(text) < 65536:
+        if not text.isdecimal() or len(text) > _PORT_DIGITS or not 0 < int(text) < 65536:
             raise ConfigError(f"{where}: {name}: {value!r} is not between 1 and 65535")
         return int(text)
     if key == "limit_bytes_s":
@@ -253,6 +257,7 @@ def _hosts(pattern: str, where: str) -> Iterator[str]:
 
 
 def _read_ini(inventory: Inventory, text: str) -> None:
+    check_size(inventory.file, text, lines=True)
     group, kind = UNGROUPED, "hosts"
     variables: dict[str, _Vars] = {}
     for number, raw in enumerate(text_lines(text), 1):
@@ -308,7 +313,7 @@ def _ini_host(inventory: Inventory, group: str, line: str, where: str) -> None:
     own.into(values)
     for host in _hosts(pattern, where):
         inventory.add_host(host).update(values)
-        inventory.group(group).hosts.append(host)
+        inventory.put(host, inventory.group(group))
 
 
 def _words(line: str, where: str) -> list[str]:
@@ -360,6 +365,7 @@ def _read_yaml(inventory: Inventory, text: str) -> None:
     with _yaml_errors(inventory.file, text) as loader:
         node = loader.get_single_node()
         if node is not None:
+            check_aliases(inventory.file, node)
             for name, _, value in _pairs(loader, inventory.file, node):
                 _yaml_group(inventory, loader, variables, name, value)
     _take_over(inventory, variables)
@@ -372,6 +378,8 @@ class _yaml_errors:  # noqa: N801 - used like a function
         self._path, self._text = path, text
 
     def __enter__(self) -> Any:
+        check_size(self._path, self._text)
+        check_events(self._path, self._text, _Loader)
         try:
             return _Loader(self._text)
         except yaml.YAMLError as error:
@@ -381,9 +389,11 @@ class _yaml_errors:  # noqa: N801 - used like a function
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
             where = f"{self._path}:{error.problem_mark.line + 1}"
-            raise ConfigError(f"{where}: not valid YAML: {error.problem}") from None
-        if isinstance(error, yaml.YAMLError | RecursionError):
-            raise ConfigError(f"{self._path}: not valid YAML: {error}") from None
+            problem = one_line(error.problem or error)
+            raise ConfigError(f"{where}: not valid YAML: {problem}") from None
+        # A date that is none, or a number of too many digits, is told by Python itself.
+        if isinstance(error, yaml.YAMLError | RecursionError | ValueError | OverflowError):
+            raise ConfigError(f"{self._path}: not valid YAML: {one_line(error)}") from None
 
 
 def _pairs(loader: Any, path: Path, node: Any) -> Iterator[tuple[str, int, Any]]:
@@ -432,7 +442,7 @@ def _yaml_group(
                 host_vars.into(values)
                 for host in _hosts(item, where):
                     inventory.add_host(host).update(values)
-                    group.hosts.append(host)
+                    inventory.put(host, group)
 
 
 def _take_over(inventory: Inventory, variables: Mapping[str, _Vars]) -> None:
@@ -450,8 +460,8 @@ def _read_json(inventory: Inventory, text: str) -> None:
     path = inventory.file
     try:
         top = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid JSON: {one_line(error)}") from None
     if not isinstance(top, dict):
         raise ConfigError(f"{path}: not a JSON object")
     meta = _table(top.pop("_meta", {}), f"{path}: _meta")
@@ -587,12 +597,18 @@ def _vars_files(folder: Path, name: str) -> Iterator[_Vars]:
             files = sorted(file for file in path.rglob("*") if file.is_file())
             for file in files:
                 if file.suffix in _VARS_SUFFIXES and not file.name.startswith("."):
-                    yield _vars_file(file)
+                    yield _vars_file(folder.parent, file)
         elif path.is_file():
-            yield _vars_file(path)
+            yield _vars_file(folder.parent, path)
 
 
-def _vars_file(path: Path) -> _Vars:
+def _vars_file(top: Path, path: Path) -> _Vars:
+    try:
+        inside(top, str(path.relative_to(top)))
+    except OutsideError as error:
+        raise ConfigError(
+            f"{path}: {error}", hint="--allow-outside, if you trust whoever made the link"
+        ) from None
     text = read_text(path)
     own = _Vars()
     if text.startswith(_VAULT):
@@ -601,6 +617,7 @@ def _vars_file(path: Path) -> _Vars:
     with _yaml_errors(path, text) as loader:
         node = loader.get_single_node()
         if node is not None:
+            check_aliases(path, node)
             for name, line, value in _pairs(loader, path, node):
                 own.set(name, loader.construct_object(value, deep=True), f"{path}:{line}")
     return own

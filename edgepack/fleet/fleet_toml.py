@@ -18,7 +18,7 @@ from edgepack.base.errors import ConfigError, UsageError
 from edgepack.base.tables import Table, read_toml
 from edgepack.device.options import Address
 from edgepack.device.patience import parse_rate
-from edgepack.fleet.inventory import ALL, Inventory, home_path
+from edgepack.fleet.inventory import ALL, Inventory, home_path, is_sshs_own
 from edgepack.fleet.names import RangeError, expand
 from edgepack.fleet.plan import Settings
 
@@ -55,7 +55,7 @@ def read_fleet_toml(path: Path) -> tuple[Inventory, Settings, str | None]:
         for pattern in table.take_list("devices", str, ()):
             for host in _names(table, "devices", pattern):
                 inventory.add_host(host)
-                group.hosts.append(host)
+                inventory.put(host, group)
         group.variables = _variables(table)
     for pattern, table in _tables(top, "devices"):
         variables = _variables(table)
@@ -124,7 +124,7 @@ def _variables(table: Table) -> dict[str, Any]:
         text = table.take(key, str, None)
         if text is not None:
             _check_word(table, key, text)
-            values[key] = Path(table.file).parent / home_path(text)
+            values[key] = _ssh_file(table, key, text)
     if (text := table.take("limit_rate", str, None)) is not None:
         values["limit_bytes_s"] = parse_rate(text)
         if values["limit_bytes_s"] is None:
@@ -133,6 +133,12 @@ def _variables(table: Table) -> dict[str, Any]:
         values["labels"] = _labels(table)
     table.finish()
     return {key: value for key, value in values.items() if value is not None}
+
+
+def _ssh_file(table: Table, key: str, text: str) -> Path:
+    """A key, or a file of known hosts: beside the fleet's file, or where `ssh` keeps its own."""
+    path = home_path(text)
+    return path if is_sshs_own(key, path) else table.file_inside(key, str(path))
 
 
 def _check_word(table: Table, key: str, value: str) -> None:

@@ -18,6 +18,7 @@ from edgepack.base.errors import ConfigError, UsageError, perhaps
 from edgepack.base.text import one_line
 from edgepack.device import adb
 from edgepack.device.options import Address
+from edgepack.fleet.bounds import MAX_DEPTH, MAX_MEMBERS
 
 ALL = "all"
 UNGROUPED = "ungrouped"
@@ -98,10 +99,20 @@ class Inventory:
     join_labels: bool = True
     groups: dict[str, Group] = field(default_factory=dict)
     hosts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _members: int = 0
 
     def group(self, name: str) -> Group:
         """The group `name`, made if it is new."""
         return self.groups.setdefault(name, Group())
+
+    def put(self, host: str, group: Group) -> None:
+        """Put `host` into `group`. Raises ConfigError for one of far too many."""
+        self._members += 1
+        if self._members > MAX_MEMBERS:
+            raise ConfigError(
+                f"{self.file}: more than {MAX_MEMBERS} hosts, those of ranges among them"
+            )
+        group.hosts.append(host)
 
     def add_host(self, name: str) -> dict[str, Any]:
         """The variables of host `name`, which is added if it is new."""
@@ -174,6 +185,8 @@ class Inventory:
             if name in below:
                 circle = " > ".join((*below[below.index(name) :], name))
                 raise ConfigError(f"{self.file}: groups contain each other: {circle}")
+            if len(below) > MAX_DEPTH:
+                raise ConfigError(f"{self.file}: groups are nested more than {MAX_DEPTH} deep")
             if name not in depths:
                 parents = [depth(parent, (*below, name)) for parent in self._parents.get(name, ())]
                 depths[name] = 1 + max(parents, default=0)
@@ -183,6 +196,12 @@ class Inventory:
             name: (depth(name, ()), group.priority, position)
             for position, (name, group) in enumerate(self.groups.items())
         }
+
+
+def is_sshs_own(key: str, path: Path) -> bool:
+    """Whether `path`, an "identity" or "known_hosts", lies where `ssh` looks for such files."""
+    folder = path.parent == Path.home() / ".ssh"
+    return folder and (key == "identity" or path.name.startswith("known_hosts"))
 
 
 def home_path(text: str) -> Path:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 _RANGE = re.compile(r"\[([^\[\]:]*):([^\[\]:]*)(?::([^\[\]:]*))?\]")
 MAX_NAMES = 100_000
+_LONGEST = 1000  # letters of what stands for one name or many
 
 
 class RangeError(ValueError):
@@ -21,19 +22,19 @@ def expand(pattern: str) -> Iterator[str]:
     `[1:9]` counts, `[01:50]` keeps the width, `[a:f]` takes letters, `[0:100:10]` has a
     step; both ends are included, and several ranges multiply. Raises RangeError.
     """
+    if len(pattern) > _LONGEST:
+        raise RangeError(f"has {len(pattern)} letters, more than {_LONGEST}")
     parts: list[Sequence[str]] = []
-    end = 0
+    end, count = 0, 1
     for match in _RANGE.finditer(pattern):
         parts += [(pattern[end : match.start()],), _values(match)]
         end = match.end()
+        count *= len(parts[-1])
+        if count > MAX_NAMES:
+            raise RangeError(f"stands for {count} names or more, more than {MAX_NAMES}")
     parts.append((pattern[end:],))
     if any(bracket in text for part in parts[::2] for text in part for bracket in "[]"):
         raise RangeError("a bracket that belongs to no range [first:last]")
-    count = 1
-    for part in parts:
-        count *= len(part)
-    if count > MAX_NAMES:
-        raise RangeError(f"stands for {count} names, more than {MAX_NAMES}")
     return map("".join, itertools.product(*parts))
 
 

@@ -280,6 +280,7 @@ def deploy(
     connection = reach(profile)
     try:
         root = root_of(known)
+        options = replace(options, new_version=options.new_version or sign is not None)
         report = deploy_bundle(bundle, connection, root, options=options, progress=told)
     except BaseException:
         connection.close()

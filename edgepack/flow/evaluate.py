@@ -262,29 +262,39 @@ def _ask(device: Device, root: str, photo: Path) -> tuple[int, ...]:
 _Seen = tuple[tuple[int, ...], tuple[int, ...] | None]
 
 
+def _check(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 class _Journal:
-    """What was seen in photos, by their SHA-256: a line of JSON each, in the cache."""
+    """What was seen in photos, by their SHA-256: a line of JSON each after its own hash, in the
+    cache."""
 
     def __init__(self, key: Sequence[object]) -> None:
         name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
         self.path = cache_dir() / "evaluated" / f"{name}.jsonl"
         self.known: dict[str, _Seen] = {}
+        self._size = 0
         lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
         for line in lines:
             if not line.endswith(b"\n"):
                 break  # cut off; what follows is written over it
-            entry: Mapping[str, Any] = json.loads(line)
+            check, _, text = line.decode(errors="replace").strip().partition(" ")
+            if check != _check(text):
+                break  # damaged: it, and what follows, is asked for again
+            entry: Mapping[str, Any] = json.loads(text)
             there = entry["device"]
             self.known[entry["sha256"]] = (
                 tuple(entry["reference"]),
                 None if there is None else tuple(there),
             )
-        self._size = sum(len(line) for line in lines if line.endswith(b"\n"))
+            self._size += len(line)
 
     def add(self, digest: str, seen: tuple[int, ...], there: tuple[int, ...] | None) -> _Seen:
         """Write a photo down."""
         entry = {"sha256": digest, "reference": seen, "device": there}
-        data = json.dumps(entry).encode() + b"\n"
+        text = json.dumps(entry)
+        data = f"{_check(text)} {text}\n".encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
             file.truncate(self._size)  # what was cut off

@@ -18,7 +18,8 @@ from typing import Any
 
 from edgepack.base.apart import Limits
 from edgepack.base.errors import ConfigError, UsageError, perhaps
-from edgepack.base.paths import cache_dir, locked, will_make
+from edgepack.base.kept import keep
+from edgepack.base.paths import cache_dir
 from edgepack.base.process import Beside
 from edgepack.base.progress import NO_PROGRESS, Progress, ended
 from edgepack.base.tables import read_json
@@ -282,16 +283,13 @@ def compile_job(
     choices = tuned(job).choices
     precision = replace(precision_of(job), floats=floats)
     folder = cache_dir() / "compiled" / _compile_key(job, choices, floats)
-    with locked(folder):
-        if (folder / _META).exists():
-            log.info("compiled before: %s", folder)
-            return _read_compiled(folder)
-        will_make(folder)
+
+    def make(work: Path) -> None:
         compiled = compile_apart(
             job.spec,
             job.board,
             kernel_toolchain(job),
-            folder,
+            work,
             limits=model_limits(job),
             growth=GROWTH[job.project.optimize],
             precision=precision,
@@ -300,8 +298,9 @@ def compile_job(
             progress=progress,
         )
         meta = {key: value for key, value in asdict(compiled).items() if key not in _PATHS}
-        (folder / _META).write_text(json.dumps(meta, indent=2))
-        return compiled
+        (work / _META).write_text(json.dumps(meta, indent=2))
+
+    return _read_compiled(keep(folder, make))
 
 
 def tuned(job: Job) -> Chosen:
@@ -424,6 +423,8 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
             quantized=quantized(job.model, compiled),
             tuning=[record.to_json() for record in tuned_for(job, compiled).records],
             version=job.project.version,
+            product=job.project.product,
+            valid_until=job.project.valid_until,
             health=job.project.health,
             service=job.project.service,
             hwcaps=gate.needed_hwcaps(job.board, (compiled.library, runtime.app)),

@@ -13,21 +13,33 @@
     [service]       args, restart, watchdog_s, memory_mb, user: see `edgepack.service`
 
 Each value is the flag's, else the file's, else a default; `Project.origins` remembers.
-Paths in the file are relative to the file.
+Paths in the file are relative to the file. They name nothing outside of its folder, unless
+within `edgepack.base.paths.outside_allowed`: what they name may travel in a bundle.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from edgepack.base.errors import ConfigError, UsageError, perhaps
+from edgepack.base.paths import is_outside_allowed
 from edgepack.base.tables import Table, read_text, read_toml
 from edgepack.base.text import text_lines
-from edgepack.bundle.manifest import DEFAULT_HEALTH, Health, ManifestError, check_name, parse_health
+from edgepack.bundle.manifest import (
+    DEFAULT_HEALTH,
+    TIME_FORMAT,
+    Health,
+    ManifestError,
+    check_name,
+    parse_health,
+    parse_time,
+)
 from edgepack.bundle.service import Service, take_service
 from edgepack.bundle.verified import DEFAULT_TOLERANCE
 from edgepack.compiler.precision import COMPUTE, PRECISIONS, QUANTIZED
@@ -53,6 +65,8 @@ _FLAG_NAMES = {
 }
 _DEFAULTS: Mapping[str, Any] = {
     "version": 0,
+    "product": None,
+    "valid_until": None,
     "labels": None,
     "scores": "softmax",
     "tolerance": DEFAULT_TOLERANCE,
@@ -100,7 +114,9 @@ class Project:
     """One model and where it goes.
 
     `name` is that of the bundle and of the folder on the device. `version` is the release's
-    number, which a device with pinned signers never takes lower than before. `labels` is a
+    number, which a device with pinned signers never takes lower than before. `product` is what the
+    device is sold as, which takes no bundle of another; after `valid_until`
+    ("2027-01-31T12:00:00Z") no device installs it. `labels` is a
     file with one class name per line. `scores` says whether the outputs need a softmax ("softmax")
     or are ranked as they are ("raw"). `tolerance` bounds max |error| / max |reference|.
     `verify` has the compiled model compared with the reference before it is bundled.
@@ -120,6 +136,8 @@ class Project:
 
     name: str
     version: int
+    product: str | None
+    valid_until: str | None
     model: Path
     labels: Path | None
     scores: str
@@ -193,6 +211,7 @@ def load_project(path: Path | None, flags: Mapping[str, Any] | None = None) -> P
         )
     values.setdefault("name", default_name(values["model"]))
 
+    _check_local_root(values, from_file, path)
     origins = dict.fromkeys(values, "default")
     origins |= dict.fromkeys(from_file, str(path))
     origins |= {key: _FLAG_NAMES.get(key, f"--{key.replace('_', '-')}") for key in given}
@@ -202,6 +221,11 @@ def load_project(path: Path | None, flags: Mapping[str, Any] | None = None) -> P
         raise ConfigError(
             f"{origins['name']}: not a name for a bundle: {values['name']!r}", hint=error.hint
         ) from None
+    if values["product"] is not None:
+        try:
+            check_name(values["product"], "product")
+        except ManifestError as error:
+            raise ConfigError(f"{origins['product']}: {error.message}", hint=error.hint) from None
     _check_files(values, origins)
     if isinstance(expected := values["expected_class"], str):
         origin, labels = origins["expected_class"], values["labels"]
@@ -234,6 +258,35 @@ def _check_golden(values: Mapping[str, Any], origins: Mapping[str, str], file: P
             f"{origins['expected_class']}: expected_class needs a golden_image",
             hint="name the photo that shows it",
         )
+
+
+def _check_local_root(
+    values: Mapping[str, Any], from_file: Mapping[str, Any], path: Path | None
+) -> None:
+    """On this machine, the folder of the releases is none that a project file chose anywhere."""
+    root = values["root"]
+    is_local = values["device"] == "local" or values["board"] == "local"
+    if not is_local or root is None or root != from_file.get("root") or is_outside_allowed():
+        return
+    if root.startswith(("/", "~")) or ".." in root.split("/"):
+        raise ConfigError(
+            f"{path}: project.root: {root!r} is anywhere on this machine",
+            hint="a folder below your home folder; or --allow-outside, if you trust the file",
+        )
+
+
+def end_of_validity(text: str, *, now: datetime | None = None) -> str:
+    """The time of a manifest that a date, a time in UTC, or a number of days from `now` ("90d")
+    stands for. Raises ValueError that says how it is written, or that it is over."""
+    now = now or datetime.now(UTC)
+    if match := re.fullmatch(r"([1-9][0-9]{0,4})d", text):
+        return (now + timedelta(days=int(match[1]))).strftime(TIME_FORMAT)
+    time = parse_time(text) or parse_time(f"{text}T00:00:00Z")
+    if time is None:
+        raise ValueError("not 2027-01-31, 2027-01-31T12:00:00Z or 90d")
+    if time <= now:
+        raise ValueError("that is over")
+    return time.strftime(TIME_FORMAT)
 
 
 def default_name(model: Path) -> str:
@@ -285,6 +338,28 @@ def _read_file(path: Path) -> dict[str, Any]:
     top.finish()
     assert table is not None
 
+    values = _read_project(table)
+    if compiling is not None:
+        for key in ("memory_mb", "cpu_s"):
+            values[f"compile_{key}"] = limit = compiling.take(key, int, None)
+            if limit is not None and limit < 1:
+                raise compiling.fail(key, f"{limit} is below 1")
+        compiling.finish()
+    values["records"] = _take_records(path, tuning)
+    values |= {"service": service, "health": parse_health(health) if health is not None else None}
+    values["quantize"] = _read_quantize(quantize) if quantize is not None else None
+    values["shapes"] = _read_shapes(Table(shapes, file=path, path="shapes"), shapes)
+    values["constants"] = _read_constants(Table(constants, file=path, path="set"), constants)
+    values["states"] = _read_states(Table(states, file=path, path="states"), states)
+    if preprocess is not None:
+        values["preprocess"] = PreprocessSpec.from_table(preprocess, file=path)
+    if postprocess is not None:
+        values["postprocess"] = read_postprocess(postprocess, file=path)
+    return {key: value for key, value in values.items() if value not in (None, (), {})}
+
+
+def _read_project(table: Table) -> dict[str, Any]:
+    """What [project] sets; None for what it does not."""
     values: dict[str, Any] = {}
     for key in ("name", "board", "device", "root"):
         values[key] = table.take(key, str, None)
@@ -292,11 +367,10 @@ def _read_file(path: Path) -> dict[str, Any]:
             raise table.fail(key, "is empty")
     for key in _PATHS:
         name = table.take(key, str, None)
-        values[key] = path.parent / name if name is not None else None
-    values |= {
-        key: tuple(path.parent / name for name in table.take_list(key, str, ()))
-        for key in ("boards", "golden_input")
-    }
+        values[key] = table.file_inside(key, name) if name is not None else None
+    for key in ("boards", "golden_input"):
+        names = table.take_list(key, str, ())
+        values[key] = tuple(table.file_inside(key, name) for name in names)
     for key, choices in (
         ("scores", SCORES),
         ("toolchain", TOOLCHAINS),
@@ -316,28 +390,27 @@ def _read_file(path: Path) -> dict[str, Any]:
     values["verify"] = table.take("verify", bool, None)
     values["static"] = table.take("static", bool, None)
     values["expected_class"] = _read_expected(table)
-    values["version"] = table.take("version", int, None)
-    if values["version"] is not None and not 0 <= values["version"] < 2**63:
-        raise table.fail("version", f"{values['version']} is not a whole number of 0 or more")
+    values |= _read_release(table)
     table.finish()
+    return values
 
-    if compiling is not None:
-        for key in ("memory_mb", "cpu_s"):
-            values[f"compile_{key}"] = limit = compiling.take(key, int, None)
-            if limit is not None and limit < 1:
-                raise compiling.fail(key, f"{limit} is below 1")
-        compiling.finish()
-    values["records"] = _take_records(path, tuning)
-    values |= {"service": service, "health": parse_health(health) if health is not None else None}
-    values["quantize"] = _read_quantize(path, quantize) if quantize is not None else None
-    values["shapes"] = _read_shapes(Table(shapes, file=path, path="shapes"), shapes)
-    values["constants"] = _read_constants(Table(constants, file=path, path="set"), constants)
-    values["states"] = _read_states(Table(states, file=path, path="states"), states)
-    if preprocess is not None:
-        values["preprocess"] = PreprocessSpec.from_table(preprocess, file=path)
-    if postprocess is not None:
-        values["postprocess"] = read_postprocess(postprocess, file=path)
-    return {key: value for key, value in values.items() if value not in (None, (), {})}
+
+def _read_release(table: Table) -> dict[str, Any]:
+    """What [project] says of the release itself."""
+    version = table.take("version", int, None)
+    if version is not None and not 0 <= version < 2**63:
+        raise table.fail("version", f"{version} is not a whole number of 0 or more")
+    until = table.take("valid_until", str, None)
+    if until is not None:
+        try:
+            until = end_of_validity(until)
+        except ValueError as error:
+            raise table.fail("valid_until", f"{until!r}: {error}") from None
+    return {
+        "version": version,
+        "product": table.take("product", str, None),
+        "valid_until": until,
+    }
 
 
 def read_record_files(path: Path) -> tuple[Path, ...]:
@@ -351,26 +424,38 @@ def _take_records(path: Path, table: Table | None) -> tuple[Path, ...]:
     if table is None or not table.has("records"):
         if table is not None:
             table.finish()
-        beside = path.parent / RECORDS_FILE
-        return (beside,) if beside.is_file() else ()
-    names = table.take_list("records", str)
+        if not (path.parent / RECORDS_FILE).is_file():
+            return ()
+        return (Table({}, file=path, path="tune").file_inside("records", RECORDS_FILE),)
+    files = [table.file_inside("records", name) for name in table.take_list("records", str)]
     table.finish()
-    return tuple(path.parent / name for name in names)
+    return tuple(files)
 
 
-def _read_quantize(path: Path, table: Table) -> Quantizing:
+def _read_quantize(table: Table) -> Quantizing:
     folders = {}
     for key in ("images", "judge"):
         name = table.take(key, str, None)
-        folders[key] = None if name is None else path.parent / name
-        if name is not None and not (path.parent / name).is_dir():
-            raise table.fail(key, f"no such folder: {path.parent / name}")
+        folders[key] = folder = None if name is None else table.file_inside(key, name)
+        if folder is not None and not folder.is_dir():
+            raise table.fail(key, f"no such folder: {folder}")
+        if folder is not None:
+            _check_links(table, key, folder)
     budget = table.take("budget", float, Quantizing.budget)
     if not 0 <= budget <= 1:
         raise table.fail("budget", f"{budget} is not between 0 and 1")
     value = Quantizing(snr_db=table.take("snr_db", float, None), budget=budget, **folders)
     table.finish()
     return value
+
+
+def _check_links(table: Table, key: str, folder: Path) -> None:
+    """Photos below the project's folder are there themselves, too."""
+    top = Path(table.file).parent
+    for at, folders, files in os.walk(folder):
+        for path in (Path(at, name) for name in (*folders, *files)):
+            if path.is_symlink():
+                table.file_inside(key, os.path.relpath(path, top))
 
 
 def _read_expected(table: Table) -> int | str | None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepack.base.errors import ConfigError
-from edgepack.base.paths import cache_dir, data_file
+from edgepack.base.paths import cache_dir, data_file, open_lock
 from edgepack.base.tables import Table, parse_json
 from edgepack.compiler.choices import FETCHES, LOADS, ORDERS, WEIGHTS, Way
 
@@ -283,9 +283,7 @@ class RecordFile:
         """
         whose = f"{platform.node()} {self.path.resolve()}"
         name = hashlib.sha256(whose.encode()).hexdigest()[:12]
-        file = cache_dir() / "tuning" / f"{name}.lock"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("w") as lock:
+        with open_lock(cache_dir() / "tuning" / name) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

@@ -19,7 +19,8 @@ import numpy as np
 
 from edgepack.base.apart import Apart, CrashError
 from edgepack.base.errors import MismatchError
-from edgepack.base.paths import cache_dir, locked, will_make, write_atomic
+from edgepack.base.kept import keep_file
+from edgepack.base.paths import cache_dir, will_make
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board, get_board
 from edgepack.bundle.verified import Verified
@@ -164,18 +165,17 @@ def verify(
         # It may well not end on inputs that mean nothing.
         cases = {_GOLDEN: golden}
     where = share(board, built, list(cases))
-    key = hashlib.sha256(json.dumps([model.sha256, tolerance, asdict(where)]).encode())
-    for file in (built.library, built.graph, built.params):
-        key.update(file.read_bytes())
+    own = built if board.is_local or not where.local else build_local()
+    compared = [_hashes(built.folder), _hashes(own.folder)]
+    key = hashlib.sha256(json.dumps([model.sha256, tolerance, asdict(where), compared]).encode())
     for source in _SOURCES:
         key.update((Path(__file__).parent / source).read_bytes())
     for inputs in cases.values():
         for array in inputs:
             key.update(array.tobytes())
     done = cache_dir() / "verified" / key.hexdigest()[:24]
-    with locked(done):
-        if done.exists():
-            return _recalled(done)
+
+    def compare_all() -> bytes:
         will_make(done)
         here = there = _Found(problem=None, told=(), tolerance=tolerance, wanted={})
         if where.cases:
@@ -185,7 +185,6 @@ def verify(
         if where.local:
             local = get_board("local")
             progress.step("comparing a build for this machine with the reference")
-            own = built if board.is_local else build_local()
             here = _check(model, cases, tolerance, local, own, precision, given)
             macs = sum(layer.macs for layer in built.layers)
             if here.golden is not None and not where.cases and not board.is_local:
@@ -200,20 +199,30 @@ def verify(
             local=here.told,
             tolerance=max(here.tolerance, there.tolerance),
         )
-        _remember(done, verified, here.golden if board.is_local else there.golden)
-    return _recalled(done)
+        return _remembered(verified, here.golden if board.is_local else there.golden)
+
+    return _recalled(keep_file(done, compare_all))
 
 
-def _remember(done: Path, verified: Verified, golden: Sequence[Array] | None) -> None:
-    """Write down the result of `verify`."""
+def _hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of a compiled model, by name."""
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(folder.iterdir())
+        if file.is_file()
+    }
+
+
+def _remembered(verified: Verified, golden: Sequence[Array] | None) -> bytes:
+    """The result of `verify` as it is written down."""
     arrays = {f"output{number}": array for number, array in enumerate(golden or ())}
     file = io.BytesIO()
     np.savez(file, verified=np.array(json.dumps(asdict(verified))), **arrays)  # type: ignore[arg-type]
-    write_atomic(done, file.getvalue())
+    return file.getvalue()
 
 
-def _recalled(done: Path) -> tuple[Verified, list[Array] | None]:
-    with np.load(io.BytesIO(done.read_bytes())) as arrays:
+def _recalled(content: bytes) -> tuple[Verified, list[Array] | None]:
+    with np.load(io.BytesIO(content)) as arrays:
         said = json.loads(str(arrays["verified"]))
         golden = [arrays[f"output{number}"] for number in range(len(arrays.files) - 1)]
     verified = Verified(

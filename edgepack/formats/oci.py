@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from edgepack.base.errors import UsageError
-from edgepack.base.paths import atomic_dir, cache_dir, locked
+from edgepack.base.kept import keep
+from edgepack.base.paths import cache_dir
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import APP
 from edgepack.formats.base import Package, PackageRequest, package, replacing
@@ -142,15 +143,14 @@ def _json(kind: str, value: dict[str, Any]) -> _Blob:
 def _base(arch: str) -> Path:
     """The folder with libc6 of `arch`, unpacked and never run."""
     recipe = hashlib.sha256(json.dumps([SUITE, _KEPT, _EXCLUDED]).encode()).hexdigest()
-    folder = cache_dir() / "oci" / f"{SUITE}-{arch}-{recipe[:_HEX]}"
-    with locked(folder):
-        if not folder.exists():
-            with atomic_dir(folder) as work:
-                apt.unpack(["libc6"], work / "all", suite=SUITE, arch=arch, exclude=_EXCLUDED)
-                for path in (work / "all").iterdir():
-                    path.rename(work / path.name)
-                (work / "all").rmdir()
-    return folder
+
+    def make(work: Path) -> None:
+        apt.unpack(["libc6"], work / "all", suite=SUITE, arch=arch, exclude=_EXCLUDED)
+        for path in (work / "all").iterdir():
+            path.rename(work / path.name)
+        (work / "all").rmdir()
+
+    return keep(cache_dir() / "oci" / f"{SUITE}-{arch}-{recipe[:_HEX]}", make)
 
 
 def _layer(root: Path, kept: Iterable[str], epoch: int) -> _Blob:

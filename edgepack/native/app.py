@@ -11,7 +11,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
+from edgepack.base.kept import keep
+from edgepack.base.paths import cache_dir, data_file
 from edgepack.base.process import run
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tools import missing
@@ -24,7 +25,7 @@ from edgepack.native.llhttp import fetch_llhttp, llhttp_license
 from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, name_opencv, tool
 from edgepack.native.prebuilt import find_prebuilt, read_licenses, say_why_built
 from edgepack.native.sources import source_hashes
-from edgepack.native.toolchain import Toolchain, need_compiler, toolchain_licenses
+from edgepack.native.toolchain import Toolchain, checked, need_compiler, toolchain_licenses
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +79,13 @@ def build_runtime(
         say_why_built(board.triple, _APP, progress)
         need_compiler(toolchain, _APP)
     build_opencv(board, toolchain, progress=progress)
-    with locked(folder):
-        if not folder.exists():
-            progress.step(f"building {_APP} for {toolchain.triple} with {toolchain.kind}")
-            with atomic_dir(folder) as work:
-                _compile(source, work, opencv, toolchain, flags)
+
+    def make(work: Path) -> None:
+        progress.step(f"building {_APP} for {toolchain.triple} with {toolchain.kind}")
+        with checked(toolchain):
+            _compile(source, work, opencv, toolchain, flags)
+
+    keep(folder, make)
     return RuntimeBuild(
         app=folder / (PARTS if toolchain.is_static else _APP),
         triple=toolchain.triple,

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgepack.base.errors import ToolchainError
-from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
+from edgepack.base.kept import keep
+from edgepack.base.paths import cache_dir, data_file
 from edgepack.base.process import run
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.version import VERSION
@@ -29,6 +30,7 @@ from edgepack.native.sdist import Sdist, fetch_sdist, unpack_sdist
 from edgepack.native.sources import source_hashes
 from edgepack.native.toolchain import (
     Toolchain,
+    checked,
     for_device_tool,
     need_compiler,
     toolchain_licenses,
@@ -110,17 +112,17 @@ def tool_name(board: Board) -> str:
 
 def _build(board: Board, name: str, toolchain: Toolchain, progress: Progress) -> Path:
     """The folder of the cache with the tool and its licences."""
-    folder = cache_dir() / KIND / name
-    with locked(folder):
-        if not folder.exists():
-            say_why_built(board.triple, TOOL, progress)
-            need_compiler(toolchain, TOOL)
-            sources = fetch_sources(progress=progress)
-            progress.step(f"building {TOOL} for {toolchain.triple}")
-            with atomic_dir(folder) as work:
-                compile_tool(work, sources, cmake_arguments(board))
-                _write_licenses(sources, toolchain, work / LICENSES)
-    return folder
+
+    def make(work: Path) -> None:
+        say_why_built(board.triple, TOOL, progress)
+        need_compiler(toolchain, TOOL)
+        sources = fetch_sources(progress=progress)
+        progress.step(f"building {TOOL} for {toolchain.triple}")
+        with checked(toolchain):
+            compile_tool(work, sources, cmake_arguments(board))
+        _write_licenses(sources, toolchain, work / LICENSES)
+
+    return keep(cache_dir() / KIND / name, make)
 
 
 def cmake_arguments(board: Board) -> list[str]:
@@ -139,20 +141,19 @@ def fetch_sources(*, progress: Progress = NO_PROGRESS) -> Path:
     zlib is the one in OpenCV's source. Raises ToolchainError if pip fails or a file is not
     the pinned one.
     """
-    folder = cache_dir() / "device-tool" / f"sources-{_sources_key()}"
-    with locked(folder):
-        if not folder.exists():
-            opencv = fetch_source(progress=progress)
-            progress.step(f"fetching the sources of {TOOL}'s libraries")
-            with atomic_dir(folder) as work:
-                for sdist, parts in _PARTS.items():
-                    file = fetch_sdist(sdist, work)
-                    unpack_sdist(file, work, functools.partial(_target, parts))
-                    file.unlink()
-                shutil.copytree(opencv / "3rdparty" / "zlib", work / "zlib")
-                zstd = work / "zstd" / "zstd.c"
-                zstd.write_text(without_compressor(zstd.read_text(encoding="utf-8")), "utf-8")
-    return folder
+
+    def make(work: Path) -> None:
+        opencv = fetch_source(progress=progress)
+        progress.step(f"fetching the sources of {TOOL}'s libraries")
+        for sdist, parts in _PARTS.items():
+            file = fetch_sdist(sdist, work)
+            unpack_sdist(file, work, functools.partial(_target, parts))
+            file.unlink()
+        shutil.copytree(opencv / "3rdparty" / "zlib", work / "zlib")
+        zstd = work / "zstd" / "zstd.c"
+        zstd.write_text(without_compressor(zstd.read_text(encoding="utf-8")), "utf-8")
+
+    return keep(cache_dir() / "device-tool" / f"sources-{_sources_key()}", make)
 
 
 def without_compressor(source: str) -> str:

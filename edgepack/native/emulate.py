@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgepack.base.errors import ToolchainError
-from edgepack.base.paths import atomic_dir, cache_dir, locked
+from edgepack.base.kept import keep, zig_cache
+from edgepack.base.paths import cache_dir
 from edgepack.base.process import run
 from edgepack.base.tools import look_for, missing
 from edgepack.boards import Board
@@ -167,17 +168,17 @@ def plan_runner(board: Board) -> Path:
     key = hashlib.sha256("\0".join(parts).encode() + _SOURCE.read_bytes()).hexdigest()[:12]
     if made := find_prebuilt(board.triple, KIND, f"{triple}-{key}"):
         return made / _PROGRAM
-    folder = cache_dir() / KIND / f"{triple}-{key}"
-    with locked(folder):
-        if not folder.exists():
-            if zig is None:
-                raise missing("zig")
-            with atomic_dir(folder) as work:
-                # As the device tool is built: zig makes one musl for both.
-                options = ("-target", triple, *flags, "-pie", "-fPIE", "-O2", "-g0", "-s", "-o")
-                run(
-                    [zig, "cc", *options, work / _PROGRAM, _SOURCE],
-                    env={"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")},
-                    what="building what runs under the emulator",
-                )
-    return folder / _PROGRAM
+
+    def make(work: Path) -> None:
+        if zig is None:
+            raise missing("zig")
+        # As the device tool is built: zig makes one musl for both.
+        options = ("-target", triple, *flags, "-pie", "-fPIE", "-O2", "-g0", "-s", "-o")
+        with zig_cache():
+            run(
+                [zig, "cc", *options, work / _PROGRAM, _SOURCE],
+                env={"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")},
+                what="building what runs under the emulator",
+            )
+
+    return keep(cache_dir() / KIND / f"{triple}-{key}", make) / _PROGRAM

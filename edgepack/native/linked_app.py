@@ -17,6 +17,7 @@ from elftools.elf.elffile import ELFFile
 from edgepack.base.paths import data_file
 from edgepack.base.process import run
 from edgepack.native.app import RuntimeBuild
+from edgepack.native.toolchain import checked
 
 # Variables of the kernels that the program fills in: see ContextSymbols in
 # cpp_runtime/app/src/platform/tvm_ffi/backend.cc.
@@ -48,7 +49,7 @@ def link_app(runtime: RuntimeBuild, kernels: Path, graph: Path, out: Path) -> No
     link fails.
     """
     toolchain = runtime.toolchain
-    with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as name, checked(toolchain):
         table = Path(name) / "kernel_table.s"
         table.write_text(_table(graph.read_bytes(), kernels), encoding="utf-8")
         code = table.with_suffix(".o")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgepack.base.paths import atomic_dir, cache_dir, locked
+from edgepack.base.kept import keep
+from edgepack.base.paths import cache_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.native.sdist import Sdist, fetch_sdist, unpack_sdist
 
@@ -26,15 +27,14 @@ def fetch_llhttp(*, progress: Progress = NO_PROGRESS) -> Path:
 
     Raises ToolchainError if pip fails or the file is not the pinned one.
     """
-    folder = cache_dir() / "llhttp" / SDIST.sha256[:16]
-    with locked(folder):
-        if not folder.exists():
-            progress.step("fetching the source of llhttp")
-            with atomic_dir(folder) as work:
-                file = fetch_sdist(SDIST, work)
-                unpack_sdist(file, work, _wanted)
-                file.unlink()
-    return folder
+
+    def make(work: Path) -> None:
+        progress.step("fetching the source of llhttp")
+        file = fetch_sdist(SDIST, work)
+        unpack_sdist(file, work, _wanted)
+        file.unlink()
+
+    return keep(cache_dir() / "llhttp" / SDIST.sha256[:16], make)
 
 
 def llhttp_license(sources: Path) -> str:

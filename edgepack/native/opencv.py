@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
+from edgepack.base.kept import keep
+from edgepack.base.paths import cache_dir, data_file
 from edgepack.base.process import run
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tools import find_tool, look_for
 from edgepack.boards import Board
 from edgepack.native.sdist import Sdist, fetch_sdist, unpack_sdist
-from edgepack.native.toolchain import Toolchain, need_compiler
+from edgepack.native.toolchain import Toolchain, checked, need_compiler
 
 log = logging.getLogger(__name__)
 
@@ -107,17 +108,18 @@ def build_opencv(
     """
     flags = board.runtime_flags[toolchain.kind]
     build = name_opencv(board, toolchain)
-    with locked(build.prefix):
-        if build.prefix.exists():
-            return build
+
+    def make(prefix: Path) -> None:
         need_compiler(toolchain, "OpenCV")
         source = fetch_source(progress=progress)
         progress.step(
             f"building OpenCV {SDIST.version} for {toolchain.triple} with {toolchain.kind} (once)"
         )
-        with atomic_dir(build.prefix) as prefix:
+        with checked(toolchain):
             _compile(source, prefix, flags, toolchain)
-            _write_licenses(source, prefix / "edgepack-licenses")
+        _write_licenses(source, prefix / "edgepack-licenses")
+
+    keep(build.prefix, make)
     return build
 
 
@@ -203,15 +205,14 @@ def fetch_source(*, progress: Progress = NO_PROGRESS) -> Path:
 
     Raises ToolchainError if pip fails or the file is not the pinned one.
     """
-    folder = cache_dir() / "opencv" / f"source-{SDIST.version}"
-    with locked(folder):
-        if not folder.exists():
-            progress.step(f"fetching the source of OpenCV {SDIST.version}")
-            with atomic_dir(folder) as work:
-                file = fetch_sdist(SDIST, work)
-                unpack_sdist(file, work, _wanted)
-                file.unlink()
-    return folder / "opencv"
+
+    def make(work: Path) -> None:
+        progress.step(f"fetching the source of OpenCV {SDIST.version}")
+        file = fetch_sdist(SDIST, work)
+        unpack_sdist(file, work, _wanted)
+        file.unlink()
+
+    return keep(cache_dir() / "opencv" / f"source-{SDIST.version}", make) / "opencv"
 
 
 def _wanted(path: str) -> str | None:

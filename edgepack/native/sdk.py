@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgepack.base.errors import ToolchainError, UsageError
-from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
+from edgepack.base.kept import keep
+from edgepack.base.paths import atomic_dir, cache_dir, data_file
 from edgepack.base.process import run
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.version import VERSION
@@ -23,7 +24,7 @@ from edgepack.boards import Board, version_tuple
 from edgepack.native import static_library
 from edgepack.native.app import cmake_arguments, library_licenses, runtime_key
 from edgepack.native.opencv import build_opencv, jobs, name_opencv, tool
-from edgepack.native.toolchain import Toolchain, need_compiler
+from edgepack.native.toolchain import Toolchain, checked, need_compiler
 from edgepack.native.wheel import PROGRAM, TEXT, wheel_bytes
 
 SONAME = "libedgepack.so.1"
@@ -81,29 +82,31 @@ def build_sdk(board: Board, toolchain: Toolchain, *, progress: Progress = NO_PRO
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     folder = cache_dir() / "sdk" / f"{toolchain.triple}-{toolchain.kind}-{digest[:16]}"
     build_opencv(board, toolchain, progress=progress)
-    with locked(folder):
-        if not folder.exists():
-            progress.step(f"building the library for {toolchain.triple} with {toolchain.kind}")
-            with atomic_dir(folder) as work:
-                _compile(
-                    [
-                        *("-S", source, "-B", work / "build", "-G", "Ninja"),
-                        *cmake_arguments(opencv, toolchain, flags),
-                        f"-DEDGEPACK_VERSION={VERSION}",
-                        "-DEDGEPACK_SDK=ON",
-                    ],
-                    toolchain,
-                    work,
-                )
-                static_library.make_static_library(
-                    toolchain,
-                    flags,
-                    next((work / "build" / "sdk").rglob("edgepack.cc.o")),
-                    [*sorted((work / "build").rglob("*.a")), *opencv.archives],
-                    keep=_exported(root / "sdk" / "symbols.txt"),
-                    out=work / _ARCHIVE,
-                )
-                shutil.rmtree(work / "build")
+
+    def make(work: Path) -> None:
+        progress.step(f"building the library for {toolchain.triple} with {toolchain.kind}")
+        with checked(toolchain):
+            _compile(
+                [
+                    *("-S", source, "-B", work / "build", "-G", "Ninja"),
+                    *cmake_arguments(opencv, toolchain, flags),
+                    f"-DEDGEPACK_VERSION={VERSION}",
+                    "-DEDGEPACK_SDK=ON",
+                ],
+                toolchain,
+                work,
+            )
+            static_library.make_static_library(
+                toolchain,
+                flags,
+                next((work / "build" / "sdk").rglob("edgepack.cc.o")),
+                [*sorted((work / "build").rglob("*.a")), *opencv.archives],
+                keep=_exported(root / "sdk" / "symbols.txt"),
+                out=work / _ARCHIVE,
+            )
+        shutil.rmtree(work / "build")
+
+    keep(folder, make)
     return SdkBuild(
         folder=folder,
         triple=toolchain.triple,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgepack.base.errors import ToolchainError, UsageError, perhaps
+from edgepack.base.kept import zig_cache
 from edgepack.base.paths import cache_dir, data_file
 from edgepack.base.process import run
 from edgepack.base.tools import ToolMissingError, install, look_for
@@ -265,11 +266,12 @@ def zig_builtins(board: Board) -> Path:
         # It is built at the first link that needs it, and said at each.
         flags = board.runtime_flags["zig"]
         words = [*toolchain.cc, *flags, "-shared", "-fPIC", "-O2", "-s", "-g0", "-v", str(source)]
-        done = run(
-            [*words, "-o", source.with_suffix(".so")],
-            env=toolchain.env,
-            what="looking for zig's own functions",
-        )
+        with checked(toolchain):
+            done = run(
+                [*words, "-o", source.with_suffix(".so")],
+                env=toolchain.env,
+                what="looking for zig's own functions",
+            )
     for word in (done.stdout + done.stderr).split():
         if Path(word).name.startswith(("libcompiler_rt", "compiler_rt")):
             return Path(word)
@@ -324,13 +326,16 @@ def _zig(board: Board) -> Toolchain:
     )
 
 
+def checked(toolchain: Toolchain) -> contextlib.AbstractContextManager[None]:
+    """While `toolchain` is used: see `zig_cache`; nothing for another compiler."""
+    return zig_cache() if toolchain.kind == "zig" else contextlib.nullcontext()
+
+
 def link_relocatable(toolchain: Toolchain, objects: Sequence[Path], out: Path) -> None:
     """Link `objects` into one object file `out`; raises ToolchainError."""
-    run(
-        [*toolchain.cc, "-r", "-nostdlib", "-o", out, *objects],
-        env=toolchain.env,
-        what=f"linking {out.name}",
-    )
+    words: list[str | Path] = [*toolchain.cc, "-r", "-nostdlib", "-o", out, *objects]
+    with checked(toolchain):
+        run(words, env=toolchain.env, what=f"linking {out.name}")
 
 
 def link_shared(
@@ -340,21 +345,19 @@ def link_shared(
 
     Nothing of the machine gets into the file: no build id, no path.
     """
-    run(
-        [
-            *toolchain.cc,
-            *flags,
-            # Otherwise zig links, and first builds, what sanitizers need at run time.
-            "-O2",
-            "-shared",
-            "-fPIC",
-            "-Wl,--build-id=none",
-            f"-Wl,-soname,{out.name}",
-            "-o",
-            out,
-            *objects,
-            "-lm",
-        ],
-        env=toolchain.env,
-        what=f"linking {out.name}",
-    )
+    words: list[str | Path] = [
+        *toolchain.cc,
+        *flags,
+        # Otherwise zig links, and first builds, what sanitizers need at run time.
+        "-O2",
+        "-shared",
+        "-fPIC",
+        "-Wl,--build-id=none",
+        f"-Wl,-soname,{out.name}",
+        "-o",
+        out,
+        *objects,
+        "-lm",
+    ]
+    with checked(toolchain):
+        run(words, env=toolchain.env, what=f"linking {out.name}")

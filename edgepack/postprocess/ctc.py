@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, Self
 
 import numpy as np
@@ -43,7 +42,7 @@ class Ctc(PostprocessSpec):
     def read(cls, table: Table) -> Self:
         space = table.take("space", bool, False)
         if table.has("charset"):  # of a project file: one character a line
-            path = Path(table.file).parent / table.take("charset", str)
+            path = table.file_inside("charset", table.take("charset", str))
             lines = read_text(path).split("\n")
             characters = tuple(line.removesuffix("\r") for line in lines if line)
             characters += (" ",) * space

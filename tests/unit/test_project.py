@@ -23,6 +23,8 @@ verify = false
 golden_image = "cat.png"
 expected_class = 3
 version = 7
+product = "door-7"
+valid_until = "2199-01-31"
 board = "pynq"
 boards = ["mine.toml"]
 device = "pi@10.0.0.2"
@@ -133,6 +135,7 @@ def test_every_key(folder: Path) -> None:
         color="bgr", resize=Resize(mode="exact", height=8, width=8)
     )
     assert project.postprocess == Classes(top=3)
+    assert (project.product, project.valid_until) == ("door-7", "2199-01-31T00:00:00Z")
     fields = set(vars(project)) - {"origins"}
     # A photo or tensors: not both.
     given = dict.fromkeys(fields - {"golden_input"}, str(folder / "edgepack.toml"))

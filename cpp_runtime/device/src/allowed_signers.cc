@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cctype>
+#include <limits>
+#include <set>
 #include <utility>
 
+#include "common/json.h"
 #include "error.h"
 #include "sha256.h"
 #include "ssh_wire.h"
@@ -245,7 +248,72 @@ std::optional<PublicKey> ParsePublicKey(std::string_view blob) {
   return key;
 }
 
+namespace {
+
+constexpr std::string_view kPolicy = "# edgepack:";
+constexpr int64_t kMostSigners = 8;
+
+/// `text` without blanks at its ends.
+std::string_view Trimmed(std::string_view text) {
+  const size_t start = std::min(text.find_first_not_of(kBlanks), text.size());
+  text.remove_prefix(start);
+  while (!text.empty() && kBlanks.find(text.back()) != std::string_view::npos) {
+    text.remove_suffix(1);
+  }
+  return text;
+}
+
+/// Nothing if `text` is no whole number from 1 to `most`.
+std::optional<int64_t> Positive(std::string_view text, int64_t most) {
+  if (text.empty() || text.size() > 15 || text.front() == '0') return std::nullopt;
+  int64_t value = 0;
+  for (const char c : text) {
+    if (c < '0' || c > '9') return std::nullopt;
+    value = value * 10 + (c - '0');
+  }
+  return value <= most ? std::optional<int64_t>(value) : std::nullopt;
+}
+
+bool SetPolicy(std::string_view key, std::string_view value, SignersPolicy* policy) {
+  if (key == "require-valid-until") {
+    policy->require_valid_until = value == "yes";
+    return value == "yes";
+  }
+  const bool is_serial = key == "serial";
+  if (!is_serial && key != "min-signers") return false;
+  const std::optional<int64_t> number =
+      Positive(value, is_serial ? std::numeric_limits<int64_t>::max() : kMostSigners);
+  (is_serial ? policy->serial : policy->min_signers) = number.value_or(0);
+  return number.has_value();
+}
+
+}  // namespace
+
+SignersPolicy ParseSignersPolicy(std::string_view text) {
+  SignersPolicy policy;
+  std::set<std::string> seen;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (line.substr(0, kPolicy.size()) != kPolicy) continue;
+    std::string_view rest = line.substr(kPolicy.size());
+    if (!rest.empty() && rest.back() == '\r') rest.remove_suffix(1);
+    const size_t equals = std::min(rest.find('='), rest.size());
+    const std::string_view key = Trimmed(rest.substr(0, equals));
+    const std::string_view value = Trimmed(rest.substr(std::min(equals + 1, rest.size())));
+    if (!SetPolicy(key, value, &policy) || !seen.insert(std::string(key)).second) {
+      throw Refused("bad-signers",
+                    "allowed signers: cannot read, or given twice: " + ToUtf8(line.substr(0, 100)),
+                    "# edgepack: serial = 7, min-signers = 2 (up to 8) or "
+                    "require-valid-until = yes, a line each");
+    }
+  }
+  return policy;
+}
+
 std::vector<AllowedSigner> ParseAllowedSigners(std::string_view text) {
+  const SignersPolicy policy = ParseSignersPolicy(text);
   std::vector<AllowedSigner> signers;
   size_t number = 0;
   while (!text.empty()) {
@@ -264,6 +332,17 @@ std::vector<AllowedSigner> ParseAllowedSigners(std::string_view text) {
     signers.push_back(LineParser(line, number).Parse());
   }
   if (signers.empty()) throw Refused("bad-signers", "allowed signers: no key is listed");
+  std::set<std::string> names;
+  std::set<std::string> keys;
+  for (const AllowedSigner& signer : signers) {
+    names.insert(signer.principals);
+    keys.insert(signer.key.blob);
+  }
+  if (std::min(names.size(), keys.size()) < static_cast<size_t>(policy.min_signers)) {
+    throw Refused("bad-signers", "allowed signers: min-signers is " +
+                                     std::to_string(policy.min_signers) +
+                                     ", fewer names or keys are listed");
+  }
   return signers;
 }
 

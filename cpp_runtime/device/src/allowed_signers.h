@@ -2,6 +2,7 @@
 #ifndef EDGEPACK_DEVICE_ALLOWED_SIGNERS_H_
 #define EDGEPACK_DEVICE_ALLOWED_SIGNERS_H_
 
+#include <cstdint>
 #include <ctime>
 #include <optional>
 #include <string>
@@ -30,10 +31,24 @@ struct AllowedSigner {
   std::optional<std::time_t> valid_before;
 };
 
+// What a list asks for beside its keys, in comments that begin with "# edgepack:", so that
+// ssh-keygen reads it, too: "# edgepack: serial = 7", "min-signers = 2", "require-valid-until =
+// yes".
+struct SignersPolicy {
+  int64_t serial = 0;  // a list that is signed by pinned keys replaces one of a lower serial only
+  int64_t min_signers =
+      1;  // how many of the list have to sign a bundle, by different names and keys
+  bool require_valid_until = false;
+};
+
+// Throws Error "bad-signers" for one that is not understood, or given twice.
+SignersPolicy ParseSignersPolicy(std::string_view text);
+
 // Stricter than ssh-keygen, which skips what it does not understand: any such line makes the whole
 // file an error. Options: namespaces, valid-after, valid-before. Keys: ssh-ed25519 and
 // sk-ssh-ed25519@openssh.com, no certificates.
-// Throws Error "bad-signers" with the line's number, also when no key is listed.
+// Throws Error "bad-signers" with the line's number, also when no key is listed, or fewer than its
+// own policy asks for.
 std::vector<AllowedSigner> ParseAllowedSigners(std::string_view text);
 
 // Nothing if `blob` is no such key.

@@ -42,6 +42,7 @@ void InstallReport::Write(JsonWriter* json) const {
     json->Null();
   }
   json->Key("health_fresh").Bool(health_fresh);
+  json->Key("same_version").StringOrNull(same_version);
   json->Key("signer").StringOrNull(signer).Key("pinned").StringOrNull(pinned).EndObject();
 }
 
@@ -56,7 +57,10 @@ Installer::Checked Installer::Check(BundleSource* source) const {
   checked.verdict =
       site_->trust.Check(bundle.bytes, bundle.signature, request_.signers, request_.time);
   bundle.manifest = ParseManifest(bundle.bytes);
+  CheckName(bundle.manifest);
+  site_->trust.CheckProduct(bundle.manifest);
   site_->trust.CheckBoard(bundle.manifest);
+  site_->trust.CheckTime(bundle.manifest, request_.time);
   CheckMachine(bundle.manifest);
   CheckVersion(bundle.manifest);
   return checked;
@@ -73,8 +77,45 @@ void Installer::CheckSignersAreThere() const {
   }
 }
 
+std::optional<std::string> Installer::Name() const {
+  if (std::optional<std::string> name = site_->trust.name()) return name;
+  // Lost, or of a tool that noted none.
+  std::vector<std::string> ids = site_->releases.Ids();
+  if (const auto current = site_->releases.Named(kCurrent)) ids.insert(ids.begin(), *current);
+  for (const std::string& id : ids) {
+    try {
+      return site_->releases.Load(id).manifest.name;
+    } catch (const Error&) {
+      continue;  // damaged: it says nothing
+    }
+  }
+  return std::nullopt;
+}
+
+void Installer::CheckName(const Manifest& manifest) const {
+  for (const std::optional<std::string>& name : {request_.name, Name()}) {
+    if (!name || *name == manifest.name) continue;
+    throw Refused("wrong-name",
+                  "the bundle is " + manifest.name + ", and releases of " + *name +
+                      " are kept in " + site_->root.path(),
+                  "each model has a folder of its own: --root");
+  }
+}
+
+std::optional<std::string> Installer::SameVersion(const Manifest& manifest) const {
+  if (!site_->trust.signers()) return std::nullopt;
+  const std::optional<std::string> current = site_->releases.Named(kCurrent);
+  std::optional<std::string> same;
+  for (const Record& record : site_->state.Records()) {
+    const bool counts = !record.activated_at.empty() && record.version == manifest.version;
+    if (!counts || record.release == manifest.release) continue;
+    if (!same || record.release == current) same = record.release;
+  }
+  return same;
+}
+
 void Installer::CheckVersion(const Manifest& manifest) const {
-  const std::optional<std::int64_t> highest = site_->state.highest();
+  const std::optional<std::int64_t> highest = site_->state.highest(manifest.name);
   if (request_.allow_downgrade || !highest || manifest.version >= *highest) return;
   // One that was gone back to stays welcome, and where nobody is trusted the number says nothing.
   if (site_->releases.Named(kCurrent) == manifest.release || !site_->trust.signers()) return;
@@ -90,6 +131,7 @@ Plan Installer::PlanOf(const SignedManifest& bundle) const {
   plan.files = bundle.manifest.files;
   plan.current = site_->releases.Named(kCurrent);
   plan.previous = site_->releases.Named(kPrevious);
+  plan.same_version = SameVersion(bundle.manifest);
   std::set<std::string> seen;
   for (const FileEntry& file : bundle.manifest.files) {
     if (!seen.insert(file.sha256).second ||
@@ -198,8 +240,10 @@ void Installer::Publish(const Checked& checked) const {
   record->release = id;
   record->manifest_sha256 = sha256;
   record->version = bundle.manifest.version;
-  if (checked.verdict.signer) {
-    record->signer = checked.verdict.signer->principal + " " + checked.verdict.signer->fingerprint;
+  if (!checked.verdict.signers.empty()) record->signer.clear();
+  for (const Signer& signer : checked.verdict.signers) {
+    record->signer +=
+        (record->signer.empty() ? "" : ", ") + signer.principal + " " + signer.fingerprint;
   }
   progress_("publish");
   // First of all: with a record of a signer and no list of them, nothing is taken any more.
@@ -211,11 +255,12 @@ void Installer::Publish(const Checked& checked) const {
 InstallReport Installer::Install(BundleSource* source) const {
   const Checked checked = Check(source);
   const SignedManifest& bundle = checked.bundle;
-  if (checked.verdict.signer) site_->trust.TakeTime(request_.time);
+  if (!checked.verdict.signers.empty()) site_->trust.TakeTime(request_.time);
   const Plan plan = PlanOf(bundle);
   InstallReport report;
   report.release = plan.release;
   report.before = plan.current;
+  report.same_version = plan.same_version;
   const bool there = plan.needs.empty() && site_->releases.Has(plan.release);
   Fill(bundle, plan, source);
   if (plan.unchanged) {

@@ -27,6 +27,8 @@ struct Plan {
   std::vector<Need> needs;
   /// It is current, whole, and passed its test on this very system.
   bool unchanged = false;
+  /// Another release that has the same version, where the number counts: nobody raised it.
+  std::optional<std::string> same_version;
   std::vector<std::string> remove;
 };
 
@@ -57,6 +59,8 @@ struct InstallRequest {
   bool activate = true;
   /// Test it even if it passed before.
   bool retest = false;
+  /// What the bundle has to be called; nothing: as here, or as whatever comes first.
+  std::optional<std::string> name;
 };
 
 struct InstallReport {
@@ -68,6 +72,8 @@ struct InstallReport {
   std::optional<Health> health;
   bool health_fresh = false;
   std::optional<std::string> signer;
+  /// As in `Plan`.
+  std::optional<std::string> same_version;
   /// The list of signers that was pinned now.
   std::optional<std::string> pinned;
   /// Of what came over a link: bytes in frames, and bytes taken from blobs that were there.
@@ -85,7 +91,8 @@ class Installer {
       : site_(&site), progress_(std::move(progress)), request_(std::move(request)) {}
 
   /// Throws Error: what `Trust::Check`, `ParseManifest`, `CheckMachine`, `CheckLibc` and
-  /// `Switch::Activate` throw, "downgrade", "disk-full", "release-mismatch", and the source's own.
+  /// `Switch::Activate` throw, "wrong-name", "downgrade", "disk-full", "release-mismatch", and the
+  /// source's own.
   InstallReport Install(BundleSource* source) const;
 
   /// What `Install` would do, after the same checks. Changes nothing.
@@ -99,6 +106,10 @@ class Installer {
   Checked Check(BundleSource* source) const;
   [[nodiscard]] Plan PlanOf(const SignedManifest& bundle) const;
   void CheckSignersAreThere() const;
+  void CheckName(const Manifest& manifest) const;
+  /// Of the bundles that are taken here: as pinned, or else as the releases have it.
+  [[nodiscard]] std::optional<std::string> Name() const;
+  [[nodiscard]] std::optional<std::string> SameVersion(const Manifest& manifest) const;
   void CheckVersion(const Manifest& manifest) const;
   void CheckSpace(const Plan& plan) const;
   /// What the release takes beside the store, where links are copies.

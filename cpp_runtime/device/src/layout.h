@@ -10,8 +10,10 @@ namespace edgepack::device {
 //   current, previous            links to releases/<id>
 //   state/<id>.json              who installed a release and when, and its health
 //   state/pending.json           there while a release that was made current is being tested
-//   state/highest.json           the highest version that ever passed
-//   trust/allowed_signers        whose bundles are taken; trust/board: for which board
+//   state/highest.json           the highest version that ever passed, by the bundle's name
+//   trust/allowed_signers        whose bundles are taken; trust/board: for which board; trust/name
+//   and
+//                                trust/product: of which name and product
 //   trust/clock                  its time is the latest that was seen
 //   incoming/<sha256>.part       what a cut upload left
 //   .lock                        who is changing something here

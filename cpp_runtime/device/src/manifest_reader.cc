@@ -4,6 +4,7 @@
 #include <iterator>
 #include <set>
 
+#include "clock.h"
 #include "common/json.h"
 #include "error.h"
 #include "layout.h"
@@ -40,6 +41,16 @@ bool IsVersion(std::string_view text) {
   const size_t dot = text.find('.');
   return dot != std::string_view::npos && digits(text.substr(0, dot)) &&
          digits(text.substr(dot + 1));
+}
+
+// "2027-01-31T12:00:00Z", and nothing that timegm would have to put right.
+std::optional<std::time_t> ParseTime(const std::string& text) {
+  std::tm given{};
+  const char* const end = strptime(text.c_str(), "%Y-%m-%dT%H:%M:%SZ", &given);
+  if (end == nullptr || *end != '\0') return std::nullopt;
+  const std::time_t time = timegm(&given);
+  if (time < 0 || Timestamp(time) != text) return std::nullopt;
+  return time;
 }
 
 std::string Checked(JsonObject& object, const char* key, bool (*check)(std::string_view),
@@ -223,6 +234,15 @@ Manifest ParseManifest(std::string_view bytes) {
     if (manifest.version < 0) top.Fail("version", "negative");
     ReadHealth(top.Object("health"), manifest);
     manifest.service = ReadService(&top);
+    // Left out where they are not used.
+    if (top.Has("product")) manifest.product = Checked(top, "product", IsSafeName, "a safe name");
+    if (top.Has("valid_until")) {
+      const std::string text = top.String("valid_until");
+      manifest.valid_until = ParseTime(text);
+      if (!manifest.valid_until) {
+        top.Fail("valid_until", "'" + text + "' is no time such as 2027-01-31T12:00:00Z");
+      }
+    }
   }
   top.Finish();
   return manifest;

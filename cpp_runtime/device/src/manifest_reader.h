@@ -3,6 +3,7 @@
 #define EDGEPACK_DEVICE_MANIFEST_READER_H_
 
 #include <cstdint>
+#include <ctime>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -36,6 +37,8 @@ struct Manifest {
   std::string glibc;  // empty if none is needed
   std::vector<std::string> hwcaps;
   int64_t version = 0;
+  std::optional<std::string> product;
+  std::optional<std::time_t> valid_until;
   double tolerance;
   double timeout_s = 600;
   std::optional<double> max_latency_ms;

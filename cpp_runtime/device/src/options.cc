@@ -25,6 +25,7 @@ Options ParseOptions(const std::vector<std::string>& words) {
   table.values = {
       {"--root", [&](Value text) { options.root = text; }},
       {"--signers", [&](Value text) { options.signers = text; }},
+      {"--name", [&](Value text) { options.name = text; }},
       {"--to", [&](Value text) { options.to = text; }},
       {"--user", [&](Value text) { options.user = text; }},
       {"--owner", [&](Value text) { options.owner = text; }},
@@ -67,6 +68,7 @@ usage: edgepack-device COMMAND [options]
   service stop         end it
   trust show           whose bundles are taken here
   trust set FILE       take those of these signers (OpenSSH's allowed_signers)
+  trust update FILE    the same, if the signers before signed it: FILE.sig
   chunks FILE          where a file is cut into chunks: offset, size and hash
   receive              the other end of `edgepack deploy`
 
@@ -84,6 +86,7 @@ usage: edgepack-device COMMAND [options]
   --check              run --supervise: only say whether it could run
   --by NAME            who does it; default: the user
   --signers FILE       install: pin these signers, if none are
+  --name NAME          install: refuse a bundle of another name
   --allow-downgrade    install: an older version than was active before
   --no-activate        install: only put it there
   --retest             install: test it even if it passed before

@@ -15,6 +15,8 @@ struct Options {
   std::optional<std::string> root;
   std::optional<std::string> signers;
   std::optional<std::string> to;
+  /// Of `install`.
+  std::optional<std::string> name;
   /// Of `run --supervise`.
   std::optional<std::string> user;
   std::optional<std::string> owner;

@@ -140,7 +140,8 @@ class WireSource final : public BundleSource {
     json.BeginObject().Key("event").String("state");
     json.Key("current").StringOrNull(plan.current);
     json.Key("previous").StringOrNull(plan.previous);
-    json.Key("unchanged").Bool(plan.unchanged).Key("remove").BeginArray();
+    json.Key("unchanged").Bool(plan.unchanged);
+    json.Key("same_version").StringOrNull(plan.same_version).Key("remove").BeginArray();
     for (const std::string& id : plan.remove) json.String(id);
     json.EndArray().Key("needs").BeginArray();
     for (const Need& need : plan.needs) {

@@ -29,10 +29,12 @@ class Mender {
     });
     Try("current", [&] { Current(); });
     Try("state/highest.json", [&] {
-      if (site_->state.ReadHighest()) return;
-      const std::optional<std::int64_t> highest = site_->state.highest();
+      const std::optional<std::string> current = site_->releases.Named(kCurrent);
+      if (site_->state.HasHighest() || !current) return;
+      const std::string name = site_->releases.Load(*current).manifest.name;
+      const std::optional<std::int64_t> highest = site_->state.highest(name);
       if (!highest) return;
-      site_->state.Raise(*highest);
+      site_->state.Raise(name, *highest);
       Mended("state/highest.json: version " + std::to_string(*highest) + ", from the records");
     });
     Try("trust/board", [&] { Board(); });
@@ -159,10 +161,12 @@ class Mender {
 
   void Board() {
     const std::optional<std::string> current = site_->releases.Named(kCurrent);
-    if (site_->trust.board() || !current) return;
+    const bool board = site_->trust.board().has_value();
+    if (!current || (board && site_->trust.name())) return;
     const Manifest manifest = site_->releases.Load(*current).manifest;
     site_->trust.Pin({}, manifest);
-    Mended("trust/board: " + manifest.board + ", from the current release");
+    Mended(board ? "trust/name: " + manifest.name + ", from the current release"
+                 : "trust/board: " + manifest.board + ", from the current release");
   }
 
   static constexpr char kSet[] = "`edgepack-device trust set FILE`";

@@ -4,6 +4,7 @@
 #include <crypto_hash_sha512.h>
 #include <crypto_sign_ed25519.h>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "allowed_signers.h"
@@ -18,6 +19,7 @@ constexpr std::string_view kBegin = "-----BEGIN SSH SIGNATURE-----";
 constexpr std::string_view kEnd = "-----END SSH SIGNATURE-----";
 constexpr std::string_view kSshsigMagic = "SSHSIG";
 constexpr uint32_t kVersion = 1;
+constexpr size_t kMostSignatures = 8;
 // Authenticator data of FIDO2: someone touched the key.
 constexpr uint8_t kUserPresent = 0x01;
 
@@ -128,6 +130,19 @@ bool Verifies(const Signature& signature, std::string_view message) {
                                              Unsigned(signature.key.point)) == 0;
 }
 
+// Each from its first line to its last; what is none stays in the last.
+std::vector<std::string_view> SplitSignatures(std::string_view text) {
+  std::vector<std::string_view> blocks;
+  for (;;) {
+    const size_t end = text.find(kEnd);
+    const size_t next = end == std::string_view::npos ? end : text.find(kBegin, end);
+    blocks.push_back(text.substr(0, next));
+    if (next == std::string_view::npos) return blocks;
+    if (blocks.size() == kMostSignatures) Bad("it has more than 8 parts");
+    text.remove_prefix(next);
+  }
+}
+
 std::string Utc(std::time_t time) {
   std::tm parts{};
   gmtime_r(&time, &parts);
@@ -136,11 +151,12 @@ std::string Utc(std::time_t time) {
 }
 
 // Why `signer` cannot sign now; nothing if it can.
-std::optional<Error> Refusal(const AllowedSigner& signer, std::time_t now) {
+std::optional<Error> Refusal(const AllowedSigner& signer, std::time_t now,
+                             std::string_view purpose) {
   const std::string who = "the key " + signer.key.Fingerprint() + " of " + signer.principals;
-  if (signer.namespaces && !MatchesPatterns(kSignatureNamespace, *signer.namespaces)) {
+  if (signer.namespaces && !MatchesPatterns(purpose, *signer.namespaces)) {
     return Refused("unknown-signer", who + " is pinned for other namespaces than " +
-                                         kSignatureNamespace + ": " + *signer.namespaces);
+                                         std::string(purpose) + ": " + *signer.namespaces);
   }
   if (signer.valid_after && now < *signer.valid_after) {
     return Refused(
@@ -160,11 +176,12 @@ std::optional<Error> Refusal(const AllowedSigner& signer, std::time_t now) {
 }  // namespace
 
 Signer VerifySignature(std::string_view message, std::string_view armored,
-                       std::string_view allowed_signers, std::time_t now) {
+                       std::string_view allowed_signers, std::time_t now,
+                       std::string_view purpose) {
   const std::vector<AllowedSigner> signers = ParseAllowedSigners(allowed_signers);
   const Signature signature = ParseSignature(armored);
-  if (signature.purpose != kSignatureNamespace) {
-    Bad("it was made for another purpose than " + std::string(kSignatureNamespace));
+  if (signature.purpose != purpose) {
+    Bad("it was made for another purpose than " + std::string(purpose));
   }
   if (signature.hash != "sha512" && signature.hash != "sha256") {
     Bad("its hash is neither sha512 nor sha256");
@@ -173,7 +190,7 @@ Signer VerifySignature(std::string_view message, std::string_view armored,
   const AllowedSigner* found = nullptr;
   for (const AllowedSigner& signer : signers) {
     if (signer.key.blob != signature.key.blob) continue;
-    refusal = Refusal(signer, now);
+    refusal = Refusal(signer, now, purpose);
     if (!refusal) {
       found = &signer;
       break;
@@ -192,6 +209,37 @@ Signer VerifySignature(std::string_view message, std::string_view armored,
   if (!Verifies(signature, message)) Bad("it is not over this manifest, or was changed");
   if (refusal) throw Error(*refusal);
   return {found->principals, found->key.Fingerprint()};
+}
+
+std::vector<Signer> VerifySignatures(std::string_view message, std::string_view armored,
+                                     std::string_view allowed_signers, std::time_t now,
+                                     std::string_view purpose) {
+  const auto needed = static_cast<std::size_t>(ParseSignersPolicy(allowed_signers).min_signers);
+  std::vector<Signer> signers;
+  std::set<std::string> names;
+  std::set<std::string> keys;
+  std::optional<Error> refusal;
+  const std::vector<std::string_view> blocks = SplitSignatures(armored);
+  for (const std::string_view block : blocks) {
+    try {
+      Signer signer = VerifySignature(message, block, allowed_signers, now, purpose);
+      // Two keys of one name are one person's, and two lines may name one key.
+      const bool other_name = names.insert(signer.principal).second;
+      const bool other_key = keys.insert(signer.fingerprint).second;
+      if (other_name && other_key) signers.push_back(std::move(signer));
+    } catch (const Error& error) {
+      if (error.kind != "unknown-signer" && error.kind != "expired-key") throw;
+      if (!refusal) refusal = error;
+    }
+  }
+  if (signers.empty() && refusal) throw Error(*refusal);
+  if (signers.size() < needed) {
+    throw Refused("too-few-signers",
+                  std::to_string(signers.size()) + " of " + std::to_string(needed) +
+                      " signers that the pinned list asks for",
+                  "have others sign it as well: edgepack sign BUNDLE --key FILE --add");
+  }
+  return signers;
 }
 
 std::string KeyOfSignature(std::string_view armored) { return ParseSignature(armored).key.Line(); }

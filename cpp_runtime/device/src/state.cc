@@ -192,33 +192,56 @@ void State::ClearPending() const {
   if (folder_.Remove(kPendingName)) folder_.Sync();
 }
 
-std::optional<std::int64_t> State::ReadHighest() const {
+std::optional<State::Floors> State::ReadHighest() const {
   try {
     const std::optional<File> file = folder_.Find(kHighestName);
     if (!file) return std::nullopt;
     const JsonDocument document(file->ReadAll(kMaxStateBytes), file->path(), "damaged");
-    return document.Root().Int("version");
+    JsonObject root = document.Root();
+    Floors floors;
+    floors[root.Has("name") ? root.String("name") : ""] = root.Int("version");
+    if (root.Has("others")) {
+      for (JsonObject& other : root.Objects("others")) {
+        floors[other.String("name")] = other.Int("version");
+      }
+    }
+    return floors;
   } catch (const Error& error) {
     if (error.kind != "damaged") throw;
     return std::nullopt;
   }
 }
 
-std::optional<std::int64_t> State::highest() const {
-  std::optional<std::int64_t> highest = ReadHighest();
-  if (highest) return highest;
+std::optional<std::int64_t> State::highest(const std::string& name) const {
+  std::optional<std::int64_t> highest;
+  if (const std::optional<Floors> floors = ReadHighest()) {
+    for (const std::string& key : {name, std::string()}) {
+      const auto floor = floors->find(key);
+      if (floor != floors->end()) highest = std::max(highest.value_or(0), floor->second);
+    }
+    return highest;
+  }
   for (const Record& record : Records()) {
     if (!record.activated_at.empty()) highest = std::max(highest.value_or(0), record.version);
   }
   return highest;
 }
 
-void State::Raise(std::int64_t version) const {
-  const std::optional<std::int64_t> there = ReadHighest();
-  version = std::max(version, highest().value_or(version));
-  if (there && *there >= version) return;
+void State::Raise(const std::string& name, std::int64_t version) const {
+  const std::optional<Floors> there = ReadHighest();
+  Floors floors = there.value_or(Floors());
+  version = std::max(version, highest(name).value_or(version));
+  const auto own = floors.find(name);
+  if (there && own != floors.end() && own->second >= version) return;
+  // An older tool reads the first number only.
   JsonWriter json;
-  json.BeginObject().Key("version").Int(version).EndObject();
+  json.BeginObject().Key("version").Int(version).Key("name").String(name);
+  json.Key("others").BeginArray();
+  for (const auto& [other, floor] : floors) {
+    if (other == name || other.empty()) continue;
+    json.BeginObject().Key("name").String(other).Key("version").Int(floor).EndObject();
+  }
+  json.EndArray().EndObject();
   folder_.Replace(kHighestName, json.text() + "\n", "highest");
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -81,19 +82,24 @@ class State {
   void ClearPending() const;
   void RemoveLeftovers() const { folder_.RemoveUnfinished(); }
 
-  /// The highest version that ever passed here; nothing before the first. If its file is lost or
-  /// damaged: what the records say.
-  [[nodiscard]] std::optional<std::int64_t> highest() const;
-  void Raise(std::int64_t version) const;
-  /// What is in the file itself; nothing if it is lost or damaged.
-  [[nodiscard]] std::optional<std::int64_t> ReadHighest() const;
+  /// The highest version of bundles of this name that ever passed here; nothing before the first.
+  /// If its file is lost or damaged: what the records say.
+  [[nodiscard]] std::optional<std::int64_t> highest(const std::string& name) const;
+  void Raise(const std::string& name, std::int64_t version) const;
+  /// Whether there is anything to be read in the file itself.
+  [[nodiscard]] bool HasHighest() const { return ReadHighest().has_value(); }
   /// Those of all releases that have one.
   [[nodiscard]] std::vector<Record> Records() const;
   /// Of which releases there is anything, a record or a copy.
   [[nodiscard]] std::set<std::string> Releases() const;
 
  private:
+  /// Floors by name; "" is one of before names were noted, which counts for all.
+  using Floors = std::map<std::string, std::int64_t>;
+
   void Keep(const std::string& name, const std::string& content) const;
+  /// What is in the file itself; nothing if it is lost or damaged.
+  [[nodiscard]] std::optional<Floors> ReadHighest() const;
 
   Folder folder_;
 };

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "allowed_signers.h"
+#include "clock.h"
 #include "common/json.h"
 #include "error.h"
 #include "layout.h"
@@ -105,7 +106,8 @@ std::vector<std::string> Problems(const Site& site) {
   check([&] {
     if (const std::optional<std::string> list = site.trust.signers()) ParseAllowedSigners(*list);
   });
-  if (!site.state.ReadHighest() && site.state.highest()) {
+  const std::string name = site.trust.name().value_or("");
+  if (!site.state.HasHighest() && site.state.highest(name)) {
     problems.emplace_back("state/highest.json is lost or damaged");
   }
   if (!site.trust.board() && !site.releases.Ids().empty()) {
@@ -206,6 +208,58 @@ void WriteSigners(const Trust& trust, JsonWriter* json) {
   json->EndArray();
 }
 
+/// The newest release that was ever current here: of the highest version, and of those the last.
+std::optional<Known> FindNewest(const Site& site) {
+  std::optional<Record> newest;
+  for (Record& record : site.state.Records()) {
+    if (record.activated_at.empty()) continue;
+    if (!newest ||
+        std::pair(newest->version, newest->serial) < std::pair(record.version, record.serial)) {
+      newest = std::move(record);
+    }
+  }
+  if (!newest) return std::nullopt;
+  Known known;
+  known.manifest.release = newest->release;
+  try {
+    known.manifest = site.releases.Load(newest->release).manifest;
+  } catch (const Error&) {  // it is gone, or damaged, which `Problems` says
+    known.manifest.valid_until.reset();
+  }
+  known.record = std::move(*newest);
+  return known;
+}
+
+std::optional<std::string> Until(const Known& known) {
+  if (!known.manifest.valid_until) return std::nullopt;
+  return Timestamp(*known.manifest.valid_until);
+}
+
+/// How old what is newest here is: nothing newer may come since somebody holds it back.
+void WriteNewest(const Site& site, JsonWriter* json) {
+  json->Key("now").String(Timestamp(site.trust.Now())).Key("newest");
+  const std::optional<Known> newest = FindNewest(site);
+  if (!newest) {
+    json->Null();
+    return;
+  }
+  json->BeginObject().Key("release").String(newest->record.release);
+  json->Key("version").Int(newest->record.version).Key("at").String(newest->record.installed_at);
+  json->Key("valid_until").StringOrNull(Until(*newest)).EndObject();
+}
+
+std::string NewestText(const Site& site) {
+  const std::optional<Known> newest = FindNewest(site);
+  if (!newest) return "";
+  std::string text = "newest    version " + std::to_string(newest->record.version) +
+                     ", here since " + newest->record.installed_at;
+  if (const std::optional<std::string> until = Until(*newest)) {
+    const bool over = site.trust.Now() > *newest->manifest.valid_until;
+    text += (over ? ", was valid until " : ", valid until ") + *until;
+  }
+  return text + "\n";
+}
+
 /// For a person, such as "golden, random (emulated)".
 std::string Text(const Compared& compared) {
   std::string text;
@@ -261,6 +315,7 @@ std::string StatusJson(const Site& site) {
   WritePending(FindPending(site), &json);
   json.Key("signers");
   WriteSigners(site.trust, &json);
+  WriteNewest(site, &json);
   json.Key("lock");
   WriteLock(Lock::Look(site.root), &json);
   json.Key("problems").BeginArray();
@@ -272,6 +327,7 @@ std::string StatusJson(const Site& site) {
 std::string StatusText(const Site& site) {
   std::string text = Line("current ", Find(site, kCurrent));
   text += Line("previous", Find(site, kPrevious));
+  text += NewestText(site);
   const Store::Total total = site.store.Sum();
   text += std::to_string(site.releases.Ids().size()) + " releases, " + std::to_string(total.blobs) +
           " blobs, " + std::to_string(total.bytes) + " bytes\n";
@@ -292,6 +348,7 @@ std::string TrustJson(const Trust& trust) {
   JsonWriter json;
   json.BeginObject().Key("signers");
   WriteSigners(trust, &json);
+  json.Key("name").StringOrNull(trust.name()).Key("product").StringOrNull(trust.product());
   return json.Key("list").StringOrNull(trust.signers()).EndObject().text();
 }
 

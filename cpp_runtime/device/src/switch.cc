@@ -97,7 +97,7 @@ void Switch::Commit(const Pending& pending, const Health& health) const {
   record->by = pending.by;
   record->health = health;
   site_->state.Save(*record);
-  site_->state.Raise(bundle.manifest.version);
+  site_->state.Raise(bundle.manifest.name, bundle.manifest.version);
   site_->trust.Tick();
   UpdateTool(pending.release);
   site_->state.ClearPending();

@@ -144,6 +144,7 @@ class Tool {
     request.allow_downgrade = options_.allow_downgrade;
     request.activate = options_.activate;
     request.retest = options_.retest;
+    request.name = options_.name;
     const std::string root = options_.root
                                  ? *options_.root
                                  : Home() + "/edgepack/" + ParseManifest(source->Manifest()).name;
@@ -157,6 +158,9 @@ class Tool {
       Print(json.text() + "\n");
     } else {
       Print("release " + report.release + " in " + root + ": " + report.outcome + "\n");
+      if (report.same_version) {
+        Print("release " + *report.same_version + ", which was here, has the same version\n");
+      }
       if (report.pinned) {
         Print("from now on only bundles of these signers are taken:\n" + *report.pinned);
       }
@@ -368,11 +372,17 @@ class Tool {
                                 "no signers are pinned: unsigned bundles are taken\n"));
       return 0;
     }
-    if (options_.words.size() != 2 || options_.words[0] != "set") {
-      throw Error(kExitUsage, "usage", "trust takes `show`, or `set` and a file");
+    const bool is_update = !options_.words.empty() && options_.words[0] == "update";
+    if (options_.words.size() != 2 || (options_.words[0] != "set" && !is_update)) {
+      throw Error(kExitUsage, "usage", "trust takes `show`, or `set` or `update` and a file");
     }
     const Lock lock = TakeLock(site);
-    site.trust.SetSigners(ReadUserFile(options_.words[1]));
+    const std::string list = ReadUserFile(options_.words[1]);
+    if (is_update) {
+      site.trust.UpdateSigners(list, ReadUserFile(options_.words[1] + ".sig"));
+    } else {
+      site.trust.SetSigners(list);
+    }
     if (options_.json) Print(TrustJson(site.trust) + "\n");
     return 0;
   }

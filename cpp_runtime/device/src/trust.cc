@@ -1,6 +1,5 @@
 #include "trust.h"
 
-#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <sys/stat.h>
@@ -15,6 +14,8 @@ namespace {
 
 constexpr char kSigners[] = "allowed_signers";
 constexpr char kBoard[] = "board";
+constexpr char kName[] = "name";
+constexpr char kProduct[] = "product";
 constexpr char kClock[] = "clock";
 constexpr std::size_t kMaxTrustBytes = std::size_t{1} << 20U;
 constexpr std::time_t kDayS = 86400;
@@ -38,21 +39,24 @@ Trust::Trust(const Folder& root) : folder_(root.MakeSub(kTrust)) {}
 
 std::optional<std::string> Trust::signers() const { return Read(folder_, kSigners); }
 
-std::optional<std::string> Trust::board() const {
-  std::optional<std::string> name;
+std::optional<std::string> Trust::Line(const char* name) const {
+  std::optional<std::string> line;
   try {
-    name = Read(folder_, kBoard);
+    line = Read(folder_, name);
   } catch (const Error& error) {
     if (error.kind != "damaged") throw;
   }
   // The end of its line says that it is whole.
-  if (!name || name->size() < 2 || name->back() != '\n') return std::nullopt;
-  name->pop_back();
-  const bool plain = std::all_of(name->begin(), name->end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
-  });
-  return plain ? name : std::nullopt;
+  if (!line || line->size() < 2 || line->back() != '\n') return std::nullopt;
+  line->pop_back();
+  return IsSafeName(*line) ? line : std::nullopt;
 }
+
+std::optional<std::string> Trust::board() const { return Line(kBoard); }
+
+std::optional<std::string> Trust::name() const { return Line(kName); }
+
+std::optional<std::string> Trust::product() const { return Line(kProduct); }
 
 std::optional<std::time_t> Trust::Seen() const {
   const std::optional<struct stat> seen = folder_.Status(kClock);
@@ -96,7 +100,7 @@ Trust::Verdict Trust::Check(const std::string& manifest,
   }
   const std::time_t now = Now(second);
   try {
-    verdict.signer = VerifySignature(manifest, *signature, *list, now);
+    verdict.signers = VerifySignatures(manifest, *signature, *list, now);
   } catch (Error& error) {
     if (error.kind == "expired-key" && std::time(nullptr) < now) {
       error.hint = "that is the latest time seen here, the clock says " +
@@ -118,9 +122,60 @@ void Trust::CheckBoard(const Manifest& manifest) const {
   }
 }
 
+void Trust::CheckProduct(const Manifest& manifest) const {
+  const std::optional<std::string> pinned = product();
+  if (pinned && pinned != manifest.product) {
+    throw Refused("wrong-product",
+                  "the bundle is of " +
+                      (manifest.product ? "product " + *manifest.product : "no product") +
+                      ", this device is a " + *pinned,
+                  "package it for it: product = \"" + *pinned + "\" in edgepack.toml");
+  }
+}
+
+void Trust::CheckTime(const Manifest& manifest, std::optional<std::time_t> second) const {
+  const std::time_t now = Now(second);
+  if (manifest.valid_until && now > *manifest.valid_until) {
+    throw Refused("expired-bundle",
+                  "the bundle was valid until " + Timestamp(*manifest.valid_until) +
+                      "; here it is " + Timestamp(now),
+                  "get a newer one, or package it again: --valid-until");
+  }
+  if (manifest.valid_until) return;
+  const std::optional<std::string> list = signers();
+  if (list && ParseSignersPolicy(*list).require_valid_until) {
+    throw Refused("expired-bundle",
+                  "the bundle does not say until when it is valid, and the pinned list asks for it",
+                  "package it again: --valid-until");
+  }
+}
+
 void Trust::Pin(const Verdict& verdict, const Manifest& manifest) const {
   if (verdict.pin && !signers()) folder_.Replace(kSigners, *verdict.pin, "pin.signers");
   if (!board()) folder_.Replace(kBoard, manifest.board + "\n", "pin.board");
+  if (!name()) folder_.Replace(kName, manifest.name + "\n", "pin.name");
+  if (manifest.product && !product()) {
+    folder_.Replace(kProduct, *manifest.product + "\n", "pin.product");
+  }
+}
+
+void Trust::UpdateSigners(const std::string& list, const std::string& signature) const {
+  const std::optional<std::string> pinned = signers();
+  if (!pinned) {
+    throw Refused("no-signers", "no signers are pinned here that could have signed a list",
+                  "edgepack-device trust set FILE");
+  }
+  ParseAllowedSigners(list);
+  (void)VerifySignatures(list, signature, *pinned, Now(), kSignersNamespace);
+  const int64_t there = ParseSignersPolicy(*pinned).serial;
+  const int64_t brought = ParseSignersPolicy(list).serial;
+  if (list != *pinned && brought <= there) {
+    throw Refused("downgrade",
+                  "the list has serial " + std::to_string(brought) + ", the pinned one " +
+                      std::to_string(there),
+                  "give each list a higher one: # edgepack: serial = " + std::to_string(there + 1));
+  }
+  folder_.Replace(kSigners, list, "pin.signers");
 }
 
 void Trust::SetSigners(const std::string& list) const {

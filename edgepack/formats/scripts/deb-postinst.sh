@@ -8,7 +8,11 @@ unit=edgepack-$name.service
 
 if [ "$1" = configure ]; then
     mkdir -p "$root"
-    "/usr/lib/edgepack/$name/install" --root "$root" --by dpkg
+    # A tool that is there knows the name by what it has, and may be too old to be told.
+    first="--name $name"
+    [ ! -x "$root/bin/edgepack-device" ] || first=
+    # shellcheck disable=SC2086 # two words, or none
+    "/usr/lib/edgepack/$name/install" --root "$root" --by dpkg $first
     # A service notices the new release by itself; here it is started for the first time.
     if [ -d /run/systemd/system ] && [ -e "/lib/systemd/system/$unit" ]; then
         systemctl daemon-reload

@@ -10,6 +10,12 @@ before=$2/tmp/before
 # Other states come before the files are there, or do not need them.
 place() {
     name=$(cat "$files/name")
+    case $name in
+    "" | .* | *[!A-Za-z0-9._+@-]*)
+        echo "not the name of a model: $name" >&2
+        exit 1
+        ;;
+    esac
     root=${EDGEPACK_ROOT:-/var/lib/edgepack}/$name
     tool=$root/bin/edgepack-device
 }
@@ -29,7 +35,7 @@ ArtifactInstall)
         # The first release brings the tool that checks it; the artifact's signature vouches.
         mkdir "$2/tmp/bundle"
         tar -xzf "$files/bundle.tar.gz" -C "$2/tmp/bundle"
-        "$2"/tmp/bundle/*/install --root "$root" --by mender
+        "$2"/tmp/bundle/*/install --root "$root" --name "$name" --by mender
         rm -rf "$2/tmp/bundle"
     fi
     ;;
