@@ -71,6 +71,7 @@ KEYS = {
     "project.model": ("net.onnx", ""),
     "project.labels": ("secret.txt", 'labels = "{}"'),
     "project.golden_image": ("photos/face.png", 'golden_image = "{}"\n[preprocess]'),
+    "project.golden_input": ("secret.txt", 'golden_input = ["{}"]'),
     "project.boards": ("b.toml", 'boards = ["b.toml", "{}"]'),
     "tune.records": ("t.jsonl", '[tune]\nrecords = ["{}"]'),
     "quantize.images": ("photos", '[quantize]\nimages = "{}"'),
