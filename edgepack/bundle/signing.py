@@ -177,22 +177,20 @@ def split_signatures(text: bytes) -> list[bytes]:
 
 
 def check_version(bundle: Bundle, key: Path) -> None:
-    """Raise UsageError for a bundle that must not be signed: of no version, or of one that this key
-    signed for another release of that name and board before, as is noted beside the key.
+    """Raise UsageError for a bundle that must not be signed: this key signed another release of that
+    name and board before, with the same version, or this one has none. It is noted beside the key.
 
     Devices that have signers pinned tell old from new by the number alone.
     """
-    manifest, notes = bundle.manifest, _notes(key)
-    hint = "package it again: --release-version N, or --release-version auto"
-    if not manifest.version:
-        raise UsageError(f"{bundle.path}: a signed bundle needs a version", hint=hint)
-    for name, board, version, release in notes:
-        same = (name, board, version) == (manifest.name, manifest.board, str(manifest.version))
-        if same and release != manifest.release:
+    manifest = bundle.manifest
+    for name, board, version, release in _notes(key):
+        others = (name, board) == (manifest.name, manifest.board) and release != manifest.release
+        if others and (version == str(manifest.version) or not manifest.version):
+            problem = f"with the same version {version}" if manifest.version else "before"
             raise UsageError(
-                f"{bundle.path}: this key signed release {release} of {name} for {board} with the "
-                f"same version {version}, see {_notes_file(key)}",
-                hint=hint,
+                f"{bundle.path}: {'' if manifest.version else 'it has no version, and '}this key "
+                f"signed release {release} of {name} for {board} {problem}, see {_notes_file(key)}",
+                hint="package it again: --release-version N, or --release-version auto",
             )
 
 

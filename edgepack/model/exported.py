@@ -7,6 +7,8 @@ import logging
 import os
 import pickle
 import re
+import shutil
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -52,8 +54,8 @@ def read_exported(path: Path) -> Any:
     # It warns of each operator of torchvision, whether the program has one or not.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     try:
-        with _only_weights():
-            program = torch.export.load(path)
+        with _only_weights(), _written_anew(path) as copy:
+            program = torch.export.load(copy)
         exported = torch.onnx.export(program, dynamo=True, opset_version=_OPSET, verbose=False)
         return exported.model_proto
     except pickle.UnpicklingError:
@@ -71,6 +73,10 @@ def read_exported(path: Path) -> Any:
 
 # torch/csrc/export/pt2_archive_constants.h; the second is how torch 2.7 and older wrote it.
 _PROGRAM = re.compile(r"[^/]+/models/[^/]+\.json|serialized_exported_program\.json")
+
+# PyTorch packs nothing; somebody's zip program may have.
+_SMALL_BYTES = 16 << 20
+_GROWTH = 20
 
 # What is not read as tensors: pickles of any class, and libraries that are loaded.
 _RUN = {
@@ -108,7 +114,44 @@ def _check_archive(path: Path) -> None:
         raise _no_program(path, what) from None
 
 
+def _check_sizes(path: Path, archive: zipfile.ZipFile) -> None:
+    """Refuse what one reader takes for one thing and another for something else, or what grows."""
+    seen: set[str] = set()
+    most = _SMALL_BYTES + _GROWTH * path.stat().st_size
+    for member in archive.infolist():
+        # PyTorch's reader looks names up without regard to case.
+        name = member.filename.lower()
+        if name in seen:
+            raise NotExportedError(f"{path}: {member.filename[:80]!r} is in the archive twice")
+        seen.add(name)
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise _no_program(path, "another kind of archive (its packing)")
+        most -= member.file_size
+        if most < 0:
+            raise NotExportedError(
+                f"{path}: unpacked, it is more than {_GROWTH} times as large",
+                hint="write it with torch.export.save, which packs nothing",
+            )
+
+
+@contextmanager
+def _written_anew(path: Path) -> Iterator[Path]:
+    """An archive of what `_check_archive` saw, for PyTorch, whose own reader may see another in the
+    same file: other headers, other ends, other files of one name."""
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+        copy = Path(folder) / path.name
+        with zipfile.ZipFile(path) as archive, zipfile.ZipFile(copy, "w") as anew:
+            _check_members(path, archive)
+            for member in archive.infolist():
+                same = zipfile.ZipInfo(member.filename)
+                same.file_size = member.file_size
+                with archive.open(member) as source, anew.open(same, "w") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+        yield copy
+
+
 def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
+    _check_sizes(path, archive)
     names = archive.namelist()
     if not any(_PROGRAM.fullmatch(name) for name in names):
         parts = {name.partition("/")[2] for name in names}

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgepack.base.errors import ModelError
+from edgepack.base.text import one_line
 from edgepack.model.errors import NotOnnxError
 from edgepack.model.session import cpu_session
 from edgepack.model.states import declare
@@ -126,9 +127,14 @@ def read_tflite(path: Path) -> Any:
     data = path.read_bytes()
     if data[4:8] != _IDENTIFIER:
         raise NotTfliteError(f"{path}: not a TFLite model: it has no {_IDENTIFIER.decode()!r}")
+    from onnx.shape_inference import InferenceError
+
     try:
         return _Graph(path, tflite, data).convert()
+    except _RefusedError as error:
+        raise UnsupportedTfliteError(f"{path}: {error}") from None
     except (
+        InferenceError,
         ArithmeticError,
         AttributeError,
         LookupError,
@@ -138,7 +144,7 @@ def read_tflite(path: Path) -> Any:
     ) as error:
         # Flatbuffers checks nothing: offsets that lead nowhere end as any of these.
         raise NotTfliteError(
-            f"{path}: a damaged TFLite model ({type(error).__name__}: {error})",
+            f"{path}: a damaged TFLite model ({type(error).__name__}: {one_line(error)})",
             hint="copy or make it again",
         ) from error
 
@@ -213,7 +219,11 @@ class _Graph:
 
     def shape(self, number: int) -> tuple[int, ...]:
         tensor = self.tensor(number)
-        return tuple(int(n) for n in tensor.ShapeAsNumpy()) if tensor.ShapeLength() else ()
+        sizes = tuple(int(n) for n in tensor.ShapeAsNumpy()) if tensor.ShapeLength() else ()
+        # onnx ends the whole process at one that is negative.
+        if any(size < 0 for size in sizes):
+            raise ValueError(f"a tensor of shape {list(sizes)}")
+        return sizes
 
     def dtype(self, number: int) -> str:
         kind = self.tensor(number).Type()

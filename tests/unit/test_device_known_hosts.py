@@ -100,3 +100,16 @@ def test_hashed_names_and_fingerprint_as_ssh_keygen_makes_them(tmp_path: Path) -
     assert known.check("board", kind, raw)[0] is HostKeyVerdict.UNKNOWN
     printed = subprocess.run(["ssh-keygen", "-lf", key], check=True, capture_output=True, text=True)
     assert fingerprint(raw) in printed.stdout.split()
+
+
+def test_a_file_of_something_else_stays_as_it_is(tmp_path: Path) -> None:
+    """An inventory may have named it."""
+    for content in ("Host *\n  ProxyCommand x\n", f"{ED} {b64(A)} me@desk\n", "export A=1\n"):
+        path = tmp_path / "file"
+        path.write_text(content)
+        with pytest.raises(OSError, match="something else than host keys"):
+            append(path, "board", ED, A)
+        assert path.read_text() == content
+    path.write_text(f"# mine\n\nold {ED} {b64(B)}\n|1|a|b {ED} {b64(B)}\n")
+    append(path, "board", ED, A)
+    assert KnownHosts.load([path]).check("board", ED, A)[0] == HostKeyVerdict.KNOWN

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,12 @@ import pytest
 
 from edgepack.model import ModelSpec, read_model
 from edgepack.model.errors import TruncatedModelError
-from edgepack.model.exported import NotExportedError, TorchExtraError, UnsafeProgramError
+from edgepack.model.exported import (
+    NotExportedError,
+    TorchExtraError,
+    UnsafeProgramError,
+    _written_anew,
+)
 
 _MODEL = "net/models/model.json"
 
@@ -70,6 +76,43 @@ def test_files_that_are_no_archives_are_named(tmp_path: Path) -> None:
     assert "but a pickle\n" in _refused(path, NotExportedError)
     path.write_bytes(b"")
     assert "but another kind of file\n" in _refused(path, NotExportedError)
+
+
+@pytest.mark.parametrize("again", [_MODEL, _MODEL.upper()])
+def test_two_of_one_name_are_refused(tmp_path: Path, again: str) -> None:
+    """PyTorch's reader may take the other one, whatever the case of its letters."""
+    path = _archive(tmp_path / "net.pt2", {_MODEL: {}})
+    with zipfile.ZipFile(path, "a") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        archive.writestr(again, json.dumps(_sizes("__import__('os')")))
+    assert "is in the archive twice" in _refused(path, NotExportedError)
+
+
+def test_an_archive_that_grows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "net.pt2"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(_MODEL, "{}")
+        archive.writestr("net/data/weights/weight_0", bytes(40 << 20))
+    assert "more than 20 times as large" in _refused(path, NotExportedError)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr(_MODEL, "{}")
+    _refused(path, NotExportedError)
+
+
+def test_pytorch_reads_what_was_checked(tmp_path: Path) -> None:
+    """A second program before, behind or between the first one's parts is not in what it gets."""
+    good = _archive(tmp_path / "good.pt2", {_MODEL: {}, "net/data/weights/weight_0": "w" * 100})
+    other = _archive(tmp_path / "other.pt2", {_MODEL: _sizes("__import__('os')"), "net/x": "x"})
+    mixed = tmp_path / "mixed.pt2"
+    mixed.write_bytes(other.read_bytes() + good.read_bytes())
+    for path in (good, mixed):
+        with _written_anew(path) as copy:
+            assert b"__import__" not in copy.read_bytes()
+            with zipfile.ZipFile(copy) as archive:
+                assert archive.namelist() == [_MODEL, "net/data/weights/weight_0"]
+                assert archive.read(_MODEL) == b"{}"
+                assert archive.read("net/data/weights/weight_0") == b"w" * 100
+        assert not copy.exists()
 
 
 def test_a_damaged_program_is_refused(tmp_path: Path) -> None:
