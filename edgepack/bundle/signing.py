@@ -177,8 +177,8 @@ def split_signatures(text: bytes) -> list[bytes]:
 
 
 def check_version(bundle: Bundle, key: Path) -> None:
-    """Raise UsageError for a bundle that must not be signed: this key signed another release of that
-    name and board before, with the same version, or this one has none. It is noted beside the key.
+    """Raise UsageError for a bundle that must not be signed: this key signed another release of
+    that name and board before, with the same version, or this one has none.
 
     Devices that have signers pinned tell old from new by the number alone.
     """
