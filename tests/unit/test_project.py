@@ -34,6 +34,7 @@ static = false
 optimize = "size"
 precision = "float16"
 quantized = "int8"
+compute = "cpu"
 
 [shapes]
 "image:0" = [1, 3, 8, 8]
