@@ -314,7 +314,12 @@ def _check_files(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     files = [(key, values[key]) for key in _PATHS]
     files += [(key, path) for key in ("boards", "golden_input", "records") for path in values[key]]
     for key, file in files:
-        if file is not None and not file.is_file():
+        try:
+            is_there = file is None or file.is_file()
+        except OSError as error:  # no file system has such a name
+            problem = f"{error.strerror}: {str(file)[:200]}"
+            raise ConfigError(f"{origins[key]}: {key}: {problem}") from None
+        if not is_there:
             raise ConfigError(
                 f"{origins[key]}: {key}: {'not a file' if file.exists() else 'no such file'}: "
                 f"{file}"

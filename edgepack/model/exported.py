@@ -102,7 +102,8 @@ def _check_archive(path: Path) -> None:
     except RuntimeError as error:
         # Encrypted, or packed in a way that zipfile doesn't know.
         raise _no_program(path, f"another kind of archive ({error})") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError):
+    # OSError is of offsets where no file has a place.
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError):
         with path.open("rb") as file:
             start = file.read(4)
         if start.startswith(b"PK"):

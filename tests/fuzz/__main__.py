@@ -8,30 +8,43 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import Protocol
 
 from edgepack.base.paths import set_cache_dir
-from tests import fuzz, readers
+from tests import fuzz, outside, readers
+
+
+class Mutants(Protocol):
+    """Makes mutants and tries them: how many were accepted, and refused."""
+
+    def __call__(self, count: int, *, seed: int) -> tuple[int, int]: ...
 
 
 def main() -> int:
-    """Run all targets for the same time each, and compare the readers of two languages as long."""
+    """Run all targets for the same time each, and compare the readers of two languages as long, and
+    try what only Python reads."""
     parser = argparse.ArgumentParser(prog="./dev fuzz")
     parser.add_argument("--seconds", type=int, default=600, help="for all targets together")
     parser.add_argument("--keep", action="store_true", help="add what reaches new code")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="only these")
     args = parser.parse_args()
-    known = {*fuzz.TARGETS, *readers.PAIRS}
+    known = {*fuzz.TARGETS, *readers.PAIRS, *outside.READERS}
     if unknown := set(args.targets) - known:
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     if cache := os.environ.get("EDGEPACK_CACHE"):
         set_cache_dir(Path(cache))
-    programs = fuzz.build(decoders=True)
-    runs = args.targets or [*programs, *readers.PAIRS]
+    # Some are Python alone, and need nothing to be built.
+    wanted = set(args.targets or known) - {*outside.READERS}
+    programs = fuzz.build(decoders=True) if wanted else {}
+    runs = args.targets or [*programs, *readers.PAIRS, *outside.READERS]
     seconds = max(1, args.seconds // len(runs))
     failed = False
     for target in runs:
         if pair := readers.PAIRS.get(target):
-            failed = not compare(target, pair, seconds) or failed
+            failed = not try_new(target, pair.compare_mutants, seconds, "read by both") or failed
+            continue
+        if reader := outside.READERS.get(target):
+            failed = not try_new(target, reader.try_mutants, seconds, "read or refused") or failed
             continue
         program = programs[target]
         outcome = fuzz.run(target, program, seconds=seconds, keep=args.keep)
@@ -46,19 +59,19 @@ def main() -> int:
     return int(failed)
 
 
-def compare(name: str, pair: readers.Readers, seconds: int) -> bool:
-    """Give two readers new mutants for `seconds`; whether they said the same of all."""
+def try_new(name: str, mutants: Mutants, seconds: int, what: str) -> bool:
+    """Give readers in Python new mutants for `seconds`; whether all was as it has to be."""
     end = time.monotonic() + seconds
-    compared = 0
+    tried = 0
     while time.monotonic() < end:
         seed = random.SystemRandom().randrange(1 << 32)
         try:
-            compared += sum(pair.compare_mutants(2000, seed=seed))
+            tried += sum(mutants(1000, seed=seed))
         except AssertionError as error:
             print(f"{name:<10} FAILED with seed {seed}", flush=True)
             sys.stderr.write(f"{error}\n")
             return False
-    print(f"{name:<10} clean: {compared} mutants read by both in {seconds} s", flush=True)
+    print(f"{name:<10} clean: {tried} mutants {what} in {seconds} s", flush=True)
     return True
 
 

@@ -133,7 +133,7 @@ bool HttpGuard::HasToken(std::string_view authorization) const {
   const auto basic = Credentials(authorization, "basic");
   const std::optional<std::string> pair = basic ? FromBase64(*basic) : std::nullopt;
   const std::size_t colon = pair ? pair->find(':') : std::string::npos;
-  return colon != std::string::npos && Equal(std::string_view(*pair).substr(colon + 1), token_);
+  return colon != std::string::npos && Equal(pair->substr(colon + 1), token_);
 }
 
 std::optional<HttpGuard::Denial> HttpGuard::Judge(const HttpRequest& head) const {

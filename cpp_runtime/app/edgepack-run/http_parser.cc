@@ -235,10 +235,11 @@ struct HttpParser::State {
     if (transfer_encoding.empty() || (transfer_encoding == "chunked" && machine.http_minor != 0)) {
       return (machine.flags & F_TRANSFER_ENCODING) != 0 && transfer_encoding.empty() ? 400 : 0;
     }
-    const std::size_t last = transfer_encoding.rfind(',');
-    const bool unknown = last != std::string::npos && machine.http_minor != 0 &&
-                         Trim(std::string_view(transfer_encoding).substr(last + 1)) == "chunked" &&
-                         transfer_encoding.find("chunked") > last;
+    const std::string_view codings = transfer_encoding;
+    const std::size_t last = codings.rfind(',');
+    const bool unknown = last != std::string_view::npos && machine.http_minor != 0 &&
+                         Trim(codings.substr(last + 1)) == "chunked" &&
+                         codings.find("chunked") > last;
     return unknown ? 501 : 400;
   }
 
