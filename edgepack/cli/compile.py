@@ -119,20 +119,21 @@ def explanation(compiled: CompiledModel) -> str:
     exact = {layer.layer: layer.exact for layer in compiled.layers if layer.exact}
     notes = [f"{name} stays float32: {why}" for name, why in exact.items()]
     limited = {
-        layer.layer: layer.most_results
+        layer.layer: (layer.most_results, layer.limited)
         for layer in compiled.layers
         if layer.most_results is not None
     }
-    notes += [_winograd_limit(name, most) for name, most in limited.items()]
+    notes += [_winograd_limit(name, most, why) for name, (most, why) in limited.items()]
     return "\n".join([table(rows, header.split(",")), *notes])
 
 
-def _winograd_limit(layer: str, most: int) -> str:
-    """Why a layer in half precision is not computed by larger tiles."""
-    why = f"would be less than {LEAST_WINOGRAD_DB:.0f} dB above its error in half precision"
+def _winograd_limit(layer: str, most: int, why: str) -> str:
+    """Why a layer is not computed by larger tiles."""
+    lost = f"it would be less than {LEAST_WINOGRAD_DB:.0f} dB above its error in half precision"
     if most == 0:
-        return f"{layer} is computed without Winograd's algorithm: with it, it {why}"
-    return f"{layer} may have Winograd's tiles of {most}x{most} results: with larger ones it {why}"
+        return f"{layer} is computed without Winograd's algorithm: {why or f'with it, {lost}'}"
+    why = why or f"with larger ones {lost}"
+    return f"{layer} may have Winograd's tiles of {most}x{most} results: {why}"
 
 
 def memory(compiled: CompiledModel) -> str:

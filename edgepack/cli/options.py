@@ -169,6 +169,13 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         "profile",
     )
     parser.add_argument(
+        "--exact",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="compute all convolutions without Winograd's algorithm, whose errors reach neighbours "
+        "(default: as the project file says for each layer)",
+    )
+    parser.add_argument(
         "--compile-memory-mb",
         type=positive,
         metavar="MB",
@@ -413,6 +420,7 @@ def project_of(args: argparse.Namespace) -> Project:
         "precision": args.precision,
         "quantized": args.quantized,
         "compute": args.compute,
+        "exact": args.exact,
         "compile_memory_mb": args.compile_memory_mb,
         "compile_cpu_s": args.compile_cpu_s,
         "golden_input": tuple(getattr(args, "golden_input", ())) or None,

@@ -57,6 +57,8 @@ class Planner:
         progress: Progress = NO_PROGRESS,
     ) -> None:
         self._model, self._board = model, board
+        # States are what the model made itself.
+        precision = replace(precision, bounded=precision.bounded | model.states.keys())
         self._rules = rules or table.RULES
         self._lean = growth < UNLIMITED
         self._growth = min(growth, memory.most_growth(model.expanded, board))
@@ -132,7 +134,10 @@ class Planner:
                     operator=block.operator,
                     states=block.states,
                     most=block.most,
-                    bodies=tuple(self._lowered(body, choices, FULL) for body in block.bodies),
+                    bodies=tuple(
+                        self._lowered(body, choices, _inside(body, precision))
+                        for body in block.bodies
+                    ),
                 )
                 for key, block in importer.blocks_of(imported).items()
             },
@@ -173,3 +178,9 @@ class Planner:
     @cached_property
     def _folded(self) -> Any:
         return lower.fold(self._imported, self.target, self._model)
+
+
+def _inside(body: Any, precision: Precision) -> Precision:
+    """The precision of a loop's or branch's body: what it reads is the network's own."""
+    names = frozenset(param.name for param in body["main"].params)
+    return replace(FULL, bounded=names, direct=precision.direct)

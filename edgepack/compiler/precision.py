@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,10 @@ class Precision:
 
     `quantized`, one of `QUANTIZED`, says what of a quantised model is done on integers. `floats`,
     if given, are the nodes that are not, by name, and why; then it is not looked for.
+
+    `bounded` are inputs, by name, whose values are as large as they were in training, such as
+    pixels; layers that read others take small tiles of Winograd's algorithm. `direct` layers, all
+    or those of some nodes, take none.
     """
 
     name: str = "float32"
@@ -47,6 +51,14 @@ class Precision:
     winograd: Mapping[str, int] = field(default_factory=dict)
     quantized: str = QUANTIZED[0]
     floats: Mapping[str, str] | None = None
+    bounded: frozenset[str] = frozenset()
+    direct: bool | frozenset[str] = False
+
+    def is_direct(self, nodes: Iterable[str]) -> bool:
+        """Whether a layer of some nodes is to be computed without Winograd's algorithm."""
+        if isinstance(self.direct, bool):
+            return self.direct
+        return not self.direct.isdisjoint(nodes)
 
     @property
     def is_half(self) -> bool:

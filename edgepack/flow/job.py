@@ -106,6 +106,7 @@ def make_job(project: Project) -> Job:
     toolchain = select(board, project.toolchain)
     model = read_model(spec_of(project))
     check_model(model)
+    _check_exact(project, model)
     preprocess = project.preprocess
     labels = read_labels(project.labels) if project.labels else None
     if labels is not None and project.postprocess is None:
@@ -156,11 +157,35 @@ def class_output(model: LoadedModel, postprocess: PostprocessSpec | None) -> int
 
 def precision_of(job: Job) -> Precision:
     """What the model is compiled to; of halves with the inputs that it will be compared on."""
-    name, quantized = job.project.precision, job.project.quantized
+    name, quantized, exact = job.project.precision, job.project.quantized, job.project.exact
+    direct = exact if isinstance(exact, bool) else frozenset(exact)
+    plain = Precision(quantized=quantized, bounded=_bounded(job), direct=direct)
     if name == FULL.name:
-        return Precision(quantized=quantized)
+        return plain
     samples = tuple(make_cases(job.model.inputs, job_inputs(job)).values())
-    return Precision(name=name, samples=samples, quantized=quantized)
+    return replace(plain, name=name, samples=samples)
+
+
+def _bounded(job: Job) -> frozenset[str]:
+    """The inputs whose values have the size that the model was trained with: photos."""
+    if job.preprocess is None:
+        return frozenset()
+    return frozenset([job.preprocess.input or job.model.given[0].name])
+
+
+def _check_exact(project: Project, model: LoadedModel) -> None:
+    """Raise ConfigError if a layer that is to be exact is none of the model's nodes."""
+    if isinstance(project.exact, bool):
+        return
+    names = {
+        node.name or next(filter(None, node.output), "") for node in walk_nodes(model.proto.graph)
+    }
+    for name in project.exact:
+        if name not in names:
+            raise ConfigError(
+                f"{project.origins['exact']}: exact: the model has no node '{name}'",
+                hint=perhaps(name, names) or "`edgepack compile --explain` lists the layers",
+            )
 
 
 def job_inputs(job: Job) -> list[Array]:
@@ -521,6 +546,10 @@ def _compile_key(
         "choices": {kernel: asdict(choice) for kernel, choice in choices.items()},
         "precision": precision.name,
         "quantized": precision.quantized,
+        "bounded": sorted(precision.bounded),
+        "direct": precision.direct
+        if isinstance(precision.direct, bool)
+        else sorted(precision.direct),
         "floats": None if floats is None else dict(floats),
         "samples": [
             hashlib.sha256(array.tobytes()).hexdigest()

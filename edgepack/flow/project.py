@@ -7,7 +7,8 @@
     [preprocess]    see `edgepack.preprocess`
     [postprocess]   see `edgepack.postprocess`
     [quantize]      images, judge: folders of photos; snr_db, budget: see `flow.quantize`
-    [compile]       memory_mb, cpu_s: what compiling may take on this machine
+    [compile]       memory_mb, cpu_s: what compiling may take on this machine; exact: layers
+                    without Winograd's algorithm
     [tune]          records: files of what was tuned on devices (default: tuning.jsonl, if there)
     [health]        timeout_s, max_latency_ms, max_memory_mb of the test on the device
     [service]       args, restart, watchdog_s, memory_mb, user: see `edgepack.service`
@@ -84,6 +85,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "precision": "float32",
     "quantized": QUANTIZED[0],
     "compute": COMPUTE[0],
+    "exact": False,
     "compile_memory_mb": None,
     "compile_cpu_s": None,
     "records": (),
@@ -127,7 +129,8 @@ class Project:
     stored, beyond the model's, to be faster. `precision` is one of `compiler.precision.PRECISIONS`,
     `quantized` one of `QUANTIZED` there, `compute` one of `COMPUTE`: the processor that runs the
     model. `compile_memory_mb` and `compile_cpu_s` limit what compiling may take, None for what
-    `limits_for` gives the model. `records` are files of `flow.records`, by which kernels are made.
+    `limits_for` gives the model. `exact` layers, all or those of some nodes, are computed without
+    Winograd's algorithm. `records` are files of `flow.records`, by which kernels are made.
     `health`
     bounds the test there, `service` says how it runs when nobody is logged in. `quantize` is for
     making a float model one on integers.
@@ -156,6 +159,7 @@ class Project:
     precision: str
     quantized: str
     compute: str
+    exact: bool | tuple[str, ...]
     compile_memory_mb: int | None
     compile_cpu_s: int | None
     records: tuple[Path, ...]
@@ -345,11 +349,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
     values = _read_project(table)
     if compiling is not None:
-        for key in ("memory_mb", "cpu_s"):
-            values[f"compile_{key}"] = limit = compiling.take(key, int, None)
-            if limit is not None and limit < 1:
-                raise compiling.fail(key, f"{limit} is below 1")
-        compiling.finish()
+        values |= _read_compiling(compiling)
     values["records"] = _take_records(path, tuning)
     values |= {"service": service, "health": parse_health(health) if health is not None else None}
     values["quantize"] = _read_quantize(quantize) if quantize is not None else None
@@ -435,6 +435,29 @@ def _take_records(path: Path, table: Table | None) -> tuple[Path, ...]:
     files = [table.file_inside("records", name) for name in table.take_list("records", str)]
     table.finish()
     return tuple(files)
+
+
+def _read_compiling(table: Table) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key in ("memory_mb", "cpu_s"):
+        values[f"compile_{key}"] = limit = table.take(key, int, None)
+        if limit is not None and limit < 1:
+            raise table.fail(key, f"{limit} is below 1")
+    values["exact"] = _read_exact(table)
+    table.finish()
+    return values
+
+
+def _read_exact(table: Table) -> bool | tuple[str, ...] | None:
+    """Whether all layers are to be exact, or the names of those that are."""
+    kind: Any = bool | list
+    value = table.take("exact", kind, None)
+    if not isinstance(value, list):
+        return value
+    for name in value:
+        if not isinstance(name, str):
+            raise table.fail("exact", f"{name!r} is not the name of a layer")
+    return tuple(value)
 
 
 def _read_quantize(table: Table) -> Quantizing:

@@ -43,6 +43,7 @@ mask = [1, 8]
 [compile]
 memory_mb = 4096
 cpu_s = 900
+exact = ["conv_0"]
 
 [tune]
 records = ["pi.jsonl", "sub/other.jsonl"]
@@ -128,6 +129,7 @@ def test_every_key(folder: Path) -> None:
     assert project.quantize == Quantizing(images=folder / "sub", snr_db=20, budget=0.05)
     assert not project.verify
     assert (project.compile_memory_mb, project.compile_cpu_s) == (4096, 900)
+    assert project.exact == ("conv_0",)
     assert project.records == (folder / "pi.jsonl", folder / "sub" / "other.jsonl")
     assert project.shapes == {"image:0": (1, 3, 8, 8), "mask": (1, 8)}
     assert project.states == {"past.*": "present.*"}
@@ -240,6 +242,8 @@ def test_flags_alone_are_enough(folder: Path) -> None:
         ('"float16"', '"float61"', "project.precision: unknown value.*perhaps you meant 'float16'"),
         ("[1, 0.5]", '["1"]', "set.scales: .* is not a number"),
         ("= 900", "= 0", "compile.cpu_s: 0 is below 1"),
+        ('["conv_0"]', "[1]", "compile.exact: 1 is not the name of a layer"),
+        ('["conv_0"]', '"yes"', "compile.exact: 'yes' is not "),
         ('"pets"', "3", "project.name: 3 is not a string"),
         ('"pynq"', '""', "project.board: is empty"),
         ("0.001", "0", "project.tolerance: 0.0 is not between"),

@@ -56,10 +56,10 @@ class LayerReport:
     "layout" for a change of layout, "generic" for what TVM lowered. `shape` is the result's as the
     model has it, `dtype` the type of its elements in memory, and `exact` says why that is float32
     where half precision was wanted. `most_results` are those of a tile, in one direction, that
-    Winograd's algorithm may make in half precision, for more would lose too much (0: none; None: no
-    such limit). `tile` is the register tile as pixels x vectors. `macs` are
-    multiply-adds, `cycles` the cost model's estimate for one core (0: none was made), `nbytes` what
-    is read and written, each tensor once.
+    Winograd's algorithm may make (0: none; None: no such limit), and `limited` says why; "": more
+    would lose too much in half precision. `tile` is the register tile as pixels x vectors. `macs`
+    are multiply-adds, `cycles` the cost model's estimate for one core (0: none was made), `nbytes`
+    what is read and written, each tensor once.
 
     `result` tells where its result is found: among the call's arguments, and `stored` how (None:
     as the model has it). `value` is the ONNX tensor that the result is; "" if it is none, or if
@@ -83,6 +83,7 @@ class LayerReport:
     stored: Stored | None = None
     signature: str = ""
     most_results: int | None = None
+    limited: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from tvm import relax
 from edgepack.compiler.integer import IntegerOperator
 from edgepack.compiler.layers.axis import Axis
 from edgepack.compiler.layers.quantized import Quantized
+from edgepack.compiler.origin import origin_of
 from edgepack.compiler.tiles.element import FLOAT32, Element
 from edgepack.compiler.tiles.expression import Expression
 
@@ -194,7 +195,8 @@ class Layer:
     mean over all pixels of each channel of `output`. Its images are kept as `element` (those it
     `reads` may have another one), and its weights stored as `weights`; `exact` says why not as
     halves, if that was wanted. Winograd's algorithm makes at most `most_results` results of a tile
-    in each direction, for more would cost too much accuracy; 0 is none, None says nothing.
+    in each direction, for more would cost too much accuracy, or for the reason that it is `limited`
+    for; 0 is none, None says nothing.
     Where a kernel has scratch memory as a matter of choice it takes at most `room` bytes; None says
     nothing.
     `bindings` are the Relax bindings that the layer was read from, which stay in the function if no
@@ -213,6 +215,7 @@ class Layer:
     weights: Element = FLOAT32
     exact: str = ""
     most_results: int | None = None
+    limited: str = ""
     room: int | None = None
     bindings: tuple[tuple[relax.Var, relax.Expr], ...] = field(default=(), repr=False)
 
@@ -227,6 +230,12 @@ class Layer:
         values = [value for _, value in self.bindings]
         is_one = len(values) == 1 and isinstance(self.operator, Foreign)
         return is_one and getattr(values[0], "op", None) == tvm.ir.Op.get("relax.reshape")
+
+    @property
+    def names(self) -> set[str]:
+        """The ONNX nodes that it was read from."""
+        origins = (origin_of(value) for _, value in self.bindings)
+        return {origin.name for origin in origins if origin is not None}
 
     @property
     def results(self) -> tuple[Value, ...]:

@@ -212,6 +212,7 @@ class _Emitter:
             exact=layer.exact,
             signature=signature_of(layer),
             most_results=layer.most_results,
+            limited=layer.limited,
             key=key_of_site(rule, site),
         )
         if layer.mean is not None:
@@ -370,12 +371,14 @@ class _Emitter:
         exact: str = "",
         signature: str = "",
         most_results: int | None = None,
+        limited: str = "",
         key: str = "",
     ) -> relax.Expr:
         """Emit a kernel's call; its result has `shape`, and is `shown` in the report.
 
-        `value`, `stored`, `signature` and `most_results` are the report's, `key` says all that
-        the kernel is made from. With a `mean`, the shape of a second result, it returns a tuple.
+        `value`, `stored`, `signature`, `most_results` and `limited` are the report's, `key` says
+        all that the kernel is made from. With a `mean`, the shape of a second result, it returns a
+        tuple.
         """
         name = self.kernels.add(kernel, key)
         types = [relax.TensorType(list(dims), dtype) for dims in (shape, mean) if dims]
@@ -402,6 +405,7 @@ class _Emitter:
                 stored=stored,
                 signature=signature,
                 most_results=most_results,
+                limited=limited,
             )
         )
         return self.builder.emit(call)

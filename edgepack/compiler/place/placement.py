@@ -34,6 +34,7 @@ from edgepack.compiler.layers.turn import Turned, turn
 from edgepack.compiler.origin import origin_of
 from edgepack.compiler.place import budget
 from edgepack.compiler.place.headroom import Headroom, lanes_of_joints, with_less
+from edgepack.compiler.place.limits import with_small_tiles
 from edgepack.compiler.place.order import as_late_as_possible
 from edgepack.compiler.place.parts import with_parts
 from edgepack.compiler.place.streams import in_rows_where_faster, with_streams
@@ -136,6 +137,7 @@ def place_layers(
     def arranged(some: Sequence[Layer]) -> _Arranged:
         turned = turn(fuse(some, outputs), outputs, cpu)
         made = [_with_precision(layer, precision, cpu) for layer in turned.layers]
+        made = with_small_tiles(made, main.params, precision)
         whole = {*outputs, *map(turned.now, outputs)}
         room = Headroom(made, whole, cpu)
         if lean:
