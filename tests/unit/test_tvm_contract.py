@@ -45,6 +45,8 @@ TESTED = {
     "tirx.noalias",
     "tirx.tvm_call_packed",
     "pragma_import_llvm",
+    "tirx.call_llvm_pure_intrin",
+    "tirx.call_pure_extern",
 }
 # A mark for TVM's default schedules, of which edgepack calls none.
 WITHOUT_EFFECT = {"tirx.is_scheduled"}
@@ -212,6 +214,17 @@ def test_import_llvm() -> None:
     marked = copied(no_alias=True)
     assert "asm sideeffect" not in llvm_ir(marked)
     assert "asm sideeffect" in llvm_ir(marked.with_body(tir.not_unrolled(marked.body)))
+
+
+def test_pure_calls() -> None:
+    """`tirx.call_pure_extern` and `tirx.call_llvm_pure_intrin` have what is called first."""
+    x = tirx.Var("x", "float32")
+    unknown = tirx.call_pure_extern("float32", "name", x)
+    assert (unknown.op.name, unknown.args[0].value) == ("tirx.call_pure_extern", "name")
+    fence = tir.fence(x)
+    assert fence.op.name == "tirx.call_llvm_pure_intrin"
+    assert tir.in_fence(fence).same_as(x)
+    assert tir.in_fence(unknown) is None
 
 
 def test_build_llvm() -> None:

@@ -11,7 +11,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from edgepack.base import apart
-from edgepack.compiler.backend import share
+from edgepack.compiler.backend import exact, share
 from edgepack.compiler.backend.code import KeptCode, key_of
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.schedule.vectors import to_loops
@@ -29,11 +29,13 @@ _PASSES = (
     tirx.transform.BF16ComputeLegalize,
     lambda: tirx.transform.NarrowDataType(32),
     tirx.transform.VectorizeLoop,
+    exact.hide,
     tirx.transform.UnrollLoop,
     s_tir.transform.RenormalizeSplitPattern,
     tirx.transform.StmtSimplify,
     tirx.transform.RemoveNoOp,
     s_tir.transform.RewriteUnsafeSelect,
+    exact.show,
     tirx.transform.CommonSubexprElim,
     tirx.transform.SplitHostDevice,
     tirx.transform.MakePackedAPI,

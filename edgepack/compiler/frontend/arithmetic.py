@@ -149,32 +149,14 @@ def prelu(node: Node) -> relax.Expr | None:
 
 
 def extreme_of(operator: Callable[..., relax.Expr]) -> Callable[[Node], relax.Expr]:
-    """Max or Min of tensors, two by two, where TVM would stack all and reduce.
-
-    NaN stays NaN, as onnxruntime has it.
-    """
-
-    def of_two(node: Node, one: relax.Expr, other: relax.Expr) -> relax.Expr:
-        # `operator` takes the second if one of them is NaN.
-        if isinstance(other, tvm.ir.GenericConst):
-            one, other = other, one
-        made = node.emit(operator(one, other))
-        is_float = dtype_of(one).startswith("float")
-        if not is_float or (
-            isinstance(one, tvm.ir.GenericConst) and not np.isnan(one.value.numpy()).any()
-        ):
-            return made
-        # No size of a number is above infinity; vectors have no question for NaN.
-        infinity = relax.const(np.inf, dtype_of(one))
-        is_number = node.emit(relax.op.less_equal(node.emit(relax.op.abs(one)), infinity))
-        return node.emit(relax.op.where(is_number, made, one))
+    """Max or Min of tensors, two by two, where TVM would stack all and reduce."""
 
     def convert(node: Node) -> relax.Expr:
         left = list(node.inputs)
         while len(left) > 1:
             pairs = zip(left[::2], left[1::2], strict=False)
             rest = left[len(left) // 2 * 2 :]
-            left = [of_two(node, *pair) for pair in pairs] + rest
+            left = [node.emit(operator(*pair)) for pair in pairs] + rest
         return left[0]
 
     return convert

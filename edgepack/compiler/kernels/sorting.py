@@ -20,7 +20,7 @@ def top(
     """A kernel from a tensor [outer, size, inner] to its first `count` elements along the middle.
 
     Arguments: source; values [outer, count, inner], their positions (int64); scratch of two rows of
-    positions [2, size] int32. NaN has no place of its own: it is neither larger nor smaller.
+    positions [2, size] int32. NaN comes last, be the others the largest or the smallest.
     """
     outer, size, inner = shape
     source = tir.buffer("source", shape, dtype)
@@ -34,7 +34,11 @@ def top(
 
         def better(theirs: tirx.Expr, mine: tirx.Expr) -> tuple[None, tirx.Expr]:
             one, other = key(mine), key(theirs)
-            return None, other > one if largest else other < one
+            comes_first = other > one if largest else other < one
+            if "float" in dtype:
+                is_nan, is_number = tirx.NE(one, one), tirx.EQ(other, other)
+                comes_first = tirx.Or(comes_first, tirx.And(is_nan, is_number))
+            return None, comes_first
 
         start = tir.loop_of("i", size, lambda i: tir.store(order, tir.expr(i), [0, i]))
         passes, half = merged(order, size, size, better)

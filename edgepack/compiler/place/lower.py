@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 
 import tvm
-from tvm import relax, te, tirx, topi
+from tvm import relax
 
 from edgepack.base import apart
 from edgepack.compiler import place
@@ -18,6 +18,7 @@ from edgepack.compiler.errors import DATA_SHAPE_HINT, ImportModelError
 from edgepack.compiler.layers.quantized import keep_integers
 from edgepack.compiler.layers.quotients import as_products
 from edgepack.compiler.origin import Origin, origin_of
+from edgepack.compiler.place.legalize import LEGALIZATIONS
 from edgepack.compiler.precision import FULL, Precision
 from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.rules.table import RULES
@@ -66,9 +67,7 @@ def lower_rest(module: tvm.IRModule, target: tvm.target.Target, model: LoadedMod
     """
     transform = relax.transform
     passes = [
-        transform.LegalizeOps(
-            {"relax.nn.pad": _pad, "relax.max": _extremum, "relax.min": _extremum}
-        ),
+        transform.LegalizeOps(LEGALIZATIONS),
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),
         # Before anything is fused: a reshape is no work, but in a kernel it hides which of its
@@ -90,49 +89,6 @@ def fold(module: tvm.IRModule, target: tvm.target.Target, model: LoadedModel) ->
     folded = as_products(folded)
     _check_shapes(folded["main"], model)
     return folded
-
-
-def _pad(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Reflected borders as choices, which `schedule.pieces` knows, not as absolute values."""
-    if call.attrs.pad_mode != "reflect":
-        return call.op.get_attr("FLegalize")(builder, call)
-    before, after = (list(call.attrs.pad_width)[i::2] for i in (0, 1))
-    return builder.call_te(topi.nn.mirror_pad, call.args[0], before, after, "REFLECT")
-
-
-def _extremum(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """The largest of floats from -infinity on, where TVM begins with the least finite number."""
-    data, name = call.args[0], call.op.name.removeprefix("relax.")
-    shape, dtype = list(data.ty.shape), str(data.ty.dtype)
-    if "float" not in dtype:
-        return call.op.get_attr("FLegalize")(builder, call)
-    axes = call.attrs.axis
-    chosen = range(len(shape)) if axes is None else sorted(int(axis) % len(shape) for axis in axes)
-    kept = [axis for axis in range(len(shape)) if axis not in chosen]
-    first = tirx.const(float("-inf") if name == "max" else float("inf"), dtype)
-
-    def combine(one: tirx.Var, other: tirx.Var) -> tirx.Expr:
-        return tirx.max(one, other) if name == "max" else tirx.min(one, other)
-
-    reducer = te.comm_reducer(combine, lambda _: first, name=name)
-
-    def reduced(tensor: te.Tensor) -> te.Tensor:
-        over = {axis: te.reduce_axis((0, shape[axis]), name=f"k{axis}") for axis in chosen}
-        keeps = bool(call.attrs.keepdims)
-
-        def element(*at: tirx.Var) -> tirx.Expr:
-            places = dict(zip(kept, [at[axis] for axis in kept] if keeps else at, strict=True))
-            index = [over[axis] if axis in over else places[axis] for axis in range(len(shape))]
-            return reducer(tensor[tuple(index)], axis=list(over.values()))
-
-        extents = [
-            1 if axis in chosen else shape[axis]
-            for axis in range(len(shape))
-            if keeps or axis in kept
-        ]
-        return te.compute(extents, element, name=name)
-
-    return builder.call_te(reduced, data, primfunc_name_hint=name)
 
 
 def _apply(

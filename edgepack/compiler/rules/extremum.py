@@ -47,8 +47,8 @@ def make(
     """The kernel of `relax.argmax` or `relax.argmin`, None for anything else.
 
     Where the axis was reversed before (how TVM writes `select_last_index`), the kernel looks for
-    the last one instead and counts from the end. NaN is neither larger nor smaller than a number:
-    the index in a row with one is in range, but of no meaning.
+    the last one instead and counts from the end. NaN is never found, unless it is the very
+    first element: onnxruntime compares one element after the other with the best so far.
     """
     name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
     if name not in _OPERATORS or call.attrs.axis is None:
@@ -128,9 +128,20 @@ class Extremum:
 
     def _beats(self, later: tirx.Expr, earlier: tirx.Expr) -> tirx.Expr:
         """Whether an element takes the place of one before it."""
+        if not self._has_nan:
+            if self.reverse:
+                return later >= earlier if self.largest else later <= earlier
+            return later > earlier if self.largest else later < earlier
+        # What is no number yields to one.
         if self.reverse:
-            return later >= earlier if self.largest else later <= earlier
-        return later > earlier if self.largest else later < earlier
+            stays = later < earlier if self.largest else later > earlier
+        else:
+            stays = later <= earlier if self.largest else later >= earlier
+        return tirx.And(tirx.Not(stays), tirx.EQ(later, later))
+
+    @property
+    def _has_nan(self) -> bool:
+        return _COMPARED[self.dtype] == "float32"
 
     def _better(self, steps: list[tir.Stmt], lanes: int, one: _Best, other: _Best) -> _Best:
         """Of two elements anywhere the better one, or of equal ones the one to be preferred.
@@ -140,7 +151,12 @@ class Extremum:
         """
         better = other[0] > one[0] if self.largest else other[0] < one[0]
         preferred = other[1] > one[1] if self.reverse else other[1] < one[1]
-        take = tirx.Or(better, tirx.And(tirx.EQ(other[0], one[0]), preferred))
+        equal = tirx.EQ(other[0], one[0])
+        if self._has_nan:
+            mine, theirs = (tirx.NE(value, value) for value, _ in (one, other))
+            equal = tirx.Or(equal, tirx.And(mine, theirs))
+            better = tirx.Or(better, tirx.And(mine, tirx.Not(theirs)))
+        take = tirx.Or(better, tirx.And(equal, preferred))
         (value,), (index,) = self._places(1, lanes)
         steps += [
             value.declare(),
@@ -150,7 +166,11 @@ class Extremum:
         ]
         return value.get(), index.get()
 
-    def _result(self, index: tirx.Expr, lanes: int) -> tirx.Expr:
+    def _result(self, index: tirx.Expr, first: tirx.Expr, lanes: int) -> tirx.Expr:
+        """What is stored; `first` are the elements that come first."""
+        if self._has_nan:
+            zero = tir.spread(tir.integer(0), lanes)
+            index = tirx.Select(tirx.EQ(first, first), index, zero)
         if self.reverse:
             index = tir.spread(tir.integer(self.size - 1), lanes) - index
         return tirx.Cast(_type("int64", lanes), index)
@@ -232,8 +252,8 @@ class Extremum:
             if self.size > 1
             else None,
             *(
-                tir.store(target, self._result(index.get(), lanes), [outer, at], lanes)
-                for index, at in zip(indices, columns, strict=True)
+                tir.store(target, self._result(index.get(), value, lanes), [outer, at], lanes)
+                for index, at, value in zip(indices, columns, values(0), strict=True)
             ),
         )
 
@@ -271,7 +291,8 @@ class Extremum:
         for k in range(self.size - rest % lanes, self.size):
             element = self._load(source, [outer, k, 0], 1)
             result = self._better(steps, 1, result, (element, tir.integer(k)))
-        steps.append(tir.store(target, self._result(result[1], 1), [outer, 0]))
+        first_element = self._load(source, [outer, 0, 0], 1)
+        steps.append(tir.store(target, self._result(result[1], first_element, 1), [outer, 0]))
         zero = tir.spread(tir.integer(0), lanes)
         return tir.sequence(
             *(local.declare() for local in (*bests, *indices)),

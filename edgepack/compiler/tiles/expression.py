@@ -59,21 +59,21 @@ Expression = tuple[Operation, ...]
 
 
 def _prelu(x: tirx.Expr, slope: tirx.Expr, scope: Scope) -> tirx.Expr:
-    zero = scope.c(0.0)
-    return tirx.max(x, zero) + tirx.min(x, zero) * slope
+    return tirx.Select(x < scope.c(0.0), x * slope, x)
 
 
 # Name -> (number of arguments, the arithmetic; its last argument is where it binds values).
 FUNCTIONS: dict[str, tuple[int, Callable[..., tirx.Expr]]] = {
-    "add": (2, lambda a, b, _: a + b),
-    "subtract": (2, lambda a, b, _: a - b),
-    "multiply": (2, lambda a, b, _: a * b),
-    "divide": (2, lambda a, b, _: a / b),
-    "maximum": (2, lambda a, b, _: tirx.max(a, b)),
-    "minimum": (2, lambda a, b, _: tirx.min(a, b)),
+    # Nodes, for what Python's operators return is folded as real numbers are: x * 0 is 0.
+    "add": (2, lambda a, b, _: tirx.Add(a, b)),
+    "subtract": (2, lambda a, b, _: tirx.Sub(a, b)),
+    "multiply": (2, lambda a, b, _: tirx.Mul(a, b)),
+    "divide": (2, lambda a, b, _: tirx.Div(a, b)),
+    "maximum": (2, lambda a, b, _: tirx.Max(a, b)),
+    "minimum": (2, lambda a, b, _: tirx.Min(a, b)),
     "prelu": (2, _prelu),
-    "negative": (1, lambda a, scope: scope.c(0.0) - a),
-    "abs": (1, lambda a, scope: tirx.max(a, scope.c(0.0) - a)),
+    "negative": (1, lambda a, scope: tirx.Mul(a, scope.c(-1.0))),
+    "abs": (1, lambda a, _: tirx.abs(a)),
     "sqrt": (1, lambda a, _: tirx.sqrt(a)),
     "exp": (1, functions.exp),
     "log": (1, functions.log),
@@ -126,8 +126,11 @@ def evaluate(
             case Operand():
                 return operand(item.index, item.pixel)
 
-    for operation in expression:
+    added = _added(expression)
+    for index, operation in enumerate(expression, 1):
         _, compute = FUNCTIONS[operation.name]
+        if operation.name == "multiply" and index in added:
+            compute = _rounded_product
         result = compute(*(argument(item) for item in operation.arguments), scope)
         inner = [depths[item.index] for item in operation.arguments if isinstance(item, Step)]
         depth = max(inner, default=0) + (operation.name in LONG)
@@ -140,6 +143,33 @@ def evaluate(
         values.append(names.bind("v", result))
         depths.append(depth)
     return values[-1]
+
+
+def _rounded_product(a: tirx.Expr, b: tirx.Expr, _: Scope) -> tirx.Expr:
+    return tir.rounded_product(a, b)
+
+
+def _added(expression: Expression) -> set[int]:
+    """The steps whose products are rounded before they are added, as ONNX's operators are.
+
+    What is scaled and shifted by channel may be rounded once: a normalisation is one operator.
+    """
+    found = set()
+    for operation in expression:
+        if operation.name in ("add", "subtract"):
+            by_channel = any(isinstance(item, PerChannel) for item in operation.arguments)
+            for item in operation.arguments:
+                if (
+                    isinstance(item, Step)
+                    and item.index
+                    and not (by_channel and _is_by_channel(expression[item.index - 1]))
+                ):
+                    found.add(item.index)
+    return found
+
+
+def _is_by_channel(operation: Operation) -> bool:
+    return any(isinstance(item, PerChannel) for item in operation.arguments)
 
 
 # Constants that exporters round are as good as the exact ones if they are so near.

@@ -254,8 +254,8 @@ def _wave(x: tirx.Expr, scope: Scope, quarter: int) -> tirx.Expr:
 # Larger whole exponents are rare enough for libm.
 _MOST_WHOLE = 64
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
-# Where tanh is 1 to float32's precision.
-_TANH_ENDS = 7.90531110763549805
+# Where Eigen's function is 1, whether multiply-adds are fused or not; tanh is from 7.91 on.
+_TANH_ENDS = 9.0
 # Where the normal distribution's share below is 1 but for what `gelu` may be wrong by.
 _GELU_ENDS = 5.15
 

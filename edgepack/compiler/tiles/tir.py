@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TypeAlias
 
 import tvm
@@ -33,6 +34,32 @@ def expr(value: Expr) -> tirx.Expr:
 def number(value: float, dtype: str, lanes: int = 1) -> tirx.Expr:
     """A constant of a floating-point type, in every lane."""
     return spread(tirx.FloatImm(dtype, value), lanes)
+
+
+def rounded_product(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+    """a * b as a number of its type, which LLVM does not fuse into a sum that follows."""
+    product = tirx.Mul(a, b)
+    return fence(product) if str(product.ty.dtype).startswith(("float32", "float64")) else product
+
+
+def fence(value: tirx.Expr) -> tirx.Expr:
+    """A float as it is, of which nobody knows how it was made. It takes no instruction."""
+    return tirx.call_llvm_pure_intrin(str(value.ty.dtype), _FENCE, value)
+
+
+def in_fence(call: tvm.ir.Call) -> tirx.Expr | None:
+    """What a `fence` is around; None if it is none."""
+    if not isinstance(call.op, tvm.ir.Op) or call.op.name != "tirx.call_llvm_pure_intrin":
+        return None
+    return call.args[1] if int(call.args[0]) == _fence_number() else None
+
+
+_FENCE = "llvm.arithmetic.fence"
+
+
+@cache
+def _fence_number() -> int:
+    return int(tirx.call_llvm_pure_intrin("float32", _FENCE, tirx.FloatImm("float32", 0)).args[0])
 
 
 def cast(value: tirx.Expr, dtype: str) -> tirx.Expr:

@@ -14,6 +14,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer, detect_linear_equation
 
+from edgepack.compiler.backend import exact
 from edgepack.compiler.tiles import tir
 
 # More pieces than this are more code than they save.
@@ -44,7 +45,7 @@ def _piece(loop: tirx.For, first: int, last: int) -> tirx.For:
     analyzer.bind(counter, tvm.ir.Range(0, last - first))
     at = counter + first if first else counter
     value, index = (
-        analyzer.simplify(substituted(item, loop.loop_var, at))
+        exact.shown(analyzer.simplify(substituted(exact.hidden(item), loop.loop_var, at)))
         for item in (loop.body.value, loop.body.indices[0])
     )
     return tir.loop(counter, last - first, tirx.BufferStore(loop.body.buffer, value, [index]))

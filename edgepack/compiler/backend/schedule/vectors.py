@@ -19,6 +19,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.sym import Analyzer, detect_linear_equation
 
+from edgepack.compiler.backend import exact
 from edgepack.compiler.backend.schedule.narrow import narrowed
 from edgepack.compiler.backend.schedule.pieces import cut, substituted
 from edgepack.compiler.tiles import functions, tir
@@ -45,7 +46,7 @@ _TO_LOOPS = tvm.transform.Sequential(
 
 def to_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """A function of blocks as loops over flat buffers."""
-    return _TO_LOOPS(tvm.IRModule({"main": function}))["main"]
+    return exact.without_floats(lambda it: _TO_LOOPS(tvm.IRModule({"main": it}))["main"], function)
 
 
 def vectorise(function: tirx.PrimFunc, cpu: CpuModel) -> tirx.PrimFunc:
@@ -416,7 +417,18 @@ def _is_linear(expr: tirx.Expr, loop: tirx.For, *, special: bool) -> bool:
 
 # Calls that have a form on vectors; `if_then_else` is the one that matters that has none.
 _ON_VECTORS = frozenset(
-    {"ceil", "fabs", "floor", "nearbyint", "reinterpret", "round", "rsqrt", "sqrt", "trunc"}
+    {
+        "call_llvm_pure_intrin",
+        "ceil",
+        "fabs",
+        "floor",
+        "nearbyint",
+        "reinterpret",
+        "round",
+        "rsqrt",
+        "sqrt",
+        "trunc",
+    }
     | {f"bitwise_{name}" for name in ("and", "or", "xor", "not")}
     | {"shift_left", "shift_right"}
 )

@@ -1,0 +1,133 @@
+"""Floats as IEEE 754 has them, where TVM takes them for real numbers.
+
+TVM's simplifier makes `a` of `(a + 1e8) - 1e8`, 0 of `a - a` and `b <= a` of `not a < b`: false for
+NaN, for infinities, and for all that is rounded. So arithmetic on floats is hidden from it, as
+calls of functions that it does not know, and is shown again to LLVM, which knows IEEE 754.
+
+`max(a, b)` is `b` in TVM if either is NaN. Here it is NaN if either is, and so is `min`:
+
+    ARM     fmax, vmax.f32: one instruction
+    x86     its own `max` does if the first operand is a known number; else one more comparison
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles.cpu import cpu_model
+from edgepack.compiler.tiles.element import FLOAT16
+
+_COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+_KINDS = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max, *_COMPARISONS)
+_PREFIX = "edgepack.exact."
+_BY_NAME = {_PREFIX + kind.__name__: kind for kind in _KINDS}
+_CALL = "tirx.call_pure_extern"
+# LLVM's names of what IEEE 754 calls maximum and minimum.
+_INTRINSICS = {tirx.Max: "llvm.maximum", tirx.Min: "llvm.minimum"}
+
+
+def hide() -> tvm.transform.Pass:
+    """A pass that hides arithmetic on floats from those that follow."""
+    return _on_each("edgepack.HideFloats", lambda body, _: hidden(body))
+
+
+def show() -> tvm.transform.Pass:
+    """A pass that shows it again, with maxima and minima that are NaN where an operand is."""
+    return _on_each("edgepack.ShowFloats", lambda body, target: _shown(body, _propagating(target)))
+
+
+def _on_each(
+    name: str, change: Callable[[tirx.Stmt, tvm.target.Target], tirx.Stmt]
+) -> tvm.transform.Pass:
+    def run(
+        function: tirx.PrimFunc, _module: tvm.IRModule, _context: tvm.transform.PassContext
+    ) -> tirx.PrimFunc:
+        return function.with_body(change(function.body, function.attrs["target"]))
+
+    return tirx.transform.prim_func_pass(run, opt_level=0, name=name)
+
+
+def without_floats(
+    simplify: Callable[[tirx.PrimFunc], tirx.PrimFunc], function: tirx.PrimFunc
+) -> tirx.PrimFunc:
+    """What `simplify` makes of a function, whose arithmetic on floats it does not see."""
+    made = simplify(function.with_body(hidden(function.body)))
+    return made.with_body(shown(made.body))
+
+
+def shown(body: tirx.Stmt | tirx.Expr) -> tirx.Stmt | tirx.Expr:
+    """What `hidden` hid, as it was."""
+    return _shown(body, lambda item: item)
+
+
+def hidden(body: tirx.Stmt | tirx.Expr) -> tirx.Stmt | tirx.Expr:
+    """A statement, or an expression, whose arithmetic on floats is calls of unknown functions."""
+
+    def hide_one(item: tirx.Expr) -> tirx.Expr:
+        if not _is_float(item.a):
+            return item
+        name = _PREFIX + type(item).__name__
+        return tirx.call_pure_extern(str(item.ty.dtype), name, item.a, item.b)
+
+    return tvm_ffi.structural_map(body, (_KINDS, hide_one))
+
+
+def _shown(
+    body: tirx.Stmt | tirx.Expr, make: Callable[[tirx.Expr], tirx.Expr]
+) -> tirx.Stmt | tirx.Expr:
+    def show_one(call: tvm.ir.Call) -> tirx.Expr:
+        known = tir.in_fence(call)
+        if isinstance(known, tirx.FloatImm | tirx.Broadcast):
+            return known
+        if not isinstance(call.op, tvm.ir.Op) or call.op.name != _CALL:
+            return call
+        kind = _BY_NAME.get(call.args[0].value)
+        return call if kind is None else make(kind(*call.args[1:]))
+
+    return tvm_ffi.structural_map(body, (tvm.ir.Call, show_one))
+
+
+def _propagating(target: tvm.target.Target) -> Callable[[tirx.Expr], tirx.Expr]:
+    """How a maximum or minimum is NaN if an operand is, on a CPU, and NaN unequal to all; other
+    operations stay."""
+    triple, has_instruction = str(target.attrs["mtriple"]), set()
+    if triple.startswith("aarch64"):
+        has_instruction = {"float32", "float64"}
+        if cpu_model(target).computes(FLOAT16):
+            has_instruction |= {"float16"}
+    elif triple.startswith("arm"):
+        has_instruction = {"float32"}
+
+    def make(item: tirx.Expr) -> tirx.Expr:
+        if isinstance(item, tirx.NE):
+            # LLVM is asked for `one` by TVM, which is false for NaN.
+            return tirx.Not(tirx.EQ(item.a, item.b))
+        intrinsic = _INTRINSICS.get(type(item))
+        if intrinsic is None:
+            return item
+        if str(item.a.ty.dtype.with_lanes(1)) in has_instruction:
+            return tirx.call_llvm_pure_intrin(str(item.ty.dtype), intrinsic, item.a, item.b)
+        if _is_number(item.a):
+            return item
+        if _is_number(item.b):
+            return type(item)(item.b, item.a)
+        return tirx.Select(tirx.EQ(item.a, item.a), item, item.a)
+
+    return make
+
+
+def _is_number(value: tirx.Expr) -> bool:
+    """Whether it is known, and not NaN."""
+    if isinstance(value, tirx.Broadcast):
+        value = value.value
+    return isinstance(value, tirx.FloatImm) and not math.isnan(value.value)
+
+
+def _is_float(value: tirx.Expr) -> bool:
+    return str(value.ty.dtype).startswith("float")
