@@ -139,7 +139,7 @@ FAMILIES = [element_wise, comparisons, reductions, epilogues]
 
 def windows(image: np.ndarray, size: int, step: int) -> np.ndarray:
     cut = np.lib.stride_tricks.sliding_window_view(image, (size, size), axis=(2, 3))
-    return cut[:, :, ::step, ::step].max(axis=(-1, -2))
+    return np.asarray(cut[:, :, ::step, ::step].max(axis=(-1, -2)))
 
 
 def maxima(name: str, given: dict[str, np.ndarray]) -> np.ndarray | None:
@@ -150,7 +150,7 @@ def maxima(name: str, given: dict[str, np.ndarray]) -> np.ndarray | None:
         extreme = np.max if operator == "ReduceMax" else np.min
         return np.asarray(extreme(given[words[0]], axis=axes, keepdims=True))
     if operator == "GlobalMaxPool":
-        return given["image"].max(axis=(2, 3), keepdims=True)
+        return np.asarray(given["image"].max(axis=(2, 3), keepdims=True))
     if operator == "MaxPool":
         return windows(given["image"], int(words[0]), int(words[0]) - 1)
     return None

@@ -117,7 +117,9 @@ def test_results_stay(name: str) -> None:
     wide = onnx.shape_inference.infer_shapes(after).graph
     ends = {value.name for value in (*wide.input, *wide.output)}
     inner = [value for value in wide.value_info if value.name not in ends]
-    assert all(value.type.tensor_type.elem_type != HALF for value in inner)
+    halves = [v.name for v in inner if v.type.tensor_type.elem_type == HALF]
+    # What a cast of the model rounds to.
+    assert all(name.endswith("/float16") for name in halves)
 
 
 def test_a_model_without_is_the_same() -> None:

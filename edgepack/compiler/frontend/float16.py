@@ -1,4 +1,4 @@
-"""Models of float16 compute in float32.
+"""Models of float16 compute in float32; their casts to float16 round.
 
 The CPUs of most boards convert float16, and do no arithmetic on it. float32 is faster there and
 more exact; a model's inputs and outputs stay what they are.
@@ -33,9 +33,15 @@ def widened(proto: onnx.ModelProto) -> onnx.ModelProto:
     constants = {tensor.name for tensor in graph.initializer}
     inputs = [v for v in graph.input if _is_half(v) and v.name not in constants]
     outputs = [v for v in graph.output if _is_half(v)]
+    rounding = {
+        node.output[0]
+        for node in walk_nodes(graph)
+        if node.op_type == "Cast" and any(item.i == _HALF for item in node.attribute)
+    }
     for item, field in _types(graph):
         if getattr(item, field) == _HALF:
             _widen(item, field)
+    _round_casts(graph, rounding)
     for value in (*inputs, *outputs):
         _set_type(value, _HALF)
     taken = {name for node in walk_nodes(graph) for name in (*node.input, *node.output)}
@@ -65,6 +71,26 @@ def _set_type(value: onnx.ValueInfoProto, dtype: int) -> None:
 
 def _cast(source: str, target: str, to: int) -> onnx.NodeProto:
     return helper.make_node("Cast", [source], [target], name=f"{target}/cast", to=to)
+
+
+def _round_casts(graph: onnx.GraphProto, names: set[str]) -> None:
+    """Let casts to float16 round whose results have these names."""
+    nodes = []
+    for node in graph.node:
+        nodes.append(node)
+        if node.op_type == "Cast" and node.output[0] in names:
+            (name,) = node.output
+            node.output[0] = f"{name}/float16"
+            next(item for item in node.attribute if item.name == "to").i = _HALF
+            back = _cast(node.output[0], name, _SINGLE)
+            back.name = f"{node.name or name}/float32"
+            nodes.append(back)
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                _round_casts(inner, names)
+    copied = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copied)
 
 
 def _unused(name: str, taken: set[str]) -> str:

@@ -34,6 +34,7 @@ from edgepack.compiler.frontend.expand import expand
 from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.frontend.folding import FoldByNumpy, fold, fold_by_reference
 from edgepack.compiler.frontend.load import CheckedModel
+from edgepack.compiler.frontend.narrow_floats import check_narrow_floats
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, check_operators
 from edgepack.compiler.frontend.quantized import Recognition, with_integers
 from edgepack.compiler.frontend.scattering import with_parts, with_windows
@@ -71,6 +72,7 @@ def _imported(model: LoadedModel, ready: Prepared) -> tvm.IRModule:
     """A model that is prepared, and its blocks."""
     proto = ready.proto
     check_operators(model.path, proto)
+    check_narrow_floats(model.path, proto)
     blocks = {
         key: [
             *(block.name, block.operator, block.states, block.most),

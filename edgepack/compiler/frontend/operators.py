@@ -25,6 +25,7 @@ from edgepack.compiler.frontend import (
     forms,
     integers,
     machines,
+    narrow_floats,
     nonfinite,
     recurrent,
     scattering,
@@ -161,7 +162,7 @@ OPERATORS: Mapping[str, Operator] = {
     "BoundedNonZero": Operator(domain=DOMAIN, convert=selection.nonzero),
     "BoundedPlaces": Operator(domain=DOMAIN, convert=selection.places),
     "BoundedUnique": Operator(domain=DOMAIN, convert=selection.unique),
-    "Cast": Operator(convert=conversions.cast),
+    "Cast": Operator(convert=narrow_floats.cast),
     "CastMap": _OF_MAPS,
     "CategoryMapper": _never(*_WORDS, _CLASSIC),
     # What `blocks` puts in the place of If.
