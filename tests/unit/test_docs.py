@@ -50,13 +50,22 @@ def test_device_tool_page_has_its_help() -> None:
 
 
 def test_each_claim_of_the_threat_model_has_its_test() -> None:
+    """Each attacker has a table, each of its rows names tests, and each of those can fail."""
     page = (ROOT / "docs" / "concepts" / "threat-model.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| ") and "| test |" not in line]
     named = [re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", row) for row in rows]
     assert len(rows) > 20
     assert all(named)
-    for file, name in (test for tests in named for test in tests):
-        assert f"def {name}(" in (ROOT / file).read_text(), name
+    for attacker in page.split("\n## ")[1:]:
+        assert "\n| cannot | test |\n" in attacker, attacker.partition("\n")[0]
+    for file, name in {test for tests in named for test in tests}:
+        functions = {
+            node.name: node
+            for node in ast.walk(ast.parse((ROOT / file).read_text()))
+            if isinstance(node, ast.FunctionDef)
+        }
+        failing = {own for own, node in functions.items() if _can_fail(node, {"raises", "fail"})}
+        assert _can_fail(functions[name], failing | {"raises", "fail", "run"}), f"{file}::{name}"
 
 
 def test_the_python_guide_is_python_that_calls_what_is_there() -> None:
@@ -111,3 +120,16 @@ def test_the_description_for_an_index_needs_no_other_file() -> None:
     assert re.findall(r"\]\((?!https://)", text) == []
     # One project, described once.
     assert text.split("\n\n")[1] == (ROOT / "README.md").read_text().split("\n\n")[1]
+
+
+def _can_fail(function: ast.FunctionDef, helpers: set[str]) -> bool:
+    """Whether it asserts something, or calls one of `helpers`, which do."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert):
+            return True
+        if isinstance(node, ast.Call):
+            called = node.func
+            name = getattr(called, "attr", None) or getattr(called, "id", "")
+            if name in helpers:
+                return True
+    return False
