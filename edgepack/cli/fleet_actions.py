@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import tempfile
 from collections.abc import Callable
@@ -85,8 +86,10 @@ def _deploy(args: argparse.Namespace, console: Console) -> int:
         options=options,
         service=args.service,
     )
-    rollout = Rollout(fleet=fleet, settings=settings, devices=devices, work=work, model=model)
     with Journal(fleet.journal(model, args.journal), write=not args.dry_run) as journal:
+        if not args.again:
+            work = dataclasses.replace(work, known=journal.identity)
+        rollout = Rollout(fleet=fleet, settings=settings, devices=devices, work=work, model=model)
         return _carry_out(args, rollout, journal, console)
 
 
@@ -167,6 +170,8 @@ def _rollback(args: argparse.Namespace, console: Console) -> int:
                 hint="--again goes back on every device, whatever it has",
             )
         work = Rollback(connect=connect, root=release.root, leave=leave)
+        if not args.again:
+            work = dataclasses.replace(work, known=journal.identity)
         rollout = Rollout(
             fleet=fleet, settings=settings, devices=devices, work=work, model=release.name
         )

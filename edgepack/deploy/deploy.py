@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from edgepack.base import page
-from edgepack.base.errors import BundleError, ConnectError, RemoteError
+from edgepack.base.errors import BundleError, ConnectError, RemoteError, UsageError
 from edgepack.base.process import user_at_host
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_text
@@ -47,7 +47,13 @@ from edgepack.deploy.transfer import (
     packed_bytes,
 )
 from edgepack.device.base import Device, Stream
-from edgepack.device.errors import ConnectionLostError, command_error
+from edgepack.device.errors import (
+    ConnectionLostError,
+    DiskFullError,
+    OtherDeviceError,
+    command_error,
+    inodes_left,
+)
 from edgepack.device.facts import DeviceFacts, facts_script, parse_facts
 from edgepack.device.limit import UPLOAD_S, Limit, limited, slowest_rate
 from edgepack.device.options import COMMAND_TIMEOUT_S
@@ -194,6 +200,7 @@ def deploy_bundle(
         NotExecutableError: nothing can run in that folder; nothing was written.
         RefusedBundleError: the device does not take it (signature, version, name, board).
         SameVersionError: see `DeployOptions.new_version`; nothing was sent.
+        OtherDeviceError: it is not the one that was meant; nothing was written.
         LockedError: another deploy is under way.
         DiskFullError: the device has no room.
         SmokeTestError, OutputsDifferError: `current` is what it was before.
@@ -265,7 +272,8 @@ class _Deploy:
         self._seconds: dict[str, float] = {}
         self._exchanges: list[Exchange] = []
         self._first: RemoteState | None = None
-        self._left: int | None = None
+        self._left: tuple[str, int] | None = None
+        """What is missing there, as far as is known: of the tool, or of the release."""
         self._paths = {entry.sha256: path for path, entry in bundle.manifest.files.items()}
         self._files = {digest: bundle.file(path) for digest, path in self._paths.items()}
 
@@ -293,6 +301,16 @@ class _Deploy:
                 if corrupt:
                     raise
                 lost, corrupt = False, True
+            except DiskFullError as error:
+                raise self._no_room(error) from None
+
+    def _no_room(self, error: DiskFullError) -> DiskFullError:
+        """`error`, or why else nothing can be written there: files can run out before bytes."""
+        try:
+            done = self._device.run(self._layout.enter("df -Pi ."), check=False)
+        except (ConnectError, RemoteError):
+            return error
+        return inodes_left(self._device.name, error, done.stdout)
 
     def _attempt(self) -> Report:
         with contextlib.ExitStack() as stack:
@@ -308,19 +326,24 @@ class _Deploy:
                         self._bundle,
                         sha256sum=facts.sha256sum,
                         pace=Pace(self._options.limit_bytes_s),
+                        session=self._session,
+                        begun=self._tool_begun,
                     )
                     stream = self._open(stack, self._layout.command("receive"))
             exchange = self._exchange(stream)
             with self._phase("state", f"looking at {self._layout.root} there", limits.state_s):
                 state = self._ask(exchange)
             self._first = self._first or state
-            self._left = _left(state)
+            self._left = ("release", _left(state))
             if state.needs:
                 self._send(exchange, state)
             text = "the device installs, activates and tests"
             with self._phase("finish", text, limits.finish_s):
                 done = exchange.finish()
         return self._report(done, facts)
+
+    def _tool_begun(self, have: int) -> None:
+        self._left = ("tool", -have)
 
     def plan(self) -> DeployPlan:
         """See `preview`."""
@@ -360,6 +383,17 @@ class _Deploy:
             f"[ ! -x {self._layout.tool} ] || exec {self._layout.command('receive')}",
         )
         facts = parse_facts(self._device.name, self._layout.root, self._facts(stream))
+        expected = self._options.machine_id
+        if expected and facts.machine_id not in ("", expected):
+            raise OtherDeviceError(
+                f"{self._device.name}: another device answers: its machine-id is "
+                f"{facts.machine_id}, and was {expected}"
+            )
+        if not self._layout.root.startswith("/") and facts.folder == "/" != facts.home:
+            raise UsageError(
+                f"{self._device.name}: there is no home folder: {facts.home or 'none is named'}",
+                hint="name an absolute folder with --root, or make that one",
+            )
         if facts.noexec:
             raise not_executable(self._device.name, self._layout.root, facts)
         # A tool that is there knows better what room the rest needs.

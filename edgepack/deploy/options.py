@@ -21,6 +21,7 @@ class DeployOptions:
     `signers` is a file of allowed signers (ssh-keygen(1)) to pin at the first install;
     `allow_downgrade` takes a lower version than the device has had. With `new_version` a bundle of
     the same version as another that was current there is refused, if signers are pinned.
+    A device with another `machine_id` than this is refused, if it is given and the device has one.
     """
 
     keep: int = KEEP_RELEASES
@@ -31,6 +32,7 @@ class DeployOptions:
     allow_downgrade: bool = False
     new_version: bool = False
     signers: Path | None = None
+    machine_id: str = ""
 
 
 DEFAULT_OPTIONS = DeployOptions()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+import secrets
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,20 @@ from edgepack.deploy.answers import (
     read_object,
 )
 from edgepack.device.base import Device, RemoteResult
-from edgepack.device.errors import DiskFullError, NotExecutableError, command_error
+from edgepack.device.errors import (
+    ConnectionLostError,
+    DiskFullError,
+    NotExecutableError,
+    command_error,
+    root_error,
+)
 from edgepack.device.facts import DeviceFacts, gather, tool_path
 from edgepack.device.patience import Pace
 
 _COMMANDS = re.compile(r"`?edgepack-device (status|prune|repair|rollback)\b`?")
 _SHELL_FOUND_NOTHING = 127
-_CORRUPT, _DOES_NOT_RUN = 3, 4
+_CORRUPT, _DOES_NOT_RUN, _INCOMPLETE = 3, 4, 5
+_ANSWER_S = 120.0
 
 
 class LockedError(RemoteError):
@@ -98,11 +106,14 @@ class Layout:
     @staticmethod
     def of(root: str) -> Layout:
         """Raises UsageError if `root` cannot be a folder for releases."""
-        path = root.removeprefix("~/").rstrip("/")
-        if not path or path.startswith(("-", "~")) or not path.isprintable():
+        path = root.rstrip("/")
+        if path.startswith("~/"):
+            path = path[2:].lstrip("/")
+        # A shell would expand some of it, and this is never one's word.
+        if not path or path.startswith(("-", "~")) or "$" in path or not path.isprintable():
             raise UsageError(
                 f"--root: not a folder for releases: {root!r}",
-                hint="a path below the home folder there, or an absolute one",
+                hint="a path below the home folder there, or an absolute one, without variables",
             )
         return Layout(root=path)
 
@@ -123,12 +134,18 @@ class Layout:
 
 
 def bring_tool(
-    device: Device, layout: Layout, bundle: Bundle, *, sha256sum: str, pace: Pace
+    device: Device,
+    layout: Layout,
+    bundle: Bundle,
+    *,
+    sha256sum: str,
+    pace: Pace,
+    session: str = "",
+    begun: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Put the bundle's own device tool below the root: checked, and in place by one rename.
+    """Put the bundle's own device tool below the root; see `put_tool`.
 
-    `sha256sum` is the device's command. Raises CorruptTransferError, RemoteError or
-    UsageError, and what `Device.open` raises.
+    Raises UsageError if the bundle brings none.
     """
     entry = bundle.manifest.files.get(DEVICE_TOOL)
     if entry is None:
@@ -137,47 +154,134 @@ def bring_tool(
             f"{bundle.manifest.schema} brings none",
             hint="deploy one that this edgepack made before",
         )
-    put_tool(device, layout, bundle.file(DEVICE_TOOL), entry.sha256, sha256sum=sha256sum, pace=pace)
+    put_tool(
+        device,
+        layout,
+        bundle.file(DEVICE_TOOL),
+        entry.sha256,
+        sha256sum=sha256sum,
+        pace=pace,
+        session=session,
+        begun=begun,
+    )
+
+
+# Each upload has a file of its own, so that nobody writes into another's. It begins with what the
+# longest one of the same content has, an upload that was cut. The last step is one rename.
+_BRING = """umask 022
+fail() {{ code=$?; {{ echo "in $(pwd):"; df -Pk .; df -Pi . || :; }} >&2; exit $code; }}
+size() {{ if [ -f "$1" ]; then wc -c <"$1"; else echo -1; fi; }}
+mkdir -p -- {root} && {enter} && mkdir -p bin incoming || exit 1
+best=; most=0
+for part in bin/.tool-{sha256}-*; do
+  n=$(($(size "$part"))); [ $n -le $most ] || [ $n -gt {total} ] || {{ best=$part most=$n; }}
+done
+if [ -n "$best" ]; then cp -- "$best" {new}; else : >{new}; fi || fail
+for part in bin/.tool-{sha256}-{session}-*; do [ "$part" = {new} ] || rm -f -- "$part"; done
+echo $(($(size {new})))
+cat >>{new} || fail
+[ $(($(size {new}))) -ge {total} ] || exit {incomplete}"""
+
+_SUM = """sum() {{ set -- $({sha256sum} "$1" 2>/dev/null); echo "$1"; }}"""
+_CHECK = """if [ "$(sum {new})" != {sha256} ]; then
+  rm -f {new}
+  [ "$(sum {tool})" = {sha256} ] && exit
+  exit {corrupt}
+fi"""
+
+# As a part in incoming/ the blob counts as uploaded: it goes over once. Whoever else brings the
+# same tool may have swept this one away: then theirs is in place.
+_USE = """fail() {{
+  code=$?
+  [ "$(sum {tool})" != {sha256} ] || exit 0
+  [ -e {new} ] || exit {corrupt}
+  {{ echo "in $(pwd):"; df -Pk .; df -Pi . || :; }} >&2
+  exit $code
+}}
+chmod 0555 {new} || fail
+if ! [ -e store/{sha256} ] && ! [ -e incoming/{sha256}.part ]; then
+  cp {new} {new}.part && chmod 0644 {new}.part || fail
+  ln {new}.part incoming/{sha256}.part 2>/dev/null || [ -e incoming/{sha256}.part ] ||
+    mv {new}.part incoming/{sha256}.part || fail
+  rm -f {new}.part
+fi
+sync
+./{new} --version >/dev/null || {{ [ -e {new} ] && exit {does_not_run}; fail; }}
+mv -f {new} {tool} || fail
+sync
+rm -f bin/.tool-{sha256}-*
+find bin -name '.tool-*' -mtime +0 -exec rm -f {{}} \\; 2>/dev/null || :"""
 
 
 def put_tool(
-    device: Device, layout: Layout, path: Path, sha256: str, *, sha256sum: str, pace: Pace
+    device: Device,
+    layout: Layout,
+    path: Path,
+    sha256: str,
+    *,
+    sha256sum: str,
+    pace: Pace,
+    session: str = "",
+    begun: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """The same with the device tool in the file `path`, whose hash is `sha256`.
+    """Put the device tool in the file `path`, whose hash is `sha256`, below the root.
 
-    Where there is no `sha256sum`, it is read back. Raises NotExecutableError if it cannot run.
+    Checked, tried, and in place by one rename; an upload that was cut goes on where it stopped,
+    and several at once do not disturb each other. `sha256sum` is the device's command; where there
+    is none, the tool is read back. `session` names those who may go on with it at once, and `begun`
+    is told how many bytes were there. Raises NotExecutableError if it cannot run there,
+    CorruptTransferError, DiskFullError, RemoteError, and what `Device.open` raises.
     """
-    new = f"{DEVICE_TOOL}.new"
-    root = shlex.quote(layout.root)
-    bring = f"mkdir -p bin incoming && cat >{new} || exit 1"
-    check = f'set -- $({sha256sum} {new}); [ "$1" = {sha256} ] || exit {_CORRUPT}'
-    # As a part in incoming/ it counts as uploaded: it goes over once.
-    use = (
-        f"cp {new} incoming/{sha256}.part && chmod 0555 {new} && sync && "
-        f"mv -f {new} {DEVICE_TOOL} || exit 1\n"
-        f"./{DEVICE_TOOL} --version >/dev/null || exit {_DOES_NOT_RUN}"
-    )
-    script = "\n".join([bring, check, use] if sha256sum else [bring])
-    stream = device.open(f"umask 022; mkdir -p -- {root} && {layout.enter(script)}")
+    content = path.read_bytes()
+    session = session or secrets.token_hex(8)
+    new = f"bin/.tool-{sha256}-{session}-{secrets.token_hex(4)}"
+    words = {
+        "root": shlex.quote(layout.root), "enter": layout.enter(":"), "new": new,
+        "sha256": sha256, "sha256sum": sha256sum, "session": session, "total": len(content),
+        "tool": DEVICE_TOOL, "corrupt": _CORRUPT, "does_not_run": _DOES_NOT_RUN,
+        "incomplete": _INCOMPLETE,
+    }  # fmt: skip
+    bring, check, use = (script.format(**words) for script in (_BRING, _CHECK, _USE))
+    # Where nothing can hash, nothing has a hash.
+    use = f"{_SUM.format(sha256sum=sha256sum or ':')}\n{use}"
+    check = f"{_SUM.format(sha256sum=sha256sum)}\n{check}"
+    stream = device.open("\n".join([bring, check, use] if sha256sum else [bring]))
     with contextlib.closing(stream):
         with contextlib.suppress(BrokenPipeError):  # its answer says why
-            for piece in pace.pieces(path.read_bytes()):
-                stream.write(piece)
+            have = stream.read_line(_ANSWER_S).strip()
+            if have.isdigit() and int(have) <= len(content):
+                begun(int(have))
+                for piece in pace.pieces(content[int(have) :]):
+                    stream.write(piece)
         done = stream.finish()
-    same = done.returncode != _CORRUPT
     if not sha256sum and done.returncode == 0:
-        same = _read_back(device, f"{layout.root}/{new}") == sha256
-        if same:
-            done = device.run(layout.enter(use), check=False)
-    if not same:
-        raise CorruptTransferError(
-            f"{DEVICE_TOOL}: not the same on {device.name} as it was sent",
-            hint="its memory or disk may be failing (dmesg says more)",
-        )
-    if done.returncode == _DOES_NOT_RUN:
-        raise not_executable(device.name, layout.root, gather(device, layout.root), done)
-    if done.returncode != 0:
-        raise command_error(device.name, done)
+        done = _use_read_back(device, layout, new, sha256, use)
+    _check_brought(device, layout, done)
+
+
+def _use_read_back(device: Device, layout: Layout, new: str, sha256: str, use: str) -> RemoteResult:
+    """What using the uploaded file says, after it was read back and hashed here."""
+    if _read_back(device, f"{layout.root}/{new}") == sha256:
+        return device.run(layout.enter(f"{{\n{use}\n}}"), check=False)
+    return device.run(layout.enter(f"rm -f {new}; exit {_CORRUPT}"), check=False)
+
+
+def _check_brought(device: Device, layout: Layout, done: RemoteResult) -> None:
+    """Raise what is wrong with the device tool's way there."""
+    match done.returncode:
+        case 0:
+            return
+        case code if code == _CORRUPT:
+            raise CorruptTransferError(
+                f"{DEVICE_TOOL}: not the same on {device.name} as it was sent",
+                hint="its memory or disk may be failing (dmesg says more)",
+            )
+        case code if code == _INCOMPLETE:
+            raise ConnectionLostError(f"{device.name}: {DEVICE_TOOL} arrived in part")
+        case code if code == _DOES_NOT_RUN:
+            facts = gather(device, layout.root)
+            raise not_executable(device.name, layout.root, facts, done)
+    raise root_error(device.name, layout.root, done)
 
 
 def _read_back(device: Device, remote: str) -> str:

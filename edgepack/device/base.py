@@ -52,8 +52,8 @@ class Stream(Protocol):
 class Device(Protocol):
     """A machine with a POSIX shell.
 
-    Relative paths start at the login's home folder (on Android, which has none, at
-    /data/local/tmp). Commands run under `sh` with the
+    Relative paths start at the login's home folder, wherever its start files go (on Android,
+    which has none, at /data/local/tmp). Commands run under `sh` with the
     C locale and without standard input.
     """
 

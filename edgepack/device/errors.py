@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 from edgepack.base import text
 from edgepack.base.errors import ConnectError, RefusedError, RemoteError, TimeLimitError
 from edgepack.base.process import last_lines
 from edgepack.device.base import RemoteResult
 
-_NO_SPACE = "No space left on device"
+_NO_SPACE, _NO_QUOTA = "No space left on device", "Disk quota exceeded"
+_NO_INODES = re.compile(r"^Filesystem +I.*\n.*?\s\d+ +\d+ +0 +(?:100%|-)", re.MULTILINE)
+"""What `df -i` says where no file can be made, in a file system with a fixed number of them."""
+
+_FOLDER_REASONS = {
+    "Permission denied": "a folder that this login may write: --root",
+    "Operation not permitted": "a folder that this login may write: --root",
+    "Read-only file system": "a folder on a file system that can be written: --root; or its disk "
+    "is failing, and was made read-only (dmesg)",
+    "Not a directory": "something that is no folder is in the way: another --root",
+    "File exists": "something that is no folder is in the way: another --root",
+    "Input/output error": "its disk may be failing (dmesg says more)",
+    "File name too long": "a shorter --root",
+}
 SHELL_CODES = {
     126: "the program is there but cannot be executed: is its file system mounted noexec, or does "
     "SELinux forbid it?",
@@ -26,6 +41,10 @@ class UnknownHostKeyError(ConnectError):
 
 class ChangedHostKeyError(ConnectError):
     """known_hosts has another key for the device, or this one is revoked."""
+
+
+class OtherDeviceError(ConnectError):
+    """What answers at the address is not the device that it was."""
 
 
 class AuthError(RefusedError):
@@ -75,7 +94,7 @@ class TooSlowError(TimeLimitError):
 def command_error(device: str, result: RemoteResult) -> RemoteError:
     """The error for a failed command, with the last ten lines of its output."""
     lines = _lines(result)
-    if _NO_SPACE in result.stderr:
+    if _NO_SPACE in result.stderr or _NO_QUOTA in result.stderr:
         return disk_full(device, lines)
     what = f"command failed on {device} with exit code {result.returncode}"
     return RemoteCommandError(
@@ -103,11 +122,42 @@ def timed_out(device: str, command: str, timeout_s: float | None) -> RemoteTimeo
 
 
 def disk_full(device: str, detail: str) -> DiskFullError:
-    """The error for ENOSPC; `detail` is what the device said."""
-    return DiskFullError(
+    """The error for ENOSPC and EDQUOT; `detail` is what the device said, `df -i` of it as well."""
+    if _NO_QUOTA in detail:
+        return DiskFullError(
+            f"the disk quota of this login on {device} is used up\n{detail}".rstrip(),
+            hint="free some of it there (quota -s), or deploy elsewhere with --root",
+        )
+    full = DiskFullError(
         f"no space left on {device}\n{detail}".rstrip(),
         hint="free some space there (df -h), or deploy to another file system with --root",
     )
+    return inodes_left(device, full, detail)
+
+
+def inodes_left(device: str, error: DiskFullError, df: str) -> DiskFullError:
+    """`error`, or one that says that inodes are used up, if `df -i` says so."""
+    if not _NO_INODES.search(df):
+        return error
+    return DiskFullError(
+        f"no more files can be made on {device}: its file system has no inodes left",
+        hint="remove files there, however small (df -i), or deploy to another file system "
+        "with --root",
+    )
+
+
+def root_error(device: str, root: str, result: RemoteResult) -> RemoteError:
+    """The error for a root folder that cannot be made or written, as `result` says."""
+    said = result.stderr.strip()
+    if _NO_SPACE in said or _NO_QUOTA in said:
+        return disk_full(device, text.message(said))
+    for reason, hint in _FOLDER_REASONS.items():
+        if reason in said:
+            first = next(line for line in said.splitlines() if reason in line)
+            return RemoteError(
+                f"{device}: {root} cannot be used: {text.one_line(first)}", hint=hint
+            )
+    return command_error(device, result)
 
 
 def _lines(result: RemoteResult) -> str:

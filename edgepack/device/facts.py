@@ -124,6 +124,7 @@ class DeviceFacts:
     `free_disk_bytes` is that of the file system the root folder is on, or will be.
     `sha256sum` is the command that prints SHA-256 sums, or empty. `tool` is the version of
     the edgepack-device in the root folder, or empty, and `protocol` that of its `receive`.
+    `folder` is where relative paths begin. `machine_id` is systemd's and D-Bus's, or empty.
     `noexec`: the root folder's file system is mounted so that no program on it can run.
     `selinux` is "enforcing", "permissive", or empty where there is none. `gpu_drivers` are the
     libraries of `GPU_DRIVERS` that are there, `gpu_closed` the GPU's device nodes that we may not
@@ -154,6 +155,8 @@ class DeviceFacts:
     selinux: str = ""
     gpu_drivers: tuple[str, ...] = ()
     gpu_closed: tuple[str, ...] = ()
+    folder: str = ""
+    machine_id: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -228,6 +231,8 @@ def parse_facts(device: str, root: str, output: str) -> DeviceFacts:
         selinux=found["selinux"],
         gpu_drivers=tuple(name for name in GPU_DRIVERS if name in found["gpu"]),
         gpu_closed=tuple(item for item in found["gpu"] if item.startswith("/dev/")),
+        folder=found["folder"],
+        machine_id=found["machine_id"],
     )
 
 
@@ -235,6 +240,12 @@ def facts(root: str) -> tuple[Fact, ...]:
     """All facts of a device whose releases go to `root` (relative: to the home folder)."""
     return (
         Fact(name="kernel", command="uname -s -r -m", parse=parse_kernel),
+        Fact(name="folder", command="pwd", parse=str.strip),
+        Fact(
+            name="machine_id",
+            command="cat /etc/machine-id || cat /var/lib/dbus/machine-id",
+            parse=parse_machine_id,
+        ),
         Fact(
             name="loaders",
             command=f'for l in {" ".join(LOADERS)}; do [ -e "$l" ] && echo "$l"; done; :',
@@ -426,6 +437,11 @@ def parse_os_release(text: str) -> str:
         return " ".join(shlex.split(match[1])) if match else ""
     except ValueError:
         return ""
+
+
+def parse_machine_id(text: str) -> str:
+    """32 hexadecimal digits (machine-id(5)), or empty: an image that is not set up yet has none."""
+    return text.strip() if re.fullmatch(r"[0-9a-f]{32}", text.strip()) else ""
 
 
 def parse_selinux(text: str) -> str:

@@ -61,6 +61,8 @@ class LineReader:
         """Where in `_rest` the next line begins: cutting it off each time would copy it."""
         self._mark = mark
         self.begun = not mark
+        self.after_mark = b""
+        """What else the line of the mark says."""
         self._before = bytearray()
         """What came instead of the mark."""
 
@@ -95,8 +97,10 @@ class LineReader:
 
     def _skip_to_mark(self, deadline: float | None) -> None:
         while not self.begun and (line := self._line(deadline)):
-            self.begun = line.rstrip() == self._mark
-            if not self.begun:
+            self.begun = (line.rstrip() + b" ").startswith(self._mark + b" ")
+            if self.begun:
+                self.after_mark = line.rstrip(b"\r\n")[len(self._mark) + 1 :]
+            else:
                 self._before += line
                 self._limit(len(self._before), MAX_NOISE_BYTES)
 

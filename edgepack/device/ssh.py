@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import secrets
 import shlex
 import threading
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 _CHUNK = 32_000
 _NO_EXIT_STATUS = -1
 _SESSION_TRIES = 4
+_MAX_PATH = 4096  # Linux's PATH_MAX
 
 
 class SshDevice:
@@ -50,6 +52,7 @@ class SshDevice:
         self.name = name or str(address)
         self._address, self._options = address, options
         self._has_sftp = True
+        self._home: str | None = None
         self._connect()
 
     def _connect(self) -> None:
@@ -60,6 +63,11 @@ class SshDevice:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def host_key(self) -> str:
+        """The kind and the fingerprint of the host key that it was let in with."""
+        return self._connection.host_key
 
     def run(
         self, command: str, *, timeout_s: float | None = None, check: bool = True
@@ -86,7 +94,7 @@ class SshDevice:
         if not self._connection.is_connected:
             raise self._lost("the connection is closed")
         mark = f"edgepack-{secrets.token_hex(8)}"
-        line = shell_line(f"set --; echo; echo {mark}\n{command}")
+        line = shell_line(f'set --; {self._enter_home()}; echo; echo {mark} "$PWD"\n{command}')
         # paramiko would wait for the answer to it for ever.
         patience_s = SILENCE_S if limit is None else min(limit, SILENCE_S)
         deadline = deadline_of(patience_s)
@@ -103,6 +111,25 @@ class SshDevice:
                     raise self._lost(error) from None
                 log.debug("%s: a session was closed at once: %s", self.name, error)
         return _SshStream(self, command, channel, mark=mark, timeout_s=limit, lost=self._lost)
+
+    def _enter_home(self) -> str:
+        """A command that goes where relative paths begin, wherever a start file has gone: a login
+        without a home begins at the top."""
+        where = '"$HOME"' if self._home is None else shlex.quote(self._home)
+        return f"cd {where} 2>/dev/null && cd -P . || cd /"
+
+    def note_home(self, folder: bytes) -> None:
+        """Where the first command began: all others begin there, whatever $HOME is by then."""
+        if self._home is None and folder.startswith(b"/") and len(folder) <= _MAX_PATH:
+            self._home = os.fsdecode(folder)
+
+    def _absolute(self, path: str) -> str:
+        """`path` for SFTP, which begins elsewhere if its server does."""
+        if path.startswith("/"):
+            return path
+        if self._home is None:
+            self.run(":")
+        return f"{self._home or ''}/{path}"
 
     def put(
         self,
@@ -127,7 +154,7 @@ class SshDevice:
                 return
             with (
                 local.open("rb") as source,
-                files.open(remote, "r+b" if offset else "wb") as file,
+                files.open(self._absolute(remote), "r+b" if offset else "wb") as file,
             ):
                 source.seek(offset)
                 file.seek(offset)
@@ -156,7 +183,7 @@ class SshDevice:
                 shell_files.get(self.name, start, remote, local, moved=moved)
                 return
             # Not SFTPClient.get, which takes whatever size the other side says.
-            with files.open(remote, "rb") as file, local.open("wb") as target:
+            with files.open(self._absolute(remote), "rb") as file, local.open("wb") as target:
                 size = file.stat().st_size or 0
                 shell_files.check_size(self.name, remote, size)
                 file.prefetch(size, 64)
@@ -176,7 +203,7 @@ class SshDevice:
                 done = self.run(shell_files.rename_command(old, new), check=False)
                 shell_files.check(self.name, done, new)
             else:
-                files.posix_rename(old, new)
+                files.posix_rename(self._absolute(old), self._absolute(new))
         except BROKEN as error:
             raise self._file_error(error, new) from None
 
@@ -262,6 +289,7 @@ class _SshStream:
         transport = channel.get_transport()
         assert transport is not None  # the channel was opened through it
         self._transport = transport
+        self._device = device
         self._lines = LineReader(self._receive, device.name, mark=mark.encode())
         # Errors that nobody reads would fill the window, and stop the command.
         self._errors = Tail()
@@ -287,14 +315,18 @@ class _SshStream:
     def read_line(self, timeout_s: float | None = None, *, begun: bool = False) -> bytes:
         """See `Stream.read_line`."""
         try:
-            return self._lines.read_line(timeout_s, begun=begun)
+            line = self._lines.read_line(timeout_s, begun=begun)
+            self._device.note_home(self._lines.after_mark)
+            return line
         except TimeoutError as error:
             raise self._lost(error) from None
 
     def read_piece(self, timeout_s: float) -> bytes:
         """What comes next, as it comes; empty at the end. Raises ConnectionLostError."""
         try:
-            return self._lines.read_piece(timeout_s)
+            piece = self._lines.read_piece(timeout_s)
+            self._device.note_home(self._lines.after_mark)
+            return piece
         except TimeoutError as error:
             raise self._lost(error) from None
 
@@ -305,6 +337,7 @@ class _SshStream:
             self._channel.shutdown_write()
         try:
             output = self._lines.read_all(left(deadline))
+            self._device.note_home(self._lines.after_mark)
         except TimeoutError:
             raise self._late() from None
         self._listener.join(left(deadline))

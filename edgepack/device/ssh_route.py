@@ -124,6 +124,8 @@ class Link:
         self._options, self._name = options, name
         self._timeout_s = max(options.connect_timeout_s, config.connect_timeout_s)
         self._host_keys = HostKeys(config, options, where=self.where, name=name)
+        self.host_key = ""
+        """Its kind and fingerprint, once it has been found good."""
         self._proxy: ProxyCommand | None = None
         self._transport: _Transport | None = None
 
@@ -199,7 +201,9 @@ class Link:
             raise TimeoutError
         if self._proxy is not None:
             self._proxy.begun()
-        self._host_keys.check(transport.get_remote_server_key())
+        key = transport.get_remote_server_key()
+        self._host_keys.check(key)
+        self.host_key = f"{key.get_name()} {known_hosts.fingerprint(key.asbytes())}"
         self._login().authenticate(transport)
 
     def _login(self) -> KeyLogin:

@@ -42,10 +42,18 @@ class BusyError(UsageError):
     """Another process is writing to the journal."""
 
 
+class Identity(NamedTuple):
+    """What tells a device from another at the same address: empty for what is not known."""
+
+    host_key: str = ""
+    machine_id: str = ""
+
+
 class Last(NamedTuple):
     """The last line about a device: where it starts in the file, and what decides what is left.
 
-    `deployed` is the release of the last deploy, whether that went well or not.
+    `deployed` is the release of the last deploy, whether that went well or not. `identity` is what
+    answered when that last went well at this address.
     """
 
     offset: int
@@ -54,6 +62,7 @@ class Last(NamedTuple):
     release: str | None
     address: str
     deployed: str | None
+    identity: Identity
 
 
 class Journal:
@@ -127,6 +136,11 @@ class Journal:
         last = self.last.get(device.name)
         return last.deployed if last is not None and last.address == device.where else None
 
+    def identity(self, device: FleetDevice) -> Identity:
+        """What last answered as `device`, at its address."""
+        last = self.last.get(device.name)
+        return last.identity if last is not None and last.address == device.where else Identity()
+
     def close(self) -> None:
         """Let go of the lock."""
         self._file.close()
@@ -188,7 +202,21 @@ class Journal:
             name, action, release = entry["device"], entry["action"], entry["release"]
             before = self.last.get(name)
             deployed = release if action == "deploy" else before.deployed if before else None
-            self.last[name] = Last(offset, action, entry["ok"], release, entry["address"], deployed)
+            address = entry["address"]
+            identity = before.identity if before and before.address == address else Identity()
+            if entry["ok"]:
+                identity = _identity(entry.get("details")) or identity
+            last = Last(offset, action, entry["ok"], release, address, deployed, identity)
+            self.last[name] = last
+
+
+def _identity(details: Any) -> Identity | None:
+    """What the details of a line tell of it, if they do."""
+    if not isinstance(details, dict):
+        return None
+    found = [details.get(name, "") for name in Identity._fields]
+    texts = [text if isinstance(text, str) else "" for text in found]
+    return Identity(*texts) if any(texts) else None
 
 
 def _parse(line: bytes) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol
 
 from edgepack.base.errors import ConnectError, EdgepackError, RefusedError, TimeLimitError
-from edgepack.device.errors import ChangedHostKeyError, UnknownHostKeyError
+from edgepack.device.errors import ChangedHostKeyError, OtherDeviceError, UnknownHostKeyError
 from edgepack.fleet.inventory import FleetDevice
 from edgepack.fleet.journal import Journal
 from edgepack.fleet.plan import CANARY, RolloutPlan, Settings, Wave
@@ -176,7 +176,7 @@ def _kind_of(error: EdgepackError) -> str:
     """The outcome of a device that `error` came from."""
     if isinstance(error, RefusedError):
         return REFUSED
-    if isinstance(error, ChangedHostKeyError | UnknownHostKeyError):
+    if isinstance(error, ChangedHostKeyError | OtherDeviceError | UnknownHostKeyError):
         return UNTRUSTED
     return UNREACHABLE if isinstance(error, ConnectError) else FAILED
 

@@ -15,8 +15,10 @@ from edgepack.deploy import answers, remote_service, remote_tool
 from edgepack.deploy.deploy import conversation_s, deploy_bundle
 from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
 from edgepack.device import Address, Device, SshOptions, adb, open_device, open_virtual
+from edgepack.device.errors import OtherDeviceError
 from edgepack.device.limit import limited
 from edgepack.fleet.inventory import VIRTUAL, FleetDevice
+from edgepack.fleet.journal import Identity
 from edgepack.fleet.rollout import Done
 
 Connect = Callable[[FleetDevice], Device]
@@ -72,6 +74,11 @@ def check_aliases(file: Path, devices: Iterable[FleetDevice], options: SshOption
         seen[end] = device.name
 
 
+def nobody(_: FleetDevice) -> Identity:
+    """Nothing is known of any device."""
+    return Identity()
+
+
 @dataclass(frozen=True, kw_only=True)
 class _OnDevice:
     """What all kinds of work share: `root` is the folder on devices that name none, `command_s`
@@ -79,6 +86,8 @@ class _OnDevice:
 
     connect: Connect
     root: str
+    known: Callable[[FleetDevice], Identity] = nobody
+    """What answered as the device before; another one is refused."""
     command_s: float = COMMAND_S
 
     @property
@@ -91,6 +100,9 @@ class _OnDevice:
         """The connected device, and the folder of the model on it."""
         remote = self.connect(device)
         try:
+            before, now = self.known(device).host_key, host_key_of(remote)
+            if before and now and before != now:
+                raise _another(device, f"its host key is {now}, and was {before}")
             yield remote, device.root or self.root
         finally:
             remote.close()
@@ -105,6 +117,18 @@ class _OnDevice:
     def budget_s(self, device: FleetDevice) -> float:
         """See `Work.budget_s`."""
         return CONNECTING_S + self.commands_s
+
+
+def host_key_of(device: Device) -> str:
+    """Of what was connected to over SSH; else empty."""
+    return str(getattr(device, "host_key", ""))
+
+
+def _another(device: FleetDevice, what: str) -> OtherDeviceError:
+    return OtherDeviceError(
+        f"{device.name}: another device answers at {device.where}: {what}",
+        hint=f"if it is meant to be {device.name}: --limit {device.name} --again takes it",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +146,8 @@ class Deploy(_OnDevice):
 
     def _options(self, device: FleetDevice) -> DeployOptions:
         limit_bytes_s = device.limit_bytes_s or self.options.limit_bytes_s
-        return replace(self.options, limit_bytes_s=limit_bytes_s)
+        machine_id = self.known(device).machine_id
+        return replace(self.options, limit_bytes_s=limit_bytes_s, machine_id=machine_id)
 
     def budget_s(self, device: FleetDevice) -> float:
         """See `Work.budget_s`."""
@@ -136,8 +161,13 @@ class Deploy(_OnDevice):
         bundle = self.bundles[str(device.board)]
         options = self._options(device)
         with self._open(device) as (remote, root):
-            report = deploy_bundle(bundle, remote, root, options=options)
+            try:
+                report = deploy_bundle(bundle, remote, root, options=options)
+            except OtherDeviceError as error:
+                raise _another(device, error.message) from None
             details: dict[str, Any] = {"sent_bytes": report.sent_bytes, "before": report.before}
+            identity = Identity(host_key_of(remote), report.facts.machine_id)
+            details |= {name: text for name, text in identity._asdict().items() if text}
             if self.service:
                 wanted = bundle.manifest.service
                 with limited(remote, SERVICE_S, "installing the service"):

@@ -91,7 +91,13 @@ def test_the_look_after_the_soak_time(tool: FakeTool) -> None:
 def test_a_deploy_with_a_service(tool: FakeTool, monkeypatch: pytest.MonkeyPatch) -> None:
     table = object()
     bundle: Any = SimpleNamespace(manifest=SimpleNamespace(release=NEW, service=table))
-    report = SimpleNamespace(sent_bytes=7, before=OLD, outcome="deployed", release=NEW)
+    report = SimpleNamespace(
+        sent_bytes=7,
+        before=OLD,
+        outcome="deployed",
+        release=NEW,
+        facts=SimpleNamespace(machine_id=""),
+    )
     asked: list[tuple[str, str]] = []
 
     def install(device: Any, root: str, *, wanted: Any) -> dict[str, str]:
@@ -114,7 +120,13 @@ def test_the_rate_of_a_device_counts_before_that_of_the_rollout(
     tool: FakeTool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle: Any = SimpleNamespace(manifest=SimpleNamespace(release=NEW))
-    report = SimpleNamespace(sent_bytes=7, before=OLD, outcome="deployed", release=NEW)
+    report = SimpleNamespace(
+        sent_bytes=7,
+        before=OLD,
+        outcome="deployed",
+        release=NEW,
+        facts=SimpleNamespace(machine_id=""),
+    )
     rates: list[float | None] = []
 
     def deploy_bundle(*_: Any, options: DeployOptions) -> Any:
