@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from edgepack.bundle.manifest import Health
 from edgepack.deploy.deploy import deploy_bundle
 from edgepack.device import LocalDevice, NotExecutableError
 from edgepack.device.facts import (
@@ -129,7 +130,8 @@ class FakeNoexecDevice(LocalDevice):
 
 
 def test_a_deploy_to_one_sends_nothing(tmp_path: Path) -> None:
-    bundle: Any = SimpleNamespace(manifest=SimpleNamespace(files={}), signature=b"")
+    manifest = SimpleNamespace(files={}, health=Health())
+    bundle: Any = SimpleNamespace(manifest=manifest, signature=b"")
     with pytest.raises(NotExecutableError, match="app is on a file system that is mounted noexec"):
         deploy_bundle(bundle, FakeNoexecDevice(tmp_path), "app")
     assert list(tmp_path.iterdir()) == []
