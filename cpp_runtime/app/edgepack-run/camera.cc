@@ -7,7 +7,6 @@
 #include <cstring>
 #include <fcntl.h>
 #include <linux/videodev2.h>
-#include <poll.h>
 #include <string_view>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -27,6 +26,9 @@ namespace {
 /// One that is read, one that is filled, one that waits, and one for a late reader.
 constexpr std::uint32_t kBuffers = 4;
 
+/// A driver that has failed this often in a row does not go on.
+constexpr int kMostErrors = 100;
+
 constexpr std::uint32_t kCapture = V4L2_BUF_TYPE_VIDEO_CAPTURE;
 
 class KernelDevice : public VideoDevice {
@@ -42,11 +44,7 @@ class KernelDevice : public VideoDevice {
     return memory == MAP_FAILED ? nullptr : memory;
   }
   void Unmap(void* memory, std::size_t bytes) override { munmap(memory, bytes); }
-  bool Wait() override {
-    pollfd wanted = {fd_.get(), POLLIN, 0};
-    const sigset_t mask = StopMask();
-    return ppoll(&wanted, 1, nullptr, &mask) > 0;
-  }
+  bool Wait(std::chrono::milliseconds limit) override { return WaitFor(fd_.get(), limit); }
 
  private:
   /// glibc takes an unsigned long, musl an int.
@@ -206,8 +204,8 @@ bool Camera::Queue(std::uint32_t index) const {
   return Control(VIDIOC_QBUF, &buffer) == 0;
 }
 
-bool Camera::Next(std::string* frame) {
-  if (gone_ || !device_->Wait()) return false;
+bool Camera::Next(std::string* frame, std::chrono::milliseconds limit) {
+  if (gone_ || !device_->Wait(limit)) return false;
   bool any = false;
   // No more than there are: a driver that fills them as fast as they are read would never end.
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
@@ -229,13 +227,14 @@ bool Camera::Take(bool* more, std::string* frame) {
   if (Control(VIDIOC_DQBUF, &taken) < 0) {
     *more = false;
     // EIO is an error of this frame only, after which a driver may go on.
-    if (errno == EIO) {
+    if (errno == EIO && ++errors_ < kMostErrors) {
       ++broken_;
     } else if (errno != EAGAIN) {
       gone_ = true;
     }
     return false;
   }
+  errors_ = 0;
   if (taken.index >= buffers_.size()) {
     gone_ = true;
     *more = false;

@@ -30,8 +30,9 @@ class VideoDevice {
   /// mmap of a buffer: nothing if it fails.
   virtual void* Map(std::size_t bytes, std::int64_t offset) = 0;
   virtual void Unmap(void* memory, std::size_t bytes) = 0;
-  /// Waits for a frame or a stop signal: whether there is something to take, an error perhaps.
-  virtual bool Wait() = 0;
+  /// Waits for a frame or a stop signal, at most `limit`: whether there is something to take, an
+  /// error perhaps.
+  virtual bool Wait(std::chrono::milliseconds limit) = 0;
 };
 
 /// /dev/video0. Nothing, and errno, if it cannot be opened.
@@ -65,9 +66,9 @@ class Camera {
   /// The device has gone, or works no longer.
   [[nodiscard]] bool gone() const { return gone_; }
 
-  /// The newest frame: a JPEG, or rows of YUYV without gaps. Waits for one. False if a stop signal
-  /// came, the frames were broken, or the device has gone.
-  bool Next(std::string* frame);
+  /// The newest frame: a JPEG, or rows of YUYV without gaps. Waits for one, at most `limit`. False
+  /// if none or a stop signal came, the frames were broken, or the device has gone.
+  bool Next(std::string* frame, std::chrono::milliseconds limit);
 
  private:
   struct Buffer {
@@ -96,6 +97,7 @@ class Camera {
   std::string taken_;  // memory for a frame
   std::int64_t dropped_ = 0;
   std::int64_t broken_ = 0;
+  int errors_ = 0;  ///< in a row
   bool gone_ = false;
 };
 

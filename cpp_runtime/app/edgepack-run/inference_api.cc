@@ -111,11 +111,14 @@ void ReadData(const TensorInfo& info, void* data, JsonObject* tensor) {
   }
 }
 
+// Where the protocol has something that may be left out, clients whose language has a word for
+// nothing (pydantic's None) write null: both say the same.
+
 /// Whether "parameters" has a `key` that is true; `otherwise` if it has none.
 bool Flag(const char* key, bool otherwise, JsonObject* of) {
-  if (!of->Has("parameters")) return otherwise;
+  if (!of->HasValue("parameters")) return otherwise;
   JsonObject parameters = of->Object("parameters");
-  return parameters.Has(key) ? parameters.Bool(key) : otherwise;
+  return parameters.HasValue(key) ? parameters.Bool(key) : otherwise;
 }
 
 void CheckInfo(const TensorInfo& info, JsonObject* tensor) {
@@ -142,11 +145,11 @@ void ReadInputs(JsonObject* top, std::string_view binary, const std::vector<Tens
     given[index] = true;
     const TensorView& input = inputs[index];
     CheckInfo(*input.info, &tensor);
-    if (tensor.Has("data")) {
+    if (tensor.HasValue("data")) {
       ReadData(*input.info, input.data, &tensor);
       continue;
     }
-    if (!tensor.Has("parameters")) tensor.Fail("data", "missing");
+    if (!tensor.HasValue("parameters")) tensor.Fail("data", "missing");
     JsonObject parameters = tensor.Object("parameters");
     const std::uint64_t size = parameters.Size("binary_data_size");
     if (size != input.info->bytes || size > binary.size()) {
@@ -169,10 +172,11 @@ std::vector<InferenceRequest::Output> ReadOutputs(JsonObject* top,
                                                   const std::vector<TensorInfo>& outputs) {
   const bool binary = Flag("binary_data_output", false, top);
   std::vector<InferenceRequest::Output> wanted;
-  if (!top->Has("outputs")) {
+  const auto want_all = [&] {
     for (std::size_t i = 0; i < outputs.size(); ++i) wanted.push_back({i, binary});
     return wanted;
-  }
+  };
+  if (!top->HasValue("outputs")) return want_all();
   for (JsonObject& tensor : top->Objects("outputs", outputs.size())) {
     const std::string name = tensor.String("name");
     std::size_t index = 0;
@@ -180,7 +184,8 @@ std::vector<InferenceRequest::Output> ReadOutputs(JsonObject* top,
     if (index == outputs.size()) tensor.Fail("name", "the model has no output '" + name + "'");
     wanted.push_back({index, Flag("binary_data", binary, &tensor)});
   }
-  return wanted;
+  // A list of none, as clients write it that begin with an empty one, asks for all as well.
+  return wanted.empty() ? want_all() : wanted;
 }
 
 /// As many digits as bring a float back.
@@ -263,7 +268,7 @@ InferenceRequest ReadInference(const HttpRequest& request, const std::vector<Ten
   }
   const JsonDocument document(body.substr(0, json_bytes), "request", "request");
   JsonObject top = document.Root();
-  if (top.Has("id")) wanted.id = top.String("id");
+  if (top.HasValue("id")) wanted.id = top.String("id");
   wanted.outputs = ReadOutputs(&top, outputs);
   ReadInputs(&top, body.substr(json_bytes), inputs, needed);
   return wanted;

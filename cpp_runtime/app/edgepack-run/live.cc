@@ -2,19 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cmath>
 #include <csignal>
-#include <cstring>
-#include <exception>
-#include <fcntl.h>
-#include <glob.h>
-#include <memory>
-#include <poll.h>
 #include <sstream>
 #include <string_view>
-#include <sys/stat.h>
-#include <system_error>
 #include <thread>
 #include <unistd.h>
 #include <utility>
@@ -22,8 +13,6 @@
 #include <opencv2/core.hpp>
 #include <opencv2/imgproc.hpp>
 
-#include "camera.h"
-#include "common/fd.h"
 #include "common/json.h"
 #include "frames.h"
 #include "metrics.h"
@@ -34,6 +23,8 @@
 #include "report.h"
 #include "sink.h"
 #include "slot.h"
+#include "source.h"
+#include "source_state.h"
 #include "watch.h"
 #include "worker.h"
 
@@ -43,226 +34,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr Milliseconds kFirstRetry(100);
-constexpr Milliseconds kLastRetry(30000);
-constexpr std::size_t kReadBytes = std::size_t{1} << 16U;
 constexpr double kFirstMs = 0.001;
 constexpr double kBucketsPerOctave = 12;
 
 double MsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
-
-/// A picture as it came: a photo's path, or a frame's bytes. Of a source all are of one kind.
-struct Encoded {
-  std::optional<std::string> path;
-  std::int64_t number = 0;
-  Clock::time_point seen;
-  FrameFormat format = FrameFormat::kMjpeg;
-  std::optional<ImageSize> size;  ///< of pixels; what a JPEG must have, if anything
-  std::string bytes;
-};
-
-/// Waits for bytes or a stop signal, at most `limit`. Whether there are bytes, or an end of them.
-bool WaitFor(int fd, std::optional<Milliseconds> limit) {
-  pollfd wanted = {fd, POLLIN, 0};
-  timespec wait = {};
-  if (limit) {
-    wait.tv_sec = static_cast<time_t>(limit->count() / 1000);
-    wait.tv_nsec = static_cast<decltype(wait.tv_nsec)>(limit->count() % 1000) * 1000000;
-  }
-  const sigset_t mask = StopMask();
-  return ppoll(&wanted, fd < 0 ? 0 : 1, limit ? &wait : nullptr, &mask) > 0;
-}
-
-[[noreturn]] void FailToRead(const char* flag, const std::string& path) {
-  const std::string problem = std::error_code(errno, std::generic_category()).message();
-  throw UsageError(std::string(flag) + ": " + path + ": " + problem);
-}
-
-std::size_t BytesOf(FrameFormat format, ImageSize size) {
-  const std::size_t pixels =
-      static_cast<std::size_t>(size.width) * static_cast<std::size_t>(size.height);
-  if (format == FrameFormat::kYuyv) return 2 * pixels;
-  return format == FrameFormat::kGray ? pixels : 3 * pixels;
-}
-
-FrameSplitter SplitterOf(const Options& options) {
-  if (*options.frames == FrameFormat::kMjpeg) return {};
-  return FrameSplitter(BytesOf(*options.frames, *options.size));
-}
-
-/// Where pictures come from. Runs on a thread of its own.
-class Source {
- public:
-  Source(const Options& options, Slot<Encoded>* to) : options_(options), to_(to) {}
-
-  void Run() {
-    if (options_.images) return ReadPaths();
-    options_.camera ? ReadCameras() : ReadFrames();
-  }
-  /// Frames that were none. To be asked when it has run.
-  [[nodiscard]] std::int64_t broken() const { return broken_; }
-  /// Frames that a camera had before its newest.
-  [[nodiscard]] std::int64_t dropped() const { return dropped_; }
-
- private:
-  /// Gives what next_ holds.
-  bool Give() {
-    next_.number = number_++;
-    next_.seen = Clock::now();
-    return to_->Put(&next_) && !StopPending();
-  }
-
-  bool GivePath(const std::string& path) {
-    next_.path = path;
-    return Give();
-  }
-
-  /// The bytes of a frame are in next_.
-  bool GiveFrame(FrameFormat format, const std::optional<ImageSize>& size) {
-    next_.format = format;
-    next_.size = size;
-    return Give();
-  }
-
-  void ReadPaths() {
-    const std::string& where = *options_.images;
-    if (where == "-") return ReadPathLines();
-    std::vector<std::filesystem::path> photos;
-    std::error_code none;
-    if (std::filesystem::is_directory(where, none)) {
-      photos = PhotosIn(where);
-    } else {
-      glob_t found = {};
-      const int status = glob(where.c_str(), 0, nullptr, &found);
-      for (std::size_t i = 0; status == 0 && i < found.gl_pathc; ++i) {
-        photos.emplace_back(found.gl_pathv[i]);
-      }
-      globfree(&found);
-    }
-    if (photos.empty()) throw UsageError("--images: no photo is there: " + where);
-    for (const std::filesystem::path& photo : photos) {
-      if (!GivePath(photo.string())) return;
-    }
-  }
-
-  void ReadPathLines() {
-    std::string lines;
-    char buffer[4096];
-    while (!StopRequested()) {
-      if (!WaitFor(STDIN_FILENO, std::nullopt)) continue;
-      const ssize_t size = Retry([&] { return read(STDIN_FILENO, buffer, sizeof(buffer)); });
-      if (size < 0) FailToRead("--images", "stdin");
-      lines.append(buffer, static_cast<std::size_t>(size));
-      if (size == 0 && !lines.empty()) lines += '\n';
-      for (std::size_t end = 0; (end = lines.find('\n')) != std::string::npos;) {
-        std::string path = lines.substr(0, end);
-        lines.erase(0, end + 1);
-        if (!path.empty() && path.back() == '\r') path.pop_back();
-        if (!path.empty() && !GivePath(path)) return;
-      }
-      if (size == 0) return;
-    }
-  }
-
-  void ReadFrames() {
-    Milliseconds pause = kFirstRetry;
-    for (bool more = true; more;) {
-      const std::int64_t before = number_;
-      Fd own;
-      if (options_.from) {
-        own = Fd(open(options_.from->c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-        if (!own && options_.at_end != AtEnd::kRetry) {
-          FailToRead("--from", options_.from->string());
-        }
-        CheckPipe(own.get());
-      }
-      if (!options_.from || own) more = ReadFrom(options_.from ? own.get() : STDIN_FILENO);
-      if (StopRequested() || options_.at_end == AtEnd::kExit) return;
-      if (options_.at_end == AtEnd::kRetry) {
-        pause = number_ != before ? kFirstRetry : std::min(2 * pause, kLastRetry);
-        WaitFor(-1, pause);
-        more = !StopRequested();
-      }
-    }
-  }
-
-  /// To wait for the next writer there has to be something that can have one.
-  void CheckPipe(int fd) const {
-    struct stat status = {};
-    if (options_.at_end == AtEnd::kWait && fstat(fd, &status) == 0 && !S_ISFIFO(status.st_mode)) {
-      throw UsageError("--at-end wait: " + options_.from->string() + " is no named pipe",
-                       "make one with mkfifo, or use --at-end retry");
-    }
-  }
-
-  /// Until it ends. False if nobody wants more.
-  bool ReadFrom(int fd) {
-    FrameSplitter splitter = SplitterOf(options_);
-    splitter.Reserve(buffer_.size());
-    bool more = true;
-    const auto give_frames = [&] {
-      while (more && splitter.Next(&next_.bytes)) {
-        more = GiveFrame(*options_.frames, options_.size);
-      }
-    };
-    while (more && !StopRequested()) {
-      // A pipe that nobody has opened for writing yet is at its end without having begun.
-      if (!WaitFor(fd, std::nullopt)) continue;
-      const ssize_t size = read(fd, buffer_.data(), buffer_.size());
-      if (size < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-      if (size <= 0) break;  // a device that is gone, too
-      splitter.Feed({buffer_.data(), static_cast<std::size_t>(size)});
-      give_frames();
-    }
-    splitter.End();
-    give_frames();
-    while (splitter.Next(&next_.bytes)) {  // nobody wants more: what is broken is counted
-    }
-    broken_ += splitter.broken();
-    return more;
-  }
-
-  void ReadCameras() {
-    Milliseconds pause = kFirstRetry;
-    for (bool more = true; more && !StopRequested();) {
-      const std::int64_t before = number_;
-      const std::unique_ptr<VideoDevice> device = OpenVideoDevice(*options_.camera);
-      const bool retry = options_.at_end == AtEnd::kRetry;
-      if (!device && !retry) FailToRead("--camera", options_.camera->string());
-      try {
-        if (device) more = ReadCamera(device.get());
-      } catch (const UsageError&) {
-        if (!retry || number_ == 0) throw;  // plugged in again, it may not be ready at once
-      }
-      if (!retry) return;
-      pause = number_ != before ? kFirstRetry : std::min(2 * pause, kLastRetry);
-      if (more) WaitFor(-1, pause);
-    }
-  }
-
-  /// Until it goes away. False if nobody wants more.
-  bool ReadCamera(VideoDevice* device) {
-    Camera camera(device, options_.camera->string(),
-                  {options_.frames, options_.size, options_.fps});
-    bool more = true;
-    while (more && !camera.gone() && !StopRequested()) {
-      if (camera.Next(&next_.bytes)) more = GiveFrame(camera.format(), camera.size());
-    }
-    broken_ += camera.broken();
-    dropped_ += camera.dropped();
-    return more;
-  }
-
-  const Options& options_;
-  Slot<Encoded>* to_;
-  std::vector<char> buffer_ = std::vector<char>(kReadBytes);
-  Encoded next_;
-  std::int64_t number_ = 0;
-  std::int64_t broken_ = 0;
-  std::int64_t dropped_ = 0;
-};
 
 /// A frame of pixels as CV_8UC3 in BGR: in `memory`, or in the frame's own bytes.
 cv::Mat PixelsOf(FrameFormat format, ImageSize size, std::string* bytes, cv::Mat* memory) {
@@ -400,6 +177,22 @@ std::string EndLine(std::int64_t broken, std::int64_t dropped, std::int64_t lost
   return json.EndObject().EndObject().text() + "\n";
 }
 
+/// Throws UsageError if the source has ended, and nothing of what it gave was of use.
+void NeedPictures(const Options& options, const Source& source, const SourceState& state,
+                  std::int64_t used) {
+  if (used > 0) return;
+  const std::string name = NameOfSource(options);
+  if (state.rejected() > 0) {
+    throw UsageError(name + ": none of the pictures that came (" +
+                     std::to_string(state.rejected()) + ") could be used: " + state.last_reason());
+  }
+  if (!source.barren()) return;
+  const bool jpeg = options.frames == FrameFormat::kMjpeg;
+  throw UsageError(name + ": " + source.Came(),
+                   jpeg ? "--frames mjpeg takes JPEG pictures, one after the other"
+                        : "see whether what writes it has failed");
+}
+
 }  // namespace
 
 void LatencyHistogram::Add(double ms) {
@@ -445,7 +238,6 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
   Slot<Encoded> encoded(options.newest || options.camera);
   Slot<LiveFrame> prepared;
   Slot<Line> lines;
-  Source source(options, &encoded);
   LatencyHistogram latency;
   std::int64_t broken = 0;
   std::atomic<bool> read{false};
@@ -453,6 +245,8 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
   FrameMetrics metrics;
   std::optional<Preview> preview;
   if (options.preview) preview.emplace(*options.preview, AccessOf(options), &metrics, err);
+  SourceState state(NameOfSource(options), &metrics, err);
+  Source source(options, &encoded, &state);
 
   Worker writing([&] {
     const Closing<Line> closing(&lines);
@@ -494,11 +288,13 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
       if (!any) continue;
       line.seen.reset();
       if (!frame.error) {
+        state.Use();
         line.seen = frame.seen;
         const Found& found = line_of(frame, &line.text);
         if (preview) preview->Show(frame.image, found, line.text);
       } else {
         ++broken;
+        state.Reject(frame.error->message);
         if (!frame.path) continue;
         Report about;
         about.image = frame.path;
@@ -518,6 +314,7 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
   if (StopPending()) WaitFor(-1, Milliseconds(0));
   sink.Write(EndLine(broken + source.broken(), encoded.dropped() + source.dropped(), sink.lost(),
                      latency));
+  NeedPictures(options, source, state, latency.count());
 }
 
 }  // namespace edgepack

@@ -14,16 +14,16 @@ std::string NumberText(double value) {
   return {digits, static_cast<std::size_t>(size)};
 }
 
-std::string Header(const std::string& name, const char* type, const std::string& help) {
+std::string MetricHeader(const std::string& name, const char* type, const std::string& help) {
   return "# HELP " + name + " " + help + "\n# TYPE " + name + " " + type + "\n";
 }
 
 std::string Gauge(const std::string& name, const std::string& help, double value) {
-  return Header(name, "gauge", help) + name + " " + NumberText(value) + "\n";
+  return MetricHeader(name, "gauge", help) + name + " " + NumberText(value) + "\n";
 }
 
 std::string Counter(const std::string& name, const std::string& help, std::int64_t value) {
-  return Header(name, "counter", help) + name + " " + std::to_string(value) + "\n";
+  return MetricHeader(name, "counter", help) + name + " " + std::to_string(value) + "\n";
 }
 
 /// Bytes of this process in RAM now.
@@ -44,7 +44,7 @@ void DurationHistogram::Add(double seconds) {
 }
 
 std::string DurationHistogram::Text(const std::string& name, const std::string& help) const {
-  std::string text = Header(name, "histogram", help);
+  std::string text = MetricHeader(name, "histogram", help);
   std::int64_t count = 0;
   for (std::size_t i = 0; i < counts_.size(); ++i) {
     count += counts_.at(i);
@@ -69,7 +69,8 @@ void ServerMetrics::AddInference(double seconds, double model_seconds) {
 
 std::string ServerMetrics::Text(const Gauges& gauges) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::string text = Header("edgepack_http_answers_total", "counter", "HTTP answers by status.");
+  std::string text =
+      MetricHeader("edgepack_http_answers_total", "counter", "HTTP answers by status.");
   for (const auto& [status, count] : answers_) {
     text += "edgepack_http_answers_total{code=\"" + std::to_string(status) + "\"} " +
             std::to_string(count) + "\n";
@@ -97,12 +98,21 @@ void FrameMetrics::Count(std::int64_t broken, std::int64_t dropped, std::int64_t
   lost_ = lost;
 }
 
+void FrameMetrics::SetSource(bool up) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (source_up_ && !up) ++source_losses_;
+  source_up_ = up;
+}
+
 std::string FrameMetrics::Text() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return frames_.Text("edgepack_frame_seconds", "From a whole frame to the end of its line.") +
          Counter("edgepack_frames_broken_total", "Frames that were none.", broken_) +
          Counter("edgepack_frames_dropped_total", "Frames before the newest.", dropped_) +
          Counter("edgepack_lines_lost_total", "Lines that could not be written.", lost_) +
+         Gauge("edgepack_source_up", "Whether the source is there and gives what can be used.",
+               source_up_ ? 1 : 0) +
+         Counter("edgepack_source_losses_total", "How often it no longer was.", source_losses_) +
          Gauge("process_resident_memory_bytes", "Resident memory.", ResidentBytes());
 }
 

@@ -48,12 +48,14 @@ class ServerMetrics {
   DurationHistogram model_;
 };
 
-/// What --preview says of a live source, from any thread.
+/// What /metrics says of a live source, from any thread.
 class FrameMetrics {
  public:
   /// A frame from the moment it was whole to the end of its line.
   void Add(double seconds);
   void Count(std::int64_t broken, std::int64_t dropped, std::int64_t lost);
+  /// Whether the source is there; each time that it no longer is, is counted.
+  void SetSource(bool up);
   [[nodiscard]] std::string Text() const;
 
  private:
@@ -62,6 +64,8 @@ class FrameMetrics {
   std::int64_t broken_ = 0;
   std::int64_t dropped_ = 0;
   std::int64_t lost_ = 0;
+  bool source_up_ = true;
+  std::int64_t source_losses_ = 0;
 };
 
 }  // namespace edgepack

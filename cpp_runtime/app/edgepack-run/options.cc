@@ -130,8 +130,10 @@ void CheckCombination(const Options& options) {
                      "leave out --bench, --watch and --preprocess-only");
   }
   if (options.results && !options.watch) throw UsageError("--results needs --watch");
-  if ((options.out || options.preview) && !options.images && !options.frames && !options.camera) {
-    throw UsageError("--out and --preview need --images, --frames or --camera");
+  const bool pictures = options.images || options.frames || options.camera;
+  if (options.out && !pictures) throw UsageError("--out needs --images, --frames or --camera");
+  if (options.preview && !pictures && !options.watch) {
+    throw UsageError("--preview needs --images, --frames, --camera or --watch");
   }
   if ((options.token_file || !options.hosts.empty()) && !options.serve && !options.preview) {
     throw UsageError("--host and --token-file need --serve or --preview");
@@ -307,8 +309,8 @@ usage: edgepack-run (--image FILE | --images WHERE | --frames FORMAT | --camera 
                        lines that nobody takes are counted as lost
   --rotate SIZE        above this size (16M) FILE becomes FILE.1, that FILE.2 ...
   --keep N             of which this many stay (1)
-  --preview ADDRESS    a page with the pictures and what was found, as MJPEG over HTTP: PORT of this
-                       machine alone, HOST:PORT or unix:PATH
+  --preview ADDRESS    a page with the pictures and what was found, as MJPEG over HTTP, and /metrics:
+                       PORT of this machine alone, HOST:PORT or unix:PATH
   --newest             never wait for a frame's result: the frames before the newest are dropped
   --serve ADDRESS      answer requests over HTTP until SIGTERM, by version 2 of the open inference
                        protocol (KServe's, Triton's): PORT of this machine alone, HOST:PORT, or

@@ -7,6 +7,7 @@
 
 #include "common/json.h"
 #include "json_lists.h"
+#include "photos.h"
 #include "statistics.h"
 
 namespace edgepack {
@@ -18,7 +19,7 @@ void WriteNumber(const char* key, const std::optional<double>& value, JsonWriter
 
 void WriteImage(const Report& report, JsonWriter* json) {
   if (report.frame) json->Key("frame").Int(*report.frame);
-  if (report.image) json->Key("image").String(*report.image);
+  if (report.image) WriteImageName(*report.image, json);
   if (report.image_mtime_ns != 0) json->Key("mtime_ns").Int(report.image_mtime_ns);
 }
 
@@ -154,7 +155,7 @@ std::string JsonLine(const Report& report, std::string memory) {
   WriteFound(report, &json);
   if (!report.more.empty()) {
     WriteList("more", report.more, &json, [&](const auto& one) {
-      json.BeginObject().Key("image").String(one.first);
+      WriteImageName(one.first, &json.BeginObject());
       WriteFound(one.second, &json);
       json.EndObject();
     });

@@ -25,13 +25,16 @@
 #include "bundle.h"
 #include "live.h"
 #include "memory_map.h"
+#include "metrics.h"
 #include "options.h"
 #include "platform/opencv/decode.h"
 #include "platform/opencv/draw.h"
 #include "platform/opencv/preprocess_buffers.h"
+#include "preview.h"
 #include "profile.h"
 #include "report.h"
 #include "serve.h"
+#include "source_state.h"
 #include "statistics.h"
 #include "watch.h"
 
@@ -178,7 +181,7 @@ struct Photo {
   Geometry geometry;
   std::size_t batch = 1;
   std::vector<Geometry> more = {};
-  cv::Mat image = {};  ///< with --draw
+  cv::Mat image = {};  ///< to be drawn on
 };
 
 std::size_t BatchOf(const TensorInfo& info) {
@@ -216,7 +219,7 @@ void FillBatch(const Options& options, const Preprocessor& preprocessor, const T
 
 /// Photo to tensor: into the model, or (without one) into memory of its own.
 Photo Preprocess(const Options& options, const BundleFolder& bundle, Session* session,
-                 Report* report) {
+                 Report* report, bool shown = false) {
   const Preprocessor preprocessor(LoadPreprocessSpec(bundle.preprocess()));
   const Stopwatch decode;
   const Decoded picture = preprocessor.Decode(*options.image);
@@ -251,7 +254,7 @@ Photo Preprocess(const Options& options, const BundleFolder& bundle, Session* se
                  BatchOf(*target.info)};
   FillBatch(options, preprocessor, info, target.data, &photo);
   report->preprocess_ms = preprocess.ms();
-  if (options.draw) {
+  if (options.draw || shown) {
     const bool whole = picture.bgr.size() == picture.size;
     photo.image = whole ? picture.bgr : preprocessor.InFull().Decode(*options.image).bgr;
   }
@@ -552,7 +555,7 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
 }
 
 /// --watch: the model is loaded once; each photo gets a line, one that cannot be read too.
-[[gnu::noinline]] void WatchPhotos(const Options& options, std::ostream& out) {
+[[gnu::noinline]] void WatchPhotos(const Options& options, std::ostream& out, std::ostream& err) {
   HoldStopSignals();
   const BundleFolder bundle = BundleOf(options);
   Report setup;
@@ -560,13 +563,19 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
   Session session{Model(bundle.model())};
   const std::optional<Postprocessor> postprocessor = PostprocessorOf(options, bundle);
   Finder finder(postprocessor, bundle, options.top);
+  FrameMetrics metrics;
+  std::optional<Preview> preview;
+  if (options.preview) preview.emplace(*options.preview, AccessOf(options), &metrics, err);
+  SourceState state("--watch: " + options.watch->string(), &metrics, err);
   const auto line_of = [&](const PhotoFolder::Key& photo, bool given_up) {
+    const Stopwatch all;
     Report report;
     report.image = photo.first;
     report.image_mtime_ns = photo.second;
     Options one = options;
     one.image = *options.watch / photo.first;
-    std::ostringstream line;
+    PhotoLine line;
+    std::ostringstream text;
     try {
       if (given_up) {
         throw ImageError(one.image->string() + ": begun twice and never finished: it is left out",
@@ -574,18 +583,24 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
                          "or time than it may");
       }
       session.Reset();  // photos have nothing to do with each other
-      const Photo seen = Preprocess(one, bundle, &session, &report);
+      const bool shown = preview && preview->wanted();
+      const Photo seen = Preprocess(one, bundle, &session, &report, shown);
       Run(one, &session, &report);
       FindPhotos(one, session, seen, &finder, &report);
       report.rss_peak_bytes = PeakRssBytes();
-      PrintJson(report, line);
+      PrintJson(report, text);
+      metrics.Add(all.ms() / 1000);
+      if (preview) preview->Show(seen.image, report, text.str());
     } catch (const Error& error) {
       if (error.exit_code == kExitBundle) throw;
-      PrintJsonError(error, line, report);
+      line.problem = error.message;
+      PrintJsonError(error, text, report);
+      metrics.Count(state.rejected() + 1, 0, 0);
     }
-    return line.str();
+    line.text = text.str();
+    return line;
   };
-  Watch(*options.watch, options.results, line_of, out);
+  Watch(*options.watch, options.results, line_of, &state, out);
 }
 
 /// Where the tensor of a photo goes, if the model takes one at a time.
@@ -700,7 +715,7 @@ int RunApp(const std::vector<std::string>& words, std::ostream& out, std::ostrea
       return 0;
     }
     if (options.watch) {
-      WatchPhotos(options, out);
+      WatchPhotos(options, out, err);
       return 0;
     }
     if (options.images || options.frames || options.camera) {

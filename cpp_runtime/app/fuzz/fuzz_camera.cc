@@ -65,7 +65,7 @@ class FuzzedDevice : public VideoDevice {
     return nullptr;
   }
   void Unmap(void* /*memory*/, std::size_t /*bytes*/) override {}
-  bool Wait() override { return !rest_.empty(); }
+  bool Wait(std::chrono::milliseconds /*limit*/) override { return !rest_.empty(); }
 
   [[nodiscard]] bool empty() const { return rest_.empty(); }
 
@@ -93,7 +93,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (pixels) wish.format = FrameFormat::kYuyv;
     Camera camera(&device, "camera", wish);
     for (std::string frame; !camera.gone() && !device.empty();) {
-      if (!camera.Next(&frame) || !pixels) continue;
+      if (!camera.Next(&frame, std::chrono::milliseconds(0)) || !pixels) continue;
       const ImageSize size_of = camera.size();
       const auto count =
           static_cast<std::size_t>(size_of.width) * static_cast<std::size_t>(size_of.height);

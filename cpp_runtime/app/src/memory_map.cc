@@ -33,7 +33,8 @@ MemoryMap& MemoryMap::operator=(MemoryMap&& other) noexcept {
 }
 
 MemoryMap MemoryMap::File(const std::filesystem::path& path) {
-  const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Without waiting for the writer that a FIFO may never have.
+  const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   struct stat status = {};
   if (!file || fstat(file.get(), &status) != 0) ThrowErrno(errno);
   if (!S_ISREG(status.st_mode)) ThrowErrno(S_ISDIR(status.st_mode) ? EISDIR : EINVAL);

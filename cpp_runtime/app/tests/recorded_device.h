@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <linux/videodev2.h>
@@ -95,7 +96,7 @@ class RecordedDevice : public VideoDevice {
   }
   void Unmap(void* /*memory*/, std::size_t /*bytes*/) override { --mapped; }
 
-  bool Wait() override {
+  bool Wait(std::chrono::milliseconds /*limit*/) override {
     if (events.empty()) return false;  // as if a stop signal came
     now_ = std::move(events.front());
     events.pop_front();

@@ -20,7 +20,7 @@ std::string Numbered(char number) {
 /// Its newest frame; "" if there is none.
 std::string Next(Camera* camera) {
   std::string frame;
-  return camera->Next(&frame) ? frame : "";
+  return camera->Next(&frame, std::chrono::milliseconds(0)) ? frame : "";
 }
 
 }  // namespace

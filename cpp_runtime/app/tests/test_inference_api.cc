@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -59,6 +60,45 @@ TEST_CASE("tensors in JSON") {
   CHECK(n.At<std::int64_t>(0) == -9007199254740993);
   CHECK(x.At<float>(1) == 2.5F);
   CHECK(x.At<float>(2) == -300.0F);
+}
+
+TEST_CASE("null is what may be left out") {
+  Own x("x", DType::kFloat32, {2});
+  Own y("y", DType::kFloat32, {2});
+  Own z("z", DType::kFloat32, {2});
+  const std::string tensor = R"({"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2],
+                                 "parameters": null})";
+  const std::string parameters = R"({"binary_data_output": null})";
+  for (const char* const outputs : {"null", "[]"}) {
+    for (const std::string& of_request : {std::string("null"), parameters}) {
+      const InferenceRequest request = ReadInference(
+          JsonRequest(R"({"id": null, "parameters": )" + of_request + R"(, "inputs": [)" + tensor +
+                      R"(], "outputs": )" + outputs + "}"),
+          {x.view()}, {y.info(), z.info()});
+      CHECK(request.id.empty());
+      CHECK(request.outputs.size() == 2);
+      CHECK(x.At<float>(1) == 2);
+    }
+  }
+  const InferenceRequest one = ReadInference(
+      JsonRequest(R"({"inputs": [)" + tensor +
+                  R"(], "outputs": [{"name": "z", "parameters": {"binary_data": null}},
+                                    {"name": "y", "parameters": null}]})"),
+      {x.view()}, {y.info(), z.info()});
+  REQUIRE(one.outputs.size() == 2);
+  CHECK(one.outputs[0].index == 1);
+  CHECK_FALSE(one.outputs[0].binary);
+  // What has to be there must not be null.
+  for (const char* const key : {"name", "datatype", "shape", "data"}) {
+    std::string bad = R"({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2],
+                                      "data": [1, 2]}]})";
+    const std::size_t at = bad.find(key) + std::string(key).size() + 3;
+    bad.replace(at,
+                bad.find_first_of(bad[at] == '[' ? "]" : ",", at) - at + (bad[at] == '[' ? 1 : 0),
+                "null");
+    CAPTURE(bad);
+    CHECK_THROWS_AS((void)ReadInference(JsonRequest(bad), {x.view()}, {y.info()}), Error);
+  }
 }
 
 TEST_CASE("values that a datatype has, and others") {

@@ -15,6 +15,7 @@
 #include "common/json.h"
 #include "http_client.h"
 #include "live.h"
+#include "photos.h"
 #include "run_app.h"
 #include "slot.h"
 #include "support.h"
@@ -39,6 +40,7 @@ void WriteLiveBundle(const TempFolder& folder) {
 struct Lines {
   int code = 0;
   std::vector<std::string> texts;
+  std::string err;
 
   [[nodiscard]] JsonDocument At(std::size_t index) const {
     return {texts.at(index), "line", "kind"};
@@ -56,7 +58,8 @@ Lines RunLines(const TempFolder& bundle, std::vector<std::string> words) {
   std::ostringstream err;
   Lines lines;
   lines.code = RunApp(words, out, err);
-  INFO(err.str());
+  lines.err = err.str();
+  INFO(lines.err);
   std::istringstream stream(out.str());
   for (std::string line; std::getline(stream, line);) lines.texts.push_back(line);
   return lines;
@@ -141,6 +144,103 @@ TEST_CASE("frames of pixels through a pipe") {
   CHECK(lines.code == 0);
   CHECK(lines.End("frames") >= 1);
   CHECK(lines.End("broken") >= 1);
+}
+
+TEST_CASE("a source that gave nothing of use ends with an error") {
+  const TempFolder folder;
+  WriteLiveBundle(folder);
+  WriteFile(folder / "text", std::string(3000, 'x'));
+  WriteFile(folder / "nothing", "");
+  WriteFile(folder / "gray", "\x01\x02");
+  const auto frames = [&](const std::string& format, const std::string& from) {
+    std::vector<std::string> words = {"--frames", format, "--from", folder / from};
+    if (format != "mjpeg") words.insert(words.end(), {"--size", "4x1"});
+    return RunLines(folder, words);
+  };
+  Lines lines = frames("mjpeg", "text");
+  CHECK(lines.code == 2);
+  CHECK(lines.End("frames") == 0);
+  CHECK(Contains(lines.err, "nothing of the 3000 bytes that came is a picture"));
+  CHECK(Contains(lines.err, "hint: --frames mjpeg takes JPEG pictures"));
+  CHECK(frames("mjpeg", "nothing").code == 2);
+  CHECK(frames("gray", "nothing").code == 2);
+  CHECK(frames("gray", "gray").code == 2);
+  // Pictures that the model cannot take: of another size than was said.
+  std::vector<unsigned char> bytes;
+  REQUIRE(cv::imencode(".jpg", cv::Mat(2, 4, CV_8UC3, cv::Scalar::all(50)), bytes));
+  std::string stream;
+  for (int i = 0; i < 12; ++i) stream.append(bytes.begin(), bytes.end());
+  WriteFile(folder / "large", stream);
+  lines = RunLines(folder, {"--frames", "mjpeg", "--size", "4x1", "--from", folder / "large"});
+  CHECK(lines.code == 2);
+  CHECK(lines.End("broken") == 12);
+  CHECK(Contains(lines.err, "gives nothing that can be used, 10 times in a row: frame of 4 x 2"));
+  CHECK(Contains(lines.err, "none of the pictures that came (12) could be used"));
+  const std::filesystem::path photos = folder / "photos";
+  std::filesystem::create_directory(photos);
+  WriteFile(photos / "a.png", "no photo");
+  CHECK(RunLines(folder, {"--images", photos.string()}).code == 2);
+}
+
+TEST_CASE("no pipe, socket or dangling link holds up photos") {
+  const TempFolder folder;
+  WriteLiveBundle(folder);
+  const std::filesystem::path photos = folder / "photos";
+  std::filesystem::create_directory(photos);
+  WriteFile(photos / "a.png", PngOf(1));
+  REQUIRE(mkfifo((photos / "b.png").c_str(), 0600) == 0);
+  std::filesystem::create_symlink(photos / "none.png", photos / "c.png");
+  WriteFile(photos / "d\xff.png", PngOf(2));
+  for (const std::string& where : {photos.string(), (photos / "*.png").string()}) {
+    const Lines lines = RunLines(folder, {"--images", where});
+    CHECK(lines.code == 0);
+    REQUIRE(lines.texts.size() == 3);
+    const JsonDocument odd = lines.At(1);
+    CHECK(odd.Root().String("image") == (photos / "d\xef\xbf\xbd.png").string());
+    CHECK(FromHex(odd.Root().String("image_hex")) == (photos / "d\xff.png").string());
+    CHECK(lines.End("broken") == 0);
+  }
+  // Named, it is opened, and refused at once.
+  const Lines named = RunLines(folder, {"--image", photos / "b.png"});
+  CHECK(named.code == 2);
+  CHECK(Contains(named.err, "not a plain file"));
+}
+
+TEST_CASE("a pipe that another takes the place of, and its metrics") {
+  const TempFolder folder;
+  WriteLiveBundle(folder);
+  const std::string pipe = folder / "pipe";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  HoldStopSignals();
+  Lines lines;
+  std::thread program([&] {
+    lines = RunLines(folder, {"--frames", "gray", "--size", "4x1", "--from", pipe, "--at-end",
+                              "wait", "--preview", "unix:" + (folder / "web").string()});
+  });
+  {
+    // The program has it open when this succeeds.
+    const Fd first(open(pipe.c_str(), O_WRONLY));
+    CHECK(write(first.get(), "\x01\x02\x03\x04", 4) == 4);
+  }
+  HttpClient client(folder / "web");
+  while (!Contains(client.Get("/metrics"), "edgepack_source_up 0\n")) {  // it has no writer
+  }
+  std::filesystem::remove(pipe);
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  {
+    const Fd second(open(pipe.c_str(), O_WRONLY));
+    CHECK(write(second.get(), "\x05\x06\x07\x08", 4) == 4);
+    std::string metrics;
+    while (!Contains(metrics = client.Get("/metrics"), "edgepack_source_up 1\n")) {
+    }
+    CHECK(Contains(metrics, "edgepack_source_losses_total 1\n"));
+    kill(getpid(), SIGTERM);
+  }
+  program.join();
+  CHECK(lines.code == 0);
+  CHECK(lines.End("frames") == 2);
+  CHECK(Contains(lines.err, "--from: " + pipe + " has no writer\n"));
+  CHECK(Contains(lines.err, "--from: " + pipe + " is back, after "));
 }
 
 TEST_CASE("colours of frames") {

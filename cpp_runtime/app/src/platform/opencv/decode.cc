@@ -127,7 +127,11 @@ MemoryMap MapImage(const std::filesystem::path& path) {
     if (error.code() == std::errc::no_such_file_or_directory) {
       throw ImageError("image not found: " + path.string());
     }
-    throw ImageError("cannot read image " + path.string() + ": " + error.code().message());
+    // What MemoryMap says of a FIFO, a socket or a device.
+    const bool odd = error.code() == std::errc::invalid_argument ||
+                     error.code() == std::errc::no_such_device_or_address;
+    throw ImageError("cannot read image " + path.string() + ": " +
+                     (odd ? "not a plain file" : error.code().message()));
   }
 }
 
