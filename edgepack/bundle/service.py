@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 
+from edgepack.base.errors import ConfigError
 from edgepack.base.tables import Table
+from edgepack.bundle.service_access import Access, access_of
 
 RESTARTS = ("always", "on-failure", "never")
 
@@ -17,9 +19,6 @@ RESTARTS = ("always", "on-failure", "never")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 # What a unit file and a shell script take as it is.
 _FOLDER = re.compile(r"(/[A-Za-z0-9._+@-]+)+")
-# Options of edgepack-run with an address, and those of this machine alone.
-_LISTENING = ("--serve", "--preview")
-_LOOPBACK = r"((localhost|127(\.[0-9]+){3}|\[::1\]):)?[0-9]+"
 _MAX_ARGS = 64
 _MAX_ARG = 1024
 _MAX_WATCHDOG_S = 86400.0
@@ -33,8 +32,9 @@ class Service:
     `args` are edgepack-run's, e.g. ("--watch", "/var/lib/photos"). `restart` says after
     which exits it is started again. An app that gives no sign for `watchdog_s` seconds is
     killed, as is one that takes more than `memory_mb` (10^6 bytes); None is "no limit".
-    `user` is the account it runs as, None one that is made for it. It sees the file
-    system read-only but for the folders `writable`, which must exist on the device.
+    `user` is the account it runs as, None one that is made for it. It sees the file system
+    read-only but for the folders `writable`, which must exist on the device, and those of the
+    files and sockets that `args` name (`access`).
     """
 
     args: tuple[str, ...]
@@ -45,21 +45,12 @@ class Service:
     writable: tuple[str, ...] = ()
 
 
-def listens(service: Service) -> str | None:
-    """Whom the app's arguments let in over the network: "loopback", "any", or nobody.
+def access(service: Service) -> Access:
+    """What the service touches: what its arguments name, and `writable`.
 
-    A Unix socket needs none.
+    Raises ConfigError for arguments with which no service can run.
     """
-    found = None
-    for option, address in zip(service.args, (*service.args[1:], ""), strict=True):
-        name, _, attached = option.partition("=")
-        where = attached or address
-        if name not in _LISTENING or where.startswith("unix:"):
-            continue
-        if not re.fullmatch(_LOOPBACK, where):
-            return "any"
-        found = "loopback"
-    return found
+    return access_of(service.args, service.writable)
 
 
 def take_service(top: Table, *, whole: bool = False) -> Service | None:
@@ -99,4 +90,14 @@ def take_service(top: Table, *, whole: bool = False) -> Service | None:
             raise table.fail("writable", f"{folder!r} is not the absolute path of a folder")
     if service.user == "root":
         raise table.fail("user", "a service must not run as root", hint="name another account")
+    if not whole:  # a release that is there already may be asked about
+        _check_access(table, service)
     return service
+
+
+def _check_access(table: Table, service: Service) -> None:
+    try:
+        access(service)
+    except ConfigError as error:
+        message = error.message.removeprefix("[service] args: ")
+        raise table.fail("args", message, hint=error.hint) from None

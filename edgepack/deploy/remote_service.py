@@ -6,19 +6,20 @@ import contextlib
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgepack.base.errors import BundleError, RemoteError, UsageError
 from edgepack.boards import load_boards
 from edgepack.bundle.manifest import MANIFEST_NAME, parse_manifest
-from edgepack.bundle.service import Service
+from edgepack.bundle.service import Service, access
 from edgepack.deploy.service_files import (
     Place,
     account_name,
     cron_line,
     init_script,
     own_tool,
+    supervisor_words,
     systemd_unit,
 )
 from edgepack.device import Device
@@ -91,7 +92,7 @@ class Site:
                 hint="leave `user` out of the [service] table, or name an account of its own",
             )
         # systemd's own accounts have nothing, and nothing can be given to them.
-        if account is None and (kind == "init" or service.writable):
+        if account is None and (kind == "init" or access(service).writes):
             account = account_name(self.name)
         return Place(**common, tool=tool or f"{_TOOLS}/edgepack-device", account=account)
 
@@ -384,9 +385,9 @@ def _make_account(device: Device, site: Site, place: Place, service: Service) ->
 def _check(device: Device, site: Site, place: Place, service: Service) -> None:
     """Have the device try, as the account that will run it, what the service will do."""
     words = [place.tool, "run", "--supervise", "--check", "--root", place.root]
-    words += ["--owner", place.owner, "--user", place.account or "nobody"]
-    for folder in service.writable:
-        words += ["--writable", folder]
+    words += supervisor_words(
+        replace(place, account=place.account or "nobody"), service, started=False
+    )
     done = device.run(f"{_sudo(site)}{shlex.join(words)}", check=False)
     if done.returncode == 0:
         return

@@ -12,7 +12,8 @@ import shlex
 from dataclasses import dataclass
 
 from edgepack.bundle.manifest import check_name
-from edgepack.bundle.service import Service, listens
+from edgepack.bundle.service import Service, access
+from edgepack.bundle.service_access import Access
 
 _RESTART = {"always": "always", "on-failure": "on-failure", "never": "no"}
 # By whom the app lets in.
@@ -81,20 +82,16 @@ def systemd_unit(place: Place, service: Service) -> str:
     # The tool becomes the owner by itself: runuser is not everywhere, nor is what PAM wants for it.
     recover = f"{place.tool} recover --root {place.root} --owner {place.owner}"
     account = f"User={place.account}" if place.account else "DynamicUser=yes"
-    limits = []
-    if service.memory_mb is not None:
-        limits.append(f"MemoryMax={(service.memory_mb + _SUPERVISOR_MB) * 10**6}")
-    if service.writable:
-        limits.append(f"ReadWritePaths={' '.join(service.writable)}")
-    more = "".join(f"{line}\n" for line in limits)
-    who = listens(service)
-    network = _NETWORK[who]
-    families = "AF_UNIX AF_INET AF_INET6" if who else "AF_UNIX"
+    touched = access(service)
+    needs = " ".join(_unit_word(path) for path in (place.root, *touched.mounts))
+    more = "".join(f"{line}\n" for line in _limits(service, touched))
+    may = "\n".join(_sandbox(touched))
     return f"""\
 # Written by `edgepack service`; a new release needs no new unit.
 [Unit]
 Description=edgepack: {place.name}
 StartLimitIntervalSec=0
+RequiresMountsFor={needs}
 
 [Service]
 Type=notify
@@ -114,13 +111,10 @@ KillMode=mixed
 OOMPolicy=continue
 {more}{account}
 NoNewPrivileges=yes
-CapabilityBoundingSet=
 ProtectSystem=strict
 ProtectHome=read-only
-PrivateTmp=yes
-PrivateDevices=yes
 PrivateMounts=yes
-{network}
+{may}
 ProtectClock=yes
 ProtectControlGroups=yes
 ProtectHostname=yes
@@ -130,7 +124,6 @@ ProtectKernelTunables=yes
 ProtectProc=invisible
 LockPersonality=yes
 MemoryDenyWriteExecute=yes
-RestrictAddressFamilies={families}
 RestrictNamespaces=yes
 RestrictRealtime=yes
 RestrictSUIDSGID=yes
@@ -146,6 +139,66 @@ WantedBy=multi-user.target
 """
 
 
+def _unit_word(text: str) -> str:
+    """`text` as one word of a unit file: systemd.syntax(7), and specifiers of systemd.unit(5)."""
+    text = text.replace("%", "%%")
+    if re.fullmatch(r"[A-Za-z0-9._+@%:,/=-]+", text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _limits(service: Service, touched: Access) -> list[str]:
+    lines = []
+    if service.memory_mb is not None:
+        lines.append(f"MemoryMax={(service.memory_mb + _SUPERVISOR_MB) * 10**6}")
+    if touched.writes:
+        lines.append(f"ReadWritePaths={' '.join(map(_unit_word, touched.writes))}")
+    if touched.runtime:
+        lines.append(f"RuntimeDirectory={' '.join(touched.runtime)}")
+    return lines
+
+
+def _sandbox(touched: Access) -> list[str]:
+    """What of the sandbox depends on what the arguments name."""
+    lines = [f"PrivateTmp={'no' if touched.shares_tmp else 'yes'}"]
+    if touched.devices:
+        lines += ["PrivateDevices=no", "DevicePolicy=closed"]
+        lines += [f"DeviceAllow={_unit_word(rule)} rw" for rule in touched.device_rules]
+    else:
+        lines.append("PrivateDevices=yes")
+    if touched.groups:
+        lines.append(f"SupplementaryGroups={' '.join(touched.groups)}")
+    capability = "CAP_NET_BIND_SERVICE" if touched.binds_low_ports else ""
+    lines.append(f"CapabilityBoundingSet={capability}")
+    if capability:
+        lines.append(f"AmbientCapabilities={capability}")
+    lines.append(_NETWORK[touched.network])
+    if touched.ports and 0 not in touched.ports:
+        lines += [f"SocketBindAllow=tcp:{port}" for port in sorted(set(touched.ports))]
+        lines.append("SocketBindDeny=any")
+    families = "AF_UNIX AF_INET AF_INET6" if touched.network else "AF_UNIX"
+    return [*lines, f"RestrictAddressFamilies={families}"]
+
+
+def supervisor_words(place: Place, service: Service, *, started: bool = True) -> list[str]:
+    """What the supervisor has to be told of what the service touches, where root starts it.
+
+    Before it is `started` the folders below /run are not there.
+    """
+    touched = access(service)
+    words = ["--owner", place.owner, "--user", place.account or place.owner]
+    runtime = [f"/run/{name}" for name in touched.runtime] if started else []
+    folders = (*touched.writes, *runtime)
+    for option, values in (
+        ("--writable", folders),
+        ("--group", touched.groups),
+        ("--reads", (*touched.reads, *touched.devices)),
+    ):
+        for value in values:
+            words += [option, value]
+    return words + ["--low-ports"] * touched.binds_low_ports
+
+
 def init_script(place: Place, service: Service) -> str:
     """A script for /etc/init.d: System V (with LSB headers) and busybox alike.
 
@@ -153,17 +206,20 @@ def init_script(place: Place, service: Service) -> str:
     read-only for itself and the app. One process stays root's, to start it again; nothing that
     the owner of the releases can write tells it what to do.
     """
-    words = ["run", "--supervise", "--respawn", "--root", place.root, "--owner", place.owner]
-    words += ["--user", place.account or place.owner]
-    for folder in service.writable:
-        words += ["--writable", folder]
+    words = ["run", "--supervise", "--respawn", "--root", place.root]
+    words += supervisor_words(place, service)
+    account = place.account or place.owner
+    folders = "".join(
+        f"    mkdir -p /run/{name} && chown {account} /run/{name}\n"
+        for name in access(service).runtime
+    )
     return f"""\
 #!/bin/sh
 # Written by `edgepack service`; a new release needs no new script.
 ### BEGIN INIT INFO
 # Provides:          {place.title}
-# Required-Start:    $local_fs
-# Required-Stop:     $local_fs
+# Required-Start:    $local_fs $remote_fs
+# Required-Stop:     $local_fs $remote_fs
 # Default-Start:     2 3 4 5
 # Default-Stop:      0 1 6
 # Short-Description: edgepack: {place.name}
@@ -174,7 +230,7 @@ log=/var/log/{place.title}
 
 start() {{
     mkdir -p "$log"
-    # It ends at once if one runs already.
+{folders}    # It ends at once if one runs already.
     setsid $tool {shlex.join(words)} \\
         --lock "$lock" --log "$log/log" </dev/null >/dev/null 2>&1 &
 }}

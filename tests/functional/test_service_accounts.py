@@ -4,6 +4,7 @@ and who may be hostile; and the account of the app."""
 from __future__ import annotations
 
 import contextlib
+import grp
 import hashlib
 import json
 import os
@@ -342,3 +343,55 @@ def test_folders_are_for_other_accounts_whatever_the_umask(rig: Rig) -> None:
         check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """What the kernel says of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+@pytest.fixture
+def device(rig: Rig) -> Iterator[Path]:
+    """A device node as udev makes a camera's: root's and a group's, nobody else's."""
+    node = rig.orders.parent / "video0"
+    done = subprocess.run(["mknod", "-m", "660", node, "c", "1", "5"], check=False)
+    if done.returncode != 0 or subprocess.run(["head", "-c1", node], check=False).returncode != 0:
+        pytest.skip("no device node can be made and opened here")
+    shutil.chown(node, "root", "video")
+    yield node
+    node.unlink()
+
+
+def test_a_device_is_opened_by_its_group(rig: Rig, device: Path) -> None:
+    """And that group is all that is added: /dev/zero's numbers, opened for real by the account."""
+    check = [rig.tool, "run", "--supervise", "--check", "--root", rig.root, "--owner", LOGIN]
+    check += ["--user", APP, "--writable", rig.orders, "--reads", device]
+    without = subprocess.run(check, check=False, capture_output=True, text=True)
+    assert without.returncode == 7
+    assert f"cannot use {device}: Permission denied" in without.stderr
+    subprocess.run([*check, "--group", "video"], check=True)
+    none = subprocess.run(
+        [*check, "--group", "no-such"], check=False, capture_output=True, text=True
+    )
+    assert (none.returncode, "there is no group no-such" in none.stderr) == (2, True)
+    # What is not there yet may come.
+    subprocess.run([*check, "--group", "video", "--reads", "/dev/video99"], check=True)
+    for groups in ([], ["--group", "video"]):
+        with rig.service(*groups):
+            until(rig.apps, "the app")
+            status = status_of(rig.apps()[0])
+            video = [str(grp.getgrnam("video").gr_gid)] if groups else []
+            assert status["Groups"].split() == video
+            assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0
+        until(lambda: not rig.apps(), "its end")
+
+
+def test_ports_of_roots_and_nothing_else_of_root(rig: Rig) -> None:
+    with rig.service("--low-ports"):
+        until(rig.apps, "the app")
+        status = status_of(rig.apps()[0])
+        bind = 1 << 10  # CAP_NET_BIND_SERVICE of linux/capability.h
+        assert {int(status[key], 16) for key in ("CapEff", "CapPrm", "CapAmb")} == {bind}
+        assert status["NoNewPrivs"] == "1"
+        assert status["Uid"].split() == [str(pwd.getpwnam(APP).pw_uid)] * 4

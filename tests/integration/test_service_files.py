@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgepack.base.errors import UsageError
-from edgepack.bundle.service import Service, listens
+from edgepack.bundle.service import Service, access
 from edgepack.deploy.remote_service import Site
 from edgepack.deploy.service_files import (
     Place,
@@ -97,26 +98,86 @@ def test_limits_are_the_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "who"),
     [
-        (("--watch", "/tmp"), None),
-        (("--serve", "unix:/run/x"), None),
+        (("--watch", "/in"), None),
+        (("--serve", "unix:/run/x/s"), None),
         (("--serve", "8080"), "loopback"),
         (("--serve=127.0.0.1:8080",), "loopback"),
         (("--camera", "/dev/video0", "--preview", "[::1]:80"), "loopback"),
         (("--serve", "127.0.0.1.example:80"), "any"),
         (("--preview", "80", "--serve", "0.0.0.0:80"), "any"),
-        (("--serve",), "any"),
+        (("--serve", "[0:0:0:0:0:0:0:1]:80"), "loopback"),
+        (("--serve", "::1:80"), "loopback"),
+        (("--serve", "192.168.1.2:80"), "any"),
     ],
 )
 def test_the_network_is_open_to_whom_the_app_lets_in(
     args: tuple[str, ...], who: str | None, tmp_path: Path
 ) -> None:
     service = Service(args=args)
-    assert listens(service) == who
+    assert access(service).network == who
     lines = systemd_unit(place(tmp_path, "root"), service).splitlines()
     assert ("PrivateNetwork=yes" in lines) == (who is None)
     assert ("IPAddressDeny=any" in lines) == (who != "any")
     assert ("IPAddressAllow=localhost" in lines) == (who == "loopback")
     assert ("RestrictAddressFamilies=AF_UNIX" in lines) == (who is None)
+
+
+def values(lines: list[str], key: str) -> list[str]:
+    """All values of a directive, in their order."""
+    return [line.partition("=")[2] for line in lines if line.startswith(f"{key}=")]
+
+
+def test_what_a_service_touches_follows_from_its_arguments(tmp_path: Path) -> None:
+    here = place(tmp_path, "root", "edgepack-tiny")
+    args = ("--camera", "/dev/video0", "--out", "/data/my lines/%x.jsonl", "--preview", "80")
+    service = Service(args=args, writable=("/more",))
+    lines = systemd_unit(here, service).splitlines()
+    # A camera that is plugged in again may get another number: 81 is V4L's major one.
+    assert values(lines, "DeviceAllow") == ["char-81 rw"]
+    assert values(lines, "PrivateDevices") == ["no"]
+    assert values(lines, "DevicePolicy") == ["closed"]
+    assert values(lines, "SupplementaryGroups") == ["video"]
+    assert values(lines, "ReadWritePaths") == ['/more "/data/my lines"']
+    assert values(lines, "RequiresMountsFor") == [f'{tmp_path} /more "/data/my lines"']
+    assert values(lines, "AmbientCapabilities") == ["CAP_NET_BIND_SERVICE"]
+    assert values(lines, "CapabilityBoundingSet") == ["CAP_NET_BIND_SERVICE"]
+    assert values(lines, "SocketBindAllow") == ["tcp:80"]
+    assert values(lines, "PrivateTmp") == ["yes"]
+    words = shlex.split(init_script(here, service).replace("\\\n", " "))
+    said = list(itertools.pairwise(words))
+    for pair in (
+        ("--writable", "/more"),
+        ("--writable", "/data/my lines"),
+        ("--group", "video"),
+        ("--reads", "/dev/video0"),
+    ):
+        assert pair in said
+    assert "--low-ports" in words
+
+    # Nothing more: another service has none of it.
+    lines = systemd_unit(here, Service(args=("--watch", "/in"))).splitlines()
+    assert values(lines, "PrivateDevices") == ["yes"]
+    assert values(lines, "CapabilityBoundingSet") == [""]
+    for key in ("DeviceAllow", "SupplementaryGroups", "ReadWritePaths", "AmbientCapabilities"):
+        assert values(lines, key) == []
+    assert values(lines, "RequiresMountsFor") == [f"{tmp_path} /in"]
+
+
+def test_folders_below_run_are_made_at_each_start(tmp_path: Path) -> None:
+    here = place(tmp_path, "root", "edgepack-tiny")
+    service = Service(args=("--serve", "unix:/run/mug/socket"))
+    lines = systemd_unit(here, service).splitlines()
+    assert values(lines, "RuntimeDirectory") == ["mug"]
+    assert values(lines, "ReadWritePaths") == []
+    script = init_script(here, service)
+    assert "mkdir -p /run/mug && chown edgepack-tiny /run/mug\n" in script
+    assert "--writable /run/mug" in script
+
+
+@pytest.mark.parametrize("args", [("--watch", "/tmp/in"), ("--images", "/var/tmp/*/a.jpg")])
+def test_what_lies_in_tmp_is_what_others_see(args: tuple[str, ...], tmp_path: Path) -> None:
+    lines = systemd_unit(place(tmp_path, "root"), Service(args=args)).splitlines()
+    assert values(lines, "PrivateTmp") == ["no"]
 
 
 def test_the_init_script_is_plain_shell(tmp_path: Path) -> None:

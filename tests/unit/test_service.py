@@ -42,6 +42,11 @@ def test_every_key() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"args": ["--watch", "in"]}, "service.args: --watch: 'in' is not an absolute path"),
+        ({"args": ["--results=/x.jsonl"]}, "service.args: --results: '/x.jsonl' is in /, which"),
+        ({"args": ["--serve", "unix:/run/x"]}, "service.args: --serve: '/run/x' is in /run"),
+        ({"args": ["--frames", "mjpeg"]}, "service.args: a service has no standard input"),
+        ({"args": ["--images", "-"]}, "service.args: a service has no standard input"),
         ({"args": []}, "service.args: 0 words"),
         ({"args": ["--watch", "a\nb"]}, r"service.args: 'a\\nb' is empty, too long or not"),
         ({"args": "--watch"}, "service.args: '--watch' is not a list"),

@@ -17,6 +17,7 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--dry-run", [&] { options.dry_run = true; }},
       {"--supervise", [&] { options.supervise = true; }},
       {"--respawn", [&] { options.respawn = true; }},
+      {"--low-ports", [&] { options.low_ports = true; }},
       {"--check", [&] { options.check = true; }},
       {"--version", [&] { options.command = "--version"; }},
       {"--help", [&] { options.command = "--help"; }},
@@ -30,6 +31,8 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--user", [&](Value text) { options.user = text; }},
       {"--owner", [&](Value text) { options.owner = text; }},
       {"--writable", [&](Value text) { options.writable.push_back(text); }},
+      {"--group", [&](Value text) { options.groups.push_back(text); }},
+      {"--reads", [&](Value text) { options.reads.push_back(text); }},
       {"--log", [&](Value text) { options.log = text; }},
       {"--lock", [&](Value text) { options.lock = text; }},
       {"--by", [&](Value text) { options.by = text; }},
@@ -79,6 +82,10 @@ usage: edgepack-device COMMAND [options]
   --keep N             releases that stay (3)
   --user NAME          run --supervise: the account, when root starts it
   --writable DIR       run --supervise, by root: what that account may write to; again for each
+  --group NAME         run --supervise, by root: a group that account is in then; again for each
+  --reads PATH         run --supervise --check: what that account must be able to read, if it is
+                       there, or of a device to write, too; again for each
+  --low-ports          run --supervise, by root: that account may listen on ports below 1024
   --owner NAME         run --supervise, recover: whose the releases are, when root starts it
   --log FILE           run --supervise: at most two files of 1 MB instead of stderr
   --lock FILE          run --supervise: held while it runs; a second one ends at once

@@ -21,6 +21,9 @@ struct Options {
   std::optional<std::string> user;
   std::optional<std::string> owner;
   std::vector<std::string> writable;
+  std::vector<std::string> groups;
+  std::vector<std::string> reads;
+  bool low_ports = false;
   std::optional<std::string> log;
   std::optional<std::string> lock;
   bool respawn = false;

@@ -61,7 +61,8 @@ bool MakeReadOnly(const std::vector<std::string>& writable) {
     if (access(folder.c_str(), F_OK) != 0) ThrowErrno("write to", folder);
   }
   if (unshare(CLONE_NEWNS) != 0) return false;
-  if (mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return false;
+  // What is mounted later, a stick, is seen here as well where the system shares its mounts.
+  if (mount("none", "/", nullptr, MS_REC | MS_SLAVE, nullptr) != 0) return false;
   // A folder becomes a mount of its own, which then stays as it is.
   for (const std::string& folder : writable) {
     if (mount(folder.c_str(), folder.c_str(), nullptr, MS_BIND | MS_REC, nullptr) != 0) {

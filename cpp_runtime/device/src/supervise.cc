@@ -39,6 +39,25 @@ namespace {
               "make it and give it to the service's account there: chown");
 }
 
+/// What is not there yet may come: a camera, a pipe, a stick.
+void NeedReadable(const std::string& path) {
+  struct stat status = {};
+  if (stat(path.c_str(), &status) != 0) {
+    if (errno != EACCES) return;
+    NeedWayTo(path.substr(0, path.rfind('/')));
+  }
+  int wanted = R_OK;
+  if (S_ISDIR(status.st_mode)) wanted |= X_OK;
+  // Of a camera its settings are written; to a socket lines are.
+  if (S_ISCHR(status.st_mode)) wanted |= W_OK;
+  if (S_ISSOCK(status.st_mode)) wanted = W_OK;
+  if (access(path.c_str(), wanted) == 0) return;
+  throw Error(
+      kExitDevice, "no-access",
+      "user " + std::to_string(getuid()) + " cannot use " + path + ": " + std::strerror(errno),
+      "give it to the service's account there, or name a `user` whose group may");
+}
+
 constexpr double kTickS = 0.25;
 // What a process gets between SIGTERM and SIGKILL.
 constexpr double kAppGraceS = 10;
@@ -353,7 +372,8 @@ Account ServiceAccount(const SuperviseOptions& options) {
   if (!options.user) {
     return folder.st_uid == 0 ? Numbered(kNobody, kNobody) : Numbered(folder.st_uid, folder.st_gid);
   }
-  Account account = AccountOf(*options.user);
+  Account account = InGroups(AccountOf(*options.user), options.groups);
+  account.low_ports = options.low_ports;
   if (account.uid == 0 || account.uid == folder.st_uid) {
     throw Error(kExitUsage, "usage",
                 "a service must not run as " + account.name +
@@ -678,6 +698,7 @@ void CheckService(const SuperviseOptions& options) {
     if (access(folder.c_str(), W_OK | X_OK) == 0) continue;
     ThrowNoAccess(folder, std::strerror(errno));
   }
+  for (const std::string& path : options.reads) NeedReadable(path);
 }
 
 }  // namespace edgepack::device

@@ -57,6 +57,12 @@ struct SuperviseOptions {
   std::optional<std::string> user;
   std::optional<std::string> owner;
   std::vector<std::string> writable;
+  /// If root starts it: groups whose devices the account opens, and whether it may listen on ports
+  /// below 1024.
+  std::vector<std::string> groups;
+  bool low_ports = false;
+  /// What `CheckService` tries to read.
+  std::vector<std::string> reads;
   std::optional<std::string> log;
   /// That of the process above that starts it again, and with which it ends.
   pid_t keeper = 0;
@@ -81,7 +87,8 @@ struct SuperviseOptions {
 Outcome Supervise(const SuperviseOptions& options);
 
 /// Whether the service could run: as its account, or one without any rights of its own, the current
-/// release is read, and each folder that it writes to is found writable. Throws Error.
+/// release is read, each folder that it writes to is found writable, and what it reads readable, if
+/// it is there. Throws Error.
 void CheckService(const SuperviseOptions& options);
 
 }  // namespace edgepack::device

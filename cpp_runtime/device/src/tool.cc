@@ -325,6 +325,9 @@ class Tool {
     how.user = options_.user;
     how.owner = options_.owner;
     how.writable = options_.writable;
+    how.groups = options_.groups;
+    how.reads = options_.reads;
+    how.low_ports = options_.low_ports;
     how.log = options_.log;
     if (options_.check) {
       CheckService(how);
