@@ -28,7 +28,7 @@ std::optional<FoundPhoto> FindPhoto(const std::filesystem::path& folder, const s
   }
   const std::int64_t modified_ns =
       std::int64_t{status.st_mtim.tv_sec} * 1000000000 + status.st_mtim.tv_nsec;
-  return FoundPhoto{{name, modified_ns}, status.st_size};
+  return FoundPhoto{{name, modified_ns}, std::int64_t{status.st_size}};
 }
 
 bool IsPlainFile(const std::filesystem::path& path) {

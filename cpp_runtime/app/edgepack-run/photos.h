@@ -5,7 +5,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <sys/types.h>
 #include <utility>
 #include <vector>
 
@@ -20,7 +19,7 @@ using PhotoKey = std::pair<std::string, std::int64_t>;
 /// A photo that is there, and its size: one whose size changes is still being written.
 struct FoundPhoto {
   PhotoKey key;
-  off_t bytes = 0;
+  std::int64_t bytes = 0;
 };
 
 /// What a photo in a folder is, for all that read folders; edgepack/preprocess/photos.py says the

@@ -264,7 +264,7 @@ void PhotoFolder::AddNew(std::vector<Key>* keys) {
   const auto photos = FindPhotos(path_);
   if (!photos) return;  // the next look says why
   missed_ = false;
-  std::map<Key, off_t> growing;
+  std::map<Key, std::int64_t> growing;
   std::vector<Key> added;
   for (const FoundPhoto& photo : *photos) {
     if (known_.count(photo.key) != 0) continue;

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -9,7 +10,6 @@
 #include <ostream>
 #include <set>
 #include <string>
-#include <sys/types.h>
 #include <utility>
 #include <vector>
 
@@ -58,8 +58,8 @@ class PhotoFolder {
  private:
   /// Which folder a path leads to.
   struct Place {
-    dev_t device = 0;
-    ino_t inode = 0;
+    std::uint64_t device = 0;
+    std::uint64_t inode = 0;
     bool mounted = false;  ///< something is mounted there
 
     bool operator==(const Place& other) const {
@@ -87,7 +87,7 @@ class PhotoFolder {
   std::chrono::steady_clock::time_point looked_;
   std::set<Key> known_;         ///< given out, or there before
   std::size_t most_known_ = 0;  ///< then those that have gone are forgotten
-  std::map<Key, off_t> growing_;
+  std::map<Key, std::int64_t> growing_;
 };
 
 /// From here on SIGTERM and SIGINT are kept back until somebody waits in `PhotoFolder::Arrived`.
