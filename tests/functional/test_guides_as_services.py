@@ -129,6 +129,7 @@ class Rig:
         self.folder, self.root, self.log = folder, folder / "login/means", folder / "log"
         self.tool = folder / "edgepack-device"
         shutil.copy(host_tool(), self.tool)
+        (folder / "made").mkdir()
         app = means_app(folder / "made")
         self.root.parent.mkdir(parents=True, mode=0o755)
         shutil.chown(self.root.parent, OWNER)
