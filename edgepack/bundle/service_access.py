@@ -24,6 +24,7 @@ READS = frozenset(
         "--input",
         "--expected",
         "--postprocess",
+        "--token-file",
     ]
 )
 """Options with a path that is read."""
@@ -45,6 +46,7 @@ LISTENS = frozenset(("--serve", "--preview"))
 OTHERS = frozenset(
     [
         "--frames",
+        "--host",
         "--fps",
         "--size",
         "--at-end",

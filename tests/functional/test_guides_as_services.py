@@ -78,6 +78,9 @@ def as_service(command: tuple[str, ...]) -> tuple[str, ...] | None:
         return None
     if options.get("--images") == "-" or ("--from" in options and "--frames" not in options):
         return None
+    # A file of the shell's folder is one of root's in a service.
+    if "--token-file" in options:
+        command = tuple("/etc/edgepack/token" if word == "token" else word for word in command)
     if not options.keys() & {"--images", "--watch", "--frames", "--camera", "--serve"}:
         return ("--camera", "/dev/video0", *command)
     if "--frames" in options and not {"--from", "--camera"} & options.keys():
@@ -242,6 +245,14 @@ def test_a_guides_command_works_as_a_service(args: tuple[str, ...], rig: Rig) ->
             rig.until('"means"')
     elif "--serve" in options:
         where = rig.here(options["--serve"] or "")
+        head = f"GET /v2/health/ready HTTP/1.1\r\nHost: {options.get('--host', 'localhost')}\r\n"
+        if "--token-file" in options:
+            token = Path(rig.here(options["--token-file"] or ""))
+            token.parent.mkdir(parents=True, exist_ok=True)
+            token.write_text("x" * 32)
+            token.chmod(0o600)
+            shutil.chown(token, APP)
+            head += f"Authorization: Bearer {'x' * 32}\r\n"
         with rig.service(mine):
             rig.until("serving means on ")
             if where.startswith("unix:"):
@@ -251,7 +262,7 @@ def test_a_guides_command_works_as_a_service(args: tuple[str, ...], rig: Rig) ->
                 host, _, port = where.rpartition(":")
                 client = socket.create_connection(("127.0.0.1" if host else "localhost", int(port)))
             with client:
-                client.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                client.sendall(f"{head}\r\n".encode())
                 assert client.recv(4096).startswith(b"HTTP/1.1 200")
     else:
         assert "--camera" in options
