@@ -267,6 +267,13 @@ def _asked_of_devices() -> dict[str, Any]:
             "current": _or_null(release),
             "previous": _or_null(release),
             "pending": _or_null(_object({"release": _TEXT})),
+            "now": _TEXT,
+            "newest": _or_null(
+                _object(
+                    {"release": _TEXT, "version": _COUNT, "at": _TEXT},
+                    may={"valid_until": _or_null(_TEXT)},
+                )
+            ),
             "lock": _or_null(_record(Holder)),
         },
     )

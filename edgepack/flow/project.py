@@ -31,7 +31,7 @@ from typing import Any
 from edgepack.base.errors import ConfigError, UsageError, perhaps
 from edgepack.base.paths import is_outside_allowed
 from edgepack.base.tables import Table, read_text, read_toml
-from edgepack.base.text import text_lines
+from edgepack.base.text import one_line, text_lines
 from edgepack.bundle.manifest import (
     DEFAULT_HEALTH,
     TIME_FORMAT,
@@ -53,6 +53,8 @@ from edgepack.postprocess.spec import read_postprocess
 from edgepack.preprocess.spec import PreprocessSpec
 
 PROJECT_FILE = "edgepack.toml"
+# Not all that is unprintable: words of some languages hold joiners.
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 TOOLCHAINS = ("zig", "gnu")
 
 _PATHS = ("model", "labels", "golden_image")
@@ -301,13 +303,19 @@ def default_name(model: Path) -> str:
 def read_labels(path: Path) -> tuple[str, ...]:
     """Class names, one per line; line n is class n.
 
-    Raises `ConfigError` if the file is not there, is not UTF-8, or has an empty line.
+    Raises `ConfigError` if the file is not there, is not UTF-8, has an empty line, or one with
+    what steers a terminal: control characters but tabs, or overrides of the direction of text.
     """
     labels = tuple(line.strip() for line in text_lines(read_text(path)))
     for number, label in enumerate(labels, start=1):
         if not label:
             raise ConfigError(
                 f"{path}: line {number} is empty", hint="each line must name a class, from class 0"
+            )
+        if _CONTROL.search(label):
+            raise ConfigError(
+                f"{path}: line {number}: a control character in {one_line(ascii(label))}",
+                hint="devices and terminals show labels as they are; is it a file of text?",
             )
     if not labels:
         raise ConfigError(f"{path}: no labels in it")

@@ -159,8 +159,8 @@ def test_a_product_is_pinned_with_the_name(device: Device, make: Make) -> None:
     for product in (None, "door-8"):
         assert "door-7" in device.refuses(make(version=2, product=product), "wrong-product")
     device.takes(make(version=2, product="door-7"))
-    _, trust = device.run("trust", "show")
-    assert (trust["name"], trust["product"]) == ("tiny", "door-7")
+    assert (device.root / "trust/name").read_text() == "tiny\n"
+    assert (device.root / "trust/product").read_text() == "door-7\n"
 
 
 def test_the_device_says_which_release_of_equal_version_was_here(

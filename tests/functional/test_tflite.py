@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import base64
 import builtins
+import os
+import random
+import resource
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -369,3 +373,46 @@ def test_damaged_files_end_typed(tmp_path: Path) -> None:
             read_model(ModelSpec(path=path))
         except EdgepackError as error:
             assert str(path) in error.message
+
+
+def _mutant(draw: random.Random, good: bytes) -> bytes:
+    """A model of which up to three bits or offsets are others."""
+    data = bytearray(good)
+    ends = (0, 1, 4, 0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, len(data))
+    for _ in range(draw.randint(1, 3)):
+        at = draw.randrange(8, len(data) - 8)
+        if draw.random() < 0.4:
+            data[at] ^= 1 << draw.randrange(8)
+        else:
+            value = draw.choice([*ends, draw.randrange(len(data)), draw.randrange(2**32)])
+            struct.pack_into("<I", data, at & ~3, value)
+    return bytes(data)
+
+
+def test_offsets_that_lead_elsewhere_are_refused_in_words(tmp_path: Path) -> None:
+    """300 by a seed, in a process of its own: what ends that ends this test's, too."""
+    good = [one.write(tmp_path / "good.tflite").read_bytes() for one in OPERATORS[:24]]
+    draw, ends = random.Random(40), tmp_path / "ends"
+    mutants = [_mutant(draw, draw.choice(good)) for _ in range(300)]
+    child = os.fork()
+    if not child:
+        resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
+        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+        said = []
+        for number, data in enumerate(mutants):
+            path = tmp_path / f"{number}.tflite"
+            path.write_bytes(data)
+            try:
+                read_tflite(path)
+                said.append("read")
+            except EdgepackError as error:
+                said.append("refused" if len(error.message) < 5000 else f"LONG {number}")
+            except BaseException as error:
+                said.append(f"BUG {number} {error!r}"[:300])
+            ends.write_text("\n".join(said))
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    said = ends.read_text().splitlines()
+    assert [line for line in said if line not in ("read", "refused")] == []
+    assert status == 0, f"mutant {len(said)} ended the process: {status}"
+    assert said.count("refused") > 50

@@ -327,3 +327,16 @@ def test_labels(tmp_path: Path) -> None:
         read_labels(path)
     with pytest.raises(ConfigError, match="not found"):
         read_labels(tmp_path / "none.txt")
+
+
+@pytest.mark.parametrize(
+    "label", ["a\x1b[2Jb", "a\x00b", "a\x07", "\u202ecba", "a\u2066b", "a\x9b31m", "a\x7fb"]
+)
+def test_labels_that_steer_a_terminal(folder: Path, label: str) -> None:
+    file = folder / "sub/labels.txt"
+    file.write_text(f"cat\n{label}\n")
+    with pytest.raises(ConfigError, match=r"labels\.txt: line 2: a control character") as caught:
+        read_labels(file)
+    assert caught.value.message.isprintable()
+    file.write_text("n0144\ttench\n\u0645\u06cc\u200c\u062e\n\u0915\u094d\u200d\n")
+    assert len(read_labels(file)) == 3

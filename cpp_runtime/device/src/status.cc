@@ -348,7 +348,6 @@ std::string TrustJson(const Trust& trust) {
   JsonWriter json;
   json.BeginObject().Key("signers");
   WriteSigners(trust, &json);
-  json.Key("name").StringOrNull(trust.name()).Key("product").StringOrNull(trust.product());
   return json.Key("list").StringOrNull(trust.signers()).EndObject().text();
 }
 

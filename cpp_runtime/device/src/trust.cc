@@ -153,9 +153,9 @@ void Trust::CheckTime(const Manifest& manifest, std::optional<std::time_t> secon
 void Trust::Pin(const Verdict& verdict, const Manifest& manifest) const {
   if (verdict.pin && !signers()) folder_.Replace(kSigners, *verdict.pin, "pin.signers");
   if (!board()) folder_.Replace(kBoard, manifest.board + "\n", "pin.board");
-  if (!name()) folder_.Replace(kName, manifest.name + "\n", "pin.name");
+  if (!name()) folder_.Replace(kName, manifest.name + "\n", "pin.board");
   if (manifest.product && !product()) {
-    folder_.Replace(kProduct, *manifest.product + "\n", "pin.product");
+    folder_.Replace(kProduct, *manifest.product + "\n", "pin.board");
   }
 }
 
