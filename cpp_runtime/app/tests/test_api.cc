@@ -417,6 +417,46 @@ TEST_CASE("C: kernels that fail, and a session that is in use") {
   CHECK(edgepack_model_close(model, nullptr) == EDGEPACK_OK);
 }
 
+TEST_CASE("C: threads that use and close what others use") {
+  const TempFolder folder;
+  WriteBundle(folder.path());
+  std::atomic<edgepack_model*> model{OpenModel(folder)};
+  std::atomic<edgepack_session*> session{OpenSession(model)};
+  std::atomic<int> wrong{0};
+  // Whatever the others have done meanwhile: an answer, or a refusal, and no other.
+  const auto check = [&](edgepack_status status) {
+    const bool fine =
+        status == EDGEPACK_OK || status == EDGEPACK_BUSY || status == EDGEPACK_INVALID_HANDLE;
+    wrong += fine ? 0 : 1;
+    return status == EDGEPACK_OK;
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      float values[4] = {1, 2, 3, 4};
+      for (int turn = 0; turn < 200; ++turn) {
+        check(edgepack_session_set_input(session, 0, values, sizeof(values), nullptr));
+        check(edgepack_session_run(session, nullptr));
+        check(edgepack_session_get_output(session, 0, values, sizeof(values), nullptr));
+        if (turn % 10 != i) continue;
+        // Twice, too: the handle is the one that somebody else closes at this moment.
+        edgepack_session* const old = session;
+        check(edgepack_session_close(old, nullptr));
+        check(edgepack_session_close(old, nullptr));
+        edgepack_session* made = nullptr;
+        if (check(edgepack_session_open(model, 1 + i % 2, &made, nullptr))) session = made;
+        if (i != 0 || turn % 50 != 0) continue;
+        edgepack_model* const old_model = model.exchange(OpenModel(folder));
+        check(edgepack_model_close(old_model, nullptr));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  edgepack_session_close(session, nullptr);
+  CHECK(edgepack_model_close(model, nullptr) == EDGEPACK_OK);
+}
+
 TEST_CASE("C: sessions on threads of their own give what one alone gives") {
   const TempFolder folder;
   WriteBundle(folder.path());
