@@ -167,14 +167,22 @@ def precision_of(job: Job) -> Precision:
 
 
 def _bounded(job: Job) -> frozenset[str]:
-    """The inputs whose values have the size that the model was trained with: photos."""
-    if job.preprocess is None:
-        return frozenset()
-    return frozenset([job.preprocess.input or job.model.given[0].name])
+    """The inputs whose values have the size that the model was trained with: photos, and what the
+    project says."""
+    photo = job.preprocess and (job.preprocess.input or job.model.given[0].name)
+    return frozenset([*job.project.bounded, *([photo] if photo else [])])
 
 
 def _check_exact(project: Project, model: LoadedModel) -> None:
-    """Raise ConfigError if a layer that is to be exact is none of the model's nodes."""
+    """Raise ConfigError if a layer that is to be exact is none of the model's nodes, or a bounded
+    input none of its inputs."""
+    inputs = [info.name for info in model.inputs]
+    for name in project.bounded:
+        if name not in inputs:
+            raise ConfigError(
+                f"{project.origins['bounded']}: bounded: the model has no input '{name}'",
+                hint=perhaps(name, inputs) or f"its inputs: {', '.join(inputs)}",
+            )
     if isinstance(project.exact, bool):
         return
     names = {

@@ -8,7 +8,7 @@
     [postprocess]   see `edgepack.postprocess`
     [quantize]      images, judge: folders of photos; snr_db, budget: see `flow.quantize`
     [compile]       memory_mb, cpu_s: what compiling may take on this machine; exact: layers
-                    without Winograd's algorithm
+                    without Winograd's algorithm; bounded: inputs of which nothing is broken
     [tune]          records: files of what was tuned on devices (default: tuning.jsonl, if there)
     [health]        timeout_s, max_latency_ms, max_memory_mb of the test on the device
     [service]       args, restart, watchdog_s, memory_mb, user: see `edgepack.service`
@@ -88,6 +88,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "quantized": QUANTIZED[0],
     "compute": COMPUTE[0],
     "exact": False,
+    "bounded": (),
     "compile_memory_mb": None,
     "compile_cpu_s": None,
     "records": (),
@@ -132,7 +133,8 @@ class Project:
     `quantized` one of `QUANTIZED` there, `compute` one of `COMPUTE`: the processor that runs the
     model. `compile_memory_mb` and `compile_cpu_s` limit what compiling may take, None for what
     `limits_for` gives the model. `exact` layers, all or those of some nodes, are computed without
-    Winograd's algorithm. `records` are files of `flow.records`, by which kernels are made.
+    Winograd's algorithm; `bounded` inputs have values as large as those the model was trained with.
+    `records` are files of `flow.records`, by which kernels are made.
     `health`
     bounds the test there, `service` says how it runs when nobody is logged in. `quantize` is for
     making a float model one on integers.
@@ -162,6 +164,7 @@ class Project:
     quantized: str
     compute: str
     exact: bool | tuple[str, ...]
+    bounded: tuple[str, ...]
     compile_memory_mb: int | None
     compile_cpu_s: int | None
     records: tuple[Path, ...]
@@ -452,6 +455,7 @@ def _read_compiling(table: Table) -> dict[str, Any]:
         if limit is not None and limit < 1:
             raise table.fail(key, f"{limit} is below 1")
     values["exact"] = _read_exact(table)
+    values["bounded"] = table.take_list("bounded", str, ())
     table.finish()
     return values
 

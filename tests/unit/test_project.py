@@ -44,6 +44,7 @@ mask = [1, 8]
 memory_mb = 4096
 cpu_s = 900
 exact = ["conv_0"]
+bounded = ["mask"]
 
 [tune]
 records = ["pi.jsonl", "sub/other.jsonl"]
@@ -129,7 +130,7 @@ def test_every_key(folder: Path) -> None:
     assert project.quantize == Quantizing(images=folder / "sub", snr_db=20, budget=0.05)
     assert not project.verify
     assert (project.compile_memory_mb, project.compile_cpu_s) == (4096, 900)
-    assert project.exact == ("conv_0",)
+    assert (project.exact, project.bounded) == (("conv_0",), ("mask",))
     assert project.records == (folder / "pi.jsonl", folder / "sub" / "other.jsonl")
     assert project.shapes == {"image:0": (1, 3, 8, 8), "mask": (1, 8)}
     assert project.states == {"past.*": "present.*"}
