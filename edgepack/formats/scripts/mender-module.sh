@@ -11,7 +11,7 @@ before=$2/tmp/before
 place() {
     name=$(cat "$files/name")
     case $name in
-    "" | .* | *[!A-Za-z0-9._+@-]*)
+    "" | .* | */*)
         echo "not the name of a model: $name" >&2
         exit 1
         ;;
