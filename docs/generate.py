@@ -1,6 +1,6 @@
 """Writes what docs/reference has of the command line and the public API.
 
-cli.md, api.md, edgepack.1 for man, and output.schema.json: what --json prints.
+cli.md, api.md, meanings.md, edgepack.1 for man, and output.schema.json: what --json prints.
 
 `--check` writes nothing and exits with 1 if a file is out of date.
 """
@@ -73,6 +73,26 @@ def _roff(line: str) -> str:
     for plain, escaped in (("\\", "\\e"), ("-", "\\-"), ("'", "\\(aq"), ("`", "\\(ga")):
         line = line.replace(plain, escaped)
     return f"\\&{line}" if line.startswith(".") else line
+
+
+def meanings_page() -> str:
+    """The table of what is compiled where ONNX and onnxruntime differ."""
+    from edgepack.model.meanings import MEANINGS
+
+    lines = [
+        HEAD,
+        "# Where ONNX and onnxruntime differ\n",
+        "ONNX's text leaves some results open, and onnxruntime reads some of it otherwise. This is",
+        "what edgepack compiles. `package` compares the compiled model with onnxruntime by the",
+        "same table (`edgepack/model/meanings.py`). Where PyTorch has a meaning of its own, it",
+        "wins: most models come from there.\n",
+        "| operator | form | ONNX | onnxruntime | compiled |",
+        "|---|---|---|---|---|",
+    ]
+    for item in MEANINGS:
+        cells = (item.operator, item.form, item.onnx, item.onnxruntime, item.taken)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def api_page() -> str:
@@ -625,6 +645,7 @@ def main(argv: list[str]) -> int:
     pages = (
         ("cli.md", cli_page()),
         ("api.md", api_page()),
+        ("meanings.md", meanings_page()),
         ("edgepack.1", man_page()),
         ("output.schema.json", schema_page()),
     )

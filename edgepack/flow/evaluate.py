@@ -30,6 +30,7 @@ from edgepack.device.limit import SLOWEST_BYTES_S, UPLOAD_S, limited
 from edgepack.flow.job import check_labels, spec_of
 from edgepack.flow.project import Project, class_of_label, read_labels
 from edgepack.flow.reference import Reference, top_k
+from edgepack.model.meanings import as_meant
 from edgepack.preprocess.photos import SUFFIXES, folders_in, photos_in, read_photo
 
 TOP = 5
@@ -232,7 +233,7 @@ def evaluate(
             digest = hashlib.sha256(read_photo(photo.path)).hexdigest()
             found = journal.known.get(digest)
             if found is None:
-                reference = reference or Reference(widened(model.proto))
+                reference = reference or Reference(widened(as_meant(model.proto)))
                 (first, *_) = reference.run([preprocess.load(photo.path)])
                 seen = tuple(one.index for one in top_k(first, k=TOP, scores="raw"))
                 there = None if device is None else _ask(device, root, photo.path)

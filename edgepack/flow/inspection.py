@@ -4,15 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgepack.base.apart import Limits
 from edgepack.base.errors import ModelError, TimeLimitError
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
 from edgepack.compiler import estimate_apart
 from edgepack.compiler.backend.report import Estimate
-from edgepack.compiler.frontend.inspect import ModelInfo, inspect_model
+from edgepack.compiler.errors import ImportModelError, UnsupportedOperatorError
+from edgepack.compiler.frontend.inspect import ModelInfo, inspect_model, with_some_shapes
 from edgepack.compiler.limited import limits_for, within
 from edgepack.flow.growth import DEFAULT_OPTIMIZE, GROWTH
-from edgepack.model import ModelSpec, check_model, read_model
+from edgepack.model import LoadedModel, ModelSpec, check_model, read_model
+from edgepack.model.errors import DynamicShapeError
+
+
+def _behind_shapes(
+    spec: ModelSpec, model: LoadedModel, board: Board, limits: Limits, progress: Progress
+) -> str:
+    """What else the compiler would refuse of a model without shapes, as far as some shapes tell."""
+    tried = with_some_shapes(spec, model)
+    if tried is None:
+        return ""
+    try:
+        estimate_apart(
+            tried, board, limits=limits, growth=GROWTH[DEFAULT_OPTIMIZE], progress=progress
+        )
+    except (ImportModelError, UnsupportedOperatorError) as error:
+        given = ", ".join(
+            f"{name}={','.join(map(str, shape))}" for name, shape in tried.shapes.items()
+        )
+        return f"; and with {given}: " + error.message.removeprefix(f"{spec.path}: ")
+    except (ModelError, TimeLimitError):
+        pass  # which may be for these shapes only
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,4 +79,6 @@ def inspect_for(spec: ModelSpec, board: Board, *, progress: Progress = NO_PROGRE
         obstacle = error.message.removeprefix(f"{spec.path}: ")
         if error.hint is not None:
             obstacle += f" ({error.hint})"
+        if isinstance(error, DynamicShapeError) and not info.unsupported:
+            obstacle += _behind_shapes(spec, model, board, limits, progress)
     return Inspection(info=info, estimate=estimate, obstacle=obstacle)

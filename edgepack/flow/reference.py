@@ -15,6 +15,7 @@ from edgepack.base.errors import ConfigError, MismatchError, ModelError
 from edgepack.bundle.bundle import ExpectedClass, Golden
 from edgepack.flow.golden import read_tensors
 from edgepack.model import LoadedModel, TensorInfo, batch_of
+from edgepack.model.meanings import as_meant
 from edgepack.model.session import cpu_session, may_saturate, without_saturation
 from edgepack.preprocess.spec import PreprocessMismatchError, PreprocessSpec
 
@@ -208,7 +209,8 @@ def model_outputs(
 ) -> list[list[Array]]:
     """What a device should give for each of `cases`: the outputs of an `onnx.ModelProto`.
 
-    Those of onnxruntime; in float32 where the model has float16, which is computed so. What the
+    Those of onnxruntime, which is given the model as `edgepack.model.meanings` has it; in float32
+    where the model has float16, which is computed so. What the
     compiler does with integers is by its definition, which the device equals to the bit:
     onnxruntime itself differs by how it fuses operators. `floats` are the nodes of a quantised
     model that a board's CPU does in float. `path` is what errors name.
@@ -217,6 +219,7 @@ def model_outputs(
     from edgepack.compiler.frontend import integer_reference
     from edgepack.compiler.frontend.float16 import widened
 
+    model = as_meant(model)
     integers = integer_reference.integer_model(path, model, floats)
     if integers is not None:
         return [integer_reference.run(integers, inputs) for inputs in cases]
@@ -236,6 +239,7 @@ def other_ways(
     from edgepack.compiler.frontend import integer_reference
     from edgepack.compiler.frontend.float16 import widened
 
+    model = as_meant(model)
     if integer_reference.integer_model(path, model, floats) is not None:
         return []
     wide = widened(model)

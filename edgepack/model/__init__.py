@@ -23,6 +23,7 @@ from edgepack.model.errors import (
 )
 from edgepack.model.exported import read_exported
 from edgepack.model.external import load_external_data
+from edgepack.model.opsets import modernised
 from edgepack.model.states import bind_states, starts_of
 from edgepack.model.structure import check_structure, subgraphs
 from edgepack.model.words import numbered
@@ -113,6 +114,7 @@ def read_model(spec: ModelSpec) -> LoadedModel:
     """
     proto, files = _read(spec.path)
     _drop_initialized_inputs(proto)
+    proto = modernised(spec.path, proto)
     _drop_question_marks(proto.graph)
     words = numbered(proto)
     _fix_shapes(spec.path, proto, spec.shapes)

@@ -141,11 +141,113 @@ def _safe(node: Node, divisor: relax.Expr) -> tuple[relax.Expr, relax.Expr, rela
 
 
 def prelu(node: Node) -> relax.Expr | None:
-    """PRelu before opset 7, where a row of slopes is one per channel; None for any other."""
+    """PRelu of integers, and before opset 7, where a row of slopes is one per channel.
+
+    None for floats with slopes along one axis.
+    """
     data, slope = node.inputs
-    if node.opset >= 7 or slope.ty.ndim != 1 or shape_of(slope) == [1]:
+    kind = dtype_of(data)
+    if slope.ty.ndim == 1 and data.ty.ndim > 1:
+        count = shape_of(slope)[0]
+        fits = count in (1, shape_of(data)[-1])
+        # onnxruntime takes such a row for one per channel where it fits nothing else.
+        if count != 1 and (node.opset < 7 or (not fits and count == shape_of(data)[1])):
+            return relax.op.nn.prelu(data, slope, 1)
+    if kind.startswith("float") and slope.ty.ndim <= data.ty.ndim and data.ty.ndim:
+        axes = [axis for axis, size in enumerate(shape_of(slope)[::-1], 1) if size != 1]
+        whole = all(shape_of(slope)[-axis] == shape_of(data)[-axis] for axis in axes)
+        if whole and len(axes) < 2:
+            return None
+    below = node.emit(relax.op.less(data, relax.const(0, kind)))
+    return relax.op.where(below, node.emit(relax.op.multiply(data, slope)), data)
+
+
+def erf(node: Node) -> relax.Expr | None:
+    """Erf of integers, which opset 9 has; None for floats."""
+    (data,) = node.inputs
+    kind = dtype_of(data)
+    if kind.startswith("float"):
         return None
-    return relax.op.nn.prelu(data, slope, 1)
+    wide = node.emit(relax.op.astype(data, "float64"))
+    return relax.op.astype(node.emit(relax.op.erf(wide)), kind)
+
+
+def shrink(node: Node) -> relax.Expr | None:
+    """Shrink of integers, by bounds that are no integers; None for floats."""
+    (data,) = node.inputs
+    kind = dtype_of(data)
+    if kind.startswith("float"):
+        return None
+    emit = node.emit
+    bound, bias = (
+        relax.const(node.attributes.get(name, value), "float64")
+        for name, value in (("lambd", 0.5), ("bias", 0.0))
+    )
+    wide, zero = emit(relax.op.astype(data, "float64")), relax.const(0.0, "float64")
+    above = emit(relax.op.greater(wide, bound))
+    below = emit(relax.op.less(wide, emit(relax.op.negative(bound))))
+    low = emit(relax.op.where(below, emit(relax.op.add(wide, bias)), zero))
+    made = emit(relax.op.where(above, emit(relax.op.subtract(wide, bias)), low))
+    return relax.op.astype(made, kind)
+
+
+def gemm(node: Node) -> relax.Expr | None:
+    """Gemm of integers with factors that are none; None for any other."""
+    kind = dtype_of(node.inputs[0])
+    factors = [node.attributes.get(name, 1.0) for name in ("alpha", "beta")]
+    if kind.startswith("float") or all(factor == 1 for factor in factors):
+        return None
+    wide = [
+        item if item is None else node.emit(relax.op.astype(item, "float64"))
+        for item in node.inputs
+    ]
+    return relax.op.astype(node.emit(node.by_tvm(wide)), kind)
+
+
+def elu(node: Node) -> relax.Expr | None:
+    """Elu of float64, with constants of its type; None for float32."""
+    (data,) = node.inputs
+    kind = dtype_of(data)
+    return None if kind == "float32" else _below_by_power(node, data, 1.0, 1.0)
+
+
+def selu(node: Node) -> relax.Expr | None:
+    """Selu of float64; None for float32."""
+    (data,) = node.inputs
+    if dtype_of(data) == "float32":
+        return None
+    gamma = node.attributes.get("gamma", 1.05070102214813232421875)
+    return _below_by_power(node, data, 1.67326319217681884765625, gamma)
+
+
+def _below_by_power(node: Node, data: relax.Expr, alpha: float, gamma: float) -> relax.Expr:
+    """Numbers as they are, but e to their power less 1, times alpha, below 0; times gamma."""
+    emit, kind = node.emit, dtype_of(data)
+
+    def number(value: float) -> relax.Expr:
+        return relax.const(value, kind)
+
+    alpha = node.attributes.get("alpha", alpha)
+    power = emit(relax.op.subtract(emit(relax.op.exp(data)), number(1.0)))
+    below = emit(relax.op.multiply(power, number(alpha)))
+    is_below = emit(relax.op.less(data, number(0.0)))
+    made = relax.op.where(is_below, below, data)
+    return made if gamma == 1.0 else relax.op.multiply(emit(made), number(gamma))
+
+
+def mean_variance_normalization(node: Node) -> relax.Expr:
+    """Numbers less their mean, over their deviation from it and 1e-9.
+
+    TVM's conversion subtracts the mean's square from the squares' mean, in which nothing is left of
+    a small deviation, and divides rows of equals by 0.
+    """
+    (data,) = node.inputs
+    axes, kind = list(node.attributes.get("axes", (0, 2, 3))), dtype_of(data)
+    mean = node.emit(relax.op.mean(data, axes, keepdims=True))
+    off = node.emit(relax.op.subtract(data, mean))
+    square = node.emit(relax.op.mean(node.emit(relax.op.multiply(off, off)), axes, keepdims=True))
+    deviation = node.emit(relax.op.add(node.emit(relax.op.sqrt(square)), relax.const(1e-9, kind)))
+    return relax.op.divide(off, deviation)
 
 
 def extreme_of(operator: Callable[..., relax.Expr]) -> Callable[[Node], relax.Expr]:
@@ -160,15 +262,6 @@ def extreme_of(operator: Callable[..., relax.Expr]) -> Callable[[Node], relax.Ex
         return left[0]
 
     return convert
-
-
-def extremum(node: Node) -> relax.Expr | None:
-    """ReduceMax or ReduceMin of truth values; None for any other type."""
-    data, *axes = node.inputs
-    if dtype_of(data) != "bool":
-        return None
-    number = node.emit(relax.op.astype(data, "uint8"))
-    return relax.op.astype(node.emit(node.by_tvm([number, *axes])), "bool")
 
 
 def one_hot(node: Node) -> relax.Expr:

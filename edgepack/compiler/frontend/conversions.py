@@ -63,15 +63,44 @@ def cast(node: Node) -> relax.Expr | None:
     TVM would put a dozen operations around it that give meaning to NaN, infinity and what is out
     of range. ONNX gives them none.
     """
-    data, to = node.inputs[0], node.attributes["to"]
+    dtype = str(onnx.helper.tensor_dtype_to_np_dtype(node.attributes["to"]))
+    return _cast_to(node, dtype)
+
+
+def cast_like(node: Node) -> relax.Expr | None:
+    """The same to the type of another tensor."""
+    ty = getattr(node.inputs[1], "ty", None)
+    return _cast_to(node, str(ty.dtype)) if isinstance(ty, relax.TensorType) else None
+
+
+def _cast_to(node: Node, dtype: str) -> relax.Expr | None:
+    data = node.inputs[0]
     is_tensor = isinstance(getattr(data, "ty", None), relax.TensorType)
-    floats = is_tensor and not isinstance(data, tvm.ir.GenericConst)
-    dtype = str(onnx.helper.tensor_dtype_to_np_dtype(to))
-    if not floats or "float" not in str(data.ty.dtype) or dtype not in _BY_WAY_OF:
+    if not is_tensor or isinstance(data, tvm.ir.GenericConst):
+        return None
+    if "float" not in str(data.ty.dtype):
+        return None
+    if dtype == "uint64":
+        return _cast_to_uint64(node, data)
+    if dtype not in _BY_WAY_OF:
         return None
     way = _BY_WAY_OF[dtype]
     made = relax.op.astype(data, way)
     return made if way == dtype else relax.op.astype(made, dtype)
+
+
+def _cast_to_uint64(node: Node, data: relax.Expr) -> relax.Expr:
+    """Floats as uint64, in two halves: no CPU says what a negative one becomes.
+
+    Its bits are those of int64, as onnxruntime has it.
+    """
+    emit, kind = node.emit, str(data.ty.dtype)
+    half = relax.const(2.0**63, kind) if kind != "float16" else relax.const(np.inf, kind)
+    is_high = emit(relax.op.greater_equal(data, half))
+    low = emit(relax.op.where(is_high, emit(relax.op.subtract(data, half)), data))
+    whole = emit(relax.op.astype(emit(relax.op.astype(low, "int64")), "uint64"))
+    high = emit(relax.op.where(is_high, relax.const(2**63, "uint64"), relax.const(0, "uint64")))
+    return relax.op.add(whole, high)
 
 
 def is_inf(node: Node) -> relax.Expr:
@@ -156,14 +185,35 @@ def resize(node: Node) -> relax.Expr:
 
     Raises UnsupportedFormError as `resized` and `resized_by_axis` do.
     """
-    return resized(node.inputs, node.attributes, node.opset, node.by_tvm, node.emit)
+    return _resized(node, node.inputs, node.opset)
+
+
+def _resized(node: Node, inputs: Sequence[Any], opset: int) -> relax.Expr:
+    """Of integers by way of float32, as in onnxruntime: what is behind a point is cut off in mode
+    linear, and rounded in mode cubic."""
+    data, *rest = inputs
+    dtype, mode = str(data.ty.dtype), node.attributes.get("mode", b"nearest")
+    if mode == b"nearest" or dtype.startswith("float"):
+        return resized(inputs, node.attributes, opset, node.by_tvm, node.emit)
+    corners = node.attributes.get("coordinate_transformation_mode") == b"align_corners"
+    if node.attributes.get("antialias", 0) or (mode == b"cubic" and corners):
+        raise UnsupportedFormError(f"it interpolates {dtype} in this mode")
+    real = node.emit(relax.op.astype(data, "float32"))
+    made = node.emit(resized([real, *rest], node.attributes, opset, node.by_tvm, node.emit))
+    if mode == b"cubic":
+        info = np.iinfo(dtype)
+        made = node.emit(relax.op.round(made))
+        made = node.emit(relax.op.clip(made, float(info.min), float(info.max)))
+    return relax.op.astype(node.emit(relax.op.astype(made, _BY_WAY_OF.get(dtype, "int64"))), dtype)
 
 
 def upsample(node: Node) -> relax.Expr:
     """Upsample, the Resize of opset 7 and 9."""
     scales = node.attributes.get("scales")
-    given = node.inputs if scales is None else [node.inputs[0], relax.const(scales, "float32")]
-    return resized(given, node.attributes, 10, node.by_tvm, node.emit)
+    given = list(node.inputs)
+    if scales is not None:
+        given = [given[0], relax.const(np.array(scales, "float32"), "float32")]
+    return _resized(node, given, 10)
 
 
 def top_k(node: Node) -> relax.Expr:
@@ -198,7 +248,7 @@ def batch_normalization(node: Node) -> relax.Expr | None:
     """The training form: by the batch's own mean and variance; None for the other."""
     attributes = node.attributes
     if not attributes.get("training_mode", 0):
-        return None
+        return _of_one_type(node)
     data, scale, shift, mean, variance = node.inputs
     rank = data.ty.ndim
     axes = [axis for axis in range(rank) if axis != 1]
@@ -225,10 +275,26 @@ def batch_normalization(node: Node) -> relax.Expr | None:
     return relax.Tuple([made, moved(mean, own_mean), moved(variance, own_variance)])
 
 
+def _of_one_type(node: Node) -> relax.Expr | None:
+    """With parameters of the data's type; None if they are."""
+    kind = str(node.inputs[0].ty.dtype)
+    given = [
+        item if str(item.ty.dtype) == kind else node.emit(relax.op.astype(item, kind))
+        for item in node.inputs
+    ]
+    return None if given == list(node.inputs) else node.by_tvm(list(given))
+
+
 def dropout(node: Node) -> relax.Expr:
-    """Nothing is dropped at inference; the mask, if somebody asks for it, is true throughout."""
+    """Nothing is dropped at inference.
+
+    The mask, if somebody asks for it, is true throughout; before opset 12, where ONNX says nothing
+    of it, false, as in onnxruntime.
+    """
     data = node.inputs[0]
-    return relax.Tuple([data, node.emit(relax.op.full(data.ty.shape, relax.const(True), "bool"))])
+    kind = str(data.ty.dtype) if node.opset < 10 else "bool"
+    value = relax.const(np.asarray(node.opset >= 12).astype(kind), kind)
+    return relax.Tuple([data, node.emit(relax.op.full(data.ty.shape, value, kind))])
 
 
 def bit_shift(node: Node) -> relax.Expr | None:
@@ -382,12 +448,19 @@ def dequantize_linear(node: Node) -> relax.Expr | None:
 
 
 def quantize_linear(node: Node) -> relax.Expr | None:
-    """The same the other way."""
+    """The same the other way; of integers by way of the scale's type."""
     block = node.attributes.get("block_size", 0)
     data, scale, zero = (*node.inputs, None)[:3]
+    real = str(scale.ty.dtype)
+    if "float" not in real:
+        real = "float32"
+        scale = node.emit(relax.op.astype(scale, real))
+    is_whole = str(data.ty.dtype) != real
+    if is_whole:
+        data = node.emit(relax.op.astype(data, real))
     if not block or data.ty.ndim != scale.ty.ndim:
-        return None
-    real = str(data.ty.dtype)
+        rest = list(node.inputs[2:])
+        return node.by_tvm([data, scale, *rest]) if is_whole else None
     kind = node.attributes.get("output_dtype", 0) or onnx.TensorProto.UINT8
     dtype = str(onnx.helper.tensor_dtype_to_np_dtype(kind) if zero is None else zero.ty.dtype)
     scale, zero = (_of_blocks(node, item, block) for item in (scale, zero))

@@ -8,9 +8,11 @@ import onnx.inliner
 from edgepack.compiler.frontend.control import straightened
 from edgepack.compiler.frontend.inlining import definition
 from edgepack.compiler.frontend.microsoft import defined
+from edgepack.compiler.frontend.narrow import without_narrow
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, supported_operators
 from edgepack.compiler.frontend.sequences import with_lengths
 from edgepack.model import infer_shapes, operator_name, opset_of, walk_nodes
+from edgepack.model.opsets import of_one_opset
 
 
 def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -19,7 +21,8 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
     Also nodes whose form TVM gets wrong, and the definition right.
     """
     if proto.functions:
-        proto = onnx.inliner.inline_local_functions(proto)
+        proto = of_one_opset(proto)
+    proto = without_narrow(proto)
     opset = opset_of(proto)
     failed: set[tuple[str, str]] = set()
     # A definition may hold operators that have one themselves.

@@ -373,6 +373,9 @@ class FoldByNumpy(PyExprMutator):  # type: ignore[misc]
             return self._clip(call)
         if name == "relax.shape_to_tensor":
             return _shape(call)
+        if name == "relax.divide":
+            call = self._by_zero(call) or call
+            name = call.op.name
         if (name not in _NUMPY and name not in _MOVES) or not is_static(call.ty):
             return call
         values = self._operands(call)
@@ -417,6 +420,20 @@ class FoldByNumpy(PyExprMutator):  # type: ignore[misc]
             return call
         made = operator(data, relax.const(value.reshape(()), str(bound.ty.dtype)))
         return relax.Call(made.op, made.args, made.attrs, made.ty_args, call.span)
+
+    def _by_zero(self, call: relax.Call) -> relax.Expr | None:
+        """A division by a zero as a product with infinity, to the bit; None for any other.
+
+        A constant that is one number becomes part of the code, in which TVM divides by no zero.
+        """
+        value = self._constant(call.args[1])
+        if value is None or value.size != 1 or value.dtype.kind != "f" or value.any():
+            return None
+        dtype = str(call.args[1].ty.dtype)
+        infinity = relax.const(np.copysign(np.full_like(value, np.inf), value), dtype)
+        made = relax.op.multiply(call.args[0], infinity)
+        made = relax.Call(made.op, made.args, made.attrs, made.ty_args, call.span)
+        return self.builder_.normalize(made)
 
     def _constant(self, expr: relax.Expr) -> np.ndarray | None:
         if isinstance(expr, relax.Var):

@@ -16,11 +16,18 @@ class Context:
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.opset = opset_of(proto)
+        # What could not be inlined.
+        self.functions = {(function.domain, function.name) for function in proto.functions}
         self.values = {tensor.name: tensor for tensor in proto.graph.initializer}
         self.constant = set(self.values)
         self.used = {name for node in walk_nodes(proto.graph) for name in node.input}
         self.used |= {value.name for value in proto.graph.output}
-        self.shapes = known_shapes(proto)
+        inferred = infer_shapes(proto).graph
+        self.shapes = _known_shapes(inferred)
+        self.types = {
+            value.name: value.type.tensor_type.elem_type
+            for value in (*inferred.value_info, *inferred.output)
+        }
         for node in proto.graph.node:
             value = attribute(node, "value") if node.op_type == "Constant" else None
             if value is not None:
@@ -47,7 +54,10 @@ class Context:
 
 def known_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors inside, where they are known and fixed."""
-    graph = infer_shapes(proto).graph
+    return _known_shapes(infer_shapes(proto).graph)
+
+
+def _known_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
     return {
         value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
         for value in (*graph.input, *graph.value_info)
@@ -81,6 +91,24 @@ def einsum_is_none(node: onnx.NodeProto, _context: Context) -> bool:
     equation = attribute(node, "equation", b"").decode().replace(" ", "")
     terms, _, result = equation.partition("->")
     return len(terms.split(",")) != len(node.input) or bool(set(result) - set(terms))
+
+
+def window_is_larger(node: onnx.NodeProto, context: Context) -> bool:
+    """Whether a window reaches over its image on both sides, so that there is no result."""
+    shape = context.shapes.get(node.input[0], ())
+    kernel = attribute(node, "kernel_shape")
+    if not kernel and len(node.input) > 1:
+        weight = context.values.get(node.input[1])
+        kernel = weight.dims[2:] if weight else context.shapes.get(node.input[1], ())[2:]
+    rank = len(shape) - 2
+    if not kernel or rank != len(kernel) or attribute(node, "auto_pad", b"")[:4] == b"SAME":
+        return False
+    pads = attribute(node, "pads") or [0] * (2 * rank)
+    dilations = attribute(node, "dilations") or [1] * rank
+    return any(
+        size + pads[i] + pads[rank + i] < (kernel[i] - 1) * dilations[i] + 1
+        for i, size in enumerate(shape[2:])
+    )
 
 
 def dropout_trains(node: onnx.NodeProto, context: Context) -> bool:

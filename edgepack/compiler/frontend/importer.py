@@ -24,6 +24,7 @@ from edgepack.compiler.errors import (
     ImportModelError,
     UnsupportedFormError,
     UnsupportedOperatorError,
+    first_line,
 )
 from edgepack.compiler.frontend.blocks import CHOOSE, REPEAT, Around, Prepared, with_blocks
 from edgepack.compiler.frontend.bounded import bounded
@@ -91,7 +92,7 @@ def _imported(model: LoadedModel, ready: Prepared) -> tvm.IRModule:
     except Exception as error:  # TVM raises anything from AssertionError to tvm.error.*
         _check_static(model, proto)
         log.debug("%s: %s", model.path, error, exc_info=True)
-        raise refused(model.path, importer.node) from error
+        raise refused(model.path, importer.node, _reason(error)) from error
     apart.at("folding constants by numpy")
     module = relax.transform.DecomposeOpsForInference()(module)
     module["main"] = with_images(FoldByNumpy(module).visit_expr(module["main"]))
@@ -296,19 +297,31 @@ def refused(path: Path, node: onnx.NodeProto, why: str = "") -> ImportModelError
     )
 
 
+def _reason(error: Exception) -> str:
+    """What TVM's importer says of a form that it does not take; "" if it is no sentence."""
+    plain = isinstance(error, AssertionError | NotImplementedError | ValueError)
+    said = first_line(error) if plain else ""
+    return said.rstrip(".") if len(said) <= _LONGEST_REASON else ""
+
+
+_LONGEST_REASON = 120
+
+
 def _check_static(model: LoadedModel, proto: onnx.ModelProto) -> None:
     """Raise `DynamicShapeError` if a shape inside the model depends on the data: then this is the
     reason why it could not be imported."""
     graph = infer_shapes(proto).graph
     known = {
         value.name
-        for value in (*graph.value_info, *graph.output)
+        for value in (*graph.input, *graph.value_info, *graph.output)
         if all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
         and value.type.tensor_type.HasField("shape")
-    }
+    } | {tensor.name for tensor in proto.graph.initializer}
     for node in graph.node:
         unknown = [name for name in node.output if name and name not in known]
-        if unknown:
+        # Of operators of other domains onnx infers nothing, nor of what follows them.
+        is_first = all(name in known for name in node.input if name)
+        if unknown and is_first and node.domain in ("", "ai.onnx"):
             raise DynamicShapeError(
                 f"{model.path}: the shape of '{unknown[0]}' ({node.op_type} '{node.name}') "
                 "depends on the data",

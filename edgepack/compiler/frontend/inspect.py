@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from edgepack.base import apart
+from edgepack.base.errors import ModelError
 from edgepack.compiler.errors import ImportModelError, Unsupported, named_failures
 from edgepack.compiler.memory import bytes_of, check_folding
 from edgepack.model import (
@@ -83,7 +84,9 @@ def inspect_model(
         apart.at("replacing operators by their definitions")
         expanded = expand(proto)
         apart.at("checking its operators")
-        nodes = unsupported(expanded)
+        # What is left of some operators hangs on shapes: on any, where the model tells none.
+        tried = with_some_shapes(spec, model)
+        nodes = unsupported(expanded if tried is None else expand(read_model(tried).proto))
     weights = [t for t in _weights(proto) if dtype_name(t.data_type) != "int64"]
     return ModelInfo(
         path=path,
@@ -103,6 +106,37 @@ def inspect_model(
         begins={name: begin_text(start) for name, start in model.starts.items()},
         perhaps_states=propose_states(model.inputs, model.outputs, model.states),
     )
+
+
+# A dimension without a value: of images, of all else.
+_SOME_PIXELS, _SOME = 224, 8
+
+
+def with_some_shapes(spec: ModelSpec, model: LoadedModel) -> ModelSpec | None:
+    """The model with some value for each dimension that has none; None if all have one, or if the
+    model cannot have these."""
+    shapes = dict(spec.shapes)
+    for info in model.inputs:
+        is_image = len(info.shape) == 4
+        if any(not isinstance(size, int) for size in info.shape):
+            shapes[info.name] = tuple(
+                size
+                if isinstance(size, int)
+                else 1
+                if axis == 0
+                else _SOME_PIXELS
+                if is_image
+                else _SOME
+                for axis, size in enumerate(info.shape)
+            )
+    if shapes == dict(spec.shapes):
+        return None
+    tried = replace(spec, shapes=shapes)
+    try:
+        read_model(tried)
+    except ModelError:
+        return None
+    return tried
 
 
 def _weights(proto: Any) -> Iterator[Any]:

@@ -1,7 +1,8 @@
 """Interpolation along one axis as a matrix of constants: every form of ONNX's Resize.
 
 Each result along an axis is a weighted sum of some elements of it, whose weights depend on sizes
-and attributes only. As onnx's reference evaluator defines them, which onnx's own tests follow.
+and attributes only. As onnx's text defines them, and as `edgepack.model.meanings`
+says where onnxruntime follows another one.
 """
 
 from __future__ import annotations
@@ -55,20 +56,20 @@ def _positions(
 ) -> np.ndarray:
     """Where each result lies on the axis that is resized."""
     x = np.arange(out, dtype="float64")
-    # ONNX computes with the size before it was rounded down.
+    # The size before it was rounded down.
     wide = scale * size
     start, end = region
     match coordinates:
         case "align_corners":
-            return x * 0 if wide == 1 else x * (size - 1) / (wide - 1)
+            return x * 0 if out == 1 else x * (size - 1) / (out - 1)
         case "asymmetric":
             return x / scale
         case "tf_crop_and_resize":
-            step = 0.0 if wide == 1 else (end - start) * (size - 1) / (wide - 1)
-            middle = (end - start) * (size - 1) / 2 if wide == 1 else 0.0
+            step = 0.0 if out == 1 else (end - start) * (size - 1) / (out - 1)
+            middle = (end - start) * (size - 1) / 2 if out == 1 else 0.0
             return x * step + middle + start * (size - 1)
-        case "pytorch_half_pixel" if wide == 1:
-            return x * 0 - 0.5
+        case "pytorch_half_pixel" if out == 1:
+            return x * 0
         case "half_pixel_symmetric":
             return size / 2 * (1 - out / wide) + (x + 0.5) / scale - 0.5
     return (x + 0.5) / scale - 0.5

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from edgepack.compiler.frontend import microsoft_quantized
 from edgepack.compiler.frontend.forms import attribute, known_shapes
 from edgepack.model import opset_of, walk_nodes
 
@@ -48,10 +49,26 @@ class _Line:
         """A number of the type of the first input."""
         return self.op("CastLike", self.constant(value, "float32"), self.input(0))
 
-    def op(self, op_type: str, *inputs: str, to: str = "", **attributes: Any) -> str:
+    def op(self, op_type: str, *inputs: str, to: str = "", kind: int = 0, **attributes: Any) -> str:
+        """A node's result, `kind` its element type if it is a Cast."""
         name = to or f"{self.prefix}v{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op_type, inputs, [name], name=name, **attributes))
+        more = {"to": kind} if kind else {}
+        self.nodes.append(
+            helper.make_node(op_type, inputs, [name], name=name, **attributes, **more)
+        )
         return name
+
+    def several(
+        self, op_type: str, count: int, *inputs: str, to: Sequence[str] = (), **attributes: Any
+    ) -> list[str]:
+        """The results of a node that has more than one."""
+        names = list(to) or [f"{self.prefix}v{len(self.nodes)}/{i}" for i in range(count)]
+        self.nodes.append(helper.make_node(op_type, inputs, names, name=names[0], **attributes))
+        return names
+
+    def shape_of(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """The shape of a tensor or a weight, () if it is not known."""
+        return shapes.get(name) or _weight_shape(self.proto, name)
 
 
 # Adds what a node stands for; False where its form has no definition.
@@ -253,10 +270,14 @@ def _unpacked(rows: np.ndarray, bits: int) -> np.ndarray:
 
 
 _DEFINITIONS: Mapping[str, _Define] = {
+    "DynamicQuantizeMatMul": microsoft_quantized.dynamic_matmul,
     "FusedConv": _fused_conv,
     "FusedMatMul": _fused_matmul,
     "Gelu": _gelu,
+    "MatMulIntegerToFloat": microsoft_quantized.matmul_to_float,
     "MatMulNBits": _matmul_n_bits,
+    "QAttention": microsoft_quantized.attention,
+    "QEmbedLayerNormalization": microsoft_quantized.embedding,
     "QuickGelu": _quick_gelu,
     "SimplifiedLayerNormalization": _simplified_norm,
     "SkipLayerNormalization": _skip_norm,

@@ -10,9 +10,12 @@ from edgepack.compiler.frontend.conversions import Node
 
 
 def sign(node: Node) -> relax.Expr | None:
-    """Sign of floats, which is NaN for NaN; None for integers."""
+    """Sign of floats, which is NaN for NaN, and of integers without one; None for others."""
     (data,) = node.inputs
     dtype = str(data.ty.dtype)
+    if dtype.startswith("u"):
+        above = node.emit(relax.op.greater(data, relax.const(0, dtype)))
+        return relax.op.astype(above, dtype)
     if not dtype.startswith("float"):
         return None
     zero, one, minus_one = (relax.const(value, dtype) for value in (0.0, 1.0, -1.0))

@@ -28,6 +28,7 @@ from edgepack.compiler.frontend import (
     narrow_floats,
     nonfinite,
     recurrent,
+    reductions,
     scattering,
     selection,
     signals,
@@ -99,6 +100,10 @@ _OF_OTHERS = Refusal(
     "not known to the compiler",
     "replace it by standard operators, or add its definition to the model as a function",
 )
+_OTHER_OPSET = Refusal(
+    "the model defines it in another opset than its own, and onnx's converter has no way between",
+    "export the model and its functions with one opset",
+)
 _SIZE_DEPENDS_ON_DATA = _never(
     "its output's shape depends on the data",
     "end the model before it, and do its work in the application",
@@ -132,13 +137,13 @@ _OF_MAPS = _never(
 )
 
 
-def _quantised_fusion(name: str) -> Operator:
-    return _never(
-        f"it quantises {name}, which onnxruntime's optimiser fuses of several",
-        "quantise the model before it is optimised",
-        _MICROSOFT,
-    )
-
+_LARGER_WINDOW = (
+    Refusal(
+        "its window is larger than its image",
+        "give the inputs larger shapes (--shape), or check the model's kernel_shape and pads",
+        forms.window_is_larger,
+    ),
+)
 
 _RANDOM = _never("it is random", "make the random tensor an input of the model")
 _TRAINING = (
@@ -149,9 +154,12 @@ _TRAINING = (
 # By ONNX's name without domain. What is not here is converted by TVM, if it can.
 OPERATORS: Mapping[str, Operator] = {
     "AllClassNMS": _SIZE_DEPENDS_ON_DATA,
+    "ArgMax": Operator(convert=reductions.extreme_place),
+    "ArgMin": Operator(convert=reductions.extreme_place),
     "ArrayFeatureExtractor": Operator(domain=_CLASSIC, convert=classic.array_feature_extractor),
     # TVM's conversion is of onnxruntime's operator. ONNX's of opset 23 is another one.
     "Attention": Operator(domain=_MICROSOFT),
+    "AveragePool": Operator(refused=_LARGER_WINDOW),
     "BatchNormalization": Operator(convert=conversions.batch_normalization),
     "BiasGelu": Operator(domain=_MICROSOFT),
     "Binarizer": Operator(domain=_CLASSIC, convert=classic.binarizer),
@@ -163,6 +171,7 @@ OPERATORS: Mapping[str, Operator] = {
     "BoundedPlaces": Operator(domain=DOMAIN, convert=selection.places),
     "BoundedUnique": Operator(domain=DOMAIN, convert=selection.unique),
     "Cast": Operator(convert=narrow_floats.cast),
+    "CastLike": Operator(convert=conversions.cast_like),
     "CastMap": _OF_MAPS,
     "CategoryMapper": _never(*_WORDS, _CLASSIC),
     # What `blocks` puts in the place of If.
@@ -170,7 +179,8 @@ OPERATORS: Mapping[str, Operator] = {
     "Clip": Operator(convert=nonfinite.clip),
     "Col2Im": Operator(convert=windows.col2im),
     "Compress": _BOUNDED,
-    "ConvInteger": Operator(convert=integers.conv_integer),
+    "Conv": Operator(refused=_LARGER_WINDOW),
+    "ConvInteger": Operator(convert=integers.conv_integer, refused=_LARGER_WINDOW),
     "ConvTranspose": Operator(convert=conversions.conv_transpose),
     "CumProd": Operator(convert=conversions.cum_prod),
     "DFT": Operator(convert=signals.dft),
@@ -183,12 +193,7 @@ OPERATORS: Mapping[str, Operator] = {
         convert=conversions.dropout,
         refused=(Refusal(*_TRAINING, forms.dropout_trains),),
     ),
-    # onnxruntime quantises the state at each step, by a range that depends on it.
-    "DynamicQuantizeLSTM": _never(
-        "it quantises its state anew at each step",
-        "quantise the model without it: op_types_to_quantize without 'LSTM'",
-        _MICROSOFT,
-    ),
+    "DynamicQuantizeLSTM": Operator(domain=_MICROSOFT, convert=recurrent.dynamic_lstm),
     "DynamicQuantizeLinear": Operator(convert=integers.dynamic_quantize_linear),
     "Einsum": Operator(
         refused=(
@@ -199,13 +204,17 @@ OPERATORS: Mapping[str, Operator] = {
             ),
         ),
     ),
+    "Elu": Operator(convert=arithmetic.elu),
     "EmbedLayerNormalization": Operator(domain=_MICROSOFT),
+    "Erf": Operator(convert=arithmetic.erf),
     "EyeLike": Operator(convert=arithmetic.eye_like),
     "FastGelu": Operator(domain=_MICROSOFT),
     "FeatureVectorizer": Operator(domain=_CLASSIC, convert=classic.feature_vectorizer),
     "GRU": Operator(convert=recurrent.gru),
     "Gather": Operator(convert=arithmetic.gather),
     "GatherElements": Operator(convert=arithmetic.gather),
+    "Gemm": Operator(convert=arithmetic.gemm),
+    "GridSample": Operator(convert=windows.grid_sample),
     # onnxruntime would put the definition in when it is too late to compute its shapes.
     "GroupNormalization": Operator(define=lambda _: True),
     "If": _BLOCK,
@@ -213,6 +222,7 @@ OPERATORS: Mapping[str, Operator] = {
     "IntegerOperator": Operator(domain=DOMAIN, convert=integers.integer_operator),
     "IsInf": Operator(convert=conversions.is_inf),
     "LSTM": Operator(convert=recurrent.lstm),
+    "LRN": Operator(convert=windows.local_response_normalization),
     "LabelEncoder": Operator(domain=_CLASSIC, convert=classic.label_encoder),
     # TVM's conversion has one output only.
     "LayerNormalization": Operator(define=lambda node: len(node.output) > 1),
@@ -223,8 +233,10 @@ OPERATORS: Mapping[str, Operator] = {
     "MatMulInteger": Operator(convert=integers.mat_mul_integer),
     "MatMulInteger16": Operator(domain=_MICROSOFT),
     "Max": Operator(convert=arithmetic.extreme_of(relax.op.maximum)),
-    "MaxPool": Operator(convert=windows.max_pool),
+    "LpPool": Operator(refused=_LARGER_WINDOW),
+    "MaxPool": Operator(convert=windows.max_pool, refused=_LARGER_WINDOW),
     "MaxUnpool": Operator(convert=windows.max_unpool),
+    "MeanVarianceNormalization": Operator(convert=arithmetic.mean_variance_normalization),
     "Min": Operator(convert=arithmetic.extreme_of(relax.op.minimum)),
     "Mod": Operator(convert=arithmetic.modulo),
     "Multinomial": _RANDOM,
@@ -239,15 +251,19 @@ OPERATORS: Mapping[str, Operator] = {
     "PRelu": Operator(convert=arithmetic.prelu),
     "Pad": Operator(convert=conversions.pad),
     "Pow": Operator(convert=arithmetic.power),
-    "QAttention": _quantised_fusion("Attention"),
-    "QEmbedLayerNormalization": _quantised_fusion("EmbedLayerNormalization"),
+    # What `microsoft` leaves of them.
+    "QAttention": _never(
+        "it keeps keys of inferences before, or has a mask of a rare form",
+        "export the model without past and present, and with a mask of [batch, length]",
+        _MICROSOFT,
+    ),
     "QGemm": Operator(domain=_MICROSOFT, convert=integers.q_gemm),
     "QLinearAdd": Operator(domain=_MICROSOFT, convert=integers.q_linear_of_two(relax.op.add)),
     "QLinearAveragePool": Operator(
         domain=_MICROSOFT, convert=integers.q_linear_of_one(integers.average_pool)
     ),
     "QLinearConcat": Operator(domain=_MICROSOFT, convert=integers.q_linear_concat),
-    "QLinearConv": Operator(convert=integers.q_linear_conv),
+    "QLinearConv": Operator(convert=integers.q_linear_conv, refused=_LARGER_WINDOW),
     "QLinearGlobalAveragePool": Operator(
         domain=_MICROSOFT, convert=integers.q_linear_of_one(integers.global_average)
     ),
@@ -270,9 +286,11 @@ OPERATORS: Mapping[str, Operator] = {
     "RandomNormalLike": _RANDOM,
     "RandomUniform": _RANDOM,
     "RandomUniformLike": _RANDOM,
-    "ReduceLogSumExp": Operator(convert=nonfinite.log_sum_exp),
-    "ReduceMax": Operator(convert=arithmetic.extremum),
-    "ReduceMin": Operator(convert=arithmetic.extremum),
+    **{
+        f"Reduce{kind}": Operator(convert=reductions.reduction(kind))
+        for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum")
+    },
+    "ReduceSumSquare": Operator(convert=reductions.reduction("SumSquare")),
     "RegexFullMatch": _OF_WORDS,
     # What `blocks` puts in the place of Loop and Scan.
     "Repeat": Operator(domain=DOMAIN, convert=lambda _: None),
@@ -309,6 +327,8 @@ OPERATORS: Mapping[str, Operator] = {
     "ScatterParts": Operator(domain=DOMAIN, convert=scattering.scatter_parts),
     "SequenceInsert": Operator(convert=conversions.sequence_insert),
     "ShiftedWindow": Operator(domain=DOMAIN, convert=scattering.shifted_window),
+    "Selu": Operator(convert=arithmetic.selu),
+    "Shrink": Operator(convert=arithmetic.shrink),
     "Sign": Operator(convert=nonfinite.sign),
     "SkipLayerNormalization": Operator(domain=_MICROSOFT),
     "Slice": Operator(convert=arithmetic.old_slice),
@@ -360,7 +380,8 @@ def unsupported(proto: onnx.ModelProto) -> list[Unsupported]:
 
 def _unsupported(graph: onnx.GraphProto, context: Context, inside: str) -> Iterator[Unsupported]:
     for node in graph.node:
-        refusal = None if not inside and context.is_constant(node) else _refusal(node, context)
+        constant = not inside and context.is_constant(node)
+        refusal = None if constant else _refusal(node, context) or _of_type(node, context)
         name = node.name or next(filter(None, node.output), "")
         if refusal:
             yield Unsupported(
@@ -386,7 +407,30 @@ def _attribute_text(item: onnx.AttributeProto) -> str:
 _LONGEST_TEXT = 60
 
 
+def _of_type(node: onnx.NodeProto, context: Context) -> Refusal | None:
+    """Why a node is not compiled whose operator is, but no kernel has the type of its result."""
+    for name in node.output:
+        kind = context.types.get(name, 0)
+        if kind in _NO_TYPES:
+            word = onnx.TensorProto.DataType.Name(kind).lower()
+            return Refusal(f"its result is {word}, which no kernel has", _NO_TYPES[kind])
+    return None
+
+
+_IN_FLOATS = "export the model in float32 or float16, or quantised to 8-bit integers"
+_NO_TYPES = {
+    kind: _IN_FLOATS
+    for name, kind in onnx.TensorProto.DataType.items()
+    if name.startswith("FLOAT4")
+} | dict.fromkeys(
+    (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128),
+    "compute with real and imaginary parts as numbers of their own",
+)
+
+
 def _refusal(node: onnx.NodeProto, context: Context) -> Refusal | None:
+    if (node.domain, node.op_type) in context.functions:
+        return _OTHER_OPSET
     entry = OPERATORS.get(node.op_type, Operator())
     if entry.is_refused:
         return entry.refused[0]

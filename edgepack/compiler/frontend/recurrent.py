@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from tvm import relax
 
+from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.conversions import Node
+from edgepack.compiler.frontend.integers import dynamic_quantize_linear
 from edgepack.compiler.kernels.recurrent import Activation, Recurrent, activation
 
 # Activations of one direction where the node names none.
@@ -29,7 +32,44 @@ def rnn(node: Node) -> relax.Expr:
     return _layer(node, "RNN")
 
 
-def _layer(node: Node, kind: str) -> relax.Expr:
+def dynamic_lstm(node: Node) -> relax.Expr:
+    """DynamicQuantizeLSTM: the inputs rounded once, the states before each step.
+
+    The weights become floats again. Raises UnsupportedFormError for inputs that are constants.
+    """
+    data, weights, recurrence, *rest = (*node.inputs, *[None] * 9)[:12]
+    states, scales = rest[:5], rest[5:]
+    found = dynamic_quantize_linear(replace(node, inputs=[data]))
+    if found is None:
+        raise UnsupportedFormError("its input is a constant")
+    whole, step, zero = (node.emit(item) for item in found.fields)
+    given = [
+        _real(node, whole, step, zero),
+        *(
+            node.emit(relax.op.permute_dims(_real(node, item, scale, point), [0, 2, 1]))
+            for item, scale, point in ((weights, *scales[:2]), (recurrence, *scales[2:4]))
+        ),
+    ]
+    return _layer(replace(node, inputs=[*given, *states]), "LSTM", quantised=True)
+
+
+def _real(node: Node, whole: relax.Expr, scale: relax.Expr, zero: relax.Expr | None) -> relax.Expr:
+    """Integers as the floats they stand for; a scale per direction, or per direction and column."""
+
+    def wide(item: relax.Expr) -> relax.Expr:
+        item = node.emit(relax.op.astype(item, "float32"))
+        if item.ty.ndim == 0:
+            return item
+        directions, *columns = _shape(item)
+        return node.emit(relax.op.reshape(item, [directions, 1, *(columns or [1])]))
+
+    made = node.emit(relax.op.astype(whole, "float32"))
+    if zero is not None:
+        made = node.emit(relax.op.subtract(made, wide(zero)))
+    return node.emit(relax.op.multiply(made, wide(scale)))
+
+
+def _layer(node: Node, kind: str, *, quantised: bool = False) -> relax.Expr:
     attributes = node.attributes
     data, weights, recurrence, bias, lengths, hidden, cell, peepholes = (*node.inputs, *[None] * 5)[
         :8
@@ -69,6 +109,7 @@ def _layer(node: Node, kind: str) -> relax.Expr:
             reset_after=bool(attributes.get("linear_before_reset", 0)) and kind == "GRU",
             has_lengths=lengths is not None,
             has_peepholes=kind == "LSTM" and peepholes is not None,
+            quantised=quantised,
         )
         width = layer.width
         rows = node.emit(relax.op.reshape(data, [steps * batch, _shape(data)[2]]))

@@ -58,6 +58,10 @@ def resized(
         return data
     known = [region, scales, sizes]
     ratios = scales if scales.size else np.array(out) / shape
+    if coordinates == "align_corners":
+        # The last result lies on the last element, whatever size the scales would give before it is
+        # rounded down (`meanings`).
+        known = [region, np.zeros(0), np.array(out, "int64")]
     form = Form(
         mode={"bilinear": "linear"}.get(mode := attributes.get("mode", b"nearest").decode(), mode),
         coordinates=coordinates,
@@ -66,7 +70,6 @@ def resized(
         antialias=bool(attributes.get("antialias", 0)),
         exclude_outside=bool(attributes.get("exclude_outside", 0)),
     )
-    whole = np.allclose(ratios * shape, out, atol=1e-3)
     by_tvm = (
         len(shape) in (3, 4, 5)
         and opset > 10
@@ -75,8 +78,6 @@ def resized(
         and not attributes.get("axes")
         and coordinates != "half_pixel_symmetric"
         and attributes.get("keep_aspect_ratio_policy", b"stretch") == b"stretch"
-        # Of these ONNX takes the size before it is rounded down.
-        and (whole or coordinates != "align_corners")
     )
     if not by_tvm:
         if opset < 11 and len(shape) == 4 and out[:2] == shape[:2] and form.mode != "cubic":

@@ -32,11 +32,16 @@ def unique(node: Node) -> relax.Expr:
     rows, width = (int(extent) for extent in data.ty.shape)
     dtype = str(data.ty.dtype)
     ordered = bool(node.attributes.get("sorted", 1))
+    truth = dtype == "bool"
+    if truth:
+        data, dtype = node.emit(relax.op.astype(data, "uint8")), "uint8"
     kernel = selection.unique(rows, width, dtype, ordered=ordered)
     row = ((rows,), "int64")
     results = [((rows, width), dtype), row, row, row, ((1,), "int64")]
     scratch = [((2, rows), "int32"), ((3, rows), "int32")]
     made = node.call("unique", kernel, [data, _one(node, valid)], [*results, *scratch])
+    if truth:
+        made[0] = node.emit(relax.op.astype(made[0], "bool"))
     return relax.Tuple([*made[:4], _scalar(node, made[4])])
 
 

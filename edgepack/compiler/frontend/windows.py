@@ -28,6 +28,58 @@ def space_to_depth(node: Node) -> relax.Expr | None:
     return relax.op.reshape(turned, [batch, channels * size * size, height // size, width // size])
 
 
+def local_response_normalization(node: Node) -> relax.Expr | None:
+    """LRN of an even number of channels, of float64, or not of images; None for other images."""
+    (data,) = node.inputs
+    shape, kind = shape_of(data), dtype_of(data)
+    size = node.attributes["size"]
+    if len(shape) in (3, 4) and size % 2 and kind == "float32":
+        return None
+    pixels = math.prod(shape[2:])
+    square = node.emit(relax.op.multiply(data, data))
+    column = node.emit(relax.op.reshape(square, [shape[0], 1, shape[1], pixels]))
+    # The mean of some channels, those beside the tensor taken for zeros.
+    pads = [(size - 1) // 2, 0, size // 2, 0]
+    mean = relax.op.nn.avg_pool2d(
+        column, [size, 1], [1, 1], pads, count_include_pad=True, layout="NCHW"
+    )
+    mean = node.emit(relax.op.reshape(node.emit(mean), shape))
+
+    def number(name: str, default: float) -> relax.Expr:
+        return relax.const(node.attributes.get(name, default), kind)
+
+    scaled = node.emit(relax.op.multiply(mean, number("alpha", 1e-4)))
+    scaled = node.emit(relax.op.add(scaled, number("bias", 1.0)))
+    return relax.op.divide(data, node.emit(relax.op.power(scaled, number("beta", 0.75))))
+
+
+def grid_sample(node: Node) -> relax.Expr | None:
+    """GridSample where TVM would divide by the distance of the first pixel from the last, 0.
+
+    On an axis of one pixel every place is that pixel: it gets a second one, and the first is taken.
+    Raises UnsupportedFormError for volumes in mode cubic.
+    """
+    data, grid = node.inputs
+    attributes = node.attributes
+    if data.ty.ndim == 5 and attributes.get("mode", b"linear") in (b"cubic", b"bicubic"):
+        raise UnsupportedFormError("it interpolates a volume in mode cubic")
+    if data.ty.ndim not in (4, 5):
+        raise UnsupportedFormError(f"its image has {data.ty.ndim - 2} axes")
+    if not dtype_of(data).startswith("float"):
+        raise UnsupportedFormError(f"it samples {dtype_of(data)}")
+    if dtype_of(grid) != dtype_of(data):
+        grid = node.emit(relax.op.astype(grid, dtype_of(data)))
+    single = [axis for axis in range(2, data.ty.ndim) if shape_of(data)[axis] == 1]
+    if single and attributes.get("align_corners", 0):
+        # The last axis of the image is the first number of a place.
+        is_single = np.array([axis in single for axis in range(data.ty.ndim - 1, 1, -1)])
+        first = relax.const(-1.0, dtype_of(data))
+        grid = node.emit(relax.op.where(relax.const(is_single), first, grid))
+        for axis in single:
+            data = node.emit(relax.op.concat([data, data], axis))
+    return node.by_tvm([data, grid])
+
+
 # Of a window with more points the largest of a row's are looked for first, then of a column's.
 _WHOLE_POINTS = 25
 

@@ -14,11 +14,16 @@ from tvm import tirx
 
 from edgepack.compiler.kernels import kernel
 from edgepack.compiler.tiles import tir
+from edgepack.compiler.tiles.requantise import rounded
 
 # Rows of weights that are added to the gates at once: each load and store of a gate serves so many.
 _ROWS = 8
 
 Activation = Callable[[tirx.Expr], tirx.Expr]
+
+# Numbers of a range in scratch memory: the least, the largest, the step, the zero point.
+_RANGE = 4
+_STEPS = 255.0
 
 # Names of the gates in the order that ONNX has them in.
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -31,7 +36,8 @@ class Recurrent:
     `activations` are those of the gates, the candidate and, for LSTM, the cell, in ONNX's order.
     `clip` limits what goes into them. `joined`: the forget gate of an LSTM is 1 less the input
     gate. `reset_after`: a GRU's reset gate comes after the product with the weights
-    (linear_before_reset).
+    (linear_before_reset). `quantised`: before each step the state is rounded to 256 steps between
+    its least and its largest element, as onnxruntime's DynamicQuantizeLSTM does.
     """
 
     kind: str
@@ -46,6 +52,7 @@ class Recurrent:
     reset_after: bool = False
     has_lengths: bool = False
     has_peepholes: bool = False
+    quantised: bool = False
 
     @property
     def width(self) -> int:
@@ -73,7 +80,15 @@ class Recurrent:
         made = {"sequence": ((self.steps, self.batch, self.size), self.dtype), "last": state}
         if self.kind == "LSTM":
             made["last_cell"] = state
-        return {**made, "sums": ((self.width + self.size,), self.dtype)}
+        room = self.width + self.size
+        if self.quantised:
+            room += self.batch * self.size + _RANGE
+        return {**made, "sums": ((room,), self.dtype)}
+
+    @property
+    def rounded(self) -> int:
+        """Where in the scratch memory the rounded states are, and the numbers of their range."""
+        return self.width + self.size
 
     def function(self) -> tirx.PrimFunc:
         """The kernel."""
@@ -95,7 +110,8 @@ class _Body:
             return tir.sequence(*(self.copy(*pair, b) for pair in states if pair[0] in self.given))
 
         def step(t: tir.Expr) -> tir.Stmt:
-            return tir.loop_of("b", self.layer.batch, lambda b: self.turn(t, b))
+            turns = tir.loop_of("b", self.layer.batch, lambda b: self.turn(t, b))
+            return tir.sequence(self.quantise(), turns) if self.layer.quantised else turns
 
         return tir.sequence(
             tir.loop_of("b", self.layer.batch, start),
@@ -115,6 +131,43 @@ class _Body:
             tir.expr(t) < length,
             make(at, b),
             self.each(lambda u: self.put("sequence", zero, t, b, u)),
+        )
+
+    def quantise(self) -> tir.Stmt:
+        """Round the states of all sequences, in one range that has 0 in it."""
+        layer = self.layer
+        start = layer.rounded + layer.batch * layer.size
+        zero, one, most = (tirx.const(value, layer.dtype) for value in (0.0, 1.0, _STEPS))
+
+        def number(at: int) -> tirx.Expr:
+            return self.get("sums", start + at)
+
+        def limited(value: tirx.Expr) -> tirx.Expr:
+            return tirx.max(tirx.min(value, most), zero)
+
+        def every(body: Callable[[tir.Expr, tir.Expr], tir.Stmt]) -> tir.Stmt:
+            return tir.loop_of("b", layer.batch, lambda b: self.each(lambda u: body(b, u)))
+
+        def look(b: tir.Expr, u: tir.Expr) -> tir.Stmt:
+            value = self.get("last", b, u)
+            return tir.sequence(
+                self.put("sums", tirx.min(number(0), value), start),
+                self.put("sums", tirx.max(number(1), value), start + 1),
+            )
+
+        def round_one(b: tir.Expr, u: tir.Expr) -> tir.Stmt:
+            whole = self.rounded(self.get("last", b, u) / number(2)) + number(3)
+            value = (limited(whole) - number(3)) * number(2)
+            return self.put("sums", value, layer.rounded + b * layer.size + u)
+
+        span = number(1) - number(0)
+        return tir.sequence(
+            self.put("sums", zero, start),
+            self.put("sums", zero, start + 1),
+            every(look),
+            self.put("sums", tirx.Select(span > zero, span / most, one), start + 2),
+            self.put("sums", self.rounded(limited((zero - number(0)) / number(2))), start + 3),
+            every(round_one),
         )
 
     # ------------------------------------------------ the layers
@@ -205,6 +258,10 @@ class _Body:
 
     # ------------------------------------------------ their parts
 
+    def rounded(self, value: tirx.Expr) -> tirx.Expr:
+        """The whole number next to one of a few hundred, half to even."""
+        return tir.cast(rounded(value, 1), self.layer.dtype)
+
     def get(self, name: str, *at: tir.Expr) -> tirx.Expr:
         return tir.load(self.given.get(name, self.made.get(name)), at)
 
@@ -240,8 +297,14 @@ class _Body:
         of: Callable[[tir.Expr], tirx.Expr] | None = None,
     ) -> tir.Stmt:
         """Add the state's part of some gates, or that of another vector."""
-        source = of or (lambda k: self.get("last", b, k))
         size = self.layer.size
+
+        def state(k: tir.Expr) -> tirx.Expr:
+            if self.layer.quantised:
+                return self.get("sums", self.layer.rounded + b * size + k)
+            return self.get("last", b, k)
+
+        source = of or state
 
         def rows(first: tir.Expr, count: int) -> tir.Stmt:
             def one(g: tir.Expr) -> tir.Stmt:

@@ -167,22 +167,31 @@ def _check_shapes(main: relax.Function, model: LoadedModel) -> None:
     for block in main.body.blocks:
         for binding in block.bindings:
             is_call = isinstance(binding.value, relax.Call)
-            _check_shape(binding.var.ty, model, may_be_empty=not is_call)
+            origin = origin_of(binding.value) if is_call else None
+            what = f"the result of {origin.operator} '{origin.name}'" if origin else _INSIDE
+            _check_shape(binding.var.ty, model, what, may_be_empty=not is_call)
 
 
-def _check_shape(ty: tvm.ir.Type, model: LoadedModel, *, may_be_empty: bool = False) -> None:
+_INSIDE = "a tensor inside the model"
+
+
+def _check_shape(
+    ty: tvm.ir.Type, model: LoadedModel, what: str = _INSIDE, *, may_be_empty: bool = False
+) -> None:
     """A plan needs every shape as numbers. Only constants may be empty, which are results."""
     if isinstance(ty, relax.TupleType):
         for field in ty.fields:
-            _check_shape(field, model, may_be_empty=may_be_empty)
+            _check_shape(field, model, what, may_be_empty=may_be_empty)
     elif isinstance(ty, relax.TensorType):
         dims = ty.shape
         if dims is None or not all(isinstance(dim, tvm.tirx.IntImm) for dim in dims):
             shape = "unknown" if dims is None else tuple(str(dim) for dim in dims)
             raise DynamicShapeError(
-                f"{model.path}: a tensor inside the model has a shape that depends on the data: "
-                f"{shape}",
+                f"{model.path}: {what} has a shape that depends on the data: {shape}",
                 hint=DATA_SHAPE_HINT,
             )
         if any(int(dim) == 0 for dim in dims) and not may_be_empty:
-            raise ImportModelError(f"{model.path}: a tensor inside the model is empty: {dims}")
+            raise ImportModelError(
+                f"{model.path}: {what} is empty: {tuple(int(dim) for dim in dims)}",
+                hint="give the inputs larger shapes (--shape), or check the model",
+            )

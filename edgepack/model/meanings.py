@@ -1,0 +1,142 @@
+"""Where ONNX's text and onnxruntime differ, or the text says nothing: what is compiled.
+
+One table for all: the compiler does what it says, `as_meant` has onnxruntime do the same, with
+which a compiled model is compared, and docs/reference/meanings.md is made of it. What PyTorch does
+wins, for most models come from there, and their authors have seen its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgepack.model.opsets import of_one_opset
+
+ONNX, ONNXRUNTIME = "ONNX", "onnxruntime"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """An operator in a form that is read in two ways.
+
+    `onnx` and `onnxruntime` say what each makes of it, `taken` which of them is compiled: one of
+    their names, or what else. `applies` finds nodes of that form, where ONNX's own reference gives
+    another result than what is compiled.
+    """
+
+    operator: str
+    form: str
+    onnx: str
+    onnxruntime: str
+    taken: str
+    applies: Callable[[Any, Mapping[str, Any]], bool] = lambda _node, _attributes: False
+
+
+def _by_result(node: Any, attributes: Mapping[str, Any]) -> bool:
+    mode = attributes.get("coordinate_transformation_mode", b"half_pixel")
+    return node.op_type == "Resize" and mode in (b"align_corners", b"tf_crop_and_resize")
+
+
+MEANINGS: Sequence[Meaning] = (
+    Meaning(
+        operator="Resize",
+        form="align_corners or tf_crop_and_resize, by scales that give no whole size",
+        onnx="the last position is that of the size before it is rounded down",
+        onnxruntime="the last result lies on the last element, as in PyTorch",
+        taken=ONNXRUNTIME,
+        applies=_by_result,
+    ),
+    Meaning(
+        operator="Resize, Upsample",
+        form="integers, in mode linear or cubic",
+        onnx="no word of how the result is rounded",
+        onnxruntime="linear cuts off what is behind the point, cubic rounds and stays in range",
+        taken=ONNXRUNTIME,
+    ),
+    Meaning(
+        operator="functions of the model's own",
+        form="with another opset than the model's",
+        onnx="their operators mean what they mean in the function's opset",
+        onnxruntime="what they mean in the model's opset",
+        taken=ONNX,
+    ),
+    Meaning(
+        operator="Dropout",
+        form="the mask, before opset 12",
+        onnx="no word of it at inference",
+        onnxruntime="false throughout",
+        taken=ONNXRUNTIME,
+    ),
+    Meaning(
+        operator="PRelu",
+        form="a row of slopes that fits the channels and no last axis",
+        onnx="not valid from opset 7 on",
+        onnxruntime="a slope for each channel, as before opset 7",
+        taken=ONNXRUNTIME,
+    ),
+    Meaning(
+        operator="Reduce*",
+        form="noop_with_empty_axes, and no axes",
+        onnx="the tensor as it is, in older texts; each element reduced by itself, in newer ones",
+        onnxruntime="each element by itself: ReduceSumSquare squares it",
+        taken=ONNXRUNTIME,
+    ),
+    Meaning(
+        operator="Reduce*",
+        form="integers, whose mean, root or logarithm is none",
+        onnx="no word of how the result is rounded",
+        onnxruntime="cuts off what is behind the point",
+        taken=ONNXRUNTIME,
+    ),
+    Meaning(
+        operator="LpNormalization",
+        form="rows of zeros",
+        onnx="0 / 0",
+        onnxruntime="zeros",
+        taken=ONNXRUNTIME,
+    ),
+    Meaning(
+        operator="Div, Mod",
+        form="integers by 0",
+        onnx="no word of it",
+        onnxruntime="ends with SIGFPE on x86-64",
+        taken="0 on every CPU, as ARM's instructions have it",
+    ),
+    Meaning(
+        operator="all",
+        form="float16",
+        onnx="each result is rounded to float16",
+        onnxruntime="some are, by its kernels; others are computed in float32",
+        taken="in float32; inputs, outputs and casts are rounded",
+    ),
+    Meaning(
+        operator="quantised operators",
+        form="a product between DequantizeLinear and QuantizeLinear",
+        onnx="floats between integers",
+        onnxruntime="integers, rounded in other places from version to version",
+        taken="integers, rounded once: edgepack.compiler.integer",
+    ),
+)
+
+
+def as_meant(proto: Any) -> Any:
+    """The model as onnxruntime has to be given it, so that it does what is compiled."""
+    return of_one_opset(proto) if proto.functions else proto
+
+
+def departures(proto: Any) -> list[Meaning]:
+    """What of a model's graph is compiled otherwise than ONNX's own reference has it."""
+    from onnx import helper
+
+    from edgepack.model import walk_nodes
+
+    found = []
+    for node in walk_nodes(proto.graph):
+        attributes = {
+            item.name: helper.get_attribute_value(item)
+            for item in node.attribute
+            if not item.ref_attr_name
+        }
+        found += [m for m in MEANINGS if m.applies(node, attributes) and m not in found]
+    return found

@@ -1,0 +1,365 @@
+"""Random models, compiled for this machine and run beside onnxruntime: `./dev fuzz graphs`.
+
+    ./dev fuzz graphs [--seed S] [--count N] [--seconds T] [--only FAMILY] [--json FILE]
+
+Graph number N is drawn from seed S + N: of one node or some, of any opset from 7 on, with all
+element types and odd attributes. Each ends as one of `VERDICTS`: "same" as onnxruntime (onnx's
+reference where that has no kernel), "refused" by an error that names what is wrong, "unsteady"
+where ways of onnxruntime itself are as far apart, "different", of another "type" or shape, or
+"untyped": an error without words of its own, a crash. The last three are bugs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import multiprocessing.connection
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from tests.fuzz import drawing, sketch
+
+VERDICTS = ("same", "refused", "unsteady", "different", "type", "untyped", "none")
+BUGS = ("different", "type", "untyped")
+_LIMIT_S = 300.0
+WORKERS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A model, the inputs it is run on, and what is due."""
+
+    name: str
+    model: onnx.ModelProto
+    given: Sequence[np.ndarray]
+    due: Sequence[np.ndarray]
+
+    @property
+    def operators(self) -> str:
+        """Its nodes in one line."""
+        return " ".join(node.op_type for node in self.model.graph.node)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """How a model ended, and why."""
+
+    name: str
+    verdict: str
+    why: str = ""
+    operators: str = ""
+    opset: int = 0
+
+
+def drawn(seed: int, only: str = "") -> Drawn | None:
+    """The model of a seed; None if nothing came of it, or nothing can say what is due."""
+    made = drawing.draw_graph(seed, only=only)
+    model = made.model()
+    if not made.nodes or not model.graph.output:
+        return None
+    given = made.data()
+    due = sketch.run_by_onnxruntime(model, names(model, given))
+    if due is None:  # each node by what has it, as they were drawn
+        due = [made.values[value.name] for value in model.graph.output]
+    return Drawn(name=str(seed), model=model, given=given, due=due)
+
+
+def names(model: onnx.ModelProto, given: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    return {info.name: value for info, value in zip(model.graph.input, given, strict=True)}
+
+
+# ---------------------------------------------------------------- one model
+
+
+def judge(case: Drawn, work: Path) -> Verdict:
+    """Compile a model for this machine, run it, compare."""
+    opset = next(o.version for o in case.model.opset_import if not o.domain)
+    got, verdict, why = _run(case, work)
+    if got is not None:
+        verdict, why = _compared(case, got)
+    return Verdict(name=case.name, verdict=verdict, why=why, operators=case.operators, opset=opset)
+
+
+def _run(case: Drawn, work: Path) -> tuple[Sequence[np.ndarray] | None, str, str]:
+    """The outputs of a compiled model; or None, the verdict, and why."""
+    from edgepack.base.errors import EdgepackError
+    from edgepack.boards import get_board
+    from edgepack.compiler import compile_model
+    from edgepack.compiler.errors import CompilerError
+    from edgepack.model import ModelSpec
+    from edgepack.native.toolchain import select
+    from tests.plan_runner import run_plan
+
+    path = work / "model.onnx"
+    path.write_bytes(case.model.SerializeToString())
+    board = get_board("local")
+    toolchain = select(board, "gnu").toolchain
+    try:
+        made = compile_model(ModelSpec(path=path), board, toolchain, work / "out")
+        return run_plan(made.folder, list(case.given)), "", ""
+    except CompilerError as error:
+        said = f"{error.message} <- {type(error.__cause__).__name__}: {_line(error.__cause__)}"
+    except EdgepackError as error:
+        said = f"{type(error).__name__}: {error}".replace(str(path), "model")
+        if not _says_nothing(said):
+            return None, "refused", said
+        said = f"{said.splitlines()[0]} <- {_line(error.__cause__)}"
+    except Exception as error:
+        said = f"{type(error).__name__}: {_line(error)}"
+    return None, "untyped", said
+
+
+def _compared(case: Drawn, got: Sequence[np.ndarray]) -> tuple[str, str]:
+    """The verdict on outputs, and why."""
+    types = [(a.dtype, a.shape) for a in got], [(b.dtype, b.shape) for b in case.due]
+    if types[0] != types[1]:
+        return "type", f"{types[0]} for {types[1]}"
+    wrong = differences(got, case.due, case.due)
+    if not wrong:
+        return "same", ""
+    return ("unsteady" if is_unsteady(case, got) else "different"), wrong
+
+
+# What an error says that names nothing: neither an operator nor a form.
+_EMPTY = (
+    re.compile(r": '' cannot be compiled"),
+    re.compile(r"cannot be compiled in this form: \d+ inputs"),
+    re.compile(r"please report"),
+)
+
+
+def _says_nothing(text: str) -> bool:
+    return any(pattern.search(text) for pattern in _EMPTY)
+
+
+def _line(error: BaseException | None) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else "")[:300]
+
+
+def differences(
+    got: Sequence[np.ndarray],
+    due: Sequence[np.ndarray],
+    scale: Sequence[np.ndarray],
+    times: float = 1.0,
+) -> str:
+    """How outputs differ; empty if they do not, but for `times` the last bits of their largest."""
+    from tests.conformance import difference
+
+    for number, (mine, theirs, by) in enumerate(zip(got, due, scale, strict=True)):
+        finite = (
+            np.abs(by[np.isfinite(by)].astype("float64")) if by.dtype.kind == "f" else np.zeros(0)
+        )
+        unit = {"float16": 2.0**-10, "float64": 1e-12}.get(by.dtype.name, 4e-6)
+        atol = times * unit * float(finite.max(initial=1e-6))
+        if wrong := difference(mine, theirs, rtol=times * 2 * unit, atol=atol):
+            return f"output {number}: {wrong}"
+    return ""
+
+
+def is_unsteady(case: Drawn, got: Sequence[np.ndarray]) -> bool:
+    """Whether other ways of onnxruntime are as far from the first as `got` is.
+
+    Those are: with all its fusions, for inputs that differ by one part in a million, and in
+    float32 where the model is in float16, which is how a board computes it.
+    """
+    from edgepack.compiler.frontend.float16 import widened
+
+    random = np.random.default_rng(0)
+    ways = [sketch.run_by_onnxruntime(case.model, names(case.model, case.given), optimise=True)]
+    wide = widened(case.model)
+    if wide is not case.model:
+        ways.append(sketch.run_by_onnxruntime(wide, names(wide, case.given)))
+    for _ in range(3):
+        near = [_nearby(value, random) for value in case.given]
+        ways.append(sketch.run_by_onnxruntime(case.model, names(case.model, near)))
+    found = [way for way in ways if way is not None]
+    for number, (mine, due) in enumerate(zip(got, case.due, strict=True)):
+        if not differences([mine], [due], [due]):
+            continue
+        others = [way[number] for way in found if way[number].shape == due.shape]
+        if not any(_as_far(mine, due, other) for other in others):
+            return False
+    return True
+
+
+# What another way may be nearer by, and ours still be one of them.
+_TIMES = 16.0
+
+
+def _as_far(mine: np.ndarray, due: np.ndarray, other: np.ndarray) -> bool:
+    if due.dtype.kind != "f":
+        # An integer behind floats is another one where those lie on an edge.
+        count = np.count_nonzero(mine != due)
+        return bool(0 < count <= 2 * np.count_nonzero(other != due) + 1) and bool(
+            (other != due).any()
+        )
+    a, b, c = (value.astype("float64") for value in (mine, due, other))
+    if (np.isnan(a) != np.isnan(b)).any() and not (np.isnan(c) != np.isnan(b)).any():
+        return False
+    with np.errstate(all="ignore"):
+        off, apart = np.nanmax(np.abs(a - b), initial=0.0), np.nanmax(np.abs(c - b), initial=0.0)
+    return bool(off <= _TIMES * apart)
+
+
+def _nearby(value: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    if value.dtype.kind != "f":
+        return value
+    part = {"float16": 1e-3, "float64": 1e-14}.get(value.dtype.name, 1e-6)
+    return np.asarray(value * (1 + part * random.standard_normal(value.shape)), value.dtype)
+
+
+# ---------------------------------------------------------------- many
+
+
+def _work(pipe: Connection, draw: Callable[[Any], Drawn | None]) -> None:
+    """A worker: draws and judges what it is told, until it is told None.
+
+    It says when it has drawn: what breaks before is onnxruntime's.
+    """
+    while (task := pipe.recv()) is not None:
+        case = draw(task)
+        pipe.send(None)
+        if case is None:
+            pipe.send(Verdict(name=str(task), verdict="none"))
+            continue
+        with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+            pipe.send(judge(case, Path(folder)))
+
+
+class _Worker:
+    def __init__(self, draw: Callable[[Any], Drawn | None]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs, draw), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.task: Any = None
+        self.until = 0.0
+        self.is_drawn = False
+
+    def give(self, task: Any) -> None:
+        self.task, self.until, self.is_drawn = task, time.monotonic() + _LIMIT_S, False
+        self.pipe.send(task)
+
+    def verdict(self) -> Verdict | None:
+        """What became of it; None if that is not known yet. A broken worker has no process."""
+        why = ""
+        try:
+            while self.pipe.poll():
+                made = self.pipe.recv()
+                if isinstance(made, Verdict):
+                    return made
+                self.is_drawn = True
+            if not self.process.is_alive():
+                why = f"the process ended with {self.process.exitcode}"
+            elif time.monotonic() > self.until:
+                why = "it did not end"
+            else:
+                return None
+        except EOFError:
+            self.process.join()
+            why = f"the process ended with {self.process.exitcode}"
+        self.process.kill()
+        self.process.join()
+        return Verdict(name=str(self.task), verdict="untyped" if self.is_drawn else "none", why=why)
+
+
+def judge_all(
+    tasks: Iterable[Any], draw: Callable[[Any], Drawn | None], workers: int = WORKERS
+) -> Iterator[Verdict]:
+    """Verdicts as they come, from so many processes; one that crashes or hangs is replaced."""
+    left = iter(tasks)
+    busy: list[_Worker] = []
+
+    def start(worker: _Worker | None = None) -> None:
+        task = next(left, None)
+        if task is None:
+            if worker is not None:
+                worker.pipe.send(None)
+            return
+        worker = worker or _Worker(draw)
+        worker.give(task)
+        busy.append(worker)
+
+    for _ in range(workers):
+        start()
+    while busy:
+        multiprocessing.connection.wait([worker.pipe for worker in busy], timeout=1)
+        for worker in list(busy):
+            made = worker.verdict()
+            if made is None:
+                continue
+            yield made
+            busy.remove(worker)
+            start(worker if worker.process.is_alive() else None)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Draws the model of a seed, of these families only."""
+
+    only: str = ""
+
+    def __call__(self, seed: int) -> Drawn | None:
+        return drawn(seed, self.only)
+
+
+def until(end: float, tasks: Iterable[int]) -> Iterator[int]:
+    """Tasks until a time comes."""
+    for task in tasks:
+        if time.monotonic() > end:
+            return
+        yield task
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw and judge; exit code 1 if one is a bug."""
+    parser = argparse.ArgumentParser(prog="./dev fuzz graphs")
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="of the first (default: the time)"
+    )
+    parser.add_argument("--count", type=int, default=1 << 40, help="of graphs")
+    parser.add_argument("--seconds", type=float, default=600, help="(default: 600)")
+    parser.add_argument("--only", default="", help=f"of {', '.join(drawing.DRAWS)}")
+    parser.add_argument("--json", type=Path, help="a file for verdicts, one a line")
+    parser.add_argument("--workers", type=int, default=WORKERS)
+    options = parser.parse_args(arguments)
+    tasks = until(
+        time.monotonic() + options.seconds, range(options.seed, options.seed + options.count)
+    )
+    counts = report(judge_all(tasks, Draw(options.only), options.workers), options.json)
+    print(f"from seed {options.seed}")
+    return int(any(counts[kind] for kind in BUGS))
+
+
+def report(verdicts: Iterable[Verdict], file: Path | None) -> Counter[str]:
+    """Print what is not the same, and how many of each verdict there are."""
+    counts: Counter[str] = Counter()
+    for made in verdicts:
+        counts[made.verdict] += 1
+        if file:
+            with file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(vars(made)) + "\n")
+        if made.verdict in BUGS:
+            what = f"{made.name} opset {made.opset} [{made.operators}]"
+            print(f"{made.verdict:9} {what} {made.why.splitlines()[0]}", flush=True)
+    total = sum(counts.values())
+    print(", ".join(f"{counts[kind]} {kind}" for kind in VERDICTS), f"of {total}")
+    return counts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

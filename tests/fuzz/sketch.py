@@ -1,0 +1,274 @@
+"""A model that grows node by node, with the value of each of its tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.reference
+from onnx import helper, numpy_helper
+
+OLDEST, NEWEST = 7, 28  # opsets
+# What the pinned onnxruntime reads.
+_NEWEST_OF_ONNXRUNTIME = 26
+
+FLOATS = ("float32", "float64", "float16")
+SIGNED = ("int8", "int16", "int32", "int64")
+UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
+INTEGERS = SIGNED + UNSIGNED
+NUMBERS = FLOATS + INTEGERS
+ALL = (*NUMBERS, "bool")
+
+# A sketch is one of small tensors.
+_MOST_ELEMENTS = 6000
+
+
+class InvalidNodeError(Exception):
+    """ONNX has no such node, or it has no value for these inputs."""
+
+
+class Sketch:
+    """Nodes, the tensors between them with their values, and which are inputs or weights."""
+
+    def __init__(self, seed: int, opset: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.opset = opset
+        self.nodes: list[onnx.NodeProto] = []
+        self.values: dict[str, np.ndarray] = {}
+        self.inputs: list[str] = []
+        self.weights: list[str] = []
+        self.results: list[str] = []
+
+    # ------------------------------------------------------------ drawing
+
+    def chance(self, share: float) -> bool:
+        return bool(self.random.random() < share)
+
+    def one_of(self, *choices: Any) -> Any:
+        return choices[int(self.random.integers(len(choices)))]
+
+    def size(self, least: int, most: int) -> int:
+        """A number from `least` to `most`, both included."""
+        return int(self.random.integers(least, most + 1))
+
+    def shape(self, rank: int | None = None, most: int = 6) -> tuple[int, ...]:
+        rank = self.size(0, 4) if rank is None else rank
+        return tuple(1 if self.chance(0.15) else self.size(1, most) for _ in range(rank))
+
+    def numbers(self, dtype: str, shape: Sequence[int]) -> np.ndarray:
+        """Plain numbers of any type that can be added and multiplied some times."""
+        kind = np.dtype(dtype)
+        if dtype == "bool":
+            return self.random.random(shape) < 0.5
+        if kind.kind == "f":
+            return np.asarray(self.random.standard_normal(shape) * 1.5, dtype)
+        least = 0 if kind.kind == "u" else -9
+        return np.asarray(self.random.integers(least, 10, shape), dtype)
+
+    # ------------------------------------------------------------ tensors
+
+    def input(self, value: np.ndarray) -> str:
+        name = f"in{len(self.inputs)}"
+        self.inputs.append(name)
+        self.values[name] = np.asarray(value)
+        return name
+
+    def const(self, value: Any, dtype: str | None = None) -> str:
+        name = f"c{len(self.weights)}"
+        self.weights.append(name)
+        self.values[name] = np.asarray(value, dtype)
+        return name
+
+    def find(self, fits: Callable[[np.ndarray], bool]) -> str | None:
+        """A tensor that is there and fits, more likely a late one."""
+        found = [n for n in (*self.inputs, *self.results) if fits(self.values[n])]
+        if not found:
+            return None
+        return found[-1] if self.chance(0.6) else found[int(self.random.integers(len(found)))]
+
+    def tensor(
+        self,
+        dtypes: Sequence[str],
+        rank: int | None = None,
+        shape: Sequence[int] | None = None,
+        least: int = 0,
+    ) -> str:
+        """One that is there, else a new input, with one of these types."""
+
+        def fits(value: np.ndarray) -> bool:
+            return (
+                value.dtype.name in dtypes
+                and value.size > 0
+                and value.ndim >= least
+                and (rank is None or value.ndim == rank)
+                and (shape is None or value.shape == tuple(shape))
+            )
+
+        found = self.find(fits)
+        if found is not None and not self.chance(0.1):
+            return found
+        rank = self.size(max(least, 1), 4) if rank is None else rank
+        return self.input(
+            self.numbers(self.one_of(*dtypes), self.shape(rank) if shape is None else shape)
+        )
+
+    def like(self, name: str, shape: Sequence[int] | None = None, *, const: float = 0.5) -> str:
+        """Another tensor of the same type, of this shape."""
+        value = self.values[name]
+        shape = value.shape if shape is None else tuple(shape)
+        found = self.find(lambda other: other.dtype == value.dtype and other.shape == shape)
+        if found is not None and self.chance(0.4):
+            return found
+        made = self.numbers(value.dtype.name, shape)
+        return self.const(made) if self.chance(const) else self.input(made)
+
+    # ------------------------------------------------------------ nodes
+
+    def op(
+        self, op_type: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: Any
+    ) -> list[str]:
+        """A node's results; raises InvalidNodeError if it has none."""
+        names = [f"t{len(self.results) + i}" for i in range(outputs)]
+        given = list(inputs)
+        while given and not given[-1]:
+            given.pop()
+        node = helper.make_node(
+            op_type,
+            given,
+            names,
+            name=f"{op_type}_{len(self.nodes)}",
+            domain=domain,
+            **{key: value for key, value in attributes.items() if value is not None},
+        )
+        model = self._of_one(node)
+        values = evaluated(model, {n: self.values[n] for n in given if n in self._free(node)})
+        if any(
+            value.size > _MOST_ELEMENTS or value.dtype.name not in ALL + _MORE for value in values
+        ):
+            raise InvalidNodeError("too large, or of a type that no model has at its border")
+        self.nodes.append(node)
+        for name, value in zip(names, values, strict=True):
+            self.values[name] = value
+            self.results.append(name)
+        return names
+
+    def _free(self, node: onnx.NodeProto) -> list[str]:
+        return [n for n in dict.fromkeys(node.input) if n and n not in self.weights]
+
+    def _of_one(self, node: onnx.NodeProto) -> onnx.ModelProto:
+        fixed = [n for n in dict.fromkeys(node.input) if n in self.weights]
+        model = self._model([node], self._free(node), fixed, list(node.output))
+        try:
+            return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+        except (onnx.shape_inference.InferenceError, ValueError) as error:
+            raise InvalidNodeError(str(error)) from error
+
+    def _model(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        free: Sequence[str],
+        fixed: Sequence[str],
+        ends: Sequence[str],
+    ) -> onnx.ModelProto:
+        graph = helper.make_graph(
+            nodes,
+            "drawn",
+            [_info(name, self.values[name]) for name in free],
+            [
+                _info(name, self.values[name])
+                if name in self.values
+                else helper.make_empty_tensor_value_info(name)
+                for name in ends
+            ],
+            [numpy_helper.from_array(self.values[name], name) for name in fixed],
+        )
+        domains = {node.domain for node in nodes} - {""}
+        opsets = [helper.make_opsetid("", self.opset)]
+        opsets += [helper.make_opsetid(domain, 1) for domain in sorted(domains)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=ir_of(self.opset))
+
+    def model(self) -> onnx.ModelProto:
+        """All of it; results that nothing reads, and some that something does, are its outputs."""
+        read = {name for node in self.nodes for name in node.input}
+        ends = [n for n in self.results if n not in read or self.chance(0.1)]
+        ends = [n for n in ends if self.values[n].dtype.name in ALL and self.values[n].size]
+        used = [n for n in self.inputs if n in read]
+        fixed = [n for n in self.weights if n in read]
+        return self._model(self.nodes, used, fixed, ends)
+
+    def data(self) -> list[np.ndarray]:
+        read = {name for node in self.nodes for name in node.input}
+        return [self.values[name] for name in self.inputs if name in read]
+
+
+# Between two nodes there may be some more.
+_MORE = (
+    "int4",
+    "uint4",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "bfloat16",
+)
+
+
+def ir_of(opset: int) -> int:
+    """The IR version that an exporter writes beside an opset."""
+    return helper.find_min_ir_version_for([helper.make_opsetid("", opset)], ignore_unknown=True)
+
+
+def _info(name: str, value: np.ndarray) -> onnx.ValueInfoProto:
+    kind = helper.np_dtype_to_tensor_dtype(value.dtype)
+    return helper.make_tensor_value_info(name, kind, value.shape)
+
+
+def evaluated(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The outputs of a model by onnxruntime, else by onnx's reference.
+
+    Raises InvalidNodeError for one that ONNX does not allow, or that neither of them can run.
+    """
+    # Of some operators with a definition onnx infers no type.
+    if all(value.type.WhichOneof("value") for value in model.graph.output):
+        try:
+            onnx.checker.check_model(model, full_check=True)
+        except Exception as error:  # of three libraries
+            raise InvalidNodeError(str(error)) from error
+    by_onnxruntime = run_by_onnxruntime(model, given)
+    if by_onnxruntime is not None:
+        return by_onnxruntime
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            made = onnx.reference.ReferenceEvaluator(model).run(None, given)
+    except Exception as error:  # numpy's, and its own
+        raise InvalidNodeError(str(error)) from error
+    return [np.asarray(value) for value in made]
+
+
+def run_by_onnxruntime(
+    model: onnx.ModelProto, given: dict[str, np.ndarray], *, optimise: bool = False
+) -> list[np.ndarray] | None:
+    """The same by onnxruntime; None if it cannot."""
+    import onnxruntime
+
+    from edgepack.model.session import cpu_session, may_saturate, without_saturation
+
+    if next(o.version for o in model.opset_import if not o.domain) > _NEWEST_OF_ONNXRUNTIME:
+        return None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    level = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = (
+        level.ORT_ENABLE_EXTENDED if optimise else level.ORT_DISABLE_ALL
+    )
+    try:
+        exact = without_saturation(model) if may_saturate(model.graph) else model
+        session = cpu_session(exact.SerializeToString(), options)
+        return [np.asarray(value) for value in session.run(None, given)]
+    except Exception:  # its classes are private
+        return None
