@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx.reference
 import pytest
 from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -85,6 +87,52 @@ def test_roi_align(tmp_path: Path) -> None:
         said = refused(tmp_path, b, (1, 1, 6, 6))
         assert reason in said
         assert bool(reason) == bool(said)
+
+
+@pytest.mark.parametrize("operator", ["MaxPool", "AveragePool", "LpPool", "Conv"])
+@pytest.mark.parametrize(("size", "fits"), [(5, True), (3, False)])
+def test_a_window_that_is_larger_than_its_image(
+    operator: str, size: int, fits: bool, tmp_path: Path
+) -> None:
+    b = Builder()
+    weights = [b.weight(2, 2, 5, 5)] if operator == "Conv" else []
+    b.op(operator, "x", *weights, kernel_shape=[5, 5], outputs=["y"])
+    said = refused(tmp_path, b, (1, 2, size, size))
+    assert bool(said) != fits
+    assert fits or f"{operator}: its window is larger than its image: " in said
+
+
+def test_types_that_no_kernel_has_are_refused_by_name(tmp_path: Path) -> None:
+    for kind in ("BFLOAT16", "FLOAT8E4M3FN"):
+        b = Builder()
+        small = b.op("Cast", "x", to=onnx.TensorProto.DataType.Value(kind))
+        b.op("Cast", small, to=onnx.TensorProto.FLOAT, outputs=["y"])
+        path = b.save(tmp_path / "m.onnx", {"x": [4]}, {"y": [4]}, opset=19)
+        with pytest.raises(UnsupportedOperatorError, match=f"Cast: its result is {kind.lower()}"):
+            load_model(ModelSpec(path=path))
+
+
+def test_integers_of_4_bits_become_8_with_their_limits() -> None:
+    """As onnx's own reference has the model with 4 bits."""
+    b = Builder()
+    for kind, low, high in (("INT4", -8, 7), ("UINT4", 0, 15)):
+        code = onnx.TensorProto.DataType.Value(kind)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(code)
+        zero = onnx.numpy_helper.from_array(np.array(1).astype(dtype), f"zero{kind}")
+        b.weights.append(zero)
+        scale = b.const(0.3, "float32")
+        whole = b.op("QuantizeLinear", "x", scale, zero.name)
+        b.op("DequantizeLinear", whole, scale, zero.name, outputs=[f"y{kind}"])
+        assert low < 1 < high
+    names = ["yINT4", "yUINT4"]
+    model = b.model({"x": [7]}, dict.fromkeys(names, (7,)), opset=21)
+    wide = expand(model)
+    kinds = {tensor.data_type for tensor in wide.graph.initializer}
+    assert not kinds & {onnx.TensorProto.INT4, onnx.TensorProto.UINT4}
+    data = {"x": np.array([-9, -2.4, -0.1, 0, 0.7, 2.2, 9], "float32")}
+    due, made = (onnx.reference.ReferenceEvaluator(m).run(names, data) for m in (model, wide))
+    for one, other in zip(made, due, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_expand_replaces_what_tvm_lacks(tmp_path: Path) -> None:

@@ -1,0 +1,229 @@
+"""The short form of `./dev fuzz graphs`, and the corners that its long form found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edgepack.boards import get_board
+from edgepack.compiler import compile_model
+from edgepack.flow.reference import model_outputs
+from edgepack.model import ModelSpec, read_model
+from edgepack.native.toolchain import select
+from tests.fuzz import graphs, sketch
+from tests.plan_runner import run_plan
+
+FIRST, COUNT = 40_000, 16
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
+def test_a_random_graph_is_as_onnxruntime_has_it_or_refused_by_name(
+    seed: int, tmp_path: Path
+) -> None:
+    case = graphs.drawn(seed)
+    if case is None:
+        pytest.skip("nothing was drawn that can be run")
+    made = graphs.judge(case, tmp_path)
+    assert made.verdict not in graphs.BUGS, f"{made.operators}: {made.why}"
+
+
+def test_a_seed_draws_one_graph() -> None:
+    one, other = graphs.drawn(FIRST + 1), graphs.drawn(FIRST + 1)
+    assert one is not None
+    assert other is not None
+    assert one.model == other.model
+
+
+def test_what_is_wrong_is_seen(tmp_path: Path) -> None:
+    """A fuzzer that calls everything the same would find nothing."""
+    case = next(c for c in map(graphs.drawn, range(FIRST, FIRST + 50)) if c and _is_float(c.due[0]))
+    wrong = graphs.Drawn(
+        name=case.name,
+        model=case.model,
+        given=case.given,
+        due=[np.asarray(value + 1, value.dtype) for value in case.due],
+    )
+    assert graphs.judge(wrong, tmp_path).verdict == "different"
+    wide = [value.astype("float64") for value in case.due]
+    other = graphs.Drawn(name=case.name, model=case.model, given=case.given, due=wide)
+    assert graphs.judge(other, tmp_path).verdict == "type"
+
+
+def _is_float(value: np.ndarray) -> bool:
+    return value.dtype == np.float32 and bool(np.isfinite(value).all())
+
+
+# ---------------------------------------------------------------- corners, by onnxruntime
+
+ROW = np.array([[7, -2, 3, 1]])
+REAL = np.array([[1.5, -2.0, 0.25]])
+PIXELS = np.arange(60).reshape(1, 2, 5, 6) * 7 % 100
+GRID = np.linspace(-1.5, 1.5, 18).reshape(1, 3, 3, 2)
+SCALES = np.array([1, 1, 1.5, 2.3], "float32")
+ALIGNED = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
+
+# An opset, an operator, inputs (a list holds a constant), attributes.
+Corner = tuple[int, str, Sequence[Any], dict[str, Any]]
+CORNERS: Sequence[Corner] = (
+    *(
+        (18, f"Reduce{kind}", (np.abs(ROW).astype(dtype), [np.array([1])]), {"keepdims": 0})
+        for kind in ("Mean", "L2", "LogSumExp", "Prod", "SumSquare")
+        for dtype in ("int32", "int64")
+    ),
+    (18, "ReduceMean", (ROW.astype("int32"), [np.array([1])]), {}),
+    (20, "ReduceSumSquare", (REAL.astype("float32"),), {"noop_with_empty_axes": 1}),
+    (20, "ReduceLogSum", (np.abs(REAL).astype("float64"),), {"noop_with_empty_axes": 1}),
+    (20, "ReduceMax", (REAL > 0, [np.array([1])]), {}),
+    (8, "ArgMax", (REAL.astype("float32"),), {"axis": -1}),
+    *((13, "Sign", (np.array([0, 3], t),), {}) for t in ("uint8", "uint64")),
+    (16, "PRelu", (ROW.astype("int64"), [np.array([2])]), {}),
+    (16, "PRelu", (PIXELS.astype("int32"), [np.full((2, 1, 6), 2, "int32")]), {}),
+    *((22, op, (REAL,), {}) for op in ("Elu", "Selu", "ThresholdedRelu")),
+    (13, "MeanVarianceNormalization", (PIXELS.astype("float32") + 5000,), {"axes": [2, 3]}),
+    (13, "Div", (REAL.astype("float32"), [np.float32(0.0)]), {}),
+    (13, "Div", (REAL.astype("float32"), [np.float32(-0.0)]), {}),
+    (10, "Dropout", (REAL.astype("float32"),), {"outputs": 2}),
+    (7, "Dropout", (REAL.astype("float32"),), {"outputs": 2}),
+    (16, "Resize", (PIXELS.astype("float32"), None, [SCALES]), ALIGNED),
+    (16, "Resize", (PIXELS.astype("uint8"), None, [SCALES]), {"mode": "cubic"}),
+    (7, "Upsample", (PIXELS.astype("float32"),), {"scales": [1.0, 1, 2, 3], "mode": "linear"}),
+    *(
+        (
+            20,
+            "GridSample",
+            (PIXELS[:, :, :1].astype("float32"), GRID.astype("float32")),
+            {"align_corners": 1, "padding_mode": padding, "mode": "cubic"},
+        )
+        for padding in ("zeros", "reflection")
+    ),
+    (21, "QuantizeLinear", (ROW.astype("int32"), [np.float32(0.5)], [np.int8(3)]), {}),
+)
+
+
+@pytest.mark.parametrize("corner", CORNERS, ids=lambda corner: f"{corner[1]}-{corner[0]}")
+def test_corners_are_as_onnxruntime_has_them(corner: Corner, tmp_path: Path) -> None:
+    opset, operator, inputs, attributes = corner
+    s = sketch.Sketch(0, opset)
+    names = [
+        "" if value is None else s.const(value[0]) if isinstance(value, list) else s.input(value)
+        for value in inputs
+    ]
+    s.op(operator, *names, **attributes)
+    model = s.model()
+    due = [s.values[value.name] for value in model.graph.output]
+    case = graphs.Drawn(name=operator, model=model, given=s.data(), due=due)
+    made = graphs.judge(case, tmp_path)
+    assert made.verdict == "same", made.why
+
+
+# ---------------------------------------------------------------- 4 bits, old opsets, functions
+
+
+def _outputs(model: onnx.ModelProto, given: Sequence[np.ndarray], folder: Path) -> list[np.ndarray]:
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    board = get_board("local")
+    made = compile_model(
+        ModelSpec(path=path), board, select(board, "gnu").toolchain, folder / "out"
+    )
+    return run_plan(made.folder, given)
+
+
+@pytest.mark.parametrize("kind", ["int4", "uint4"])
+def test_weights_of_4_bits_by_blocks(kind: str, tmp_path: Path) -> None:
+    import ml_dtypes
+
+    dtype, random = np.dtype(getattr(ml_dtypes, kind)), np.random.default_rng(0)
+    low, high = (-8, 8) if kind == "int4" else (0, 16)
+    whole = random.integers(low, high, (4, 6))
+    scale = random.uniform(0.1, 0.2, (2, 6)).astype("float32")
+    zero = random.integers(low, high, (2, 6))
+    s = sketch.Sketch(0, 21)
+    x = s.input(random.standard_normal((3, 4)).astype("float32"))
+    weights = [s.const(whole.astype(dtype)), s.const(scale), s.const(zero.astype(dtype))]
+    s.op("MatMul", x, *s.op("DequantizeLinear", *weights, axis=0, block_size=2))
+    real = (whole - zero.repeat(2, 0)) * scale.repeat(2, 0)
+    (made,) = _outputs(s.model(), s.data(), tmp_path)
+    np.testing.assert_allclose(made, s.values[x] @ real, rtol=1e-5)
+
+
+OLD = np.random.default_rng(0).standard_normal((1, 2, 2, 2)).astype("float32")
+CHANNELS = np.array([2.0, 3.0], "float32")
+WIDE = CHANNELS[:, None, None]
+
+
+@pytest.mark.parametrize(
+    ("opset", "operator", "weights", "attributes", "due"),
+    [
+        (6, "Add", [CHANNELS], {"broadcast": 1, "axis": 1}, OLD + WIDE),
+        (6, "PRelu", [CHANNELS], {}, np.where(OLD < 0, OLD * WIDE, OLD)),
+        (4, "Reshape", [], {"shape": [2, 4]}, OLD.reshape(2, 4)),
+        (5, "Cast", [], {"to": "DOUBLE"}, OLD.astype("float64")),
+        (
+            1,
+            "Pad",
+            [],
+            {"paddings": [0, 0, 1, 1, 0, 0, 1, 1]},
+            np.pad(OLD, ((0, 0), (0, 0), (1, 1), (1, 1))),
+        ),
+        (1, "Relu", [], {"consumed_inputs": [0]}, np.maximum(OLD, 0)),
+        (
+            6,
+            "Upsample",
+            [],
+            {"height_scale": 2.0, "width_scale": 2.0},
+            OLD.repeat(2, 2).repeat(2, 3),
+        ),
+    ],
+)
+def test_opsets_before_7_mean_what_they_meant(
+    opset: int,
+    operator: str,
+    weights: Sequence[np.ndarray],
+    attributes: dict[str, Any],
+    due: np.ndarray,
+    tmp_path: Path,
+) -> None:
+    names = [f"w{i}" for i in range(len(weights))]
+    kind = helper.np_dtype_to_tensor_dtype(due.dtype)
+    graph = helper.make_graph(
+        [helper.make_node(operator, ["x", *names], ["y"], **attributes)],
+        "old",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, OLD.shape),
+            *(
+                helper.make_tensor_value_info(n, 1, w.shape)
+                for n, w in zip(names, weights, strict=True)
+            ),
+        ],
+        [helper.make_tensor_value_info("y", kind, due.shape)],
+        [numpy_helper.from_array(w, n) for n, w in zip(names, weights, strict=True)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=3)
+    (made,) = _outputs(model, [OLD], tmp_path)
+    assert made.dtype == due.dtype
+    np.testing.assert_allclose(made, due, rtol=1e-6)
+
+
+def test_a_function_means_what_its_own_opset_says(tmp_path: Path) -> None:
+    """Softmax of opset 11 is over all axes from one on; onnxruntime takes the model's opset."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17, "my" : 1]>
+        g (float[2,3,4] x) => (float[2,3,4] y) { y = my.f(x) }
+        <domain: "my", opset_import: ["" : 11]> f (x) => (y) { y = Softmax<axis=1>(x) }"""
+    )
+    data = np.random.default_rng(0).standard_normal((2, 3, 4)).astype("float32")
+    powers = np.exp(data)
+    due = powers / powers.sum((1, 2), keepdims=True)
+    (made,) = _outputs(model, [data], tmp_path)
+    np.testing.assert_allclose(made, due, rtol=1e-5)
+    # And what `package` compares with is the same.
+    loaded = read_model(ModelSpec(path=tmp_path / "model.onnx"))
+    ((reference,),) = model_outputs(loaded.path, loaded.proto, [[data]])
+    np.testing.assert_allclose(reference, due, rtol=1e-5)

@@ -1,0 +1,103 @@
+"""The table of what is compiled where ONNX and onnxruntime differ, and who reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from edgepack.base.errors import ModelError
+from edgepack.boards import get_board
+from edgepack.flow.inspection import inspect_for
+from edgepack.flow.reference import model_outputs
+from edgepack.model import ModelSpec, read_model
+from edgepack.model.meanings import MEANINGS, ONNX, ONNXRUNTIME, departures
+from tests.onnx_models import Builder
+
+PAGE = Path(__file__).parents[2] / "docs/reference/meanings.md"
+
+
+def test_each_row_says_what_is_compiled_and_stands_on_the_page() -> None:
+    page = PAGE.read_text()
+    for row in MEANINGS:
+        assert f"| {row.operator} | {row.form} | {row.onnx} | {row.onnxruntime} |" in page
+        assert row.taken in (ONNX, ONNXRUNTIME) or len(row.taken) > len(ONNXRUNTIME)
+
+
+def resize(path: Path, mode: str) -> Path:
+    b = Builder()
+    scales = b.const([1, 1, 1.5, 2.3], "float32")
+    b.op(
+        *("Resize", "x", "", scales),
+        outputs=["y"],
+        mode="linear",
+        coordinate_transformation_mode=mode,
+    )
+    return b.save(path, {"x": (1, 1, 5, 4)}, {"y": (1, 1, 7, 9)})
+
+
+def test_the_last_result_of_a_resize_lies_on_the_last_element(tmp_path: Path) -> None:
+    """As in PyTorch, whatever the scales would give before they are rounded down."""
+    model = read_model(ModelSpec(path=resize(tmp_path / "m.onnx", "align_corners")))
+    assert [row.operator for row in departures(model.proto)] == ["Resize"]
+    data = np.random.default_rng(0).standard_normal((1, 1, 5, 4)).astype("float32")
+    ((made,),) = model_outputs(model.path, model.proto, [[data]])
+    assert made[0, 0, -1, -1] == pytest.approx(data[0, 0, -1, -1], abs=1e-6)
+    other = read_model(ModelSpec(path=resize(tmp_path / "n.onnx", "half_pixel")))
+    assert not departures(other.proto)
+
+
+def test_an_opset_that_cannot_be_made_newer_is_named(tmp_path: Path) -> None:
+    node = onnx.helper.make_node("Loop", ["", "c", "x"], ["y"], body=_body())
+    graph = onnx.helper.make_graph(
+        [node],
+        "old",
+        [
+            onnx.helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, []),
+            onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2]),
+        ],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])],
+    )
+    opsets = [onnx.helper.make_opsetid("", 6)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=3)
+    onnx.save(model, tmp_path / "m.onnx")
+    try:
+        read = read_model(ModelSpec(path=tmp_path / "m.onnx"))
+    except ModelError as error:
+        assert "of opset 6" in error.message
+        assert "opset 13 or newer" in str(error.hint)
+    else:
+        assert read.proto.opset_import[0].version >= 7
+
+
+def _body() -> onnx.GraphProto:
+    return onnx.parser.parse_graph(
+        "body (int64 i, bool c, float[2] v) => (bool d, float[2] w) "
+        "{ d = Identity(c) w = Identity(v) }"
+    )
+
+
+def test_what_is_refused_is_told_where_a_shape_is_missing_too(tmp_path: Path) -> None:
+    """A form that only the importer knows, behind a dimension without a value."""
+    b = Builder()
+    b.op("TopK", "x", "k", outputs=["y", "z"])
+    path = b.save(
+        tmp_path / "m.onnx",
+        {"x": ("n", 4), "k": (1,)},
+        {"y": None, "z": None},
+        {"k": onnx.TensorProto.INT64, "z": onnx.TensorProto.INT64},
+    )
+    found = inspect_for(ModelSpec(path=path), get_board("local"))
+    assert found.obstacle is not None
+    assert "no value for dimension 0 ('n')" in found.obstacle
+    assert "TopK" in found.obstacle
+
+
+def test_a_pool_that_sees_more_than_there_is_is_listed_without_a_batch(tmp_path: Path) -> None:
+    b = Builder()
+    b.op("MaxPool", "x", kernel_shape=[9, 9], outputs=["y"])
+    path = b.save(tmp_path / "m.onnx", {"x": ("n", 3, 4, 4)}, {"y": None})
+    found = inspect_for(ModelSpec(path=path), get_board("local"))
+    assert [node.why for node in found.info.unsupported] == ["its window is larger than its image"]
