@@ -6,7 +6,7 @@ be of another opset than the model: see `of_one_opset`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from edgepack.model.errors import InvalidModelError
 OLDEST = 7
 # The same from opset 1 to the newest but for attributes that say nothing at inference.
 _UNCHANGED = ("GRU", "LSTM", "RNN")
+_CASTS_BY_NUMBER, _PADS_BY_NAME = 6, 2
 _ASIDE = "edgepack.unchanged"
 _IDLE = ("consumed_inputs", "output_sequence")
 
@@ -33,8 +34,14 @@ def modernised(path: Path, proto: Any) -> Any:
     older = type(proto)()
     older.CopyFrom(proto)
     for node in older.graph.node:
-        _prepare(node, version, older)
-    _rewrite_prelu(older)
+        _prepare(node)
+    _rewrite_broadcast(older)
+    for node in older.graph.node:
+        unchanged = node.op_type in _UNCHANGED
+        unchanged |= node.op_type == "Cast" and version < _CASTS_BY_NUMBER
+        unchanged |= node.op_type == "Pad" and version < _PADS_BY_NAME
+        if unchanged and node.domain in ("", "ai.onnx"):
+            _put_aside(node, older)
     try:
         made = onnx.version_converter.convert_version(older, OLDEST)
     except Exception as error:  # of several libraries, with lines of C++ in front
@@ -59,8 +66,8 @@ def _version(opsets: Iterable[Any]) -> int:
     return next((int(o.version) for o in opsets if o.domain in ("", "ai.onnx")), 1)
 
 
-def _prepare(node: Any, version: int, proto: Any) -> None:
-    """Write a node in a way that onnx's converter takes."""
+def _prepare(node: Any) -> None:
+    """Write a node's attributes as later opsets have them."""
     import onnx
 
     if node.domain not in ("", "ai.onnx"):
@@ -73,22 +80,20 @@ def _prepare(node: Any, version: int, proto: Any) -> None:
             item.name = "pads"
     del node.attribute[:]
     node.attribute.extend(kept)
-    aside = node.op_type in _UNCHANGED
-    aside |= node.op_type == "Cast" and version < 6
-    aside |= node.op_type == "Pad" and version < 2
-    if aside:
-        node.domain = _ASIDE
-        if all(item.domain != _ASIDE for item in proto.opset_import):
-            proto.opset_import.append(onnx.helper.make_opsetid(_ASIDE, 1))
 
 
-def _rewrite_prelu(proto: Any) -> None:
-    """Slopes of channels as they broadcast, which onnx's converter leaves as they are."""
+# Operators that broadcast their second input from an axis on, which opset 7 does as numpy.
+_BROADCAST = ("Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor")
+
+
+def _rewrite_broadcast(proto: Any) -> None:
+    """Second inputs with as many axes behind theirs as they need to broadcast from the last one on.
+
+    onnx's converter puts one axis too many there, and none behind the slopes of a PRelu.
+    """
     import onnx
     from onnx import helper
 
-    if all(node.op_type != "PRelu" for node in proto.graph.node):
-        return
     weights = {tensor.name: len(tensor.dims) for tensor in proto.graph.initializer}
     inferred = onnx.shape_inference.infer_shapes(proto).graph
     ranks = weights | {
@@ -97,15 +102,45 @@ def _rewrite_prelu(proto: Any) -> None:
     }
     nodes = []
     for node in proto.graph.node:
-        inner = ranks.get(node.input[0], 0) - 2 if node.op_type == "PRelu" else 0
-        if inner > 0 and ranks.get(node.input[1]) == 1:
-            wide = f"{node.output[0]}/slope"
-            axes = list(range(1, inner + 1))
+        behind = _axes_behind(node, ranks)
+        if behind is not None:
+            kept = [item for item in node.attribute if item.name not in ("axis", "broadcast")]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+            _put_aside(node, proto)
+        if behind:
+            wide, first = f"{node.output[0]}/wide", ranks[node.input[1]]
+            axes = list(range(first, first + behind))
             nodes.append(helper.make_node("Unsqueeze", [node.input[1]], [wide], axes=axes))
             node.input[1] = wide
         nodes.append(node)
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
+
+
+def _axes_behind(node: Any, ranks: Mapping[str, int]) -> int | None:
+    """How many axes the second input of a node needs behind its own; None of other nodes."""
+    if node.domain or node.op_type not in (*_BROADCAST, "PRelu"):
+        return None
+    if any(name not in ranks for name in node.input[:2]):
+        return None
+    one, other = (ranks[name] for name in node.input[:2])
+    if node.op_type == "PRelu":
+        return max(0, one - 2) if other == 1 else 0
+    given = {item.name: item.i for item in node.attribute}
+    if not given.get("broadcast", 0) or "axis" not in given:
+        return 0
+    axis = given["axis"] + (one if given["axis"] < 0 else 0)
+    return max(0, one - axis - other)
+
+
+def _put_aside(node: Any, proto: Any) -> None:
+    """Keep a node from onnx's converter: it means in opset 7 what it says."""
+    from onnx import helper
+
+    node.domain = _ASIDE
+    if all(item.domain != _ASIDE for item in proto.opset_import):
+        proto.opset_import.append(helper.make_opsetid(_ASIDE, 1))
 
 
 def _element_type(word: str) -> int:

@@ -88,7 +88,7 @@ def judge(case: Drawn, work: Path) -> Verdict:
     opset = next(o.version for o in case.model.opset_import if not o.domain)
     got, verdict, why = _run(case, work)
     if got is not None:
-        verdict, why = _compared(case, got)
+        verdict, why = compared(case, got)
     return Verdict(name=case.name, verdict=verdict, why=why, operators=case.operators, opset=opset)
 
 
@@ -121,7 +121,7 @@ def _run(case: Drawn, work: Path) -> tuple[Sequence[np.ndarray] | None, str, str
     return None, "untyped", said
 
 
-def _compared(case: Drawn, got: Sequence[np.ndarray]) -> tuple[str, str]:
+def compared(case: Drawn, got: Sequence[np.ndarray]) -> tuple[str, str]:
     """The verdict on outputs, and why."""
     types = [(a.dtype, a.shape) for a in got], [(b.dtype, b.shape) for b in case.due]
     if types[0] != types[1]:

@@ -249,6 +249,23 @@ def evaluated(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[np.n
     return [np.asarray(value) for value in made]
 
 
+def _dated_back(model: onnx.ModelProto) -> onnx.ModelProto | None:
+    """The model in an opset that onnxruntime reads; None if it has what came later."""
+    opset = next(o.version for o in model.opset_import if not o.domain)
+    if opset <= _NEWEST_OF_ONNXRUNTIME:
+        return model
+    schemas = [onnx.defs.get_schema(n.op_type, opset) for n in model.graph.node if not n.domain]
+    if any(schema.since_version > _NEWEST_OF_ONNXRUNTIME for schema in schemas):
+        return None
+    older = onnx.ModelProto()
+    older.CopyFrom(model)
+    older.ir_version = ir_of(_NEWEST_OF_ONNXRUNTIME)
+    for item in older.opset_import:
+        if not item.domain:
+            item.version = _NEWEST_OF_ONNXRUNTIME
+    return older
+
+
 def run_by_onnxruntime(
     model: onnx.ModelProto, given: dict[str, np.ndarray], *, optimise: bool = False
 ) -> list[np.ndarray] | None:
@@ -257,8 +274,10 @@ def run_by_onnxruntime(
 
     from edgepack.model.session import cpu_session, may_saturate, without_saturation
 
-    if next(o.version for o in model.opset_import if not o.domain) > _NEWEST_OF_ONNXRUNTIME:
+    older = _dated_back(model)
+    if older is None:
         return None
+    model = older
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1

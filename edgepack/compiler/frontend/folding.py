@@ -373,9 +373,9 @@ class FoldByNumpy(PyExprMutator):  # type: ignore[misc]
             return self._clip(call)
         if name == "relax.shape_to_tensor":
             return _shape(call)
-        if name == "relax.divide":
-            call = self._by_zero(call) or call
-            name = call.op.name
+        product = self._by_zero(call) if name == "relax.divide" else None
+        if product is not None:
+            call, name = product, product.op.name
         if (name not in _NUMPY and name not in _MOVES) or not is_static(call.ty):
             return call
         values = self._operands(call)
