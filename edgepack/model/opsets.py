@@ -127,7 +127,7 @@ def _axes_behind(node: Any, ranks: Mapping[str, int]) -> int | None:
     one, other = (ranks[name] for name in node.input[:2])
     if node.op_type == "PRelu":
         return max(0, one - 2) if other == 1 else 0
-    given = {item.name: item.i for item in node.attribute}
+    given: dict[str, int] = {item.name: int(item.i) for item in node.attribute}
     if not given.get("broadcast", 0) or "axis" not in given:
         return 0
     axis = given["axis"] + (one if given["axis"] < 0 else 0)

@@ -19,7 +19,7 @@ from edgepack.native.toolchain import select
 from tests.fuzz import graphs, sketch
 from tests.plan_runner import run_plan
 
-FIRST, COUNT = 40_000, 16
+FIRST, COUNT = 40_000, 9
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
