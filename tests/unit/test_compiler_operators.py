@@ -102,14 +102,13 @@ def test_a_window_that_is_larger_than_its_image(
     assert fits or f"{operator}: its window is larger than its image: " in said
 
 
-def test_types_that_no_kernel_has_are_refused_by_name(tmp_path: Path) -> None:
-    for kind in ("BFLOAT16", "FLOAT8E4M3FN"):
-        b = Builder()
-        small = b.op("Cast", "x", to=onnx.TensorProto.DataType.Value(kind))
-        b.op("Cast", small, to=onnx.TensorProto.FLOAT, outputs=["y"])
-        path = b.save(tmp_path / "m.onnx", {"x": [4]}, {"y": [4]}, opset=19)
-        with pytest.raises(UnsupportedOperatorError, match=f"Cast: its result is {kind.lower()}"):
-            load_model(ModelSpec(path=path))
+def test_a_type_that_no_kernel_has_is_refused_by_name(tmp_path: Path) -> None:
+    b = Builder()
+    small = b.op("Cast", "x", to=onnx.TensorProto.FLOAT4E2M1)
+    b.op("Cast", small, to=onnx.TensorProto.FLOAT, outputs=["y"])
+    path = b.save(tmp_path / "m.onnx", {"x": [4]}, {"y": [4]}, opset=23)
+    with pytest.raises(UnsupportedOperatorError, match="Cast: its result is float4e2m1"):
+        load_model(ModelSpec(path=path))
 
 
 def test_integers_of_4_bits_become_8_with_their_limits() -> None:
