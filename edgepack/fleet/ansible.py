@@ -30,9 +30,10 @@ from edgepack.base.text import one_line, text_lines
 from edgepack.device.options import Address
 from edgepack.device.patience import parse_rate
 from edgepack.device.safe_names import check_host
-from edgepack.fleet.bounds import check_aliases, check_events, check_size
+from edgepack.fleet.bounds import check_size
 from edgepack.fleet.inventory import ALL, UNGROUPED, Inventory, home_path
 from edgepack.fleet.names import RangeError, expand
+from edgepack.fleet.yaml_bounds import check_aliases, check_events
 
 log = logging.getLogger(__name__)
 

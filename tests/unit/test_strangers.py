@@ -342,7 +342,7 @@ def test_a_small_file_that_grows(
 
     The bounds are lower here than they are, to be reached sooner.
     """
-    monkeypatch.setattr("edgepack.fleet.bounds.MAX_VALUES", 50_000)
+    monkeypatch.setattr("edgepack.fleet.yaml_bounds.MAX_VALUES", 50_000)
     monkeypatch.setattr("edgepack.fleet.inventory.MAX_MEMBERS", 20_000)
     path, said = tmp_path / name, tmp_path / "said"
     path.write_text(text)
