@@ -161,7 +161,12 @@ class Bundle:
         else:
             emulated = table.take_list("emulated", str)
             local = table.take_list("local", str)
-        found = Verified(emulated=emulated, local=local, tolerance=table.take("tolerance", float))
+        found = Verified(
+            emulated=emulated,
+            local=local,
+            tolerance=table.take("tolerance", float),
+            choices=table.take_list("choices", str, ()),
+        )
         table.finish()
         return found
 

@@ -13,12 +13,13 @@ class Verified:
 
     `emulated` ran the board's own code under an emulator, `local` a build of the same graph for the
     maker's machine; none of both says that nothing was compared. `tolerance` bounds max |error| /
-    max |reference|.
+    max |reference|. `choices` are what differs from the reference by choice, with the input.
     """
 
     emulated: tuple[str, ...] = ()
     local: tuple[str, ...] = ()
     tolerance: float = DEFAULT_TOLERANCE
+    choices: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """For a person, such as "golden, random (emulated)"."""

@@ -387,7 +387,7 @@ def test_the_command_line_end_to_end(
         made = json.loads(capsys.readouterr().out)
         verified = open_bundle(Path(made["bundle"])).verified
         assert verified is not None
-        assert verified.emulated == ("golden", "all-zero", "random", "large random")
+        assert verified.emulated[:4] == ("golden", "all-zero", "random", "large random")
         sums = run(["sha256sum", made["package"]]).stdout.split()[0]
         assert made["package_sha256"] == sums
         bad = tmp_path / "bad.png"

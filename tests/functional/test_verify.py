@@ -62,7 +62,7 @@ def test_a_boards_code_gives_the_references_outputs(board_name: str, built: Buil
     found, _ = verify(
         model, get_board(board_name), compiled, golden, tolerance=1e-4, build_local=never
     )
-    assert found.emulated == ("golden", "all-zero", "random", "large random")
+    assert found.emulated[:4] == ("golden", "all-zero", "random", "large random")
     assert found.local == ()
 
 

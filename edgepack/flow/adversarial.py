@@ -1,0 +1,305 @@
+"""Inputs that tests forget: what broken sensors give, and positions at their bounds.
+
+Random numbers are finite, of moderate size and all different; indices among them are 0 or 1. What
+kernels do with NaN, infinities, a hot pixel, denormal numbers or an index one past the end, they do
+not show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgepack.base.apart import Apart, CrashError
+from edgepack.boards import Board
+from edgepack.compiler import CompiledModel
+from edgepack.compiler.backend.run import run_plan
+from edgepack.flow.reference import ReferenceRunError, compare, other_ways, reference_outputs
+from edgepack.model import LoadedModel, TensorInfo, infer_shapes, tensor_info
+from edgepack.native.emulate import EmulationError, run_emulated
+
+Array = npt.NDArray[Any]
+
+NAN, INFINITY, HOT = "NaN in one place", "an infinity in one place", "one hot value"
+LIMITS = "alternating limits of the type"
+BOUNDS, PAST = "positions at their bounds", "positions one past their bounds"
+# Where a difference is recorded, not refused: products of an infinity with weights that only fill a
+# vector are NaN in some kernels (Cortex-A53, tests/onnx_models.py's branches).
+RECORDED: tuple[str, ...] = (NAN, INFINITY)
+# What a depth camera gives where it sees nothing.
+_HOT = 65535.0
+# Operators, the place of the input that holds positions, and the axis that these are along: of the
+# input at place 0, by an attribute with a default, or a number. A length may be the whole axis.
+_POSITIONS: Mapping[str, tuple[int, str | int, int]] = {
+    "Gather": (1, "axis", 0),
+    "GatherElements": (1, "axis", 0),
+    "ScatterElements": (1, "axis", 0),
+    "GatherND": (1, 0, 0),
+    "ScatterND": (1, 0, 0),
+}
+_LENGTHS: Mapping[str, tuple[int, str | int, int]] = {
+    "ReverseSequence": (1, "time_axis", 0),
+    "LSTM": (4, 0, 0),
+    "GRU": (4, 0, 0),
+    "RNN": (4, 0, 0),
+}
+# What integers pass through unchanged.
+_SAME = frozenset(
+    ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast", "Expand")
+)
+
+
+def odd_cases(model: LoadedModel, golden: Sequence[Array]) -> dict[str, list[Array]]:
+    """Inputs by what is odd about them, those first that tell most; golden where nothing is."""
+
+    def floats(make: Callable[[Array], Array]) -> list[Array]:
+        return [
+            make(array.copy()) if array.dtype.kind == "f" and array.size else array
+            for array in golden
+        ]
+
+    def one(value: float) -> list[Array]:
+        return floats(lambda array: _put(array, value))
+
+    cases: dict[str, list[Array]] = {}
+    if any(array.dtype.kind == "f" and array.size for array in golden):
+        cases[NAN], cases[INFINITY], cases[HOT] = one(np.nan), one(np.inf), one(_HOT)
+        cases["denormal numbers"] = floats(
+            lambda array: np.copysign(np.finfo(array.dtype).smallest_subnormal, array)
+        )
+        cases["all equal"] = floats(np.ones_like)
+    cases[LIMITS] = [_limits(array) for array in golden]
+    cases |= _position_cases(model, golden)
+    return cases
+
+
+def _put(array: Array, value: float) -> Array:
+    """The array with a value in its middle, where windows reach it from all sides."""
+    array[tuple(size // 2 for size in array.shape)] = min(value, float(np.finfo(array.dtype).max))
+    if not np.isfinite(value):
+        array[tuple(size // 2 for size in array.shape)] = value
+    return array
+
+
+def _limits(array: Array) -> Array:
+    """The least and the largest value of the type in turns; of integers that may be positions or
+    counts, which are wider than a byte, what they are."""
+    kind, turns = array.dtype.kind, np.arange(array.size).reshape(array.shape) % 2 == 0
+    limits: Any
+    if kind == "f":
+        limits = np.finfo(array.dtype)
+    elif kind in "iu" and array.dtype.itemsize == 1:
+        limits = np.iinfo(array.dtype)
+    else:
+        return array
+    return np.asarray(np.where(turns, limits.max, limits.min), array.dtype).reshape(array.shape)
+
+
+def _position_cases(model: LoadedModel, golden: Sequence[Array]) -> dict[str, list[Array]]:
+    """Inputs that are positions or lengths by their use, at their bounds and one past them."""
+    known = {info.name: _range_of(model, info) for info in model.inputs}
+    if not any(known.values()):
+        return {}
+
+    def filled(past: int) -> list[Array]:
+        made = []
+        for info, array in zip(model.inputs, golden, strict=True):
+            if (bounds := known[info.name]) is None or not array.size:
+                made.append(array)
+                continue
+            low, high = bounds[0] - past, bounds[1] + past
+            turns = np.arange(array.size).reshape(array.shape) % 2 == 0
+            limits = np.iinfo(array.dtype)
+            low, high = max(low, limits.min), min(high, limits.max)
+            made.append(np.where(turns, high, low).astype(array.dtype).reshape(array.shape))
+        return made
+
+    return {BOUNDS: filled(0), PAST: filled(1)}
+
+
+def _range_of(model: LoadedModel, info: TensorInfo) -> tuple[int, int] | None:
+    """The least and the largest position that an input may hold; None if it holds none."""
+    if np.dtype(info.dtype).kind not in "iu" or np.dtype(info.dtype).itemsize < 4:
+        return None
+    graph = infer_shapes(model.proto).graph
+    shapes = {
+        value.name: tensor_info(value).shape
+        for value in (*graph.input, *graph.value_info, *graph.output)
+    }
+    shapes |= {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
+    found = list(_ranges(model, info.name, shapes))
+    if not found:
+        return None
+    return max(low for low, _ in found), min(high for _, high in found)
+
+
+def _ranges(
+    model: LoadedModel, name: str, shapes: Mapping[str, Sequence[Any]]
+) -> Iterator[tuple[int, int]]:
+    """The ranges of what an input's values are used for."""
+    names = {name}
+    for node in model.proto.graph.node:
+        if node.op_type in _SAME and node.input and node.input[0] in names:
+            names.update(node.output)
+        for table, is_length in ((_POSITIONS, False), (_LENGTHS, True)):
+            place, axis, default = table.get(node.op_type, (0, 0, 0))
+            if not place or len(node.input) <= place or node.input[place] not in names:
+                continue
+            if isinstance(axis, str):
+                axis = next((a.i for a in node.attribute if a.name == axis), default)
+            shape = shapes.get(node.input[0], ())
+            if not -len(shape) <= axis < len(shape) or not isinstance(shape[axis], int):
+                continue
+            size = int(shape[axis])
+            if is_length:
+                yield 1, size
+            else:
+                yield -size, size - 1
+
+
+def kinds(array: Array) -> Array:
+    """Of each value whether it is finite (0), NaN (1), or an infinity (2 and -2)."""
+    if array.dtype.kind != "f":
+        return np.zeros(array.shape, np.int8)
+    found = np.where(np.isnan(array), 1, np.where(np.isinf(array), 2, 0))
+    return np.where(found == 2, np.copysign(2, array), found).astype(np.int8)
+
+
+def other_kind(got: Array, wanted: Array) -> str | None:
+    """In words where a value is of another kind than the reference's; None if none is."""
+    mine, due = kinds(got), kinds(wanted)
+    differs = np.argwhere(mine != due)
+    if not len(differs):
+        return None
+    at = tuple(int(index) for index in differs[0])
+    return f"{len(differs)} values are of another kind, at {at} {got[at]} instead of {wanted[at]}"
+
+
+# ---------------------------------------------------------------- compared
+
+
+def compare_odd(
+    model: LoadedModel,
+    board: Board,
+    built: CompiledModel,
+    cases: Mapping[str, Sequence[Array]],
+    tolerance: float,
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, str] | None]:
+    """The cases that told something, what differs in them by choice, and the first that is wrong
+    with what is.
+
+    Values are to be of the reference's kind, and near it where they are finite. Where it refuses an
+    input, so may the board's code, or give what it likes; where other ways of the reference give
+    other kinds, nothing can be said.
+    """
+    told: list[str] = []
+    choices: list[str] = []
+    wanted = reference_outputs(model, list(cases.values()), built.floats)
+    made = _run_all(board, built, list(cases.values()))
+    for (case, inputs), due, got in zip(cases.items(), wanted, made, strict=True):
+        if isinstance(got, str):
+            if got or due is not None:
+                return tuple(told), tuple(choices), (case, got or "it is refused")
+            told.append(case)
+            continue
+        if due is None:
+            continue
+        problem = _problem(built, got, due, tolerance)
+        if problem is not None:
+            if choice := _choice(case, built, due):
+                choices.append(f"{case}: {choice}")
+            elif not _is_sure(model, built, inputs, due, tolerance):
+                continue
+            elif case in RECORDED:
+                choices.append(f"{case}: not as the reference: {problem}")
+            else:
+                return tuple(told), tuple(choices), (case, problem)
+        told.append(case)
+    return tuple(told), tuple(choices), None
+
+
+def _run_all(
+    board: Board, built: CompiledModel, cases: Sequence[Sequence[Array]]
+) -> list[list[Array] | str]:
+    """For each case the outputs; "" if the board's code refuses the input, else how it crashed."""
+    try:
+        if board.is_local:
+            outputs: list[list[Array] | str] = Apart().call(_run_here, built.folder, cases)
+            return outputs
+        return list(run_emulated(built.folder, board, cases))
+    except (CrashError, EmulationError) as error:
+        if len(cases) > 1:
+            return [_run_all(board, built, [inputs])[0] for inputs in cases]
+        if isinstance(error, CrashError):
+            return [f"it crashes ({error.how})"]
+        # plan_runner.c's own exit code for a kernel that says it failed.
+        return ["" if "exit code 3:" in error.message else f"it crashes ({error.message})"]
+
+
+def _run_here(folder: Path, cases: Sequence[Sequence[Array]]) -> list[list[Array] | str]:
+    """The same on this machine, in a process that may crash."""
+    made: list[list[Array] | str] = []
+    for inputs in cases:
+        try:
+            made.append(run_plan(folder, inputs))
+        except (RuntimeError, ValueError, IndexError):
+            made.append("")
+    return made
+
+
+def _problem(
+    built: CompiledModel, got: Sequence[Array], wanted: Sequence[Array], tolerance: float
+) -> str | None:
+    for info, output, reference in zip(built.outputs, got, wanted, strict=True):
+        what = f"output '{info.name}'"
+        if output.shape != reference.shape:
+            return f"{what} is {output.shape} where the reference is {reference.shape}"
+        if reference.dtype.kind != "f":
+            # Indices of values that are NaN or equal are anyone's guess.
+            continue
+        if (kind := other_kind(output, reference)) is not None:
+            return f"{what}: {kind}"
+        found = compare(output, reference, tolerance)
+        bound = max(tolerance, _EXACT.get(info.dtype, 0.0))
+        if found.max_abs_error > bound * max(_SMALLEST, found.max_abs_reference):
+            return (
+                f"{what} is off by {found.max_abs_error:.2g} where the largest value is "
+                f"{found.max_abs_reference:.2g}"
+            )
+    return None
+
+
+# Half a unit of a float16's last place; and what an output is compared with at least.
+_EXACT, _SMALLEST = {"float16": 2**-10}, 1e-2
+
+
+def _choice(case: str, built: CompiledModel, wanted: Sequence[Array]) -> str | None:
+    """Why a difference is one by choice; None if it is none."""
+    if case in (NAN, INFINITY) and any("winograd" in layer.rule for layer in built.layers):
+        return "Winograd's algorithm makes all results of a tile NaN that one value is in"
+    if case in (INFINITY, HOT, LIMITS) and any(layer.dtype == "float16" for layer in built.layers):
+        return "half precision has no numbers beyond 65504"
+    if case == LIMITS and not all(
+        np.isfinite(out).all() for out in wanted if out.dtype.kind == "f"
+    ):
+        return "sums overflow by the order in which they are added up"
+    return None
+
+
+def _is_sure(
+    model: LoadedModel,
+    built: CompiledModel,
+    inputs: Sequence[Array],
+    wanted: Sequence[Array],
+    tolerance: float,
+) -> bool:
+    """Whether other ways of the reference give the same."""
+    try:
+        others = other_ways(model.path, model.proto, inputs, built.floats)
+    except ReferenceRunError:
+        return False
+    return all(_problem(built, other, wanted, tolerance) is None for other in others)

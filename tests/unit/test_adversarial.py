@@ -1,0 +1,229 @@
+"""What broken sensors give, and positions at their bounds: made, and compared to the kind.
+
+What a board computes is made up here (by numpy); the reference is onnxruntime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from edgepack.boards import get_board
+from edgepack.flow import adversarial
+from edgepack.flow.adversarial import (
+    BOUNDS,
+    HOT,
+    INFINITY,
+    LIMITS,
+    NAN,
+    PAST,
+    compare_odd,
+    kinds,
+    odd_cases,
+    other_kind,
+)
+from edgepack.flow.reference import golden_inputs
+from edgepack.model import LoadedModel, ModelSpec, read_model
+from tests.onnx_models import Builder
+
+Array = np.ndarray
+
+
+def _model(folder: Path, make: Callable[[Builder], object], **inputs: Any) -> LoadedModel:
+    b = Builder()
+    make(b)
+    proto = b.model({"x": [2, 5]}, {"y": None})
+    for name, (dtype, shape) in inputs.items():
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(name, dtype, shape))
+    onnx.save(proto, folder / "model.onnx")
+    return read_model(ModelSpec(path=folder / "model.onnx"))
+
+
+def _half(b: Builder) -> None:
+    b.op("Mul", "x", b.const(0.5, "float32"), outputs=["y"])
+
+
+def test_one_place_is_odd_and_the_rest_golden(tmp_path: Path) -> None:
+    model = _model(tmp_path, _half)
+    golden = golden_inputs(model)
+    cases = odd_cases(model, golden)
+    for case, value in ((NAN, np.nan), (INFINITY, np.inf), (HOT, 65535)):
+        (x,) = cases[case]
+        differs = x != golden[0]
+        assert np.argwhere(differs).tolist() == [[1, 2]]
+        np.testing.assert_array_equal(x[1, 2], value)
+    (tiny,) = cases["denormal numbers"]
+    assert (tiny != 0).all()
+    assert (np.abs(tiny) < np.finfo("float32").tiny).all()
+    assert len(np.unique(cases["all equal"][0])) == 1
+    limits = np.finfo("float32")
+    assert cases[LIMITS][0].reshape(-1)[:3].tolist() == [limits.max, limits.min, limits.max]
+    assert PAST not in cases
+
+
+@pytest.mark.parametrize(
+    ("make", "due"),
+    [
+        (lambda b: b.op("Gather", "x", "i", axis=1, outputs=["y"]), (-5, 4)),
+        (lambda b: b.op("Gather", "x", "i", outputs=["y"]), (-2, 1)),
+        # By way of operators that keep values, and used twice: the narrower range.
+        (
+            lambda b: b.op(
+                "Add",
+                b.op("Gather", "x", b.op("Cast", b.op("Identity", "i"), to=6), axis=1),
+                b.op("Gather", b.op("Transpose", "x", perm=[1, 0]), "i", axis=1),
+                outputs=["y"],
+            ),
+            (-2, 1),
+        ),
+        (
+            lambda b: b.op("ReverseSequence", "x", "i", batch_axis=0, time_axis=1, outputs=["y"]),
+            (1, 5),
+        ),
+        (lambda b: b.op("Add", "x", b.op("Cast", "i", to=1), outputs=["y"]), None),
+    ],
+)
+def test_positions_are_known_by_their_use(
+    make: Callable[[Builder], object], due: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    model = _model(tmp_path, make, i=(onnx.TensorProto.INT64, [2]))
+    cases = odd_cases(model, golden_inputs(model))
+    if due is None:
+        assert BOUNDS not in cases
+        return
+    low, high = due
+    assert cases[BOUNDS][1].tolist() == [high, low]
+    assert cases[PAST][1].tolist() == [high + 1, low - 1]
+    # Bytes are pixels, not positions.
+    assert cases[LIMITS][1].tolist() == golden_inputs(model)[1].tolist()
+
+
+def test_kinds() -> None:
+    values = np.array([1, np.nan, np.inf, -np.inf, -0.0], "float32")
+    assert kinds(values).tolist() == [0, 1, 2, -2, 0]
+    assert other_kind(values, values) is None
+    found = other_kind(np.nan_to_num(values, nan=0), values)
+    assert found is not None
+    assert found.startswith("3 values are of another kind, at (1,) 0.0 instead of nan")
+    assert other_kind(-values, values) is not None
+
+
+def _compare(
+    model: LoadedModel,
+    run: Callable[[Sequence[Array]], list[Array] | str],
+    monkeypatch: pytest.MonkeyPatch,
+    rules: Sequence[str] = (),
+    recorded: tuple[str, ...] = (),
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, str] | None]:
+    def run_all(_board: object, _built: object, cases: Sequence[Sequence[Array]]) -> list[Any]:
+        return [run(inputs) for inputs in cases]
+
+    monkeypatch.setattr(adversarial, "_run_all", run_all)
+    monkeypatch.setattr(adversarial, "RECORDED", recorded)
+    layers = [SimpleNamespace(rule=rule, dtype="float32") for rule in rules]
+    built: Any = SimpleNamespace(floats=(), layers=layers, outputs=model.outputs)
+    cases = odd_cases(model, golden_inputs(model))
+    return compare_odd(model, get_board("local"), built, cases, 1e-4)
+
+
+def test_what_is_of_the_references_kind_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _model(tmp_path, _half)
+    told, choices, wrong = _compare(model, lambda inputs: [inputs[0] / 2], monkeypatch)
+    assert wrong is None
+    assert choices == ()
+    assert told == tuple(odd_cases(model, golden_inputs(model)))
+
+
+@pytest.mark.parametrize(
+    ("run", "case", "why"),
+    [
+        # x86's max with its operands the other way round, and a sensor's gap that becomes a 0.
+        (lambda x: np.nan_to_num(x / 2, nan=0, posinf=np.inf), NAN, "of another kind, at (1, 2)"),
+        (lambda x: np.minimum(x / 2, 1e38), INFINITY, "of another kind"),
+        (lambda x: np.where(np.isfinite(x), np.minimum(x / 2, 1e4), x), HOT, "off by 2.3e+04"),
+        (lambda x: (x / 2)[:1], NAN, "is (1, 5) where the reference is (2, 5)"),
+    ],
+)
+def test_what_is_not_is_named(
+    run: Callable[[Array], Array],
+    case: str,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = _model(tmp_path, _half)
+    wrong = _compare(model, lambda inputs: [run(inputs[0])], monkeypatch)[2]
+    assert wrong is not None
+    assert wrong[0] == case
+    assert why in wrong[1]
+
+
+def test_what_differs_by_choice_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tile of Winograd's is NaN all over."""
+    model = _model(tmp_path, _half)
+
+    def run(inputs: Sequence[Array]) -> list[Array]:
+        x = inputs[0].copy()
+        return [np.full_like(x, np.nan) if not np.isfinite(x).all() else x / 2]
+
+    _, choices, wrong = _compare(model, run, monkeypatch, ["winograd"])
+    assert wrong is None
+    assert [choice.split(":")[0] for choice in choices] == [NAN, INFINITY]
+    wrong = _compare(model, run, monkeypatch, ["conv"])[2]
+    assert wrong is not None
+
+
+def test_what_is_recorded_is_said_and_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _model(tmp_path, _half)
+
+    def run(inputs: Sequence[Array]) -> list[Array]:
+        return [np.nan_to_num(inputs[0] / 2, nan=0, posinf=np.inf, neginf=-np.inf)]
+
+    _, choices, wrong = _compare(model, run, monkeypatch, recorded=(NAN,))
+    assert wrong is None
+    assert len(choices) == 1
+    assert choices[0].startswith(
+        f"{NAN}: not as the reference: output 'y': 1 values are of another"
+    )
+
+
+def test_a_position_from_outside_is_refused_by_both_or_by_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _model(
+        tmp_path,
+        lambda b: b.op("Gather", "x", "i", axis=1, outputs=["y"]),
+        i=(onnx.TensorProto.INT64, [2]),
+    )
+
+    def gather(inputs: Sequence[Array]) -> list[Array] | str:
+        try:
+            return [np.take(*inputs, axis=1)]
+        except IndexError:
+            return ""
+
+    told, _, wrong = _compare(model, gather, monkeypatch)
+    assert wrong is None
+    assert {BOUNDS, PAST} <= set(told)
+    for answer, case in (("", NAN), ("it crashes (SIGSEGV)", NAN)):
+        wrong = _compare(model, lambda _, it=answer: it, monkeypatch)[2]  # type: ignore[misc]
+        assert wrong is not None
+        assert wrong[0] == case
+
+    def crashes_past(inputs: Sequence[Array]) -> list[Array] | str:
+        return gather(inputs) or "it crashes (SIGSEGV)"
+
+    wrong = _compare(model, crashes_past, monkeypatch)[2]
+    assert wrong == (PAST, "it crashes (SIGSEGV)")
