@@ -380,6 +380,8 @@ def _jump(rest: str, at: _At) -> str:
     """Hops as `ssh -G` writes them."""
     value = re.split(r"\s", rest, maxsplit=1)[0]
     if value.lower() == "none":
+        if value != rest:  # with a comment behind it OpenSSH takes it for a host
+            raise at.error(f"ProxyJump {rest!r} is not understood")
         return value
     hops = []
     for word in value.split(","):

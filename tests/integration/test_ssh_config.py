@@ -141,6 +141,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "ProxyJump": ("ProxyJump u@h:33,[::1]:44,k",),
     "ProxyJump as an address": ("ProxyJump ssh://u@h:33",),
     "ProxyJump none first": ("ProxyJump none\nProxyCommand x",),
+    "ProxyJump none with a comment": ("ProxyJump none # c\nProxyCommand x",),
     "ProxyCommand first": ("ProxyCommand x %h\nProxyJump j",),
     "ProxyJump first": ("ProxyJump j\nProxyCommand x %h",),
     "ProxyCommand none": ("ProxyCommand none",),
