@@ -29,7 +29,7 @@ def _behind_shapes(
         estimate_apart(
             tried, board, limits=limits, growth=GROWTH[DEFAULT_OPTIMIZE], progress=progress
         )
-    except (ImportModelError, UnsupportedOperatorError) as error:
+    except (DynamicShapeError, ImportModelError, UnsupportedOperatorError) as error:
         given = ", ".join(
             f"{name}={','.join(map(str, shape))}" for name, shape in tried.shapes.items()
         )
