@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -183,6 +184,11 @@ def test_a_damaged_text_of_kernels_is_refused(model: Path, opencl: Gpu, tmp_path
     assert "--compute cpu" in done.stderr
 
 
+# NVRTC of this version has packages for no other machines.
+_NVRTC = pytest.mark.skipif(platform.machine() != "x86_64", reason="there is no NVRTC for it")
+
+
+@_NVRTC
 @pytest.mark.parametrize("arch", ["sm_72", "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90"])
 def test_nvrtc_compiles_the_same_kernels(arch: str, model: Path, tmp_path: Path) -> None:
     """For every architecture of the profiles, and newer ones, without a GPU."""
@@ -201,6 +207,7 @@ def test_nvrtc_compiles_the_same_kernels(arch: str, model: Path, tmp_path: Path)
             assert launch.function.encode() in code
 
 
+@_NVRTC
 def test_nvrtc_of_another_version_is_named() -> None:
     with pytest.raises(NvrtcError, match=r"NVRTC 99") as failed:
         find_nvrtc("99.1")
