@@ -16,6 +16,7 @@ enum ExitCode : int {
   kExitDevice = 7,
   kExitMismatch = 8,
   kExitTimeLimit = 9,
+  kExitPosition = 10,
   kExitAgain = 75,  // EX_TEMPFAIL of sysexits.h
 };
 

@@ -101,6 +101,12 @@ class TimeLimitError(EdgepackError):
     exit_code = 9
 
 
+class PositionError(EdgepackError):
+    """An input of a model points at what is not there."""
+
+    exit_code = 10
+
+
 EXIT_CODES = {
     0: "ok",
     1: "a bug in edgepack (a traceback is printed)",
@@ -112,6 +118,7 @@ EXIT_CODES = {
     RemoteError.exit_code: "command on the device",
     MismatchError.exit_code: "outputs differ from the reference",
     TimeLimitError.exit_code: "time limit",
+    PositionError.exit_code: "an input points outside of its tensor",
     RefusedError.exit_code: "the device answers and refuses the login",
     130: "interrupted",
 }

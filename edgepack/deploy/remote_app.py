@@ -16,6 +16,7 @@ from edgepack.base.errors import (
     EdgepackError,
     MismatchError,
     ModelError,
+    PositionError,
     RemoteError,
     UsageError,
 )
@@ -30,6 +31,7 @@ _ERRORS: dict[int, type[EdgepackError]] = {
     ModelError.exit_code: ModelError,
     BundleError.exit_code: BundleError,
     MismatchError.exit_code: MismatchError,
+    PositionError.exit_code: PositionError,
 }
 # What a shell makes of a program that did not get as far as its own exit code.
 _SHELL_CODES = {
@@ -83,7 +85,8 @@ def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
 
     Files go to a temporary folder there and are removed again. Raises RemoteError if
     nothing is deployed or the app fails, SenselessError for an answer that is none, and the
-    class of the app's own exit code (UsageError, ModelError, BundleError, MismatchError).
+    class of the app's own exit code (UsageError, ModelError, BundleError, MismatchError,
+    PositionError).
     """
     uploads = [path for path in (request.image, *request.inputs, request.expected) if path]
     for path in uploads:

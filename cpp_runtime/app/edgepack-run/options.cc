@@ -345,7 +345,7 @@ usage: edgepack-run (--image FILE | --images WHERE | --frames FORMAT | --camera 
   --version, --help
 
 exit codes: 0 ok, 1 a bug, 2 usage or image, 3 tensor does not fit the model, 5 damaged bundle,
-            8 outputs differ
+            8 outputs differ, 10 an input points outside of a tensor
 )";
 }
 

@@ -54,7 +54,7 @@ HttpLimits LimitsOf(std::size_t queue) {
 /// What a mistake in a request is answered with, and what is wrong with the model or the bundle.
 int StatusOf(const Error& error) {
   const bool clients = error.kind == "request" || error.kind == "image" || error.kind == "usage" ||
-                       error.kind == "model-input";
+                       error.kind == "model-input" || error.kind == "position";
   return clients ? 400 : 500;
 }
 

@@ -1,6 +1,7 @@
 #include <chrono>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -9,6 +10,7 @@
 #include <edgepack/session.h>
 
 #include "model_state.h"
+#include "outside.h"
 #include "platform/tvm_ffi/call.h"
 
 namespace edgepack {
@@ -177,8 +179,19 @@ struct Session::State {
 
   void CallKernel(std::size_t index) const {
     const std::vector<TVMFFIAny>& given = args[index];
-    Call(shared().layers[index].kernel, shared().kernels[index], given.data(),
-         static_cast<int>(given.size()));
+    try {
+      Call(shared().layers[index].kernel, shared().kernels[index], given.data(),
+           static_cast<int>(given.size()));
+    } catch (const KernelError& error) {
+      if (error.kind != "IndexError") throw;
+      const std::optional<Outside> outside = ReadOutside(error.said, given.size());
+      if (!outside) throw;
+      std::vector<TensorView> arguments;
+      for (const std::size_t tensor : shared().graph.calls[index].args) {
+        arguments.push_back({&shared().graph.tensors[tensor].info, tensors[tensor].data});
+      }
+      throw ErrorOf(*outside, shared().layers[index], arguments, inputs);
+    }
   }
 
   /// Does calls `at` to `end`, and `after` behind each; `inner` is the first block from there on.

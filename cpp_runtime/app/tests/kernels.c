@@ -129,6 +129,38 @@ KERNEL(fail) {
   return -1;
 }
 
+/* As a kernel says it that was told to look at element 3 of its first argument, and found there
+ * what is no position. */
+KERNEL(outside) {
+  UNUSED(self);
+  UNUSED(result);
+  UNUSED(count);
+  Data(args, 2)[0] = 3;
+  const char* parts[] = {"Gather 'a|b': its input 'indices'|-2|1|0|2"};
+  TVMFFIErrorSetRaisedFromCStrParts("IndexError", parts, 1);
+  return -1;
+}
+
+KERNEL(outside_of_nothing) {
+  UNUSED(self);
+  UNUSED(args);
+  UNUSED(count);
+  UNUSED(result);
+  const char* parts[] = {"|0|5|-1|-1"};
+  TVMFFIErrorSetRaisedFromCStrParts("IndexError", parts, 1);
+  return -1;
+}
+
+KERNEL(outside_without_numbers) {
+  UNUSED(self);
+  UNUSED(args);
+  UNUSED(count);
+  UNUSED(result);
+  const char* parts[] = {"|0|5|x|-1"};
+  TVMFFIErrorSetRaisedFromCStrParts("IndexError", parts, 1);
+  return -1;
+}
+
 KERNEL(fail_silently) {
   UNUSED(self);
   UNUSED(args);

@@ -393,6 +393,17 @@ TEST_CASE("C: kernels that fail, and a session that is in use") {
   CHECK(edgepack_session_close(session, nullptr) == EDGEPACK_OK);
   CHECK(edgepack_model_close(model, nullptr) == EDGEPACK_OK);
 
+  WriteFile(folder / "model" / "graph.json", Replace(GraphText(), "\"add\"", "\"outside\""));
+  model = OpenModel(folder);
+  session = OpenSession(model);
+  for (int run = 0; run < 2; ++run) {
+    CHECK(Contains(Refusal(EDGEPACK_BAD_POSITION,
+                           [&](auto* error) { return edgepack_session_run(session, error); }),
+                   "its input 'indices' ('x') has"));
+  }
+  CHECK(edgepack_session_close(session, nullptr) == EDGEPACK_OK);
+  CHECK(edgepack_model_close(model, nullptr) == EDGEPACK_OK);
+
   // Many threads on one session: each call ends well or is refused, and one that ends well is
   // whole.
   WriteFile(folder / "model" / "graph.json", GraphText());

@@ -285,6 +285,23 @@ TEST_CASE("damaged files") {
   }
 }
 
+TEST_CASE("a position outside of a tensor is the error of an input, and the session goes on") {
+  const auto said = [](const std::string& kernel) {
+    const TempFolder folder;
+    WriteModel(folder.path(), Replace(GraphText(), "\"add\"", "\"" + kernel + "\""));
+    Session session{Model(folder.path())};
+    const float input[] = {1, 2, 3, 7};
+    session.SetInput(0, Info(DType::kFloat32, {1, 4}), input);
+    std::string first = MessageOf<PositionError>([&] { session.Run(); });
+    CHECK(MessageOf<PositionError>([&] { session.Run(); }) == first);
+    return first;
+  };
+  CHECK(said("outside") ==
+        "Gather 'a|b': its input 'indices' ('x') has 7 at [0, 3], which is not between -2 and 1");
+  CHECK(said("outside_of_nothing") == "Add 'plus': a position is not between 0 and 5");
+  CHECK(RunError("outside_without_numbers") == "kernel outside_without_numbers: |0|5|x|-1");
+}
+
 TEST_CASE("kernels that fail say why") {
   CHECK(RunError("fail") == "kernel fail: expected 3 rows");
   CHECK(RunError("fail_silently") == "kernel fail_silently failed without a message");

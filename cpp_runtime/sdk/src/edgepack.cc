@@ -209,6 +209,8 @@ edgepack_status Guarded(edgepack_error* error, const Function& call) noexcept {
     return Fail(EDGEPACK_BAD_IMAGE, caught.message, caught.hint, error);
   } catch (const ModelInputError& caught) {
     return Fail(EDGEPACK_WRONG_INPUT, caught.message, caught.hint, error);
+  } catch (const PositionError& caught) {
+    return Fail(EDGEPACK_BAD_POSITION, caught.message, caught.hint, error);
   } catch (const Error& caught) {
     const bool bundle = caught.exit_code == kExitBundle;
     return Fail(bundle ? EDGEPACK_BAD_BUNDLE : EDGEPACK_INTERNAL, caught.message, caught.hint,

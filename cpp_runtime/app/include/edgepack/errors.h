@@ -19,6 +19,15 @@ struct ModelInputError : Error {
       : Error(kExitModel, "model-input", std::move(what), std::move(next)) {}
 };
 
+/// A position that the inputs give or decide, of an operator inside the model, and where there is
+/// nothing.
+struct PositionError : Error {
+  explicit PositionError(std::string what)
+      : Error(kExitPosition, "position", std::move(what),
+              "check what the model's inputs point at: an index, a length or the number of an "
+              "image") {}
+};
+
 /// A file of the bundle that is missing or damaged.
 struct BundleError : Error {
   static constexpr char kKind[] = "damaged";

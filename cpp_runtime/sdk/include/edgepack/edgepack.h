@@ -48,7 +48,8 @@ enum {
   EDGEPACK_WRONG_INPUT = 6,      /* the model does not take what it was given */
   EDGEPACK_NO_MEMORY = 7,        /* no memory, or no thread, is left */
   EDGEPACK_KERNEL_FAILED = 8,    /* the model's own code said so */
-  EDGEPACK_INTERNAL = 9          /* a bug in edgepack: please report it */
+  EDGEPACK_INTERNAL = 9,         /* a bug in edgepack: please report it */
+  EDGEPACK_BAD_POSITION = 10     /* an input points at what is not there; the session goes on */
 };
 
 /* What went wrong: a sentence, and what to do next (or ""). Texts that are too long are cut. */

@@ -27,6 +27,7 @@ class Status(enum.IntEnum):
     NO_MEMORY = 7
     KERNEL_FAILED = 8
     INTERNAL = 9
+    BAD_POSITION = 10
 
 
 class EdgepackError(Exception):

@@ -1,6 +1,7 @@
 #include "platform/tvm_ffi/call.h"
 
 #include <stdexcept>
+#include <string>
 
 #include <tvm/ffi/error.h>
 
@@ -16,7 +17,7 @@ void Call(const std::string& name, TVMFFISafeCallType function, const TVMFFIAny*
   const auto error = unsafe::ObjectUnsafe::ObjectRefFromObjectPtr<tvm::ffi::Error>(
       unsafe::ObjectUnsafe::ObjectPtrFromOwned<tvm::ffi::Object>(
           static_cast<TVMFFIObject*>(raised)));
-  throw std::runtime_error("kernel " + name + ": " + error.message());
+  throw KernelError(name, error.kind(), error.message());
 }
 
 }  // namespace edgepack
