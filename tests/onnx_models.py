@@ -130,6 +130,19 @@ def transformer_block(path: Path) -> Path:
     )
 
 
+def gather(folder: Path) -> Path:
+    """Two rows of four, by numbers that are an input."""
+    b = Builder()
+    node = helper.make_node("Gather", ["rows", "ids"], ["picked"], name="pick")
+    b.nodes.append(node)
+    return b.save(
+        folder / "gather.onnx",
+        {"rows": [4, 6], "ids": [2]},
+        {"picked": [2, 6]},
+        {"ids": TensorProto.INT64},
+    )
+
+
 def half_floats(path: Path) -> Path:
     """float16 in and out, exp and division: needs conversion helpers on ARMv7."""
     b = Builder(3)

@@ -2,7 +2,8 @@
 
 The program is in C and reads any plan, written out as numbers. It loads model.so, provides
 the three functions kernels may call, runs every parallel loop as some tasks one after the
-other, and writes the outputs.
+other, and writes the outputs. With a guard each tensor lies alone between pages that nobody may
+touch: at their "end", or at their "start".
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _PROGRAM = r"""
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 typedef struct { int32_t type_index; uint32_t zero; union { int64_t i; void* p; } v; } Any;
 typedef struct { uint8_t code, bits; uint16_t lanes; } Type;
@@ -105,7 +108,42 @@ static void Run(int at, int end, int inner) {
     while (inner < blocks_count && blocks[inner].first < at) ++inner;
   }
 }
-int main(void) {
+typedef struct {
+  int in_arena;
+  size_t offset, bytes;
+  uint8_t* data;
+} Place;
+static uint8_t* Alone(size_t bytes, int at_end) {
+  size_t page = sysconf(_SC_PAGESIZE), size = (bytes + 63) / 64 * 64;
+  size_t whole = (size + page - 1) / page * page;
+  uint8_t* start = mmap(0, whole + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (start == MAP_FAILED) Fail("no memory", "for a tensor");
+  if (whole) mprotect(start + page, whole, PROT_READ | PROT_WRITE);
+  memset(start + page, 0xFF, whole);
+  return start + page + (at_end ? whole - size : 0);
+}
+/* Each tensor apart from all but those that it is a part of. */
+static void Spread(Place* places, int count, const uint8_t* params, int at_end) {
+  for (int pass = 0; pass < 2; ++pass) {
+    for (int i = 0; i < count; ++i) {
+      Place *mine = &places[i], *whole = mine;
+      for (int k = 0; k < count; ++k) {
+        Place* other = &places[k];
+        if (other->in_arena == mine->in_arena && other->offset <= mine->offset &&
+            other->offset + other->bytes >= mine->offset + mine->bytes &&
+            (other->bytes > whole->bytes || (other->bytes == whole->bytes && other < whole))) {
+          whole = other;
+        }
+      }
+      if (pass == 0 && whole == mine) {
+        mine->data = Alone(mine->bytes, at_end);
+        if (!mine->in_arena) memcpy(mine->data, params + mine->offset, mine->bytes);
+      }
+      if (pass == 1) mine->data = whole->data + (mine->offset - whole->offset);
+    }
+  }
+}
+int main(int argc, char** argv) {
   void* library = dlopen("./model.so", RTLD_NOW);
   if (!library) Fail("cannot load", dlerror());
   Fill(library, "__TVMBackendParallelLaunch", (void*)Launch);
@@ -121,7 +159,7 @@ int main(void) {
   Transfer("params.bin", params, params_bytes, 0);
   int count = Number(plan);
   Tensor* tensors = calloc(count + 1, sizeof(Tensor));
-  size_t* bytes = calloc(count + 1, sizeof(size_t));
+  Place* places = calloc(count + 1, sizeof(Place));
   for (int i = 0; i < count; ++i) {
     Tensor* t = &tensors[i];
     int code = Number(plan), bits = Number(plan);
@@ -130,16 +168,19 @@ int main(void) {
     t->ndim = Number(plan);
     t->shape = calloc(t->ndim + 1, sizeof(int64_t));
     for (int k = 0; k < t->ndim; ++k) t->shape[k] = Number(plan);
-    uint8_t* storage = Number(plan) ? arena : params;
-    t->data = storage + Number(plan);
-    bytes[i] = Number(plan);
+    places[i].in_arena = Number(plan);
+    places[i].offset = Number(plan);
+    places[i].bytes = Number(plan);
+    places[i].data = (places[i].in_arena ? arena : params) + places[i].offset;
   }
+  if (argc > 1) Spread(places, count, params, !strcmp(argv[1], "end"));
+  for (int i = 0; i < count; ++i) tensors[i].data = places[i].data;
   char name[512];
   int inputs = Number(plan);
   for (int i = 0; i < inputs; ++i) {
     int tensor = Number(plan);
     snprintf(name, sizeof name, "in%d", i);
-    Transfer(name, tensors[tensor].data, bytes[tensor], 0);
+    Transfer(name, tensors[tensor].data, places[tensor].bytes, 0);
   }
   int calls_count = Number(plan);
   calls = calloc(calls_count + 1, sizeof(Call));
@@ -170,7 +211,7 @@ int main(void) {
   for (int i = 0; i < outputs; ++i) {
     int tensor = Number(plan);
     snprintf(name, sizeof name, "out%d", i);
-    Transfer(name, tensors[tensor].data, bytes[tensor], 1);
+    Transfer(name, tensors[tensor].data, places[tensor].bytes, 1);
   }
   return 0;
 }
@@ -220,21 +261,34 @@ def run_plan_on_arm(
     Parallel loops run as `tasks` tasks. Without qemu and with the machine's own compiler the
     program runs right here. `program` is what `build_program` made, if there is one already.
     """
+    prepare(folder, inputs, work, tasks)
+    done = run_program([*qemu, program or build_program(compiler, work)], work)
+    assert done.returncode == 0, done.stderr
+    return outputs_of(folder, work)
+
+
+def prepare(folder: Path, inputs: Sequence[np.ndarray], work: Path, tasks: int = 2) -> None:
+    """Put what the program reads into `work`."""
     graph = json.loads((folder / "graph.json").read_text())
     for number, value in enumerate(inputs):
         value.tofile(work / f"in{number}")
     (work / "plan.txt").write_text(_plan_text(graph, tasks))
     for name in ("model.so", "params.bin"):
         (work / name).write_bytes((folder / name).read_bytes())
-    done = subprocess.run(
-        [*qemu, program or build_program(compiler, work)],
-        cwd=work,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+
+
+def run_program(
+    command: Sequence[str | Path], work: Path, timeout_s: float = 600
+) -> subprocess.CompletedProcess[str]:
+    """How the program ended in `work`."""
+    return subprocess.run(
+        command, cwd=work, capture_output=True, text=True, timeout=timeout_s, check=False
     )
-    assert done.returncode == 0, done.stderr
+
+
+def outputs_of(folder: Path, work: Path) -> list[np.ndarray]:
+    """What the program wrote."""
+    graph = json.loads((folder / "graph.json").read_text())
     made = [
         np.fromfile(work / f"out{number}", graph["tensors"][index]["dtype"]).reshape(
             graph["tensors"][index]["shape"]

@@ -265,6 +265,7 @@ class _Joint:
         candidate, count = name, 1
         while candidate in self.kernels:
             if self.kernels[candidate].facts.digest == kernel.facts.digest:
+                self.kernels[candidate].called(kernel.numbers)
                 return candidate
             count += 1
             candidate = f"{name}_t{count}"

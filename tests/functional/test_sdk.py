@@ -40,7 +40,7 @@ from edgepack.virtual.rootfs import rootfs
 from tests.app_targets import SOURCE
 from tests.boards import login, own_boards, tar_of_missing, unpacked
 from tests.functional.test_hardening import missing
-from tests.onnx_models import Builder
+from tests.onnx_models import Builder, gather
 from tests.schemas import check_output
 from tests.support import require_tool
 
@@ -610,6 +610,34 @@ run(session)
     one = "[1.0, 2.0, 3.0]"
     due = [one, "[2.0, 4.0, 6.0]", one, "[11.0, 12.0, 13.0]", one]
     assert said_by(python, script, made.path) == due
+
+
+def test_a_position_that_is_none_in_python(target: Target, python: Path, tmp_path: Path) -> None:
+    flags = {"model": gather(tmp_path), "board": target.board.name, "verify": False}
+    made = package_job(make_job(load_project(None, flags)), tmp_path / "dist")
+    script = """
+import sys
+from array import array
+from edgepack_runtime import EdgepackError, Model
+
+model = Model(sys.argv[1])
+session = model.session()
+session.set_input("rows", array("f", range(24)))
+for ids in ([3, 0], [1, 2**40], [1, -5], [-1, -4]):
+    session.set_input("ids", array("q", ids))
+    try:
+        session.run()
+        print(session.output().tolist()[1][0])
+    except EdgepackError as error:
+        print(error.status.name, error.message)
+"""
+    what = "BAD_POSITION Gather 'pick': its input 'indices' ('ids') has"
+    assert said_by(python, script, made.path) == [
+        "0.0",
+        f"{what} {2**40} at [1], which is not between -4 and 3",
+        f"{what} -5 at [1], which is not between -4 and 3",
+        "0.0",
+    ]
 
 
 def test_mistakes_in_python(python: Path, bundle: Bundle) -> None:

@@ -246,14 +246,15 @@ def test_states_in_the_app(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "; all 2 states may be left out" in refusal
 
 
-def test_positions_beyond_a_cache_write_nothing(tmp_path: Path) -> None:
+def test_a_position_beyond_a_cache_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "decoder.onnx"
-    onnx.save(proto := decoder("elements", layers=1), path)
+    onnx.save(decoder("elements", layers=1), path)
     runner = PlanRunner(_compiled(path, {}, tmp_path / "out").folder)
     caches = [np.ones((1, 2, 16, 8), "float32")] * 2
+    states = [runner.tensors[index] for index in runner.graph["inputs"][2:]]
     for position in (16, -17, 2**40):
-        _, *after = runner.run([np.zeros((1, 1), "int64"), np.array([position]), *caches])
-        assert len(after) == len(_caches(proto))
-        assert all((cache == 1).all() for cache in after)
+        with pytest.raises(IndexError, match=r"indices'\|-16\|15\|"):
+            runner.run([np.zeros((1, 1), "int64"), np.array([position]), *caches])
+        assert all((state == 1).all() for state in states)
     _, *after = runner.run([np.zeros((1, 1), "int64"), np.array([-1]), *caches])
     assert all((cache[:, :, :15] == 1).all() and (cache[:, :, 15] != 1).all() for cache in after)

@@ -13,6 +13,7 @@ from tvm import tirx
 
 from edgepack.boards import get_board
 from edgepack.compiler.backend.build import _machine_code
+from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.llvm import tvm_target
 from edgepack.compiler.tiles import tir
 from edgepack.native.linker import LinkError, link_library
@@ -31,7 +32,7 @@ def kernel(function: str = "expf") -> tirx.PrimFunc:
 def object_file(folder: Path, board: str, name: str = "f", function: str = "expf") -> Path:
     """Machine code of a kernel."""
     path = folder / f"{board}-{name}-{function}.o"
-    _machine_code({name: kernel(function)}, tvm_target(get_board(board)), path)
+    _machine_code({name: Kernel.of(kernel(function))}, tvm_target(get_board(board)), path)
     return path
 
 

@@ -11,7 +11,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from edgepack.base import apart
-from edgepack.compiler.backend import exact, share
+from edgepack.compiler.backend import exact, inside, share
 from edgepack.compiler.backend.code import KeptCode, key_of
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.schedule.vectors import to_loops
@@ -71,8 +71,8 @@ def build_library(
             part = Path(folder) / f"{index}.o"
             part.write_bytes(
                 cache.get(
-                    key_of(kernel.facts.digest, name, target),
-                    lambda: _machine_code({name: kernel.function}, target, part),  # noqa: B023
+                    key_of(f"{kernel.facts.digest} {kernel.numbers}", name, target),
+                    lambda: _machine_code({name: kernel}, target, part),  # noqa: B023
                 )
             )
             parts.append(part)
@@ -90,7 +90,7 @@ def build_library(
     out.write_bytes(drop_debug_sections(out.read_bytes()))
 
 
-def _machine_code(kernels: dict[str, tirx.PrimFunc], target: tvm.target.Target, out: Path) -> bytes:
+def _machine_code(kernels: dict[str, Kernel], target: tvm.target.Target, out: Path) -> bytes:
     """The object file of some kernels, made as `out`."""
     bound = target.with_host(target)
     module = tvm.IRModule({name: _prepared(kernel, name) for name, kernel in kernels.items()})
@@ -102,11 +102,17 @@ def _machine_code(kernels: dict[str, tirx.PrimFunc], target: tvm.target.Target, 
     return out.read_bytes()
 
 
-def _prepared(kernel: tirx.PrimFunc, name: str) -> tirx.PrimFunc:
-    """A kernel of loops that cores share evenly, exported by its name."""
-    if isinstance(kernel.body, s_tir.SBlockRealize):
-        kernel = to_loops(kernel)
-    return share.in_parts(kernel).with_attr("global_symbol", name)
+def _prepared(kernel: Kernel, name: str) -> tirx.PrimFunc:
+    """A kernel of loops that cores share evenly, exported by its name.
+
+    Raises UnboundedAccessError if it might read or write beside its tensors.
+    """
+    function, numbers = kernel.function, kernel.numbers
+    if isinstance(function.body, s_tir.SBlockRealize):
+        function = to_loops(function, numbers)
+    function = inside.bounded(share.in_parts(function), numbers)
+    inside.verify(function, name, numbers)
+    return function.with_attr("global_symbol", name)
 
 
 def drop_debug_sections(elf: bytes) -> bytes:

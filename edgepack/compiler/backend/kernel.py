@@ -17,6 +17,8 @@ from tvm import tirx
 
 from edgepack.base.paths import write_atomic
 from edgepack.compiler.backend.code import digest_of
+from edgepack.compiler.backend.constants import joined
+from edgepack.compiler.backend.inside import Numbers
 from edgepack.compiler.tiles import tir
 
 
@@ -78,6 +80,7 @@ class Kernel:
 
     def __init__(self, make: Callable[[], tirx.PrimFunc], facts: Facts | None = None) -> None:
         self._make, self._known = make, facts
+        self._numbers: dict[int, tuple[int, int] | None] = {}
 
     @classmethod
     def of(cls, function: tirx.PrimFunc) -> Kernel:
@@ -88,6 +91,18 @@ class Kernel:
     def function(self) -> tirx.PrimFunc:
         """The function itself."""
         return self._make()
+
+    def called(self, numbers: Numbers) -> None:
+        """Take note of a call, in which some arguments are constants: their least and largest
+        elements, by number."""
+        given = {index: numbers.get(index) for index in range(len(self.facts.arguments))}
+        before = self._numbers or given
+        self._numbers = {index: joined(before[index], given[index]) for index in given}
+
+    @property
+    def numbers(self) -> dict[int, tuple[int, int]]:
+        """The bounds of arguments that are constants in every call."""
+        return {index: found for index, found in self._numbers.items() if found is not None}
 
     @cached_property
     def facts(self) -> Facts:

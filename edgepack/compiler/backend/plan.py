@@ -21,6 +21,7 @@ from tvm import relax, te, tirx, topi
 from edgepack.base.errors import ModelError
 from edgepack.compiler.backend import storage
 from edgepack.compiler.backend.arena import ALIGNMENT, Block, ByteRange, align, allocate
+from edgepack.compiler.backend.constants import bounds_of
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.bound import Bound
@@ -417,6 +418,7 @@ class _PlanBuilder:
                 "which the runtime lacks"
             )
         name = self.named(name, kernel)
+        self.kernels[name].called(self.numbers_of(inputs))
         self.reports.append(report and replace(report, kernel=name))
         for index in (*outputs, *scratch):
             self.values[index].first = now
@@ -425,6 +427,12 @@ class _PlanBuilder:
             root.last = max(root.last, now)
         args = (*inputs, *outputs, *scratch)
         self.calls.append(Call(kernel=name, args=args, inputs=len(inputs)))
+
+    def numbers_of(self, inputs: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """The bounds of those inputs of a call that are constants, by number."""
+        data = ((number, self.values[index].data) for number, index in enumerate(inputs))
+        bounds = ((number, bounds_of(item)) for number, item in data if item is not None)
+        return {number: found for number, found in bounds if found is not None}
 
     def named(self, wanted: str, kernel: Kernel) -> str:
         """What a kernel is called: bodies of loops may have others of the same name."""

@@ -12,6 +12,7 @@ from tvm import relax
 
 from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.conversions import Node
+from edgepack.compiler.kernels.positions import Reach
 
 
 def shape_of(item: relax.Expr) -> list[int]:
@@ -353,21 +354,39 @@ def det(node: Node) -> relax.Expr:
 _MOST_ROWS = 4
 
 
-def gather(node: Node) -> relax.Expr | None:
-    """Gather and GatherElements, whose indices stay within the axis whatever the data say.
+def embed_layer_normalization(node: Node) -> relax.Expr:
+    """onnxruntime's sum of embeddings, and its LayerNormalization."""
+    given = [*node.inputs, *[None] * 9][:9]
+    for index, table, name in ((0, 2, "input_ids"), (1, 4, "segment_ids"), (8, 3, "position_ids")):
+        if given[index] is not None:
+            limits = [Reach(0, shape_of(given[table])[0] - 1)]
+            given[index] = node.positions(given[index], limits, name)
+    return node.by_tvm(given)
 
-    TVM's reads any address. Raises UnsupportedFormError for constant indices that do not.
-    """
+
+def gather(node: Node) -> relax.Expr | None:
+    """Gather, None of a shape."""
+    return _gathered(node, relax.op.take)
+
+
+def gather_elements(node: Node) -> relax.Expr | None:
+    """GatherElements, None of a shape."""
+    return _gathered(node, relax.op.gather_elements)
+
+
+def _gathered(node: Node, gathered: Callable[..., relax.Expr]) -> relax.Expr | None:
     data, indices = node.inputs[:2]
     if isinstance(data, relax.ShapeExpr) or isinstance(indices, relax.ShapeExpr):
         return None
-    extent = shape_of(data)[node.attributes.get("axis", 0)]
-    if isinstance(indices, tvm.ir.GenericConst):
-        values = indices.value.numpy()
-        if values.size and not -extent <= values.min() <= values.max() < extent:
-            raise UnsupportedFormError(f"it has an index beyond the {extent} elements of its axis")
-        return None
-    dtype = dtype_of(indices)
-    above = node.emit(relax.op.maximum(indices, relax.const(-extent, dtype)))
-    within = node.emit(relax.op.minimum(above, relax.const(extent - 1, dtype)))
-    return node.by_tvm([data, within])
+    axis = node.attributes.get("axis", 0)
+    limits = [Reach.of_axis(shape_of(data)[axis])]
+    return gathered(data, node.positions(indices, limits, "indices"), axis)
+
+
+def gather_nd(node: Node) -> relax.Expr:
+    """GatherND: parts at positions along some axes, behind those of batches."""
+    data, indices = node.inputs
+    batches, extents = node.attributes.get("batch_dims", 0), shape_of(data)
+    axes = extents[batches : batches + shape_of(indices)[-1]]
+    at = node.positions(indices, [Reach.of_axis(extent) for extent in axes], "indices")
+    return relax.op.gather_nd(data, at, batches)

@@ -12,6 +12,7 @@ from tvm import relax
 from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.arithmetic import dtype_of, shape_of
 from edgepack.compiler.frontend.conversions import Node
+from edgepack.compiler.kernels.positions import Reach
 
 
 def binarizer(node: Node) -> relax.Expr:
@@ -27,8 +28,9 @@ def array_feature_extractor(node: Node) -> relax.Expr:
     data, indices = node.inputs
     if data.ty.ndim == 1:
         data = node.emit(relax.op.expand_dims(data, 0))
+    indices = node.positions(indices, [Reach(0, shape_of(data)[-1] - 1)], "Y")
     flat = node.emit(relax.op.reshape(indices, [-1]))
-    return relax.op.take(data, flat, data.ty.ndim - 1, "clip")
+    return relax.op.take(data, flat, data.ty.ndim - 1)
 
 
 def scaler(node: Node) -> relax.Expr:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,19 +14,21 @@ from tvm import relax, te, tirx
 
 from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.resizing import Emit, resized
-from edgepack.compiler.kernels import sorting
+from edgepack.compiler.kernels import positions, sorting
+from edgepack.compiler.kernels.positions import Reach
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
     """An ONNX node to convert, whose inputs are Relax expressions already, None where left out.
 
-    `outputs` is how many results are asked for.
+    `title` is its operator and name, `outputs` is how many results are asked for.
     `by_tvm` is TVM's conversion for other inputs of the same node, `emit` binds an expression to a
     variable, `compute` a tensor expression of some tensors. `call` calls a kernel: its name,
     function, inputs, and its results' shapes and types.
     """
 
+    title: str
     inputs: Sequence[Any]
     attributes: dict[str, Any]
     opset: int
@@ -37,6 +40,35 @@ class Node:
         [str, tirx.PrimFunc, Sequence[relax.Expr], Sequence[tuple[Sequence[int], str]]],
         list[relax.Expr],
     ]
+
+    def positions(self, given: relax.Expr, limits: Sequence[Reach], name: str) -> relax.Expr:
+        """Positions that come at run time, in the last axis one for each of `limits`, all of them
+        within, and counted from 0 where they may count from the end: at any other one the model
+        ends with an error that names the operator's input `name`."""
+        if isinstance(given, tvm.ir.GenericConst):
+            values = given.value.numpy()
+            _check_constant(values, limits, name)
+            below = values + np.array([limit.end for limit in limits], values.dtype)
+            return relax.const(np.where(values < 0, below, values), str(given.ty.dtype))
+        shape, kind = [int(extent) for extent in given.ty.shape], str(given.ty.dtype)
+        if not math.prod(shape):
+            return given
+        if "int" in kind and kind not in ("int32", "int64"):
+            given, kind = self.emit(relax.op.astype(given, "int64")), "int64"
+        kernel = positions.compared(shape, kind, limits, f"{self.title}: its input '{name}'")
+        return self.call("positions", kernel, [given], [(shape, kind)])[0]
+
+
+def _check_constant(values: np.ndarray, limits: Sequence[Reach], name: str) -> None:
+    """Raise UnsupportedFormError for a constant position outside of its limits."""
+    columns = values.reshape(-1, len(limits))
+    for column, limit in zip(columns.T, limits, strict=True):
+        wrong = column[(column < limit.low) | (column > limit.high)]
+        if wrong.size:
+            raise UnsupportedFormError(
+                f"its input '{name}' has {int(wrong[0])}, which is not between {limit.low} and "
+                f"{limit.high}"
+            )
 
 
 # The integer type that a float becomes first. Narrower types take its low bits: what is out of
@@ -358,6 +390,7 @@ def reverse_sequence(node: Node) -> relax.Expr:
 
     places = np.arange(shape[time]).reshape(along(time))
     steps = relax.const(places, "int64")
+    lengths = node.positions(lengths, [Reach(0, shape[time])], "sequence_lens")
     lengths = node.emit(relax.op.astype(lengths, "int64"))
     ends = node.emit(relax.op.reshape(lengths, along(batch)))
     # The last one less the step.

@@ -17,6 +17,7 @@ from tvm import relax, tirx
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from edgepack.base import apart
+from edgepack.base.text import one_line
 from edgepack.compiler.backend import storage
 from edgepack.compiler.bound import Bound
 from edgepack.compiler.errors import (
@@ -235,6 +236,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         by_tvm = super()._convert_operator
         own = OPERATORS.get(op_name, Operator()).convert
         node = Node(
+            title=one_line(f"{op_name} '{name}'"),
             inputs=inputs,
             attributes=attrs,
             opset=opset,

@@ -205,14 +205,17 @@ OPERATORS: Mapping[str, Operator] = {
         ),
     ),
     "Elu": Operator(convert=arithmetic.elu),
-    "EmbedLayerNormalization": Operator(domain=_MICROSOFT),
+    "EmbedLayerNormalization": Operator(
+        domain=_MICROSOFT, convert=arithmetic.embed_layer_normalization
+    ),
     "Erf": Operator(convert=arithmetic.erf),
     "EyeLike": Operator(convert=arithmetic.eye_like),
     "FastGelu": Operator(domain=_MICROSOFT),
     "FeatureVectorizer": Operator(domain=_CLASSIC, convert=classic.feature_vectorizer),
     "GRU": Operator(convert=recurrent.gru),
     "Gather": Operator(convert=arithmetic.gather),
-    "GatherElements": Operator(convert=arithmetic.gather),
+    "GatherElements": Operator(convert=arithmetic.gather_elements),
+    "GatherND": Operator(convert=arithmetic.gather_nd),
     "Gemm": Operator(convert=arithmetic.gemm),
     "GridSample": Operator(convert=windows.grid_sample),
     # onnxruntime would put the definition in when it is too late to compute its shapes.
@@ -235,6 +238,7 @@ OPERATORS: Mapping[str, Operator] = {
     "MatMulInteger16": Operator(domain=_MICROSOFT),
     "Max": Operator(convert=arithmetic.extreme_of(relax.op.maximum)),
     "MaxPool": Operator(convert=windows.max_pool, refused=_LARGER_WINDOW),
+    "MaxRoiPool": Operator(convert=windows.max_roi_pool),
     "MaxUnpool": Operator(convert=windows.max_unpool),
     "MeanVarianceNormalization": Operator(convert=arithmetic.mean_variance_normalization),
     "Min": Operator(convert=arithmetic.extreme_of(relax.op.minimum)),

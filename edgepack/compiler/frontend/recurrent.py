@@ -11,6 +11,7 @@ from tvm import relax
 from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.conversions import Node
 from edgepack.compiler.frontend.integers import dynamic_quantize_linear
+from edgepack.compiler.kernels.positions import Reach
 from edgepack.compiler.kernels.recurrent import Activation, Recurrent, activation
 
 # Activations of one direction where the node names none.
@@ -82,6 +83,8 @@ def _layer(node: Node, kind: str, *, quantised: bool = False) -> relax.Expr:
         )
     steps, batch, _ = _shape(data)
     directions, _, size = _shape(recurrence)
+    if lengths is not None:
+        lengths = node.positions(lengths, [Reach(0, steps)], "sequence_lens")
     dtype = str(data.ty.dtype)
     way = attributes.get("direction", b"forward").decode()
 

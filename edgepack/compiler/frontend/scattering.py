@@ -16,6 +16,7 @@ from edgepack.compiler.frontend.conversions import Node, is_static
 from edgepack.compiler.frontend.forms import attribute, known_shapes
 from edgepack.compiler.frontend.selection import DOMAIN
 from edgepack.compiler.kernels import updates
+from edgepack.compiler.kernels.positions import Reach
 
 
 def scatter_nd(node: Node) -> relax.Expr | None:
@@ -29,6 +30,7 @@ def scatter_nd(node: Node) -> relax.Expr | None:
     if not count or not math.prod(shape):
         return None
     flat, index = (*shape[:axes], size), (count, axes)
+    positions = _positions(node, positions, shape[:axes])
     order = range(axes + 1)
     kernel = updates.rows(flat, dtype_of(data), index, dtype_of(positions), order, reduction)
     made = _call(node, kernel, [(data, flat), (positions, index), (given, (count, size))])
@@ -41,6 +43,7 @@ def scatter_parts(node: Node) -> relax.Expr:
     data, positions, given = node.inputs
     shape, *places, axes = shape_of(data), *shape_of(positions)
     order, index = list(node.attributes["order"]), (math.prod(places), axes)
+    positions = _positions(node, positions, [shape[axis] for axis in order[:axes]])
     kernel = updates.rows(shape, dtype_of(data), index, dtype_of(positions), order)
     part = (index[0], *(shape[axis] for axis in order[axes:]))
     return _call(node, kernel, [(data, shape), (positions, index), (given, part)])
@@ -211,6 +214,7 @@ def scatter_elements(node: Node) -> relax.Expr | None:
     if not math.prod(index) or not shape:
         return None
     axis = node.attributes.get("axis", 0) % len(shape)
+    positions = _positions(node, positions, [shape[axis]])
     kernel = updates.elements(shape, dtype_of(data), index, dtype_of(positions), axis, reduction)
     inputs = [(data, shape), (positions, index), (given, index)]
     return _call(node, kernel, inputs, "scatter_elements")
@@ -221,15 +225,21 @@ def tensor_scatter(node: Node) -> relax.Expr:
     cache, update, starts = (*node.inputs, None)[:3]
     shape = shape_of(cache)
     axis = node.attributes.get("axis", -2) % len(shape)
-    given = shape_of(update)[axis]
+    extent, given = shape[axis], shape_of(update)[axis]
     if starts is None:
         starts = relax.const(np.zeros(shape[0]), "int64")
     outer, inner = math.prod(shape[1:axis]), math.prod(shape[axis + 1 :])
-    whole, part = ((shape[0], outer, extent, inner) for extent in (shape[axis], given))
+    whole, part = ((shape[0], outer, count, inner) for count in (extent, given))
     circular = node.attributes.get("mode", b"linear") == b"circular"
+    if not circular:
+        starts = node.positions(starts, [Reach(0, extent - given)], "write_indices")
     kernel = updates.steps(whole, dtype_of(cache), given, dtype_of(starts), circular=circular)
     made = _call(node, kernel, [(cache, whole), (starts, (shape[0],)), (update, part)])
     return relax.op.reshape(made, shape)
+
+
+def _positions(node: Node, given: relax.Expr, extents: Sequence[int]) -> relax.Expr:
+    return node.positions(given, [Reach.of_axis(extent) for extent in extents], "indices")
 
 
 def _reduction(node: Node) -> str | None:

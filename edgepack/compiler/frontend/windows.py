@@ -13,6 +13,7 @@ from tvm import relax, te, tirx
 from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.arithmetic import dtype_of, shape_of
 from edgepack.compiler.frontend.conversions import Node
+from edgepack.compiler.kernels.positions import Reach
 
 
 def space_to_depth(node: Node) -> relax.Expr | None:
@@ -191,6 +192,7 @@ def max_unpool(node: Node) -> relax.Expr:
     whole = [*shape[:2], *inner]
     size = math.prod(shape)
     zeros = relax.op.full([math.prod(whole)], relax.const(0, dtype_of(data)), dtype_of(data))
+    places = node.positions(places, [Reach(0, math.prod(whole) - 1)], "I")
     flat = [node.emit(relax.op.reshape(item, [size])) for item in (places, data)]
     made = node.emit(relax.op.scatter_elements(node.emit(zeros), *flat, axis=0))
     made = node.emit(relax.op.reshape(made, whole))
@@ -304,13 +306,37 @@ def deform_conv(node: Node) -> relax.Expr:
     return relax.op.add(made, node.emit(relax.op.reshape(bias, [1, out_channels, 1, 1])))
 
 
-def roi_align(node: Node) -> relax.Expr | None:
-    """RoiAlign with a fixed number of samples; None where it depends on the boxes."""
+def max_roi_pool(node: Node) -> relax.Expr:
+    """MaxRoiPool, of boxes that begin with the number of their image, as a float."""
+    data, boxes = node.inputs
+    number, box = (
+        node.emit(relax.op.strided_slice(boxes, [1], [first], [last]))
+        for first, last in ((0, 1), (1, 5))
+    )
+    # As a float, for what is no number becomes one on some CPUs.
+    number = node.positions(number, [Reach(0, shape_of(data)[0] - 1)], "rois")
+    return node.by_tvm([data, node.emit(relax.op.concat([number, box], 1))])
+
+
+# Boxes are within this many times the image, of those that take as long as they are large; and what
+# is no number, or none to compute with, is beyond this.
+_MOST_BESIDE, _FARTHEST = 4, 2**62
+
+
+def roi_align(node: Node) -> relax.Expr:
+    """RoiAlign, by TVM where the number of samples depends on the boxes."""
     data, boxes, of = node.inputs
     attributes = node.attributes
+    of = node.positions(of, [Reach(0, shape_of(data)[0] - 1)], "batch_indices")
     samples = attributes.get("sampling_ratio", 0)
+    farthest = _FARTHEST
     if samples <= 0:
-        return None
+        # Of a box there are as many samples as it has pixels, beside the image, too.
+        scale = attributes.get("spatial_scale", 1.0)
+        farthest = math.ceil(_MOST_BESIDE * max(shape_of(data)[2:]) / scale)
+    boxes = node.positions(boxes, [Reach(-farthest, farthest)], "rois")
+    if samples <= 0:
+        return node.by_tvm([data, boxes, of])
     half = attributes.get(
         "coordinate_transformation_mode",
         b"half_pixel" if node.opset >= 16 else b"output_half_pixel",

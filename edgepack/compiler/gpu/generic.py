@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir import dlight
 
+from edgepack.compiler.backend import inside
 from edgepack.compiler.gpu.kernel import DeviceKernel, Extents, Launch
 
 log = logging.getLogger(__name__)
@@ -69,8 +70,11 @@ _RULES = (
 def make_kernel(
     name: str, function: tirx.PrimFunc, target: tvm.target.Target
 ) -> DeviceKernel | None:
-    """The kernel of one function that TVM lowered; None if it is for the CPU."""
-    if not isinstance(function.body, s_tir.SBlockRealize):
+    """The kernel of one function that TVM lowered; None if it is for the CPU.
+
+    That compares positions that come at run time; no error leaves a GPU.
+    """
+    if not isinstance(function.body, s_tir.SBlockRealize) or inside.has_positions(function):
         return None
     try:
         with target, tvm.transform.PassContext(opt_level=3):

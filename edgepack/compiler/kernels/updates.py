@@ -1,7 +1,7 @@
 """Tensors of which some elements are written anew: a cache with the row of one more step.
 
 The result may be the tensor's own memory, as it is where nobody reads the old one any more. Then
-nothing is copied, and what is written is all that is done. Positions beyond an axis write nothing.
+nothing is copied, and what is written is all that is done.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def rows(
 
     Arguments: data `shape`, positions `index` [parts, axes] of the integer type `kind`, updates
     [parts, extents of the other axes]; the result. `order` are the axes of the positions, then the
-    others as the updates have them. Positions count from the end if they are below 0; where one is
-    named twice, updates come one after the other.
+    others as the updates have them. Where a position is named twice, updates come one after the
+    other.
     """
     count, axes = index
     combined = REDUCTIONS[reduction]
@@ -47,20 +47,17 @@ def rows(
     updates = tir.buffer("updates", [count, *inner], dtype)
 
     def row(number: tir.Expr) -> tir.Stmt:
-        places = [
-            _Place(f"place{axis}", tir.load(positions, [number, i]), shape[axis])
-            for i, axis in enumerate(order[:axes])
-        ]
+        places = [tir.load(positions, [number, axis]) for axis in range(axes)]
 
         def nest(at: Sequence[tir.Expr]) -> tir.Stmt:
             if len(at) < len(inner):
                 return tir.loop_of(f"i{len(at)}", inner[len(at)], lambda i: nest([*at, i]))
-            there = [*(place.local.get() for place in places), *at]
+            there = [*places, *at]
             to = [there[list(order).index(axis)] for axis in range(len(shape))]
             value = combined(tir.load(result, to), tir.load(updates, [number, *at]))
             return tir.store(result, value, to)
 
-        return _inside(places, nest([]))
+        return nest([])
 
     return _updated(data, [positions, updates], result, tir.loop_of("row", count, row))
 
@@ -76,7 +73,7 @@ def elements(
     """ScatterElements: each update at a position of its own along `axis`, else where it lies.
 
     Arguments: data `shape`, positions `index` of the integer type `kind`, updates `index`; the
-    result. Positions count from the end if they are below 0.
+    result.
     """
     combined = REDUCTIONS[reduction]
     data, result = (tir.buffer(name, shape, dtype) for name in ("data", "result"))
@@ -86,10 +83,9 @@ def elements(
     def nest(at: Sequence[tir.Expr]) -> tir.Stmt:
         if len(at) < len(index):
             return tir.loop_of(f"i{len(at)}", index[len(at)], lambda i: nest([*at, i]))
-        place = _Place("place", tir.load(positions, at), shape[axis])
-        there = [*at[:axis], place.local.get(), *at[axis + 1 :]]
+        there = [*at[:axis], tir.load(positions, at), *at[axis + 1 :]]
         value = combined(tir.load(result, there), tir.load(updates, at))
-        return _inside([place], tir.store(result, value, there))
+        return tir.store(result, value, there)
 
     return _updated(data, [positions, updates], result, nest([]))
 
@@ -112,13 +108,11 @@ def steps(
         at = tir.load(positions, [number]) + tirx.Cast(kind, tir.expr(j))
         if circular:
             at = tirx.floormod(at, tirx.IntImm(kind, extent))
-        place = _Place("place", at, extent, from_end=False)
 
         def element(i: tir.Expr) -> tir.Stmt:
-            value = tir.load(updates, [number, k, j, i])
-            return tir.store(result, value, [number, k, place.local.get(), i])
+            return tir.store(result, tir.load(updates, [number, k, j, i]), [number, k, at, i])
 
-        return _inside([place], tir.loop_of("i", inner, element))
+        return tir.loop_of("i", inner, element)
 
     body = tir.loop_of(
         "batch",
@@ -165,27 +159,6 @@ def shifted(shape: Sequence[int], dtype: str, given: int) -> tirx.PrimFunc:
 
     made = kernel([data, updates], [result], tir.loop_of("row", outer, row))
     return tir.may_share(made, [(data, result)])
-
-
-class _Place:
-    """A position along an axis, as read from a tensor: its index there, and whether it is one."""
-
-    def __init__(self, name: str, read: tirx.Expr, extent: int, *, from_end: bool = True) -> None:
-        kind = str(read.ty.dtype)
-        zero, end = tirx.IntImm(kind, 0), tirx.IntImm(kind, extent)
-        self.local = tir.Local(name, 1, "int32")
-        # Compared in its own type: what an int32 has no room for is beyond the axis, too.
-        counted = tirx.Select(read < zero, read + end, read) if from_end else read
-        is_one = tirx.And(tirx.GE(counted, zero), counted < end)
-        self.found = tirx.Select(is_one, tirx.Cast("int32", counted), tir.integer(-1))
-
-
-def _inside(places: Sequence[_Place], body: tir.Stmt) -> tir.Stmt:
-    """`body`, if all positions are such."""
-    for place in reversed(places):
-        body = tir.when(tirx.GE(place.local.get(), tir.integer(0)), body)
-    found = [step for p in places for step in (p.local.declare(), p.local.set(p.found))]
-    return tir.sequence(*found, body)
 
 
 def _updated(

@@ -9,6 +9,7 @@ import tvm
 from tvm import tirx
 
 from edgepack.base import apart
+from edgepack.compiler.backend import constants
 from edgepack.compiler.backend.schedule.generic import generic
 from edgepack.compiler.backend.schedule.scratch import hoist_scratch
 from edgepack.compiler.backend.schedule.vectors import vectorise
@@ -18,9 +19,11 @@ from edgepack.compiler.tiles.cpu import cpu_model
 def schedule(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Schedule every kernel of a lowered module."""
     cpu = cpu_model(target)
+    known = constants.of_calls(module)
     done = tvm.IRModule(dict(module.functions))
     for index, (name, function) in enumerate(module.functions.items()):
         if isinstance(function, tirx.PrimFunc):
             apart.at(f"scheduling the kernel {name}", index, len(module.functions))
-            done[name] = vectorise(hoist_scratch(generic(function, cpu)), cpu)
+            made = hoist_scratch(generic(function, cpu))
+            done[name] = vectorise(made, cpu, known.get(name.name_hint, {}))
     return done

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.sym import Analyzer, detect_linear_equation
 
-from edgepack.compiler.backend import exact
+from edgepack.compiler.backend import exact, inside
 from edgepack.compiler.backend.schedule.narrow import narrowed
 from edgepack.compiler.backend.schedule.pieces import cut, substituted
 from edgepack.compiler.tiles import functions, tir
@@ -37,6 +38,10 @@ _TO_LOOPS = tvm.transform.Sequential(
         s_tir.transform.CompactBufferAllocation(),
         s_tir.transform.LowerMatchBuffer(),
         s_tir.transform.LowerOpaqueBlock(),
+    ]
+)
+_TO_FLAT_LOOPS = tvm.transform.Sequential(
+    [
         tirx.transform.FlattenBuffer(),
         tirx.transform.NarrowDataType(32),
         tirx.transform.StmtSimplify(),
@@ -44,15 +49,28 @@ _TO_LOOPS = tvm.transform.Sequential(
 )
 
 
-def to_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function of blocks as loops over flat buffers."""
-    return exact.without_floats(lambda it: _TO_LOOPS(tvm.IRModule({"main": it}))["main"], function)
+def to_loops(
+    function: tirx.PrimFunc, numbers: inside.Numbers = MappingProxyType({})
+) -> tirx.PrimFunc:
+    """A function of blocks as loops over flat buffers.
+
+    Indices that come at run time are compared with their axes in between, where there are any
+    (`inside.bounded`).
+    """
+
+    def lowered(blocks: tirx.PrimFunc) -> tirx.PrimFunc:
+        loops = inside.bounded(_TO_LOOPS(tvm.IRModule({"main": blocks}))["main"], numbers)
+        return _TO_FLAT_LOOPS(tvm.IRModule({"main": loops}))["main"]
+
+    return exact.without_floats(lowered, function)
 
 
-def vectorise(function: tirx.PrimFunc, cpu: CpuModel) -> tirx.PrimFunc:
+def vectorise(
+    function: tirx.PrimFunc, cpu: CpuModel, numbers: inside.Numbers = MappingProxyType({})
+) -> tirx.PrimFunc:
     """Lower a scheduled function of blocks to loops of vectors."""
     body = tvm_ffi.structural_map(function.body, (tvm.ir.Call, _chosen))
-    lowered = to_loops(function.with_body(body))
+    lowered = to_loops(function.with_body(body), numbers)
     body = tvm_ffi.structural_map(narrowed(lowered.body), (tirx.For, cut))
     body = tvm_ffi.structural_map(body, (tvm.ir.Call, _expand))
     widths = cpu.vector_bytes
