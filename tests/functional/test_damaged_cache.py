@@ -24,6 +24,7 @@ from edgepack.flow.job import make_job, package_job
 from edgepack.flow.project import load_project
 from edgepack.native import app, device_tool
 
+pytestmark = pytest.mark.slow
 SHIPPED = ("compiled", "runtime", "device-tool")
 SHARED = ("opencv", "llhttp", "zig", "plan-runner", "kernels", *SHIPPED)
 
@@ -76,6 +77,9 @@ def package(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
     def compile_tool(out: Path, *_rest: object, **_more: object) -> None:
         shutil.copy(real / "device-tool" / tool / "edgepack-device", out)
 
+    (sources,) = (path for path in (real / "device-tool").glob("sources-*") if path.is_dir())
+    for module in (app, device_tool):
+        monkeypatch.setattr(module, "fetch_sources", lambda **_: sources)
     monkeypatch.setattr(app, "_compile", compile_app)
     monkeypatch.setattr(device_tool, "compile_tool", compile_tool)
     return run
