@@ -82,17 +82,12 @@ def _body() -> onnx.GraphProto:
 def test_what_is_refused_is_told_where_a_shape_is_missing_too(tmp_path: Path) -> None:
     """A form that only the importer knows, behind a dimension without a value."""
     b = Builder()
-    b.op("TopK", "x", "k", outputs=["y", "z"])
-    path = b.save(
-        tmp_path / "m.onnx",
-        {"x": ("n", 4), "k": (1,)},
-        {"y": None, "z": None},
-        {"k": onnx.TensorProto.INT64, "z": onnx.TensorProto.INT64},
-    )
+    b.op("Det", "x", outputs=["y"])
+    path = b.save(tmp_path / "m.onnx", {"x": ("n", 5, 5)}, {"y": None})
     found = inspect_for(ModelSpec(path=path), get_board("local"))
     assert found.obstacle is not None
     assert "no value for dimension 0 ('n')" in found.obstacle
-    assert "TopK" in found.obstacle
+    assert "its matrices have more than 4 rows" in found.obstacle
 
 
 def test_a_pool_that_sees_more_than_there_is_is_listed_without_a_batch(tmp_path: Path) -> None:
