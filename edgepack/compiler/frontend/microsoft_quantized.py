@@ -71,8 +71,10 @@ def attention(line: Any, shapes: _Shapes) -> bool:
     all_three = line.op("Add", line.op("MatMul", data, matrix), line.input(2))
     parts = line.constant([batch, length, 3, heads, size], "int64")
     turned = line.op("Transpose", line.op("Reshape", all_three, parts), perm=[2, 0, 3, 1, 4])
+    alone = line.constant([batch, heads, length, size], "int64")
     query, key, value = (
-        line.op("Gather", turned, line.constant(i, "int64"), axis=0) for i in range(3)
+        line.op("Reshape", line.op("Gather", turned, line.constant([i], "int64"), axis=0), alone)
+        for i in range(3)
     )
     scores = line.op("MatMul", query, line.op("Transpose", key, perm=[0, 1, 3, 2]))
     factor = attribute(node, "scale", 0.0) or 1 / math.sqrt(size)
