@@ -49,7 +49,8 @@ class Node:
             values = given.value.numpy()
             _check_constant(values, limits, name)
             below = values + np.array([limit.end for limit in limits], values.dtype)
-            return relax.const(np.where(values < 0, below, values), str(given.ty.dtype))
+            within = np.where(values < 0, below, values).reshape(values.shape)
+            return relax.const(within, str(given.ty.dtype))
         shape, kind = [int(extent) for extent in given.ty.shape], str(given.ty.dtype)
         if not math.prod(shape):
             return given
