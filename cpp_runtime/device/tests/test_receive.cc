@@ -83,7 +83,7 @@ TEST_CASE("a deploy, the same again, and one file that changed") {
 
   answer = Send(temp.path(), Request(bundle));
   CHECK(answer.exit_code == 0);
-  CHECK(Contains(answer.events, R"("unchanged":true,"remove":[],"needs":[]})"));
+  CHECK(Contains(answer.events, R"("unchanged":true,"same_version":null,"remove":[],"needs":[]})"));
   CHECK(Contains(answer.events, R"("outcome":"unchanged")"));
 
   bundle.release = "000000000002";
