@@ -25,6 +25,7 @@ from edgepack.boards import Board, Cluster, get_board
 from edgepack.compiler import plan_model
 from edgepack.compiler.backend.share import PARTS
 from edgepack.compiler.frontend.load import CheckedModel, load_model
+from edgepack.compiler.precision import Precision
 from edgepack.compiler.tiles.partition import LAUNCH_CYCLES
 from edgepack.model import ModelSpec
 
@@ -140,7 +141,9 @@ def operations(statement: tirx.Stmt) -> tuple[float, list[tuple[int, float]]]:
 
 def works(model: CheckedModel, board: Board) -> list[Work]:
     """The kernels of a model that have a cost."""
-    _, kernels, layers, _ = plan_model(model, board)
+    # Pixels, as their preprocessing makes them.
+    precision = Precision(bounded=frozenset(info.name for info in model.inputs))
+    _, kernels, layers, _ = plan_model(model, board, precision=precision)
     found = []
     for layer in layers:
         if not layer.cycles:

@@ -19,7 +19,7 @@ import onnx
 import pytest
 import tvm
 from onnx import external_data_helper
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from edgepack.base.process import run
@@ -47,6 +47,10 @@ TESTED = {
     "pragma_import_llvm",
     "tirx.call_llvm_pure_intrin",
     "tirx.call_pure_extern",
+    "tirx.call_llvm_intrin",
+    "tirx.call_extern",
+    "tirx.tvm_access_ptr",
+    "tirx.call_ffi_kernel",
 }
 # A mark for TVM's default schedules, of which edgepack calls none.
 WITHOUT_EFFECT = {"tirx.is_scheduled"}
@@ -225,6 +229,31 @@ def test_pure_calls() -> None:
     assert fence.op.name == "tirx.call_llvm_pure_intrin"
     assert tir.in_fence(fence).same_as(x)
     assert tir.in_fence(unknown) is None
+
+
+def test_calls_that_read_or_write() -> None:
+    """`tirx.call_extern`, `tirx.call_llvm_intrin` and `tirx.tvm_access_ptr` are names of calls."""
+    x = tirx.Var("x", "float32")
+    assert tirx.call_extern("int32", "name", x).op.name == "tirx.call_extern"
+    fetched = tir.prefetch(tir.buffer("b", [4], "float32"), 0)
+    assert "call_llvm_intrin" in str(fetched)
+    assert tvm.ir.Op.get("tirx.call_llvm_intrin").name == "tirx.call_llvm_intrin"
+    assert tvm.ir.Op.get("tirx.tvm_access_ptr").name == "tirx.tvm_access_ptr"
+
+
+def test_launches_of_a_gpu() -> None:
+    """`tirx.call_ffi_kernel` names a function, its tensors, and how many threads it has."""
+    from edgepack.compiler.gpu.generic import make_kernel
+
+    a, b = (te.placeholder([300], name=name) for name in "ab")
+    function = te.create_prim_func([a, b, te.compute([300], lambda i: a[i] + b[i], name="c")])
+    target = tvm.target.Target({"kind": "opencl", "max_num_threads": 256}, host="llvm")
+    kernel = make_kernel("add", function, target)
+    assert kernel is not None
+    (launch,) = kernel.launches
+    assert sorted(launch.args) == [0, 1, 2]
+    assert launch.grid[0] * launch.block[0] >= 300
+    assert launch.function in kernel.text
 
 
 def test_build_llvm() -> None:
