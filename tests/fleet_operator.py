@@ -86,7 +86,11 @@ class FakeDeploy:
         if fnmatch.fnmatchcase(device.name, self._broken):
             raise RemoteError("scripted to fail")
         return SimpleNamespace(
-            outcome="deployed", release=bundle.manifest.release, sent_bytes=1, before=None
+            outcome="deployed",
+            release=bundle.manifest.release,
+            sent_bytes=1,
+            before=None,
+            facts=SimpleNamespace(machine_id=""),
         )
 
 

@@ -558,4 +558,5 @@ def without_times(status: dict[str, Any]) -> dict[str, Any]:
         release.pop("by", None)
         for key in ("at", "max_rss_mb"):  # the kernel's figure
             (release.get("health") or {}).pop(key, None)
+    (status.get("newest") or {}).pop("at", None)
     return status
