@@ -113,7 +113,8 @@ std::vector<std::string> Soon(PhotoFolder* photos) {
   return {};
 }
 
-/// Removes a folder and the photos of these tests. A 32-bit program cannot list a folder everywhere.
+/// Removes a folder and the photos of these tests. A 32-bit program cannot list a folder
+/// everywhere.
 void Clear(const std::filesystem::path& folder) {
   for (const char* name : {"before.jpg", "1.jpg", "2.jpg"}) std::filesystem::remove(folder / name);
   std::filesystem::remove(folder);
