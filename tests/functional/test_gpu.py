@@ -136,7 +136,8 @@ def test_nan_and_infinity_go_through(model: Path, opencl: Gpu, tmp_path: Path) -
     """A broken sensor's values are not made plausible."""
     b = Builder()
     y = b.op("Clip", b.conv("x", 4, 4), b.const(0, "float32"), b.const(6, "float32"))
-    b.op("MaxPool", y, kernel_shape=[2, 2], outputs=["y"])
+    # In a maximum onnxruntime's own NaN depends on where it is.
+    b.op("AveragePool", y, kernel_shape=[2, 2], outputs=["y"])
     path = tmp_path / "small.onnx"
     onnx.save(b.model({"x": [1, 4, 8, 8]}, {"y": [1, 4, 7, 7]}), path)
     x = np.random.default_rng(0).normal(size=(1, 4, 8, 8)).astype("float32")

@@ -162,7 +162,7 @@ struct Session::State {
 
   /// The calls from `at` on that the GPU does; returns the first one behind them, or `at` itself if
   /// that is the CPU's.
-  std::size_t OnGpu(std::size_t at) const {
+  [[nodiscard]] std::size_t OnGpu(std::size_t at) const {
     const Stretch& here = stretches[at];
     Copy(here);
     if (here.first == here.end) return at;
