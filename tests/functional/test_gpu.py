@@ -148,14 +148,10 @@ def test_nan_and_infinity_go_through(model: Path, opencl: Gpu, tmp_path: Path) -
     np.testing.assert_allclose(got, due, rtol=1e-5, atol=1e-6)
 
 
-def test_deploy_to_the_gpu_of_this_machine(
-    model: Path, opencl: Gpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_deploy_to_the_gpu_of_this_machine(model: Path, opencl: Gpu, tmp_path: Path) -> None:
     words = ["deploy", str(model), "--board", "local", "--device", "local"]
     words += ["--compute", "gpu", "--root", str(tmp_path / "root"), "--json"]
     assert main(words) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["model"]["name"] == "model" or report["name"] == "model"
     (code,) = (tmp_path / "root").glob("**/kernels.cl")
     assert "KERNEL(" in code.read_text()
 

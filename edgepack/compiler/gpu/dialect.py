@@ -42,6 +42,11 @@ typedef unsigned long long uint64_t;
 #define SQRT(x) sqrtf(x)
 #define ABS(x) fabsf(x)
 #define INFINITE __int_as_float(0x7f800000)
+// As math_constants.h of the toolkit, which TVM's text expects.
+#define CUDART_INF_F INFINITE
+#define CUDART_NAN_F __int_as_float(0x7fffffff)
+#define CUDART_INF __longlong_as_double(0x7ff0000000000000LL)
+#define CUDART_NAN __longlong_as_double(0xfff8000000000000LL)
 #define OVERLOADED
 """
 
