@@ -627,7 +627,7 @@ for ids in ([3, 0], [1, 2**40], [1, -5], [-1, -4]):
     session.set_input("ids", array("q", ids))
     try:
         session.run()
-        print(session.output().tolist()[1][0])
+        print(session.output().tolist()[6])
     except EdgepackError as error:
         print(error.status.name, error.message)
 """
