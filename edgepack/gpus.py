@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import locale
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,7 +61,12 @@ def read_gpu(table: Table) -> Gpu:
 
 def find_local() -> Gpu | None:
     """The GPU of this machine: NVIDIA's, or else OpenCL's first device; None if there is none."""
-    return _first(_cuda, _opencl)
+    # pocl sets the locale of the process that opens it, by which Python reads text.
+    before = locale.setlocale(locale.LC_ALL)
+    try:
+        return _first(_cuda, _opencl)
+    finally:
+        locale.setlocale(locale.LC_ALL, before)
 
 
 def _first(*ways: Callable[[], Gpu | None]) -> Gpu | None:

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -130,6 +131,16 @@ def test_a_network_is_computed_by_both_processors(model: Path, opencl: Gpu, tmp_
     np.testing.assert_array_equal(got[1], due[1])
     # Sums are in one order: equal inputs, equal bits.
     assert [array.tobytes() for array in _run(bundle, [x], 2)] == [a.tobytes() for a in got]
+
+
+def test_a_driver_leaves_the_locale_as_it_was(opencl: Gpu) -> None:
+    """Of a process of its own: a driver sets it once."""
+    script = "import locale; from edgepack.gpus import find_local; before = locale.getencoding(); "
+    script += "assert find_local(); print(before == locale.getencoding())"
+    env = {**os.environ, "LC_ALL": "C.UTF-8"}
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.strip() == "True"
 
 
 def test_nan_and_infinity_go_through(model: Path, opencl: Gpu, tmp_path: Path) -> None:
