@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import locale
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,12 +60,7 @@ def read_gpu(table: Table) -> Gpu:
 
 def find_local() -> Gpu | None:
     """The GPU of this machine: NVIDIA's, or else OpenCL's first device; None if there is none."""
-    # pocl sets the locale of the process that opens it, by which Python reads text.
-    before = locale.setlocale(locale.LC_ALL)
-    try:
-        return _first(_cuda, _opencl)
-    finally:
-        locale.setlocale(locale.LC_ALL, before)
+    return _first(_cuda, _opencl)
 
 
 def _first(*ways: Callable[[], Gpu | None]) -> Gpu | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edgepack.base.errors import ToolchainError
@@ -67,6 +68,11 @@ class Nvrtc:
         """
         if not re.fullmatch(r"sm_\d{2,3}a?", arch):
             raise NvrtcError(f"{arch!r} is not the architecture of a GPU", hint="for example sm_87")
+        # It leaves the thread that calls it in another locale, by which Python reads text.
+        with ThreadPoolExecutor(max_workers=1) as other_thread:
+            return other_thread.submit(self._compile, text, arch).result()
+
+    def _compile(self, text: str, arch: str) -> bytes:
         program = ctypes.c_void_p()
         source = text.encode()
         self._check(
