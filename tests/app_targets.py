@@ -48,11 +48,7 @@ def build_preset(name: str, *targets: str) -> Path:
     """
     folder, toolchain = configure(name)
     words = [tool("cmake"), "--build", folder, "--parallel", str(jobs()), "--target"]
-    run(
-        [*words, *(targets or (PRESETS[name].target,))],
-        env=toolchain.env,
-        what=f"building preset {name}",
-    )
+    toolchain.run([*words, *(targets or (PRESETS[name].target,))], what=f"building preset {name}")
     return folder
 
 
@@ -66,7 +62,7 @@ def configure(name: str) -> tuple[Path, Toolchain]:
     opencv = build_opencv(board, toolchain)
     folder = ctest_build(name)
     arguments = cmake_arguments(opencv, toolchain, board.runtime_flags[preset.toolchain])
-    configure_preset(name, SOURCE, folder, arguments, toolchain.env)
+    configure_preset(name, SOURCE, folder, arguments, toolchain.run)
     return folder, toolchain
 
 

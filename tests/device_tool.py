@@ -6,8 +6,10 @@ import functools
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
+from edgepack.base.kept import zig_cache
 from edgepack.base.paths import atomic_dir, cache_dir, data_file, locked
 from edgepack.base.process import run
 from edgepack.boards import Board, get_board
@@ -43,11 +45,7 @@ def build_preset(name: str, *targets: str) -> Path:
     """Configure a preset and build `targets` of it (all unless named); returns its folder."""
     folder = configure(name)
     words = [tool("cmake"), "--build", folder, "--parallel", str(jobs())]
-    run(
-        [*words, "--target", *targets] if targets else words,
-        env=_environment(),
-        what=f"building preset {name}",
-    )
+    _run([*words, "--target", *targets] if targets else words, what=f"building preset {name}")
     return folder
 
 
@@ -60,12 +58,13 @@ def configure(name: str) -> Path:
         f"-DEDGEPACK_THIRD_PARTY={fetch_sources()}",
         f"-DEDGEPACK_ZIG={zig_executable()}",
     ]
-    configure_preset(name, SOURCE, folder, arguments, _environment())
+    configure_preset(name, SOURCE, folder, arguments, _run)
     return folder
 
 
-def _environment() -> dict[str, str]:
-    return {"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")}
+def _run(argv: Sequence[str | Path], *, what: str, cwd: Path | None = None) -> None:
+    with zig_cache() as env:
+        run(argv, env=env, what=what, cwd=cwd)
 
 
 @functools.cache

@@ -7,12 +7,11 @@ wrong on command.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
-from edgepack.base.paths import cache_dir
+from edgepack.base.kept import zig_cache
+from edgepack.base.process import run
 from edgepack.boards import Board, get_board
 from edgepack.bundle.bundle import Bundle
 from edgepack.native.device_tool import build_device_tool
@@ -172,12 +171,12 @@ def fake_bundle(
     program, library = folder / "app", folder / "library.so"
     local = ["-static-pie"] if profile.is_static else []
     static = {"local": local, "rasp3b": ["-static"]}.get(profile.name, ["-pie", "-fPIE"])
-    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")}
     for words in (
         [*command, *static, "-s", "-o", program, folder / "app.c"],
         [*command, "-s", "-shared", "-nostdlib", "-o", library, folder / "library.c"],
     ):
-        subprocess.run(words, check=True, env=environment)
+        with zig_cache() as env:
+            run(words, env=env)
     if "tool" not in changes:
         changes["tool"] = build_device_tool(profile)
     return small_bundle(

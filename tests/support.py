@@ -7,13 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from edgepack.base.paths import cache_dir, data_file
-from edgepack.base.process import run
 from edgepack.native.opencv import tool
 
 
@@ -53,9 +52,15 @@ def ctest_build(name: str) -> Path:
 
 
 def configure_preset(
-    preset: str, source: Path, folder: Path, arguments: Sequence[str | Path], env: Mapping[str, str]
+    preset: str,
+    source: Path,
+    folder: Path,
+    arguments: Sequence[str | Path],
+    run: Callable[..., object],
 ) -> None:
     """Configure `preset` of the project in `source`, with these arguments as well, in `folder`.
+
+    `run` is what starts CMake: `Toolchain.run`, or `edgepack.base.process.run`.
 
     Where the same was configured before, nothing is done: CMake's --fresh drops the objects, too,
     and of a changed CMakeLists.txt ninja tells CMake itself. Raises ToolchainError.
@@ -67,5 +72,5 @@ def configure_preset(
     if done.exists() and done.read_text("utf-8") == wanted:
         return
     done.unlink(missing_ok=True)
-    run([*words, "--fresh"], cwd=source, env=env, what=f"configuring preset {preset}")
+    run([*words, "--fresh"], cwd=source, what=f"configuring preset {preset}")
     done.write_text(wanted, "utf-8")

@@ -15,7 +15,9 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Set
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edgepack.base.paths import atomic_dir, cache_dir, is_private, locked, open_lock, write_atomic
@@ -27,6 +29,8 @@ _OTHERS = 0o022
 _ZIG = "zig"
 # What zig never writes again once it is there: compiled code, and C libraries.
 _ZIG_OUTPUTS = "o"
+_zig_checked: set[Path] = set()
+_zig_checking = threading.Lock()
 
 
 def keep(folder: Path, make: Callable[[Path], None]) -> Path:
@@ -81,28 +85,41 @@ def damage(path: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def zig_cache() -> Iterator[None]:
-    """While zig is used in this block: what it keeps in the cache is what it made.
+def zig_cache() -> Iterator[dict[str, str]]:
+    """The environment in which to run zig within this block; its cache lies in ours.
 
-    Else all of it is removed, and zig makes it again. Others may use it at the same time.
+    What zig made before is compared with its hashes when a process first asks. If something is
+    damaged, all of it is removed, and zig makes it again. Others may use it at the same time.
     """
     folder = (cache_dir() / _ZIG).resolve()
+    with _zig_checking:
+        if folder not in _zig_checked:
+            _check_zig(folder)
+            _zig_checked.add(folder)
     with open_lock(folder) as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
+        yield {"ZIG_GLOBAL_CACHE_DIR": str(folder)}
+        # While anybody else uses it, there may be halves of what is being made: the last notes all.
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _note_zig(folder)
+
+
+def _check_zig(folder: Path) -> None:
+    with open_lock(folder) as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if _zig_damage(folder) is None:
+            return
+        # Nobody else may be using it while it goes.
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if problem := _zig_damage(folder):
-            # Nobody else may be using it while it goes.
-            fcntl.flock(lock, fcntl.LOCK_UN)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if _zig_damage(folder):
-                _say(folder, problem)
-                shutil.rmtree(folder)
-                _sums(folder).unlink(missing_ok=True)
-            fcntl.flock(lock, fcntl.LOCK_SH)
-        checked = _zig_known(folder).keys() & _zig_outputs(folder)
-        try:
-            yield
-        finally:
-            _note_zig(folder, checked)
+            _say(folder, problem)
+            # In one step: zig takes an output that it finds in its index for granted.
+            gone = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+            folder.rename(gone / folder.name)
+            _sums(folder).unlink(missing_ok=True)
+            shutil.rmtree(gone)
 
 
 def _zig_damage(folder: Path) -> str | None:
@@ -119,17 +136,17 @@ def _zig_damage(folder: Path) -> str | None:
     return None
 
 
-def _note_zig(folder: Path, checked: Set[str]) -> None:
-    """Write down the outputs that were made since those of `checked` were there."""
-    with open_lock(_sums(folder)) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        known, there = _zig_known(folder), _zig_outputs(folder)
-        for name in there - checked:
-            with contextlib.suppress(OSError):
-                _take_from_others(folder / _ZIG_OUTPUTS / name)
-                known[name] = _digest_of_lines(folder / _ZIG_OUTPUTS / name)
-        lines = (f"{known[name]} {name}\n" for name in sorted(known.keys() & there))
-        write_atomic(_sums(folder), "".join(lines).encode())
+def _note_zig(folder: Path) -> None:
+    """Write down the outputs that were made since the last time."""
+    known, there = _zig_known(folder), _zig_outputs(folder)
+    if known.keys() == there:
+        return
+    for name in there - known.keys():
+        with contextlib.suppress(OSError):
+            _take_from_others(folder / _ZIG_OUTPUTS / name)
+            known[name] = _digest_of_lines(folder / _ZIG_OUTPUTS / name)
+    lines = (f"{known[name]} {name}\n" for name in sorted(known.keys() & there))
+    write_atomic(_sums(folder), "".join(lines).encode())
 
 
 def _zig_outputs(folder: Path) -> set[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 
 from edgepack.base.errors import ToolchainError
+from edgepack.base.kept import zig_cache
 from edgepack.base.paths import atomic_dir, cache_dir, locked
 from edgepack.base.process import run
 from edgepack.base.tools import find_tool, missing
@@ -115,10 +116,10 @@ def build_plugin(qemu: Path) -> Path:
                 "-shared",
                 f"-DPLUGIN_API={api}",
             )
-            with atomic_dir(folder) as work:
+            with atomic_dir(folder) as work, zig_cache() as env:
                 run(
                     [zig, "cc", *flags, f"-DPLUGIN_API={api}", _SOURCE, "-o", work / "trace.so"],
-                    env={"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")},
+                    env=env,
                     what="building the plugin that traces",
                 )
     return folder / "trace.so"

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from edgepack.base.kept import keep
 from edgepack.base.paths import cache_dir, data_file
-from edgepack.base.process import run
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tools import missing
 from edgepack.base.version import VERSION
@@ -25,7 +24,7 @@ from edgepack.native.llhttp import fetch_llhttp, llhttp_license
 from edgepack.native.opencv import OpenCvBuild, build_opencv, jobs, name_opencv, tool
 from edgepack.native.prebuilt import find_prebuilt, read_licenses, say_why_built
 from edgepack.native.sources import source_hashes
-from edgepack.native.toolchain import Toolchain, checked, need_compiler, toolchain_licenses
+from edgepack.native.toolchain import Toolchain, need_compiler, toolchain_licenses
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +81,7 @@ def build_runtime(
 
     def make(work: Path) -> None:
         progress.step(f"building {_APP} for {toolchain.triple} with {toolchain.kind}")
-        with checked(toolchain):
-            _compile(source, work, opencv, toolchain, flags)
+        _compile(source, work, opencv, toolchain, flags)
 
     keep(folder, make)
     return RuntimeBuild(
@@ -157,7 +155,7 @@ def _compile(
     source: Path, out: Path, opencv: OpenCvBuild, toolchain: Toolchain, flags: tuple[str, ...]
 ) -> None:
     build = out / "build"
-    run(
+    toolchain.run(
         [
             tool("cmake"),
             "-S",
@@ -169,13 +167,11 @@ def _compile(
             *cmake_arguments(opencv, toolchain, flags),
             f"-DEDGEPACK_VERSION={VERSION}",
         ],
-        env=toolchain.env,
         what="configuring the runtime app",
     )
     target = f"{_APP}-parts" if toolchain.is_static else _APP
-    run(
+    toolchain.run(
         [tool("cmake"), "--build", build, "--target", target, "--parallel", str(jobs())],
-        env=toolchain.env,
         what="building the runtime app",
     )
     if toolchain.is_static:

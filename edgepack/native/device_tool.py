@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgepack.base.errors import ToolchainError
-from edgepack.base.kept import keep
+from edgepack.base.kept import keep, zig_cache
 from edgepack.base.paths import cache_dir, data_file
 from edgepack.base.process import run
 from edgepack.base.progress import NO_PROGRESS, Progress
@@ -30,7 +30,6 @@ from edgepack.native.sdist import Sdist, fetch_sdist, unpack_sdist
 from edgepack.native.sources import source_hashes
 from edgepack.native.toolchain import (
     Toolchain,
-    checked,
     for_device_tool,
     need_compiler,
     toolchain_licenses,
@@ -118,8 +117,7 @@ def _build(board: Board, name: str, toolchain: Toolchain, progress: Progress) ->
         need_compiler(toolchain, TOOL)
         sources = fetch_sources(progress=progress)
         progress.step(f"building {TOOL} for {toolchain.triple}")
-        with checked(toolchain):
-            compile_tool(work, sources, cmake_arguments(board))
+        compile_tool(work, sources, cmake_arguments(board))
         _write_licenses(sources, toolchain, work / LICENSES)
 
     return keep(cache_dir() / KIND / name, make)
@@ -198,24 +196,18 @@ def compile_tool(
     compiled. Raises ToolchainError if a compiler fails.
     """
     work = build or out / "build"
-    env = {"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")}
-    run(
-        [
-            tool("cmake"),
-            *("-S", data_file("cpp_runtime") / "device", "-B", work, "-G", "Ninja"),
-            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
-            f"-DEDGEPACK_VERSION={VERSION}",
-            f"-DEDGEPACK_THIRD_PARTY={sources}",
-            *arguments,
-        ],
-        env=env,
-        what=f"configuring {TOOL}",
-    )
-    run(
-        [tool("cmake"), "--build", work, "--parallel", str(jobs()), "--target", *targets],
-        env=env,
-        what=f"building {TOOL}",
-    )
+    configure: list[str | Path] = [
+        tool("cmake"),
+        *("-S", data_file("cpp_runtime") / "device", "-B", work, "-G", "Ninja"),
+        f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        f"-DEDGEPACK_VERSION={VERSION}",
+        f"-DEDGEPACK_THIRD_PARTY={sources}",
+        *arguments,
+    ]
+    compile_: list[str | Path] = [tool("cmake"), "--build", work, "--parallel", str(jobs())]
+    with zig_cache() as env:
+        run(configure, env=env, what=f"configuring {TOOL}")
+        run([*compile_, "--target", *targets], env=env, what=f"building {TOOL}")
     for target in targets:
         shutil.copy(next(work.rglob(target)), out / target)
     if build is None:

@@ -174,10 +174,10 @@ def plan_runner(board: Board) -> Path:
             raise missing("zig")
         # As the device tool is built: zig makes one musl for both.
         options = ("-target", triple, *flags, "-pie", "-fPIE", "-O2", "-g0", "-s", "-o")
-        with zig_cache():
+        with zig_cache() as env:
             run(
                 [zig, "cc", *options, work / _PROGRAM, _SOURCE],
-                env={"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")},
+                env=env,
                 what="building what runs under the emulator",
             )
 

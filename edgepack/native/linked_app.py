@@ -15,9 +15,7 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 
 from edgepack.base.paths import data_file
-from edgepack.base.process import run
 from edgepack.native.app import RuntimeBuild
-from edgepack.native.toolchain import checked
 
 # Variables of the kernels that the program fills in: see ContextSymbols in
 # cpp_runtime/app/src/platform/tvm_ffi/backend.cc.
@@ -49,19 +47,17 @@ def link_app(runtime: RuntimeBuild, kernels: Path, graph: Path, out: Path) -> No
     link fails.
     """
     toolchain = runtime.toolchain
-    with tempfile.TemporaryDirectory(prefix="edgepack-") as name, checked(toolchain):
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
         table = Path(name) / "kernel_table.s"
         table.write_text(_table(graph.read_bytes(), kernels), encoding="utf-8")
         code = table.with_suffix(".o")
         bare = Path(name) / "kernels.o"
         bare.write_bytes(_without_unwind_tables(kernels))
-        run(
-            [*toolchain.cc, "-c", "-o", code, table],
-            env=toolchain.env,
-            what="compiling the table of kernels",
+        toolchain.run(
+            [*toolchain.cc, "-c", "-o", code, table], what="compiling the table of kernels"
         )
         objects, archives = (sorted(runtime.app.glob(kind)) for kind in ("*.o", "*.a"))
-        run(
+        toolchain.run(
             [
                 *(*toolchain.cxx, *runtime.flags),
                 *_LINK,
@@ -73,7 +69,6 @@ def link_app(runtime: RuntimeBuild, kernels: Path, graph: Path, out: Path) -> No
                 *(code, bare),
                 *("-T", data_file("cpp_runtime") / "app" / "cmake" / "linked.ld"),
             ],
-            env=toolchain.env,
             what="linking edgepack-run with the kernels",
         )
 

@@ -23,7 +23,7 @@ from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tools import find_tool, look_for
 from edgepack.boards import Board
 from edgepack.native.sdist import Sdist, fetch_sdist, unpack_sdist
-from edgepack.native.toolchain import Toolchain, checked, need_compiler
+from edgepack.native.toolchain import Toolchain, need_compiler
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +115,7 @@ def build_opencv(
         progress.step(
             f"building OpenCV {SDIST.version} for {toolchain.triple} with {toolchain.kind} (once)"
         )
-        with checked(toolchain):
-            _compile(source, prefix, flags, toolchain)
+        _compile(source, prefix, flags, toolchain)
         _write_licenses(source, prefix / "edgepack-licenses")
 
     keep(build.prefix, make)
@@ -171,7 +170,7 @@ def _toolchain_files(toolchain: Toolchain) -> list[Path]:
 def _compile(source: Path, prefix: Path, flags: Sequence[str], toolchain: Toolchain) -> None:
     # The build folder lies within the new prefix and goes away with it when something fails.
     build = prefix / "build"
-    run(
+    toolchain.run(
         [
             tool("cmake"),
             *("-S", _project(), "-B", build, "-G", "Ninja"),
@@ -182,12 +181,10 @@ def _compile(source: Path, prefix: Path, flags: Sequence[str], toolchain: Toolch
             f"-DEDGEPACK_NASM={nasm(toolchain) or ''}",
             *toolchain.cmake_args,
         ],
-        env=toolchain.env,
         what="configuring OpenCV",
     )
-    run(
+    toolchain.run(
         [tool("cmake"), "--build", build, "--target", "install", "--parallel", str(jobs())],
-        env=toolchain.env,
         what="building OpenCV",
     )
     shutil.rmtree(build)

@@ -17,14 +17,13 @@ from pathlib import Path
 from edgepack.base.errors import ToolchainError, UsageError
 from edgepack.base.kept import keep
 from edgepack.base.paths import atomic_dir, cache_dir, data_file
-from edgepack.base.process import run
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.version import VERSION
 from edgepack.boards import Board, version_tuple
 from edgepack.native import static_library
 from edgepack.native.app import cmake_arguments, library_licenses, runtime_key
 from edgepack.native.opencv import build_opencv, jobs, name_opencv, tool
-from edgepack.native.toolchain import Toolchain, checked, need_compiler
+from edgepack.native.toolchain import Toolchain, need_compiler
 from edgepack.native.wheel import PROGRAM, TEXT, wheel_bytes
 
 SONAME = "libedgepack.so.1"
@@ -85,25 +84,24 @@ def build_sdk(board: Board, toolchain: Toolchain, *, progress: Progress = NO_PRO
 
     def make(work: Path) -> None:
         progress.step(f"building the library for {toolchain.triple} with {toolchain.kind}")
-        with checked(toolchain):
-            _compile(
-                [
-                    *("-S", source, "-B", work / "build", "-G", "Ninja"),
-                    *cmake_arguments(opencv, toolchain, flags),
-                    f"-DEDGEPACK_VERSION={VERSION}",
-                    "-DEDGEPACK_SDK=ON",
-                ],
-                toolchain,
-                work,
-            )
-            static_library.make_static_library(
-                toolchain,
-                flags,
-                next((work / "build" / "sdk").rglob("edgepack.cc.o")),
-                [*sorted((work / "build").rglob("*.a")), *opencv.archives],
-                keep=_exported(root / "sdk" / "symbols.txt"),
-                out=work / _ARCHIVE,
-            )
+        _compile(
+            [
+                *("-S", source, "-B", work / "build", "-G", "Ninja"),
+                *cmake_arguments(opencv, toolchain, flags),
+                f"-DEDGEPACK_VERSION={VERSION}",
+                "-DEDGEPACK_SDK=ON",
+            ],
+            toolchain,
+            work,
+        )
+        static_library.make_static_library(
+            toolchain,
+            flags,
+            next((work / "build" / "sdk").rglob("edgepack.cc.o")),
+            [*sorted((work / "build").rglob("*.a")), *opencv.archives],
+            keep=_exported(root / "sdk" / "symbols.txt"),
+            out=work / _ARCHIVE,
+        )
         shutil.rmtree(work / "build")
 
     keep(folder, make)
@@ -131,11 +129,10 @@ def _exported(list_: Path) -> frozenset[str]:
 
 def _compile(configure: list[str | Path], toolchain: Toolchain, out: Path) -> None:
     cmake = tool("cmake")
-    run([cmake, *configure], env=toolchain.env, what="configuring the library")
+    toolchain.run([cmake, *configure], what="configuring the library")
     targets = ("edgepack_shared", "edgepack_api")
-    run(
+    toolchain.run(
         [cmake, "--build", out / "build", "--parallel", str(jobs()), "--target", *targets],
-        env=toolchain.env,
         what="building the library",
     )
     shutil.copy(out / "build" / "sdk" / SONAME, out / SONAME)

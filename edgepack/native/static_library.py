@@ -47,7 +47,7 @@ def make_static_library(
         whole = Path(folder) / "edgepack.o"
         words: list[str | Path] = [*toolchain.cxx, *flags, "-r", "-nostdlib", "-g0", "-o", whole]
         words += [code, "-Wl,--start-group", *archives, *_cxx_archives(toolchain, flags)]
-        run([*words, "-Wl,--end-group"], env=toolchain.env, what="linking the static library")
+        toolchain.run([*words, "-Wl,--end-group"], what="linking the static library")
         made = make_local(whole.read_bytes(), keep)
     if (found := exported(made)) != keep:
         raise ToolchainError(
@@ -70,7 +70,7 @@ def _cxx_archives(toolchain: Toolchain, flags: Sequence[str]) -> list[Path]:
         # library has.
         words: list[str | Path] = [*toolchain.cxx, *flags, "-shared", "-fPIC", "-O2", "-s", "-v"]
         words += [source, "-o", source.with_suffix(".so")]
-        done = run(words, env=toolchain.env, what="looking for zig's C++ library")
+        done = toolchain.run(words, what="looking for zig's C++ library")
     wanted = {"libc++.a", "libc++abi.a", "libunwind.a"}
     said = map(Path, (done.stdout + done.stderr).split())
     found = {path.name: path for path in said if path.name in wanted}

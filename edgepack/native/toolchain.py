@@ -6,14 +6,14 @@ import contextlib
 import functools
 import importlib.util
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgepack.base.errors import ToolchainError, UsageError, perhaps
 from edgepack.base.kept import zig_cache
-from edgepack.base.paths import cache_dir, data_file
-from edgepack.base.process import run
+from edgepack.base.paths import data_file
+from edgepack.base.process import Finished, run
 from edgepack.base.tools import ToolMissingError, install, look_for
 from edgepack.base.version import VERSION
 from edgepack.boards import TOOLCHAINS, Board, version_tuple
@@ -44,10 +44,9 @@ class GlibcTooNewError(ToolchainError):
 class Toolchain:
     """A C and C++ compiler for one triple.
 
-    `cc` and `cxx` are the start of a command line (zig's hold its -target already);
-    `env` must be added to the environment they run in. `glibc` is the newest glibc
-    version whose symbols a program linked by it can need; empty if it links programs statically,
-    with musl.
+    `cc` and `cxx` are the start of a command line for `run` (zig's hold its -target already).
+    `glibc` is the newest glibc version whose symbols a program linked by it can need; empty if it
+    links programs statically, with musl.
     Without a compiler (`has_compiler`) `cc` and `cxx` are empty: it then names what programs were
     built with before, and kernels are linked by `edgepack.native.linker`, with `builtins`.
     """
@@ -59,13 +58,21 @@ class Toolchain:
     cc: tuple[str, ...]
     cxx: tuple[str, ...]
     cmake_args: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
     builtins: Path | None = None
 
     @property
     def has_compiler(self) -> bool:
         """Whether it is installed."""
         return bool(self.cc)
+
+    def run(
+        self, argv: Sequence[str | Path], *, what: str | None = None, cwd: Path | None = None
+    ) -> Finished:
+        """`edgepack.base.process.run` for a program that is this compiler or starts it."""
+        if self.kind != "zig":
+            return run(argv, what=what, cwd=cwd)
+        with zig_cache() as env:
+            return run(argv, env=env, what=what, cwd=cwd)
 
     @property
     def title(self) -> str:
@@ -266,12 +273,9 @@ def zig_builtins(board: Board) -> Path:
         # It is built at the first link that needs it, and said at each.
         flags = board.runtime_flags["zig"]
         words = [*toolchain.cc, *flags, "-shared", "-fPIC", "-O2", "-s", "-g0", "-v", str(source)]
-        with checked(toolchain):
-            done = run(
-                [*words, "-o", source.with_suffix(".so")],
-                env=toolchain.env,
-                what="looking for zig's own functions",
-            )
+        done = toolchain.run(
+            [*words, "-o", source.with_suffix(".so")], what="looking for zig's own functions"
+        )
     for word in (done.stdout + done.stderr).split():
         if Path(word).name.startswith(("libcompiler_rt", "compiler_rt")):
             return Path(word)
@@ -321,21 +325,13 @@ def _zig(board: Board) -> Toolchain:
             *own,
             f"-DEDGEPACK_ZIG={zig}",
         ),
-        # zig keeps the libc++ and start files it builds (a CPU minute) here.
-        env={"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")},
     )
-
-
-def checked(toolchain: Toolchain) -> contextlib.AbstractContextManager[None]:
-    """While `toolchain` is used: see `zig_cache`; nothing for another compiler."""
-    return zig_cache() if toolchain.kind == "zig" else contextlib.nullcontext()
 
 
 def link_relocatable(toolchain: Toolchain, objects: Sequence[Path], out: Path) -> None:
     """Link `objects` into one object file `out`; raises ToolchainError."""
     words: list[str | Path] = [*toolchain.cc, "-r", "-nostdlib", "-o", out, *objects]
-    with checked(toolchain):
-        run(words, env=toolchain.env, what=f"linking {out.name}")
+    toolchain.run(words, what=f"linking {out.name}")
 
 
 def link_shared(
@@ -359,5 +355,4 @@ def link_shared(
         *objects,
         "-lm",
     ]
-    with checked(toolchain):
-        run(words, env=toolchain.env, what=f"linking {out.name}")
+    toolchain.run(words, what=f"linking {out.name}")

@@ -12,6 +12,7 @@ import shutil
 import tarfile
 from pathlib import Path
 
+from edgepack.base.kept import zig_cache
 from edgepack.base.paths import atomic_dir, cache_dir, locked
 from edgepack.base.process import run
 from edgepack.base.progress import NO_PROGRESS, Progress
@@ -125,12 +126,13 @@ def static_sshd(board: Board, *, progress: Progress = NO_PROGRESS) -> Path:
             with atomic_dir(folder) as work:
                 source = _source(work)
                 for name, files in _PROGRAMS.items():
-                    run(
-                        [zig, "cc", *options, *files, "-o", work / name],
-                        cwd=source,
-                        env={"ZIG_GLOBAL_CACHE_DIR": str(cache_dir() / "zig")},
-                        what=f"building a static {name}",
-                    )
+                    with zig_cache() as env:
+                        run(
+                            [zig, "cc", *options, *files, "-o", work / name],
+                            cwd=source,
+                            env=env,
+                            what=f"building a static {name}",
+                        )
                 shutil.rmtree(source)
     return folder
 

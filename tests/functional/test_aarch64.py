@@ -142,7 +142,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text += [f".size {name}, . - {name}"]
     (folder / "x.s").write_text("\n".join(text) + "\n")
     toolchain = find("zig", get_board("aarch64"))
-    run([*toolchain.cc, "-c", folder / "x.s", "-o", folder / "x.o"], env=toolchain.env)
+    toolchain.run([*toolchain.cc, "-c", folder / "x.s", "-o", folder / "x.o"])
     return folder / "x.o"
 
 

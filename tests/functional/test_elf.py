@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.base.process import run
 from edgepack.boards import get_board, version_tuple
 from edgepack.gate.code import Instruction
 from edgepack.gate.elf import NotElfError, VersionNeed, find_instructions, read_elf
@@ -278,7 +277,7 @@ def test_zig_pins_the_glibc(tmp_path: Path, name: str) -> None:
     out = tmp_path / "main"
     # As the app is linked: what zig needs for it is there already.
     flags = [*board.runtime_flags["zig"], "-O3", "-s"]
-    run([*toolchain.cc, *flags, source, "-o", out], env=toolchain.env)
+    toolchain.run([*toolchain.cc, *flags, source, "-o", out])
     elf = read_elf(out)
     need = elf.highest("GLIBC")
     assert need is not None and need.number is not None

@@ -367,7 +367,7 @@ def test_the_examples_on_a_virtual_board(
             # As edgepack-run is linked: zig has that C++ library already.
             words: list[str | Path] = [*compiler, *target.board.runtime_flags["zig"]]
             words += ["-O2", "-s", "-pie", "-fPIC", "-o", program, examples / source]
-            run([*words, *flags, "-lpthread"], env=target.toolchain.env)
+            target.toolchain.run([*words, *flags, "-lpthread"])
             programs.append(program)
     with own_boards():
         device = open_device("virtual", target.board)

@@ -20,7 +20,6 @@ from PIL import Image
 
 from edgepack import formats
 from edgepack.base.errors import UsageError
-from edgepack.base.process import run
 from edgepack.boards import get_board
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import APP, GRAPH, LIBRARY
@@ -227,7 +226,7 @@ def test_so_do_kernels_with_and_without_data(tmp_path: Path) -> None:
         source.write_text(text)
         code.parent.mkdir()
         words = [*runtime.toolchain.cc, *runtime.flags, "-c", "-O1", "-fPIC", source, "-o", code]
-        run(words, env=runtime.toolchain.env)
+        runtime.toolchain.run(words)
         link_app(runtime, code, graph, code.with_name("app"))
         programs.append(code.with_name("app").read_bytes())
     headers = [int.from_bytes(program[56:58], "little") for program in programs]  # e_phnum

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.base.process import run
 from edgepack.boards import get_board
 from edgepack.native.toolchain import find, link_shared
 
@@ -25,9 +24,8 @@ def test_linking_is_reproducible(
         folder.mkdir()
         source = folder / "k.c"
         source.write_text("#include <math.h>\nfloat k(float x) { return expf(x); }\n")
-        run(
-            [*toolchain.cc, *flags, "-g0", "-O2", "-fPIC", "-c", source, "-o", folder / "k.o"],
-            env=toolchain.env,
+        toolchain.run(
+            [*toolchain.cc, *flags, "-g0", "-O2", "-fPIC", "-c", source, "-o", folder / "k.o"]
         )
         link_shared(toolchain, [folder / "k.o"], folder / "model.so", flags)
         files.append((folder / "model.so").read_bytes())

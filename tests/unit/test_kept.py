@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -12,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.base import paths
-from edgepack.base.errors import ConfigError
+from edgepack.base import kept, paths
+from edgepack.base.errors import ConfigError, ToolchainError
 from edgepack.base.kept import damage, keep, keep_file, zig_cache
 from edgepack.base.paths import NotCachedError, cache_dir, locked, only_cached, set_cache_dir
 
+ROOT = Path(__file__).parents[2]
 FILES = {"model.so": b"\x7fELF" + bytes(300), "params.bin": bytes(range(256)), "a/b/c.json": b"{}"}
 
 
@@ -234,18 +236,24 @@ def _zig_output(cache: Path, name: str, data: bytes) -> Path:
     return output / "libc.a"
 
 
-def test_what_zig_keeps(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with zig_cache():
+@pytest.fixture
+def another_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Called, what this one has checked is forgotten."""
+    return lambda: monkeypatch.setattr(kept, "_zig_checked", set())
+
+
+def test_what_zig_keeps(
+    cache: Path, caplog: pytest.LogCaptureFixture, another_process: Callable[[], None]
+) -> None:
+    with zig_cache() as env:
+        assert env == {"ZIG_GLOBAL_CACHE_DIR": str(cache / "zig")}
         first = _zig_output(cache, "1", b"musl")
     with zig_cache():
         second = _zig_output(cache, "2", b"crt1")
-    assert first.exists() and not caplog.records
-    shutil.rmtree(first.parent)  # zig cleans up
+    another_process()
     with zig_cache():
-        _zig_output(cache, "1", b"musl, again")
-    with zig_cache():
-        pass
-    assert not caplog.records
+        assert first.exists() and not caplog.records
+    another_process()
     second.write_bytes(b"crt0")
     inside, leave = threading.Event(), threading.Event()
 
@@ -265,3 +273,35 @@ def test_what_zig_keeps(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
         thread.join()
         assert not (cache / "zig").exists()
         assert "cache's zig is damaged and made again: o/2: not what was made" in caplog.text
+
+
+def test_half_of_what_zig_makes_is_not_noted(
+    cache: Path, caplog: pytest.LogCaptureFixture, another_process: Callable[[], None]
+) -> None:
+    with zig_cache():
+        half = _zig_output(cache, "1", b"libc++, the first ha")
+        with zig_cache():  # somebody else, who is done sooner
+            _zig_output(cache, "2", b"crt1")
+        half.write_bytes(b"libc++, whole")
+    another_process()
+    with zig_cache():
+        assert not caplog.records
+        half.write_bytes(b"and an end that nobody asked for")
+    with pytest.raises(ToolchainError), zig_cache():  # zig was stopped
+        cut = _zig_output(cache, "3", b"the first ha")
+        raise ToolchainError("stopped")
+    cut.write_bytes(b"whole")
+    another_process()
+    with zig_cache():
+        assert not half.exists() and "o/1: not what was made" in caplog.text
+
+
+def test_zig_runs_in_no_other_way() -> None:
+    """What is run without the lock of its cache finds half of it gone."""
+    told = [
+        str(path.relative_to(ROOT))
+        for folder in ("edgepack", "tests", "bench")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if re.search(r"ZIG_\w+_CACHE_DIR", path.read_text("utf-8"))
+    ]
+    assert told == ["edgepack/base/kept.py", "tests/unit/test_kept.py"]
