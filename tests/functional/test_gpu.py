@@ -149,6 +149,18 @@ def test_nan_and_infinity_go_through(model: Path, opencl: Gpu, tmp_path: Path) -
     np.testing.assert_allclose(got, due, rtol=1e-5, atol=1e-6)
 
 
+def test_a_part_of_a_convolution_is_its_own_pixels(opencl: Gpu, tmp_path: Path) -> None:
+    """What is cut off at the end is less to make, and moves nothing."""
+    b = Builder()
+    y = b.conv("x", 16, 16, kernel=1)
+    b.op("Slice", y, *(b.const(v, "int64") for v in ([0, 0], [5, 4], [2, 3])), outputs=["y"])
+    path = b.save(tmp_path / "model.onnx", {"x": [1, 16, 6, 7]}, {"y": [1, 16, 5, 4]})
+    x = np.random.default_rng(1).normal(size=(1, 16, 6, 7)).astype("float32")
+    (due,) = _reference(path, {"x": x})
+    (got,) = _run(_bundle(path, opencl, tmp_path / "bundle"), [x], 1)
+    np.testing.assert_allclose(got, due, rtol=1e-5, atol=1e-5)
+
+
 def test_deploy_to_the_gpu_of_this_machine(model: Path, opencl: Gpu, tmp_path: Path) -> None:
     words = ["deploy", str(model), "--board", "local", "--device", "local"]
     words += ["--compute", "gpu", "--root", str(tmp_path / "root"), "--json"]

@@ -93,9 +93,16 @@ def make(site: ProductSite) -> tuple[DeviceKernel, tuple[np.ndarray, ...], str]:
 
 def _is_plain(site: ProductSite) -> bool:
     """Whether each result is a product of all that the image has."""
-    operator = site.operator
-    return operator.groups == 1 and (
-        operator.kernel == (1, 1) and operator.stride == (1, 1) and operator.before == (0, 0)
+    return site.operator.groups == 1 and _copies(site)
+
+
+def _copies(site: ProductSite) -> bool:
+    """Whether a result's window is the pixel in its own place."""
+    operator, image, output = site.operator, site.image, site.output
+    return (
+        operator.kernel == operator.stride == (1, 1)
+        and operator.before == (0, 0)
+        and (image.height, image.width) == (output.height, output.width)
     )
 
 
@@ -324,7 +331,7 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
             lines += ["const int pixel = n;"]
         start = "0" if output.batch == 1 else f"image * {site.image.channels}"
         lines.append(f"const int channel0 = {start} + g * {self.ins};")
-        if not self._copies:
+        if not _copies(site):
             lines += [
                 f"const int top = pixel / {output.width} * {operator.stride[0]}"
                 f" - {operator.before[0]};",
@@ -332,12 +339,6 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
                 f" - {operator.before[1]};",
             ]
         return "\n".join("  " + line for line in lines)
-
-    @property
-    def _copies(self) -> bool:
-        """Whether a window is the pixel itself."""
-        operator = self.operator
-        return operator.kernel == operator.stride == (1, 1) and operator.before == (0, 0)
 
     def _load(self, weights4: int, loads: int) -> str:
         tile, image = self.tile, self.site.image
@@ -358,7 +359,7 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
         if not self.flat:
             depths = groups(self.ins, _DEPTH)
             lines.append(f"const int c0 = k % {depths} * {_DEPTH} + row;")
-            if self._copies:
+            if _copies(self.site):
                 lines.append("const int here = pixel, seen = inside;")
             else:
                 lines += [
