@@ -12,6 +12,7 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -81,7 +82,9 @@ def _network() -> onnx.ModelProto:
 
 
 def _reference(path: Path, inputs: dict[str, Array]) -> list[Array]:
-    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, inputs)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    outputs: list[Array] = session.run(None, inputs)
+    return outputs
 
 
 def _bundle(path: Path, gpu: Gpu, out: Path) -> Path:
@@ -147,6 +150,49 @@ def test_nan_and_infinity_go_through(model: Path, opencl: Gpu, tmp_path: Path) -
     (got,) = _run(_bundle(path, opencl, tmp_path / "bundle"), [x], 1)
     np.testing.assert_array_equal(np.isnan(got), np.isnan(due))
     np.testing.assert_allclose(got, due, rtol=1e-5, atol=1e-6)
+
+
+# Shape of the image, channels made, window, and attributes of the ConvTranspose.
+_TRANSPOSED: dict[str, tuple[tuple[int, ...], int, tuple[int, ...], dict[str, Any]]] = {
+    "even": ((2, 24, 5, 7), 20, (2, 2), {"strides": [2, 2]}),
+    "uneven": (
+        (1, 32, 5, 6),
+        40,
+        (3, 3),
+        {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]},
+    ),
+    "odd size": ((1, 16, 4, 5), 8, (5, 4), {"strides": [3, 2], "pads": [2, 0, 0, 1]}),
+    "few channels": ((2, 3, 6, 5), 4, (3, 5), {"strides": [2, 3], "pads": [1, 1, 0, 2]}),
+    "groups": ((1, 12, 4, 4), 18, (4, 4), {"strides": [2, 2], "group": 3, "pads": [1] * 4}),
+    "depthwise": ((2, 10, 5, 4), 10, (4, 3), {"strides": [2, 2], "group": 10, "pads": [1] * 4}),
+    "many parts": ((1, 512, 3, 3), 8, (4, 4), {"strides": [2, 2], "pads": [1] * 4}),
+    "a line": ((1, 16, 9), 8, (4,), {"strides": [2], "pads": [1, 1]}),
+    "stride 1": ((1, 16, 5, 5), 8, (3, 3), {"pads": [1, 1, 1, 1]}),
+}
+
+
+def test_transposed_convolutions(opencl: Gpu, tmp_path: Path) -> None:
+    """In phases, of which some have fewer taps, or fewer pixels; and one channel at a time."""
+    b = Builder(seed=5)
+    shapes = [item[0] for item in _TRANSPOSED.values()]
+    for index, (shape, outs, window, attributes) in enumerate(_TRANSPOSED.values()):
+        groups = attributes.get("group", 1)
+        weights = [b.weight(shape[1], outs // groups, *window), b.weight(outs)]
+        y = b.op("ConvTranspose", f"x{index}", *weights, kernel_shape=list(window), **attributes)
+        b.op("LeakyRelu", y, outputs=[f"y{index}"])
+    inputs = {f"x{index}": shape for index, shape in enumerate(shapes)}
+    path = b.save(
+        tmp_path / "model.onnx", inputs, {f"y{index}": None for index in range(len(shapes))}
+    )
+    random = np.random.default_rng(1)
+    given = [random.normal(size=shape).astype("float32") for shape in shapes]
+    bundle = _bundle(path, opencl, tmp_path / "bundle")
+    calls = json.loads((bundle / "model/graph.json").read_text())["calls"]
+    # Kernels of TVM's are named after what they do.
+    assert all(call["kernel"].startswith("gpu_") for call in calls)
+    due = _reference(path, dict(zip(inputs, given, strict=True)))
+    for kind, one, other in zip(_TRANSPOSED, _run(bundle, given, len(given)), due, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5, err_msg=kind)
 
 
 def test_a_part_of_a_convolution_is_its_own_pixels(opencl: Gpu, tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ The product is weights [M, K] times an image's windows [K, N], which are never w
 group of threads gathers what its tile needs (implicit GEMM, as in cuDNN: arXiv:1410.0759). Where
 there are too few tiles for all processors, K is shared out as well, and a second launch adds up
 the parts in a fixed order, so that equal inputs give equal bits.
+
+A transposed convolution of stride s is s x s ordinary ones, its phases (as in `rules.transposed`):
+each makes every s-th pixel in both directions of what the window's every s-th row and column see.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import numpy as np
 from edgepack.compiler.gpu.epilogue import statements
 from edgepack.compiler.gpu.image import PlainImage
 from edgepack.compiler.gpu.kernel import DeviceKernel, Launch, groups
-from edgepack.compiler.layers.layer import Convolution
+from edgepack.compiler.layers.layer import Convolution, TransposedConvolution
 from edgepack.compiler.tiles.expression import Expression
 from edgepack.gpus import Gpu
 
@@ -25,6 +28,8 @@ from edgepack.gpus import Gpu
 _DEPTH = 16
 # More pixels than these are worth a tile.
 _FEW = 4
+# What both interfaces let a grid have in its third direction.
+_GRID_Z = 65535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +85,16 @@ class ProductSite:
     gpu: Gpu
 
 
+def takes(operator: Convolution) -> bool:
+    """Whether a grid has places for all groups and phases."""
+    return operator.groups * phase_count(operator) <= _GRID_Z
+
+
+def phase_count(operator: Convolution) -> int:
+    """Convolutions of stride 1 that a transposed one is made of; 1 of any other."""
+    return math.prod(operator.stride) if isinstance(operator, TransposedConvolution) else 1
+
+
 def make(site: ProductSite) -> tuple[DeviceKernel, tuple[np.ndarray, ...], str]:
     """The kernel, its constants (weights and bias first), and its tile in words.
 
@@ -114,15 +129,19 @@ def choose(site: ProductSite) -> tuple[GroupTile, int]:
     """
     operator, output, gpu = site.operator, site.output, site.gpu
     outs = operator.weight.shape[0] // operator.groups
-    columns = output.batch * output.pixels
+    phases = phase_count(operator)
+    columns = output.batch * math.prod(_phase_size(operator, output))
     depth = _depths(operator) * _DEPTH
     best: tuple[float, GroupTile, int] | None = None
     for tile in TILES:
         if tile.threads > gpu.threads or _shared_bytes(tile) > gpu.shared_kb << 10:
             continue
-        tiles = groups(outs, tile.outs) * groups(columns, tile.columns) * operator.groups
+        tiles = groups(outs, tile.outs) * groups(columns, tile.columns)
+        tiles *= operator.groups * phases
         for parts in (1, 2, 4, 8, 16, 32):
             if parts > 1 and depth // parts < 4 * _DEPTH:
+                break
+            if operator.groups * phases * parts > _GRID_Z:
                 break
             at_once = max(1, min(4, 2048 // max(tile.threads, 1) // 2))
             waves = math.ceil(tiles * parts / (gpu.processors * at_once))
@@ -133,7 +152,7 @@ def choose(site: ProductSite) -> tuple[GroupTile, int]:
             waits = share / _DEPTH * 120 / together
             time = waves * (together * work + waits + 1500)
             if parts > 1:
-                results = outs * operator.groups * columns
+                results = outs * operator.groups * output.batch * output.pixels
                 time += 2500 + parts * results / (gpu.processors * gpu.lanes / 2)
             if best is None or time < best[0]:
                 best = time, tile, parts
@@ -145,9 +164,25 @@ def _shared_bytes(tile: GroupTile) -> int:
     return 2 * _DEPTH * (tile.outs + tile.columns) * 4
 
 
+def _phase_size(operator: Convolution, output: PlainImage) -> tuple[int, int]:
+    """Rows and columns of the pixels that the largest phase makes."""
+    if not isinstance(operator, TransposedConvolution):
+        return output.height, output.width
+    return groups(output.height, operator.stride[0]), groups(output.width, operator.stride[1])
+
+
+def _taps(operator: Convolution) -> tuple[int, int]:
+    """Rows and columns of the window, of a transposed convolution those of the largest phase."""
+    rows, columns = operator.kernel
+    if not isinstance(operator, TransposedConvolution):
+        return rows, columns
+    return groups(rows, operator.stride[0]), groups(columns, operator.stride[1])
+
+
 def _depths(operator: Convolution) -> int:
     """Tiles of K: of each tap its channels, or of all taps together where those are few."""
-    ins, rows, columns = map(int, operator.weight.shape[1:])
+    ins = int(operator.weight.shape[1])
+    rows, columns = _taps(operator)
     if _is_flat(operator):
         return groups(ins * rows * columns, _DEPTH)
     return rows * columns * groups(ins, _DEPTH)
@@ -156,7 +191,7 @@ def _depths(operator: Convolution) -> int:
 def _is_flat(operator: Convolution) -> bool:
     """Whether a tile of K has several taps."""
     ins = int(operator.weight.shape[1])
-    taps = operator.kernel[0] * operator.kernel[1]
+    taps = math.prod(_taps(operator))
     return taps > 1 and ins % _DEPTH != 0 and ins < 4 * _DEPTH
 
 
@@ -182,7 +217,10 @@ class _TiledProduct:
         self.operator = site.operator
         self.outs = self.operator.weight.shape[0] // self.operator.groups
         self.ins = int(self.operator.weight.shape[1])
-        self.columns = site.output.batch * site.output.pixels
+        self.transposed = isinstance(self.operator, TransposedConvolution)
+        self.phases = phase_count(self.operator)
+        self.height, self.width = _phase_size(self.operator, site.output)
+        self.columns = site.output.batch * self.height * self.width
         self.flat = _is_flat(self.operator)
         self.depths = _depths(self.operator)
 
@@ -194,20 +232,41 @@ class _TiledProduct:
         return groups(self.outs, self.tile.outs) * self.tile.outs
 
     def packed(self) -> np.ndarray:
-        """Weights [groups, depth, output channels], zeros where there are none."""
+        """Weights [phases x groups, depth, output channels], zeros where there are none."""
+        made = np.zeros((self.phases, self.operator.groups, *self._packed_shape), "float32")
+        for phase, weight in enumerate(self._phase_weights()):
+            ordered = self._ordered(weight)
+            made[phase, :, : ordered.shape[2], : self.outs] = ordered.swapaxes(1, 2)
+        return made.reshape(-1, *self._packed_shape)
+
+    @property
+    def _packed_shape(self) -> tuple[int, int]:
+        return self.depths * _DEPTH, self.padded
+
+    def _phase_weights(self) -> list[np.ndarray]:
+        """The window of each phase, its taps in the order of the pixels that they read."""
         weight, operator = self.operator.weight, self.operator
-        rows, columns = operator.kernel
-        grouped = weight.reshape(operator.groups, self.outs, self.ins, rows * columns)
+        if not self.transposed:
+            return [weight]
+        (down, across), (rows, columns) = operator.stride, operator.kernel
+        return [
+            weight[:, :, (y + operator.before[0]) % down : rows : down][:, :, ::-1][
+                ..., (x + operator.before[1]) % across : columns : across
+            ][..., ::-1]
+            for y in range(down)
+            for x in range(across)
+        ]
+
+    def _ordered(self, weight: np.ndarray) -> np.ndarray:
+        """Of a window [outs, ins, rows, columns]: [groups, output channels, depth]."""
+        taps = weight.shape[2] * weight.shape[3]
+        grouped = weight.reshape(self.operator.groups, self.outs, self.ins, taps)
         if self.flat:
-            ordered = grouped.reshape(operator.groups, self.outs, -1)
-        else:
-            depth = groups(self.ins, _DEPTH) * _DEPTH
-            whole = np.zeros((operator.groups, self.outs, rows * columns, depth), "float32")
-            whole[..., : self.ins] = grouped.swapaxes(2, 3)
-            ordered = whole.reshape(operator.groups, self.outs, -1)
-        made = np.zeros((operator.groups, self.depths * _DEPTH, self.padded), "float32")
-        made[:, : ordered.shape[2], : self.outs] = ordered.swapaxes(1, 2)
-        return made
+            return grouped.reshape(self.operator.groups, self.outs, -1)
+        depth = groups(self.ins, _DEPTH) * _DEPTH
+        whole = np.zeros((self.operator.groups, self.outs, taps, depth), "float32")
+        whole[..., : self.ins] = grouped.swapaxes(2, 3)
+        return whole.reshape(self.operator.groups, self.outs, -1)
 
     def bias(self) -> np.ndarray:
         """One value for each output channel."""
@@ -237,7 +296,7 @@ class _TiledProduct:
         grid = (
             groups(self.columns, tile.columns),
             groups(self.outs, tile.outs),
-            self.operator.groups * self.parts,
+            self.phases * self.operator.groups * self.parts,
         )
         launches = [
             Launch(
@@ -270,21 +329,21 @@ class _TiledProduct:
         weights4 = _DEPTH * tile.outs // 4
         loads = _DEPTH * tile.columns // tile.threads
         arguments = ", ".join(f"const GLOBAL float* RESTRICT {name}" for name in read)
-        per_part = groups(self.depths, self.parts)
-        group = f"GROUP_Z / {self.parts}" if self.parts > 1 else "GROUP_Z"
+        member = f"GROUP_Z / {self.parts}" if self.parts > 1 else "GROUP_Z"
         part = f"GROUP_Z % {self.parts}" if self.parts > 1 else "0"
+        count = self.operator.groups
+        group = f"member % {count}" if self.transposed else "member"
         return f"""
 KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
   SHARED float4 ws[2][{_DEPTH}][{tile.outs // 4}];
   SHARED float4 xs[2][{_DEPTH}][{tile.columns // 4}];
-  const int t = THREAD, g = {group}, part = {part};
+  const int t = THREAD, member = {member}, part = {part}, g = {group};
   const int m0 = GROUP_Y * {tile.outs}, n0 = GROUP_X * {tile.columns};
   const int row = t / {tile.columns}, column = t % {tile.columns};
   const int n = n0 + column;
   const int inside = n < {self.columns};
 {self._place()}
-  const int first = part * {per_part};
-  const int last = first + {per_part} < {self.depths} ? first + {per_part} : {self.depths};
+{self._range()}
   float sum[{own_outs}][{own_columns}];
   float4 w4[{groups(weights4, tile.threads)}];
   float x1[{loads}];
@@ -323,28 +382,72 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
     def _place(self) -> str:
         """Where the windows of a thread's pixel begin."""
         site, operator = self.site, self.operator
-        output = site.output
+        pixels = self.height * self.width
         lines = []
-        if output.batch > 1:
-            lines += [f"const int image = n / {output.pixels}, pixel = n % {output.pixels};"]
+        if site.output.batch > 1:
+            lines += [f"const int image = n / {pixels}, pixel = n % {pixels};"]
         else:
             lines += ["const int pixel = n;"]
-        start = "0" if output.batch == 1 else f"image * {site.image.channels}"
+        start = "0" if site.output.batch == 1 else f"image * {site.image.channels}"
         lines.append(f"const int channel0 = {start} + g * {self.ins};")
-        if not _copies(site):
+        if self.transposed:
+            lines += self._phase()
+        elif not _copies(site):
             lines += [
-                f"const int top = pixel / {output.width} * {operator.stride[0]}"
+                f"const int top = pixel / {self.width} * {operator.stride[0]}"
                 f" - {operator.before[0]};",
-                f"const int left = pixel % {output.width} * {operator.stride[1]}"
+                f"const int left = pixel % {self.width} * {operator.stride[1]}"
                 f" - {operator.before[1]};",
             ]
         return "\n".join("  " + line for line in lines)
+
+    def _phase(self) -> list[str]:
+        """Which phase it is (y_, x_), how much of the window it has, and where that begins."""
+        operator = self.operator
+        lines = [
+            f"const int phase = member / {operator.groups};",
+            f"const int y_ = phase / {operator.stride[1]}, x_ = phase % {operator.stride[1]};",
+        ]
+        ways = (
+            (f"pixel / {self.width}", "top", "rows", "y_"),
+            (f"pixel % {self.width}", "left", "columns", "x_"),
+        )
+        for axis, (place, start, taps, own) in enumerate(ways):
+            stride, kernel = operator.stride[axis], operator.kernel[axis]
+            lines += [
+                f"const int {taps}0 = {own} + {operator.before[axis]};",
+                f"const int {taps} = ({kernel - 1 + stride} - {taps}0 % {stride}) / {stride};",
+                f"const int {start} = {place} + {taps}0 / {stride} + 1 - {taps};",
+            ]
+        return lines
+
+    def _range(self) -> str:
+        """Which tiles of K are a group's own: `first` to `last` (excluded)."""
+        depths = str(self.depths)
+        lines = []
+        if not self._even:
+            each = groups(self.ins, _DEPTH)
+            count = f"rows * columns * {each}"
+            if self.flat:
+                count = f"(rows * columns * {self.ins} + {_DEPTH - 1}) / {_DEPTH}"
+            lines.append(f"const int depths = {count};")
+            depths = "depths"
+        share = f"({depths} + {self.parts - 1}) / {self.parts}" if self.parts > 1 else depths
+        lines.append(f"const int share = {share}, first = part * share;")
+        lines.append(f"const int last = first + share < {depths} ? first + share : {depths};")
+        return "\n".join("  " + line for line in lines)
+
+    @property
+    def _even(self) -> bool:
+        """Whether all phases have as many taps."""
+        operator = self.operator
+        return not self.transposed or not any(np.mod(operator.kernel, operator.stride))
 
     def _load(self, weights4: int, loads: int) -> str:
         tile, image = self.tile, self.site.image
         step = tile.threads // tile.columns
         lines = [
-            f"const GLOBAL float4* from = (const GLOBAL float4*)(w + ((long)g * "
+            f"const GLOBAL float4* from = (const GLOBAL float4*)(w + ((long)member * "
             f"{self.depths * _DEPTH} + k * {_DEPTH}) * {self.padded} + m0);"
         ]
         for index in range(groups(weights4, tile.threads)):
@@ -354,7 +457,8 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
                 f"{guard}w4[{index}] = from[{at} / {tile.outs // 4} * {self.padded // 4}"
                 f" + {at} % {tile.outs // 4}];"
             )
-        rows, columns = self.operator.kernel
+        rows, columns = map(str, _taps(self.operator)) if self._even else ("rows", "columns")
+        taps = f"({rows} * {columns})"
         dilation = self.operator.dilation
         if not self.flat:
             depths = groups(self.ins, _DEPTH)
@@ -372,7 +476,6 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
                 ]
         for index in range(loads):
             if self.flat:
-                taps = rows * columns
                 lines += [
                     f"{{ const int d = k * {_DEPTH} + row + {index * step};",
                     f"  const int c = d / {taps}, tap = d % {taps};",
@@ -426,23 +529,46 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
             f"      const int at = n0 + {_member('tn', 'j', tile.own_columns, tile.columns)};",
             f"      if (at >= {self.columns}) continue;",
         ]
+        if self.transposed:
+            lines.append(self._spread("at"))
+        elif self.parts == 1:
+            lines.append(_split_column(output, "at"))
         if self.parts > 1:
+            place = f"image_ * {output.pixels} + pixel_" if output.batch > 1 else "pixel_"
+            place = place if self.transposed else "at"
+            columns = output.batch * output.pixels
             lines.append(
-                f"      y[((long)part * {channels} + channel) * {self.columns} + at] = sum[i][j];"
+                f"      y[((long)part * {channels} + channel) * {columns} + {place}] = sum[i][j];"
             )
         else:
             constant, operand = _epilogue(site, "image_", "channel", "pixel_")
             text, result = statements(site.expression, "e0", channel=constant, operand=operand)
             lines += [
-                _split_column(output, "at"),
                 f"      const float e0 = sum[i][j] + bias[channel]; {text}",
                 f"      y[{output.index('image_', 'channel', 'pixel_')}] = {result};",
             ]
         return "\n".join([*lines, "    }", "  }"])
 
+    def _spread(self, at: str) -> str:
+        """Declares the image and the pixel of the output that a column of a phase is, and leaves
+        the loop where there is none."""
+        output, stride = self.site.output, self.operator.stride
+        pixels = self.height * self.width
+        inner = at if output.batch == 1 else f"{at} % {pixels}"
+        lines = [f"const int image_ = {at} / {pixels};"] if output.batch > 1 else []
+        lines += [
+            f"const int v_ = {inner} / {self.width} * {stride[0]} + y_;",
+            f"const int h_ = {inner} % {self.width} * {stride[1]} + x_;",
+        ]
+        if output.height % stride[0] or output.width % stride[1]:
+            lines.append(f"if (v_ >= {output.height} || h_ >= {output.width}) continue;")
+        lines.append(f"const int pixel_ = v_ * {output.width} + h_;")
+        return "\n".join("      " + line for line in lines)
+
     def _sum(self, read: list[str]) -> str:
         """Adds up the parts, and does the epilogue."""
         site, output = self.site, self.site.output
+        columns = output.batch * output.pixels
         arguments = ", ".join(f"const GLOBAL float* RESTRICT {name}" for name in read)
         constant, operand = _epilogue(site, "image_", "channel", "pixel_")
         text, result = statements(site.expression, "e0", channel=constant, operand=operand)
@@ -450,7 +576,7 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
 KERNEL(256) @sum({arguments}, GLOBAL float* RESTRICT y) {{
   const int i = GROUP_X * 256 + THREAD;
   if (i >= {output.size}) return;
-  const int channel = i / {self.columns}, at = i % {self.columns};
+  const int channel = i / {columns}, at = i % {columns};
   float sum = 0.0f;
   for (int p = 0; p < {self.parts}; ++p) sum += part[(long)p * {output.size} + i];
 {_split_column(output, "at")}

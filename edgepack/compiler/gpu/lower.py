@@ -237,13 +237,15 @@ def _report(name: str, layer: Layer, made: LayerCode, result: int) -> LayerRepor
 def make_layer(layer: Layer, gpu: Gpu) -> LayerCode | None:
     """The code of a layer; None if no rule takes it."""
     operator = layer.operator
-    if isinstance(operator, TransposedConvolution) or not epilogue.knows(layer.expression):
+    if not epilogue.knows(layer.expression):
         return None
     if not isinstance(operator, Convolution | Pooling | GlobalPooling):
         return None
     image, output = image_of(layer.inputs[0]), image_of(layer.output)
     operands = tuple(map(image_of, layer.operands))
     is_product = isinstance(operator, Convolution) and not _is_depthwise(operator)
+    if isinstance(operator, Convolution) and is_product and not convolution.takes(operator):
+        return None
     alike = image.rows == output.rows or output.pixels * output.batch == 1
     if not (alike and _reads_alike(layer, operands, output)):
         return None
@@ -263,7 +265,8 @@ def make_layer(layer: Layer, gpu: Gpu) -> LayerCode | None:
         kernel, constants, tile = windows.make(windows.WindowSite(**tensors))
     macs = 0
     if isinstance(operator, Convolution):
-        macs = operator.weight.size * output.batch * output.pixels
+        walked = image if isinstance(operator, TransposedConvolution) else output
+        macs = operator.weight.size * output.batch * walked.pixels
     rule = "gpu product" if is_product else "gpu window"
     return LayerCode(kernel=kernel, constants=constants, tile=tile, rule=rule, macs=macs)
 

@@ -1,4 +1,5 @@
-"""Depthwise convolutions and pooling: a thread for each result, which reads its own window."""
+"""Depthwise convolutions, transposed ones too, and pooling: a thread for each result, which reads
+its own window."""
 
 from __future__ import annotations
 
@@ -10,7 +11,12 @@ import numpy as np
 from edgepack.compiler.gpu.epilogue import number, statements
 from edgepack.compiler.gpu.image import PlainImage
 from edgepack.compiler.gpu.kernel import DeviceKernel, Launch, groups
-from edgepack.compiler.layers.layer import Convolution, GlobalPooling, Pooling
+from edgepack.compiler.layers.layer import (
+    Convolution,
+    GlobalPooling,
+    Pooling,
+    TransposedConvolution,
+)
 from edgepack.compiler.tiles.expression import Expression
 
 _THREADS = 128
@@ -34,6 +40,8 @@ def make(site: WindowSite) -> tuple[DeviceKernel, tuple[np.ndarray, ...], str]:
     Its arguments are the image, the operands, the constants and the output.
     """
     match site.operator:
+        case TransposedConvolution():
+            return _depthwise_transposed(site, site.operator)
         case Convolution():
             return _depthwise(site, site.operator)
         case Pooling():
@@ -70,6 +78,37 @@ def _depthwise(
   }}
 """
     return _each(site, "depthwise", body, [weight, bias.astype("float32")], ["w", "bias"])
+
+
+def _depthwise_transposed(
+    site: WindowSite, operator: TransposedConvolution
+) -> tuple[DeviceKernel, tuple[np.ndarray, ...], str]:
+    """Each result gathers the pixels whose windows reach it: every stride-th tap has one."""
+    rows, columns = operator.kernel
+    down, across = operator.stride
+    outs = operator.weight.shape[0]
+    each = outs // operator.groups
+    bias = np.zeros(outs, "float32") if operator.bias is None else operator.bias
+    weight = np.ascontiguousarray(operator.weight.reshape(outs, rows * columns))
+    body = f"""
+  float e0 = bias[channel];
+  const GLOBAL float* from = x + (image * {site.image.channels} + channel / {each})
+      * {site.image.pixels};
+  const int bottom = pixel / {site.output.width} + {operator.before[0]};
+  const int right = pixel % {site.output.width} + {operator.before[1]};
+  for (int r = bottom % {down}; r < {rows} && r <= bottom; r += {down}) {{
+    const int v = (bottom - r) / {down};
+    if (v >= {site.image.height}) continue;
+    for (int s = right % {across}; s < {columns} && s <= right; s += {across}) {{
+      const int h = (right - s) / {across};
+      if (h < {site.image.width})
+        e0 = MULTIPLY_ADD(w[channel * {rows * columns} + r * {columns} + s],
+                          from[v * {site.image.width} + h], e0);
+    }}
+  }}
+"""
+    given = [weight, bias.astype("float32")]
+    return _each(site, "depthwise_transposed", body, given, ["w", "bias"])
 
 
 def _pooling(
