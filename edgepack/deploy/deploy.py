@@ -380,7 +380,7 @@ class _Deploy:
         stream = self._open(
             stack,
             f"{facts_script(self._layout.root)}\necho; echo {_END}\n"
-            f"[ ! -x {self._layout.tool} ] || exec {self._layout.command('receive')}",
+            f"{self._layout.command('receive')}",
         )
         facts = parse_facts(self._device.name, self._layout.root, self._facts(stream))
         expected = self._options.machine_id

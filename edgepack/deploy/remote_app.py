@@ -25,6 +25,7 @@ from edgepack.deploy.answers import DeviceRefusal, read_object
 from edgepack.deploy.app_answers import AppAnswer, Deviation
 from edgepack.device.base import Device, RemoteResult
 from edgepack.device.errors import command_error
+from edgepack.device.facts import own_folder
 
 _ERRORS: dict[int, type[EdgepackError]] = {
     UsageError.exit_code: UsageError,
@@ -95,14 +96,16 @@ def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
     for path in request.outputs:
         if not path.parent.is_dir():
             raise UsageError(f"no such folder: {path.parent}", hint="it will hold the output")
-    app = f"{release_folder(root, request.release)}/{APP}"
+    inside = f"{release_folder('', request.release)[1:]}/{APP}"
+    app = f"{root}/{inside}"
     needed = bool(uploads or request.outputs or request.dumps)
     with _temporary_folder(device, app, needed=needed) as folder:
         remote = {path: f"{folder}/{i}{path.suffix.lower()}" for i, path in enumerate(uploads)}
         for path, name in remote.items():
             device.put(path, name)
         written = _written(request, folder)
-        command = app_command(app, _words(request, remote, written))
+        words = _words(request, remote, written)
+        command = f'r=$({own_folder(root)}) && "$r"/{app_command(inside, words)}'
         done = device.run(command, timeout_s=request.timeout_s, check=False)
         stdout = done.stdout
         for path, name in remote.items():
@@ -169,10 +172,8 @@ def _temporary_folder(device: Device, app: str, *, needed: bool) -> Iterator[str
 
 
 def app_command(app: str, words: Sequence[str]) -> str:
-    """The command line that runs `app` with `words` and --json."""
-    # A relative path without a slash would be looked up in PATH.
-    name = app if app.startswith("/") else f"./{app}"
-    return shlex.join([name, *words, "--json"])
+    """The command line that runs `app`, a path with a slash, with `words` and --json."""
+    return shlex.join([app, *words, "--json"])
 
 
 def parse_answer(device: Device, done: RemoteResult) -> AppAnswer:

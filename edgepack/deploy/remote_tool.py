@@ -43,7 +43,7 @@ from edgepack.device.errors import (
     command_error,
     root_error,
 )
-from edgepack.device.facts import DeviceFacts, gather, tool_path
+from edgepack.device.facts import DeviceFacts, gather, own_folder
 from edgepack.device.patience import Pace
 
 _COMMANDS = re.compile(r"`?edgepack-device (status|prune|repair|rollback)\b`?")
@@ -118,19 +118,16 @@ class Layout:
         return Layout(root=path)
 
     def enter(self, command: str) -> str:
-        """A shell command that does `command` in the root folder."""
-        # Without "./", a relative name may be searched in CDPATH.
-        root = self.root if self.root.startswith("/") else f"./{self.root}"
-        return f"cd {shlex.quote(root)} && {command}"
-
-    @property
-    def tool(self) -> str:
-        """The device tool, as a word for the shell."""
-        return shlex.quote(tool_path(self.root))
+        """A shell command that does `command` in the root folder, if that is the login's own."""
+        return f'r=$({own_folder(self.root)}) && cd "$r" && {command}'
 
     def command(self, *words: str) -> str:
-        """A shell command that calls the device tool."""
-        return f"{self.tool} {shlex.join(['--root', self.root, '--json', *words])}"
+        """A shell command that calls the device tool, which says itself where it is missing."""
+        arguments = shlex.join(["--root", self.root, "--json", *words])
+        return (
+            f"[ -e {shlex.quote(self.root)} ] || exit {_SHELL_FOUND_NOTHING}; "
+            f'r=$({own_folder(self.root)}) && exec "$r/{DEVICE_TOOL}" {arguments}'
+        )
 
 
 def bring_tool(

@@ -23,6 +23,8 @@ _FOLDER_REASONS = {
     "Input/output error": "its disk may be failing (dmesg says more)",
     "File name too long": "a shorter --root",
 }
+NOT_OURS = "belongs to user"
+OPEN_TO_ALL = "can be written by everybody"
 SHELL_CODES = {
     126: "the program is there but cannot be executed: is its file system mounted noexec, or does "
     "SELinux forbid it?",
@@ -94,6 +96,12 @@ class TooSlowError(TimeLimitError):
 def command_error(device: str, result: RemoteResult) -> RemoteError:
     """The error for a failed command, with the last ten lines of its output."""
     lines = _lines(result)
+    for line in result.stderr.splitlines():
+        if NOT_OURS in line or OPEN_TO_ALL in line:
+            return RemoteError(
+                f"{device}: {text.one_line(line)}",
+                hint="log in as its owner, or choose another folder with --root",
+            )
     if _NO_SPACE in result.stderr or _NO_QUOTA in result.stderr:
         return disk_full(device, lines)
     what = f"command failed on {device} with exit code {result.returncode}"

@@ -14,6 +14,7 @@ from typing import Any
 from edgepack.base.errors import RemoteError
 from edgepack.bundle.manifest import DEVICE_TOOL
 from edgepack.device.base import Device
+from edgepack.device.errors import NOT_OURS, OPEN_TO_ALL
 
 _GLIBC_AND_MUSL = (
     "/lib/ld-linux-armhf.so.3",
@@ -329,15 +330,28 @@ def facts(root: str) -> tuple[Fact, ...]:
         ),
         Fact(
             name="tool",
-            command=f"{shlex.quote(tool_path(root))} --version",
+            command=f'r=$({own_folder(root)}) && "$r/{DEVICE_TOOL}" --version',
             parse=parse_tool,
         ),
     )
 
 
-def tool_path(root: str) -> str:
-    """The device tool below `root`, so that no PATH is searched for it."""
-    return f"{root if root.startswith('/') else f'./{root}'}/{DEVICE_TOOL}"
+def own_folder(root: str) -> str:
+    """Shell commands that say where `root` is; they fail, and say why, unless it is the login's
+    own or root's, and nobody else can write there.
+
+    Nothing in a folder that another account made is run: it may lie where the login's was to be.
+    The path has no links, so that nobody can turn one while what is there is used.
+    """
+    # Without "./", a relative name may be searched in CDPATH.
+    path = shlex.quote(root if root.startswith("/") else f"./{root}")
+    refuse = f'{{ echo {shlex.quote(root)} "$w" >&2; exit 1; }}'
+    return (
+        f"cd {path} && {{ set -- $(ls -ldn .); "
+        f"case $1 in ????????w*) w='{OPEN_TO_ALL}';; *) w=;; esac; "
+        f'[ -O . ] || [ "$3" = 0 ] || w="{NOT_OURS} $3, this is user $(id -u)"; '
+        f'[ -z "$w" ] || {refuse}; pwd -P; }}'
+    )
 
 
 def parse_kernel(text: str) -> Uname:

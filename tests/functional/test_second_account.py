@@ -16,8 +16,15 @@ from pathlib import Path
 
 import pytest
 
+from edgepack.base.errors import RemoteError
 from edgepack.bundle.bundle import Bundle, open_bundle
-from edgepack.bundle.manifest import DEVICE_TOOL, PARAMS
+from edgepack.bundle.manifest import APP, DEVICE_TOOL, PARAMS
+from edgepack.deploy.deploy import deploy_bundle
+from edgepack.deploy.remote_app import RunRequest, ask_app
+from edgepack.deploy.remote_tool import call, set_signers
+from edgepack.deploy.repair import repair
+from edgepack.device.facts import gather
+from edgepack.device.local import LocalDevice
 from tests.fake_app import fake_bundle
 
 NOBODY = 65534
@@ -167,3 +174,45 @@ def test_a_parent_that_all_may_write(bundle: Bundle, place: Path) -> None:
     with as_nobody(move):  # its own name is safe there: the folder is sticky
         for _ in range(3):
             assert tool(bundle, place / "own", "verify").returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["theirs", "a link to theirs", "everybody's"])
+def test_a_root_that_another_account_made(bundle: Bundle, place: Path, kind: str) -> None:
+    """What lies in it under the names of the owner's programs is run by no command."""
+    theirs, root, ran = place / "theirs", place / "root", place / "ran"
+    trap = f"#!/bin/sh\nid -u >>{ran}\necho 'edgepack-device 9.9.9 protocol 99'\n"
+    for name in (DEVICE_TOOL, f"current/{APP}"):
+        program = theirs / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(trap)
+        program.chmod(0o755)
+    for path in [theirs, *theirs.rglob("*")]:
+        os.chown(path, NOBODY, NOBODY)
+    why = "belongs to user 65534, this is user 0"
+    if kind == "a link to theirs":
+        root.symlink_to(theirs)
+    else:
+        theirs.rename(root)
+    if kind == "everybody's":
+        os.chown(root, 0, 0)
+        root.chmod(0o1777)
+        why = "can be written by everybody"
+    device = LocalDevice(place)
+    before = {path: path.lstat().st_mtime_ns for path in place.rglob("*")}
+    for do in (
+        lambda: deploy_bundle(bundle, device, str(root)),
+        lambda: call(device, str(root), "status"),
+        lambda: call(device, "root", "rollback"),
+        lambda: repair(device, "root"),
+        lambda: set_signers(device, "root", b"x ssh-ed25519 AAAA\n"),
+        lambda: ask_app(device, "root", RunRequest(golden=True)),
+    ):
+        with pytest.raises(RemoteError, match=why):
+            do()
+    assert gather(device, "root").tool == ""
+    assert not ran.exists()
+    assert {path: path.lstat().st_mtime_ns for path in place.rglob("*")} == before
+    os.chown(root.resolve(), 0, 0)
+    root.chmod(0o755)
+    gather(device, "root")
+    assert ran.read_text().split() == ["0"]  # the trap is one
