@@ -18,7 +18,13 @@ from edgepack.base.errors import BundleError, ConfigError, EdgepackError, Remote
 from edgepack.bundle.bundle import Bundle, open_bundle
 from edgepack.bundle.manifest import APP, DEVICE_TOOL, LIBRARY, PARAMS, Health
 from edgepack.bundle.signing import sign_folder
-from edgepack.deploy.deploy import DeployOptions, Report, deploy_bundle, preview
+from edgepack.deploy.deploy import (
+    DeployOptions,
+    Report,
+    SameVersionError,
+    deploy_bundle,
+    preview,
+)
 from edgepack.deploy.remote_app import RunRequest, run_on_device
 from edgepack.deploy.remote_tool import (
     CorruptTransferError,
@@ -455,6 +461,40 @@ def test_signers_are_pinned_at_the_first_signed_deploy(tmp_path: Path, home: Pat
     report = deploy_bundle(made[1], device, ROOT, options=DeployOptions(allow_downgrade=True))
     assert current(home) == made[1].manifest.release
     assert report.pinned is None
+
+
+def test_what_a_deploy_signs_has_a_new_version(tmp_path: Path, home: Path) -> None:
+    """Once signers are pinned; it is refused before anything is sent."""
+    from edgepack.cli import make_parser
+    from edgepack.cli.deploy import deploy_options
+
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    device = LocalDevice(home)
+    options = deploy_options(make_parser().parse_args(["deploy", "--sign", str(key)]))
+
+    def bundle(name: str, version: int) -> Bundle:
+        made = fake_bundle(tmp_path / name, weights=name.encode() * 100, version=version)
+        sign_folder(made, key)
+        return open_bundle(made.path)
+
+    first, other, newer = bundle("first", 7), bundle("other", 7), bundle("newer", 8)
+    assert deploy_bundle(first, device, ROOT, options=options).pinned is not None
+    before = snapshot(home)
+    with pytest.raises(SameVersionError, match="with the same version, 7") as refused:
+        deploy_bundle(other, device, ROOT, options=options)
+    assert first.manifest.release in refused.value.message
+    assert refused.value.exit_code == 5 and "auto" in str(refused.value.hint)
+    assert snapshot(home) == before
+    assert deploy_bundle(first, device, ROOT, options=options).outcome == "unchanged"
+    # A bundle that was signed before goes over as it is, and the report says what it replaces.
+    same = deploy_bundle(other, device, ROOT).same_version
+    assert same == first.manifest.release
+    assert deploy_bundle(newer, device, ROOT, options=options).outcome == "deployed"
+    for lower in (first, bundle("none", 0)):
+        with pytest.raises(RefusedBundleError, match="version"):
+            deploy_bundle(lower, device, ROOT, options=options)
+    assert current(home) == newer.manifest.release
 
 
 @pytest.mark.parametrize("root", ["", "/", "-x", "~", "~root/x", "a\nb"])

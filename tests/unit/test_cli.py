@@ -6,6 +6,7 @@ import functools
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -353,3 +354,10 @@ def test_explain_says_why_tiles_of_winograd_are_small() -> None:
     assert none.startswith("none is computed without Winograd's algorithm: ")
     assert "45 dB" in small
     assert "45 dB" in none
+
+
+def test_auto_is_a_version_higher_than_any_before() -> None:
+    before = int(time.time())
+    for command in (["package", "m.onnx", "--board", "rasp3b"], ["deploy", "--device", "pi"]):
+        given = make_parser().parse_args([*command, "--release-version", "auto"]).release_version
+        assert before <= given <= time.time()
