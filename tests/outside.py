@@ -1,5 +1,6 @@
 """Files from outside that the operator's machine reads, changed at random: inventories, project
-files, PyTorch programs.
+files, PyTorch programs, labels, records of tuning, what exporters and `edgepack quantize` say of a
+model in its file or beside it.
 
 Whatever comes of one, it is a value, or an error of ours with a message that a terminal can show;
 and while it is read no program is started, nothing is connected to, and no file is opened that lies
@@ -22,11 +23,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from edgepack.base.errors import EdgepackError
 from edgepack.base.paths import data_file
+from edgepack.compiler.choices import Way
 from edgepack.fleet.ansible import read_inventory
-from edgepack.flow.project import load_project
+from edgepack.flow.exporters import said_of
+from edgepack.flow.job import AGREEMENT, CALIBRATION, quantize_said
+from edgepack.flow.project import load_project, read_labels
+from edgepack.flow.records import Confirmation, Trial, read_records
 from edgepack.model import ModelSpec, read_model
+from edgepack.model.states import declared
+from tests.onnx_models import Builder
 
 MOST_MESSAGE = 5_000
 """Beside what it quotes of the file, which may be all of a line."""
@@ -219,6 +228,73 @@ def _read_fleet(path: Path) -> object:
     return read_inventory(path).devices()
 
 
+def _read_labels(path: Path) -> object:
+    labels = read_labels(path)
+    assert all(label.replace("\t", " ").isprintable() for label in labels), labels[:10]
+    return labels
+
+
+def _records() -> Mapping[str, bytes]:
+    said = {
+        "cpu": "cortex-a72 +neon", "compiler": "1", "ms": 1.5, "default_ms": 2.0, "ratio": 0.75,
+        "low": 0.7, "high": 0.8, "blocks": 30,
+    }  # fmt: skip
+    way = Way(rule="winograd")
+    records = (
+        Trial(kernel="conv 1 3 8 8", choice=way, **said),
+        Confirmation(model="5e" * 32, choices={"conv 1 3 8 8": way}, **said),
+    )
+    return {"tuning.jsonl": "".join(f"{record.to_json()}\n" for record in records).encode()}
+
+
+_SAID = {
+    CALIBRATION: "5e" * 32, AGREEMENT: "0.9667", "edgepack.states": '{"x": ["y", [0]]}',
+    "author": "Ultralytics", "task": "detect", "stride": "32", "imgsz": "[640, 640]",
+    "names": "{0: 'person', 1: 'bicycle'}",
+}  # fmt: skip
+
+
+def _model(said: Mapping[str, str]) -> onnx.ModelProto:
+    build = Builder()
+    build.op("Relu", "x", outputs=["y"])
+    proto = build.model({"x": [1, 3, 8, 8]}, {"y": [1, 3, 8, 8]})
+    onnx.helper.set_model_props(proto, dict(said))
+    return proto
+
+
+def _mutate_said(source: random.Random, data: bytes) -> bytes:
+    """A model whose metadata is another."""
+    proto = onnx.load_from_string(data)
+    for entry in source.sample(list(proto.metadata_props), source.randint(1, 3)):
+        entry.value = mutate_text(source, entry.value.encode()).decode(errors="replace")
+    return proto.SerializeToString()
+
+
+def _read_said(path: Path) -> object:
+    model = read_model(ModelSpec(path=path))
+    return quantize_said(model), declared(model.proto), said_of(model)
+
+
+_SETTINGS = {
+    "config.json": b"""{"architecture": "resnet18", "num_classes": 2, "pretrained_cfg":
+{"input_size": [3, 224, 224], "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225],
+"interpolation": "bicubic", "crop_pct": 0.875, "label_names": ["cat", "dog"]},
+"id2label": {"0": "cat", "1": "dog"}}""",
+    "preprocessor_config.json": b"""{"crop_size": {"height": 224, "width": 224}, "do_resize": true,
+"do_center_crop": true, "do_normalize": true, "image_mean": [0.5, 0.5, 0.5], "resample": 3,
+"image_std": [0.5, 0.5, 0.5], "rescale_factor": 0.00392156862745098, "size": {"shortest_edge": 256},
+"image_processor_type": "ViTImageProcessor"}""",
+}
+
+
+def _read_beside(path: Path) -> object:
+    model = path.parent / "net.onnx"
+    model.write_bytes(_model({}).SerializeToString())
+    for other in _SETTINGS.keys() - {path.name}:
+        (path.parent / other).unlink(missing_ok=True)
+    return said_of(read_model(ModelSpec(path=model)))
+
+
 READERS: Mapping[str, Outside] = {
     "inventory": Outside(documents=_inventories, read=_read_fleet, mutate=mutate_text),
     "project": Outside(
@@ -229,6 +305,20 @@ READERS: Mapping[str, Outside] = {
         read=lambda path: read_model(ModelSpec(path=path)),
         mutate=mutate_archive,
     ),
+    "labels": Outside(
+        documents=lambda: {"labels.txt": "Katze\nchien\n猫\n".encode()},
+        read=_read_labels,
+        mutate=mutate_text,
+    ),
+    "records": Outside(
+        documents=_records, read=lambda path: read_records([path]), mutate=mutate_text
+    ),
+    "metadata": Outside(
+        documents=lambda: {"said.onnx": _model(_SAID).SerializeToString()},
+        read=_read_said,
+        mutate=_mutate_said,
+    ),
+    "settings": Outside(documents=lambda: _SETTINGS, read=_read_beside, mutate=mutate_text),
 }
 """By the names that `./dev fuzz` takes."""
 

@@ -10,14 +10,16 @@ import importlib.metadata
 import json
 import logging
 import math
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgepack.base import text
 from edgepack.base.apart import Limits
-from edgepack.base.errors import ConfigError, UsageError, perhaps
+from edgepack.base.errors import ConfigError, ModelError, UsageError, perhaps
 from edgepack.base.kept import keep
 from edgepack.base.paths import cache_dir
 from edgepack.base.process import Beside
@@ -107,6 +109,7 @@ def make_job(project: Project) -> Job:
     model = read_model(spec_of(project))
     check_model(model)
     _check_exact(project, model)
+    quantize_said(model)
     preprocess = project.preprocess
     labels = read_labels(project.labels) if project.labels else None
     if labels is not None and project.postprocess is None:
@@ -496,11 +499,30 @@ def quantized(model: LoadedModel, compiled: CompiledModel) -> Quantization | Non
     """What the manifest says of a model on integers."""
     if not has_integers(compiled):
         return None
+    return replace(quantize_said(model), in_float=len(compiled.floats))
+
+
+def quantize_said(model: LoadedModel) -> Quantization:
+    """What `edgepack quantize` wrote into the file, without `in_float`.
+
+    Raises ModelError if it is nothing that it writes.
+    """
     said = {item.key: item.value for item in model.proto.metadata_props}
-    return Quantization(
-        in_float=len(compiled.floats),
-        calibration=said.get(CALIBRATION, ""),
-        agreement=float(said[AGREEMENT]) if AGREEMENT in said else None,
+    calibration, agreement = said.get(CALIBRATION, ""), said.get(AGREEMENT)
+    if calibration and not re.fullmatch(r"[0-9a-f]{64}", calibration):
+        raise _not_written(model, CALIBRATION, calibration, "64 hexadecimal digits")
+    if agreement is not None and not re.fullmatch(r"[01]\.\d{1,8}", agreement):
+        raise _not_written(model, AGREEMENT, agreement, "a share from 0.0 to 1.0")
+    share = None if agreement is None else float(agreement)
+    if share is not None and share > 1:
+        raise _not_written(model, AGREEMENT, str(agreement), "a share from 0.0 to 1.0")
+    return Quantization(calibration=calibration, agreement=share)
+
+
+def _not_written(model: LoadedModel, key: str, value: str, wanted: str) -> ModelError:
+    return ModelError(
+        f"{model.path}: metadata {key}: not {wanted}: '{text.one_line(value)}'",
+        hint="`edgepack quantize` writes it; remove it, or quantize the model again",
     )
 
 
